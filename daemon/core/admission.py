@@ -34,7 +34,7 @@ def unfit(commit: messages.Commit, limits: StoreLimits, budget: RingBudget, ring
     if commit.tree_bytes > commit.payload_bytes:
         return BadMessage(
             f"tree_bytes = {commit.tree_bytes} is more than payload_bytes = {commit.payload_bytes}, "
-            "of which it is the beginning"
+            "although the tree is a part of the payload"
         )
     if commit.payload_bytes > limits.object_bytes_max:
         return ObjectTooLarge(
@@ -60,13 +60,13 @@ def unfit_block(commit: messages.Commit) -> TensordError | None:
     """The refusal of a Commit whose fields about a block contradict each other; None if they agree."""
     if commit.prefix_bytes == 0:
         if commit.parent is not None:
-            return BadPrefix("parent names a block, and prefix_bytes is 0: a block with a parent has a record")
+            return BadPrefix("parent names a block, but prefix_bytes is 0: a block with a parent must have a record")
         return None
     end_bytes = aligned(commit.tree_bytes) + commit.prefix_bytes
     if not HEADER_BYTES <= commit.prefix_bytes <= RECORD_BYTES_MAX or end_bytes > commit.payload_bytes:
         return BadPrefix(
-            f"prefix_bytes = {commit.prefix_bytes}: a record has {HEADER_BYTES} to {RECORD_BYTES_MAX}, and ends within "
-            f"the payload of {commit.payload_bytes}, in which it begins at {aligned(commit.tree_bytes)}"
+            f"prefix_bytes = {commit.prefix_bytes}: a record has {HEADER_BYTES} to {RECORD_BYTES_MAX} bytes, within "
+            f"the payload of {commit.payload_bytes} bytes, in which it begins at byte {aligned(commit.tree_bytes)}"
         )
     if commit.parent is not None and commit.parent[:NAMESPACE_TAG_BYTES] != commit.key[:NAMESPACE_TAG_BYTES]:
         return BadPrefix("parent names a block of another namespace")
@@ -93,7 +93,7 @@ def crowded(in_flight: int, limits: StoreLimits) -> TensordError | None:
     if in_flight < limits.commits_in_flight_max:
         return None
     return LimitReached(
-        f"{in_flight} puts of this client are on their way, and commits_in_flight_max is "
+        f"{in_flight} puts of this client are in flight, and commits_in_flight_max is "
         f"{limits.commits_in_flight_max}: wait for their answers, or raise it"
     )
 
@@ -101,7 +101,7 @@ def crowded(in_flight: int, limits: StoreLimits) -> TensordError | None:
 def announces_too_much(uid: int, missing_bytes: int, arrivals: Arrivals, limits: StoreLimits) -> LimitReached:
     """The refusal of a put that was held because of bytes announced by its client or uid, none of which came."""
     return LimitReached(
-        f"{missing_bytes} bytes to come, beside {arrivals.by_uid().get(uid, 0)} that puts of uid {uid} have announced "
+        f"{missing_bytes} bytes are missing, besides {arrivals.by_uid().get(uid, 0)} that uid {uid} has announced "
         f"and not sent: quotas.announced_bytes_max is {limits.announced_bytes_max} for a client, and "
         f"quotas.announced_share_max is {limits.announced_uid_bytes_max} bytes for a uid. Put fewer large payloads at "
         "once, or raise them"
@@ -112,7 +112,7 @@ def wrong_part(commit: messages.Commit, received_bytes: int, part: messages.Part
     """The refusal of parts that do not add up to the payload."""
     return BadMessage(
         f"parts of {received_bytes} bytes, last={part.last}, for a payload_bytes of "
-        f"{commit.payload_bytes}: the last part ends the payload, and no other does"
+        f"{commit.payload_bytes}: the part that ends the payload must be the last one, and no other part"
     )
 
 
@@ -127,7 +127,7 @@ def too_many_parts(outstanding: int, limits: StoreLimits) -> LimitReached:
 def overdue(received_bytes: int, commit: messages.Commit, limits: StoreLimits) -> TimedOut:
     """The refusal of a put whose sender stopped sending."""
     return TimedOut(
-        f"{received_bytes} of {commit.payload_bytes} bytes came, and none for put_idle_s = "
+        f"{received_bytes} of {commit.payload_bytes} bytes arrived, and none for put_idle_s = "
         f"{limits.put_idle_s:g}: put again"
     )
 
@@ -135,8 +135,8 @@ def overdue(received_bytes: int, commit: messages.Commit, limits: StoreLimits) -
 def not_worth_it(need: Need) -> StoreFull:
     """The refusal of a put whose victims the policy prefers to it."""
     return StoreFull(
-        f"no room for {need.span_bytes} bytes: what would have to go is likely to be of more use than the rest of a "
-        "sequence that long. Its beginning is stored; raise ring_bytes to store more"
+        f"no room for {need.span_bytes} bytes: the entries to evict are likely to be used more than the rest of a "
+        "sequence this long. Its beginning is stored; raise ring_bytes to store more"
     )
 
 
@@ -147,7 +147,7 @@ def over_share(need: Need, memory: SpanTable) -> StoreFull:
     return StoreFull(
         f"no room for {need.span_bytes} bytes of uid {need.uid}, which has {holding.size_bytes} bytes in "
         f"{holding.entries} entries: {holdings.rivals(need.uid)} uids share max_bytes = {budget.max_bytes} and "
-        f"max_entries = {budget.max_entries} equally, and what is over the shares is pinned, or not in one piece. "
+        f"max_entries = {budget.max_entries} equally, and entries over the shares are pinned, or not adjacent. "
         "Release leases, or evict entries of this uid"
     )
 
@@ -166,10 +166,10 @@ def no_room(
             "without storing, or put again after the pressure has ended"
         )
     if ring.withdrawn_bytes and residency.error:
-        obstacle = f"{ring.withdrawn_bytes} bytes of the ring could not be had again: {residency.error}"
+        obstacle = f"{ring.withdrawn_bytes} bytes of the ring could not be allocated again: {residency.error}"
     return StoreFull(
         f"no room for {need.span_bytes} bytes and {need.tokens} tokens "
-        f"({obstacle or 'pins came and went'}): largest_free_bytes is {ring.largest_free_bytes} of "
+        f"({obstacle or 'the pins changed meanwhile'}): largest_free_bytes is {ring.largest_free_bytes} of "
         f"{ring.capacity_bytes}, and {unevictable_bytes} bytes are pinned or in flight. Release leases "
         "(`tensorctl clients` shows who holds them) and put again, or raise ring_bytes"
     )

@@ -80,7 +80,7 @@ class Matching:
                 "raise it"
             )
         if query.start or query.snapshot or query.parent is not None:
-            raise BadPrefix("a query is a whole sequence, and this one begins later or is a snapshot")
+            raise BadPrefix("a query must be a whole sequence; this record begins later or is a snapshot")
         assert len(query.scope) == SCOPE_BYTES and len(message.namespace) == NAMESPACE_TAG_BYTES
         found = self._memory.sequences.index.match(message.namespace, query, event.folded)
         room = self._held_tokens + query.count <= HELD_TOKENS_MAX

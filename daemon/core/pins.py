@@ -62,14 +62,14 @@ class Pins:
         if span_id not in own:
             if len(own) >= self._per_client_max:
                 raise LimitReached(
-                    f"{len(own)} pins of this client, and pins_per_client_max is "
+                    f"the client has {len(own)} pins, and pins_per_client_max is "
                     f"{self._per_client_max}: unpin others first, or raise it"
                 )
             more = 0 if span_id in self._by_span else size_bytes
             if self.pinned_bytes + more > self._bytes_max:
                 raise LimitReached(
-                    f"pinning {more} bytes more than the {self.pinned_bytes} pinned already would "
-                    f"pass pinned_bytes_max, {self._bytes_max}: unpin others first, or raise it"
+                    f"{more} more bytes to pin, with {self.pinned_bytes} bytes pinned already, would "
+                    f"exceed pinned_bytes_max = {self._bytes_max}: unpin others first, or raise it"
                 )
             self._by_client.setdefault(client, set()).add(span_id)
             self._by_span.setdefault(span_id, set()).add(client)

@@ -113,9 +113,7 @@ class PrefixIndex:
             return
         size = tree.block_tokens
         if record.start != parent.depth * size or parent.place & COUNT_MASK != size:
-            raise BadPrefix(
-                f"a block begins at token {record.start}, and the one before is not whole or ends elsewhere"
-            )
+            raise BadPrefix(f"a block begins at token {record.start}, but its parent is incomplete or ends elsewhere")
         if not 0 < record.count <= size:
             raise BadPrefix(f"a block has {record.count} tokens; 1 to {size} are possible")
         if parent.depth >= BLOCKS_MAX:
@@ -285,8 +283,8 @@ class PrefixIndex:
                 raise BadPrefix(f"{size} tokens a block: no power of two from {BLOCK_TOKENS_MIN} to {BLOCK_TOKENS_MAX}")
             if len(layouts) >= LAYOUTS_MAX:
                 raise BadPrefix(
-                    f"the namespace has sequences of {LAYOUTS_MAX} layouts, and no more are possible: give what has "
-                    "other layers, or another block_tokens, a namespace of its own, or evict what is stored"
+                    f"the namespace has sequences of {LAYOUTS_MAX} layouts, the maximum: use another namespace "
+                    "for other layers or another block_tokens, or evict stored sequences"
                 )
             tree = Tree(name, max(self._checkpoint_tokens, size))
         return tree

@@ -153,7 +153,7 @@ class DeviceOrders:
         order = self._open.get(message.order)
         if order is None or order.owner.client != client or order.device.name != message.device:
             raise UnknownOrder(
-                f"order {message.order} on {message.device!r} is not one of yours, or all of it was acknowledged: "
+                f"order {message.order} on {message.device!r} is not an open order to this client: "
                 "acknowledge each order's entries once"
             )
         keys = [*message.offloaded, *message.dropped, *message.kept]
@@ -161,14 +161,14 @@ class DeviceOrders:
         wrong = (rows < 0) | (order.device.table.order[rows] != order.number)
         if wrong.any():
             key = keys[int(wrong.argmax())]
-            raise UnknownOrder(f"key {key.hex()} is not of order {message.order}, or was acknowledged before")
+            raise UnknownOrder(f"order {message.order} has no key {key.hex()} to acknowledge: name each key once")
         if message.freed_bytes and not keys:
             raise UnknownOrder(
                 f"freed_bytes = {message.freed_bytes} for no key of order {message.order}: "
                 "name the keys that they were freed for"
             )
         if len(runs(rows)) < len(rows):
-            raise UnknownOrder(f"a key stands twice in the acknowledgement of order {message.order}: name each once")
+            raise UnknownOrder(f"the acknowledgement of order {message.order} names a key twice: name each key once")
         return order, rows
 
     def extend_deadline(self, owner: Owner, now: float) -> None:

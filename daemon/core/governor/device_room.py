@@ -53,7 +53,7 @@ def victims(
     capacity = limits.capacity_blocks(circumstances.total_bytes)
     if floor_bytes and circumstances.floor_blocks >= capacity:
         raise BelowFloor(
-            f"{device.name}: {_lack(after, limits)}, and nothing may go: the queueing floor is "
+            f"{device.name}: {_lack(after, limits)}, and no entry may be evicted: the queueing floor is "
             f"{circumstances.floor_blocks} blocks of {limits.block_bytes} bytes and the capacity {capacity}; "
             "serve fewer requests at once, or raise max_bytes"
         )
@@ -62,13 +62,13 @@ def victims(
         return found
     if floor_bytes and _look(device, row, needs, after_bytes, now) is not None:
         raise BelowFloor(
-            f"{device.name}: {_lack(after, limits)}, and only {max(0, after_bytes - floor_bytes)} bytes may go above "
+            f"{device.name}: {_lack(after, limits)}, and only {max(0, after_bytes - floor_bytes)} bytes are above "
             f"the queueing floor of {floor_bytes}, of a capacity of {capacity} blocks of {limits.block_bytes} bytes; "
             "serve fewer requests at once, or raise max_bytes"
         )
     raise DeviceFull(
-        f"{device.name}: {_lack(after, limits)}, and what may go now does not make up for it: release entries, raise "
-        "the budget, or wait until owners have carried out their orders"
+        f"{device.name}: {_lack(after, limits)}, and the evictable entries do not make enough room: release entries, "
+        "raise the budget, or wait until owners have carried out their orders"
     )
 
 
@@ -115,7 +115,7 @@ def _alone(message: messages.RegisterEntry, limits: GovernorLimits) -> None:
 def _lack(after: Amounts, limits: GovernorLimits) -> str:
     """The budgets that would be exceeded, in words."""
     passed = [
-        f"{name} = {most} would be passed ({would_be} with this entry)"
+        f"{name} = {most} would be exceeded ({would_be} with this entry)"
         for name, most, would_be in (
             ("max_bytes", limits.max_bytes, after.bytes),
             ("max_tokens", limits.max_tokens, after.tokens),

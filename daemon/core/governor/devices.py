@@ -114,7 +114,7 @@ class Devices:
         if row is not None and table.owner[row] != owner.slot:
             other = device.owner_of_slot(int(table.owner[row])).client
             raise OwnedElsewhere(
-                f"key {message.key.hex()} is client {other}'s on {device.name}: use its entry, or take another key"
+                f"client {other} has registered key {message.key.hex()} on {device.name}: use its entry, or another key"
             )
         if row is None and circumstances.refuses:
             raise UnderPressure(circumstances.refuses)

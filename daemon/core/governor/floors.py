@@ -82,7 +82,7 @@ class Floors:
             if len(self._floors) >= self._limits.devices_max:
                 raise LimitReached(
                     f"requests of {len(self._floors)} devices are counted, and devices_max is "
-                    f"{self._limits.devices_max}: those of {device!r} are not"
+                    f"{self._limits.devices_max}: requests of {device!r} are not counted"
                 )
             floor = self._floors[device] = Floor(QueueingController(self._limits.window_s))
         if floor.former is not None and now >= floor.since + self._limits.window_s:

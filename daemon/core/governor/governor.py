@@ -213,7 +213,7 @@ class Governor:
     def _open_device(self, client: int, message: messages.OpenDevice, now: float) -> None:
         device = message.device
         if device == HOST_GAUGE:
-            raise NoGauge(f"{device!r} is the host tier's gauge, and no device: give the device's name")
+            raise NoGauge(f"{device!r} is the host tier's gauge, not a device: give the device's name")
         self.devices.open(client, device)
         gauge = self.tiers.find(device)
         state = None if gauge is None else gauge.to_message()
@@ -237,7 +237,7 @@ class Governor:
     def _reserve_device(self, client: int, message: messages.ReserveDevice, now: float) -> None:
         gauge = self._gauge_of(message.device)
         if gauge is None:
-            raise NoGauge(f"nobody knows how full device {message.device!r} is: there is nothing to reserve of")
+            raise NoGauge(f"device {message.device!r} has no gauge, so no memory of it can be reserved")
         free_bytes = gauge.sample.total_bytes - gauge.sample.used_bytes
         self._outbox.send(client, self.reservations.reserve(client, message, free_bytes, now))
 
@@ -329,7 +329,7 @@ class Governor:
         if gauge.refuses:
             refuses = (
                 f"device {sample.gauge} is {gauge.share:.1%} full, and emergency begins at "
-                f"{self.limits.thresholds.emergency:.1%}: it accepts again when that ends"
+                f"{self.limits.thresholds.emergency:.1%}: it accepts entries again when emergency ends"
             )
         return Circumstances(
             mode=gauge.mode,

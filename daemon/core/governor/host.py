@@ -121,7 +121,7 @@ class Host:
         threshold = self._limits.thresholds.emergency
         reason = (
             f"host memory is {gauge.share:.1%} full, and emergency begins at {threshold:.1%}: "
-            "puts are accepted again when that ends"
+            "puts are accepted again when emergency ends"
         )
         return replace(press, idle_s=idle_s, refuse=True, reason=reason)
 

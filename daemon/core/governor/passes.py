@@ -112,8 +112,8 @@ class Pass:
         if not self.lowers or not self.left or self.freed_bytes or circumstances.used_bytes < self.used_bytes:
             return ""
         return (
-            f"{self.left} entries left in the last pass and {circumstances.used_bytes} bytes are used still "
-            f"({self.used_bytes} before): their owners gave nothing back to the driver. No further pass until the mode "
+            f"{self.left} entries left in the last pass, and {circumstances.used_bytes} bytes are still used "
+            f"({self.used_bytes} before): their owners returned nothing to the driver. No further pass until the mode "
             f"changes, an entry is registered, or the gauge falls by {STUCK_FALL:.0%}"
         )
 

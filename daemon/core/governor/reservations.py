@@ -76,8 +76,8 @@ class Reservations:
         left_bytes = max(0, free_bytes - reserved_bytes)
         if message.size_bytes > left_bytes:
             raise DeviceFull(
-                f"{message.size_bytes} bytes of {device}, where {left_bytes} are free "
-                f"({reserved_bytes} more are reserved): reserve less, or wait until some is given back"
+                f"{message.size_bytes} bytes to reserve on {device}, and {left_bytes} are free "
+                f"({reserved_bytes} more are reserved): reserve less, or wait until memory is freed"
             )
         lasts_s = min(message.for_s, self._limits.reserve_s_max)
         self._last_token += 1
@@ -96,7 +96,7 @@ class Reservations:
         """
         reservation = self._active.get(token)
         if reservation is None or reservation.client != client:
-            raise UnknownOrder(f"reservation {token} is none of this client's: it ended, or was never made")
+            raise UnknownOrder(f"this client has no reservation {token}: it has ended, or never existed")
         self._end(token, now)
 
     def client_left(self, client: int, now: float) -> None:

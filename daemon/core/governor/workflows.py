@@ -77,7 +77,7 @@ class Workflows:
         """
         known = self._workflows.get(name)
         if known is not None and known.client != client:
-            raise BadGraph(f"workflow {name!r} is client {known.client}'s: choose another name, or let that one end it")
+            raise BadGraph(f"client {known.client} has a workflow {name!r}: choose another name, or end that one first")
         if known is None and len(self._workflows) >= self._workflows_max:
             raise LimitReached(
                 f"{len(self._workflows)} workflows, and workflows_max is {self._workflows_max}: "
@@ -111,7 +111,7 @@ class Workflows:
         """
         workflow = self._of_client(client, name)
         if step < workflow.step:
-            raise BadStep(f"workflow {name!r} is at step {workflow.step}, and step {step} is before it: only go on")
+            raise BadStep(f"workflow {name!r} is at step {workflow.step}, and step {step} is earlier: steps must rise")
         if step > workflow.step:
             workflow.step = step
             self._outdated[name] = None

@@ -169,7 +169,7 @@ def test_where_nothing_may_go_the_budget_refuses(registry: Registry) -> None:
     registry.carry_out(keep=True)  # 2 stays
     registry.release(1, 4)
     before = registry.snapshot()
-    with pytest.raises(DeviceFull, match="max_entries = 2 would be passed \\(3 with this entry\\)"):
+    with pytest.raises(DeviceFull, match="max_entries = 2 would be exceeded \\(3 with this entry\\)"):
         registry.register(2, 5)
     assert registry.snapshot() == before
     registry.pass_time(60)
@@ -244,7 +244,7 @@ def test_a_budget_does_not_evict_below_the_floor() -> None:
     registry.register(1, 1, 40)
     registry.register(1, 2, 40)
     before = registry.snapshot()
-    with pytest.raises(BelowFloor, match="only 31 bytes may go above the queueing floor of 50"):
+    with pytest.raises(BelowFloor, match="only 31 bytes are above the queueing floor of 50"):
         registry.register(1, 3, 1, under=registry.stands(81, mode=Mode.NORMAL, floor_blocks=50))
     assert registry.snapshot() == before
     registry.register(1, 3, 10, under=registry.stands(80, mode=Mode.NORMAL, floor_blocks=50))
@@ -487,7 +487,7 @@ def busy() -> Registry:
 
 def test_another_owners_key_cannot_be_registered(busy: Registry) -> None:
     before = busy.snapshot()
-    with pytest.raises(OwnedElsewhere, match=f"{key(1).hex()} is client 2's on {GPU}"):
+    with pytest.raises(OwnedElsewhere, match=f"client 2 has registered key {key(1).hex()} on {GPU}"):
         busy.register(1, 1, 99, agent="another")
     assert busy.snapshot() == before
 

@@ -237,7 +237,7 @@ def test_a_pass_that_lowered_nothing_is_shown_and_not_repeated() -> None:
     registry.carry_out(freed=0)
     for _ in range(3):
         assert registry.sample(90) == []
-    assert "90 bytes are used still" in registry.status["stuck"]
+    assert "90 bytes are still used" in registry.status["stuck"]
     assert [body["event"] for body in registry.told].count("stuck") == 1
     assert [log.event for log in registry.logged] == ["device stuck"]
     assert registry.counters["passes"] == 1

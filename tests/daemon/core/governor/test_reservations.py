@@ -32,7 +32,9 @@ class Desk:
 def test_two_who_look_at_the_same_gauge_do_not_both_get_it() -> None:
     desk = Desk(100)
     desk.reserve(1, 60, 0.0)
-    with pytest.raises(DeviceFull, match=r"60 bytes of 0000:65:00\.0, where 40 are free \(60 more are reserved\)"):
+    with pytest.raises(
+        DeviceFull, match=r"60 bytes to reserve on 0000:65:00\.0, and 40 are free \(60 more are reserved\)"
+    ):
         desk.reserve(2, 60, 0.0)
     desk.reserve(2, 40, 0.0)
     desk.reservations.check_invariants()
