@@ -152,7 +152,7 @@ class Reclaim:
                 choice.victims
                 and not attempt.admitted
                 and admits is not None
-                and not admits(_dearest(choice, need).number)
+                and not admits(_warmest_needed(choice, need).number)
             ):
                 return "declined"
             attempt.admitted |= bool(choice.victims)
@@ -246,7 +246,7 @@ class Reclaim:
         outcome = memory.scanned(pinned, now, self._spares(pinned))
         if attempt is not None:
             attempt.scans += 1
-            attempt.cursor.fresh = True
+            attempt.cursor.scanned = True
             if outcome.freed:
                 attempt.fruitless = 0
             elif victims:
@@ -369,7 +369,7 @@ class Reclaim:
         self._rescan_at = now + self._rescan_s
 
 
-def _dearest(choice: Choice, need: Need) -> SpanEntry:
+def _warmest_needed(choice: Choice, need: Need) -> SpanEntry:
     """The last of the victims that the put itself needs. The victims after it make room for later puts."""
     left_bytes = need.span_bytes
     for entry in choice.victims:

@@ -51,14 +51,14 @@ class Cursor:
     """The progress of one need's search from round to round.
 
     `window_at`: where a window that takes several rounds begins. `skip`: entries at the cold end that were examined in
-    vain. `plans`: rounds with moves. `exchanged`: an exchange of pages was requested. `fresh`: a scan has found the
+    vain. `plans`: rounds with moves. `exchanged`: an exchange of pages was requested. `scanned`: a scan has found the
     pins since the search began. `spare_bytes`: bytes evicted so that more entries can move.
     """
 
     window_at: int | None = None
     skip: int = 0
     exchanged: bool = False
-    fresh: bool = False
+    scanned: bool = False
     plans: int = 0
     spare_bytes: int = 0
 
@@ -100,7 +100,7 @@ class Room:
         owners = self.evictable_uids(need)
         choice = self._choose(need, cursor, owners)
         found = choice.victims or choice.moves or choice.searching or choice.exchange is not None
-        if found or owners is None or need.uid in owners or not cursor.fresh:
+        if found or owners is None or need.uid in owners or not cursor.scanned:
             return choice
         return self._choose(need, cursor, None)
 
@@ -119,10 +119,10 @@ class Room:
         if need.key is not None:
             ring = self._memory.ring
             if ring.largest_free_bytes < need.span_bytes:
-                found = self._gathered(need, cursor, owners)
+                found = self._cheapest_way(need, cursor, owners)
                 if isinstance(found, Choice):
                     return found
-                window = found or self._spanless(need, cursor) or self._window(need, cursor.window_at, owners)
+                window = found or self._exchange_window(need, cursor) or self._window(need, cursor.window_at, owners)
                 if window is None and owners is None:
                     if not self.unevictable.advance_survey():
                         return Choice(searching=True)
@@ -203,14 +203,14 @@ class Room:
                 whole[each] = reason
         return whole
 
-    def _spanless(self, need: Need, cursor: Cursor) -> Window | None:
+    def _exchange_window(self, need: Need, cursor: Cursor) -> Window | None:
         """A window in which only withdrawn pages are in the way, for a put within the budgets. An exchange of pages
         costs no entry. It is tried once in an attempt, since the memory may not be available."""
         if cursor.exchanged or self._memory.spans.over_budget(need.entries, need.span_bytes, need.tokens):
             return None
         return widest_withdrawn(self._memory.ring.map, need.span_bytes)
 
-    def _gathered(self, need: Need, cursor: Cursor, owners: frozenset[int] | None) -> Choice | Window | None:
+    def _cheapest_way(self, need: Need, cursor: Cursor, owners: frozenset[int] | None) -> Choice | Window | None:
         """The cheapest of three ways to get `need.span_bytes` in one piece: entries move into holes elsewhere; the
         entries of a window are evicted; or some of the coldest entries are evicted, so that more entries can move in
         the next round.
@@ -228,14 +228,14 @@ class Room:
             choice = self._meet_budgets(need, Choice(), cursor, owners)
             choice.victims = self._with_children(choice.victims)
             return choice if choice.victims else None
-        if not cursor.fresh:
+        if not cursor.scanned:
             # An entry in use does not move. A scan shows which entries are in use.
             return Choice()
         cursor.plans += 1
         prices = Prices(memory)
         # The first entry priced sets the floor of all prices, so it must be the coldest.
         prices.of(coldest)
-        plan = Moving(memory, prices, self.unevictable.may_go, self._of(owners)).best(need.span_bytes)
+        plan = Moving(memory, prices, self.unevictable.may_go, self._evictable_test(owners)).best(need.span_bytes)
         if plan is not None and plan.moves and not plan.victims:
             return Choice({}, plan.moves)
         windows = self._windows(need, owners)
@@ -272,7 +272,7 @@ class Room:
     def _window(self, need: Need, window_at: int | None, owners: frozenset[int] | None) -> Window | None:
         ring = self._memory.ring
         if window_at is not None and ring.is_free(window_at):
-            begun = Windows(self._memory, need.span_bytes, self._of(owners), VICTIMS_MAX)
+            begun = Windows(self._memory, need.span_bytes, self._evictable_test(owners), VICTIMS_MAX)
             window = begun.around(window_at, through=True)
             if window is not None:
                 return window
@@ -291,9 +291,9 @@ class Room:
 
     def _windows(self, need: Need, owners: frozenset[int] | None) -> Windows:
         """Windows of so many entries that a large put is not confined to large entries, which may be new."""
-        return Windows(self._memory, need.span_bytes, self._of(owners), WINDOW_ENTRIES_MAX)
+        return Windows(self._memory, need.span_bytes, self._evictable_test(owners), WINDOW_ENTRIES_MAX)
 
-    def _of(self, owners: frozenset[int] | None) -> Callable[[SpanEntry], bool]:
+    def _evictable_test(self, owners: frozenset[int] | None) -> Callable[[SpanEntry], bool]:
         """The test whether an entry is evictable and belongs to one of the owners."""
         if owners is None:
             return self.unevictable.may_go
@@ -301,8 +301,8 @@ class Room:
 
     def _window_of(self, need: Need, owners: frozenset[int]) -> Window | None:
         """A window of the owners' entries, which may take several rounds: it looks further than one round goes."""
-        wide = Windows(self._memory, need.span_bytes, self._of(owners), LOOKS_MAX)
-        windows = Windows(self._memory, need.span_bytes, self._of(owners), VICTIMS_MAX)
+        wide = Windows(self._memory, need.span_bytes, self._evictable_test(owners), LOOKS_MAX)
+        windows = Windows(self._memory, need.span_bytes, self._evictable_test(owners), VICTIMS_MAX)
         for entry in islice(self._coldest.walk(owners=owners), ANCHORS_MAX):
             found = wide.around(entry.offset, through=True)
             if found is not None and (found.enough or len(found.spans) >= LOOKS_MAX):
@@ -329,7 +329,7 @@ class Room:
         return any(entry is None or entry in choice.victims for entry in self.unevictable.bucket(key))
 
     def _coldest_of_bucket(self, key: bytes, owners: frozenset[int] | None) -> SpanEntry | None:
-        test = self._of(owners)
+        test = self._evictable_test(owners)
         may_go = [entry for entry in self.unevictable.bucket(key) if entry is not None and test(entry)]
         rank = self._memory.policy.rank
         return min(may_go, key=lambda entry: (entry.child_count > 0, rank(entry.number)), default=None)
