@@ -43,7 +43,7 @@ class Coldest:
         self._in_the_way: list[SpanEntry] = []
         self._looked_for: tuple[AbstractSet[int], int, int] | None = None
         self._unlooked = 0
-        self.more = False
+        self.has_more = False
         """Whether the last walk ended before it had examined all entries that may be evictable. The next walk examines
         more."""
 
@@ -71,7 +71,7 @@ class Coldest:
         walk = self._walks.get(owners)
         if walk is None:
             walk = self._walks[owners] = _Walk(self._memory.order.coldest(owners))
-        self.more = False
+        self.has_more = False
         at = skip
         while True:
             if at < len(walk.found):
@@ -80,11 +80,11 @@ class Coldest:
                 continue
             entry = next(walk.order, None)
             if entry is None:
-                self.more = self._unlooked > 0
+                self.has_more = self._unlooked > 0
                 return
             if walk.looks >= LOOKS_MAX + skip:
                 walk.order = chain((entry,), walk.order)
-                self.more = True
+                self.has_more = True
                 return
             walk.looks += 1
             if self._may_go(entry):

@@ -297,7 +297,7 @@ class Reclaim:
             self._scan()
             return
         # The examined entries at the cold end are pinned. Continue after them next time; start over after the end.
-        if not self._room.more:
+        if not self._room.has_more:
             self._budget_cursor.skip = 0
         self._time_rescan(now, something_freed=False)
 
@@ -313,7 +313,7 @@ class Reclaim:
             self._memory.hide(choice.victims.items())
             self._scan()
             return True
-        if self._room.more:
+        if self._room.has_more:
             self.searching = True
             return True
         # The governor and the put that wait for these pages must learn that they do not come.

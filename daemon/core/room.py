@@ -86,9 +86,9 @@ class Room:
         self._coldest = Coldest(memory, pins, unevictable.may_go)
 
     @property
-    def more(self) -> bool:
+    def has_more(self) -> bool:
         """Whether evictable entries may be left that were not examined."""
-        return self._coldest.more
+        return self._coldest.has_more
 
     def choose(self, need: Need, cursor: Cursor) -> Choice:
         """The next victims; none if no evictable entry would help.
@@ -362,7 +362,7 @@ class Room:
             return Choice(searching=True)
         if self.unevictable.obstacle(need) is not None:
             return Choice()
-        if not victims and self.more:
+        if not victims and self.has_more:
             return Choice(searching=True)
         return choice
 
