@@ -30,9 +30,9 @@ class Unevictable:
     def __init__(self, memory: SpanTable, pins: Pins) -> None:
         self._memory = memory
         self._pins = pins
-        self._kept: set[SpanEntry] = set()
-        self._kept_for: tuple[AbstractSet[int], int] | None = None
-        self._awaited: set[SpanEntry] = set()
+        self._pinned_ancestor_set: set[SpanEntry] = set()
+        self._pinned_ancestors_for: tuple[AbstractSet[int], int] | None = None
+        self._awaited_set: set[SpanEntry] = set()
         self._awaited_for = -1
         self._survey: Survey | None = None
         self._survey_for: tuple[AbstractSet[int], int] | None = None
@@ -40,7 +40,7 @@ class Unevictable:
     def advance_survey(self) -> bool:
         """Examines the next slice of the unevictable spans. True once `obstacle` may be called; otherwise call
         again."""
-        if self._is_little:
+        if self._few_pinned:
             return True
         now_for = self._memory.last_pinned, self._pins.changes
         known_for = self._survey_for
@@ -54,7 +54,7 @@ class Unevictable:
     @property
     def is_known(self) -> bool:
         """Whether `obstacle` may be called. Its answer may rest on an outdated survey."""
-        return self._is_little or (self._survey is not None and self._survey.done)
+        return self._few_pinned or (self._survey is not None and self._survey.done)
 
     def obstacle(self, need: Need) -> str | None:
         """The limit or resource that keeps a put out even if every evictable entry goes, by name. None if there is
@@ -104,30 +104,30 @@ class Unevictable:
         """The ancestors of pinned blocks."""
         memory = self._memory
         kept_for = (memory.last_pinned, self._pins.changes)
-        if kept_for != self._kept_for:
+        if kept_for != self._pinned_ancestors_for:
             pinned = map(memory.spans.find, (*memory.last_pinned, *self._pins.spans()))
-            self._kept = memory.sequences.ancestors(pinned)
+            self._pinned_ancestor_set = memory.sequences.ancestors(pinned)
         # Keep the same set object even if an equal one came: comparing an object with itself is free.
-        self._kept_for = kept_for
-        return self._kept
+        self._pinned_ancestors_for = kept_for
+        return self._pinned_ancestor_set
 
     def _awaited_ancestors(self) -> set[SpanEntry]:
         """The parents of blocks whose puts are in flight, and the ancestors of these parents."""
         sequences = self._memory.sequences
         if sequences.changes != self._awaited_for:
             awaited = {entry for entry in map(self._memory.entries.find, sequences.followed) if entry is not None}
-            self._awaited, self._awaited_for = awaited | sequences.ancestors(awaited), sequences.changes
-        return self._awaited
+            self._awaited_set, self._awaited_for = awaited | sequences.ancestors(awaited), sequences.changes
+        return self._awaited_set
 
     @property
-    def _is_little(self) -> bool:
+    def _few_pinned(self) -> bool:
         """Whether so few spans are pinned that the survey is made anew at each call."""
         return len(self._memory.last_pinned) + len(self._pins) <= SURVEYED_MAX
 
     def survey(self) -> Survey | None:
         """The survey of unevictable spans, without those that puts are being copied into. None if it is not
         finished."""
-        if not self._is_little:
+        if not self._few_pinned:
             return self._survey if self.is_known else None
         survey = self._begin_survey()
         while not survey.done:
