@@ -278,7 +278,7 @@ class Intake:
         """The refusal of a block whose parent is neither stored nor in flight, and which could only be refused later.
         None if the parent is there."""
         parent, entries = commit.parent, self._memory.entries
-        if parent is None or entries.find(parent) or entries.hidden(parent) or self.puts.on_its_way(parent):
+        if parent is None or entries.find(parent) or entries.hidden(parent) or self.puts.in_flight(parent):
             return None
         return parent_gone(parent)
 

@@ -125,7 +125,7 @@ class PutTable:
         """A client's puts, oldest first."""
         return [self._by_number[n] for n in sorted(self._by_client.get(client, ()))]
 
-    def on_its_way(self, key: bytes) -> bool:
+    def in_flight(self, key: bytes) -> bool:
         """Whether a put of the key may still be published."""
         return key in self._keys
 
