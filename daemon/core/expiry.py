@@ -186,7 +186,7 @@ class Expiry:
         gone = RemovalRecord(entry.key, reason, now, age_s, idle_s, entry.uses, entry.worth)
         counters.departures.count(gone)
         self._history.add(gone)
-        self._hits.went(entry, reason)
+        self._hits.removed(entry, reason)
         if announce:
             event = "expire" if reason == "ttl" else "evict"
             self._outbox.announce(

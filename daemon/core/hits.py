@@ -92,7 +92,7 @@ class Hits:
         """Gives an entry that a restarted daemon found to the shadow cache too."""
         self._shadow.hold(entry.key, entry.span_bytes, capacity_bytes)
 
-    def went(self, entry: SpanEntry, reason: str) -> None:
+    def removed(self, entry: SpanEntry, reason: str) -> None:
         """Records the end of an entry."""
         if reason not in MADE_ROOM:
             self._shadow.ended(entry.key)
