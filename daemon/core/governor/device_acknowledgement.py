@@ -41,7 +41,7 @@ def carry_out(
     if order.part_of is not None:
         order.part_of.left += gone
         order.part_of.freed_bytes += message.freed_bytes
-    device.returned(message.freed_bytes, now)
+    device.freed_by_driver(message.freed_bytes, now)
     promotions.remembered.add(device.name, order.owner.client, table, offloaded, now)
     orders.detach(device, rows, now)
     table.remove(rows[:gone])

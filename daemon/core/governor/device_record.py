@@ -99,7 +99,7 @@ class DeviceRecord:
         self.stuck = ""
         self._stuck_used_bytes = 0
         self._slots: list[Owner | None] = []
-        self._returned: deque[tuple[float, int]] = deque(maxlen=_RETURNS_MAX)
+        self._freed: deque[tuple[float, int]] = deque(maxlen=_RETURNS_MAX)
 
     def open(self, client: int) -> None:
         """Makes the client an owner here, if it is not one already."""
@@ -128,20 +128,20 @@ class DeviceRecord:
             mask &= ~np.array(silent)[table.owner[rows]]
         return mask
 
-    def returned(self, freed_bytes: int, now: float) -> None:
+    def freed_by_driver(self, freed_bytes: int, now: float) -> None:
         """Records memory that drivers got back. Samples begun before do not show it."""
         if freed_bytes:
-            self._returned.append((now, freed_bytes))
+            self._freed.append((now, freed_bytes))
 
     def leaving_bytes(self, circumstances: Circumstances) -> int:
         """Bytes that the sample shows as used, and that are ordered away or already freed."""
-        unseen = sum(freed for at, freed in self._returned if at >= circumstances.began_at)
+        unseen = sum(freed for at, freed in self._freed if at >= circumstances.began_at)
         return self.table.ordered_bytes + unseen
 
     def settle(self, circumstances: Circumstances) -> None:
         """Processes a sample: ends a pass that is over, and ends `stuck` if the sample shows a fall."""
-        while self._returned and self._returned[0][0] < circumstances.began_at:
-            self._returned.popleft()
+        while self._freed and self._freed[0][0] < circumstances.began_at:
+            self._freed.popleft()
         fall = STUCK_FALL * circumstances.total_bytes
         if self.stuck and circumstances.used_bytes <= self._stuck_used_bytes - fall:
             self.stuck = ""
