@@ -34,7 +34,7 @@ def victims(
         DeviceFull: evicting every entry that may go would not make room; the text names the budget.
         BelowFloor: it would, but the rest would be below the queueing floor.
     """
-    _alone(message, limits)
+    _check_alone(message, limits)
     table = device.table
     nothing = np.zeros(0, np.int64)
     if row is not None and table.state[row] == ORDERED:
@@ -53,21 +53,21 @@ def victims(
     capacity = limits.capacity_blocks(circumstances.total_bytes)
     if floor_bytes and circumstances.floor_blocks >= capacity:
         raise BelowFloor(
-            f"{device.name}: {_lack(after, limits)}, and no entry may be evicted: the queueing floor is "
+            f"{device.name}: {_exceeded_budgets(after, limits)}, and no entry may be evicted: the queueing floor is "
             f"{circumstances.floor_blocks} blocks of {limits.block_bytes} bytes and the capacity {capacity}; "
             "serve fewer requests at once, or raise max_bytes"
         )
-    found = _look(device, row, needs, after_bytes - floor_bytes, now)
+    found = _find_victims(device, row, needs, after_bytes - floor_bytes, now)
     if found is not None:
         return found
-    if floor_bytes and _look(device, row, needs, after_bytes, now) is not None:
+    if floor_bytes and _find_victims(device, row, needs, after_bytes, now) is not None:
         raise BelowFloor(
-            f"{device.name}: {_lack(after, limits)}, and only {max(0, after_bytes - floor_bytes)} bytes are above "
+            f"{device.name}: {_exceeded_budgets(after, limits)}, and only {max(0, after_bytes - floor_bytes)} bytes are above "
             f"the queueing floor of {floor_bytes}, of a capacity of {capacity} blocks of {limits.block_bytes} bytes; "
             "serve fewer requests at once, or raise max_bytes"
         )
     raise DeviceFull(
-        f"{device.name}: {_lack(after, limits)}, and the evictable entries do not make enough room: release entries, "
+        f"{device.name}: {_exceeded_budgets(after, limits)}, and the evictable entries do not make enough room: release entries, "
         "raise the budget, or wait until owners have carried out their orders"
     )
 
@@ -92,7 +92,7 @@ def lacking(after: Amounts, limits: GovernorLimits) -> Amounts:
     )
 
 
-def _look(device: DeviceRecord, row: int | None, needs: Amounts, spare_bytes: int, now: float) -> Rows | None:
+def _find_victims(device: DeviceRecord, row: int | None, needs: Amounts, spare_bytes: int, now: float) -> Rows | None:
     if spare_bytes < needs.bytes:
         return None
     table = device.table
@@ -104,7 +104,7 @@ def _look(device: DeviceRecord, row: int | None, needs: Amounts, spare_bytes: in
     return None
 
 
-def _alone(message: messages.RegisterEntry, limits: GovernorLimits) -> None:
+def _check_alone(message: messages.RegisterEntry, limits: GovernorLimits) -> None:
     """Refuses an entry that would not fit even alone."""
     if limits.max_bytes is not None and message.size_bytes > limits.max_bytes:
         raise DeviceFull(f"size_bytes = {message.size_bytes} alone is over max_bytes = {limits.max_bytes}: raise it")
@@ -112,7 +112,7 @@ def _alone(message: messages.RegisterEntry, limits: GovernorLimits) -> None:
         raise DeviceFull(f"tokens = {message.tokens} alone is over max_tokens = {limits.max_tokens}: raise it")
 
 
-def _lack(after: Amounts, limits: GovernorLimits) -> str:
+def _exceeded_budgets(after: Amounts, limits: GovernorLimits) -> str:
     """The budgets that would be exceeded, in words."""
     passed = [
         f"{name} = {most} would be exceeded ({would_be} with this entry)"
