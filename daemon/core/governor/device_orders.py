@@ -76,8 +76,7 @@ class DeviceOrders:
         self._last += 1
         return self._last
 
-    def give(
-        self, device: DeviceRecord, rows: Rows, host_accepts: bool, reason: str, now: float, part_of: Pass | None = None
+    def order_away(        self, device: DeviceRecord, rows: Rows, host_accepts: bool, reason: str, now: float, part_of: Pass | None = None
     ) -> None:
         """Orders resident rows away, each from its owner, as offload or drop."""
         if not len(rows):
@@ -127,9 +126,9 @@ class DeviceOrders:
             rows, order.rows = order.rows[table.order[order.rows] == order.number], None
             size_bytes = exact_sum(table.size_bytes[rows])
             words = messages.Order(order.number, order.device.name, order.kind, table.keys[rows].tolist(), order.reason)
-            self.tell(order.owner.client, words, size_bytes)
+            self.send_order(order.owner.client, words, size_bytes)
 
-    def tell(self, client: int, order: messages.Order, size_bytes: int) -> None:
+    def send_order(self, client: int, order: messages.Order, size_bytes: int) -> None:
         """Sends one order, and announces it to watchers."""
         self._outbox.send(client, order)
         self._outbox.announce(
@@ -188,7 +187,7 @@ class DeviceOrders:
                 del self._open[number]
         device.table.order[rows] = 0
 
-    def take_late(self, now: float) -> tuple[Owner, Rows] | None:
+    def pop_late_owner(self, now: float) -> tuple[Owner, Rows] | None:
         """One owner that missed its deadline, and its rows that are still ordered away. Its orders are no longer
         open."""
         owner = self._due.pop_due(now)

@@ -120,7 +120,7 @@ class Devices:
             raise UnderPressure(circumstances.refuses)
         rows = device_room.victims(device, row, message, circumstances, self._limits, now)
         # The owner drops the entries that the host does not accept.
-        self._orders.give(device, rows, circumstances.host_accepts, "budget", now)
+        self._orders.order_away(device, rows, circumstances.host_accepts, "budget", now)
         self._orders.send(ORDERS_A_SLICE)
         self._answers(owner)
         if row is None:
@@ -241,7 +241,7 @@ class Devices:
             self._orders.send(1)
         else:
             self._orders.send(ORDERS_A_SLICE)
-        while late := self._orders.take_late(now):
+        while late := self._orders.pop_late_owner(now):
             owner, rows = late
             take_back(owner, rows, self._outbox, now + self._limits.retry_s)
 
@@ -339,7 +339,7 @@ class Devices:
             part = rows[begin : begin + ROWS_A_SLICE]
             part = part[device.may_go(part, self._now) & (table.serial[part] <= last_serial)]
             reason = circumstances.mode.value
-            self._orders.give(device, part, circumstances.host_accepts, reason, self._now, current_pass)
+            self._orders.order_away(device, part, circumstances.host_accepts, reason, self._now, current_pass)
         current_pass.begun, current_pass.closed_at = False, self._now
         if current_pass.ordered:
             self._outbox.counters.passes += 1
@@ -350,4 +350,4 @@ class Devices:
         for client, entries in self._promotions.take(device, circumstances, self._limits, now).items():
             keys = [key for key, _ in entries]
             order = messages.Order(self._orders.number(), device.name, "promote", keys, circumstances.mode.value)
-            self._orders.tell(client, order, sum(trace.size_bytes for _, trace in entries))
+            self._orders.send_order(client, order, sum(trace.size_bytes for _, trace in entries))
