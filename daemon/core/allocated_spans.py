@@ -146,7 +146,7 @@ class AllocatedSpans:
         self.holdings.add(entry.owner_uid, 0, -1, -entry.tokens)
 
     def check_invariants(self, expected: dict[int, SpanEntry]) -> None:
-        """Asserts that these are the allocated spans, and what the module's docstring promises of them."""
+        """Asserts that the allocated spans are the expected ones, with matching slots, bytes and sums."""
         assert self._by_id == expected
         assert self._by_offset == {e.offset: e for e in expected.values()}
         slots = {slot.number: slot for slot in self._index.slots()}

@@ -1,4 +1,4 @@
-"""The limits on what entries may take of the ring and the index. Owns the present limits; does not own the amounts
+"""The limits on the amounts that entries take of the ring and the index. Owns the limits in force, not the amounts
 taken."""
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from ...errors import BadPrefix
 from ...shm.prefix import MEDIA_BYTES, TOKEN_BYTES
 
 Read = Callable[[int, int], bytes | memoryview]
-"""(address, bytes) → what stands there in the ring."""
+"""(address, bytes) → the ring's bytes at that address."""
 
 COUNT_BITS: Final = 13
 COUNT_MASK: Final = (1 << COUNT_BITS) - 1

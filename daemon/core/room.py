@@ -290,7 +290,8 @@ class Room:
         return Window(window.spans[:VICTIMS_MAX], window.low, window.high, enough=False)
 
     def _windows(self, need: Need, owners: frozenset[int] | None) -> Windows:
-        """Windows of so many entries that a large put is not confined to large entries, which may be new."""
+        """Windows of up to WINDOW_ENTRIES_MAX entries. So a large put may replace many small entries, not only large
+        ones, which may be new."""
         return Windows(self._memory, need.span_bytes, self._evictable_test(owners), WINDOW_ENTRIES_MAX)
 
     def _evictable_test(self, owners: frozenset[int] | None) -> Callable[[SpanEntry], bool]:

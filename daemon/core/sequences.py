@@ -34,7 +34,7 @@ REBUILD_SLICE: Final = 32
 PATH_MAX: Final = 256
 
 Read = Callable[[int, int], bytes | memoryview]
-"""(offset, bytes) of the ring."""
+"""(offset, bytes) → the ring's bytes at that offset."""
 
 
 class Sequences:

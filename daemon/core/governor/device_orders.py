@@ -76,7 +76,8 @@ class DeviceOrders:
         self._last += 1
         return self._last
 
-    def order_away(        self, device: DeviceRecord, rows: Rows, host_accepts: bool, reason: str, now: float, part_of: Pass | None = None
+    def order_away(
+        self, device: DeviceRecord, rows: Rows, host_accepts: bool, reason: str, now: float, part_of: Pass | None = None
     ) -> None:
         """Orders resident rows away, each from its owner, as offload or drop."""
         if not len(rows):

@@ -53,7 +53,7 @@ def victims(
     capacity = limits.capacity_blocks(circumstances.total_bytes)
     if floor_bytes and circumstances.floor_blocks >= capacity:
         raise BelowFloor(
-            f"{device.name}: {_exceeded_budgets(after, limits)}, and no entry may be evicted: the queueing floor is "
+            f"{device.name}: {_exceeded(after, limits)}, and no entry may be evicted: the queueing floor is "
             f"{circumstances.floor_blocks} blocks of {limits.block_bytes} bytes and the capacity {capacity}; "
             "serve fewer requests at once, or raise max_bytes"
         )
@@ -62,12 +62,12 @@ def victims(
         return found
     if floor_bytes and _find_victims(device, row, needs, after_bytes, now) is not None:
         raise BelowFloor(
-            f"{device.name}: {_exceeded_budgets(after, limits)}, and only {max(0, after_bytes - floor_bytes)} bytes are above "
+            f"{device.name}: {_exceeded(after, limits)}, and only {max(0, after_bytes - floor_bytes)} bytes are above "
             f"the queueing floor of {floor_bytes}, of a capacity of {capacity} blocks of {limits.block_bytes} bytes; "
             "serve fewer requests at once, or raise max_bytes"
         )
     raise DeviceFull(
-        f"{device.name}: {_exceeded_budgets(after, limits)}, and the evictable entries do not make enough room: release entries, "
+        f"{device.name}: {_exceeded(after, limits)}, and the evictable entries do not suffice: release entries, "
         "raise the budget, or wait until owners have carried out their orders"
     )
 
@@ -112,7 +112,7 @@ def _check_alone(message: messages.RegisterEntry, limits: GovernorLimits) -> Non
         raise DeviceFull(f"tokens = {message.tokens} alone is over max_tokens = {limits.max_tokens}: raise it")
 
 
-def _exceeded_budgets(after: Amounts, limits: GovernorLimits) -> str:
+def _exceeded(after: Amounts, limits: GovernorLimits) -> str:
     """The budgets that would be exceeded, in words."""
     passed = [
         f"{name} = {most} would be exceeded ({would_be} with this entry)"

@@ -77,7 +77,7 @@ class Agents:
         return self._numbers.get(name)
 
     def take(self, name: str, rows: int = 1) -> int:
-        """The number of a name, for so many more rows."""
+        """The number of a name. Adds `rows` to its count."""
         if not name:
             return 0
         number = self._numbers.get(name)
@@ -95,7 +95,7 @@ class Agents:
         return number
 
     def give(self, number: int, rows: int = 1) -> None:
-        """Removes so many rows from the name's count."""
+        """Subtracts `rows` from the name's count."""
         if not number:
             return
         self._rows[number] -= rows
@@ -105,7 +105,7 @@ class Agents:
             self._free.append(number)
 
     def check_invariants(self, numbers: Column) -> None:
-        """Asserts that `numbers`, one a row, are what was counted."""
+        """Asserts that the counts are those of `numbers`, one for each row."""
         counts = np.bincount(numbers, minlength=len(self.names)).tolist()
         assert counts[1:] == self._rows[1:], "rows of an agent were miscounted"
         assert all(self.names[number] == name for name, number in self._numbers.items())
@@ -284,7 +284,7 @@ class Table:
         assert (self.uses[live] > 0).all() and (self.tokens[live] >= 0).all() and (self.size_bytes[live] > 0).all()
 
     def _take(self, count: int) -> Rows:
-        """So many unused rows."""
+        """`count` unused rows."""
         freed = self._free[max(0, len(self._free) - count) :]
         del self._free[len(self._free) - len(freed) :]
         first, self.end = self.end, self.end + count - len(freed)
