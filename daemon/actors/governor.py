@@ -22,7 +22,7 @@ from ..core.governor.governor import Governor
 from ..core.host_memory import HostHolds, Pressed
 from ..logs import logger
 from .mailbox import Mailbox
-from .messages import Deliver, Governed, GovernorMessage, Happened, Joined, Left, Question
+from .messages import Deliver, Governed, GovernorMessage, Happened, Joined, Left, Query
 from .pump import Pump
 
 _log = logger("governor")
@@ -65,11 +65,11 @@ class GovernorActor:
         self._every_s = governor.sample_every_s
         readings: dict[type[Any], Callable[[int, Any], None]] = {messages.ReadDevice: self._read_device}
         self._readings = handlers(messages.GaugeRequest, readings)
-        questions: dict[type[Any], Callable[[dict[str, Any]], dict[str, Any]]] = {
+        queries: dict[type[Any], Callable[[dict[str, Any]], dict[str, Any]]] = {
             messages.StatusQuery: lambda status: status,
             messages.HealthQuery: lambda status: {"problems": problems(status)},
         }
-        self._questions = handlers(messages.DaemonQuery, questions)
+        self._queries = handlers(messages.DaemonQuery, queries)
 
     @property
     def sample_every_s(self) -> float:
@@ -113,7 +113,7 @@ class GovernorActor:
             case Left(client):
                 if self._clients.pop(client, None) is not None:
                     self._handle(events.GovernorClientLeft(client))
-            case Question():
+            case Query():
                 if not message.answer.cancelled():
                     message.answer.set_result(self._answer(message.message))
             case _:
@@ -137,9 +137,9 @@ class GovernorActor:
         if self._governor.devices.is_open(client, reading.device):
             self._reading(reading)
 
-    def _answer(self, question: messages.StatusRequest) -> dict[str, Any]:
+    def _answer(self, query: messages.StatusRequest) -> dict[str, Any]:
         self._governor.unix_at_zero_s = self._unix_at_zero()
-        return self._questions[type(question)](self._governor.status())
+        return self._queries[type(query)](self._governor.status())
 
 
 def problems(status: dict[str, Any]) -> list[str]:

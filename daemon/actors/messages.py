@@ -116,7 +116,7 @@ class Fenced(Struct, frozen=True):
     error: Exception | None = None
 
 
-class Question(Struct, frozen=True):
+class Query(Struct, frozen=True):
     """To the store or the governor: a query from the status socket. `answer` takes the body of the answer."""
 
     message: messages.StatusRequest
@@ -141,7 +141,7 @@ StoreMessage = (
     | Fenced
     | Grown
     | Scrubbed
-    | Question
+    | Query
     | Reconfigured
     | Pressed
     | Punched
@@ -149,7 +149,7 @@ StoreMessage = (
 )
 
 
-GovernorMessage = Joined | Left | Governed | Question | governor.Sampled | HostHolds | governor.GovernorLimitsChanged
+GovernorMessage = Joined | Left | Governed | Query | governor.Sampled | HostHolds | governor.GovernorLimitsChanged
 
 
 class Happened(Struct, frozen=True):

@@ -21,11 +21,11 @@ from ...ipc.declared import handlers
 from ..core.rates import Rates
 from ..logs import logger
 from .mailbox import Mailbox, Sender
-from .messages import GovernorMessage, Happened, Question, StoreMessage
+from .messages import GovernorMessage, Happened, Query, StoreMessage
 from .pace import paced
 
 INTEGER_MAX: Final = (1 << 64) - 1
-QUESTION_COST: Final = 20.0
+QUERY_COST: Final = 20.0
 """The cost of a query, in requests: a query may return 1,024 entries, or read all lanes."""
 OWN: Final[Sender] = (-1, 0)
 """The sender of the daemon's own queries. It takes turns with the uids."""
@@ -93,11 +93,11 @@ class Documents:
         if isinstance(message, messages.EntriesQuery):
             return await self._entries(message, sender)
         answer = _new_answer()
-        await self._store.tell(Question(message, answer), sender)
+        await self._store.tell(Query(message, answer), sender)
         if not isinstance(message, messages.DaemonQuery):
             return await answer
         governed = _new_answer()
-        await self._governor.tell(Question(message, governed), sender)
+        await self._governor.tell(Query(message, governed), sender)
         return self._merges[type(message)](await answer, await governed)
 
     async def _entries(self, message: messages.EntriesQuery, sender: Sender) -> dict[str, Any]:
@@ -107,7 +107,7 @@ class Documents:
         while True:
             answer = _new_answer()
             asked = messages.EntriesQuery(message.id, after, message.count - len(rows), message.namespace)
-            await self._store.tell(Question(asked, answer), sender)
+            await self._store.tell(Query(asked, answer), sender)
             part = await answer
             rows += part["entries"]
             after = part["behind"]
@@ -167,7 +167,7 @@ class StatusSession:
         watching: asyncio.Task[None] | None = None
         try:
             async for message, _ in self._channel:
-                await paced(self._channel, self._rates, self._sender[0], QUESTION_COST)
+                await paced(self._channel, self._rates, self._sender[0], QUERY_COST)
                 self._channel.send(await self._answer(message))
                 if isinstance(message, messages.Watch) and watching is None:
                     watching = asyncio.create_task(self._send_events())

@@ -43,7 +43,7 @@ from .messages import (
     Joined,
     Left,
     MemoryRequest,
-    Question,
+    Query,
     Reconfigured,
     Requested,
     Scrubbed,
@@ -198,7 +198,7 @@ class StoreActor:
                 self._scrubbed(message)
             case Fenced():
                 self._lanes.fenced(message)
-            case Question():
+            case Query():
                 self._answer(message)
             case Reconfigured(limits, config):
                 self._config = self._report.config = config
@@ -397,10 +397,10 @@ class StoreActor:
         # Effects on pages that were not carried out are dropped: the next daemon finds the pages as they are.
         self._pages.shutdown(cancel_futures=True)
 
-    def _answer(self, question: Question) -> None:
-        if question.answer.cancelled():
+    def _answer(self, query: Query) -> None:
+        if query.answer.cancelled():
             return
         try:
-            question.answer.set_result(self._report.answer(question.message))
+            query.answer.set_result(self._report.answer(query.message))
         except TensordError as error:
-            question.answer.set_exception(error)
+            query.answer.set_exception(error)

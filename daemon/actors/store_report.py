@@ -63,7 +63,7 @@ class StoreReport:
         self._began = clock()
         self._grown_bytes = 0
         self._grow_error = ""
-        questions: dict[type[Any], Callable[[Any], dict[str, Any]]] = {
+        queries: dict[type[Any], Callable[[Any], dict[str, Any]]] = {
             messages.StatusQuery: self._status,
             messages.EntriesQuery: self._entries,
             messages.WhyQuery: self._why,
@@ -72,15 +72,15 @@ class StoreReport:
             messages.HealthQuery: self._health,
             messages.Watch: lambda _: {},
         }
-        self._questions = handlers(messages.StatusRequest, questions)
+        self._queries = handlers(messages.StatusRequest, queries)
 
-    def answer(self, question: messages.StatusRequest) -> dict[str, Any]:
-        """The body of the Document that answers `question`.
+    def answer(self, query: messages.StatusRequest) -> dict[str, Any]:
+        """The body of the Document that answers `query`.
 
         Raises:
             TensordError: the query cannot be answered.
         """
-        return self._questions[type(question)](question)
+        return self._queries[type(query)](query)
 
     def grown(self, grown: Grown) -> None:
         """Records how many bytes of the ring may be used, and why the ring has stopped growing."""
