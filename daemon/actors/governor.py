@@ -22,7 +22,7 @@ from ..core.governor.governor import Governor
 from ..core.host_memory import HostHolds, Pressed
 from ..logs import logger
 from .mailbox import Mailbox
-from .messages import Deliver, Governed, GovernorMessage, Happened, Joined, Left, Query
+from .messages import Deliver, Governed, GovernorMessage, WatchEvent, Joined, Left, Query
 from .pump import Pump
 
 _log = logger("governor")
@@ -49,7 +49,7 @@ class GovernorActor:
         press: Callable[[Pressed], object],
         reading: Callable[[messages.ReadDevice], object],
         hasten: Callable[[], object],
-        tell_watchers: Callable[[Happened], object],
+        tell_watchers: Callable[[WatchEvent], object],
         unix_at_zero: Callable[[], float] = lambda: time.time() - time.monotonic(),
     ) -> None:
         self.inbox: Mailbox[GovernorMessage] = Mailbox(inbox_max)
@@ -127,7 +127,7 @@ class GovernorActor:
                 case Pressed():
                     self._press(effect)
                 case Announce(body):
-                    self._tell_watchers(Happened(body))
+                    self._tell_watchers(WatchEvent(body))
                 case effects.GovernorLog(level, event_name, fields):
                     getattr(_log, level)(event_name, **fields)
                 case _:

@@ -152,7 +152,7 @@ StoreMessage = (
 GovernorMessage = Joined | Left | Governed | Query | governor.Sampled | HostHolds | governor.GovernorLimitsChanged
 
 
-class Happened(Struct, frozen=True):
+class WatchEvent(Struct, frozen=True):
     """To the status actor: an event for the watchers."""
 
     body: dict[str, Any] = field(default_factory=dict)

@@ -21,7 +21,7 @@ from ...ipc.declared import handlers
 from ..core.rates import Rates
 from ..logs import logger
 from .mailbox import Mailbox, Sender
-from .messages import GovernorMessage, Happened, Query, StoreMessage
+from .messages import GovernorMessage, WatchEvent, Query, StoreMessage
 from .pace import paced
 
 INTEGER_MAX: Final = (1 << 64) - 1
@@ -40,10 +40,10 @@ class Watchers:
         self._outbox_max = outbox_max
         self._watchers: set[_Watcher] = set()
 
-    def tell(self, happened: Happened) -> None:
+    def tell(self, event: WatchEvent) -> None:
         """Queues an event for all watchers. Never blocks."""
         for watcher in self._watchers:
-            watcher.tell(happened.body)
+            watcher.tell(event.body)
 
     def add(self) -> _Watcher:
         watcher = _Watcher(self._outbox_max)

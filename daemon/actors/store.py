@@ -39,7 +39,7 @@ from .messages import (
     Deliver,
     Fenced,
     Grown,
-    Happened,
+    WatchEvent,
     Joined,
     Left,
     MemoryRequest,
@@ -72,7 +72,7 @@ class StoreActor:
         config: Config,
         *,
         clock: Callable[[], float],
-        tell_watchers: Callable[[Happened], object],
+        tell_watchers: Callable[[WatchEvent], object],
         tell_governor: Callable[[HostHolds], object] = lambda _: None,
         unix_at_zero: Callable[[], float] = unix_at_boot_s,
     ) -> None:
@@ -239,7 +239,7 @@ class StoreActor:
                 case effects.Forget(client):
                     self._copier.close_inbox(client)
                 case effects.Announce(body):
-                    self._tell_watchers(Happened(body))
+                    self._tell_watchers(WatchEvent(body))
                 case effects.Again(client, request, counted):
                     self.inbox.tell_first(Requested(client, request, counted), (self._clients[client].peer.uid, client))
                 case _:
