@@ -28,11 +28,11 @@ class Ranked:
         self._rank = rank
         self._heap: list[int] = []
         self._may_go: dict[int, bool] = {}
-        self._standing = 0
+        self._count = 0
         self._thinned = 0
 
     def __len__(self) -> int:
-        return self._standing
+        return self._count
 
     def __contains__(self, span_id: int) -> bool:
         return self._may_go.get(span_id, False)
@@ -43,15 +43,15 @@ class Ranked:
         if span_id not in self._may_go:
             heappush(self._heap, self._place(span_id))
         self._may_go[span_id] = True
-        self._standing += 1
+        self._count += 1
 
     def discard(self, span_id: int) -> None:
         """Removes a span, if it is there. Its place in the heap stays until a later operation looks at it."""
         if span_id not in self:
             return
         self._may_go[span_id] = False
-        self._standing -= 1
-        if len(self._heap) > 2 * self._standing + 64:
+        self._count -= 1
+        if len(self._heap) > 2 * self._count + 64:
             self._thinned = thin(self._heap, self._thinned, self._keeps)
 
     def lowest(self) -> int | None:
@@ -83,7 +83,7 @@ class Ranked:
         """Asserts that each span is in the heap once, with a rank not above its current one."""
         spans = [place & SPAN for place in self._heap]
         assert len(spans) == len(set(spans)) and set(spans) == self._may_go.keys()
-        assert self._standing == sum(self._may_go.values())
+        assert self._count == sum(self._may_go.values())
         assert all(place <= self._place(place & SPAN) for place in self._heap if self._may_go[place & SPAN])
 
     def _place(self, span_id: int) -> int:

@@ -75,20 +75,20 @@ class VictimPool:
         pool = self._pools.get(who)
         if pool is not None:
             # Removes the used items at the front. Later ones are skipped below.
-            gone = next((at for at, item in enumerate(pool.items) if self._holds(item)), len(pool.items))
+            gone = next((at for at, item in enumerate(pool.items) if self._is_valid(item)), len(pool.items))
             del pool.items[:gone]
         if pool is None or not pool.items:
             if len(self._pools) >= POOLS_MAX:
                 self._pools.clear()
-            pool = self._pools[who] = self._drawn(who)
+            pool = self._pools[who] = self._sampled(who)
         inside: set[int] = set()
         for item in pool.items:
-            if self._holds(item):
+            if self._is_valid(item):
                 inside.add(item[2])
                 yield item[2]
         if pool.limit == _END:
             return
-        others = self._standing(who)
+        others = self._evictable(who)
         parts = -(-len(others) // CHUNK)
         for part in range(parts):
             yield from (slot for _, _, slot in self._items(others[part::parts]) if slot not in inside)
@@ -97,31 +97,31 @@ class VictimPool:
         """Asserts the invariants of the module's docstring."""
         for owners, pool in self._pools.items():
             assert pool.items == sorted(set(pool.items))
-            held = {item[2] for item in pool.items if self._holds(item)}
+            held = {item[2] for item in pool.items if self._is_valid(item)}
             if len(self._records.may_go) <= CHUNK:
-                assert all(item[2] in held or item >= pool.limit for item in self._items(self._standing(owners)))
+                assert all(item[2] in held or item >= pool.limit for item in self._items(self._evictable(owners)))
 
-    def _holds(self, item: Item) -> bool:
+    def _is_valid(self, item: Item) -> bool:
         """True if the span may be evicted, and was not used since the item was made."""
         return bool(self._records.may_go[item[2]]) and self._records.used_at[item[2]] == abs(item[1])
 
-    def _drawn(self, owners: frozenset[int] | None) -> Pool:
+    def _sampled(self, owners: frozenset[int] | None) -> Pool:
         may_go, many = self._records.may_go, len(self._records.may_go)
         if many <= CHUNK:
-            sample = self._standing(owners)
+            sample = self._evictable(owners)
         else:
             edges = np.arange(CHUNK + 1) * many // CHUNK
             slots = edges[:-1] + (self._chance.random(CHUNK) * np.diff(edges)).astype(np.int64)
             sample = self._of(owners, slots[self._records.column(may_go, slots) != 0])
             if len(sample) < POOL:
-                sample = self._standing(owners)
+                sample = self._evictable(owners)
                 if len(sample) > CHUNK:
                     sample = self._chance.choice(sample, CHUNK, replace=False, shuffle=False)
-        whole = len(sample) <= POOL and len(sample) == len(self._standing(owners))
+        whole = len(sample) <= POOL and len(sample) == len(self._evictable(owners))
         items = self._items(sample, None if whole else POOL)
         return Pool(items, _END if whole or not items else items[-1])
 
-    def _standing(self, owners: frozenset[int] | None) -> Slots:
+    def _evictable(self, owners: frozenset[int] | None) -> Slots:
         may_go = self._records.may_go
         slots = np.flatnonzero(np.frombuffer(may_go, np.uint8)) if may_go else np.empty(0, np.int64)
         return self._of(owners, slots)
