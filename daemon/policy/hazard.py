@@ -107,14 +107,14 @@ class Hazard(Replacement, name="hazard"):
         self._bytes += new.size_bytes
         self._put_bytes += new.size_bytes
         known.put_at[slot] = 0 if new.depth else self._put_bytes
-        known.tell(slot, self._put(new, digest, self._ghosts.pop(digest)))
+        known.set_remembered(slot, self._put(new, digest, self._ghosts.pop(digest)))
         known.may_go[slot] = 1
         self._victims.changed(slot, self._rank)
 
     def accessed(self, span_id: int, now: float, agent: str = "") -> None:
         self._clock.pass_to(now)
         known, slot = self._records, self._records.slot(span_id)
-        known.tell(slot, self._use(known.digest[slot], known.of(slot), agent))
+        known.set_remembered(slot, self._use(known.digest[slot], known.remembered(slot), agent))
         self._victims.changed(slot, self._rank)
 
     def may_go(self, span_id: int, it_may: bool) -> None:
@@ -126,7 +126,7 @@ class Hazard(Replacement, name="hazard"):
         known, slot = self._records, self._records.slot(span_id)
         self._bytes -= known.size[slot]
         if evicted:
-            self._remember(known.digest[slot], known.of(slot))
+            self._remember(known.digest[slot], known.remembered(slot))
         else:
             self._ages.forget(known.digest[slot])
         known.remove(span_id)
@@ -171,12 +171,12 @@ class Hazard(Replacement, name="hazard"):
 
     def worth(self, span_id: int) -> float:
         self._begin_round()
-        return self._worth(self._records.of(self._records.slot(span_id)))
+        return self._worth(self._records.remembered(self._records.slot(span_id)))
 
     def explain(self, span_id: int) -> Explained:
         self._begin_round()
         known, slot = self._records, self._records.slot(span_id)
-        return self._explained(known.of(slot), in_window=known.put_at[slot] > self._window_from)
+        return self._explained(known.remembered(slot), in_window=known.put_at[slot] > self._window_from)
 
     def recall(self, key: bytes) -> Explained | None:
         ghost = self._ghosts.get(_digest(key))

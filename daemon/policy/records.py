@@ -75,11 +75,11 @@ class Records:
             column[slot] = 0
         self._free.append(slot)
 
-    def of(self, slot: int) -> Ghost:
+    def remembered(self, slot: int) -> Ghost:
         """The part of the record that is remembered after an eviction."""
         return Ghost(self.used_at[slot], self.uses[slot], self.traits[slot], self.agent[slot], self.weight[slot])
 
-    def tell(self, slot: int, of: Ghost) -> None:
+    def set_remembered(self, slot: int, of: Ghost) -> None:
         """Sets that part of the record."""
         self.used_at[slot], self.uses[slot], self.traits[slot], self.agent[slot], self.weight[slot] = of
 
