@@ -22,7 +22,7 @@ from ..core.governor.governor import Governor
 from ..core.host_memory import HostHolds, Pressed
 from ..logs import logger
 from .mailbox import Mailbox
-from .messages import Deliver, Governed, GovernorMessage, WatchEvent, Joined, Left, Query
+from .messages import Deliver, Governed, GovernorMessage, Joined, Left, Query, WatchEvent
 from .pump import Pump
 
 _log = logger("governor")

@@ -21,7 +21,7 @@ from ...ipc.declared import handlers
 from ..core.rates import Rates
 from ..logs import logger
 from .mailbox import Mailbox, Sender
-from .messages import GovernorMessage, WatchEvent, Query, StoreMessage
+from .messages import GovernorMessage, Query, StoreMessage, WatchEvent
 from .pace import paced
 
 INTEGER_MAX: Final = (1 << 64) - 1

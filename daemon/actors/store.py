@@ -39,7 +39,6 @@ from .messages import (
     Deliver,
     Fenced,
     Grown,
-    WatchEvent,
     Joined,
     Left,
     MemoryRequest,
@@ -48,6 +47,7 @@ from .messages import (
     Requested,
     Scrubbed,
     StoreMessage,
+    WatchEvent,
 )
 from .pump import Pump
 from .store_report import StoreReport
