@@ -75,7 +75,7 @@ def opened(instance: str, asked: ConfiguredSizes) -> Opened:
         fence.check(expedited=False)
     lock_fd = segments.claim_instance(instance)
     try:
-        return _found(instance, lock_fd, asked) or _made(instance, lock_fd, asked)
+        return _existing(instance, lock_fd, asked) or _created(instance, lock_fd, asked)
     except BaseException:
         lock = segments.segment_name(instance, "lock")
         if segments.existing(instance) == [lock]:
@@ -84,16 +84,16 @@ def opened(instance: str, asked: ConfiguredSizes) -> Opened:
         raise
 
 
-def _found(instance: str, lock_fd: int, asked: ConfiguredSizes) -> Opened | None:
+def _existing(instance: str, lock_fd: int, asked: ConfiguredSizes) -> Opened | None:
     """The memory of a former daemon; None if it is not complete."""
     ring_name, index_name = (segments.segment_name(instance, part) for part in ("ring", "index"))
     there = segments.existing(instance)
     # Both are opened before either is checked: opening refuses files of other users, which must not be removed later.
     with ExitStack() as closing:
-        ring_fd, index_fd = (_closed_by(closing, name) if name in there else None for name in (ring_name, index_name))
+        ring_fd, index_fd = (_attached(closing, name) if name in there else None for name in (ring_name, index_name))
         if ring_fd is None or index_fd is None:
             return None
-        former = _former(instance, ring_fd, index_fd)
+        former = _former_superblock(instance, ring_fd, index_fd)
         if former is None:
             # A daemon was killed while it created its memory. No client can have attached to it.
             return None
@@ -128,13 +128,13 @@ def _found(instance: str, lock_fd: int, asked: ConfiguredSizes) -> Opened | None
     )
 
 
-def _closed_by(closing: ExitStack, name: str) -> int:
+def _attached(closing: ExitStack, name: str) -> int:
     fd = segments.attach(name)
     closing.callback(os.close, fd)
     return fd
 
 
-def _former(instance: str, ring_fd: int, index_fd: int) -> Superblock | None:
+def _former_superblock(instance: str, ring_fd: int, index_fd: int) -> Superblock | None:
     """The superblock of a former daemon, with this daemon's epoch; None if the index was never completed."""
     page = os.pread(index_fd, PAGE_BYTES, 0)
     if not any(page):
@@ -189,7 +189,7 @@ def header_at(ring_fd: int, offset: int) -> SpanHeader | None:
         return None
 
 
-def _made(instance: str, lock_fd: int, asked: ConfiguredSizes) -> Opened:
+def _created(instance: str, lock_fd: int, asked: ConfiguredSizes) -> Opened:
     """A new ring and a new index."""
     ring_name, index_name, lock_name = (segments.segment_name(instance, part) for part in ("ring", "index", "lock"))
     # Lanes too: their pins belong to a ring that no longer exists, and a new lane may need the name of an old one.
@@ -200,8 +200,8 @@ def _made(instance: str, lock_fd: int, asked: ConfiguredSizes) -> Opened:
     size_bytes = aligned(asked.ring_bytes)
     segments.check_memory(size_bytes + geometry.index_bytes, f"a ring of {asked.ring_bytes} bytes with its index")
     with ExitStack() as undoing:
-        ring_fd = _undone_by(undoing, ring_name, size_bytes)
-        index_fd = _undone_by(undoing, index_name, geometry.index_bytes)
+        ring_fd = _created_segment(undoing, ring_name, size_bytes)
+        index_fd = _created_segment(undoing, index_name, geometry.index_bytes)
         segments.allocate(index_fd, 0, geometry.index_bytes)
         undoing.pop_all()
     instance_id = secrets.randbits(63) | 1
@@ -209,7 +209,7 @@ def _made(instance: str, lock_fd: int, asked: ConfiguredSizes) -> Opened:
     return Opened(superblock, lock_fd, ring_fd, index_fd, recovered=False)
 
 
-def _undone_by(undoing: ExitStack, name: str, size_bytes: int) -> int:
+def _created_segment(undoing: ExitStack, name: str, size_bytes: int) -> int:
     fd = segments.create(name, size_bytes)
     undoing.callback(os.close, fd)
     undoing.callback(segments.remove, name)
