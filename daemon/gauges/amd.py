@@ -30,17 +30,17 @@ _ARGUMENTS: Final = {
     "amdsmi_get_gpu_memory_usage": [_HANDLE, ctypes.c_int, ctypes.POINTER(ctypes.c_uint64)],
     "amdsmi_get_gpu_memory_total": [_HANDLE, ctypes.c_int, ctypes.POINTER(ctypes.c_uint64)],
 }
-_SAID_MAX: Final = 8
+_LINES_MAX: Final = 8
 
 
-class _Said:
+class _CapturedLog:
     """Replaces pyrsmi's logging module, and collects the lines that pyrsmi logs during one call."""
 
     def __init__(self) -> None:
         self._lines: list[str] = []
 
     def debug(self, line: object, *_: object) -> None:
-        if len(self._lines) < _SAID_MAX:
+        if len(self._lines) < _LINES_MAX:
             self._lines.append(" ".join(str(line).split()))
 
     info = warning = error = debug
@@ -64,7 +64,7 @@ class Rocml:
 
     def __init__(self, root: Path = Path("/")) -> None:
         self._driver = root / "sys/module/amdgpu"
-        self._said = _Said()
+        self._captured = _CapturedLog()
         self._rocml: Any = None
 
     def open(self) -> None:
@@ -75,8 +75,8 @@ class Rocml:
             from pyrsmi import rocml
         except ImportError:
             raise GaugeAbsent("pyrsmi is not installed: pip install 'tensord[amd]'") from None
-        self._said.begin()
-        rocml.logging = self._said
+        self._captured.begin()
+        rocml.logging = self._captured
         rocml._driver_initialized = self._driver_is_live
         rocml._suppress_stderr = contextlib.nullcontext
         _hide_broken_package()
@@ -91,25 +91,25 @@ class Rocml:
         """As in Library."""
         count = int(self._rocml.smi_get_device_count())
         if count < 0:
-            raise GaugeFailed(f"pyrsmi counts {count} GPUs: {self._said}")
+            raise GaugeFailed(f"pyrsmi counts {count} GPUs: {self._captured}")
         return count
 
     def address(self, index: int) -> str:
         """As in Library. amdsmi and its Python package have the domain at different bits of the number."""
-        self._said.begin()
+        self._captured.begin()
         found = int(self._rocml.smi_get_device_pci_id(index))
         if found < 0:
-            raise GaugeFailed(f"pyrsmi has no PCI address for GPU {index}: {self._said}")
+            raise GaugeFailed(f"pyrsmi has no PCI address for GPU {index}: {self._captured}")
         domain = found >> 32 if self._rocml._using_amdsmi_package else found >> 16
         return pci_name(domain, found >> 8 & 0xFF, found >> 3 & 0x1F, found & 0x7)
 
     def read(self, index: int) -> Reading:
         """As in Library."""
-        self._said.begin()
+        self._captured.begin()
         used_bytes = int(self._rocml.smi_get_device_memory_used(index))
         total_bytes = int(self._rocml.smi_get_device_memory_total(index))
         if used_bytes < 0 or total_bytes < 0:
-            raise GaugeFailed(f"pyrsmi answers {used_bytes} of {total_bytes} bytes used: {self._said}")
+            raise GaugeFailed(f"pyrsmi answers {used_bytes} of {total_bytes} bytes used: {self._captured}")
         return Reading(used_bytes, total_bytes)
 
     def shut(self) -> None:
