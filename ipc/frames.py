@@ -116,7 +116,7 @@ class FrameReader:
         except msgpack.OutOfData:
             return False
         except (ValueError, msgpack.UnpackException) as error:
-            raise self._bad(_why(error)) from None
+            raise self._bad(_reason(error)) from None
         return True
 
     def _unpack(self, frame: bytes) -> object:
@@ -134,7 +134,7 @@ class FrameReader:
                 ext_hook=_no_extension,
             )
         except (ValueError, TypeError, msgpack.UnpackException) as error:
-            raise self._bad(_why(error)) from None
+            raise self._bad(_reason(error)) from None
         if _deeper_than(found, limits.depth_max):
             raise self._bad(f"nested deeper than {limits.depth_max} levels")
         return found
@@ -154,7 +154,7 @@ def _no_extension(code: int, data: bytes) -> object:
     raise ValueError(f"extension type {code} of {len(data)} bytes; only the standard MessagePack types are allowed")
 
 
-def _why(error: Exception) -> str:
+def _reason(error: Exception) -> str:
     if isinstance(error, msgpack.FormatError):
         return "a byte that begins no MessagePack type"
     if isinstance(error, msgpack.StackError):
