@@ -355,7 +355,7 @@ def test_a_flood_is_refused_and_forgotten(running: Daemon) -> None:
 )
 def test_a_reading_that_no_client_could_be_told_is_none(used_bytes: int, total_bytes: int) -> None:
     """-1 without its sign: whoever was told of such a gauge would end its connection, and each one after it."""
-    with pytest.raises(GaugeFailed, match="no reading"):
+    with pytest.raises(GaugeFailed, match="impossible reading"):
         Reading(used_bytes, total_bytes)
 
 
