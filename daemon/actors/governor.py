@@ -22,7 +22,7 @@ from ..core.governor.governor import Governor
 from ..core.host_memory import HostHolds, Pressed
 from ..logs import logger
 from .mailbox import Mailbox
-from .messages import Deliver, Governed, GovernorMessage, Joined, Left, Query, WatchEvent
+from .messages import Deliver, Governed, GovernorMessage, Joined, Left, Queried, WatchEvent
 from .pump import Pump
 
 _log = logger("governor")
@@ -113,7 +113,7 @@ class GovernorActor:
             case Left(client):
                 if self._clients.pop(client, None) is not None:
                     self._handle(events.GovernorClientLeft(client))
-            case Query():
+            case Queried():
                 if not message.answer.cancelled():
                     message.answer.set_result(self._answer(message.message))
             case _:

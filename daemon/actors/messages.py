@@ -116,7 +116,7 @@ class Fenced(Struct, frozen=True):
     error: Exception | None = None
 
 
-class Query(Struct, frozen=True):
+class Queried(Struct, frozen=True):
     """To the store or the governor: a query from the status socket. `answer` takes the body of the answer."""
 
     message: messages.StatusRequest
@@ -141,7 +141,7 @@ StoreMessage = (
     | Fenced
     | Grown
     | Scrubbed
-    | Query
+    | Queried
     | Reconfigured
     | Pressed
     | Punched
@@ -149,7 +149,7 @@ StoreMessage = (
 )
 
 
-GovernorMessage = Joined | Left | Governed | Query | governor.Sampled | HostHolds | governor.GovernorLimitsChanged
+GovernorMessage = Joined | Left | Governed | Queried | governor.Sampled | HostHolds | governor.GovernorLimitsChanged
 
 
 class WatchEvent(Struct, frozen=True):

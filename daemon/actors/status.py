@@ -21,7 +21,7 @@ from ...ipc.declared import handlers
 from ..core.rates import Rates
 from ..logs import logger
 from .mailbox import Mailbox, Sender
-from .messages import GovernorMessage, Query, StoreMessage, WatchEvent
+from .messages import GovernorMessage, Queried, StoreMessage, WatchEvent
 from .pace import paced
 
 INTEGER_MAX: Final = (1 << 64) - 1
@@ -93,11 +93,11 @@ class Documents:
         if isinstance(message, messages.EntriesQuery):
             return await self._entries(message, sender)
         answer = _new_answer()
-        await self._store.tell(Query(message, answer), sender)
+        await self._store.tell(Queried(message, answer), sender)
         if not isinstance(message, messages.DaemonQuery):
             return await answer
         governed = _new_answer()
-        await self._governor.tell(Query(message, governed), sender)
+        await self._governor.tell(Queried(message, governed), sender)
         return self._merges[type(message)](await answer, await governed)
 
     async def _entries(self, message: messages.EntriesQuery, sender: Sender) -> dict[str, Any]:
@@ -107,7 +107,7 @@ class Documents:
         while True:
             answer = _new_answer()
             asked = messages.EntriesQuery(message.id, after, message.count - len(rows), message.namespace)
-            await self._store.tell(Query(asked, answer), sender)
+            await self._store.tell(Queried(asked, answer), sender)
             part = await answer
             rows += part["entries"]
             after = part["behind"]

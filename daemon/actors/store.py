@@ -42,7 +42,7 @@ from .messages import (
     Joined,
     Left,
     MemoryRequest,
-    Query,
+    Queried,
     Reconfigured,
     Requested,
     Scrubbed,
@@ -198,7 +198,7 @@ class StoreActor:
                 self._scrubbed(message)
             case Fenced():
                 self._lanes.fenced(message)
-            case Query():
+            case Queried():
                 self._answer(message)
             case Reconfigured(limits, config):
                 self._config = self._report.config = config
@@ -397,7 +397,7 @@ class StoreActor:
         # Effects on pages that were not carried out are dropped: the next daemon finds the pages as they are.
         self._pages.shutdown(cancel_futures=True)
 
-    def _answer(self, query: Query) -> None:
+    def _answer(self, query: Queried) -> None:
         if query.answer.cancelled():
             return
         try:

@@ -21,7 +21,7 @@ from tensord.daemon.actors.messages import (
     HangUp,
     Joined,
     MemoryRequest,
-    Query,
+    Queried,
     Reconfigured,
     Requested,
 )
@@ -101,7 +101,7 @@ class ActorStand:
 
     def ask(self, question: messages.StatusRequest) -> asyncio.Future[dict[str, Any]]:
         told: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
-        self.actor.inbox.tell_now(Query(question, told))
+        self.actor.inbox.tell_now(Queried(question, told))
         return told
 
     async def status(self) -> dict[str, Any]:

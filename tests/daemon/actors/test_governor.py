@@ -6,7 +6,7 @@ import asyncio
 from itertools import pairwise
 
 from tensord.daemon.actors.governor import GovernorActor
-from tensord.daemon.actors.messages import Query
+from tensord.daemon.actors.messages import Queried
 from tensord.daemon.actors.pump import ITEMS_MAX
 from tensord.daemon.core.governor.governor import Governor
 from tensord.daemon.core.governor.limits import GovernorLimits
@@ -25,7 +25,7 @@ def test_between_two_turns_of_a_flood_everybody_else_on_the_loop_has_one() -> No
             tell_watchers=lambda _: None,
         )
         loop = asyncio.get_running_loop()
-        flood = [Query(messages.StatusQuery(number), loop.create_future()) for number in range(5 * ITEMS_MAX)]
+        flood = [Queried(messages.StatusQuery(number), loop.create_future()) for number in range(5 * ITEMS_MAX)]
         for question in flood:
             governor.inbox.tell_now(question)
         running = asyncio.create_task(governor.run())

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tensord.daemon.actors.messages import Query, Reconfigured
+from tensord.daemon.actors.messages import Queried, Reconfigured
 from tensord.daemon.actors.store import StoreActor
 from tensord.daemon.config.config import Config
 from tensord.ipc import messages
@@ -51,7 +51,7 @@ def test_who_asks_while_many_entries_go_is_answered_before_all_of_them_have_gone
         actor = actor_of(stand)
         asked: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         actor.inbox.tell_now(Reconfigured(replace(stand.limits, max_tokens=10), Config.load([], {})))
-        actor.inbox.tell_now(Query(messages.EntriesQuery(1, None, 1000), asked))
+        actor.inbox.tell_now(Queried(messages.EntriesQuery(1, None, 1000), asked))
         serving = asyncio.create_task(actor.run())
         async with asyncio.timeout(PATIENCE_S):
             there = len((await asked)["entries"])
