@@ -89,24 +89,24 @@ class Sequences:
 
     # ---- changes of entries, as `span_table` reports them
 
-    def begin(self, entry: SpanEntry, record: PrefixRecord, parent: SpanEntry | None) -> None:
+    def add(self, entry: SpanEntry, record: PrefixRecord, parent: SpanEntry | None) -> None:
         """Links a block that is about to be published.
 
         Raises:
             BadPrefix: the block does not continue its parent.
             ParentGone: the parent is not in the index.
         """
-        if parent is not None and not self._restored(parent):
+        if parent is not None and not self._ensure_indexed(parent):
             raise ParentGone("the parent block is not indexed yet after a restart: put it again in a while")
         self.index.add(entry.key, record, self._text_at(entry, record))
         self._link(entry, parent)
 
-    def found(self, entry: SpanEntry, record: PrefixRecord, parent: SpanEntry | None) -> None:
+    def add_recovered(self, entry: SpanEntry, record: PrefixRecord, parent: SpanEntry | None) -> None:
         """Links a block that an earlier daemon left. It is matched once the index contains it."""
         self._rebuilding[entry] = record
         self._link(entry, parent)
 
-    def hidden(self, entry: SpanEntry) -> None:
+    def hide(self, entry: SpanEntry) -> None:
         """The entry was unpublished, and may be republished."""
         if not entry.prefix_bytes:
             return
@@ -116,7 +116,7 @@ class Sequences:
         if entry not in self._rebuilding:
             self.index.hide(entry.key)
 
-    def shown(self, entry: SpanEntry) -> None:
+    def show(self, entry: SpanEntry) -> None:
         """The entry was republished."""
         if not entry.prefix_bytes:
             return
@@ -127,7 +127,7 @@ class Sequences:
         if entry not in self._rebuilding:
             self.index.show(entry.key)
 
-    def left(self, entry: SpanEntry, *, published: bool) -> None:
+    def remove(self, entry: SpanEntry, *, published: bool) -> None:
         """The entry was removed; `published`: it was published until now. Its descendants are matched no more."""
         if not entry.prefix_bytes:
             return
@@ -224,7 +224,7 @@ class Sequences:
         assert all(self._followed.values())
         self.index.check_invariants()
 
-    def _restored(self, entry: SpanEntry) -> bool:
+    def _ensure_indexed(self, entry: SpanEntry) -> bool:
         """Whether the entry is in the index. Adds it and its ancestors, unless they are more than PATH_MAX."""
         path: list[SpanEntry] = []
         before: SpanEntry | None = entry

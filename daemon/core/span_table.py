@@ -174,10 +174,10 @@ class SpanTable:
         `parent`.
 
         Raises:
-            BadPrefix, ParentGone: as `Sequences.begin`. Nothing has changed then.
+            BadPrefix, ParentGone: as `Sequences.add`. Nothing has changed then.
         """
         if record is not None:
-            self.sequences.begin(entry, record, parent)
+            self.sequences.add(entry, record, parent)
         del self._filling[entry.span_id]
         self.index.publish(entry.slot)
         self._begin(entry, now)
@@ -187,7 +187,7 @@ class SpanTable:
         for entry, reason in victims:
             self.index.unpublish(entry.slot)
             self.entries.hide(entry)
-            self.sequences.hidden(entry)
+            self.sequences.hide(entry)
             entry.reason = reason
             self._fresh[entry.span_id] = entry
             self.order.update_policy(entry)
@@ -327,7 +327,7 @@ class SpanTable:
             self.index.unpublish(entry.slot)
             return False
         if record is not None:
-            self.sequences.found(entry, record, parent)
+            self.sequences.add_recovered(entry, record, parent)
         del self._fresh[entry.span_id]
         self.spans.retired_bytes -= entry.span_bytes
         entry.reason = ""
@@ -357,7 +357,7 @@ class SpanTable:
         self._fresh.pop(entry.span_id, None)
         self.index.publish(entry.slot)
         self.entries.show(entry)
-        self.sequences.shown(entry)
+        self.sequences.show(entry)
         self.order.update_policy(entry)
         entry.reason = ""
         if used:
@@ -369,7 +369,7 @@ class SpanTable:
         entry.worth = self.policy.worth(entry.number)
         self.entries.remove(entry)
         self.order.remove(entry)
-        self.sequences.left(entry, published=not evicted)
+        self.sequences.remove(entry, published=not evicted)
         self.order.update_policy(entry)
         self.policy.removed(entry.number, evicted=evicted)
         self.spans.uncount_entry(entry)
