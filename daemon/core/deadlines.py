@@ -2,7 +2,7 @@
 
 A heap with lazy deletion: a changed deadline leaves its old heap entry behind, which is skipped when it reaches the
 top. Once most of the heap is outdated, each change removes some outdated entries. Every operation is O(log n): of many
-outdated entries at the top, one call removes LEFTOVERS_MAX and leaves the rest to later calls.
+outdated entries at the top, one call removes OUTDATED_MAX and leaves the rest to later calls.
 
 Owns the deadlines. Does not own the clock nor what a deadline causes.
 
@@ -17,7 +17,7 @@ from typing import Final, Generic, TypeVar
 
 from ..policy.thinning import thin
 
-LEFTOVERS_MAX: Final = 16
+OUTDATED_MAX: Final = 16
 
 Name = TypeVar("Name", bound=Hashable)
 
@@ -56,13 +56,13 @@ class Deadlines(Generic[Name]):
 
     def next_timer(self) -> float | None:
         """When to call `pop_due` next: at the earliest deadline, or earlier while outdated entries are at the top."""
-        self._skip_leftovers()
+        self._drop_outdated()
         return self._heap[0][0] if self._heap else None
 
     def pop_due(self, now: float) -> Name | None:
         """Removes one name whose deadline is not after `now`, the earliest first. None if there is none, or if outdated
         entries are at the top; `next_timer` is not after `now` then."""
-        self._skip_leftovers()
+        self._drop_outdated()
         if not self._heap or self._heap[0][0] > now or not self._is_live(self._heap[0]):
             return None
         name = heappop(self._heap)[2]
@@ -76,8 +76,8 @@ class Deadlines(Generic[Name]):
     def _is_live(self, place: tuple[float, int, Name]) -> bool:
         return self._places.get(place[2]) is place
 
-    def _skip_leftovers(self) -> None:
-        for _ in range(LEFTOVERS_MAX):
+    def _drop_outdated(self) -> None:
+        for _ in range(OUTDATED_MAX):
             if not self._heap or self._is_live(self._heap[0]):
                 return
             heappop(self._heap)

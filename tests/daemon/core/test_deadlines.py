@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensord.daemon.core.deadlines import LEFTOVERS_MAX, Deadlines
+from tensord.daemon.core.deadlines import OUTDATED_MAX, Deadlines
 
 
 def all_due(deadlines: Deadlines[int], now: float) -> list[int]:
@@ -50,7 +50,7 @@ def test_many_changed_deadlines_at_once_keep_nobody_waiting() -> None:
     before = len(deadlines._heap)
     assert deadlines.next_timer() == 1.0
     assert deadlines.pop_due(2.0) is None
-    assert before - len(deadlines._heap) <= 2 * LEFTOVERS_MAX
+    assert before - len(deadlines._heap) <= 2 * OUTDATED_MAX
     assert all_due(deadlines, 2.0) == []
     assert deadlines.next_timer() == 3.0
 
