@@ -107,7 +107,7 @@ class DeviceOrders:
                 owner.orders.add(number)
                 self._open[number] = OpenOrder(number, device, owner, kind, reason, rows[part], part.stop - at, part_of)
             begin = end
-        table.put_under(rows, numbers)
+        table.mark_ordered(rows, numbers)
         self._outbox.counters.ordered += len(rows)
         if part_of is not None:
             part_of.open_orders += len(turns)

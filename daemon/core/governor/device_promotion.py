@@ -28,7 +28,7 @@ _PROMOTING: Final = (Mode.RELAXED, Mode.WORKFLOW_AWARE)
 _FORGET_SHARE: Final = 64
 
 
-class Trace(NamedTuple):
+class OffloadedEntry(NamedTuple):
     """The description of an offloaded entry. `client`: its owner, which is asked to bring it back."""
 
     client: int
@@ -58,11 +58,11 @@ class Remembered:
             self._tables.setdefault(device, Table()).copy(table, rows, client, now)
             self._forget_oldest(device)
 
-    def find(self, device: str, key: bytes) -> Trace | None:
+    def find(self, device: str, key: bytes) -> OffloadedEntry | None:
         """The description of a remembered key; None if it is not remembered."""
         table = self._tables.get(device)
         row = table.find(key) if table else None
-        return None if table is None or row is None else _trace(table, row)
+        return None if table is None or row is None else _described(table, row)
 
     def forget(self, device: str, key: bytes) -> None:
         """Forgets a remembered key."""
@@ -71,7 +71,7 @@ class Remembered:
         assert row is not None
         self._remove(device, np.array([row]))
 
-    def up_next(self, device: DeviceRecord, agents: Sequence[str], now: float, most: int) -> list[tuple[bytes, Trace]]:
+    def up_next(self, device: DeviceRecord, agents: Sequence[str], now: float, most: int) -> list[tuple[bytes, OffloadedEntry]]:
         """Up to `most` entries of these agents that may be asked for now, of clients that respond. The first agent's
         come first, and of each agent the oldest."""
         table = self._tables.get(device.name)
@@ -90,7 +90,7 @@ class Remembered:
         chosen = at_once(first(rank, np.ones(len(rows), np.int64), len(rows), most))
         chosen = chosen[np.lexsort((serials[chosen], turns[chosen]))]
         keys: list[bytes] = table.keys[rows[chosen]].tolist()
-        return [(key, _trace(table, row)) for key, row in zip(keys, rows[chosen].tolist(), strict=True)]
+        return [(key, _described(table, row)) for key, row in zip(keys, rows[chosen].tolist(), strict=True)]
 
     def client_left(self, client: int) -> None:
         """Forgets the client's entries."""
@@ -126,8 +126,8 @@ class Remembered:
             del self._tables[device]
 
 
-def _trace(table: Table, row: int) -> Trace:
-    return Trace(
+def _described(table: Table, row: int) -> OffloadedEntry:
+    return OffloadedEntry(
         int(table.owner[row]),
         int(table.size_bytes[row]),
         int(table.tokens[row]),
@@ -138,7 +138,7 @@ def _trace(table: Table, row: int) -> Trace:
 
 @dataclass(slots=True)
 class _Asked:
-    trace: Trace
+    trace: OffloadedEntry
     until: float
     registered_at: float | None = None
 
@@ -159,7 +159,7 @@ class Promotions:
         """The device has no owner left to ask."""
         del self._asked[device]
 
-    def registered(self, device: str, key: bytes, now: float) -> Trace | None:
+    def registered(self, device: str, key: bytes, now: float) -> OffloadedEntry | None:
         """Records that a key is registered, asked for or not. Returns and forgets its description."""
         asked = self._asked[device].get(key)
         if asked is not None:
@@ -178,7 +178,7 @@ class Promotions:
 
     def take(
         self, device: DeviceRecord, circumstances: Circumstances, limits: GovernorLimits, now: float
-    ) -> dict[int, list[tuple[bytes, Trace]]]:
+    ) -> dict[int, list[tuple[bytes, OffloadedEntry]]]:
         """The entries to ask for now, by client, the nearest agents' first: as many as keep the device under its
         pressure threshold and its budgets, at most `keys_per_request_max`."""
         asked = self._asked[device.name] = {
@@ -186,7 +186,7 @@ class Promotions:
             for key, asked in self._asked[device.name].items()
             if (asked.until > now if asked.registered_at is None else asked.registered_at >= circumstances.began_at)
         }
-        wanted: dict[int, list[tuple[bytes, Trace]]] = {}
+        wanted: dict[int, list[tuple[bytes, OffloadedEntry]]] = {}
         if circumstances.mode not in _PROMOTING or not len(self.remembered):
             return wanted
         bytes_max = limits.thresholds.pressure * circumstances.total_bytes

@@ -122,7 +122,7 @@ class Devices:
         # The owner drops the entries that the host does not accept.
         self._orders.order_away(device, rows, circumstances.host_accepts, "budget", now)
         self._orders.send(ORDERS_A_SLICE)
-        self._answers(owner)
+        self._mark_responsive(owner)
         if row is None:
             self._add(device, owner, message, now)
         else:
@@ -142,7 +142,7 @@ class Devices:
         used = rows[(rows >= 0) & (table.owner[rows] == owner.slot)]
         table.use(used, now)
         self._outbox.counters.used += len(used)
-        self._answers(owner)
+        self._mark_responsive(owner)
 
     def release(self, client: int, message: messages.ReleaseEntries, now: float) -> int:
         """Removes entries that the client deleted. Returns how many of them were registered by it."""
@@ -156,7 +156,7 @@ class Devices:
         rows = rows[(rows >= 0) & (table.owner[rows] == owner.slot)]
         self._remove(owner.device, rows, now)
         self._outbox.counters.released += len(rows)
-        self._answers(owner)
+        self._mark_responsive(owner)
         return len(rows)
 
     def acknowledge(self, client: int, message: messages.AcknowledgeOrder, now: float) -> None:
@@ -168,7 +168,7 @@ class Devices:
         self._now = now
         order, rows = self._orders.find(client, message)
         carry_out(order, rows, message, self._orders, self._promotions, self._outbox, now + self._limits.retry_s, now)
-        self._answers(order.owner)
+        self._mark_responsive(order.owner)
         if len(rows):
             self._orders.extend_deadline(order.owner, now)
 
@@ -212,7 +212,7 @@ class Devices:
         """Ends `stuck`: the next pass is of another kind, and repeats nothing."""
         device = self._devices.get(name)
         if device is not None:
-            self._unstick(device)
+            self._clear_stuck(device)
 
     def gauge_gone(self, name: str, now: float) -> None:
         """The device's fill level is unknown from now on. Orders stay in force."""
@@ -224,7 +224,7 @@ class Devices:
         if device is None:
             return PassPlan()
         rows = at_once(self._choose(device, circumstances, now))
-        return passes.reckon(device.table, rows, circumstances.host_accepts, self._limits)
+        return passes.plan_of(device.table, rows, circumstances.host_accepts, self._limits)
 
     # ---- time
 
@@ -277,14 +277,14 @@ class Devices:
         known = self._devices.get(device)
         return known.owners.get(client) if known else None
 
-    def _answers(self, owner: Owner) -> None:
+    def _mark_responsive(self, owner: Owner) -> None:
         """Records that the owner responds."""
         if owner.unresponsive:
             owner.unresponsive = False
             owner.device.coldest.thaw(self._now)
             self._outbox.announce("owner", client=owner.client, device=owner.device.name, unresponsive=False)
 
-    def _unstick(self, device: DeviceRecord) -> None:
+    def _clear_stuck(self, device: DeviceRecord) -> None:
         if device.stuck:
             device.stuck = ""
             self._outbox.announce("stuck", device=device.name, why="")
@@ -298,7 +298,7 @@ class Devices:
             counters.promoted += 1
         device.table.add(message.key, owner.slot, message.size_bytes, message.tokens, message.agent, uses, now)
         counters.registered += 1
-        self._unstick(device)
+        self._clear_stuck(device)
 
     def _remove(self, device: DeviceRecord, rows: Rows, now: float) -> None:
         self._orders.detach(device, rows, now)

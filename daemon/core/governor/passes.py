@@ -175,7 +175,7 @@ def offloads(table: Table, rows: Rows, host_accepts: bool, limits: GovernorLimit
     return ranking.worth_copying(table, rows, limits.copy_bytes_per_s, limits.compute_s_per_token)
 
 
-def reckon(table: Table, rows: Rows, host_accepts: bool, limits: GovernorLimits) -> PassPlan:
+def plan_of(table: Table, rows: Rows, host_accepts: bool, limits: GovernorLimits) -> PassPlan:
     """The amounts of an order for these rows."""
     offload = offloads(table, rows, host_accepts, limits)
     return PassPlan(

@@ -220,7 +220,7 @@ class Table:
         self.uses[rows] = np.minimum(self.uses[rows], USES_MAX)
         self.used_at[rows] = now
 
-    def put_under(self, rows: Rows, order: int | Rows) -> None:
+    def mark_ordered(self, rows: Rows, order: int | Rows) -> None:
         """Marks resident rows as ordered away, each by its number in `order`."""
         self._sum_ordered(rows, 1)
         self.state[rows] = ORDERED

@@ -61,7 +61,7 @@ def test_sums_are_exact_though_they_do_not_fit_into_64_bits() -> None:
     most = (1 << 63) - 1
     rows = [table.add(key(each), 0, 1 << 48, most, "", 1, 0.0) for each in range(5)]
     assert table.all_tokens == 5 * most
-    table.put_under(np.array(rows), np.arange(1, 6))
+    table.mark_ordered(np.array(rows), np.arange(1, 6))
     assert table.ordered_tokens == 5 * most
     table.remove(np.array(rows[1:]))
     assert (table.all_tokens, table.ordered_tokens, table.bytes) == (most, most, 1 << 48)
@@ -71,7 +71,7 @@ def test_sums_are_exact_though_they_do_not_fit_into_64_bits() -> None:
 def test_what_each_owner_has_is_known_exactly_through_all_that_happens_to_rows() -> None:
     table, other = filled(6), Table()
     table.replace(4, (1 << 53) + 1, 0, "")
-    table.put_under(np.array([0, 3, 4]), 7)
+    table.mark_ordered(np.array([0, 3, 4]), 7)
     table.take_back(np.array([3]), 60.0)
     assert table.owned(0) == Owned(2, 10 + 13, 1)
     assert table.owned(1) == Owned(2, 11 + (1 << 53) + 1, 1)
@@ -98,7 +98,7 @@ def test_a_key_that_stands_twice_in_a_use_was_used_twice() -> None:
 
 def test_replacing_an_ordered_entry_changes_the_ordered_sums_too() -> None:
     table = filled(4)
-    table.put_under(np.array([1, 2]), 7)
+    table.mark_ordered(np.array([1, 2]), 7)
     table.replace(1, 100, 50, "a")
     assert (table.ordered_entries, table.ordered_bytes, table.ordered_tokens) == (2, 112, 52)
     table.take_back(np.array([1]), 60.0)
