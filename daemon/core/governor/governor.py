@@ -172,7 +172,7 @@ class Governor:
         self._drills.client_left(client)
         self.reservations.client_left(client, now)
         self.devices.client_left(client, now)
-        self._follow(self.tiers.client_left(client, now), now)
+        self._apply_changes(self.tiers.client_left(client, now), now)
         ended = self.workflows.client_left(client)
         for name in ended:
             self._outbox.announce("workflow", client=client, workflow=name, change="ended")
@@ -188,7 +188,7 @@ class Governor:
             self._outbox.refuse(event.client, id_of(message), error)
 
     def _sampled(self, event: Sampled, now: float) -> None:
-        self._follow(self.tiers.sampled(event.samples, now), now)
+        self._apply_changes(self.tiers.sampled(event.samples, now), now)
 
     def _limits_changed(self, event: GovernorLimitsChanged, now: float) -> None:
         self.limits = limits = event.limits
@@ -221,7 +221,7 @@ class Governor:
 
     def _register_entry(self, client: int, message: messages.RegisterEntry, now: float) -> None:
         gauge = self._gauge_of(message.device)
-        circumstances = self._unknown(message.device, now) if gauge is None else self._circumstances(gauge, now)
+        circumstances = self._circumstances_without_gauge(message.device, now) if gauge is None else self._circumstances(gauge, now)
         self._outbox.send(client, self.devices.register(client, message, circumstances, now))
 
     def _use_entries(self, client: int, message: messages.UseEntries, now: float) -> None:
@@ -247,16 +247,16 @@ class Governor:
 
     def _register_workflow(self, client: int, message: messages.RegisterWorkflow, now: float) -> None:
         step = self.workflows.register(client, message.workflow, message.steps)
-        self._say_workflow(client, message, "registered", step=step)
+        self._confirm_workflow(client, message, "registered", step=step)
         self._workflows_changed(now)
 
     def _advance_workflow(self, client: int, message: messages.AdvanceWorkflow, now: float) -> None:
         self.workflows.advance(client, message.workflow, message.step)
-        self._say_workflow(client, message, "advanced", step=message.step)
+        self._confirm_workflow(client, message, "advanced", step=message.step)
 
     def _end_workflow(self, client: int, message: messages.EndWorkflow, now: float) -> None:
         self.workflows.end(client, message.workflow)
-        self._say_workflow(client, message, "ended")
+        self._confirm_workflow(client, message, "ended")
         self._workflows_changed(now)
 
     def _requests_arrived(self, client: int, message: messages.RequestsArrived, now: float) -> None:
@@ -271,11 +271,11 @@ class Governor:
             return
         drilled, changes = self._drills.act(client, message, now)
         self._outbox.send(client, drilled)
-        self._follow(changes, now)
+        self._apply_changes(changes, now)
 
-    # ---- what follows
+    # ---- consequences
 
-    def _say_workflow(
+    def _confirm_workflow(
         self,
         client: int,
         message: messages.RegisterWorkflow | messages.AdvanceWorkflow | messages.EndWorkflow,
@@ -286,9 +286,9 @@ class Governor:
         self._outbox.announce("workflow", client=client, workflow=message.workflow, change=change, **more)
 
     def _workflows_changed(self, now: float) -> None:
-        self._follow(self.tiers.set_workflow(len(self.workflows) > 0, now), now)
+        self._apply_changes(self.tiers.set_workflow(len(self.workflows) > 0, now), now)
 
-    def _follow(self, changes: Changes, now: float) -> None:
+    def _apply_changes(self, changes: Changes, now: float) -> None:
         """Passes changes of gauges, which are in their new state already, to every part."""
         fresh = {gauge.sample.gauge for gauge in changes.fresh}
         for gauge in changes.gone:
@@ -312,7 +312,7 @@ class Governor:
         gauge = self.tiers.find(device)
         return gauge if gauge is not None and gauge.sample.tier is Tier.DEVICE else None
 
-    def _unknown(self, device: str, now: float) -> Circumstances:
+    def _circumstances_without_gauge(self, device: str, now: float) -> Circumstances:
         """The circumstances of a device of unknown size: only its budgets and its floor limit it."""
         return Circumstances(
             mode=Mode.RELAXED,
