@@ -1,7 +1,7 @@
-"""The refusals of puts: each check returns the error to send, or None. Each text names the value, the limit and what to
-do.
+"""The refusals of puts: each check returns the error to send, or None.
 
-Pure functions of one put. Owns nothing, and does not own the order of the checks (`intake`).
+Pure functions of one put. Owns the texts. Does not own the order of the checks (`intake`). Invariant: each text names
+the value, the limit and what to do.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
-"""The store's counters since the daemon started, kept up to date so that status walks nothing. Invariant: they only
-rise."""
+"""The store's counters since the daemon started, kept up to date so that status walks nothing.
+
+Owns the counts. Does not own the events that they count. Invariant: counts only rise.
+"""
 
 from __future__ import annotations
 

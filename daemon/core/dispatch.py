@@ -128,7 +128,7 @@ class Dispatch:
     def _pressed(self, event: Pressed, now: float) -> None:
         before = self._parts.idle_sweep.pressed
         self._parts.idle_sweep.press(event)
-        # Answered in any case: who asks waits for it before asking for more.
+        # Always answered: the governor waits for the answer before its next step.
         self._parts.residency_report.ask()
         self._parts.residency.press(event.resident_bytes_max)
         self._parts.reclaim.restart_search()

@@ -1,5 +1,5 @@
 """The store's effects. The actor carries them out in the order given; Copy, Move, Drain, Scan, Punch and Allocate may
-end later. Owns the forms only."""
+end later. Owns the forms only. Invariant: they are immutable."""
 
 from __future__ import annotations
 

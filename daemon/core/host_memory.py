@@ -1,7 +1,8 @@
 """The messages between the governor and the store about the host's memory.
 
-Owns their fields only. Pressed goes from the governor to the store, HostHolds from the store to the governor. Each is
-an effect of the sending core, and an event of the receiving core.
+Owns their fields. Does not own pressure (`governor.host`) nor the ring's pages (`residency`). Invariant: Pressed goes
+from the governor to the store, HostHolds from the store to the governor; each is an effect of the sending core, and an
+event of the receiving core.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The amounts that a put takes of the store: bytes, entries and tokens. Owns nothing."""
+"""The amounts that a put takes of the store: bytes, entries and tokens. Owns nothing. Invariant: a need is
+immutable."""
 
 from __future__ import annotations
 

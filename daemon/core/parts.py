@@ -1,7 +1,7 @@
 """The parts of one store's core, created and connected here.
 
-Owns the limits in force, and which part refers to which. A part receives the parts that it uses when it is created, so
-that no two refer to each other. Does not own any behaviour.
+Owns the limits in force, and which part refers to which. Does not own any behaviour. Invariant: a part receives the
+parts that it uses when it is created, so no two refer to each other.
 """
 
 from __future__ import annotations

@@ -344,7 +344,8 @@ class Reclaim:
 
     def _spares(self, pinned: AbstractSet[int]) -> Callable[[SpanEntry], bool]:
         """Decides which unpinned victims are republished: those whose room is no longer needed or is of no use, and
-        those for which a put of a child has come since they were chosen."""
+        those for which a put of a child has come since they were chosen. Victims of an emergency are republished only
+        for such a put."""
         spared, is_awaited = self._is_unneeded(pinned), self._memory.sequences.is_awaited
         return lambda entry: (spared and entry.reason != "emergency") or is_awaited(entry)
 

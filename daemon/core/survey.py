@@ -5,7 +5,7 @@ that change meanwhile make it outdated. An outdated survey may decide whether a 
 again before it is hidden.
 
 Owns the sums and the places of the unevictable spans as they were found. Does not own the rule of what is unevictable
-(`unevictable`).
+(`unevictable`). Invariant: one call examines at most SURVEYED_MAX spans.
 """
 
 from __future__ import annotations

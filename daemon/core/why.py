@@ -1,7 +1,8 @@
-"""Explains why an entry stays in the ring or left it: all that is known of one key. Changes nothing.
+"""Explains why an entry stays in the ring or left it: all that is known of one key.
 
-Owns the answer's form. Does not own entries, records or the policy's memory. The cost of an answer does not depend on
-the number of entries: COMPARED entries are compared with the asked one, and ORDER_MAX of the coldest are examined.
+Owns the answer's form. Does not own entries, records or the policy's memory. Invariants: nothing is changed. The cost
+of an answer does not depend on the number of entries: COMPARED entries are compared with the asked one, and ORDER_MAX
+of the coldest are examined.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The governor's counters since the daemon started, kept up to date so that status walks nothing.
 
-Invariant (checked by Devices and Governor): registered == resident + offloaded + dropped + released + gone_with_owner.
+Owns the counts. Does not own the events that they count. Invariants: counts only rise. registered == resident +
+offloaded + dropped + released + gone_with_owner, which Devices and Governor check.
 """
 
 from __future__ import annotations

@@ -71,7 +71,9 @@ class Remembered:
         assert row is not None
         self._remove(device, np.array([row]))
 
-    def up_next(self, device: DeviceRecord, agents: Sequence[str], now: float, most: int) -> list[tuple[bytes, OffloadedEntry]]:
+    def up_next(
+        self, device: DeviceRecord, agents: Sequence[str], now: float, most: int
+    ) -> list[tuple[bytes, OffloadedEntry]]:
         """Up to `most` entries of these agents that may be asked for now, of clients that respond. The first agent's
         come first, and of each agent the oldest."""
         table = self._tables.get(device.name)

@@ -1,4 +1,5 @@
-"""The governor's effects. The actor carries them out in the order given. Owns the forms only."""
+"""The governor's effects. The actor carries them out in the order given. Owns the forms only. Invariant: they are
+immutable."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The governor's events. `Governor.handle(event, now)` takes one at a time; time is an argument.
 
-Owns the forms only. The actor that delivers them guarantees the same as the store's: GovernorClientJoined comes before
-any other event of a client, GovernorClientLeft last; a client number is never used twice; the messages of one client
-stay in order.
+Owns the forms only. Invariants, which the actor that delivers the events guarantees, as for the store:
+GovernorClientJoined comes before any other event of a client, GovernorClientLeft last; a client number is never used
+twice; the messages of one client stay in order.
 """
 
 from __future__ import annotations

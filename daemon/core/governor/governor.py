@@ -221,7 +221,7 @@ class Governor:
 
     def _register_entry(self, client: int, message: messages.RegisterEntry, now: float) -> None:
         gauge = self._gauge_of(message.device)
-        circumstances = self._circumstances_without_gauge(message.device, now) if gauge is None else self._circumstances(gauge, now)
+        circumstances = self._without_gauge(message.device, now) if gauge is None else self._circumstances(gauge, now)
         self._outbox.send(client, self.devices.register(client, message, circumstances, now))
 
     def _use_entries(self, client: int, message: messages.UseEntries, now: float) -> None:
@@ -312,7 +312,7 @@ class Governor:
         gauge = self.tiers.find(device)
         return gauge if gauge is not None and gauge.sample.tier is Tier.DEVICE else None
 
-    def _circumstances_without_gauge(self, device: str, now: float) -> Circumstances:
+    def _without_gauge(self, device: str, now: float) -> Circumstances:
         """The circumstances of a device of unknown size: only its budgets and its floor limit it."""
         return Circumstances(
             mode=Mode.RELAXED,

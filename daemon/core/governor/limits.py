@@ -1,4 +1,8 @@
-"""The governor's limits, each under its name in the configuration and in refusals. Owns the values only."""
+"""The governor's limits, each under its name in the configuration and in refusals.
+
+Owns the values. Does not own where they come from (`daemon.config`), which also checks them. Invariant: they are
+immutable.
+"""
 
 from __future__ import annotations
 

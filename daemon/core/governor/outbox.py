@@ -1,5 +1,8 @@
-"""The governor's outbox: the effects of one event, and the connected clients. Owns both; `daemon.core.outbox` has the
-rules."""
+"""The governor's outbox: the effects of one event, the connected clients, and the counters.
+
+Owns the log effects and the clients' names and pids. Does not own collecting and sending (`daemon.core.outbox`, whose
+invariant holds here too).
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The governor's part of the status. Changes nothing; the cost does not depend on the number of entries. Owns only the
-form."""
+"""The governor's part of the status. Owns only its form. Invariants: nothing is changed, and the cost does not depend
+on the number of entries."""
 
 from __future__ import annotations
 

@@ -49,11 +49,11 @@ class Workflows:
         self.version = 0
         self.change_limits(workflows_max, workflow_steps_max)
         self._workflows: dict[str, WorkflowProgress] = {}
-        self._steps = 0  # of all of them
+        self._steps = 0  # of all workflows together
         self._of_agent: dict[str, dict[str, float]] = {}  # an agent's distance in each of its workflows
-        self._outdated: dict[str, None] = {}  # workflows whose distances are of a former step
+        self._outdated: dict[str, None] = {}  # workflows whose distances are outdated
         self._ended: dict[str, None] = {}
-        self._distances: dict[str, float] = {}  # the nearest of each agent that was asked for
+        self._distances: dict[str, float] = {}  # the smallest distance of each agent that was asked for
         self._up_next: dict[int, tuple[str, ...]] = {}
 
     def __len__(self) -> int:
