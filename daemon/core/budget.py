@@ -1,6 +1,7 @@
 """The limits on the amounts that entries take of the ring and the index.
 
-Owns the limits in force. Does not own the amounts taken (`allocated_spans`). Invariant: `put_bytes_max` never exceeds `max_bytes`.
+Owns the limits in force. Does not own the amounts taken (`allocated_spans`). Invariant: `put_bytes_max` is at most
+`max_bytes`.
 """
 
 from __future__ import annotations

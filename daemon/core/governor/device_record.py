@@ -50,7 +50,7 @@ class ColdestRows:
         self._thaws_at = -math.inf
 
     def thaw(self, at: float) -> None:
-        """Rows may go from `at` on that may not go before; -inf: from now on."""
+        """Records that from `at` on rows may go that may not go before; -inf: from now on."""
         self._thaws_at = min(self._thaws_at, at)
 
     def ahead(self, device: DeviceRecord, now: float) -> Iterator[Rows]:
