@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from tensord.client.ctl.tables import WIDTH, age, counts, pairs, share, short, size, table, wrapped
+from tensord.client.ctl.tables import WIDTH, age, counts, cut, pairs, share, short, size, table, wrapped
 
 
 @pytest.mark.parametrize(
@@ -77,3 +77,9 @@ def test_long_texts_go_on_under_themselves() -> None:
 def test_a_word_that_is_too_long_stays_whole() -> None:
     assert wrapped("a " + "x" * 30 + " b", 10) == ["a", "x" * 30, "b"]
     assert wrapped("", 10) == [""]
+
+
+def test_a_text_that_is_cut_says_so() -> None:
+    assert cut("as it is", 8, "..") == "as it is"
+    assert cut("longer than it may be", 8, "..") == "longer.."
+    assert cut("a\x1bb", 8, "...") == "a?b"
