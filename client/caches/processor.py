@@ -113,7 +113,7 @@ class ProcessorCache:
             raise UsageError(f'copy is {copy!r}; it must be False, True or "on_write"')
         self.namespace = namespace
         self._client = cache
-        self._copy = copy
+        self._copy: Copy = copy
         put_wait_s = check_seconds("put_wait_s", put_wait_s)
         self._holds = HeldLeases(entries_max, sys.maxsize if bytes_max is None else bytes_max, seconds)
         self._entries = SenderEntries(cache, self._holds, ring_share=bytes_max is None, accepts=accepts)
