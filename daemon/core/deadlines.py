@@ -18,6 +18,7 @@ from typing import Final, Generic, TypeVar
 from ..policy.thinning import thin
 
 OUTDATED_MAX: Final = 16
+"""Outdated entries that one call removes."""
 
 Name = TypeVar("Name", bound=Hashable)
 

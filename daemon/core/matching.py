@@ -27,7 +27,9 @@ from .span_table import SpanTable
 USES_SLICE: Final = 1024
 """Uses that one Tick counts: 1 to 2 ms."""
 USES_MAX: Final = 1 << 16
+"""Uses that wait to be counted."""
 HELD_TOKENS_MAX: Final = 1 << 24
+"""Tokens of queries that wait for the rebuilt index."""
 ANSWERS_SLICE: Final = 16
 """Waiting queries that one Tick answers: 1 to 2 ms."""
 

@@ -25,7 +25,9 @@ Read = Callable[[int, int], bytes | memoryview]
 COUNT_BITS: Final = 13
 COUNT_MASK: Final = (1 << COUNT_BITS) - 1
 SHELF_MAX: Final = 512
+"""Siblings in one list."""
 CHECKPOINT_TOKENS: Final = 1024
+"""The minimum distance between checkpoints."""
 _LAST: Final = b"\xff" * 33
 
 

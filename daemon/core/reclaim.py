@@ -32,8 +32,11 @@ from .room import Choice, Cursor, Room
 from .span_table import SpanTable
 
 FRUITLESS_MAX: Final = 2
+"""Scans in a row without a freed span after which an attempt ends."""
 EXCHANGES_MAX: Final = 3
+"""Exchanges of pages after which an attempt ends."""
 RESCAN_S_MAX: Final = 2.0
+"""The longest delay until retired spans are scanned again, in seconds."""
 
 
 @dataclass(slots=True)

@@ -28,9 +28,13 @@ from .outbox import StoreOutbox
 from .span_table import SpanTable
 
 PIECE_BYTES: Final = 64 << 20
+"""The largest Punch or Allocate."""
 PIECE_BYTES_MIN: Final = 64 << 10
+"""The smallest Allocate after failures; each failure halves the size."""
 PUNCHES_MAX: Final = 32
+"""Punches pending at a time."""
 RETRY_S_MIN: Final = 0.5
+"""The delay after the first failed Allocate; each failure doubles it, up to RETRY_S_MAX."""
 RETRY_S_MAX: Final = 30.0
 
 

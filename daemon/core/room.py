@@ -28,11 +28,15 @@ from .unevictable import Unevictable
 from .windows import ANCHORS_MAX, Price, Prices, Windows
 
 VICTIMS_MAX: Final = 96
+"""Victims of one round."""
 WINDOW_ENTRIES_MAX: Final = 512
 """Entries of one window. If they are more than VICTIMS_MAX, they are evicted in several rounds."""
 BATCH_BYTES_MAX: Final = 64 << 20
+"""The most bytes that one round frees for later puts."""
 BATCH_SHARE: Final = 64
+"""One round frees this part of the ring, or of a budget, for later puts."""
 BATCH_ENTRIES_MAX: Final = 64
+"""The most entries that one round evicts for later puts."""
 PLANS_MAX: Final = 32
 """Rounds in which, for one put, entries are moved or cold entries are evicted so that entries can be moved."""
 SPARE_SHARE: Final = 50

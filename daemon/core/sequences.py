@@ -32,6 +32,7 @@ from .prefix_index import PrefixIndex
 REBUILD_SLICE: Final = 32
 """Blocks that one Tick puts into the index again: 1 to 3 ms."""
 PATH_MAX: Final = 256
+"""The longest path that a put adds to the index during the rebuild."""
 
 Read = Callable[[int, int], bytes | memoryview]
 """(offset, bytes) → the ring's bytes at that offset."""

@@ -23,6 +23,7 @@ from .quotas import Quotas
 from .span_table import SpanTable
 
 SLICE: Final = 256
+"""Entries that one event ends: 2 to 3 ms."""
 
 
 @dataclass(slots=True)

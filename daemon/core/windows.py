@@ -19,6 +19,7 @@ from .entries import SpanEntry
 from .span_table import SpanTable
 
 ANCHORS_MAX: Final = 32
+"""Windows that are tried for one put in one round."""
 TAKEN_MAX: Final = 2048
 """Once so many spans were taken into windows, no further window is tried."""
 

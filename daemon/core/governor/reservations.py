@@ -21,6 +21,7 @@ from ..deadlines import Deadlines
 from .limits import GovernorLimits
 
 ENDED_MAX: Final = 64
+"""Sums of ended reservations kept for each device."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ from .events import Sample
 from .outbox import GovernorOutbox
 
 TRANSITIONS_SHOWN: Final = 32
+"""The latest transitions that status lists."""
 
 
 @dataclass(slots=True)
