@@ -19,7 +19,8 @@ ROUND_USES uses, or sooner.
 Owns: the records of spans, the ghosts, the states of agents, and the choice of victims from them. Does not own which
 spans may be evicted (the store).
 
-Invariant: the number of ghosts is at most REMEMBERED_SHARE times the number of entries, or PLACES_MIN if that is more.
+Invariant: the table of ghosts does not grow beyond REMEMBERED_SHARE places for each known entry, or PLACES_MIN if that
+is more. It never shrinks.
 """
 
 from __future__ import annotations
