@@ -217,7 +217,7 @@ class Renew(StoreRequest, frozen=True):
 
 
 class Abandon(StoreRequest, frozen=True):
-    """Gives a claim up. No answer. The claim goes to the client that has waited for it longest."""
+    """Gives a claim up. No answer. The claim is handed over to the first waiting client, at most once."""
 
     token: Token
 

@@ -84,21 +84,21 @@ class Config:
 
     instance: str = setting(
         INSTANCE,
-        "names the shared memory; one daemon serves an instance",
+        "name of the shared memory; one daemon serves an instance",
         derived="system for root or as a system service, else user-<uid>",
     )
     socket: Path = setting(
         PATH,
-        "the control socket; not used when a service manager hands one in",
+        "the control socket; not used if a service manager passes one",
         derived="control.sock in $RUNTIME_DIRECTORY, /run/tensord, $XDG_RUNTIME_DIR/tensord or /tmp/tensord-<uid>",
     )
     status_socket: Path = setting(
         PATH,
-        "the read-only status socket; not used when a service manager hands one in",
+        "the read-only status socket; not used if a service manager passes one",
         derived="status.sock beside the control socket",
     )
     socket_group: str | None = setting(
-        TEXT, "group of the sockets that the daemon makes; none: the daemon's own", None, optional=True
+        TEXT, "group of the sockets that the daemon creates; none: the daemon's own", None, optional=True
     )
     socket_mode: int = setting(
         MODE,
@@ -119,14 +119,14 @@ class Config:
         "memory for payloads, taken from /dev/shm at the start; an existing ring grows or shrinks to this size",
         low=RING_BYTES_MIN,
         high=16 * TIB,
-        derived="the least of 4GiB, a quarter of the available memory and half of /dev/shm when the ring is made",
+        derived="the least of 4GiB, a quarter of the available memory and half of /dev/shm when the ring is created",
     )
     max_entries: int = setting(
         COUNT,
-        "the most entries; the index is made for this number, and does not grow",
+        "the most entries; the index is created for this number and does not grow",
         low=16,
         high=ENTRIES_MAX,
-        derived="one for every 64KiB of the ring when it is made, at least 4096",
+        derived="one for every 64KiB of the ring when it is created, at least 4096",
     )
     max_bytes: int | None = setting(
         SIZE,

@@ -90,7 +90,7 @@ class LimitsSection:
     )
     namespaces_max: int = setting(
         COUNT,
-        "namespaces that can be invalidated; the index has 16 bytes for each, fixed when the memory is made",
+        "namespaces that can be invalidated; the index has 16 bytes for each, fixed when the memory is created",
         65_536,
         low=1,
         high=1 << 24,
