@@ -71,8 +71,8 @@ DAEMON: Final = {
     ),
     "recovery": (
         "daemon.opening:opened",
-        "daemon.opening:_found",
-        "daemon.opening:_former",
+        "daemon.opening:_existing",
+        "daemon.opening:_former_superblock",
         "daemon.segments:Segments.__init__",
         "daemon.segments:Segments._find_lanes",
         "daemon.segments:Segments.found",
@@ -84,9 +84,9 @@ DAEMON: Final = {
         "daemon.core.span_table:SpanTable.restore_entry",
     ),
     "resize": (
-        "daemon.opening:_found",
-        "daemon.opening:_former",
-        "daemon.sizes:settled",
+        "daemon.opening:_existing",
+        "daemon.opening:_former_superblock",
+        "daemon.sizes:resolved_sizes",
         "daemon.segments:Segments.__init__",
         "daemon.segments:Segments.grow",
         "daemon.core.dispatch:Dispatch._ring_grown",
@@ -94,7 +94,7 @@ DAEMON: Final = {
     ),
     "creation": (
         "daemon.opening:opened",
-        "daemon.opening:_made",
+        "daemon.opening:_created",
         "daemon.segments:Segments.__init__",
         "shm.segments:create",
         "shm.index:IndexWriter.create",
