@@ -100,6 +100,7 @@ class RunningPeer:
         self.ops: tuple[Op, ...] = kind.ops
         self._python = kind.python()
         self._warm_bytes = kind.warm_bytes
+        self._evicts_by_itself = kind.evicts_by_itself
         self._folder = folder
         self._peer = kind(folder)
         self._stack = ExitStack()
@@ -132,6 +133,13 @@ class RunningPeer:
         """See to it that everything that will be read is there, and right."""
         tokens = self._workers["writer"].do("put_keys", value_bytes=value_bytes)
         self._workers["reader"].do("learn", value_bytes=value_bytes, tokens=tokens)
+
+    def prepare_puts(self, value_bytes: int) -> None:
+        """Where old values go for new ones, fill a quarter of the memory with values of this size: otherwise the first
+        puts are charged for the many small values that go for each large one.
+        """
+        if self._evicts_by_itself:
+            self._workers["writer"].do("warm", value_bytes=value_bytes, total_bytes=self._warm_bytes // 4)
 
     def measure(self, op: Op, value_bytes: int, calls: int, seconds: float) -> list[float]:
         """Nanoseconds of each call."""
@@ -191,6 +199,8 @@ def run(
                     for peer in chance.sample(able, len(able)):
                         if op == ops[0] and kind == "reads":
                             peer.prepare_reads(value_bytes)
+                        elif op == ops[0] and warm:
+                            peer.prepare_puts(value_bytes)
                         calls = BATCH_CALLS if op.startswith("get_many") else CALLS[value_bytes]
                         samples[peer.name, op, value_bytes] += peer.measure(op, value_bytes, calls, seconds)
     return [_row(*what, found) for what, found in sorted(samples.items())]

@@ -17,7 +17,8 @@ import tensord
 
 from . import PUT_OPS, READ_OPS, Array, BasePeer, BaseReader, BaseWriter, consume
 
-RING_BYTES = 1 << 30
+RING_BYTES = 3 << 30
+"""What is read, 256 MiB, is less than an eighth of the ring, so that no put in between makes it go."""
 START_S = 60.0
 WAIT_S = 30.0
 

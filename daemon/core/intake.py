@@ -193,7 +193,7 @@ class Intake:
                 puts.placed(put, entry)
                 self._hand_over(put)
                 continue
-            progress = self._reclaim.make_room(put.need, self._admission_test(put))
+            progress = self._reclaim.make_room(put.need, now, self._admission_test(put))
             if progress == "none" and puts.settling:
                 return
             if progress == "declined":

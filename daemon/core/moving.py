@@ -29,6 +29,14 @@ LOOKS_MAX: Final = 512
 """Once so many entries were examined, no further stretch is: 2 to 3 ms."""
 COPIED_SHARE: Final = 4
 """A plan copies at most so many times the bytes that are needed."""
+TIME_SHARE: Final = 1 / 4
+"""Plans and copies may take this part of the time."""
+BURST_S: Final = 0.1
+"""After a pause they may take so much at once."""
+ROUND_S: Final = 0.008
+ENTRY_S: Final = 50e-6
+BYTES_PER_S: Final = 4e9
+"""The assumed costs of a search for a plan, of the move of one entry, and of the copy of its bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +49,29 @@ class MovePlan:
     copied_bytes: int
     moves: list[tuple[SpanEntry, int]]
     victims: list[SpanEntry]
+
+
+class MovingTime:
+    """The time that is left for moves: a leaky bucket. Without it, puts at full speed into a fragmented ring would be
+    four times slower. Puts with pauses are not limited by it."""
+
+    def __init__(self) -> None:
+        self._left_s = BURST_S
+        self._at = 0.0
+
+    def is_left(self, now: float) -> bool:
+        """Whether entries may move at `now`. Adds the time that was earned since the last call."""
+        self._left_s = min(self._left_s + TIME_SHARE * max(now - self._at, 0.0), BURST_S)
+        self._at = now
+        return self._left_s > 0.0
+
+    def searched(self) -> None:
+        """A round has searched for entries to move."""
+        self._left_s -= ROUND_S
+
+    def moved(self, plan: MovePlan) -> None:
+        """The moves of a plan begin."""
+        self._left_s -= ENTRY_S * len(plan.moves) + plan.copied_bytes / BYTES_PER_S
 
 
 class Moving:

@@ -98,6 +98,7 @@ class Publication:
     def existed(self, client: int, commit: messages.Commit, stored: SpanEntry, now: float) -> None:
         """Answers a put of a stored key. It counts as a use of the entry."""
         self._expiry.used([stored], now)
+        self._memory.policy.put_again(stored.number)
         self._outbox.counters.puts["existed"] += 1
         self._outbox.send(client, messages.Committed(commit.id, "existed"))
 

@@ -108,7 +108,7 @@ class Reclaim:
         self.stuck = False
         self._page_cursor.skip = 0
 
-    def make_room(self, need: Need, admits: Callable[[int], bool] | None = None) -> str:
+    def make_room(self, need: Need, now: float, admits: Callable[[int], bool] | None = None) -> str:
         """Continues to make room for the put at the head of the queue, which does not fit.
 
         Args:
@@ -149,7 +149,7 @@ class Reclaim:
         if not attempt.drained:
             self._drain()
             return "draining"
-        choice = self._room.choose(need, attempt.cursor)
+        choice = self._room.choose(need, attempt.cursor, now)
         if choice.victims or choice.moves:
             if (
                 choice.victims
@@ -293,7 +293,7 @@ class Reclaim:
         memory = self._memory
         if not memory.spans.over_budget():
             return
-        choice = self._room.choose(Need(), self._budget_cursor)
+        choice = self._room.choose(Need(), self._budget_cursor, now)
         if choice.victims:
             self._budget_cursor.skip = 0
             memory.hide(choice.victims.items())

@@ -19,7 +19,7 @@ from ...shm.window import Window, widest_withdrawn
 from .coldest import LOOKS_MAX, Coldest
 from .entries import SpanEntry
 from .holdings import Capacity, Holding
-from .moving import Moving
+from .moving import Moving, MovingTime
 from .need import Need
 from .page_eviction import PageEviction
 from .pins import Pins
@@ -88,13 +88,14 @@ class Room:
         self._memory = memory
         self.unevictable = unevictable = Unevictable(memory, pins)
         self._coldest = Coldest(memory, pins, unevictable.may_go)
+        self._moving_time = MovingTime()
 
     @property
     def has_more(self) -> bool:
         """Whether evictable entries may be left that were not examined."""
         return self._coldest.has_more
 
-    def choose(self, need: Need, cursor: Cursor) -> Choice:
+    def choose(self, need: Need, cursor: Cursor, now: float) -> Choice:
         """The next victims; none if no evictable entry would help.
 
         If uids compete, the victims are entries of the uids that are over their shares (`holdings`). Only if none of
@@ -102,11 +103,11 @@ class Room:
         """
         self._coldest.begin()
         owners = self.evictable_uids(need)
-        choice = self._choose(need, cursor, owners)
+        choice = self._choose(need, cursor, owners, now)
         found = choice.victims or choice.moves or choice.searching or choice.exchange is not None
         if found or owners is None or need.uid in owners or not cursor.scanned:
             return choice
-        return self._choose(need, cursor, None)
+        return self._choose(need, cursor, None, now)
 
     def evictable_uids(self, need: Need) -> frozenset[int] | None:
         """The uids whose entries may be evicted for the need. None: those of any uid."""
@@ -117,13 +118,13 @@ class Room:
         more = Holding(need.span_bytes, need.entries, need.tokens)
         return self._memory.spans.holdings.evictable_uids(need.uid, more, capacity)
 
-    def _choose(self, need: Need, cursor: Cursor, owners: frozenset[int] | None) -> Choice:
+    def _choose(self, need: Need, cursor: Cursor, owners: frozenset[int] | None, now: float) -> Choice:
         choice = Choice()
         exchange: tuple[int, int] | None = None
         if need.key is not None:
             ring = self._memory.ring
             if ring.largest_free_bytes < need.span_bytes:
-                found = self._cheapest_way(need, cursor, owners)
+                found = self._cheapest_way(need, cursor, owners) if self._moving_time.is_left(now) else None
                 if isinstance(found, Choice):
                     return found
                 window = found or self._exchange_window(need, cursor) or self._window(need, cursor.window_at, owners)
@@ -221,7 +222,9 @@ class Room:
 
         Returns:
             None if entries cannot move: for blocks of sequences, while pages are withdrawn, and after PLANS_MAX rounds.
+                The caller asks only while there is time left for moves.
         """
+        self._moving_time.searched()
         memory, ring = self._memory, self._memory.ring
         coldest = next(self._coldest.walk(owners=owners), None)
         if coldest is None or coldest.prefix_bytes or ring.withdrawn_count or cursor.plans >= PLANS_MAX:
@@ -241,6 +244,7 @@ class Room:
         prices.of(coldest)
         plan = Moving(memory, prices, self.unevictable.may_go, self._evictable_test(owners)).best(need.span_bytes)
         if plan is not None and plan.moves and not plan.victims:
+            self._moving_time.moved(plan)
             return Choice({}, plan.moves)
         windows = self._windows(need, owners)
         window = windows.cheapest(self._coldest.walk(owners=owners))
@@ -258,6 +262,8 @@ class Room:
             if prices.total(spare) < lost and (little_free or FAR * self._worth(spare) < lost[0]):
                 cursor.spare_bytes += sum(entry.span_bytes for entry in spare)
                 return Choice(self._with_children(dict.fromkeys(spare, "capacity")))
+        if isinstance(way, Choice) and plan is not None:
+            self._moving_time.moved(plan)
         return way
 
     def _worth(self, entries: Iterable[SpanEntry]) -> float:

@@ -118,6 +118,13 @@ class Hazard(Replacement, name="hazard"):
         known.set_remembered(slot, self._use(known.digest[slot], known.remembered(slot), agent))
         self._victims.changed(slot, self._rank)
 
+    def put_again(self, span_id: int) -> None:
+        """The span belongs to the window again, unless it is a later block of a sequence."""
+        known, slot = self._records, self._records.slot(span_id)
+        if known.put_at[slot]:
+            known.put_at[slot] = self._put_bytes
+            self._victims.changed(slot, self._rank)
+
     def may_go(self, span_id: int, it_may: bool) -> None:
         slot = self._records.slot(span_id)
         self._records.may_go[slot] = it_may

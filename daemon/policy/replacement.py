@@ -82,6 +82,10 @@ class Replacement(ABC):
         """A client has reported the state of an agent. Default: the policy ignores it."""
         return
 
+    def put_again(self, span_id: int) -> None:
+        """A put named the key of a known span. `accessed` was called before. Default: a put is no more than a use."""
+        return
+
     def admits(self, new: Candidate, victim: int) -> bool:
         """True if `new`, which is not stored yet, is worth at least as much as `victim`, which would be evicted for it.
         Default: always true.

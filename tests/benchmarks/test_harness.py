@@ -73,6 +73,9 @@ class _Fake:
     def prepare_reads(self, value_bytes: int) -> None:
         self.asked.append((self.name, "prepare", value_bytes))
 
+    def prepare_puts(self, value_bytes: int) -> None:
+        self.asked.append((self.name, "prepare", value_bytes))
+
     def measure(self, op: str, value_bytes: int, calls: int, seconds: float) -> list[float]:
         self.asked.append((self.name, op, value_bytes))
         return [1000.0 * self.asked.count(self.asked[-1])]
@@ -103,7 +106,7 @@ def test_peers_meet_each_operation_side_by_side_after_warming_and_preparing(
     assert all(first[1:] == second[1:] and first[0] != second[0] for first, second in pairs)
     assert {first[0] for first, _ in pairs} == {"a", "b"}
     for number, (name, what, size) in enumerate(asked):
-        if what == "get":
+        if what in ("get", "put_return"):
             assert asked[number - 1] == (name, "prepare", size)
 
 

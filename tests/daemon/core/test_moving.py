@@ -6,6 +6,7 @@ import pytest
 
 from tensord.daemon.core.entries import SpanEntry
 from tensord.daemon.core.events import Accessed
+from tensord.daemon.core.moving import BURST_S, ROUND_S, TIME_SHARE, MovingTime
 from tensord.daemon.policy.registry import POLICIES
 from tensord.errors import Corrupt
 from tensord.ipc import messages
@@ -204,3 +205,25 @@ def test_one_scan_serves_many_puts_though_small_holes_stay_between_large_entries
         assert stand.put(number, LARGE) == "stored"
     assert stand.store.status()["moves"] == 0
     assert stand.store.status()["scans"] - before <= 64 / 4
+
+
+def test_moves_take_at_most_their_share_of_the_time_and_are_there_after_a_pause() -> None:
+    time = MovingTime()
+    searches = 0
+    for step in range(10_000):
+        if time.is_left(step / 1000):
+            time.searched()
+            searches += 1
+    assert TIME_SHARE * 10 <= searches * ROUND_S <= TIME_SHARE * 10 + BURST_S + ROUND_S
+    assert not time.is_left(10.0)
+    assert time.is_left(10.0 + 2 * ROUND_S / TIME_SHARE)
+
+
+def test_without_time_for_moves_a_put_evicts_the_entries_of_a_range(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(MovingTime, "is_left", lambda _, now: False)
+    stand = holed(make)
+    assert stand.put(20, LARGE) == "stored"
+    assert stand.store.status()["moves"] == 0
+    assert stand.store.status()["evictions"] == {"explicit": 2, "capacity": 1}

@@ -95,6 +95,26 @@ def test_large_entries_that_are_put_into_a_ring_full_of_small_ones_are_there(pol
 
 
 @pytest.mark.parametrize("stand", BESIDE_USE, indirect=True)
+def test_what_is_put_again_while_it_is_stored_is_there_like_a_new_entry(stand: Stand) -> None:
+    chance = random.Random(1)
+    weights = [1 / (number + 1) ** 0.9 for number in range(RING)]
+
+    def beside_use(first: int, count: int) -> None:
+        for number in range(first, first + count):
+            for popular in chance.choices(range(RING), weights, k=5):
+                ask(stand, popular)
+            ask(stand, number)
+
+    beside_use(10_000, 2 * RING)
+    large_bytes = RING // 20 * SPAN - 128
+    assert stand.put(100_000, large_bytes) == "stored"
+    beside_use(20_000, RING // 20)
+    assert stand.put(100_000, large_bytes) == "existed"
+    beside_use(30_000, RING // 12)
+    assert there(stand, range(100_000, 100_001)) == 100
+
+
+@pytest.mark.parametrize("stand", BESIDE_USE, indirect=True)
 def test_what_is_put_beside_a_set_in_use_is_there(stand: Stand) -> None:
     chance = random.Random(1)
     popular = range(RING * 19 // 20)
