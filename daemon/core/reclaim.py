@@ -21,6 +21,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Final
 
+from .choice import Choice, Cursor
 from .claims import ClaimTable
 from .effects import Drain, Move, Scan, WriteExpiry
 from .entries import SpanEntry
@@ -28,7 +29,7 @@ from .expiry import Expiry
 from .need import Need
 from .outbox import StoreOutbox
 from .residency import Residency
-from .room import Choice, Cursor, Room
+from .room import Room
 from .span_table import SpanTable
 
 FRUITLESS_MAX: Final = 2

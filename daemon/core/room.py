@@ -11,11 +11,11 @@ surveyed only if the quick search fails.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final
 
 from ...shm.window import Window, widest_withdrawn
+from .choice import Choice, Cursor
 from .coldest import LOOKS_MAX, Coldest
 from .entries import SpanEntry
 from .holdings import Capacity, Holding
@@ -48,37 +48,6 @@ SPARE_STEPS: Final = 4
 """In one round, the coldest entries evicted have the bytes that the cheapest way would lose, divided by this number."""
 SPARE_MIN: Final = 32
 """They have at least the put's bytes divided by this number."""
-
-
-@dataclass(slots=True)
-class Cursor:
-    """The progress of one need's search from round to round.
-
-    `window_at`: where a window that takes several rounds begins. `skip`: entries at the cold end that were examined in
-    vain. `plans`: rounds with moves. `exchanged`: an exchange of pages was requested. `scanned`: a scan has found the
-    pins since the search began. `spare_bytes`: bytes evicted so that more entries can move.
-    """
-
-    window_at: int | None = None
-    skip: int = 0
-    exchanged: bool = False
-    scanned: bool = False
-    plans: int = 0
-    spare_bytes: int = 0
-
-
-@dataclass(slots=True)
-class Choice:
-    """The outcome of one round: victims with the reason for each, and moves, each with the offset of its hole.
-    `searching`: nothing was found among the examined entries; call again.
-
-    `exchange`: without victims, a stretch [low, high) of the ring in which only withdrawn extents are in the way.
-    """
-
-    victims: dict[SpanEntry, str] = field(default_factory=dict)
-    moves: list[tuple[SpanEntry, int]] = field(default_factory=list)
-    searching: bool = False
-    exchange: tuple[int, int] | None = None
 
 
 class Room:
@@ -124,7 +93,7 @@ class Room:
         if need.key is not None:
             ring = self._memory.ring
             if ring.largest_free_bytes < need.span_bytes:
-                found = self._cheapest_way(need, cursor, owners) if self._moving_time.is_left(now) else None
+                found = self._cheapest_way(need, cursor, owners, now)
                 if isinstance(found, Choice):
                     return found
                 window = found or self._exchange_window(need, cursor) or self._window(need, cursor.window_at, owners)
@@ -215,20 +184,27 @@ class Room:
             return None
         return widest_withdrawn(self._memory.ring.map, need.span_bytes)
 
-    def _cheapest_way(self, need: Need, cursor: Cursor, owners: frozenset[int] | None) -> Choice | Window | None:
+    def _cheapest_way(
+        self, need: Need, cursor: Cursor, owners: frozenset[int] | None, now: float
+    ) -> Choice | Window | None:
         """The cheapest of three ways to get `need.span_bytes` in one piece: entries move into holes elsewhere; the
         entries of a window are evicted; or some of the coldest entries are evicted, so that more entries can move in
-        the next round.
+        the next round. While no time is left for moves, a window is chosen, unless new entries are evicted with it.
 
         Returns:
             None if entries cannot move: for blocks of sequences, while pages are withdrawn, and after PLANS_MAX rounds.
-                The caller asks only while there is time left for moves.
         """
-        self._moving_time.searched()
         memory, ring = self._memory, self._memory.ring
         coldest = next(self._coldest.walk(owners=owners), None)
         if coldest is None or coldest.prefix_bytes or ring.withdrawn_count or cursor.plans >= PLANS_MAX:
             return None
+        windows = self._windows(need, owners)
+        if not self._moving_time.is_left(now):
+            window = windows.cheapest(self._coldest.walk(owners=owners))
+            unavoidable = memory.policy.rank(coldest.number)[0] * need.span_bytes
+            if window is not None and windows.price(window)[0] <= FAR * unavoidable:
+                return self._first_part(window)
+        self._moving_time.searched()
         if ring.free_bytes < need.span_bytes:
             if self.unevictable.is_known and self.unevictable.obstacle(need) is not None:
                 return None
@@ -246,7 +222,6 @@ class Room:
         if plan is not None and plan.moves and not plan.victims:
             self._moving_time.moved(plan)
             return Choice({}, plan.moves)
-        windows = self._windows(need, owners)
         window = windows.cheapest(self._coldest.walk(owners=owners))
         ways: list[tuple[Price, int, Choice | Window]] = []
         if plan is not None and plan.moves:

@@ -1,0 +1,41 @@
+"""The search for room for one put: the outcome of a round, and the progress over several rounds.
+
+Owns these two records. Does not own the search (`room`) nor its timing (`reclaim`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from .entries import SpanEntry
+
+
+@dataclass(slots=True)
+class Cursor:
+    """The progress of one need's search from round to round.
+
+    `window_at`: where a window that takes several rounds begins. `skip`: entries at the cold end that were examined in
+    vain. `plans`: rounds with moves. `exchanged`: an exchange of pages was requested. `scanned`: a scan has found the
+    pins since the search began. `spare_bytes`: bytes evicted so that more entries can move.
+    """
+
+    window_at: int | None = None
+    skip: int = 0
+    exchanged: bool = False
+    scanned: bool = False
+    plans: int = 0
+    spare_bytes: int = 0
+
+
+@dataclass(slots=True)
+class Choice:
+    """The outcome of one round: victims with the reason for each, and moves, each with the offset of its hole.
+    `searching`: nothing was found among the examined entries; call again.
+
+    `exchange`: without victims, a stretch [low, high) of the ring in which only withdrawn extents are in the way.
+    """
+
+    victims: dict[SpanEntry, str] = field(default_factory=dict)
+    moves: list[tuple[SpanEntry, int]] = field(default_factory=list)
+    searching: bool = False
+    exchange: tuple[int, int] | None = None
