@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from .client.core.cache import Client as Client
     from .client.core.claim import Claim as Claim
     from .client.core.device_reservation import DeviceReservation as DeviceReservation
+    from .client.core.entry import Entry as Entry
+    from .client.core.entry import Reuse as Reuse
     from .client.core.governor import ModeChange as ModeChange
     from .client.core.governor import Subscription as Subscription
     from .client.core.lease import Batch as Batch
@@ -41,8 +43,6 @@ if TYPE_CHECKING:
     from .client.core.puts import Put as Put
     from .client.core.reservation import Reservation as Reservation
     from .client.core.ring_reader import RingReader as RingReader
-    from .client.core.view import Entry as Entry
-    from .client.core.view import Reuse as Reuse
     from .client.core.workflow import Workflow as Workflow
     from .client.device.cache import DeviceCache as DeviceCache
     from .client.device.entries import DeviceLease as DeviceLease
@@ -76,7 +76,7 @@ _PLACES = {
     "EncoderCacheManager": ".client.caches.encoder",
     "EncoderInput": ".client.caches.encoder_request",
     "EncoderRequest": ".client.caches.encoder_request",
-    "Entry": ".client.core.view",
+    "Entry": ".client.core.entry",
     "Feature": ".client.caches.processor",
     "Lease": ".client.core.lease",
     "Media": ".shm.prefix",
@@ -94,7 +94,7 @@ _PLACES = {
     "Reference": ".client.caches.references",
     "Registration": ".client.device.registration",
     "Reservation": ".client.core.reservation",
-    "Reuse": ".client.core.view",
+    "Reuse": ".client.core.entry",
     "RingReader": ".client.core.ring_reader",
     "RotatingLayer": ".client.prefix.layers",
     "SharedLayer": ".client.prefix.layers",

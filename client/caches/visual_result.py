@@ -18,7 +18,7 @@ from .dp_mode import Recommendation, Resolution, check_resolution
 from .measures import array_bytes
 
 if TYPE_CHECKING:
-    from ..core.view import Reuse
+    from ..core.entry import Reuse
 
 _ENCODER_CHARS_MAX: Final = 256
 

@@ -35,6 +35,7 @@ from . import device_reservation, forks, queueing
 from .aside import aside
 from .claim import Claim
 from .device_reservation import DeviceReservation
+from .entry import Entry, Reuse
 from .fields import check_key, check_name, check_seconds, check_socket, check_timeout, printable
 from .governor import GovernorListener, ModeChange, Subscription, TierState
 from .inbox import Region
@@ -46,7 +47,7 @@ from .put_options import PutOptions
 from .puts import Put
 from .reservation import Reservation
 from .ring_reader import RingReader
-from .view import Entry, Reuse, View
+from .view import View
 from .workflow import Workflow
 
 if TYPE_CHECKING:

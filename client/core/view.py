@@ -9,7 +9,6 @@ Invariants: a view of ring bytes exists only under a pin that was published befo
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from mmap import MAP_SHARED, PROT_READ, mmap
 from struct import error as struct_error
 from typing import Any, Final, Self
@@ -36,6 +35,7 @@ from ...shm.layout import (
 )
 from ...shm.recipe import Recipe
 from ...shm.slots import SLOT
+from .entry import Entry, Reuse
 from .fields import check_key
 from .lease import ArrayLease, Batch, Lease, lease_over
 from .ring_mapping import RingMapping
@@ -43,51 +43,6 @@ from .ring_reader import RingReader, learned
 
 Array = np.ndarray[Any, Any]
 _ATTEMPTS: Final = 4
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """An entry's metadata, from its span's header.
-
-    Times are Unix seconds by the current wall clock; `expires_unix_s` is 0 if the entry does not expire.
-
-    Example:
-        >>> cache.put(key, np.arange(3), tokens=576, wait=True).state
-        'stored'
-        >>> entry = cache.peek(key)
-        >>> entry.tokens, entry.expires_unix_s
-        (576, 0.0)
-    """
-
-    key: bytes
-    payload_bytes: int
-    tokens: int
-    created_unix_s: float
-    expires_unix_s: float
-    owner_uid: int
-    checksum: int
-
-
-@dataclass(frozen=True, slots=True)
-class Reuse:
-    """How much an entry is shared, as the daemon last wrote it into the index.
-
-    `holders`: lanes that pin the entry now, counted about once a second. A lane belongs to a client with a lease or a
-    view, or to a client that has ended but left live views. A client in a forked child that inherited views counts for
-    two lanes: its parent's and its own. Borrowed leases, and copies made because a lane was full, are not counted.
-    `uses`: how often any client got, touched or put the entry again since it was stored. The daemon updates the number
-    within about a second. A restart keeps it, except for reads while no daemon ran and in the 0.1 s before. If clients
-    together read faster than the daemon reads their logs (about 40,000 gets a second), the count is a sample.
-
-    Example:
-        >>> cache.put(key, np.arange(3), wait=True).state
-        'stored'
-        >>> cache.reuse(key).holders                                # clients with a lease or a view of the entry
-        0
-    """
-
-    holders: int
-    uses: int
 
 
 class View:

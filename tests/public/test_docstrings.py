@@ -15,7 +15,7 @@ from types import FunctionType
 import pytest
 
 import tensord
-from tensord.client.core.aio import AsyncSubscription
+from tensord.client.core.async_subscription import AsyncSubscription
 from tensord.client.device.torch_device import TorchDevice
 from tensord.testing.fake_card import FakeCard
 from tensord.testing.fake_vram import FakeVram
