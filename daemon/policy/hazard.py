@@ -28,12 +28,12 @@ from __future__ import annotations
 from array import array
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Final
-from zlib import crc32
 
 import msgpack
 import numpy as np
 from xxhash import xxh3_64_intdigest
 
+from .agents import FINISHED, NO_AGENT, Agents, joined, number_of
 from .ages import Ages
 from .candidate import Candidate
 from .clock import Clock
@@ -67,10 +67,6 @@ TICK: Final = 2.0**-20
 USES_MAX: Final = 65_535
 """A larger number of uses counts as this."""
 
-_NO_AGENT, _SHARED, _RUNNING, _FINISHED = 0, 1, 2, 5
-_STATES: Final = {"tool_call": 3, "turn_ended": 4, "finished": _FINISHED}
-_AGENTS: Final = 1 << 16
-"""The number of agents' numbers. 0: no agent; 1: several agents; the others are hashes of names."""
 _BOUNDS: Final = np.array(BOUNDS)
 _VERSION: Final = 1
 
@@ -82,11 +78,10 @@ class Hazard(Replacement, name="hazard"):
         self._records = Records()
         self._ghosts = Ghosts()
         self._hazards = Hazards()
-        self._rows = np.full((_FINISHED + 1, TRAITS), -1, np.int64)
-        self._states = bytearray([_RUNNING]) * _AGENTS
-        self._states[0], self._states[1] = _NO_AGENT, _SHARED
+        self._rows = np.full((FINISHED + 1, TRAITS), -1, np.int64)
         self._ages = Ages(self._reached, self._used)
         self._victims = VictimPool(self._records, self._ranks)
+        self._agents = Agents(self._victims.forget)
         self._clock = Clock()
         self._used_at = 0.0
         self._uses = 0
@@ -141,7 +136,7 @@ class Hazard(Replacement, name="hazard"):
 
     def turn(self, agent: str, state: str, now: float) -> None:
         self._clock.pass_to(now)
-        self._set_state(_agent(agent), _STATES[state])
+        self._agents.report(agent, state)
 
     def admits(self, new: Candidate, victim: int) -> bool:
         """False if `new` is in the tail of a long sequence and is worth less than `victim`. It is remembered then."""
@@ -151,12 +146,11 @@ class Hazard(Replacement, name="hazard"):
             return True
         digest = _digest(new.key)
         ghost = self._ghosts.get(digest)
-        agent = _agent(new.agent)
         if ghost is None:
-            of = traits_of(1, new.depth, self._last_gap)
+            of, agent = traits_of(1, new.depth, self._last_gap), number_of(new.agent)
         else:
             of = traits_of(ghost.uses + 1, new.depth, gap_of(self._clock.now - ghost.used_at))
-            agent = agent if ghost.agent in (_NO_AGENT, agent) else _SHARED
+            agent = joined(ghost.agent, new.agent)
         worth = self._row(of, agent).index[0] * self._costs.weight(new)
         if worth >= self.rank(victim)[0]:
             return True
@@ -206,7 +200,7 @@ class Hazard(Replacement, name="hazard"):
             "used_at": self._used_at,
             "put_bytes": self._put_bytes,
             "costs": self._costs.learned(),
-            "states": bytes(self._states),
+            "states": self._agents.learned(),
             "uses": self._hazards.uses,
             "classes": self._hazards.counts(),
         }
@@ -223,9 +217,9 @@ class Hazard(Replacement, name="hazard"):
         try:
             ghosts, packed, spans = data[:GHOST_COLUMNS], data[GHOST_COLUMNS], data[GHOST_COLUMNS + 1 :]
             state = msgpack.unpackb(packed, strict_map_key=False)
-            if state["version"] != _VERSION or len(state["states"]) != _AGENTS:
+            if state["version"] != _VERSION:
                 raise ValueError("the state has another version")
-            self._states[2:] = bytes(min(each, _FINISHED) for each in state["states"][2:])
+            self._agents.learn(state["states"])
             self._costs.learn(state["costs"])
             self._put_bytes = int(state["put_bytes"])
             self._clock.learn(state["clock"])
@@ -249,7 +243,7 @@ class Hazard(Replacement, name="hazard"):
     def _put(self, new: Candidate, digest: int, ghost: Ghost | None) -> Ghost:
         """The record of a candidate after its first use. `ghost`: its remembered record, if any."""
         gap = (self._last_gap if new.depth else 0) if ghost is None else ghost.traits % GAPS
-        before = ghost or Ghost(0.0, 0, 0, _NO_AGENT, 0.0)
+        before = ghost or Ghost(0.0, 0, 0, NO_AGENT, 0.0)
         of = traits_of(1, new.depth, gap)
         return self._use(digest, before._replace(traits=of, weight=self._costs.weight(new)), new.agent)
 
@@ -259,7 +253,7 @@ class Hazard(Replacement, name="hazard"):
         uses = min(before.uses + 1, USES_MAX)
         gap = gap_of(unused) if unused > 0 else before.traits % GAPS
         of = often(uses) * 3 * GAPS + before.traits // GAPS % 3 * GAPS + gap
-        number = self._agent_of(before.agent, agent)
+        number = self._agents.after_use(before.agent, agent)
         self._used_at = max(self._clock.now, self._used_at + TICK)
         self._ages.use(digest, of, number, self._used_at, again=unused > 0)
         self._last_gap = gap
@@ -270,22 +264,6 @@ class Hazard(Replacement, name="hazard"):
             self._hazards.refresh_one()
             self._due = 0
         return Ghost(self._used_at, uses, of, number, before.weight)
-
-    def _agent_of(self, number: int, name: str) -> int:
-        """The agent of an entry after a use by agent `name`. `number`: its agent before the use."""
-        if not name or number == _SHARED:
-            return number
-        agent = _agent(name)
-        if number not in (_NO_AGENT, agent):
-            return _SHARED
-        if self._states[agent] == _FINISHED:
-            self._set_state(agent, _RUNNING)
-        return agent
-
-    def _set_state(self, agent: int, state: int) -> None:
-        if agent > _SHARED and self._states[agent] != state:
-            self._states[agent] = state
-            self._victims.forget()
 
     def _reached(self, of: int, agent: int, at: int) -> None:
         self._hazards.reached(self._row(of, agent), at)
@@ -317,7 +295,7 @@ class Hazard(Replacement, name="hazard"):
         """`_rank` of many slots at once."""
         known = self._records
         used_at = known.column(known.used_at, slots)
-        states = np.frombuffer(self._states, np.uint8)[known.column(known.agent, slots)]
+        states = np.frombuffer(self._agents.states, np.uint8)[known.column(known.agent, slots)]
         of = known.column(known.traits, slots)
         rows = self._rows[states, of]
         if rows.size and rows.min() < 0:
@@ -339,7 +317,7 @@ class Hazard(Replacement, name="hazard"):
     def _explained(self, ghost: Ghost, *, in_window: bool) -> Explained:
         row, at = self._row(ghost.traits, ghost.agent), bucket(self._as_of - ghost.used_at)
         worth = self._worth(ghost)
-        deep, state = ghost.traits // GAPS % 3, self._states[ghost.agent]
+        deep, state = ghost.traits // GAPS % 3, self._agents.states[ghost.agent]
         like = traits(often(ghost.uses), OFTEN_MAX, deep, state)
         return Explained(worth, ghost.uses, like, row.comes_back(at), in_window)
 
@@ -354,7 +332,7 @@ class Hazard(Replacement, name="hazard"):
     # Classes
 
     def _row(self, of: int, agent: int) -> Row:
-        state = self._states[agent]
+        state = self._agents.states[agent]
         number = self._rows[state, of]
         return self._row_in(of, state) if number < 0 else self._hazards.by_number[number]
 
@@ -362,7 +340,7 @@ class Hazard(Replacement, name="hazard"):
         """The class of the traits `of` and the agent's state. The gap is part of the class only for entries with an
         agent: there it tells a loop from a single visit."""
         more = of % (3 * GAPS) if state else of % (3 * GAPS) // GAPS * GAPS
-        row = self._hazards.row(of // (3 * GAPS), state, more, FINISHED_ODDS if state == _FINISHED else 1.0)
+        row = self._hazards.row(of // (3 * GAPS), state, more, FINISHED_ODDS if state == FINISHED else 1.0)
         self._rows[state, of] = row.number
         return row
 
@@ -371,7 +349,7 @@ class Hazard(Replacement, name="hazard"):
         for name, _ in classes:
             if len(name) == 3:
                 uses_class, state, more = name
-                if not (0 <= uses_class <= OFTEN_MAX and 0 <= state <= _FINISHED and 0 <= more < 3 * GAPS):
+                if not (0 <= uses_class <= OFTEN_MAX and 0 <= state <= FINISHED and 0 <= more < 3 * GAPS):
                     raise ValueError("an impossible class")
                 self._row_in(uses_class * 3 * GAPS + more, state)
         for name, counts in classes:
@@ -397,8 +375,3 @@ class Hazard(Replacement, name="hazard"):
 
 def _digest(key: bytes) -> int:
     return xxh3_64_intdigest(key) or 1
-
-
-def _agent(name: str) -> int:
-    """The number of the agent of that name; 0 for no agent."""
-    return 2 + crc32(name.encode()) % (_AGENTS - 2) if name else _NO_AGENT
