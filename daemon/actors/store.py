@@ -1,8 +1,8 @@
 """The store actor: runs the store's core. It is the only actor that accesses the ring, the index and the lanes.
 
-Owns: the store's inbox, the copier, and the thread that frees and allocates pages of the ring. Turns the messages in
-the inbox into events of the core, and carries the core's effects out. Does not own any decision about entries: the core
-decides what is stored, refused or evicted. Answers to queries are built in `store_report`.
+Owns: the store's inbox, and the copier. Turns the messages in the inbox into events of the core, and carries the core's
+effects out. Does not own any decision about entries: the core decides what is stored, refused or evicted. Answers to
+queries are built in `store_report`, pages of the ring are changed by `pages`.
 
 Invariant: the core is called from one task only. The result of an effect comes back later, as a message or a job, never
 within the handling of an event.
@@ -14,7 +14,6 @@ import asyncio
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, assert_never
 
 import numpy as np
@@ -49,6 +48,7 @@ from .messages import (
     StoreMessage,
     WatchEvent,
 )
+from .pages import Pages
 from .pump import Pump
 from .store_report import StoreReport
 
@@ -88,9 +88,8 @@ class StoreActor:
         self._copying: Counter[int] = Counter()
         self._pump = Pump(self.inbox, self._receive, clock)
         self._lane_room = LaneRoom()
-        self._loop = loop = asyncio.get_running_loop()
-        # One thread: the kernel has one lock for all changes to the pages of a file.
-        self._pages = ThreadPoolExecutor(1, "tensord-pages")
+        loop = asyncio.get_running_loop()
+        self._pages = Pages(memory, lambda outcome: loop.call_soon_threadsafe(self.inbox.tell_now, outcome))
         self._copier = Copier(
             memory.ring,
             config.limits.tree_depth_max,
@@ -231,7 +230,7 @@ class StoreActor:
                 case effects.Scan():
                     self._lanes.scan()
                 case effects.Punch() | effects.Allocate():
-                    self._pages.submit(self._carry_out, effect)
+                    self._pages.submit(effect, self._config.memory)
                 case HostHolds():
                     self._tell_governor(effect)
                 case effects.Discard(client, put_id):
@@ -262,34 +261,6 @@ class StoreActor:
             return
         folded = np.frombuffer(packed, np.uint32, record.count, record.text_at)
         self._handle(events.PrefixAsked(client, query, record, folded))
-
-    def _carry_out(self, effect: effects.Punch | effects.Allocate) -> None:
-        """Runs in the pages thread: returns pages of the ring to the kernel, or allocates them again."""
-        outcome = self._pages_outcome(effect)
-        self._loop.call_soon_threadsafe(self.inbox.tell_now, outcome)
-
-    def _pages_outcome(self, effect: effects.Punch | effects.Allocate) -> events.Punched | events.Allocated:
-        if isinstance(effect, effects.Punch):
-            try:
-                self._memory.punch(effect.offset, effect.size_bytes)
-            except OSError as error:
-                # No span is placed there all the same. The reported resident bytes are too low then.
-                _log.error(
-                    "cannot return pages of the ring to the kernel; they stay allocated and unused",
-                    size_bytes=effect.size_bytes,
-                    why=str(error),
-                )
-            return events.Punched(effect.offset)
-        memory = self._config.memory
-        try:
-            self._memory.allocate(
-                effect.offset, effect.size_bytes, prefault=memory.prefault, huge_pages=memory.huge_pages
-            )
-        except TensordError as error:
-            return events.Allocated(effect.offset, error)
-        except Exception as error:
-            return events.Allocated(effect.offset, TensordError(f"the pages cannot be allocated: {error!r}"))
-        return events.Allocated(effect.offset)
 
     def _grow(self, grown: Grown) -> None:
         ring_bytes = self._memory.superblock.ring_bytes
@@ -394,8 +365,7 @@ class StoreActor:
         for message in self.inbox.drain():
             if isinstance(message, events.Copied | events.Moved):
                 self._handle(message)
-        # Effects on pages that were not carried out are dropped: the next daemon finds the pages as they are.
-        self._pages.shutdown(cancel_futures=True)
+        self._pages.close()
 
     def _answer(self, query: Queried) -> None:
         if query.answer.cancelled():

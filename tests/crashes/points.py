@@ -63,7 +63,7 @@ DAEMON: Final = {
     ),
     "pages": (
         "daemon.core.residency:Residency._withdraw",
-        "daemon.actors.store:StoreActor._pages_outcome",
+        "daemon.actors.pages:Pages._outcome",
         "daemon.segments:Segments.punch",
         "daemon.segments:Segments.allocate",
         "daemon.core.residency:Residency.punched",
