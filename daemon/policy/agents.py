@@ -19,7 +19,7 @@ _REPORTED: Final = {"tool_call": 3, "turn_ended": 4, "finished": FINISHED}
 _NUMBERS: Final = 1 << 16
 
 
-class Agents:
+class AgentStates:
     """`changed` is called after each change of a state."""
 
     def __init__(self, changed: Callable[[], object]) -> None:

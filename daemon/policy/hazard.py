@@ -33,7 +33,7 @@ import msgpack
 import numpy as np
 from xxhash import xxh3_64_intdigest
 
-from .agents import FINISHED, NO_AGENT, Agents, joined, number_of
+from .agents import FINISHED, NO_AGENT, AgentStates, joined, number_of
 from .ages import Ages
 from .candidate import Candidate
 from .clock import Clock
@@ -81,7 +81,7 @@ class Hazard(Replacement, name="hazard"):
         self._rows = np.full((FINISHED + 1, TRAITS), -1, np.int64)
         self._ages = Ages(self._reached, self._used)
         self._victims = VictimPool(self._records, self._ranks)
-        self._agents = Agents(self._victims.forget)
+        self._agents = AgentStates(self._victims.forget)
         self._clock = Clock()
         self._used_at = 0.0
         self._uses = 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tensord.daemon.policy.agents import FINISHED, NO_AGENT, RUNNING, SHARED, Agents, joined, number_of
+from tensord.daemon.policy.agents import FINISHED, NO_AGENT, RUNNING, SHARED, AgentStates, joined, number_of
 
 
 @pytest.fixture
@@ -13,8 +13,8 @@ def changes() -> list[None]:
 
 
 @pytest.fixture
-def agents(changes: list[None]) -> Agents:
-    return Agents(lambda: changes.append(None))
+def agents(changes: list[None]) -> AgentStates:
+    return AgentStates(lambda: changes.append(None))
 
 
 def test_an_entry_belongs_to_the_one_agent_that_uses_it_and_to_several_for_good() -> None:
@@ -25,7 +25,7 @@ def test_an_entry_belongs_to_the_one_agent_that_uses_it_and_to_several_for_good(
     assert joined(NO_AGENT, "") == number_of("") == NO_AGENT
 
 
-def test_an_agent_that_finished_runs_again_with_its_next_use(agents: Agents, changes: list[None]) -> None:
+def test_an_agent_that_finished_runs_again_with_its_next_use(agents: AgentStates, changes: list[None]) -> None:
     number = number_of("coder")
     assert agents.states[number] == RUNNING
     agents.report("coder", "finished")
@@ -36,7 +36,7 @@ def test_an_agent_that_finished_runs_again_with_its_next_use(agents: Agents, cha
     assert agents.states[number] == RUNNING and len(changes) == 2
 
 
-def test_a_report_without_a_name_or_without_news_changes_nothing(agents: Agents, changes: list[None]) -> None:
+def test_a_report_without_a_name_or_without_news_changes_nothing(agents: AgentStates, changes: list[None]) -> None:
     before = bytes(agents.states)
     agents.report("", "finished")
     assert bytes(agents.states) == before and not changes
@@ -45,9 +45,9 @@ def test_a_report_without_a_name_or_without_news_changes_nothing(agents: Agents,
     assert len(changes) == 1
 
 
-def test_states_last_over_a_restart_and_those_of_another_version_are_refused(agents: Agents) -> None:
+def test_states_last_over_a_restart_and_those_of_another_version_are_refused(agents: AgentStates) -> None:
     agents.report("coder", "turn_ended")
-    again = Agents(lambda: None)
+    again = AgentStates(lambda: None)
     again.learn(agents.learned())
     assert again.states == agents.states
     again.learn(b"\xff" * len(agents.learned()))
