@@ -9,7 +9,8 @@ Owns: the command. Does not own: traces, drivers, other policies, goals (replayi
 With --warm the traces of that folder go first, uncounted, and those of --traces are counted; without, the first 60 % of
 each warm, and the rest is counted. After them come the made-up workloads; --synthetic replays those alone. Sizes are
 shares of all distinct blocks, of what warms and of what is counted. With pins held (tensord-pinned) only the middle
-size is replayed, and with agents' steps (tensord+steps) the three smallest, unless --sizes are given.
+size is replayed, and none of the agents' traces; with agents' steps (tensord+steps) only the three smallest sizes.
+--sizes lifts these limits.
 
 A missed goal is printed, and ends nothing.
 """
@@ -103,9 +104,13 @@ def workloads(arguments: argparse.Namespace) -> Iterator[tuple[Trace, tuple[floa
 
 
 def tasks_of(trace: Trace, names: Sequence[str], sizes: Sequence[float], *, all_sizes: bool) -> list[Task]:
-    """What is replayed of a trace. Unless `all_sizes`, with pins held at the middle size alone, and told how calls
-    ended at the sizes that have a goal for it: a replay through the store takes from half a minute to two."""
-    some = {"tensord-pinned": sizes[len(sizes) // 2 : len(sizes) // 2 + 1], "tensord+steps": sizes[:JUDGED_WITH_STEPS]}
+    """The replays of one trace. Unless `all_sizes`, pins are held at the middle size alone and for no trace of agents,
+    and steps are told at the sizes that have a goal for them: a replay through the store takes up to four minutes."""
+    middle = sizes[len(sizes) // 2 : len(sizes) // 2 + 1]
+    some = {
+        "tensord-pinned": () if policies.tells_steps(trace) else middle,
+        "tensord+steps": sizes[:JUDGED_WITH_STEPS],
+    }
     return [
         (trace.name, name, size)
         for name in names

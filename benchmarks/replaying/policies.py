@@ -23,8 +23,13 @@ NAMES: Final = (*OURS, *PEERS)
 
 
 def suits(name: str, trace: Trace) -> bool:
-    """Whether it is another policy than the others on this trace."""
-    return name != "tensord+steps" or any(isinstance(event, Step) for event in trace.events)
+    """Whether the policy differs from the others on this trace."""
+    return name != "tensord+steps" or tells_steps(trace)
+
+
+def tells_steps(trace: Trace) -> bool:
+    """Whether the trace records how agents' calls ended."""
+    return any(isinstance(event, Step) for event in trace.events)
 
 
 def replay(name: str, trace: Trace, capacity_bytes: int, policy: str) -> Counts:

@@ -243,6 +243,13 @@ def test_pins_are_held_at_the_middle_size_alone_unless_sizes_are_asked_for() -> 
     assert len(replay.tasks_of(trace, names, sizes, all_sizes=True)) == 6
 
 
+def test_no_pins_are_held_while_agents_are_replayed_unless_sizes_are_asked_for() -> None:
+    trace = Trace("agents", "prefix", [traces.Step(1.0, "one", "finished")], [], [])
+    names, sizes = ["tensord-pinned"], (0.1, 0.2, 0.4)
+    assert replay.tasks_of(trace, names, sizes, all_sizes=False) == []
+    assert len(replay.tasks_of(trace, names, sizes, all_sizes=True)) == 3
+
+
 def test_made_up_workloads_are_replayed_alone_and_judged(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
