@@ -387,6 +387,10 @@ class Daemon:
         """The keys that readers find."""
         return {number_of(slot.key) for slot in self.memory.index.slots() if slot.published}
 
+    def waiting(self) -> set[int]:
+        """The keys of the slots that are unpublished and not yet free."""
+        return {number_of(slot.key) for slot in self.memory.index.slots() if not slot.published}
+
     def ends_at(self) -> dict[int, float]:
         """When the time to live of each entry is over."""
         return {number_of(e.key): math.inf if e.expires_at is None else e.expires_at for e in self.store.memory.entries}

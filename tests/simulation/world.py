@@ -63,6 +63,8 @@ class World:
         self.step = 0
         self.model = Model()
         self.settings = drawn(self.chance)
+        self.waiting: set[int] = set()
+        """The keys of the slots that were unpublished and not yet free when the last daemon ended."""
         self.damaged = False
         """Whether entries may be found corrupt, and miss."""
         self.lane_words = self.chance.choice([3, 24, 24])
@@ -196,6 +198,9 @@ class World:
         self.model.there = {number: version for number, version in self.model.there.items() if number in left}
         self.model.ends_at |= self.daemon.ends_at()
         self.model.eras = {tag: self.daemon.memory.index.generations.current(tag) for tag in self.model.eras}
+        # A damaged sequence word may publish a removed entry again that still waited for its scan. Its bytes are whole.
+        returned = (left - self.model.there.keys()) & self.waiting
+        self.model.there |= {number: max(self.model.stored[number]) for number in returned}
         assert left == self.model.there.keys(), f"keys {left - self.model.there.keys()} were never put"
 
     def end_the_daemon(self) -> None:
@@ -208,6 +213,7 @@ class World:
         self.kills += 1
         (daemon.kill if killed else daemon.stop)()
         self.model.restarted(daemon.visible())
+        self.waiting = daemon.waiting()
         self.daemon = None
         del daemon
         gc.collect()
