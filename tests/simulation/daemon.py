@@ -387,9 +387,9 @@ class Daemon:
         """The keys that readers find."""
         return {number_of(slot.key) for slot in self.memory.index.slots() if slot.published}
 
-    def waiting(self) -> set[int]:
-        """The keys of the slots that are unpublished and not yet free."""
-        return {number_of(slot.key) for slot in self.memory.index.slots() if not slot.published}
+    def waiting(self) -> set[bytes]:
+        """The keys of the slots that are unpublished and not yet free; damaged ones are no key of this world."""
+        return {slot.key for slot in self.memory.index.slots() if not slot.published}
 
     def ends_at(self) -> dict[int, float]:
         """When the time to live of each entry is over."""

@@ -63,7 +63,7 @@ class World:
         self.step = 0
         self.model = Model()
         self.settings = drawn(self.chance)
-        self.waiting: set[int] = set()
+        self.waiting: set[bytes] = set()
         """The keys of the slots that were unpublished and not yet free when the last daemon ended."""
         self.damaged = False
         """Whether entries may be found corrupt, and miss."""
@@ -199,7 +199,7 @@ class World:
         self.model.ends_at |= self.daemon.ends_at()
         self.model.eras = {tag: self.daemon.memory.index.generations.current(tag) for tag in self.model.eras}
         # A damaged sequence word may publish a removed entry again that still waited for its scan. Its bytes are whole.
-        returned = (left - self.model.there.keys()) & self.waiting
+        returned = {number for number in left - self.model.there.keys() if at(number) in self.waiting}
         self.model.there |= {number: max(self.model.stored[number]) for number in returned}
         assert left == self.model.there.keys(), f"keys {left - self.model.there.keys()} were never put"
 
