@@ -79,11 +79,11 @@ def heading(readings: Sequence[DrillReading], *, act: bool, speed: float, there:
     return f"{said}\n\n{_row(_HEAD)}"
 
 
-def line(reading: DrillReading, told: messages.Drilled) -> str:
+def line(reading: DrillReading, drilled: messages.Drilled) -> str:
     """One reading and its effect. The line has 100 columns at most, except for the last column."""
-    mode = told.state.mode.value
-    if told.before is not told.state.mode:
-        mode = f"{told.before.value} -> {mode}"
+    mode = drilled.state.mode.value
+    if drilled.before is not drilled.state.mode:
+        mode = f"{drilled.before.value} -> {mode}"
     return _row(
         (
             f"{reading.at_s:.1f}s",
@@ -91,22 +91,22 @@ def line(reading: DrillReading, told: messages.Drilled) -> str:
             size(reading.used_bytes),
             share(reading.used_bytes, reading.total_bytes),
             mode,
-            consequences(told),
+            consequences(drilled),
         )
     )
 
 
-def consequences(told: messages.Drilled) -> str:
+def consequences(drilled: messages.Drilled) -> str:
     """The present or possible effect: "offload 12 (240 MiB), drop 3 (1.00 MiB)"; "-" for none."""
     found = []
-    if told.offload_entries:
-        found.append(f"offload {number(told.offload_entries)} ({size(told.offload_bytes)})")
-    if told.drop_entries:
-        found.append(f"drop {number(told.drop_entries)} ({size(told.drop_bytes)})")
-    if told.shrink_bytes:
-        found.append(f"ring gives back {size(told.shrink_bytes)}")
-    if told.state.refuses:
-        found.append("puts refused" if told.state.gauge == HOST_GAUGE else "registrations refused")
+    if drilled.offload_entries:
+        found.append(f"offload {number(drilled.offload_entries)} ({size(drilled.offload_bytes)})")
+    if drilled.drop_entries:
+        found.append(f"drop {number(drilled.drop_entries)} ({size(drilled.drop_bytes)})")
+    if drilled.shrink_bytes:
+        found.append(f"ring gives back {size(drilled.shrink_bytes)}")
+    if drilled.state.refuses:
+        found.append("puts refused" if drilled.state.gauge == HOST_GAUGE else "registrations refused")
     return ", ".join(found) or "-"
 
 

@@ -68,22 +68,22 @@ def entry_text(entry: dict[str, Any], now_unix_s: float, more: Iterable[tuple[st
 
 def _of_sequence(entry: dict[str, Any]) -> list[tuple[str, str]]:
     """The rows for a block of a cached sequence; none for other entries, or from older daemons."""
-    told: list[tuple[str, str]] = []
+    rows: list[tuple[str, str]] = []
     if entry.get("cost_ms"):
-        told.append(("cost", f"{entry['cost_ms']:g} ms"))
+        rows.append(("cost", f"{entry['cost_ms']:g} ms"))
     if entry.get("agent"):
-        told.append(("agent", entry["agent"]))
-    piece = entry.get("prefix")
-    if piece:
-        start, tokens = piece["start"], piece["tokens"]
+        rows.append(("agent", entry["agent"]))
+    block = entry.get("prefix")
+    if block:
+        start, tokens = block["start"], block["tokens"]
         place = (
             f"snapshot at token {number(start)}"
-            if piece["snapshot"]
+            if block["snapshot"]
             else f"tokens {number(start)} to {number(start + tokens)}"
         )
-        told.append(("of a sequence", f"{place}, followed by {number(piece['children'])}"))
-        told.append(("parent", piece["parent"] or "nothing: the sequence begins here"))
-    return told
+        rows.append(("of a sequence", f"{place}, {number(block['children'])} children"))
+        rows.append(("parent", block["parent"] or "nothing: the sequence begins here"))
+    return rows
 
 
 def _ends(entry: dict[str, Any], now_unix_s: float) -> str:
@@ -121,9 +121,9 @@ def show(daemon: Daemon, key: str, as_json: bool) -> None:
     KEY is hexadecimal. A prefix is enough if no other stored key begins with it.
     """
     (meant,) = keys_meant(daemon, [key])
-    told = daemon.why(meant)
+    answer = daemon.why(meant)
     with understood("answer"):
-        entry, standing = told["entry"], told["standing"]
+        entry, standing = answer["entry"], answer["standing"]
     if entry is None:
         raise BadKey(
             f"{meant.hex()} is not stored; `tensorctl why {meant.hex()}` says whether it was, "
@@ -133,4 +133,4 @@ def show(daemon: Daemon, key: str, as_json: bool) -> None:
         click.echo(json.dumps({"entry": entry, "standing": standing}, indent=2))
     else:
         with understood("answer"):
-            click.echo(entry_text(entry, time.time(), standing_rows(told)))
+            click.echo(entry_text(entry, time.time(), standing_rows(answer)))

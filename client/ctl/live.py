@@ -87,5 +87,5 @@ def watch(daemon: Daemon, count: int | None) -> None:
         pass
     finally:
         if dropped:
-            told = f"{number(dropped)} events were dropped: they came faster than they were read"
-            click.echo(f"tensorctl: {told}", err=True)
+            message = f"{number(dropped)} events were dropped: they came faster than they were read"
+            click.echo(f"tensorctl: {message}", err=True)

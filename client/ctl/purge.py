@@ -50,11 +50,11 @@ def purge(instance: str | None) -> None:
             click.echo(f"{names}: not removed, since it belongs to another user")
         return
     others = leftovers.instances()
-    told = f"nothing of instance {instance!r} is in /dev/shm"
-    told += f"; there are segments of: {', '.join(others)}" if others else ", and of no other instance"
+    message = f"nothing of instance {instance!r} is in /dev/shm"
+    message += f"; there are segments of: {', '.join(others)}" if others else ", and of no other instance"
     if named:
-        raise BadConfiguration(told)
-    click.echo(told)
+        raise BadConfiguration(message)
+    click.echo(message)
 
 
 def usual_instance() -> str:

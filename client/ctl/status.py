@@ -129,33 +129,33 @@ def _traffic(body: dict[str, Any], store: dict[str, Any]) -> list[tuple[str, str
     ]
 
 
-def _hit_ratio(told: dict[str, Any]) -> str:
-    minute, ring = told["minute"], told["ring"]
+def _hit_ratio(figures: dict[str, Any]) -> str:
+    minute, ring = figures["minute"], figures["ring"]
     return (
         f"{share(minute['hits'], minute['lookups'])} in the last minute, "
         f"{share(ring['hits'], ring['lookups'])} over the last ring's worth of puts"
     )
 
 
-def _beside_lru(told: dict[str, Any]) -> str:
+def _beside_lru(figures: dict[str, Any]) -> str:
     """The hit ratio of a sample of requests, compared with the ratio that least recently used would have had."""
-    ring = told["ring"]
+    ring = figures["ring"]
     if not ring["requests"]:
         return "nothing was used or stored yet"
-    sample = "" if told["sampled"] == 1 else f" (a sample, one key in {number(told['sampled'])})"
+    sample = "" if figures["sampled"] == 1 else f" (a sample, one key in {number(figures['sampled'])})"
     return (
         f"over the same puts, of requests for keys that were put: {share(ring['here'], ring['requests'])} found here, "
         f"{share(ring['lru'], ring['requests'])} under lru{sample}"
     )
 
 
-def _made_room(told: dict[str, Any]) -> str:
+def _made_room(figures: dict[str, Any]) -> str:
     """Age and idle time of the last entries evicted for others. Short times mean that the ring is too small."""
-    if not told["entries"]:
+    if not figures["entries"]:
         return "no entry had to go for others yet"
-    age_s, idle_s = told["age_s"], told["idle_s"]
+    age_s, idle_s = figures["age_s"], figures["idle_s"]
     return (
-        f"the last {number(told['entries'])} evictions for others: median idle time {age(idle_s['median'])}, "
+        f"the last {number(figures['entries'])} evictions for others: median idle time {age(idle_s['median'])}, "
         f"median age {age(age_s['median'])}; one in ten was idle for less than {age(idle_s['tenth'])}"
     )
 

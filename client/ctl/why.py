@@ -33,73 +33,78 @@ _REASONS: Final = {
 }
 
 
-def why_text(told: dict[str, Any]) -> str:
+def why_text(answer: dict[str, Any]) -> str:
     """The daemon's answer as text, within 100 columns."""
     with understood("answer"):
-        rows = [("key", told["key"])]
-        if told["standing"]:
-            used = _used(told["entry"]["uses"], told["standing"]["idle_s"])
-            rows += [("state", f"stored {age(told['standing']['age_s'])} ago, {used}"), *standing_rows(told)]
+        rows: list[tuple[str, str]] = [("key", answer["key"])]
+        if answer["standing"]:
+            used = _used(answer["entry"]["uses"], answer["standing"]["idle_s"])
+            rows += [("state", f"stored {age(answer['standing']['age_s'])} ago, {used}"), *standing_rows(answer)]
         else:
-            rows += _of_what_is_not_stored(told)
-        if told["gone"]:
-            rows += _of_gone(told["gone"], again=told["standing"] is not None)
-        if told["remembered"]:
-            memory = told["remembered"]
+            rows += _absent_rows(answer)
+        if answer["gone"]:
+            rows += _removed_rows(answer["gone"], again=answer["standing"] is not None)
+        if answer["remembered"]:
+            memory = answer["remembered"]
             uses = f"{number(memory['uses'])} uses, its puts included" if memory["uses"] else "no uses"
             rows += [("remembered", uses), *_like(memory)]
         return pairs(rows)
 
 
-def standing_rows(told: dict[str, Any]) -> list[tuple[str, str]]:
+def standing_rows(answer: dict[str, Any]) -> list[tuple[str, str]]:
     """The rank of a stored entry for eviction; no rows if it is not stored."""
-    standing = told["standing"]
+    standing = answer["standing"]
     if standing is None:
         return []
-    worth = f"{standing['worth']:.3g} by policy {told['policy']}: what is worth least goes first"
-    rows = [("worth", worth), *_like(standing)]
+    worth = f"{standing['worth']:.3g} by policy {answer['policy']}: the lowest worth is evicted first"
+    rows: list[tuple[str, str]] = [("worth", worth), *_like(standing)]
     if standing["in_window"]:
-        rows.append(("window", "it was put so recently that it goes only if no other entry may"))
+        rows.append(("window", "put so recently that it is evicted only if no other entry can be"))
     compared = standing["compared"]
     colder = (
-        f"{share(standing['colder'], compared)} of {number(compared)} other entries that may go"
+        f"{share(standing['colder'], compared)} of {number(compared)} other evictable entries"
         if compared
-        else "no other entry may go"
+        else "no other entry is evictable"
     )
     rows.append(("colder", colder))
     if standing["held"]:
         rows.append(("held", _HELD.get(standing["held"], standing["held"])))
     if standing["children"]:
-        rows.append(("followed", f"by {number(standing['children'])}: a block goes after all of its children"))
+        rows.append(("children", f"{number(standing['children'])}: a block is evicted after all of its children"))
     before = standing["before"]
     if standing["place"] == 1 and not standing["held"]:
-        rows.append(("place", "it goes next"))
+        rows.append(("place", "it is evicted next"))
     elif before:
         place = standing["place"]
-        rows.append(("place", f"{number(place - 1)} would go before it" if place else "not among those that go next"))
-        rows += [("" if at else "go first", key) for at, key in enumerate(before)]
+        rows.append(
+            ("place", f"{number(place - 1)} are evicted before it" if place else "not among the next to be evicted")
+        )
+        rows += [("" if at else "first", key) for at, key in enumerate(before)]
     return rows
 
 
-def _of_what_is_not_stored(told: dict[str, Any]) -> list[tuple[str, str]]:
-    match told["state"]:
+def _absent_rows(answer: dict[str, Any]) -> list[tuple[str, str]]:
+    match answer["state"]:
         case "leaving":
-            return [("state", f"leaving, unless a reader holds it: {_REASONS.get(told['reason'], told['reason'])}")]
-        case "gone" if told["gone"]:
+            return [("state", f"leaving, unless a reader holds it: {_REASONS.get(answer['reason'], answer['reason'])}")]
+        case "gone" if answer["gone"]:
             return [("state", "not stored any more")]
         case "gone":
             return [("state", "not stored; the policy remembers the key")]
-    if told["records"] < told["records_max"]:
+    if answer["records"] < answer["records_max"]:
         return [("state", "never seen: it is not stored, and was not since the daemon started")]
-    known = number(told["records"])
-    return [("state", f"not seen: it is not stored, and not among the last {known} entries that went")]
+    known = number(answer["records"])
+    return [("state", f"not seen: it is not stored, and not among the last {known} removed entries")]
 
 
-def _of_gone(gone: dict[str, Any], *, again: bool) -> list[tuple[str, str]]:
+def _removed_rows(gone: dict[str, Any], *, again: bool) -> list[tuple[str, str]]:
     reason = gone["reason"]
     used = _used(gone["uses"], gone["idle_s"]).replace(" ago", " before")
     return [
-        ("went before" if again else "went", f"{age(gone['gone_s'])} ago ({reason}): {_REASONS.get(reason, reason)}"),
+        (
+            "removed before" if again else "removed",
+            f"{age(gone['gone_s'])} ago ({reason}): {_REASONS.get(reason, reason)}",
+        ),
         ("it was", f"stored {age(gone['age_s'])} before, {used}; worth {gone['worth']:.3g}"),
     ]
 
@@ -112,17 +117,17 @@ def _used(uses: int, idle_s: float) -> str:
     return f"used {times}, last {age(idle_s)} ago"
 
 
-def _like(told: dict[str, Any]) -> list[tuple[str, str]]:
+def _like(answer: dict[str, Any]) -> list[tuple[str, str]]:
     """The entry's class in words; no rows for a policy without classes."""
-    if not told["like"]:
+    if not answer["like"]:
         return []
-    back = told["comes_back"]
+    back = answer["comes_back"]
     words = (
         "too few similar entries are known to estimate how many come back"
         if back is None
         else f"entries like it come back in {100 * back:.0f} % of cases"
     )
-    return [("class", f"{', '.join(told['like'])}; {words}")]
+    return [("class", f"{', '.join(answer['like'])}; {words}")]
 
 
 @click.command()
@@ -133,15 +138,15 @@ def _like(told: dict[str, Any]) -> list[tuple[str, str]]:
 def why(ctx: click.Context, daemon: Daemon, key: str, as_json: bool) -> None:
     """Why an entry is kept, or why it was removed.
 
-    For a stored entry: its worth to the policy, its class, the share of colder entries, and the entries that would go
-    before it. For a removed entry: when and why it was removed, and its state then. KEY is hexadecimal. A prefix is
-    enough if no other stored key begins with it, or else no other key of a removed entry.
+    For a stored entry: its worth to the policy, its class, the share of colder entries, and the entries that are
+    evicted before it. For a removed entry: when and why it was removed, and its state then. KEY is hexadecimal. A
+    prefix is enough if no other stored key begins with it, or else no other key of a removed entry.
 
     Exit code 1 if the key is unknown: neither stored nor remembered.
     """
-    told = daemon.why(stored_or_gone(daemon, key))
+    answer = daemon.why(stored_or_gone(daemon, key))
     if as_json:
-        click.echo(json.dumps(told, indent=2))
+        click.echo(json.dumps(answer, indent=2))
     else:
-        click.echo(why_text(told))
-    ctx.exit(1 if told["state"] == "unknown" else 0)
+        click.echo(why_text(answer))
+    ctx.exit(1 if answer["state"] == "unknown" else 0)

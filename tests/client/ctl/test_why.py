@@ -54,9 +54,9 @@ def test_why_tells_how_a_stored_entry_stands(daemon: Daemon, ctl: Ctl) -> None:
     assert f"key {_key(5).hex()}" in text
     assert "used twice, last " in text
     assert "class used 2 to 3 times; too few similar entries are known" in text
-    assert f"colder {100 * colder / 9:.1f} % of 9 other entries that may go" in text
-    assert f"place {colder} would go before it go first {_key(0).hex()}" in text
-    assert "it goes next" in ctl("why", _key(0).hex()).out
+    assert f"colder {100 * colder / 9:.1f} % of 9 other evictable entries" in text
+    assert f"place {colder} are evicted before it first {_key(0).hex()}" in text
+    assert "it is evicted next" in ctl("why", _key(0).hex()).out
 
 
 def test_show_tells_how_an_entry_stands(daemon: Daemon, ctl: Ctl) -> None:
@@ -64,7 +64,7 @@ def test_show_tells_how_an_entry_stands(daemon: Daemon, ctl: Ctl) -> None:
     told = " ".join(ctl("show", _key(2).hex()).out.split())
     assert "by policy hazard" in told
     assert "class not used since it was put" in told
-    assert "it was put so recently that it goes only if no other entry may" in told
+    assert "put so recently that it is evicted only if no other entry can be" in told
     document = json.loads(ctl("show", "--json", _key(2).hex()).out)
     assert document.keys() == {"entry", "standing"}
     assert document["standing"] == {
@@ -99,10 +99,10 @@ def test_a_block_is_told_to_go_after_those_that_follow_it(daemon: Daemon, ctl: C
     entries = json.loads(ctl("ls", "--json").out)["entries"]
     root, *_, last = sorted(entries, key=lambda entry: entry["prefix"]["start"])
     assert root is not last
-    assert "a block goes after all of its children" in " ".join(ctl("why", root["key"]).out.split())
+    assert "a block is evicted after all of its children" in " ".join(ctl("why", root["key"]).out.split())
     told = " ".join(ctl("why", last["key"]).out.split())
     assert "its agent runs" in told
-    assert "it goes next" in told
+    assert "it is evicted next" in told
 
 
 def test_an_entry_that_is_back_is_told_with_when_it_went_before(daemon: Daemon, ctl: Ctl) -> None:
@@ -111,7 +111,7 @@ def test_an_entry_that_is_back_is_told_with_when_it_went_before(daemon: Daemon, 
     client.evict(_key(1))
     _put(client, 1)
     told = ctl("why", _key(1).hex()).out
-    assert "went before" in told
+    assert "removed before" in told
     assert "(explicit)" in told
 
 
@@ -173,21 +173,24 @@ GONE: dict[str, Any] = {
     [
         (STORED, "stored 10m00s ago, used twice, last 40s ago"),
         (STORED, "its agent waits for a tool; entries like it come back in 31 % of cases"),
-        (STORED, "25.0 % of 128 other entries that may go"),
-        (STORED, "not among those that go next"),
-        ({**STORED, "standing": {**STANDING, "in_window": True}}, "it goes only if no other entry may"),
+        (STORED, "25.0 % of 128 other evictable entries"),
+        (STORED, "not among the next to be evicted"),
+        ({**STORED, "standing": {**STANDING, "in_window": True}}, "it is evicted only if no other entry can be"),
         ({**STORED, "standing": {**STANDING, "held": "pin"}}, "a client has pinned it for a time"),
         ({**STORED, "standing": {**STANDING, "held": "lease"}}, "a reader held it"),
-        ({**STORED, "standing": {**STANDING, "children": 2}}, "by 2: a block goes after all of its children"),
-        ({**STORED, "standing": {**STANDING, "place": 3}}, "2 would go before it"),
-        ({**STORED, "standing": {**STANDING, "compared": 0}}, "no other entry may go"),
-        ({**STORED, "gone": GONE}, "went before 1m00s ago (ttl): its time to live had ended"),
+        (
+            {**STORED, "standing": {**STANDING, "children": 2}},
+            "children 2: a block is evicted after all of its children",
+        ),
+        ({**STORED, "standing": {**STANDING, "place": 3}}, "2 are evicted before it"),
+        ({**STORED, "standing": {**STANDING, "compared": 0}}, "no other entry is evictable"),
+        ({**STORED, "gone": GONE}, "removed before 1m00s ago (ttl): its time to live had ended"),
         ({**NOT_STORED, "state": "leaving", "reason": "capacity"}, "leaving, unless a reader holds it: evicted"),
         ({**NOT_STORED, "state": "gone", "gone": GONE}, "stored 1h00m before, used once, last 1m10s before; worth 0.5"),
         ({**NOT_STORED, "state": "gone", "remembered": STANDING}, "not stored; the policy remembers the key"),
         ({**NOT_STORED, "state": "gone", "remembered": STANDING}, "remembered 3 uses, its puts included class used"),
         (NOT_STORED, "never seen: it is not stored, and was not since the daemon started"),
-        ({**NOT_STORED, "records": 100}, "not among the last 100 entries that went"),
+        ({**NOT_STORED, "records": 100}, "not among the last 100 removed entries"),
     ],
 )
 def test_each_answer_is_told_in_words_within_100_columns(told: dict[str, Any], words: str) -> None:
