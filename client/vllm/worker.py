@@ -162,13 +162,18 @@ class WorkerSide:
         """This rank's news for the scheduler since the last report; None if there are none."""
         ring = self._ring
         attached = ring is not None and ring.identity != self._told
-        counts = self._counts.take()
         adapters = self._adapters() if self._adapters is not None else {}
         changed = adapters != self._told_adapters
-        if not (self._loaded or attached or counts or changed or self._has_news):
-            return None
-        with self._lock:
-            report, self._news, self._has_news = self._news, Report(), False
+        report = None
+        if self._has_news:
+            with self._lock:
+                report, self._news, self._has_news = self._news, Report(), False
+        # After the news: a save is counted before it is told, so it is counted by the report that says it is over.
+        counts = self._counts.take()
+        if report is None:
+            if not (self._loaded or attached or counts or changed):
+                return None
+            report = Report()
         if self._loaded:
             report.loaded[self._rank] = self._loaded
             self._loaded = 0
@@ -246,12 +251,12 @@ class WorkerSide:
                 continue
             self._puts.remove(entry)
             if put.state in ("stored", "existed"):
-                self._tell(settled=save.key, rows=save.rows, took_s=(now - began_s) * share)
                 self._counts.add("saves")
                 self._counts.add("save_bytes", size_bytes)
+                self._tell(settled=save.key, rows=save.rows, took_s=(now - began_s) * share)
             else:
-                self._tell(settled=save.key)
                 self._counts.add("refused")
+                self._tell(settled=save.key)
         return SOON_S if self._puts else IDLE_S
 
     def _store(self, save: Save, output: torch.Tensor, made: Any, began_s: float, share: float, client: Client) -> None:

@@ -490,6 +490,43 @@ def test_all_ranks_load_and_one_of_them_stores(shared: Daemon) -> None:
         assert another.counts["saves"] == 1
 
 
+def test_a_save_is_counted_by_the_time_it_is_reported_to_be_over(
+    shared: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A report is made by the step's thread at any moment: here, right before and after each word of the other's."""
+    reports: list[Report | None] = []
+    with Steps(shared.socket) as engine:
+        side = engine.workers[0]._worker
+        assert side is not None
+        tell, take = side._tell, side._counts.take
+
+        def reported(**news: Any) -> None:
+            reports.append(side.report())
+            tell(**news)
+            reports.append(side.report())
+
+        with monkeypatch.context() as patched:
+            patched.setattr(side, "_tell", reported)
+            engine.run(request(fresh()))
+            until(lambda: any(said and said.settled for said in reports), "the save to be over")
+
+        def taken() -> Any:
+            counts = take()
+            side._counts.add("saves")
+            tell(settled=b"another")
+            return counts
+
+        with monkeypatch.context() as patched:
+            patched.setattr(side, "_counts", SimpleNamespace(add=side._counts.add, take=taken))
+            reports.append(side.report())
+    saves = settled = 0
+    for said in reports:
+        if said is not None:
+            saves, settled = saves + said.counts["saves"], settled + len(said.settled)
+            assert saves >= settled
+    assert settled
+
+
 def test_a_step_whose_only_request_was_preempted_takes_no_lease_from_the_step_before(
     first: Steps, second: Steps
 ) -> None:
