@@ -13,8 +13,8 @@ window are worth more than all others. A block with a parent is never in the win
 start.
 
 Evicted entries are remembered for a while (`ghosts`), so that an entry that is put again keeps its history. The unit of
-time is the mean pause between requests (`clock`). Worths are computed as of the last round. A round begins every
-ROUND_USES uses, or sooner.
+time is the mean pause between requests (`clock`). Worths are computed as of the begin of the round. A new round begins
+after some uses, after some puts, and when the index of a class has changed.
 
 Owns: the records of spans, the ghosts, the states of agents, and the choice of victims from them. Does not own which
 spans may be evicted (the store).
@@ -53,7 +53,10 @@ NEW_WORTH: Final = 1e200
 REMEMBERED_SHARE: Final = 4
 """The most ghosts for each known entry."""
 ROUND_USES: Final = 16
-"""After this number of uses, the ages are swept, the index of one class is refreshed, and a new round begins."""
+"""After this number of uses, the ages are swept, and the index of one class is refreshed if enough was counted."""
+ROUND_ENTRIES: Final = 4096
+"""A round lasts ROUND_USES uses; in a larger store, one use for this number of entries. In a store of less than
+16 * ROUND_USES entries it is shorter."""
 ROUND_SHARE: Final = 1 / 128
 """After puts of this share of the stored bytes, a new round begins, in which entries leave the window."""
 COMPETES_SHARE: Final = 16
@@ -68,7 +71,7 @@ USES_MAX: Final = 65_535
 """A larger number of uses counts as this."""
 
 _BOUNDS: Final = np.array(BOUNDS)
-_VERSION: Final = 1
+_VERSION: Final = 2
 
 
 class Hazard(Replacement, name="hazard"):
@@ -261,8 +264,8 @@ class Hazard(Replacement, name="hazard"):
         self._hazards.uses += 1
         if self._uses % ROUND_USES == 0:
             self._ages.sweep(self._clock.now)
-            self._hazards.refresh_one()
-            self._due = 0
+            if self._hazards.refresh_one():
+                self._due = 0
         return Ghost(self._used_at, uses, of, number, before.weight)
 
     def _reached(self, of: int, agent: int, at: int) -> None:
@@ -277,7 +280,7 @@ class Hazard(Replacement, name="hazard"):
         """Begins a new round if one is due: worths are then computed as of now."""
         if self._uses < self._due and self._put_bytes < self._due_bytes:
             return
-        self._due = self._uses + min(ROUND_USES, 1 + len(self) // 16)
+        self._due = self._uses + min(max(ROUND_USES, len(self) // ROUND_ENTRIES), 1 + len(self) // 16)
         self._due_bytes = self._put_bytes + 1 + int(ROUND_SHARE * self._bytes)
         self._as_of = self._clock.now
         self._window_from = max(self._put_bytes - WINDOW_SHARE * self._bytes, 0.0)

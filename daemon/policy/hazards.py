@@ -49,6 +49,8 @@ STALE_SHARE: Final = 0.1
 """The share of its counts that a class keeps when its uses stay below the expected number."""
 EXPECTED_MAX: Final = 200.0
 """After this number of expected uses, the comparison of expected and counted uses starts again."""
+REFRESHED_COUNTS: Final = 8
+"""The index of a class is refreshed after this number of counts, or later."""
 KNOWN_MIN: Final = 8.0
 """The number of entries of a class that must have reached an age before their share is reported to users."""
 
@@ -262,10 +264,13 @@ class Hazards:
             above.used[at] += 1
             above = above.wider
 
-    def refresh_one(self) -> None:
-        """Refreshes the row with the most counts since its last refresh."""
-        if self.by_number:
-            self._refresh(max(self.by_number, key=_changes))
+    def refresh_one(self) -> bool:
+        """Refreshes the row with the most counts since its last refresh. False if no row has REFRESHED_COUNTS."""
+        row = max(self.by_number, key=_changes, default=None)
+        if row is None or row.changes < REFRESHED_COUNTS:
+            return False
+        self._refresh(row)
+        return True
 
     def counts(self) -> list[tuple[Name, bytes]]:
         """The counts by class, for `learn`."""
