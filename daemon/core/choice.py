@@ -14,11 +14,13 @@ from .entries import SpanEntry
 class Cursor:
     """The progress of one need's search from round to round.
 
-    `window_at`: where a window that takes several rounds begins. `skip`: entries at the cold end that were examined in
-    vain. `plans`: rounds with moves. `exchanged`: an exchange of pages was requested. `scanned`: a scan has found the
-    pins since the search began. `spare_bytes`: bytes evicted so that more entries can move.
+    `begun`: the entries left of a window that takes several rounds. `window_at`: where a window begins that is to grow.
+    `skip`: entries at the cold end that were examined in vain. `plans`: rounds with moves. `exchanged`: an exchange of
+    pages was requested. `scanned`: a scan has found the pins since the search began. `spare_bytes`: bytes evicted so
+    that more entries can move.
     """
 
+    begun: list[SpanEntry] = field(default_factory=list)
     window_at: int | None = None
     skip: int = 0
     exchanged: bool = False

@@ -17,7 +17,7 @@ from typing import Final
 from ...shm.window import Window, widest_withdrawn
 from .choice import Choice, Cursor
 from .coldest import LOOKS_MAX, Coldest
-from .entries import SpanEntry
+from .entries import EntryState, SpanEntry
 from .holdings import Capacity, Holding
 from .moving import Moving, MovingTime
 from .need import Need
@@ -93,6 +93,9 @@ class Room:
         if need.key is not None:
             ring = self._memory.ring
             if ring.largest_free_bytes < need.span_bytes:
+                cursor.begun = self._rest(cursor.begun, owners)
+                if cursor.begun:
+                    return self._part(cursor.begun)
                 found = self._cheapest_way(need, cursor, owners, now)
                 if isinstance(found, Choice):
                     return found
@@ -103,7 +106,11 @@ class Room:
                     window = self._window_between_pins(need)
                 if window is None:
                     return choice
-                choice.victims = self._with_children({self._memory.spans.at(o): "capacity" for o in window.spans})
+                entries = list(map(self._memory.spans.at, window.spans))
+                if len(entries) > VICTIMS_MAX:
+                    cursor.begun = entries
+                    return self._part(cursor.begun)
+                choice.victims = self._with_children(dict.fromkeys(entries, "capacity"))
                 if ring.withdrawn_count or not window.enough:
                     cursor.window_at = window.low
                 if not window.enough:
@@ -203,7 +210,7 @@ class Room:
             window = windows.cheapest(self._coldest.walk(owners=owners))
             unavoidable = memory.policy.rank(coldest.number)[0] * need.span_bytes
             if window is not None and windows.price(window)[0] <= FAR * unavoidable:
-                return self._first_part(window)
+                return window
         self._moving_time.searched()
         if ring.free_bytes < need.span_bytes:
             if self.unevictable.is_known and self.unevictable.obstacle(need) is not None:
@@ -227,7 +234,7 @@ class Room:
         if plan is not None and plan.moves:
             ways.append((plan.lost, plan.gone_bytes, Choice(dict.fromkeys(plan.victims, "capacity"), plan.moves)))
         if window is not None:
-            ways.append((windows.price(window), sum(map(ring.size_at, window.spans)), self._first_part(window)))
+            ways.append((windows.price(window), sum(map(ring.size_at, window.spans)), window))
         if not ways:
             return None
         lost, gone_bytes, way = min(ways, key=lambda each: each[:2])
@@ -261,18 +268,20 @@ class Room:
             window = begun.around(window_at, through=True)
             if window is not None:
                 return window
-        cheapest = self._windows(need, owners).cheapest(self._coldest.walk(owners=owners))
         return (
-            (None if cheapest is None else self._first_part(cheapest))
+            self._windows(need, owners).cheapest(self._coldest.walk(owners=owners))
             or widest_withdrawn(ring.map, need.span_bytes)
             or (None if owners is None else self._window_of(need, owners))
         )
 
-    def _first_part(self, window: Window) -> Window:
-        """The part of a window that is evicted in one round. Later rounds continue from its `low`."""
-        if len(window.spans) <= VICTIMS_MAX:
-            return window
-        return Window(window.spans[:VICTIMS_MAX], window.low, window.high, enough=False)
+    def _rest(self, begun: list[SpanEntry], owners: frozenset[int] | None) -> list[SpanEntry]:
+        """The entries that are left of a window that takes several rounds. None of them if one is in use by now."""
+        left = [entry for entry in begun if entry.state is EntryState.LIVE]
+        return left if all(map(self._evictable_test(owners), left)) else []
+
+    def _part(self, begun: list[SpanEntry]) -> Choice:
+        """The entries of a window that are evicted in one round."""
+        return Choice(self._with_children(dict.fromkeys(begun[:VICTIMS_MAX], "capacity")))
 
     def _windows(self, need: Need, owners: frozenset[int] | None) -> Windows:
         """Windows of up to WINDOW_ENTRIES_MAX entries. So a large put may replace many small entries, not only large

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
+from random import Random
 
 import pytest
 
+from tensord.daemon.core.entries import SpanEntry
 from tensord.daemon.core.events import Accessed, Scanned, Tick
+from tensord.daemon.core.moving import MovingTime
+from tensord.daemon.core.room import VICTIMS_MAX
+from tensord.daemon.core.windows import Windows
 from tensord.daemon.policy.registry import POLICIES
 from tensord.ipc import messages
+from tensord.shm.window import Window
 
 from .blocks import name
 from .stand import SPAN, Make, Stand, key
@@ -121,6 +127,53 @@ def test_a_window_goes_on_where_it_was_begun(make: Make) -> None:
         stand.do(Accessed([used.span_id]))
     assert stand.put(1000, 560 * SPAN - 128) == "stored"
     assert len(stand.stored()) == 41, "begun around 300, and anew around 599, it takes them all"
+
+
+@pytest.fixture
+def no_moves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No time is left for moves, so that room is made by windows."""
+    monkeypatch.setattr(MovingTime, "is_left", lambda time, now: False)
+
+
+@pytest.mark.usefixtures("no_moves")
+def test_a_window_of_several_rounds_is_looked_for_once(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    stand = make(600 * SPAN)
+    for number in range(600):
+        stand.put(number)
+    searched: list[int] = []
+    cheapest = Windows.cheapest
+
+    def counted(windows: Windows, anchors: Iterable[SpanEntry]) -> Window | None:
+        searched.append(stand.store.status()["entries"])
+        return cheapest(windows, anchors)
+
+    monkeypatch.setattr(Windows, "cheapest", counted)
+    assert stand.put(1000, 400 * SPAN - 128) == "stored"
+    assert len(stand.stored()) == 201
+    assert searched == [600]
+
+
+@pytest.mark.usefixtures("no_moves")
+def test_a_window_of_several_rounds_is_given_up_once_an_entry_of_it_is_in_use(make: Make) -> None:
+    stand = make(1000 * SPAN)
+    numbers = list(range(1000))
+    for number in numbers:
+        stand.put(number)
+    Random(1).shuffle(numbers)
+    for number in numbers:
+        used = stand.find(key(number))
+        assert used is not None
+        stand.do(Accessed([used.span_id]))
+    size_bytes = 400 * SPAN - 128
+    stand.commit(1, 1, key(2000), size_bytes)
+    stand.part(1, 1, size_bytes, last=True)
+    stand.scan()
+    # The victims of two rounds are chosen by now. This is one of the third round's.
+    stand.pin(max(set(numbers) - stand.stored()) + VICTIMS_MAX)
+    stand.settle()
+    assert stand.ended(1, 1) == "stored"
+    # Two rounds were over before the pin was known, and at most 400 stood in the next window.
+    assert len(stand.stored()) >= 1001 - 2 * VICTIMS_MAX - 400
 
 
 def test_readers_who_pin_every_victim_are_not_chased_for_ever(make: Make) -> None:
