@@ -1,7 +1,7 @@
 """The requests that the caches, the prefix cache, the device cache and the adapters send to the daemon.
 
 Owns: building their messages, so that no other package of `client/` builds one. Does not own: the connection (link.py),
-nor the requests of the client's own calls, which cache.py, claim.py, puts.py and workflow.py build.
+nor the requests of the client's own calls, which calls/, claim.py, puts.py and workflow.py build.
 Invariants: a batch of keys never exceeds the daemon's limit for one message.
 """
 

@@ -1,0 +1,142 @@
+"""Calls that store payloads, for asyncio: put, reserve, and compute once.
+
+Owns: the asyncio driver of `compute_once`. Does not own: the order of its steps (once.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import time
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
+from typing import Any, TypeVar, cast
+
+from ....errors import TimedOut
+from ..claim import Claim
+from ..fields import check_timeout
+from ..once import AwaitAnswer, Compute, StoreValue
+from ..puts import Put
+from ..reservation import Reservation
+from .base import AsyncClientBase
+
+Value = TypeVar("Value")
+
+
+class AsyncPutCalls(AsyncClientBase):
+    """The calls of `AsyncClient` that store."""
+
+    async def put(
+        self,
+        key: bytes,
+        tree: Any,
+        *,
+        tokens: int = 0,
+        ttl_s: float | None = None,
+        cost_ms: float = 0.0,
+        agent: str = "",
+        wait: bool = False,
+        timeout_s: float | None = None,
+    ) -> Put:
+        """Stores a payload under `key`. Returns once the payload is copied; `tree` may change from then on.
+
+        The copy runs in a thread.
+
+        Args:
+            tree: dict, list, tuple, str, bytes, int, float, bool, None, numpy arrays and torch tensors, nested.
+            tokens: encoder tokens that the payload stands for; they count against max_tokens.
+            ttl_s: seconds until the entry expires, more than 0; without it the daemon's default.
+            cost_ms: milliseconds that computing the payload took; the policy may weigh them.
+            agent: the agent that the entry belongs to; the policy may weigh it.
+            wait: return only when every process can read the entry, or the put is refused or lost.
+            timeout_s: seconds to wait for room in the inbox and, with `wait`, for the daemon.
+
+        Returns:
+            The put and its state. A refusal or an absent daemon is a state, and raises nothing.
+
+        Raises:
+            BadKey: `key` is not 32 bytes.
+            UnsupportedLeaf: a leaf of `tree` is of another type.
+            UsageError: `tokens`, `ttl_s`, `cost_ms` or `agent` is out of its range.
+            TimedOut: with `wait`, the daemon did not answer in time; the put goes on.
+        """
+        return await asyncio.to_thread(
+            self._client.put,
+            key,
+            tree,
+            tokens=tokens,
+            ttl_s=ttl_s,
+            cost_ms=cost_ms,
+            agent=agent,
+            wait=wait,
+            timeout_s=timeout_s,
+        )
+
+    async def reserve(self, spec: Any, *, timeout_s: float | None = None) -> Reservation:
+        """Returns arrays in shared memory to write a payload into, which saves one copy.
+
+        Args:
+            spec: a tree as for `put`, with `tensord.Spec(shape, dtype)` in place of each array to be written.
+            timeout_s: seconds to wait for room in the inbox.
+
+        Raises:
+            UnsupportedLeaf: a leaf of `spec` is of a type that `put` does not take.
+            ObjectTooLarge, DaemonUnavailable, TimedOut: there is no room; the message says why.
+        """
+        return await asyncio.to_thread(self._client.reserve, spec, timeout_s=timeout_s)
+
+    async def get_or_compute(
+        self,
+        key: bytes,
+        compute: Callable[[], Value | Awaitable[Value]],
+        *,
+        tokens: int = 0,
+        ttl_s: float | None = None,
+        timeout_s: float | None = None,
+    ) -> Value:
+        """As `Client.get_or_compute`. A coroutine function is awaited; any other function runs in a thread."""
+        steps = self._client.steps(key)
+        deadline = time.monotonic() + check_timeout(timeout_s, self._client.timeout_s)
+        outcome: Any = None
+        error: BaseException | None = None
+        while True:
+            try:
+                step = steps.throw(error) if error is not None else steps.send(outcome)
+            except StopIteration as done:
+                return cast(Value, done.value)
+            outcome, error = None, None
+            try:
+                match step:
+                    case AwaitAnswer(future):
+                        outcome = await _answer(future, deadline)
+                    case Compute() if inspect.iscoroutinefunction(compute):
+                        outcome = await compute()
+                    case Compute():
+                        outcome = await asyncio.to_thread(compute)
+                    case StoreValue(value, claim, cost_ms):
+                        outcome = await asyncio.to_thread(
+                            self._client.store, key, value, tokens=tokens, ttl_s=ttl_s, claim=claim, cost_ms=cost_ms
+                        )
+            except BaseException as raised:
+                error = raised
+
+    async def claim(self, key: bytes, *, within_s: float = 0.0) -> Claim:
+        """Asks for the right to compute `key`, and returns before the daemon answers. `Claim.state` gives the answer.
+
+        Args:
+            within_s: estimated seconds until the payload is stored, if this client computes it; 0 if unknown. Clients
+                that wait for the key read it as `Claim.expected_at`.
+
+        Raises:
+            BadKey: `key` is not 32 bytes.
+            UsageError: `within_s` is out of its range.
+        """
+        return await asyncio.to_thread(self._client.claim, key, within_s=within_s)
+
+
+async def _answer(future: Future[Any], deadline: float) -> Any:
+    try:
+        async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
+            return await asyncio.wrap_future(future)
+    except TimeoutError:
+        raise TimedOut("no other client stored the value in time; compute it here") from None

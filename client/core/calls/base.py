@@ -1,0 +1,122 @@
+"""The part of the synchronous client that its calls share: the link, the time limit, requests with an answer.
+
+Owns: the state of a client, its start after a fork and its end. Does not own: the connection (link.py).
+Invariants: only calls that need an answer of the daemon raise DaemonUnavailable.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, Self
+
+from ....ipc import messages
+from ....ipc.blocking import BlockingChannel
+from ....ipc.connection import Connection
+from .. import forks
+from ..aside import aside
+from ..fields import check_timeout
+from ..governor import GovernorListener
+from ..lease import Lease
+from ..link import Link
+from ..once import ComputeTally
+from ..view import View
+
+
+class ClientBase:
+    """The link of a client, and the calls that are about the daemon itself."""
+
+    def __init__(self, link: Link, status_path: Path, timeout_s: float) -> None:
+        """Does not start `link`. `status_path`: the daemon's status socket."""
+        self._link = link
+        self._status_path = status_path
+        self._timeout_s = timeout_s
+        self._tally = ComputeTally()
+        self._governor = GovernorListener(link)
+        self._closed = weakref.finalize(self, link.close)
+        forks.watch(link)
+
+    @property
+    def link(self) -> Link:
+        """The connection to the daemon. For the library."""
+        return self._link
+
+    @property
+    def governor(self) -> GovernorListener:
+        """The listener that receives mode changes. For the library."""
+        return self._governor
+
+    @property
+    def timeout_s(self) -> float:
+        """Default time limit of each call, in seconds."""
+        return self._timeout_s
+
+    @property
+    def connected(self) -> bool:
+        """Whether the daemon is there now. Lookups do not depend on it."""
+        return self._link.connected
+
+    @property
+    def tally(self) -> ComputeTally:
+        """Counts of what `get_or_compute` did in this client."""
+        return self._tally
+
+    def wait_connected(self, timeout_s: float | None = None) -> bool:
+        """Waits until the daemon is there, for at most `timeout_s` seconds; returns False if it is still not there."""
+        return self._link.wait_connected(check_timeout(timeout_s, self._timeout_s))
+
+    def status(self) -> dict[str, Any]:
+        """Returns the daemon's status, as `tensorctl status --json` prints it.
+
+        Raises:
+            DaemonUnavailable, SocketForbidden, TimedOut: the daemon did not answer.
+        """
+        channel = BlockingChannel.connect(self._status_path, self._timeout_s, Connection.status_client())
+        try:
+            channel.send(messages.StatusQuery(1), timeout_s=self._timeout_s)
+            answer, _ = channel.receive(self._timeout_s)
+        finally:
+            channel.close()
+        if isinstance(answer, messages.Error):
+            raise answer.to_error()
+        body: dict[str, Any] = answer.body
+        return body
+
+    def close(self) -> None:
+        """Ends the connection. Leases and their views stay valid for as long as they live."""
+        aside(self._closed)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # ---- for the calls of all topics
+
+    def _attach(self) -> View | None:
+        """Starts the link if it does not run: before the first attachment, after a fork, or without a daemon."""
+        if self._closed.alive:
+            self._link.start()
+        return self._link.view
+
+    def _deadline(self, timeout_s: float | None) -> float:
+        return time.monotonic() + check_timeout(timeout_s, self._timeout_s)
+
+    def _look_up(self, key: bytes) -> Lease | None:
+        view = self._link.view or self._attach()
+        return view.get(key) if view is not None else None
+
+    def _asked(self, make: Callable[[int], messages.Message]) -> Future[Any]:
+        self._attach()
+        return self._link.ask(make, self._timeout_s)
+
+    def _ask(self, make: Callable[[int], messages.Message]) -> Any:
+        return self._link.answer(self._asked(make), self._timeout_s)
+
+    def _counted(self, make: Callable[[int], messages.Message]) -> int:
+        count: int = self._ask(make).count
+        return count

@@ -1,0 +1,148 @@
+"""Calls that read entries from shared memory.
+
+Owns: which keys a lookup takes. Does not own: reads (view.py).
+Invariants: a lookup sends no message, and goes on while the daemon is away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ....errors import BadKey, UsageError
+from ....shm.layout import KEY_BYTES
+from ..entry import Entry, Reuse
+from ..fields import check_key
+from ..lease import Batch, Lease
+from ..ring_reader import RingReader
+from .base import ClientBase
+
+Keys = Sequence[bytes] | bytes | np.ndarray[Any, Any]
+
+
+class LookupCalls(ClientBase):
+    """The calls of `Client` that find entries."""
+
+    def get(self, key: bytes, *, verify: bool = False) -> Lease | None:
+        """Returns a lease on the entry of `key`, or None on a miss. A hit sends no message and makes no system call.
+
+        Args:
+            key: 32 bytes, as `Namespace.key` makes them; here and in every call also a bytearray or a memoryview.
+            verify: check the payload against its checksum first.
+
+        Raises:
+            BadKey: `key` is not 32 bytes.
+            Corrupt: `verify` found that the payload differs from the one that was stored.
+        """
+        view = self._link.view
+        if view is not None and not verify:
+            return view.get(key)
+        key = check_key(key)
+        view = view or self._attach()
+        if view is None:
+            return None
+        return view.verified(key) if verify else view.get(key)
+
+    def hold(self, key: bytes) -> Lease | None:
+        """Returns a lease as `get` does, but counts neither a use, nor a hit, nor a miss.
+
+        A use would delay the entry's eviction.
+
+        Raises:
+            BadKey: `key` is not 32 bytes.
+        """
+        key = check_key(key)
+        view = self._link.view or self._attach()
+        return view.hold(key) if view is not None else None
+
+    def get_many(self, keys: Keys) -> Batch:
+        """Pins many entries together and returns their leases. Each lease is made when it is indexed.
+
+        Args:
+            keys: a sequence of n keys, n × 32 bytes in one, or a uint8 array of shape (n, 32).
+
+        Returns:
+            A batch. Its index is the position of the key; its items are a Lease, or None for a miss.
+
+        Raises:
+            BadKey: a key is not 32 bytes.
+        """
+        joined = _joined(keys)
+        view = self._link.view or self._attach()
+        return view.get_many(joined) if view is not None else Batch.of_misses(len(joined))
+
+    def get_into(self, key: bytes, out: np.ndarray[Any, Any]) -> bool:
+        """Copies the entry's single array into `out`.
+
+        Args:
+            out: an array of the entry's shape and dtype, which the caller owns.
+
+        Returns:
+            False on a miss; `out` is unchanged then.
+
+        Raises:
+            BadKey: `key` is not 32 bytes.
+            UsageError: the entry is not a single array of `out`'s shape and dtype.
+        """
+        lease = self.get(key)
+        if lease is None:
+            return False
+        found = lease.tree
+        if not isinstance(found, np.ndarray) or found.shape != out.shape or found.dtype != out.dtype:
+            described = f"{found.dtype}{list(found.shape)}" if isinstance(found, np.ndarray) else type(found).__name__
+            raise UsageError(f"out is {out.dtype}{list(out.shape)}, the entry is {described}; pass an out that matches")
+        np.copyto(out, found)
+        return True
+
+    def contains(self, key: bytes) -> bool:
+        """Returns whether a `get` would hit now. Takes no lease and counts no use.
+
+        Raises:
+            BadKey: `key` is not 32 bytes.
+        """
+        key = check_key(key)
+        view = self._link.view or self._attach()
+        return view is not None and view.contains(key)
+
+    def peek(self, key: bytes) -> Entry | None:
+        """Returns the entry's metadata, or None on a miss. Counts no use.
+
+        Raises:
+            BadKey: `key` is not 32 bytes.
+        """
+        key = check_key(key)
+        view = self._link.view or self._attach()
+        return view.peek(key) if view is not None else None
+
+    def reuse(self, key: bytes) -> Reuse | None:
+        """Returns how many clients hold the entry and how often it was used, or None on a miss. Counts no use.
+
+        Sends no message. The daemon writes both counts about once a second.
+
+        Raises:
+            BadKey: `key` is not 32 bytes.
+        """
+        key = check_key(key)
+        view = self._link.view or self._attach()
+        return view.reuse(key) if view is not None else None
+
+    def ring(self) -> RingReader | None:
+        """Returns the ring that is attached now, to read entries that another process pins (`RingReader.borrow`).
+
+        None without a daemon so far.
+        """
+        view = self._link.view or self._attach()
+        return view.ring if view is not None else None
+
+
+def _joined(keys: Keys) -> np.ndarray[Any, Any]:
+    if isinstance(keys, np.ndarray):
+        if keys.dtype != np.uint8 or keys.ndim != 2 or keys.shape[1] != KEY_BYTES:
+            raise BadKey(f"a keys array must be (n, {KEY_BYTES}) uint8; this one is {keys.dtype}{list(keys.shape)}")
+        return np.ascontiguousarray(keys)
+    joined = keys if isinstance(keys, bytes) else b"".join([check_key(key) for key in keys])
+    if len(joined) % KEY_BYTES:
+        raise BadKey(f"joined keys must be a multiple of {KEY_BYTES} bytes; these are {len(joined)}")
+    return np.frombuffer(joined, np.uint8).reshape(-1, KEY_BYTES)

@@ -1,0 +1,106 @@
+"""Calls about memory pressure: modes, workflows, inference requests and reservations of device memory.
+
+Owns: the docstrings and default arguments of these calls. Does not own: modes (governor.py), workflows (workflow.py),
+reports for the queueing floor (queueing.py), reservations (device_reservation.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from .. import device_reservation, queueing
+from ..device_reservation import DeviceReservation
+from ..fields import check_timeout
+from ..governor import ModeChange, Subscription, TierState
+from ..workflow import Workflow
+from .base import ClientBase
+
+if TYPE_CHECKING:
+    from ....ipc.steps import AgentStepGraph
+
+
+class PressureCalls(ClientBase):
+    """The calls of `Client` for engines that share devices and the host's memory."""
+
+    def on_mode(self, callback: Callable[[ModeChange], object], gauge: str | None = None) -> Subscription:
+        """Calls `callback` whenever a tier changes its mode, so that an engine can shrink caches of its own.
+
+        One thread of this client calls all callbacks, one at a time and in order. It logs the exceptions that they
+        raise. It does not call them for the modes at the time of the subscription: see `Subscription.states`. Changes
+        that happen while the daemon is away are reported once it is back. The child of a fork subscribes anew.
+
+        Args:
+            gauge: a device's name, or "host" for the ring. Default: all gauges.
+
+        Raises:
+            UsageError: `gauge` is no valid name of a gauge.
+        """
+        self._attach()
+        return self._governor.on_mode(callback, gauge, self._timeout_s)
+
+    def modes(self) -> dict[str, TierState]:
+        """Returns how full each tier is, in bytes: a device by its name, the ring by "host".
+
+        The byte counts are those of the tier's last change of mode.
+
+        Raises:
+            DaemonUnavailable, TimedOut: the daemon did not answer.
+        """
+        self._attach()
+        self._governor.subscribe(self._timeout_s)
+        return self._governor.states
+
+    def workflow(self, name: str, graph: AgentStepGraph) -> Workflow:
+        """Tells the daemon which agents run in which order, until `Workflow.end`. Use the result in a `with`.
+
+        Without a daemon, sends the graph once there is one.
+
+        Raises:
+            UsageError: `name` is no valid name.
+            BadGraph: the steps cannot be run in any order, or another client has a workflow of this name.
+            LimitReached: workflows_max or workflow_steps_max.
+        """
+        self._attach()
+        return Workflow(self._link, self._governor, name, graph, self._timeout_s)
+
+    def request_arrived(self, device: str, count: int = 1) -> None:
+        """Reports `count` new inference requests, for the queueing floor of `device`. Without a daemon, does nothing.
+
+        Raises:
+            UsageError: a value is out of its range; the message names it.
+        """
+        queueing.arrived(self._governor, device, count)
+
+    def request_completed(self, device: str, service_s: float, blocks: int) -> None:
+        """Reports an inference request served in `service_s` seconds. Without a daemon, does nothing.
+
+        Args:
+            blocks: blocks of the device's cache that the request used, of `queueing.block_bytes` bytes each.
+
+        Raises:
+            UsageError: a value is out of its range; the message names it.
+        """
+        queueing.completed(self._governor, device, service_s, blocks)
+
+    def reserve_device(
+        self, device: str, size_bytes: int, for_s: float = 30.0, *, timeout_s: float | None = None
+    ) -> DeviceReservation:
+        """Reserves `size_bytes` of a device's free memory against other processes. Allocates nothing.
+
+        Use the result in a `with`, and allocate in it.
+
+        Args:
+            for_s: seconds until the reservation ends by itself; the daemon may set a lower limit.
+            timeout_s: seconds to wait for the daemon's answer.
+
+        Raises:
+            UsageError: a value is out of its range.
+            DeviceFull: less is free; the message says how much.
+            NoGauge: nothing measures how full the device is.
+            LimitReached: reservations_max.
+            DaemonUnavailable, TimedOut: the daemon did not answer.
+        """
+        self._attach()
+        limit_s = check_timeout(timeout_s, self._timeout_s)
+        return device_reservation.reserve(self._link, device, size_bytes, for_s, limit_s)

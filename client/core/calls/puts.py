@@ -1,0 +1,203 @@
+"""Calls that store payloads: put, reserve, and compute once.
+
+Owns: the checks of a put, and the threads' driver of `compute_once`. Does not own: puts in flight (core/puts.py), the
+order of the steps of a computation (once.py), the states of a claim (claim.py).
+Invariants: without a daemon a put ends as "lost", and `get_or_compute` computes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeVar
+
+from ....errors import ObjectTooLarge
+from ....shm.payload import Payload
+from ....shm.recipe import recipe
+from ....shm.tree import encode, encode_spec
+from ..aside import aside
+from ..claim import Claim
+from ..fields import check_key, check_seconds
+from ..inbox import Region
+from ..once import AwaitAnswer, Compute, Steps, StoreValue, compute_once
+from ..put_options import PutOptions
+from ..puts import Put
+from ..reservation import Reservation
+from .base import ClientBase
+
+Value = TypeVar("Value")
+
+
+class PutCalls(ClientBase):
+    """The calls of `Client` that store."""
+
+    def put(
+        self,
+        key: bytes,
+        tree: Any,
+        *,
+        tokens: int = 0,
+        ttl_s: float | None = None,
+        cost_ms: float = 0.0,
+        agent: str = "",
+        wait: bool = False,
+        timeout_s: float | None = None,
+    ) -> Put:
+        """Stores a payload under `key`. Returns once the payload is copied; `tree` may change from then on.
+
+        Args:
+            tree: dict, list, tuple, str, bytes, int, float, bool, None, numpy arrays and torch tensors, nested.
+            tokens: encoder tokens that the payload stands for; they count against max_tokens.
+            ttl_s: seconds until the entry expires, more than 0. Default: the daemon's setting. Only `touch` renews
+                them; lookups and further puts of the key do not. Nothing expires while no daemon runs.
+            cost_ms: milliseconds that computing the payload took. Policies that weigh cost keep expensive entries
+                longer.
+            agent: the agent that the entry belongs to; the policy may weigh it.
+            wait: return only when every process can read the entry, or the put is refused or lost.
+            timeout_s: seconds to wait for room in the inbox and, with `wait`, for the daemon.
+
+        Returns:
+            The put and its state. A refusal or an absent daemon is a state, and raises nothing.
+
+        Raises:
+            BadKey: `key` is not 32 bytes.
+            UnsupportedLeaf: a leaf of `tree` is of another type.
+            UsageError: `tokens`, `ttl_s`, `cost_ms` or `agent` is out of its range.
+            TimedOut: with `wait`, the daemon did not answer in time; the put goes on.
+        """
+        key = check_key(key)
+        deadline = self._deadline(timeout_s)
+        put = self._put(key, tree, PutOptions(tokens, ttl_s, None, cost_ms, agent), deadline)
+        return put.wait(max(0.0, deadline - time.monotonic())) if wait else put
+
+    def reserve(self, spec: Any, *, timeout_s: float | None = None) -> Reservation:
+        """Returns arrays in shared memory to write a payload into, which saves one copy.
+
+        Args:
+            spec: a tree as for `put`, with `tensord.Spec(shape, dtype)` in place of each array to be written.
+            timeout_s: seconds to wait for room in the inbox.
+
+        Raises:
+            UnsupportedLeaf: a leaf of `spec` is of a type that `put` does not take.
+            ObjectTooLarge, DaemonUnavailable, TimedOut: there is no room; the message says why.
+        """
+        payload = encode_spec(spec, depth_max=self._link.limits.tree_depth_max)
+        return aside(partial(self._reserve, payload, self._deadline(timeout_s)))
+
+    def _reserve(self, payload: Payload, deadline: float) -> Reservation:
+        region = self._link.puts.reserve(payload.payload_bytes, deadline)
+        try:
+            memory = region.hand_out()
+            payload.write_into(memory)
+            tree = recipe(payload.header).view(memory)
+        except BaseException:
+            region.release()
+            raise
+
+        def commit(held: Region, key: bytes, options: PutOptions, timeout_s: float) -> tuple[Put, float]:
+            try:
+                key = check_key(key)
+                options = options.checked()
+                deadline = self._deadline(timeout_s)
+            except BaseException:
+                held.release()
+                raise
+            put = self._link.puts.commit(
+                key, held, payload.payload_bytes, len(payload.header), options, deadline=deadline
+            )
+            return put, deadline
+
+        return Reservation(tree, region, commit)
+
+    def get_or_compute(
+        self,
+        key: bytes,
+        compute: Callable[[], Value],
+        *,
+        tokens: int = 0,
+        ttl_s: float | None = None,
+        timeout_s: float | None = None,
+    ) -> Value:
+        """Returns the payload of `key`; if it is missing, one process on the host computes and stores it.
+
+        Other callers of the same key wait for that process, up to `timeout_s`, and then compute the value themselves.
+        An exception of `compute` is raised in this caller only; the daemon then grants the claim to one of the waiting
+        clients.
+
+        Args:
+            compute: called without arguments, at most once; returns a tree as `put` takes it.
+            tokens, ttl_s: as for `put`.
+            timeout_s: seconds to wait for another process's result.
+
+        Returns:
+            The value of `compute`, or the same tree from shared memory: numpy leaves as read-only views, torch leaves
+            as copied tensors.
+
+        Raises:
+            BadKey: `key` is not 32 bytes.
+            UnsupportedLeaf, UsageError: as for `put`.
+        """
+        deadline = self._deadline(timeout_s)
+        steps = self.steps(key)
+        outcome: Any = None
+        error: BaseException | None = None
+        while True:
+            try:
+                step = steps.throw(error) if error is not None else steps.send(outcome)
+            except StopIteration as done:
+                value: Value = done.value
+                return value
+            outcome, error = None, None
+            try:
+                match step:
+                    case AwaitAnswer(future):
+                        outcome = self._link.answer(future, deadline - time.monotonic())
+                    case Compute():
+                        outcome = compute()
+                    case StoreValue(computed, claim, cost_ms):
+                        outcome = self.store(key, computed, tokens=tokens, ttl_s=ttl_s, claim=claim, cost_ms=cost_ms)
+            except BaseException as raised:
+                error = raised
+
+    def claim(self, key: bytes, *, within_s: float = 0.0) -> Claim:
+        """Asks for the right to compute `key`, and returns before the daemon answers. `Claim.state` gives the answer.
+
+        Use it to compute in a place that must not wait, or to store through another client. `get_or_compute` waits
+        instead. If the daemon is stopped and its socket is full, sending the request may take the client's `timeout_s`.
+
+        Args:
+            within_s: estimated seconds until the payload is stored, if this client computes it; 0 if unknown. Clients
+                that wait for the key read it as `Claim.expected_at`.
+
+        Raises:
+            BadKey: `key` is not 32 bytes.
+            UsageError: `within_s` is out of its range.
+        """
+        key = check_key(key)
+        within_s = check_seconds("within_s", within_s)
+        self._attach()
+        return Claim(self._link, key, self._timeout_s, within_s)
+
+    def steps(self, key: bytes) -> Steps:
+        """Returns the steps of `get_or_compute`, as a generator that the caller drives. For the library."""
+        key = check_key(key)
+        self._attach()
+        return compute_once(key, self._look_up, self._link, self._tally, self._timeout_s)
+
+    def store(
+        self, key: bytes, value: Any, *, tokens: int, ttl_s: float | None, claim: int | None, cost_ms: float = 0.0
+    ) -> Put:
+        """Puts a computed value under the claim that was granted for its key. For the library."""
+        return self._put(key, value, PutOptions(tokens, ttl_s, claim, cost_ms), self._deadline(None))
+
+    def _put(self, key: bytes, tree: Any, options: PutOptions, deadline: float) -> Put:
+        options = options.checked()
+        self._attach()
+        try:
+            payload = encode(tree, depth_max=self._link.limits.tree_depth_max)
+        except ObjectTooLarge as error:
+            put = Put(key)
+            put.settle("refused", error)
+            return put
+        return self._link.puts.put(key, payload, options, deadline=deadline)
