@@ -32,7 +32,7 @@ class Workflow:
     Example:
         >>> graph = tensord.AgentStepGraph([tensord.AgentStep("planner"), tensord.AgentStep("coder", ("planner",), 1)])
         >>> with cache.workflow("ticket-17", graph) as workflow:
-        ...     workflow.advance(1, wait=True)                      # the planner's entries go first now
+        ...     workflow.advance(1, wait=True)                      # the planner's entries are evicted first now
         ...     workflow.step
         1
     """

@@ -37,29 +37,29 @@ class Leftover:
     """An instance's segments. `served`: whether a daemon holds its lock; None if that cannot be determined."""
 
     instance: str
-    pieces: tuple[LeftoverSegment, ...]
+    segments: tuple[LeftoverSegment, ...]
     served: bool | None
 
     @property
     def taken_bytes(self) -> int:
-        return sum(piece.taken_bytes for piece in self.pieces)
+        return sum(segment.taken_bytes for segment in self.segments)
 
     @property
     def uid(self) -> int:
         """The instance's owner: the owner of its ring, or else of another of its segments."""
-        uids = {piece.name: piece.uid for piece in self.pieces}
+        uids = {segment.name: segment.uid for segment in self.segments}
         names = (segments.segment_name(self.instance, part) for part in ("ring", "index", "lock"))
-        return next((uids[name] for name in names if name in uids), self.pieces[0].uid)
+        return next((uids[name] for name in names if name in uids), self.segments[0].uid)
 
     @property
     def foreign(self) -> list[LeftoverSegment]:
         """Files under the instance's names that belong to another user. No daemon uses them."""
-        return [piece for piece in self.pieces if piece.uid != self.uid]
+        return [segment for segment in self.segments if segment.uid != self.uid]
 
     @property
     def views(self) -> int:
         """Number of lanes that a process holds. Their processes keep their mappings even if the names are removed."""
-        return sum(piece.held for piece in self.pieces)
+        return sum(segment.held for segment in self.segments)
 
 
 def instances(folder: Path = segments.SHM_FOLDER) -> list[str]:
@@ -74,8 +74,8 @@ def instances(folder: Path = segments.SHM_FOLDER) -> list[str]:
 
 def look(instance: str) -> Leftover | None:
     """The segments of an instance; None if there are none. Holds no lock on return."""
-    pieces = tuple(_pieces(instance))
-    return Leftover(instance, pieces, _served(instance)) if pieces else None
+    found = tuple(_segments_of(instance))
+    return Leftover(instance, found, _served(instance)) if found else None
 
 
 def remove(instance: str) -> Leftover:
@@ -100,21 +100,21 @@ def remove(instance: str) -> Leftover:
         ) from None
     try:
         # The lock file is removed last, since it excludes other processes.
-        pieces = sorted(_pieces(instance), key=lambda piece: piece.name == lock)
-        pieces = [piece for piece in pieces if _removed(piece)]
+        ordered = sorted(_segments_of(instance), key=lambda segment: segment.name == lock)
+        removed = tuple(segment for segment in ordered if _remove(segment))
     finally:
         os.close(fd)
-    return Leftover(instance, tuple(pieces), False)
+    return Leftover(instance, removed, False)
 
 
-def _removed(piece: LeftoverSegment) -> bool:
+def _remove(segment: LeftoverSegment) -> bool:
     try:
-        return segments.remove(piece.name)
+        return segments.remove(segment.name)
     except SegmentError:
         return False
 
 
-def _pieces(instance: str) -> Iterator[LeftoverSegment]:
+def _segments_of(instance: str) -> Iterator[LeftoverSegment]:
     for name in segments.existing(instance):
         path = segments.SHM_FOLDER / name.lstrip("/")
         try:

@@ -21,7 +21,7 @@ _VARIABLE: Final = "TENSORD_INSTANCE"
 
 def freed_text(found: Leftover) -> str:
     """The removed segments, and the memory that stays in use until its readers end."""
-    rows = [(piece.name.lstrip("/"), size(piece.taken_bytes)) for piece in found.pieces]
+    rows = [(segment.name.lstrip("/"), size(segment.taken_bytes)) for segment in found.segments]
     lines = [table(("FREED", "SIZE"), rows, right=(1,)), "", f"{size(found.taken_bytes)} of instance {found.instance}"]
     if found.views:
         lines.append(
@@ -46,7 +46,7 @@ def purge(instance: str | None) -> None:
         click.echo(freed_text(leftovers.remove(instance)))
         left = leftovers.look(instance)
         if left is not None:
-            names = ", ".join(piece.name.lstrip("/") for piece in left.pieces)
+            names = ", ".join(segment.name.lstrip("/") for segment in left.segments)
             click.echo(f"{names}: not removed, since it belongs to another user")
         return
     others = leftovers.instances()

@@ -241,7 +241,7 @@ class Store:
         return type(event) in MAKES_ROOM or goes_on or self._reclaim.searching or self.intake.changed
 
     def _reconcile(self, now: float) -> None:
-        """Requests or returns pages, then chooses victims for pages and budgets. Idle entries go first if a walk for
-        them is in progress."""
+        """Requests or returns pages, then chooses victims for pages and budgets. Idle entries are evicted first if a
+        walk for them is in progress."""
         self.residency.step(now)
         self._reclaim.reconcile(now, idle_first=self.idle_sweep.walking)

@@ -24,7 +24,7 @@ _CLOCK_BITS: Final = 64
 class LFU(LRU, name="lfu"):
     """Like LRU, with a rank of the priority, and of the last use among equal priorities."""
 
-    new_may_go_first = "the entry with the fewest uses goes first, and an entry that was just put has none"
+    new_may_go_first = "the entry with the fewest uses is evicted first, and an entry that was just put has none"
 
     def __init__(self) -> None:
         super().__init__()

@@ -145,7 +145,8 @@ def leftover(found: Sequence[Leftover], served: str | None) -> list[Finding]:
     findings = []
     for left in found:
         if left.foreign:
-            names = ", ".join(f"{piece.name.lstrip('/')} (uid {piece.uid})" for piece in left.foreign[:_FOREIGN_TOLD])
+            foreign = left.foreign[:_FOREIGN_TOLD]
+            names = ", ".join(f"{segment.name.lstrip('/')} (uid {segment.uid})" for segment in foreign)
             findings.append(
                 warn(
                     check,
@@ -156,8 +157,8 @@ def leftover(found: Sequence[Leftover], served: str | None) -> list[Finding]:
             )
         if left.served or left.instance == served:
             continue
-        pieces = f"{len(left.pieces)} segments of uid {left.uid}"
-        text = f"instance {left.instance} holds {size(left.taken_bytes)} in {pieces}"
+        owned = f"{len(left.segments)} segments of uid {left.uid}"
+        text = f"instance {left.instance} holds {size(left.taken_bytes)} in {owned}"
         if left.served is None:
             findings.append(ok(check, f"{text}; only that user and root can find out whether a daemon serves it"))
             continue

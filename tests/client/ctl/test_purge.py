@@ -98,7 +98,7 @@ def test_a_purge_frees_what_is_its_user_s_and_names_the_rest(daemon: Daemon, ctl
     assert daemon.segments() == [theirs]
 
 
-def test_pieces_without_a_ring_are_freed_too(daemon: Daemon, ctl: Ctl) -> None:
+def test_segments_without_a_ring_are_freed_too(daemon: Daemon, ctl: Ctl) -> None:
     daemon.kill()
     segments.remove(segments.segment_name(daemon.instance, "ring"))
     assert daemon.instance in leftovers.instances()
@@ -157,10 +157,10 @@ def test_looking_leaves_no_lock_behind(daemon: Daemon) -> None:
 
 
 def test_what_is_freed_is_counted_in_memory_and_not_in_promises() -> None:
-    pieces = (
+    left = (
         LeftoverSegment("/tensord.a.ring", 3 << 20, 0),
         LeftoverSegment("/tensord.a.lane.1", 1 << 20, 0, held=True),
     )
-    told = freed_text(Leftover("a", pieces, False))
+    told = freed_text(Leftover("a", left, False))
     assert "4.00 MiB of instance a" in told
     assert "1 of its lanes are still held" in told
