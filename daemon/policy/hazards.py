@@ -50,7 +50,8 @@ STALE_SHARE: Final = 0.1
 EXPECTED_MAX: Final = 200.0
 """After this number of expected uses, the comparison of expected and counted uses starts again."""
 REFRESHED_COUNTS: Final = 8
-"""The index of a class is refreshed after this number of counts, or later."""
+REFRESHED_SHARE: Final = 1 / 128
+"""The index of a class is refreshed after REFRESHED_COUNTS counts and this share of its entries, or later."""
 KNOWN_MIN: Final = 8.0
 """The number of entries of a class that must have reached an age before their share is reported to users."""
 
@@ -205,7 +206,7 @@ def _falling(values: list[float], weights: list[float]) -> list[float]:
 
 
 class Hazards:
-    """The rows of all classes. A refresh takes the row with the most counts since its last refresh.
+    """The rows of all classes. A refresh takes the row that has changed most since its last refresh.
 
     `index` and `peak` have a line for each row, by the row's number. The arrays are replaced when they have to grow.
     """
@@ -265,9 +266,9 @@ class Hazards:
             above = above.wider
 
     def refresh_one(self) -> bool:
-        """Refreshes the row with the most counts since its last refresh. False if no row has REFRESHED_COUNTS."""
-        row = max(self.by_number, key=_changes, default=None)
-        if row is None or row.changes < REFRESHED_COUNTS:
+        """Refreshes the row that has changed most since its last refresh. False if none has changed enough."""
+        row = max(self.by_number, key=_changed, default=None)
+        if row is None or _changed(row) < 1:
             return False
         self._refresh(row)
         return True
@@ -303,5 +304,6 @@ class Hazards:
         self.index[row.number], self.peak[row.number] = row.index, row.peak
 
 
-def _changes(row: Row) -> int:
-    return row.changes
+def _changed(row: Row) -> float:
+    """The counts since the last refresh, relative to the number after which the row is refreshed."""
+    return row.changes / (REFRESHED_COUNTS + REFRESHED_SHARE * row.reached[0])

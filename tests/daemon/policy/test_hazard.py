@@ -14,7 +14,15 @@ from tensord.daemon.policy.candidate import Candidate
 from tensord.daemon.policy.explained import times_used
 from tensord.daemon.policy.ghosts import GHOST_COLUMNS, PLACES_MIN
 from tensord.daemon.policy.hazard import Hazard
-from tensord.daemon.policy.hazards import BUCKETS, KNOWN_MIN, Hazards, Row, bucket
+from tensord.daemon.policy.hazards import (
+    BUCKETS,
+    KNOWN_MIN,
+    REFRESHED_COUNTS,
+    REFRESHED_SHARE,
+    Hazards,
+    Row,
+    bucket,
+)
 
 
 def key_of(number: int) -> bytes:
@@ -262,6 +270,19 @@ def test_an_index_rises_to_one_peak_and_falls_after_it() -> None:
         row.refresh()
         rising, falling = row.index[: row.peak + 1], row.index[row.peak :]
         assert rising == sorted(rising) and falling == sorted(falling, reverse=True)
+
+
+def test_an_index_is_refreshed_after_few_counts_in_a_new_class_and_after_more_in_an_old_one() -> None:
+    hazards = Hazards()
+    row = hazards.row(0, 0, 0)
+    refreshed_at = []
+    for count in range(1, 400 * REFRESHED_COUNTS):
+        hazards.reached(row, 0)
+        if hazards.refresh_one():
+            refreshed_at.append(count)
+    first, last = refreshed_at[0], refreshed_at[-1] - refreshed_at[-2]
+    assert first <= 2 * REFRESHED_COUNTS < last
+    assert last <= REFRESHED_COUNTS + 2 * REFRESHED_SHARE * refreshed_at[-1]
 
 
 def test_what_is_used_after_ten_seconds_is_worth_most_just_before() -> None:
