@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import os
-import tempfile
 import threading
 import time
 from collections import defaultdict
@@ -26,7 +25,7 @@ from typing import Any, Final
 
 import numpy as np
 from bars import Figure, figures_table, save_figures
-from peers.tensord_peer import WAIT_S, Daemon
+from peers.tensord_peer import WAIT_S, serving
 from worker import key_of
 
 import tensord
@@ -115,15 +114,13 @@ def measured(quick: bool, told: Callable[[str], None]) -> list[Figure]:
     value = np.ones(PUT_BYTES, np.uint8)
     hit_us: dict[str, list[float]] = defaultdict(list)
     put_us: dict[str, list[float]] = defaultdict(list)
-    with tempfile.TemporaryDirectory(prefix="tensord-bench-") as folder:
-        daemon = Daemon(Path(folder), RING_BYTES)
+    with serving(RING_BYTES) as daemon:
         ends = spawn.Event()
         switches = {kind: spawn.Event() for kind in FLOODS}
         processes = [
             spawn.Process(target=_flood, args=(kind, daemon.socket, on, ends)) for kind, on in switches.items()
         ]
         try:
-            daemon.wait_serving(RING_BYTES)
             for process in processes:
                 process.start()
             with tensord.Client(daemon.socket, name="quiet", timeout_s=WAIT_S, required=True) as client:
@@ -148,7 +145,6 @@ def measured(quick: bool, told: Callable[[str], None]) -> list[Figure]:
             for process in processes:
                 if process.pid is not None:
                     process.join()
-            daemon.stop()
     figures = []
     for kind in FLOODS:
         figures.append(Figure(f"hit under {kind}", median(hit_us[kind]) / median(hit_us[""]), HIT_MAX, "×"))

@@ -13,7 +13,6 @@ import argparse
 import gc
 import multiprocessing
 import random
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -25,7 +24,7 @@ from typing import Any, Final
 import bars
 import numpy as np
 from bars import Figure
-from peers.tensord_peer import WAIT_S, Daemon
+from peers.tensord_peer import WAIT_S, Daemon, serving
 from worker import key_of
 
 import tensord
@@ -199,11 +198,9 @@ def _card(entries: int) -> Iterator[tuple[Daemon, list[Owner], Gauge]]:
     """A real daemon, 16 owners, and a gauge."""
     flags = ["--gauges-device", "none", "--gauges-host", "none"]
     flags += ["--pressure-critical-idle-s", "0.01", "--pressure-retry-s", str(RETRY_S)]
-    with tempfile.TemporaryDirectory(prefix="tensord-bench-") as folder:
-        daemon = Daemon(Path(folder), RING_BYTES, *flags)
+    with serving(RING_BYTES, *flags) as daemon:
         owners: list[Owner] = []
         try:
-            daemon.wait_serving(RING_BYTES)
             gauge = Gauge(daemon.socket)
             gauge.show(0.3)
             owners += [Owner(daemon.socket, number, entries) for number in range(OWNERS)]
@@ -211,7 +208,6 @@ def _card(entries: int) -> Iterator[tuple[Daemon, list[Owner], Gauge]]:
         finally:
             for owner in owners:
                 owner.close()
-            daemon.stop()
 
 
 def _quiet(socket: Path) -> None:

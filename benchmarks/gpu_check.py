@@ -17,7 +17,6 @@ import gc
 import json
 import os
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -29,7 +28,7 @@ from typing import Any, Final
 import numpy as np
 from gpu_card import NoCard, Nvml, Report, registered
 from harness import table
-from peers.tensord_peer import Daemon
+from peers.tensord_peer import serving
 from worker import key_of
 
 import tensord
@@ -278,17 +277,14 @@ def run(index: int, entries: int, entry_bytes: int) -> Report:
         *("--pressure-emergency", "0.995", "--pressure-hysteresis", "0.001"),
         *("--pressure-relaxed-idle-s", str(IDLE_S), "--pressure-normal-idle-s", str(IDLE_S)),
     ]
-    with tempfile.TemporaryDirectory(prefix="tensord-gpu-") as folder:
-        daemon = Daemon(Path(folder), ring_bytes, *flags)
-        try:
-            daemon.wait_serving(ring_bytes)
-            with tensord.Client(Path(folder) / "control.sock", name="gpu_check", timeout_s=PATIENCE_S) as client:
-                check_gauge(report, client, nvml, device.name)
-                check_cache(report, client, device, nvml, torch, entries, entry_bytes)
-                check_context(report, client, nvml)
-                time_copies(report, client, torch, entries, entry_bytes)
-        finally:
-            daemon.stop()
+    with (
+        serving(ring_bytes, *flags) as daemon,
+        tensord.Client(daemon.socket, name="gpu_check", timeout_s=PATIENCE_S) as client,
+    ):
+        check_gauge(report, client, nvml, device.name)
+        check_cache(report, client, device, nvml, torch, entries, entry_bytes)
+        check_context(report, client, nvml)
+        time_copies(report, client, torch, entries, entry_bytes)
     return report
 
 

@@ -7,15 +7,13 @@ Payloads are tiny, so that a moderate ring holds many sequences: a call moves no
 
 from __future__ import annotations
 
-import tempfile
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final, Self
 
 import numpy as np
-from peers.tensord_peer import WAIT_S, Daemon
+from peers.tensord_peer import WAIT_S, serving
 from prefix_forest import Forest
 
 import tensord
@@ -69,11 +67,8 @@ class Served:
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tensord-bench-")))
             ring_bytes = _RING_BYTES if len(self.forest) > _FEW else _RING_BYTES_FEW
-            self._daemon = Daemon(folder, ring_bytes, "--max-entries", str(_ENTRIES))
-            stack.callback(self._daemon.stop)
-            self._daemon.wait_serving(ring_bytes)
+            self._daemon = stack.enter_context(serving(ring_bytes, "--max-entries", str(_ENTRIES)))
             client = tensord.Client(self._daemon.socket, name="bench-prefix", timeout_s=WAIT_S, required=True)
             stack.enter_context(client)
             self._socket = self._daemon.socket

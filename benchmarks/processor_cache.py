@@ -241,9 +241,7 @@ def run(megabytes: float, rounds: int, calls: int) -> dict[tuple[str, str], list
     with tempfile.TemporaryDirectory(prefix="tensord-bench-") as given, ExitStack() as stack:
         folder = Path(given)
         write_tiny_llava(folder / MODEL)
-        daemon = tensord_peer.Daemon(folder, RING_BYTES)
-        stack.callback(daemon.stop)
-        daemon.wait_serving(RING_BYTES)
+        stack.enter_context(tensord_peer.serving(RING_BYTES, folder=folder))
         receivers = {}
         for peer in PEERS:
             sender = Side(peer, "sender", folder, megabytes)

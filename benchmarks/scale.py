@@ -12,15 +12,14 @@ import random
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
 import numpy as np
 from bars import Figure
-from peers.tensord_peer import WAIT_S, Daemon
+from peers.tensord_peer import WAIT_S, Daemon, serving
 from worker import key_of
 
 import tensord
@@ -36,17 +35,6 @@ _BURST: Final = 256
 def figures(quick: bool, told: Callable[[str], None]) -> list[Figure]:
     """All of them. `quick` measures little, and with fewer entries."""
     return [*_crowded(quick, told), _event_loop(quick, told), _start(told)]
-
-
-@contextmanager
-def _daemon(ring_bytes: int, *flags: str) -> Iterator[Daemon]:
-    with tempfile.TemporaryDirectory(prefix="tensord-bench-") as folder:
-        daemon = Daemon(Path(folder), ring_bytes, *flags)
-        try:
-            daemon.wait_serving(ring_bytes)
-            yield daemon
-        finally:
-            daemon.stop()
 
 
 def _fill(socket: Path, entries: int) -> None:
@@ -98,7 +86,7 @@ def _crowded(quick: bool, told: Callable[[str], None]) -> list[Figure]:
     many, calls, rounds = (2_000, 500, 1) if quick else (MANY, 20_000, 3)
     status_s: list[float] = []
     few_us, many_us = [], []
-    with _daemon(RING_BYTES) as quiet, _daemon(RING_BYTES, "--max-entries", str(2 * MANY)) as busy:
+    with serving(RING_BYTES) as quiet, serving(RING_BYTES, "--max-entries", str(2 * MANY)) as busy:
         told(f"filling {many} entries")
         _fill(quiet.socket, FEW)
         _fill(busy.socket, many)
@@ -137,7 +125,7 @@ def _event_loop(quick: bool, told: Callable[[str], None]) -> Figure:
     told("the event loop under 16 MiB puts")
     value = np.ones(2 * MIB, np.uint64)
     puts = 20 if quick else 100
-    with _daemon(RING_BYTES) as daemon, tensord.Client(daemon.socket, timeout_s=WAIT_S) as pinger:
+    with serving(RING_BYTES) as daemon, tensord.Client(daemon.socket, timeout_s=WAIT_S) as pinger:
         nobody = bytes(32)
 
         def ping_s() -> float:

@@ -20,7 +20,7 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Final
 
-from peers.tensord_peer import Daemon
+from peers.tensord_peer import serving
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.vllm.engine import Engine
@@ -54,9 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tensord-")))
         model = write_tiny_llava(folder / "model")
-        daemon = Daemon(folder, RING_BYTES)
-        stack.callback(daemon.stop)
-        daemon.wait_serving(RING_BYTES)
+        daemon = stack.enter_context(serving(RING_BYTES, folder=folder))
         options = {"max_num_seqs": given.seqs, "max_num_batched_tokens": 256 * given.seqs}
         plain, shared = (
             [

@@ -22,7 +22,7 @@ from statistics import median, quantiles
 from typing import Final
 
 from bars import Figure
-from peers.tensord_peer import WAIT_S, Daemon
+from peers.tensord_peer import WAIT_S, serving
 
 import tensord
 
@@ -129,9 +129,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tensord-")))
         model = write_tiny_llava(folder / "model")
-        daemon = Daemon(folder, RING_BYTES)
-        stack.callback(daemon.stop)
-        daemon.wait_serving(RING_BYTES)
+        daemon = stack.enter_context(serving(RING_BYTES, folder=folder))
         engines = [stack.enter_context(Engine(model, folder / f"plain{number}.log")) for number in range(2)]
         engines += [
             stack.enter_context(Engine(model, folder / f"connected{number}.log", socket=daemon.socket))

@@ -1,4 +1,7 @@
-"""tensord: a daemon of our own, a client that writes and a client that reads."""
+"""tensord: a daemon of our own, a client that writes and a client that reads.
+
+Owns: how every benchmark starts a daemon, waits until it serves, and stops it.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,10 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -58,21 +63,31 @@ class Daemon:
         self._process.wait()
 
 
+@contextmanager
+def serving(ring_bytes: int, *flags: str, folder: Path | None = None) -> Iterator[Daemon]:
+    """A daemon that serves, with all of its ring ready, until the block ends. Its sockets are in `folder`, or in a
+    temporary one. Raises RuntimeError if it does not serve.
+    """
+    with ExitStack() as stack:
+        if folder is None:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tensord-bench-")))
+        daemon = Daemon(folder, ring_bytes, *flags)
+        stack.callback(daemon.stop)
+        daemon.wait_serving(ring_bytes)
+        yield daemon
+
+
 class Peer(BasePeer):
     ops = (*READ_OPS, *PUT_OPS)
     evicts_by_itself = True
     warm_bytes = RING_BYTES
 
     def start(self) -> None:
-        self._daemon = Daemon(self.folder, RING_BYTES)
-        try:
-            self._daemon.wait_serving(RING_BYTES)
-        except BaseException:
-            self._daemon.stop()
-            raise
+        self._stack = ExitStack()
+        self._stack.enter_context(serving(RING_BYTES, folder=self.folder))
 
     def stop(self) -> None:
-        self._daemon.stop()
+        self._stack.close()
 
 
 def _client(folder: Path, name: str) -> tensord.Client:
