@@ -31,7 +31,8 @@ from ...shm import fence
 from ...shm.lanes import Lane
 from . import forks
 from .aside import aside
-from .puts import WENT, PutSender
+from .in_flight import WENT
+from .puts import PutSender
 from .sweep import sweep_now_and_then
 from .view import View
 from .waiting import LockEvent, LockFuture
@@ -149,7 +150,7 @@ class Link:
             channel.close()
         if thread is not None and thread is not threading.current_thread():
             thread.join(self._attach_timeout_s)
-        self.puts.close()
+        self.puts.in_flight.close()
         self._fail_answers(DaemonUnavailable("the client was closed"))
         self._tell(lambda listener: listener.detached())
         self.view = None
@@ -330,7 +331,7 @@ class Link:
         channel = self._channel
         if channel is not None:
             self._tried.clear()
-            self.puts.why_lost = "this process forked while it held views, and attaches anew; put it again"
+            self.puts.in_flight.why_lost = "this process forked while it held views, and attaches anew; put it again"
             channel.close()
 
     def after_fork_in_child(self) -> None:
@@ -341,7 +342,7 @@ class Link:
         if lane_fd >= 0:
             os.close(lane_fd)
         self.view = None
-        self.puts.close_in_child()
+        self.puts.in_flight.close_in_child()
         closed = self._stopping.is_set()
         self._reset()
         if closed:
@@ -359,8 +360,8 @@ class Link:
     def _run(self) -> None:
         retry_s = _RETRY_FIRST_S
         while not self._stopping.is_set():
-            if self.puts.cut:
-                self.puts.disconnected()
+            if self.puts.in_flight.cut:
+                self.puts.in_flight.disconnected()
             try:
                 channel = self._attach()
             except (TensordError, OSError) as error:
@@ -372,13 +373,13 @@ class Link:
                 continue
             retry_s = _RETRY_FIRST_S
             try:
-                if self.puts.cut:
+                if self.puts.in_flight.cut:
                     # A put was interrupted while there was no channel. With a channel, the interruption ends the
                     # channel.
-                    self.puts.disconnected()
+                    self.puts.in_flight.disconnected()
                 # Before other threads may send: a Commit that came before its inbox would be refused.
-                self.puts.send_again(partial(_send_on, channel), channel)
-                self.puts.why_lost = WENT
+                self.puts.in_flight.send_again(partial(_send_on, channel), channel)
+                self.puts.in_flight.why_lost = WENT
                 with self._lock:
                     # Under the lock of `listen`: a new listener is told of the connection either there or in `_serve`.
                     self._attached.set()
@@ -415,7 +416,7 @@ class Link:
             self._channel = None
             channel.close()
             raise
-        self.limits = self.puts.limits = welcome.limits
+        self.limits = self.puts.inboxes.limits = welcome.limits
         self.epoch = welcome.epoch
         self.instance, self.version = welcome.instance, welcome.version
         self.error = None
@@ -455,7 +456,7 @@ class Link:
                     os.close(fd)
 
     def _receive(self, channel: BlockingChannel) -> None:
-        while not self._stopping.is_set() and not self.puts.cut:
+        while not self._stopping.is_set() and not self.puts.in_flight.cut:
             self.puts.inboxes.tidy()
             sweep_now_and_then()
             wait_s = _IDLE_S
@@ -484,7 +485,7 @@ class Link:
             case messages.ModeChanged() | messages.Order():
                 pass
             case messages.PartCopied() | messages.Committed():
-                self.puts.acknowledged(message)
+                self.puts.in_flight.acknowledged(message)
             case messages.Claimed(answer="wait"):
                 waiting = self._answers.get(message.id)
                 if waiting is not None:
@@ -495,7 +496,7 @@ class Link:
                 if answer is not None:
                     _settle(answer, error=message.to_error())
                 else:
-                    self.puts.refused(number, message.to_error())
+                    self.puts.in_flight.refused(number, message.to_error())
             case messages.Error():
                 raise message.to_error()
             case messages.Claimed(answer="compute", token=token):
@@ -526,7 +527,7 @@ class Link:
         self._claims.clear()
         self._fail_answers(self.error or DaemonUnavailable(f"the connection to the daemon at {self.path} ended"))
         self._tell(lambda listener: listener.detached())
-        self.puts.disconnected()
+        self.puts.in_flight.disconnected()
 
     def _tell(self, call: Callable[[PushListener], None]) -> None:
         for listener in self.listeners():

@@ -155,7 +155,10 @@ CLIENT: Final = {
         "client.core.puts:PutSender._stream",
         "client.core.puts:PutSender._send_commit",
         "client.core.puts:PutSender._send_part",
-        "client.core.puts:PutSender._settle",
+        "client.core.in_flight:PutsInFlight.begin",
+        "client.core.in_flight:PutsInFlight.hold",
+        "client.core.in_flight:PutsInFlight.send_on",
+        "client.core.in_flight:PutsInFlight._settle",
     ),
     "reserve": (
         "client.core.puts:PutSender.reserve",

@@ -128,7 +128,7 @@ def reserves_without_room(client: tensord.Client) -> Any:
 def waits(client: tensord.Client) -> bool:
     """Whether a thread waits for the end of a put, or for room."""
     puts = client._link.puts
-    conditions = [puts._lock, *(inbox._changed for inbox in puts.inboxes._all.values())]
+    conditions = [puts.in_flight._lock, *(inbox._changed for inbox in puts.inboxes._all.values())]
     return any(vars(condition)["_waiters"] for condition in conditions)
 
 

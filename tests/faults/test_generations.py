@@ -224,7 +224,7 @@ def test_puts_that_the_daemon_has_yet_to_read_are_refused(daemon: Daemon) -> Non
         for number in (1, 2, 3):
             put(number, 10_000)
         streaming.start()
-        until(lambda: client.link.puts.in_flight == 4, "all of them to be on their way")
+        until(lambda: len(client.link.puts.in_flight) == 4, "all of them to be on their way")
         assert client.current(OLD) == OLD
     finally:
         daemon.resume()

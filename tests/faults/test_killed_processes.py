@@ -333,7 +333,7 @@ def test_a_streamed_put_that_the_daemon_died_of_is_lost_and_says_so() -> None:
             target=lambda: puts.append(client.put(key(2), payload(2, 3 * MIB), timeout_s=PATIENCE_S))
         )
         sender.start()
-        until(lambda: client._link.puts.in_flight == 1, "the put to begin")
+        until(lambda: len(client._link.puts.in_flight) == 1, "the put to begin")
         daemon.kill()
         sender.join(PATIENCE_S)
         assert puts[0].state == "lost"

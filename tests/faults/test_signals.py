@@ -69,7 +69,7 @@ class Stand:
 
     def attached(self) -> bool:
         link = self.client.link
-        return not link.puts.cut and (connection := link.connection) is not None and not connection.closed
+        return not link.puts.in_flight.cut and (connection := link.connection) is not None and not connection.closed
 
     def check_end(self) -> None:
         """No claim is held and nothing is pinned; closing is no matter of waiting."""

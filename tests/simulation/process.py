@@ -129,12 +129,12 @@ class Process:
         wire = Wire(self.world.next_client())
         *shared, lane_fd = daemon.join(wire, self.lane_fd if self.lane_fd >= 0 and self.view is not None else None)
         self._take_memory(shared, lane_fd)
-        self.puts.limits = daemon.settings.client_limits(daemon.ring_bytes)
+        self.puts.inboxes.limits = daemon.settings.client_limits(daemon.ring_bytes)
         try:
-            self.puts.send_again(lambda *sent, fds=(), connected=None: self._say_first(wire, sent, fds), wire)
+            self.puts.in_flight.send_again(lambda *sent, fds=(), connected=None: self._say_first(wire, sent, fds), wire)
         except TensordError:
             wire.close_client()
-            self.puts.disconnected()
+            self.puts.in_flight.disconnected()
         else:
             self.wire = wire
 
@@ -167,7 +167,7 @@ class Process:
             self.asked.clear()
             self.device.clear()
             self.orders.clear()
-            self.puts.disconnected()
+            self.puts.in_flight.disconnected()
 
     def receive(self) -> None:
         """The next answer, or the end of the connection."""
@@ -185,14 +185,14 @@ class Process:
     def _take(self, message: Any) -> None:
         match message:
             case messages.PartCopied() | messages.Committed():
-                self.puts.acknowledged(message)
+                self.puts.in_flight.acknowledged(message)
             case messages.Claimed(id=request, answer="compute", token=token):
                 self.claims[token] = self.asked.pop(request)
             case messages.Claimed(id=request, answer=answer) if answer != "wait":
                 self.asked.pop(request)
             case messages.Error(id=int(request)):
                 if self.asked.pop(request, None) is None:
-                    self.puts.refused(request, message.to_error())
+                    self.puts.in_flight.refused(request, message.to_error())
             case messages.Order():
                 self.orders.append(message)
             case _:
@@ -297,7 +297,7 @@ class Process:
         if self.wire is not None:
             self.wire.close_client()
             self.wire = None
-        self.puts.close()
+        self.puts.in_flight.close()
         self.view = None
         if self.lane_fd >= 0:
             os.close(self.lane_fd)

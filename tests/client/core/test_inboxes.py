@@ -35,7 +35,7 @@ class Desk:
         self.sent: list[messages.Message] = []
         self.connected: object | None = object()
         self.puts = PutSender(self._send, lambda: next(ids), lambda: self.connected, lambda _: None)
-        self.puts.limits = ClientLimits(inbox_bytes_max=inbox_bytes_max)
+        self.puts.inboxes.limits = ClientLimits(inbox_bytes_max=inbox_bytes_max)
 
     def _send(self, *sent: messages.Message, fds: Sequence[int] = (), connected: object = None) -> None:
         self.sent.extend(sent)
@@ -51,17 +51,17 @@ class Desk:
             if isinstance(message, messages.OpenInbox):
                 self.puts.inboxes.opened(message.id)
             elif isinstance(message, messages.Commit):
-                self.puts.acknowledged(messages.Committed(message.id, "stored"))
+                self.puts.in_flight.acknowledged(messages.Committed(message.id, "stored"))
 
     def lose_connection(self) -> None:
         self.connected = None
-        self.puts.disconnected()
+        self.puts.in_flight.disconnected()
 
     def connect(self) -> list[messages.Message]:
         """A new connection; what was sent again on it."""
         again: list[messages.Message] = []
         connected = object()
-        self.puts.send_again(lambda *sent, **_: again.extend(sent), connected)
+        self.puts.in_flight.send_again(lambda *sent, **_: again.extend(sent), connected)
         self.connected = connected
         return again
 
@@ -86,7 +86,7 @@ def test_an_inbox_starts_small_and_grows_with_what_is_put() -> None:
     assert closed.inbox
     desk.put(100 * MIB)
     assert desk.inboxes()[-1] == 8 * MIB, "as large as it may be"
-    desk.puts.close()
+    desk.puts.in_flight.close()
 
 
 def test_a_first_put_has_an_inbox_of_twice_its_size_and_is_not_streamed() -> None:
@@ -95,7 +95,7 @@ def test_a_first_put_has_an_inbox_of_twice_its_size_and_is_not_streamed() -> Non
     assert desk.inboxes() == [8 * MIB]
     (commit,) = desk.commits()
     assert not commit.acks
-    desk.puts.close()
+    desk.puts.in_flight.close()
 
 
 def test_many_puts_at_once_have_the_inbox_grow_rather_than_wait() -> None:
@@ -106,7 +106,7 @@ def test_many_puts_at_once_have_the_inbox_grow_rather_than_wait() -> None:
     named = {commit.inbox for commit in desk.commits()}
     opened = {message.inbox for message in desk.sent if isinstance(message, messages.OpenInbox)}
     assert named <= opened and len(named) == len(desk.inboxes())
-    desk.puts.close()
+    desk.puts.in_flight.close()
 
 
 def test_an_inbox_is_not_closed_before_the_last_put_from_it_is_answered() -> None:
@@ -116,10 +116,10 @@ def test_an_inbox_is_not_closed_before_the_last_put_from_it_is_answered() -> Non
     desk.puts.inboxes.tidy()
     assert desk.inboxes() == [START_BYTES, 2 * MIB]
     first = desk.commits()[0]
-    desk.puts.acknowledged(messages.Committed(first.id, "stored"))
+    desk.puts.in_flight.acknowledged(messages.Committed(first.id, "stored"))
     desk.puts.inboxes.tidy()
     assert desk.inboxes() == [2 * MIB]
-    desk.puts.close()
+    desk.puts.in_flight.close()
 
 
 def test_where_a_larger_inbox_is_refused_puts_go_on_in_the_smaller() -> None:
@@ -128,7 +128,7 @@ def test_where_a_larger_inbox_is_refused_puts_go_on_in_the_smaller() -> None:
     desk.answer()
     refused = desk.put(MIB)
     (opening,) = [message for message in desk.sent if isinstance(message, messages.OpenInbox)]
-    assert desk.puts.refused(opening.id, LimitReached("inboxes_bytes_max"))
+    assert desk.puts.in_flight.refused(opening.id, LimitReached("inboxes_bytes_max"))
     assert refused.state == "refused" and isinstance(refused.error, LimitReached)
     assert desk.inboxes() == [START_BYTES]
     desk.sent.clear()
@@ -137,7 +137,7 @@ def test_where_a_larger_inbox_is_refused_puts_go_on_in_the_smaller() -> None:
     streamed = desk.commits()[1]
     assert streamed.acks and streamed.inbox == desk.commits()[0].inbox
     assert desk.inboxes() == [START_BYTES], "it does not ask again at once"
-    desk.puts.close()
+    desk.puts.in_flight.close()
 
 
 @pytest.mark.parametrize("payload_bytes", [1000, MIB, 3 * MIB], ids=["small", "whole", "streamed"])
@@ -151,7 +151,7 @@ def test_an_inbox_with_unanswered_puts_is_not_written_again_once_its_connection_
     desk.put(payload_bytes)
     (after,) = desk.commits()
     assert after.inbox != before.inbox
-    desk.puts.close()
+    desk.puts.in_flight.close()
 
 
 def test_a_whole_put_is_sent_again_once_from_the_inbox_it_stands_in() -> None:
@@ -169,7 +169,7 @@ def test_a_whole_put_is_sent_again_once_from_the_inbox_it_stands_in() -> None:
     desk.sent.clear()
     desk.put(1000)
     assert desk.commits()[0].inbox != first.inbox
-    desk.puts.close()
+    desk.puts.in_flight.close()
 
 
 @pytest.mark.parametrize("ends", ["connection", "client"])
@@ -187,13 +187,13 @@ def test_no_region_comes_free_for_others_before_its_inbox_is_retired(
     def send(*sent: messages.Message, **_: Any) -> None:
         if any(isinstance(message, messages.Part) for message in sent) and not retired:
             monkeypatch.setattr(Inbox, "let_go", released)
-            desk.lose_connection() if ends == "connection" else desk.puts.close()
+            desk.lose_connection() if ends == "connection" else desk.puts.in_flight.close()
 
     desk = Desk(MIB)
     monkeypatch.setattr(desk.puts, "_send", send)
     assert desk.put(4 * MIB, timeout_s=PATIENCE_S).state == "lost"
     assert retired and all(retired)
-    desk.puts.close()
+    desk.puts.in_flight.close()
 
 
 def test_an_inbox_that_a_put_streams_through_is_not_closed_between_two_parts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,9 +204,9 @@ def test_an_inbox_that_a_put_streams_through_is_not_closed_between_two_parts(mon
         send(*sent, **more)
         for message in sent:
             if isinstance(message, messages.Part):
-                desk.puts.acknowledged(messages.PartCopied(message.id, message.inbox_offset))
+                desk.puts.in_flight.acknowledged(messages.PartCopied(message.id, message.inbox_offset))
                 # Meanwhile another thread's put has a larger inbox made.
-                desk.puts.limits = ClientLimits(inbox_bytes_max=8 * MIB)
+                desk.puts.inboxes.limits = ClientLimits(inbox_bytes_max=8 * MIB)
                 for size_bytes in larger:
                     desk.put(size_bytes)
 
@@ -224,7 +224,7 @@ def test_an_inbox_that_a_put_streams_through_is_not_closed_between_two_parts(mon
     assert streamed.inbox != beside.inbox
     desk.puts.inboxes.tidy()
     assert desk.inboxes() == [2 * MIB]
-    desk.puts.close()
+    desk.puts.in_flight.close()
 
 
 def test_an_inbox_whose_puts_were_all_answered_is_used_on_the_next_connection() -> None:
@@ -239,7 +239,7 @@ def test_an_inbox_whose_puts_were_all_answered_is_used_on_the_next_connection() 
     opening, commit, _ = desk.sent
     assert isinstance(opening, messages.OpenInbox) and isinstance(commit, messages.Commit)
     assert opening.inbox == commit.inbox == first.inbox
-    desk.puts.close()
+    desk.puts.in_flight.close()
 
 
 def reserved(desk: Desk, payload: Payload) -> tuple[Region, Any]:
@@ -285,18 +285,20 @@ def test_what_is_reserved_when_its_inbox_is_retired_is_committed_from_another(pa
     assert found == array.tobytes()
     assert region.inbox.take(64, time.monotonic()) is None, "nothing else is written there"
     del array
-    desk.puts.close()
+    desk.puts.in_flight.close()
 
 
 def is_refused(desk: Desk, put: Put) -> None:
     """Sent again, and refused on the new connection."""
     (sent,) = [message for message in desk.connect() if isinstance(message, messages.Commit)]
-    desk.puts.acknowledged(messages.Committed(sent.id, "refused", messages.ErrorBody.of(LimitReached("full"))))
+    desk.puts.in_flight.acknowledged(
+        messages.Committed(sent.id, "refused", messages.ErrorBody.of(LimitReached("full")))
+    )
 
 
 def exists(desk: Desk, put: Put) -> None:
     (sent,) = [message for message in desk.connect() if isinstance(message, messages.Commit)]
-    desk.puts.acknowledged(messages.Committed(sent.id, "existed"))
+    desk.puts.in_flight.acknowledged(messages.Committed(sent.id, "existed"))
 
 
 def is_lost_again(desk: Desk, put: Put) -> None:
@@ -306,7 +308,7 @@ def is_lost_again(desk: Desk, put: Put) -> None:
 
 def inbox_is_refused(desk: Desk, put: Put) -> None:
     (opening,) = [message for message in desk.connect() if isinstance(message, messages.OpenInbox)]
-    assert desk.puts.refused(opening.id, LimitReached("inboxes_bytes_max"))
+    assert desk.puts.in_flight.refused(opening.id, LimitReached("inboxes_bytes_max"))
 
 
 @pytest.mark.parametrize("ends", [is_refused, exists, is_lost_again, inbox_is_refused])
@@ -325,7 +327,7 @@ def test_an_array_written_to_after_its_put_has_ended_reaches_no_daemon_that_may_
     assert os.pread(fd, payload.payload_bytes, region.offset) == bytes(written(payload))
     assert (array == 7).all()
     os.close(fd)
-    desk.puts.close()
+    desk.puts.in_flight.close()
 
 
 def test_an_array_written_to_after_its_client_was_closed_reaches_no_daemon() -> None:
@@ -335,7 +337,7 @@ def test_an_array_written_to_after_its_client_was_closed_reaches_no_daemon() -> 
     put = commit(desk, region, payload)
     fd = os.dup(region.inbox.fd)
     desk.connected = None
-    desk.puts.close()
+    desk.puts.in_flight.close()
     assert put.state == "lost"
     array[:] = 7
     assert os.pread(fd, payload.payload_bytes, region.offset) == bytes(written(payload))
@@ -365,7 +367,7 @@ def test_a_put_that_began_when_its_inbox_was_retired_is_made_in_another(monkeypa
     assert sent.inbox == current.number != first.number
     (part,) = [message for message in desk.sent if isinstance(message, messages.Part)]
     assert os.pread(current.fd, payload.payload_bytes, part.inbox_offset) == bytes(written(payload))
-    desk.puts.close()
+    desk.puts.in_flight.close()
 
 
 def written(payload: Payload) -> bytearray:
@@ -380,5 +382,5 @@ def test_no_array_is_made_over_what_a_closed_client_had_on_its_way() -> None:
     desk.put(1000)
     inbox = desk.puts.inboxes.current
     assert inbox is not None
-    desk.puts.close()
+    desk.puts.in_flight.close()
     assert inbox.take(1000, time.monotonic()) is None

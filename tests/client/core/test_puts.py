@@ -32,7 +32,7 @@ class Desk:
         self.answer: Answer = lambda _: None
         self.connection: Callable[[], object | None] = lambda: self
         self.puts = PutSender(self._send, lambda: next(ids), lambda: self.connection(), lambda _: None)
-        self.puts.limits = ClientLimits(inbox_bytes_max=INBOX_BYTES)
+        self.puts.inboxes.limits = ClientLimits(inbox_bytes_max=INBOX_BYTES)
 
     def _send(self, *sent: messages.Message, fds: Sequence[int] = (), connected: object = None) -> None:
         for message in sent:
@@ -48,15 +48,15 @@ class Desk:
         """As a full store does: the Commit is refused at once, and parts are acknowledged as not wanted."""
         if isinstance(message, messages.Commit):
             body = messages.ErrorBody.of(StoreFull("no room"))
-            self.puts.acknowledged(messages.Committed(message.id, "refused", body))
+            self.puts.in_flight.acknowledged(messages.Committed(message.id, "refused", body))
         elif isinstance(message, messages.Part):
-            self.puts.acknowledged(messages.PartCopied(message.id, message.inbox_offset))
+            self.puts.in_flight.acknowledged(messages.PartCopied(message.id, message.inbox_offset))
 
     def store(self, message: messages.Message) -> None:
         if isinstance(message, messages.Part):
-            self.puts.acknowledged(messages.PartCopied(message.id, message.inbox_offset))
+            self.puts.in_flight.acknowledged(messages.PartCopied(message.id, message.inbox_offset))
             if message.last:
-                self.puts.acknowledged(messages.Committed(message.id, "stored"))
+                self.puts.in_flight.acknowledged(messages.Committed(message.id, "stored"))
 
     @property
     def used_bytes(self) -> int:
@@ -71,8 +71,8 @@ def test_a_put_of_any_size_gets_through_and_gives_its_part_of_the_inbox_back(pay
     for _ in range(3):
         assert desk.put(payload_bytes).state == "stored"
     assert desk.used_bytes == 0
-    assert desk.puts.in_flight == 0
-    desk.puts.close()
+    assert len(desk.puts.in_flight) == 0
+    desk.puts.in_flight.close()
 
 
 @pytest.mark.parametrize("payload_bytes", [1000, INBOX_BYTES // 2, INBOX_BYTES, 10 * INBOX_BYTES])
@@ -84,7 +84,7 @@ def test_a_refused_put_gives_its_part_of_the_inbox_back(payload_bytes: int) -> N
         assert put.state == "refused"
         assert isinstance(put.error, StoreFull)
     assert desk.used_bytes == 0
-    desk.puts.close()
+    desk.puts.in_flight.close()
 
 
 def test_a_payload_that_is_no_longer_wanted_is_not_sent_to_its_end() -> None:
@@ -106,7 +106,7 @@ def test_a_put_whose_daemon_goes_away_is_lost_and_leaves_nothing(payload_bytes: 
     put = desk.put(payload_bytes)
     assert put.state == "lost"
     assert desk.used_bytes == 0
-    desk.puts.close()
+    desk.puts.in_flight.close()
 
 
 def test_a_put_that_a_new_connection_has_taken_up_is_not_sent_by_its_own_thread_as_well() -> None:
@@ -115,7 +115,7 @@ def test_a_put_that_a_new_connection_has_taken_up_is_not_sent_by_its_own_thread_
     again: list[messages.Message] = []
 
     def another_connection() -> object:
-        desk.puts.send_again(lambda *sent, **_: again.extend(sent), desk)
+        desk.puts.in_flight.send_again(lambda *sent, **_: again.extend(sent), desk)
         return desk
 
     desk.connection = another_connection
@@ -123,26 +123,26 @@ def test_a_put_that_a_new_connection_has_taken_up_is_not_sent_by_its_own_thread_
     commits = [message for message in (*desk.sent, *again) if isinstance(message, messages.Commit)]
     assert len(commits) == 1
     assert commits[0] in again
-    desk.puts.acknowledged(messages.Committed(commits[0].id, "stored"))
+    desk.puts.in_flight.acknowledged(messages.Committed(commits[0].id, "stored"))
     assert put.state == "stored"
-    desk.puts.close()
+    desk.puts.in_flight.close()
 
 
 @pytest.mark.parametrize("payload_bytes", [1000, 3 * (4 << 20)], ids=["with its commit", "in parts"])
 def test_a_put_that_was_lost_with_its_connection_is_not_sent_on_the_next(payload_bytes: int) -> None:
     desk = Desk()
-    desk.puts.limits = ClientLimits(inbox_bytes_max=32 << 20)
+    desk.puts.inboxes.limits = ClientLimits(inbox_bytes_max=32 << 20)
 
     def another_connection() -> object:
-        for pending in desk.puts._pending.values():
+        for pending in desk.puts.in_flight._pending.values():
             pending.parts.clear()  # as if it had not been copied yet
-        desk.puts.disconnected()
+        desk.puts.in_flight.disconnected()
         return desk
 
     desk.connection = another_connection
     assert desk.put(payload_bytes).state == "lost"
     assert not [message for message in desk.sent if isinstance(message, messages.Commit | messages.Part)]
-    desk.puts.close()
+    desk.puts.in_flight.close()
 
 
 @pytest.mark.parametrize(
@@ -156,17 +156,17 @@ def test_a_put_that_a_new_connection_has_taken_up_is_on_its_way_though_its_own_s
 
     def come_back(message: messages.Message) -> None:
         if isinstance(message, messages.Commit):
-            desk.puts.send_again(lambda *sent, **_: sent_again.extend(sent), desk)
+            desk.puts.in_flight.send_again(lambda *sent, **_: sent_again.extend(sent), desk)
             raise error
 
     desk.answer = come_back
     put = desk.put(1000)
     commits = [message for message in sent_again if isinstance(message, messages.Commit)]
-    assert desk.puts.in_flight == len(commits) == 1
-    desk.puts.acknowledged(messages.Committed(commits[0].id, "stored"))
+    assert len(desk.puts.in_flight) == len(commits) == 1
+    desk.puts.in_flight.acknowledged(messages.Committed(commits[0].id, "stored"))
     assert put.wait(0).state == "stored"
     assert desk.used_bytes == 0
-    desk.puts.close()
+    desk.puts.in_flight.close()
 
 
 def test_what_a_put_says_of_itself_is_said_to_the_next_daemon_as_well_but_not_its_claim() -> None:
@@ -174,13 +174,13 @@ def test_what_a_put_says_of_itself_is_said_to_the_next_daemon_as_well_but_not_it
     options = PutOptions(7, 60.0, 5, cost_ms=12.5, agent="planner", prefix_bytes=96, parent=b"p" * 32)
     desk.put(1000, options)
     again: list[messages.Message] = []
-    desk.puts.send_again(lambda *sent, **_: again.extend(sent), desk)
+    desk.puts.in_flight.send_again(lambda *sent, **_: again.extend(sent), desk)
     (first,) = [message for message in desk.sent if isinstance(message, messages.Commit)]
     (second,) = [message for message in again if isinstance(message, messages.Commit)]
     said = [(c.tokens, c.ttl_s, c.cost_ms, c.agent, c.prefix_bytes, c.parent) for c in (first, second)]
     assert said == [(7, 60.0, 12.5, "planner", 96, b"p" * 32)] * 2
     assert (first.claim, second.claim) == (5, None)
-    desk.puts.close()
+    desk.puts.in_flight.close()
 
 
 @pytest.mark.parametrize(
@@ -203,7 +203,7 @@ def test_nobody_else_gets_a_region_while_it_is_written_though_its_put_has_ended(
         region.release()
         assert inbox.take(64, time.monotonic()) is None
     assert inbox.take(64, time.monotonic()) is not None
-    desk.puts.close()
+    desk.puts.in_flight.close()
 
 
 @pytest.mark.parametrize("kind", [Put, Registration])
