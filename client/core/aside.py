@@ -3,7 +3,8 @@
 Python runs signal handlers in the main thread only, between any two instructions. An exception of a handler (Ctrl-C, a
 time limit by SIGALRM) may end any function half-way, with a table half changed or a message half sent. So a call of the
 main thread that changes state shared with other threads runs here, and the main thread waits for its end on a lock of
-the interpreter. Calls of other threads run in place. Puts also run in place, because they are too frequent: an
+the interpreter. Calls of other threads run in place, and so do calls while the interpreter ends, when no other thread
+runs any more. Puts also run in place, because they are too frequent: an
 interrupted put ends the connection instead (puts.py).
 
 Owns: the threads, started on demand. Does not own: the work.
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import _thread
 import os
+import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -60,7 +62,7 @@ _counting = threading.Lock()
 
 def aside(work: Callable[[], Result]) -> Result:
     """Returns `work()`. An exception of a signal handler cannot interrupt the work."""
-    if _thread.get_ident() != _main:
+    if _thread.get_ident() != _main or sys.is_finalizing():
         return work()
     task = _Task(work)
     del work

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import threading
 import time
 import weakref
@@ -128,8 +129,11 @@ class Link:
 
     def start(self, wait_s: float | None = None) -> None:
         """Starts the thread if it does not run, and waits until it has attached or failed to: for `wait_s` seconds, or
-        for the time limit of an attempt. After a timeout, later calls do not wait for the same attempt again.
+        for the time limit of an attempt. After a timeout, later calls do not wait for the same attempt again. While the
+        interpreter ends, no thread runs, so nothing is waited for.
         """
+        if sys.is_finalizing():
+            return
         if self._thread is None:
             aside(self._start)
         if not self._tried.wait(self._attach_timeout_s if wait_s is None else wait_s):
@@ -143,7 +147,10 @@ class Link:
                 self._thread.start()
 
     def close(self) -> None:
-        """Ends the connection. Views of leases stay valid, and their pins stay."""
+        """Ends the connection. Views of leases stay valid, and their pins stay. While the interpreter ends, nothing is
+        done: the connection ends with the process."""
+        if sys.is_finalizing():
+            return
         self._stopping.set()
         channel, thread = self._channel, self._thread
         if channel is not None:
@@ -170,8 +177,9 @@ class Link:
 
     @property
     def connection(self) -> Connected | None:
-        """The current connection; None while not attached."""
-        return self._channel if self._attached.is_set() else None
+        """The current connection. None while not attached, and while the interpreter ends, since no thread receives
+        answers then."""
+        return self._channel if self._attached.is_set() and not sys.is_finalizing() else None
 
     @property
     def closed(self) -> bool:
@@ -213,7 +221,7 @@ class Link:
             DaemonUnavailable, TimedOut: the messages were not sent.
         """
         channel = self._channel
-        if channel is None or not self._attached.is_set() or channel is not (connected or channel):
+        if channel is None or channel is not self.connection or channel is not (connected or channel):
             raise self.unavailable()
         channel.send(*sent, fds=fds, timeout_s=timeout_s)
 

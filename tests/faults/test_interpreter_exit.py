@@ -1,0 +1,103 @@
+"""A program ends, whatever its objects do while the interpreter ends: by then daemon threads no longer run."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Final
+
+import pytest
+
+from ..daemon_process import PATIENCE_S, Daemon
+
+HEAD: Final = """
+import sys
+import numpy as np
+import tensord
+
+SOCKET = sys.argv[1]
+KEY = bytes(range(32))
+
+
+class AtExit:
+    def __init__(self, act):
+        self.act, self.finalizing = act, sys.is_finalizing
+
+    def __del__(self):
+        assert self.finalizing(), "too early: the interpreter does not end yet"
+        self.act()
+
+
+def tolerant(act):
+    def tried():
+        try:
+            act()
+        except tensord.TensordError:
+            pass
+    return tried
+
+
+client = tensord.Client(SOCKET, timeout_s=5)
+client.put(KEY, np.arange(10), wait=True) if client.connected else None
+"""
+ACTS: Final = {
+    "close": "ended = AtExit(client.close)",
+    "close with a lease": "lease = client.get(KEY)\nended = AtExit(client.close)",
+    "close with a put under way": "put = client.put(bytes(32), np.zeros(1 << 24))\nended = AtExit(client.close)",
+    "get": "ended = AtExit(tolerant(lambda get=client.get: get(KEY)))",
+    "put": "ended = AtExit(tolerant(lambda put=client.put, zeros=np.zeros(9): put(bytes(32), zeros, wait=True)))",
+    "evict": "ended = AtExit(tolerant(lambda evict=client.evict, key=KEY: evict(key)))",
+    "status": "ended = AtExit(tolerant(client.status))",
+    "claim": "claim = client.claim(bytes(32))",
+    "reservation": "reservation = client.reserve(tensord.Spec((1 << 20,), 'uint8'))",
+    "view": "view = client.get(KEY).tree\nclient.close()",
+    "close of a device cache": """
+import pathlib, tempfile
+from tensord.testing.fake_card import FakeCard
+from tensord.testing.fake_vram import FakeVram
+folder = tempfile.TemporaryDirectory()
+card = FakeCard(pathlib.Path(folder.name), "card", 1 << 20)
+ended = AtExit(tensord.DeviceCache(client, FakeVram(card)).close)
+""",
+    "pending get_or_compute": """
+import asyncio
+loop = asyncio.new_event_loop()
+asyncio.set_event_loop(loop)
+shared = tensord.AsyncClient(SOCKET, timeout_s=5)
+
+
+async def compute():
+    await asyncio.sleep(3600)
+
+
+task = loop.create_task(shared.get_or_compute(bytes(32), compute))
+loop.run_until_complete(asyncio.sleep(0.5))
+""",
+}
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[Daemon]:
+    with Daemon() as running:
+        yield running.start()
+
+
+NEEDS_DAEMON: Final = {"reservation", "view"}
+
+
+@pytest.mark.parametrize(
+    ("act", "present"),
+    [(act, present) for act in ACTS for present in (True, False) if present or act not in NEEDS_DAEMON],
+)
+def test_a_program_ends_whatever_its_objects_do_at_exit(daemon: Daemon, act: str, *, present: bool) -> None:
+    socket = str(daemon.socket) if present else f"{daemon.socket}-nobody"
+    ended = subprocess.run(
+        [sys.executable, "-c", HEAD + ACTS[act], socket],
+        timeout=PATIENCE_S,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert "too early" not in ended.stderr
