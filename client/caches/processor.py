@@ -88,9 +88,9 @@ class ProcessorCache:
 
     Example:
         >>> tree = {"pixel_values": np.zeros((4, 1176), np.float32)}
-        >>> sender = tensord.ProcessorCache(cache, ns)
-        >>> [sent] = sender.get_and_update([tree], ["hash-1"])      # a Reference in place of the tree
-        >>> receiver = tensord.ProcessorCache(cache, ns)            # in another process
+        >>> sender = tensord.ProcessorCache(cache, ns, put_wait_s=10)
+        >>> [sent] = sender.get_and_update([tree], ["hash-1"])  # a Reference in place of the tree
+        >>> receiver = tensord.ProcessorCache(cache, ns)  # in another process
         >>> [feature] = receiver.get_and_update_features([tensord.Feature("hash-1", sent)])
         >>> type(sent).__name__, feature.data["pixel_values"].shape
         ('Reference', (4, 1176))
