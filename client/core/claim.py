@@ -17,8 +17,9 @@ from functools import partial
 from typing import Literal
 
 from ...ipc import messages
+from .answers import PendingRequest
 from .aside import aside
-from .link import SAY_S, Link, PendingRequest
+from .link import SAY_S, Link
 
 State = Literal["asked", "waiting", "compute", "hit", "alone"]
 
@@ -69,7 +70,7 @@ class Claim:
         claimed = _outcome(answer)
         if claimed is None or claimed.answer == "wait":
             return "alone"
-        if claimed.answer == "compute" and not self._link.holds_claim(claimed.token):
+        if claimed.answer == "compute" and claimed.token not in self._link.claims.held:
             # The claim ended with the connection on which it was granted.
             return "alone"
         return claimed.answer
@@ -133,12 +134,12 @@ class Claim:
     def _drop(self, answer: Future[messages.Claimed]) -> None:
         claimed = _outcome(answer)
         if claimed is not None and claimed.answer == "compute":
-            self._link.drop_claim(claimed.token)
+            self._link.claims.drop(claimed.token)
 
     def _give_back(self, answer: Future[messages.Claimed]) -> None:
         claimed = _outcome(answer)
         if claimed is not None and claimed.answer == "compute":
-            self._link.give_back(claimed.token, SAY_S)
+            self._link.claims.give_back(claimed.token, SAY_S)
 
 
 def _outcome(answer: Future[messages.Claimed]) -> messages.Claimed | None:

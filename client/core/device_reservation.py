@@ -67,7 +67,7 @@ def reserve(link: Link, device: str, size_bytes: int, for_s: float, timeout_s: f
         connected=connected,
     )
     try:
-        return DeviceReservation(link, connected, size_bytes, link.answer(asked, timeout_s))
+        return DeviceReservation(link, connected, size_bytes, link.answers.wait(asked, timeout_s))
     except BaseException:
         # The daemon may have granted it meanwhile. Without a release it would last until its time limit.
         asked.add_done_callback(partial(_give_back, link, connected))

@@ -23,7 +23,8 @@ from ...ipc import messages
 from ...ipc.modes import Mode, Tier
 from .aside import aside
 from .fields import check_name
-from .link import SAY_S, Connected, Link, ListenerMessage
+from .link import SAY_S, Connected, Link
+from .listeners import ListenerMessage
 from .waiting import Condition
 
 CHANGES_MAX: Final = 1024
@@ -115,7 +116,7 @@ class GovernorListener:
     def __init__(self, link: Link) -> None:
         self._link = link
         self._begin()
-        link.listen(self)
+        link.listeners.add(self)
 
     def _begin(self) -> None:
         self._lock = Condition()
@@ -163,7 +164,7 @@ class GovernorListener:
         if connected is None:
             raise self._link.unavailable()
         if self._subscribed is not connected:
-            self._link.answer(self._link.ask(messages.Subscribe, timeout_s, connected=connected), timeout_s)
+            self._link.answers.wait(self._link.ask(messages.Subscribe, timeout_s, connected=connected), timeout_s)
 
     def watch(self) -> None:
         """`subscribe` without waiting. Modes then reach all listeners of the link."""

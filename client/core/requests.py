@@ -12,7 +12,8 @@ from concurrent.futures import Future
 from typing import Any, Literal
 
 from ...ipc import messages
-from .link import SAY_S, Connected, Link, PendingRequest
+from .answers import PendingRequest
+from .link import SAY_S, Connected, Link
 
 Then = Callable[[Future[Any]], None]
 

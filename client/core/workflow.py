@@ -83,7 +83,7 @@ class Workflow:
         answer = self._ask(connected, lambda number: messages.AdvanceWorkflow(number, self.name, step))
         if wait:
             try:
-                self._link.answer(answer, self._timeout_s)
+                self._link.answers.wait(answer, self._timeout_s)
             except Unavailable as error:
                 self.error = error
 
@@ -132,7 +132,7 @@ class Workflow:
         connected = self._link.connection
         if connected is None:
             raise self._link.unavailable()
-        self._link.answer(self._ask(connected, self._registration), self._timeout_s)
+        self._link.answers.wait(self._ask(connected, self._registration), self._timeout_s)
 
     def _ask(self, connected: Connected, make: Any) -> Future[Any]:
         return self._link.ask(make, SAY_S, connected=connected, then=self._answered)

@@ -58,7 +58,7 @@ class DeviceCache:
     def __init__(self, client: Client, device: Device, *, uses_every_s: float = USES_EVERY_S) -> None:
         check_name("device.name", device.name)
         check_seconds("uses_every_s", uses_every_s, above_0=True)
-        for listener in client.link.listeners():
+        for listener in client.link.listeners.alive():
             if isinstance(listener, Upkeep) and listener.device.name == device.name and not listener.stopped:
                 raise UsageError(
                     f"device {device.name!r} has a DeviceCache with this client: use it, or close it first"

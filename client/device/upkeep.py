@@ -24,7 +24,8 @@ from ...errors import DaemonUnavailable, Unavailable
 from ...ipc import messages
 from ..core import requests
 from ..core.aside import aside
-from ..core.link import Connected, Link, ListenerMessage
+from ..core.link import Connected, Link
+from ..core.listeners import ListenerMessage
 from ..core.waiting import LockEvent
 from .entries import DeviceEntries
 from .interface import Device
@@ -86,7 +87,7 @@ class Upkeep:
         """Starts the thread and listens to the link."""
         self._thread = threading.Thread(target=self._run, name=f"tensord-device-{self.device.name}", daemon=True)
         aside(self._thread.start)
-        self._link.listen(self)
+        self._link.listeners.add(self)
         self._governor.watch()
 
     def stop(self) -> None:
@@ -96,7 +97,7 @@ class Upkeep:
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join(_END_S)
-        self._link.unlisten(self)
+        self._link.listeners.remove(self)
 
     def wake(self) -> None:
         """Wakes the thread, since the table may have changed. Cheap."""
@@ -162,7 +163,7 @@ class Upkeep:
         self.state = None
         self._begin()
         self._stopping.set()
-        self._link.unlisten(self)
+        self._link.listeners.remove(self)
 
     # ---- the thread
 

@@ -253,7 +253,7 @@ class PrefixCache:
         link.start()
         timeout_s = self._client.timeout_s
         asked = requests.ask_evict_prefixes(link, self._namespace.tag, timeout_s)
-        count: int = link.answer(asked, timeout_s).count
+        count: int = link.answers.wait(asked, timeout_s).count
         return on_device + self._paged.clear() + count
 
     # ---- engines that page their cache

@@ -71,7 +71,7 @@ class Asker:
             asked = requests.ask_match(
                 link, connected, self._tag, region.offset, size_bytes, agent, region.inbox.number, left_s
             )
-            answer: messages.Matched = link.answer(asked, deadline - time.monotonic())
+            answer: messages.Matched = link.answers.wait(asked, deadline - time.monotonic())
         except BadPrefix:
             raise
         except TensordError:

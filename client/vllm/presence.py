@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from ...errors import ProtocolError, SocketForbidden, TensordError, TimedOut, VersionMismatch
 from ..core.cache import Client
-from ..core.link import Connected, ListenerMessage
+from ..core.listeners import Connected, ListenerMessage
 
 ATTACH_S: Final = 0.4
 """Seconds that making a client may delay an engine's start, at most twice. After that it attaches in the background."""
@@ -52,7 +52,7 @@ class Presence:
         self._silent = False
         self._shares = shares
         self.look()
-        self._link.listen(self)
+        self._link.listeners.add(self)
 
     @property
     def connected(self) -> bool:

@@ -170,8 +170,8 @@ CLIENT: Final = {
     "claim": (
         "client.core.claim:Claim.*",
         "client.core.once:compute_once",
-        "client.core.link:Link.hold_claim",
-        "client.core.link:Link.drop_claim",
+        "client.core.held_claims:HeldClaims.hold",
+        "client.core.held_claims:HeldClaims.drop",
     ),
     "attachment": (
         "client.core.link:Link._attach",

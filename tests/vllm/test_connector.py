@@ -755,7 +755,7 @@ def _open_answers(engine: Steps) -> list[Any]:
 
     assert engine.connector._scheduler is not None
     client = CLIENTS._clients[engine.connector._scheduler._background._socket][0]
-    return list(client.link._answers.values())
+    return list(client.link.answers.pending.values())
 
 
 def test_a_full_ring_refuses_and_ends_the_claim() -> None:

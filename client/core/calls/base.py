@@ -115,7 +115,7 @@ class ClientBase:
         return self._link.ask(make, self._timeout_s)
 
     def _ask(self, make: Callable[[int], messages.Message]) -> Any:
-        return self._link.answer(self._asked(make), self._timeout_s)
+        return self._link.answers.wait(self._asked(make), self._timeout_s)
 
     def _counted(self, make: Callable[[int], messages.Message]) -> int:
         count: int = self._ask(make).count

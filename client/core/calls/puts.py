@@ -152,7 +152,7 @@ class PutCalls(ClientBase):
             try:
                 match step:
                     case AwaitAnswer(future):
-                        outcome = self._link.answer(future, deadline - time.monotonic())
+                        outcome = self._link.answers.wait(future, deadline - time.monotonic())
                     case Compute():
                         outcome = compute()
                     case StoreValue(computed, claim, cost_ms):

@@ -195,7 +195,9 @@ def test_what_is_asked_at_the_moment_the_daemon_goes_fails_as_unavailable_and_as
 
         def made_too_late(number: int) -> messages.Message:
             daemon.kill()
-            until(lambda: not link.connected and not link._answers, "the connection's end to settle what was asked")
+            until(
+                lambda: not link.connected and not link.answers.pending, "the connection's end to settle what was asked"
+            )
             return messages.RequestClaim(number, wanted)
 
         assert isinstance(link.ask(made_too_late, 0.1).exception(PATIENCE_S), DaemonUnavailable)

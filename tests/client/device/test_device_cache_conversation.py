@@ -40,7 +40,7 @@ class Conversation(RuleBasedStateMachine):
         self.entries = DeviceEntries()
         client: Any = self.host
         self.upkeep = Upkeep(client, self.device, self.entries, uses_every_s=1e-9)
-        self.wire.listen(self.upkeep)
+        self.wire.listeners.add(self.upkeep)
         self.wire.connect()
         self.leases: list[DeviceLease] = []
         self.registrations: list[Registration] = []

@@ -46,7 +46,7 @@ class Owner:
         client: Any = self.host
         self.upkeep = Upkeep(client, self.device, self.entries, uses_every_s=1e-9)
         self.moves: Moves = self.upkeep.moves
-        self.wire.listen(self.upkeep)
+        self.wire.listeners.add(self.upkeep)
         self.wire.connect()
 
     def put(self, number: int) -> DeviceEntry:

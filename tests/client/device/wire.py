@@ -35,6 +35,7 @@ class Wire:
         self.said: deque[messages.Message] = deque()
         self.answered: deque[messages.Message] = deque()
         self.connection: Any = None
+        self.listeners = self
         self._asked: dict[int, tuple[Future[Any], Callable[[Future[Any]], None]]] = {}
         self._number = 0
 
@@ -63,10 +64,10 @@ class Wire:
             raise DaemonUnavailable("gone")
         self.said.extend(sent)
 
-    def listen(self, listener: Upkeep) -> None:
+    def add(self, listener: Upkeep) -> None:
         self.listener = listener
 
-    def unlisten(self, listener: Upkeep) -> None:
+    def remove(self, listener: Upkeep) -> None:
         pass
 
     # ---- as the test sees it

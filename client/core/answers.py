@@ -1,0 +1,120 @@
+"""Requests to the daemon, until each has its answer.
+
+Owns: the table of the requests that wait for an answer, and how each is settled. Does not own: the connection, nor what
+follows from an answer to a cancelled request (link.py).
+Invariant: an answer settles its request once.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from copy import copy
+from pathlib import Path
+from typing import Any
+
+from ...errors import TensordError, TimedOut
+from ...ipc import messages
+from .listeners import Connected
+from .waiting import LockFuture
+
+
+class PendingRequest(LockFuture):
+    """A request that waits for its answer.
+
+    `waits`: true once the daemon answered "wait": another client computes the key, and a second answer follows.
+    `expected_at`: when that client expects to have stored the key, by time.monotonic; 0 if unknown.
+    """
+
+    waits = False
+    expected_at = 0.0
+
+
+class Answers:
+    """The pending requests of one client. No lock: each change of the table is one step.
+
+    `send` and `next_id` are the link's; `path` is the daemon's socket, for messages of errors.
+    """
+
+    def __init__(self, send: Callable[..., None], next_id: Callable[[], int], path: Path) -> None:
+        self._send = send
+        self._next_id = next_id
+        self._path = path
+        self.pending: dict[int, PendingRequest] = {}
+        """By their ids."""
+
+    def ask(
+        self,
+        make: Callable[[int], messages.Message],
+        timeout_s: float,
+        connected: Connected | None,
+        then: Callable[[Future[Any]], None] | None,
+    ) -> PendingRequest:
+        """As `Link.ask`, which calls it where no signal handler can interrupt it."""
+        number = self._next_id()
+        answer = PendingRequest()
+        if then is not None:
+            answer.add_done_callback(then)
+        self.pending[number] = answer
+        try:
+            self._send(make(number), timeout_s=timeout_s, connected=connected)
+        except TensordError as error:
+            # The end of the connection may have settled it before.
+            if self.take(number) is not None:
+                # The traceback refers to this frame, and the frame to the future: a cycle that would keep the callers'
+                # views alive.
+                answer.set_exception(error.with_traceback(None))
+        return answer
+
+    def wait(self, future: Future[Any], timeout_s: float) -> Any:
+        """Waits for an answer, and returns it.
+
+        Raises:
+            TimedOut: no answer within `timeout_s` seconds; the request is cancelled.
+            TensordError: the daemon's error, or DaemonUnavailable.
+        """
+        try:
+            return future.result(max(0.0, timeout_s))
+        except TimeoutError:
+            if not future.cancel():
+                # The answer arrived in this moment. It may be a grant that the caller has to give back.
+                return future.result()
+            raise TimedOut(f"the daemon at {self._path} did not answer within {timeout_s:.3g} s") from None
+        except BaseException:
+            # Cancels the request if no answer has come; the daemon's own errors have settled it already.
+            future.cancel()
+            raise
+        finally:
+            # Breaks the cycle described in `ask`.
+            del future
+
+    def take(self, number: int) -> PendingRequest | None:
+        """Removes a request, whose answer has arrived or will not. None if it is not pending any more."""
+        return self.pending.pop(number, None)
+
+    def deferred(self, message: messages.Claimed) -> None:
+        """Handles the answer "wait". A second answer follows."""
+        waiting = self.pending.get(message.id)
+        if waiting is not None:
+            waiting.expected_at = time.monotonic() + message.lasts_s if message.lasts_s else 0.0
+            waiting.waits = True
+
+    def fail_all(self, error: TensordError) -> None:
+        """Fails all pending requests."""
+        while self.pending:
+            with suppress(KeyError):
+                # A copy for each caller, which raises it with a traceback of its own.
+                settle(self.pending.popitem()[1], error=copy(error))
+
+
+def settle(future: Future[Any], result: Any = None, error: BaseException | None = None) -> bool:
+    """Settles a future. Returns False if it was cancelled."""
+    if not future.set_running_or_notify_cancel():
+        return False
+    if error is not None:
+        future.set_exception(error)
+    else:
+        future.set_result(result)
+    return True
