@@ -1,6 +1,8 @@
 """What a reader of the code may rely on: each class name has one definition, and messages are built in one place."""
 
 import ast
+import subprocess
+import sys
 from collections import defaultdict
 from pathlib import Path
 
@@ -34,3 +36,27 @@ def test_only_the_core_of_the_client_builds_messages() -> None:
         ]
     assert len(files) > 100, "the client was not found"
     assert built == [], "add a function to client/core/requests.py"
+
+
+def test_only_one_module_of_the_client_registers_fork_handlers() -> None:
+    """So that their order is read in one place."""
+    files = sorted((ROOT / "client").rglob("*.py"))
+    assert len(files) > 100, "the client was not found"
+    registering = [str(file.relative_to(ROOT)) for file in files if "register_at_fork" in file.read_text()]
+    assert registering == ["client/core/forks.py"]
+
+
+def test_loggings_fork_handlers_come_before_those_of_the_client() -> None:
+    """The client's may log: in a child, logging renews its locks first, whatever is imported first."""
+    program = """
+import os
+found, register = [], os.register_at_fork
+def registered(**handlers):
+    found.append(next(iter(handlers.values())).__module__)
+    register(**handlers)
+os.register_at_fork = registered
+import tensord.client.prefix.paged
+print(*found)
+"""
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
+    assert found.index("logging") < found.index("tensord.client.core.forks") < found.index("tensord.client.core.aside")

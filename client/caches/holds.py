@@ -12,7 +12,6 @@ after it was last promised or lent; a timer ends it without further calls. The l
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 import time
@@ -20,6 +19,7 @@ import weakref
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
+from ..core import forks
 from ..core.aside import aside
 from ..core.fields import check_count, check_seconds
 from ..core.lease import Lease
@@ -54,7 +54,7 @@ class HeldLeases:
         self._bytes = 0
         self._timer: threading.Timer | None = None
         self._lock = threading.Lock()
-        _everywhere.add(self)
+        forks.follow(self, forks.Place.HELD_LEASES)
 
     def __len__(self) -> int:
         return len(self._held)
@@ -202,18 +202,7 @@ class HeldLeases:
                 self._start_timer()
 
 
-_everywhere: weakref.WeakSet[HeldLeases] = weakref.WeakSet()
-
-
 def _expire(reference: weakref.ref[HeldLeases]) -> None:
     holds = reference()
     if holds is not None:
         holds._end_expired()
-
-
-def _in_child() -> None:
-    for holds in list(_everywhere):
-        holds.after_fork_in_child()
-
-
-os.register_at_fork(after_in_child=_in_child)

@@ -37,6 +37,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from ..core import forks
 from ..core.aside import aside
 from ..core.fields import check_seconds
 from ..core.lease import Lease
@@ -75,7 +76,7 @@ class Lender:
         self.seconds = check_seconds("seconds", seconds, above_0=True)
         self._start_lock = threading.Lock()
         self._reset()
-        _everywhere.add(self)
+        forks.follow(self, forks.Place.LENDERS)
 
     def _reset(self) -> None:
         self._book = _Book(self.seconds)
@@ -375,14 +376,3 @@ def _copied(lease: Lease) -> int:
         os.close(fd)
         return -1
     return fd
-
-
-_everywhere: Final[weakref.WeakSet[Lender]] = weakref.WeakSet()
-
-
-def _in_child() -> None:
-    for lender in list(_everywhere):
-        lender.after_fork_in_child()
-
-
-os.register_at_fork(after_in_child=_in_child)

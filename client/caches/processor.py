@@ -18,16 +18,15 @@ then the sender calls `invalidate` and sends trees.
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any, Final
-from weakref import WeakSet
 
 from ...errors import ReferenceLost, UsageError
+from ..core import forks
 from ..core.cache import Client
 from ..core.fields import check_seconds
 from ..core.lease import Lease
@@ -121,7 +120,7 @@ class ProcessorCache:
         self._lender = Lender(seconds) if lend else None
         self._reader = Reader(cache)
         self._counts = ItemCounts()
-        _everywhere.add(self)
+        forks.follow(self, forks.Place.PROCESSOR_CACHES)
         self.key: Callable[[Hash], bytes] = lru_cache(_KEYS_KEPT)(partial(item_key, namespace))
 
     # ---- the sender
@@ -342,14 +341,3 @@ def _lost(hashes: list[Hash]) -> ReferenceLost:
         "that are False",
         hashes,
     )
-
-
-_everywhere: Final[WeakSet[ProcessorCache]] = WeakSet()
-
-
-def _in_child() -> None:
-    for cache in list(_everywhere):
-        cache.after_fork_in_child()
-
-
-os.register_at_fork(after_in_child=_in_child)

@@ -9,15 +9,13 @@ that clients hold come after others, and entries whose put is in flight come las
 
 from __future__ import annotations
 
-import os
 import threading
 from typing import Any, Final, Literal, get_args
-from weakref import WeakSet
 
 import numpy as np
 
 from ...errors import BelowFloor, ObjectTooLarge, UsageError
-from ..core import requests
+from ..core import forks, requests
 from ..core.cache import Client
 from ..core.fields import check_count, check_name
 from ..core.namespace import Content, Namespace
@@ -86,7 +84,7 @@ class VisualCache:
         self._encoder_depth = encoder_depth
         self._lock = threading.Lock()
         self._reset_statistics()
-        _caches.add(self)
+        forks.follow(self, forks.Place.VISUAL_CACHES)
 
     # ---- lookups
 
@@ -320,14 +318,3 @@ class VisualCache:
         self._lock = threading.Lock()
         self._budget.forget_all()
         self._reset_statistics()
-
-
-_caches: Final[WeakSet[VisualCache]] = WeakSet()
-
-
-def _in_child() -> None:
-    for cache in list(_caches):
-        cache.after_fork_in_child()
-
-
-os.register_at_fork(after_in_child=_in_child)

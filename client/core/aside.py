@@ -131,7 +131,7 @@ def _do_all() -> None:
         return
 
 
-def _in_child() -> None:
+def after_fork_in_child() -> None:
     """After a fork: the threads and their work belong to the parent."""
     global _main, _tasks, _idle, _counting
     _main = _thread.get_ident()
@@ -142,6 +142,3 @@ def _in_child() -> None:
         with suppress(RuntimeError):  # released just before the fork
             task.done.release()
     _waited_for.clear()
-
-
-os.register_at_fork(after_in_child=_in_child)

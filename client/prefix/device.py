@@ -12,18 +12,17 @@ reference to this object, so an unused PrefixCache can be collected.
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, Self
-from weakref import WeakSet
+from typing import TYPE_CHECKING, Any, Self
 
 from ...errors import Refusal, TensordError, TimedOut
 from ...shm.prefix import Media, Tokens
+from ..core import forks
 from ..core.puts import PutState
 from .keys import Keyed
 from .layers import Layers
@@ -93,7 +92,7 @@ class DeviceSequences:
         self._lock = threading.Lock()
         self._residents: OrderedDict[bytes, Resident] = OrderedDict()
         self._gone = 0
-        _all.add(self)
+        forks.follow(self, forks.Place.DEVICE_SEQUENCES)
 
     def holds(self, layers: Layers) -> bool:
         """Whether some of the arrays lie on the device.
@@ -249,14 +248,3 @@ class _ToHost:
             sequence = replace(resident.sequence, layers=layers_from(resident.sequence.layers, tree), ttl_s=left_s)
             resident.copy = store(self._client, sequence, self.chain(sequence), now + self._client.timeout_s)
             return resident.copy
-
-
-_all: Final[WeakSet[DeviceSequences]] = WeakSet()
-
-
-def _in_child() -> None:
-    for sequences in list(_all):
-        sequences.after_fork_in_child()
-
-
-os.register_at_fork(after_in_child=_in_child)

@@ -9,16 +9,14 @@ for no eviction.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
-from weakref import WeakSet
 
 from ...errors import BadPrefix
 from ...ipc.schema import BLOCKS_MAX
-from ..core import requests
+from ..core import forks, requests
 from ..core.fields import check_timeout
 from ..core.namespace import Namespace
 from ..core.puts import Put
@@ -54,7 +52,7 @@ class PagedSnapshots:
         self._lock = threading.Lock()
         self._own: OrderedDict[bytes, Put] = OrderedDict()
         self._due: list[tuple[bytes, Put]] = []
-        _all.add(self)
+        forks.follow(self, forks.Place.PAGED_SNAPSHOTS)
 
     def put(
         self,
@@ -167,14 +165,3 @@ def _joined(chain: Any) -> bytes:
         # The length keeps two chains apart that differ only in where one hash ends.
         parts += [len(block).to_bytes(1, "little"), block]
     return b"".join(parts)
-
-
-_all: Final[WeakSet[PagedSnapshots]] = WeakSet()
-
-
-def _in_child() -> None:
-    for snapshots in list(_all):
-        snapshots.after_fork_in_child()
-
-
-os.register_at_fork(after_in_child=_in_child)
