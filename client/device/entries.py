@@ -295,9 +295,10 @@ class DeviceEntries:
                 self.unsynced[key] = None
             return gone
 
-    def leave(self, entry: DeviceEntry, uses: int) -> Literal["left", "in use", "replaced", "deleted"]:
+    def leave(self, entry: DeviceEntry, uses: int, *, stored: bool) -> Literal["left", "in use", "replaced", "deleted"]:
         """Removes an entry on an order of the daemon or its owner, unless the entry is in use, or has been used since
-        the caller read `uses`. A removed entry drops its tensors, even if other references to the entry exist."""
+        the caller read `uses`. A removed entry drops its tensors, even if other references to the entry exist. It is
+        counted as offloaded if the host tier has `stored` it, or else as dropped."""
         with self.lock:
             current = self._table.get(entry.key)
             if current is None:
@@ -312,6 +313,8 @@ class DeviceEntries:
             entry.give_up()
             entry.tree = entry.before = entry.to_host = None
             entry.marks.clear()
+            self.tally.offloaded += stored
+            self.tally.dropped += not stored
             return "left"
 
     def say_all(self) -> None:

@@ -83,7 +83,7 @@ class Moves:
                 moved.kept.append(entry.key)
                 moved.stayed.append(entry.key)
                 continue
-            match self._entries.leave(entry, uses):
+            match self._entries.leave(entry, uses, stored=stored):
                 case "left":
                     (moved.offloaded if stored else moved.dropped).append(entry.key)
                     if stored and stands_under_its_key:

@@ -216,8 +216,6 @@ class OrderRunner:
 
     def _finish(self, job: Job, moved: MoveResult) -> None:
         tally = self._entries.tally
-        tally.offloaded += len(moved.offloaded)
-        tally.dropped += len(moved.dropped)
         tally.kept += len(moved.kept)
         tally.freed_bytes += moved.freed_bytes
         if job.leaving is not None:

@@ -253,6 +253,26 @@ def test_what_its_owner_sends_away_is_in_the_host_tier_and_released(owner: Owner
     assert owner.wire.governor.counters.released == 1
 
 
+@pytest.mark.parametrize("full", [False, True], ids=["offloaded", "dropped"])
+def test_an_entry_that_is_gone_from_the_device_is_counted(owner: Owner, *, full: bool) -> None:
+    """Also in the middle of a move, when other threads may look at both."""
+    owner.put(1)
+    owner.exchange()
+    owner.host.full = full
+    seen: list[tuple[int, int, int]] = []
+    give_back = owner.device.give_back
+
+    def looked() -> int:
+        seen.append((len(owner.entries), owner.entries.tally.offloaded, owner.entries.tally.dropped))
+        return give_back()
+
+    owner.device.give_back = looked  # type: ignore[method-assign]
+    owner.order_all_away()
+    owner.exchange()
+    assert seen == [(0, 0, 1) if full else (0, 1, 0)]
+    assert (owner.entries.tally.offloaded, owner.entries.tally.dropped) == seen[0][1:]
+
+
 def test_what_the_host_does_not_take_stays_with_its_owner(owner: Owner) -> None:
     owner.host.full = True
     owner.put(1)
