@@ -18,17 +18,20 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from typing import Final, Self
+from typing import Final, Self, TypeVar
 
 from ..errors import DaemonUnavailable, TensordError, TimedOut
 from .connect import connect
 from .connection import Connection, Delivery
 from .descriptors import close_all, read, write
-from .messages import Attach, Hello
+from .messages import Attach, Error, Hello
 from .schema import Message
 
 _POLL_MS_MAX: Final = (1 << 31) - 1
 """The longest timeout that poll() takes, in milliseconds: 24 days."""
+
+
+Answer = TypeVar("Answer", bound=Message)
 
 
 class BlockingChannel:
@@ -130,6 +133,21 @@ class BlockingChannel:
             return self._ready.popleft()
         finally:
             self._receiving.release()
+
+    def receive_one(self, kind: type[Answer], deadline: float) -> tuple[Answer, tuple[int, ...]]:
+        """The next message, which must be of this kind, and its descriptors. `deadline`: a time of `time.monotonic`.
+
+        Raises:
+            TensordError: the peer sent an error instead, or those of `receive`.
+            DaemonUnavailable: it sent another message.
+        """
+        message, fds = self.receive(max(0.0, deadline - time.monotonic()))
+        if isinstance(message, kind):
+            return message, fds
+        close_all(fds)
+        if isinstance(message, Error):
+            raise message.to_error()
+        raise DaemonUnavailable(f"the daemon answered {type(message).__name__}, expected {kind.__name__}")
 
     def close(self) -> None:
         """Ends the channel, wakes all threads that wait in it, and closes the descriptors of unreceived messages."""

@@ -286,12 +286,12 @@ class Link:
             with suppress(DaemonUnavailable):
                 # If the daemon has closed the connection, the error that it sent is read below.
                 channel.send(hello, timeout_s=self._attach_timeout_s)
-            welcome, _ = self._expect(channel, messages.Welcome, deadline)
+            welcome, _ = channel.receive_one(messages.Welcome, deadline)
             view = self.view
             brought = (self._lane_fd,) if self._lane_fd >= 0 and view is not None else ()
             attach = messages.Attach(self.next_id(), len(brought))
             channel.send(attach, fds=brought, timeout_s=self._attach_timeout_s)
-            attached, fds = self._expect(channel, messages.Attached, deadline)
+            attached, fds = channel.receive_one(messages.Attached, deadline)
             self._take_memory(attached, fds, view)
         except BaseException:
             self._channel = None
@@ -302,16 +302,6 @@ class Link:
         self.instance, self.version = welcome.instance, welcome.version
         self.error = None
         return channel
-
-    def _expect(self, channel: BlockingChannel, kind: type[Any], deadline: float) -> tuple[Any, tuple[int, ...]]:
-        message, fds = channel.receive(max(0.0, deadline - time.monotonic()))
-        if isinstance(message, kind):
-            return message, fds
-        for fd in fds:
-            os.close(fd)
-        if isinstance(message, messages.Error):
-            raise message.to_error()
-        raise DaemonUnavailable(f"the daemon answered {type(message).__name__}, expected {kind.__name__}")
 
     def _take_memory(self, attached: messages.Attached, fds: Sequence[int], before: View | None) -> None:
         ring_fd, index_fd, lane_fd = fds
