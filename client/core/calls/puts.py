@@ -50,7 +50,8 @@ class PutCalls(ClientBase):
             tree: dict, list, tuple, str, bytes, int, float, bool, None, numpy arrays and torch tensors, nested.
             tokens: encoder tokens that the payload stands for; they count against max_tokens.
             ttl_s: seconds until the entry expires, more than 0. Default: the daemon's setting. Only `touch` renews
-                them; lookups and further puts of the key do not. Nothing expires while no daemon runs.
+                them; lookups and further puts of the key do not. Nothing expires while no daemon runs; the next daemon
+                removes what has expired by then.
             cost_ms: milliseconds that computing the payload took. Policies that weigh cost keep expensive entries
                 longer.
             agent: the agent that the entry belongs to; the policy may weigh it.
