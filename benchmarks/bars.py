@@ -72,13 +72,13 @@ BARS: Final = (
     ),
     Bar("get_many(2048), µs a key", What("tensord", "get_many_key", K64), 0.2),
     Bar(
-        "put until the caller may go on, 1 MB, against copyto",
+        "put until the call returns, 1 MB, against copyto",
         What("tensord", "put_return", M1),
         1.3,
         _COPY_1M,
     ),
     Bar(
-        "put until the caller may go on, 16 MB, against copyto",
+        "put until the call returns, 16 MB, against copyto",
         What("tensord", "put_return", M16),
         1.3,
         _COPY_16M,
