@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import numpy as np
 
@@ -75,6 +75,12 @@ class Lease:
     def value(self) -> Any:
         """The payload with each leaf in the type that was put: arrays as views, tensors as copies."""
         return self._recipe.value(self._root)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a lease pins memory for this process, so it cannot be pickled or copied: send lease.handle() to a process "
+            "of this host (RingReader.borrow), or copies of the arrays"
+        )
 
     def handle(self) -> bytes | None:
         """Returns a name for the pinned bytes, with which another process of this host reads them
@@ -205,6 +211,9 @@ class Batch:
         self._root: Array | None = root
         self._copies: dict[int, Lease] = {}
         self.found = found
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a batch pins memory for this process, so it cannot be pickled or copied: see its leases")
 
     @classmethod
     def of_misses(cls, count: int) -> Self:

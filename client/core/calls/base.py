@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 from ....ipc import messages
 from ....ipc.blocking import BlockingChannel
@@ -88,6 +88,11 @@ class ClientBase:
     def close(self) -> None:
         """Ends the connection. Leases and their views stay valid for as long as they live."""
         aside(self._closed)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a client is a connection of this process, so it cannot be pickled or copied: make one in each process"
+        )
 
     def __enter__(self) -> Self:
         return self
