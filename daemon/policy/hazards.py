@@ -51,7 +51,8 @@ EXPECTED_MAX: Final = 200.0
 """After this number of expected uses, the comparison of expected and counted uses starts again."""
 REFRESHED_COUNTS: Final = 8
 REFRESHED_SHARE: Final = 1 / 128
-"""The index of a class is refreshed after REFRESHED_COUNTS counts and this share of its entries, or later."""
+"""The index of a class is refreshed after REFRESHED_COUNTS counts, or this share of its entries if that is more, or
+later."""
 KNOWN_MIN: Final = 8.0
 """The number of entries of a class that must have reached an age before their share is reported to users."""
 
@@ -306,4 +307,4 @@ class Hazards:
 
 def _changed(row: Row) -> float:
     """The counts since the last refresh, relative to the number after which the row is refreshed."""
-    return row.changes / (REFRESHED_COUNTS + REFRESHED_SHARE * row.reached[0])
+    return row.changes / max(REFRESHED_COUNTS, REFRESHED_SHARE * row.reached[0])
