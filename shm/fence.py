@@ -3,12 +3,12 @@
 Owns: the calls of membarrier(2). Does not own: the stores and loads that the fence orders (index.py, lanes.py).
 
 A reader stores its pin, then loads the slot's seq. The daemon stores the seq, then loads the pins. x86-64 may execute
-each load before the preceding store is visible, and then neither side would see the other. membarrier(2) makes every
-running thread of every registered process execute a full fence between the daemon's store and its loads. This is
-enough: the daemon sees every pin that a reader stored before the fence, and a reader that loads after the fence sees
-the new seq.
+each load before the preceding store is visible, and then neither side would see the other side's store. membarrier(2)
+makes every running thread of every registered process execute a full fence between the daemon's store and its loads.
+This is enough: the daemon sees every pin that a reader stored before the fence, and a reader that loads after the fence
+sees the new seq.
 
-SYNC POINT: the C litmus in tests/shm shows the forbidden outcome without this call, and never with it.
+SYNC POINT: the litmus test tests/shm/litmus.c shows the forbidden outcome without this call, and never with it.
 """
 
 from __future__ import annotations

@@ -8,8 +8,9 @@ invalidated the namespace first; the table entry counts against that user's quot
 
 Owns: the table. Does not own: who may raise a generation, and the fate of entries of a past generation.
 
-Invariants: a generation only rises. A table entry never moves and is never removed, so the table survives every daemon
-of the memory. A namespace without an entry was never invalidated, and keys of all its generations are valid.
+Invariants: a generation only rises. A table entry never moves and is never removed, so the table stays valid for every
+later daemon of the same memory. A namespace without a table entry was never invalidated, and keys of all its
+generations are valid.
 """
 
 from __future__ import annotations
@@ -84,8 +85,8 @@ class GenerationWriter:
         # had not answered the request yet.
         if not any(count == _checked(counted) for counted in (known, known - 1) if counted >= 0):
             raise LayoutMismatch(
-                f"the table of generations of namespaces is damaged: its count says {count & _NUMBER}, with room for "
-                f"{self._capacity}, and its entries say otherwise; free the memory with "
+                f"the table of generations of namespaces is damaged: it should have {count & _NUMBER} entries of at "
+                f"most {self._capacity}, but the entries found do not match this count; free the memory with "
                 "`tensorctl purge --instance NAME`"
             )
         self._words[self._count_at] = _checked(known)

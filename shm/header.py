@@ -105,8 +105,8 @@ def _tokens(header: bytes) -> list[Any]:
     try:
         unpacker.feed(header)
         tokens = list(unpacker)
-        # A scalar that is cut off at the end raises no error. It would swallow or change this byte, which is 'true'
-        # alone.
+        # The unpacker raises no error for a scalar that is cut off at the end. The byte 0xc3 is msgpack's `true`. It is
+        # read as `true` only if the header ends with a complete scalar; an incomplete one would absorb it.
         unpacker.feed(b"\xc3")
         whole = [token is True for token in unpacker] == [True]
     except (ValueError, UnpackException) as error:

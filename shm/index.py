@@ -77,7 +77,8 @@ class IndexReader:
         self._cells = cells_of(memory, geometry)
 
     def find(self, key: bytes) -> Hit | None:
-        """The published slot of `key`, or None. The caller checks `words[at] == seq` after it has acted on the result.
+        """The published slot of `key`, or None. The caller checks `words[at] == seq` after it has used the result, for
+        instance after it has pinned the span.
 
         Raises:
             BadKey: `key` is not 32 bytes.

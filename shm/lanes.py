@@ -227,11 +227,12 @@ class Lane:
     def reclaim(self, lost: set[int], nobody_holds_words: Callable[[], bool]) -> int:
         """Takes back words that were lost when a signal handler raised while a thread took or returned them.
 
-        `nobody_holds_words()`: whether no other thread is, at one moment, inside a function of `HOLDING`.
+        The method calls `nobody_holds_words()` twice. It returns whether there was a moment at which no other thread
+        was inside a function of `HOLDING`; if not, the method reclaims nothing.
 
-        Once no thread is inside such a function, a word that is neither free nor tied is lost, or its finalizer has not
-        begun, since a suspended lane gives out no word. Such finalizers are disabled. Once again no thread is inside a
-        finalizer, a listed word that is still not free has no owner.
+        After the first such moment, a word that is neither free nor tied is lost, or its finalizer has not begun, since
+        a suspended lane gives out no word. The finalizers of these words are disabled. After the second such moment no
+        thread is inside a finalizer any more, so a word of `lost` that is still not free has no owner.
 
         Returns:
             The number of words that are free again.
@@ -322,7 +323,7 @@ class LaneReader:
     def __init__(self, fd: int, lane_id: int) -> None:
         """Takes over `fd`, a file description of its own without a lock.
 
-        Records from before are skipped: the daemon that read the lane then has counted them, and has stored the time of
+        Existing records are skipped: the daemon that read the lane before has counted them, and has stored the time of
         each entry's last use in the index.
         """
         self._fd = fd

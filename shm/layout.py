@@ -11,12 +11,12 @@
     │ u64 per slot: its reuse    │                    lane segment
     ├────────────────────────────┤ generations_at     ┌────────────────────────────┐ 0
     │ count; per namespace:      │                    │ header             1 page  │
-    │ tag, generation (24 bytes) │                    │ pin words        4,096 × 8 │
+    │ tag, generation, uid: 24   │                    │ pin words        4,096 × 8 │
     └────────────────────────────┘                    │ access log       8,192 × 8 │
                                                       └────────────────────────────┘
 
-Owns: sizes, offsets, the packed form of the superblock and of a span's header. Owns no memory.
-Owns: sizes, offsets, and the packed form of the superblock and of a span's header. Does not own: any memory.
+Owns: sizes, offsets, and the packed forms of the superblock, of a span's header and of a lane's header. Does not own:
+any memory.
 
 Invariants: all words are native little-endian u64 at 8-byte aligned offsets, so one instruction loads or stores a word
 on x86-64. SYNC POINT: ARM needs single-instruction loads and stores from `memoryview.cast("Q")` too, which it has, and
@@ -258,14 +258,12 @@ class Superblock:
 class SpanHeader:
     """The 128 bytes before a payload. They suffice to rebuild the index from the ring and to check the payload.
 
-    `checksum`: xxh3-64 over the whole payload as it lies in the ring. All times are seconds of CLOCK_BOOTTIME
-    (`clock`). `expires_s`: the time of expiry, 0 for none. It is the only field that changes while the span exists, and
-    has a check of its own (`expiry_word`). A CRC-32 of all other fields follows the fields.
-    `ttl_s`: time to live after each touch, 0 for none.
-    `prefix_bytes`: the length of the block's record, the payload's first leaf (`PrefixRecord`); 0 if the payload is not
-    a block of a sequence.
-    `cost_ms`: the time that computing the payload took, as its client reported it; 0 if unknown.
-    `number`: the id of the entry's first span; 0 if this is the first.
+    All times are seconds of CLOCK_BOOTTIME (`clock`). `checksum`: xxh3-64 over the whole payload as it lies in the
+    ring. `expires_s`: the time of expiry, 0 for none; the only field that changes while the span exists, so it has a
+    check of its own (`expiry_word`). `ttl_s`: the time to live after each touch, 0 for none. `prefix_bytes`: the length
+    of the block's record, the payload's first leaf (`PrefixRecord`); 0 if the payload is not a block of a sequence.
+    `cost_ms`: the time that computing the payload took, as its client reported it; 0 if unknown. `number`: the id of
+    the entry's first span; 0 if this span is the first. A CRC-32 of all fields except `expires_s` follows the fields.
     """
 
     key: bytes
@@ -370,5 +368,8 @@ def unpack_lane_header(page: bytes | memoryview) -> int:
     """
     magic, version, lane_id = _LANE_HEADER.unpack_from(page)
     if magic != _LANE_MAGIC or version != LAYOUT_VERSION:
-        raise LayoutMismatch(f"a lane with magic {magic:#x} and layout {version}, expected {LAYOUT_VERSION}")
+        raise LayoutMismatch(
+            f"a lane with magic {magic:#x} and layout version {version}; expected magic {_LANE_MAGIC:#x} and layout "
+            f"version {LAYOUT_VERSION}"
+        )
     return int(lane_id)

@@ -21,10 +21,10 @@ Array = np.ndarray[Any, Any]
 
 
 class Leaf(NamedTuple):
-    """A leaf of `bytes` bytes at `offset` from the payload's start, copied from `array`. None: its owner writes it
-    later.
+    """A leaf of `bytes` bytes at `offset` from the payload's start, copied from `array`.
 
-    `array` may have any strides. Its dtype is as wide as the leaf's own.
+    `array` may have any strides. Its dtype is as wide as the leaf's own. `array` is None if the leaf's owner writes the
+    leaf later.
     """
 
     offset: int

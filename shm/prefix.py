@@ -253,8 +253,8 @@ def fold(tokens: Tokens, media: Sequence[Media]) -> Tokens:
 
 
 def agreed(ours: Sequence[Media], theirs: Sequence[Media], up_to: int) -> int:
-    """The first position, at most `up_to`, at which two ordered lists of media differ: the start of the first item that
-    only one of them has."""
+    """The first position at which two ordered lists of media differ: the start of the first item that only one of them
+    has. `up_to` if they do not differ before it."""
     for mine, other in zip(ours, theirs, strict=False):
         if mine != other:
             return min(up_to, mine.start, other.start)
@@ -274,5 +274,5 @@ def uncut(position: int, media: Sequence[Media]) -> int:
 
 
 def kept(position: int, media: Sequence[Media]) -> dict[Modality, int]:
-    """Number of items by modality that do not end at or before `position`, and so still have to be encoded."""
+    """Number of items by modality that end after `position`, and so still have to be encoded."""
     return {kind: sum(item.modality == kind and item.end > position for item in media) for kind in MODALITIES}

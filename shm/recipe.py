@@ -5,7 +5,8 @@
 
 Owns: making views, tensors and values. Does not own: the validation of headers (header.py), any memory, any root.
 
-Invariants: the trees of a Recipe keep the very `root` object alive that the caller passed, and are read-only if it is.
+Invariants: the trees of a Recipe keep alive the same `root` object that the caller passed. Their views are read-only if
+`root` is read-only.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""The map of the ring's bytes: spans, the holes between them, and withdrawn extents. Each of these is a block.
+"""The map of the ring's bytes: spans, the holes between them, and withdrawn extents.
+
+Here a block is any one of these three, as in an allocator. It is not a block of a cached sequence.
 
 Owns: the tables that find a block by its start and by its end, and holes and withdrawn extents by size as well. Does
 not own: the ring's memory, which hole a span takes (allocator.py), nor which spans to free for a larger hole

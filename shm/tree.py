@@ -136,7 +136,7 @@ class _Encoder:
         self._nodes += 1
         if self._nodes > form.NODES_MAX:
             raise ObjectTooLarge(
-                f"the tree has more than {form.NODES_MAX} nodes (what it has twice counts twice); "
+                f"the tree has more than {form.NODES_MAX} nodes (a value that occurs twice counts twice); "
                 "turn lists of numbers into arrays"
             )
         kind = type(node)
