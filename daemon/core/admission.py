@@ -78,8 +78,8 @@ def too_far(end: int, limits: StoreLimits) -> TensordError | None:
     if end <= limits.prefix_tokens_max:
         return None
     return LimitReached(
-        f"a block of a sequence ends at token {end}, and prefix_tokens_max is {limits.prefix_tokens_max}: store less "
-        "of it, or raise it"
+        f"a block of a sequence ends at token {end}, and prefix_tokens_max is {limits.prefix_tokens_max}: store fewer "
+        "tokens of the sequence, or raise prefix_tokens_max"
     )
 
 
@@ -104,12 +104,12 @@ def announces_too_much(uid: int, missing_bytes: int, arrivals: Arrivals, limits:
         f"{missing_bytes} bytes are missing, besides {arrivals.by_uid().get(uid, 0)} that uid {uid} has announced "
         f"and not sent: quotas.announced_bytes_max is {limits.announced_bytes_max} for a client, and "
         f"quotas.announced_share_max is {limits.announced_uid_bytes_max} bytes for a uid. Put fewer large payloads at "
-        "once, or raise them"
+        "once, or raise these limits"
     )
 
 
 def wrong_part(commit: messages.Commit, received_bytes: int, part: messages.Part) -> BadMessage:
-    """The refusal of parts that do not add up to the payload."""
+    """The refusal of parts whose bytes do not add up to the payload."""
     return BadMessage(
         f"parts of {received_bytes} bytes, last={part.last}, for a payload_bytes of "
         f"{commit.payload_bytes}: the part that ends the payload must be the last one, and no other part"
@@ -133,10 +133,10 @@ def overdue(received_bytes: int, commit: messages.Commit, limits: StoreLimits) -
 
 
 def not_worth_it(need: Need) -> StoreFull:
-    """The refusal of a put whose victims the policy prefers to it."""
+    """The refusal of a put because the policy prefers to keep the entries that would be evicted for it."""
     return StoreFull(
         f"no room for {need.span_bytes} bytes: the entries to evict are likely to be used more than the rest of a "
-        "sequence this long. Its beginning is stored; raise ring_bytes to store more"
+        "sequence this long. The sequence's beginning is stored; raise ring_bytes to store more"
     )
 
 

@@ -134,13 +134,13 @@ class AllocatedSpans:
         self._ring.free(entry.offset)
 
     def count_entry(self, entry: SpanEntry) -> None:
-        """The span is an entry, or a put in flight: it counts against the budgets of entries and tokens."""
+        """Counts an entry, or a put in flight, against the budgets of entries and tokens."""
         self.taken_entries += 1
         self.taken_tokens += entry.tokens
         self.holdings.add(entry.owner_uid, 0, 1, entry.tokens)
 
     def uncount_entry(self, entry: SpanEntry) -> None:
-        """The span no longer counts against the budgets of entries and tokens."""
+        """Reverts `count_entry`: the span counts by its bytes only."""
         self.taken_entries -= 1
         self.taken_tokens -= entry.tokens
         self.holdings.add(entry.owner_uid, 0, -1, -entry.tokens)

@@ -122,7 +122,7 @@ class Arrivals:
         assert len(self._held) == len(self._due)
         for put in self._held:
             assert put.received_bytes and not put.admitted and put in self._due
-            assert put.uid in self._of_uid, "held for nothing"
+            assert put.uid in self._of_uid, "a put is held although its uid has no announced bytes"
 
     def _admits(self, put: PutProgress) -> bool:
         mine, of_uid = put.missing_bytes, self._of_uid.get(put.uid, 0)

@@ -14,10 +14,10 @@ from .entries import SpanEntry
 class Cursor:
     """The progress of one need's search from round to round.
 
-    `begun`: the entries left of a window that takes several rounds. `window_at`: where a window begins that is to grow.
-    `skip`: entries at the cold end that were examined in vain. `plans`: rounds with moves. `exchanged`: an exchange of
-    pages was requested. `scanned`: a scan has found the pins since the search began. `spare_bytes`: bytes evicted so
-    that more entries can move.
+    `begun`: the remaining entries of a window that is evicted in several rounds. `window_at`: the offset of the window
+    that the next round extends. `skip`: the number of entries at the cold end that were examined in vain. `plans`:
+    rounds with moves. `exchanged`: an exchange of pages was requested. `scanned`: a scan has found the pins since the
+    search began. `spare_bytes`: bytes evicted so that more entries can move.
     """
 
     begun: list[SpanEntry] = field(default_factory=list)
@@ -32,7 +32,7 @@ class Cursor:
 @dataclass(slots=True)
 class Choice:
     """The outcome of one round: victims with the reason for each, and moves, each with the offset of its hole.
-    `searching`: nothing was found among the examined entries; call again.
+    `searching`: nothing was found among the entries examined so far; call again.
 
     `exchange`: without victims, a stretch [low, high) of the ring in which only withdrawn extents are in the way.
     """

@@ -9,12 +9,12 @@ The claim on a key, from the first request to the last answer:
         committed            → every waiter: hit
         a commit refused     → every waiter: alone
         A abandons, dies, or its time is up
-                             → the first waiter: compute (token B), the others wait on: the one hand-over
+                             → the first waiter: compute (token B); the other waiters wait on; only one such hand-over
             B fails likewise → every waiter: alone
         voided               → every waiter: alone
 
 Another client of the same uid may store the payload of a claim, by naming the token in its commit, or may abandon the
-claim. An engine's scheduler claims, and a worker in another process stores.
+claim. For example, an engine's scheduler claims a key, and a worker in another process stores the payload.
 
 "alone" means: compute without a claim; no client waits for the result. So a key that can never be computed costs each
 waiter one attempt.
@@ -39,8 +39,8 @@ TOKEN_COUNTER_BITS = 48
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The answer to one request for a claim. `token`: with "compute". `lasts_s`: with "compute" the duration of the
-    claim, with "wait" the time that its holder still expects to take, 0 if unknown."""
+    """The answer to one request for a claim. `token`: the claim's token, with "compute". `lasts_s`: with "compute" the
+    duration of the claim; with "wait" the time that the claim's holder still expects to take, 0 if unknown."""
 
     client: int
     request: int
@@ -62,7 +62,7 @@ class _Claim:
     committing: bool = False
     orphaned: bool = False
     waiters: dict[tuple[int, int], float] = field(default_factory=dict)
-    """By client and request: in how many seconds this client would have stored the key."""
+    """By client and request: the seconds within which this client would store the key if it got the claim."""
 
 
 @dataclass(slots=True)
@@ -126,7 +126,10 @@ class ClaimTable:
         return self._timers.next_timer()
 
     def claim(self, key: bytes, client: int, request: int, now: float, uid: int = 0, within_s: float = 0.0) -> Verdict:
-        """A client misses `key` and would have stored it in `within_s`. "compute", or "wait" with the answer to follow.
+        """Requests the claim on `key`, which the client missed and expects to store within `within_s` seconds.
+
+        Returns:
+            "compute" with a token; or "wait" if another client has the claim. Another Verdict follows a "wait".
 
         Raises:
             LimitReached: the client has as many claims and waits as it may; the text names claims_per_client_max.
@@ -134,7 +137,7 @@ class ClaimTable:
         own = self._by_client.get(client)
         if own is not None and len(own) >= self._per_client_max:
             raise LimitReached(
-                f"{len(own)} claims and waits of this client, and claims_per_client_max is "
+                f"this client has {len(own)} claims and waits, and claims_per_client_max is "
                 f"{self._per_client_max}: compute without a claim, or raise it"
             )
         claim = self._by_key.get(key)
@@ -226,7 +229,7 @@ class ClaimTable:
             assert self._first_token <= claim.token <= self._last_token
             tags.setdefault(key[: self._tag_bytes], set()).add(key)
             due = self._timers.when(claim.token)
-            assert (due is None) == claim.committing, "a claim that would never end"
+            assert (due is None) == claim.committing, "a claim has a deadline until its commit has come"
             assert due is None or due <= claim.ends_at
             assert claim.committing or not claim.orphaned
             if not claim.orphaned:

@@ -6,7 +6,7 @@ entries, and the policy yields each entry once.
 Owns the walks, and the entries in use that they came across. Does not own which entries are evictable (`unevictable`)
 nor their order (`eviction_order`).
 
-Invariant: a walk examines at most LOOKS_MAX entries besides those that it is told to skip.
+Invariant: a walk examines at most LOOKS_MAX entries after those that the caller skips.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .pins import Pins
 from .span_table import SpanTable
 
 LOOKS_MAX: Final = 256
-"""Entries that one walk examines, besides those that it is told to skip."""
+"""Entries that one walk examines after those that the caller skips."""
 
 
 @dataclass(slots=True)

@@ -1,5 +1,5 @@
-"""The store's effects. The actor carries them out in the order given; Copy, Move, Drain, Scan, Punch and Allocate may
-end later. Owns the forms only. Invariant: they are immutable."""
+"""The store's effects. The actor begins them in the order given. Copy, Move, Drain, Scan, Punch and Allocate may end
+later, each with an event. Owns the effects' fields only. Invariant: effects are immutable."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ class Send(Struct, frozen=True):
 
 
 class Copy(Struct, frozen=True):
-    """Copies `part_bytes` from the client's inbox with that number to byte `ring_offset` of the ring, for put `put_id`.
+    """Copies `part_bytes` of put `put_id`, from `inbox_offset` of the client's inbox with the number `inbox` to byte
+    `ring_offset` of the ring.
 
     The last part comes with the span's header. The copier then checks the payload's tree, and the record of a block if
     the header names one, fills in the checksum, and writes the header 128 bytes before the payload, whose first byte is
@@ -98,15 +99,16 @@ class Discard(Struct, frozen=True):
 class Announce(Struct, frozen=True):
     """An event for watchers. `body["event"]` names it; keys are hexadecimal.
 
-    put, evict, expire, clear, invalidate, refuse, claim, limit, mode, order, owner, workflow, stuck: their fields are
-    listed where they are announced.
+    The names: put, evict, expire, clear, invalidate, refuse, claim, limit, pressed, mode, order, owner, workflow,
+    stuck. The fields of an event are listed where it is announced.
     """
 
     body: dict[str, Any]
 
 
 class Again(Struct, frozen=True):
-    """The rest of a request: comes back as Received with `counted`, before any later message of the client."""
+    """Returns the rest of a request to the core: it comes back as Received with `counted`, before any later message of
+    the client."""
 
     client: int
     message: messages.Evict | messages.Touch

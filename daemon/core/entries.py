@@ -39,8 +39,8 @@ class SpanEntry:
     `number`: the id of the entry's first span; a move to another span does not change it. `worth`: the entry's worth to
     the policy when it ended; 0 until then. `parent`: the parent block in a cached sequence; `child_count`: the number
     of its published children. All children, hidden ones included, form a linked list: `newest_child` is its head,
-    `sibling` the next older child of the same parent, `sibling_before` the next newer one. `depth` ancestors of
-    `before_bytes` in total come before it. Only `sequences` changes these fields.
+    `sibling` the next older child of the same parent, `sibling_before` the next newer one. `depth`: the number of
+    ancestors; `before_bytes`: the total bytes of the ancestors. Only `sequences` changes these fields.
 
     `may_go`: the policy was told that the entry is evictable; `set_aside`: the entry is known to be in use. Only
     `eviction_order` changes these two.
@@ -125,7 +125,7 @@ class EntryTable:
 
     def add(self, entry: SpanEntry) -> None:
         """Adds a new entry and publishes it. A victim of the same key must have been removed."""
-        assert entry.key not in self._hidden, "published while a victim may come back"
+        assert entry.key not in self._hidden, "published although a victim of the same key may be republished"
         self._last_sequence += 1
         entry.sequence = self._last_sequence
         self._by_number[entry.number] = entry

@@ -31,13 +31,13 @@ class ClientJoined(Struct, frozen=True):
 
 
 class ClientLeft(Struct, frozen=True):
-    """A client's connection has ended. Answered by Forget once nothing of its inbox is needed any more."""
+    """A client's connection has ended. Answered by Forget once none of the client's inboxes is needed any more."""
 
     client: int
 
 
 class Received(Struct, frozen=True):
-    """A validated request of a client. `counted`: the count so far, for the rest of a request that comes `Again`."""
+    """A validated request of a client. `counted`: the count so far, if this is the rest of a request (`Again`)."""
 
     client: int
     message: messages.StoreRequest

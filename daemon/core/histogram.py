@@ -32,7 +32,7 @@ BOUNDS_S: Final = (
 BOUNDS_USES: Final = (0.0, 1.0, 3.0, 7.0, 15.0, 31.0, 63.0)
 """Upper bounds of buckets of uses: the same as the classes of the learned policy."""
 BOUNDS_WORTH: Final = tuple(10.0**power for power in range(-15, 4))
-"""The worth of entries ranges over as many orders of magnitude as their cost and their bytes."""
+"""Upper bounds of buckets of worth. They span many orders of magnitude, as the costs and the bytes of entries do."""
 
 
 class Histogram:

@@ -6,7 +6,7 @@ Owns sums over the last minute and over the last puts of as many bytes as the ri
 A lookup is one that a lane counted, of any key. A request is a use or a put of an entry. The keys of requests are
 known, so only requests can be compared with another policy.
 
-Invariant: a sum covers its stretch up to one part in SLOTS of it.
+Invariant: a sum covers its stretch with an error of at most one part in SLOTS of the stretch.
 """
 
 from __future__ import annotations

@@ -11,14 +11,15 @@ from msgspec import Struct
 
 
 class Pressed(Struct, frozen=True):
-    """What the governor leaves to the store from now on. All fields at their defaults: there is no pressure.
+    """The limits that the governor sets for the store from now on. If all fields have their defaults, there is no
+    pressure.
 
-    It is sent whenever a field has changed. It is sent again unchanged once `idle_s` has passed, for entries that have
-    become idle since. The store answers each with HostHolds.
+    The governor sends it whenever a field has changed. It sends it again unchanged once `idle_s` has passed, for
+    entries that have become idle since. The store answers each with HostHolds.
 
     Args:
-        resident_bytes_max: the ring may keep so many bytes in memory; None: all that it has.
-        idle_s: entries that were not used for so long go, once for each Pressed; pinned entries stay.
+        resident_bytes_max: the ring may keep this number of bytes in memory; None: all its bytes.
+        idle_s: entries that were not used for this time are evicted, once for each Pressed; pinned entries stay.
         refuse: puts are refused.
         reason: why puts are refused, for the text of the refusal.
     """

@@ -275,18 +275,18 @@ class Intake:
         return self._memory.index.generations.refusal(key)
 
     def _without_parent(self, commit: messages.Commit) -> TensordError | None:
-        """The refusal of a block whose parent is neither stored nor in flight, and which could only be refused later.
-        None if the parent is there."""
+        """The refusal of a block whose parent is neither stored nor in flight: publication would refuse the block later
+        in any case. None if the parent is stored or in flight."""
         parent, entries = commit.parent, self._memory.entries
         if parent is None or entries.find(parent) or entries.hidden(parent) or self.puts.in_flight(parent):
             return None
         return parent_gone(parent)
 
     def _ended_meanwhile(self, put: PutProgress, now: float) -> bool:
-        """Whether a put that waits for room no longer needs it. It was answered then."""
+        """Answers a put that waits for room and no longer needs any; whether it did."""
         gone = self._past(put.key) or self._without_parent(put.commit)
         if gone is not None:
-            # No entry is evicted for a put that can only be refused.
+            # Refused before the search for room, so that no entry is evicted for a put that cannot be published.
             self.refuse(put, gone)
             return True
         stored = self._memory.entries.find(put.key)

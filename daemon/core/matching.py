@@ -1,7 +1,8 @@
 """Answers prefix queries from the index at once, and counts the uses of the matched blocks afterwards.
 
 While the index is rebuilt after a restart, a query that does not match completely waits until the index is complete,
-for `prefix_wait_s` at most. Queries of at most HELD_TOKENS_MAX tokens wait; further ones are answered at once.
+for `prefix_wait_s` at most. The waiting queries have at most HELD_TOKENS_MAX tokens together; a query over this limit
+is answered at once.
 
 Owns the waiting queries, and the uses that are still to be counted: every block of a match, the first one first, in
 slices, so that no answer is delayed. Does not own the index (`sequences`).
@@ -27,9 +28,9 @@ from .span_table import SpanTable
 USES_SLICE: Final = 1024
 """Uses that one Tick counts: 1 to 2 ms."""
 USES_MAX: Final = 1 << 16
-"""Uses that wait to be counted."""
+"""Limit on uses that wait to be counted."""
 HELD_TOKENS_MAX: Final = 1 << 24
-"""Tokens of queries that wait for the rebuilt index."""
+"""Limit on the tokens of all queries together that wait for the rebuilt index."""
 ANSWERS_SLICE: Final = 16
 """Waiting queries that one Tick answers: 1 to 2 ms."""
 

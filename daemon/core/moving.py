@@ -1,8 +1,8 @@
 """Chooses entries to copy elsewhere, so that enough bytes for a put become free in one piece.
 
-An entry that the policy would keep need not end because it is in the way. Around each of the largest holes a stretch is
-examined: its entries move to holes elsewhere, and those that fit into no hole are evicted. The stretch of the lowest
-price is taken; of equal ones, the one with the fewest bytes to copy.
+Moving an entry that is in the way keeps an entry that the policy would not evict. Around each of the largest holes a
+stretch is examined: its entries move to holes elsewhere, and those that fit into no hole are evicted. The stretch of
+the lowest price is taken; of stretches of equal price, the one with the fewest bytes to copy.
 
 Owns the plan. Does not own how an entry moves (`memory`), nor which entries are evictable. Blocks of sequences are not
 moved, since the prefix index finds their text by its offset.
@@ -24,15 +24,15 @@ from .windows import Price, Prices
 STRETCHES_MAX: Final = 16
 """Stretches examined for one put in one round."""
 ENTRIES_MAX: Final = 256
-"""Entries of one stretch."""
+"""Limit on the entries of one stretch."""
 LOOKS_MAX: Final = 512
-"""Once so many entries were examined, no further stretch is: 2 to 3 ms."""
+"""Once this number of entries was examined, no further stretch is examined: 2 to 3 ms."""
 COPIED_SHARE: Final = 4
-"""A plan copies at most so many times the bytes that are needed."""
+"""A plan copies at most this number of times the bytes that are needed."""
 TIME_SHARE: Final = 1 / 4
-"""Plans and copies may take this part of the time."""
+"""The share of the time that plans and copies may take."""
 BURST_S: Final = 0.1
-"""After a pause they may take so much at once."""
+"""The time that plans and copies may take at once after a pause, in seconds."""
 ROUND_S: Final = 0.008
 ENTRY_S: Final = 50e-6
 BYTES_PER_S: Final = 4e9

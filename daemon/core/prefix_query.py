@@ -111,7 +111,7 @@ class Query:
         return self.media[first : bisect_left(self._starts, end, first)]
 
     def uncut(self, position: int) -> int:
-        """`position`, or the begin of the item that contains it. O(log n) after the first call."""
+        """`position`, or the start of the item that contains it. O(log n) after the first call."""
         if not self.media:
             return position
         if self._joined is None:
@@ -134,7 +134,7 @@ class Query:
 
 
 def _joined(media: Sequence[Media]) -> list[tuple[int, int]]:
-    """The begins and ends of items. Overlapping items count as one: a position moved back to the begin of one item may
+    """The starts and ends of items. Overlapping items count as one: a position moved back to the start of one item may
     lie in another."""
     joined: list[tuple[int, int]] = []
     for start, length, _, _ in media:

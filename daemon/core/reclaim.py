@@ -1,9 +1,9 @@
 """Makes room by scans and drains: when each is requested, and what follows from its outcome.
 
-Owns the timing of scans, the attempt to make room for the put at the head of the queue, and the return of the store
-under a lowered budget or a lowered limit of resident bytes. The order is always: hide, Scan, Scanned, free; `memory`
-ensures that a span is freed in no other way. Before the first victims for a put are chosen, the recorded reads are
-processed: Drain, Drained. Does not own the choice of victims (`room`) nor pages (`residency`).
+Owns the timing of scans, the attempt to make room for the put at the head of the queue, and the evictions that bring
+the store back under a lowered budget or a lowered limit of resident bytes. The order is always: hide, Scan, Scanned,
+free; `memory` ensures that a span is freed in no other way. Before the first victims for a put are chosen, the recorded
+reads are processed: Drain, Drained. Does not own the choice of victims (`room`) nor pages (`residency`).
 
 Invariants:
 - At most one Scan is in flight.
@@ -137,7 +137,7 @@ class Reclaim:
             attempt.exchanges += 1
             residency.drop_exchange()
             if progress == "moving" and not attempt.scans:
-                # As far as known, the pages that it needs are pinned. A scan shows whether they still are.
+                # As far as known, the pages that the put needs are pinned. A scan shows whether they still are.
                 self._scan()
                 return "scanning"
         if residency.excess_bytes and not self.stuck:

@@ -1,12 +1,12 @@
-"""Recovery: takes over the ring and the index of an earlier daemon. A part of what the layout guarantees.
+"""Recovery: takes over the ring and the index of an earlier daemon. It relies on the invariants of the layout.
 
 An even `seq` means a complete entry: a published slot becomes an entry as it is. Every other slot with a span id is
-allocated: its put was never finished, or its span waited for a scan. Both wait for a scan now, since readers from
-before the restart may still pin the latter. New spans get ids of the new epoch, which is above the epochs of all
-confirmed slots, so no id is used twice.
+allocated: its put was never finished, or its span waited for a scan. All these spans wait for a scan now, since readers
+from before the restart may still pin a span that was published once. New spans get ids of the new epoch, which is above
+the epochs of all confirmed slots, so no id is used twice.
 
 A slot is confirmed if the span's header in the ring agrees with it. A damaged slot may name the bytes or the id of
-another span. Confirmed slots are taken over first, so that they keep theirs.
+another span. Confirmed slots are taken over first, so that they keep their bytes and ids.
 
 A block whose parent is missing is dropped, and so is an entry of a past generation: both were about to end.
 
@@ -54,7 +54,7 @@ def recover(
     expiry: Expiry,
     counters: StoreCounters,
 ) -> None:
-    """Makes an empty `memory` know the records' spans."""
+    """Enters the spans of `records` into an empty `memory`."""
     adopted: list[_Adopted] = []
     found: list[tuple[bool, Slot, Recovered]] = []
     for each in records:
@@ -64,7 +64,7 @@ def recover(
     for sound, slot, recovered in found:
         header = recovered.header if sound else None
         whole = header is not None and (recovered.record is not None) == (header.prefix_bytes > 0)
-        # No reader would find it in a bucket that is not its key's.
+        # In a bucket that is not one of its key's two buckets, no reader would find the slot.
         whole = whole and slot.number in memory.index.slots_for(slot.key)
         if recovered.published and not whole:
             counters.found_corrupt += 1

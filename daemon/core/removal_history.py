@@ -20,7 +20,7 @@ from ...shm.layout import KEY_BYTES
 
 RECORDS_MAX: Final = 1 << 16
 LATEST: Final = 1024
-"""The medians cover so many of the latest records."""
+"""The number of latest records that the medians cover."""
 MADE_ROOM: Final = frozenset({"capacity", "entries", "tokens", "index_bucket", "pressure", "emergency"})
 """The reasons of removals for which the policy chose the entry."""
 LOOKS_MAX: Final = 256
@@ -103,10 +103,10 @@ class RemovalHistory:
         return told
 
     def _beginning(self, key: bytes, digits: int) -> npt.NDArray[np.intp]:
-        """The indices of records whose keys begin with so many digits of `key`, the latest last."""
+        """The indices of records whose keys begin with the first `digits` digits of `key`, the latest last."""
         mask = np.frombuffer(bytes.fromhex("f" * digits + "0" * (2 * KEY_BYTES - digits)), np.uint64)
         wanted = np.frombuffer(key, np.uint64) & mask
-        # Compare the second word first if it is asked for: all keys of a namespace have the same first word.
+        # Compare the second word first if `digits` reach into it: all keys of a namespace have the same first word.
         first, *others = sorted(np.flatnonzero(mask).tolist(), key=lambda word: word != 1)
         places = np.flatnonzero((self._keys[first, : len(self)] & mask[first]) == wanted[first])
         for word in others:

@@ -236,7 +236,8 @@ class Residency:
 
     @property
     def _is_unrestricted(self) -> bool:
-        """Whether the whole ring is resident and may be. That is mostly so, and it is asked several times an event."""
+        """Whether the whole ring is resident and may be. A shortcut for the usual state: each event asks several
+        times."""
         return (
             self._pressure_bytes_max is None
             and self._available_bytes is None

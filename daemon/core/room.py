@@ -34,20 +34,22 @@ WINDOW_ENTRIES_MAX: Final = 512
 BATCH_BYTES_MAX: Final = 64 << 20
 """The most bytes that one round frees for later puts."""
 BATCH_SHARE: Final = 64
-"""One round frees this part of the ring, or of a budget, for later puts."""
+"""One round frees 1/BATCH_SHARE of the ring, or of a budget, for later puts."""
 BATCH_ENTRIES_MAX: Final = 64
 """The most entries that one round evicts for later puts."""
 PLANS_MAX: Final = 32
 """Rounds in which, for one put, entries are moved or cold entries are evicted so that entries can be moved."""
 SPARE_SHARE: Final = 50
-"""Some of the coldest entries are evicted instead of warmer ones until the put's bytes, half as many again, and this
-part of the ring are free."""
+"""Spare room: some of the coldest entries are evicted instead of warmer ones, so that entries can move. This is done
+while fewer bytes are free than 1.5 times the put's bytes plus 1/SPARE_SHARE of the ring."""
 FAR: Final = 1000.0
-"""Beyond that, they are evicted only instead of entries of at least so many times their worth, such as new entries."""
+"""With more free bytes, spare room is made only if the cheapest way would evict entries of more than FAR times the
+worth of the coldest ones, such as new entries. While no time is left for moves, a window of at most FAR times the worth
+of the coldest entry's bytes is evicted at once."""
 SPARE_STEPS: Final = 4
-"""In one round, the coldest entries evicted have the bytes that the cheapest way would lose, divided by this number."""
+"""One round makes spare room of 1/SPARE_STEPS of the bytes that the cheapest way would evict."""
 SPARE_MIN: Final = 32
-"""They have at least the put's bytes divided by this number."""
+"""One round makes spare room of at least 1/SPARE_MIN of the put's bytes."""
 
 
 class Room:
@@ -275,7 +277,8 @@ class Room:
         )
 
     def _rest(self, begun: list[SpanEntry], owners: frozenset[int] | None) -> list[SpanEntry]:
-        """The entries that are left of a window that takes several rounds. None of them if one is in use by now."""
+        """The remaining entries of a window that is evicted in several rounds. Empty if one of them is in use by
+        now."""
         left = [entry for entry in begun if entry.state is EntryState.LIVE]
         return left if all(map(self._evictable_test(owners), left)) else []
 
@@ -295,7 +298,8 @@ class Room:
         return lambda entry: entry.owner_uid in owners and self.unevictable.may_go(entry)
 
     def _window_of(self, need: Need, owners: frozenset[int]) -> Window | None:
-        """A window of the owners' entries, which may take several rounds: it looks further than one round goes."""
+        """A window of the owners' entries. If it needs more entries than one round evicts, this is its first part, and
+        the next rounds extend it."""
         wide = Windows(self._memory, need.span_bytes, self._evictable_test(owners), LOOKS_MAX)
         windows = Windows(self._memory, need.span_bytes, self._evictable_test(owners), VICTIMS_MAX)
         for entry in islice(self._coldest.walk(owners=owners), ANCHORS_MAX):

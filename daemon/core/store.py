@@ -233,7 +233,7 @@ class Store:
         for entry in self.memory.entries:
             assert self.sweeps or not generations.is_past(entry.key), "an entry of a past generation"
             live = entry is self.memory.entries.find(entry.key)
-            assert not (live and self.claims.claimed(entry.key)), "a claim on what is there"
+            assert not (live and self.claims.claimed(entry.key)), "a claim on a stored key"
 
     def _may_fit(self, event: Event) -> bool:
         """Whether a waiting put may fit after this event, or a search for its room is to be continued."""

@@ -25,8 +25,8 @@ Array = np.ndarray[Any, Any]
 
 
 class Survey:
-    """The unevictable spans, without those that puts are being copied into. `spans` may contain others too: `must_stay`
-    decides."""
+    """The unevictable spans, without those that puts are being copied into. `spans` may contain evictable spans too:
+    only spans for which `must_stay` is true are counted."""
 
     def __init__(
         self, spans: Iterable[SpanEntry | None], must_stay: Callable[[SpanEntry], bool], ring_bytes: int
@@ -52,14 +52,14 @@ class Survey:
 
     def gaps(self, size_bytes: int, besides: Iterable[SpanEntry]) -> tuple[Array, Array]:
         """Stretches of the ring of at least `size_bytes` that contain neither an unevictable span nor one of `besides`.
-        Their begins and their ends, (n,) int64 each, by offset."""
+        Their starts and their ends, (n,) int64 each, by offset."""
         wide = self._highs - self._lows >= size_bytes
         lows, highs = self._lows[wide], self._highs[wide]
         edges = np.array([(each.offset, each.offset + each.span_bytes) for each in besides], np.int64).reshape(-1, 2)
         if len(lows) and len(edges):
             within = np.searchsorted(lows, edges[:, 0], "right") - 1
             edges = edges[(within >= 0) & (edges[:, 0] < highs[within])]
-            # Each of them ends one stretch and begins another.
+            # Each span of `besides` ends one stretch and begins another.
             lows, highs = np.sort(np.concatenate([lows, edges[:, 1]])), np.sort(np.concatenate([highs, edges[:, 0]]))
             wide = highs - lows >= size_bytes
             lows, highs = lows[wide], highs[wide]

@@ -1,7 +1,7 @@
 """Chooses where in the ring a put gets its room: of several stretches, the one whose entries are worth least.
 
-The neighbours of the coldest entry are of random warmth. If all entries have one size that does not matter, since one
-goes for one that comes. With mixed sizes, a large put would evict all the small entries around the coldest one.
+The neighbours of the coldest entry are of random warmth. If all entries have one size, this does not matter: each new
+entry evicts one entry. With mixed sizes, a large put would evict all the small entries around the coldest one.
 
 Owns the prices of one round. Does not own which entries are evictable, nor their order.
 
@@ -21,7 +21,7 @@ from .span_table import SpanTable
 ANCHORS_MAX: Final = 32
 """Windows that are tried for one put in one round."""
 TAKEN_MAX: Final = 2048
-"""Once so many spans were taken into windows, no further window is tried."""
+"""Once this number of spans was taken into windows, no further window is tried."""
 
 Price = tuple[float, tuple[float, ...]]
 """The worth that is lost with some spans, and the rank of the warmest of them."""
@@ -65,8 +65,8 @@ class Windows:
         self._taken = 0
 
     def cheapest(self, anchors: Iterable[SpanEntry]) -> Window | None:
-        """Of the windows around `anchors` that are wide enough, the first with one span only, or else the one of the
-        lowest price. `anchors` are ordered coldest first.
+        """One of the windows around `anchors` that are wide enough: the first with one span only; without such a
+        window, the one of the lowest price. `anchors` are ordered coldest first.
 
         If a policy has no worth, the window whose warmest span is coldest has the lowest price.
         """
