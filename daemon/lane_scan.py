@@ -5,7 +5,7 @@ pin.
 
 Invariants:
 - One slice reads at most LANES_AT_ONCE lanes. It ends with the lane that reaches WORDS_AT_ONCE pins.
-- A pinned span that has a slot from the begin to the end of the scan is in the result.
+- A span that is pinned, and has a slot from the start to the end of the scan, is in the result.
 - The result has at most UNCHECKED_MAX ids that no slot has. A client could write such ids into its lane.
 """
 

@@ -107,7 +107,11 @@ _DEVICE: Final = (
         "ordered_entries",
         "Entries that their owners were ordered to release, and have not released yet.",
     ),
-    ("ordered_bytes", "ordered_bytes", "Bytes of these entries, which owners have not released yet."),
+    (
+        "ordered_bytes",
+        "ordered_bytes",
+        "Bytes of the entries that their owners were ordered to release, and have not released yet.",
+    ),
     ("reserved_bytes", "reserved_bytes", "Free memory that clients have reserved."),
     ("owners", "owners", "Clients with entries on the device."),
     ("floor_blocks", "floor_blocks", "Number of blocks below which no entry is evicted; from the queueing model."),

@@ -170,7 +170,7 @@ class Segments:
             yield Recovered(slot.number, header, slot.published, record)
 
     def _record(self, slot: Slot, header: SpanHeader) -> PrefixRecord | None:
-        """The record at the begin of a payload; None if there is no valid one."""
+        """The record at the start of a payload; None if there is no valid one."""
         at = aligned(slot.tree_bytes)
         if at + header.prefix_bytes > slot.payload_bytes:
             return None
@@ -263,7 +263,8 @@ class Segments:
         return [lane.reader for lane in self._lanes.values()]
 
     def read_pins(self) -> list[HeldLane]:
-        """All lanes with updated numbers of pins. For display only: without a fence, nothing may be reclaimed by them.
+        """All lanes with updated numbers of pins. For display only: the pins are read without a fence, so no span may
+        be reclaimed because of them.
 
         Only the first LANES_READ_MAX lanes are updated. The others have the numbers of the last scan or count.
         """

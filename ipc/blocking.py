@@ -138,8 +138,8 @@ class BlockingChannel:
         """The next message, which must be of this kind, and its descriptors. `deadline`: a time of `time.monotonic`.
 
         Raises:
-            TensordError: the peer sent an error instead, or those of `receive`.
-            DaemonUnavailable: it sent another message.
+            TensordError: the peer sent an error instead, or `receive` raised one.
+            DaemonUnavailable: the peer sent another message.
         """
         message, fds = self.receive(max(0.0, deadline - time.monotonic()))
         if isinstance(message, kind):

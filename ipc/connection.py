@@ -204,8 +204,8 @@ class Connection:
     def _fds_for(self, name: str, count: int) -> tuple[int, ...]:
         if count > len(self._fds):
             raise ProtocolError(
-                f"{name} declares {count} descriptors, {len(self._fds)} came with it: send them in "
-                "the same sendmsg call as its first byte"
+                f"{name} declares {count} descriptors, {len(self._fds)} came with it: send them in the same "
+                "sendmsg call as the message's first byte"
             )
         return tuple(self._fds.popleft() for _ in range(count))
 

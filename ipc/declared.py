@@ -59,8 +59,8 @@ class Error(Answer, frozen=True):
 class Request(Message, frozen=True):
     """A message from a client to the daemon.
 
-    `answered_by`: the class of its answer, None for a message that has none and no `id`. An Error may take the answer's
-    place. `pushes`: the classes of messages that the daemon sends because of it, besides the answer.
+    `answered_by`: the class of the answer; None for a message without an answer, which has no `id`. An Error may take
+    the answer's place. `pushes`: the classes of further messages that the daemon sends because of the request.
     """
 
     answered_by: ClassVar[type[Answer] | None] = None
@@ -108,13 +108,13 @@ class GaugeRequest(ControlRequest, frozen=True):
 
 
 class StatusRequest(Request, frozen=True):
-    """May come on the status socket, and is answered by the store's actor."""
+    """May come on the status socket. Answered by the store's actor."""
 
     id: Id
 
 
 class DaemonQuery(StatusRequest, frozen=True):
-    """Is answered by the store's actor and the governor's, whose answers are put together."""
+    """Answered by the store's actor and by the governor's actor. The status actor merges the two answers."""
 
 
 # ---- what is derived

@@ -71,7 +71,8 @@ def close_all(fds: Iterable[int]) -> None:
 class OutBuffer:
     """The bytes that a socket did not take yet, in order, with duplicates of their descriptors.
 
-    Invariant: holds at most `bytes_max`, and holds descriptors only until the first byte of their piece is sent.
+    Invariant: holds at most `bytes_max`. Holds the descriptors of a `push` only until the first byte of that push is
+    sent.
     """
 
     __slots__ = ("_pieces", "bytes_max", "held_bytes")

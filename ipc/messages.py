@@ -70,7 +70,8 @@ from .schema import Message as Message
 
 
 class Welcome(Answer, frozen=True):
-    """Answers Hello. `version`: of the daemon's package. `epoch`: of this incarnation of the daemon."""
+    """Answers Hello. `version`: the version of the daemon's package. `epoch`: the number of this incarnation of the
+    daemon."""
 
     id: Id
     protocol: Count

@@ -90,7 +90,7 @@ class AgentStepGraph:
             for each in steps
         )
         graph.validate_dag()
-        graph._in_order()  # sort now: a later query may need many graphs at once
+        graph._in_order()  # sort now: a later query may need the order of many graphs at once
         return graph
 
     def to_messages(self) -> list[Step]:

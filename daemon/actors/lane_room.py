@@ -3,7 +3,7 @@
 Owns: the state "short of memory for lanes". It begins with the first client that is refused for lack of memory, and
 ends once there is room again. Does not own the lanes.
 
-Invariant: the begin and the end of that state are logged once each.
+Invariant: the start and the end of that state are logged once each.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ own workers and timers, are taken first. They do not wait for room: a worker tha
 waits for the worker, would be a deadlock. Their number is bounded by the workers.
 
 Invariants: at most `capacity` messages of one sender wait, not counting those of `tell_now` and `tell_first`. Messages
-of one sender are taken in the order of their arrival, except those of `tell_first`.
+of one sender, and messages without a sender, are taken in the order of their arrival, except those of `tell_first`.
 """
 
 from __future__ import annotations
@@ -25,11 +25,7 @@ Sender = tuple[int, int]
 
 
 class Mailbox(Generic[Message]):
-    """The messages for one actor: at most `capacity` of each sender, and at most `capacity` offered without a sender.
-
-    Invariant: messages of one sender, and messages without a sender, are taken in the order of their arrival. Messages
-    of `tell_first` are the exception.
-    """
+    """The messages for one actor: at most `capacity` of each sender, and at most `capacity` offered without sender."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity

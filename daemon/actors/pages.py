@@ -45,7 +45,8 @@ class Pages:
             try:
                 self._memory.punch(effect.offset, effect.size_bytes)
             except OSError as error:
-                # No span is placed there all the same. The reported resident bytes are too low then.
+                # The core gets Punched all the same, so that no span is placed in these pages. The reported resident
+                # bytes are too low then.
                 _log.error(
                     "cannot return pages of the ring to the kernel; they stay allocated and unused",
                     size_bytes=effect.size_bytes,

@@ -61,7 +61,8 @@ class Ages:
     def use(self, digest: int, traits: int, agent: int, now: float, *, again: bool) -> None:
         """Takes a use of an entry, which has these traits from now on.
 
-        `again`: the use ends the running age and is counted. Otherwise it belongs to the same use as the last one.
+        `again`: the use ends the running age and is counted. Otherwise the use counts as a part of the last use, and
+        only restarts the age.
         """
         if digest & self._mask:
             return

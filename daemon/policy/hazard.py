@@ -13,7 +13,7 @@ window are worth more than all others. A block with a parent is never in the win
 start.
 
 Evicted entries are remembered for a while (`ghosts`), so that an entry that is put again keeps its history. The unit of
-time is the mean pause between requests (`clock`). Worths are computed as of the begin of the round. A new round begins
+time is the mean pause between requests (`clock`). Worths are computed as of the start of the round. A new round begins
 after some uses, after some puts, and when the index of a class has changed.
 
 Owns: the records of spans, the ghosts, the states of agents, and the choice of victims from them. Does not own which
@@ -53,10 +53,10 @@ NEW_WORTH: Final = 1e200
 REMEMBERED_SHARE: Final = 4
 """The most ghosts for each known entry."""
 ROUND_USES: Final = 16
-"""After this number of uses, the ages are swept, and the index of one class is refreshed if enough was counted."""
+"""After every ROUND_USES uses the ages are swept, and the index of one class is refreshed if enough was counted."""
 ROUND_ENTRIES: Final = 4096
-"""A round lasts ROUND_USES uses; in a larger store, one use for this number of entries. In a store of less than
-16 * ROUND_USES entries it is shorter."""
+"""A round lasts ROUND_USES uses, or one use for every ROUND_ENTRIES entries if that is more. In a store of fewer than
+16 * ROUND_USES entries it lasts only one use for every 16 entries, and one more."""
 ROUND_SHARE: Final = 1 / 128
 """After puts of this share of the stored bytes, a new round begins, in which entries leave the window."""
 COMPETES_SHARE: Final = 16
@@ -88,7 +88,7 @@ class Hazard(Replacement, name="hazard"):
         self._clock = Clock()
         self._used_at = 0.0
         self._uses = 0
-        # The time of the last round, the begin of the window in it, and the uses and put bytes at which it ends.
+        # The start of the current round, the start of the window in it, and the uses and put bytes at which it ends.
         self._as_of, self._window_from, self._due, self._due_bytes = 0.0, 0.0, 0, 0
         self._bytes, self._put_bytes = 0, 0
         self._costs = Costs()

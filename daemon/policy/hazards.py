@@ -36,9 +36,10 @@ BORROWED: Final = 3.0
 """The weight of the wider class's share in a class's share, as a number of entries."""
 UNUSED_ODDS: Final = 0.5
 USED_ODDS: Final = 2.0
-"""The initial odds of a further use for a new class, relative to all entries: for entries not used since their put; and
-for used entries, plus 1 for each doubling of the uses. The odds must not double as well. Otherwise entries that were
-used often long ago would stay, and new entries in use would evict each other."""
+"""The initial odds of a further use for a new class, relative to all entries. UNUSED_ODDS: for entries not used since
+their put. USED_ODDS: for used entries; the class of uses (`often`) is added, which is 1 higher for each doubling of the
+uses. If each doubling doubled the odds, entries that were used often long ago would stay, and new entries in use would
+evict each other."""
 _UNKNOWN: Final = np.array([0.6] + [0.25] * (BUCKETS - 1))
 """The initial share of entries used in each bucket. With it the rate falls with age, as in least recently used, also
 from the first bucket to the second, which is narrower."""
@@ -99,7 +100,7 @@ class Row:
     seen: float = 0.0
     """Recent uses: expected from the shares (`expected`), and counted (`seen`)."""
     is_steady: bool = True
-    """True if missing uses are significant. They are not for entries of agents, whose uses come in bursts."""
+    """True if missing uses are significant. For entries of agents they are not, because their uses come in bursts."""
 
     def decay(self, uses: int) -> None:
         """Decays the counts for the uses since the last decay."""
@@ -174,7 +175,7 @@ class Row:
 
 
 def _gittins(share: Floats) -> Floats:
-    """The index at the begin of each bucket.
+    """The index at the start of each bucket.
 
     Let F be the share used by an age, and T the mean time kept until then. The index is the steepest slope from (T, F)
     at the age to (T, F) at a later age. The number of survivors cancels out.

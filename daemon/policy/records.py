@@ -80,7 +80,7 @@ class Records:
         return Ghost(self.used_at[slot], self.uses[slot], self.traits[slot], self.agent[slot], self.weight[slot])
 
     def set_remembered(self, slot: int, of: Ghost) -> None:
-        """Sets that part of the record."""
+        """Sets the part of the record that `remembered` returns."""
         self.used_at[slot], self.uses[slot], self.traits[slot], self.agent[slot], self.weight[slot] = of
 
     def column(self, column: array[Any], slots: Slots) -> npt.NDArray[Any]:
