@@ -26,7 +26,7 @@ def test_a_figure_is_a_ratio_of_medians_or_the_median_itself() -> None:
     assert absolute == Figure("small", 0.1, 0.2, "µs")
 
 
-def test_what_was_not_measured_is_said_so_and_stands_against_nothing() -> None:
+def test_a_figure_that_was_not_measured_is_marked_and_compared_with_nothing() -> None:
     rows = _rows(150, 100, 0.1)
     for left in (rows[:1], rows[1:2], []):
         (figure,) = bars.figures(left, [TWICE])

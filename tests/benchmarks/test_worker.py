@@ -113,7 +113,7 @@ def test_sustained_puts_are_back_to_back_and_end_when_all_are_visible() -> None:
     assert writer.calls[:-1] == ["put"] * (worker.SUSTAINED_BYTES_MAX // BYTES)
 
 
-def test_the_reader_is_told_every_token_and_reads_what_was_put() -> None:
+def test_the_reader_gets_every_token_and_reads_the_stored_payloads() -> None:
     writer = _Writer()
     tokens = WriterRole(writer, evicts_by_itself=True).put_keys(BYTES)
     reader = _Reader(writer.store)

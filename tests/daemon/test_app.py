@@ -65,7 +65,7 @@ def serving(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     reloading.manager.close()
 
 
-def test_a_reload_is_told_to_store_and_governor(serving: Reloading) -> None:
+def test_a_reload_reaches_store_and_governor(serving: Reloading) -> None:
     assert serving.reload("max_bytes = 1048576\n[pressure]\nnormal = 0.5\n") == [b"RELOADING=1", b"READY=1"]
     (store,), (governor,) = serving.store.heard, serving.governor.heard
     assert cast(Any, store).limits.max_bytes == 1 << 20

@@ -124,7 +124,7 @@ def test_a_span_that_moves_arrives_whole_and_names_its_new_span(desk: Desk, monk
     assert after.checksum == done.checksum
 
 
-def test_a_move_of_what_has_no_header_is_told_as_failed(desk: Desk) -> None:
+def test_a_move_of_a_span_without_a_valid_header_is_reported_as_failed(desk: Desk) -> None:
     desk.copier.copy(Move(77, 4096, 1 << 16, 1024, 1000))
     assert isinstance(desk.copied.get().error, Corrupt)
 

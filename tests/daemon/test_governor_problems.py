@@ -16,7 +16,7 @@ def status(**changed: dict[str, Any]) -> dict[str, Any]:
     return {name: [{**row, **changed.get(name, {})}] for name, row in rows.items()}
 
 
-def test_nothing_is_amiss_where_all_is_well() -> None:
+def test_a_healthy_governor_has_no_problems() -> None:
     assert problems(status()) == []
 
 

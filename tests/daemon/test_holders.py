@@ -31,7 +31,7 @@ def changes(
 
 
 @given(found=st.dictionaries(SPANS, st.integers(1, 5), max_size=4), rounds=st.lists(LANES, max_size=4))
-def test_changes_are_all_that_is_told_and_a_lane_counts_once(
+def test_only_changed_counts_are_reported_and_a_lane_counts_once(
     found: dict[int, int], rounds: list[list[list[int]]]
 ) -> None:
     holders = Holders(np.array([*found], np.uint64), np.array([*found.values()], np.uint64))
@@ -46,7 +46,7 @@ def test_changes_are_all_that_is_told_and_a_lane_counts_once(
     assert all(type(span) is type(now) is int for span, now in told.items())
 
 
-def test_more_than_can_be_told_stays_at_the_most() -> None:
+def test_a_count_beyond_the_field_is_reported_as_the_fields_maximum() -> None:
     holders = Holders(np.empty(0, np.uint64), np.empty(0, np.uint64))
     many = [[7]] * ((1 << 16) + 5)
     assert changes(holders, many) == [(7, (1 << 16) - 1)]

@@ -47,7 +47,7 @@ def test_all_that_is_pinned_and_stored_is_found(lanes: list[list[int]], unchecke
     assert slices == len(lanes) // LANES_AT_ONCE + asked_the_index
 
 
-def test_made_up_ids_are_told_up_to_a_limit_and_do_not_hide_real_pins() -> None:
+def test_made_up_ids_are_reported_up_to_a_limit_and_hide_no_real_pins() -> None:
     rng = np.random.default_rng(1)
     readers = [_reader(rng.integers(1, 2**64, LANE_WORDS, np.uint64)) for _ in range(40)]
     readers.append(_reader([STORED[7], STORED[-1]]))

@@ -90,7 +90,7 @@ def test_a_loggers_lines_follow_a_new_setup() -> None:
     assert [line["event"] for line in parsed(after)] == ["two"]
 
 
-def test_what_is_bound_stands_in_every_line_of_its_task_and_no_other() -> None:
+def test_bound_values_are_in_every_line_of_their_task_and_in_no_other() -> None:
     stream = lines_of("json")
     log = logs.logger("session")
 

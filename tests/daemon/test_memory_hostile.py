@@ -135,7 +135,7 @@ def test_a_lane_that_is_kept_counts_against_its_uid_after_a_restart_too(daemon: 
 @pytest.mark.root
 @pytest.mark.usefixtures("as_root")
 @pytest.mark.parametrize("part", ["ring", "index", "lock"])
-def test_memory_of_another_user_is_refused_and_told_whose_it_is(daemon: Daemon, part: str) -> None:
+def test_memory_of_another_user_is_refused_and_its_owner_named(daemon: Daemon, part: str) -> None:
     daemon.terminate()
     path = stranger(segment(daemon, part))
     before = path.stat()

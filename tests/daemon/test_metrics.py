@@ -100,7 +100,7 @@ def test_histograms_sum_up() -> None:
     assert at(samples, "tensord_idle_at_eviction_seconds_bucket", reason="capacity", le="1.0") == 0
 
 
-def test_hit_ratios_are_told_beside_those_of_lru() -> None:
+def test_hit_ratios_are_reported_beside_those_of_lru() -> None:
     samples = told(documents.status())
     assert at(samples, "tensord_hit_ratio", over="minute") == 0.75
     assert at(samples, "tensord_hit_ratio", over="ring") == 0.7
@@ -118,7 +118,7 @@ def test_a_ratio_of_nothing_is_left_out() -> None:
     assert [labels for name, labels in samples if name == "tensord_hit_ratio"] == [frozenset({("over", "ring")})]
 
 
-def test_what_entries_were_worth_when_they_went_is_told_by_reason() -> None:
+def test_the_worth_of_removed_entries_is_reported_by_reason() -> None:
     samples = told(documents.status())
     assert at(samples, "tensord_uses_at_eviction_bucket", reason="capacity", le="0.0") == 60
     assert at(samples, "tensord_worth_at_eviction_bucket", reason="capacity", le="1e-06") == 90

@@ -102,7 +102,7 @@ def test_a_sample_that_shows_pressure_hastens_the_next_one() -> None:
     asyncio.run(go())
 
 
-def test_whoever_reads_the_gauges_hears_once_that_the_pace_rose_and_never_that_it_fell() -> None:
+def test_a_faster_sampling_rate_is_signalled_once_and_a_slower_one_never() -> None:
     async def go() -> None:
         heard: list[str] = []
         governor = _governor(lambda: heard.append("hasten"), sample_s=2.0, sample_pressed_s=0.25)

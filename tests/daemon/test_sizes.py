@@ -14,7 +14,7 @@ FORMER = Superblock(7, 3, 64 * MIB, IndexGeometry.for_entries(1000), limit_bytes
 
 @pytest.mark.parametrize("ring_bytes", [MIB, 32 * MIB, 4096 * MIB])
 @pytest.mark.parametrize("max_entries", [16, 900, 1 << 20])
-def test_what_is_derived_is_what_stands_whatever_memory_is_free_now(ring_bytes: int, max_entries: int) -> None:
+def test_derived_sizes_stay_as_in_the_superblock_whatever_memory_is_free_now(ring_bytes: int, max_entries: int) -> None:
     assert resolved_sizes(FORMER, ConfiguredSizes(ring_bytes, max_entries, derived=BOTH)) == (FORMER, [])
 
 

@@ -93,7 +93,7 @@ def test_an_address_that_cannot_be_had_is_refused_by_name_and_leaves_nothing_beh
         configured(tmp_path, "--metrics-listen=9477")
 
 
-def test_what_a_service_manager_hands_in_stands_for_what_is_configured(tmp_path: Path) -> None:
+def test_sockets_from_a_service_manager_replace_the_configured_ones(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     given = {"control": listening(tmp_path / "run" / "control.sock"), "metrics": socket.create_server(("127.0.0.1", 0))}
     # Nothing was said of where metrics shall be: beside the control socket, wherever the manager has that.

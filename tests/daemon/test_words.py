@@ -11,7 +11,7 @@ from tensord.ipc import messages
 from tensord.ipc.peer import Peer
 
 
-def test_a_session_that_does_not_keep_up_is_hung_up_on_and_told_why() -> None:
+def test_a_session_that_does_not_keep_up_is_disconnected_with_the_reason() -> None:
     async def told() -> None:
         joined = Joined(1, Peer(os.getpid(), 0, 0), "slow", 1, True, Mailbox(2))
         deliveries = [Deliver(messages.Done(number)) for number in range(3)]

@@ -52,7 +52,7 @@ def test_every_photograph_is_encoded_once_and_the_figures_add_up(tmp_path: Path)
     assert not [name for name in os.listdir("/dev/shm") if f"demo-{demo.pid}" in name]
 
 
-def test_a_daemon_that_cannot_start_ends_the_demo_and_is_told(tmp_path: Path) -> None:
+def test_a_daemon_that_cannot_start_ends_the_demo_with_the_reason(tmp_path: Path) -> None:
     # sockets in a folder whose path is longer than a socket's may be
     deep = tmp_path / ("d" * 100)
     deep.mkdir()

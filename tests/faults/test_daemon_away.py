@@ -136,7 +136,7 @@ def waits(client: tensord.Client) -> bool:
 @pytest.mark.parametrize(
     "full", [puts_at_a_full_house, commits_at_a_full_house, puts_without_room, reserves_without_room]
 )
-def test_who_waits_for_room_when_the_daemon_goes_is_told_at_once(full: Callable[..., Any], goes: str) -> None:
+def test_a_caller_that_waits_for_room_fails_at_once_when_the_daemon_ends(full: Callable[..., Any], goes: str) -> None:
     with Daemon(limits_commits_in_flight_max=3, limits_inbox_bytes_max=1 << 20) as daemon:
         client = daemon.start().client(timeout_s=PATIENCE_S)
         assert client.put(key(100), payload(100), wait=True).state == "stored"
@@ -272,7 +272,7 @@ def as_nobody(stage: Stage, path: Path) -> Any:
 
 @pytest.mark.root
 @pytest.mark.skipif(os.getuid() != 0, reason="only root becomes another user")
-def test_who_may_not_use_the_socket_is_told_whose_it_is_and_how_to_be_let_in(daemon: Daemon) -> None:
+def test_a_user_without_access_to_the_socket_gets_its_owner_and_the_remedy(daemon: Daemon) -> None:
     daemon.folder.chmod(0o755)
     with Child(as_nobody, daemon.socket) as child:
         missed, put, (code, text) = child.hear()
@@ -340,7 +340,7 @@ def speaks_version_99(stage: Stage, path: Path) -> None:
             peer.sendall(pack(messages.Welcome(1, 99, "9.9", "other", 1, ClientLimits())))
 
 
-def test_over_clients_max_a_client_is_told_the_limit_and_the_others_are_not_disturbed() -> None:
+def test_over_clients_max_a_client_gets_an_error_with_the_limit_and_the_others_are_not_disturbed() -> None:
     with Daemon(limits_clients_max=2) as daemon:
         first = daemon.start().client()
         assert first.put(key(1), payload(1), wait=True).state == "stored"

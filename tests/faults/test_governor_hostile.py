@@ -89,7 +89,7 @@ def metrics_of(daemon: Daemon) -> str:
     return body
 
 
-def test_status_is_told_whatever_owners_claim(running: Daemon) -> None:
+def test_status_is_answered_whatever_sizes_owners_report(running: Daemon) -> None:
     """Sums of sizes and tokens that each may be, and floors, that are more than 64 bits hold."""
     with owner(running) as client:
         for number in range(4):
@@ -254,7 +254,7 @@ def ordered(daemon: Daemon) -> int:
     ],
     ids=lambda said: type(said).__name__,
 )
-def test_nothing_is_heard_of_whoever_has_not_introduced_itself(shared: Daemon, said: messages.Message) -> None:
+def test_messages_before_hello_change_nothing(shared: Daemon, said: messages.Message) -> None:
     with sockets.socket(sockets.AF_UNIX, sockets.SOCK_STREAM) as asking:
         asking.settimeout(PATIENCE_S)
         asking.connect(str(shared.socket))
@@ -353,7 +353,7 @@ def test_a_flood_is_refused_and_forgotten(running: Daemon) -> None:
 @pytest.mark.parametrize(
     ("used_bytes", "total_bytes"), [((1 << 64) - 1, 1 << 36), (1, (1 << 64) - 1), (1 << 49, 1 << 36)]
 )
-def test_a_reading_that_no_client_could_be_told_is_none(used_bytes: int, total_bytes: int) -> None:
+def test_a_reading_that_does_not_fit_a_message_is_a_failure(used_bytes: int, total_bytes: int) -> None:
     """-1 without its sign: whoever was told of such a gauge would end its connection, and each one after it."""
     with pytest.raises(GaugeFailed, match="impossible reading"):
         Reading(used_bytes, total_bytes)

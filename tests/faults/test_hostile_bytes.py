@@ -118,7 +118,7 @@ def test_hostile_bytes_end_their_own_connection_and_disturb_nobody(besieged: Dae
 
 
 @pytest.mark.parametrize("which", ["socket", "status_socket"])
-def test_whoever_breaks_the_protocol_is_told_why(besieged: Daemon, which: str) -> None:
+def test_a_client_that_breaks_the_protocol_gets_the_reason(besieged: Daemon, which: str) -> None:
     answered = send(getattr(besieged, which), b"\xc1" * 16)
     assert b"BadMessage" in answered
 

@@ -128,7 +128,7 @@ def test_the_daemons_memory_does_not_grow_with_the_entries_it_has_seen() -> None
 
 
 @pytest.mark.parametrize("which", ["socket", "status_socket"])
-def test_who_breaks_the_rules_is_told_so_and_shown_in_the_log(small: Daemon, which: str) -> None:
+def test_a_client_that_breaks_the_rules_gets_an_error_and_is_logged(small: Daemon, which: str) -> None:
     with socket.socket(socket.AF_UNIX) as rude:
         rude.settimeout(PATIENCE_S)
         rude.connect(str(getattr(small, which)))

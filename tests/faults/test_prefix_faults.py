@@ -246,7 +246,7 @@ def test_a_query_that_is_changed_while_it_is_asked_harms_nobody(daemon: Daemon, 
     assert daemon.status()["store"]["found_corrupt"] == 0
 
 
-def test_a_piece_whose_record_stands_elsewhere_is_refused(daemon: Daemon) -> None:
+def test_a_block_whose_record_is_not_its_first_leaf_is_refused(daemon: Daemon) -> None:
     client = daemon.client()
     record = np.frombuffer(block([1]).packed, np.uint8)
     for tree in ({"layers": np.zeros(40, np.uint8), "prefix": record}, {"prefix": record.view(np.uint32)}, b"x" * 500):
@@ -264,7 +264,7 @@ def test_a_piece_whose_record_stands_elsewhere_is_refused(daemon: Daemon) -> Non
     client.close()
 
 
-def test_nobody_stores_a_piece_under_a_key_that_is_not_its_records(daemon: Daemon) -> None:
+def test_a_block_is_refused_under_a_key_that_is_not_the_digest_of_its_record(daemon: Daemon) -> None:
     """Or whoever has the sequence that the key belongs to would be given this one's payload."""
     client = daemon.client()
     record = block([1]).packed

@@ -88,7 +88,7 @@ def test_a_touched_entry_is_still_what_was_stored(daemon: Daemon) -> None:
     assert lease is not None and (lease.tree == np.arange(500)).all()
 
 
-def test_times_stand_in_the_ring_by_the_clock_that_nobody_sets(daemon: Daemon) -> None:
+def test_times_in_the_ring_are_by_clock_boottime(daemon: Daemon) -> None:
     client = daemon.client()
     began_s, began_unix_s = boot_s(), time.time()
     assert client.put(key(1), np.arange(5), ttl_s=DAY_S, wait=True).state == "stored"

@@ -180,7 +180,7 @@ def public(of: type[Any]) -> set[str]:
 
 
 @pytest.mark.parametrize("of", list(NEVER), ids=lambda of: of.__name__)
-def test_every_public_call_stands_in_one_list(of: type[Any]) -> None:
+def test_every_public_call_is_in_one_list(of: type[Any]) -> None:
     never, raises = set(NEVER[of]), set(RAISES[of])
     assert not never & raises
     assert public(of) == never | raises

@@ -75,7 +75,7 @@ def test_an_infinite_timeout_is_no_limit(client: tensord.Client, call: str) -> N
         assert call == "reserve_device", "there is no such card"
 
 
-def test_a_client_is_refused_what_no_daemon_could_be_told(daemon: Daemon) -> None:
+def test_client_arguments_that_fit_no_message_are_refused(daemon: Daemon) -> None:
     for field, wrong in (
         *(("timeout_s", time) for time in NO_TIMES),
         *(("attach_s", time) for time in NO_TIMES),

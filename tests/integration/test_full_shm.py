@@ -73,7 +73,7 @@ def problems(daemon: Daemon) -> list[str]:
 
 @pytest.mark.root
 @pytest.mark.parametrize("fill", [fill_bytes, fill_files])
-def test_a_full_shm_is_told_while_it_lasts_and_costs_nobody_who_is_attached_anything(
+def test_a_full_shm_is_reported_while_it_lasts_and_disturbs_no_attached_client(
     confined: Daemon, fill: Callable[[Path], None]
 ) -> None:
     attached = confined.client()

@@ -204,7 +204,7 @@ def test_over_claims_per_client_max_a_claim_is_refused() -> None:
         assert raw.ask(lambda n: messages.Touch(n, [])).count == 0, "the connection goes on"
 
 
-def test_over_lanes_max_a_newcomer_is_refused_and_whoever_has_a_lane_may_come_back() -> None:
+def test_over_lanes_max_a_new_client_is_refused_and_a_client_with_a_lane_may_attach_again() -> None:
     with Daemon(limits_lanes_max=2) as daemon, undisturbed(daemon.start()) as other:
         client = daemon.client()
         for _ in range(3):

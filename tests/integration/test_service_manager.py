@@ -66,7 +66,7 @@ def managed(folder: Path, instance: str) -> Iterator[tuple[subprocess.Popen[byte
                 remove(name)
 
 
-def test_sockets_handed_in_are_served_and_the_manager_hears_what_it_asked_for() -> None:
+def test_activated_sockets_are_served_and_the_service_manager_is_notified() -> None:
     with (
         TemporaryDirectory(prefix="tensord-") as name,
         managed(Path(name), f"managed-{os.getpid()}") as (process, manager),

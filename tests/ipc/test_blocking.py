@@ -153,7 +153,7 @@ def test_a_handshake_that_was_not_sent_ends_the_channel(sockets: Sockets) -> Non
     channel.close()
 
 
-def test_receive_waits_no_longer_than_told(channel: BlockingChannel) -> None:
+def test_receive_waits_no_longer_than_its_time_limit(channel: BlockingChannel) -> None:
     with pytest.raises(TimedOut, match=r"within 0\.01 s"):
         channel.receive(0.01)
     with pytest.raises(TimedOut):

@@ -73,7 +73,7 @@ def drain(sock: socket.socket) -> bytes:
     return found
 
 
-def test_a_peer_that_ends_with_answers_unread_is_heard_to_its_end(run: Run, sockets: Sockets) -> None:
+def test_all_messages_of_a_peer_that_leaves_answers_unread_are_read(run: Run, sockets: Sockets) -> None:
     """Its end is an error of the socket then, after which libuv calls once and never again."""
     ours, theirs = sockets
     server, client = attached()
@@ -318,7 +318,9 @@ def test_a_peer_that_never_reads_holds_few_descriptors(run: Run, sockets: Socket
     ours.close()
 
 
-def test_the_offender_is_told_and_dropped_after_what_it_said_before(run: Run, sockets: Sockets) -> None:
+def test_after_a_protocol_error_earlier_messages_are_delivered_and_the_peer_gets_the_error(
+    run: Run, sockets: Sockets
+) -> None:
     ours, theirs = sockets
     taken: list[Any] = []
     ended: list[TensordError | None] = []

@@ -169,7 +169,7 @@ def test_a_request_out_of_turn_is_refused_with_what_to_do(state: ConnectionState
         pair.client.send(request_, fds=len(fds))
 
 
-def test_a_commit_before_attach_is_told_to_attach() -> None:
+def test_a_commit_before_attach_is_refused_with_the_remedy() -> None:
     pair = Pair().to(ConnectionState.GREETED)
     arrival = pair.server.receive_data(pack(m.Commit(4, KEY, 100, 10)))
     assert "send Attach first, and wait for Attached" in str(arrival.failure)
@@ -210,7 +210,7 @@ def test_a_refused_hello_ends_the_connection_and_a_refused_attach_does_not() -> 
     pair.check()
 
 
-def test_the_daemons_limits_hold_once_they_are_told() -> None:
+def test_the_daemons_limits_hold_from_welcome_on() -> None:
     assert Pair().to(ConnectionState.GREETED).client.limits == LIMITS
 
 
@@ -540,7 +540,7 @@ class Hostile:
     cuts=st.lists(st.tuples(st.integers(0, 2000), st.integers(0, 3))),
     noise=st.binary(max_size=40),
 )
-def test_mutated_streams_end_in_an_answer_or_in_being_told(
+def test_mutated_streams_end_in_an_answer_or_an_error(
     side: str,
     changes: list[tuple[str, int, int, bytes]],
     cuts: list[tuple[int, int]],
@@ -576,7 +576,7 @@ def test_the_valid_stream_that_is_mutated_is_accepted_whole() -> None:
     assert arrival.failure is None
 
 
-def test_random_bytes_are_told_what_they_are() -> None:
+def test_random_bytes_are_answered_with_an_error() -> None:
     chance = random.Random(7)
     for _ in range(300):
         hostile = Hostile(Connection.control_server(LIMITS))
@@ -585,7 +585,7 @@ def test_random_bytes_are_told_what_they_are() -> None:
         hostile.check()
 
 
-def test_a_bad_field_is_told_to_the_offender(attached: Pair) -> None:
+def test_the_sender_of_a_bad_field_gets_the_error(attached: Pair) -> None:
     arrival = attached.server.receive_data(msgpack.packb({"type": "RequestClaim", "id": 1, "key": b"short"}))
     assert type(arrival.failure) is BadMessage
     (told,) = read(arrival.replies)

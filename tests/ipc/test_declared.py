@@ -9,7 +9,7 @@ from tensord.ipc.declared import handlers, id_of
 from tensord.ipc.states import ANSWERED_BY, CONTROL_ANSWERS, STATUS_ANSWERS
 
 
-def test_a_base_in_the_table_stands_for_all_messages_declared_with_it() -> None:
+def test_a_handler_for_a_base_class_handles_all_messages_declared_with_it() -> None:
     table = handlers(m.StatusRequest, {m.DaemonQuery: "both", m.StatusRequest: "store", m.Watch: "watchers"})
     assert table[m.StatusQuery] == table[m.HealthQuery] == "both"
     assert table[m.WhyQuery] == "store"

@@ -106,7 +106,9 @@ def test_a_request_and_its_answer_arrive_unchanged_with_a_lane_and_without(
 
 
 @pytest.mark.parametrize("request_", [request for request, answer in EXCHANGES if answer is not None], ids=name_of)
-def test_any_request_may_be_refused_and_no_answer_stands_for_another(pair: Pair, request_: Message) -> None:
+def test_any_request_may_be_refused_and_an_answer_of_another_kind_is_not_accepted(
+    pair: Pair, request_: Message
+) -> None:
     pair.ask(request_)
     number = getattr(request_, "id")  # noqa: B009
     with pytest.raises(UsageError, match="does not answer"):

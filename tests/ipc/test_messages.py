@@ -228,7 +228,7 @@ def test_what_is_no_message_is_bad(found: object) -> None:
 
 
 @pytest.mark.parametrize("limits", [ClientLimits()])
-def test_the_default_limits_may_be_told(limits: ClientLimits) -> None:
+def test_the_default_limits_fit_into_a_message(limits: ClientLimits) -> None:
     welcome = m.Welcome(1, 1, "0.1", "i", 1, limits)
     assert decode(msgpack.unpackb(pack(welcome)), CONTROL_ANSWERS) == welcome
 

@@ -26,7 +26,7 @@ def tmp_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_a_client_takes_the_socket_it_is_told() -> None:
+def test_a_client_takes_the_socket_of_the_environment_variable() -> None:
     environ = {"TENSORD_SOCKET": "/a/b.sock", "XDG_RUNTIME_DIR": "/nowhere"}
     assert places.control_socket(environ, 1000) == Path("/a/b.sock")
     assert places.status_socket(environ, 1000) == Path("/a/status.sock")

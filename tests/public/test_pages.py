@@ -153,7 +153,7 @@ def test_the_daemon_serves_when_it_is_started_as_printed(tmp_path: Path) -> None
     assert list(Path("/dev/shm").glob(f"tensord.{instance}.*")) == []
 
 
-def test_the_metrics_are_where_curl_is_told_to_look(daemon: Daemon) -> None:
+def test_the_curl_command_of_the_docs_finds_the_metrics(daemon: Daemon) -> None:
     (words,) = (shlex.split(command) for command in COMMANDS if command.startswith("curl "))
     path, url = words[words.index("--unix-socket") + 1], urlsplit(words[-1])
     assert Path(path) == places.SYSTEM_FOLDER / places.METRICS_NAME

@@ -161,7 +161,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_a_header_that_describes_no_tree_is_refused_and_told_why(case: str) -> None:
+def test_a_header_that_describes_no_tree_is_refused_with_the_reason(case: str) -> None:
     header, reason = BAD[case]
     with pytest.raises(BadTree, match=reason) as refusal:
         recipe(header)

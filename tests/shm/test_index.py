@@ -263,7 +263,7 @@ def test_slots_of_higher_epochs_are_found_highest_first_whether_published_or_not
     assert list(reader.later_than(0xFFFF)) == list(reader.later_than((1 << 64) - 1)) == []
 
 
-def test_two_full_buckets_are_told_and_nothing_is_changed() -> None:
+def test_reserving_in_two_full_buckets_returns_none_and_changes_nothing() -> None:
     writer, _ = index_over(4)
     slots = [writer.reserve(crafted(1, 2, number, 0), number + 1, 0, 1, 1) for number in range(16)]
     assert sorted(s for s in slots if s is not None) == [*range(8, 24)]

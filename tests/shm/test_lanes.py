@@ -214,7 +214,7 @@ def test_a_truncated_lane_is_a_short_read() -> None:
 
 
 @pytest.mark.parametrize("before", [0, 5, LANE_LOG_WORDS - 15])
-def test_a_drain_reads_only_the_records_that_it_tells(before: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_drain_reads_only_the_records_that_it_returns(before: int, monkeypatch: pytest.MonkeyPatch) -> None:
     lane, reader = attached()
     lane.log_many(np.arange(before, dtype=np.uint64) + 1)
     reader.drain()

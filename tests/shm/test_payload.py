@@ -51,7 +51,7 @@ def test_a_payload_is_header_zeros_and_leaves_in_c_order() -> None:
 
 @settings(max_examples=400, deadline=None)
 @given(st.sampled_from(PAYLOADS), st.data())
-def test_pieces_that_cut_anywhere_make_the_same_payload(payload: Payload, data: st.DataObject) -> None:
+def test_ranges_cut_anywhere_write_the_same_payload(payload: Payload, data: st.DataObject) -> None:
     places = st.integers(0, payload.payload_bytes)
     cuts = [0, *sorted(data.draw(st.lists(places, max_size=6))), payload.payload_bytes]
     pieces = []
@@ -64,7 +64,7 @@ def test_pieces_that_cut_anywhere_make_the_same_payload(payload: Payload, data: 
 
 
 @pytest.mark.parametrize("position", range(len(PAYLOADS)))
-def test_every_piece_of_a_few_bytes_is_that_of_the_whole(position: int) -> None:
+def test_every_range_of_a_few_bytes_equals_that_part_of_the_whole(position: int) -> None:
     payload = PAYLOADS[position]
     expected = whole(payload)
     for size in (1, 3):
@@ -82,7 +82,7 @@ def test_what_lies_behind_the_payload_is_left_alone() -> None:
     assert memory[payload.payload_bytes :] == b"\xa5" * 100
 
 
-def test_pieces_leave_a_reserved_leaf_as_its_owner_wrote_it() -> None:
+def test_writing_ranges_leaves_a_reserved_leaf_as_its_owner_wrote_it() -> None:
     payload = encode_spec([Spec((10,), "f4"), numbers(3), Spec((5,), "u1")])
     memory = np.full(payload.payload_bytes, 0xA5, np.uint8)
     for start in range(0, payload.payload_bytes, 7):

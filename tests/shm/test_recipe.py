@@ -163,7 +163,7 @@ def test_leaves_are_views_of_the_payload_at_multiples_of_64() -> None:
     assert [leaf.offset % 64 for leaf in made.leaves] == [0, 0, 0]
 
 
-def test_single_tells_of_a_lone_array_where_it_is() -> None:
+def test_single_describes_the_only_array_of_a_tree() -> None:
     header, _ = payload_of(np.ones((2, 3), np.float32))
     assert recipe(header).single == ((2, 3), np.dtype("f4"), 64)
     assert not recipe(header).single_is_tensor

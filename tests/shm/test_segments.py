@@ -87,7 +87,7 @@ def test_a_lock_whose_file_was_removed_is_not_held(instance: str) -> None:
     os.close(fd)
 
 
-def test_a_segment_that_others_could_have_made_is_refused_and_told_whose_it_is(instance: str) -> None:
+def test_a_segment_that_another_user_could_have_made_is_refused_and_its_owner_named(instance: str) -> None:
     name = segments.segment_name(instance, "ring")
     path = segments.SHM_FOLDER / name.lstrip("/")
     os.close(segments.create(name, 4096))
@@ -140,7 +140,7 @@ def test_a_lane_s_name_says_its_id_its_uid_and_its_fence(uid: int | None, fenced
 
 
 @pytest.mark.parametrize("part", ["lane.", "lane.xyz", "lane.1.fence", "lane.1.fenced.", "lane.11111111111111111"])
-def test_what_is_no_lane_s_name_is_told_apart(part: str) -> None:
+def test_names_that_are_not_lane_names_are_recognised(part: str) -> None:
     assert segments.read_lane_name("main", segments.segment_name("main", part)) is None
 
 

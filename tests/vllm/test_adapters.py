@@ -188,7 +188,7 @@ def test_what_was_encoded_with_an_adapter_loaded_since_its_name_was_made_is_not_
 
 
 @pytest.mark.parametrize("how", ["add_lora", "remove_lora"])
-def test_an_adapter_that_the_engine_is_told_to_load_has_its_name_at_once(
+def test_an_adapter_that_the_engine_loads_on_request_has_its_name_at_once(
     pair: tuple[Steps, Steps], held: Held, tmp_path: Path, how: str
 ) -> None:
     one, another = pair

@@ -74,7 +74,7 @@ def test_the_first_hit_of_a_namespace_is_encoded_and_compared_and_later_ones_at_
         counted(every, "canaries", 3)
 
 
-def test_a_hit_that_is_not_what_this_engine_encodes_is_told_loudly_evicted_and_ends_sharing(
+def test_a_hit_that_differs_from_this_engines_own_output_is_logged_evicted_and_ends_sharing(
     daemon: Daemon, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # So that the connector leaves the library's log where it is.

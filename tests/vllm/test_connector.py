@@ -775,7 +775,7 @@ def test_a_full_ring_refuses_and_ends_the_claim() -> None:
         daemon.until(lambda status: not status["store"]["claims_held"], "the claim to be over")
 
 
-def test_who_waits_hears_at_once_that_nothing_is_stored_though_the_other_engine_makes_no_more_steps(
+def test_a_waiting_engine_learns_at_once_that_nothing_is_stored_though_the_other_makes_no_steps(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("tensord.client.vllm.claims.SAVE_S", 10 * PATIENCE_S)

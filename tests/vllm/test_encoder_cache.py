@@ -117,7 +117,7 @@ def test_a_request_that_ends_frees_all_its_items() -> None:
     assert (cache.num_free_slots, cache.num_freeable_slots) == (4, 10)
 
 
-def test_the_item_freed_first_makes_room_and_workers_are_told_once() -> None:
+def test_the_item_freed_first_makes_room_and_workers_are_notified_once() -> None:
     cache = made(10)
     one, two = request("1", ("A", 4), ("B", 4)), request("2", ("C", 5))
     schedule(cache, one, 0)
@@ -218,13 +218,13 @@ def test_a_setting_is_refused_since_there_are_none() -> None:
 # ---- who hears that weights changed
 
 
-def test_a_reset_by_the_scheduler_is_heard(listener: Listener) -> None:
+def test_a_reset_by_the_scheduler_is_noticed(listener: Listener) -> None:
     scheduler = SimpleNamespace(encoder_cache_manager=made(10))
     Scheduler.reset_encoder_cache(scheduler)
     assert listener.heard == 1
 
 
-def test_a_listener_that_is_gone_is_not_called_and_one_that_listens_twice_hears_once(listener: Listener) -> None:
+def test_a_collected_listener_is_not_called_and_one_registered_twice_is_called_once(listener: Listener) -> None:
     heard: list[str] = []
 
     class Passing(Listener):
@@ -239,7 +239,7 @@ def test_a_listener_that_is_gone_is_not_called_and_one_that_listens_twice_hears_
     assert not heard
 
 
-def test_what_one_listener_raises_is_logged_and_the_next_one_hears(
+def test_a_listener_that_raises_is_logged_and_the_next_one_is_called(
     listener: Listener, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Failing(Listener):
@@ -300,7 +300,7 @@ def core(listener: Listener) -> EngineCore:
         "wake_up",
     ],
 )
-def test_an_update_of_weights_is_heard_after_the_workers_have_it(
+def test_an_update_of_weights_is_noticed_after_the_workers_have_it(
     core: EngineCore, listener: Listener, method: str
 ) -> None:
     assert core.collective_rpc(method, None, (), {"weights": 1}) == [method]
@@ -331,7 +331,7 @@ def _transposes(model: torch.nn.Linear) -> None:
 
 
 @pytest.mark.parametrize("change", [_adds, _writes_around_the_counter, _replaces, _transposes])
-def test_a_function_that_changes_weights_is_heard(core: EngineCore, listener: Listener, change: Any) -> None:
+def test_a_function_that_changes_weights_is_noticed(core: EngineCore, listener: Listener, change: Any) -> None:
     core.collective_rpc(method=lambda worker: change(worker.get_model()))
     assert listener.heard == 1
     core.collective_rpc(method=lambda worker: _reads(worker.get_model()))
@@ -405,7 +405,7 @@ def tower(core: EngineCore) -> Iterator[Any]:
         lambda model: model.__setitem__(2, torch.nn.ReLU()),
     ],
 )
-def test_a_function_that_changes_a_module_and_no_weight_is_heard(
+def test_a_function_that_changes_a_module_but_no_weight_is_noticed(
     core: EngineCore, listener: Listener, tower: Any, change: Any
 ) -> None:
     core.collective_rpc(method=lambda worker: (_reads(worker.get_model()), repr(worker.get_model())))
@@ -455,7 +455,9 @@ def test_looking_at_workers_is_no_change(core: EngineCore, listener: Listener) -
     assert listener.heard == 0
 
 
-def test_another_version_of_the_weights_is_heard_and_the_same_one_is_not(core: EngineCore, listener: Listener) -> None:
+def test_another_version_of_the_weights_is_noticed_and_the_same_version_is_not(
+    core: EngineCore, listener: Listener
+) -> None:
     core.set_weight_version("default")
     assert listener.heard == 0
     core.set_weight_version("step-7")

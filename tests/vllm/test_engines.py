@@ -247,7 +247,7 @@ def test_a_producer_stores_for_a_consumer_which_stores_nothing(stand: Stand, rol
     assert stand.keys() == there
 
 
-def test_vllms_metrics_tell_what_was_shared(stand: Stand) -> None:
+def test_vllms_metrics_show_the_shared_items(stand: Stand) -> None:
     picture = fresh()
     before = stand.second.ask("metrics")
     stand.encode(stand.first, picture)
@@ -256,7 +256,7 @@ def test_vllms_metrics_tell_what_was_shared(stand: Stand) -> None:
     assert after["vllm:ec_tensord_hits"] - before["vllm:ec_tensord_hits"] == 1
 
 
-def test_engines_take_the_cache_manager_that_they_are_told_to(stand: Stand) -> None:
+def test_engines_take_the_configured_cache_manager(stand: Stand) -> None:
     parts = stand.first.ask("scheduler")
     assert parts["manager"] == "tensord.client.vllm.encoder_cache.TensordEncoderCacheManager"
     assert parts["connector"] == "tensord.client.vllm.connector.TensordECConnector"

@@ -140,7 +140,7 @@ def test_an_engine_does_not_start_later_for_a_daemon_that_hangs_and_says_so_once
             daemon.resume()
 
 
-def test_a_daemon_that_stops_answering_is_told_once_and_so_is_its_return(log: Log) -> None:
+def test_a_daemon_that_stops_answering_is_logged_once_and_so_is_its_return(log: Log) -> None:
     with Daemon() as daemon, Steps(daemon.start().socket) as engine:
         one_line(log, engine)
         daemon.pause()
@@ -191,7 +191,7 @@ def test_an_api_process_says_once_that_the_daemon_stopped_answering_and_then_its
     ],
     ids=["garbage", "another version"],
 )
-def test_what_is_no_daemon_of_this_version_is_told_once(log: Log, folder: Path, words: bytes, said: str) -> None:
+def test_a_daemon_of_another_version_is_logged_once(log: Log, folder: Path, words: bytes, said: str) -> None:
     stranger = Stranger(folder / "control.sock", words)
     with Steps(folder / "control.sock") as engine:
         line = one_line(log, engine)
@@ -238,7 +238,7 @@ def test_the_gauge_follows_the_daemon() -> None:
         until(lambda: gauge(engine) == 0, "none again")
 
 
-def test_a_later_sum_of_stats_tells_the_later_state() -> None:
+def test_a_later_sum_of_stats_has_the_later_state() -> None:
     first, second = TensordECStats({"hits": 1, "connected": 1}), TensordECStats({"hits": 2, "connected": 0})
     assert first.aggregate(second).data == {"hits": 3, "connected": 0}
     assert not TensordECStats({"connected": 0}).is_empty() and TensordECStats({"hits": 0}).is_empty()

@@ -398,7 +398,7 @@ def test_a_frontend_takes_no_item_from_others_before_it_knows_what_its_own_are(
     assert new.is_cached([hash]) == [True]
 
 
-def test_what_the_warm_up_makes_tells_the_forms(
+def test_the_warm_ups_outputs_define_the_forms(
     installed: None, config: VllmConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from vllm.renderers import renderer_from_config

@@ -103,7 +103,7 @@ def test_what_is_fetched_is_the_entry_to_the_last_byte(daemon: Daemon, lender: L
     assert lease_of_copy(span[:-1], handle, {}) is None and lease_of_copy(span, handle[:-1], {}) is None
 
 
-def test_within_its_seconds_no_newcomer_ends_a_loan_and_later_one_does(daemon: Daemon, borrower: Borrower) -> None:
+def test_a_new_loan_ends_an_older_one_only_after_the_older_ones_seconds(daemon: Daemon, borrower: Borrower) -> None:
     client = daemon.client()
     (_, one), (_, other) = an_entry(client), an_entry(client)
     for seconds in (PATIENCE_S, 0.01):

@@ -292,7 +292,7 @@ def test_bytes_bound_what_is_held_as_well(shared: Daemon) -> None:
     assert frontend.held_bytes <= MIB + MIB // 2
 
 
-def test_what_is_held_stays_where_its_larger_successor_has_no_room(shared: Daemon) -> None:
+def test_a_held_value_stays_if_its_larger_replacement_has_no_room(shared: Daemon) -> None:
     client, other = shared.client(), shared.client()
     hash = fresh()
     frontend = sender(client, bytes_max=MIB + MIB // 2)
@@ -306,7 +306,7 @@ def test_what_is_held_stays_where_its_larger_successor_has_no_room(shared: Daemo
     assert is_picture(whole, 1)
 
 
-def test_a_successor_needs_room_for_the_difference_only(shared: Daemon) -> None:
+def test_a_larger_replacement_needs_room_for_the_difference_only(shared: Daemon) -> None:
     client, other = shared.client(), shared.client()
     hash, sent = fresh(), fresh()
     frontend = sender(client, entries_max=2, bytes_max=4 * MIB)

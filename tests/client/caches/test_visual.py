@@ -432,7 +432,7 @@ class Slow(tensord.Client):
         return super().put(*args, **options)
 
 
-def test_threads_that_store_one_picture_at_once_all_hear_what_became_of_it(
+def test_threads_that_store_one_picture_at_once_all_get_the_outcome(
     daemon: Daemon, namespace: tensord.Namespace
 ) -> None:
     large = np.ones(4 * MIB, np.uint8)

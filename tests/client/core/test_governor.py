@@ -79,7 +79,7 @@ def workflows(daemon: Daemon) -> dict[str, int]:
 # ---- modes
 
 
-def test_a_callback_hears_of_every_change_in_order_with_what_was_read(running: Daemon, gauges: Gauges) -> None:
+def test_a_callback_gets_every_change_in_order_with_its_reading(running: Daemon, gauges: Gauges) -> None:
     heard: list[tensord.ModeChange] = []
     with running.client().on_mode(heard.append) as subscription:
         assert {name: state.mode for name, state in subscription.states.items()} == {
@@ -98,7 +98,7 @@ def test_a_callback_hears_of_every_change_in_order_with_what_was_read(running: D
     assert {(change.gauge, change.tier, change.total_bytes) for change in heard} == {("card0", Tier.DEVICE, TOTAL)}
 
 
-def test_one_may_hear_of_one_gauge_only_and_stop_hearing(running: Daemon, gauges: Gauges) -> None:
+def test_a_subscription_may_be_limited_to_one_gauge_and_may_be_ended(running: Daemon, gauges: Gauges) -> None:
     client = running.client()
     one: list[tensord.ModeChange] = []
     both: list[tensord.ModeChange] = []
@@ -176,7 +176,7 @@ def changes(heard: list[tensord.ModeChange]) -> list[tuple[str, Mode, Mode]]:
     return [(change.gauge, change.before, change.mode) for change in heard]
 
 
-def test_what_changed_while_the_daemon_was_away_is_told_though_it_reads_the_gauges_late(
+def test_changes_during_a_daemons_absence_are_reported_though_the_new_one_samples_late(
     running: Daemon, gauges: Gauges
 ) -> None:
     client = running.client()
@@ -253,7 +253,7 @@ def test_a_client_that_is_closed_or_forgotten_ends_the_thread_of_callbacks(runni
     until(lambda: not thread(), "the thread to end")
 
 
-def test_the_child_of_a_fork_hears_nothing_until_it_subscribes_itself(running: Daemon, gauges: Gauges) -> None:
+def test_the_child_of_a_fork_gets_no_changes_until_it_subscribes_itself(running: Daemon, gauges: Gauges) -> None:
     client = running.client()
     heard: list[tensord.ModeChange] = []
     inherited = client.on_mode(heard.append)
@@ -273,7 +273,7 @@ def test_the_child_of_a_fork_hears_nothing_until_it_subscribes_itself(running: D
     until(lambda: heard, "the parent to hear of it too")
 
 
-def test_asyncio_hears_by_callback_and_by_iteration(running: Daemon, gauges: Gauges) -> None:
+def test_asyncio_gets_changes_by_callback_and_by_iteration(running: Daemon, gauges: Gauges) -> None:
     async def hear() -> tuple[list[Mode], list[Mode]]:
         called: list[Mode] = []
 
@@ -347,7 +347,7 @@ def test_workflows_max_is_named() -> None:
             assert list(workflows(daemon)) == ["one"]
 
 
-def test_a_new_daemon_is_told_of_workflows_and_where_they_are(running: Daemon) -> None:
+def test_a_new_daemon_gets_the_workflows_and_their_current_steps(running: Daemon) -> None:
     client = running.client()
     kept = client.workflow("kept", graph("a", "b", "c"))
     kept.advance(1)

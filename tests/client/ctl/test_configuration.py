@@ -54,7 +54,7 @@ def test_a_file_that_is_not_there_is_an_error(alone: Ctl) -> None:
     assert "/no/such/file cannot be read" in alone("config", "check", "--config", "/no/such/file", code=1).err
 
 
-def test_a_daemon_that_cannot_even_be_run_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_daemon_program_that_cannot_be_run_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(configuration, "_DAEMON", ("false",))
     with pytest.raises(BadConfiguration, match="ended with 1"):
         configuration.settings()

@@ -55,7 +55,7 @@ def test_a_bar_has_its_width(used_share: float, thresholds: list[float], width: 
     assert len(bar(used_share, thresholds, width, "").plain) == width
 
 
-def test_what_is_made_up_stale_stuck_refused_or_not_answering_stands_out() -> None:
+def test_drilled_stale_stuck_refusing_and_silent_parts_are_highlighted() -> None:
     quiet = documents.governor(gauges=[documents.gauge("host", 1, 4, "relaxed")])
     client = [documents.client(2)]
     words = ("DRILL", "FILE", "STALE", "REFUSES", "STUCK", "NOT ANSWERING")
@@ -142,7 +142,7 @@ def test_where_only_ascii_is_to_be_had_there_is_nothing_else() -> None:
     assert any(BLOCKS[0] in line for line in drawn())
 
 
-def test_a_daemon_without_gauges_is_told_so() -> None:
+def test_the_screen_says_that_a_daemon_has_no_gauges() -> None:
     bare = documents.governor(gauges=[], devices=[], owners=[], transitions=[])
     assert any("no gauge" in line for line in drawn(documents.status(governor=bare)))
 

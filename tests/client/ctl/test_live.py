@@ -51,7 +51,7 @@ def test_clients_fit_100_columns_whatever_they_call_themselves() -> None:
     assert max(map(len, clients_text([row]).splitlines())) <= WIDTH
 
 
-def test_watch_tells_each_event_as_a_line_of_json(daemon: Daemon, ctl: Ctl) -> None:
+def test_watch_prints_each_event_as_a_line_of_json(daemon: Daemon, ctl: Ctl) -> None:
     client = daemon.client()
     with ctl.spawn("watch", "--count", "3") as watching:
         # Events before it watches are not told to it: one is made again and again until the first comes.
@@ -68,7 +68,7 @@ def test_watch_tells_each_event_as_a_line_of_json(daemon: Daemon, ctl: Ctl) -> N
     assert (watching.returncode, err) == (0, "")
 
 
-def test_watch_tells_what_an_entry_was_like_that_went(daemon: Daemon, ctl: Ctl) -> None:
+def test_watch_describes_each_removed_entry(daemon: Daemon, ctl: Ctl) -> None:
     client = daemon.client()
     with ctl.spawn("watch") as watching:
         assert watching.stdout is not None

@@ -95,7 +95,7 @@ NEEDS_A_DAEMON = [
 
 
 @pytest.mark.parametrize("words", MISTAKES, ids=" ".join)
-def test_a_mistake_is_told_in_one_line_and_is_exit_code_2(alone: Ctl, words: list[str]) -> None:
+def test_a_usage_error_is_one_line_and_exit_code_2(alone: Ctl, words: list[str]) -> None:
     told = alone(*words, code=2)
     assert told.out == ""
     assert "--help`" in told.err
@@ -113,7 +113,7 @@ def test_without_a_daemon_each_command_says_how_to_start_one(alone: Ctl, words: 
 
 
 @pytest.mark.parametrize("words", NEEDS_A_DAEMON, ids=" ".join)
-def test_somebody_who_is_no_tensord_at_the_socket_is_told_of(
+def test_a_socket_served_by_another_program_is_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str]
 ) -> None:
     listening = []
@@ -128,7 +128,7 @@ def test_somebody_who_is_no_tensord_at_the_socket_is_told_of(
         made.close()
 
 
-def test_a_status_socket_that_is_not_there_is_told_of_with_the_option_that_was_typed(
+def test_a_missing_status_socket_is_reported_with_the_option_that_was_typed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     err = Ctl(capsys, tmp_path / "h.py")("status", code=1).err
@@ -150,7 +150,7 @@ def test_a_socket_of_the_other_kind_is_said_to_be_it(
         assert str(daemon.socket) in err
 
 
-def test_a_socket_s_path_that_is_too_long_is_told_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_socket_path_that_is_too_long_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     told = Ctl(capsys, tmp_path / ("x" * 120) / "control.sock")("status", code=1)
     assert "107" in told.err
 

@@ -60,7 +60,7 @@ def test_any_figures_fit_100_columns(daemon: Daemon) -> None:
     assert max(map(len, text.splitlines())) <= WIDTH
 
 
-def test_how_idle_those_were_that_made_room_is_told_in_words(daemon: Daemon) -> None:
+def test_the_idle_time_of_evicted_entries_is_shown_in_words(daemon: Daemon) -> None:
     assert "no entry had to go for others yet" in status.text(daemon.status())
     told = {"entries": 1024, "age_s": {"median": 400.0, "tenth": 9.0}, "idle_s": {"median": 60.0, "tenth": 5.0}}
     text = " ".join(status.text(_document(daemon, at_eviction=told)).split())
@@ -68,7 +68,7 @@ def test_how_idle_those_were_that_made_room_is_told_in_words(daemon: Daemon) -> 
     assert "one in ten was idle for less than 5s" in text
 
 
-def test_the_hit_ratio_is_told_beside_that_of_lru(daemon: Daemon) -> None:
+def test_the_hit_ratio_is_shown_beside_that_of_lru(daemon: Daemon) -> None:
     told = " ".join(status.text(daemon.status()).split())
     assert "hit ratio - in the last minute, - over the last ring's worth of puts" in told
     assert "nothing was used or stored yet" in told

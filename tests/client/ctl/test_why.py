@@ -37,7 +37,7 @@ def _gone(daemon: Daemon, ctl: Ctl) -> dict[str, Any]:
     raise AssertionError("nothing went")
 
 
-def test_why_tells_how_a_stored_entry_stands(daemon: Daemon, ctl: Ctl) -> None:
+def test_why_prints_the_rank_of_a_stored_entry(daemon: Daemon, ctl: Ctl) -> None:
     client = daemon.client()
     _put(client, *range(10))
     assert client.get(_key(5)) is not None and client.get(_key(5)) is not None
@@ -59,7 +59,7 @@ def test_why_tells_how_a_stored_entry_stands(daemon: Daemon, ctl: Ctl) -> None:
     assert "it is evicted next" in ctl("why", _key(0).hex()).out
 
 
-def test_show_tells_how_an_entry_stands(daemon: Daemon, ctl: Ctl) -> None:
+def test_show_prints_the_rank_of_an_entry(daemon: Daemon, ctl: Ctl) -> None:
     _put(daemon.client(), 1, 2)
     told = " ".join(ctl("show", _key(2).hex()).out.split())
     assert "by policy hazard" in told
@@ -74,7 +74,7 @@ def test_show_tells_how_an_entry_stands(daemon: Daemon, ctl: Ctl) -> None:
     }
 
 
-def test_why_tells_when_and_why_an_entry_went(daemon: Daemon, ctl: Ctl) -> None:
+def test_why_prints_when_and_why_an_entry_was_removed(daemon: Daemon, ctl: Ctl) -> None:
     client = daemon.client()
     _put(client, *range(40))
     told = _gone(daemon, ctl)
@@ -90,7 +90,7 @@ def test_why_tells_when_and_why_an_entry_went(daemon: Daemon, ctl: Ctl) -> None:
     assert "`tensorctl why" in ctl("show", _key(39).hex(), code=1).err
 
 
-def test_a_block_is_told_to_go_after_those_that_follow_it(daemon: Daemon, ctl: Ctl) -> None:
+def test_why_says_that_a_block_is_evicted_after_its_children(daemon: Daemon, ctl: Ctl) -> None:
     client = daemon.client()
     prefixes = tensord.PrefixCache(client, SPACE)
     tokens = np.arange(3 * 256, dtype=np.uint32)
@@ -105,7 +105,7 @@ def test_a_block_is_told_to_go_after_those_that_follow_it(daemon: Daemon, ctl: C
     assert "it is evicted next" in told
 
 
-def test_an_entry_that_is_back_is_told_with_when_it_went_before(daemon: Daemon, ctl: Ctl) -> None:
+def test_why_of_an_entry_that_was_put_again_says_when_it_was_removed_before(daemon: Daemon, ctl: Ctl) -> None:
     client = daemon.client()
     _put(client, 1)
     client.evict(_key(1))
@@ -115,7 +115,7 @@ def test_an_entry_that_is_back_is_told_with_when_it_went_before(daemon: Daemon, 
     assert "(explicit)" in told
 
 
-def test_a_key_that_was_never_put_is_told_so_with_exit_code_1(daemon: Daemon, ctl: Ctl) -> None:
+def test_why_of_a_key_that_was_never_put_says_so_with_exit_code_1(daemon: Daemon, ctl: Ctl) -> None:
     assert "never seen" in ctl("why", "00" * 32, code=1).out
     assert json.loads(ctl("why", "--json", "00" * 32, code=1).out)["state"] == "unknown"
     assert "no remembered key of a removed entry" in ctl("why", "00", code=1).err
@@ -193,7 +193,7 @@ GONE: dict[str, Any] = {
         ({**NOT_STORED, "records": 100}, "not among the last 100 removed entries"),
     ],
 )
-def test_each_answer_is_told_in_words_within_100_columns(told: dict[str, Any], words: str) -> None:
+def test_each_answer_is_printed_in_words_within_100_columns(told: dict[str, Any], words: str) -> None:
     text = why_text(told)
     assert words in " ".join(text.split())
     assert max(map(len, text.splitlines())) <= WIDTH

@@ -193,9 +193,7 @@ def test_a_lease_that_is_forgotten_keeps_nothing(cache: tensord.DeviceCache, vra
     until(lambda: cache.size == 0, "it to go")
 
 
-def test_copies_wait_for_what_the_stream_was_told_before(
-    cache: tensord.DeviceCache, vram: FakeVram, card: FakeCard
-) -> None:
+def test_copies_wait_for_earlier_work_on_the_stream(cache: tensord.DeviceCache, vram: FakeVram, card: FakeCard) -> None:
     """The tensors are filled late: whoever copied at once would have garbage."""
     with vram.stream.hold() as hold:
         for n in range(3):
@@ -331,7 +329,7 @@ def test_without_a_daemon_tensors_are_kept_and_registered_when_there_is_one(card
         cache.close()
 
 
-def test_a_new_daemon_is_told_of_all_entries(cache: tensord.DeviceCache, vram: FakeVram, running: Daemon) -> None:
+def test_a_new_daemon_gets_all_entries_registered(cache: tensord.DeviceCache, vram: FakeVram, running: Daemon) -> None:
     put_some(cache, vram, range(20), tokens=1)
     running.kill()
     until(lambda: not cache.client.connected, "the client to notice")

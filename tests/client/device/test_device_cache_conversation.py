@@ -181,7 +181,7 @@ def test_a_key_put_anew_while_its_old_registration_is_refused_leaves_both_sides_
     conversation.teardown()
 
 
-def test_many_errands_that_end_without_a_word_leave_both_sides_in_agreement() -> None:
+def test_many_offloads_that_end_unacknowledged_leave_both_sides_in_agreement() -> None:
     conversation = Conversation()
     for _ in range(4):
         conversation.send_away({KEYS[0]})

@@ -190,7 +190,7 @@ def test_an_entry_put_anew_across_an_order_goes_once_and_is_not_counted_twice(ow
     assert not owner.wire.errors and owner.wire.registered() == set() == set(owner.entries.keys())
 
 
-def test_uses_are_told_as_often_as_they_were(owner: Owner) -> None:
+def test_each_use_is_reported_once(owner: Owner) -> None:
     owner.put(1)
     owner.exchange()
     for _ in range(5):
@@ -200,7 +200,7 @@ def test_uses_are_told_as_often_as_they_were(owner: Owner) -> None:
     assert table.uses[table.find(key(1))] == 6
 
 
-def test_a_new_daemon_hears_of_uses_that_the_old_one_knew_of(owner: Owner) -> None:
+def test_a_new_daemon_gets_the_uses_counted_under_the_old_one(owner: Owner) -> None:
     owner.put(1)
     owner.exchange()
     for _ in range(5):

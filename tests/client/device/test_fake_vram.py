@@ -142,14 +142,14 @@ def test_memory_under_another_streams_work_is_not_handed_out_when_it_was_lent(ri
         device.give_back()
 
 
-def test_a_delay_makes_every_piece_of_work_late(rig: FakeRig) -> None:
+def test_a_delay_makes_every_stream_operation_late(rig: FakeRig) -> None:
     rig.device.stream.delay_s = 0.02
     tensor = rig.device.upload(np.ones(4, np.uint8))
     assert rig.device.stream.delay_s == 0.02
     assert tensor.numpy().tolist() == [1] * 4
 
 
-def test_a_kernel_that_fails_is_told_to_whoever_waits(rig: FakeRig) -> None:
+def test_a_failed_kernel_raises_in_the_waiting_thread(rig: FakeRig) -> None:
     rig.device.launch(lambda: 1 // 0)
     with pytest.raises(RuntimeError, match="failed"):
         rig.device.mark().wait(PATIENCE_S)

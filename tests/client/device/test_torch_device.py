@@ -157,7 +157,7 @@ def test_the_name_is_the_pci_address_as_gauges_write_it() -> None:
     assert TorchDevice(0, name="mine", accelerator=card).name == "mine"
 
 
-def test_the_driver_tells_the_address_where_torch_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_pci_address_comes_from_the_driver_if_torch_lacks_it(monkeypatch: pytest.MonkeyPatch) -> None:
     class Driver:
         def cuInit(self, flags: int) -> int:
             return 0

@@ -119,7 +119,7 @@ def test_files_of_other_formats_are_read_whole(tmp_path: Path, name: str) -> Non
     assert weight_file_digest(path) != before
 
 
-def test_a_file_of_many_pieces_has_the_digest_that_one_thread_gives(
+def test_a_file_hashed_in_many_parts_has_the_digest_that_one_thread_gives(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from tensord.client.identity import weight_files

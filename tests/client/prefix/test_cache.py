@@ -848,7 +848,7 @@ def test_what_was_computed_for_longer_is_said_of_each_block(
 
 
 @pytest.mark.parametrize("block_tokens", [BLOCK, 64])
-def test_the_keys_of_all_pieces_follow_from_their_records(
+def test_the_key_of_each_block_follows_from_its_record(
     client: tensord.Client, namespace: tensord.Namespace, monkeypatch: pytest.MonkeyPatch, block_tokens: int
 ) -> None:
     heard: list[tuple[bytes, Any]] = []

@@ -60,7 +60,7 @@ def test_a_slice_takes_in_few_pins_however_many_a_lane_has(readers: list[LaneRea
     assert slices >= len(readers) * LANE_WORDS // WORDS_AT_ONCE
 
 
-def test_holders_of_many_entries_are_told_in_short_events(readers: list[LaneReader]) -> None:
+def test_holders_of_many_entries_are_reported_in_short_events(readers: list[LaneReader]) -> None:
     stored = [*range(1, 4 * LANE_WORDS + 1)]
     readers += [lane_with(*stored[first : first + LANE_WORDS]) for first in range(0, len(stored), LANE_WORDS)]
     stand = Stand(readers, ids(*stored))
@@ -71,7 +71,7 @@ def test_holders_of_many_entries_are_told_in_short_events(readers: list[LaneRead
     assert max(map(len, counted)) <= 2 * CHANGES_AT_ONCE
 
 
-def test_what_a_busy_lane_recorded_is_told_in_short_events_in_its_order(readers: list[LaneReader]) -> None:
+def test_the_records_of_a_busy_lane_are_reported_in_order_in_short_events(readers: list[LaneReader]) -> None:
     log = tuple(range(1, 1001))
     readers.append(lane_with(3, log=log))
     stand = Stand(readers, ids(3))
@@ -150,7 +150,7 @@ def test_a_scan_is_answered_by_one_event_after_one_fence(readers: list[LaneReade
     assert stand.fences == 1
 
 
-def test_a_drain_is_answered_once_all_that_was_recorded_before_is_told(readers: list[LaneReader]) -> None:
+def test_a_drain_is_answered_after_all_earlier_records_are_reported(readers: list[LaneReader]) -> None:
     readers += [lane_with(3, log=(3, 9)), lane_with(4, log=(4,))]
     stand = Stand(readers, ids(3, 4, 9))
     stand.lanes.drain()

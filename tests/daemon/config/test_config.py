@@ -294,7 +294,7 @@ def test_a_reload_of_the_same_changes_nothing() -> None:
     assert (reload.config, reload.applied, reload.waiting) == (running, [], [])
 
 
-def test_a_reload_tells_nothing_of_what_would_be_derived_otherwise_by_now() -> None:
+def test_a_reload_reports_no_change_of_derived_sizes() -> None:
     running = load(available_bytes=64 * GIB)
     reload = running.reloaded(load(available_bytes=2 * GIB))
     assert (reload.applied, reload.waiting) == ([], [])

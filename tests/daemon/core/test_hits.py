@@ -50,7 +50,7 @@ def ask(stand: Stand, number: int) -> None:
         stand.do(Accessed([entry.span_id]))
 
 
-def test_the_hits_of_the_last_minute_and_of_the_last_ring_are_told(make: Make) -> None:
+def test_the_hits_of_the_last_minute_and_of_the_last_ring_are_reported(make: Make) -> None:
     stand = make(SLOTS * SPAN)
     for number in range(10):
         ask(stand, number)
@@ -90,7 +90,7 @@ def test_in_a_loop_larger_than_the_ring_lru_would_have_had_nothing(make: Make) -
     assert ring["here"] / ring["requests"] > 0.5
 
 
-def test_what_did_not_go_for_room_would_not_be_there_under_lru(make: Make) -> None:
+def test_an_entry_removed_explicitly_is_no_hit_under_lru_either(make: Make) -> None:
     stand = make(10 * SPAN)
     ask(stand, 1)
     stand.send(1, messages.Evict(1, [key(1)]))

@@ -51,7 +51,7 @@ def begin(stand: Stand, number: int, payload_bytes: int = LARGE) -> None:
         stand.scan()
 
 
-def test_a_put_that_enough_is_free_for_in_pieces_costs_nobody_an_entry(make: Make) -> None:
+def test_a_put_with_enough_free_bytes_in_several_holes_evicts_nothing(make: Make) -> None:
     stand = holed(make)
     before = {number: content_of(stand, number) for number in (0, 2, 3, 4, 6, 7)}
     assert stand.put(20, LARGE) == "stored"

@@ -62,7 +62,7 @@ def test_a_rotating_window_that_has_rolled_over_goes_on_from_its_end(make: Make)
     assert stand.ask(tokens(1, 11)) == (10, put.blocks, put.snapshots[10])
 
 
-def test_a_hybrid_goes_on_where_its_snapshot_stands_and_another_where_its_tokens_end(make: Make) -> None:
+def test_an_exact_layout_continues_at_its_snapshot_and_another_at_the_last_common_token(make: Make) -> None:
     stand = make()
     hybrid = stand.put(tokens(1, 8), recurrent(8, 8))
     normal = stand.put([1, 2, 3, 9], [Layer("normal", 4)])
@@ -242,7 +242,7 @@ def test_no_snapshot_within_an_item_is_continued_from(make: Make) -> None:
     assert stand.ask([*tokens(1, 35), 0], media)[::2] == (30, put.snapshots[30])
 
 
-def test_a_snapshot_that_stands_there_is_told_also_where_none_is_needed(make: Make) -> None:
+def test_a_match_names_the_snapshot_at_its_offset_even_if_none_is_needed(make: Make) -> None:
     stand = make()
     put = stand.put(tokens(1, 40))
     there = stand.snap(put.blocks[1], 20)
@@ -292,7 +292,7 @@ def test_a_victim_is_not_matched_unless_it_is_shown_again(make: Make) -> None:
     assert stand.ask(tokens(1, 3010)).offset == 3000
 
 
-def test_what_a_removed_piece_was_followed_by_is_answered_and_matched_no_more(make: Make) -> None:
+def test_removing_a_block_returns_its_children_and_they_are_matched_no_more(make: Make) -> None:
     stand = make(block_tokens=64)
     put = stand.put(tokens(1, 3000))
     branch = stand.put([*tokens(1, 640), *tokens(1, 900)])
@@ -308,7 +308,7 @@ def test_what_a_removed_piece_was_followed_by_is_answered_and_matched_no_more(ma
     assert len(stand.index) == 9
 
 
-def test_a_removed_piece_can_come_again_while_what_followed_it_is_still_known(make: Make) -> None:
+def test_a_removed_block_can_be_added_again_while_its_children_are_still_known(make: Make) -> None:
     stand = make()
     put = stand.put(tokens(1, 3000))
     rest = stand.remove(put.blocks[1])
@@ -323,7 +323,7 @@ def test_a_removed_piece_can_come_again_while_what_followed_it_is_still_known(ma
     assert stand.ask([*tokens(1, 2900), 0]).offset == 2900
 
 
-def test_what_is_still_to_be_removed_takes_nothing_along_of_what_came_in_its_place(make: Make) -> None:
+def test_removing_leftover_descendants_leaves_the_blocks_put_in_their_place(make: Make) -> None:
     stand = make()
     other = stand.put([0])
     old = stand.put(tokens(1, 5000))
@@ -339,7 +339,7 @@ def test_what_is_still_to_be_removed_takes_nothing_along_of_what_came_in_its_pla
     assert stand.ask([0, 1]).blocks == other.blocks
 
 
-def test_what_was_removed_is_not_read_for_what_still_follows_it(make: Make) -> None:
+def test_a_removed_blocks_text_is_not_read_for_descendants_that_are_still_known(make: Make) -> None:
     stand = make(block_tokens=64)
     put = stand.put(tokens(1, 960))
     stand.remove(put.blocks[3])
@@ -420,7 +420,7 @@ def changed(record: PrefixRecord, **more: object) -> PrefixRecord:
         ({"parent": None, "start": 0, "block_tokens": 1 << 40, "layout": b"o" * 16}, "tokens a block"),
     ],
 )
-def test_a_piece_that_does_not_fit_is_refused_and_nothing_has_changed(
+def test_a_record_that_does_not_fit_its_parent_is_refused_and_nothing_has_changed(
     make: Make, change: dict[str, object], says: str
 ) -> None:
     stand = make()
@@ -436,14 +436,14 @@ def test_a_piece_that_does_not_fit_is_refused_and_nothing_has_changed(
     stand.index.check_invariants()
 
 
-def test_what_would_fit_does(make: Make) -> None:
+def test_the_records_that_the_refusal_tests_change_are_accepted_unchanged(make: Make) -> None:
     stand = make()
     behind, root = blocks(stand)
     stand.add(TAG + b"n" * 24, behind, np.arange(16, dtype=np.uint32))
     stand.add(TAG + b"m" * 24, root, np.arange(16, dtype=np.uint32))
 
 
-def test_a_piece_whose_predecessor_is_not_there_is_refused(make: Make) -> None:
+def test_a_block_whose_parent_is_not_known_is_refused(make: Make) -> None:
     stand = make()
     behind, _ = blocks(stand)
     partial = stand.put(tokens(50, 60)).blocks[0]
@@ -482,7 +482,7 @@ def test_one_block_is_not_stored_under_two_keys(make: Make) -> None:
             stand.index.add(TAG + b"n" * 24, stored.record, stored.at)
 
 
-def test_sequences_and_layouts_have_an_end(make: Make) -> None:
+def test_a_sequence_has_at_most_blocks_max_blocks_and_a_namespace_layouts_max_layouts(make: Make) -> None:
     stand = make()
     put = stand.put(tokens(1, 16 * BLOCKS_MAX))
     last = changed(stand.stored[put.blocks[-1]].record, start=16 * BLOCKS_MAX, parent=put.blocks[-1])
@@ -539,7 +539,7 @@ def test_many_siblings_stay_in_their_order_whatever_comes_and_goes(make: Make) -
     assert len(stand.index) == 0
 
 
-def test_a_piece_whose_text_was_overwritten_can_be_removed_all_the_same(make: Make) -> None:
+def test_a_block_whose_text_in_the_ring_was_overwritten_can_still_be_removed(make: Make) -> None:
     stand = make()
     keys = [stand.put([head, 1, 2]).blocks[0] for head in range(2 * SHELF_MAX)]
     for key in keys[::2]:
@@ -571,14 +571,14 @@ def test_every_layout_is_searched_from_its_checkpoint(make: Make) -> None:
     assert stand.reads <= 3 * 64
 
 
-def test_digests_differ_that_differ_before_in_any_half() -> None:
+def test_digests_differ_if_the_digests_before_them_differ_in_any_half() -> None:
     text, before = bytes(4096), initial_digest(3)
     others = [before, before ^ 1, before ^ 1 << 100, initial_digest(4)]
     digests = [next_digest(other, text, b"") for other in others] + [next_digest(before, text, bytes(64))]
     assert len(set(digests)) == len(digests)
 
 
-def test_looks_for_snapshots_have_an_end(make: Make) -> None:
+def test_a_match_gives_up_after_looks_max_probes_for_snapshots(make: Make) -> None:
     """Positions at which others have snapshots, but not this one: a match gives up rather than hold up the daemon."""
     stand = make(block_tokens=4096)
     put = stand.put(tokens(1, 2 * LOOKS_MAX), recurrent(2 * LOOKS_MAX, 2))

@@ -60,7 +60,7 @@ def test_a_sequence_is_matched_as_far_as_its_blocks_are_stored() -> None:
     whole(stand, (1, 2, 3), (1, 2, 4))
 
 
-def test_a_snapshot_is_told_where_it_stands() -> None:
+def test_a_match_names_the_snapshot_at_its_offset() -> None:
     stand = stand_of(10)
     stand.put_sequence(1, 2)
     assert stand.put_block(snapshot([1])) == "stored"
@@ -69,7 +69,7 @@ def test_a_snapshot_is_told_where_it_stands() -> None:
     assert (found.offset, found.snapshot) == (BLOCK, snapshot([1]).key)
 
 
-def test_a_piece_whose_predecessor_is_neither_stored_nor_on_its_way_is_refused_at_once() -> None:
+def test_a_block_whose_parent_is_neither_stored_nor_in_flight_is_refused_at_once() -> None:
     stand = stand_of(10)
     begin(stand, 1, block([1, 2]))
     assert stand.ended(2, 1) == "ParentGone"
@@ -79,7 +79,7 @@ def test_a_piece_whose_predecessor_is_neither_stored_nor_on_its_way_is_refused_a
     stand.check()
 
 
-def test_what_follows_a_put_that_is_refused_is_refused_as_well() -> None:
+def test_the_descendants_of_a_refused_block_are_refused_as_well() -> None:
     stand = stand_of(10)
     first, second = block([1]), block([1, 2])
     begin(stand, 1, first)
@@ -103,7 +103,7 @@ def test_what_follows_a_put_that_is_refused_is_refused_as_well() -> None:
     ],
     ids=["another's record", "not a beginning", "other than its Commit", "another namespace's", "not stored"],
 )
-def test_a_piece_that_does_not_fit_is_refused_by_name_and_leaves_nothing(bad: Block, code: str) -> None:
+def test_a_block_that_does_not_fit_is_refused_by_name_and_leaves_nothing(bad: Block, code: str) -> None:
     stand = stand_of(10)
     stand.put_sequence(1)
     used = stand.store.memory.ring.used_bytes
@@ -115,7 +115,7 @@ def test_a_piece_that_does_not_fit_is_refused_by_name_and_leaves_nothing(bad: Bl
 
 
 @pytest.mark.parametrize("wrong", [{"prefix_bytes": 95}, {"prefix_bytes": 1 << 20}, {"prefix_bytes": 0}])
-def test_a_commit_that_cannot_have_such_a_record_is_refused_before_any_copy(wrong: dict[str, int]) -> None:
+def test_a_commit_with_impossible_block_fields_is_refused_before_any_copy(wrong: dict[str, int]) -> None:
     stand = stand_of(10)
     stand.put_sequence(1)
     assert stand.put_block(block([1, 2]), **wrong) == "BadPrefix"
@@ -123,7 +123,7 @@ def test_a_commit_that_cannot_have_such_a_record_is_refused_before_any_copy(wron
     stand.check()
 
 
-def test_what_is_longer_than_the_limit_is_neither_stored_nor_asked_for() -> None:
+def test_a_sequence_over_prefix_tokens_max_is_neither_stored_nor_matched() -> None:
     stand = stand_of(10, prefix_tokens_max=2 * BLOCK)
     assert stand.put_sequence(1, 2, 3) == ["stored", "stored", "LimitReached"]
     refused = stand.match(1, 2, rest=1)
@@ -133,7 +133,7 @@ def test_what_is_longer_than_the_limit_is_neither_stored_nor_asked_for() -> None
     stand.check()
 
 
-def test_a_query_that_is_a_piece_is_none() -> None:
+def test_a_query_whose_record_is_a_block_or_a_snapshot_is_refused() -> None:
     stand = stand_of(10)
     stand.put_sequence(1)
     for wrong in (block([1, 2]).record, snapshot([1]).record):
@@ -167,7 +167,7 @@ def test_a_chain_goes_for_one_put_with_one_scan() -> None:
     assert stand.has_block(1, 2, 3, 4, 5)
 
 
-def test_a_lease_on_a_block_keeps_all_that_it_follows() -> None:
+def test_a_lease_on_a_block_keeps_all_its_ancestors() -> None:
     stand = stand_of(10)
     stand.put_sequence(1, 2, 3, 4, 5)
     stand.pin_block(1, 2, 3)
@@ -184,7 +184,7 @@ def test_a_lease_on_a_block_keeps_all_that_it_follows() -> None:
     whole(stand, (1, 2, 3, 4, 5))
 
 
-def test_a_pin_by_message_keeps_all_that_the_block_follows() -> None:
+def test_a_pin_by_message_keeps_all_ancestors_of_the_block() -> None:
     stand = stand_of(6, pinned_bytes_max=10 * SPAN)
     stand.put_sequence(1, 2, 3)
     stand.send(1, messages.Pin(7, name([1, 2, 3]), 60.0))
@@ -197,7 +197,7 @@ def test_a_pin_by_message_keeps_all_that_the_block_follows() -> None:
     assert stand.matched(1, 2, 3) == 0
 
 
-def test_what_a_put_on_its_way_follows_stays_until_it_has_ended() -> None:
+def test_the_ancestors_of_a_put_in_flight_stay_until_the_put_has_ended() -> None:
     stand = stand_of(6)
     stand.put_sequence(1, 2)
     child = block([1, 2, 3])
@@ -215,7 +215,7 @@ def test_what_a_put_on_its_way_follows_stays_until_it_has_ended() -> None:
     assert stand.matched(1, 2, 3) == 0
 
 
-def test_a_victim_that_a_new_put_follows_comes_back() -> None:
+def test_a_victim_is_republished_if_a_put_of_its_child_comes() -> None:
     stand = stand_of(4)
     stand.put_sequence(1)
     stand.begin(1, 1, key(1), 3 * SPAN)
@@ -228,7 +228,7 @@ def test_a_victim_that_a_new_put_follows_comes_back() -> None:
     stand.check()
 
 
-def test_what_a_pinned_victim_follows_comes_back_with_it() -> None:
+def test_the_ancestors_of_a_pinned_victim_are_republished_with_it() -> None:
     stand = stand_of(8)
     stand.put_sequence(1, 2, 3)
     for number in range(5):
@@ -244,7 +244,7 @@ def test_what_a_pinned_victim_follows_comes_back_with_it() -> None:
     assert stand.has_block(1, 2, 3)
 
 
-def test_what_must_go_around_a_place_takes_along_what_follows_it_elsewhere() -> None:
+def test_evicting_a_block_of_a_window_evicts_its_descendants_elsewhere_too() -> None:
     """One large put: the only stretch that is long enough has the beginning of a sequence, which stands elsewhere."""
     stand = stand_of(12)
     for number in range(6):
@@ -271,7 +271,7 @@ def test_pages_are_given_back_leaf_first() -> None:
     stand.press()
 
 
-def test_what_is_idle_goes_with_what_follows_it_unless_that_is_not_idle() -> None:
+def test_an_idle_block_is_evicted_with_its_descendants_if_all_are_idle() -> None:
     stand = stand_of(20)
     stand.put_sequence(1, 2, 3)
     stand.put_sequence(4, 5)
@@ -296,7 +296,7 @@ def test_an_emergency_takes_trees_larger_than_a_slice() -> None:
     stand.check()
 
 
-def test_a_piece_that_the_policy_does_not_find_worth_what_would_go_is_refused_and_costs_nobody_an_entry() -> None:
+def test_a_block_worth_less_to_the_policy_than_its_victims_is_refused_and_evicts_nothing() -> None:
     stand = stand_of(5)
     stand.put_sequence(1, 2)
     for number in range(3):
@@ -326,7 +326,7 @@ def test_a_piece_that_the_policy_does_not_find_worth_what_would_go_is_refused_an
 
 
 @pytest.mark.parametrize("reason", ["explicit", "corrupt"])
-def test_what_follows_an_ended_block_ends_and_is_not_matched_from_then_on(reason: str) -> None:
+def test_the_descendants_of_an_ended_block_end_and_are_no_longer_matched(reason: str) -> None:
     stand = stand_of(SLICE + 50)
     for leaf in range(SLICE + 20):
         stand.put_sequence(1, 2, 1000 + leaf)
@@ -348,7 +348,7 @@ def test_what_follows_an_ended_block_ends_and_is_not_matched_from_then_on(reason
     stand.check()
 
 
-def test_a_follower_of_an_ended_block_does_not_come_back_though_it_is_pinned() -> None:
+def test_a_pinned_descendant_of_an_ended_block_is_not_republished() -> None:
     stand = stand_of(2 * SLICE + 21)
     for leaf in range(2 * SLICE + 20):
         stand.put_sequence(1, 1000 + leaf)
@@ -369,7 +369,7 @@ def test_a_follower_of_an_ended_block_does_not_come_back_though_it_is_pinned() -
 
 
 @pytest.mark.parametrize("by", ["clear", "invalidate", "evict_prefixes"])
-def test_a_namespace_that_is_cleared_counts_each_piece_once(by: str) -> None:
+def test_clearing_a_namespace_counts_each_block_once(by: str) -> None:
     stand = stand_of(2 * SLICE + 100)
     for leaf in range(SLICE):
         stand.put_sequence(1, 1000 + leaf, 2)
@@ -403,7 +403,7 @@ def test_evicting_prefixes_leaves_the_rest_of_the_namespace() -> None:
     stand.check()
 
 
-def test_a_piece_whose_time_is_over_stays_as_long_as_what_follows_it_and_no_longer() -> None:
+def test_an_expired_block_stays_as_long_as_it_has_children_and_no_longer() -> None:
     stand = stand_of(10)
     stand.put_sequence(1, ttl_s=10.0)
     stand.pass_time(5.0)
@@ -427,7 +427,7 @@ def test_a_sequence_ends_when_its_time_is_over_however_long_it_is() -> None:
     stand.check()
 
 
-def test_a_piece_whose_time_is_over_ends_with_the_last_that_follows_it_whatever_ends_that() -> None:
+def test_an_expired_block_ends_with_its_last_child_whatever_ends_that_child() -> None:
     stand = stand_of(10)
     stand.put_sequence(1, ttl_s=10.0)
     stand.put_sequence(1, 2)
@@ -466,7 +466,7 @@ def span(stand: Stand, *words: int) -> int:
     return found.span_id
 
 
-def test_a_match_is_a_use_of_all_it_found_the_first_piece_first_and_after_its_answer() -> None:
+def test_a_match_counts_a_use_of_each_matched_block_in_order_after_its_answer() -> None:
     stand = stand_of(10)
     stand.put_sequence(1, 2, 3)
     noted = Noted(stand)
@@ -493,7 +493,7 @@ def test_uses_are_counted_in_slices_and_those_that_are_too_many_are_lost_the_old
     assert stand.store.next_timer() == stand.now
 
 
-def test_what_is_known_of_an_agent_is_told_to_the_policy() -> None:
+def test_the_policy_gets_the_reported_state_of_an_agent() -> None:
     stand = stand_of(4)
     noted = Noted(stand)
     stand.send(1, messages.AgentTurn(3, "planner", "finished"))
@@ -520,7 +520,7 @@ def test_queries_are_counted() -> None:
     assert (status["prefix_blocks"], status["prefix_rebuilding"]) == (2, 0)
 
 
-def test_an_entry_tells_its_place_in_a_sequence() -> None:
+def test_an_entry_is_described_with_its_place_in_a_sequence() -> None:
     stand = stand_of(10)
     stand.put_sequence(1, 2, cost_ms=3.0)
     told = stand.store.entry(name([1, 2]))
@@ -626,7 +626,7 @@ def test_without_prefix_wait_s_a_query_is_answered_at_once() -> None:
     finish(stand)
 
 
-def test_what_follows_a_block_that_is_not_rebuilt_yet_is_taken_in_all_the_same() -> None:
+def test_a_child_of_a_block_that_is_not_rebuilt_yet_is_stored() -> None:
     stand = stand_of(200)
     words = tuple(range(1, 2 * REBUILD_SLICE + 11))
     stand.put_sequence(*words)
@@ -641,7 +641,7 @@ def test_what_follows_a_block_that_is_not_rebuilt_yet_is_taken_in_all_the_same()
     finish(stand)
 
 
-def test_what_was_known_of_a_piece_is_known_after_a_restart() -> None:
+def test_all_that_is_known_of_a_block_is_known_after_a_restart() -> None:
     stand = stand_of(10)
     stand.put_sequence(1, 2, cost_ms=4.5)
     stand.put_block(snapshot([1, 2]))
@@ -659,7 +659,7 @@ def test_what_was_known_of_a_piece_is_known_after_a_restart() -> None:
     finish(stand)
 
 
-def test_a_found_piece_whose_predecessor_is_missing_ends_and_what_follows_it() -> None:
+def test_a_recovered_block_whose_parent_is_missing_ends_with_its_descendants() -> None:
     stand = stand_of(10)
     stand.put_sequence(1, 2, 3, 4)
     stand.put_sequence(1, 5)
@@ -680,7 +680,7 @@ def test_a_found_piece_whose_predecessor_is_missing_ends_and_what_follows_it() -
 
 
 @pytest.mark.parametrize("at", [0, 4, 60], ids=["no record", "another version", "another predecessor"])
-def test_a_found_record_that_is_damaged_ends_its_piece_and_what_follows(at: int) -> None:
+def test_a_damaged_record_found_at_recovery_ends_its_block_and_its_descendants(at: int) -> None:
     stand = stand_of(10)
     stand.put_sequence(1, 2, 3)
     found = stand.find(name([1, 2]))
@@ -693,7 +693,7 @@ def test_a_found_record_that_is_damaged_ends_its_piece_and_what_follows(at: int)
     finish(stand)
 
 
-def test_pieces_are_found_in_whatever_order_they_were_made() -> None:
+def test_recovered_blocks_are_matched_whatever_the_order_of_their_puts() -> None:
     stand = stand_of(10)
     first, second = block([1]), block([1, 2])
     begin(stand, 1, first)
@@ -714,7 +714,7 @@ def test_pieces_are_found_in_whatever_order_they_were_made() -> None:
     finish(stand)
 
 
-def test_what_follows_a_put_that_has_ended_costs_nobody_an_entry_while_it_waits_for_room() -> None:
+def test_descendants_of_an_ended_put_that_wait_for_room_evict_nothing() -> None:
     stand = Stand(ring_bytes=64 * SPAN)
     stand.join(1, 2)
     filled = 0
@@ -733,7 +733,7 @@ def test_what_follows_a_put_that_has_ended_costs_nobody_an_entry_while_it_waits_
     assert len(stand.stored()) == filled
 
 
-def test_a_victim_that_came_back_for_what_follows_it_is_no_victim_again() -> None:
+def test_a_victim_republished_for_a_put_of_its_child_is_not_chosen_again() -> None:
     stand = Stand(ring_bytes=40 * SPAN)
     stand.join(1, 2)
     first, second = block([1]), block([1, 2])

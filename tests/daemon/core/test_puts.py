@@ -96,7 +96,7 @@ def test_a_wholly_sent_put_is_carried_out_though_its_sender_leaves(make: Make) -
     assert stand.forgotten == [1]
 
 
-def test_also_while_it_waits_for_room(make: Make) -> None:
+def test_a_wholly_sent_put_that_waits_for_room_is_carried_out_though_its_sender_leaves(make: Make) -> None:
     stand = make(2 * SPAN)
     stand.put(1)
     stand.put(2)
@@ -185,7 +185,7 @@ def test_a_put_is_not_overdue_while_its_copies_are(make: Make) -> None:
     assert stand.outcome(1, 1) is None
 
 
-def test_the_copier_is_told_to_forget_a_put_that_ends_between_its_parts(make: Make) -> None:
+def test_the_copier_gets_a_discard_for_a_put_that_ends_between_its_parts(make: Make) -> None:
     stand = make()
     stand.commit(1, 1, key(1), 300)
     stand.part(1, 1, 128, last=False)
@@ -195,7 +195,7 @@ def test_the_copier_is_told_to_forget_a_put_that_ends_between_its_parts(make: Ma
     assert stand.half_copied == set()
 
 
-def test_a_sender_that_wants_no_acknowledgements_hears_only_how_its_put_ended(make: Make) -> None:
+def test_without_acks_a_sender_gets_only_the_outcome_of_its_put(make: Make) -> None:
     stand = make()
     stand.send(1, messages.Commit(1, key(1), 200, 20, acks=False))
     stand.part(1, 1, 128, last=False)

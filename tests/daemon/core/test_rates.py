@@ -65,7 +65,7 @@ def test_uids_that_come_and_go_leave_nothing() -> None:
 
 
 @given(st.lists(st.floats(0.0, 0.5), min_size=1, max_size=200), st.integers(1, 50))
-def test_nobody_who_waits_as_told_sends_faster_than_the_rate_and_one_burst(gaps: list[float], per_s: int) -> None:
+def test_a_sender_that_waits_as_required_stays_within_the_rate_and_one_burst(gaps: list[float], per_s: int) -> None:
     made = rates(float(per_s))
     now, sent = 0.0, list[float]()
     for gap in gaps:

@@ -61,7 +61,7 @@ def test_status_and_entry_say_what_is_there(make: Make) -> None:
     assert stand.store.entry(key(2)) is None
 
 
-def test_watchers_are_told_what_happens(make: Make) -> None:
+def test_watchers_get_every_announced_event(make: Make) -> None:
     stand = make(SPAN)
     stand.put(1)
     stand.put(2)
@@ -73,7 +73,7 @@ def test_watchers_are_told_what_happens(make: Make) -> None:
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
-def test_an_entry_that_goes_is_told_with_its_reason_age_idle_time_uses_and_worth(make: Make, policy: str) -> None:
+def test_a_removed_entry_is_announced_with_reason_age_idle_time_uses_and_worth(make: Make, policy: str) -> None:
     stand = make(4 * SPAN, policy=policy)
     stand.now = 10.0
     for number in range(4):
@@ -106,7 +106,7 @@ def _worth(stand: Stand, number: int) -> float:
     return stand.store.memory.policy.worth(entry.span_id)
 
 
-def test_status_tells_how_old_and_how_idle_those_were_that_made_room(make: Make) -> None:
+def test_status_shows_the_ages_and_idle_times_of_evicted_entries(make: Make) -> None:
     stand = make(4 * SPAN)
     assert stand.store.status()["at_eviction"]["entries"] == 0
     for number in range(8):
@@ -118,7 +118,7 @@ def test_status_tells_how_old_and_how_idle_those_were_that_made_room(make: Make)
     assert told["age_s"]["median"] == told["idle_s"]["median"] == 40.0
 
 
-def test_status_tells_how_much_belongs_to_the_window(make: Make) -> None:
+def test_status_shows_the_bytes_in_the_policys_window(make: Make) -> None:
     stand = make(100 * SPAN, policy="hazard")
     for number in range(100):
         stand.put(number)

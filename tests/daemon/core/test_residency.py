@@ -269,7 +269,7 @@ def test_puts_are_refused_in_an_emergency_and_accepted_after_it() -> None:
     stand.check()
 
 
-def test_a_put_that_pressure_leaves_no_room_for_is_told_so() -> None:
+def test_a_put_over_the_limit_of_pressure_is_refused_with_under_pressure() -> None:
     stand = full()
     stand.press(8 * PAGE)
     assert stand.put(900, 12 * PAGE - 128) == "UnderPressure"
@@ -326,7 +326,7 @@ def test_what_a_former_daemon_gave_back_is_withdrawn_and_taken_back_as_far_as_ma
     stand.check()
 
 
-def test_large_extents_move_in_pieces() -> None:
+def test_large_extents_are_punched_and_allocated_in_parts() -> None:
     ring_bytes = 160 << 20
     store = Stand(4096).make(SpanAllocator(0), 1)
     store.handle(Pressed(0), 0.0)

@@ -15,7 +15,7 @@ def told(stand: Stand, number: int) -> tuple[int, int]:
     return int(word) & (1 << 48) - 1, int(word) >> 48
 
 
-def test_every_use_is_told_and_every_change_of_holders() -> None:
+def test_the_index_shows_every_use_and_every_change_of_holders() -> None:
     stand = Stand()
     stand.join(1)
     for number in (1, 2):
@@ -32,7 +32,7 @@ def test_every_use_is_told_and_every_change_of_holders() -> None:
     assert (told(stand, 1), told(stand, 2)) == ((4, 0), (1, 1))
 
 
-def test_what_is_told_stays_with_a_victim_that_comes_back_and_goes_with_its_span() -> None:
+def test_shown_uses_stay_with_a_republished_victim_and_end_with_its_span() -> None:
     stand = Stand(192)
     stand.join(1)
     stand.put(1)

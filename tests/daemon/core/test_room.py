@@ -42,7 +42,7 @@ def test_a_pinned_victim_comes_back_and_the_next_goes(make: Make) -> None:
     assert stand.store.status()["republished"] == 1
 
 
-def test_what_was_pinned_lately_is_not_even_hidden(make: Make) -> None:
+def test_an_entry_that_the_last_scan_found_pinned_is_not_hidden(make: Make) -> None:
     stand = make(4 * SPAN)
     for number in (1, 2, 3, 4):
         stand.put(number)
@@ -84,7 +84,7 @@ def test_a_refused_put_costs_nobody_an_entry(make: Make) -> None:
     assert stand.put(22, 2 * SPAN - 128, tokens=3) == "stored"
 
 
-def test_a_large_put_costs_only_the_coldest_wherever_they_stand(make: Make) -> None:
+def test_a_large_put_evicts_only_the_coldest_wherever_they_lie(make: Make) -> None:
     stand = make(9 * SPAN)
     for number in range(9):
         stand.put(number)
@@ -97,7 +97,7 @@ def test_a_large_put_costs_only_the_coldest_wherever_they_stand(make: Make) -> N
     assert stand.stored() == {1, 2, 3, 6, 7, 8, 20}
 
 
-def test_a_large_put_costs_only_the_coldest_though_each_stands_beside_the_warmest(make: Make) -> None:
+def test_a_large_put_evicts_only_the_coldest_though_each_lies_beside_a_warm_entry(make: Make) -> None:
     stand = make(8 * SPAN)
     for number in range(8):
         stand.put(number)
@@ -241,7 +241,7 @@ def test_a_put_waits_for_one_that_is_landing_rather_than_being_refused(make: Mak
     assert stand.stored() == {2}
 
 
-def test_a_put_does_not_wait_for_one_whose_sender_dawdles(make: Make) -> None:
+def test_a_put_does_not_wait_for_a_put_whose_sender_is_slow(make: Make) -> None:
     stand = make(SPAN)
     stand.begin(1, 1, key(1), 64)
     assert stand.put(2, client=2) == "StoreFull"
@@ -282,7 +282,7 @@ def test_a_victim_whose_key_is_stored_anew_does_not_come_back(make: Make) -> Non
     assert stand.store.memory.spans.find(old.span_id) is not None, "somebody still views it"
 
 
-def test_a_full_bucket_evicts_the_coldest_that_stands_there(make: Make) -> None:
+def test_a_full_bucket_evicts_the_coldest_entry_of_that_bucket(make: Make) -> None:
     stand = make(65_536, buckets=1)
     for number in range(8):
         stand.put(number)
@@ -359,7 +359,7 @@ def test_what_was_pinned_goes_in_its_turn_once_it_is_released(make: Make) -> Non
     assert stand.stored() == {10, 11, *range(12, 18)}
 
 
-def test_a_block_pinned_within_a_sequence_does_not_keep_what_follows_it(make: Make) -> None:
+def test_a_pinned_block_does_not_keep_its_descendants(make: Make) -> None:
     stand = make(200 * SPAN)
     for first in range(8):
         stand.put_sequence(*range(100 * first, 100 * first + 8))

@@ -28,7 +28,7 @@ def span(offset: int, state: EntryState = EntryState.LIVE) -> Any:
     besides=st.sets(st.integers(0, RING - 1)),
     size=st.integers(1, RING),
 )
-def test_gaps_are_all_stretches_that_nothing_stands_in(stays: set[int], besides: set[int], size: int) -> None:
+def test_gaps_are_all_stretches_without_an_unevictable_span(stays: set[int], besides: set[int], size: int) -> None:
     found = Survey([*map(span, stays), None], lambda _: True, RING)
     while not found.done:
         found.advance()

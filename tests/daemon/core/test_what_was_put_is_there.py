@@ -54,7 +54,7 @@ def test_what_is_put_into_a_ring_full_of_what_nobody_reads_is_there(stand: Stand
 
 
 @pytest.mark.parametrize("stand", EVERY, indirect=True)
-def test_so_is_what_is_put_at_once_without_a_pause(stand: Stand) -> None:
+def test_an_entry_put_into_a_ring_filled_without_a_pause_is_there(stand: Stand) -> None:
     for number in range(2 * RING + RING // 4):
         stand.put(number)
     assert there(stand, range(2 * RING, 2 * RING + RING // 4)) >= 95

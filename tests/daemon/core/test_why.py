@@ -32,7 +32,7 @@ def use(stand: Stand, *keys: bytes) -> None:
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
-def test_a_stored_entry_is_told_with_what_would_go_before_it(make: Make, policy: str) -> None:
+def test_why_lists_the_entries_that_would_be_evicted_before_a_stored_one(make: Make, policy: str) -> None:
     stand = make(8 * SPAN, policy=policy)
     for number in range(8):
         stand.now += 1
@@ -53,7 +53,7 @@ def test_a_stored_entry_is_told_with_what_would_go_before_it(make: Make, policy:
     assert why(stand, key(0))["standing"]["place"] == 1
 
 
-def test_what_is_told_to_go_next_goes_next(make: Make) -> None:
+def test_the_entry_that_why_names_as_next_victim_is_evicted_next(make: Make) -> None:
     stand = make(20 * SPAN, policy="hazard")
     for number in range(100):
         stand.now += 1
@@ -67,7 +67,7 @@ def test_what_is_told_to_go_next_goes_next(make: Make) -> None:
     assert why(stand, key(next_one))["state"] == "gone"
 
 
-def test_of_many_entries_a_sample_tells_how_many_are_colder(make: Make) -> None:
+def test_among_many_entries_the_share_of_colder_ones_is_estimated_from_a_sample(make: Make) -> None:
     stand = make(1200 * SPAN, max_entries=2000)
     for number in range(1000):
         stand.now += 1
@@ -79,7 +79,7 @@ def test_of_many_entries_a_sample_tells_how_many_are_colder(make: Make) -> None:
         assert standing["place"] == (1 if number == 0 else None)
 
 
-def test_what_somebody_holds_does_not_go_and_is_compared_with_nothing(make: Make) -> None:
+def test_an_entry_in_use_has_no_place_in_the_order_and_is_compared_with_none(make: Make) -> None:
     stand = make(4 * SPAN)
     for number in range(4):
         stand.put(number)
@@ -93,7 +93,7 @@ def test_what_somebody_holds_does_not_go_and_is_compared_with_nothing(make: Make
     assert why(stand, key(2))["state"] == "gone"
 
 
-def test_a_block_that_others_follow_is_told_so(make: Make) -> None:
+def test_why_counts_a_blocks_children_and_names_descendants_evicted_first(make: Make) -> None:
     stand = make(1 << 16)
     stand.put_sequence(1, 2, 3)
     root = why(stand, name((1,)))["standing"]
@@ -134,7 +134,7 @@ def test_of_what_went_is_remembered_when_and_why(make: Make, end: str, reason: s
     assert gone["worth"] > 0
 
 
-def test_what_the_policy_remembers_of_an_evicted_key_is_told(make: Make) -> None:
+def test_why_shows_what_the_policy_remembers_of_an_evicted_key(make: Make) -> None:
     stand = make(2 * SPAN, policy="hazard")
     stand.put(1)
     use(stand, key(1))
@@ -151,7 +151,7 @@ def test_what_the_policy_remembers_of_an_evicted_key_is_told(make: Make) -> None
     assert back["standing"]["uses"] == told["remembered"]["uses"] + 1
 
 
-def test_a_victim_whose_readers_are_looked_for_is_on_its_way(make: Make) -> None:
+def test_a_victim_under_scan_is_shown_as_leaving(make: Make) -> None:
     stand = make(SPAN)
     stand.put(1)
     stand.begin(1, 1, key(2), 64)

@@ -89,7 +89,7 @@ def test_one_gauge_that_fails_takes_no_other_with_it() -> None:
     assert not samples[OTHER].stale and samples[OTHER].used_bytes == 3
 
 
-def test_a_failure_is_told_once_and_so_is_its_end() -> None:
+def test_a_failure_is_logged_once_and_so_is_its_end() -> None:
     told = Told("nvidia")
     told.take({"nvidia": {CARD: used(1), OTHER: used(1)}})
     for _ in range(10):
@@ -102,7 +102,7 @@ def test_a_failure_is_told_once_and_so_is_its_end() -> None:
     assert told.told("info")[1:] == [("gauge can be read again", "nvidia", CARD)]
 
 
-def test_a_source_that_fails_as_a_whole_is_told_once_not_once_a_gauge() -> None:
+def test_a_source_that_fails_as_a_whole_is_logged_once_not_once_a_gauge() -> None:
     told = Told("nvidia")
     told.take({"nvidia": {CARD: used(1), OTHER: used(1)}})
     for _ in range(5):
@@ -110,7 +110,7 @@ def test_a_source_that_fails_as_a_whole_is_told_once_not_once_a_gauge() -> None:
     assert told.told("warning") == [("gauge cannot be read", "nvidia", None)]
 
 
-def test_one_that_comes_and_goes_is_told_once() -> None:
+def test_a_source_that_fails_and_recovers_repeatedly_is_logged_once() -> None:
     told = Told("nvidia")
     for turn in range(20):
         told.take({"nvidia": {CARD: used(1) if turn % 3 else LOST}})
@@ -119,7 +119,7 @@ def test_one_that_comes_and_goes_is_told_once() -> None:
     assert told.told("info") == [("gauges found", "nvidia", None)]
 
 
-def test_the_end_of_a_failure_that_nobody_was_told_of_is_not_told_either() -> None:
+def test_the_end_of_a_failure_that_was_not_logged_is_not_logged() -> None:
     told = Told("amd", "owners")
     told.take({"amd": {CARD: used(1)}, "owners": {CARD: used(1)}})
     told.lines.clear()
@@ -129,7 +129,7 @@ def test_the_end_of_a_failure_that_nobody_was_told_of_is_not_told_either() -> No
     assert told.lines == []
 
 
-def test_a_second_failure_after_a_real_recovery_is_told_again() -> None:
+def test_a_second_failure_after_a_real_recovery_is_logged_again() -> None:
     told = Told("nvidia")
     reads: list[Reading | GaugeFailed] = [LOST, *[used(1)] * RECOVERED_AFTER, LOST]
     for read in reads:
@@ -143,7 +143,7 @@ def test_no_failure_is_swallowed_of_a_gauge_that_was_never_read() -> None:
     assert told.told("warning") == [("gauge cannot be read", "nvidia", "nvidia:0")]
 
 
-def test_a_source_that_failed_behind_a_better_one_is_told_of_when_it_is_needed() -> None:
+def test_a_failed_source_behind_a_better_one_is_logged_only_when_it_is_needed() -> None:
     told = Told("amd", "owners")
     told.take({"amd": {CARD: used(1)}, "owners": {CARD: used(1)}})
     for _ in range(5):

@@ -61,7 +61,7 @@ def test_both_tiers_are_read_from_the_file_that_is_configured(tmp_path: Path) ->
     )
 
 
-def test_a_file_that_turns_to_garbage_keeps_the_last_value_goes_stale_and_is_told_once(tmp_path: Path) -> None:
+def test_a_gauge_file_that_becomes_invalid_keeps_the_last_value_goes_stale_and_is_logged_once(tmp_path: Path) -> None:
     file = tmp_path / "gauges"
     file.write_text(f"{CARD} 50% 80GiB\n")
     gauges = open_gauges(wanted(device="file", host="none", file=file), 64, LOG)
@@ -114,7 +114,7 @@ def test_every_choice_can_be_sampled_and_closed_on_any_machine(device: str, tmp_
     assert gauges.sample(1.0).samples == ()
 
 
-def test_a_source_with_a_mistake_in_it_ends_no_sample_and_is_told() -> None:
+def test_a_source_with_a_bug_ends_no_sample_and_is_logged() -> None:
     """A monitor that swallows its own errors would show the last value for ever, and nobody would know."""
     broken = Scripted("broken", {CARD: Reading(1, 2)})
     gauges = Gauges([(Tier.DEVICE, [broken]), (Tier.HOST, [Scripted("host", {"host": Reading(1, 2)})])], LOG)
@@ -146,7 +146,7 @@ def test_a_driver_that_is_unloaded_leaves_a_stale_gauge_behind_and_no_hole() -> 
     assert [by_gauge(gauges, now)[CARD].stale for now in (1.0, 2.0, 3.0, 4.0)] == [False, False, True, True]
 
 
-def test_reports_under_the_hosts_name_are_refused_and_told_once() -> None:
+def test_reports_under_the_hosts_name_are_refused_and_logged_once() -> None:
     gauges = Gauges([(Tier.DEVICE, [OwnersSource(2.0, 64)])], LOG)
     with capture_logs() as lines:
         gauges.report("host", 1, 2, now=0.0)

@@ -120,7 +120,7 @@ def test_zero_means_no_trigger(stalls: Stalls) -> None:
     assert stalls.armed == []
 
 
-def test_a_trigger_that_ends_by_itself_is_told(stalls: Stalls) -> None:
+def test_a_trigger_that_ends_by_itself_is_logged(stalls: Stalls) -> None:
     failed = threading.Event()
 
     def callback() -> None:

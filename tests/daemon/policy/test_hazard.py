@@ -103,7 +103,7 @@ def test_of_equally_popular_entries_those_go_that_cost_little() -> None:
     assert sum(block in cache.span_of for block in range(15)) >= 14
 
 
-def test_milliseconds_and_tokens_are_weighed_by_what_others_told() -> None:
+def test_a_missing_cost_is_estimated_from_tokens_and_the_costs_of_other_puts() -> None:
     policy = Hazard()
     for number in range(1, 50):
         policy.inserted(Candidate(number, key_of(number), 64, tokens=100, cost_ms=50.0), 0.0)
@@ -115,7 +115,7 @@ def test_milliseconds_and_tokens_are_weighed_by_what_others_told() -> None:
     assert policy.rank(101)[0] == policy.rank(102)[0] > policy.rank(1)[0]
 
 
-def test_what_nobody_said_anything_of_costs_as_much_as_others_do() -> None:
+def test_an_entry_without_cost_and_tokens_costs_the_mean_of_the_others() -> None:
     policy = Hazard()
     for number in range(1, 50):
         policy.inserted(Candidate(number, key_of(number), 64, tokens=1000), 0.0)
@@ -178,7 +178,7 @@ def test_what_was_popular_once_goes_in_the_end() -> None:
     pytest.fail("what was popular once is never evicted")
 
 
-def test_what_comes_back_is_no_newcomer() -> None:
+def test_an_evicted_key_that_is_put_again_keeps_its_uses() -> None:
     policy = Hazard()
     policy.inserted(Candidate(1, key_of(1), 64), 0.0)
     policy.accessed(1, 1.0)
@@ -242,7 +242,7 @@ def test_all_that_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> N
     assert len(policy._records.span) <= known + 2
 
 
-def test_ages_count_each_bucket_once_whoever_comes_by() -> None:
+def test_ages_count_each_bucket_once_whether_a_sweep_or_a_use_reaches_it() -> None:
     seen: list[int] = []
     used: list[int] = []
     watched = Ages(lambda _, __, at: seen.append(at), lambda _, __, at: used.append(at))
@@ -288,7 +288,7 @@ def test_an_index_is_refreshed_after_few_counts_in_a_new_class_and_after_more_in
     assert 2 * REFRESHED_COUNTS < pauses[-1] <= 2 * REFRESHED_SHARE * refreshed_at[-1]
 
 
-def test_what_is_used_after_ten_seconds_is_worth_most_just_before() -> None:
+def test_a_class_used_after_ten_seconds_is_worth_most_just_before_ten_seconds() -> None:
     hazards = Hazards()
     row = hazards.row(0, 3, 1)
     for _ in range(1000):
@@ -329,7 +329,7 @@ def test_what_was_just_put_goes_after_all_that_was_put_before_whatever_was_learn
     policy.check_invariants()
 
 
-def test_it_is_judged_once_an_eighth_of_what_is_stored_was_put_after_it() -> None:
+def test_an_entry_leaves_the_window_once_an_eighth_of_the_stored_bytes_was_put_after_it() -> None:
     policy, now = taught_that_puts_are_in_vain()
     policy.inserted(Candidate(9000, key_of(9000), 64, 1), now)
     stored = len(policy)
@@ -357,7 +357,7 @@ def test_what_is_put_again_is_kept_again() -> None:
         assert policy.explain(9001).in_window
 
 
-def test_a_piece_that_follows_another_has_to_be_worth_its_place_from_the_start() -> None:
+def test_a_block_with_a_parent_is_never_in_the_window_of_new_entries() -> None:
     policy, now = taught_that_puts_are_in_vain()
     policy.inserted(Candidate(9000, key_of(9000), 64), now)
     policy.inserted(piece(9001, 1), now)
@@ -386,7 +386,7 @@ def test_what_was_put_and_never_used_grows_no_warmer_with_age() -> None:
     assert row.index == sorted(row.index, reverse=True)
 
 
-def test_an_entry_is_told_by_its_class_and_by_what_became_of_others_like_it() -> None:
+def test_an_entry_is_explained_by_its_class_and_the_reuse_of_that_class() -> None:
     cache, chance = Cache(200), random.Random(3)
     for number in range(20_000):
         cache.now += 1
@@ -414,7 +414,7 @@ def test_an_entry_is_told_by_its_class_and_by_what_became_of_others_like_it() ->
     assert unused.comes_back < 0.01, "nothing comes back so late"
 
 
-def test_what_an_evicted_key_was_is_told_until_it_is_forgotten() -> None:
+def test_an_evicted_key_is_explained_until_it_is_forgotten() -> None:
     policy = Hazard()
     policy.inserted(Candidate(1, key_of(1), 64), 0.0)
     policy.accessed(1, 1.0)
@@ -440,12 +440,12 @@ def test_what_ended_otherwise_than_by_eviction_is_not_remembered() -> None:
     ("often", "words"),
     [(0, "not used since it was put"), (1, "used once"), (2, "used 2 to 3 times"), (3, "used 4 to 7 times")],
 )
-def test_a_class_of_uses_is_told_in_words(often: int, words: str) -> None:
+def test_a_class_of_uses_is_described_in_words(often: int, words: str) -> None:
     assert times_used(often, 7) == words
     assert times_used(7, 7) == "used 64 times or more"
 
 
-def test_the_traits_of_a_piece_name_its_place_and_its_agent() -> None:
+def test_the_traits_of_a_block_name_its_depth_and_its_agent() -> None:
     cache = Cache(1000)
     cache.ask(*range(12), agent="coder", chained=True)
     cache.policy.turn("coder", "tool_call", cache.now)
@@ -454,7 +454,7 @@ def test_the_traits_of_a_piece_name_its_place_and_its_agent() -> None:
     assert told == [(waits,), ("near the start of its sequence", waits), ("far into its sequence", waits)]
 
 
-def test_no_share_is_told_of_entries_too_few_of_which_are_known() -> None:
+def test_a_share_is_reported_only_for_classes_with_enough_known_entries() -> None:
     row = Row(1, Row(0, None))
     row.reached[0], row.used[0] = KNOWN_MIN - 1, 1
     assert row.comes_back(0) is None
@@ -531,7 +531,7 @@ def test_what_was_put_since_is_kept_as_just_put_after_a_restart() -> None:
 
 
 @pytest.mark.parametrize("cut", range(GHOST_COLUMNS + 8))
-def test_what_is_no_learning_of_a_policy_is_refused(cut: int) -> None:
+def test_data_that_is_no_learned_state_is_refused(cut: int) -> None:
     data = list(taught_that_puts_are_in_vain()[0].learned())
     policy = Hazard()
     missing = data[:cut]
@@ -543,7 +543,7 @@ def test_what_is_no_learning_of_a_policy_is_refused(cut: int) -> None:
     policy.check_invariants()
 
 
-def test_when_what_is_in_use_changes_at_once_it_is_learned_as_fast_as_by_last_use_alone() -> None:
+def test_after_a_sudden_change_of_the_set_in_use_the_hit_rate_soon_recovers() -> None:
     cache, chance = Cache(1000), random.Random(1)
     weights = [1 / (number + 1) ** 0.9 for number in range(2000)]
     found: list[int] = []

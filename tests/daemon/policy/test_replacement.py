@@ -64,7 +64,7 @@ def test_lru_is_asked_why_by_the_order_of_last_uses() -> None:
     assert policy.explain(1).uses is None, "it counts none"
 
 
-def test_lfu_tells_the_uses_that_it_counted() -> None:
+def test_lfu_explains_an_entry_by_the_uses_that_it_counted() -> None:
     policy = filled(LFU(), range(1, 3))
     policy.accessed(1, 0.0)
     assert [(policy.explain(span).uses, policy.explain(span).worth) for span in (1, 2)] == [(2, 2.0), (1, 1.0)]

@@ -23,13 +23,13 @@ def test_members_of_the_socket_s_group_its_owner_and_root_are_let_in() -> None:
         assert access.socket("control", PATH, SOCKET, FOLDER, caller).level is Level.OK
 
 
-def test_a_stranger_is_told_which_group_to_join() -> None:
+def test_a_user_without_access_is_shown_which_group_to_join() -> None:
     found = access.socket("control", PATH, SOCKET, FOLDER, STRANGER)
     assert found.level is Level.FAIL
     assert found.remedy.startswith("usermod -aG tensord bob")
 
 
-def test_who_joined_the_group_after_logging_in_is_told_to_log_in_anew() -> None:
+def test_a_user_who_joined_the_group_after_login_is_asked_to_log_in_again() -> None:
     found = access.socket("control", PATH, SOCKET, FOLDER, Caller(1000, "ann", frozenset({1000}), MEMBER.groups))
     assert found.level is Level.FAIL
     assert found.remedy.startswith("log in again")
@@ -119,7 +119,7 @@ def test_memory_that_no_daemon_serves_is_named_with_its_remedy() -> None:
     assert "no shared memory without" in served.text
 
 
-def test_files_of_other_users_under_an_instances_names_are_told_though_a_daemon_serves_it() -> None:
+def test_files_of_other_users_under_an_instances_names_are_reported_though_a_daemon_serves_it() -> None:
     ring, lane = LeftoverSegment("/tensord.mine.ring", 3 << 20, 7), LeftoverSegment("/tensord.mine.lane.1", 4096, 8)
     (found,) = access.leftover([Leftover("mine", (ring, lane), True)], "mine")
     assert found.level is Level.WARN

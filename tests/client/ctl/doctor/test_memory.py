@@ -110,7 +110,7 @@ def test_membarrier(plain: bool, expedited: bool, in_use: str | None, level: Lev
         ({"ring_bytes": GIB, "max_entries": 1001}, Level.WARN, "configured as 1,001"),
     ],
 )
-def test_sizes_that_are_not_as_configured_are_told(
+def test_sizes_that_differ_from_the_configuration_are_reported(
     configured: dict[str, int | None] | None, level: Level, said: str
 ) -> None:
     found = memory.sizes(configured, GIB, 1000)

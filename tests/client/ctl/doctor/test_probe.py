@@ -42,7 +42,7 @@ def test_the_last_line_is_the_answer_whatever_a_library_prints_before() -> None:
         ("import time; time.sleep(60)", "no answer within"),
     ],
 )
-def test_a_binding_that_crashes_hangs_or_babbles_is_told_of_and_does_no_harm(code: str, told: str) -> None:
+def test_a_binding_that_crashes_hangs_or_prints_noise_is_reported_and_does_no_harm(code: str, told: str) -> None:
     (found,) = probed(["rsmi"], _python(code), wait_s=5.0 if "sleep" not in code else 0.2)
     assert found.devices is None
     assert told in found.error

@@ -41,7 +41,7 @@ def test_a_missing_binding_matters_where_there_is_a_gpu() -> None:
     assert "pip install 'tensord[nvidia]'" in found.remedy
 
 
-def test_a_binding_that_cannot_be_used_is_told_with_its_reason() -> None:
+def test_a_binding_that_cannot_be_used_is_reported_with_the_reason() -> None:
     broken = Binding("rsmi", "pyrsmi", "amd", "1.1", None, "KeyError: 'ROCM_PATH'")
     assert "KeyError" in software.gpus([broken], {"amd": False})[0].text
     assert software.gpus([broken], {"amd": False})[0].level is Level.OK

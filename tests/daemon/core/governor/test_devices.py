@@ -276,7 +276,7 @@ def test_an_order_to_offload_really_goes_out_and_the_entry_leaves_when_that_is_a
     assert registry.devices.remembered == 1
 
 
-def test_an_owner_may_do_something_else_than_it_was_told(registry: Registry) -> None:
+def test_an_owner_may_acknowledge_another_action_than_the_ordered_one(registry: Registry) -> None:
     for each in (1, 2, 3):
         registry.register(1, each, 10)
     registry.pass_time(100)
@@ -332,7 +332,7 @@ def test_an_owner_that_does_not_answer_is_shown_and_left_alone_and_its_entries_s
     assert [body["unresponsive"] for body in registry.told if body["event"] == "owner"] == [True, False]
 
 
-def test_a_late_acknowledgement_is_heard(registry: Registry) -> None:
+def test_a_late_acknowledgement_is_processed(registry: Registry) -> None:
     registry.register(1, 1)
     registry.register(1, 2)
     registry.pass_time(100)

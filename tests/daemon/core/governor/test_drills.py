@@ -32,7 +32,7 @@ def test_a_shadow_plays_readings_as_they_would_be_with_hysteresis(make: Make) ->
     assert answers[1].state.refuses and not answers[3].state.refuses
 
 
-def test_a_shadow_begins_where_its_gauge_stands(make: Make) -> None:
+def test_a_shadow_begins_in_its_gauges_present_mode(make: Make) -> None:
     stand = make()
     stand.sample(0.9)
     answer = drill(stand, 0.5)
@@ -47,7 +47,7 @@ def test_each_client_has_shadows_of_its_own(make: Make) -> None:
     assert drill(stand, 0.5, client=2).before is Mode.RELAXED
 
 
-def test_asking_tells_what_a_pass_would_order_and_orders_nothing(make: Make) -> None:
+def test_asking_returns_what_a_pass_would_order_and_orders_nothing(make: Make) -> None:
     stand = make()
     stand.open(1, 2)
     for number in range(4):
@@ -69,7 +69,7 @@ def test_asking_tells_what_a_pass_would_order_and_orders_nothing(make: Make) -> 
     assert after == before
 
 
-def test_asking_about_the_host_tells_what_the_ring_would_give_back(make: Make) -> None:
+def test_asking_about_the_host_returns_what_the_ring_would_give_back(make: Make) -> None:
     stand = make()
     stand.holds(500 * MIB, 500 * MIB)
     assert drill(stand, 0.5, HOST_GAUGE).shrink_bytes == 0
@@ -89,7 +89,7 @@ def test_acting_is_a_reading_at_once_and_shown_as_a_drill(make: Make) -> None:
     refused(stand.register(2, 1), "UnderPressure")
 
 
-def test_acting_tells_what_it_has_ordered(make: Make) -> None:
+def test_an_acting_drill_returns_what_it_has_ordered(make: Make) -> None:
     stand = make()
     stand.open(2)
     stand.register(2, 1, 10 * MIB, tokens=0)

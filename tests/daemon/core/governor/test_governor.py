@@ -32,7 +32,7 @@ def test_a_device_that_refused_in_emergency_accepts_when_that_ends(make: Make) -
     assert not stand.status()["gauges"][0]["refuses"]
 
 
-def test_subscribers_hear_that_a_device_is_blocked_and_that_it_is_not_any_more(make: Make) -> None:
+def test_subscribers_are_notified_when_a_device_refuses_and_when_it_accepts_again(make: Make) -> None:
     stand = make()
     stand.ask(1, messages.Subscribe)
     for share in (0.97, 0.93, 0.93):

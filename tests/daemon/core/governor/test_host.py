@@ -141,7 +141,7 @@ def test_emergency_refuses_at_once_and_says_why_and_accepts_again_when_it_ends(s
     assert (stand.press.refuse, stand.press.idle_s, stand.press.reason) == (False, None, "")
 
 
-def test_emergency_is_told_though_the_store_is_still_at_work(stand: Stand) -> None:
+def test_emergency_is_sent_though_the_store_is_still_at_work(stand: Stand) -> None:
     stand.holds(500 * MIB, 500 * MIB)
     stand.sample(0.90, HOST_GAUGE)
     stand.sample(0.97, HOST_GAUGE)
@@ -149,7 +149,7 @@ def test_emergency_is_told_though_the_store_is_still_at_work(stand: Stand) -> No
     assert stand.press.resident_bytes_max == 450 * MIB
 
 
-def test_emergency_is_told_before_the_store_has_said_anything(stand: Stand) -> None:
+def test_emergency_is_sent_to_the_store_before_its_first_report(stand: Stand) -> None:
     stand.sample(0.97, HOST_GAUGE)
     assert stand.press.refuse and stand.press.resident_bytes_max is None
 

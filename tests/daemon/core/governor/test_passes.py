@@ -143,7 +143,7 @@ def test_what_leaves_goes_to_the_host_if_that_takes_it_and_it_is_worth_its_copy(
     assert (ordered(orders, "offload"), ordered(orders, "drop")) == ([], [1, 2, 3])
 
 
-def test_what_a_pass_would_do_is_told_without_doing_it() -> None:
+def test_the_plan_of_a_pass_is_returned_without_carrying_it_out() -> None:
     registry = Registry(copy_bytes_per_s=100, compute_s_per_token=1.0)
     registry.register(1, 1, 1000, tokens=10)
     registry.register(1, 2, 500, tokens=1)

@@ -90,7 +90,7 @@ def test_uses_do_not_run_over() -> None:
     assert table.uses[row] == USES_MAX and table.used_at[row] == 5.0
 
 
-def test_a_key_that_stands_twice_in_a_use_was_used_twice() -> None:
+def test_a_key_named_twice_in_one_message_is_used_twice() -> None:
     table = filled(3)
     table.use(np.array([1, 1, 2]), 9.0)
     assert table.uses[:3].tolist() == [1, 3, 2] and table.used_at[:3].tolist() == [0.0, 9.0, 9.0]

@@ -78,7 +78,7 @@ def test_readings_come_more_often_while_any_tier_is_pressed(make: Make) -> None:
     assert stand.governor.sample_every_s == 2.0
 
 
-def test_whoever_subscribes_is_told_of_every_gauge_first(make: Make) -> None:
+def test_a_new_subscriber_first_gets_every_gauge(make: Make) -> None:
     stand = make()
     stand.sample(0.86)
     stand.sample(0.97, HOST_GAUGE)
