@@ -18,7 +18,7 @@ from .lane_scan import Stored, distinct, stored
 
 Array = np.ndarray[Any, Any]
 CHANGES_AT_ONCE: Final = 512
-"""One list of changes covers at most about so many spans of the last count, and so many of the new count."""
+"""A list of changes covers at most about this number of spans of the last count, and as many of the new count."""
 
 
 class Holders:

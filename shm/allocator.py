@@ -227,7 +227,7 @@ class SpanAllocator:
             size = self.map.holes.sizes.get(at)
             if size is None:
                 extent = self.map.withdrawn.around(at)
-                assert extent is not None, f"a span stands at {at}"
+                assert extent is not None, f"a span lies at {at}"
                 end = extent + self.map.withdrawn.sizes[extent]
                 page = self.page_bytes
                 first, last = at // page * page, min(end, -(-high // page) * page)

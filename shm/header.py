@@ -135,7 +135,7 @@ class _Reader:
 
     def finish(self) -> None:
         if self._at != len(self._tokens):
-            raise BadTree(f"a tree header goes on after its tree, by {len(self._tokens) - self._at} scalars")
+            raise BadTree(f"a tree header has {len(self._tokens) - self._at} scalars after the end of its tree")
 
     def node(self, depth: int) -> Any:
         self._nodes += 1

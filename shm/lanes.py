@@ -227,8 +227,8 @@ class Lane:
     def reclaim(self, lost: set[int], nobody_holds_words: Callable[[], bool]) -> int:
         """Takes back words that were lost when a signal handler raised while a thread took or returned them.
 
-        The method calls `nobody_holds_words()` twice. It returns whether there was a moment at which no other thread
-        was inside a function of `HOLDING`; if not, the method reclaims nothing.
+        `nobody_holds_words()` is called twice. Each call returns whether there was a moment at which no other thread
+        was inside a function of `HOLDING`; without such a moment, no word is reclaimed.
 
         After the first such moment, a word that is neither free nor tied is lost, or its finalizer has not begun, since
         a suspended lane gives out no word. The finalizers of these words are disabled. After the second such moment no

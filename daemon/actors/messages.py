@@ -53,8 +53,8 @@ class Joined(Struct, frozen=True):
     def deliver(self, delivery: Deliver) -> bool:
         """Gives `delivery` to the session.
 
-        If the session's inbox is full, the session is told to close its connection. Returns False then; the caller
-        still owns the descriptors.
+        If the session's inbox is full, the session gets a HangUp instead, and closes its connection. Returns False
+        then; the caller still owns the descriptors.
         """
         if self.inbox.offer(delivery):
             return True

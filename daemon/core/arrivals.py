@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from .puts import PutProgress
 
 HOLD_S: Final = 1.0
-"""A held put is refused after so many seconds without arriving bytes of its uid."""
+"""A held put is refused after this number of seconds in which no bytes of its uid arrived."""
 
 
 class Arrivals:

@@ -1,6 +1,6 @@
 """The store's events. `Store.handle(event, now)` takes one at a time, with the time as argument.
 
-Owns the forms only. Invariants, which the actor that delivers the events guarantees:
+Owns the events' fields only. Invariants, which the actor that delivers the events guarantees:
 - ClientJoined comes before any other event of a client, ClientLeft last. A client number is never used twice.
 - The Received events of a client come in the order of sending.
 - Each Copy is answered by one Copied; those of one client in the order of its Copy effects.

@@ -100,7 +100,7 @@ class Hits:
     def as_dict(self, now: float) -> dict[str, Any]:
         """For status. `minute` and `ring`: lookups; lookups that hit; requests, sampled and scaled up; requests that
         hit here; and requests that would have hit under LRU. `since_start`: the requests since the daemon started;
-        `sampled`: one key in so many is sampled."""
+        `sampled`: one in this number of keys is sampled."""
         names = ("hits", "lookups", "requests", "here", "lru")
         return {
             "minute": dict(zip(names, self._minute.sums(now), strict=True)),

@@ -1,4 +1,4 @@
-"""The amounts that a put takes of the store: bytes, entries and tokens. Owns nothing. Invariant: a need is
+"""The amounts that a put takes of the store: bytes, entries and tokens. Owns the fields only. Invariant: a need is
 immutable."""
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from typing import Any, Final
 from ...shm.allocator import SpanAllocator
 
 CLUSTER_PAGES: Final = 16
-"""Small spans are evicted together until so many pages are free in one piece."""
+"""Small spans are evicted together until this number of pages is free in one piece."""
 
 
 class PageEviction:

@@ -44,7 +44,7 @@ class Snapshots:
             raise BadPrefix(f"a snapshot for position {position}, which is not in its block")
         there = block.extra.snapshots if block.extra is not None else None
         if there is not None and any(other.offset == offset for other in there):
-            raise BadPrefix(f"a snapshot for position {position} stands there already")
+            raise BadPrefix(f"a snapshot for position {position} is stored there already")
         assert block.parent is not None
         text = self._order.text(block)[: offset * TOKEN_BYTES]
         media = self._order.media(block)

@@ -14,7 +14,7 @@ from collections import Counter
 from typing import Final
 
 BURST_S: Final = 1.0
-"""A uid that was quiet may send the requests of so many seconds at once."""
+"""A uid that was quiet may send the requests of this number of seconds at once."""
 
 
 class Rates:

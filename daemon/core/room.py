@@ -309,7 +309,7 @@ class Room:
         return None
 
     def _window_between_pins(self, need: Need) -> Window | None:
-        """The window around the coldest entry that stands in a wide enough gap between unevictable spans."""
+        """The window around the coldest entry that lies in a wide enough gap between unevictable spans."""
         survey = self.unevictable.survey()
         if survey is None or self.unevictable.obstacle(need) is not None:
             return None
@@ -321,7 +321,7 @@ class Room:
             at = int(lows.searchsorted(entry.offset, "right")) - 1
             if at >= 0 and entry.offset < highs[at]:
                 return windows.around(entry.offset, through=True)
-        # No cold entry stands in a wide gap: take the widest gap, though its entries are warm.
+        # No cold entry lies in a wide gap: take the widest gap, though its entries are warm.
         return windows.around(int(lows[(highs - lows).argmax()]), through=True)
 
     def _bucket_has_room(self, key: bytes, choice: Choice) -> bool:

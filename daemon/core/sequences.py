@@ -5,7 +5,7 @@ are evictable. Code that chooses victims otherwise asks `leaves_first` for the d
 and `ancestors` for the blocks that stay because of their descendants.
 
 The links between entries are the one record of parents and children. The prefix index has nodes of its own, ordered by
-text, and is told of every change. It cannot be merged with the links: a snapshot has a link and no node, and after a
+text, and gets every change. The nodes cannot be merged with the links: a snapshot has a link and no node, and after a
 restart an entry is linked before its node is rebuilt.
 
 Owns the links between entries (`parent`, `child_count` and the list of children), the parent keys of puts in flight,
