@@ -96,7 +96,7 @@ def test_a_sender_that_is_cancelled_while_it_waits_leaves_nothing() -> None:
     asyncio.run(scene())
 
 
-def test_who_waits_goes_on_when_a_message_comes_or_the_time_is_over() -> None:
+def test_a_waiting_actor_continues_when_a_message_comes_or_the_time_is_over() -> None:
     async def scene() -> None:
         inbox: Mailbox[str] = Mailbox(2)
         assert await inbox.take(1, timeout_s=0.001) == []

@@ -97,7 +97,7 @@ def test_each_lane_is_scanned_whatever_its_client_wrote_into_its_header(small: D
 
 
 @pytest.mark.parametrize("header", [bytes(4096), b"\xff" * 4096])
-def test_a_lane_whose_header_is_no_lane_s_pins_what_it_pins(small: Daemon, header: bytes) -> None:
+def test_pins_in_a_lane_with_a_foreign_header_count(small: Daemon, header: bytes) -> None:
     reader = small.client()
     reader.put(key(1), payload(1), wait=True)
     lease = reader.get(key(1))
@@ -112,7 +112,7 @@ def test_a_lane_whose_header_is_no_lane_s_pins_what_it_pins(small: Daemon, heade
     assert is_payload(lease.tree, 1)
 
 
-def test_which_fence_reaches_a_lane_is_not_believed_of_the_lane_s_memory(daemon: Daemon) -> None:
+def test_which_fence_reaches_a_lane_is_never_read_from_the_lanes_memory(daemon: Daemon) -> None:
     with RawClient(daemon.socket, fenced=False) as unfenced:
         assert daemon.status()["fence"] == "global"
         os.pwrite(unfenced.fds[2], b"\xff" * 8, LANE_ID_AT + 8)

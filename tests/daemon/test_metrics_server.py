@@ -153,7 +153,7 @@ def test_no_bytes_end_it(serving: Serving, said: bytes, status: bytes) -> None:
     assert serving.ask()[0].status == 200
 
 
-def test_who_hangs_up_at_once_is_no_trouble(serving: Serving) -> None:
+def test_a_scraper_that_disconnects_at_once_does_no_harm(serving: Serving) -> None:
     for said in (b"", b"GET /met", b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"):
         for _ in range(2 * CONNECTIONS_MAX):
             with serving.connect() as sock:

@@ -193,7 +193,7 @@ def test_a_claim_ends_at_claim_s_max_though_its_holder_lives() -> None:
         daemon.until(lambda status: status["store"]["puts"].get("existed") == 1, "the second put is seen to be one")
 
 
-def test_who_has_waited_long_enough_computes_itself(patient: Daemon) -> None:
+def test_a_caller_that_has_waited_long_enough_computes_itself(patient: Daemon) -> None:
     with ExitStack() as stack:
         company = Company(stack, patient, 0)
         impatient = stack.enter_context(Child(asks, patient.socket, 0.2))
@@ -204,7 +204,7 @@ def test_who_has_waited_long_enough_computes_itself(patient: Daemon) -> None:
         assert company.claimant.hear() == COMPUTED
 
 
-def test_those_who_wait_compute_when_the_daemon_dies(patient: Daemon) -> None:
+def test_waiting_callers_compute_when_the_daemon_dies(patient: Daemon) -> None:
     with ExitStack() as stack:
         company = Company(stack, patient, 2)
         patient.kill()
@@ -326,7 +326,7 @@ def test_a_coroutines_error_is_raised_in_its_task_alone(patient: Daemon) -> None
         assert child.hear() == (2, 1, 1, 1)
 
 
-def test_a_cancelled_task_gives_its_claim_to_who_waits(patient: Daemon) -> None:
+def test_a_cancelled_task_passes_its_claim_to_a_waiter(patient: Daemon) -> None:
     async def main() -> None:
         async with tensord.AsyncClient(patient.socket, timeout_s=60.0) as client:
             began = asyncio.Event()

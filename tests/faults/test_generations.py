@@ -99,7 +99,7 @@ def _starts_later(stage: Stage, socket: Path, number: int) -> Any:
 
 
 @pytest.mark.parametrize("disturb", DISTURBANCES)
-def test_old_weights_never_reach_who_comes_later(daemon: Daemon, disturb: Callable[[Daemon], None]) -> None:
+def test_results_of_old_weights_never_reach_a_later_reader(daemon: Daemon, disturb: Callable[[Daemon], None]) -> None:
     client = daemon.client()
     with Child(_holder_of_old_weights, daemon.socket) as holder:
         assert holder.hear() == "ready"

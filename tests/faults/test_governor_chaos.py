@@ -194,7 +194,7 @@ def agree(daemon: Daemon, children: list[Child]) -> None:
         raise AssertionError(f"{error}: {last}") from error
 
 
-def test_owners_that_die_and_stand_still_and_daemons_that_do(card: FakeCard) -> None:
+def test_owners_and_daemons_killed_or_stopped_at_any_time_agree_in_the_end(card: FakeCard) -> None:
     """Killed in the middle of what they do, stopped for longer than an order may take, reconfigured, restarted."""
     graph = tensord.AgentStepGraph()
     graph.add_step(tensord.AgentStep("agent", step_index=1))

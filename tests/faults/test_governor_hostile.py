@@ -169,7 +169,7 @@ def test_what_needs_no_answer_gets_none_also_when_it_is_refused(tmp_path: Path) 
         assert governor(daemon)["counters"]["refused"]["LimitReached"] >= 2
 
 
-def test_what_is_anothers_is_not_ones_own(running: Daemon) -> None:
+def test_a_client_cannot_change_what_belongs_to_another(running: Daemon) -> None:
     """Orders, reservations, workflows, keys: each is refused, and stays what it was."""
     with owner(running) as mine, owner(running) as other, RawClient(running.socket, attach=False) as drilling:
         registered(mine, 1)
@@ -291,7 +291,7 @@ def test_a_drill_ends_with_its_client_however_that_ends(tmp_path: Path) -> None:
             assert not registered(client, 1).renewed
 
 
-def test_who_does_not_read_is_hung_up_on_and_leaves_nothing(running: Daemon) -> None:
+def test_a_client_that_does_not_read_is_disconnected_and_leaves_nothing(running: Daemon) -> None:
     """Orders and modes are pushed meanwhile; entries, reservations, workflows and descriptors go with it."""
     with RawClient(running.socket, attach=False) as drilling:
         before = until(lambda: running.descriptors(), "descriptors")

@@ -281,7 +281,7 @@ def test_a_reader_held_between_slot_and_pin_sees_nothing_wrong() -> None:
 
 
 @pytest.mark.parametrize("off", ["pin", "look_again"])
-def test_without_the_pin_or_without_the_second_look_wrong_bytes_are_seen(off: str) -> None:
+def test_without_the_pin_or_the_second_check_of_seq_wrong_bytes_are_seen(off: str) -> None:
     counted = stress(
         lambda view, shared, seed: read_with_pauses(view, shared, seed, **{off: False}), 4 * PATIENCE_S, over=any
     )

@@ -154,7 +154,7 @@ def test_a_key_is_refused_exactly_if_its_generation_is_past(made_at: int, curren
         assert table.refusal(b"another." + key[8:]) is None
 
 
-def test_a_damaged_count_is_no_way_out_of_the_table(memory: mmap.mmap) -> None:
+def test_a_damaged_count_makes_no_reader_leave_the_table(memory: mmap.mmap) -> None:
     writer = GenerationWriter(memory, GEOMETRY)
     writer.raise_to(b"aaaabbbb", 1)
     memory[GEOMETRY.generations_at : GEOMETRY.generations_at + 8] = b"\xff" * 8

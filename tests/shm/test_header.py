@@ -71,14 +71,14 @@ def test_a_header_says_nothing_of_values_strides_or_what_was_put_before() -> Non
 @settings(max_examples=500, deadline=None)
 @given(st.binary(max_size=200))
 @example(b"")
-def test_any_bytes_are_refused_or_hold(header: bytes) -> None:
+def test_any_bytes_are_refused_or_describe_a_bounded_tree(header: bytes) -> None:
     judged(header)
     judged(b"\x01" + header)
 
 
 @settings(max_examples=1000, deadline=None)
 @given(st.sampled_from(VALID), st.data())
-def test_damaged_headers_are_refused_or_hold(valid: bytes, data: st.DataObject) -> None:
+def test_damaged_headers_are_refused_or_describe_a_bounded_tree(valid: bytes, data: st.DataObject) -> None:
     header = bytearray(valid)
     for _ in range(data.draw(st.integers(1, 4))):
         start = data.draw(st.integers(0, len(header)))
@@ -96,7 +96,7 @@ TOKEN = (
 
 @settings(max_examples=1000, deadline=None)
 @given(st.lists(TOKEN, max_size=30))
-def test_any_scalars_are_refused_or_hold(tokens: list[Any]) -> None:
+def test_any_scalars_are_refused_or_describe_a_bounded_tree(tokens: list[Any]) -> None:
     judged(packed(1, *tokens))
 
 

@@ -681,7 +681,7 @@ def test_a_tampered_entry_changes_the_output_so_entries_are_really_used(client: 
 
 
 @pytest.mark.parametrize("tree", [[], ["rows"], ["output", "Nobody", {}], ["rows", torch.zeros(3, 1)], 7])
-def test_something_else_under_a_key_is_no_output(client: tensord.Client, tree: Any) -> None:
+def test_an_entry_of_another_form_under_a_key_is_not_taken_for_an_output(client: tensord.Client, tree: Any) -> None:
     plain, model = clip(), cached(clip(), client)
     keys = stored_keys(model, client)
     client.evict(keys[0])
@@ -710,7 +710,7 @@ def stored_keys(model: Any, client: tensord.Client) -> list[bytes]:
     "output",
     [torch.zeros(2, 4), torch.zeros(4, 4), torch.zeros(()), {"a": torch.zeros(3)}, [object()], [[torch.zeros(1)]]],
 )
-def test_an_output_of_which_nobody_knows_whose_rows_are_whose_is_not_taken_apart(output: Any) -> None:
+def test_an_output_whose_rows_cannot_be_assigned_to_items_is_not_split(output: Any) -> None:
     with pytest.raises(NotSplittable):
         CallItems([1, 1, 1]).split(output)
 
@@ -793,7 +793,7 @@ def test_a_namespace_keeps_tenants_apart_and_can_be_invalidated(client: tensord.
 # ---- other processes
 
 
-def test_of_two_that_want_the_same_at_once_one_encodes(
+def test_of_two_callers_with_the_same_input_only_one_encodes(
     daemon: Daemon, client: tensord.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     family = FAMILIES["clip tower"]
@@ -823,7 +823,7 @@ def test_of_two_that_want_the_same_at_once_one_encodes(
     assert same(outputs[1].last_hidden_state[[2, 1]], outputs[0].last_hidden_state)
 
 
-def test_who_waits_encodes_it_when_the_other_fails(
+def test_a_waiting_caller_encodes_when_the_other_one_fails(
     daemon: Daemon, client: tensord.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     family = FAMILIES["clip tower"]

@@ -273,7 +273,7 @@ def test_what_does_not_fit_is_a_miss_and_counted(
     assert (counted(second, "mismatches"), counted(second, f"mismatch_{reason}")) == (before[0] + 1, before[1] + 1)
 
 
-def test_measured_widths_are_taken_at_their_word(shared: Daemon) -> None:
+def test_an_output_of_another_width_than_the_measured_one_is_a_mismatch(shared: Daemon) -> None:
     def measured(config: Any) -> None:
         config.ec_transfer_config.mm_encoder_output_widths = {"image": 2 * WIDTH}
 
@@ -299,7 +299,7 @@ def test_who_is_asked_for_a_picture_that_another_encodes_waits_for_it(first: Ste
     assert second.encoded == before
 
 
-def test_who_waits_for_an_engine_that_gives_up_encodes(shared: Daemon, first: Steps, second: Steps) -> None:
+def test_an_engine_that_waits_for_one_that_gives_up_encodes_itself(shared: Daemon, first: Steps, second: Steps) -> None:
     picture = fresh()
     settled(first, first.add(request(picture)))
     second.add(waiting := request(picture))
@@ -309,7 +309,9 @@ def test_who_waits_for_an_engine_that_gives_up_encodes(shared: Daemon, first: St
     assert second.encoded[-1] == f"picture-{picture}"
 
 
-def test_who_stops_waiting_leaves_nothing_with_the_daemon(shared: Daemon, first: Steps, second: Steps) -> None:
+def test_an_engine_that_stops_waiting_leaves_nothing_with_the_daemon(
+    shared: Daemon, first: Steps, second: Steps
+) -> None:
     picture = fresh()
     settled(first, first.add(request(picture)))
     second.add(waiting := request(picture))
@@ -1230,7 +1232,7 @@ def comparing(patient: None, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("comparing")
-def test_who_would_have_encoded_before_the_other_engine_has_does_not_wait(apart: tuple[Steps, Steps]) -> None:
+def test_an_engine_that_would_encode_faster_than_the_other_does_not_wait(apart: tuple[Steps, Steps]) -> None:
     first, second = apart
     picture = fresh()
     learned(first, 10.0 / ROWS)
@@ -1243,7 +1245,7 @@ def test_who_would_have_encoded_before_the_other_engine_has_does_not_wait(apart:
 
 
 @pytest.mark.usefixtures("comparing")
-def test_who_would_take_as_long_as_the_other_engine_waits(apart: tuple[Steps, Steps]) -> None:
+def test_an_engine_that_would_take_as_long_as_the_other_waits(apart: tuple[Steps, Steps]) -> None:
     first, second = apart
     pictures = [fresh() for _ in range(3)]
     learned(first, 10.0 / ROWS)

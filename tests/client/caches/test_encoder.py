@@ -48,7 +48,7 @@ def adds_up(manager: EncoderCacheManager) -> bool:
 # ---- budget and order
 
 
-def test_what_was_freed_is_there_for_the_next_request_and_takes_no_second_room() -> None:
+def test_a_freed_input_is_found_by_the_next_request_and_takes_room_once() -> None:
     manager = EncoderCacheManager(10)
     first, second = request("1", (A, 4)), request("2", (A, 4))
     assert not manager.has_cache(first, 0)
@@ -72,7 +72,7 @@ def test_requests_share_by_content_and_the_last_one_frees_it() -> None:
     assert manager.freeable_tokens == 4
 
 
-def test_what_was_freed_first_goes_first_and_only_as_much_as_is_needed() -> None:
+def test_inputs_are_evicted_in_the_order_they_were_freed_and_only_as_many_as_needed() -> None:
     manager = EncoderCacheManager(10)
     held = request("held", (A, 3), (B, 3), (C, 3))
     for input_id in range(3):
@@ -96,7 +96,7 @@ def test_an_output_used_again_is_the_newest_when_it_is_freed() -> None:
     assert manager.allocate(request("3", (C, 2)), 0) == [B]
 
 
-def test_what_a_request_needs_never_goes_and_a_refusal_changes_nothing() -> None:
+def test_an_input_that_a_request_needs_is_never_evicted_and_a_refusal_changes_nothing() -> None:
     manager = EncoderCacheManager(10)
     running, waiting = request("running", (A, 6), (B, 2)), request("waiting", (C, 5))
     manager.allocate(running, 0)

@@ -121,7 +121,9 @@ def test_a_new_loan_ends_an_older_one_only_after_the_older_ones_seconds(daemon: 
         Lender(0)
 
 
-def test_what_nobody_ever_reads_is_let_go(daemon: Daemon, lender: Lender, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loan_that_is_never_read_ends_after_unread_s_max(
+    daemon: Daemon, lender: Lender, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(loans, "UNREAD_S_MAX", 0.05)
     monkeypatch.setattr(loans, "_SWEEP_S", 0.01)
     _, lease = an_entry(daemon.client())

@@ -192,7 +192,7 @@ def test_hashes_are_digests_as_well_as_names(shared: Daemon) -> None:
 # ---- what stays
 
 
-def test_what_is_called_there_stays_until_it_is_asked_for(daemon: Daemon) -> None:
+def test_an_item_reported_as_cached_is_held_until_it_is_asked_for(daemon: Daemon) -> None:
     client = daemon.client()
     hash = fresh()
     sender(client, seconds=0.01).get_and_update([picture(1)], [hash])

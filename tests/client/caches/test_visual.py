@@ -157,7 +157,7 @@ def test_reuse_counts_the_clients_that_hold_an_entry_and_its_uses_in_all(
     assert third.reuse is not None and third.reuse.holders == 2 and third.access_count == third.reuse.uses >= 2
 
 
-def test_a_lookup_says_nothing_to_the_daemon(client: tensord.Client, namespace: tensord.Namespace) -> None:
+def test_a_lookup_sends_the_daemon_no_message(client: tensord.Client, namespace: tensord.Namespace) -> None:
     cache = VisualCache(client, namespace)
     stored(cache, IMAGE)
     before = client.link.next_id()
@@ -249,7 +249,7 @@ def test_beyond_the_byte_budget_as_many_go_as_must(client: tensord.Client, names
     cache.check_invariants()
 
 
-def test_what_had_to_go_while_it_was_on_its_way_goes_once_it_is_stored(
+def test_an_entry_evicted_while_its_put_is_in_flight_goes_once_it_is_stored(
     daemon: Daemon, client: tensord.Client, namespace: tensord.Namespace
 ) -> None:
     cache = VisualCache(client, namespace, entries_max=4)
@@ -267,7 +267,7 @@ def test_what_had_to_go_while_it_was_on_its_way_goes_once_it_is_stored(
     cache.check_invariants()
 
 
-def test_what_is_on_its_way_goes_after_what_is_there(
+def test_entries_with_puts_in_flight_are_evicted_after_stored_ones(
     daemon: Daemon, client: tensord.Client, namespace: tensord.Namespace
 ) -> None:
     cache = VisualCache(client, namespace, entries_max=2)
@@ -283,9 +283,7 @@ def test_what_is_on_its_way_goes_after_what_is_there(
     until(lambda: hits(cache, b"a", b"b", b"c") == [False, True, True], "a went, though b was used before it")
 
 
-def test_what_is_on_its_way_when_all_is_cleared_goes_once_it_is_stored(
-    daemon: Daemon, namespace: tensord.Namespace
-) -> None:
+def test_an_entry_in_flight_during_a_clear_goes_once_it_is_stored(daemon: Daemon, namespace: tensord.Namespace) -> None:
     with Slow(daemon) as slow, ThreadPoolExecutor(1) as threads:
         cache = VisualCache(slow, namespace)
         storing = threads.submit(cache.store, "image", IMAGE, EMBEDDING)
@@ -450,7 +448,9 @@ def test_threads_that_store_one_picture_at_once_all_get_the_outcome(
         cache.check_invariants()
 
 
-def test_who_waited_for_a_store_that_came_to_nothing_stores_it(daemon: Daemon, namespace: tensord.Namespace) -> None:
+def test_a_thread_that_waited_for_a_failed_store_stores_the_entry_itself(
+    daemon: Daemon, namespace: tensord.Namespace
+) -> None:
     with Slow(daemon) as slow, ThreadPoolExecutor(2) as threads:
         cache = VisualCache(slow, namespace)
         first = threads.submit(cache.store, "image", IMAGE, {1, 2})

@@ -82,7 +82,7 @@ def test_a_caller_that_waits_no_longer_keeps_a_granted_claim_and_ends_any_other(
     assert mine.state == "alone"
 
 
-def test_who_says_stored_before_the_daemon_has_seen_it_makes_nobody_compute_it_again(
+def test_a_claim_ended_as_stored_before_its_commit_arrives_makes_nobody_compute_again(
     clients: tuple[tensord.Client, tensord.Client], wanted: bytes
 ) -> None:
     first, second = clients
@@ -98,13 +98,15 @@ def test_who_says_stored_before_the_daemon_has_seen_it_makes_nobody_compute_it_a
     becomes(theirs, "hit")
 
 
-def test_a_claim_on_what_is_there_is_a_hit(clients: tuple[tensord.Client, tensord.Client], wanted: bytes) -> None:
+def test_a_claim_on_a_stored_key_is_a_hit(clients: tuple[tensord.Client, tensord.Client], wanted: bytes) -> None:
     first, second = clients
     assert first.put(wanted, np.arange(3), wait=True).state == "stored"
     becomes(second.claim(wanted), "hit")
 
 
-def test_what_is_abandoned_goes_to_who_waits(clients: tuple[tensord.Client, tensord.Client], wanted: bytes) -> None:
+def test_an_abandoned_claim_goes_to_a_waiting_client(
+    clients: tuple[tensord.Client, tensord.Client], wanted: bytes
+) -> None:
     first, second = clients
     mine = first.claim(wanted)
     becomes(mine, "compute")
@@ -119,7 +121,7 @@ def test_what_is_abandoned_goes_to_who_waits(clients: tuple[tensord.Client, tens
     theirs.abandon()
 
 
-def test_what_is_abandoned_before_its_answer_is_given_back_when_that_comes(
+def test_a_claim_abandoned_before_its_answer_is_given_back_when_the_answer_comes(
     shared: Daemon, clients: tuple[tensord.Client, tensord.Client], wanted: bytes
 ) -> None:
     first, _ = clients
@@ -138,7 +140,7 @@ def test_what_is_abandoned_before_its_answer_is_given_back_when_that_comes(
     assert [claim.state for claim in claims] == ["alone", "hit"]
 
 
-def test_who_waited_and_gave_up_passes_on_what_it_is_granted_late(
+def test_a_waiter_that_gave_up_passes_on_a_claim_granted_late(
     clients: tuple[tensord.Client, tensord.Client], wanted: bytes
 ) -> None:
     first, second = clients
@@ -169,7 +171,7 @@ def test_a_claim_is_renewed_until_it_is_ended(wanted: bytes) -> None:
         becomes(theirs, "compute")
 
 
-def test_over_the_limit_or_without_a_daemon_one_is_alone(tmp_path: Path, wanted: bytes) -> None:
+def test_over_the_limit_or_without_a_daemon_a_client_computes_without_a_claim(tmp_path: Path, wanted: bytes) -> None:
     with tensord.Client(tmp_path / "nobody.sock", timeout_s=0.5) as client:
         claim = client.claim(wanted)
         assert claim.state == "alone"
@@ -188,7 +190,7 @@ def test_over_the_limit_or_without_a_daemon_one_is_alone(tmp_path: Path, wanted:
         mine.abandon()
 
 
-def test_what_is_asked_at_the_moment_the_daemon_goes_fails_as_unavailable_and_as_nothing_else(wanted: bytes) -> None:
+def test_a_request_made_while_the_daemon_ends_fails_only_with_daemon_unavailable(wanted: bytes) -> None:
     with Daemon() as daemon:
         client = daemon.start().client()
         link = client.link

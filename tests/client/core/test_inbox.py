@@ -188,7 +188,7 @@ def test_nobody_can_resize_an_inbox() -> None:
     inbox.close()
 
 
-def test_who_waits_for_room_gets_it_when_it_comes_free() -> None:
+def test_a_caller_that_waits_for_room_gets_it_when_a_region_is_freed() -> None:
     inbox = Inbox(1024)
     first = inbox.take(1024, 0)
     assert first is not None
@@ -201,7 +201,7 @@ def test_who_waits_for_room_gets_it_when_it_comes_free() -> None:
     inbox.close()
 
 
-def test_who_waits_for_room_gets_it_when_the_last_array_is_collected() -> None:
+def test_a_caller_that_waits_for_room_gets_it_when_the_last_array_is_collected() -> None:
     inbox = Inbox(1024)
     first = inbox.take(1024, 0)
     assert first is not None

@@ -137,7 +137,7 @@ def test_a_missing_status_socket_is_reported_with_the_option_that_was_typed(
     assert "--status-socket" in err
 
 
-def test_a_socket_of_the_other_kind_is_said_to_be_it(
+def test_a_socket_given_in_place_of_another_one_is_named_as_what_it_is(
     daemon: Daemon, ctl: Ctl, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert "this is the control socket" in ctl("--status-socket", str(daemon.socket), "status", code=1).err

@@ -57,7 +57,7 @@ def test_digits_that_name_a_namespace_walk_through_that_one_only() -> None:
     assert daemon.asked == [bytes.fromhex(TAG_A), None, None]
 
 
-def test_odd_numbers_of_digits_and_capitals_are_as_good() -> None:
+def test_a_keys_digits_may_be_odd_in_number_and_capital() -> None:
     assert KEY.convert("AbC", None, None) == "abc"
 
 

@@ -47,7 +47,7 @@ def test_a_device_is_shown_with_what_is_going_and_what_stays() -> None:
     assert "w: client 1, at step 2; 6 steps of 4 agents" in text
 
 
-def test_who_does_not_do_their_part_is_named() -> None:
+def test_stuck_devices_and_unresponsive_owners_are_named() -> None:
     quiet = lines()
     assert not any(line.startswith(("STUCK", "NO ANSWER")) for line in quiet)
     assert line("STUCK", "lowered nothing", devices=[documents.device(CARD, stuck="a pass lowered nothing")])

@@ -212,7 +212,7 @@ def test_a_new_daemon_gets_the_uses_counted_under_the_old_one(owner: Owner) -> N
     assert table.uses[table.find(key(1))] == 6
 
 
-def test_an_order_is_not_about_what_was_put_after_its_entry_was_released(owner: Owner) -> None:
+def test_an_order_does_not_apply_to_an_entry_put_after_the_ordered_one_was_released(owner: Owner) -> None:
     owner.put(1)
     owner.exchange()
     owner.order_all_away()
@@ -241,7 +241,7 @@ def test_what_a_new_daemon_does_not_take_in_again_is_copied_to_the_host_first(ow
 # ---- what its owner sends away
 
 
-def test_what_its_owner_sends_away_is_in_the_host_tier_and_released(owner: Owner) -> None:
+def test_an_entry_that_its_owner_offloads_is_in_the_host_tier_and_released(owner: Owner) -> None:
     for n in (1, 2):
         owner.put(n)
     owner.exchange()

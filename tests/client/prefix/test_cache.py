@@ -143,7 +143,7 @@ def test_nothing_is_matched_that_was_not_stored_under_that_name(client: tensord.
     assert PrefixCache(client, namespace_of(next(_numbers)), block_tokens=BLOCK).match(TEXT) is None
 
 
-def test_of_a_full_match_one_token_remains(cache: PrefixCache) -> None:
+def test_a_full_match_leaves_one_token_to_compute(cache: PrefixCache) -> None:
     stored(cache, TEXT)
     for tokens in (TEXT, TEXT[:64], TEXT[:65]):
         match = matched(cache, tokens)
@@ -241,7 +241,7 @@ def test_a_match_lets_go_when_it_is_collected(daemon: Daemon, cache: PrefixCache
     assert view.lane.in_use == before
 
 
-def test_what_goes_before_it_is_pinned_shortens_the_match(cache: PrefixCache, client: tensord.Client) -> None:
+def test_a_block_evicted_before_it_is_pinned_shortens_the_match(cache: PrefixCache, client: tensord.Client) -> None:
     media = [picture(40, 30, b"dog")]
     stored(cache, TEXT, media=media)
     real = answer_of(cache, TEXT, media)
@@ -285,7 +285,7 @@ def test_without_its_snapshot_nothing_of_a_recurrent_layer_is_matched(cache: Pre
 
 
 @pytest.mark.parametrize("exact", [False, True])
-def test_what_goes_as_a_whole_before_it_is_pinned_is_asked_for_again_once(
+def test_a_match_evicted_as_a_whole_before_it_is_pinned_is_asked_for_again_once(
     cache: PrefixCache, client: tensord.Client, exact: bool
 ) -> None:
     large = PrefixCache(client, cache.namespace, block_tokens=64)
@@ -707,7 +707,7 @@ def _bad(name: str) -> dict[str, Any]:
         ("an agent's name that is too long", "agent"),
     ],
 )
-def test_what_does_not_fit_together_is_named_and_nothing_is_stored(
+def test_arguments_that_do_not_fit_together_are_named_and_nothing_is_stored(
     daemon: Daemon, cache: PrefixCache, name: str, says: str
 ) -> None:
     before = daemon.store("puts")
@@ -802,7 +802,7 @@ def test_a_block_has_a_power_of_two_of_tokens(client: tensord.Client, block_toke
 # ---- putting
 
 
-def test_what_did_not_find_room_leaves_a_valid_shorter_sequence() -> None:
+def test_blocks_that_find_no_room_leave_a_valid_shorter_sequence() -> None:
     with Daemon(ring_bytes=4 * MIB) as daemon:
         client = daemon.start().client()
         cache = PrefixCache(client, namespace_of(0), block_tokens=BLOCK)
@@ -829,7 +829,7 @@ def test_a_put_may_wait_for_what_becomes_of_it(cache: PrefixCache) -> None:
     assert put.state == "stored" and put.error is None and "7 blocks, stored" in repr(put)
 
 
-def test_what_was_computed_for_longer_is_said_of_each_block(
+def test_each_new_block_gets_its_share_of_the_cost_and_the_agent_and_ttl(
     client: tensord.Client, cache: PrefixCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stored(cache, TEXT[:32])
@@ -905,7 +905,7 @@ def test_evict_all_counts_what_it_evicts_and_leaves_other_entries(
     assert stored(cache, TEXT).blocks_existed == 0
 
 
-def test_what_is_said_of_an_agent_is_taken_and_waited_for_by_nobody(
+def test_a_report_about_an_agent_is_sent_without_waiting(
     client: tensord.Client, cache: PrefixCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[Any] = []
@@ -960,7 +960,7 @@ def test_a_daemon_that_is_away_or_stopped_is_a_miss() -> None:
         assert_right(matched(cache, TEXT), TEXT)
 
 
-def test_an_answer_that_comes_too_late_is_nobodys(cache: PrefixCache, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_that_comes_too_late_is_dropped(cache: PrefixCache, monkeypatch: pytest.MonkeyPatch) -> None:
     stored(cache, TEXT)
     assert offset_of(cache, TEXT) == 99
     link = cache._client.link

@@ -44,7 +44,7 @@ def actor_of(stand: Stand) -> StoreActor:
     return StoreActor(stand.store, memory, Config.load([], {}), clock=lambda: stand.now, tell_watchers=lambda _: None)
 
 
-def test_who_asks_while_many_entries_go_is_answered_before_all_of_them_have_gone() -> None:
+def test_a_request_during_a_large_eviction_is_answered_before_the_eviction_ends() -> None:
     stand = filled()
 
     async def scene() -> int:

@@ -127,7 +127,7 @@ def test_what_a_uid_has_is_known_again_after_a_restart(make: Make) -> None:
     st.integers(0, 6),
     st.integers(1, 100),
 )
-def test_of_a_full_ring_somebody_always_gives_way(
+def test_in_a_full_ring_entries_of_some_uid_are_always_evictable(
     had: dict[int, int], here: list[int], putter: int, wants: int
 ) -> None:
     holdings = Holdings()

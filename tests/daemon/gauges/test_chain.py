@@ -208,7 +208,7 @@ ONE_RESULT = st.one_of(
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.fixed_dictionaries(dict.fromkeys(SOURCES, ONE_RESULT)), max_size=25))
-def test_what_counts_is_what_a_plain_reading_of_the_rules_says(rounds: list[Results]) -> None:
+def test_the_chosen_samples_agree_with_a_plain_model_of_the_rules(rounds: list[Results]) -> None:
     """The model keeps every source's whole history, and decides anew from it each time."""
     told = Told(*SOURCES)
     history: dict[tuple[str, str], list[Reading | None]] = {}

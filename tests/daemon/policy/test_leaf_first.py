@@ -9,7 +9,7 @@ from tensord.daemon.policy.leaf_first import leaf_first
 
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 1000)), max_size=40))
-def test_each_comes_once_after_all_that_follow_it_and_no_later_than_its_rank_has_it(
+def test_each_span_comes_once_after_its_children_and_no_later_than_by_rank(
     spans: list[tuple[int, int]],
 ) -> None:
     parent = {number: above if above < number else None for number, (above, _) in enumerate(spans)}

@@ -102,7 +102,7 @@ def test_the_state_says_what_the_floor_comes_from() -> None:
 # ---- the window
 
 
-def test_nothing_known_is_no_floor() -> None:
+def test_without_completed_requests_there_is_no_floor() -> None:
     queue = QueueingController(WINDOW_S)
     assert queue.get_minimum_stable_blocks(5.0) == 0
     state = queue.compute_stability_state(5.0, 0)

@@ -16,7 +16,7 @@ def in_order(heap: list[int]) -> list[int]:
 
 
 @given(numbers=st.lists(st.integers(0, 50), min_size=1, max_size=60), data=st.data())
-def test_what_is_left_comes_in_order(numbers: list[int], data: st.DataObject) -> None:
+def test_the_remaining_items_come_in_order(numbers: list[int], data: st.DataObject) -> None:
     heap = list(numbers)
     heapify(heap)
     at = data.draw(st.integers(0, len(heap) - 1))
@@ -28,7 +28,9 @@ def test_what_is_left_comes_in_order(numbers: list[int], data: st.DataObject) ->
 
 
 @given(numbers=st.lists(st.integers(0, 50), max_size=60), live=st.sets(st.integers(0, 50)), calls=st.integers(0, 40))
-def test_only_leftovers_go_and_all_of_them_in_the_end(numbers: list[int], live: set[int], calls: int) -> None:
+def test_only_deleted_items_are_removed_and_all_of_them_in_the_end(
+    numbers: list[int], live: set[int], calls: int
+) -> None:
     heap, looked = list(numbers), 0
     heapify(heap)
 

@@ -69,7 +69,7 @@ def test_what_is_missing_or_no_socket_fails() -> None:
     assert "not a socket" in access.socket("control", PATH, plain, FOLDER, MEMBER).text
 
 
-def test_who_does_not_answer_fails_with_the_reason() -> None:
+def test_a_socket_that_does_not_answer_fails_with_the_reason() -> None:
     assert access.reachable("status", None).level is Level.OK
     gone = access.reachable("status", DaemonUnavailable("no daemon at /x"))
     assert (gone.level, gone.text) == (Level.FAIL, "no daemon at /x")

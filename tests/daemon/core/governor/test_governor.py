@@ -65,7 +65,7 @@ def test_the_workflow_mode_is_left_with_the_last_workflows_client(make: Make) ->
     assert [told["workflow"] for told in ended] == ["a", "b"]
 
 
-def test_who_goes_depends_on_the_step_that_the_workflow_is_at(make: Make) -> None:
+def test_the_victims_depend_on_the_workflows_current_step(make: Make) -> None:
     steps = [Step("first", 0), Step("second", 1), Step("third", 2)]
 
     def victim(step: int) -> bytes:

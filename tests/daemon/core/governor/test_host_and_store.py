@@ -84,7 +84,7 @@ def test_a_host_that_was_full_is_left_with_a_whole_ring_again(others: int) -> No
     machine.check()
 
 
-def test_a_ring_that_could_give_nothing_back_is_not_left_pressed() -> None:
+def test_pressure_on_a_ring_that_could_give_nothing_back_ends() -> None:
     machine = Machine()
     views = [machine.store.pin(number) for number in range(ENTRIES)]
     machine.read(2)

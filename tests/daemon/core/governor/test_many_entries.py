@@ -40,12 +40,12 @@ def _ordered(told: list[effects.Effect]) -> int:
     return sum(len(order.keys) for order in orders)
 
 
-def test_a_sample_that_nobody_has_to_leave_for_orders_nobody_away_however_many_there_are() -> None:
+def test_a_sample_that_needs_no_eviction_orders_nothing_however_many_entries_there_are() -> None:
     governor = _governor()
     for share, now in ((0.5, 1.0), (0.75, 2.0), (0.5, 3.0)):
         assert _ordered(_sample(governor, share, now)) == 0
 
 
-def test_all_that_are_idle_leave_in_one_pass_of_many_slices() -> None:
+def test_all_idle_entries_leave_in_one_pass_of_many_slices() -> None:
     governor = _governor()
     assert _ordered(_sample(governor, 0.94, 100.0)) == ENTRIES

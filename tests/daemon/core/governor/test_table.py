@@ -83,7 +83,7 @@ def test_what_each_owner_has_is_known_exactly_through_all_that_happens_to_rows()
     other.check_invariants()
 
 
-def test_uses_do_not_run_over() -> None:
+def test_counts_of_uses_do_not_overflow() -> None:
     table = Table()
     row = table.add(key(1), 0, 1, 0, "", (1 << 63) - 1, 0.0)
     table.use(np.array([row] * 1024), 5.0)
