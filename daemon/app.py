@@ -315,7 +315,7 @@ class _Daemon:
 def _warn_of_sizes(memory: Segments, config: Config) -> None:
     """Logs where the memory differs from the configuration, and the notices of the start."""
     for notice in memory.notices:
-        _log.warning("found at the start", what=notice)
+        _log.warning("existing shared memory needs attention", what=notice)
     if memory.shortage:
         have_bytes = memory.superblock.limit_bytes
         _log.error("the ring stays smaller than configured", have_bytes=have_bytes, why=memory.shortage)

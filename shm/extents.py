@@ -80,7 +80,7 @@ class Extents:
 
     def around(self, offset: int) -> int | None:
         """Offset of the extent that contains `offset`, or None."""
-        assert self._by_offset is not None, "not in order"
+        assert self._by_offset is not None, "the extents were made without ordered=True"
         at = bisect_right(self._by_offset, offset) - 1
         if at < 0:
             return None

@@ -190,7 +190,10 @@ class LaneJobs:
                 began = self._clock()
             spent_s += self._clock() - began
         except Exception as error:
-            # The shown counts stay as they are until the next count.
-            _log.error("cannot count the holders of entries", lanes=len(self._memory.readers), why=repr(error))
+            _log.error(
+                "cannot count the holders of entries; the shown numbers stay as they are until the next count",
+                lanes=len(self._memory.readers),
+                why=repr(error),
+            )
         finally:
             self._holders_at = self._clock() + max(HOLDERS_EVERY_S, HOLDERS_SHARE * spent_s)

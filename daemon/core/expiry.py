@@ -169,7 +169,7 @@ class Expiry:
         ended = {gone for gone, _ in self._awaiting_children}
         for entry in stored.values():
             if entry.parent is not None and entry.parent.state is EntryState.RETIRED:
-                assert entry.parent in ended, "kept without its parent"
+                assert entry.parent in ended, "a block is stored without its parent"
 
     def _gone(self, entry: SpanEntry, reason: str, *, announce: bool) -> None:
         self._expiry.drop(entry)

@@ -241,10 +241,10 @@ class PrefixIndex:
                 continue
             parent = node.parent
             assert parent is not None and node.depth == parent.depth + 1
-            assert (node in self._hidden.get(parent, {})) == (node.tree is None), "out of its tree, and not hidden"
+            assert (node in self._hidden.get(parent, {})) == (node.tree is None), "a node without a tree is not hidden"
             if node.tree is not None:
                 gone = parent.depth and self._nodes.get(parent.key) is not parent
-                assert gone or node in set(each(parent.children)), "in a tree, and not among its parent's children"
+                assert gone or node in set(each(parent.children)), "a node is not among its parent's children"
                 if node.digest is not None:
                     assert node.digest in node.tree.checkpoints
                     assert self._digest(node, node.tree) in (node.digest, None)

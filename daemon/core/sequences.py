@@ -111,7 +111,7 @@ class Sequences:
         """The entry was unpublished, and may be republished."""
         if not entry.prefix_bytes:
             return
-        assert not entry.child_count, "hidden before its children"
+        assert not entry.child_count, "a block is hidden before its children"
         if entry.parent is not None:
             entry.parent.child_count -= 1
         if entry not in self._rebuilding:
@@ -219,7 +219,7 @@ class Sequences:
             listed = list(_children(entry))
             assert set(listed) == {each for each in blocks if each.parent is entry}
             assert entry.child_count == sum(each.state is EntryState.LIVE for each in listed)
-            assert (entry in self._rebuilding) != (entry.key in self.index), "neither indexed nor about to be"
+            assert (entry in self._rebuilding) != (entry.key in self.index), "a block is not in exactly one of the two"
         assert self._rebuilding.keys() <= blocks
         assert len(self.index) == len(blocks) - len(self._rebuilding)
         assert all(self._followed.values())

@@ -278,7 +278,7 @@ class SpanTable:
                             outcome.republished.append(each)
                         continue
                     # An ancestor has ended meanwhile, so this block ends too.
-                assert entry.newest_child is None, "freed before its children"
+                assert entry.newest_child is None, "a block is freed before its children"
                 self._leave(entry)
                 self.spans.retired_bytes += entry.span_bytes
                 outcome.victims.append(entry)
