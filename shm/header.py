@@ -135,7 +135,7 @@ class _Reader:
 
     def finish(self) -> None:
         if self._at != len(self._tokens):
-            raise BadTree(f"a tree header has {len(self._tokens) - self._at} scalars after the end of its tree")
+            raise BadTree(f"a tree header has scalars after the end of its tree: {len(self._tokens) - self._at}")
 
     def node(self, depth: int) -> Any:
         self._nodes += 1

@@ -107,7 +107,7 @@ BAD = {
     "another format": (packed(2, None), "format"),
     "a bool for the format": (packed(True, None), "format"),
     "a long str for the format": (packed("x" * 60_000, None), "format"),
-    "something after the tree": (packed(1, None, None), "goes on"),
+    "something after the tree": (packed(1, None, None), "scalars after the end of its tree: 1"),
     "a list cut short": (packed(1, form.LIST, 2, None), "ends within"),
     "a run cut short": (packed(1, form.LIST_RUN, 2, None), "ends within"),
     "a run of a negative length": (packed(1, form.LIST_RUN, -1), "up to"),
