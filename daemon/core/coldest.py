@@ -3,7 +3,7 @@
 One event may search several times: for a stretch of the ring, for the budgets, for a batch. Each search gets the same
 entries, and the policy yields each entry once.
 
-Owns the walks, and the entries in use that they came across. Does not own which entries are evictable (`unevictable`)
+Owns the walks, and the entries in use that the walks found. Does not own which entries are evictable (`unevictable`)
 nor their order (`eviction_order`).
 
 Invariant: a walk examines at most LOOKS_MAX entries after those that the caller skips.

@@ -1,4 +1,4 @@
-"""Chooses entries to evict so that whole pages of the ring become free, by policy, and little more than needed.
+"""Chooses entries to evict, by policy, so that whole pages of the ring become free, and few more than needed.
 
 Works on the ring's map alone. The gain of a span counts the pages that its end frees, together with adjacent holes and
 adjacent chosen spans. A large span is chosen alone, in the policy's order. A span that would free no page, or almost

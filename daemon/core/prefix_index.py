@@ -5,9 +5,9 @@
 
 Every max(1024, block_tokens) tokens there is a checkpoint: a running digest, 128 bits, of all tokens and media before
 it. A match computes the query's digests up to the last known checkpoint, takes the path from there back to the first
-block, and from the checkpoint walks on exactly. The number of steps is at most that of the query's checkpoints and
-blocks, each O(log n) in the stored blocks, plus at most LOOKS_MAX probes for snapshots, in each of at most LAYOUTS_MAX
-trees.
+block, and walks on from the checkpoint block by block, comparing text. The number of steps is at most that of the
+query's checkpoints and blocks, each O(log n) in the stored blocks, plus at most LOOKS_MAX probes for snapshots, in each
+of at most LAYOUTS_MAX trees.
 
 The removal of a block also makes all its descendants unreachable, since a path must be unbroken up to the first block.
 The children stay known until each is removed.

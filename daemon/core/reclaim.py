@@ -117,9 +117,9 @@ class Reclaim:
                 preferred.
 
         Returns:
-            "draining", "scanning" or "moving": an outcome of reads, spans, or of pages and copies is pending.
-                "searching": call again at the next Tick. "none": no evictable entry would help. "declined": the policy
-                prefers the victims to the put.
+            "draining": a Drain is pending. "scanning": a Scan is pending. "moving": effects on pages, or copies, are
+                pending. "searching": call again at the next Tick. "none": no evictable entry would help. "declined":
+                the policy prefers the victims to the put.
         """
         memory, residency = self._memory, self._residency
         if memory.scan_in_flight or memory.scan_due:

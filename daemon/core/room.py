@@ -70,7 +70,7 @@ class Room:
         """The next victims; none if no evictable entry would help.
 
         If uids compete, the victims are entries of the uids that are over their shares (`holdings`). Only if none of
-        these is evictable does a uid within its share get room from others within theirs.
+        these entries helps, a put of a uid within its share gets the entries of any uid as victims.
         """
         self._coldest.begin()
         owners = self.evictable_uids(need)

@@ -112,7 +112,7 @@ class SpanTable:
 
     @property
     def has_pinned_retired(self) -> bool:
-        """Whether the last scan that looked at them found retired spans pinned."""
+        """Whether retired spans were pinned, according to the last scan that checked retired spans."""
         return bool(self._held)
 
     @property

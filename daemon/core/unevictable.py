@@ -1,4 +1,4 @@
-"""The unevictable spans of the ring, and the limit or resource that keeps a put out even if every evictable entry goes.
+"""The unevictable spans of the ring, and the limit that a put exceeds even if every evictable entry is evicted.
 
 Unevictable are: spans that puts are being copied into, spans pinned by message, spans that the last scan found pinned,
 and in cached sequences the ancestors of a pinned block and of a block whose put is in flight.
@@ -57,8 +57,8 @@ class Unevictable:
         return self._few_pinned or (self._survey is not None and self._survey.done)
 
     def obstacle(self, need: Need) -> str | None:
-        """The limit or resource that keeps a put out even if every evictable entry goes, by name. None if there is
-        none, or if the survey is not finished (`advance_survey`)."""
+        """The name of the limit or resource that makes a put impossible even if every evictable entry is evicted. None
+        if there is none, or if the survey is not finished (`advance_survey`)."""
         memory = self._memory
         budget = memory.budget
         survey = self.survey()

@@ -82,8 +82,9 @@ class Windows:
         return best
 
     def around(self, offset: int, *, through: bool = False, below: Price | None = None) -> Window | None:
-        """The window around an offset. `through`: it may contain blocks with children elsewhere, which are evicted too.
-        `below`: None unless its price is below this."""
+        """The window around an offset. `through`: the window may contain withdrawn extents, which have to be restored,
+        and blocks with children elsewhere, which are evicted too. `below`: entries that would raise the window's price
+        to this or more are not taken."""
         memory = self._memory
         children: dict[SpanEntry, int] = {}
         price = FREE
