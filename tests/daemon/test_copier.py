@@ -171,7 +171,7 @@ def test_a_part_outside_of_the_inbox_fails_its_put_and_no_other(desk: Desk) -> N
     assert desk.carry_out(*desk.parts(payload_of(50), 7, 1))[0].error is None
 
 
-def test_an_inbox_is_refused_where_it_could_hurt(desk: Desk) -> None:
+def test_an_inbox_that_could_harm_the_daemon_is_refused(desk: Desk) -> None:
     with pytest.raises(LimitReached, match="open already"):
         desk.copier.open_inbox(1, desk.inbox.fd, INBOX_BYTES, 1 << 20)
     with pytest.raises(LimitReached, match="inboxes_bytes_max is 100"):

@@ -25,7 +25,7 @@ async def turns(count: int = 5) -> None:
         await asyncio.sleep(0)
 
 
-def test_a_sender_whose_messages_wait_keeps_no_other_sender_from_telling() -> None:
+def test_a_sender_that_waits_for_room_delays_no_other_sender() -> None:
     async def scene() -> None:
         inbox: Mailbox[str] = Mailbox(4)
         flooding = asyncio.create_task(flood(inbox, LOUD, 100))

@@ -148,7 +148,7 @@ def test_other_paths_and_methods_are_refused(serving: Serving) -> None:
         (b"GET /metrics HTTP/1.0\r\n\r\n", b"200"),
     ],
 )
-def test_no_bytes_end_it(serving: Serving, said: bytes, status: bytes) -> None:
+def test_no_request_bytes_end_the_metrics_server(serving: Serving, said: bytes, status: bytes) -> None:
     assert serving.say(said).split(b" ")[1] == status
     assert serving.ask()[0].status == 200
 
@@ -189,7 +189,7 @@ def test_figures_that_cannot_be_had_are_an_error_of_the_server_s(serving: Servin
     assert serving.ask()[0].status == 200
 
 
-def test_its_end_ends_every_connection(tmp_path: Path) -> None:
+def test_cancelling_the_metrics_server_ends_every_connection(tmp_path: Path) -> None:
     with Serving(tmp_path, uvloop.new_event_loop, PATIENCE_S) as serving:
         held = serving.connect()
         # One behind it was answered, so it has been accepted.

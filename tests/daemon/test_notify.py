@@ -63,7 +63,7 @@ def test_a_manager_that_does_not_read_makes_nobody_wait(manager: socket.socket) 
     notifier.close()
 
 
-def test_what_was_for_this_process_is_not_handed_on(manager: socket.socket) -> None:
+def test_variables_for_this_process_are_not_inherited(manager: socket.socket) -> None:
     environ = {"NOTIFY_SOCKET": manager.getsockname(), "WATCHDOG_USEC": "9", "WATCHDOG_PID": "1"}
     Notifier(environ).close()
     assert environ == {}

@@ -198,6 +198,6 @@ TestRingAgainstCells = RingAgainstCells.TestCase
 TestRingAgainstCells.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
 
 
-def test_an_empty_stretch_spares_nothing() -> None:
+def test_an_empty_spared_range_changes_nothing() -> None:
     ring = SpanAllocator(PAGE, PAGE)
     assert ring.withdraw_some(PAGE, (CELL, CELL)) == (0, PAGE)

@@ -61,5 +61,5 @@ def test_dtypes_that_no_leaf_can_have_have_no_name(dtype: object) -> None:
         "x" * 60_000,
     ],
 )
-def test_names_that_no_header_of_ours_has_mean_nothing(name: str) -> None:
+def test_unknown_dtype_names_have_no_dtype(name: str) -> None:
     assert dtype_named(name) is None

@@ -96,7 +96,7 @@ def test_registration_survives_fork() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_where_the_kernel_refuses_it_is_said_and_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refused_membarrier_is_reported_as_unsupported_and_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fence, "_SYS_MEMBARRIER", 1 << 20)
     assert fence.supported() == (False, False)
     assert not fence.register()

@@ -31,7 +31,7 @@ def memory() -> mmap.mmap:
 
 
 @given(st.lists(st.tuples(TAGS, st.integers(1, 1 << 20)), max_size=12))
-def test_what_is_raised_is_what_everybody_reads(raised: list[tuple[bytes, int]]) -> None:
+def test_a_raised_generation_is_read_by_writer_readers_and_the_next_daemon(raised: list[tuple[bytes, int]]) -> None:
     memory = empty()
     writer, reader = GenerationWriter(memory, GEOMETRY), GenerationReader(memory, GEOMETRY)
     model: dict[bytes, int] = {}
@@ -108,7 +108,7 @@ def test_an_entry_is_seen_whole_or_not_at_all(memory: mmap.mmap) -> None:
     assert (reader.current(b"bbbbaaaa"), reader.current(b"aaaabbbb")) == (1, 3)
 
 
-def test_an_entry_of_which_the_tag_alone_was_written_is_none(memory: mmap.mmap) -> None:
+def test_a_table_entry_with_a_tag_alone_does_not_count(memory: mmap.mmap) -> None:
     memory[GEOMETRY.generations_at + 16 : GEOMETRY.generations_at + 20] = b"aaaa"
     writer = GenerationWriter(memory, GEOMETRY)
     assert len(writer) == 0
@@ -116,7 +116,7 @@ def test_an_entry_of_which_the_tag_alone_was_written_is_none(memory: mmap.mmap) 
     assert GenerationReader(memory, GEOMETRY).current(b"bbbbaaaa") == 1
 
 
-def test_whoever_invalidates_a_namespace_first_has_its_entry_for_good(memory: mmap.mmap) -> None:
+def test_a_table_entry_counts_for_the_uid_that_invalidated_first(memory: mmap.mmap) -> None:
     writer, reader = GenerationWriter(memory, GEOMETRY), GenerationReader(memory, GEOMETRY)
     writer.raise_to(b"aaaabbbb", 1, 4_294_967_295)
     writer.raise_to(b"bbbbaaaa", 1, 1000)

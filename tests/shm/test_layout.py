@@ -140,7 +140,7 @@ def test_no_two_spans_of_any_epochs_share_an_id(epoch: int, counter: int, epoch2
 
 
 @pytest.mark.parametrize(("epoch", "counter"), [(0, 1), (1 << 16, 1), (1, 0), (1, 1 << 48)])
-def test_an_id_that_would_be_another_ones_is_a_programmers_error(epoch: int, counter: int) -> None:
+def test_an_epoch_or_counter_beyond_its_bits_is_a_programmers_error(epoch: int, counter: int) -> None:
     with pytest.raises(AssertionError):
         layout.span_id(epoch, counter)
 

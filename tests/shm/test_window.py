@@ -17,7 +17,7 @@ def test_window_grows_towards_the_colder_neighbour() -> None:
     assert window.spans == [2 * CELL, 4 * CELL, 6 * CELL]
 
 
-def test_the_coldest_goes_though_its_neighbour_alone_would_be_room_enough() -> None:
+def test_the_coldest_entry_goes_even_if_its_neighbour_alone_would_suffice() -> None:
     ring = SpanAllocator(10 * CELL)
     small, large = ring.allocate(2 * CELL), ring.allocate(8 * CELL)
     assert (small, large) == (0, 2 * CELL)

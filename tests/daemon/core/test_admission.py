@@ -20,7 +20,7 @@ from .stand import SPAN, Make, key
         ({"max_tokens": 9}, 64, {"tokens": 10}, "LimitReached", "10 tokens, and max_tokens is 9"),
     ],
 )
-def test_what_can_never_fit_is_refused_with_value_limit_and_remedy(
+def test_a_put_that_can_never_fit_is_refused_with_value_limit_and_remedy(
     make: Make, limits: dict[str, int], size: int, more: dict[str, int], code: str, says: str
 ) -> None:
     stand = make(**limits)

@@ -210,7 +210,7 @@ def answers(verdicts: list[Verdict]) -> list[tuple[int, str]]:
     return [(verdict.client, verdict.answer) for verdict in verdicts]
 
 
-def test_what_always_fails_costs_each_waiter_one_attempt(claims: ClaimTable) -> None:
+def test_a_key_that_always_fails_costs_each_waiter_one_attempt(claims: ClaimTable) -> None:
     tokens = [claims.claim(KEY, client, 0, 0.0).token for client in range(5)]
     first = claims.abandon(tokens[0], 0, 1.0)
     assert answers(first) == [(1, "compute")]

@@ -22,7 +22,7 @@ CHANGES = st.lists(st.tuples(st.integers(0, 9), st.none() | st.integers(0, 30)),
 
 
 @given(changes=CHANGES, now=st.integers(0, 30))
-def test_what_is_due_comes_up_in_order_and_nothing_else_does(changes: list[tuple[int, int | None]], now: int) -> None:
+def test_due_deadlines_come_in_order_and_no_others(changes: list[tuple[int, int | None]], now: int) -> None:
     deadlines: Deadlines[int] = Deadlines()
     times: dict[int, int] = {}
     for name, when in changes:

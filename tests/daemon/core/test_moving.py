@@ -90,7 +90,7 @@ def test_a_view_of_an_entry_that_moved_stays_as_it_is_and_its_bytes_are_not_reus
     assert stand.store.status()["retired_bytes"] == 0
 
 
-def test_what_is_held_does_not_move(make: Make) -> None:
+def test_an_entry_in_use_does_not_move(make: Make) -> None:
     stand = holed(make)
     for number in (0, 2, 3, 4, 6, 7):
         stand.pin(number)

@@ -36,7 +36,7 @@ def test_root_and_the_daemons_own_uid_may_have_all(uid: int) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_would_pass_the_share_in_one_go_is_refused(kind: Kind) -> None:
+def test_a_request_that_would_exceed_the_share_at_once_is_refused(kind: Kind) -> None:
     made = quotas(100, 75)
     made.admit(kind, 7, 70, 5)
     with pytest.raises(LimitReached, match="asks for 6 more"):

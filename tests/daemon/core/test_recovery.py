@@ -137,7 +137,7 @@ def test_span_ids_are_not_used_again() -> None:
     finish(stand)
 
 
-def test_a_put_cut_short_shows_nothing_and_its_span_is_freed() -> None:
+def test_a_put_unfinished_at_a_restart_publishes_nothing_and_its_span_is_freed() -> None:
     stand = Stand()
     stand.join(1)
     stand.put(1)
@@ -152,7 +152,7 @@ def test_a_put_cut_short_shows_nothing_and_its_span_is_freed() -> None:
     finish(stand)
 
 
-def test_what_a_reader_views_since_before_the_restart_is_not_reused() -> None:
+def test_a_span_viewed_since_before_the_restart_is_not_reused() -> None:
     stand = Stand(2 * SPAN)
     stand.join(1)
     stand.put(1)
@@ -199,7 +199,7 @@ def test_a_store_that_came_back_over_its_budget_is_brought_under_it() -> None:
     finish(stand)
 
 
-def test_an_entry_whose_header_is_another_is_not_shown() -> None:
+def test_an_entry_whose_slot_disagrees_with_its_header_is_not_published() -> None:
     stand = Stand()
     stand.join(1)
     for number in (1, 2, 3):
@@ -288,7 +288,7 @@ def test_a_wall_clock_that_was_set_between_two_daemons_moves_no_time_to_live(ste
     finish(stand)
 
 
-def test_what_ended_while_there_was_no_daemon_ends_with_the_next_ones_first_tick() -> None:
+def test_an_entry_that_expired_between_two_daemons_ends_with_the_first_tick() -> None:
     stand = Stand()
     stand.join(1)
     stand.put(1, ttl_s=10.0)

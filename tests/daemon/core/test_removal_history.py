@@ -42,14 +42,14 @@ def test_keys_are_found_by_as_many_of_their_digits_as_are_given(digits: int) -> 
     assert history.beginning(b"\xff" * 32, digits, 3) == []
 
 
-def test_nothing_is_found_before_anything_went() -> None:
+def test_nothing_is_found_before_any_removal() -> None:
     history = RemovalHistory(10)
     assert history.find(bytes(32)) is None
     assert history.beginning(bytes(32), 2, 3) == []
     assert history.made_room() == {"entries": 0, "age_s": None, "idle_s": None}
 
 
-def test_medians_are_of_the_latest_that_made_room_and_of_nothing_else() -> None:
+def test_medians_cover_the_latest_entries_evicted_by_the_policy_only() -> None:
     history = RemovalHistory(RECORDS_MAX)
     for number in range(3000):
         history.add(gone(bytes(32), number, "capacity"))

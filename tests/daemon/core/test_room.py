@@ -247,7 +247,7 @@ def test_a_put_does_not_wait_for_a_put_whose_sender_is_slow(make: Make) -> None:
     assert stand.put(2, client=2) == "StoreFull"
 
 
-def test_what_is_unpublished_during_a_scan_waits_for_the_next(make: Make) -> None:
+def test_a_span_unpublished_during_a_scan_waits_for_the_next_scan(make: Make) -> None:
     stand = make()
     stand.put(1)
     stand.put(2)
@@ -319,7 +319,7 @@ def test_every_budget_is_enforced(make: Make, limits: dict[str, int], more: dict
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_what_is_pinned_is_in_the_way_once_and_not_of_each_put(policy: str) -> None:
+def test_a_pinned_entry_is_examined_once_and_not_for_each_put(policy: str) -> None:
     stand = Stand(600 * SPAN, policy=policy)
     stand.join(1)
     for number in range(600):
@@ -345,7 +345,7 @@ def test_what_is_pinned_is_in_the_way_once_and_not_of_each_put(policy: str) -> N
     stand.check()
 
 
-def test_what_was_pinned_goes_in_its_turn_once_it_is_released(make: Make) -> None:
+def test_a_released_entry_is_evicted_in_its_turn_again(make: Make) -> None:
     stand = make(8 * SPAN)
     for number in range(8):
         stand.put(number)

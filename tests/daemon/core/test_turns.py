@@ -38,7 +38,7 @@ def test_a_uid_with_many_clients_delays_another_uid_by_one_item_a_turn() -> None
     assert taken(turns) == ["flood0", "quiet0", "flood1", "quiet1", "flood2", "flood3", "flood4"]
 
 
-def test_the_head_stays_the_head_whoever_comes() -> None:
+def test_the_head_stays_the_head_whatever_is_pushed() -> None:
     turns: Turns[str] = Turns()
     turns.push(1, 1, "first")
     turns.push(2, 2, "second")
@@ -51,7 +51,7 @@ def test_the_head_stays_the_head_whoever_comes() -> None:
         turns.take()
 
 
-def test_what_is_put_back_is_the_first_of_its_client() -> None:
+def test_an_item_put_back_is_the_first_of_its_client() -> None:
     turns: Turns[str] = Turns()
     turns.push(1, 1, "b")
     turns.push_first(1, 1, "a")

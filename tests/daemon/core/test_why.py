@@ -104,7 +104,7 @@ def test_why_counts_a_blocks_children_and_names_descendants_evicted_first(make: 
 @pytest.mark.parametrize(
     ("end", "reason"), [("put", "capacity"), ("evict", "explicit"), ("time", "ttl"), ("clear", "cleared")]
 )
-def test_of_what_went_is_remembered_when_and_why(make: Make, end: str, reason: str) -> None:
+def test_why_says_when_and_why_an_entry_was_removed(make: Make, end: str, reason: str) -> None:
     stand = make(2 * SPAN)
     stand.now = 10.0
     stand.put(1, ttl_s=50.0)
@@ -169,7 +169,7 @@ def test_a_key_that_was_never_put_is_unknown(make: Make) -> None:
     assert told["entry"] is told["standing"] is told["gone"] is told["remembered"] is None
 
 
-def test_keys_that_went_are_found_by_their_first_digits(make: Make) -> None:
+def test_removed_keys_are_found_by_their_first_digits(make: Make) -> None:
     stand = make(SPAN)
     for number in range(3):
         stand.put(digest(number))

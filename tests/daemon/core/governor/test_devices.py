@@ -158,7 +158,7 @@ def test_an_entry_over_a_budget_by_itself_is_refused(budget: dict[str, int], siz
     assert registry.snapshot() == before
 
 
-def test_where_nothing_may_go_the_budget_refuses(registry: Registry) -> None:
+def test_a_budget_without_evictable_entries_refuses(registry: Registry) -> None:
     registry.devices.change_limits(registry.limits.__class__(max_entries=2, block_bytes=1))
     registry.register(1, 1)
     registry.register(1, 2)
@@ -375,7 +375,7 @@ def test_an_ordered_entry_may_be_released_renewed_and_used(registry: Registry) -
 # ---- promotion
 
 
-def test_what_an_agent_up_next_had_is_asked_for_again() -> None:
+def test_entries_of_an_agent_up_next_are_promoted() -> None:
     registry = Registry()
     for each, agent in enumerate(("next", "far", "next", ""), 1):
         registry.register(1, each, 10, tokens=5, agent=agent, uses=7)
@@ -436,7 +436,7 @@ def test_promotion_keeps_the_budgets() -> None:
     assert ordered(registry.sample(10, mode=Mode.RELAXED)) == [1], "2 would be one too many"
 
 
-def test_what_its_owner_deleted_or_took_with_it_is_not_promoted() -> None:
+def test_entries_deleted_by_or_lost_with_their_owner_are_not_promoted() -> None:
     registry = Registry()
     for client in (1, 2, 3):
         registry.register(client, client, agent="next")

@@ -199,7 +199,7 @@ def test_a_refused_request_is_answered_counted_announced_and_changes_nothing(
     assert stand.told == [{"event": "refuse", "client": 1, "code": code, "text": text}]
 
 
-def test_what_nobody_waits_for_is_refused_without_an_answer(make: Make) -> None:
+def test_a_request_without_an_answer_is_refused_silently(make: Make) -> None:
     stand = make(devices_max=1)
     stand.say(1, messages.RequestsArrived(GPU, 1))
     stand.say(1, messages.RequestsArrived(OTHER, 1))

@@ -73,7 +73,7 @@ def test_a_ring_cannot_give_back_more_than_it_has(stand: Stand) -> None:
     assert stand.pressed == [Pressed(0)]
 
 
-def test_what_is_pinned_is_asked_for_once(stand: Stand) -> None:
+def test_the_ring_is_asked_for_pinned_bytes_only_once(stand: Stand) -> None:
     ring = Ring(stand, wanted=500 * MIB, others=400 * MIB)
     ring.pinned = 480 * MIB
     ring.read()
@@ -97,7 +97,7 @@ def test_the_ring_takes_back_as_much_as_leaves_the_host_below_pressure_and_then_
     assert ring.resident == ring.wanted
 
 
-def test_what_was_taken_back_does_not_bring_the_pressure_back(stand: Stand) -> None:
+def test_regrown_pages_do_not_bring_the_pressure_back(stand: Stand) -> None:
     ring = Ring(stand, wanted=500 * MIB, others=450 * MIB)
     ring.read(2)
     ring.others = 400 * MIB
@@ -154,7 +154,7 @@ def test_emergency_is_sent_to_the_store_before_its_first_report(stand: Stand) ->
     assert stand.press.refuse and stand.press.resident_bytes_max is None
 
 
-def test_what_becomes_idle_during_emergency_goes_too(make: Make) -> None:
+def test_pressure_is_sent_again_in_an_emergency_for_entries_that_become_idle(make: Make) -> None:
     stand = make(critical_idle_s=10.0)
     ring = Ring(stand, wanted=50 * MIB, others=960 * MIB)
     ring.pinned = 50 * MIB
@@ -185,7 +185,9 @@ def test_a_stale_gauge_asks_for_nothing(stand: Stand) -> None:
     others=st.lists(st.integers(0, 1100 * MIB), min_size=1, max_size=8),
     pinned_share=st.sampled_from([0.0, 0.0, 0.3]),
 )
-def test_whatever_others_use_it_comes_to_rest_and_back(wanted: int, others: list[int], pinned_share: float) -> None:
+def test_with_any_use_by_others_the_ring_settles_and_regrows(
+    wanted: int, others: list[int], pinned_share: float
+) -> None:
     stand = Stand(critical_idle_s=1e6)
     ring = Ring(stand, wanted=wanted, others=0)
     ring.pinned = int(wanted * pinned_share)

@@ -30,7 +30,7 @@ def registry_of(count: int, size: int = 10, **limits: Any) -> Registry:
     ("mode", "idle_s"),
     [(Mode.RELAXED, 600.0), (Mode.NORMAL, 120.0), (Mode.CRITICAL, 30.0), (Mode.EMERGENCY, 30.0)],
 )
-def test_what_is_idle_for_the_modes_time_goes_and_nothing_else(mode: Mode, idle_s: float) -> None:
+def test_only_entries_idle_for_the_modes_time_are_evicted(mode: Mode, idle_s: float) -> None:
     registry = Registry()
     for each in (1, 2, 3, 4):
         registry.register(1, each)
@@ -127,7 +127,7 @@ def test_a_workflow_below_pressure_evicts_nothing_at_all() -> None:
 # ---- where it goes
 
 
-def test_what_leaves_goes_to_the_host_if_that_takes_it_and_it_is_worth_its_copy() -> None:
+def test_an_evicted_entry_is_offloaded_if_the_host_accepts_and_it_is_worth_its_copy() -> None:
     def registry() -> Registry:
         registry = Registry(copy_bytes_per_s=100, compute_s_per_token=1.0, pass_share=1.0)
         registry.register(1, 1, 1000, tokens=10)

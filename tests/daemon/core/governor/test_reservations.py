@@ -29,7 +29,7 @@ class Desk:
         return self.reservations.reserve(client, message, self.free_bytes, now)
 
 
-def test_two_who_look_at_the_same_gauge_do_not_both_get_it() -> None:
+def test_two_clients_cannot_reserve_the_same_free_memory() -> None:
     desk = Desk(100)
     desk.reserve(1, 60, 0.0)
     with pytest.raises(
@@ -103,7 +103,7 @@ def test_a_gauge_that_shows_more_than_there_is_leaves_nothing_to_reserve() -> No
         Desk(-5).reserve(1, 1, 0.0)
 
 
-def test_what_ended_takes_bounded_memory_and_still_comes_back() -> None:
+def test_ended_reservations_take_bounded_memory_and_are_freed_by_a_later_reading() -> None:
     desk = Desk(10**6)
     now = 0.0
     for _ in range(10 * ENDED_MAX):

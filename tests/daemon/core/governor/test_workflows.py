@@ -60,7 +60,7 @@ def test_an_agent_of_several_workflows_is_as_near_as_in_the_nearest(make: Callab
     assert workflows.distance("shared") == FINISHED
 
 
-def test_nothing_is_known_of_no_agent_nor_of_one_in_no_graph(make: Callable[..., Workflows]) -> None:
+def test_an_empty_or_unknown_agent_has_no_distance(make: Callable[..., Workflows]) -> None:
     workflows = make()
     assert workflows.distance("planner") == workflows.distance("") == UNKNOWN
     workflows.register(1, "w", PLAN)
