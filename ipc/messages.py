@@ -262,7 +262,8 @@ class Generation(Answer, frozen=True):
 
 
 class Invalidate(StoreRequest, frozen=True):
-    """Raises a namespace's generation if it is still `generation`, and drops the namespace's entries."""
+    """Raises a namespace's generation to `generation` + 1 and drops the namespace's entries. Does neither if the
+    namespace's generation is above `generation` already."""
 
     answered_by = Generation
     needs_lane = False

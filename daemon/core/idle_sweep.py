@@ -28,7 +28,8 @@ class IdleSweep:
         self.walking = False
 
     def press(self, pressed: Pressed) -> None:
-        """Takes a new Pressed. A walk in progress ends before the next one begins."""
+        """Takes a new Pressed. A walk in progress is stopped if `idle_s` is None; otherwise it ends before the next one
+        begins."""
         self.pressed = pressed
         if pressed.idle_s is None:
             self.walking = self._again = False

@@ -239,7 +239,7 @@ class Intake:
         self.limit_changed()
 
     def limit_changed(self) -> None:
-        """A put that did not fit may fit now."""
+        """Ends the attempt to make room, and has the queue served again: a put that did not fit may fit now."""
         self._reclaim.drop_attempt()
         self.changed = True
 
@@ -275,8 +275,8 @@ class Intake:
         return self._memory.index.generations.refusal(key)
 
     def _without_parent(self, commit: messages.Commit) -> TensordError | None:
-        """The refusal of a block whose parent is neither stored nor in flight: publication would refuse the block later
-        in any case. None if the parent is stored or in flight."""
+        """The refusal of a block whose parent is neither stored nor in flight, so that the block takes no room. None if
+        the parent is stored, hidden as a victim, or in flight."""
         parent, entries = commit.parent, self._memory.entries
         if parent is None or entries.find(parent) or entries.hidden(parent) or self.puts.in_flight(parent):
             return None

@@ -2,7 +2,8 @@
 
 An entry that the policy would keep may lie where a put needs room. It is moved instead of evicted. Around each of the
 largest holes a stretch is examined: its entries move to holes elsewhere, and those that fit into no hole are evicted.
-The stretch of the lowest price is taken; of stretches of equal price, the one with the fewest bytes to copy.
+The stretch of the lowest price is taken; of stretches of equal price, the one with the fewest bytes to evict, then the
+one with the fewest bytes to copy.
 
 Owns the plan. Does not own how an entry moves (`memory`), nor which entries are evictable. Blocks of sequences are not
 moved, since the prefix index finds their text by its offset.

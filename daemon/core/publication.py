@@ -42,7 +42,7 @@ class Publication:
         """The header of the put's span, without its checksum. The time to live starts now."""
         entry, commit = put.entry, put.commit
         assert entry is not None
-        # It starts with the last part, however long the other parts and the search for room took.
+        # The header is made with the last part, so the time for other parts and the search for room does not count.
         entry.ttl_s = ttl_s = self._expiry.ttl_s(commit.ttl_s)
         entry.expires_at = None if ttl_s is None else self._outbox.now + ttl_s
         return SpanHeader(

@@ -187,7 +187,7 @@ class PutTable:
         self._idle.set(put.number, now + self._idle_s)
 
     def idle(self, now: float) -> PutProgress | None:
-        """A put whose next part is overdue."""
+        """A put whose next part is overdue. Removes the put's deadline: the caller renews it, or refuses the put."""
         number = self._idle.pop_due(now)
         return None if number is None else self._by_number[number]
 
@@ -201,7 +201,7 @@ class PutTable:
             self.parked.remove(put)
 
     def unpark(self) -> None:
-        """Puts the parked puts back, each as the first of its client."""
+        """Returns the parked puts to the queue, each as the first of its client."""
         while self.parked:
             put = self.parked.pop()
             self.queue.push_first(put.uid, put.client, put)

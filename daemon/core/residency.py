@@ -145,7 +145,8 @@ class Residency:
         self._pressure_bytes_max = resident_bytes_max
 
     def step(self, now: float) -> None:
-        """Requests what the target demands: pages returned to the system, or taken back from it."""
+        """Requests what the target demands: pages returned to the system, or taken back from it. Sets the budget's
+        `resident_bytes_max`, within which puts stay."""
         was_unrestricted, self.unrestricted = self.unrestricted, self._is_unrestricted
         if was_unrestricted and self.unrestricted:
             return
@@ -199,7 +200,7 @@ class Residency:
         low, high = self._ring.narrowed(low, high, size_bytes)
         missing = self._ring.withdrawn_within(low, high)
         if self._allocating is not None:
-            # The extent being allocated comes back anyway.
+            # The extent that is being allocated is taken back already.
             missing = _without(missing, *self._allocating)
         self._exchange = Exchange(low, high, deque(missing))
 
@@ -213,7 +214,7 @@ class Residency:
         return "moving" if exchange.missing or self._allocating is not None else "done"
 
     def drop_exchange(self) -> None:
-        """Ends the exchange, whose room is no longer needed. Bytes taken back stay."""
+        """Ends the exchange, whose room is no longer needed. Bytes that were taken back stay resident until `step`."""
         self._exchange = None
 
     def check_invariants(self) -> None:
