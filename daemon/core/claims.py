@@ -149,13 +149,14 @@ class ClaimTable:
         return Verdict(client, request, key, "wait", lasts_s=max(0.0, claim.expected_at - now))
 
     def renew(self, token: int, client: int, now: float) -> None:
-        """Renews a claim whose holder is alive. Does nothing if the claim has ended."""
+        """Renews a claim whose holder is alive. Does nothing if the claim has ended or another client holds it."""
         claim = self._by_token.get(token)
         if claim is not None and claim.client == client and not claim.committing:
             self._timers.set(token, min(now + self._claim_s, claim.ends_at))
 
     def abandon(self, token: int, uid: int, now: float) -> list[Verdict]:
-        """Ends a claim whose holder gives up. Does nothing if the claim has ended."""
+        """Ends a claim whose holder gives up. Does nothing if the claim has ended, if a client of another uid holds it,
+        or if its commit was completely received."""
         claim = self._by_token.get(token)
         if claim is None or claim.uid != uid or claim.committing:
             return []
@@ -164,7 +165,7 @@ class ClaimTable:
     def committing(self, token: int, uid: int, key: bytes) -> None:
         """A commit under the claim was completely received. Its holder may leave, and the claim no longer expires.
 
-        Does nothing if the claim has ended. `committed` or `refused` follows.
+        Does nothing if the claim has ended, or is not one of this uid on this key. `committed` or `refused` follows.
         """
         claim = self._by_token.get(token)
         if claim is not None and claim.uid == uid and claim.key == key:
@@ -177,7 +178,8 @@ class ClaimTable:
         return [] if claim is None else self._end(claim, "hit")
 
     def refused(self, token: int, uid: int, key: bytes) -> list[Verdict]:
-        """A commit under this claim was refused. Does nothing if the claim has ended."""
+        """A commit under this claim was refused. Does nothing if the claim has ended, or is not one of this uid on this
+        key."""
         claim = self._by_token.get(token)
         if claim is None or claim.uid != uid or claim.key != key:
             return []

@@ -98,9 +98,10 @@ class Hits:
             self._shadow.ended(entry.key)
 
     def as_dict(self, now: float) -> dict[str, Any]:
-        """For status. `minute` and `ring`: lookups; lookups that hit; requests, sampled and scaled up; requests that
-        hit here; and requests that would have hit under LRU. `since_start`: the requests since the daemon started;
-        `sampled`: one in this number of keys is sampled."""
+        """For status. `minute` and `ring` have `hits`: lookups that hit; `lookups`; `requests`: sampled and scaled up;
+        `here`: requests for stored keys; `lru`: requests that would have hit under LRU. `since_start`: the last three
+        since the daemon started. `sampled`: one in this number of keys is sampled. `shadow_keys`: the keys in the
+        shadow cache."""
         names = ("hits", "lookups", "requests", "here", "lru")
         return {
             "minute": dict(zip(names, self._minute.sums(now), strict=True)),
