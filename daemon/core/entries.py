@@ -88,7 +88,7 @@ class SpanEntry:
 
 
 class EntryTable:
-    """The tables. After publication, only this class sets `entry.state`."""
+    """The tables. From an entry's publication on, only this class sets its `state`."""
 
     def __init__(self) -> None:
         self._by_key: dict[bytes, SpanEntry] = {}
@@ -199,8 +199,9 @@ class EntryTable:
         return found, None
 
     def sample(self, key: bytes, most: int) -> list[SpanEntry]:
-        """Up to `most` published entries whose digests follow the key's digest, wrapping around at the end. Digests are
-        unrelated to the entries, so this is a fair sample. It mostly contains the key's own entry."""
+        """Up to `most` published entries from the key's shelf and the shelves after it, wrapping around at the end. The
+        shelf follows from the digest, which is unrelated to age, size and use, so this is a fair sample. It mostly
+        contains the key's own entry."""
         found: list[SpanEntry] = []
         first = _shelf_number(key)
         for number in (*range(first, 1 << _SHELF_BITS), *range(first)):
