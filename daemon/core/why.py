@@ -31,10 +31,11 @@ BEFORE_MAX: Final = 4
 def why(store: Store, key: bytes, now: float) -> dict[str, Any]:
     """All that is known of a key.
 
-    `state`: "stored"; "leaving" while a scan checks whether a reader pins it; "gone"; or "unknown". `entry` and
-    `standing` describe a stored entry. `gone` describes the key's latest removal, if it is among the last `records`, of
-    which `records_max` are kept. `remembered`: what the policy remembers of the key without storing it. Each is None if
-    there is nothing to report.
+    `state`: "stored"; "leaving" while a scan checks whether a reader pins it; "gone"; or "unknown". `reason`: why a
+    leaving entry is evicted, empty in the other states. `entry` and `standing` describe a stored entry. `gone`
+    describes the key's latest removal, if it is among the last `records`, of which `records_max` are kept.
+    `remembered`: what the policy remembers of the key without storing it. The last four are None if there is nothing to
+    report.
     """
     entries, history = store.memory.entries, store.removal_history
     entry = entries.find(key)
