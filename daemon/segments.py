@@ -249,8 +249,8 @@ class Segments:
     def fence(self) -> None:
         """A memory fence in all client processes, to be made after unpublishing and before reading the lanes.
 
-        After it, a scan of the lanes sees every pin that was stored before the fence. A reader that stores its pin after
-        the fence finds the slot's seq changed, and does not use the entry.
+        After it, a scan of the lanes sees every pin that was stored before the fence. A reader that stores its pin
+        after the fence finds the slot's seq changed, and does not use the entry.
 
         Raises:
             OSError: the kernel refused the fence.

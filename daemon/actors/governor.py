@@ -1,8 +1,8 @@
 """The governor actor: runs the governor's core, which decides about modes, device entries and workflows.
 
 Owns: the governor's inbox. Turns the messages in it into events of the core, and carries the core's effects out:
-answers and pushes to sessions, the byte budget of the ring to the store, and log lines. Does not own the decisions (the
-core), nor any shared memory.
+answers and pushes to sessions, the limits under pressure (`Pressed`) to the store, and log lines. Does not own the
+decisions (the core), nor any shared memory.
 
 Invariant: the core is called from one task only, and its effects are carried out in order.
 """
@@ -33,7 +33,7 @@ class GovernorActor:
 
     Args:
         clock: gives monotonic seconds.
-        press: sends the store its byte budget. Must not block.
+        press: sends the store the limits under pressure (`Pressed`). Must not block.
         reading: gives the gauges a device reading from a client. Must not block.
         hasten: called when `sample_every_s` has become shorter. Must not block.
         tell_watchers: sends an event to all watchers of the status socket. Must not block.
