@@ -29,7 +29,7 @@ from ..shm.keys import generation_of
 from ..shm.layout import NAMESPACE_TAG_BYTES, SPAN_HEADER_BYTES, SpanHeader, aligned
 from ..shm.prefix import PrefixRecord, block_key
 from ..shm.recipe import Recipe, recipe
-from .core.effects import Copy, Move
+from .core.effects import Copy, Move, Seal
 from .core.events import Copied, Moved
 from .core.turns import Turns
 
@@ -44,13 +44,13 @@ SMALL_BYTES: Final = 128 << 10
 class CopyJob:
     """A part of a put to be copied, or a span to be moved. `copied_bytes` of it are done."""
 
-    part: Copy | Move
+    part: Copy | Move | Seal
     copied_bytes: int = 0
 
     @property
     def client(self) -> int:
         """The client whose turn the job takes. 0 for a move, which belongs to no client."""
-        return self.part.client if isinstance(self.part, Copy) else 0
+        return 0 if isinstance(self.part, Move) else self.part.client
 
 
 class Copier:
@@ -157,17 +157,19 @@ class Copier:
         """Forgets a put that has ended before its last part. No copy of it may be under way."""
         self._checksums.pop((client, put_id), None)
 
-    def copy(self, part: Copy | Move) -> None:
-        """Requests the copy of a part, or the move of a span. `done` gets the result."""
+    def copy(self, part: Copy | Move | Seal) -> None:
+        """Requests the copy of a part, the move of a span, or the check of a payload. `done` gets the result."""
         self._asked.put(CopyJob(part))
 
     @staticmethod
-    def is_small(part: Copy) -> bool:
+    def is_small(part: Copy | Seal) -> bool:
         """True if the part is a complete payload that is small enough for `copy_now`."""
+        if isinstance(part, Seal):
+            return part.header.tree_bytes + part.header.prefix_bytes <= SMALL_BYTES
         return part.header is not None and part.part_bytes == part.header.payload_bytes <= SMALL_BYTES
 
-    def copy_now(self, part: Copy) -> Copied:
-        """Copies a small payload, in the caller's thread."""
+    def copy_now(self, part: Copy | Seal) -> Copied:
+        """Copies or checks a small payload, in the caller's thread."""
         copied = self._outcome(CopyJob(part))
         assert isinstance(copied, Copied), "a small payload is copied in one turn"
         return copied
@@ -193,7 +195,13 @@ class Copier:
     def _outcome(self, job: CopyJob) -> Copied | Moved | None:
         """Works on a job for one turn. None if the job is not done yet."""
         try:
-            return self._move(job, job.part) if isinstance(job.part, Move) else self._carry_out(job)
+            match job.part:
+                case Move():
+                    return self._move(job, job.part)
+                case Seal(client, put_id, payload_offset, header, checksum):
+                    return Copied(client, put_id, checksum, record=self._finish(payload_offset, header, checksum))
+                case Copy():
+                    return self._carry_out(job, job.part)
         except TensordError as error:
             return _failed(job.part, error)
         except Exception as error:
@@ -220,10 +228,8 @@ class Copier:
         self._ring[move.to_offset : move.to_offset + SPAN_HEADER_BYTES] = packed
         return Moved(move.number)
 
-    def _carry_out(self, job: CopyJob) -> Copied | None:
+    def _carry_out(self, job: CopyJob, part: Copy) -> Copied | None:
         """Copies a part for one turn. None if the part is not done yet."""
-        part = job.part
-        assert isinstance(part, Copy), part
         inbox = self._inbox_of(part.client, part.inbox, "a part")
         end = part.inbox_offset + part.part_bytes
         if end > len(inbox):
@@ -257,7 +263,8 @@ class Copier:
         return inbox
 
     def _finish(self, payload_offset: int, header: SpanHeader, checksum: int) -> PrefixRecord | None:
-        # The checks read the copy in the ring. The client may change its inbox now, but not the checked bytes.
+        # The checks read the bytes in the ring. A client may change its inbox now, but not the copied bytes. A client
+        # that writes in place writes no more after its Fill; it belongs to a user whom the daemon trusts with the ring.
         tree = self._ring[payload_offset : payload_offset + header.tree_bytes].tobytes()
         described = recipe(tree, depth_max=self._tree_depth_max)
         if described.end_bytes > header.payload_bytes:
@@ -291,7 +298,7 @@ class Copier:
         return record
 
 
-def _failed(part: Copy | Move, error: TensordError) -> Copied | Moved:
+def _failed(part: Copy | Move | Seal, error: TensordError) -> Copied | Moved:
     if isinstance(part, Move):
         return Moved(part.number, error)
     return Copied(part.client, part.put_id, error=error)

@@ -92,6 +92,8 @@ class Segments:
         os.close(found.index_fd)
         self._shared_ring_fd = segments.attach(segments.segment_name(instance, "ring"), read_only=True)
         self._shared_index_fd = segments.attach(segments.segment_name(instance, "index"), read_only=True)
+        self.writable_ring_fd = segments.attach(segments.segment_name(instance, "ring"))
+        """The ring for clients that write in place: a file description of its own."""
         self._lanes: dict[str, HeldLane] = {}
         self._lanes_made = 0
         self._has_quick_fence, self._has_slow_fence = works(expedited=True), False
@@ -286,7 +288,8 @@ class Segments:
                 segments.remove(name)
         for lane in self._lanes.values():
             lane.reader.close()
-        for fd in (self._ring_fd, self._shared_ring_fd, self._shared_index_fd, self._lock_fd):
+        shared = (self._shared_ring_fd, self._shared_index_fd, self.writable_ring_fd)
+        for fd in (self._ring_fd, *shared, self._lock_fd):
             os.close(fd)
 
     def _read(self, start: int, end: int) -> Iterator[bytes]:

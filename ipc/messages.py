@@ -22,6 +22,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
+from .attachment import *  # noqa: F403
 from .declared import Answer as Answer
 from .declared import AttachmentRequest as AttachmentRequest
 from .declared import ControlRequest as ControlRequest
@@ -50,87 +51,19 @@ from .schema import (
     Milliseconds,
     Name,
     NamespaceTag,
-    NoneOrOne,
-    One,
     PrefixBytes,
     Seconds,
     SecondsOrNone,
     SomeBytes,
-    Three,
     Token,
     Tokens,
     TreeBytes,
+    Word,
 )
 from .schema import PROTOCOL_VERSION as PROTOCOL_VERSION
 from .schema import ClientLimits as ClientLimits
 from .schema import ErrorBody as ErrorBody
 from .schema import Message as Message
-
-# ---- a connection's beginning, its lane and its inboxes
-
-
-class Welcome(Answer, frozen=True):
-    """Answers Hello. `version`: the version of the daemon's package. `epoch`: the number of this incarnation of the
-    daemon."""
-
-    id: Id
-    protocol: Count
-    version: Name
-    instance: Name
-    epoch: Count
-    limits: ClientLimits
-
-
-class Hello(GreetingRequest, frozen=True):
-    """The first message of a connection.
-
-    `pid`: as the client's own pid namespace counts it. `fence`: the client registered for the membarrier fence.
-    """
-
-    answered_by = Welcome
-    id: Id
-    protocol: Count
-    name: Name
-    pid: Annotated[int, Meta(ge=0, le=(1 << 31) - 1)]
-    fence: bool
-
-
-class Attached(Answer, frozen=True):
-    """Answers Attach. Brings three descriptors: ring, index and lane, in this order."""
-
-    id: Id
-    lane_id: Count
-    ring_bytes: SomeBytes
-    index_bytes: SomeBytes
-    fds: Three = 3
-
-
-class Attach(AttachmentRequest, frozen=True):
-    """Asks for the ring, the index and a lane. A client that already has a lane sends its descriptor."""
-
-    answered_by = Attached
-    id: Id
-    fds: NoneOrOne = 0
-
-
-class OpenInbox(AttachmentRequest, frozen=True):
-    """Brings the descriptor of a sealed inbox of `inbox_bytes`.
-
-    `inbox`: the number of the inbox. Two open inboxes of a connection must not share a number.
-    """
-
-    answered_by = Done
-    id: Id
-    inbox_bytes: SomeBytes
-    inbox: Count = 0
-    fds: One = 1
-
-
-class CloseInbox(AttachmentRequest, frozen=True):
-    """No answer. The client no longer needs the inbox: all puts from it are answered."""
-
-    inbox: Count
-
 
 # ---- puts and claims
 
@@ -150,8 +83,26 @@ class Committed(Answer, frozen=True):
     error: ErrorBody | None = None
 
 
+class Placed(Answer, frozen=True):
+    """The span for a put that is written in place. `offset`: of the span's header in the ring. `slot`: the number of
+    its slot in the index, whose sequence number is `seq` as long as the span is the put's.
+
+    The client pins `span_id` and then reads the slot. If the slot is unchanged, the span stays the put's until the pin
+    ends, and the client may write the payload.
+    """
+
+    id: Id
+    slot: Count
+    seq: Word
+    span_id: Word
+    offset: Bytes
+
+
 class Commit(StoreRequest, frozen=True):
     """Begins a put. One or more Parts with the same id follow; together they have `payload_bytes`.
+
+    `in_place`: the client writes the payload into the ring by itself. The daemon answers with Placed once there is
+    room, and the client's Fill takes the place of the parts. Only for a client that was sent a WritableRing.
 
     `acks`: the daemon answers each part with PartCopied, for a sender that reuses its region before the put has ended.
     `cost_ms`: the time that computing the payload took; 0 if it is not known. `agent`: the agent that the put is for.
@@ -161,7 +112,7 @@ class Commit(StoreRequest, frozen=True):
     """
 
     answered_by = Committed
-    pushes = (PartCopied,)
+    pushes = (PartCopied, Placed)
     id: Id
     key: Key
     payload_bytes: SomeBytes
@@ -175,6 +126,16 @@ class Commit(StoreRequest, frozen=True):
     prefix_bytes: PrefixBytes = 0
     parent: Key | None = None
     inbox: Count = 0
+    in_place: bool = False
+
+
+class Fill(StoreRequest, frozen=True):
+    """The payload of a put that is written in place is complete. `checksum`: the xxh3-64 of its bytes in the ring;
+    None: the client gives the put up. Committed answers the put, not this message.
+    """
+
+    id: Id
+    checksum: Word | None
 
 
 class Part(StoreRequest, frozen=True):

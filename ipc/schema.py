@@ -34,6 +34,8 @@ DURATION_S_MAX: Final = 315_360_000.0  # ten years; NaN and infinity fail the co
 Id = Annotated[int, Meta(ge=0, le=NUMBER_MAX)]
 """The id of a request. The requester chooses it, and the answer repeats it. Two open requests must not share an id."""
 Key = Annotated[bytes, Meta(min_length=32, max_length=32)]
+Word = Annotated[bytes, Meta(min_length=8, max_length=8)]
+"""A word of shared memory, little-endian: it may have any value."""
 NamespaceTag = Annotated[bytes, Meta(min_length=8, max_length=8)]
 """The first 8 bytes of every key of a namespace. They are the same in all of its generations."""
 Token = Annotated[int, Meta(ge=1, le=NUMBER_MAX)]

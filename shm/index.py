@@ -226,6 +226,15 @@ class IndexWriter:
         self._words[at] = (seq + 1) & _SEQ_MAX
         self._words[self._fingerprint_at(slot)] = 0
 
+    def revoke(self, slot: int) -> None:
+        """Changes the seq of a slot that is not published, so that a client that was told the former one writes no more
+        into the span, unless it pinned the span before. The span stays allocated until `release`."""
+        at = self._slot_at(slot)
+        seq = self._words[at]
+        assert seq & 1 and self._words[at + SPAN], f"slot {slot} with seq {seq} is not reserved"
+        # SYNC POINT: as in `unpublish`, with the writer in the reader's place.
+        self._words[at] = (seq + 2) & _SEQ_MAX
+
     def release(self, slot: int) -> None:
         """Frees an unpublished slot whose span no reader can reach any more."""
         at = self._slot_at(slot)

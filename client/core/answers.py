@@ -7,8 +7,9 @@ Invariant: an answer settles its request once.
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from copy import copy
@@ -93,6 +94,13 @@ class Answers:
     def take(self, number: int) -> PendingRequest | None:
         """Removes a request, whose answer has arrived or will not. None if it is not pending any more."""
         return self.pending.pop(number, None)
+
+    def hand_over(self, number: int, fds: Sequence[int]) -> None:
+        """Settles a request with the descriptors that came with its answer. Closes them if nobody waits any more."""
+        answer = self.take(number)
+        if answer is None or not settle(answer, fds):
+            for fd in fds:
+                os.close(fd)
 
     def deferred(self, message: messages.Claimed) -> None:
         """Handles the answer "wait". A second answer follows."""

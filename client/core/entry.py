@@ -1,12 +1,21 @@
 """The answers to questions about an entry: its metadata, and how much it is shared.
 
-Owns: both records. Does not own: how they are read (view.py).
+Owns: both records, and how they are read. Does not own: the mappings that they are read from (view.py).
 Invariants: a record is a copy; it never changes, and pins nothing.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
+
+from ...shm.clock import unix_at_boot_s
+from ...shm.index import IndexReader
+from ...shm.layout import PLACE_OFFSET_MASK
+from .ring_mapping import RingMapping
+
+_ATTEMPTS: Final = 4
+"""How often an entry is looked up that changes while it is read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,3 +61,35 @@ class Reuse:
 
     holders: int
     uses: int
+
+
+def read_entry(index: IndexReader, ring: RingMapping, key: bytes) -> Entry | None:
+    """The metadata of the key's entry. None if there is none, or its span's header is damaged."""
+    for _ in range(_ATTEMPTS):
+        hit = index.find(key)
+        if hit is None:
+            return None
+        at, seq, _, place, _ = hit
+        h = ring.span(place & PLACE_OFFSET_MASK)
+        if index.words[at] == seq:
+            if h is None:
+                return None
+            zero_s = unix_at_boot_s()
+            expires_unix_s = zero_s + h.expires_s if h.expires_s else 0.0
+            return Entry(
+                h.key, h.payload_bytes, h.tokens, zero_s + h.created_s, expires_unix_s, h.owner_uid, h.checksum
+            )
+    return None
+
+
+def read_reuse(index: IndexReader, key: bytes) -> Reuse | None:
+    """How much the key's entry is shared. None if there is none."""
+    for _ in range(_ATTEMPTS):
+        hit = index.find(key)
+        if hit is None:
+            return None
+        at, seq, *_ = hit
+        uses, holders = index.reuse(at)
+        if index.words[at] == seq:
+            return Reuse(holders, uses)
+    return None

@@ -77,9 +77,10 @@ class PutsInFlight:
                     f"commits_in_flight_max is {most}, and none of {most} puts in flight was acknowledged in time; "
                     "put fewer payloads at once, or raise timeout_s"
                 )
-            if pending.inbox.retired:
+            inbox = pending.inbox
+            if inbox is not None and inbox.retired:
                 return False
-            if not self.inboxes.knows(pending.inbox):
+            if inbox is not None and not self.inboxes.knows(inbox):
                 raise DaemonUnavailable(
                     "the reservation belongs to the process that this one was forked from; reserve again here"
                 )
@@ -104,6 +105,22 @@ class PutsInFlight:
             pending.connected = connected
         return True
 
+    def wait_placed(self, pending: Pending, deadline: float) -> messages.Placed | None:
+        """Waits until the daemon has named the span of a put that is written in place. None if the put ends before, or
+        `deadline` (monotonic seconds) passes."""
+        with self._lock:
+            self._lock.wait_for(
+                lambda: pending.placed is not None or pending.commit.id not in self._pending,
+                max(0.0, deadline - time.monotonic()),
+            )
+            return pending.placed if pending.commit.id in self._pending else None
+
+    def forget(self, pending: Pending) -> bool:
+        """Removes a put that is not settled, because it goes another way. False if it has ended."""
+        with self._lock:
+            self._lock.notify_all()
+            return self._pending.pop(pending.commit.id, None) is not None
+
     def not_sent(self, pending: Pending, error: TensordError) -> None:
         """Settles a put whose messages were not sent; unless a new connection took the put over, which the daemon
         answers.
@@ -123,11 +140,17 @@ class PutsInFlight:
 
     # ---- the connection's thread
 
-    def acknowledged(self, message: messages.PartCopied | messages.Committed) -> None:
-        """Handles a PartCopied, after which the part's region is free, or a Committed, which settles the put."""
+    def acknowledged(self, message: messages.Placed | messages.PartCopied | messages.Committed) -> None:
+        """Handles a PartCopied, after which the part's region is free, a Placed, which names the span of a put, or a
+        Committed, which settles the put."""
         region = None
         with self._lock:
             pending = self._pending.get(message.id)
+            if isinstance(message, messages.Placed):
+                if pending is not None:
+                    pending.placed = message
+                    self._lock.notify_all()
+                return
             if pending is not None and not pending.whole and isinstance(message, messages.PartCopied):
                 region = pending.regions.pop(message.inbox_offset, None)
         if region is not None:
@@ -169,7 +192,7 @@ class PutsInFlight:
             if cut:
                 self.inboxes.start_over()
             unsendable = [p for p in self._pending.values() if cut or p.sent_again or not p.complete]
-            for inbox in {p.inbox for p in self._pending.values() if p.sent}:
+            for inbox in {p.inbox for p in self._pending.values() if p.sent and p.inbox is not None}:
                 self.inboxes.retire(inbox)
             # Wakes puts that wait for room in `begin`.
             self._lock.notify_all()
@@ -188,6 +211,7 @@ class PutsInFlight:
             for pending in again:
                 pending.sent_again = True
         for pending in again:
+            assert pending.inbox is not None, "a complete put stands in an inbox"
             self.inboxes.tell(pending.inbox, connected, send)
             # The claim that the put was made under ended with the old connection.
             pending.commit = replace(pending.commit, claim=None, acks=False)

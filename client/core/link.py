@@ -75,7 +75,8 @@ class Link:
         """Creates the state that does not survive a fork: the thread, the socket, the locks, and all puts and requests
         in flight.
         """
-        self.puts = PutSender(self.send, self.next_id, lambda: self.connection, self.refusal, self._shut)
+        connection, view = (lambda: self.connection), (lambda: self.view)
+        self.puts = PutSender(self.send, self.next_id, connection, self.refusal, self._shut, ask=self.ask, view=view)
         self._channel: BlockingChannel | None = None
         self._lane_fd = -1
         self._lane_given_up = False
@@ -335,19 +336,21 @@ class Link:
                 self.claims.give_back_forgotten(SAY_S)
                 wait_s = min(wait_s, max(0.0, self.claims.renew_at - time.monotonic()))
             with suppress(TimedOut):
-                message, _ = channel.receive(wait_s)
-                self._take(message, channel)
+                message, fds = channel.receive(wait_s)
+                self._take(message, fds, channel)
             if self.claims.held and time.monotonic() >= self.claims.renew_at:
                 self.claims.renew(channel, _SEND_S)
 
-    def _take(self, message: Any, channel: BlockingChannel) -> None:
+    def _take(self, message: Any, fds: Sequence[int], channel: BlockingChannel) -> None:
         if isinstance(message, ListenerMessage):
             self.listeners.tell(lambda listener: listener.received(message, channel))
         match message:
             case messages.ModeChanged() | messages.Order():
                 pass
-            case messages.PartCopied() | messages.Committed():
+            case messages.Placed() | messages.PartCopied() | messages.Committed():
                 self.puts.in_flight.acknowledged(message)
+            case messages.WritableRing():
+                self.answers.hand_over(message.id, fds)
             case messages.Claimed(answer="wait"):
                 self.answers.deferred(message)
             case messages.Error(id=int(number)):

@@ -79,18 +79,20 @@ class Put:
 class Pending:
     """A put in flight. It can be sent again while its whole payload stands in its inbox.
 
-    `regions`: by their offset in `inbox`. `whole`: the payload is in one region, not streamed. `connected`: the
-    connection on which the putting thread sent the Commit.
+    `inbox`: None for a put that is written in place. `regions`: by their offset in `inbox`. `whole`: the payload is in
+    one region, not streamed. `connected`: the connection on which the putting thread sent the Commit. `placed`: the
+    span, once the daemon has named it.
     """
 
     put: Put
     commit: messages.Commit
-    inbox: Inbox
+    inbox: Inbox | None
     regions: dict[int, Region] = field(default_factory=dict)
     parts: list[messages.Part] = field(default_factory=list)
     whole: bool = True
     sent_again: bool = False
     connected: object | None = None
+    placed: messages.Placed | None = None
 
     @property
     def complete(self) -> bool:

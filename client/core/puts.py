@@ -9,19 +9,24 @@ Invariant: no byte of a put is announced before it is copied.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Final
+from functools import partial
+from typing import Any, Final
 
 from ...errors import DaemonUnavailable, ObjectTooLarge, TensordError
 from ...ipc import messages
 from ...shm.layout import aligned
 from ...shm.payload import Leaf, Payload
+from .answers import PendingRequest
 from .in_flight import PutsInFlight, state_for
+from .in_place import InPlacePuts
 from .inbox import Inbox, Region
 from .inboxes import Inboxes, no_room
 from .put import Pending
 from .put import Put as Put
 from .put import PutState as PutState
 from .put_options import PutOptions
+from .ring_writer import IN_PLACE_BYTES as IN_PLACE_BYTES
+from .view import View
 
 # A payload is sent in parts of this size, so that the daemon copies one part while this process copies the next.
 PART_BYTES: Final = 4 << 20
@@ -37,6 +42,7 @@ class PutSender:
         connection: returns the current connection, or None.
         refusal: returns why the daemon would refuse a key, as far as shared memory shows; None if it would not.
         end: ends the connection, after which `in_flight.disconnected` is called.
+        ask, view: as for `InPlacePuts`. Without `ask`, all puts go through the inbox.
     """
 
     def __init__(
@@ -46,6 +52,9 @@ class PutSender:
         connection: Callable[[], object | None],
         refusal: Callable[[bytes], TensordError | None],
         end: Callable[[], None] = lambda: None,
+        *,
+        ask: Callable[..., PendingRequest] | None = None,
+        view: Callable[[], View | None] = lambda: None,
     ) -> None:
         self._send = send
         self._refusal = refusal
@@ -54,6 +63,7 @@ class PutSender:
         self._end_connection = end
         self.inboxes = Inboxes(send, next_id, connection)
         self.in_flight = PutsInFlight(self.inboxes, connection)
+        self._in_place = InPlacePuts(send, ask, connection, view, self.in_flight) if ask is not None else None
 
     def put(self, key: bytes, payload: Payload, options: PutOptions, *, deadline: float) -> Put:
         """Copies `payload` into the inbox part by part, and sends each part as soon as it is copied."""
@@ -122,6 +132,10 @@ class PutSender:
             TensordError: the put did not begin.
         """
         size_bytes, tree_bytes = payload.payload_bytes, len(payload.header)
+        if size_bytes >= IN_PLACE_BYTES and self._in_place is not None:
+            commit = partial(self._commit, put, size_bytes, tree_bytes, options, in_place=True)
+            if self._in_place.put(lambda: Pending(put, commit(), None, whole=False), payload, deadline):
+                return
         while True:
             inbox = self.inboxes.fit(size_bytes)
             if aligned(size_bytes) > inbox.size_bytes // 2:
@@ -155,7 +169,14 @@ class PutSender:
         whole: bool = True,
     ) -> Pending | None:
         """Adds the put to those in flight. None if its inbox was retired."""
-        commit = messages.Commit(
+        commit = self._commit(put, payload_bytes, tree_bytes, options, acks=not whole, inbox=inbox.number)
+        pending = Pending(put, commit, inbox, whole=whole)
+        return pending if self.in_flight.begin(pending, deadline) else None
+
+    def _commit(
+        self, put: Put, payload_bytes: int, tree_bytes: int, options: PutOptions, **more: Any
+    ) -> messages.Commit:
+        return messages.Commit(
             self._next_id(),
             put.key,
             payload_bytes,
@@ -163,15 +184,12 @@ class PutSender:
             options.tokens,
             options.ttl_s,
             options.claim,
-            not whole,
-            options.cost_ms,
-            options.agent,
-            options.prefix_bytes,
-            options.parent,
-            inbox.number,
+            cost_ms=options.cost_ms,
+            agent=options.agent,
+            prefix_bytes=options.prefix_bytes,
+            parent=options.parent,
+            **{"acks": False, **more},
         )
-        pending = Pending(put, commit, inbox, whole=whole)
-        return pending if self.in_flight.begin(pending, deadline) else None
 
     def _copy(self, pending: Pending, payload: Payload, region: Region) -> None:
         """Copies the payload into one region. A payload of two parts or more sends its Commit before the first copy."""
@@ -207,6 +225,7 @@ class PutSender:
         region.
         """
         inbox, size_bytes = pending.inbox, payload.payload_bytes
+        assert inbox is not None, "a streamed put has an inbox"
         part_bytes = min(PART_BYTES, inbox.size_bytes // 8)
         try:
             self._send_commit(pending)
@@ -243,6 +262,7 @@ class PutSender:
         connected = self._connection()
         if connected is None:
             raise DaemonUnavailable(self.in_flight.why_lost)
+        assert pending.inbox is not None, "a put that is written in place has a path of its own"
         self.inboxes.tell(pending.inbox, connected, self._send)
         if self.in_flight.send_on(pending, connected):
             self._send(pending.commit, *parts, connected=connected)

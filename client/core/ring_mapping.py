@@ -60,6 +60,7 @@ class RingMapping(mmap):
 
     lane: Lane
     identity: bytes
+    inode: int
     fd = -1
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
@@ -71,7 +72,8 @@ class RingMapping(mmap):
         """Sets the lane, and duplicates `ring_fd`, which stays the caller's."""
         self.lane = lane
         self.fd = os.dup(ring_fd)
-        self.identity = _IDENTITY.pack(instance_id, os.fstat(ring_fd).st_ino)
+        self.inode = os.fstat(ring_fd).st_ino
+        self.identity = _IDENTITY.pack(instance_id, self.inode)
 
     def copied(self, start: int, size_bytes: int) -> Array:
         """Copies bytes that may not be pinned, as uint8 of shape (size_bytes,). Pages that are gone read as zeros."""

@@ -49,6 +49,15 @@ class RingReader:
         """16 bytes that identify the ring: the same in every process of the host, also after the daemon restarts."""
         return self._map.identity
 
+    @property
+    def inode(self) -> int:
+        """The number of the ring's file, by which the same memory is known again."""
+        return self._map.inode
+
+    def __len__(self) -> int:
+        """The bytes of the ring that are mapped."""
+        return len(self._map)
+
     def borrow(self, handle: bytes) -> Lease | None:
         """Returns a lease on an entry that another process pins, without a pin, a lookup or a counted use.
 

@@ -18,7 +18,7 @@ import numpy as np
 from numpy import ndarray, uint8
 
 from ...errors import BadTree, Corrupt, Invalidated, LayoutMismatch
-from ...shm.clock import unix_at_boot_s
+from ...ipc import messages
 from ...shm.copy import checksum_of
 from ...shm.index import KEY_HASHES, IndexReader, bad_key
 from ...shm.lanes import HEAD_AT, LOG_AT, LOG_MASK, Lane
@@ -34,8 +34,8 @@ from ...shm.layout import (
     Superblock,
 )
 from ...shm.recipe import Recipe
-from ...shm.slots import SLOT
-from .entry import Entry, Reuse
+from ...shm.slots import SLOT, SPAN, slot_at
+from .entry import Entry, Reuse, read_entry, read_reuse
 from .fields import check_key
 from .lease import ArrayLease, Batch, Lease, lease_over
 from .ring_mapping import RingMapping
@@ -209,6 +209,23 @@ class View:
         """`get_many` that counts no uses, hits or misses. An entry for which the lane has no free word is a miss."""
         return self._pinned_many(keys)[0]
 
+    def hold_placed(self, placed: messages.Placed) -> Array | None:
+        """Pins the span of a put that is written in place. The pin ends with the returned array, which is empty.
+
+        Returns:
+            None if the span is not the put's any more, or the lane has no free word.
+        """
+        lane, memory = self.lane, self._index.memory
+        pin: Array = np.empty(0, np.uint8)
+        try:
+            lane.tie(lane.pin(int.from_bytes(placed.span_id, "little")), pin)
+        except IndexError:
+            return None
+        # SYNC POINT: as in get, the pin is stored before the slot is read. The daemon changes seq before its scan.
+        at = slot_at(self._index.buckets_at >> 3, placed.slot) * 8
+        unchanged = memory[at : at + 8] == placed.seq and memory[at + SPAN * 8 : at + SPAN * 8 + 8] == placed.span_id
+        return pin if unchanged else None
+
     def current(self, tag: bytes) -> int:
         """The current generation of a namespace; 0 if it was never invalidated."""
         return self._index.generations.current(tag)
@@ -227,34 +244,11 @@ class View:
 
     def peek(self, key: bytes) -> Entry | None:
         """The entry's metadata. Counts no use. An entry with a damaged header is a miss."""
-        for _ in range(_ATTEMPTS):
-            hit = self._index.find(key)
-            if hit is None:
-                return None
-            at, seq, _, place, _ = hit
-            offset = place & PLACE_OFFSET_MASK
-            h = self._ring.span(offset)
-            if self._index.words[at] == seq:
-                if h is None:
-                    return None
-                zero_s = unix_at_boot_s()
-                expires_unix_s = zero_s + h.expires_s if h.expires_s else 0.0
-                return Entry(
-                    h.key, h.payload_bytes, h.tokens, zero_s + h.created_s, expires_unix_s, h.owner_uid, h.checksum
-                )
-        return None
+        return read_entry(self._index, self._ring, key)
 
     def reuse(self, key: bytes) -> Reuse | None:
         """How much the entry is shared. Takes no lease and counts no use."""
-        for _ in range(_ATTEMPTS):
-            hit = self._index.find(key)
-            if hit is None:
-                return None
-            at, seq, *_ = hit
-            uses, holders = self._index.reuse(at)
-            if self._index.words[at] == seq:
-                return Reuse(holders, uses)
-        return None
+        return read_reuse(self._index, key)
 
     def lease_within(self, root: Array, place: int, payload_bytes: int) -> Lease:
         """A lease on one span of a batch. `root` covers the whole ring and holds the pins of all of the batch's

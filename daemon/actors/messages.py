@@ -7,6 +7,7 @@ messages on sockets (`ipc.messages`), nor the handling of any message.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ from msgspec import Struct, field
 from ...ipc import messages
 from ...ipc.peer import Peer
 from ..config.config import Config
-from ..core.effects import Copy
+from ..core.effects import Copy, Seal
 from ..core.events import Allocated, Copied, Moved, Punched
 from ..core.governor import events as governor
 from ..core.host_memory import HostHolds, Pressed
@@ -49,6 +50,12 @@ class Joined(Struct, frozen=True):
     pid: int
     fenced: bool
     inbox: SessionInbox
+
+    def may_write(self, allowed: str) -> bool:
+        """Whether the setting write_in_place = `allowed` lets the client write payloads into the ring."""
+        if allowed == "owner":
+            return self.peer.uid == os.geteuid()
+        return allowed == "group" and (self.peer.uid == os.geteuid() or self.peer.gid == os.getegid())
 
     def deliver(self, delivery: Deliver) -> bool:
         """Gives `delivery` to the session.
@@ -136,6 +143,7 @@ StoreMessage = (
     | Requested
     | Left
     | Copy
+    | Seal
     | Copied
     | Moved
     | Fenced

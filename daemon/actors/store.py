@@ -117,6 +117,7 @@ class StoreActor:
         memory_requests: dict[type[Any], Callable[[Joined, Any, Sequence[int]], None]] = {
             messages.Attach: self._attach,
             messages.OpenInbox: self._open_inbox,
+            messages.OpenRing: self._open_ring,
             messages.CloseInbox: self._close_inbox,
         }
         self._memory_requests = handlers(messages.AttachmentRequest, memory_requests)
@@ -180,11 +181,12 @@ class StoreActor:
                 self._handle(message)
             case Pressed() | events.Punched() | events.Allocated() | events.Moved():
                 self._handle(message)
-            case effects.Copy():
+            case effects.Copy() | effects.Seal():
                 self._handle(self._copier.copy_now(message))
-            case Joined():
-                self._clients[message.client] = message
-                self._handle(events.ClientJoined(message.client, message.peer.uid, message.name))
+            case Joined(client, peer):
+                self._clients[client] = message
+                writes = message.may_write(self._config.write_in_place)
+                self._handle(events.ClientJoined(client, peer.uid, message.name, writes))
             case MemoryRequest():
                 self._serve_memory(message)
             case Left(client):
@@ -211,7 +213,7 @@ class StoreActor:
             match effect:
                 case effects.Send(client, message):
                     self._send(client, Deliver(message))
-                case effects.Copy():
+                case effects.Copy() | effects.Seal():
                     # A small copy is done by this actor if the inbox is empty. Copies of one client keep their order,
                     # so a client with copies in the thread goes there too. With messages waiting, the thread is faster:
                     # it does many copies in a row.
@@ -338,6 +340,14 @@ class StoreActor:
         except OSError as error:
             raise NotEnoughMemory(f"the inbox cannot be mapped: {error}") from error
         self._send(client.client, Deliver(messages.Done(request.id)))
+
+    def _open_ring(self, client: Joined, request: messages.OpenRing, fds: Sequence[int]) -> None:
+        if not client.may_write(self._config.write_in_place):
+            raise LimitReached(
+                f"write_in_place is {self._config.write_in_place}, and the client runs as uid {client.peer.uid}: its "
+                "payloads go through its inbox"
+            )
+        self._send(client.client, Deliver(messages.WritableRing(request.id), [self._memory.writable_ring_fd]))
 
     def _close_inbox(self, client: Joined, request: messages.CloseInbox, fds: Sequence[int]) -> None:
         self._copier.close_inbox(client.client, request.inbox)

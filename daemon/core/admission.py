@@ -132,6 +132,11 @@ def overdue(received_bytes: int, commit: messages.Commit, limits: StoreLimits) -
     )
 
 
+def given_up(commit: messages.Commit) -> TensordError:
+    """The end of a put whose client does not write the payload after all."""
+    return TensordError(f"the client gave the put of {commit.payload_bytes} bytes up before it was written: put again")
+
+
 def not_worth_it(need: Need) -> StoreFull:
     """The refusal of a put because the policy prefers to keep the entries that would be evicted for it."""
     return StoreFull(

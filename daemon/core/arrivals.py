@@ -1,6 +1,7 @@
 """Bounds the room that puts take for bytes that have not arrived, for each client and for each uid.
 
-A put takes room for its whole span with its first part, since spans are contiguous. The missing bytes of its payload
+A put takes room for its whole span with its first part, since spans are contiguous; one that its client writes in place
+takes room before any byte is written. The missing bytes of its payload
 are announced bytes. A put that would exceed the bound of its client or uid is held until enough bytes of earlier puts
 have arrived. If its uid has no other announced bytes, a put of any size is admitted.
 
@@ -58,7 +59,7 @@ class Arrivals:
         return self._due.next_timer()
 
     def began(self, put: PutProgress, now: float) -> bool:
-        """Records the put's first part. False: the put is held."""
+        """Records the put's first part, or that its client wants to write in place. False: the put is held."""
         missing_bytes = put.missing_bytes
         if not missing_bytes:
             put.admitted = True
@@ -121,7 +122,7 @@ class Arrivals:
         assert (sums["uid"], sums["client"]) == (self._of_uid, self._of_client)
         assert len(self._held) == len(self._due)
         for put in self._held:
-            assert put.received_bytes and not put.admitted and put in self._due
+            assert (put.received_bytes or put.commit.in_place) and not put.admitted and put in self._due
             assert put.uid in self._of_uid, "a put is held although its uid has no announced bytes"
 
     def _admits(self, put: PutProgress) -> bool:

@@ -56,6 +56,7 @@ class Dispatch:
         others: dict[type[Any], Carry] = {
             messages.Commit: parts.intake.commit,
             messages.Part: parts.intake.part,
+            messages.Fill: parts.intake.fill,
             messages.Limit: self._limit,
         }
         self._requests = Requests(parts, others)
@@ -90,7 +91,7 @@ class Dispatch:
 
     def _client_joined(self, event: ClientJoined, now: float) -> None:
         assert event.client not in self._parts.outbox.clients, "client numbers are not used again"
-        self._parts.outbox.clients[event.client] = StoreClient(event.uid, event.name)
+        self._parts.outbox.clients[event.client] = StoreClient(event.uid, event.name, event.writes)
         self._parts.memory.spans.holdings.joined(event.uid)
 
     def _client_left(self, event: ClientLeft, now: float) -> None:

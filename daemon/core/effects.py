@@ -1,5 +1,5 @@
-"""The store's effects. The actor begins them in the order given. Copy, Move, Drain, Scan, Punch and Allocate may end
-later, each with an event. Owns the effects' fields only. Invariant: effects are immutable."""
+"""The store's effects. The actor begins them in the order given. Copy, Seal, Move, Drain, Scan, Punch and Allocate may
+end later, each with an event. Owns the effects' fields only. Invariant: effects are immutable."""
 
 from __future__ import annotations
 
@@ -39,6 +39,19 @@ class Copy(Struct, frozen=True):
     header: SpanHeader | None = None
     uid: int = 0
     inbox: int = 0
+
+
+class Seal(Struct, frozen=True):
+    """A client has written the payload of put `put_id` in place, and `checksum` is its checksum: checks the payload's
+    tree and record as a Copy's last part does, and writes the span's header. Answered by Copied.
+    """
+
+    client: int
+    put_id: int
+    payload_offset: int
+    header: SpanHeader
+    checksum: int
+    uid: int
 
 
 class Move(Struct, frozen=True):
@@ -116,5 +129,18 @@ class Again(Struct, frozen=True):
 
 
 Effect = (
-    Send | Copy | Move | WriteExpiry | Drain | Scan | Punch | Allocate | HostHolds | Discard | Forget | Announce | Again
+    Send
+    | Copy
+    | Seal
+    | Move
+    | WriteExpiry
+    | Drain
+    | Scan
+    | Punch
+    | Allocate
+    | HostHolds
+    | Discard
+    | Forget
+    | Announce
+    | Again
 )

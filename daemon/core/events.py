@@ -3,7 +3,7 @@
 Owns the events' fields only. Invariants, which the actor that delivers the events guarantees:
 - ClientJoined comes before any other event of a client, ClientLeft last. A client number is never used twice.
 - The Received events of a client come in the order of sending.
-- Each Copy is answered by one Copied; those of one client in the order of its Copy effects.
+- Each Copy and each Seal is answered by one Copied; the Copies of one client in the order of their effects.
 - Each Drain is answered by one Drained, each Scan by one Scanned, each Move by one Moved, each Punch by one Punched,
   each Allocate by one Allocated.
 """
@@ -23,11 +23,12 @@ from .limits import StoreLimits
 
 
 class ClientJoined(Struct, frozen=True):
-    """A client has connected and may send requests."""
+    """A client has connected and may send requests. `writes`: it may write payloads in place."""
 
     client: int
     uid: int
     name: str
+    writes: bool = False
 
 
 class ClientLeft(Struct, frozen=True):
@@ -45,7 +46,7 @@ class Received(Struct, frozen=True):
 
 
 class Copied(Struct, frozen=True):
-    """A Copy was carried out, or failed with `error`.
+    """A Copy or a Seal was carried out, or failed with `error`.
 
     Only the last part has `checksum`: xxh3-64 of the payload in the ring, whose tree is valid and whose header was
     written. With it comes `record`, if the put is a block of a sequence: the record as it is in the ring.

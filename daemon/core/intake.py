@@ -3,6 +3,7 @@ leaves.
 
     Commit ─ limits, "existed" ─→ first part ─→ queue ─ room ─→ parts are handed to the copier as they come ─→ Copied of
     the last ─→ published, unless the key was stored, its namespace invalidated or its parent evicted meanwhile
+    Commit in place ─ the same ─→ queue ─ room ─→ Placed ─→ Fill, once the client has written ─→ Copied ─→ published
 
 Owns the decisions about a put until its payload is in the ring. Does not own memory, room, claims or publication: their
 modules do their parts.
@@ -11,8 +12,8 @@ Invariants:
 - Every Commit of a client that stays is answered by exactly one Committed, and every Part of a put with `acks` by
   exactly one PartCopied, also after a refusal.
 - A put whose last part has arrived is carried out even if its sender leaves.
-- A put takes no room before its first part. Puts get room in turns of uids and of clients, those of one client in order
-  of arrival. A put that waits for the ring to grow lets later ones pass.
+- A put takes no room before its first part, unless its client writes it in place. Puts get room in turns of uids and of
+  clients, those of one client in order of arrival. A put that waits for the ring to grow lets later ones pass.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ from .arrivals import Arrivals
 from .claims import ClaimTable
 from .effects import Copy, Discard
 from .events import Copied
+from .in_place import InPlace
 from .limits import StoreLimits
 from .outbox import StoreOutbox
 from .publication import Publication
@@ -77,6 +79,7 @@ class Intake:
         self._outbox = outbox
         self._limits = limits
         self.puts = PutTable(limits.put_idle_s, Arrivals(limits.announced_bytes_max, limits.announced_uid_bytes_max))
+        self._in_place = InPlace(memory, self.puts, publication, claims, outbox)
         self.ring_is_growing = memory.ring.capacity_bytes < limits.ring_bytes
         self.searching = False
         """Whether the next Tick continues the search for room for the first put."""
@@ -103,7 +106,8 @@ class Intake:
             return
         uid = self._outbox.clients[client].uid
         refusal = (
-            unfit(commit, self._limits, self._memory.budget, self.ring_bytes)
+            self._in_place.refusal(client, commit)
+            or unfit(commit, self._limits, self._memory.budget, self.ring_bytes)
             or unfit_block(commit)
             or self._past(commit.key)
             or crowded(self.puts.count_of(client), self._limits)
@@ -119,9 +123,12 @@ class Intake:
         if self._refuses:
             self._refused(client, uid, commit, self._under_pressure())
             return
-        self.puts.begin(client, uid, commit, now)
+        put = self.puts.begin(client, uid, commit, now)
         if commit.parent is not None:
             self._memory.sequences.follow(commit.parent)
+        if commit.in_place:
+            self.puts.requested(put, now)
+            self.changed = True
 
     def part(self, client: int, part: messages.Part, now: float) -> None:
         """Accepts a part of a put. A part of an answered put is not needed, and is acknowledged at once."""
@@ -147,6 +154,17 @@ class Intake:
         self.changed = True
         if put.stage is Stage.FILLING:
             self._hand_over(put)
+
+    def fill(self, client: int, fill: messages.Fill, now: float) -> None:
+        """Has a payload checked that its client wrote in place. The Fill of an answered put is not needed."""
+        if (put := self.puts.of_request(client, fill.id)) is None:
+            return
+        refusal = self._in_place.fill(put, fill.checksum, now)
+        if refusal is not None:
+            self.refuse(put, refusal)
+        elif fill.checksum is None:
+            self._end(put)
+        self.changed = True
 
     def copied(self, event: Copied, now: float) -> None:
         """Processes a part that was copied into the ring, or could not be."""
@@ -191,7 +209,10 @@ class Intake:
                 puts.queue.take()
                 self._reclaim.drop_attempt()
                 puts.placed(put, entry)
-                self._hand_over(put)
+                if commit.in_place:
+                    self._in_place.tell(put, now)
+                else:
+                    self._hand_over(put)
                 continue
             progress = self._reclaim.make_room(put.need, now, self._admission_test(put))
             if progress == "none" and puts.settling:
@@ -375,7 +396,5 @@ class Intake:
         self.changed = True
         if 0 < put.handed_bytes < put.commit.payload_bytes:
             self._outbox.add(Discard(put.client, put.number))
-        if put.entry is not None:
-            self._memory.discard(put.entry)
-            put.entry = None
+        self._in_place.free(put)
         self.puts.forget(put)

@@ -24,10 +24,11 @@ Wanted = TypeVar("Wanted")
 
 @dataclass(frozen=True, slots=True)
 class StoreClient:
-    """The peer of a connection, as identified by the socket."""
+    """The peer of a connection, as identified by the socket. `writes`: it may write payloads in place."""
 
     uid: int
     name: str
+    writes: bool = False
 
 
 class Outbox(Generic[Client, Wanted]):

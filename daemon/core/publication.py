@@ -81,7 +81,7 @@ class Publication:
         if victim is not None:
             self._expiry.end(victim, RemovalProgress(victim.reason))
         self._show(put, entry, record, now)
-        put.entry = None
+        put.entry, put.told = None, False
         self._expiry.published(entry, now)
         self._outbox.counters.puts["stored"] += 1
         self._outbox.counters.put_bytes += commit.payload_bytes

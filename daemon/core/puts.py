@@ -41,7 +41,8 @@ class Stage(Enum):
 @dataclass(slots=True, eq=False)
 class PutProgress:
     """One put. `received_bytes` of the payload have arrived in parts; `handed_bytes` were handed to the copier.
-    `admitted`: the put may take room for bytes that have not arrived."""
+    `admitted`: the put may take room for bytes that have not arrived. `told`: the client was told of the span, which it
+    writes in place."""
 
     number: int
     client: int
@@ -49,6 +50,7 @@ class PutProgress:
     commit: messages.Commit
     stage: Stage = Stage.ANNOUNCED
     entry: SpanEntry | None = None
+    told: bool = False
     parts: deque[messages.Part] = field(default_factory=deque)
     copying: deque[int] = field(default_factory=deque)
     received_bytes: int = 0
@@ -151,6 +153,22 @@ class PutTable:
         else:
             self._idle.set(put.number, now + self._idle_s)
 
+    def requested(self, put: PutProgress, now: float) -> None:
+        """A put that is written in place starts to wait for room at once, unless it is held."""
+        put.stage = Stage.WAITING
+        self.announced -= 1
+        if self.arrivals.began(put, now):
+            self.queue.push(put.uid, put.client, put)
+
+    def filled(self, put: PutProgress, now: float) -> None:
+        """Records that the client has written the whole payload in place."""
+        put.handed_bytes = put.received_bytes = put.commit.payload_bytes
+        put.copying.append(0)
+        self.arrivals.came(put, put.commit.payload_bytes, now)
+        self._admit(put.uid)
+        self._idle.drop(put.number)
+        self._settling.add(put.number)
+
     def placed(self, put: PutProgress, entry: SpanEntry) -> None:
         """Gives the put its span."""
         put.entry = entry
@@ -230,7 +248,8 @@ class PutTable:
         assert self.announced == sum(put.stage is Stage.ANNOUNCED for put in self)
         for put in self:
             assert (put.stage in (Stage.ANNOUNCED, Stage.WAITING)) == (put.entry is None)
-            assert (put.stage is Stage.ANNOUNCED) == (put.received_bytes == 0)
+            assert put.commit.in_place or (put.stage is Stage.ANNOUNCED) == (put.received_bytes == 0)
+            assert not put.told or (put.entry is not None and put.commit.in_place)
             assert (put.stage is Stage.WAITING and put.admitted) == (put.number in waiting)
             assert put.handed_bytes <= put.received_bytes <= put.commit.payload_bytes
             settling = put.stage is Stage.ENDING or (put.stage is Stage.FILLING and put.whole)

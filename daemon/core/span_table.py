@@ -3,15 +3,17 @@
     place → FILLING → publish → LIVE → hide → VICTIM ─ scan: unpinned → free
                  │               │      ↑_______________│ scan: pinned → republish
                  │ discard       └ retire → RETIRED ─ scan: unpinned → free; pinned → waits for the next scan
-                 ↓                            ↑
-               free             begin_move → copied → end_move: the entry gets the copy, its old span becomes RETIRED
+                 ↓                            ↑   ↑
+               free     FILLING ─ revoke ─────┘   │
+                                begin_move → copied → end_move: the entry gets the copy, its old span becomes RETIRED
 
 Owns the state of every span, the entries, the spans that wait for a scan, and the moves in progress. Reports each
 change of an entry to `eviction_order`, which reports to the policy. Does not own bytes, slots and ids
 (`allocated_spans`), clients, time limits, or how much room a put needs.
 
 Invariants:
-- A span that was published once is freed only if a scan that *began after the span was unpublished* found no pin on it.
+- A span that was published once, or of which a client was told, is freed only if a scan that *began after the span was
+  unpublished or revoked* found no pin on it.
 - One scan runs at a time. A span that is unpublished during a scan waits for the next one.
 - A span is in exactly one state.
 - The copy of a moved entry is published before the entry's old span is unpublished, and only while the entry is
@@ -162,10 +164,20 @@ class SpanTable:
         return entry
 
     def discard(self, entry: SpanEntry) -> None:
-        """Frees a span that was never published. No reader can have pinned it, so it needs no scan."""
+        """Frees a span that was never published and of which no client was told. Nobody can have pinned it, so it needs
+        no scan."""
         del self._filling[entry.span_id]
         self.spans.uncount_entry(entry)
         self.spans.free(entry)
+
+    def revoke(self, entry: SpanEntry) -> None:
+        """Ends a span that was never published, and that a client may be writing. It is freed once no lane pins it."""
+        del self._filling[entry.span_id]
+        self.spans.uncount_entry(entry)
+        self.index.revoke(entry.slot)
+        entry.state, entry.reason = EntryState.RETIRED, "revoked"
+        self._fresh[entry.span_id] = entry
+        self.spans.retired_bytes += entry.span_bytes
 
     def publish(
         self, entry: SpanEntry, now: float, record: PrefixRecord | None = None, parent: SpanEntry | None = None
@@ -303,6 +315,9 @@ class SpanTable:
             False if its bytes are not free or another span has its id, since the index was damaged. Its slot is freed.
         """
         published = self.index.read(entry.slot).published
+        if not published:
+            # A client that was told of the span by the earlier daemon may be about to pin it.
+            self.index.revoke(entry.slot)
         if not self.spans.adopt(entry):
             if published:
                 self.index.unpublish(entry.slot)

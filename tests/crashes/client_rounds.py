@@ -18,7 +18,7 @@ from tensord.client.core import puts
 
 from ..daemon_process import MIB, PATIENCE_S, Daemon, until
 from ..processes import Child, Stage
-from .instance import replaced
+from .instance import IN_PLACE_BYTES, replaced
 from .model import NUMBERS, Model, Name, tree_of, version_of
 from .points import CLIENT, Round, arm, points_of
 
@@ -131,7 +131,8 @@ def act(stage: Stage, socket: Path, group: str, pattern: str, at: int, seed: int
     """A client that dies. It says what it begins, and what it was answered; at last None."""
     chance = random.Random(seed)
     arm([pattern], at, told)
-    with replaced(puts, "PART_BYTES", 16 << 10):
+    in_place_bytes = IN_PLACE_BYTES if group == "write" else puts.IN_PLACE_BYTES
+    with replaced(puts, "PART_BYTES", 16 << 10), replaced(puts, "IN_PLACE_BYTES", in_place_bytes):
         load = _Load(stage, socket, chance, first)
         for _ in range(_CALLS):
             chance.choice(_CALLS_OF[group])(load)
@@ -262,6 +263,7 @@ _CALLS_OF: Final = {
     "get": _READS,
     "release": _READS,
     "put": (*_PUTS, _Load.get),
+    "write": (*_PUTS, _Load.get),
     "reserve": (_Load.reserve, _Load.reserve, _Load.put),
     "claim": (_Load.compute, _Load.claim, _Load.get),
     "attachment": (_Load.attach, _Load.get, _Load.put),

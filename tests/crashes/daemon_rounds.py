@@ -35,6 +35,7 @@ _MIXED: Final[tuple[Call, ...]] = (
 )
 _OFTEN: Final[dict[str, tuple[Call, ...]]] = {
     "commit": (Instance.put, Instance.reserve),
+    "place": (Instance.put, Instance.place_and_leave),
     "publish": (Instance.put, Instance.sequence),
     "evict": (Instance.evict, Instance.clear),
     "attach": (Instance.attach,),

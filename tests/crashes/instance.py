@@ -22,10 +22,13 @@ from tensord.ipc import messages
 from tensord.testing.fake_vram import FakeCard, FakeVram
 
 from ..daemon_process import MIB, PATIENCE_S, Daemon
+from ..faults.raw import RawClient
 from .index_faults import fault_of_index
 from .model import NUMBERS, Model, Name, namespace, tree_of, version_of
 
 INBOX_BYTES: Final = 128 << 10
+IN_PLACE_BYTES: Final = 48 << 10
+"""From here on a payload is written in place, in some puts."""
 RING_BYTES: Final = 16 * MIB
 SMALLER_RING_BYTES: Final = 12 * MIB
 SMALL_RING_BYTES: Final = 3 * MIB // 2
@@ -105,7 +108,7 @@ class Instance:
     # ---- the load: each call takes what it does from `chance`, and raises Ended where the daemon has
 
     def put(self, chance: random.Random) -> None:
-        """Small, in parts, or streamed; several are on their way at once, one of each name."""
+        """Small, in parts, streamed or in place; several are on their way at once, one of each name."""
         if self.small:
             self._numbers += 1
             name = Name(0, 0, 10 * self._numbers + 8)
@@ -115,7 +118,9 @@ class Instance:
         tree = tree_of(name, version)
         self._make_way(_bytes_of(name, tree))
         ttl_s = chance.choice((None, TTL_S))
-        self._puts.append((name, version, self.client.put(name.key, tree, ttl_s=ttl_s, timeout_s=PATIENCE_S)))
+        with replaced(puts, "IN_PLACE_BYTES", chance.choice((IN_PLACE_BYTES, puts.IN_PLACE_BYTES))):
+            put = self.client.put(name.key, tree, ttl_s=ttl_s, timeout_s=PATIENCE_S)
+        self._puts.append((name, version, put))
 
     def reserve(self, chance: random.Random) -> None:
         """A payload that is made in the inbox."""
@@ -198,6 +203,13 @@ class Instance:
             self._hold(other, name)
         while len(self._others) > 2:
             self._others.pop(chance.randrange(3)).close()
+        self._expect_daemon()
+
+    def place_and_leave(self, chance: random.Random) -> None:
+        """Another client gets a span to write in place, and ends its connection instead."""
+        key = Name(14, 0, chance.randrange(NUMBERS)).key
+        with contextlib.suppress(TensordError), RawClient(self.daemon.socket) as other:
+            other.ask(lambda number: messages.Commit(number, key, IN_PLACE_BYTES, 64, acks=False, in_place=True))
         self._expect_daemon()
 
     def sequence(self, chance: random.Random) -> None:

@@ -33,6 +33,13 @@ DAEMON: Final = {
         "daemon.copier:Copier.open_inbox",
         "daemon.copier:Copier._carry_out",
     ),
+    "place": (
+        "daemon.core.in_place:InPlace.tell",
+        "daemon.core.in_place:InPlace.fill",
+        "daemon.core.in_place:InPlace.free",
+        "daemon.core.span_table:SpanTable.revoke",
+        "shm.index:IndexWriter.revoke",
+    ),
     "publish": (
         "daemon.copier:Copier._finish",
         "daemon.core.intake:Intake.copied",
@@ -159,6 +166,13 @@ CLIENT: Final = {
         "client.core.in_flight:PutsInFlight.hold",
         "client.core.in_flight:PutsInFlight.send_on",
         "client.core.in_flight:PutsInFlight._settle",
+    ),
+    "write": (
+        "client.core.in_place:InPlacePuts.*",
+        "client.core.ring_writer:RingWriter.*",
+        "client.core.view:View.hold_placed",
+        "client.core.in_flight:PutsInFlight.wait_placed",
+        "client.core.in_flight:PutsInFlight.forget",
     ),
     "reserve": (
         "client.core.puts:PutSender.reserve",

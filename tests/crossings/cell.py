@@ -116,6 +116,7 @@ class Cell:
         self.renew = False
         """Whether the daemon serves no other cell."""
         self._stopped = False
+        self._beside: list[bytes] = []
         # While the daemon is stopped, attaching fails after so long.
         timeout_s = 0.5 if self._stops else PATIENCE_S
         self._place = party.Place(daemon.socket, cards, revision, timeout_s, seed, jitter_s)
@@ -290,6 +291,7 @@ class Cell:
             puts.append(self.other.put(key, words(key, size_bytes), timeout_s=PATIENCE_S))
         for put in puts:
             assert put.wait(PATIENCE_S).state == "stored", put
+        self._beside += [put.key for put in puts]
         return key
 
     def right(self, outcomes: dict[str, str]) -> None:
@@ -307,6 +309,11 @@ class Cell:
                             fault = wrong(lease.tree, key, past)
                             assert not fault, f"another client's get of {name!r}: {fault}"
                             assert of == now, f"{name!r} of invalidated weights is found"
+        # What the party writes late would be found in what others stored meanwhile.
+        for key in self._beside:
+            lease = self.other.get(key)
+            fault = "" if lease is None else wrong(lease.tree, key)
+            assert not fault, f"another client's get of what it stored: {fault}"
 
     def segments(self) -> set[Path]:
         """The shared memory that is no lane, nor what a daemon that was stopped had learned."""

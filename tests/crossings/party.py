@@ -11,6 +11,7 @@ import logging
 import os
 import select
 import socket
+import sys
 import threading
 import time
 import traceback
@@ -21,8 +22,10 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from random import Random
 from typing import Any
+from unittest import mock
 
 import tensord
+from tensord.client.core import puts
 from tensord.errors import TensordError
 
 from .. import at_fork
@@ -52,6 +55,8 @@ def run(stage: Stage, place: Place, state: str) -> None:
     """Does what the cell says until it hangs up."""
     # Refusals are outcomes that the cell looks at.
     logging.getLogger("tensord").setLevel(logging.CRITICAL)
+    # Every state says by which path it puts.
+    mock.patch.object(puts, "IN_PLACE_BYTES", sys.maxsize).start()
     # What was imported is not walked by each collection.
     gc.freeze()
     party = Party(place, state)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Final
 
 from .held import HELD
+from .in_place import IN_PLACE
 from .state import State
 from .under_way import UNDER_WAY
 
-STATES: Final[list[type[State]]] = [*UNDER_WAY, *HELD]
+STATES: Final[list[type[State]]] = [*UNDER_WAY, *IN_PLACE, *HELD]
 BY_NAME: Final = {state.name: state for state in STATES}

@@ -29,6 +29,7 @@ class Putting(State):
 
     under_way = True
     returns: ClassVar[bool] = True
+    thread: threading.Thread | None
 
     def prepare(self) -> None:
         # The inbox is there, and known to the daemon.
@@ -45,6 +46,7 @@ class Putting(State):
         until(lambda: begun() or self.raised, "the put to begin")
 
     def settle(self) -> None:
+        assert self.thread is not None
         self.thread.join(self.party.patience_s)
         assert not self.thread.is_alive(), "the put never came back"
         if self.raised is not None:

@@ -227,7 +227,10 @@ def test_over_lanes_max_a_new_client_is_refused_and_a_client_with_a_lane_may_att
 
 
 def test_over_inboxes_bytes_max_puts_are_refused_by_that_name_until_somebody_leaves() -> None:
-    with Daemon(limits_inbox_bytes_max=MIB, limits_inboxes_bytes_max=2 * MIB) as daemon, undisturbed(daemon.start()):
+    with (
+        Daemon(limits_inbox_bytes_max=MIB, limits_inboxes_bytes_max=2 * MIB) as daemon,
+        undisturbed(daemon.start()),
+    ):
         first, second = daemon.client(), daemon.client()
         assert first.put(key(1), payload(1), wait=True).state == "stored"
         for number in (2, 3):
@@ -242,7 +245,11 @@ def test_over_inboxes_bytes_max_puts_are_refused_by_that_name_until_somebody_lea
 
 
 def test_an_inbox_over_inbox_bytes_max_is_refused() -> None:
-    with Daemon(limits_inbox_bytes_max=MIB) as daemon, undisturbed(daemon.start()), RawClient(daemon.socket) as raw:
+    with (
+        Daemon(limits_inbox_bytes_max=MIB) as daemon,
+        undisturbed(daemon.start()),
+        RawClient(daemon.socket) as raw,
+    ):
         with pytest.raises(LimitReached, match=r"2097152 bytes; inbox_bytes_max is 1048576"):
             raw.open_inbox(2 * MIB)
         raw.open_inbox(MIB)

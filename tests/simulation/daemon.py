@@ -97,7 +97,7 @@ class Daemon:
             match effect:
                 case effects.Send(number, message):
                     self._answer(number, message)
-                case effects.Copy():
+                case effects.Copy() | effects.Seal():
                     self.copies.append(CopyJob(effect))
                 case effects.Move():
                     self.moves.append(CopyJob(effect))
@@ -245,14 +245,9 @@ class Daemon:
             return
         client = self.world.chance.choice(self.copies).client
         job = next(job for job in self.copies if job.client == client)
-        assert isinstance(job.part, effects.Copy)
-        put_id = job.part.put_id
-        copied: events.Copied | None
-        try:
-            copied = self.copier._carry_out(job)
-        except TensordError as error:
-            copied = events.Copied(client, put_id, error=error)
-        self.world.say("copied", put=put_id, copied_bytes=job.copied_bytes, of=job.part.part_bytes, last=job.part.last)
+        assert not isinstance(job.part, effects.Move)
+        copied = self.copier._outcome(job)
+        self.world.say("copied", put=job.part.put_id, copied_bytes=job.copied_bytes, done=copied is not None)
         if copied is not None:
             self.copies.remove(job)
             self.do(copied)
@@ -355,9 +350,8 @@ class Daemon:
 
     def kill(self) -> None:
         """Its descriptors and mappings go, perhaps in the middle of a copy; nothing else happens."""
-        if self.copies and self.world.chance.random() < 0.5:
-            copy = self.copies[0].part
-            assert isinstance(copy, effects.Copy)
+        copy = self.copies[0].part if self.copies else None
+        if isinstance(copy, effects.Copy) and self.world.chance.random() < 0.5:
             self.memory.ring[copy.ring_offset : copy.ring_offset + copy.part_bytes // 2] = 0xEE
         self._end()
 

@@ -66,10 +66,10 @@ gone = Expiry._gone
 Expiry._gone = lambda self, entry, reason, *, announce: gone(self, entry, reason, announce=False)
 """,
     "the copier copies from the wrong place": """
-from dataclasses import replace
+from msgspec.structs import replace
 from tensord.daemon.copier import Copier
 carry_out = Copier._carry_out
-Copier._carry_out = lambda self, part: carry_out(self, replace(part, inbox_offset=0))
+Copier._carry_out = lambda self, job, part: carry_out(self, job, replace(part, inbox_offset=0))
 """,
     "an inbox that a lost daemon may read is written again": """
 from tensord.client.core.inboxes import Inboxes

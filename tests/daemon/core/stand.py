@@ -21,6 +21,7 @@ from tensord.daemon.core.effects import (
     Move,
     Punch,
     Scan,
+    Seal,
     Send,
     WriteExpiry,
 )
@@ -114,7 +115,7 @@ class Stand:
         self.policy = policy
         self.store = self.make(SpanAllocator(grown, page_bytes), epoch)
         self.views: list[View] = []
-        self.copies: deque[Copy] = deque()
+        self.copies: deque[Copy | Seal] = deque()
         self.moves: deque[Move] = deque()
         self.scans = 0
         self.drains = 0
@@ -154,7 +155,7 @@ class Stand:
                     if isinstance(message, messages.Committed):
                         assert message.id not in self.outcomes[client], "answered twice"
                         self.outcomes[client][message.id] = message
-                case Copy():
+                case Copy() | Seal():
                     self.copies.append(effect)
                 case Move():
                     self.moves.append(effect)
@@ -194,7 +195,7 @@ class Stand:
     def join(self, *clients: int) -> None:
         for client in clients:
             self.answers[client], self.outcomes[client] = [], {}
-            self.do(ClientJoined(client, 1000 + client, f"client {client}"))
+            self.do(ClientJoined(client, 1000 + client, f"client {client}", writes=True))
 
     def join_as(self, uid: int, *clients: int) -> None:
         """Clients of one uid; `join` gives each client a uid of its own."""
@@ -215,6 +216,13 @@ class Stand:
         copy = next(c for c in self.copies if c.put_id == put_id)
         self.copies.remove(copy)
         record: PrefixRecord | None = None
+        if isinstance(copy, Seal):
+            if error is None:
+                self.touch(copy.payload_offset, copy.header.payload_bytes)
+                self.headers[copy.payload_offset - SPAN_HEADER_BYTES] = copy.header
+                record = self.write_record(copy.payload_offset, copy.header)
+            self.do(Copied(copy.client, put_id, copy.checksum if error is None else None, error, record))
+            return
         if error is None:
             self.touch(copy.ring_offset, copy.part_bytes)
             stop = copy.ring_offset + copy.part_bytes
@@ -378,6 +386,28 @@ class Stand:
         self.part(client, request, payload_bytes, last=True)
         self.settle()
         return self.ended(client, request)
+
+    def write(self, client: int, request: int) -> View | None:
+        """The client of a put in place pins its span, and writes the payload. None if the span is not the put's."""
+        placed = next(a for a in self.answers[client] if isinstance(a, messages.Placed) and a.id == request)
+        slot = self.index.read(placed.slot)
+        seq, span_id = (int.from_bytes(word, "little") for word in (placed.seq, placed.span_id))
+        if (slot.seq, slot.span_id) != (seq, span_id):
+            return None
+        start = placed.offset + SPAN_HEADER_BYTES
+        content = bytes([request % 251]) * slot.payload_bytes
+        self.touch(placed.offset, SPAN_HEADER_BYTES + slot.payload_bytes)
+        self.bytes[start : start + slot.payload_bytes] = content
+        view = View(span_id, start, content)
+        self.views.append(view)
+        return view
+
+    def fill(self, client: int, request: int, checksum: int | None = 1) -> None:
+        self.send(client, messages.Fill(request, checksum if checksum is None else checksum.to_bytes(8, "little")))
+
+    def placed(self, client: int, request: int) -> bool:
+        """Whether the client of a put in place was told of its span."""
+        return any(isinstance(a, messages.Placed) and a.id == request for a in self.answers[client])
 
     def put_block(self, block: Block, client: int = 1, **more: Any) -> str:
         """A whole put of a block; its outcome, and with it the error's code."""

@@ -48,6 +48,25 @@ def finish(stand: Stand) -> None:
     assert list(stand.index.slots()) == []
 
 
+def test_a_span_that_a_client_writes_in_place_is_taken_away_by_the_next_daemon_once_it_is_not_pinned() -> None:
+    stand = Stand()
+    stand.join(1, 2)
+    for client in (1, 2):
+        stand.commit(client, client, key(client), 64, in_place=True, acks=False)
+    assert stand.write(2, 2) is not None
+    told = {client: list(stand.answers[client]) for client in (1, 2)}
+    restart(stand)
+    stand.answers.update(told)
+    assert stand.write(1, 1) is None, "a client of the former daemon would write into the span, and nobody would know"
+    stand.settle()
+    for number in range(10, 40):
+        stand.put(number, client=2)
+    stand.check()
+    stand.views.clear()
+    stand.settle()
+    finish(stand)
+
+
 def test_an_entry_in_a_bucket_that_is_not_its_keys_is_not_taken_over() -> None:
     """No reader would find it, and no put could store its key again."""
     stand = Stand()

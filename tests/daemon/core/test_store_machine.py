@@ -24,7 +24,7 @@ from tensord.errors import BadTree
 from tensord.ipc import messages
 
 from .blocks import TAG, block, name
-from .stand import Stand, key
+from .stand import Stand, View, key
 
 RING_BYTES = 4096
 PAGE_BYTES = 256
@@ -42,6 +42,8 @@ class AnyOrder(RuleBasedStateMachine):
         self.clients = 0
         self.unsent: dict[tuple[int, int], int] = {}
         self.parts_sent: dict[tuple[int, int], int] = {}
+        self.unfilled: dict[tuple[int, int], View | None] = {}
+        """Puts in place, and what their clients pin and have written."""
         self.commits: set[tuple[int, int]] = set()
         self.contents: dict[int, bytes] = {}
         self.most_bytes = RING_BYTES
@@ -95,7 +97,7 @@ class AnyOrder(RuleBasedStateMachine):
     @rule(data=st.data())
     def leave(self, data: st.DataObject) -> None:
         client = self.some_client(data)
-        for table in (self.unsent, self.parts_sent):
+        for table in (self.unsent, self.parts_sent, self.unfilled):
             for request in [r for r in table if r[0] == client]:
                 del table[request]
         self.commits = {request for request in self.commits if request[0] != client}
@@ -165,6 +167,33 @@ class AnyOrder(RuleBasedStateMachine):
     @rule(data=st.data(), number=NUMBERS, cells=st.integers(1, 9), pieces=st.integers(1, 3))
     def put_is_sent(self, data: st.DataObject, number: int, cells: int, pieces: int) -> None:
         self.put(data, number, cells, 2, pieces)
+
+    @rule(data=st.data(), number=NUMBERS, cells=st.integers(1, 9), tokens=st.integers(0, 6))
+    def put_in_place(self, data: st.DataObject, number: int, cells: int, tokens: int) -> None:
+        client = self.some_client(data)
+        self.requests += 1
+        self.commits.add((client, self.requests))
+        self.parts_sent[client, self.requests] = 0
+        self.unfilled[client, self.requests] = None
+        self.stand.commit(
+            client, self.requests, self.key(number), cells * 100, tokens=tokens, in_place=True, acks=False
+        )
+
+    @precondition(lambda self: self.unfilled)
+    @rule(data=st.data())
+    def client_writes_in_place(self, data: st.DataObject) -> None:
+        request = data.draw(st.sampled_from(sorted(self.unfilled)))
+        if self.unfilled[request] is None and self.stand.placed(*request):
+            self.unfilled[request] = self.stand.write(*request)
+
+    @precondition(lambda self: self.unfilled)
+    @rule(data=st.data(), gives_up=st.booleans(), lets_go=st.booleans())
+    def client_fills(self, data: st.DataObject, gives_up: bool, lets_go: bool) -> None:
+        request = data.draw(st.sampled_from(sorted(self.unfilled)))
+        view = self.unfilled.pop(request)
+        if view is not None and lets_go:
+            self.let_go(view)
+        self.stand.fill(*request, None if gives_up or view is None else 1)
 
     @rule(data=st.data(), words=WORDS, tokens=st.integers(0, 6), settles=st.booleans(), pieces=st.integers(1, 2))
     def put_block(self, data: st.DataObject, words: list[int], tokens: int, settles: bool, pieces: int) -> None:
@@ -283,7 +312,12 @@ class AnyOrder(RuleBasedStateMachine):
     @precondition(lambda self: self.stand.views)
     @rule(data=st.data())
     def reader_releases(self, data: st.DataObject) -> None:
-        del self.stand.views[data.draw(st.integers(0, len(self.stand.views) - 1))]
+        view = self.stand.views[data.draw(st.integers(0, len(self.stand.views) - 1))]
+        if not any(view is written for written in self.unfilled.values()):
+            self.let_go(view)
+
+    def let_go(self, view: View) -> None:
+        self.stand.views = [other for other in self.stand.views if other is not view]
 
     @rule(data=st.data(), number=NUMBERS)
     def claim(self, data: st.DataObject, number: int) -> None:
@@ -438,6 +472,9 @@ class AnyOrder(RuleBasedStateMachine):
         while self.grown < RING_BYTES:
             self.grow()
         stand.do(Pressed())
+        # Whole puts of a client may be held behind those that it does not fill.
+        for request in self.unfilled:
+            stand.fill(*request, None)
         stand.settle()
         self.check_answers(self.commits - self.unsent.keys())
         # What waits for bytes that never come, or for others that do, ends by time.

@@ -1,0 +1,90 @@
+"""The messages about a connection's beginning, and about the memory that a client gets or brings: ring, lane, inboxes.
+
+Owns: the names and fields of these messages. Does not own the memory itself (the daemon's and the client's).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from .declared import Answer, AttachmentRequest, Done, GreetingRequest
+from .schema import ClientLimits, Count, Id, Name, NoneOrOne, One, SomeBytes, Three
+
+
+class Welcome(Answer, frozen=True):
+    """Answers Hello. `version`: the version of the daemon's package. `epoch`: the number of this incarnation of the
+    daemon."""
+
+    id: Id
+    protocol: Count
+    version: Name
+    instance: Name
+    epoch: Count
+    limits: ClientLimits
+
+
+class Hello(GreetingRequest, frozen=True):
+    """The first message of a connection.
+
+    `pid`: as the client's own pid namespace counts it. `fence`: the client registered for the membarrier fence.
+    """
+
+    answered_by = Welcome
+    id: Id
+    protocol: Count
+    name: Name
+    pid: Annotated[int, Meta(ge=0, le=(1 << 31) - 1)]
+    fence: bool
+
+
+class Attached(Answer, frozen=True):
+    """Answers Attach. Brings three descriptors: ring, index and lane, in this order."""
+
+    id: Id
+    lane_id: Count
+    ring_bytes: SomeBytes
+    index_bytes: SomeBytes
+    fds: Three = 3
+
+
+class Attach(AttachmentRequest, frozen=True):
+    """Asks for the ring, the index and a lane. A client that already has a lane sends its descriptor."""
+
+    answered_by = Attached
+    id: Id
+    fds: NoneOrOne = 0
+
+
+class OpenInbox(AttachmentRequest, frozen=True):
+    """Brings the descriptor of a sealed inbox of `inbox_bytes`.
+
+    `inbox`: the number of the inbox. Two open inboxes of a connection must not share a number.
+    """
+
+    answered_by = Done
+    id: Id
+    inbox_bytes: SomeBytes
+    inbox: Count = 0
+    fds: One = 1
+
+
+class WritableRing(Answer, frozen=True):
+    """Answers OpenRing. Brings a descriptor of the ring that can be mapped for writing."""
+
+    id: Id
+    fds: One = 1
+
+
+class OpenRing(AttachmentRequest, frozen=True):
+    """Asks to write payloads into the ring in place. Refused if the setting write_in_place does not allow this user."""
+
+    answered_by = WritableRing
+    id: Id
+
+
+class CloseInbox(AttachmentRequest, frozen=True):
+    """No answer. The client no longer needs the inbox: all puts from it are answered."""
+
+    inbox: Count

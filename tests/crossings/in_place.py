@@ -1,0 +1,122 @@
+"""States of a put whose payload this process writes into the ring by itself."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Any, Final
+from unittest import mock
+
+from tensord.client.core import puts, ring_writer
+from tensord.client.core.ring_writer import RingWriter
+from tensord.shm.payload import Payload
+
+from ..daemon_process import until
+from .payloads import KIB
+from .under_way import Putting
+
+_PIECE_BYTES: Final = 32 * KIB
+
+
+class InPlace(Putting):
+    """A put that is written in place although it is small, and whose copy stops after its first piece until `go`."""
+
+    returns = False
+
+    def __init__(self, party: Any) -> None:
+        super().__init__(party)
+        self.pid = os.getpid()
+        self.reached, self.go = threading.Event(), threading.Event()
+        self.thread = None
+
+    def prepare(self) -> None:
+        super().prepare()
+        write = RingWriter.write
+
+        def write_slowly(writer: RingWriter, payload: Payload, offset: int) -> bytes:
+            is_mine = threading.current_thread() is self.thread
+            slow: Any = _Slow(payload, self.reached, self.go) if is_mine else payload
+            return write(writer, slow, offset)
+
+        for patch in (
+            mock.patch.object(puts, "IN_PLACE_BYTES", self.size_bytes),
+            mock.patch.object(ring_writer, "PIECE_BYTES", _PIECE_BYTES),
+            mock.patch.object(RingWriter, "write", write_slowly),
+        ):
+            # For the rest of this process.
+            patch.start()
+
+    def write_half(self) -> None:
+        """Begins the put, and returns in the middle of the copy."""
+        self.thread = threading.Thread(target=self._run, daemon=True)
+        self.thread.start()
+        until(lambda: self.reached.is_set() or self.raised, "the copy to begin")
+        assert self.raised is None and self.put is None, (self.raised, self.put)
+
+    def settle(self) -> None:
+        self.go.set()
+        super().settle()
+
+    def drop(self) -> None:
+        self.go.set()
+        super().drop()
+
+
+class Writing(InPlace):
+    name = "put in place, its copy under way"
+    under_way = False
+
+    def enter(self) -> None:
+        self.write_half()
+
+
+class WritingLate(Writing):
+    """The copy goes on once the ring has been overwritten by others."""
+
+    name = "put in place, its copy goes on late"
+
+    def settle(self) -> None:
+        pass
+
+    def check(self) -> None:
+        if os.getpid() == self.pid:
+            self.go.set()
+            Putting.settle(self)
+        super().check()
+
+
+class Filled(InPlace):
+    name = "put in place, filled"
+
+    def prepare(self) -> None:
+        super().prepare()
+        self.write_half()
+
+    def enter(self) -> None:
+        self.go.set()
+        until(lambda: self.put or self.raised, "the copy to end")
+
+
+class Asked(InPlace):
+    """Its span does not come in time, or another thread is just about to ask for one."""
+
+    name = "put in place asked for"
+
+
+class _Slow:
+    """A payload whose copy waits after the first piece."""
+
+    def __init__(self, payload: Payload, reached: threading.Event, go: threading.Event) -> None:
+        self._payload = payload
+        self._reached = reached
+        self._go = go
+        self.payload_bytes = payload.payload_bytes
+
+    def write_range(self, to: Any, start: int, stop: int) -> None:
+        self._payload.write_range(to, start, stop)
+        if not start:
+            self._reached.set()
+            self._go.wait()
+
+
+IN_PLACE: Final = [Writing, WritingLate, Filled, Asked]

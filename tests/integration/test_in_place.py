@@ -1,0 +1,204 @@
+"""Large payloads go into the ring in one copy, which the client makes; everything that other paths promise holds."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tensord
+from tensord.client.core import puts, ring_writer
+from tensord.client.core.ring_writer import RingWriter
+from tensord.errors import LimitReached
+from tensord.ipc import messages
+
+from ..daemon_process import MIB, PATIENCE_S, Daemon
+from ..faults.raw import RawClient
+from ..memory_bench import key
+
+RING_BYTES = 64 * MIB
+IN_PLACE_BYTES = 1 * MIB
+
+
+@pytest.fixture(autouse=True)
+def _small_payloads_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(puts, "IN_PLACE_BYTES", IN_PLACE_BYTES)
+
+
+def picture(seed: int, size_bytes: int = 2 * IN_PLACE_BYTES) -> Any:
+    return {"pixels": np.random.default_rng(seed).integers(0, 255, size_bytes, np.uint8), "seed": seed}
+
+
+@pytest.fixture
+def written(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The sizes of the payloads that this process writes in place."""
+    sizes: list[int] = []
+    write = RingWriter.write
+
+    def counted(writer: RingWriter, payload: Any, offset: int) -> bytes:
+        sizes.append(payload.payload_bytes)
+        return write(writer, payload, offset)
+
+    monkeypatch.setattr(RingWriter, "write", counted)
+    return sizes
+
+
+def test_a_large_payload_needs_no_inbox_and_reads_back_verified(written: list[int]) -> None:
+    with Daemon(ring_bytes=RING_BYTES) as daemon, tensord.Client(daemon.start().socket) as client:
+        for number in range(20):
+            assert client.put(key(number), picture(number, 16 * MIB // 4), wait=True).state == "stored"
+        lease = client.get(key(19), verify=True)
+        assert lease is not None
+        assert np.array_equal(lease.tree["pixels"], picture(19, 16 * MIB // 4)["pixels"])
+        assert len(written) == 20
+        assert daemon.status()["inboxes_bytes"] == 0
+        with pytest.raises(ValueError, match="read-only"):
+            lease.tree["pixels"][0] = 1
+
+
+def test_a_small_payload_goes_through_the_inbox(written: list[int]) -> None:
+    with Daemon(ring_bytes=RING_BYTES) as daemon, tensord.Client(daemon.start().socket) as client:
+        assert client.put(key(1), np.zeros(IN_PLACE_BYTES - 4096, np.uint8), wait=True).state == "stored"
+        assert not written
+        assert daemon.status()["inboxes_bytes"] > 0
+
+
+def test_write_in_place_off_makes_every_payload_go_through_the_inbox(written: list[int]) -> None:
+    with (
+        Daemon(ring_bytes=RING_BYTES, write_in_place="off") as daemon,
+        tensord.Client(daemon.start().socket) as client,
+    ):
+        assert client.put(key(1), picture(1), wait=True).state == "stored"
+        assert not written
+        with RawClient(daemon.socket) as raw, pytest.raises(LimitReached, match="write_in_place is off"):
+            raw.ask(messages.OpenRing)
+
+
+def test_a_payload_that_does_not_lie_in_one_piece_is_written_in_place_too(written: list[int]) -> None:
+    with Daemon(ring_bytes=RING_BYTES) as daemon, tensord.Client(daemon.start().socket) as client:
+        grid = np.random.default_rng(3).random((700, 900))
+        tree: dict[str, Any] = {
+            "odd": grid[::-1, ::3],
+            "turned": grid.T,
+            "empty": grid[:0],
+            "text": "x" * 5000,
+            "rest": [grid[5]],
+        }
+        assert client.put(key(1), tree, wait=True).state == "stored"
+        assert written
+        lease = client.get(key(1), verify=True)
+        assert lease is not None
+        for name in ("odd", "turned", "empty"):
+            assert np.array_equal(lease.tree[name], tree[name])
+        assert lease.tree["text"] == tree["text"]
+
+
+def test_a_payload_that_changes_while_it_is_put_still_agrees_with_its_checksum() -> None:
+    with Daemon(ring_bytes=RING_BYTES) as daemon, tensord.Client(daemon.start().socket) as client:
+        array = np.zeros(8 * MIB, np.uint8)
+        done = threading.Event()
+
+        def change() -> None:
+            while not done.is_set():
+                array[:] += 1
+
+        thread = threading.Thread(target=change)
+        thread.start()
+        try:
+            for number in range(10):
+                assert client.put(key(number), array, wait=True, timeout_s=PATIENCE_S).state == "stored"
+                assert client.get(key(number), verify=True) is not None
+        finally:
+            done.set()
+            thread.join()
+
+
+def test_a_put_to_a_stopped_daemon_returns_and_is_stored_later() -> None:
+    with (
+        Daemon(ring_bytes=RING_BYTES) as daemon,
+        tensord.Client(daemon.start().socket, timeout_s=PATIENCE_S) as client,
+    ):
+        assert client.put(key(1), picture(1), wait=True).state == "stored"
+        daemon.pause()
+        try:
+            put = client.put(key(2), picture(2))
+            assert put.state == "sent", put
+        finally:
+            daemon.resume()
+        assert put.wait(PATIENCE_S).state == "stored"
+        assert client.get(key(2), verify=True) is not None
+        daemon.until(lambda s: s["store"]["puts_in_flight"] == 0, "the span that came too late to be given up")
+
+
+def test_a_child_of_a_fork_cannot_write_the_ring_of_its_parent() -> None:
+    with Daemon(ring_bytes=RING_BYTES) as daemon, tensord.Client(daemon.start().socket) as client:
+        assert client.put(key(1), picture(1), wait=True).state == "stored"
+        in_place = client.link.puts._in_place
+        assert in_place is not None
+        writer = in_place._writer
+        assert writer is not None
+        pid = os.fork()
+        if not pid:
+            writer._ring[:] = 0xBD
+            os._exit(0)
+        assert os.waitpid(pid, 0)[1] == 0
+        lease = client.get(key(1), verify=True)
+        assert lease is not None
+        assert np.array_equal(lease.tree["pixels"], picture(1)["pixels"])
+
+
+def test_a_full_lane_leaves_puts_to_the_inbox(written: list[int]) -> None:
+    with Daemon(ring_bytes=RING_BYTES) as daemon, tensord.Client(daemon.start().socket) as client:
+        assert client.put(key(1), picture(1), wait=True).state == "stored"
+        views = [client.get(key(1)) for _ in range(4096)]
+        assert client.put(key(2), picture(2), wait=True, timeout_s=PATIENCE_S).state == "stored"
+        assert len(written) == 1
+        views.clear()
+        assert client.put(key(3), picture(3), wait=True).state == "stored"
+        assert len(written) == 2
+        assert client.get(key(2), verify=True) is not None
+
+
+def test_the_same_key_put_by_many_at_once_is_stored_once() -> None:
+    with Daemon(ring_bytes=RING_BYTES) as daemon:
+        daemon.start()
+        clients = [tensord.Client(daemon.socket, timeout_s=PATIENCE_S) for _ in range(4)]
+        states: list[str] = []
+
+        def put(client: tensord.Client) -> None:
+            puts = (client.put(key(n), picture(n), wait=True, timeout_s=PATIENCE_S) for n in range(8))
+            states.extend(put.state for put in puts)
+
+        threads = [threading.Thread(target=put, args=(client,)) for client in clients]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert sorted(states) == ["existed"] * 24 + ["stored"] * 8
+        for number in range(8):
+            assert clients[0].get(key(number), verify=True) is not None
+        daemon.until(lambda s: not s["pins"] and not s["store"]["puts_in_flight"], "nothing to be left")
+        for client in clients:
+            client.close()
+
+
+def test_a_refused_payload_is_refused_before_it_is_copied(written: list[int]) -> None:
+    with (
+        Daemon(ring_bytes=RING_BYTES, limits_object_bytes_max=4 * MIB) as daemon,
+        tensord.Client(daemon.start().socket) as client,
+    ):
+        put = client.put(key(1), picture(1, 5 * MIB), wait=True)
+        assert (put.state, type(put.error).__name__) == ("refused", "ObjectTooLarge")
+        assert not written
+
+
+def test_a_payload_of_32_mib_is_written_in_place_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(puts, "IN_PLACE_BYTES", ring_writer.IN_PLACE_BYTES)
+    with Daemon(ring_bytes=RING_BYTES) as daemon, tensord.Client(daemon.start().socket) as client:
+        assert client.put(key(1), np.ones(32 * MIB, np.uint8), wait=True).state == "stored"
+        assert daemon.status()["inboxes_bytes"] == 0
+        assert client.put(key(2), np.ones(31 * MIB, np.uint8), wait=True).state == "stored"
+        assert daemon.status()["inboxes_bytes"] > 0
