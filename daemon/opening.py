@@ -34,6 +34,7 @@ from ..shm.layout import (
     SpanHeader,
     Superblock,
     aligned,
+    span_bytes,
 )
 from .core.recovery import confirmed
 from .sizes import ConfiguredSizes, resolved_sizes
@@ -97,7 +98,7 @@ def _existing(instance: str, lock_fd: int, asked: ConfiguredSizes) -> Opened | N
         if former is None:
             # A daemon was killed while it created its memory. No client can have attached to it.
             return None
-        missing = segments.missing(ring_fd)
+        missing = _unused(segments.missing(ring_fd), former, ring_fd, index_fd)
         for start, size_bytes in missing:
             # Pages that were allocated and never written look like missing pages. Punching makes them missing.
             segments.punch(ring_fd, start, size_bytes)
@@ -126,6 +127,34 @@ def _existing(instance: str, lock_fd: int, asked: ConfiguredSizes) -> Opened | N
         notices=tuple(notices),
         shortage=shortage,
     )
+
+
+def _unused(missing: list[tuple[int, int]], former: Superblock, ring_fd: int, index_fd: int) -> list[tuple[int, int]]:
+    """The ranges without the pages of spans that were never published.
+
+    These pages look missing because nothing was written to them yet. A client of the former daemon may still write
+    there: it was told of the span, and pins it.
+    """
+    if not missing:
+        return missing
+    index = IndexReader(mmap(index_fd, former.geometry.index_bytes, prot=PROT_READ), former.geometry)
+    for slot in index.unpublished():
+        low = slot.offset // PAGE_BYTES * PAGE_BYTES
+        high = -(-(slot.offset + span_bytes(slot.payload_bytes)) // PAGE_BYTES) * PAGE_BYTES
+        if not any(low < start + size_bytes and start < high for start, size_bytes in missing):
+            continue
+        try:
+            # Changes nothing, unless the slot is damaged and names pages that are missing.
+            segments.allocate(ring_fd, low, min(high, former.ring_bytes) - low)
+        except (NotEnoughMemory, OSError):
+            continue
+        missing = [
+            (start, stop - start)
+            for first, size_bytes in missing
+            for start, stop in ((first, min(first + size_bytes, low)), (max(first, high), first + size_bytes))
+            if start < stop
+        ]
+    return missing
 
 
 def _attached(closing: ExitStack, name: str) -> int:

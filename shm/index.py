@@ -148,6 +148,12 @@ class IndexReader:
         for number in later[np.argsort(spans[later])[::-1]].tolist():
             yield read_slot(self.memory, slot_at(self.buckets_at >> 3, number), number)
 
+    def unpublished(self) -> Iterator[Slot]:
+        """Allocated slots that are not published, in ascending order of numbers."""
+        slots = slots_of(self._cells).reshape(-1, SLOT_WORDS)
+        for number in np.flatnonzero((slots[:, SPAN] != 0) & (slots[:, 0] & np.uint64(1) != 0)).tolist():
+            yield read_slot(self.memory, slot_at(self.buckets_at >> 3, number), number)
+
 
 class IndexWriter:
     """The daemon's side, the only writer of slots."""

@@ -17,14 +17,14 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import suppress
-from typing import Final
+from typing import Any, Final
 
 from ...errors import TensordError
 from ...ipc import messages
 from ...shm.layout import SPAN_HEADER_BYTES
 from ...shm.payload import Payload
-from .answers import PendingRequest
 from .in_flight import PutsInFlight
 from .put import Pending
 from .ring_writer import RingWriter
@@ -49,7 +49,7 @@ class InPlacePuts:
     def __init__(
         self,
         send: Callable[..., None],
-        ask: Callable[..., PendingRequest],
+        ask: Callable[..., Future[Any]],
         connection: Callable[[], object | None],
         view: Callable[[], View | None],
         in_flight: PutsInFlight,

@@ -9,6 +9,7 @@ Invariant: no byte of a put is announced before it is copied.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from functools import partial
 from typing import Any, Final
 
@@ -16,7 +17,6 @@ from ...errors import DaemonUnavailable, ObjectTooLarge, TensordError
 from ...ipc import messages
 from ...shm.layout import aligned
 from ...shm.payload import Leaf, Payload
-from .answers import PendingRequest
 from .in_flight import PutsInFlight, state_for
 from .in_place import InPlacePuts
 from .inbox import Inbox, Region
@@ -53,7 +53,7 @@ class PutSender:
         refusal: Callable[[bytes], TensordError | None],
         end: Callable[[], None] = lambda: None,
         *,
-        ask: Callable[..., PendingRequest] | None = None,
+        ask: Callable[..., Future[Any]] | None = None,
         view: Callable[[], View | None] = lambda: None,
     ) -> None:
         self._send = send

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from mmap import mmap
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,13 @@ from tensord.client.core import puts, ring_writer
 from tensord.client.core.ring_writer import RingWriter
 from tensord.errors import LimitReached
 from tensord.ipc import messages
+from tensord.shm import segments
+from tensord.shm.lanes import Lane
+from tensord.shm.layout import PAGE_BYTES
 
 from ..daemon_process import MIB, PATIENCE_S, Daemon
+from ..faults.payloads import is_payload, payload
+from ..faults.payloads import key as payload_key
 from ..faults.raw import RawClient
 from ..memory_bench import key
 
@@ -202,3 +208,28 @@ def test_a_payload_of_32_mib_is_written_in_place_by_default(monkeypatch: pytest.
         assert daemon.status()["inboxes_bytes"] == 0
         assert client.put(key(2), np.ones(31 * MIB, np.uint8), wait=True).state == "stored"
         assert daemon.status()["inboxes_bytes"] > 0
+
+
+def test_the_next_daemon_gives_nobody_the_pages_of_a_span_that_is_not_written_yet() -> None:
+    ring_bytes = 4 * MIB
+    with (
+        Daemon(ring_bytes=ring_bytes, memory_prefault=False, policy="lru") as daemon,
+        RawClient(daemon.start().socket) as raw,
+    ):
+        raw.ask(messages.OpenRing)
+        *_, lane_fd, ring_fd = raw.fds
+        placed = raw.ask(lambda number: messages.Commit(number, key(1), MIB, 64, acks=False, in_place=True))
+        lane, pin = Lane(lane_fd), np.empty(0)
+        lane.tie(lane.pin(int.from_bytes(placed.span_id, "little")), pin)
+        daemon.kill()
+        # With a page missing, the daemon asks which others are. Those that were never written look like it.
+        segments.punch(ring_fd, ring_bytes - PAGE_BYTES, PAGE_BYTES)
+        other = daemon.start().client(timeout_s=PATIENCE_S)
+        names = [other.put(payload_key(number), payload(number), wait=True).key for number in range(60)]
+        with mmap(ring_fd, ring_bytes) as ring:
+            ring[placed.offset : placed.offset + MIB] = bytes(MIB)
+        found = [(number, other.get(name)) for number, name in enumerate(names)]
+        assert any(lease for _, lease in found)
+        for number, lease in found:
+            assert lease is None or is_payload(lease.tree, number), f"entry {number} was overwritten"
+        del found, lease, pin

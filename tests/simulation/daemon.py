@@ -161,7 +161,7 @@ class Daemon:
     def join(self, wire: Wire, brought: int | None) -> list[int]:
         """Hello and Attach; `brought` is a descriptor of the lane that the client had. Ring, index and lane."""
         self.wires[wire.number] = wire
-        self.do(events.ClientJoined(wire.number, 1000 + wire.number % 2, "simulated"))
+        self.do(events.ClientJoined(wire.number, 1000 + wire.number % 2, "simulated", writes=True))
         self.govern(governor_events.GovernorClientJoined(wire.number, "simulated", wire.number))
         if brought is not None and not self.memory.has_lane_for(brought):
             brought = None

@@ -6,12 +6,16 @@ Played is client/core/link.py: attaching, receiving, and what it does when the c
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import count
 from mmap import MAP_SHARED, PROT_READ
 from typing import TYPE_CHECKING, Any, Final
+from unittest import mock
 
+from tensord.client.core import puts
 from tensord.client.core.lease import Lease
 from tensord.client.core.put_options import PutOptions
 from tensord.client.core.puts import Put, PutSender
@@ -78,7 +82,9 @@ class Process:
         self.wire: Wire | None = None
         self.closed = False
         self._ids = count(number * 1_000_000 + 1)
-        self.puts = PutSender(self.send, self.next_id, lambda: self.wire, self.refusal)
+        self.puts = PutSender(
+            self.send, self.next_id, lambda: self.wire, self.refusal, ask=self.open_ring, view=lambda: self.view
+        )
         self.eras = dict.fromkeys(TAGS, 0)
         self.held: list[Held] = []
         self.claims: dict[int, int] = {}
@@ -100,6 +106,16 @@ class Process:
 
     def next_id(self) -> int:
         return next(self._ids)
+
+    def open_ring(self, make: Any, timeout_s: float, connected: Any) -> Future[Any]:
+        """As Link.ask, of the only request that puts make."""
+        answer: Future[Any] = Future()
+        daemon = self.world.daemon
+        if daemon is None or self.wire is None or connected is not self.wire or not self.wire.daemon_open:
+            answer.set_exception(DaemonUnavailable("the connection broke"))
+        else:
+            answer.set_result([os.dup(daemon.memory.writable_ring_fd)])
+        return answer
 
     # ---- the link
 
@@ -184,7 +200,7 @@ class Process:
 
     def _take(self, message: Any) -> None:
         match message:
-            case messages.PartCopied() | messages.Committed():
+            case messages.Placed() | messages.PartCopied() | messages.Committed():
                 self.puts.in_flight.acknowledged(message)
             case messages.Claimed(id=request, answer="compute", token=token):
                 self.claims[token] = self.asked.pop(request)
@@ -200,15 +216,15 @@ class Process:
 
     # ---- what a caller does
 
-    def put(self, number: int, version: int, *, claim: int | None, ttl_s: float | None, in_place: bool) -> None:
-        """A whole put, a streamed one, or one that is produced in the inbox."""
+    def put(self, number: int, version: int, *, claim: int | None, ttl_s: float | None, way: str) -> None:
+        """A put "by the inbox", whole or streamed; one whose payload is "produced" there; or one "in place"."""
         encoded = encode(payload(number, version))
         options = PutOptions(number % ALL, ttl_s, claim, float(number), f"agent {self.number % 2}")
         if is_block(number):
             block = block_of(number)
             options = options._replace(prefix_bytes=len(block.packed), parent=block.record.parent)
         self.world.model.puts(number, version)
-        if in_place:
+        if way == "produced":
             try:
                 region = self.puts.reserve(encoded.payload_bytes, 0.0)
             except TensordError:
@@ -221,7 +237,8 @@ class Process:
             )
             self.reserved.append((put, memory))
         else:
-            put = self.puts.put(at(number), encoded, options, deadline=0.0)
+            with mock.patch.object(puts, "IN_PLACE_BYTES", 0 if way == "in place" else sys.maxsize):
+                put = self.puts.put(at(number), encoded, options, deadline=0.0)
         self.outcomes.append((put, number, version))
 
     def scribble(self) -> None:

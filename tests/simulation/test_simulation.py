@@ -79,6 +79,14 @@ Inboxes.retire = lambda self, inbox: None
 from tensord.shm.unshared import Unshared
 Unshared.make_private = lambda self: None
 """,
+    "a span that a client may be writing is freed at once": """
+from tensord.daemon.core.span_table import SpanTable
+SpanTable.revoke = SpanTable.discard
+""",
+    "a client writes in place without a pin": """
+from tensord.shm.lanes import Lane
+Lane.tie = lambda self, word, root: self.unpin(word)
+""",
     "generations are not looked at": """
 from tensord.shm.generations import GenerationWriter
 GenerationWriter.refusal = lambda self, key: None

@@ -17,17 +17,21 @@ from collections import Counter
 from collections.abc import Callable
 from itertools import accumulate
 from typing import Any, Final
+from unittest import mock
 
 import numpy as np
 
-from tensord.client.core import inboxes, puts
+from tensord.client.core import in_place, inboxes, puts, ring_writer
+from tensord.client.core.in_flight import PutsInFlight
 from tensord.client.core.lease import Lease
+from tensord.client.core.put import Pending
 from tensord.client.core.view import View
 from tensord.daemon import copier
 from tensord.daemon.core.host_memory import Pressed
 from tensord.errors import Corrupt, TensordError
 from tensord.ipc import messages
 from tensord.shm import fence, segments
+from tensord.shm.payload import Payload
 
 from .daemon import GPU, Daemon
 from .model import Model
@@ -39,6 +43,8 @@ PART_BYTES: Final = 2048
 """Parts of a put, in place of client/core/puts.py's 4 MiB."""
 START_BYTES: Final = 4096
 """A client's first inbox, in place of client/core/inboxes.py's 1 MiB: it grows, and there are several."""
+PIECE_BYTES: Final = 512
+"""What a client copies in place at once, in place of its 1 MiB."""
 TURN_BYTES: Final = 1024
 """What the copier copies at once, in place of its 4 MiB."""
 PROCESSES_MAX: Final = 4
@@ -76,6 +82,9 @@ class World:
         self._part_bytes, puts.PART_BYTES = puts.PART_BYTES, PART_BYTES  # type: ignore[misc]
         self._start_bytes, inboxes.START_BYTES = inboxes.START_BYTES, START_BYTES  # type: ignore[misc]
         self._turn_bytes, copier.TURN_BYTES = copier.TURN_BYTES, TURN_BYTES  # type: ignore[misc]
+        self._patches = self._of_puts_in_place()
+        for patch in self._patches:
+            patch.start()
         foreground: dict[Callable[[], None], float] = {
             self.put: 60,
             self.read: 30,
@@ -133,6 +142,28 @@ class World:
             for _ in range(self.chance.choice([1, 2, 4, 12])):
                 self._act(self._background)
             self._depth -= 1
+
+    def _of_puts_in_place(self) -> list[Any]:
+        """While a put in place waits for its span, and between the pieces of its copy, other things happen."""
+        wait_placed, write_range = PutsInFlight.wait_placed, Payload.write_range
+
+        def wait(in_flight: PutsInFlight, pending: Pending, deadline: float) -> messages.Placed | None:
+            for _ in range(self.chance.choice([0, 8, 8, 8])):
+                if pending.placed is None:
+                    self.meanwhile()
+            return wait_placed(in_flight, pending, 0.0)
+
+        def write(payload: Payload, to: Any, start: int, stop: int) -> None:
+            write_range(payload, to, start, stop)
+            for _ in range(self.chance.choice([1, 1, 1, 20])):
+                self.meanwhile()
+
+        return [
+            mock.patch.object(PutsInFlight, "wait_placed", wait),
+            mock.patch.object(Payload, "write_range", write),
+            mock.patch.object(ring_writer, "PIECE_BYTES", PIECE_BYTES),
+            mock.patch.object(in_place, "_AGAIN_S", 0.0),
+        ]
 
     def _act(self, actions: Actions) -> None:
         [action] = self.chance.choices(actions[0], cum_weights=actions[1])
@@ -313,9 +344,9 @@ class World:
         self._versions += 1
         version = self._versions if not is_block(number) else 0
         ttl_s = self.chance.choice([None, None, 10.0])
-        in_place = self.chance.random() < 0.15
-        self.say("put", process=process.number, key=number, version=version, in_place=in_place)
-        process.put(number, version, claim=claim, ttl_s=ttl_s, in_place=in_place)
+        [way] = self.chance.choices(["by the inbox", "produced", "in place"], [0.6, 0.15, 0.25])
+        self.say("put", process=process.number, key=number, version=version, way=way)
+        process.put(number, version, claim=claim, ttl_s=ttl_s, way=way)
 
     def learn(self) -> None:
         """A process is started anew with the same arguments, or asks for the generations."""
@@ -542,6 +573,8 @@ class World:
         puts.PART_BYTES = self._part_bytes  # type: ignore[misc]
         inboxes.START_BYTES = self._start_bytes  # type: ignore[misc]
         copier.TURN_BYTES = self._turn_bytes  # type: ignore[misc]
+        for patch in self._patches:
+            patch.stop()
         for process in self.processes:
             process.die()
         self.processes.clear()
