@@ -213,7 +213,7 @@ def test_a_payload_of_32_mib_is_written_in_place_by_default(monkeypatch: pytest.
 def test_the_next_daemon_gives_nobody_the_pages_of_a_span_that_is_not_written_yet() -> None:
     ring_bytes = 4 * MIB
     with (
-        Daemon(ring_bytes=ring_bytes, memory_prefault=False, policy="lru") as daemon,
+        Daemon(ring_bytes=ring_bytes, policy="lru") as daemon,
         RawClient(daemon.start().socket) as raw,
     ):
         raw.ask(messages.OpenRing)
@@ -224,6 +224,9 @@ def test_the_next_daemon_gives_nobody_the_pages_of_a_span_that_is_not_written_ye
         daemon.kill()
         # With a page missing, the daemon asks which others are. Those that were never written look like it.
         segments.punch(ring_fd, ring_bytes - PAGE_BYTES, PAGE_BYTES)
+        assert placed.offset == 0
+        segments.punch(ring_fd, 0, MIB)
+        segments.allocate(ring_fd, 0, MIB)
         other = daemon.start().client(timeout_s=PATIENCE_S)
         names = [other.put(payload_key(number), payload(number), wait=True).key for number in range(60)]
         with mmap(ring_fd, ring_bytes) as ring:
