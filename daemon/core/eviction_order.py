@@ -118,4 +118,5 @@ def _candidate(entry: SpanEntry) -> Candidate:
         entry.before_bytes,
         entry.agent,
         entry.owner_uid,
+        entry.uses,
     )

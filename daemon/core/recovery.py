@@ -81,13 +81,13 @@ def recover(
     for one in adopted:
         entry = one.entry
         entry.used_at = max(entry.created_at, min(memory.index.used_s(entry.slot), now))
+        entry.uses = memory.index.uses(entry.slot)
     # The policy learns of the entries in the order of their last use.
     adopted.sort(key=lambda one: one.entry.used_at)
     for one in _parents_first(adopted):
         entry, header = one.entry, one.header
         if memory.restore_entry(entry, now, one.record):
             counters.recovered += 1
-            entry.uses = memory.index.uses(entry.slot)
             expiry.recovered(entry, header.expires_s or None)
 
 

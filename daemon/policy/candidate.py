@@ -19,6 +19,7 @@ class Candidate(Struct, frozen=True):
         before_bytes: the size of these blocks in the ring.
         agent: the agent for which it was stored.
         owner: the uid that stored it.
+        uses: the number of its uses under earlier daemons, without its put; 0 for a new entry.
     """
 
     span_id: int
@@ -30,3 +31,4 @@ class Candidate(Struct, frozen=True):
     before_bytes: int = 0
     agent: str = ""
     owner: int = 0
+    uses: int = 0

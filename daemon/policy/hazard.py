@@ -248,12 +248,13 @@ class Hazard(Replacement, name="hazard"):
         gap = (self._last_gap if new.depth else 0) if ghost is None else ghost.traits % GAPS
         before = ghost or Ghost(0.0, 0, 0, NO_AGENT, 0.0)
         of = traits_of(1, new.depth, gap)
-        return self._use(digest, before._replace(traits=of, weight=self._costs.weight(new)), new.agent)
+        return self._use(digest, before._replace(traits=of, weight=self._costs.weight(new)), new.agent, new.uses)
 
-    def _use(self, digest: int, before: Ghost, agent: str) -> Ghost:
-        """The record after a use (or the put), from the record before it. Updates the ages, and ends a round if due."""
+    def _use(self, digest: int, before: Ghost, agent: str, earlier: int = 0) -> Ghost:
+        """The record after a use (or the put), from the record before it. Updates the ages, and ends a round if due.
+        `earlier`: the number of uses under earlier daemons that no record tells of."""
         unused = self._clock.now - before.used_at if before.uses else 0.0
-        uses = min(before.uses + 1, USES_MAX)
+        uses = min(before.uses + 1 + earlier, USES_MAX)
         gap = gap_of(unused) if unused > 0 else before.traits % GAPS
         of = often(uses) * 3 * GAPS + before.traits // GAPS % 3 * GAPS + gap
         number = self._agents.after_use(before.agent, agent)

@@ -32,7 +32,7 @@ class LFU(LRU, name="lfu"):
         self._age = 0
 
     def inserted(self, new: Candidate, now: float) -> None:
-        self._count[new.span_id] = 0
+        self._count[new.span_id] = new.uses
         super().inserted(new, now)
 
     def removed(self, span_id: int, *, evicted: bool) -> None:
@@ -66,7 +66,8 @@ class LFU(LRU, name="lfu"):
         saved = sorted((priority, use, count, span_id) for span_id, count, priority, use in rows)
         known = {span_id: (count, priority) for priority, _, count, span_id in saved if span_id in self._rank}
         for span_id in dict.fromkeys([*known, *self._in_order()]):
-            self._count[span_id], priority = known.get(span_id, (1, 1 + self._age))
+            count = self._count[span_id]
+            self._count[span_id], priority = known.get(span_id, (count, count + self._age))
             self._uses += 1
             self._rank[span_id] = max(priority, 1) << _CLOCK_BITS | self._uses
 
