@@ -23,7 +23,7 @@ from typing import Any, Final
 
 from ...errors import TensordError
 from ...ipc import messages
-from ...shm.layout import SPAN_HEADER_BYTES
+from ...shm.layout import SPAN_HEADER_BYTES, span_bytes
 from ...shm.payload import Payload
 from .in_flight import PutsInFlight
 from .put import Pending
@@ -31,10 +31,11 @@ from .ring_writer import RingWriter
 from .view import View
 
 PLACED_S_MAX: Final = 0.05
-"""A put whose span takes longer goes through the inbox, which needs no answer before the copy."""
+"""Seconds that a put waits for its span. Then it goes through the inbox, which needs no answer before the copy."""
 _AGAIN_S: Final = 1.0
-"""For so long all puts go through the inbox then."""
+"""Seconds after such a put in which all puts of the client go through the inbox."""
 _OPEN_S: Final = 1.0
+"""Seconds that the first put waits for the descriptor of the ring."""
 
 
 class InPlacePuts:
@@ -85,7 +86,8 @@ class InPlacePuts:
         placed = self._placed(pending, connected, deadline)
         if placed is None:
             return pending.put.state != "sent"
-        pin = view.hold_placed(placed) if placed.offset + pending.commit.payload_bytes < len(writer) else None
+        end = placed.offset + span_bytes(pending.commit.payload_bytes)
+        pin = view.hold_placed(placed) if end <= len(writer) else None
         if pin is None:
             return not self._give_up(pending, connected)
         checksum = writer.write(payload, placed.offset + SPAN_HEADER_BYTES)
@@ -124,8 +126,15 @@ class InPlacePuts:
             return writer
         if self._refused_by is connected:
             return None
+        answer = self._ask(messages.OpenRing, _OPEN_S, connected=connected)
         try:
-            fds = self._ask(messages.OpenRing, _OPEN_S, connected=connected).result(_OPEN_S)
+            try:
+                fds = answer.result(_OPEN_S)
+            except TimeoutError:
+                if answer.cancel():
+                    # Whoever receives a later answer closes its descriptors.
+                    raise
+                fds = answer.result()
         except (TensordError, TimeoutError):
             self._refused_by = connected
             return None
