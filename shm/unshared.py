@@ -96,7 +96,8 @@ class Unshared:
 
 
 def after_fork_in_child() -> None:
-    """Maps all such memory privately in a child. Call it before inherited arrays can be written or collected.
+    """Maps all such memory privately in a child, and closes the child's descriptors of it. Call it before inherited
+    arrays can be written or collected.
 
     Mappings that this process made itself stay as they are.
     """
@@ -109,13 +110,14 @@ def after_fork_in_child() -> None:
         except OSError:
             found = None
         if found == address:
-            _mapped[address] = size_bytes, fd, here
-            continue
-        # Another mapping has this address. This module must not unmap it.
-        del _mapped[address]
+            # Children of this child inherit the private mapping, so nothing needs the file any more.
+            _mapped[address] = size_bytes, -1, here
+        else:
+            # Another mapping has this address. This module must not unmap it.
+            del _mapped[address]
+            if found is not None:
+                _libc.munmap(found, size_bytes)
         os.close(fd)
-        if found is not None:
-            _libc.munmap(found, size_bytes)
 
 
 def _next_place(size_bytes: int) -> int:

@@ -124,9 +124,7 @@ class Link:
         self.answers.fail_all(DaemonUnavailable("the client was closed"))
         self.listeners.tell(lambda listener: listener.detached())
         self.view = None
-        if self._lane_fd >= 0:
-            os.close(self._lane_fd)
-            self._lane_fd = -1
+        self._replace_lane_fd(-1)
 
     @property
     def connected(self) -> bool:
@@ -221,9 +219,7 @@ class Link:
         """The child starts without an attachment. Inherited views keep their mappings."""
         if self._channel is not None:
             self._channel.close_in_child()
-        lane_fd, self._lane_fd = self._lane_fd, -1
-        if lane_fd >= 0:
-            os.close(lane_fd)
+        self._replace_lane_fd(-1)
         self.view = None
         self.puts.in_flight.close_in_child()
         closed = self._stopping.is_set()
@@ -235,8 +231,7 @@ class Link:
 
     def _shut(self) -> None:
         """Ends the connection, so that the thread attaches anew."""
-        channel = self._channel
-        if channel is not None:
+        if (channel := self._channel) is not None:
             channel.shut()
 
     # ---- the thread
@@ -319,13 +314,19 @@ class Link:
             # Before the first pin in it.
             forks.keep(lane)
             self.view = View.open(ring_fd, index_fd, lane)
-            if self._lane_fd >= 0:
-                os.close(self._lane_fd)
-            self._lane_fd, lane_fd = lane_fd, -1
+            self._replace_lane_fd(lane_fd)
+            lane_fd = -1
         finally:
             for fd in (ring_fd, index_fd, lane_fd):
                 if fd >= 0:
                     os.close(fd)
+
+    def _replace_lane_fd(self, fd: int) -> None:
+        """Keeps `fd` (-1: none) as the lane's descriptor, and closes the one before. SYNC POINT: it is forgotten first.
+        Another thread may open a file of its number and fork meanwhile; the child closes what is remembered."""
+        before, self._lane_fd = self._lane_fd, fd
+        if before >= 0:
+            os.close(before)
 
     def _receive(self, channel: BlockingChannel) -> None:
         while not self._stopping.is_set() and not self.puts.in_flight.cut:

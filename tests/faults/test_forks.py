@@ -311,3 +311,40 @@ def writes_after_the_close(stage: Stage, socket: Path) -> int:
     status = os.waitstatus_to_exitcode(os.waitpid(forked, 0)[1])
     assert is_payload(array, 9)
     return status
+
+
+def is_open(fd: int) -> bool:
+    return Path(f"/proc/self/fd/{fd}").exists()
+
+
+def forks_just_after_the_lane_is_closed(stage: Stage, socket: Path, beforehand: str) -> list[int]:
+    """Forks between the close of a lane's descriptor and the next step, when a new file has the same number already.
+
+    Returns:
+        For each such fork, 0 if the child still has the new file.
+    """
+    client = [tensord.Client(socket)]
+    assert client[0].get(key(PINNED)) is not None
+    lane_fd, close, statuses = client[0]._link._lane_fd, os.close, []
+
+    def close_and_fork(fd: int) -> None:
+        close(fd)
+        if fd != lane_fd:
+            return
+        os.close = close
+        opened = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(opened, fd)
+        forked = os.fork()
+        if not forked:
+            os._exit(0 if is_open(fd) and os.path.sameopenfile(fd, opened) else 1)
+        statuses.append(os.waitstatus_to_exitcode(os.waitpid(forked, 0)[1]))
+
+    os.close = close_and_fork
+    next(do for do in BEFOREHAND if do.__name__ == beforehand)(client)
+    return statuses
+
+
+@pytest.mark.parametrize("beforehand", [do.__name__ for do in BEFOREHAND[:3]])
+def test_a_child_closes_no_file_that_the_program_opened_meanwhile(small: Daemon, beforehand: str) -> None:
+    with Child(forks_just_after_the_lane_is_closed, small.socket, beforehand) as child:
+        assert child.hear() == [0]

@@ -117,6 +117,21 @@ def test_a_child_leaves_alone_what_came_to_lie_in_its_place() -> None:
     os.close(fd)
 
 
+def test_a_child_keeps_no_descriptor_of_it_which_its_program_may_close() -> None:
+    fd = memory_file(SIZE_BYTES)
+    mapped = Unshared(fd, SIZE_BYTES)
+    own_fd = unshared._mapped[mapped.address][1]
+    os.close(fd)
+
+    def taken() -> bool:
+        # As a program that becomes a service does: it closes all descriptors, opens its log, and forks again.
+        log = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(log, own_fd)
+        return child_says(lambda: os.path.sameopenfile(log, own_fd)) == 0
+
+    assert child_says(taken) == 0
+
+
 def test_what_is_made_private_stays_what_it_is_and_later_writes_reach_nobody() -> None:
     fd = memory_file(SIZE_BYTES)
     mapped = Unshared(fd, SIZE_BYTES)
