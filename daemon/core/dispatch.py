@@ -121,7 +121,8 @@ class Dispatch:
             self._parts.outbox.refuse(event.client, event.message.id, error)
 
     def _drained(self, event: Drained, now: float) -> None:
-        self._parts.reclaim.drained()
+        self._parts.memory.policy.drained()
+        self._parts.intake.changed |= self._parts.reclaim.drained()
 
     def _scanned(self, event: Scanned, now: float) -> None:
         self._parts.reclaim.scanned(event.pinned, now)

@@ -207,7 +207,7 @@ class Intake:
             if entry is not None:
                 entry.cost_ms, entry.agent, entry.prefix_bytes = commit.cost_ms, commit.agent, commit.prefix_bytes
                 puts.queue.take()
-                self._reclaim.drop_attempt()
+                self._reclaim.placed()
                 puts.placed(put, entry)
                 if commit.in_place:
                     self._in_place.tell(put, now)

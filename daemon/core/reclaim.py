@@ -2,8 +2,8 @@
 
 Owns the timing of scans, the attempt to make room for the put at the head of the queue, and the evictions that bring
 the store back under a lowered budget or a lowered limit of resident bytes. The order is always: hide, Scan, Scanned,
-free; `memory` ensures that a span is freed in no other way. Before the first victims for a put are chosen, the recorded
-reads are processed: Drain, Drained. Does not own the choice of victims (`room`) nor pages (`residency`).
+free; `memory` ensures that a span is freed in no other way. Before the first victims for a put are chosen, the reads
+recorded until then are processed: Drain, Drained. Does not own the choice of victims (`room`) nor pages (`residency`).
 
 Invariants:
 - At most one Scan is in flight.
@@ -43,8 +43,8 @@ RESCAN_S_MAX: Final = 2.0
 @dataclass(slots=True)
 class Attempt:
     """An attempt to make room for one put. `scans`: scans since it began; `fruitless`: scans in a row that freed
-    nothing; `exchanges`: exchanges of pages. `admitted`: the policy prefers the put to its victims. `drained`: the
-    reads recorded before the attempt are processed."""
+    nothing; `exchanges`: exchanges of pages. `admitted`: the policy prefers the put to its victims. `drains`: it has
+    requested a Drain. `drained`: the reads recorded before the attempt are processed."""
 
     need: Need
     cursor: Cursor = field(default_factory=Cursor)
@@ -52,6 +52,7 @@ class Attempt:
     fruitless: int = 0
     exchanges: int = 0
     admitted: bool = False
+    drains: bool = False
     drained: bool = False
 
 
@@ -85,7 +86,7 @@ class Reclaim:
         """Whether no evictable entry can give the excess pages, judged by the pins that the last scan found."""
         self.searching = False
         """Whether the next Tick continues a search or a postponed outcome."""
-        self._draining = False
+        self._draining = self._drain_again = False
         self._deferred_pins: AbstractSet[int] | None = None
         """The pins found by the scan in flight, while their processing is postponed."""
         self._only_for_puts = False
@@ -102,6 +103,14 @@ class Reclaim:
         """Ends the attempt: another put may be at the head of the queue."""
         self._attempt = None
         self._residency.drop_exchange()
+
+    def placed(self) -> None:
+        """Ends the attempt of the put that has its room. If the policy compares puts with reads, the reads recorded
+        until now are processed, so that the policy does not take them for later than the put."""
+        drained = self._attempt is not None and self._attempt.drained
+        if self._memory.policy.compares_puts_with_reads and not drained and not self._draining:
+            self._drain()
+        self.drop_attempt()
 
     def restart_search(self) -> None:
         """Restarts the search for pages, since the limit of resident bytes or the set of evictable entries may have
@@ -147,8 +156,10 @@ class Reclaim:
             return "moving"
         if attempt.fruitless >= FRUITLESS_MAX or attempt.exchanges >= EXCHANGES_MAX:
             return "none"
-        if not attempt.drained:
+        if not attempt.drains:
+            attempt.drains = True
             self._drain()
+        if not attempt.drained:
             return "draining"
         choice = self._room.choose(need, attempt.cursor, now)
         if choice.victims or choice.moves:
@@ -228,11 +239,18 @@ class Reclaim:
             if self._waits_for_pins:
                 self._scan()
 
-    def drained(self) -> None:
-        """The reads recorded until now are processed."""
+    def drained(self) -> bool:
+        """The reads recorded before the last Drain are processed. If an attempt has begun since then, another Drain
+        follows. Returns whether the attempt to make room goes on."""
         self._draining = False
-        if self._attempt is not None:
-            self._attempt.drained = True
+        if self._drain_again:
+            self._drain_again = False
+            self._drain()
+            return False
+        if self._attempt is None or not self._attempt.drains:
+            return False
+        self._attempt.drained = True
+        return True
 
     def scanned(self, pinned: AbstractSet[int], now: float) -> None:
         """Processes the pins that a scan found, or postpones that (`searching`) until it is known whether the put can
@@ -336,7 +354,10 @@ class Reclaim:
         return self._memory.moving
 
     def _drain(self) -> None:
-        if not self._draining:
+        """Requests a Drain: at once, or after the one in flight."""
+        if self._draining:
+            self._drain_again = True
+        else:
             self._draining = True
             self._outbox.add(Drain())
 

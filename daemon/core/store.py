@@ -34,7 +34,7 @@ from ..policy.replacement import Replacement
 from . import report, why
 from .dispatch import Dispatch
 from .effects import Effect
-from .events import Allocated, Drained, Event, Moved, Punched, Scanned, Tick
+from .events import Allocated, Event, Moved, Punched, Scanned, Tick
 from .limits import StoreLimits
 from .parts import Parts
 from .quotas import Quotas
@@ -44,7 +44,7 @@ from .sweeps import SLICE
 
 ROWS_MAX: Final = 256
 """Entries in one answer: 2 to 3 ms."""
-MAKES_ROOM: Final[frozenset[type[Event]]] = frozenset({Moved, Drained, Scanned, Punched, Allocated})
+MAKES_ROOM: Final[frozenset[type[Event]]] = frozenset({Moved, Scanned, Punched, Allocated})
 """The outcomes that the put at the head of the queue may wait for."""
 
 

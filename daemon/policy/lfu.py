@@ -76,9 +76,13 @@ class LFU(LRU, name="lfu"):
         assert self._count.keys() == self._owner.keys()
 
     def _use(self, span_id: int) -> None:
-        self._uses += 1
         self._count[span_id] += 1
-        self._rank[span_id] = (self._count[span_id] + self._age) << _CLOCK_BITS | self._uses
+        self._rank[span_id] = (self._count[span_id] + self._age) << _CLOCK_BITS
+        self._renew(span_id)
+
+    def _renew(self, span_id: int) -> None:
+        self._uses += 1
+        self._rank[span_id] = self._rank[span_id] >> _CLOCK_BITS << _CLOCK_BITS | self._uses
 
 
 def _apart(rank: int) -> tuple[int, int]:

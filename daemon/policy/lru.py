@@ -1,7 +1,8 @@
 """Least recently used: the span that was used longest ago is the coldest.
 
 Owns: the order of last uses. It saves nothing for the next daemon, which inserts the spans in the order of their last
-uses. Invariant: no two spans have the same rank.
+uses. Invariants: no two spans have the same rank. A span that was put is warmer than spans that were read before the
+put, also if those reads were reported later.
 """
 
 from __future__ import annotations
@@ -23,11 +24,15 @@ ROWS_AT_ONCE: Final = 16_384
 class LRU(Replacement, name="lru"):
     """The order of last use, for the spans of each owner."""
 
+    compares_puts_with_reads = True
+
     def __init__(self) -> None:
         self._owner: dict[int, int] = {}
         self._rank: dict[int, int] = {}
         self._uses = 0
         self._orders: dict[int, Ranked] = {}
+        self._new: dict[int, None] = {}
+        """The spans put since the last `drained`."""
 
     def __len__(self) -> int:
         return len(self._owner)
@@ -36,10 +41,21 @@ class LRU(Replacement, name="lru"):
         assert new.span_id not in self._owner, new.span_id
         self._owner[new.span_id] = new.owner
         self._use(new.span_id)
+        self.put_again(new.span_id)
         self.may_go(new.span_id, True)
 
     def accessed(self, span_id: int, now: float, agent: str = "") -> None:
         self._use(span_id)
+
+    def put_again(self, span_id: int) -> None:
+        if self.compares_puts_with_reads:
+            self._new[span_id] = None
+
+    def drained(self) -> None:
+        """Puts the new spans, in their order, behind all spans that were only read."""
+        new, self._new = self._new, {}
+        for span_id in sorted(new, key=self._rank.__getitem__):
+            self._renew(span_id)
 
     def may_go(self, span_id: int, it_may: bool) -> None:
         owner = self._owner[span_id]
@@ -57,6 +73,7 @@ class LRU(Replacement, name="lru"):
         self.may_go(span_id, False)
         del self._owner[span_id]
         del self._rank[span_id]
+        self._new.pop(span_id, None)
 
     def coldest(self, owners: Collection[int] | None = None) -> Iterator[int]:
         orders = [order for owner, order in self._orders.items() if owners is None or owner in owners]
@@ -70,7 +87,7 @@ class LRU(Replacement, name="lru"):
         return float(self.rank(span_id)[1])
 
     def check_invariants(self) -> None:
-        assert self._owner.keys() == self._rank.keys()
+        assert self._owner.keys() == self._rank.keys() >= self._new.keys()
         assert len(set(self._rank.values())) == len(self._rank)
         for owner, order in self._orders.items():
             order.check_invariants()
@@ -80,6 +97,10 @@ class LRU(Replacement, name="lru"):
         return sorted(self._rank, key=self._rank.__getitem__)
 
     def _use(self, span_id: int) -> None:
+        self._renew(span_id)
+
+    def _renew(self, span_id: int) -> None:
+        """Makes the span the one that was used last, without another use."""
         self._uses += 1
         self._rank[span_id] = self._uses
 

@@ -31,6 +31,9 @@ class Replacement(ABC):
     new_may_go_first: ClassVar[str] = ""
     """The reason why a new entry may be evicted before entries in use. Empty: a new entry always stays for a while. The
     conformance suite tests that promise only for policies without a reason."""
+    compares_puts_with_reads: ClassVar[bool] = False
+    """Whether a new entry is ranked by the time of its put among the reads of other entries. The store then reads the
+    lanes at every put, also at one that needs no eviction, and calls `drained`."""
     registered: ClassVar[dict[str, type[Replacement]]] = {}
     """The policies imported so far, by name. `registry.POLICIES` has all of them."""
 
@@ -84,6 +87,11 @@ class Replacement(ABC):
 
     def put_again(self, span_id: int) -> None:
         """A put named the key of a known span. `accessed` was called before. Default: a put is no more than a use."""
+        return
+
+    def drained(self) -> None:
+        """All reads that clients recorded before the last puts were reported. Readers record reads without a time, so
+        such a read may have been reported after a put that it preceded. Default: the policy needs no such news."""
         return
 
     def admits(self, new: Candidate, victim: int) -> bool:

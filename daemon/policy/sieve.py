@@ -29,6 +29,7 @@ _LAP: Final = 1 << _PLACE_BITS
 class Sieve(LRU, name="sieve"):
     """Like LRU, with a rank of the lap and of the place in the order of insertion. The lap is the span's worth."""
 
+    compares_puts_with_reads = False
     new_may_go_first = "a use spares an entry for a whole lap of the hand, and an entry that was just put has no use"
 
     def __init__(self) -> None:

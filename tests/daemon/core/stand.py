@@ -119,6 +119,8 @@ class Stand:
         self.moves: deque[Move] = deque()
         self.scans = 0
         self.drains = 0
+        self.holds_drains = False
+        """Whether a Drain is carried out by the test, with `drain`, and not at once."""
         self.recorded: list[int] = []
         """What lanes recorded and nobody has told the store."""
         self.seen: frozenset[int] | None = None
@@ -161,10 +163,8 @@ class Stand:
                     self.moves.append(effect)
                 case Drain():
                     self.drains += 1
-                    if self.recorded:
-                        self.do(Accessed(self.recorded))
-                        self.recorded = []
-                    self.do(Drained())
+                    if not self.holds_drains:
+                        self.drain()
                 case Scan():
                     assert self.scans == 0, "two scans in flight"
                     self.scans += 1
@@ -271,6 +271,13 @@ class Stand:
     def read_lanes(self) -> None:
         """The first half of a scan: what is pinned now is all that it will have seen."""
         self.seen = frozenset(view.span_id for view in self.views)
+
+    def drain(self) -> None:
+        """Carries a Drain out: reports the recorded reads."""
+        if self.recorded:
+            recorded, self.recorded = self.recorded, []
+            self.do(Accessed(recorded))
+        self.do(Drained())
 
     def scan(self) -> None:
         """Carries the scan out, or its second half."""

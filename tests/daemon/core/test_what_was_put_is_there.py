@@ -10,8 +10,9 @@ import random
 
 import pytest
 
-from tensord.daemon.core.events import Accessed
+from tensord.daemon.core.events import Accessed, Drained
 from tensord.daemon.policy.registry import POLICIES
+from tensord.ipc import messages
 
 from .stand import SPAN, Stand, key
 
@@ -171,11 +172,55 @@ def test_what_is_read_just_before_a_put_is_not_what_makes_room_for_it(stand: Sta
         assert stand.find(coldest.key) is not None
 
 
-def test_lanes_are_read_once_for_a_put_that_needs_room_and_not_for_one_that_fits() -> None:
-    stand = Stand(4 * SPAN)
+@pytest.mark.parametrize("held", [False, True], ids=["before the put is published", "after it"])
+@pytest.mark.parametrize("stand", BESIDE_USE, indirect=True)
+def test_an_entry_that_just_fitted_outlives_entries_that_were_read_before_its_put(stand: Stand, held: bool) -> None:
+    for number in range(RING - 1):
+        ask(stand, number)
+    every = [entry.span_id for entry in stand.store.memory.entries]
+    for fresh in range(1000, 1005):
+        stand.now += 0.1
+        # All others are read; then the new entry takes the room that is free; then the reads are reported.
+        stand.recorded, stand.holds_drains = list(every), held
+        assert stand.put(fresh) == "stored"
+        stand.holds_drains = False
+        stand.drain()
+        stand.now += 0.1
+        stand.put(2000 + fresh)
+        assert stand.find(key(fresh)) is not None
+        stand.send(1, messages.Evict(fresh, [key(2000 + fresh)]))
+        stand.settle()
+
+
+def test_an_attempt_to_make_room_waits_for_reads_that_were_recorded_after_an_earlier_drain_began() -> None:
+    stand = Stand(4 * SPAN, policy="lru")
+    stand.join(1)
+    for number in range(3):
+        stand.put(number)
+    stand.holds_drains = True
+    stand.put(3)
+    before = stand.drains
+    oldest = stand.find(key(0))
+    assert oldest is not None
+    stand.commit(1, 77, key(4), 64)
+    stand.part(1, 77, 64, last=True)
+    stand.do(Drained())
+    assert stand.drains == before + 1 and not stand.scans, "the first drain began before this put came"
+    stand.recorded = [oldest.span_id]
+    stand.drain()
+    stand.settle()
+    assert stand.outcomes[1][77].outcome == "stored"
+    assert stand.find(key(0)) is not None and stand.find(key(1)) is None
+
+
+@pytest.mark.parametrize(("policy", "fitting"), [("hazard", 0), ("lru", 4)])
+def test_lanes_are_read_once_for_a_put_that_needs_room_and_for_one_that_fits_if_the_policy_asks(
+    policy: str, fitting: int
+) -> None:
+    stand = Stand(4 * SPAN, policy=policy)
     stand.join(1)
     for number in range(4):
         stand.put(number)
-    assert stand.drains == 0
+    assert stand.drains == fitting
     stand.put(4, 3 * SPAN)
-    assert stand.drains == 1
+    assert stand.drains == fitting + 1

@@ -27,6 +27,7 @@ class AnyPolicy(RuleBasedStateMachine):
         self.known: dict[int, int] = {}
         self.may_go: set[int] = set()
         self.used_at: dict[int, int] = {}
+        self.put_lately: set[int] = set()
         self.new: dict[int, Candidate] = {}
         self.clock = 0
         self.now = 0.0
@@ -58,6 +59,14 @@ class AnyPolicy(RuleBasedStateMachine):
         self.known[span] = owner
         self.may_go.add(span)
         self.use(span)
+        self.put_lately.add(span)
+
+    @rule()
+    def drained(self) -> None:
+        self.policy.drained()
+        for span in sorted(self.put_lately & self.known.keys(), key=self.used_at.__getitem__):
+            self.use(span)
+        self.put_lately.clear()
 
     @precondition(lambda self: self.known)
     @rule(data=st.data(), agent=st.sampled_from(AGENTS))
