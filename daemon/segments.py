@@ -52,6 +52,8 @@ Array = np.ndarray[Any, Any]
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 LANES_READ_MAX: Final = 1024
 """The most lanes that one query about pins reads: 6 to 8 ms."""
+LANES_SEARCHED_MAX: Final = 256
+"""The most lanes that one query about a single span reads: 2 to 4 ms."""
 _LANE_NAMES_TRIED: Final = 64
 _FOREIGN_NAMED: Final = 16
 
@@ -274,6 +276,13 @@ class Segments:
         for lane in islice(self._lanes.values(), LANES_READ_MAX):
             lane.reader.pins(self._scratch)
         return self.lanes
+
+    def lanes_pinning(self, span_id: int) -> list[HeldLane] | None:
+        """The lanes that pin a span now, for display only, as `read_pins`. None if there are more than
+        LANES_SEARCHED_MAX lanes: then none is read."""
+        if len(self._lanes) > LANES_SEARCHED_MAX:
+            return None
+        return [lane for lane in self._lanes.values() if span_id in lane.reader.pins(self._scratch)]
 
     @property
     def lanes(self) -> list[HeldLane]:

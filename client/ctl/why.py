@@ -14,10 +14,6 @@ from .daemon import Daemon, pass_daemon, understood
 from .parameters import KEY, stored_or_gone
 from .tables import age, number, pairs, share
 
-_HELD: Final = {
-    "pin": "a client has pinned it for a time: it stays until then",
-    "lease": "a reader held it at the last scan of pins: it stays while a reader holds it",
-}
 _REASONS: Final = {
     "capacity": "evicted to make room for other entries",
     "entries": "evicted for other entries: max_entries was reached",
@@ -67,12 +63,13 @@ def standing_rows(answer: dict[str, Any]) -> list[tuple[str, str]]:
         else "no other entry is evictable"
     )
     rows.append(("colder", colder))
-    if standing["held"]:
-        rows.append(("held", _HELD.get(standing["held"], standing["held"])))
+    rows += _held(standing)
     if standing["children"]:
         rows.append(("children", f"{number(standing['children'])}: a block is evicted after all of its children"))
     before = standing["before"]
-    if standing["place"] == 1 and not standing["held"]:
+    if standing["held"]:
+        return rows
+    if standing["place"] == 1:
         rows.append(("place", "it is evicted next"))
     elif before:
         place = standing["place"]
@@ -81,6 +78,28 @@ def standing_rows(answer: dict[str, Any]) -> list[tuple[str, str]]:
         )
         rows += [("" if at else "first", key) for at, key in enumerate(before)]
     return rows
+
+
+def _held(standing: dict[str, Any]) -> list[tuple[str, str]]:
+    """The reasons why the entry cannot be evicted now; no rows without any."""
+    rows = []
+    if standing["held"] == "pin":
+        rows.append(("held", "a client has pinned it for a time: it stays until then"))
+    if standing["lanes"]:
+        first = [_holder(row) for row in standing["held_by"]]
+        more = standing["lanes"] - len(first)
+        named = "; ".join([*first, f"and {number(more)} more"] if more else first)
+        pin = "1 lane pins" if standing["lanes"] == 1 else f"{number(standing['lanes'])} lanes pin"
+        rows.append(("held", f"{pin} it now ({named}): it stays while a reader holds it"))
+    elif standing["held"] == "lease":
+        rows.append(("held", "a reader held it at the last scan of pins: it stays while a reader holds it"))
+    return rows
+
+
+def _holder(row: dict[str, Any]) -> str:
+    if row["client"] is None:
+        return f"lane {row['lane']:x} of a closed connection"
+    return f"client {row['client']}, {row['name'] or 'without a name'}, pid {row['pid']}"
 
 
 def _absent_rows(answer: dict[str, Any]) -> list[tuple[str, str]]:

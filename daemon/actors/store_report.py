@@ -20,10 +20,12 @@ from ...ipc.declared import handlers
 from ..config.config import Config
 from ..copier import Copier
 from ..core.store import Store
-from ..segments import Segments
+from ..segments import HeldLane, Segments
 from .lane_room import LaneRoom
 from .messages import Grown, Joined
 
+HELD_BY_MAX: Final = 4
+"""Lanes listed of those that pin the entry of a query."""
 _MUST_STAY_0: Final = ("evicted_while_pinned", "found_corrupt")
 
 
@@ -94,8 +96,25 @@ class StoreReport:
         return {"entries": entries, "behind": behind}
 
     def _why(self, query: messages.WhyQuery) -> dict[str, Any]:
+        """As `Store.why`, with the lanes that pin the entry now: `lanes` of them (None: too many lanes to read them),
+        of which the first HELD_BY_MAX are listed in `held_by`."""
         self._store.unix_at_zero_s = self._unix_at_zero()
-        return self._store.why(query.key, self._clock())
+        entry = self._store.memory.entries.find(query.key)
+        lanes = None if entry is None else self._memory.lanes_pinning(entry.span_id)
+        answer = self._store.why(query.key, self._clock(), leased=None if lanes is None else bool(lanes))
+        if answer["standing"] is not None:
+            answer["standing"]["lanes"] = None if lanes is None else len(lanes)
+            answer["standing"]["held_by"] = [self._holder(lane) for lane in (lanes or ())[:HELD_BY_MAX]]
+        return answer
+
+    def _holder(self, lane: HeldLane) -> dict[str, Any]:
+        joined = self._clients.get(lane.client) if lane.client is not None else None
+        return {
+            "client": lane.client,
+            "name": joined.name if joined else "",
+            "pid": joined.pid if joined else None,
+            "lane": lane.reader.lane_id,
+        }
 
     def _gone(self, query: messages.GoneQuery) -> dict[str, Any]:
         return {"keys": [key.hex() for key in self._store.gone(query.key, query.digits, query.count)]}

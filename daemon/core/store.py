@@ -205,9 +205,10 @@ class Store:
         found = self.memory.entries.find(key)
         return None if found is None else report.entry(self, found)
 
-    def why(self, key: bytes, now: float) -> dict[str, Any]:
-        """Why a key's entry stays in the ring, or left it (`why`)."""
-        return why.why(self, key, now)
+    def why(self, key: bytes, now: float, *, leased: bool | None = None) -> dict[str, Any]:
+        """Why a key's entry stays in the ring, or left it (`why`). `leased`: whether a lane pins the entry now; None:
+        unknown, so the last scan decides."""
+        return why.why(self, key, now, leased)
 
     def gone(self, key: bytes, digits: int, most: int) -> list[bytes]:
         """Up to `most` keys of removed entries with the same first hexadecimal digits as the key, the latest removal

@@ -28,8 +28,8 @@ BEFORE_MAX: Final = 4
 """Keys listed of the entries that would be evicted before the asked one."""
 
 
-def why(store: Store, key: bytes, now: float) -> dict[str, Any]:
-    """All that is known of a key.
+def why(store: Store, key: bytes, now: float, leased: bool | None = None) -> dict[str, Any]:
+    """All that is known of a key. `leased`: whether a lane pins its entry now; None: unknown.
 
     `state`: "stored"; "leaving" while a scan checks whether a reader pins it; "gone"; or "unknown". `reason`: why a
     leaving entry is evicted, empty in the other states. `entry` and `standing` describe a stored entry. `gone`
@@ -48,7 +48,7 @@ def why(store: Store, key: bytes, now: float) -> dict[str, Any]:
         "reason": leaving.reason if leaving is not None else "",
         "policy": store.memory.policy.name,
         "entry": None if entry is None else report.entry(store, entry),
-        "standing": None if entry is None else _eviction_rank(store, entry, now),
+        "standing": None if entry is None else _eviction_rank(store, entry, now, leased),
         "gone": None if last is None else _gone(store, last, now),
         "remembered": None if memory is None else _remembered(memory),
         "records": len(history),
@@ -56,13 +56,13 @@ def why(store: Store, key: bytes, now: float) -> dict[str, Any]:
     }
 
 
-def _eviction_rank(store: Store, entry: SpanEntry, now: float) -> dict[str, Any]:
+def _eviction_rank(store: Store, entry: SpanEntry, now: float, leased: bool | None) -> dict[str, Any]:
     """The rank of a stored entry in the order of eviction.
 
     `compared`: the number of other entries not in use that it was compared with; `colder`: how many of these would be
-    evicted before it. `place`: 1 for the entry that would be evicted next, None if it is not among the first ORDER_MAX;
-    `before`: some keys that would be evicted before it, the first ones first. `held`: "pin" for a pin by message,
-    "lease" for a reader's pin found by the last scan, or None.
+    evicted before it. `place`: 1 for the entry that would be evicted next, None if it is held or not among the first
+    ORDER_MAX; `before`: some keys that would be evicted before it, the first ones first. `held`: "pin" for a pin by
+    message, "lease" for a pin of a lane, or None. The pins of lanes on other entries are those of the last scan.
     """
     policy = store.memory.policy
     rank = policy.rank(entry.number)
@@ -72,16 +72,17 @@ def _eviction_rank(store: Store, entry: SpanEntry, now: float) -> dict[str, Any]
         if other is not entry and _held(store, other) is None
     ]
     before, place = _goes_before(store, entry)
+    held = _held(store, entry, leased)
     return {
         **_explained(policy.explain(entry.number)),
         "age_s": max(0.0, now - entry.created_at),
         "idle_s": max(0.0, now - entry.used_at),
         "compared": len(others),
         "colder": sum(policy.rank(other.number) < rank for other in others),
-        "place": place,
+        "place": None if held else place,
         "before": before,
         "children": entry.child_count,
-        "held": _held(store, entry),
+        "held": held,
     }
 
 
@@ -99,10 +100,12 @@ def _goes_before(store: Store, entry: SpanEntry) -> tuple[list[str], int | None]
     return keys, None
 
 
-def _held(store: Store, entry: SpanEntry) -> str | None:
+def _held(store: Store, entry: SpanEntry, leased: bool | None = None) -> str | None:
     if store.pins.holds(entry.span_id):
         return "pin"
-    return "lease" if entry.span_id in store.memory.last_pinned else None
+    if leased is None:
+        leased = entry.span_id in store.memory.last_pinned
+    return "lease" if leased else None
 
 
 def _explained(values: Explained) -> dict[str, Any]:

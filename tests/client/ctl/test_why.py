@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import Any
 
 import numpy as np
@@ -74,6 +75,25 @@ def test_show_prints_the_rank_of_an_entry(daemon: Daemon, ctl: Ctl) -> None:
     }
 
 
+@pytest.mark.parametrize("command", ["why", "show"])
+def test_a_lease_is_seen_at_once_and_so_is_its_end(daemon: Daemon, ctl: Ctl, command: str) -> None:
+    client = daemon.client(name="engine")
+    _put(client, 1, 2)
+    for _ in range(3):
+        leased = client.get(_key(1))
+        standing = json.loads(ctl(command, "--json", _key(1).hex()).out)["standing"]
+        assert (standing["held"], standing["place"], standing["lanes"]) == ("lease", None, 1)
+        (holder,) = standing["held_by"]
+        assert (holder["name"], holder["pid"]) == ("engine", os.getpid())
+        told = " ".join(ctl(command, _key(1).hex()).out.split())
+        assert f"held 1 lane pins it now (client {holder['client']}, engine, pid {os.getpid()})" in told
+        assert "evicted next" not in told
+        assert json.loads(ctl(command, "--json", _key(2).hex()).out)["standing"]["held"] is None
+        del leased
+        standing = json.loads(ctl(command, "--json", _key(1).hex()).out)["standing"]
+        assert (standing["held"], standing["lanes"], standing["held_by"]) == (None, 0, [])
+
+
 def test_why_prints_when_and_why_an_entry_was_removed(daemon: Daemon, ctl: Ctl) -> None:
     client = daemon.client()
     _put(client, *range(40))
@@ -143,7 +163,10 @@ STANDING: dict[str, Any] = {
     "before": ["ab" * 32, "cd" * 32],
     "children": 0,
     "held": None,
+    "lanes": 0,
+    "held_by": [],
 }
+LANE: dict[str, Any] = {"client": 3, "name": "engine", "pid": 77, "lane": 0x100000001}
 STORED: dict[str, Any] = {
     "key": "12" * 32,
     "state": "stored",
@@ -177,7 +200,23 @@ GONE: dict[str, Any] = {
         (STORED, "not among the next to be evicted"),
         ({**STORED, "standing": {**STANDING, "in_window": True}}, "it is evicted only if no other entry can be"),
         ({**STORED, "standing": {**STANDING, "held": "pin"}}, "a client has pinned it for a time"),
-        ({**STORED, "standing": {**STANDING, "held": "lease"}}, "a reader held it"),
+        ({**STORED, "standing": {**STANDING, "held": "lease", "lanes": None}}, "a reader held it at the last scan"),
+        (
+            {**STORED, "standing": {**STANDING, "held": "lease", "lanes": 6, "held_by": [LANE]}},
+            "held 6 lanes pin it now (client 3, engine, pid 77; and 5 more): it stays while a reader holds it",
+        ),
+        (
+            {
+                **STORED,
+                "standing": {
+                    **STANDING,
+                    "held": "pin",
+                    "lanes": 1,
+                    "held_by": [{**LANE, "client": None, "name": "", "pid": None}],
+                },
+            },
+            "held 1 lane pins it now (lane 100000001 of a closed connection)",
+        ),
         (
             {**STORED, "standing": {**STANDING, "children": 2}},
             "children 2: a block is evicted after all of its children",

@@ -93,6 +93,18 @@ def test_an_entry_in_use_has_no_place_in_the_order_and_is_compared_with_none(mak
     assert why(stand, key(2))["state"] == "gone"
 
 
+def test_the_lanes_read_for_a_question_count_more_than_the_last_scan(make: Make) -> None:
+    stand = make(4 * SPAN)
+    for number in range(4):
+        stand.put(number)
+    stand.pin(0)
+    stand.put(4)
+    held = [stand.store.why(key(0), stand.now, leased=leased)["standing"]["held"] for leased in (None, True, False)]
+    assert held == ["lease", "lease", None]
+    standing = stand.store.why(key(2), stand.now, leased=True)["standing"]
+    assert (standing["held"], standing["place"]) == ("lease", None)
+
+
 def test_why_counts_a_blocks_children_and_names_descendants_evicted_first(make: Make) -> None:
     stand = make(1 << 16)
     stand.put_sequence(1, 2, 3)
