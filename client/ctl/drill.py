@@ -23,9 +23,9 @@ from ...ipc.gaugefile import FILE_CHARS_MAX, DrillReading, read_drill
 from ...ipc.modes import HOST_GAUGE
 from .daemon import Daemon, pass_daemon, understood
 from .parameters import FILE_OR_DASH, Factor
-from .tables import age, number, printable, share, size
+from .tables import age, counted, number, printable, share, size
 
-_HEAD: Final = ("AT", "GAUGE", "USED", "SHARE", "MODE", "WHAT GOES")
+_HEAD: Final = ("AT", "GAUGE", "USED", "SHARE", "MODE", "CONSEQUENCE")
 _WIDTHS: Final = (7, 14, 10, 7, 26)
 _SPEED_MIN, _SPEED_MAX = 0.001, 1e6
 _STDIN: Final = "-"
@@ -68,14 +68,15 @@ def heading(readings: Sequence[DrillReading], *, act: bool, speed: float, there:
         known = ", ".join(map(printable, there)) or "none"
         named += f" (no gauge here is called {', '.join(unknown)}; there is {known})"
     lasts = age(readings[-1].at_s / speed)
-    count = number(len(readings))
+    count = counted(len(readings), "made-up reading", "made-up readings")
     if act:
         said = (
-            f"ACTING: {count} made-up readings replace {named} for {lasts}. Entries go and puts are refused, as if "
-            "they were true. When this command ends, for any reason, the gauge's own readings apply again."
+            f"ACTING: {count} {'replaces' if len(readings) == 1 else 'replace'} {named} for {lasts}. Entries are "
+            "evicted and puts refused, as if they were true. When this command ends, for any reason, the gauge's own "
+            "readings apply again."
         )
     else:
-        said = f"Asking only: {count} made-up readings of {named}, {lasts}. Nothing changes without --act."
+        said = f"Asking only: {count} of {named}, {lasts}. Nothing changes without --act."
     return f"{said}\n\n{_row(_HEAD)}"
 
 

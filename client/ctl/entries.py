@@ -15,7 +15,7 @@ import click
 from ...errors import BadKey
 from .daemon import Daemon, pass_daemon, understood
 from .parameters import KEY, TAG, TAG_BYTES, keys_meant
-from .tables import age, number, pairs, short, size, table
+from .tables import age, counted, number, pairs, short, size, table
 from .why import standing_rows
 
 # The namespace's tag, and enough digits of the digest to distinguish the keys of one namespace.
@@ -51,7 +51,7 @@ def entry_text(entry: dict[str, Any], now_unix_s: float, more: Iterable[tuple[st
             [
                 ("key", entry["key"]),
                 ("namespace tag", entry["namespace"]),
-                ("size", f"{size(entry['payload_bytes'])} ({number(entry['payload_bytes'])} bytes)"),
+                ("size", f"{size(entry['payload_bytes'])} ({counted(entry['payload_bytes'], 'byte', 'bytes')})"),
                 ("in the ring", f"{number(entry['span_bytes'])} bytes, tree header {number(entry['tree_bytes'])}"),
                 ("span id", f"{entry['span_id']:#x}"),
                 ("tokens", number(entry["tokens"])),
@@ -81,8 +81,8 @@ def _of_sequence(entry: dict[str, Any]) -> list[tuple[str, str]]:
             if block["snapshot"]
             else f"tokens {number(start)} to {number(start + tokens)}"
         )
-        rows.append(("of a sequence", f"{place}, {number(block['children'])} children"))
-        rows.append(("parent", block["parent"] or "nothing: the sequence begins here"))
+        rows.append(("of a sequence", f"{place}, {counted(block['children'], 'child', 'children')}"))
+        rows.append(("parent", block["parent"] or "none: the sequence begins here"))
     return rows
 
 

@@ -251,7 +251,7 @@ def _entries(entries: Sequence[Document], stored: int, most: int, now_unix_s: fl
     ]
     lines = [Text(), *_listed(("USES", "MOST USED ENTRY", "SIZE", "TOKENS", "IDLE"), rows, right=(0, 2, 3, 4))]
     if stored > len(entries):
-        lines.append(Text(f"of {number(len(entries))} looked at, of {number(stored)}", _ASIDE))
+        lines.append(Text(f"{number(len(entries))} of {number(stored)} entries were examined", _ASIDE))
     return lines
 
 

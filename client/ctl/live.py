@@ -12,7 +12,7 @@ from typing import Any, Final
 import click
 
 from .daemon import Daemon, pass_daemon, understood
-from .tables import cut, number, short, table
+from .tables import counted, cut, short, table
 
 _HEAD: Final = ("CLIENT", "NAME", "PID", "UID", "LANE", "LEASES", "HITS", "MISSES", "STATE")
 _NAME_CHARS_MAX: Final = 24
@@ -87,5 +87,5 @@ def watch(daemon: Daemon, count: int | None) -> None:
         pass
     finally:
         if dropped:
-            message = f"{number(dropped)} events were dropped: they came faster than they were read"
+            message = f"{counted(dropped, 'event was', 'events were')} dropped: they came faster than they were read"
             click.echo(f"tensorctl: {message}", err=True)

@@ -14,7 +14,7 @@ from ...errors import BadConfiguration
 from . import leftovers
 from .configuration import settings
 from .leftovers import Leftover
-from .tables import size, table
+from .tables import counted, size, table
 
 _VARIABLE: Final = "TENSORD_INSTANCE"
 
@@ -25,7 +25,8 @@ def freed_text(found: Leftover) -> str:
     lines = [table(("FREED", "SIZE"), rows, right=(1,)), "", f"{size(found.taken_bytes)} of instance {found.instance}"]
     if found.views:
         lines.append(
-            f"{found.views} of its lanes are still held: memory in use by their processes is freed when they release it"
+            f"processes still hold {counted(found.views, 'lane', 'lanes')} of it: "
+            "the memory that they use is freed when they release it"
         )
     return "\n".join(lines)
 
@@ -50,8 +51,8 @@ def purge(instance: str | None) -> None:
             click.echo(f"{names}: not removed, since it belongs to another user")
         return
     others = leftovers.instances()
-    message = f"nothing of instance {instance!r} is in /dev/shm"
-    message += f"; there are segments of: {', '.join(others)}" if others else ", and of no other instance"
+    message = f"instance {instance!r} has no segment in /dev/shm"
+    message += f"; these instances have segments: {', '.join(others)}" if others else ", nor has any other instance"
     if named:
         raise BadConfiguration(message)
     click.echo(message)

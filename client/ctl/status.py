@@ -15,7 +15,7 @@ import click
 from ...errors import TensordError
 from ...ipc.messages import HealthQuery
 from .daemon import Daemon, pass_daemon, understood
-from .tables import age, counts, number, pairs, share, size
+from .tables import age, counted, counts, number, pairs, share, size
 
 _REDRAWN_EVERY_S: Final = 1.0
 _MUST_STAY_0: Final = ("evicted_while_pinned", "found_corrupt")
@@ -50,8 +50,8 @@ def _memory(body: dict[str, Any], store: dict[str, Any]) -> list[tuple[str, str]
         (
             "pinned",
             (
-                f"{number(body['pins'])} leases, {number(store['pins'])} pins for a time "
-                f"({size(store['pinned_bytes'])}); waiting for readers to let go {size(store['retired_bytes'])}"
+                f"{counted(body['pins'], 'lease', 'leases')}, {counted(store['pins'], 'pin', 'pins')} for a time "
+                f"({size(store['pinned_bytes'])}); evicted entries that readers hold {size(store['retired_bytes'])}"
             ),
         ),
     ]
@@ -141,7 +141,7 @@ def _beside_lru(figures: dict[str, Any]) -> str:
     """The hit ratio of a sample of requests, compared with the ratio that least recently used would have had."""
     ring = figures["ring"]
     if not ring["requests"]:
-        return "nothing was used or stored yet"
+        return "no entry was used or stored yet"
     sample = "" if figures["sampled"] == 1 else f" (a sample, one key in {number(figures['sampled'])})"
     return (
         f"over the same puts, of requests for keys that were put: {share(ring['here'], ring['requests'])} found here, "
@@ -152,10 +152,11 @@ def _beside_lru(figures: dict[str, Any]) -> str:
 def _made_room(figures: dict[str, Any]) -> str:
     """Age and idle time of the last entries evicted for others. Short times mean that the ring is too small."""
     if not figures["entries"]:
-        return "no entry had to go for others yet"
+        return "no entry has been evicted for other entries"
     age_s, idle_s = figures["age_s"], figures["idle_s"]
     return (
-        f"the last {number(figures['entries'])} evictions for others: median idle time {age(idle_s['median'])}, "
+        f"the last {counted(figures['entries'], 'eviction', 'evictions')} for other entries: "
+        f"median idle time {age(idle_s['median'])}, "
         f"median age {age(age_s['median'])}; one in ten was idle for less than {age(idle_s['tenth'])}"
     )
 
@@ -164,7 +165,12 @@ def _trouble(store: dict[str, Any]) -> list[tuple[str, str]]:
     found = [name for name in _MUST_STAY_0 if store[name]]
     rows = [("TROUBLE", f"{name} is {number(store[name])} and must stay 0: report it") for name in found]
     if store["log_lost"]:
-        rows.append(("log lost", f"{number(store['log_lost'])} hits that recency and frequency do not know of"))
+        rows.append(
+            (
+                "log lost",
+                f"{counted(store['log_lost'], 'hit', 'hits')} overwritten in logs of clients: unknown to the policy",
+            )
+        )
     return rows
 
 
@@ -186,7 +192,7 @@ def pressure(governor: dict[str, Any]) -> list[tuple[str, str]]:
             "NO ANSWER",
             (
                 f"client {owner['client']} ({owner['name']}, pid {owner['pid']}) does not carry out orders for "
-                f"{number(owner['ordered_entries'])} entries on {owner['device']}"
+                f"{counted(owner['ordered_entries'], 'entry', 'entries')} on {owner['device']}"
             ),
         )
         for owner in governor["owners"]
@@ -200,7 +206,7 @@ def pressure(governor: dict[str, Any]) -> list[tuple[str, str]]:
                 (
                     f"registered {number(done['registered'])}: offloaded {number(done['offloaded'])}, "
                     f"dropped {number(done['dropped'])}, released {number(done['released'])}, "
-                    f"gone with their owner {number(done['gone_with_owner'])}; refused {counts(done['refused'])}"
+                    f"removed with their owner {number(done['gone_with_owner'])}; refused {counts(done['refused'])}"
                 ),
             )
         )
@@ -209,7 +215,7 @@ def pressure(governor: dict[str, Any]) -> list[tuple[str, str]]:
             "workflow",
             (
                 f"{flow['workflow']}: client {flow['client']}, at step {number(flow['step'])}; "
-                f"{number(flow['steps'])} steps of {number(flow['agents'])} agents"
+                f"{counted(flow['steps'], 'step', 'steps')} of {counted(flow['agents'], 'agent', 'agents')}"
             ),
         )
         for flow in governor["workflows"]
@@ -239,12 +245,13 @@ def _gauge(gauge: dict[str, Any]) -> str:
 def _device(device: dict[str, Any]) -> str:
     said = [
         (
-            f"{device['device']}: {number(device['entries'])} entries of {number(device['owners'])} clients, "
+            f"{device['device']}: {counted(device['entries'], 'entry', 'entries')} "
+            f"of {counted(device['owners'], 'client', 'clients')}, "
             f"{size(device['bytes'])}, tokens {number(device['tokens'])}"
         )
     ]
     if device["ordered_entries"]:
-        said.append(f"going {number(device['ordered_entries'])} ({size(device['ordered_bytes'])})")
+        said.append(f"leaving {number(device['ordered_entries'])} ({size(device['ordered_bytes'])})")
     if device["reserved_bytes"]:
         said.append(f"reserved {size(device['reserved_bytes'])}")
     if device["floor_blocks"]:

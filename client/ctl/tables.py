@@ -25,7 +25,10 @@ def size(value_bytes: int) -> str:
 
 
 def age(seconds: float) -> str:
-    """A duration in its two largest units, for example "3m12s". Negative durations give "0s"."""
+    """A duration in its two largest units, for example "3m12s"; under a second in milliseconds, for example "40 ms".
+    Negative durations give "0s"."""
+    if 0 < seconds < 1:
+        return f"{int(1000 * seconds)} ms" if seconds >= 0.001 else "<1 ms"
     left = max(0, int(seconds))
     days, left = divmod(left, 86400)
     hours, left = divmod(left, 3600)
@@ -42,6 +45,11 @@ def age(seconds: float) -> str:
 def number(value: int) -> str:
     """A count with separated thousands."""
     return f"{value:,}"
+
+
+def counted(value: int, one: str, many: str) -> str:
+    """A count with its noun, for example "1 entry" or "1,200 entries"."""
+    return f"{number(value)} {one if value == 1 else many}"
 
 
 def short(value: int) -> str:

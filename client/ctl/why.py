@@ -12,8 +12,15 @@ import click
 
 from .daemon import Daemon, pass_daemon, understood
 from .parameters import KEY, stored_or_gone
-from .tables import age, number, pairs, share
+from .tables import age, counted, number, pairs, share
 
+_WORTHS: Final = {
+    "lru": ", the number of its last use among all uses of the store",
+    "lfu": ", its uses plus the age of the ring",
+    "sieve": ", the lap in which the hand evicts it",
+}
+"""The meaning of the worth that is not clear from the other rows, by policy."""
+_WHOLE_BELOW: Final = 1e15
 _REASONS: Final = {
     "capacity": "evicted to make room for other entries",
     "entries": "evicted for other entries: max_entries was reached",
@@ -39,11 +46,11 @@ def why_text(answer: dict[str, Any]) -> str:
         else:
             rows += _absent_rows(answer)
         if answer["gone"]:
-            rows += _removed_rows(answer["gone"], again=answer["standing"] is not None)
+            rows += _removed_rows(answer["gone"], answer["policy"], again=answer["standing"] is not None)
         if answer["remembered"]:
             memory = answer["remembered"]
-            uses = f"{number(memory['uses'])} uses, its puts included" if memory["uses"] else "no uses"
-            rows += [("remembered", uses), *_like(memory)]
+            uses = counted(memory["uses"], "use", "uses") if memory["uses"] else "no uses"
+            rows += [("remembered", f"{uses}, puts included"), *_like(memory)]
         return pairs(rows)
 
 
@@ -52,32 +59,37 @@ def standing_rows(answer: dict[str, Any]) -> list[tuple[str, str]]:
     standing = answer["standing"]
     if standing is None:
         return []
-    worth = f"{standing['worth']:.3g} by policy {answer['policy']}: the lowest worth is evicted first"
+    worth = f"{_worth(standing['worth'], answer['policy'])}; the lowest worth is evicted first"
     rows: list[tuple[str, str]] = [("worth", worth), *_like(standing)]
     if standing["in_window"]:
         rows.append(("window", "put so recently that it is evicted only if no other entry can be"))
     compared = standing["compared"]
     colder = (
-        f"{share(standing['colder'], compared)} of {number(compared)} other evictable entries"
+        f"{share(standing['colder'], compared)} of {number(compared)} other evictable "
+        f"{'entry' if compared == 1 else 'entries'}"
         if compared
         else "no other entry is evictable"
     )
     rows.append(("colder", colder))
     rows += _held(standing)
     if standing["children"]:
-        rows.append(("children", f"{number(standing['children'])}: a block is evicted after all of its children"))
+        children = counted(standing["children"], "child", "children")
+        rows.append(("children", f"{children}: a block is evicted after all of its children"))
     before = standing["before"]
     if standing["held"]:
         return rows
     if standing["place"] == 1:
         rows.append(("place", "it is evicted next"))
     elif before:
-        place = standing["place"]
-        rows.append(
-            ("place", f"{number(place - 1)} are evicted before it" if place else "not among the next to be evicted")
-        )
+        rows.append(("place", _place(standing["place"])))
         rows += [("" if at else "first", key) for at, key in enumerate(before)]
     return rows
+
+
+def _place(place: int | None) -> str:
+    if place is None:
+        return "not among the next to be evicted"
+    return f"{counted(place - 1, 'entry is', 'entries are')} evicted before it"
 
 
 def _held(standing: dict[str, Any]) -> list[tuple[str, str]]:
@@ -89,7 +101,7 @@ def _held(standing: dict[str, Any]) -> list[tuple[str, str]]:
         first = [_holder(row) for row in standing["held_by"]]
         more = standing["lanes"] - len(first)
         named = "; ".join([*first, f"and {number(more)} more"] if more else first)
-        pin = "1 lane pins" if standing["lanes"] == 1 else f"{number(standing['lanes'])} lanes pin"
+        pin = counted(standing["lanes"], "lane pins", "lanes pin")
         rows.append(("held", f"{pin} it now ({named}): it stays while a reader holds it"))
     elif standing["held"] == "lease":
         rows.append(("held", "a reader held it at the last scan of pins: it stays while a reader holds it"))
@@ -116,7 +128,7 @@ def _absent_rows(answer: dict[str, Any]) -> list[tuple[str, str]]:
     return [("state", f"not seen: it is not stored, and not among the last {known} removed entries")]
 
 
-def _removed_rows(gone: dict[str, Any], *, again: bool) -> list[tuple[str, str]]:
+def _removed_rows(gone: dict[str, Any], policy: str, *, again: bool) -> list[tuple[str, str]]:
     reason = gone["reason"]
     used = _used(gone["uses"], gone["idle_s"]).replace(" ago", " before")
     return [
@@ -124,8 +136,15 @@ def _removed_rows(gone: dict[str, Any], *, again: bool) -> list[tuple[str, str]]
             "removed before" if again else "removed",
             f"{age(gone['gone_s'])} ago ({reason}): {_REASONS.get(reason, reason)}",
         ),
-        ("it was", f"stored {age(gone['age_s'])} before, {used}; worth {gone['worth']:.3g}"),
+        ("it was", f"stored {age(gone['age_s'])} before, {used}"),
+        ("its worth", _worth(gone["worth"], policy)),
     ]
+
+
+def _worth(worth: float, policy: str) -> str:
+    """The worth with enough digits to distinguish two entries, and its meaning."""
+    shown = f"{worth:,.0f}" if float(worth).is_integer() and abs(worth) < _WHOLE_BELOW else f"{worth:.6g}"
+    return f"{shown} by policy {policy}{_WORTHS.get(policy, '')}"
 
 
 def _used(uses: int, idle_s: float) -> str:

@@ -11,7 +11,7 @@ from typing import Final
 
 from ....errors import SocketForbidden, TensordError
 from ..leftovers import Leftover
-from ..tables import size
+from ..tables import counted, size
 from .finding import Finding, fail, ok, warn
 
 _FOREIGN_TOLD: Final = 4
@@ -150,14 +150,14 @@ def leftover(found: Sequence[Leftover], served: str | None) -> list[Finding]:
             findings.append(
                 warn(
                     check,
-                    f"{len(left.foreign)} files of other users have names of instance {left.instance}, "
-                    f"and are ignored: {names}",
+                    f"instance {left.instance}: {counted(len(left.foreign), 'file', 'files')} with its names "
+                    f"{'belongs' if len(left.foreign) == 1 else 'belong'} to other users and are ignored: {names}",
                     "remove them from /dev/shm, as their owner or as root",
                 )
             )
         if left.served or left.instance == served:
             continue
-        owned = f"{len(left.segments)} segments of uid {left.uid}"
+        owned = f"{counted(len(left.segments), 'segment', 'segments')} of uid {left.uid}"
         text = f"instance {left.instance} holds {size(left.taken_bytes)} in {owned}"
         if left.served is None:
             findings.append(ok(check, f"{text}; only that user and root can find out whether a daemon serves it"))

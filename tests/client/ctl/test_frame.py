@@ -78,8 +78,8 @@ def test_the_most_used_entries_come_first_and_how_many_were_looked_at_is_said() 
     lines = drawn(entries=[documents.entry(number) for number in (5, 90, 7)])
     at = next(number for number, line in enumerate(lines) if line.startswith("USES"))
     assert [line.split()[0] for line in lines[at + 1 : at + 4]] == ["90", "7", "5"]
-    assert lines[at + 4] == "of 3 looked at, of 640"
-    assert not any("looked at" in line for line in drawn(documents.status(store=documents.store(entries=0))))
+    assert lines[at + 4] == "3 of 640 entries were examined"
+    assert not any("examined" in line for line in drawn(documents.status(store=documents.store(entries=0))))
 
 
 def test_owners_that_do_not_answer_come_first() -> None:

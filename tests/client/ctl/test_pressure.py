@@ -41,8 +41,8 @@ def test_without_gauges_that_is_said() -> None:
 def test_a_device_is_shown_with_what_is_going_and_what_stays() -> None:
     assert line("device", CARD).split(maxsplit=1)[1].startswith(f"{CARD}: 300 entries of 2 clients, 6.00 GiB, tokens 3")
     text = " ".join(word for line in lines() for word in line.split())
-    assert "going 12 (240 MiB); reserved 1.00 GiB; floor 35 of 40,960 blocks" in text
-    assert "registered 500: offloaded 120, dropped 40, released 30, gone with their owner 10" in text
+    assert "leaving 12 (240 MiB); reserved 1.00 GiB; floor 35 of 40,960 blocks" in text
+    assert "registered 500: offloaded 120, dropped 40, released 30, removed with their owner 10" in text
     assert "refused UnderPressure 6" in text
     assert "w: client 1, at step 2; 6 steps of 4 agents" in text
 

@@ -45,7 +45,7 @@ def test_purge_without_a_name_means_the_daemon_that_would_be_started_here(
     monkeypatch.setenv("TENSORD_INSTANCE", daemon.instance)
     ctl("purge")
     assert daemon.segments() == []
-    assert "nothing of instance" in ctl("purge").out
+    assert "has no segment in /dev/shm" in ctl("purge").out
     monkeypatch.setenv("TENSORD_INSTANCE", "No Such Name")
     assert "--instance" in ctl("purge", code=1).err
 
@@ -58,7 +58,7 @@ def test_views_stay_whole_when_what_they_view_is_purged(daemon: Daemon, ctl: Ctl
     assert lease is not None
     view = lease.tree
     daemon.kill()
-    assert "1 of its lanes are still held" in ctl("purge", "--instance", daemon.instance).out
+    assert "processes still hold 1 lane of it" in ctl("purge", "--instance", daemon.instance).out
     assert daemon.segments() == []
     daemon.start()
 
@@ -163,4 +163,4 @@ def test_what_is_freed_is_counted_in_memory_and_not_in_promises() -> None:
     )
     told = freed_text(Leftover("a", left, False))
     assert "4.00 MiB of instance a" in told
-    assert "1 of its lanes are still held" in told
+    assert "processes still hold 1 lane of it" in told

@@ -31,7 +31,7 @@ def test_status_tells_what_is_stored_and_what_happened(daemon: Daemon, ctl: Ctl)
     lines = {line.split()[0]: line for line in told.splitlines()[2:] if line}
     assert "1 of 4,096" in lines["entries"]
     assert "stored 1" in lines["puts"]
-    assert "1 leases" in lines["pinned"]
+    assert "1 lease," in lines["pinned"]
 
 
 def test_json_is_the_daemon_s_own_document(daemon: Daemon, ctl: Ctl) -> None:
@@ -61,17 +61,17 @@ def test_any_figures_fit_100_columns(daemon: Daemon) -> None:
 
 
 def test_the_idle_time_of_evicted_entries_is_shown_in_words(daemon: Daemon) -> None:
-    assert "no entry had to go for others yet" in status.text(daemon.status())
+    assert "no entry has been evicted for other entries" in status.text(daemon.status())
     told = {"entries": 1024, "age_s": {"median": 400.0, "tenth": 9.0}, "idle_s": {"median": 60.0, "tenth": 5.0}}
     text = " ".join(status.text(_document(daemon, at_eviction=told)).split())
-    assert "the last 1,024 evictions for others: median idle time 1m00s, median age 6m40s" in text
+    assert "the last 1,024 evictions for other entries: median idle time 1m00s, median age 6m40s" in text
     assert "one in ten was idle for less than 5s" in text
 
 
 def test_the_hit_ratio_is_shown_beside_that_of_lru(daemon: Daemon) -> None:
     told = " ".join(status.text(daemon.status()).split())
     assert "hit ratio - in the last minute, - over the last ring's worth of puts" in told
-    assert "nothing was used or stored yet" in told
+    assert "no entry was used or stored yet" in told
     lately = {"hits": 3, "lookups": 4, "requests": 16, "here": 8, "lru": 4}
     ratios = {**daemon.status()["store"]["hit_ratios"], "minute": lately, "ring": lately, "sampled": 4}
     told = " ".join(status.text(_document(daemon, hit_ratios=ratios)).split())

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from tensord.client.ctl.tables import WIDTH, age, counts, cut, pairs, share, short, size, table, wrapped
+from tensord.client.ctl.tables import WIDTH, age, counted, counts, cut, pairs, share, short, size, table, wrapped
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,11 @@ def test_sizes_are_written_with_three_digits_or_so(value: int, text: str) -> Non
     ("seconds", "text"),
     [
         (-3, "0s"),
-        (0.9, "0s"),
+        (0.0, "0s"),
+        (0.0004, "<1 ms"),
+        (0.04, "40 ms"),
+        (0.9999, "999 ms"),
+        (1.9, "1s"),
         (59, "59s"),
         (192, "3m12s"),
         (3600, "1h00m"),
@@ -37,6 +41,11 @@ def test_sizes_are_written_with_three_digits_or_so(value: int, text: str) -> Non
 )
 def test_ages_are_written_in_their_two_largest_units(seconds: float, text: str) -> None:
     assert age(seconds) == text
+
+
+@pytest.mark.parametrize(("value", "text"), [(0, "0 uses"), (1, "1 use"), (2, "2 uses"), (1000, "1,000 uses")])
+def test_a_count_agrees_with_its_noun(value: int, text: str) -> None:
+    assert counted(value, "use", "uses") == text
 
 
 @pytest.mark.parametrize(

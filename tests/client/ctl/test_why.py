@@ -56,7 +56,7 @@ def test_why_prints_the_rank_of_a_stored_entry(daemon: Daemon, ctl: Ctl) -> None
     assert "used twice, last " in text
     assert "class used 2 to 3 times; too few similar entries are known" in text
     assert f"colder {100 * colder / 9:.1f} % of 9 other evictable entries" in text
-    assert f"place {colder} are evicted before it first {_key(0).hex()}" in text
+    assert f"place {colder} entries are evicted before it first {_key(0).hex()}" in text
     assert "it is evicted next" in ctl("why", _key(0).hex()).out
 
 
@@ -103,8 +103,8 @@ def test_why_prints_when_and_why_an_entry_was_removed(daemon: Daemon, ctl: Ctl) 
     text = " ".join(ctl("why", told["key"][:40]).out.split())
     assert "not stored any more" in text
     assert "ago (capacity): evicted to make room for other entries" in text
-    assert "not used since; worth" in text
-    assert "remembered 1 uses, its puts included" in text
+    assert "not used since its worth" in text
+    assert "remembered 1 use, puts included" in text
     client.evict(_key(39))
     assert "(explicit): a client evicted it" in " ".join(ctl("why", _key(39).hex()).out.split())
     assert "`tensorctl why" in ctl("show", _key(39).hex(), code=1).err
@@ -196,6 +196,17 @@ GONE: dict[str, Any] = {
     [
         (STORED, "stored 10m00s ago, used twice, last 40s ago"),
         (STORED, "its agent waits for a tool; entries like it come back in 31 % of cases"),
+        (STORED, "worth 1.25e-08 by policy hazard; the lowest worth is evicted first"),
+        (
+            {**STORED, "policy": "lru", "standing": {**STANDING, "worth": 104_233.0}},
+            "worth 104,233 by policy lru, the number of its last use among all uses of the store; the lowest",
+        ),
+        ({**STORED, "policy": "lfu", "standing": {**STANDING, "worth": 7.0}}, "worth 7 by policy lfu, its uses plus"),
+        ({**STORED, "standing": {**STANDING, "worth": 1.23456e-7}}, "worth 1.23456e-07 by policy hazard"),
+        ({**STORED, "standing": {**STANDING, "idle_s": 0.04}}, "used twice, last 40 ms ago"),
+        ({**STORED, "standing": {**STANDING, "children": 1}}, "children 1 child: a block"),
+        ({**STORED, "standing": {**STANDING, "place": 2}}, "1 entry is evicted before it"),
+        ({**STORED, "standing": {**STANDING, "compared": 1}}, "of 1 other evictable entry"),
         (STORED, "25.0 % of 128 other evictable entries"),
         (STORED, "not among the next to be evicted"),
         ({**STORED, "standing": {**STANDING, "in_window": True}}, "it is evicted only if no other entry can be"),
@@ -219,15 +230,18 @@ GONE: dict[str, Any] = {
         ),
         (
             {**STORED, "standing": {**STANDING, "children": 2}},
-            "children 2: a block is evicted after all of its children",
+            "children 2 children: a block is evicted after all of its children",
         ),
-        ({**STORED, "standing": {**STANDING, "place": 3}}, "2 are evicted before it"),
+        ({**STORED, "standing": {**STANDING, "place": 3}}, "2 entries are evicted before it"),
         ({**STORED, "standing": {**STANDING, "compared": 0}}, "no other entry is evictable"),
         ({**STORED, "gone": GONE}, "removed before 1m00s ago (ttl): its time to live had ended"),
         ({**NOT_STORED, "state": "leaving", "reason": "capacity"}, "leaving, unless a reader holds it: evicted"),
-        ({**NOT_STORED, "state": "gone", "gone": GONE}, "stored 1h00m before, used once, last 1m10s before; worth 0.5"),
+        (
+            {**NOT_STORED, "state": "gone", "gone": GONE},
+            "stored 1h00m before, used once, last 1m10s before its worth 0.5 by policy hazard",
+        ),
         ({**NOT_STORED, "state": "gone", "remembered": STANDING}, "not stored; the policy remembers the key"),
-        ({**NOT_STORED, "state": "gone", "remembered": STANDING}, "remembered 3 uses, its puts included class used"),
+        ({**NOT_STORED, "state": "gone", "remembered": STANDING}, "remembered 3 uses, puts included class used"),
         (NOT_STORED, "never seen: it is not stored, and was not since the daemon started"),
         ({**NOT_STORED, "records": 100}, "not among the last 100 removed entries"),
     ],
