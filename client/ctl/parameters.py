@@ -149,8 +149,8 @@ def stored_or_gone(daemon: Daemon, prefix: str) -> bytes:
     gone = daemon.gone(prefix)
     if not gone:
         raise BadKey(
-            f"no stored key begins with {prefix}, and no remembered key of a removed entry; "
-            "`tensorctl ls` lists the stored keys"
+            f"no stored key begins with {prefix}, and no recorded key of a removed entry; `tensorctl ls` lists the "
+            "stored keys, and a key that was removed before the daemon started is found only by all its digits"
         )
     return bytes.fromhex(_only(prefix, gone, "keys of removed entries"))
 

@@ -121,11 +121,22 @@ def _absent_rows(answer: dict[str, Any]) -> list[tuple[str, str]]:
         case "gone" if answer["gone"]:
             return [("state", "not stored any more")]
         case "gone":
-            return [("state", "not stored; the policy remembers the key")]
-    if answer["records"] < answer["records_max"]:
-        return [("state", "never seen: it is not stored, and was not since the daemon started")]
-    known = number(answer["records"])
-    return [("state", f"not seen: it is not stored, and not among the last {known} removed entries")]
+            return [("state", f"not stored: {_remembered_only(answer)}")]
+    if answer["records"] >= answer["records_max"]:
+        known = counted(answer["records"], "removed entry", "removed entries")
+        return [("state", f"not known: not stored, and not among the last {known}")]
+    before = "there is no record of this key from before" if answer["recovered"] else "its ring was empty then"
+    return [("state", f"not known: not stored since the daemon started {age(answer['up_s'])} ago; {before}")]
+
+
+def _remembered_only(answer: dict[str, Any]) -> str:
+    """The reason why the policy remembers a key, although the daemon has no record of its removal."""
+    if answer["records"] >= answer["records_max"]:
+        return "evicted or refused, and the record of this is no longer kept"
+    if not answer["recovered"]:
+        return "its put was refused for lack of room"
+    before = f"evicted before the daemon started {age(answer['up_s'])} ago"
+    return f"{before}, or refused after that" if answer["refused_puts"] else before
 
 
 def _removed_rows(gone: dict[str, Any], policy: str, *, again: bool) -> list[tuple[str, str]]:

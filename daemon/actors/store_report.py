@@ -97,7 +97,8 @@ class StoreReport:
 
     def _why(self, query: messages.WhyQuery) -> dict[str, Any]:
         """As `Store.why`, with the lanes that pin the entry now: `lanes` of them (None: too many lanes to read them),
-        of which the first HELD_BY_MAX are listed in `held_by`."""
+        of which the first HELD_BY_MAX are listed in `held_by`. `up_s`: the daemon's age. `recovered`: it took over a
+        former daemon's ring."""
         self._store.unix_at_zero_s = self._unix_at_zero()
         entry = self._store.memory.entries.find(query.key)
         lanes = None if entry is None else self._memory.lanes_pinning(entry.span_id)
@@ -105,7 +106,7 @@ class StoreReport:
         if answer["standing"] is not None:
             answer["standing"]["lanes"] = None if lanes is None else len(lanes)
             answer["standing"]["held_by"] = [self._holder(lane) for lane in (lanes or ())[:HELD_BY_MAX]]
-        return answer
+        return {**answer, "up_s": self._clock() - self._began, "recovered": self._memory.recovered}
 
     def _holder(self, lane: HeldLane) -> dict[str, Any]:
         joined = self._clients.get(lane.client) if lane.client is not None else None

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from msgspec.structs import asdict
 
+from ...errors import StoreFull
 from ..policy.explained import Explained
 from . import report
 from .entries import SpanEntry
@@ -35,7 +36,7 @@ def why(store: Store, key: bytes, now: float, leased: bool | None = None) -> dic
     leaving entry is evicted, empty in the other states. `entry` and `standing` describe a stored entry. `gone`
     describes the key's latest removal, if it is among the last `records`, of which `records_max` are kept.
     `remembered`: what the policy remembers of the key without storing it. The last four are None if there is nothing to
-    report.
+    report. `refused_puts`: puts refused for lack of room; the policy may remember their keys, though none was stored.
     """
     entries, history = store.memory.entries, store.removal_history
     entry = entries.find(key)
@@ -53,6 +54,7 @@ def why(store: Store, key: bytes, now: float, leased: bool | None = None) -> dic
         "remembered": None if memory is None else _remembered(memory),
         "records": len(history),
         "records_max": history.most,
+        "refused_puts": store.counters.refusals[StoreFull.__name__],
     }
 
 

@@ -136,9 +136,9 @@ def test_why_of_an_entry_that_was_put_again_says_when_it_was_removed_before(daem
 
 
 def test_why_of_a_key_that_was_never_put_says_so_with_exit_code_1(daemon: Daemon, ctl: Ctl) -> None:
-    assert "never seen" in ctl("why", "00" * 32, code=1).out
+    assert "its ring was empty then" in ctl("why", "00" * 32, code=1).out
     assert json.loads(ctl("why", "--json", "00" * 32, code=1).out)["state"] == "unknown"
-    assert "no remembered key of a removed entry" in ctl("why", "00", code=1).err
+    assert "no recorded key of a removed entry" in ctl("why", "00", code=1).err
 
 
 def test_the_beginning_of_several_keys_is_refused(daemon: Daemon, ctl: Ctl) -> None:
@@ -147,6 +147,31 @@ def test_the_beginning_of_several_keys_is_refused(daemon: Daemon, ctl: Ctl) -> N
     assert "2 stored keys begin with" in ctl("why", SPACE.tag.hex(), code=1).err
     client.clear()
     assert "2 keys of removed entries begin with" in ctl("why", SPACE.tag.hex(), code=1).err
+
+
+@pytest.mark.parametrize("policy", ["hazard", "lru"])
+def test_after_a_restart_why_says_what_is_known_of_keys_evicted_before(
+    policy: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Daemon(policy=policy).start() as daemon:
+        ctl = Ctl(capsys, daemon.socket)
+        client = daemon.client()
+        _put(client, *range(24))
+        key = _gone(daemon, ctl)["key"]
+        client.close()
+        daemon.restart()
+        told = ctl("why", key, code=0 if policy == "hazard" else 1).out
+        never = " ".join(ctl("why", "00" * 32, code=1).out.split())
+    text = " ".join(told.split())
+    if policy == "hazard":
+        assert "state not stored: evicted before the daemon started " in text
+        assert "refused" not in text
+        assert "remembered 1 use, puts included" in text
+    else:
+        assert "state not known: not stored since the daemon started" in text
+        assert "there is no record of this key from before" in text
+    assert "state not known: not stored since the daemon started" in never
+    assert "never" not in never
 
 
 STANDING: dict[str, Any] = {
@@ -178,8 +203,12 @@ STORED: dict[str, Any] = {
     "remembered": None,
     "records": 10,
     "records_max": 100,
+    "refused_puts": 0,
+    "up_s": 192.0,
+    "recovered": False,
 }
 NOT_STORED: dict[str, Any] = {**STORED, "state": "unknown", "entry": None, "standing": None}
+REMEMBERED: dict[str, Any] = {**NOT_STORED, "state": "gone", "remembered": STANDING}
 GONE: dict[str, Any] = {
     "reason": "ttl",
     "gone_unix_s": 1e9,
@@ -240,10 +269,17 @@ GONE: dict[str, Any] = {
             {**NOT_STORED, "state": "gone", "gone": GONE},
             "stored 1h00m before, used once, last 1m10s before its worth 0.5 by policy hazard",
         ),
-        ({**NOT_STORED, "state": "gone", "remembered": STANDING}, "not stored; the policy remembers the key"),
+        (REMEMBERED, "not stored: its put was refused for lack of room"),
+        ({**REMEMBERED, "recovered": True}, "not stored: evicted before the daemon started 3m12s ago remembered"),
+        (
+            {**REMEMBERED, "recovered": True, "refused_puts": 1},
+            "not stored: evicted before the daemon started 3m12s ago, or refused after that",
+        ),
+        ({**REMEMBERED, "records": 100}, "evicted or refused, and the record of this is no longer kept"),
         ({**NOT_STORED, "state": "gone", "remembered": STANDING}, "remembered 3 uses, puts included class used"),
-        (NOT_STORED, "never seen: it is not stored, and was not since the daemon started"),
-        ({**NOT_STORED, "records": 100}, "not among the last 100 removed entries"),
+        (NOT_STORED, "not known: not stored since the daemon started 3m12s ago; its ring was empty then"),
+        ({**NOT_STORED, "recovered": True}, "3m12s ago; there is no record of this key from before"),
+        ({**NOT_STORED, "records": 100}, "not known: not stored, and not among the last 100 removed entries"),
     ],
 )
 def test_each_answer_is_printed_in_words_within_100_columns(told: dict[str, Any], words: str) -> None:
