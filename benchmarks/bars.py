@@ -1,7 +1,6 @@
-"""What the hot path ought to reach, as ratios to peers measured in the same run; never an
-assertion.
+"""The bars of the hot path: most are ratios to peers measured in the same run. A bar is never asserted.
 
-Owns: the bars, and how a measured figure stands against each. Does not own: measuring.
+Owns: the bars, and the comparison of a measured figure with its bar. Does not own: the measurements.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ K64, M1, M16 = SIZES["64K"], SIZES["1M"], SIZES["16M"]
 
 
 @dataclass(frozen=True, slots=True)
-class What:
-    """One cell of the table of rows."""
+class Cell:
+    """One cell of the table of rows: a peer, an operation and a payload size."""
 
     peer: str
     op: Op
@@ -29,21 +28,17 @@ class What:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """`of` ought to be `limit` times `against` at most, or, where there is no `against`, `limit`
-    microseconds.
-    """
+    """`of` is at most `limit` times `against`. Without `against`, `of` is at most `limit` microseconds."""
 
     name: str
-    of: What
+    of: Cell
     limit: float
-    against: What | None = None
+    against: Cell | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One figure that is no row (a daemon's start, for one), in its own unit; None where it was not
-    measured.
-    """
+    """One figure that is no row, such as the start of a daemon, in its own unit. None: the run did not measure it."""
 
     name: str
     value: float | None
@@ -51,12 +46,12 @@ class Figure:
     unit: str
 
 
-def _get(peer: str, value_bytes: int) -> What:
-    return What(peer, "get", value_bytes)
+def _get(peer: str, value_bytes: int) -> Cell:
+    return Cell(peer, "get", value_bytes)
 
 
 _GET = "get → numpy, a hit with everything on"
-_COPY_1M, _COPY_16M = What("copy", "copy", M1), What("copy", "copy", M16)
+_COPY_1M, _COPY_16M = Cell("copy", "copy", M1), Cell("copy", "copy", M16)
 
 BARS: Final = (
     Bar(f"{_GET}, 64 KB, against LMDB", _get("tensord", K64), 1.6, _get("lmdb", K64)),
@@ -66,33 +61,33 @@ BARS: Final = (
     Bar("get, 64 KB, against vLLM's store", _get("tensord", K64), 0.2, _get("vllm", K64)),
     Bar(
         "get and read every byte, 1 MB, against LMDB",
-        What("tensord", "get_consume", M1),
+        Cell("tensord", "get_consume", M1),
         1.3,
-        What("lmdb", "get_consume", M1),
+        Cell("lmdb", "get_consume", M1),
     ),
-    Bar("get_many(2048), µs a key", What("tensord", "get_many_key", K64), 0.2),
+    Bar("get_many(2048), µs a key", Cell("tensord", "get_many_key", K64), 0.2),
     Bar(
         "put until the call returns, 1 MB, against copyto",
-        What("tensord", "put_return", M1),
+        Cell("tensord", "put_return", M1),
         1.3,
         _COPY_1M,
     ),
     Bar(
         "put until the call returns, 16 MB, against copyto",
-        What("tensord", "put_return", M16),
+        Cell("tensord", "put_return", M16),
         1.3,
         _COPY_16M,
     ),
-    Bar("put, sustained, 1 MB, against copyto", What("tensord", "put_sustained", M1), 3.5, _COPY_1M),
+    Bar("put, sustained, 1 MB, against copyto", Cell("tensord", "put_sustained", M1), 3.5, _COPY_1M),
     Bar(
         "put, sustained, 16 MB, against copyto",
-        What("tensord", "put_sustained", M16),
+        Cell("tensord", "put_sustained", M16),
         3.5,
         _COPY_16M,
     ),
     Bar(
         "put until visible, 16 MB, against copyto",
-        What("tensord", "put_visible", M16),
+        Cell("tensord", "put_visible", M16),
         2.2,
         _COPY_16M,
     ),
@@ -100,8 +95,8 @@ BARS: Final = (
 
 
 def figures(rows: Iterable[Row], bars: Sequence[Bar] = BARS) -> list[Figure]:
-    """How the medians of these rows stand: ratios where a bar is one."""
-    medians: Mapping[What, float] = {What(r.peer, r.op, r.bytes): r.median_us for r in rows}
+    """The medians of these rows beside the bars; a ratio where the bar is a ratio."""
+    medians: Mapping[Cell, float] = {Cell(r.peer, r.op, r.bytes): r.median_us for r in rows}
     found = []
     for bar in bars:
         value = medians.get(bar.of)
@@ -113,7 +108,7 @@ def figures(rows: Iterable[Row], bars: Sequence[Bar] = BARS) -> list[Figure]:
 
 
 def figures_table(found: Sequence[Figure]) -> str:
-    """Every figure beside its bar."""
+    """A table of all figures and their bars."""
     lines = []
     for figure in found:
         value = figure.value

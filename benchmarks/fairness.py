@@ -1,12 +1,12 @@
-"""What a client's hits and puts cost while another client floods the daemon, against the same without a flood.
+"""Measures the hits and puts of one client while another client floods the daemon, and without a flood.
 
     python benchmarks/fairness.py [--quick] [--json PATH]
 
-Owns: the floods, each in a process of its own, and the rounds. A round measures the quiet client without a flood and
-with each, so that all meet the same good and bad minutes; a figure is the ratio of the medians of all rounds.
+Owns: the floods, each in its own process, and the rounds. A round measures the quiet client without a flood and with
+each flood, so a slow minute of the machine affects all of them. A figure is the ratio of the medians over all rounds.
 
-The machine needs two cores for the daemon (loop and copier), one for the quiet client and one for the flood: on fewer
-the figures show what the scheduler gives. The busy loop is there to tell: it floods nothing but a core.
+The machine needs two cores for the daemon (loop and copier), one for the quiet client and one for the flood. With fewer
+cores the figures show the scheduler. The busy loop shows by how much: it loads a core and leaves the daemon alone.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ FLOODS: Final[dict[str, Callable[[tensord.Client, int], object]]] = {
 
 
 def _flood(kind: str, socket: Path, on: Event, ends: Event) -> None:
-    """Floods the daemon while `on` is set, by several threads, until `ends` is."""
+    """Floods the daemon from several threads while `on` is set; returns when `ends` is set."""
 
     def work(client: tensord.Client) -> None:
         number = 0
@@ -69,7 +69,7 @@ def _flood(kind: str, socket: Path, on: Event, ends: Event) -> None:
             try:
                 FLOODS[kind](client, number)
             except tensord.TensordError:
-                # Too many at once: that is what a flood is.
+                # The daemon refuses a flood that sends too many requests.
                 continue
 
     with tensord.Client(socket, name="flood", timeout_s=WAIT_S, required=True) as client:
@@ -81,21 +81,21 @@ def _flood(kind: str, socket: Path, on: Event, ends: Event) -> None:
 
 
 def _hit_us(client: tensord.Client, keys: list[bytes], calls: int) -> list[float]:
-    """What each of `calls` hits took, in microseconds."""
+    """The durations of `calls` hits, in microseconds."""
     samples = []
     for call in range(calls):
         before = time.perf_counter_ns()
         lease = client.get(keys[call % len(keys)])
         samples.append((time.perf_counter_ns() - before) / 1e3)
         if lease is None:
-            # A flood of the same uid may evict it; it is there again for the next call.
+            # A flood of the same uid may evict the entry. The put stores it again for the next call.
             client.put(keys[call % len(keys)], np.empty(HIT_BYTES, np.uint8), wait=True)
             samples.pop()
     return samples
 
 
 def _put_us(client: tensord.Client, value: Any, calls: int) -> list[float]:
-    """What each of `calls` puts took until it was visible, in microseconds."""
+    """The durations of `calls` puts until the payload is visible, in microseconds."""
     samples = []
     for _ in range(calls):
         key = os.urandom(32)
@@ -108,7 +108,7 @@ def _put_us(client: tensord.Client, value: Any, calls: int) -> list[float]:
 
 
 def measured(quick: bool, told: Callable[[str], None]) -> list[Figure]:
-    """All figures. `quick` measures little."""
+    """All figures. `quick` takes few samples."""
     rounds, hits, puts = (1, 200, 10) if quick else (5, 5000, 200)
     spawn = multiprocessing.get_context("spawn")
     value = np.ones(PUT_BYTES, np.uint8)
@@ -127,7 +127,7 @@ def measured(quick: bool, told: Callable[[str], None]) -> list[Figure]:
                 keys = [key_of("quiet", HIT_BYTES, number) for number in range(64)]
                 for key in keys:
                     client.put(key, np.empty(HIT_BYTES, np.uint8), wait=True)
-                # Full, so that every put has to make room, flood or no flood.
+                # The ring is full, so that every put evicts, with and without a flood.
                 _put_us(client, value, RING_BYTES // PUT_BYTES)
                 for number in range(rounds):
                     for kind in ("", *FLOODS):
@@ -155,8 +155,8 @@ def measured(quick: bool, told: Callable[[str], None]) -> list[Figure]:
 def main() -> None:
     """Measures, and prints a table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="a short form, whose figures mean little")
-    parser.add_argument("--json", type=Path, help="the figures, for programs")
+    parser.add_argument("--quick", action="store_true", help="one short round; its figures mean little")
+    parser.add_argument("--json", type=Path, help="write the figures there")
     given = parser.parse_args()
     figures = measured(given.quick, lambda what: print(what, flush=True))
     print(figures_table(figures))

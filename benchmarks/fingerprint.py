@@ -1,9 +1,10 @@
-"""How long naming a checkpoint takes, which an engine waits for at its start: the first time, and from the second on.
+"""Measures how long an engine waits at its start for the name of a checkpoint: the first time, and later times.
 
     python benchmarks/fingerprint.py [--gib 5] [--vision-share 0.2]
 
-Owns: a checkpoint of random tensors, written in full and removed afterwards. Each start is a process of its own, as an
-engine is. "cold" is read from the disk, "warm" from the page cache, where a checkpoint is that was just loaded.
+Owns: a checkpoint of random tensors, which it writes in full and removes. Each start is a new process, as with an
+engine. A "cold" start reads from the disk. A "warm" start reads from the page cache, where a checkpoint stays after an
+engine has loaded it.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _START: Final = (
 
 
 def write_checkpoint(folder: Path, size_bytes: int, vision_share: float) -> None:
-    """Writes a checkpoint of this size: a vision tower's tensors, then the layers of a language model."""
+    """Writes a checkpoint of this size: the tensors of a vision tower, then the layers of a language model."""
     tensor_bytes = min(TENSOR_BYTES_MAX, size_bytes // 8)
     count = size_bytes // tensor_bytes
     names = [
@@ -56,14 +57,14 @@ def write_checkpoint(folder: Path, size_bytes: int, vision_share: float) -> None
 
 
 def started(folder: Path) -> tuple[float, str]:
-    """How long a process that starts takes to name the checkpoint, in seconds, and the name."""
+    """Starts a process that names the checkpoint. Returns the seconds and the name."""
     told = subprocess.run([sys.executable, "-c", _START, str(folder)], capture_output=True, text=True, check=True)
     took_s, name = told.stdout.split()
     return float(took_s), name
 
 
 def forgotten(folder: Path) -> None:
-    """Removes what is remembered of the checkpoint."""
+    """Removes the cached fingerprint of the checkpoint."""
     for note in folder.glob(".*"):
         note.unlink()
 
@@ -79,12 +80,12 @@ def main() -> None:
     parser.add_argument("--gib", type=float, default=5)
     parser.add_argument("--vision-share", type=float, default=0.2)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--folder", type=Path, help="where the checkpoint is made")
+    parser.add_argument("--folder", type=Path, help="the folder of the checkpoint; default: a temporary one")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="tensord-fingerprint-", dir=given.folder) as made:
         folder = Path(made)
         write_checkpoint(folder, int(given.gib * (1 << 30)), given.vision_share)
-        time.sleep(SETTLED_S)  # what was written just now is not remembered
+        time.sleep(SETTLED_S)  # A fingerprint of a file that has just been written is not cached.
         took: dict[str, list[float]] = {"first, cold": [], "first, warm": [], "second": []}
         names = set()
         for _ in range(given.rounds):

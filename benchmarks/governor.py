@@ -1,10 +1,11 @@
-"""What the governor costs: a policy pass over many device entries, the way from a reading to the first order, and what
-a hit in the ring feels of it.
+"""What the governor costs: a policy pass over many device entries, the time from a reading to the first order, and
+the slowdown of hits in the ring.
 
     python benchmarks/governor.py [--json PATH] [--entries N]
 
-Owns: these figures, each with its bar. The first are the pure core's, timed call by call as the daemon's loop makes
-them; the others are a real daemon's, with 16 owners on their own connections that acknowledge every order as kept.
+Owns: these figures, each with its bar. The figures of a pass come from the core alone, timed call by call as the
+daemon's loop makes the calls. The other figures come from a real daemon with 16 owners, each on its own connection,
+that answer every order with "kept".
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from tensord.ipc.modes import Tier
 OWNERS: Final = 16
 DEVICE: Final = "0000:65:00.0"
 TOTAL_BYTES: Final = 80 << 30
-# Entries fill a fifth of the card, so that pressure wants more than the quarter of them that one pass may take.
+# Entries fill a fifth of the card, so that pressure asks for more than the quarter that one pass may order.
 ENTRIES_SHARE: Final = 0.2
 ROUNDS: Final = 7
 HITS: Final = 20_000
@@ -51,7 +52,7 @@ _BURST: Final = 512
 
 
 def core_figures(entries: int, told: Callable[[str], None]) -> list[Figure]:
-    """One pass of each kind over `entries` entries in 16 owners, in milliseconds of the event loop."""
+    """One pass of each kind over `entries` entries of 16 owners, in milliseconds of the event loop."""
     found = []
     for name, share, workflow in (
         ("pressure, a quarter of them", 0.91, False),
@@ -70,7 +71,7 @@ def core_figures(entries: int, told: Callable[[str], None]) -> list[Figure]:
 
 
 def _pass_ms(entries: int, share: float, workflow: bool, seed: int) -> list[float]:
-    """How long each call into the core took, of one pass."""
+    """The durations of the calls into the core during one pass."""
     chance = random.Random(seed)
     governor = Governor(GovernorLimits(sample_s=1.0))
     size_bytes = int(TOTAL_BYTES * ENTRIES_SHARE / entries)
@@ -91,7 +92,7 @@ def _pass_ms(entries: int, share: float, workflow: bool, seed: int) -> list[floa
             some = [key for key in used[start : start + 1024] if chance.random() < 0.5]
             governor.handle(events.GovernorReceived(owner, messages.UseEntries(DEVICE, some)), 1.0)
     governor.handle(_sampled(0.5, 2.0), 2.0)
-    # As the daemon has it: a collection in the middle of a pass would be its own, and it makes few.
+    # The daemon's thresholds. A collection during a pass counts as part of the pass; the garbage before it does not.
     gc.collect()
     gc.set_threshold(10_000, 20, 1000)
     now = 100.0
@@ -121,7 +122,7 @@ def _key(number: int) -> bytes:
 
 
 class Owner:
-    """One connection that owns entries, and keeps every one that it is told to give away."""
+    """One connection that owns entries. It keeps every entry that it is ordered to give away."""
 
     def __init__(self, socket: Path, number: int, entries: int) -> None:
         self.first_order_at: float | None = None
@@ -171,7 +172,7 @@ class Owner:
 
 
 class Gauge:
-    """Says how full the card is, by a drill that acts."""
+    """Sets how full the card is, by a drill with actions."""
 
     def __init__(self, socket: Path) -> None:
         self._channel = BlockingChannel.connect(socket, WAIT_S)
@@ -188,14 +189,14 @@ class Gauge:
             raise answer.to_error()
 
     def fall(self) -> None:
-        """Down to relaxed, which takes two samples."""
+        """Shows a low reading twice: the mode relaxed takes two samples."""
         self.show(0.3)
         self.show(0.3)
 
 
 @contextmanager
 def _card(entries: int) -> Iterator[tuple[Daemon, list[Owner], Gauge]]:
-    """A real daemon, 16 owners, and a gauge."""
+    """A real daemon with 16 owners and a gauge."""
     flags = ["--gauges-device", "none", "--gauges-host", "none"]
     flags += ["--pressure-critical-idle-s", "0.01", "--pressure-retry-s", str(RETRY_S)]
     with serving(RING_BYTES, *flags) as daemon:
@@ -211,7 +212,7 @@ def _card(entries: int) -> Iterator[tuple[Daemon, list[Owner], Gauge]]:
 
 
 def _quiet(socket: Path) -> None:
-    """Returns when no order is unacknowledged."""
+    """Waits until every order is acknowledged."""
     with tensord.Client(socket, timeout_s=WAIT_S, required=True) as client:
         deadline = time.monotonic() + WAIT_S
         while any(device["ordered_entries"] for device in client.status()["governor"]["devices"]):
@@ -221,7 +222,7 @@ def _quiet(socket: Path) -> None:
 
 
 def _read(socket: Path, seed: int, hits: int, orders: Any) -> None:
-    """A reader of 64 entries: for each order, the median of many hits in microseconds, until there are no more."""
+    """A reader of 64 entries. For each order it answers with the median of many hits in microseconds."""
     chance = random.Random(seed)
     value = np.arange(512, dtype=np.uint64)
     keys = [key_of("pressure", value.nbytes, n) for n in range(64)]
@@ -239,7 +240,10 @@ def _read(socket: Path, seed: int, hits: int, orders: Any) -> None:
 
 
 def _slower(socket: Path, gauge: Gauge, seed: int, *, quick: bool) -> float:
-    """How much longer a reader's hits take while passes go on: one process, in turns, since two differ by more."""
+    """The ratio of a reader's hit times with passes to those without.
+
+    One process measures both by turns, because two processes differ by more than the effect.
+    """
     spawn = multiprocessing.get_context("spawn")
     ours, theirs = spawn.Pipe()
     process = spawn.Process(target=_read, args=(socket, seed, HITS // 10 if quick else HITS, theirs))
@@ -269,14 +273,14 @@ def _slower(socket: Path, gauge: Gauge, seed: int, *, quick: bool) -> float:
 
 
 def daemon_figures(entries: int, told: Callable[[str], None], *, quick: bool) -> list[Figure]:
-    """The way from a reading to the first order, and a hit in the ring while passes go on."""
+    """The time from a reading to the first order, and the ratio of hit times with passes to those without."""
     with _card(entries) as (daemon, owners, gauge):
         rounds = 1 if quick else ROUNDS
         first_ms = []
         for _ in range(rounds):
             gauge.fall()
             _quiet(daemon.socket)
-            # Entries that their owners kept are asked for again only then.
+            # The governor asks again for entries that their owners kept only after this time.
             time.sleep(RETRY_S)
             for owner in owners:
                 owner.first_order_at = None
@@ -297,7 +301,7 @@ def daemon_figures(entries: int, told: Callable[[str], None], *, quick: bool) ->
 
 
 def _first_order_at(owners: Sequence[Owner]) -> float:
-    """When the first order reached an owner (perf_counter seconds). Raises RuntimeError if none does."""
+    """The time (perf_counter seconds) at which the first order reached an owner. Raises RuntimeError after WAIT_S."""
     deadline = time.monotonic() + WAIT_S
     while not any(owner.first_order_at for owner in owners):
         if time.monotonic() > deadline:
@@ -307,7 +311,7 @@ def _first_order_at(owners: Sequence[Owner]) -> float:
 
 
 def _storm(gauge: Gauge, ended: threading.Event) -> None:
-    """Up and down, a pass each time, four times a second: as often as a pressed tier is sampled."""
+    """Raises and lowers the gauge four times a second, with a pass each time: as often as a tier is sampled."""
     while not ended.is_set():
         gauge.fall()
         gauge.show(0.94)
@@ -318,7 +322,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="What the governor costs.")
     parser.add_argument("--json", type=Path, help="write the figures there")
     parser.add_argument("--entries", type=int, default=100_000)
-    parser.add_argument("--quick", action="store_true", help="one short round, to see that it runs")
+    parser.add_argument("--quick", action="store_true", help="one short round, to check that it runs")
     given = parser.parse_args(argv)
 
     def told(text: str) -> None:

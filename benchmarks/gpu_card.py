@@ -1,6 +1,6 @@
-"""An NVIDIA card for gpu_check.py: its memory as NVML reports it, memory registered with its driver, and the report.
+"""An NVIDIA card for gpu_check.py: its memory by NVML, registration of memory with its driver, and the report.
 
-Owns: no check and no figure.
+Does not own: any check or figure.
 """
 
 from __future__ import annotations
@@ -14,30 +14,30 @@ from typing import Any, Final
 
 GIB: Final = 1 << 30
 REGISTER_READ_ONLY: Final = 8
-# One registration has to stay under 64 GiB.
+# The driver registers less than 64 GiB in one call.
 CHUNK_BYTES: Final = 32 * GIB
 
 
 class NoCard(Exception):
-    """There is nothing to check here; the message says what is missing."""
+    """This machine has no card to check; the message says what is missing."""
 
 
 @dataclass
 class Report:
-    """Checks, each with what was seen (`held` None: it cannot be told here), and figures."""
+    """Checks, each with its observation, and figures. `held` is None if this machine cannot decide the check."""
 
     card: dict[str, Any] = field(default_factory=dict)
     checks: list[dict[str, Any]] = field(default_factory=list)
     figures: dict[str, float | None] = field(default_factory=dict)
 
     def check(self, name: str, held: bool | None, seen: str) -> None:
-        """Notes one, and says it."""
+        """Records and prints a check."""
         self.checks.append({"check": name, "held": held, "seen": seen})
         verdict = "cannot tell" if held is None else "held" if held else "FAILED"
         print(f"{verdict:>12}  {name}: {seen}", flush=True)
 
     def figure(self, name: str, bytes_per_s: float | None) -> None:
-        """Notes one, in GB/s, and says it."""
+        """Records and prints a figure, in GB/s."""
         self.figures[name] = None if bytes_per_s is None else bytes_per_s / 1e9
         told = "not measured" if bytes_per_s is None else f"{bytes_per_s / 1e9:.2f} GB/s"
         print(f"{'':>12}  {name}: {told}", flush=True)
@@ -48,7 +48,7 @@ class Report:
 
 
 class Nvml:
-    """The card as NVML shows it."""
+    """The card as NVML reports it."""
 
     def __init__(self, name: str) -> None:
         import pynvml
@@ -71,11 +71,11 @@ class Nvml:
         }
 
     def pids(self) -> set[int]:
-        """Processes with a context on the card, as the driver numbers them: in a container those may be the host's."""
+        """Processes with a context on the card, by the driver's pids; in a container these may be the host's pids."""
         return {process.pid for process in self._nvml.nvmlDeviceGetComputeRunningProcesses(self._handle)}
 
     def settled(self, condition: Callable[[int], bool]) -> int:
-        """Reads until `condition(used_bytes)` is true or patience ends. Returns the last reading."""
+        """Reads until `condition(used_bytes)` is true or 10 s have passed. Returns the last reading."""
         deadline = time.monotonic() + 10
         while not condition(used_bytes := self.used_bytes()) and time.monotonic() < deadline:
             time.sleep(0.05)
@@ -84,9 +84,9 @@ class Nvml:
 
 @contextmanager
 def registered(address: int, length_bytes: int) -> Iterator[str]:
-    """Within the block the driver knows this read-only mapping. Gives why not, or "".
+    """Registers this read-only mapping with the driver for the block. Yields "", or the driver's refusal.
 
-    The driver's own call, as a failure of the runtime's would stick, and torch would blame it on something else.
+    Calls the driver directly: a failure of a call of the runtime stays set, and the next torch call raises it.
     """
     driver = ctypes.CDLL("libcuda.so.1")
     driver.cuMemHostRegister_v2.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint]
@@ -103,7 +103,7 @@ def registered(address: int, length_bytes: int) -> Iterator[str]:
             done.append(at)
         yield why
     finally:
-        # Before the process ends, and before the mapping does.
+        # Unregisters before the mapping and the process end.
         for at in done:
             driver.cuMemHostUnregister(at)
 

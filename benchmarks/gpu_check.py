@@ -1,13 +1,13 @@
-"""What only a real card can show, on an NVIDIA one: run it wherever one can be had.
+"""Checks and times the device cache on a real NVIDIA card.
 
     python benchmarks/gpu_check.py [--json PATH] [--device 0] [--entries 8] [--entry-bytes 67108864]
 
-Starts a daemon of its own, with its gauge read through NVML, and checks: that the gauge is the card's; that entries of
-a DeviceCache are offloaded into the ring and come back to the last bit; that the driver gets the memory back; that the
-daemon holds no GPU context. Then it times copies from the ring to the card, with the ring as it is and registered with
-the driver. The exit status is 0 if all of that held, 1 if anything did not, 2 where there is no card to check.
+Starts a daemon of its own that reads its gauge through NVML. Checks that the gauge is the card's, that entries of a
+DeviceCache are offloaded into the ring and come back bit-identical, that the driver gets the memory back, and that the
+daemon has no GPU context. Then times copies from the ring to the card, with the ring unregistered and registered with
+the driver. The exit status is 0 if all checks held, 1 if a check failed, 2 if there is no card.
 
-Owns: these checks and figures. Nothing is asserted of the figures. Needs tensord[torch,nvidia], torch with CUDA.
+Owns: these checks and figures; no figure is asserted. Needs tensord[torch,nvidia] and torch with CUDA.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ MIB: Final = 1 << 20
 PATIENCE_S: Final = 60.0
 ROUNDS: Final = 5
 IDLE_S: Final = 3.0
-# Other programs may use the card meanwhile; what is looked for is larger by far.
+# Other programs may use the card meanwhile. The changes that the checks look for are far larger.
 NOISE_BYTES: Final = 192 * MIB
 
 
 def until(condition: Callable[[], Any], what: str) -> Any:
-    """Its value, once it is true. Raises TimeoutError."""
+    """Waits until `condition` is true, and returns its value. Raises TimeoutError after PATIENCE_S."""
     deadline = time.monotonic() + PATIENCE_S
     while not (found := condition()):
         if time.monotonic() > deadline:
-            raise TimeoutError(f"waited {PATIENCE_S:g} s in vain: {what}")
+            raise TimeoutError(f"{what} did not come within {PATIENCE_S:g} s")
         time.sleep(0.02)
     return found
 
@@ -58,7 +58,7 @@ def until(condition: Callable[[], Any], what: str) -> Any:
 
 
 def tree_on(device: Any, torch: Any, size_bytes: int, seed: int) -> dict[str, Any]:
-    """Random bits as bfloat16 and, where torch has it, float8: three quarters and one of `size_bytes`."""
+    """Random bits, three quarters of `size_bytes` as bfloat16 and one quarter as float8 if torch has float8."""
     generator = torch.Generator(device=device).manual_seed(seed)
 
     def raw(count_bytes: int) -> Any:
@@ -73,16 +73,16 @@ def tree_on(device: Any, torch: Any, size_bytes: int, seed: int) -> dict[str, An
 
 
 def bits_of(tree: Any, torch: Any) -> bytes:
-    """The tensors' bytes, by way of torch alone: nothing of what is checked is used to check it."""
+    """The tensors' bytes, by torch alone: the comparison uses no code of tensord."""
     leaves = [tree["hidden"], tree["scales"][0]]
     return b"".join(leaf.contiguous().view(-1).view(torch.uint8).cpu().numpy().tobytes() for leaf in leaves)
 
 
-# ---- what is checked
+# ---- the checks
 
 
 def check_gauge(report: Report, client: tensord.Client, nvml: Nvml, name: str) -> None:
-    """The daemon's gauge is this card's, read through NVML."""
+    """The daemon's gauge shows this card, and reads it through NVML."""
 
     def row() -> Any:
         gauges = client.status()["governor"]["gauges"]
@@ -92,7 +92,7 @@ def check_gauge(report: Report, client: tensord.Client, nvml: Nvml, name: str) -
         found = until(row, f"a gauge called {name}")
     except TimeoutError as error:
         known = [gauge["gauge"] for gauge in client.status()["governor"]["gauges"]]
-        report.check("the daemon's gauge is the card's", False, f"{error}; it has {known}")
+        report.check("the daemon's gauge is the card's", False, f"{error}; the daemon has {known}")
         return
     read_bytes = nvml.used_bytes()
     report.check(
@@ -105,7 +105,7 @@ def check_gauge(report: Report, client: tensord.Client, nvml: Nvml, name: str) -
 def check_cache(
     report: Report, client: tensord.Client, device: TorchDevice, nvml: Nvml, torch: Any, entries: int, entry_bytes: int
 ) -> None:
-    """Entries leave for the ring when they are idle, their memory goes back to the driver, and they come back whole."""
+    """Idle entries leave for the ring, the driver gets their memory back, and the entries come back bit-identical."""
     keys = [key_of("gpu_check", entry_bytes, number) for number in range(entries)]
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
@@ -114,7 +114,7 @@ def check_cache(
         card = f"cuda:{torch.cuda.current_device()}"
         trees = [tree_on(card, torch, entry_bytes, number) for number in range(entries)]
         expected = [bits_of(tree, torch) for tree in trees]
-        # All of them at once, and well before the first has been idle for long enough to leave.
+        # All entries are registered well before the first one is idle for long enough to leave.
         registrations = [cache.put(key, tree, tokens=0) for key, tree in zip(keys, trees, strict=True)]
         trees.clear()
         gc.collect()
@@ -136,7 +136,7 @@ def check_cache(
         report.check(
             "the driver gets the memory back",
             held_bytes - after_bytes >= entries * entry_bytes * 9 // 10,
-            f"NVML: {_mib(before_bytes)} before, {_mib(held_bytes)} with them, {_mib(after_bytes)} after",
+            f"NVML: {_mib(before_bytes)} before, {_mib(held_bytes)} with the entries, {_mib(after_bytes)} after",
         )
 
         first, tiers, wrong, slowest_s = cache.get(keys[0]), [], 0, 0.0
@@ -162,10 +162,11 @@ def check_cache(
 
 
 def check_context(report: Report, client: tensord.Client, nvml: Nvml) -> None:
-    """The daemon has no context on the card: NVML does not list it, and it has opened none of what a context needs."""
+    """The daemon has no context on the card: NVML lists none, and the daemon has loaded no CUDA library."""
     pid = int(client.status()["pid"])
     pids = nvml.pids()
-    # Seen from a container, the driver may number processes as the host does; then our own is not there either.
+    # In a container the driver may list the host's pids. Then this process is not listed either, and the check is
+    # undecided.
     held = pid not in pids if os.getpid() in pids else None
     report.check(
         "NVML lists no context of the daemon", held, f"daemon {pid}, ours {os.getpid()}, listed {sorted(pids)}"
@@ -175,12 +176,12 @@ def check_context(report: Report, client: tensord.Client, nvml: Nvml) -> None:
     report.check(
         "the daemon has loaded no CUDA and opened no GPU memory",
         "libcuda.so" not in mapped and not any("nvidia-uvm" in path for path in opened),
-        f"of the driver it has {sorted(path for path in opened if 'nvidia' in path) or 'nothing'} open",
+        f"open files of the driver: {sorted(path for path in opened if 'nvidia' in path) or 'none'}",
     )
 
 
 def time_copies(report: Report, client: tensord.Client, torch: Any, entries: int, entry_bytes: int) -> None:
-    """GB/s from the ring to the card: through pageable memory, by the device, and registered with the driver."""
+    """GB/s from the ring to the card: through pageable memory, by TorchDevice, and registered with the driver."""
     keys = [key_of("gpu_check ring", entry_bytes, number) for number in range(entries)]
     generator = np.random.default_rng(11)
     for key in keys:
@@ -218,7 +219,7 @@ def time_copies(report: Report, client: tensord.Client, torch: Any, entries: int
     report.figure(
         "ring → card, by TorchDevice.to_device", rate(lambda: device.to_device([lease.tree for lease in leases]))
     )
-    # The client has no call for this yet: the mapping is its view's.
+    # The client has no call for the mapping of the ring yet; the view has it.
     view = client.link.view
     assert view is not None
     ring: np.ndarray[Any, Any] = np.frombuffer(view._ring, np.uint8)
@@ -269,7 +270,7 @@ def run(index: int, entries: int, entry_bytes: int) -> Report:
     for what, value in report.card.items():
         print(f"{what:>12}  {value}")
     ring_bytes = -(-max(2 * entries * entry_bytes * 5 // 4, 256 * MIB) // MIB) * MIB
-    # Whatever is idle for a moment leaves, in every mode; the card's own level is to play no part.
+    # In every mode an entry that is idle for a moment leaves: the fill level of the card must not matter.
     flags = [
         *("--gauges-device", "nvidia", "--gauges-host", "none"),
         *("--gauges-sample-s", "0.05", "--gauges-sample-pressed-s", "0.05"),

@@ -1,12 +1,10 @@
-"""Runs peers side by side: rounds in which every peer does every operation, in an order drawn anew
-each time.
+"""Runs peers side by side. In each round every peer does every operation, in a new random order.
 
-Owns: the processes of each peer, the rounds, and what is made of the samples. Does not own: how a
-call is timed (worker.py), how a peer works (peers/), or what its figures ought to be (hotpath.py).
+Owns: the processes of each peer, the rounds, and the statistics of the samples. Does not own: the timing of a call
+(worker.py), the peers (peers/), or the bars (hotpath.py).
 
-Interleaved, since a machine's speed drifts by more than what is to be told apart: each peer meets
-the same good and bad minutes. A row's median and 99th percentile are of all samples of all rounds
-together.
+The peers take turns because a machine's speed drifts by more than the differences between them: a slow minute affects
+every peer. A row's median and 99th percentile are over all samples of all rounds.
 """
 
 from __future__ import annotations
@@ -34,14 +32,12 @@ _WORKER: Final = Path(__file__).with_name("worker.py")
 
 
 class PeerFailed(RuntimeError):
-    """A peer's process ended or refused; the message names both."""
+    """A peer's process ended or refused an order; the message names the peer and the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One figure: microseconds of `op` on values of `bytes` bytes (of one key of it, for the *_key
-    operations).
-    """
+    """One figure: microseconds of `op` on values of `bytes` bytes; of one key, for the *_key operations."""
 
     peer: str
     op: Op
@@ -51,7 +47,7 @@ class Row:
 
 
 class Worker:
-    """A process of one peer, which does as it is told and answers."""
+    """A process of one peer. It carries out orders and answers each."""
 
     def __init__(self, python: str, name: str, role: str, folder: Path) -> None:
         self._called = f"{name}'s {role}"
@@ -63,11 +59,11 @@ class Worker:
         )
 
     def ready(self) -> None:
-        """Returns when the process has made its writer or reader."""
+        """Returns when the process has its writer or reader."""
         self._answer()
 
     def do(self, what: str, **arguments: Any) -> Any:
-        """Give an order, wait for its result. Raises PeerFailed."""
+        """Gives an order and returns its result. Raises PeerFailed."""
         assert self._process.stdin
         self._process.stdin.write(json.dumps({"do": what, **arguments}) + "\n")
         self._process.stdin.flush()
@@ -92,7 +88,7 @@ class Worker:
 
 
 class RunningPeer:
-    """A peer with its servers, its writer and its reader, all private to one run."""
+    """A peer with its servers, writer and reader. One run owns all of them."""
 
     def __init__(self, name: str, folder: Path) -> None:
         self.name = name
@@ -112,7 +108,7 @@ class RunningPeer:
             stack.callback(self._peer.stop)
             roles = ["writer"] if self.ops == ("copy",) else ["writer", "reader"]
             self._workers = {}
-            for role in roles:  # the reader after the writer, which may have to make what it opens
+            for role in roles:  # the reader starts after the writer, which may create what the reader opens
                 worker = self._workers[role] = Worker(self._python, self.name, role, self._folder)
                 stack.callback(worker.close)
                 worker.ready()
@@ -123,26 +119,27 @@ class RunningPeer:
         self._stack.close()
 
     def warm(self, sizes: Sequence[int]) -> None:
-        """Write on everything that will be written on, the largest values first."""
+        """Writes to all memory that later puts write to, the largest values first."""
         for value_bytes in sorted(sizes, reverse=True):
             if self._workers.keys() > {"writer"}:
                 self._workers["writer"].do("put_keys", value_bytes=value_bytes)
             self._workers["writer"].do("warm", value_bytes=value_bytes, total_bytes=self._warm_bytes)
 
     def prepare_reads(self, value_bytes: int) -> None:
-        """See to it that everything that will be read is there, and right."""
+        """Stores every value that the reads ask for, and checks each."""
         tokens = self._workers["writer"].do("put_keys", value_bytes=value_bytes)
         self._workers["reader"].do("learn", value_bytes=value_bytes, tokens=tokens)
 
     def prepare_puts(self, value_bytes: int) -> None:
-        """Where old values go for new ones, fill a quarter of the memory with values of this size: otherwise the first
-        puts are charged for the many small values that go for each large one.
+        """Fills a quarter of the memory with values of this size, if the peer evicts old values for new ones.
+
+        Without this the first large puts pay for the eviction of many small values each.
         """
         if self._evicts_by_itself:
             self._workers["writer"].do("warm", value_bytes=value_bytes, total_bytes=self._warm_bytes // 4)
 
     def measure(self, op: Op, value_bytes: int, calls: int, seconds: float) -> list[float]:
-        """Nanoseconds of each call."""
+        """The nanoseconds of each call."""
         role = "reader" if op in READ_OPS else "writer"
         samples: list[float] = self._workers[role].do(
             "measure", op=op, value_bytes=value_bytes, calls=calls, seconds=seconds
@@ -151,13 +148,13 @@ class RunningPeer:
 
 
 def missing_peers(names: Iterable[str]) -> dict[str, str]:
-    """Which of these peers cannot run here, and why."""
+    """The peers that cannot run on this machine, with the reason."""
     reasons = {name: module_of(name).Peer.missing() for name in names}
     return {name: reason for name, reason in reasons.items() if reason is not None}
 
 
 def steps(sizes: Sequence[int]) -> list[tuple[str, tuple[Op, ...], int]]:
-    """What a round consists of: all of `reads` or all of `puts`, of one size."""
+    """The steps of a round: all of `reads` or all of `puts`, for one size."""
     found: list[tuple[str, tuple[Op, ...], int]] = []
     for value_bytes in sizes:
         reads = tuple(op for op in READ_OPS if value_bytes == BATCH_BYTES or not op.startswith("get_many"))
@@ -176,9 +173,9 @@ def run(
     *,
     warm: bool = True,
 ) -> list[Row]:
-    """Measure these peers, `seconds` for each operation, size and round. Raises PeerFailed.
+    """Measures these peers, `seconds` for each operation, size and round. Raises PeerFailed.
 
-    Without `warm` the memory that is written to was not touched before: for a look whether everything runs.
+    Without `warm` the puts meet memory that nobody has written to yet; use this only to check that everything runs.
     """
     chance = random.Random(seed)
     samples: dict[tuple[str, Op, int], list[float]] = defaultdict(list)
@@ -212,12 +209,12 @@ def _row(peer: str, op: Op, value_bytes: int, nanoseconds: Sequence[float]) -> R
 
 
 def write_json(path: Path, rows: Sequence[Row]) -> None:
-    """Write the rows as a list of objects with the keys peer, op, bytes, median_us, p99_us."""
+    """Writes the rows as a list of objects with the keys peer, op, bytes, median_us, p99_us."""
     path.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
 
 
 def table(heads: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
-    """A plain table: the first column to the left, all others to the right."""
+    """A plain table: the first column is left-aligned, all others are right-aligned."""
     cells = [list(heads), *map(list, lines)]
     widths = [max(len(line[column]) for line in cells) for column in range(len(heads))]
     written = [
@@ -231,7 +228,7 @@ def table(heads: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
 
 
 def rows_table(rows: Sequence[Row], names: Sequence[str]) -> str:
-    """Medians and 99th percentiles, an operation and size a line, a peer a column."""
+    """Medians and 99th percentiles: one line for each operation and size, one column for each peer."""
     by = {(row.op, row.bytes, row.peer): row for row in rows}
     order = {op: n for n, op in enumerate((*READ_OPS, "copy", *PUT_OPS))}
     lines = []

@@ -1,12 +1,11 @@
-"""The hot path beside its peers, in one interleaved run: the table, and every figure against its
-bar.
+"""Measures the hot path beside its peers in one interleaved run. Prints the table, and every figure with its bar.
 
     python benchmarks/hotpath.py [--json PATH] [--peers NAMES] [--rounds N] [--seconds S] [--quick]
 
-Owns: the command. Does not own: peers (peers/), rounds (harness.py), bars (bars.py), what many
-entries and clients do to a daemon (scale.py).
+Owns: the command. Does not own: peers (peers/), rounds (harness.py), bars (bars.py), the figures with many entries and
+clients (scale.py).
 
-A missed bar is printed, and ends nothing: timings are for reading, not for passing.
+A missed bar is printed, and does not change the exit status.
 """
 
 from __future__ import annotations
@@ -25,14 +24,14 @@ import scale
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="The hot path beside its peers.")
+    parser = argparse.ArgumentParser(description="Measures the hot path beside its peers.")
     parser.add_argument("--json", type=Path, metavar="PATH", help="write the rows there")
     parser.add_argument("--peers", default=",".join(peers.NAMES), help="default: %(default)s")
     parser.add_argument("--sizes", default=",".join(harness.SIZES), help="default: %(default)s")
     parser.add_argument("--rounds", type=int, default=5, help="default: %(default)s")
-    parser.add_argument("--seconds", type=float, default=0.3, help="for each peer, operation, size and round")
-    parser.add_argument("--quick", action="store_true", help="one short round, to see that it runs")
-    parser.add_argument("--no-scale", action="store_true", help="leave out what is not a row")
+    parser.add_argument("--seconds", type=float, default=0.3, help="seconds for each peer, operation, size and round")
+    parser.add_argument("--quick", action="store_true", help="one short round, to check that it runs")
+    parser.add_argument("--no-scale", action="store_true", help="leave out the figures with many entries and clients")
     return parser.parse_args()
 
 
@@ -67,7 +66,7 @@ def main() -> int:
     print(harness.rows_table(rows, names))
     print(
         "\nget: zero-copy where the peer can, release included; get_consume: every byte read."
-        "\ncopy: np.copyto, source and destination rotating over 256 MiB.\n"
+        "\ncopy: np.copyto; source and destination rotate over 256 MiB.\n"
     )
     print(bars.figures_table(found))
     return 0

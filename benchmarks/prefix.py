@@ -1,17 +1,17 @@
-"""The longest cached prefix of 32k-token queries among 100,000 sequences, beside a linear scan, in one interleaved run.
+"""Measures the longest-prefix match of 32k-token queries among 100,000 sequences, beside a linear scan, in one run.
 
     python benchmarks/prefix.py [--json PATH] [--sequences N] [--client-sequences N] [--rounds N]
 
-Owns: what is timed, and the bars. Does not own: the sequences (prefix_forest.py), a daemon and its client
+Owns: the timed operations, and the bars. Does not own: the sequences (prefix_forest.py), a daemon and its client
 (prefix_daemon.py).
 
-The index is timed call by call as the daemon's loop makes the calls; its text lies in one array, as it would in the
-ring. Queries are drawn anew for each round, so that none finds its own text in a cache of the processor's. Every answer
-whose query the scan has too is compared with the scan's. At 100,000 sequences it takes 8 GiB and some minutes.
+The index is timed call by call, as the daemon's loop makes the calls. Its text lies in one array, as in the ring. Every
+round draws new queries, so that no query finds its text in a cache of the processor. Each scan is compared with the
+index's answer to the same query. With 100,000 sequences the run takes 8 GiB and some minutes.
 
-`client_ping` asks the daemon for nothing: what a client's match takes beyond that is the match's own.
+`client_ping` is a request that needs no work of the daemon. A client's match costs the difference to it.
 
-A missed bar is printed, and ends nothing: timings are for reading, not for passing.
+A missed bar is printed, and does not change the exit status.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from tensord.shm.prefix import PrefixRecord, Tokens, uncut
 
 Query = tuple[PrefixRecord, Tokens]
 
-# Calls of each operation in a round; scans are slow and all alike.
+# Calls of each operation in a round; few scans, because they are slow and alike.
 CALLS: Final = {
     "match": 64,
     "match_deep": 64,
@@ -77,7 +77,7 @@ _SCAN_TOKENS: Final = 256
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One figure: microseconds of `op` where so many sequences are cached."""
+    """One figure: microseconds of `op` with this number of cached sequences."""
 
     op: str
     sequences: int
@@ -87,12 +87,12 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What an index takes, text and payloads not counted.
+    """The memory of an index, without text and payloads.
 
     Args:
         nodes: blocks.
-        tokens: of these blocks, each counted once.
-        size_bytes: allocated for them, their keys among it.
+        tokens: tokens of these blocks, each counted once.
+        size_bytes: bytes allocated for the blocks, including their keys.
     """
 
     nodes: int
@@ -109,7 +109,7 @@ class Memory:
 
 
 def build(forest: Forest, blocks_max: int | None = None) -> tuple[PrefixIndex, int, int]:
-    """An index of all sequences, or of the first ones with so many blocks; and how many blocks and tokens those are."""
+    """An index of all sequences, or of the first ones up to `blocks_max` blocks. Returns (index, blocks, tokens)."""
     index = PrefixIndex(forest.read, _SEED)
     blocks = tokens = 0
     for number in range(len(forest)):
@@ -123,7 +123,7 @@ def build(forest: Forest, blocks_max: int | None = None) -> tuple[PrefixIndex, i
 
 
 def traced(forest: Forest) -> Memory:
-    """What building an index of some sequences allocates."""
+    """The memory that an index of some sequences allocates."""
     gc.collect()
     tracemalloc.start()
     index, nodes, tokens = build(forest, _TRACED_BLOCKS)
@@ -135,7 +135,7 @@ def traced(forest: Forest) -> Memory:
 
 
 def scan(forest: Forest, query: Query) -> int:
-    """The longest common prefix with any sequence, one after the other: each up to where it differs."""
+    """The longest common prefix with any sequence: compares each in turn up to the first difference."""
     record, folded = query
     best = 0
     for start, end in zip(forest.starts.tolist(), forest.ends.tolist(), strict=True):
@@ -155,7 +155,7 @@ def scan(forest: Forest, query: Query) -> int:
 
 
 class Bench:
-    """One run: the index, what is asked of it, and the samples."""
+    """One run: the index, the queries, and the samples."""
 
     def __init__(self, forest: Forest, index: PrefixIndex, served: Served | None) -> None:
         self.samples_ns: dict[str, list[int]] = defaultdict(list)
@@ -165,7 +165,7 @@ class Bench:
         self._chance = random.Random(0)
 
     def round(self) -> None:
-        """Every operation, in an order of its own."""
+        """Runs every operation, in random order."""
         known: list[tuple[Query, int]] = []
         ops = [op for op in CALLS if self._served is not None or not op.startswith("client_")]
         self._chance.shuffle(ops)
@@ -184,7 +184,7 @@ class Bench:
                 raise RuntimeError(f"the index says that {offset} tokens are cached, the scan {found}")
 
     def rows(self) -> list[Row]:
-        """The medians, and 95th percentiles, of all rounds."""
+        """The medians and 95th percentiles over all rounds."""
         counts = {"client": 0 if self._served is None else self._served.sequences}
         return [row(op, counts.get(op.split("_")[0], len(self._forest)), self.samples_ns[op]) for op in self.samples_ns]
 
@@ -217,7 +217,7 @@ class Bench:
             self.samples_ns[op].append(self._served.match_ns(query, views=views))
 
     def _insert(self) -> None:
-        """Sequences as long as the others, all their new blocks; each leaves a cached one half-way."""
+        """Inserts sequences of the usual lengths with all their new blocks; each branches off a cached one."""
         chance = self._chance
         lengths = [int(SHORTEST * (LONGEST / SHORTEST) ** chance.random()) for _ in range(CALLS["insert"])]
         self._add("insert", [self._new(length) for length in lengths])
@@ -241,7 +241,7 @@ class Bench:
             self.samples_ns[op].append(time.perf_counter_ns() - began)
 
     def _rebuild_block(self) -> None:
-        """What a block costs after a restart: its record's header read, and the block added."""
+        """The cost of one block after a restart: reads its record's header and adds the block."""
         fresh = PrefixIndex(self._forest.read, _SEED)
         packed = []
         for number in range(len(self._forest)):
@@ -262,7 +262,7 @@ def row(op: str, sequences: int, samples_ns: Sequence[float]) -> Row:
 
 
 def figures(rows: Sequence[Row], memory: Memory) -> list[Figure]:
-    """Each bar, and how many times faster than the scan a match is."""
+    """Each figure with its bar, and the ratio of the scan to a match."""
     by = {each.op: each for each in rows}
     found = []
     for op, (median_us, p95_us) in BARS_US.items():
@@ -285,21 +285,21 @@ def rows_table(rows: Sequence[Row]) -> str:
 
 
 def resident_bytes() -> int:
-    """Of this process."""
+    """The resident memory of this process."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def run(
     sequences: int, client_sequences: int, rounds: int, block_tokens: int, told: Callable[[str], None]
 ) -> tuple[list[Row], Memory]:
-    """All of it; rows in the order of CALLS, what a restart costs last."""
-    gc.set_threshold(10_000, 20, 1000)  # as the daemon has it
+    """The whole run. Rows come in the order of CALLS; the rows of the restart come last."""
+    gc.set_threshold(10_000, 20, 1000)  # the daemon's thresholds
     with ExitStack() as stack:
         served = None
         if client_sequences:
-            told(f"a daemon, filled by its client with {client_sequences:,} sequences")
+            told(f"filling a daemon with {client_sequences:,} sequences")
             served = stack.enter_context(Served(Forest(client_sequences, block_tokens, seed=2)))
-            told(f"{served.blocks:,} blocks in {served.filled_s:.1f} s")
+            told(f"stored {served.blocks:,} blocks in {served.filled_s:.1f} s")
         told(f"drawing {sequences:,} sequences")
         forest = Forest(sequences, block_tokens)
         memory = traced(forest)
@@ -318,7 +318,7 @@ def run(
             bench.round()
         rows = sorted(bench.rows(), key=lambda each: list(CALLS).index(each.op))
         if served is not None:
-            told("SIGKILL for the daemon, and a new one")
+            told("killing the daemon, and starting another")
             again = served.restart()
             told(f"{again}")
             rows.append(row("rebuild_first_match", served.sequences, [again.first_match_s * 1e9]))
@@ -327,7 +327,7 @@ def run(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="The longest cached prefix, beside a linear scan.")
+    parser = argparse.ArgumentParser(description="Measures the longest cached prefix beside a linear scan.")
     parser.add_argument("--json", type=Path, metavar="PATH", help="write the rows there")
     parser.add_argument("--sequences", type=int, default=100_000, help="default: %(default)s")
     parser.add_argument("--client-sequences", type=int, default=2000, help="in a real daemon; default: %(default)s")

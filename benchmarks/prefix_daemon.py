@@ -1,8 +1,8 @@
-"""A daemon that a client has filled with sequences, for what a whole call takes and what a restart costs.
+"""A daemon that a client has filled with sequences: times a whole call and a restart.
 
-Owns: the daemon, the client, and how they are timed. Does not own the sequences (prefix_forest.py).
+Owns: the daemon, the client, and the timing. Does not own: the sequences (prefix_forest.py).
 
-Payloads are tiny, so that a moderate ring holds many sequences: a call moves none of them.
+Payloads are tiny, so that a moderate ring holds many sequences. A match moves no payload.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import tensord
 from tensord.shm.prefix import PrefixRecord, Tokens
 
 _RING_BYTES: Final = 512 << 20
-_RING_BYTES_FEW: Final = 32 << 20  # which are ready at once
+_RING_BYTES_FEW: Final = 32 << 20  # a ring that is ready at once
 _FEW: Final = 100
 _ENTRIES: Final = 200_000
 _PROBES: Final = 50
@@ -33,12 +33,12 @@ _REBUILT_S: Final = 120.0
 
 @dataclass(frozen=True)
 class Restart:
-    """From the start of a new daemon over the old one's memory.
+    """The times from the start of a new daemon over the old one's memory.
 
     Args:
-        served_s: until it had taken up a client.
-        first_match_s: until a first query had an answer that was no miss.
-        whole_s: until all queries had the answers that they had before.
+        served_s: until the daemon accepted a client.
+        first_match_s: until a first query was a hit.
+        whole_s: until all queries had the same answers as before.
     """
 
     served_s: float
@@ -56,7 +56,7 @@ class Restart:
 
 
 class Served:
-    """A daemon of its own with all of a forest's sequences in it, and a client."""
+    """A private daemon with all sequences of a forest, and a client."""
 
     def __init__(self, forest: Forest) -> None:
         self.forest = forest
@@ -82,7 +82,7 @@ class Served:
         self._stack.close()
 
     def match_ns(self, query: tuple[PrefixRecord, Tokens], *, views: bool = False) -> int:
-        """How long a whole call took, its release included; with `views`, those of all its blocks too."""
+        """The duration of a whole call and its release; with `views`, it includes the views of all blocks."""
         record, tokens = query
         before = time.perf_counter_ns()
         match = self._cache.match(tokens, media=record.media)
@@ -93,13 +93,13 @@ class Served:
         return time.perf_counter_ns() - before
 
     def ping_ns(self) -> int:
-        """How long the daemon took to answer what needs nothing."""
+        """The duration of a request that needs no work of the daemon."""
         before = time.perf_counter_ns()
         self._client.touch(_NOBODY)
         return time.perf_counter_ns() - before
 
     def restart(self) -> Restart:
-        """Kills the daemon, starts another, and asks until everything is matched as before. Raises RuntimeError."""
+        """Kills the daemon, starts another, and asks until every query matches as before. Raises RuntimeError."""
         probes = [self.forest.going_on() for _ in range(_PROBES)]
         waiting = [(query, self._offset(self._cache, query)) for query in probes]
         waiting = [(query, expected) for query, expected in waiting if expected]

@@ -1,11 +1,11 @@
-"""Sequences that share prefixes, as agents and conversations make them, without a model: text, media, blocks, queries.
+"""Sequences that share prefixes as agents and conversations do, without a model: text, media, blocks, queries.
 
-Owns: how they come about. System prompts stand at the roots; a sequence begins a conversation behind one of them, goes
-on with another conversation where that ended, or leaves it somewhere on its way; and some are spines, which others
-leave every 64 tokens. Lengths are spread evenly over their logarithm. The same seed gives the same forest.
+Owns: the shape of the forest. System prompts are the roots. A sequence starts a conversation after a system prompt,
+continues another conversation at its end, or branches off within it. Some sequences are spines: other sequences branch
+off a spine every 64 tokens. The logarithm of the length is spread evenly. The same seed gives the same forest.
 
-Text is what a block's record holds: folded. Folding makes an item's tokens words of 32 random bits, so they are drawn
-as such, and nothing is folded here.
+The text is folded, as in a block's record. Folding turns the tokens of an item into words of 32 random bits; the forest
+draws such words and folds nothing.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ SCOPE: Final = bytes(range(16))
 LAYOUT: Final = bytes(range(16, 32))
 _VOCABULARY: Final = 152_064
 _ITEM_TOKENS: Final = (256, 576, 1024)
-_NEW_CONVERSATION, _NEXT_TURN = 0.35, 0.35  # the others leave one on its way
-_FIRST: Final = 4  # which have nobody to go on from
+_NEW_CONVERSATION, _NEXT_TURN = 0.35, 0.35  # all other sequences branch off within one
+_FIRST: Final = 4  # the first sequences continue no other
 _WITH_PICTURE: Final = 0.2
 _SPINES_EACH: Final = 6250  # sequences for each spine
 _SPARE_TOKENS: Final = 8 << 20
@@ -34,13 +34,15 @@ _RECORD_TOKENS: Final = 512  # for each sequence: one in four has a picture
 
 
 class Forest:
-    """`count` sequences, their whole text in one array. A block's is where the first sequence that has it stands; but
-    where items begin in it, which a record has right before its tokens, both stand behind all sequences.
+    """`count` sequences, whose text lies in one array.
+
+    The text of a block stands in the first sequence that contains the block. If items begin in a block, its record has
+    the items right before the tokens; the text of such a block is copied, with its items, behind all sequences.
 
     Args:
-        count: sequences.
-        block_tokens: tokens of a whole block.
-        seed: of everything that is drawn.
+        count: number of sequences.
+        block_tokens: tokens of a full block.
+        seed: seed of all random draws.
     """
 
     def __init__(self, count: int, block_tokens: int = 256, seed: int = 0) -> None:
@@ -58,12 +60,12 @@ class Forest:
         self._memory = memoryview(self.text).cast("B")  # type: ignore[arg-type]
         self._used = int(self.ends[-1])
         self.media: dict[int, tuple[Media, ...]] = {}
-        # A sequence's blocks: those of `_parent` as far as they are whole in what the two share, then its own.
+        # A sequence's blocks: the full blocks that it shares with `_parent`, then its own.
         self._parent = np.full(count, -1, np.int64)
         self._own_from = np.zeros(count, np.int64)
         self._prompts = [self._words(int(n)) for n in self._chance.integers(512, SHORTEST, max(4, count // 1000))]
         self._records: dict[bytes, int] = {}
-        self._first_with: dict[int, int] = {}  # per system prompt: others go on from that sequence's blocks
+        self._first_with: dict[int, int] = {}  # per system prompt: later sequences reuse the blocks of this sequence
         for number in range(count):
             self._grow(number, spots.get(number))
 
@@ -72,20 +74,20 @@ class Forest:
 
     @property
     def tokens(self) -> int:
-        """Of all sequences, those that they share counted each time."""
+        """The tokens of all sequences; a shared token counts once for each sequence."""
         return int(self.ends[-1])
 
     def sequence(self, number: int) -> Tokens:
         return self.text[self.starts[number] : self.ends[number]]
 
     def key(self, number: int, block: int) -> bytes:
-        """The key of a sequence's block, which may be another's too."""
+        """The key of a block of a sequence; other sequences may share the block."""
         while block < self._own_from[number]:
             number = int(self._parent[number])
         return TAG + struct.pack("@QQQ", number, block, 0)
 
     def blocks(self, number: int) -> Iterator[tuple[bytes, PrefixRecord, int]]:
-        """The blocks of a sequence that no sequence before it has: key, record, and the byte offset of the text."""
+        """The blocks that no earlier sequence has: key, record, and the byte offset of the text."""
         start, length = int(self.starts[number]), int(self.ends[number] - self.starts[number])
         first = int(self._own_from[number]) * self.block_tokens
         yield from self._cut(number, start, length, first, self.media.get(number, ()))
@@ -104,7 +106,7 @@ class Forest:
             parent = key
 
     def _with_items(self, key: bytes, items: tuple[Media, ...], at: int, count: int) -> int:
-        """Where a block's text stands right behind its items."""
+        """The offset of a block's text, which stands right behind the block's items."""
         if key not in self._records:
             words = np.frombuffer(packed_media(items), np.uint32)
             place = self._take(len(words) + count)
@@ -114,15 +116,17 @@ class Forest:
         return self._records[key]
 
     def _take(self, count: int) -> int:
-        """Room for so many tokens behind all sequences."""
+        """Reserves room for so many tokens behind all sequences."""
         if self._used + count > len(self.text):
-            raise RuntimeError(f"there is no room for {count} further tokens: use fewer rounds")
+            raise RuntimeError(f"no room for {count} more tokens: use fewer rounds")
         self._used += count
         return self._used - count
 
     def more(self, number: int, length: int) -> list[tuple[bytes, PrefixRecord, int]]:
-        """The new blocks of a sequence of `length` tokens that the forest does not have: it leaves sequence `number`
-        behind half of the blocks that the shorter of the two has."""
+        """The new blocks of a sequence of `length` tokens that is not in the forest.
+
+        It branches off sequence `number` after half of the blocks of the shorter one.
+        """
         size = self.block_tokens
         shared = min(length, int(self.ends[number] - self.starts[number])) // (2 * size) * size
         text = self._take(length)
@@ -134,13 +138,13 @@ class Forest:
         return list(self._cut(found, text, length, shared, ()))
 
     def read(self, at: int, size_bytes: int) -> memoryview:
-        """The ring, as the index sees it."""
+        """Reads the ring, as the index does."""
         return self._memory[at : at + size_bytes]
 
     # ---- queries
 
     def query(self, number: int, cut: int) -> tuple[PrefixRecord, Tokens]:
-        """The first `cut` tokens of a sequence, or to where they would cut an item, and then others: LONGEST in all."""
+        """LONGEST tokens: the first `cut` of a sequence (fewer if `cut` is within an item), then random ones."""
         media = self.media.get(number, ())
         cut = uncut(cut, media)
         folded = np.empty(LONGEST, np.uint32)
@@ -150,32 +154,32 @@ class Forest:
         return PrefixRecord(SCOPE, LAYOUT, False, False, 0, LONGEST, None, items, self.block_tokens), folded
 
     def going_on(self) -> tuple[PrefixRecord, Tokens]:
-        """A query that some sequence has the beginning of: at least the half of what that has."""
+        """A query whose beginning is cached: at least half of a sequence."""
         number = int(self._chance.integers(len(self)))
         length = int(self.ends[number] - self.starts[number])
         return self.query(number, int(self._chance.integers(length // 2, length + 1)))
 
     def deep(self) -> tuple[PrefixRecord, Tokens]:
-        """One of which nearly all is there."""
+        """A query that is cached nearly to its end."""
         lengths = self.ends - self.starts
         long = np.flatnonzero(lengths >= min(LONGEST * 9 // 10, int(lengths.max())))
         number = int(long[self._chance.integers(len(long))])
         return self.query(number, int(lengths[number]))
 
     def branching(self) -> tuple[PrefixRecord, Tokens]:
-        """One that goes along a spine, past a branch every 64 tokens, to its end or a place of its second half."""
+        """A query along a spine, past a branch every 64 tokens, to a place in the spine's second half."""
         number = self.spines[int(self._chance.integers(len(self.spines)))]
         cut = LONGEST if self._chance.random() < 0.5 else int(self._chance.integers(LONGEST // 2, LONGEST))
         return self.query(number, cut)
 
     def unknown(self) -> tuple[PrefixRecord, Tokens]:
-        """One that nothing is there of."""
+        """A query of which nothing is cached."""
         return self.query(0, 0)
 
     # ---- growing
 
     def _branch_spots(self, count: int) -> dict[int, tuple[int, int]]:
-        """Which sequences leave a spine, which one and where: every 64 tokens, as far as there are enough sequences."""
+        """The sequences that branch off a spine, each with its spine and place: one every 64 tokens."""
         found = {}
         each = LONGEST // BRANCH_EVERY - 1
         for spine in self.spines:
@@ -204,7 +208,7 @@ class Forest:
         else:
             parent, shared = spot or self._origin(number, drawn)
             media = self.media.get(parent, ())
-            at = uncut(min(shared, length - 1), media)  # with a word of its own at least
+            at = uncut(min(shared, length - 1), media)  # with at least one token of its own
             media = tuple(item for item in media if item.end <= at)
             text[:at] = self.sequence(parent)[:at]
             self._parent[number], self._own_from[number] = parent, at // self.block_tokens
@@ -215,14 +219,14 @@ class Forest:
             self.media[number] = media
 
     def _origin(self, number: int, drawn: float) -> tuple[int, int]:
-        """Which sequence it goes on from, and from which token."""
+        """The sequence that this one continues, and the token where it does."""
         parent = int(self._chance.integers(number))
         length = int(self.ends[parent] - self.starts[parent])
         on_the_way = drawn >= _NEW_CONVERSATION + _NEXT_TURN
         return parent, int(self._chance.integers(length // 4, length)) if on_the_way else length
 
     def _picture(self, text: Tokens, at: int, length: int) -> tuple[Media, ...]:
-        """One, behind the first `at` tokens, if there is room for it."""
+        """A picture behind the first `at` tokens, if there is room."""
         tokens = _ITEM_TOKENS[int(self._chance.integers(len(_ITEM_TOKENS)))]
         if length - at < 2 * tokens:
             return ()

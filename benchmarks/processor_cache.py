@@ -1,14 +1,13 @@
-"""A processor output of 10 MB at the engine: tensord's receiver beside vLLM's shared-memory one, in one run, by turns.
+"""A processor output of 10 MB at the engine: tensord's receiver beside vLLM's shared-memory receiver, by turns.
 
     python benchmarks/processor_cache.py [--json PATH] [--megabytes N] [--rounds N] [--calls N] [--quick]
 
-Each cache has vLLM's real classes on both sides, and a process for each side. What is timed is
-`get_and_update_features` of one feature whose item is stored, which touches it first in both, until the item with its
-tensors is in hand, and giving it up again; then the same with every byte read. tensord stands there twice: with plain
-views, as it comes where the engine has an accelerator, and with pages that become the engine's own where it writes on
-them, as it comes on CPUs.
+Each cache runs vLLM's own classes on both sides, each side in its own process. The timed call is
+`get_and_update_features` of one stored feature (both caches touch the item first), from the call until the engine has
+the item with its tensors, and the release. A second figure adds a read of every byte. tensord has two rows: plain
+views, the default with an accelerator, and copy-on-write pages, the default on CPUs.
 
-Owns: the processes, the rounds, the table. A bar that is missed is printed, and ends nothing.
+Owns: the processes, the rounds, the table. A missed bar is printed, and does not change the exit status.
 """
 
 from __future__ import annotations
@@ -36,18 +35,18 @@ from tests.vllm.tiny_llava import write_tiny_llava
 MODEL: Final = "model"
 BAR: Final = 0.15
 RING_BYTES: Final = 1 << 30
-# Together more than a processor's caches hold.
+# Together the items are larger than a processor's caches.
 ITEMS: Final = 24
 VIEWS, ON_WRITE, VLLMS = "tensord, views", "tensord, on write", "vLLM's shm cache"
 PEERS: Final = (VIEWS, ON_WRITE, VLLMS)
 OPS: Final = ("get", "get_consume")
 PATIENCE_S: Final = 60.0
 
-# ---- the sides, each in a process of its own
+# ---- the sides, each in its own process
 
 
 def an_item(number: int, megabytes: float) -> Any:
-    """A processed picture of that size: pixels, and a small grid beside them."""
+    """A processed picture of that size: pixels, and a small grid."""
     import torch
     from vllm.multimodal.inputs import MultiModalBatchedField, MultiModalFieldElem, MultiModalKwargsItem
 
@@ -71,14 +70,14 @@ def a_feature(number: int, data: Any) -> Any:
 
 
 def hash_of(number: int) -> str:
-    """A hash that vLLM makes of content."""
+    """A hash of content, in the form of vLLM's hashes."""
     from vllm.multimodal.hasher import MultiModalHasher
 
     return str(MultiModalHasher.hash_kwargs("blake3", number=number))
 
 
 def vllm_config(folder: Path) -> Any:
-    """vLLM's own configuration of the model in `folder`: names are made of all that it holds."""
+    """vLLM's configuration of the model in `folder`; tensord's names include all of it."""
     from vllm.engine.arg_utils import EngineArgs
 
     return EngineArgs(
@@ -93,7 +92,7 @@ def vllm_config(folder: Path) -> Any:
 
 
 class Sender:
-    """Stores the items, and says what it would send to the engine for each: vLLM's own bytes, as hex."""
+    """Stores the items. Returns the messages that it would send to the engine: vLLM's own bytes, as hex."""
 
     def __init__(self, peer: str, folder: Path, megabytes: float) -> None:
         from vllm.multimodal.cache import ShmObjectStoreSenderCache
@@ -124,7 +123,7 @@ class Sender:
 
 
 class Receiver:
-    """Reads what it is told of, and times itself."""
+    """Reads the items that the sender names, and times itself."""
 
     def __init__(self, peer: str, folder: Path, megabytes: float) -> None:
         import multiprocessing
@@ -144,7 +143,7 @@ class Receiver:
         self._sent: list[list[bytes]] = []
 
     def learn(self, sent: list[list[str]]) -> None:
-        """Told of the items, and reads each, to see that it is right."""
+        """Takes the sender's messages, and reads each item once to check it."""
         self._sent = [[bytes.fromhex(part) for part in parts] for parts in sent]
         for number in range(ITEMS):
             (found,) = self._cache.get_and_update_features([self._feature(number)])
@@ -152,7 +151,7 @@ class Receiver:
             assert pixels.nbytes == self._bytes and (pixels == number + 1).all(), f"item {number} is not as stored"
 
     def measure(self, op: str, calls: int) -> list[float]:
-        """Nanoseconds of each call."""
+        """The nanoseconds of each call."""
         update, clock = self._cache.get_and_update_features, time.perf_counter_ns
         samples: list[float] = []
         for call in range(calls):
@@ -177,20 +176,20 @@ class Receiver:
 
 
 def updates() -> Any:
-    """Where such a picture goes in a prompt."""
+    """The place of the picture in a prompt."""
     from vllm.multimodal.processing import PromptReplacement
 
     return [PromptReplacement("image", [7], [7] * 576).resolve(0)]
 
 
 def serve(peer: str, role: str, folder: Path, megabytes: float) -> None:
-    """Takes orders as JSON lines on stdin, one answer each on stdout, until stdin ends."""
-    # Answers have stdout to themselves: whatever a library prints goes to stderr.
+    """Reads orders as JSON lines from stdin and answers each on stdout, until stdin ends."""
+    # stdout is for answers only: the prints of libraries go to stderr.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     import torch
 
-    torch.set_num_threads(1)  # its copies are hundreds of times slower when two wait for a busy core
+    torch.set_num_threads(1)  # with two threads on a busy core its copies are hundreds of times slower
     side: Any = (Sender if role == "sender" else Receiver)(peer, folder, megabytes)
     for line in sys.stdin:
         order = json.loads(line)
@@ -202,10 +201,10 @@ def serve(peer: str, role: str, folder: Path, megabytes: float) -> None:
 
 
 class Side:
-    """One of those processes, which does as it is told."""
+    """One side: a process that carries out orders."""
 
     def __init__(self, peer: str, role: str, folder: Path, megabytes: float) -> None:
-        # vLLM's ring has its name from here.
+        # vLLM names its ring by this variable.
         ours = {
             **os.environ,
             "VLLM_OBJECT_STORAGE_SHM_BUFFER_NAME": f"bench-{folder.name}",
@@ -218,7 +217,7 @@ class Side:
         )
 
     def do(self, what: str, **arguments: Any) -> Any:
-        """Gives an order, waits for its result. Raises harness.PeerFailed."""
+        """Gives an order and returns its result. Raises harness.PeerFailed."""
         assert self._process.stdin and self._process.stdout
         self._process.stdin.write(json.dumps({"do": what, **arguments}) + "\n")
         self._process.stdin.flush()
@@ -235,7 +234,7 @@ class Side:
 
 
 def run(megabytes: float, rounds: int, calls: int) -> dict[tuple[str, str], list[float]]:
-    """Nanoseconds of each call, by peer and operation."""
+    """The nanoseconds of each call, by peer and operation."""
     samples: dict[tuple[str, str], list[float]] = {(peer, op): [] for peer in PEERS for op in OPS}
     chance = random.Random(0)
     with tempfile.TemporaryDirectory(prefix="tensord-bench-") as given, ExitStack() as stack:
@@ -260,10 +259,10 @@ def run(megabytes: float, rounds: int, calls: int) -> dict[tuple[str, str], list
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--json", type=Path, metavar="PATH", help="write the rows and ratios there")
-    parser.add_argument("--megabytes", type=float, default=10.0, help="of an item; default: %(default)s")
+    parser.add_argument("--megabytes", type=float, default=10.0, help="size of an item in MB; default: %(default)s")
     parser.add_argument("--rounds", type=int, default=10, help="default: %(default)s")
-    parser.add_argument("--calls", type=int, default=96, help="of each peer, operation and round; default: %(default)s")
-    parser.add_argument("--quick", action="store_true", help="one short round, to see that it runs")
+    parser.add_argument("--calls", type=int, default=96, help="calls in each sample; default: %(default)s")
+    parser.add_argument("--quick", action="store_true", help="one short round, to check that it runs")
     parser.add_argument("--side", nargs=3, metavar=("PEER", "ROLE", "FOLDER"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.side:
@@ -271,7 +270,7 @@ def main() -> int:
         serve(peer, role, Path(folder), arguments.megabytes)
         return 0
     if (reason := vllm_peer.Peer.missing()) is not None:
-        print(f"vLLM is not here: {reason}", file=sys.stderr)
+        print(f"vLLM is missing: {reason}", file=sys.stderr)
         return 1
     rounds, calls = (1, ITEMS) if arguments.quick else (arguments.rounds, arguments.calls)
     samples = run(arguments.megabytes, rounds, calls)

@@ -1,18 +1,16 @@
-"""Recorded and made-up workloads through the store, and through other policies: one table, and every goal with what was
-reached.
+"""Replays recorded and synthetic workloads through the store and other policies. Prints a table, and all goals.
 
     python benchmarks/replay.py (--traces DIR [--warm DIR] | --synthetic) [--json PATH] [--only NAMES]
         [--policies NAMES] [--sizes PERCENTS] [--concurrency N,N] [--policy NAME] [--jobs N]
 
 Owns: the command. Does not own: traces, drivers, other policies, goals (replaying/).
 
-With --warm the traces of that folder go first, uncounted, and those of --traces are counted; without, the first 60 % of
-each warm, and the rest is counted. After them come the made-up workloads; --synthetic replays those alone. Sizes are
-shares of all distinct blocks, of what warms and of what is counted. With pins held (tensord-pinned) only the middle
-size is replayed, and none of the agents' traces; with agents' steps (tensord+steps) only the three smallest sizes.
---sizes lifts these limits.
+With --warm the traces of that folder come first, uncounted, and those of --traces are counted. Without --warm the first
+60 % of each trace are uncounted. The synthetic workloads follow; --synthetic replays only those. Sizes are shares of
+all distinct blocks, counted and uncounted. tensord-pinned, which holds pins, replays only the middle size, and no trace
+of agents. tensord+steps, with agents' steps, replays only the three smallest sizes. --sizes lifts these limits.
 
-A missed goal is printed, and ends nothing.
+A missed goal is printed, and does not change the exit status.
 """
 
 from __future__ import annotations
@@ -44,22 +42,22 @@ Task = tuple[str, str, float]
 
 JUDGED_WITH_STEPS: Final = len(STEPS_WAY)
 
-# What worker processes find after a fork; a trace is too large to be sent to them for each task.
+# Worker processes inherit the traces by fork: a trace is too large to send for each task.
 _replayed: tuple[dict[str, Trace], str] | None = None
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Recorded workloads through the store and other policies.")
-    parser.add_argument("--traces", type=Path, metavar="DIR", help="what is replayed and counted")
-    parser.add_argument("--synthetic", action="store_true", help="made-up workloads alone")
-    parser.add_argument("--warm", type=Path, metavar="DIR", help="what goes before, uncounted")
+    parser = argparse.ArgumentParser(description="Replays recorded workloads through the store and other policies.")
+    parser.add_argument("--traces", type=Path, metavar="DIR", help="the folder of the traces")
+    parser.add_argument("--synthetic", action="store_true", help="only the synthetic workloads")
+    parser.add_argument("--warm", type=Path, metavar="DIR", help="a folder of traces to replay first, uncounted")
     parser.add_argument("--json", type=Path, metavar="PATH", help="write the rows there")
-    parser.add_argument("--only", type=_only, default=[], metavar="NAMES", help="these workloads; default: all")
+    parser.add_argument("--only", type=_only, default=[], metavar="NAMES", help="only these workloads; default: all")
     parser.add_argument(
         "--policies", type=_names, default=",".join(policies.NAMES), help=f"default: {','.join(policies.NAMES)}"
     )
-    parser.add_argument("--sizes", type=_percents, metavar="PERCENTS", help="of a trace's sizes only these")
-    parser.add_argument("--concurrency", default="16", help="of coding agents: 4, 16, 64; default: %(default)s")
+    parser.add_argument("--sizes", type=_percents, metavar="PERCENTS", help="only these sizes of a trace")
+    parser.add_argument("--concurrency", default="16", help="number of coding agents: 4, 16, 64; default: %(default)s")
     parser.add_argument(
         "--policy",
         choices=sorted(POLICIES),
@@ -74,7 +72,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def _configured() -> str:
-    """The policy of a store that nobody configures."""
+    """The default policy of the configuration."""
     return next(str(default) for key, _, default in settings_of(Config) if key == "policy")
 
 
@@ -83,13 +81,13 @@ def _told(text: str) -> None:
 
 
 def chosen(only: Sequence[str], concurrency: str) -> list[Source]:
-    """The sources that these words name; without any, all of that concurrency."""
+    """The sources with these names; without names, all sources of that concurrency."""
     many = {f"agents-{number}" for number in concurrency.split(",")}
     return [s for s in SOURCES if s.name in (only or many) or not (only or "agents" in s.name)]
 
 
 def workloads(arguments: argparse.Namespace) -> Iterator[tuple[Trace, tuple[float, ...]]]:
-    """What is to be replayed, and the sizes that it is judged at."""
+    """The traces to replay, each with its sizes."""
     for source in [] if arguments.synthetic else chosen(arguments.only, arguments.concurrency):
         recorded = load(source, arguments.traces, arguments.warm)
         if recorded is None:
@@ -104,8 +102,11 @@ def workloads(arguments: argparse.Namespace) -> Iterator[tuple[Trace, tuple[floa
 
 
 def tasks_of(trace: Trace, names: Sequence[str], sizes: Sequence[float], *, all_sizes: bool) -> list[Task]:
-    """The replays of one trace. Unless `all_sizes`, pins are held at the middle size alone and for no trace of agents,
-    and steps are told at the sizes that have a goal for them: a replay through the store takes up to four minutes."""
+    """The replays of one trace.
+
+    Unless `all_sizes`, pins are held only at the middle size and never for a trace of agents, and steps are sent only
+    at sizes with a goal for them: a replay through the store takes up to four minutes.
+    """
     middle = sizes[len(sizes) // 2 : len(sizes) // 2 + 1]
     some = {
         "tensord-pinned": () if policies.tells_steps(trace) else middle,
@@ -120,8 +121,10 @@ def tasks_of(trace: Trace, names: Sequence[str], sizes: Sequence[float], *, all_
 
 
 def replay(traces: dict[str, Trace], tasks: Sequence[Task], policy: str, jobs: int, told: Told) -> Iterator[Row]:
-    """A row a task, in the order in which they are done: those that take longest are begun first, so that no process
-    waits for another at the end."""
+    """Yields a row for each task as it ends.
+
+    The longest tasks start first, so that no process waits for another at the end.
+    """
     global _replayed
     _replayed = traces, policy
     blocks = {name: _blocks(trace) for name, trace in traces.items()}
@@ -136,7 +139,7 @@ def replay(traces: dict[str, Trace], tasks: Sequence[Task], policy: str, jobs: i
 
 
 def _blocks(trace: Trace) -> int:
-    """How many blocks are asked for in all."""
+    """The number of blocks that all requests ask for."""
     return sum(len(event.blocks) for event in trace.events if isinstance(event, Request))
 
 
@@ -160,7 +163,7 @@ def _percent(share: float) -> str:
 
 
 def rows_table(rows: Sequence[Row]) -> str:
-    """A trace and policy a line, a size a column, of a trace's own sizes."""
+    """One line for each trace and policy, one column for each size of the trace."""
     found = {(row.trace, row.policy, row.size): row for row in rows}
     parts = []
     for trace in dict.fromkeys(row.trace for row in rows):
@@ -182,7 +185,7 @@ def _cell(row: Row | None) -> str:
 
 
 def way_table(rows: Sequence[Row]) -> str:
-    """How far from LRU to Belady each of the store's own is, by prefix hits."""
+    """The store's policies on the way from LRU (0 %) to Belady (100 %), by prefix hits."""
     found = {(row.trace, row.policy, row.size): row for row in rows}
     lines = []
     for trace, size in dict.fromkeys((row.trace, row.size) for row in rows):
@@ -196,7 +199,7 @@ def way_table(rows: Sequence[Row]) -> str:
 
 
 def goals_table(found: Sequence[Goal]) -> str:
-    """Every goal beside what was reached."""
+    """Every goal with the measured value."""
     lines = [
         [
             f"{goal.trace} {_percent(goal.size)}: {goal.what}",
@@ -210,7 +213,7 @@ def goals_table(found: Sequence[Goal]) -> str:
 
 
 def write_json(path: Path, rows: Sequence[Row]) -> None:
-    """Write the rows as a list of objects."""
+    """Writes the rows as a list of objects."""
     path.write_text(json.dumps([row.as_json() for row in rows], indent=1) + "\n")
 
 
@@ -218,7 +221,7 @@ def _names(given: str) -> list[str]:
     names = given.split(",")
     unknown = [name for name in names if name not in policies.NAMES]
     if unknown:
-        raise argparse.ArgumentTypeError(f"{unknown[0]!r} is none of {', '.join(policies.NAMES)}")
+        raise argparse.ArgumentTypeError(f"{unknown[0]!r} is not a policy; choose from {', '.join(policies.NAMES)}")
     return names
 
 
@@ -227,7 +230,7 @@ def _only(given: str) -> list[str]:
     known = [*(source.name for source in SOURCES), *synthetic.WORKLOADS]
     unknown = [name for name in names if name not in known]
     if unknown:
-        raise argparse.ArgumentTypeError(f"{unknown[0]!r} is none of {', '.join(known)}")
+        raise argparse.ArgumentTypeError(f"{unknown[0]!r} is not a workload; choose from {', '.join(known)}")
     return names
 
 
@@ -235,7 +238,7 @@ def _percents(given: str) -> list[float]:
     try:
         return [float(percent) for percent in given.split(",")]
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{given!r}: give percents, as 1,5,10") from None
+        raise argparse.ArgumentTypeError(f"{given!r} is not a list of percents such as 1,5,10") from None
 
 
 def main() -> int:

@@ -1,8 +1,6 @@
-"""What is no row of the table: many entries and clients at once, status meanwhile, the event loop,
-the start.
+"""The figures with many entries and clients: hits, status meanwhile, the event loop, and the start.
 
-Owns: these figures, each with its bar. tensord alone is measured, against itself where a bar is a
-ratio.
+Owns: these figures, each with its bar. Measures only tensord; a ratio is to tensord's own figure.
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ _BURST: Final = 256
 
 
 def figures(quick: bool, told: Callable[[str], None]) -> list[Figure]:
-    """All of them. `quick` measures little, and with fewer entries."""
+    """All figures. `quick` takes few samples, with fewer entries."""
     return [*_crowded(quick, told), _event_loop(quick, told), _start(told)]
 
 
@@ -59,12 +57,12 @@ def _hits_us(socket: Path, entries: int, calls: int, seed: int, together: Any, a
             before = time.perf_counter_ns()
             _ = client.get(key).tree  # type: ignore[union-attr]
             samples.append(time.perf_counter_ns() - before)
-        together.wait()  # nobody's turn ends while others are still at it
+        together.wait()  # no client ends its turn while others still measure
     answers.put(median(samples) / 1e3)
 
 
 def _clients_us(socket: Path, entries: int, clients: int, calls: int, meanwhile: Callable[[], None]) -> float:
-    """The median over `clients` processes, at it together, of each one's median hit."""
+    """The median over `clients` concurrent processes of each one's median hit."""
     spawn = multiprocessing.get_context("spawn")
     together, answers = spawn.Barrier(clients + 1), spawn.Queue()
     processes = [
@@ -115,12 +113,10 @@ def _crowded(quick: bool, told: Callable[[str], None]) -> list[Figure]:
 
 
 def _event_loop(quick: bool, told: Callable[[str], None]) -> Figure:
-    """How long the daemon's loop takes to answer while 16 MiB puts are copied: what blocks it shows
-    there.
+    """The time that the daemon's loop takes to answer during 16 MiB puts, which shows what blocks the loop.
 
-    The 99th percentile of a request that needs nothing but the loop, less its median on an idle
-    daemon: what a busy machine adds to a round trip is in it too, so the loop itself is no worse
-    than this.
+    It is the 99th percentile of a request that needs only the loop, less the median on an idle daemon. It includes the
+    delay that a busy machine adds to a round trip, so it is an upper bound for the loop.
     """
     told("the event loop under 16 MiB puts")
     value = np.ones(2 * MIB, np.uint64)
@@ -153,7 +149,7 @@ def _event_loop(quick: bool, told: Callable[[str], None]) -> Figure:
 
 
 def _start(told: Callable[[str], None]) -> Figure:
-    """From starting the program to the first value stored and read, with a 4 GiB ring."""
+    """The time from the start of the program to the first value stored and read, with a 4 GiB ring."""
     told("a daemon's start with 4 GiB")
     name = "start of a daemon with a 4 GiB ring, to its first put and get"
     with tempfile.TemporaryDirectory(prefix="tensord-bench-") as folder:

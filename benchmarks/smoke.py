@@ -1,9 +1,9 @@
-"""Runs every benchmark and example once, in a short form: shows that each still runs. Its figures mean nothing.
+"""Runs every benchmark and example once, in a short form, to show that each works. The figures mean nothing.
 
     python benchmarks/smoke.py [NAMES]
 
-Owns: the list of commands with their short forms, and the tiny trace that the replay needs. A command that ends with
-another exit status than expected is a failure; its output is printed, and smoke.py ends with 1.
+Owns: the list of commands with their short forms, and the tiny trace for the replay. A command with an unexpected exit
+status is a failure: smoke.py prints its output and exits with 1.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).parents[1]
-# With vLLM in it; `make bench-peers` makes it.
+# The environment with vLLM, which `make bench-peers` installs.
 PEERS_PYTHON: Final = ROOT / ".venv-peers" / "bin" / "python"
-# No measurement: a command that takes longer hangs.
+# Not a measurement: a command that takes longer hangs.
 PATIENCE_S: Final = 300
 TRACE: Final = "mooncake_conversation_trace.jsonl.xz"
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One command. `with_vllm`: it runs in the environment that has vLLM, and is left out where there is none.
+    """One command. `with_vllm`: it runs in the environment with vLLM, and is skipped if there is none.
 
-    `statuses`: the exit statuses of a run in which nothing is wrong.
+    `statuses`: the exit statuses of a correct run.
     """
 
     script: str
@@ -54,7 +54,7 @@ COMMANDS: Final = (
         "benchmarks/replay.py",
         ("--traces", "{folder}", "--jobs", "1", "--sizes", "5,20", "--only", "conversation,fresh-in-full"),
     ),
-    # Exit status 2: there is no GPU here.
+    # Exit status 2: this machine has no GPU.
     Command("benchmarks/gpu_check.py", ("--entries", "2", "--entry-bytes", "1048576"), statuses=(0, 2)),
     Command("benchmarks/processor_cache.py", ("--quick",), with_vllm=True),
     Command("benchmarks/vllm_burst.py", ("--rounds", "1", "--pictures", "4", "--encode-ms", "5"), with_vllm=True),
@@ -79,7 +79,7 @@ def write_trace(folder: Path) -> None:
 
 
 def run(command: Command, folder: Path) -> str:
-    """Runs one command, and gives its output where it failed, else an empty string."""
+    """Runs one command. Returns its output if it failed, else an empty string."""
     arguments = [argument.format(folder=folder) for argument in command.arguments]
     python = str(PEERS_PYTHON) if command.with_vllm else sys.executable
     try:
@@ -93,19 +93,19 @@ def run(command: Command, folder: Path) -> str:
             cwd=folder,
         )
     except subprocess.TimeoutExpired as error:
-        return f"{error.output or ''}\nnot done after {PATIENCE_S} s\n"
+        return f"{error.output or ''}\ndid not end within {PATIENCE_S} s\n"
     return "" if done.returncode in command.statuses else f"{done.stdout}\nexit status {done.returncode}\n"
 
 
 def main(names: list[str], commands: tuple[Command, ...] = COMMANDS) -> int:
-    """Runs the commands whose scripts contain one of `names`, or all.
+    """Runs the commands whose script names contain one of `names`, or all.
 
     Returns:
-        The exit status: 1 if a command failed, 2 if one of the names is no script's.
+        The exit status: 1 if a command failed, 2 if a name matches no script.
     """
     if unknown := [name for name in names if not any(name in command.script for command in commands)]:
         print(
-            f"no script's name contains {', '.join(map(repr, unknown))}; there are "
+            f"no script's name contains {', '.join(map(repr, unknown))}; choose from "
             f"{', '.join(Path(command.script).stem for command in commands)}",
             file=sys.stderr,
         )
@@ -117,7 +117,7 @@ def main(names: list[str], commands: tuple[Command, ...] = COMMANDS) -> int:
             if names and not any(name in command.script for name in names):
                 continue
             if command.with_vllm and not PEERS_PYTHON.exists():
-                print(f"{command.script:34} left out: no vLLM; `make bench-peers` installs it", flush=True)
+                print(f"{command.script:34} skipped: vLLM is missing; `make bench-peers` installs it", flush=True)
                 continue
             began = time.monotonic()
             output = run(command, Path(made))

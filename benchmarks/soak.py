@@ -1,10 +1,11 @@
-"""Everything at once for a while, with random kills: says whether anything was wrong, lost or leaked.
+"""Runs a mixed load with random kills, and reports everything that is wrong, lost or leaked.
 
     python benchmarks/soak.py [--minutes N] [--seed N] [--json PATH]
 
-Owns: what is run side by side, when the disturbances come, and the report. One daemon's ring holds all that its workers
-store, so that a miss is a loss; the other's is too small, so that it evicts all the time. In the last two fifths of the
-time the daemons are left alone, and their memory is sampled. Exit status 1: something was wrong, lost or leaked.
+Owns: the processes, the times of the disturbances, and the report. The ring of one daemon holds everything that its
+workers store, so that a miss is a loss. The ring of the other is too small, so that it evicts all the time. During the
+last two fifths of the time the daemons are undisturbed, and their memory is sampled. Exit status 1: something was
+wrong, lost or leaked.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _SHOWN_MAX: Final = 20
 
 
 def soak(seconds: float, seed: int) -> dict[str, Any]:
-    """The report of a run of that length."""
+    """Runs for that time, and returns the report."""
     chance = random.Random(seed)
     with ExitStack() as stack:
         hosts = [
@@ -55,7 +56,7 @@ def soak(seconds: float, seed: int) -> dict[str, Any]:
 
 
 def report(hosts: Sequence[Host], seconds: float, seed: int, ended: list[str]) -> dict[str, Any]:
-    """What was done and found, as JSON has it."""
+    """The counts and faults, for JSON."""
     growth = {host.name: round(host.growth_bytes_per_hour()) for host in hosts}
     leaked = {host.name: host.leaked() for host in hosts}
     counted = sum((host.counted() for host in hosts), Counter[str]())
@@ -84,7 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--minutes", type=minutes, default=1.0)
     parser.add_argument("--seed", type=whole(0), default=random.SystemRandom().randrange(1 << 31))
-    parser.add_argument("--json", type=new_file, help="where the report goes, as JSON")
+    parser.add_argument("--json", type=new_file, help="write the report there, as JSON")
     given = parser.parse_args(arguments)
     found = soak(given.minutes * 60, given.seed)
     text = json.dumps(found, indent=1)

@@ -1,6 +1,6 @@
-"""A daemon with workers, for the soak: starts, kills and restarts them, and looks for what they leave.
+"""A daemon with workers, for the soak: starts, kills and restarts them, and checks for leaks.
 
-Owns: the processes, their folder, the instance's memory, and the count of kills. Does not own what the workers do.
+Owns: the processes, their folder, the instance's memory, and the count of kills. Does not own: the work of the workers.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ SHM_FOLDER: Final = Path("/dev/shm")
 CARD: Final = "soak-card"
 CARD_BYTES: Final = 4 << 20
 PATIENCE_S: Final = 60.0
-"""No measurement: what takes longer is held to be stuck."""
+"""Not a measurement: a process that takes longer is stuck."""
 _WORKER: Final = Path(__file__).with_name("soak_worker.py")
 _INBOX_BYTES: Final = 2 << 20
 _KEPT: Final = ("ring", "index", "lock", "learned")
-"""What stands in shared memory for an instance without clients."""
+"""The shared memory of an instance without clients."""
 
 
 class Host:
-    """Use it in a `with`. `lossy`: its ring is too small for what its workers put."""
+    """A context manager. `lossy`: its ring is too small for the puts of its workers."""
 
     def __init__(self, name: str, ring_bytes: int, workers: int, seed: int, *, lossy: bool) -> None:
         self.name = name
         self.kills: Counter[str] = Counter()
         self.rss: list[tuple[float, int]] = []
-        """(monotonic seconds, bytes of memory of the daemon's own), of the daemon that runs now."""
+        """(monotonic seconds, bytes of the daemon's own memory), of the current daemon."""
         self._instance = f"soak-{name}-{os.getpid()}"
         self._ring_bytes = ring_bytes
         self._lossy = lossy
@@ -74,10 +74,10 @@ class Host:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    # ---- while it runs
+    # ---- during the run
 
     def disturb(self, *, daemon_too: bool) -> None:
-        """One disturbance at random; what was stopped before goes on when its time has come."""
+        """Makes one random disturbance. A stopped process continues when its time has come."""
         now = time.monotonic()
         for at, pid in list(self._stopped):
             if now >= at:
@@ -95,13 +95,13 @@ class Host:
         act()
 
     def sample(self) -> None:
-        """How much memory of its own the daemon has now."""
+        """Samples the daemon's own memory."""
         status = Path(f"/proc/{self._daemon.pid}/status").read_text()
         [kib] = [int(line.split()[1]) for line in status.splitlines() if line.startswith("RssAnon:")]
         self.rss.append((time.monotonic(), kib * 1024))
 
     def ended_by_itself(self) -> list[str]:
-        """Processes that have ended though nobody killed them; workers are started again."""
+        """The processes that ended without a kill; starts such workers again."""
         found = []
         if self._daemon.poll() is not None:
             found.append(f"the daemon of {self.name} ended with {self._daemon.returncode}: {self._end_of_log()}")
@@ -125,7 +125,7 @@ class Host:
         self._workers.clear()
 
     def leaked(self, patience_s: float = PATIENCE_S) -> dict[str, int]:
-        """What is left of the workers, each 0 where nothing is, or was gone within `patience_s`."""
+        """The leaks of the workers by kind; a leak that goes within `patience_s` counts 0."""
         left = {"pins": 0, "lanes": 0, "claims": 0, "puts": 0, "inboxes_bytes": 0}
         deadline = time.monotonic() + patience_s
         while any(left := self._left()) and any(left.values()) and time.monotonic() < deadline:
@@ -143,16 +143,16 @@ class Host:
         return left
 
     def counted(self) -> Counter[str]:
-        """What the workers did, and found."""
+        """The counts of all workers: operations and faults."""
         return sum((Counter(ledger.counted()) for ledger in self.ledgers), Counter())
 
     def faults(self) -> list[str]:
-        """What was wrong or lost, a line each."""
+        """Wrong payloads and lost entries, one line each."""
         path = self.folder / "faults"
         return path.read_text().splitlines() if path.exists() else []
 
     def growth_bytes_per_hour(self) -> float:
-        """Of the daemon's own memory, by a straight line through the second half of what was sampled."""
+        """The growth of the daemon's own memory: a straight line through the second half of the samples."""
         half = self.rss[len(self.rss) // 2 :]
         if len(half) < 3:
             return 0.0
@@ -248,7 +248,7 @@ class Host:
         self._end_daemon(signal.SIGTERM)
 
     def _end_daemon(self, number: signal.Signals) -> None:
-        """And a new one over the same memory, which serves when this returns."""
+        """Ends the daemon, and starts another over the same memory. Returns when it serves."""
         daemon = self._daemon
         daemon.send_signal(number)
         daemon.send_signal(signal.SIGCONT)
@@ -273,7 +273,7 @@ class Host:
             return False
 
     def _fill_card(self) -> None:
-        """So much that the governor offloads, or so little that it does not."""
+        """Fills the card so far that the governor offloads, or so little that it does not."""
         self._card.occupy(int(CARD_BYTES * self._chance.choice([0.0, 0.5, 0.8])))
 
     def _resume_all(self) -> None:
@@ -282,7 +282,7 @@ class Host:
         self._stopped.clear()
 
     def _descriptors(self) -> int:
-        """The least of several looks: a status connection may just be open, or about to be closed."""
+        """The least of several counts: a connection for status may be open for a moment."""
         found = []
         for _ in range(20):
             found.append(len(os.listdir(f"/proc/{self._daemon.pid}/fd")))

@@ -1,7 +1,7 @@
-"""What a soak's worker has stored, in a file that outlives it; and its payloads.
+"""The ledger of a soak worker, in a file that outlives the worker; and its payloads.
 
-Owns: the rows of one worker, its counters, and f(key). A row is one key that was put once: "putting" and "ending" say
-that a call was begun whose answer was not seen, so that the entry may be there or not.
+Owns: the rows of one worker, its counters, and f(key). A row is one key that was put once. "putting" and "ending" mean
+that a call began and its answer is unknown: the entry may exist or not.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Words = np.ndarray[Any, np.dtype[np.uint64]]
 
 
 class Ledger:
-    """One worker's. Its numbers are in memory that is shared with whoever opens the same file."""
+    """The ledger of one worker. Its numbers are in memory that all openers of the file share."""
 
     def __init__(self, path: Path, worker: int) -> None:
         words = 2 + len(_COUNTERS) + 2 * ROWS
@@ -51,7 +51,7 @@ class Ledger:
         self._head = memory[:2]
         self._counters = memory[2 : 2 + len(_COUNTERS)]
         self.rows = memory[2 + len(_COUNTERS) :].reshape(ROWS, 2)
-        """(serial, state) of each."""
+        """(serial, state) of each row."""
 
     def count(self, name: str, much: int = 1) -> None:
         self._counters[_COUNTERS.index(name)] += much
@@ -60,7 +60,7 @@ class Ledger:
         return {name: int(number) for name, number in zip(_COUNTERS, self._counters, strict=True)}
 
     def next_serial(self) -> int:
-        """Of a key that nobody put before."""
+        """The serial of a new key."""
         self._head[0] += 1
         return int(self._head[0])
 
@@ -73,7 +73,7 @@ class Ledger:
         self._head[1] = generation
 
     def namespace(self) -> tensord.Namespace:
-        """The worker's own, at its generation."""
+        """The worker's namespace, at its generation."""
         return namespace(self.worker, self.generation)
 
     def key(self, serial: int) -> bytes:
@@ -87,16 +87,16 @@ def namespace(worker: int, generation: int = 0) -> tensord.Namespace:
 
 
 def size_of(kind: str, serial: int) -> int:
-    """Bytes of a payload of that kind."""
+    """The bytes of a payload of that kind."""
     most = {"put_large": _LARGE, "put_streamed": _STREAMED}.get(kind, _SMALL)
     return (most // 2 + serial * 7919 % (most // 2)) // 8 * 8
 
 
 def words_of(worker: int, serial: int, size_bytes: int) -> Words:
-    """f(key): every word unlike any other payload's at that place."""
+    """f(key): every word differs from the word at that place in all other payloads."""
     return np.arange(size_bytes // 8, dtype=np.uint64) * _GOLDEN + np.uint64(worker << 48 | serial)
 
 
 def is_right(found: Any, worker: int, serial: int) -> bool:
-    """Whether a payload is that key's, whole."""
+    """True if the payload is the key's, and complete."""
     return isinstance(found, np.ndarray) and np.array_equal(found, words_of(worker, serial, found.nbytes))

@@ -1,9 +1,9 @@
-"""A process of the soak: does everything a client can, in random order, and checks every byte that it gets.
+"""A process of the soak: makes all calls of a client in random order, and checks every byte of the results.
 
     python benchmarks/soak_worker.py FOLDER WORKER WORKERS SEED LOSSY
 
-Owns: the operations and what makes an answer wrong or an entry lost. What it has stored stands in its ledger, so that
-its successor knows it. Ends when it is killed.
+Owns: the operations, and the definition of a wrong answer and of a lost entry. The worker records its entries in a
+ledger for its successor. It ends when it is killed.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ CARD: Final = "soak-card"
 _WAIT_S: Final = 20.0
 _HELD_MAX: Final = 12
 _COMMON: Final = 9999
-"""Stands for the worker in keys that all workers compute."""
+"""The worker number in keys that all workers compute."""
 _COMMON_KEYS: Final = 16
 _SEQUENCES: Final = 6
 _BLOCK_TOKENS: Final = 16
@@ -47,7 +47,7 @@ _WEIGHTS: Final = {"get": 12, "hold": 6, "get_others": 4, "put_small": 8, "inval
 
 
 class Worker:
-    """`lossy`: the ring is too small for what is put, so that a miss is no loss."""
+    """`lossy`: the ring is too small for the puts, so that a miss is no loss."""
 
     def __init__(self, folder: Path, worker: int, workers: int, seed: int, *, lossy: bool) -> None:
         self.ledger = Ledger(folder / f"ledger.{worker}", worker)
@@ -74,7 +74,7 @@ class Worker:
             try:
                 operations[name]()
             except TensordError:
-                # The daemon is away, or was killed meanwhile; what is unknown now stands in the ledger.
+                # The daemon is away, or was killed during the call. The ledger marks the row as unknown.
                 self._client.wait_connected(_WAIT_S)
             self.ledger.count(name)
 
@@ -92,7 +92,7 @@ class Worker:
         self._has_put(row, reserved.commit(self.ledger.key(serial)).wait(_WAIT_S))
 
     def _new(self, kind: str) -> tuple[Any, int, Any]:
-        """A row for a put that is about to begin; what was stored there goes first."""
+        """A row for a new put. Evicts the entry that the row had before."""
         row = self.ledger.rows[self.chance.randrange(ROWS)]
         if row[1] != ABSENT:
             self._end(row)
@@ -103,12 +103,12 @@ class Worker:
 
     def _has_put(self, row: Any, put: tensord.Put) -> None:
         if put.state in ("stored", "existed"):
-            # It existed where it was sent again to a daemon that had it.
+            # A put that is sent again to a daemon that has the entry finds that it exists.
             row[1] = STORED
         elif put.state == "refused":
             row[1] = ABSENT
             if isinstance(put.error, Invalidated):
-                # It was asked for, and the answer lost.
+                # An evict was sent, and its answer was lost.
                 self._invalidate()
             elif not self.lossy:
                 self._fault("lost", f"a put was refused: {put.error}")
@@ -117,7 +117,7 @@ class Worker:
         was, row[1] = int(row[1]), ENDING
         gone = self._client.evict(self.ledger.key(int(row[0])))
         if was == STORED and not gone and not self.lossy:
-            self._fault("lost", f"nothing to evict of serial {row[0]}")
+            self._fault("lost", f"serial {row[0]} was not there to evict")
         row[1] = ABSENT
 
     # ---- reads
@@ -141,7 +141,7 @@ class Worker:
         self._check(self.ledger.worker, serial, lease.tree)
 
     def _missed(self, serial: int) -> None:
-        """A miss is a loss only if there is a daemon: a client that never attached finds nothing."""
+        """A miss is a loss only if the client is attached: without a daemon every get misses."""
         self._client.wait_connected(_WAIT_S)
         lease = self._client.get(self.ledger.key(serial))
         if lease is not None:
@@ -150,7 +150,7 @@ class Worker:
             self._fault("lost", f"serial {serial} of worker {self.ledger.worker}")
 
     def _get_others(self) -> None:
-        """Others end theirs at any time: only what is found is looked at."""
+        """Reads entries of other workers, which may end at any time: a miss is no loss."""
         other = self._others[self.chance.randrange(self._workers)]
         serial = int(other.rows[self.chance.randrange(ROWS)][0])
         lease = self._client.get(other.key(serial))
@@ -158,7 +158,7 @@ class Worker:
             self._check(other.worker, serial, lease.tree)
 
     def _hold(self) -> None:
-        """Views are kept over kills of the daemon, ends of their entries, and forks."""
+        """Holds views over kills of the daemon, ends of their entries, and forks."""
         row = self.ledger.rows[self.chance.randrange(ROWS)]
         serial = int(row[0])
         lease = self._client.get(self.ledger.key(serial))
@@ -168,7 +168,7 @@ class Worker:
             worker, serial, words = self._held.pop(self.chance.randrange(len(self._held)))
             self._check(worker, serial, words)
 
-    # ---- the rest
+    # ---- other calls
 
     def _evict(self) -> None:
         row = self.ledger.rows[self.chance.randrange(ROWS)]
@@ -176,7 +176,7 @@ class Worker:
             self._end(row)
 
     def _invalidate(self) -> None:
-        """Until it was answered: nobody else raises this generation."""
+        """Raises the generation and waits for the answer: no other process raises it."""
         past = self.ledger.namespace()
         serials = [int(serial) for serial in self.ledger.rows[:8, 0]]
         self.ledger.rows[:, 1] = ENDING
@@ -190,7 +190,7 @@ class Worker:
                 self._fault("wrong", f"serial {serial} is found after its namespace was invalidated")
 
     def _claim(self) -> None:
-        """Keys that all workers compute, one at a time."""
+        """Keys that all workers compute, one worker at a time."""
         number = self.chance.randrange(_COMMON_KEYS)
         key = namespace(_COMMON).key("soak", "bytes", number.to_bytes(8, "little"))
         words = self._client.get_or_compute(key, lambda: words_of(_COMMON, number, size_of("put_small", number)))
@@ -213,7 +213,7 @@ class Worker:
             self._sequences.evict_all()
 
     def _device(self) -> None:
-        """Entries on the stand-in card, which the governor offloads when it is full; dropped ones are misses."""
+        """Entries on the stand-in card. The governor offloads them when the card is full; evicted ones miss."""
         number = self.chance.randrange(8)
         worker = self.ledger.worker
         key = namespace(worker + 1000).key("soak", "bytes", number.to_bytes(8, "little"))
@@ -231,7 +231,7 @@ class Worker:
             self._check(worker, number, np.ascontiguousarray(found).view(np.uint64))
 
     def _fork(self) -> None:
-        """The forked process looks at the views, gets some of its own, and ends."""
+        """The forked process checks the views, makes some of its own, and ends."""
         forked = os.fork()
         if not forked:
             try:
@@ -253,10 +253,10 @@ class Worker:
             self._check(worker, serial, words)
 
     def _after_a_kill(self) -> None:
-        """What the last process of this worker left in the middle: ended, whatever it was."""
+        """Gives a new serial to every row that the worker's last process left in an unknown state."""
         for row in self.ledger.rows:
             if row[1] in (PUTTING, ENDING):
-                # The key is not used again: a put that is still on its way may come after its end.
+                # The old key is not used again: a put of it may still arrive late.
                 row[1] = ABSENT
                 row[0] = self.ledger.next_serial()
 
@@ -272,7 +272,7 @@ class Worker:
 
 
 def main(folder: str, worker: str, workers: str, seed: str, lossy: str) -> None:
-    """Works until it is killed."""
+    """Works until the process is killed."""
     Worker(Path(folder), int(worker), int(workers), int(seed), lossy=lossy == "lossy").run()
 
 

@@ -1,11 +1,10 @@
-"""How long the daemon's loop is kept by one event of the store's core, with everything at its limit.
+"""Measures how long one event of the store's core occupies the daemon's loop, with everything at its limit.
 
     python benchmarks/turns.py [--entries N] [--only NAME] [--json PATH]
 
-Owns: the acts. Each does one thing at its limit to a full store (turns_scene.py), carries out everything that follows,
-and reports the longest single event, in milliseconds of CPU time of the thread: the time of other processes does not
-count. The pump (`daemon/actors/pump.py`) handles one event at a time, so the longest event bounds how long every answer
-waits.
+Owns: the acts. Each act does one thing at its limit to a full store (turns_scene.py), carries out all consequences, and
+reports the longest single event, in milliseconds of the thread's CPU time, which excludes other processes. The pump
+(`daemon/actors/pump.py`) handles one event at a time. So the longest event bounds the wait for every answer.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from tensord.shm.layout import LANE_WORDS
 
 ENTRIES: Final = 262_144
 MS_MAX: Final = 20.0
-"""No answer may wait longer for one event."""
+"""The longest time that one event may delay an answer."""
 RECORD_BYTES: Final = 128
 
 
@@ -98,14 +97,14 @@ def idle_go(scene: TurnsScene) -> None:
 
 
 def waits_and_is_placed(scene: TurnsScene) -> None:
-    """All clients' puts wait for one scan, and find room at once."""
+    """All clients' puts wait for one scan, and then find room."""
     scene.do(events.LimitsChanged(replace(scene.limits, max_entries=scene.entries)))
     scene.waiting_puts()
     scene.settle()
 
 
 def waits_and_finds_room(scene: TurnsScene) -> None:
-    """All clients' puts wait behind one that nothing makes room for yet; then all there is has gone."""
+    """All clients' puts wait behind a put without room; then all entries leave."""
     scene.commit(1, 1, key_of(-1), payload_bytes=scene.entries * SPAN_BYTES // 2)
     scene.part(1, 1, scene.entries * SPAN_BYTES // 2)
     scene.waiting_puts()
@@ -114,7 +113,7 @@ def waits_and_finds_room(scene: TurnsScene) -> None:
 
 
 def declined(scene: TurnsScene) -> None:
-    """All clients' puts wait, and the policy turns each away."""
+    """All clients' puts wait, and the policy declines each."""
     scene.policy.choosy = True
     parent_key = scene.keys[1]
     scene.send(1, messages.Pin(1, parent_key, 600.0))
@@ -123,7 +122,7 @@ def declined(scene: TurnsScene) -> None:
 
 
 def refused_beside_pins(scene: TurnsScene) -> None:
-    """All clients' puts wait, and no stretch between the pins is wide enough for any."""
+    """All clients' puts wait, and no stretch between the pins is wide enough for one of them."""
     scene.pin()
     scene.pinned = frozenset(entry.span_id for n, entry in enumerate(scene.store.memory.entries) if n % 4 == 0)
     scene.longest_s = 0.0
@@ -149,7 +148,7 @@ def refuses(scene: TurnsScene) -> None:
 
 
 def leaves(scene: TurnsScene) -> None:
-    """A client leaves that has as many pins, puts and claims as it may."""
+    """A client disconnects with the most pins, puts and claims that it may have."""
     scene.pin()
     for number in range(1024):
         scene.send(1, messages.RequestClaim(number, key_of(20_000_000 + number)))
@@ -161,7 +160,7 @@ def leaves(scene: TurnsScene) -> None:
 
 
 def status(scene: TurnsScene) -> None:
-    """With as many puts, pins and claims as there may be."""
+    """A status request with the most puts, pins and claims that there may be."""
     scene.pin()
     scene.pinned = frozenset(entry.span_id for entry in scene.store.memory.entries)
     for client in range(1, CLIENTS + 1):
@@ -173,7 +172,7 @@ def status(scene: TurnsScene) -> None:
 
 
 def lanes(scene: TurnsScene) -> None:
-    """Every lane full, by one slice each: a scan, and who holds what."""
+    """Every lane is full: a scan in slices, and a list of the holders."""
     ids = np.array(sorted(entry.span_id for entry in scene.store.memory.entries), np.uint64)
 
     class Lane:
@@ -228,20 +227,20 @@ ACTS: Final = (
 
 
 def measured(entries: int, only: str, told: Callable[[str], None]) -> list[Figure]:
-    """The longest event of each act whose name has `only` in it, in milliseconds."""
+    """The longest event of each act whose name contains `only`, in milliseconds."""
     scene = TurnsScene(entries)
-    told(f"recovery, before anybody is served: {scene.fill():.2f} s")
+    told(f"recovery before the first client: {scene.fill():.2f} s")
     gc.collect()
     gc.freeze()
     return [Figure(act.name, _played(act, scene, told), MS_MAX, "ms") for act in ACTS if only in act.name]
 
 
 def _played(act: Act, scene: TurnsScene, told: Callable[[str], None]) -> float:
-    """The longest event in milliseconds. In a process of its own, so that the next act finds the scene as it was."""
+    """The longest event in milliseconds. A forked process runs the act, so that the scene stays unchanged."""
     here, there = os.pipe()
     child = os.fork()
     if child == 0:
-        # Pages are copied when they are first written to: before the act, not within it.
+        # The first write to a page copies the page: done before the act.
         gc.unfreeze()
         gc.collect()
         gc.freeze()
@@ -265,11 +264,11 @@ def _played(act: Act, scene: TurnsScene, told: Callable[[str], None]) -> float:
 def main() -> None:
     """Measures, and prints a table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--entries", type=int, default=ENTRIES, help="how many the store holds (default: %(default)s)")
-    parser.add_argument("--only", default="", help="only what has this in its name")
-    parser.add_argument("--json", type=Path, help="the figures, for programs")
+    parser.add_argument("--entries", type=int, default=ENTRIES, help="entries in the store (default: %(default)s)")
+    parser.add_argument("--only", default="", help="only acts whose name contains this text")
+    parser.add_argument("--json", type=Path, help="write the figures there")
     given = parser.parse_args()
-    # As the daemon has it.
+    # The daemon's thresholds.
     gc.set_threshold(10_000, 20, 1000)
     figures = measured(given.entries, given.only, lambda what: print(what, flush=True))
     print(figures_table(figures))

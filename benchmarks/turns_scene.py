@@ -1,7 +1,7 @@
-"""A store at its limits, without a daemon: the stage of turns.py.
+"""A store at its limits, without a daemon: the scene of turns.py.
 
-Owns: the store under test, the parts that its clients, its copier and its lanes play, and the longest event so far, in
-CPU time of the thread. The store has no ring bytes and no sockets.
+Owns: the store under test, the roles of its clients, copier and lanes, and the longest event so far, in CPU time of the
+thread. The store has no ring bytes and no sockets.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from tensord.shm.layout import IndexGeometry, SpanHeader, span_id
 CLIENTS: Final = 64
 PINS_OF_EACH, KEYS_OF_EACH, PUTS_OF_EACH = 1024, 1024, 256
 RARE: Final = 3000
-"""Entries of the second namespace: more than are sorted at once, and few on each shelf."""
+"""Entries of the second namespace: more than one sort takes, and few on each shelf."""
 ACT_S_MAX: Final = 10.0
-"""An act that has more to do than this is broken off: its longest event has come many times."""
+"""An act that takes longer is stopped: its longest event has occurred many times by then."""
 PAYLOAD_BYTES: Final = 64
 SPAN_BYTES: Final = 192
 TAGS: Final = (b"common..", b"rare....")
 
 
 class ChoosyHazard(Hazard):
-    """With `choosy` it refuses every block that has a parent."""
+    """Refuses every block that has a parent, if `choosy`."""
 
     choosy = False
 
@@ -46,12 +46,12 @@ class ChoosyHazard(Hazard):
 
 
 def key_of(number: int, tag: bytes = TAGS[0]) -> bytes:
-    """The number's key."""
+    """The key of a number."""
     return make_key(tag, hashlib.sha256(number.to_bytes(8, "big", signed=True)).digest()[:24], 0)
 
 
 class TurnsScene:
-    """A store that `entries` fill, with its clients, its copier and its lanes."""
+    """A store that `entries` entries fill, with its clients, its copier and its lanes."""
 
     def __init__(self, entries: int) -> None:
         self.entries = entries
@@ -75,10 +75,10 @@ class TurnsScene:
             self.do(events.ClientJoined(client, 1000 + client % 4, f"client {client}"))
 
     def fill(self) -> float:
-        """Has the store find all entries, as after a restart; every few are of another namespace, RARE in all.
+        """Lets the store find all entries, as after a restart. RARE of them are in another namespace, evenly spread.
 
         Returns:
-            How long the recovery took, in seconds.
+            The duration of the recovery in seconds.
         """
         every = max(1, self.entries // RARE)
         records = []
@@ -109,7 +109,7 @@ class TurnsScene:
         self.do(events.Received(client, message))
 
     def do(self, event: events.Event) -> None:
-        """One event, timed."""
+        """Handles one event, and times it."""
         began = time.thread_time()
         effects_of_it = self.store.handle(event, self.now)
         self._took(time.thread_time() - began)
@@ -127,25 +127,25 @@ class TurnsScene:
                     self.refused += 1
 
     def walk(self) -> None:
-        """Looks at everything that is known of every entry, so that its pages are this process's own."""
+        """Reads everything about every entry, so that its pages belong to this process."""
         for entry in self.store.memory.entries:
             dataclasses.astuple(replace(entry, parent=None, newest_child=None, sibling=None, sibling_before=None))
 
     def timed(self, query: Callable[[], object]) -> None:
-        """Something else that the loop does at one go."""
+        """Times another call that the loop makes without a pause."""
         began = time.thread_time()
         query()
         self._took(time.thread_time() - began)
 
     def step_by_step(self, work: Iterable[Any]) -> list[Any]:
-        """Work that the loop does in slices. What they gave."""
+        """Runs work that the loop does in slices, and returns the results."""
         slices, given = iter(work), list[Any]([None])
         while given[-1] is not self:
             self.timed(lambda: given.append(next(slices, self)))
         return given[1:-1]
 
     def settle(self) -> None:
-        """Carries out whatever follows, until nothing is due now, or ACT_S_MAX have been spent."""
+        """Carries out all consequences until nothing is due, or until ACT_S_MAX have passed."""
         until_s = time.thread_time() + ACT_S_MAX
         while time.thread_time() < until_s:
             timer = self.store.next_timer()
@@ -161,7 +161,7 @@ class TurnsScene:
                 return
 
     def waiting_puts(self, **more: Any) -> None:
-        """As many puts as all clients may have, which wait for the answer of a scan."""
+        """As many puts as all clients may have; they wait for the answer of a scan."""
         for number in range(PUTS_OF_EACH):
             for client in range(1, CLIENTS + 1):
                 request = 10_000_000 + number
@@ -169,7 +169,7 @@ class TurnsScene:
                 self.part(client, request, more.get("payload_bytes", PAYLOAD_BYTES))
 
     def pin(self) -> None:
-        """Every client pins by message as many entries as it may: as a rule, a quarter of all."""
+        """Every client pins by message as many entries as it may; by default a quarter of all entries."""
         keys = iter(self.keys)
         for client in range(1, CLIENTS + 1):
             for _ in range(min(PINS_OF_EACH, len(self.keys) // (4 * CLIENTS))):

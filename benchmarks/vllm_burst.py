@@ -1,10 +1,10 @@
-"""What two vLLM engines do that are asked at once for the same new pictures: how often they encode, how long it takes.
+"""Two vLLM engines receive the same new pictures at once: the number of encodings, and the time.
 
     python benchmarks/vllm_burst.py [--rounds N] [--pictures N] [--seqs N] [--encode-ms N]
 
-Owns: these figures, of two engines with the connector and two without it, which take turns so that what else the
-machine does meets both pairs alike. A picture's encoding is slept, not computed. A round gives each engine of a pair
-the same requests, one picture each, and lets both begin at once; a step takes so many requests at most.
+Owns: these figures, for two engines with the connector and two without it. The pairs take turns, so that other load on
+the machine affects both. The encoding of a picture is a sleep. In a round each engine of a pair receives the same
+requests, one picture each, and both begin at once; a step takes a limited number of requests.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _pictures = count(1)
 
 
 def burst(pair: Sequence[Engine], pictures: Sequence[int]) -> tuple[int, float, float]:
-    """Encodings of both, the mean seconds of a request, and the seconds until all are done."""
+    """The encodings of both engines, the mean seconds of a request, and the seconds until all are done."""
     before = [engine.encoded() for engine in pair]
     for engine in pair:
         for picture in pictures:
@@ -45,11 +45,11 @@ def burst(pair: Sequence[Engine], pictures: Sequence[int]) -> tuple[int, float, 
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="Two engines, the same new pictures at once.")
+    parser = argparse.ArgumentParser(description="Gives two engines the same new pictures at once.")
     parser.add_argument("--rounds", type=int, default=10, help="default: %(default)s")
     parser.add_argument("--pictures", type=int, default=24, help="default: %(default)s")
-    parser.add_argument("--seqs", type=int, default=8, help="requests in a step; default: %(default)s")
-    parser.add_argument("--encode-ms", type=float, default=35.0, help="for each picture; default: %(default)s")
+    parser.add_argument("--seqs", type=int, default=8, help="most requests in a step; default: %(default)s")
+    parser.add_argument("--encode-ms", type=float, default=35.0, help="time to encode a picture; default: %(default)s")
     given = parser.parse_args(argv)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tensord-")))

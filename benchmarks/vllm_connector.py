@@ -1,4 +1,4 @@
-"""What the vLLM connector's calls in the scheduler's step cost: `.venv-peers/bin/python benchmarks/vllm_connector.py`.
+"""The cost of the connector's calls in vLLM's scheduler step: `.venv-peers/bin/python benchmarks/vllm_connector.py`.
 
 vLLM's own Request and SchedulerOutput, a real daemon, no engine. One JSON row an operation: {"op", "median_us"}.
 """
@@ -24,7 +24,7 @@ ROUNDS = 20_000
 
 
 def measured(op: str, call: Callable[[], object]) -> None:
-    """Prints the median of single calls."""
+    """Prints the median over single calls."""
     took = []
     for _ in range(ROUNDS):
         started = time.perf_counter_ns()
@@ -44,7 +44,7 @@ def main() -> None:
             ensure = partial(connector.ensure_cache_available, asked, asked.num_computed_tokens)
             measured(f"ensure, decode, {pictures} picture(s)", ensure)
             engine.finish(asked)
-            # Now it is one that nothing is known of, whose prompt's keys and values are all cached.
+            # A new request whose prompt has all its keys and values cached.
             measured(f"ensure, prompt cached, {pictures} picture(s)", ensure)
         waiting = engine.add(request(100))
         until(lambda: connector.ensure_cache_available(waiting, 0), "an answer")

@@ -1,10 +1,10 @@
-"""What the connector costs a vLLM engine that is asked for text, and what it saves one that is asked for pictures.
+"""The connector's cost for a vLLM engine with text requests, and its savings with picture requests.
 
     python benchmarks/vllm_text.py [--json PATH] [--rounds N] [--tokens N] [--pictures N]
 
-Owns: these figures, of engines in processes of their own that take turns, so that what else the machine does meets all
-of them alike. Two engines without the connector stand beside each other, so that their ratio shows what is noise. The
-model is tiny: a step takes a few milliseconds at most, a fraction of a real one's, so a cost shows larger than it is.
+Owns: these figures. The engines run in their own processes and take turns, so that other load on the machine affects
+all of them. Two engines without the connector run beside each other; their ratio shows the noise. The model is tiny: a
+step takes a few milliseconds, a fraction of a real one, so a cost shows larger than in practice.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from tests.vllm.tiny_llava import write_tiny_llava
 RING_BYTES: Final = 64 << 20
 WARM_ROUNDS: Final = 5
 ENCODE_S: Final = 0.05
-"""A vision tower of a few hundred million weights takes about so long on a GPU; it is slept, not computed."""
+"""The time of a vision tower of a few hundred million weights on a GPU. It is a sleep."""
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Medians over rounds, and the quartiles of the rounds' ratios."""
+    """The median over rounds, and the quartiles of the rounds' ratios."""
 
     name: str
     value: float
@@ -48,9 +48,9 @@ class Spread:
 
 
 def text_spreads(plain: Engine, control: Engine, connected: Engine, rounds: int, tokens: int) -> list[Spread]:
-    """How long text takes with the connector, and in a second engine without it, over one without it.
+    """The time of text requests with the connector, and in a second engine without it, each over an engine without it.
 
-    A round is six requests, in the order a b c c b a, so that a drift of the machine's speed falls out of its ratios.
+    A round is six requests in the order a b c c b a, so that a drift of the machine's speed cancels out.
     """
     engines = (plain, control, connected)
     against_control, against_connected, steps_ms = [], [], []
@@ -72,7 +72,7 @@ def text_spreads(plain: Engine, control: Engine, connected: Engine, rounds: int,
 def picture_spreads(
     plain: Engine, first: Engine, second: Engine, socket: Path, pictures: int
 ) -> tuple[list[Spread], Figure]:
-    """How long a new picture takes without the connector, in the first engine with it, and in the second."""
+    """The time of a new picture without the connector, in the first engine with it, and in the second."""
     took_ms: list[list[float]] = [[], [], []]
     for engine in (plain, first, second):
         engine.ask("slow_encoder", seconds=ENCODE_S)
@@ -94,11 +94,11 @@ def picture_spreads(
 
 
 def call_spreads(connected: Engine, picture: int, tokens: int) -> list[Spread]:
-    """How long the scheduler's calls into the connector take while a request with a picture is decoded, in µs."""
+    """The time of the scheduler's calls into the connector while a request with a picture decodes, in µs."""
     connected.ask("spent")
     connected.generate(picture, tokens=tokens, likely=0)
     spent: dict[str, list[float]] = connected.ask("spent")
-    # The first steps are those that look the picture up.
+    # The first steps look up the picture.
     return [
         _spread(f"decoding: {name}, µs", [took_s * 1e6 for took_s in calls[4:]])
         for name, calls in spent.items()
@@ -110,7 +110,7 @@ def _wait_for_entries(client: tensord.Client, count: int) -> None:
     deadline = time.monotonic() + WAIT_S
     while client.status()["store"]["entries"] < count:
         if time.monotonic() > deadline:
-            raise RuntimeError(f"what the first engine encoded was not stored in {WAIT_S} s")
+            raise RuntimeError(f"the first engine's encodings were not stored within {WAIT_S} s")
         time.sleep(0.002)
 
 
@@ -120,10 +120,10 @@ def _spread(name: str, values: Sequence[float]) -> Spread:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="What the connector costs and saves a vLLM engine.")
+    parser = argparse.ArgumentParser(description="Measures the costs and savings of the connector in a vLLM engine.")
     parser.add_argument("--json", type=Path, metavar="PATH", help="write the figures there")
     parser.add_argument("--rounds", type=int, default=150, help="default: %(default)s")
-    parser.add_argument("--tokens", type=int, default=64, help="of a text's answer; default: %(default)s")
+    parser.add_argument("--tokens", type=int, default=64, help="tokens of a text answer; default: %(default)s")
     parser.add_argument("--pictures", type=int, default=30, help="default: %(default)s")
     given = parser.parse_args(argv)
     with ExitStack() as stack:

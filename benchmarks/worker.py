@@ -2,12 +2,10 @@
 
     python worker.py PEER writer|reader FOLDER
 
-Takes orders as JSON lines on stdin, one answer each on stdout, until stdin ends. Owns: the values,
-the loops that are timed, and the check that what is read is what was put. Does not own: what to
-measure, and when (harness.py).
+Reads orders as JSON lines from stdin and answers each on stdout, until stdin ends. Owns: the values, the timed loops,
+and the check that a read returns the value that was put. Does not own: the choice of measurements (harness.py).
 
-Each call is timed by itself with `perf_counter_ns`; what an empty call costs in the same loop is
-taken off.
+Each call is timed by itself with `perf_counter_ns`, less the time of an empty call in the same loop.
 """
 
 from __future__ import annotations
@@ -34,7 +32,7 @@ _clock = time.perf_counter_ns
 
 
 def key_count(value_bytes: int) -> int:
-    """How many values of `value_bytes` are read, or written before a key comes round again."""
+    """The number of values of `value_bytes` that are read, or written before keys repeat."""
     return max(2, min(KEYS_MAX, ROTATE_BYTES // value_bytes))
 
 
@@ -44,14 +42,12 @@ def key_of(kind: str, value_bytes: int, number: int) -> bytes:
 
 
 def stamp(value_bytes: int, number: int) -> int:
-    """The word that a value to be read consists of."""
+    """The word that fills a value to be read."""
     return value_bytes + number
 
 
 def timed(call: Callable[[Any], object], arguments: list[Any], calls: int, seconds: float) -> list[int]:
-    """Nanoseconds of each `call`, over `arguments` round and round: `calls` times, or for
-    `seconds`.
-    """
+    """The nanoseconds of each `call` over `arguments` in rotation: `calls` calls, or as many as fit into `seconds`."""
     samples: list[int] = []
     count = len(arguments)
     end = _clock() + int(seconds * 1e9)
@@ -71,9 +67,7 @@ def _nothing(_: object) -> None:
 
 
 class WriterRole:
-    """Holds 256 MiB of values, so that no put finds its value in a processor's cache because of the
-    last one.
-    """
+    """Holds 256 MiB of values, so that the processor's cache holds no value from its last put."""
 
     def __init__(self, writer: BaseWriter, evicts_by_itself: bool) -> None:
         self._writer = writer
@@ -92,9 +86,7 @@ class WriterRole:
             self._writer.put_visible(key, values[number % len(values)])
 
     def put_keys(self, value_bytes: int) -> list[Any]:
-        """Puts what the reader will read, where it is not there; what the reader needs beyond each
-        key.
-        """
+        """Puts the values that the reader will read, if they are missing. Returns the readers' tokens."""
         tokens = []
         for number in range(key_count(value_bytes)):
             value = np.full(value_bytes // 8, stamp(value_bytes, number), np.uint64)
@@ -128,7 +120,7 @@ class WriterRole:
         return samples
 
     def _sustained(self, values: list[Array], value_bytes: int, calls: int, seconds: float) -> list[float]:
-        """Back to back until all are visible: nanoseconds a put, one sample a burst."""
+        """Puts back to back until all are visible: nanoseconds for each put, one sample for each burst."""
         burst = max(4, min(SUSTAINED_PUTS, SUSTAINED_BYTES_MAX // value_bytes))
         samples = []
         end = _clock() + int(seconds * 1e9)
@@ -154,7 +146,7 @@ class ReaderRole:
         self._reader = reader
 
     def learn(self, value_bytes: int, tokens: list[Any]) -> None:
-        """Told of what was put, and reads each value once, to see that it is right."""
+        """Takes the tokens of the values, and reads each value once to check it."""
         keys = [key_of("get", value_bytes, number) for number in range(key_count(value_bytes))]
         self._reader.learn(keys, tokens)
         words = value_bytes // 8
@@ -169,7 +161,7 @@ class ReaderRole:
             many = self._reader.get_many if op == "get_many_key" else self._reader.get_many_views
             return [ns / len(keys) for ns in timed(many, [self._reader.batch(keys)], calls, seconds)]
         call: Callable[[bytes], object] = self._reader.get if op == "get" else self._reader.get_consume
-        timed(call, keys, len(keys), seconds)  # every value has been touched before one is timed
+        timed(call, keys, len(keys), seconds)  # reads every value once before the timing
         overhead = median(timed(_nothing, keys, 1000, seconds))
         return [max(0, ns - overhead) for ns in timed(call, keys, calls, seconds)]
 
@@ -178,7 +170,7 @@ class ReaderRole:
 
 
 def main(name: str, role: str, folder: Path) -> None:
-    # Answers have stdout to themselves: whatever a library prints goes to stderr.
+    # stdout is for answers only: the prints of libraries go to stderr.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     module = module_of(name)
@@ -192,7 +184,7 @@ def main(name: str, role: str, folder: Path) -> None:
         order = json.loads(line)
         try:
             answer = {"result": getattr(worker, order.pop("do"))(**order)}
-        except Exception as error:  # told to the harness, which names the peer
+        except Exception as error:  # sent to the harness, which names the peer
             answer = {"error": f"{type(error).__name__}: {error}"}
         print(json.dumps(answer), file=answers, flush=True)
     worker.close()

@@ -1,18 +1,18 @@
-"""Three agents with one long system prompt and a picture: what one has computed, the others continue from.
+"""Three agents share a long system prompt and a picture: each reuses the keys and values that another computed.
 
     python examples/chat_prefix.py [--json PATH] [--model transformers|torch|numpy]
 
 Three processes run the same tiny decoder (`tiny_decoder.py`: real keys and values, random weights, no downloads). At
-each turn an agent asks the cache for the longest cached prefix of its prompt, picture included, takes its keys and
-values as they lie in shared memory, computes the rest, generates 24 tokens greedily, and puts back what its sequence
-has become. Then it generates the same from nothing, without the cache, and compares.
+each turn an agent asks the cache for the longest cached prefix of its prompt, with the picture. The agent reads the
+keys and values of the prefix in shared memory, computes the rest, generates 24 tokens greedily, and puts its longer
+sequence into the cache. Then it generates the same without the cache, and compares.
 
-Token for token it has to be equal. Bit for bit the keys and values need not be: a library sums in another order where
-it gets the same tokens in other portions, so those are compared within DIFFERENCE_MAX.
+The tokens have to be equal. The keys and values may differ in their last bits, because a library sums in another order
+for other batches of tokens; they are compared within DIFFERENCE_MAX.
 
-First all three are asked something, then each gets a follow-up question, then one is shown another picture: its match
-stops exactly where the picture begins, and the prompt before it is used all the same. The exit status is 1 if a token
-differs, or a match was not as long as it can be.
+In the first round all three agents get a question, and in the second a follow-up question. In the third round one agent
+sees another picture: its match ends exactly before the picture, and the prompt before the picture is still reused. The
+exit status is 1 if a token differs, or if a match was shorter than possible.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ PATIENCE_S: Final = 60.0
 
 @dataclass(frozen=True)
 class Generated:
-    """What came of a prompt, and what it took."""
+    """The result of a prompt, and its cost."""
 
     tokens: list[int]
     keys: Keys
@@ -62,7 +62,7 @@ class Generated:
 
 @dataclass(frozen=True)
 class Turn:
-    """What an agent tells of one of its turns. Tokens that were computed are the prompt's and the generated ones."""
+    """The report of one turn. The computed tokens are those of the prompt and the generated ones."""
 
     agent: str
     prompt_tokens: int
@@ -78,12 +78,12 @@ class Turn:
 
 
 def generate(model: Decoder, told: Conversation, past: Keys, offset: int) -> Generated:
-    """The prompt's tokens from `offset` on after `past`, in portions, and then token by token the likeliest."""
+    """Computes the prompt from `offset` on after `past`, in batches; then generates the likeliest tokens."""
     tokens = np.array(told.tokens)
     end = told.picture_at + PICTURE_TOKENS
     rows = model.embed(tokens[offset:])
     pictures = 0
-    if offset < end:  # a match ends before a picture or behind it, never inside
+    if offset < end:  # a match ends before or after a picture, never within it
         rows[told.picture_at - offset : end - offset] = model.see(told.pixels)
         pictures = 1
     logits = None
@@ -97,19 +97,19 @@ def generate(model: Decoder, told: Conversation, past: Keys, offset: int) -> Gen
 
 
 class Engine:
-    """An agent's process: a model, and the cache that it shares with the others."""
+    """An agent's process: a model, and the shared cache."""
 
     def __init__(self, agent: str, client: tensord.Client, kind: tiny_decoder.Kind) -> None:
         self.agent = agent
         self.model = tiny_decoder.decoder(kind)
-        # Whoever runs the model by another library has other last bits: those are other keys and values.
+        # Another library computes other last bits: its keys and values have another name.
         namespace = tensord.Namespace(
             model="tiny-decoder", revision=f"seed-{tiny_decoder.SEED}", dtype="float32", processor=self.model.name
         )
         self.cache = tensord.PrefixCache(client, namespace)
 
     def turn(self, told: Conversation) -> Turn:
-        """Generates, with the cache and then without it, and adds what was said to the conversation."""
+        """Generates with the cache and without it, and adds the answer to the conversation."""
         began = time.monotonic()
         with_cache, offset = self._generate(told)
         cost_ms = (time.monotonic() - began) * 1e3
@@ -137,8 +137,8 @@ class Engine:
         if match is None:
             return generate(self.model, told, [], 0), 0
         with match:
-            # In one piece, as this model wants it. Paged attention takes the blocks where they lie in the ring, as
-            # match.layers has them.
+            # This model takes one array. Paged attention reads the blocks in place in the ring, as match.layers gives
+            # them.
             past = [self._own(match.joined(layer)) for layer in range(tiny_decoder.LAYERS)]
             return generate(self.model, told, past, match.offset), match.offset
 
@@ -146,8 +146,10 @@ class Engine:
         return self.model.take(layer["key"]), self.model.take(layer["value"])
 
     def _keep(self, told: Conversation, keys: Keys, cost_ms: float) -> int:
-        """Puts the sequence back, the generated tokens with it: how many tokens that are. The last one was never an
-        input, so nothing is known of it."""
+        """Puts the sequence with its generated tokens into the cache. Returns the number of tokens.
+
+        The last token was never an input, so it has no keys and values.
+        """
         covered = len(told.tokens) - 1
         layers = [tensord.NormalLayer({"key": key, "value": value}, axis=-2) for key, value in keys]
         tokens = np.array(told.tokens[:covered], np.uint32)
@@ -158,7 +160,7 @@ class Engine:
 
 
 def difference(ours: Keys, theirs: Keys) -> float:
-    """The largest one between any two numbers; infinite where they do not cover the same."""
+    """The largest difference between two numbers; infinite if the shapes differ."""
     found = 0.0
     for mine, other in zip(ours, theirs, strict=True):
         for one, another in zip(mine, other, strict=True):
@@ -169,7 +171,7 @@ def difference(ours: Keys, theirs: Keys) -> float:
 
 
 def be_agent(agent: str, socket: Path, kind: tiny_decoder.Kind, orders: Connection) -> None:
-    """Does as it is told over `orders`: (picture, question) begins a conversation, (None, question) goes on."""
+    """Carries out `orders`: (picture, question) begins a conversation, (None, question) continues it."""
     with tensord.Client(socket, name=agent, timeout_s=PATIENCE_S, required=True) as client:
         engine = Engine(agent, client, kind)
         told = Conversation.begin(0)
@@ -187,7 +189,7 @@ def be_agent(agent: str, socket: Path, kind: tiny_decoder.Kind, orders: Connecti
 
 @dataclass
 class Seen:
-    """All turns by rounds, and where the picture begins and ends in each prompt."""
+    """All turns by rounds, and the offsets of the picture in each prompt."""
 
     model: str
     picture_at: int
@@ -201,28 +203,28 @@ class Seen:
 
     @property
     def failures(self) -> list[str]:
-        """What is not as it should be."""
+        """The failed expectations, one line each."""
         picture_ends = self.picture_at + PICTURE_TOKENS
         wanted: list[tuple[bool, str]] = []
         for turn in self.turns:
             who = f"{turn.agent}, {turn.prompt_tokens} tokens"
-            wanted.append((turn.same_tokens, f"{who}: continued, it says something else than from nothing"))
-            wanted.append((turn.difference <= DIFFERENCE_MAX, f"{who}: keys and values are {turn.difference:g} apart"))
-        wanted += [(turn.matched == 0, f"{turn.agent} found something in an empty cache") for turn in self.first[:1]]
+            wanted.append((turn.same_tokens, f"{who}: the answer with the cache differs from the answer without it"))
+            wanted.append((turn.difference <= DIFFERENCE_MAX, f"{who}: keys and values differ by {turn.difference:g}"))
+        wanted += [(turn.matched == 0, f"{turn.agent} had a hit in an empty cache") for turn in self.first[:1]]
         for turn in self.first[1:]:
-            wanted.append((turn.matched >= picture_ends, f"{turn.agent} did not continue behind the shared picture"))
+            wanted.append((turn.matched >= picture_ends, f"{turn.agent} had no hit that includes the shared picture"))
         for before, turn in zip(self.first, self.follow_up, strict=True):
             wanted.append((turn.matched == before.kept, f"{turn.agent} did not continue its own conversation"))
         for turn in self.other_picture:
-            wanted.append((turn.matched == self.picture_at, f"{turn.agent} did not stop at the other picture"))
+            wanted.append((turn.matched == self.picture_at, f"{turn.agent} did not end its hit at the other picture"))
         computed, without = (sum(getattr(t, name) for t in self.turns) for name in ("computed", "computed_without"))
-        wanted.append((computed < without, "nothing was saved"))
+        wanted.append((computed < without, "the cache saved no tokens"))
         return [text for fulfilled, text in wanted if not fulfilled]
 
 
 @contextmanager
 def own_daemon(folder: Path) -> Iterator[Path]:
-    """A daemon with a name and sockets of its own; gives its control socket."""
+    """A daemon with a private name and private sockets; yields its control socket."""
     socket = folder / "control.sock"
     named = ["--config", os.devnull, "--instance", f"demo-prefix-{os.getpid()}", "--socket", str(socket)]
     sized = ["--ring-bytes", str(RING_BYTES), "--log-level", "warning"]
@@ -241,7 +243,7 @@ def own_daemon(folder: Path) -> Iterator[Path]:
 
 
 class Agent:
-    """An agent's process, as the demonstration sees it."""
+    """An agent's process, seen from the demonstration."""
 
     def __init__(self, name: str, socket: Path, kind: tiny_decoder.Kind) -> None:
         spawn = multiprocessing.get_context("spawn")
@@ -249,13 +251,13 @@ class Agent:
         self._orders, theirs = spawn.Pipe()
         self._process = spawn.Process(target=be_agent, args=(name, socket, kind, theirs), daemon=True)
         self._process.start()
-        theirs.close()  # so that the pipe ends with the process
+        theirs.close()  # so that the pipe ends when the process ends
 
     def ready(self) -> None:
         self._answer()
 
     def ask(self, question: str, picture: int | None = None) -> Turn:
-        """Has it take its turn; with a picture, in a conversation of its own."""
+        """Runs one turn of the agent; with a picture, in a new conversation."""
         self._orders.send((picture, question))
         turn: Turn = self._answer()
         return turn
@@ -279,7 +281,7 @@ class Agent:
 
 @contextmanager
 def one_thread_each() -> Iterator[None]:
-    """What is started meanwhile computes on one thread: three processes share the machine."""
+    """Limits the processes that start within the block to one thread: three processes share the machine."""
     names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
     before = {name: os.environ.get(name) for name in names}
     os.environ.update(dict.fromkeys(names, "1"))
@@ -294,7 +296,7 @@ def one_thread_each() -> Iterator[None]:
 
 
 def run(kind: tiny_decoder.Kind) -> Seen:
-    """All rounds, told as they come."""
+    """Runs and prints all rounds."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tensord-demo-")))
         socket = stack.enter_context(own_daemon(folder))
@@ -330,7 +332,7 @@ def tell(what: str, turn: Turn) -> None:
 
 
 def totals(seen: Seen) -> dict[str, int]:
-    """Sums over all turns, and of each agent."""
+    """Sums over all turns, and for each agent."""
     names = ("computed", "computed_without", "pictures", "pictures_without")
     found = {name: sum(getattr(turn, name) for turn in seen.turns) for name in names}
     for agent in AGENTS:
@@ -340,10 +342,10 @@ def totals(seen: Seen) -> dict[str, int]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="Three agents continue from what one of them has computed.")
-    parser.add_argument("--json", type=Path, metavar="PATH", help="write what was seen there")
+    parser = argparse.ArgumentParser(description="Three agents share a prompt through the prefix cache.")
+    parser.add_argument("--json", type=Path, metavar="PATH", help="write the turns and the sums there")
     kinds = ("transformers", "torch", "numpy")
-    parser.add_argument("--model", choices=kinds, help="what runs it; default: the first of them that is installed")
+    parser.add_argument("--model", choices=kinds, help="the library of the model; default: the first that is installed")
     given = parser.parse_args(argv)
     seen = run(given.model or tiny_decoder.best_kind())
     found = totals(seen)
@@ -354,7 +356,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"{'in all':<8} {found['computed']:>6} tokens computed, without {found['computed_without']:>6}")
     print(f"{'':<8} {found['pictures']:>6} pictures encoded, without {found['pictures_without']:>5}")
     furthest = max(turn.difference for turn in seen.turns)
-    print(f"keys and values, continued against from nothing: {furthest:.1g} apart at most")
+    print(f"keys and values, with the cache against without: {furthest:.1g} apart at most")
     if given.json:
         given.json.write_text(json.dumps({**asdict(seen), **found}, indent=1) + "\n")
     for failure in seen.failures:

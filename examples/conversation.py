@@ -1,6 +1,6 @@
-"""What three agents are told and asked about one ticket, as tokens with a picture in between.
+"""The prompts of three agents about one ticket, as tokens with a picture between them.
 
-Owns: the texts, the pictures, and where a picture stands in a conversation. Does not own: who answers (chat_prefix.py).
+Owns: the texts, the pictures, and the place of a picture in a conversation. Does not own: the model (chat_prefix.py).
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Conversation:
 
 
 def draw(number: int) -> npt.NDArray[np.uint8]:
-    """A picture, uint8 (64, 64, 3): rings around a point of its own."""
+    """A picture, uint8 (64, 64, 3): rings around a point that depends on `number`."""
     rows, columns = np.mgrid[:SIDE, :SIDE]
     distance = np.hypot(rows - 11 * (number + 1), columns - 23)
     planes = [128 + 127 * np.sin(distance / (3 + channel + number)) for channel in range(3)]

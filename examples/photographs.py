@@ -1,7 +1,6 @@
-"""The real photographs that scikit-image's wheel carries; nothing is downloaded.
+"""The real photographs in scikit-image's wheel; nothing is downloaded.
 
-Owns: which of its pictures are photographs, and their way to RGB pixels of one size. scikit-image
-itself is not imported.
+Owns: the choice of the photographs, and their conversion to RGB pixels of one size. Does not import scikit-image.
 """
 
 from __future__ import annotations
@@ -15,8 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-# Through a lens, a microscope or a telescope: drawings, test patterns and pictures under 190 pixels
-# are left out.
+# Pictures of a lens, a microscope or a telescope. Drawings, test patterns and pictures under 190 pixels are left out.
 FILES: Final = (
     "astronaut.png",
     "brick.png",
@@ -41,14 +39,14 @@ FILES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Photograph:
-    """One photograph as an encoder wants it: `pixels` uint8 (side, side, 3), read-only."""
+    """One photograph in the encoder's form: `pixels` uint8 (side, side, 3), read-only."""
 
     name: str
     pixels: npt.NDArray[np.uint8]
 
 
 def folder() -> Path:
-    """Where the installed scikit-image keeps its pictures; FileNotFoundError names the remedy."""
+    """The pictures of the installed scikit-image. Raises FileNotFoundError, with the remedy."""
     spec = importlib.util.find_spec("skimage")
     for place in (spec.submodule_search_locations if spec else None) or ():
         if (found := Path(place, "data")).is_dir():
@@ -57,9 +55,7 @@ def folder() -> Path:
 
 
 def load(file: str, side: int = 448) -> Photograph:
-    """The photograph in `file`, as RGB, brought to `side` × `side` pixels (grey ones have three
-    equal channels).
-    """
+    """The photograph in `file` as RGB, scaled to `side` × `side` pixels; a grey one has three equal channels."""
     with Image.open(folder() / file) as picture:
         rgb = picture.convert("RGB").resize((side, side), Image.Resampling.BICUBIC)
     pixels = np.asarray(rgb)
@@ -68,5 +64,5 @@ def load(file: str, side: int = 448) -> Photograph:
 
 
 def load_all(side: int = 448) -> list[Photograph]:
-    """Every photograph of `FILES`, at `side` × `side` pixels."""
+    """Every photograph of `FILES`, scaled to `side` × `side` pixels."""
     return [load(file, side) for file in FILES]

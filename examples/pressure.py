@@ -1,13 +1,13 @@
-"""Three processes share one card; as it fills up, the daemon decides across them who gives memory back.
+"""Three processes share one card. As it fills up, the daemon decides which entries of which process leave.
 
     python examples/pressure.py [--json PATH]
 
-Needs no GPU: the card is a stand-in whose capacity is enforced across processes, with a caching allocator and late
-copies like a real one's; the tensors, the daemon, the offloading and the coming back are real. A fourth process, the
-engine, takes more and more of the card and lets go of it again, so that the gauge climbs through all modes and back.
+Needs no GPU. The card is a stand-in whose capacity holds across processes, with a caching allocator and asynchronous
+copies as on a real card. The tensors, the daemon, the offloads and the fetches are real. A fourth process, the engine,
+allocates more and more of the card and frees it again, so that the gauge passes all modes up and down.
 
-The timeline shows offload before eviction, refusal in emergency, acceptance afterwards. Every tensor that was offloaded
-is fetched back and compared, byte by byte. The exit status is 1 if anything of that is not so.
+The timeline shows offload before eviction, refusals in an emergency, and acceptance afterwards. Every offloaded tensor
+is fetched and compared byte by byte. The exit status is 1 if an expectation failed.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ RING_BYTES: Final = 256 * MIB
 AGENTS: Final = ("planner", "coder", "critic")
 ENTRIES_EACH: Final = 8
 PATIENCE_S: Final = 60.0
-# The daemon's own times are minutes; a demonstration's are these.
+# The daemon's default times are minutes; these are short for the demonstration.
 SAMPLE_S, PRESSED_S, IDLE_S = 0.1, 0.05, 0.5
 REFILL_S: Final = 2.0
 MODES: Final = ("relaxed", "normal", "workflow_aware", "pressure", "critical", "emergency")
@@ -52,7 +52,7 @@ MODES: Final = ("relaxed", "normal", "workflow_aware", "pressure", "critical", "
 
 @dataclass
 class Seen:
-    """What the timeline has to show."""
+    """The observations of the run, with their expectations."""
 
     modes: list[str] = field(default_factory=list)
     offloaded: int = 0
@@ -66,32 +66,32 @@ class Seen:
 
     @property
     def failures(self) -> list[str]:
-        """What is not as it should be."""
+        """The failed expectations."""
         wanted = {
             "the gauge did not go through all modes": set(MODES) <= set(self.modes),
-            "it did not come back to relaxed": bool(self.modes) and self.modes[-1] == "relaxed",
-            "nothing was offloaded": self.offloaded > 0,
-            "something was evicted while the host had room": self.dropped_before_host_was_full == 0,
-            "nothing was evicted once the host had no room": self.dropped > 0,
-            "others went before the agent that was finished": self.finished_went_first,
-            "an emergency did not refuse": self.refused_in_emergency,
-            "nothing was accepted after the emergency": self.accepted_afterwards,
-            "nothing was fetched back": self.fetched > 0,
-            "a tensor came back changed": self.wrong == 0,
+            "the gauge did not return to relaxed": bool(self.modes) and self.modes[-1] == "relaxed",
+            "no tensor was offloaded": self.offloaded > 0,
+            "a tensor was evicted while the host had room": self.dropped_before_host_was_full == 0,
+            "no tensor was evicted when the host had no room": self.dropped > 0,
+            "tensors of other agents left before those of the finished agent": self.finished_went_first,
+            "the daemon accepted a tensor in an emergency": self.refused_in_emergency,
+            "the daemon accepted no tensor after the emergency": self.accepted_afterwards,
+            "no tensor was fetched": self.fetched > 0,
+            "a fetched tensor had other bytes": self.wrong == 0,
         }
         return [text for text, fulfilled in wanted.items() if not fulfilled]
 
     def came_to(self, mode: str, since: int) -> bool:
-        """Whether `mode` stood when `since` modes had been seen, or has come after them.
+        """True if `mode` was current when `since` modes had been seen, or has occurred after them.
 
-        Among all of them, not the last one: what leaves the card may end a mode as soon as it has begun. And the one
-        that stood counts: evictions may have brought the card there before anybody asked for it.
+        Looks at all of them, not only the last: evictions may end a mode as soon as it begins. The current mode counts
+        too: evictions may have reached it before the call.
         """
         return mode in self.modes[max(since - 1, 0) :]
 
 
 class Timeline:
-    """Prints what happens, with the time since the beginning."""
+    """Prints events with the time since the start."""
 
     def __init__(self) -> None:
         self._began = time.monotonic()
@@ -106,7 +106,7 @@ class Timeline:
 
 
 def tensor_of(agent: str, number: int) -> np.ndarray[Any, Any]:
-    """The content of an entry: anybody can say what it has to be."""
+    """The content of an entry, which every process can compute."""
     seed = int.from_bytes(hashlib.sha256(f"{agent}/{number}".encode()).digest()[:8], "little")
     return np.random.default_rng(seed).standard_normal(ENTRY_BYTES // 4).astype(np.float32)
 
@@ -117,7 +117,7 @@ def key_of(agent: str, number: int) -> bytes:
 
 
 def be_agent(agent: str, socket: Path, folder: Path, orders: Connection) -> None:
-    """Does as it is told over `orders`: put N, use N, fetch, count."""
+    """Carries out `orders`: put N, use N, fetch, count."""
     card = FakeVram(FakeCard(folder, CARD, CARD_BYTES))
     with tensord.Client(socket, name=agent, timeout_s=PATIENCE_S, required=True) as client:
         cache = tensord.DeviceCache(client, card)
@@ -138,7 +138,7 @@ def be_agent(agent: str, socket: Path, folder: Path, orders: Connection) -> None
 
 
 def _put(cache: Any, card: FakeVram, agent: str, number: int) -> str:
-    """Registers one tensor of `agent`'s; how that went."""
+    """Registers one tensor of `agent`, and returns the outcome."""
     tensor = card.upload(tensor_of(agent, number))
     registration = cache.put(key_of(agent, number), {"hidden": tensor}, tokens=1024, agent=agent)
     registration.wait(PATIENCE_S)
@@ -146,7 +146,7 @@ def _put(cache: Any, card: FakeVram, agent: str, number: int) -> str:
 
 
 def _fetch(cache: Any, agent: str, number: int) -> str:
-    """Gets a tensor back, wherever it is, and says whether it is what was put."""
+    """Fetches a tensor from the card or the host, and compares it with the tensor that was put."""
     lease = cache.get(key_of(agent, number), promote=True)
     if lease is None:
         return "gone"
@@ -156,7 +156,7 @@ def _fetch(cache: Any, agent: str, number: int) -> str:
 
 
 class Agent:
-    """An agent's process, as the demonstration sees it."""
+    """An agent's process, seen from the demonstration."""
 
     def __init__(self, name: str, socket: Path, folder: Path) -> None:
         spawn = multiprocessing.get_context("spawn")
@@ -168,7 +168,7 @@ class Agent:
         self._answer()
 
     def ask(self, what: str, argument: Any = None) -> Any:
-        """Has something done, and gives what came of it."""
+        """Sends an order, and returns its result."""
         self._orders.send((what, argument))
         return self._answer()
 
@@ -187,7 +187,7 @@ class Agent:
 
 @contextmanager
 def daemon(folder: Path, gauge_file: Path) -> Iterator[Path]:
-    """A daemon of our own with the card's gauge; gives its socket."""
+    """A private daemon with the card's gauge; yields its socket."""
     socket = folder / "control.sock"
     settings = {
         "instance": f"demo-pressure-{os.getpid()}",
@@ -218,7 +218,7 @@ def daemon(folder: Path, gauge_file: Path) -> Iterator[Path]:
 
 
 class Demonstration:
-    """The engine's side: fills the card, waits for what follows, and keeps the timeline."""
+    """The engine: fills the card, waits for the effects, and prints the timeline."""
 
     def __init__(self, cache: tensord.Client, agents: Sequence[Agent], card: FakeCard, host: FakeCard) -> None:
         self.seen = Seen()
@@ -234,7 +234,7 @@ class Demonstration:
         self._subscription = cache.on_mode(self._changed)
 
     def run(self) -> None:
-        """Up through all modes, and back."""
+        """Passes all modes up and down."""
         tell = self._timeline.tell
         each = f"{ENTRIES_EACH} tensors of {ENTRY_BYTES // MIB} MiB each"
         tell("card", f"{CARD_BYTES // MIB} MiB; {len(AGENTS)} agents, {each}")
@@ -243,15 +243,15 @@ class Demonstration:
                 agent.ask("put", number)
         self._count()
         self._fill_to(0.75, "normal")
-        self._settle("what is idle leaves, for the host's memory")
+        self._settle("idle tensors are offloaded to the host")
         self._put_more(1)
         self._fill_to(0.88, "pressure")
-        self._settle("the least used per token, and no more than needed")
+        self._settle("the least used per token leave, and only as many as needed")
         self._fill_to(0.5, "relaxed")
         self._put_more(2)
         self._with_workflow()
         self._fill_to(0.935, "critical")
-        self._settle("all that is idle, for the host's memory")
+        self._settle("all idle tensors are offloaded to the host")
         self._fill_to(0.97, "emergency")
         outcome = self._agents[0].ask("put", 900)
         self.seen.refused_in_emergency = outcome.startswith("refused")
@@ -261,33 +261,33 @@ class Demonstration:
         self.seen.accepted_afterwards = outcome == "registered"
         tell("put", f"{self._agents[0].name}: {outcome}")
         self._fetch_all()
-        tell("host", "its memory is full now too: from here on what leaves the card is evicted")
+        tell("host", "the host's memory is full too: from now on tensors that leave the card are evicted")
         self._host.occupy(HOST_BYTES * 9 // 10)
         self._host_full = True
         self._await(lambda: self._cache.modes()["host"].mode == "pressure", "the host's pressure")
         self._fill_to(0.935, "critical")
-        self._settle("all that is idle, and nowhere to go")
+        self._settle("all idle tensors are evicted")
         self._host.occupy(HOST_BYTES // 5)
         self._fill_to(0.0, "relaxed")
         self._subscription.close()
 
     def _with_workflow(self) -> None:
-        """A step graph says whose turn comes when: who is finished goes first, whoever was used last."""
+        """A step graph gives the order of the agents: a finished agent's tensors leave first, whoever was used last."""
         graph = tensord.AgentStepGraph()
         for step, agent in enumerate(AGENTS):
             graph.add_step(tensord.AgentStep(agent, depends_on=AGENTS[:step][-1:], step_index=step))
         with self._cache.workflow("ticket", graph) as workflow:
-            workflow.advance(1, wait=True)  # the daemon knows it before the card fills up
-            self._timeline.tell("workflow", f"{AGENTS[0]} is finished, {AGENTS[1]} at work, {AGENTS[2]} up next")
+            workflow.advance(1, wait=True)  # the daemon has the step before the card fills up
+            self._timeline.tell("workflow", f"{AGENTS[0]} is finished, {AGENTS[1]} is working, {AGENTS[2]} is next")
             before = {agent.name: agent.ask("here") for agent in self._agents}
             self._fill_to(0.87, "workflow_aware")
-            self._settle("the finished agent's, and no more than needed")
+            self._settle("the finished agent's leave, and only as many as needed")
             after = {agent.name: agent.ask("here") for agent in self._agents}
             gone = {name for name in AGENTS if after[name] < before[name]}
             self.seen.finished_went_first = gone == {AGENTS[0]}
 
     def _put_more(self, round_number: int) -> None:
-        """So that there is something to give back at every level."""
+        """Puts tensors, so that every level has tensors to evict."""
         for agent in self._agents:
             for number in range(ENTRIES_EACH // 2):
                 agent.ask("put", 100 * round_number + number)
@@ -299,16 +299,16 @@ class Demonstration:
             self.seen.fetched += outcomes.count("same")
             self.seen.wrong += outcomes.count("changed")
             self.seen.dropped_before_host_was_full += outcomes.count("gone")
-        self._timeline.tell("fetched", f"{self.seen.fetched} tensors, {self.seen.wrong} of them changed")
+        self._timeline.tell("fetched", f"{self.seen.fetched} tensors, {self.seen.wrong} of them with other bytes")
 
     def _fill_to(self, share: float, mode: str) -> None:
-        """The engine takes, or lets go of, as much as keeps the card so full until the mode has come."""
+        """Allocates or frees memory so that the card stays at that level until the mode has come."""
         self._before = self._counters()
         since = len(self.seen.modes)
         self._timeline.tell("engine", f"fills the card to {share:.0%}")
         deadline = time.monotonic() + PATIENCE_S
         while True:
-            # Again and again: entries that leave meanwhile, as idle ones do, would leave the card too empty.
+            # Repeats: entries that leave meanwhile, such as idle ones, lower the level.
             used_bytes, total_bytes = self._card.reading()
             self._occupied_bytes = max(0, int(share * total_bytes) - (used_bytes - self._occupied_bytes))
             self._card.occupy(self._occupied_bytes)
@@ -319,9 +319,9 @@ class Demonstration:
                 raise RuntimeError(f"the card was not {mode} within {PATIENCE_S:g} s: {self.seen.modes[since:]}")
 
     def _settle(self, why: str) -> None:
-        """Waits until no entry is on its way any more, and tells what came of it."""
+        """Waits until no entry is being moved, and prints the result."""
         before = self._before
-        time.sleep(2 * IDLE_S)  # what is idle is what the demonstration is about
+        time.sleep(2 * IDLE_S)  # the demonstration is about idle tensors
         self._await(lambda: not any(row["ordered_entries"] for row in self._devices()), "orders carried out")
         after = self._counters()
         offloaded, dropped = (after[name] - before[name] for name in ("offloaded", "dropped"))
@@ -356,13 +356,13 @@ class Demonstration:
         deadline = time.monotonic() + PATIENCE_S
         while not condition():
             if time.monotonic() > deadline:
-                raise RuntimeError(f"waited {PATIENCE_S:g} s in vain for {what}")
+                raise RuntimeError(f"{what} did not come within {PATIENCE_S:g} s")
             time.sleep(0.02)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="A card fills up, and the daemon decides who gives memory back.")
-    parser.add_argument("--json", type=Path, help="write what was seen there")
+    parser = argparse.ArgumentParser(description="A card fills up, and the daemon decides which tensors leave.")
+    parser.add_argument("--json", type=Path, help="write the observations there")
     given = parser.parse_args(argv)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tensord-demo-")))
@@ -384,8 +384,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"pressure: {failure}", file=sys.stderr)
     if not seen.failures:
         print(
-            f"\n{seen.offloaded} tensors were offloaded, {seen.fetched} fetched back bit-identical; "
-            f"{seen.dropped} were evicted, all of them once the host was full too"
+            f"\n{seen.offloaded} tensors were offloaded, {seen.fetched} fetched bit-identical; "
+            f"{seen.dropped} were evicted, all of them after the host was full"
         )
     return 1 if seen.failures else 0
 

@@ -2,14 +2,13 @@
 
     python examples/shared_vision.py [--json PATH] [--processes N] [--passes N]
 
-Starts a daemon of its own (256 MiB, a private name and private sockets), and ends it. Every process
-goes through the photographs in an order of its own, and runs a real encoder, EfficientNet-Lite0 at
-448 px, whenever nobody has encoded a photograph yet and nobody is at it. Then the embeddings are
-compared with fresh encodings, a process is killed while it holds one, and `tensorctl status` is
-shown.
+Starts a private daemon (256 MiB, a private name and private sockets), and stops it. Every process goes through the
+photographs in its own order. It runs a real encoder, EfficientNet-Lite0 at 448 px, when no process has encoded the
+photograph and none is encoding it. Then the embeddings are compared with fresh encodings, a process is killed while it
+holds one, and `tensorctl status` is shown.
 
-The exit status is 1 if a photograph was encoded twice, an embedding was wrong, the killed process
-left a pin behind, or the status could not be had.
+The exit status is 1 if a photograph was encoded twice, an embedding was wrong, the killed process left a pin, or the
+status failed.
 """
 
 from __future__ import annotations
@@ -42,12 +41,12 @@ SIDE: Final = 448
 TOKENS: Final = (SIDE // TOKEN_PIXELS) ** 2
 START_S: Final = 30.0
 GONE_S: Final = 10.0
-# A wait is bounded: on a busy machine an encoding may take its time.
+# A wait has a limit; on a busy machine an encoding may be slow.
 ENCODE_S_MAX: Final = 60.0
 
 
 def key_of(encoder: Encoder, picture: Photograph) -> bytes:
-    """The key of a photograph's embedding by this encoder, and by no other."""
+    """The key of a photograph's embedding by this encoder."""
     namespace = tensord.Namespace(
         model=encoder.name,
         revision=encoder.revision,
@@ -58,7 +57,7 @@ def key_of(encoder: Encoder, picture: Photograph) -> bytes:
 
 
 def look_at(cache: tensord.Client, encoder: Encoder, picture: Photograph, seen: Seen) -> None:
-    """One embedding: from the cache, from whoever is encoding it just now, or encoded here."""
+    """One embedding: from the cache, from a process that is encoding it, or encoded here."""
     key = key_of(encoder, picture)
 
     def encode() -> Any:
@@ -85,7 +84,7 @@ def look_at(cache: tensord.Client, encoder: Encoder, picture: Photograph, seen: 
 
 
 def process(socket: Path, number: int, passes: int, together: Any, orders: Any) -> None:
-    """The life of one process: look at everything, tell what was met, then do as told."""
+    """One process: looks at every photograph, reports its lookups, then carries out orders."""
     encoder = Encoder()
     pictures = photographs.load_all(SIDE)
     order = random.Random(number)
@@ -99,12 +98,12 @@ def process(socket: Path, number: int, passes: int, together: Any, orders: Any) 
         if orders.recv() == "hold":
             lease = cache.get(key_of(encoder, pictures[0]))
             orders.send(lease is not None)
-            orders.recv()  # what comes instead is SIGKILL
+            orders.recv()  # SIGKILL comes instead of an order
 
 
 @dataclass(frozen=True)
 class Running:
-    """One of the processes, and the pipe to it."""
+    """One of the processes, with its pipe."""
 
     process: Any
     orders: Any
@@ -112,7 +111,7 @@ class Running:
 
 @contextmanager
 def several(count: int, passes: int, socket: Path) -> Iterator[list[Running]]:
-    """So many processes that share nothing but the daemon's socket; they begin together."""
+    """So many processes that share only the daemon's socket; they begin together."""
     spawn = multiprocessing.get_context("spawn")
     together = spawn.Barrier(count)
     running = []
@@ -120,7 +119,7 @@ def several(count: int, passes: int, socket: Path) -> Iterator[list[Running]]:
         ours, theirs = spawn.Pipe()
         started = spawn.Process(target=process, args=(socket, number, passes, together, theirs))
         started.start()
-        theirs.close()  # so that the pipe ends with the process
+        theirs.close()  # so that the pipe ends when the process ends
         running.append(Running(started, ours))
     try:
         yield running
@@ -136,7 +135,7 @@ def several(count: int, passes: int, socket: Path) -> Iterator[list[Running]]:
 
 @contextmanager
 def own_daemon(folder: Path) -> Iterator[tuple[Path, tensord.Client]]:
-    """A daemon with a name and sockets of its own; gives its control socket, and a client of it."""
+    """A daemon with a private name and private sockets; yields its control socket, and a client."""
     socket = folder / "control.sock"
     named = ["--config", os.devnull, "--instance", f"demo-{os.getpid()}", "--socket", str(socket)]
     sized = ["--ring-bytes", "256MiB", "--log-level", "warning"]
@@ -147,7 +146,7 @@ def own_daemon(folder: Path) -> Iterator[tuple[Path, tensord.Client]]:
         with tensord.Client(socket, name="vision") as cache:
             while not cache.wait_connected(0.1):
                 if daemon.poll() is not None or time.monotonic() > deadline:
-                    raise SystemExit("the daemon does not serve; what it said is above")
+                    raise SystemExit("the daemon does not serve; its messages are above")
             yield socket, cache
     finally:
         daemon.send_signal(signal.SIGINT)  # SIGTERM would keep its memory for the next daemon
@@ -155,7 +154,7 @@ def own_daemon(folder: Path) -> Iterator[tuple[Path, tensord.Client]]:
 
 
 def equal_to_fresh(cache: tensord.Client, encoder: Encoder, pictures: Sequence[Photograph]) -> int:
-    """How many of the shared embeddings are, byte for byte, what the encoder gives now."""
+    """The number of shared embeddings that equal a fresh encoding byte for byte."""
     equal = 0
     for picture in pictures:
         lease = cache.get(key_of(encoder, picture))
@@ -166,7 +165,7 @@ def equal_to_fresh(cache: tensord.Client, encoder: Encoder, pictures: Sequence[P
 
 @dataclass(frozen=True)
 class Killed:
-    """Pins that the daemon saw before and after a process was killed, and the seconds between."""
+    """The pins before and after a process was killed, and the seconds until the daemon dropped them."""
 
     before: int
     after: int
@@ -174,10 +173,10 @@ class Killed:
 
 
 def kill_holding(one: Running, cache: tensord.Client) -> Killed:
-    """SIGKILL for a process that holds a lease; waits for its pins to go, but not for ever."""
+    """Kills a process that holds a lease with SIGKILL; waits for its pins to go, with a limit."""
     one.orders.send("hold")
     if not one.orders.recv():
-        raise RuntimeError("the photograph that was to be held is not in the cache")
+        raise RuntimeError("the photograph to hold is not in the cache")
     before = cache.status()["pins"]
     began = time.monotonic()
     one.process.kill()
@@ -188,12 +187,12 @@ def kill_holding(one: Running, cache: tensord.Client) -> Killed:
 
 
 def tell(all_seen: Sequence[Seen], found: Figures, equal: int, killed: Killed) -> None:
-    """Print what came of it."""
+    """Prints the results."""
     print(f"\n{table(all_seen)}\n")
     print(f"{found.photographs} photographs, {found.lookups} lookups, {found.encoder_runs} encoder runs")
     print(f"equal to a fresh encoding: {equal} of {found.photographs}")
     print(
-        f"SIGKILL for a process that held one: pins {killed.before} → {killed.after} "
+        f"SIGKILL for a process with one lease: pins {killed.before} → {killed.after} "
         f"within {killed.took_s * 1e3:.0f} ms"
     )
 
@@ -205,7 +204,7 @@ def main() -> int:
     parser.add_argument("--passes", type=int, default=3, help="default: %(default)s")
     arguments = parser.parse_args()
 
-    encoder = Encoder()  # builds the graph, where it is not cached, for all of them
+    encoder = Encoder()  # builds the graph for all processes, if it is not cached
     pictures = photographs.load_all(SIDE)
     print(
         f"{arguments.processes} processes, {len(pictures)} photographs at {SIDE} px, "

@@ -1,11 +1,12 @@
-"""A tiny decoder with eyes, the same in every process: a Llama of 4 layers with random weights from a seed, and a
-vision part that makes 64 tokens of a picture of 64 × 64 pixels.
+"""A tiny vision-language decoder: a Llama of 4 layers with random weights from a seed, and a vision tower.
 
-Owns: the weights, and three ways to run them: transformers' LlamaForCausalLM, or a page of code on torch or on numpy
-arrays. Does not own: what is asked of it (chat_prefix.py).
+The vision tower makes 64 tokens of a picture of 64 × 64 pixels.
 
-All three compute the same function in float32; their last bits differ, as do one library's own where it gets the same
-tokens in other portions.
+Owns: the weights, and three ways to run them: transformers' LlamaForCausalLM, or short code on torch or numpy arrays.
+Does not own: the prompts (chat_prefix.py).
+
+All three compute the same function in float32. Their last bits differ; so do those of one library with other batches of
+the same tokens.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ import numpy.typing as npt
 
 Array = npt.NDArray[Any]
 Keys = list[tuple[Any, Any]]
-"""Per layer its keys and values, each (KV_HEADS, tokens, HEAD)."""
+"""Keys and values of each layer, each (KV_HEADS, tokens, HEAD)."""
 Kind = Literal["transformers", "torch", "numpy"]
 
 VOCABULARY: Final = 264
-BEGIN, PICTURE, USER, AGENT = 256, 257, 258, 259  # behind the 256 bytes
+BEGIN, PICTURE, USER, AGENT = 256, 257, 258, 259  # the numbers after the 256 bytes
 LAYERS, WIDTH, HEADS, KV_HEADS, HEAD, INNER = 4, 128, 4, 2, 32, 256
 SIDE, PATCH = 64, 8
 PICTURE_TOKENS: Final = (SIDE // PATCH) ** 2
@@ -37,12 +38,12 @@ def tokens_of(text: str) -> list[int]:
 
 
 def text_of(tokens: list[int]) -> str:
-    """What can be shown of them: random weights do not speak."""
+    """A printable form of the tokens: random weights give no words."""
     return "".join(chr(token) if 32 <= token < 127 else "·" for token in tokens)
 
 
 def weights(seed: int = SEED) -> dict[str, Array]:
-    """float32, by transformers' names; the vision part's begin with `vision.`."""
+    """The weights, float32, by transformers' names; those of the vision tower begin with `vision.`."""
     chance = np.random.default_rng(seed)
 
     def matrix(outputs: int, inputs: int, scale: float = 1.0) -> Array:
@@ -52,7 +53,7 @@ def weights(seed: int = SEED) -> dict[str, Array]:
     found = {"model.embed_tokens.weight": matrix(VOCABULARY, WIDTH, np.sqrt(WIDTH))}
     for number in range(LAYERS):
         at = f"model.layers.{number}."
-        # Sharp attention that counts: what a token is told by others is to show in what is said.
+        # Sharp attention, so that a change of one token changes the generated tokens.
         found[at + "self_attn.q_proj.weight"] = matrix(HEADS * HEAD, WIDTH, 2.0)
         found[at + "self_attn.k_proj.weight"] = matrix(KV_HEADS * HEAD, WIDTH, 2.0)
         found[at + "self_attn.v_proj.weight"] = matrix(KV_HEADS * HEAD, WIDTH, 2.0)
@@ -70,30 +71,32 @@ def weights(seed: int = SEED) -> dict[str, Array]:
 
 
 class Decoder(Protocol):
-    """What the demonstration wants of a model."""
+    """The interface of the demonstration's models."""
 
     name: str
 
     def take(self, values: Array) -> Any:
-        """Somebody's keys or values as this model's own."""
+        """Keys or values of another process, in this model's form."""
         ...
 
     def see(self, pixels: npt.NDArray[np.uint8]) -> Any:
-        """A picture, uint8 (64, 64, 3), as tokens: (64, WIDTH)."""
+        """The tokens of a picture, uint8 (64, 64, 3): (64, WIDTH)."""
         ...
 
     def embed(self, tokens: Array) -> Any:
-        """Tokens, (n,), as rows: (n, WIDTH), which a picture's may replace."""
+        """The rows of tokens (n,): (n, WIDTH). The rows of a picture may replace some."""
         ...
 
     def forward(self, rows: Any, past: Keys) -> tuple[Keys, Any]:
-        """`rows`, (n, WIDTH), after what `past` has (no layers: nothing): keys and values of all tokens, and the
-        logits of the last one, (VOCABULARY,)."""
+        """Computes `rows`, (n, WIDTH), after `past` (an empty list: no past).
+
+        Returns the keys and values of all tokens, and the logits of the last one, (VOCABULARY,).
+        """
         ...
 
 
 class ArrayDecoder:
-    """The decoder on numpy arrays, or on torch's tensors: `library` is numpy or torch."""
+    """The decoder on numpy arrays or torch tensors; `library` is numpy or torch."""
 
     def __init__(self, library: Any, name: str, found: dict[str, Array]) -> None:
         self.name = name
@@ -137,7 +140,7 @@ class ArrayDecoder:
         if past is not None:
             key, value = (self._np.concatenate((old, new), 1) for old, new in zip(past, (key, value), strict=True))
         keys.append((key, value))
-        # Heads of one group share keys and values: (KV_HEADS, group, count, HEAD) @ (KV_HEADS, 1, HEAD, all).
+        # The heads of a group share keys and values: (KV_HEADS, group, count, HEAD) @ (KV_HEADS, 1, HEAD, all).
         scores = query.reshape(KV_HEADS, -1, count, HEAD) @ key[:, None].swapaxes(-1, -2) / HEAD**0.5
         seen = np.tri(count, key.shape[1], key.shape[1] - count, dtype=bool)
         scores = scores + self._np.asarray(np.where(seen, 0.0, -np.inf).astype(np.float32))
@@ -150,7 +153,7 @@ class ArrayDecoder:
         return rows / self._np.sqrt((rows * rows).mean(-1)[:, None] + EPSILON) * self._weights[name]
 
     def _turns(self, first: int, count: int) -> tuple[Any, Any]:
-        """Cosines and sines of each position, (count, HEAD)."""
+        """The cosines and sines of each position, (count, HEAD)."""
         frequencies = (1.0 / ROPE_BASE ** (np.arange(0, HEAD, 2) / HEAD)).astype(np.float32)
         angles = np.arange(first, first + count, dtype=np.float32)[:, None] * np.tile(frequencies, 2)
         return self._np.asarray(np.cos(angles)), self._np.asarray(np.sin(angles))
@@ -162,7 +165,7 @@ class ArrayDecoder:
 
 
 class LlamaDecoder(ArrayDecoder):
-    """The decoder as transformers runs it; what sees is the same."""
+    """The decoder in transformers; the vision tower is ArrayDecoder's."""
 
     def __init__(self, torch: Any, found: dict[str, Array]) -> None:
         super().__init__(torch, "transformers", found)
@@ -199,14 +202,14 @@ class LlamaDecoder(ArrayDecoder):
 
 
 def best_kind() -> Kind:
-    """What is installed."""
+    """The first kind whose library is installed."""
     if find_spec("torch") is None:
         return "numpy"
     return "transformers" if find_spec("transformers") is not None else "torch"
 
 
 def decoder(kind: Kind) -> Decoder:
-    """The same function in every process, whatever `kind` it is run by."""
+    """A decoder of that kind. All kinds compute the same function."""
     found = weights()
     if kind == "numpy":
         return ArrayDecoder(np, "numpy", found)

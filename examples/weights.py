@@ -1,11 +1,10 @@
-"""Read a PyTorch checkpoint into numpy, without torch and without trusting its pickle.
+"""Reads a PyTorch checkpoint into numpy, without torch and without trusting its pickle.
 
-Owns: the serial form that torch wrote before 1.6 (three pickled preambles, one pickled state dict
-whose storages are named by persistent ids, the list of those names, then each storage's bytes).
-Does not own: what the weights mean.
+Owns: the file format of torch before 1.6: three pickled preambles, one pickled state dict whose storages have
+persistent ids, the list of those ids, then the bytes of each storage. Does not own: the meaning of the weights.
 
-Invariant: the unpickler calls nothing but the four names in `_ALLOWED`; whatever else a file asks
-for is refused before it runs, and no tensor reaches outside its storage.
+Invariant: the unpickler calls only the four names in `_ALLOWED`. It refuses any other name before the call, and no
+tensor reaches outside its storage.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ class UnsafeCheckpoint(ValueError):
 
 
 class _Storage:
-    """One storage: elements whose bytes follow the pickles, so they are filled in afterwards."""
+    """One storage. Its bytes follow the pickles, so its elements are filled in later."""
 
     def __init__(self, dtype: np.dtype[Any], elements: int) -> None:
         if not 0 <= elements <= _STORAGE_ELEMENTS_MAX:
@@ -53,7 +52,7 @@ def _rebuild_tensor(
 ) -> Array:
     """The view that torch's `_rebuild_tensor_v2` describes; `strides` count elements."""
     if not isinstance(storage, _Storage):
-        raise UnsafeCheckpoint(f"a tensor over {type(storage).__name__}, which is no storage")
+        raise UnsafeCheckpoint(f"a tensor over {type(storage).__name__}, which is not a storage")
     if hooks:
         raise UnsafeCheckpoint("a tensor with backward hooks")
     if not (isinstance(shape, tuple) and isinstance(strides, tuple) and len(shape) == len(strides)):
@@ -72,7 +71,7 @@ def _rebuild_tensor(
 _ALLOWED: Final[Mapping[tuple[str, str], object]] = {
     ("collections", "OrderedDict"): OrderedDict,
     ("torch._utils", "_rebuild_tensor_v2"): _rebuild_tensor,
-    # Storage types are only ever named in a persistent id: the dtype itself stands for them.
+    # A persistent id only names the storage's type: the dtype stands for it.
     ("torch", "FloatStorage"): np.dtype("<f4"),
     ("torch", "LongStorage"): np.dtype("<i8"),
 }
@@ -95,7 +94,7 @@ class _TensorUnpickler(pickle.Unpickler):
                 if key not in self._storages:
                     self._storages[key] = _Storage(dtype, elements)
                 return self._storages[key]
-        raise UnsafeCheckpoint(f"the file refers to {pid!r}, which is no storage")
+        raise UnsafeCheckpoint(f"the file refers to {pid!r}, which is not a storage")
 
 
 def _load(file: io.BytesIO, storages: dict[str, _Storage] | None = None) -> Any:
@@ -103,7 +102,7 @@ def _load(file: io.BytesIO, storages: dict[str, _Storage] | None = None) -> Any:
         return _TensorUnpickler(file, storages).load()
     except UnsafeCheckpoint:
         raise
-    except Exception as error:  # a broken pickle fails in any way it likes
+    except Exception as error:  # a broken pickle may raise any exception
         raise UnsafeCheckpoint(f"not a readable checkpoint: {error!r}") from error
 
 
@@ -113,15 +112,14 @@ def _expect(read: Callable[[], Any], wanted: object, what: str) -> None:
 
 
 def _truncated() -> NoReturn:
-    raise UnsafeCheckpoint("the file ends inside a storage, or gives one another length")
+    raise UnsafeCheckpoint("the file ends within a storage, or has a wrong length for one")
 
 
 def read_checkpoint(path: Path) -> tuple[dict[str, Array], str]:
-    """The tensors of `path` by name (read-only, float32 or int64), and the SHA-256 of the file as
-    hex.
+    """The tensors of `path` by name (read-only, float32 or int64), and the SHA-256 of the file as hex.
 
-    Raises UnsafeCheckpoint for anything but the state dict of a model, and OSError for a file that
-    cannot be read.
+    Raises UnsafeCheckpoint for a file that is not the state dict of a model, and OSError for a file that cannot be
+    read.
     """
     content = path.read_bytes()
     file = io.BytesIO(content)
@@ -133,10 +131,10 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Array], str]:
     if not isinstance(state, dict) or not all(
         isinstance(name, str) and isinstance(value, np.ndarray) for name, value in state.items()
     ):
-        raise UnsafeCheckpoint("the file holds something other than tensors by name")
+        raise UnsafeCheckpoint("the file is not a dict of tensors by name")
     keys = _load(file)
     if not isinstance(keys, list) or sorted(keys) != sorted(storages):
-        raise UnsafeCheckpoint("the storages in the file are not those its tensors name")
+        raise UnsafeCheckpoint("the storages in the file differ from those of its tensors")
     for key in keys:
         values = storages[key].values
         (elements,) = struct.unpack("<q", file.read(8).ljust(8, b"\xff"))

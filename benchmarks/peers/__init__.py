@@ -1,11 +1,10 @@
-"""The caches that are measured against each other, one small file each, behind one interface.
+"""The caches that the benchmark compares, one small file each, behind one interface.
 
-A peer's file has a class `Peer` (its servers, in the process that runs the benchmark), a class
-`Writer` and a class `Reader` (each in a process of its own; see worker.py). Peers, writers and
-readers of one run share a folder, and nothing else: whatever a reader must know beyond a key is the
-token that the writer's put gave back.
+A peer's file has a class `Peer` (its servers, in the process that runs the benchmark), a class `Writer` and a class
+`Reader` (each in its own process; see worker.py). The peer, writer and reader of one run share only a folder. The
+writer's put returns a token: everything that a reader needs beyond the key.
 
-What is timed is a call of one of the methods named in `Op`, and nothing around it.
+The benchmark times one call of a method named in `Op`, and nothing around the call.
 """
 
 from __future__ import annotations
@@ -38,16 +37,13 @@ _MODULES: Final = {"copy": "copy", "sharedmemory": "sharedmemory_peer"}
 
 
 class BasePeer:
-    """What stands beside writer and reader: servers, if any. `folder` is private to this peer and
-    this run.
-    """
+    """The servers of a peer, if it has any. `folder` is private to this peer and this run."""
 
     ops: ClassVar[tuple[Op, ...]] = ("get", "get_consume", *PUT_OPS)
-    # True where a store makes room by itself, so that it may be given a new key for ever; else keys
-    # come round again.
+    # True if the store evicts by itself, so that every put may use a new key. Otherwise keys repeat.
     evicts_by_itself: ClassVar[bool] = False
-    # What is written, untimed, before the first round: all of a ring, so that no put is timed on
-    # fresh pages.
+    # The bytes that are written, untimed, before the first round: the whole ring, so that no timed put meets fresh
+    # pages.
     warm_bytes: ClassVar[int] = 512 << 20
 
     def __init__(self, folder: Path) -> None:
@@ -55,79 +51,73 @@ class BasePeer:
 
     @classmethod
     def missing(cls) -> str | None:
-        """Why this peer cannot run here, with the remedy; None if it can."""
+        """The reason why this peer cannot run here, with the remedy; None if it can run."""
         return None
 
     @classmethod
     def python(cls) -> str:
-        """The interpreter that its writer and reader run in."""
+        """The interpreter of its writer and reader."""
         return sys.executable
 
     def start(self) -> None:
-        """Start what the writer and the reader need; returns when it serves."""
+        """Starts the servers that the writer and the reader need; returns when they serve."""
 
     def stop(self) -> None:
-        """End what `start` started, and remove what it leaves behind. Called once, after writer and
-        reader ended.
-        """
+        """Stops the servers and removes what they leave. Called once, after the writer and the reader have ended."""
 
 
 class BaseWriter:
-    """Stores values. Every value is a one-dimensional uint64 array, which the caller does not
-    change.
-    """
+    """Stores values. Every value is a one-dimensional uint64 array; the caller does not change it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def put(self, key: bytes, value: Array) -> Any:
-        """Store `value`; returns when the caller may go on. What a reader needs beyond the key, as
-        JSON, or None.
-        """
-        raise NotImplementedError  # each peer has its own of what its `ops` name; the rest is not called
+        """Stores `value`; returns when the caller may continue. Returns a token for the reader (JSON), or None."""
+        raise NotImplementedError  # each peer implements the methods that its `ops` name
 
     def put_visible(self, key: bytes, value: Array) -> Any:
-        """The same; returns when every reader would find it."""
+        """Like `put`, but returns when every reader finds the value."""
         return self.put(key, value)
 
     def flush(self) -> None:
-        """Returns when all that was put is visible."""
+        """Returns when every put is visible."""
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Releases everything."""
 
 
 class BaseReader:
-    """Reads values. The timed methods include giving up what they got."""
+    """Reads values. Each timed method includes the release of its result."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def learn(self, keys: Sequence[bytes], tokens: Sequence[Any]) -> None:
-        """Told, untimed, of what was put, before it is read."""
+        """Takes the keys and tokens of the values before they are read; untimed."""
 
     def get(self, key: bytes) -> None:
-        """Get one value as a numpy array, and release it."""
-        raise NotImplementedError  # each peer has its own of what its `ops` name; the rest is not called
+        """Gets one value as a numpy array, and releases it."""
+        raise NotImplementedError  # each peer implements the methods that its `ops` name
 
     def get_consume(self, key: bytes) -> int:
-        """Get one value, read every byte of it (`consume`), and release it."""
-        raise NotImplementedError  # each peer has its own of what its `ops` name; the rest is not called
+        """Gets one value, reads every byte (`consume`), and releases it."""
+        raise NotImplementedError  # each peer implements the methods that its `ops` name
 
     def batch(self, keys: Sequence[bytes]) -> Any:
-        """The keys of a batch in the form that this peer likes best; made untimed."""
+        """The keys of a batch in this peer's preferred form; untimed."""
         return keys
 
     def get_many(self, batch: Any) -> None:
-        """Get a batch of values that can be indexed, and release it."""
-        raise NotImplementedError  # each peer has its own of what its `ops` name; the rest is not called
+        """Gets a batch of values that supports indexing, and releases it."""
+        raise NotImplementedError  # each peer implements the methods that its `ops` name
 
     def get_many_views(self, batch: Any) -> None:
-        """Get a batch and make a numpy array of every value in it; release all."""
-        raise NotImplementedError  # each peer has its own of what its `ops` name; the rest is not called
+        """Gets a batch, makes a numpy array of every value, and releases all."""
+        raise NotImplementedError  # each peer implements the methods that its `ops` name
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Releases everything."""
 
 
 def consume(value: Array) -> int:
@@ -136,5 +126,5 @@ def consume(value: Array) -> int:
 
 
 def module_of(name: str) -> Any:
-    """The module of the peer called `name`, with its `Peer`, `Writer` and `Reader`."""
+    """The module of the peer `name`, with its `Peer`, `Writer` and `Reader`."""
     return importlib.import_module("peers." + _MODULES.get(name, f"{name}_peer"))

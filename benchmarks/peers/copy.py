@@ -1,8 +1,7 @@
-"""np.copyto from one place to another in one process: what moving the bytes costs, and nothing
-else.
+"""np.copyto within one process: the cost of moving the bytes alone.
 
-Source and destination both rotate over the same 256 MiB and more, as the values of a cache do:
-copying again and again to one place is twice as fast, and is nobody's put.
+Source and destination rotate over at least 256 MiB, as the values of a cache do. Copying to one place again and again
+is twice as fast, and no put of a cache does so.
 """
 
 from __future__ import annotations

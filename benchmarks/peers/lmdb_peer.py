@@ -1,6 +1,4 @@
-"""LMDB on /dev/shm: reads without a copy inside a transaction; writes into the map, with nothing
-synced to any disk.
-"""
+"""LMDB on /dev/shm: zero-copy reads inside a transaction; writes into the map, without any sync to a disk."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Debian's redis-server on a Unix socket of our own, with nothing saved to disk; read and written
-with redis-py.
-"""
+"""Debian's redis-server on a private Unix socket, without persistence, through redis-py."""
 
 from __future__ import annotations
 
@@ -34,7 +32,7 @@ class Peer(BasePeer):
         except ImportError:
             return "redis is not installed; pip install 'tensord[bench]'"
         if shutil.which("redis-server") is None:
-            return "there is no redis-server; apt-get install redis-server"
+            return "redis-server is not installed; apt-get install redis-server"
         return None
 
     def start(self) -> None:

@@ -1,6 +1,4 @@
-"""What the standard library has: one multiprocessing.shared_memory segment a value, and a Manager's
-dict of names.
-"""
+"""The standard library: one multiprocessing.shared_memory segment for each value, and a Manager's dict of names."""
 
 from __future__ import annotations
 
@@ -18,7 +16,7 @@ AUTHKEY = b"a benchmark's own, in its private folder"
 
 
 class _Manager(SyncManager):
-    """Serves one dict: name of the segment and bytes of the value, by key."""
+    """Serves one dict: key -> (name of the segment, bytes of the value)."""
 
 
 _names: dict[bytes, tuple[str, int]] = {}
@@ -69,8 +67,8 @@ class Writer(BaseWriter):
 class Reader(BaseReader):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        # Before Python 3.13 a segment is unlinked when any process that attached to it ends: here
-        # the writer alone does that.
+        # Before Python 3.13 a segment is unlinked when any process that attached to it ends. Here only the writer
+        # unlinks.
         resource_tracker.register = lambda name, rtype: None
         self._names = _connect(folder)
 

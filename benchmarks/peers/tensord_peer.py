@@ -1,4 +1,4 @@
-"""tensord: a daemon of our own, a client that writes and a client that reads.
+"""tensord: a private daemon, a client that writes, and a client that reads.
 
 Owns: how every benchmark starts a daemon, waits until it serves, and stops it.
 """
@@ -23,17 +23,17 @@ import tensord
 from . import PUT_OPS, READ_OPS, Array, BasePeer, BaseReader, BaseWriter, consume
 
 RING_BYTES = 3 << 30
-"""What is read, 256 MiB, is less than an eighth of the ring, so that no put in between makes it go."""
+"""The values that are read, 256 MiB, are less than an eighth of the ring, so that the puts in between evict none."""
 START_S = 60.0
 WAIT_S = 30.0
 
 
 class Daemon:
-    """A daemon with an instance name and sockets of its own, the latter in `folder`."""
+    """A daemon with its own instance name. Its sockets are in `folder`."""
 
     def __init__(self, folder: Path, ring_bytes: int, *flags: str) -> None:
         self.socket = folder / "control.sock"
-        # Nothing of the user's own settings reaches it: a figure is of the defaults, but for these flags.
+        # The daemon ignores the user's settings: a figure shows the defaults and these flags.
         ours = {name: value for name, value in os.environ.items() if not name.startswith("TENSORD_")}
         instance = f"bench-{os.getpid()}-{os.urandom(3).hex()}"
         named = ["--config", os.devnull, "--instance", instance, "--socket", str(self.socket)]
@@ -43,13 +43,13 @@ class Daemon:
         self._process = subprocess.Popen(self._command, env=ours)
 
     def start_again(self) -> None:
-        """SIGKILL, and a new one over the same memory; does not wait until that serves."""
+        """Kills the daemon with SIGKILL and starts another over the same memory; does not wait until it serves."""
         self._process.kill()
         self._process.wait()
         self._process = subprocess.Popen(self._command, env=self._ours)
 
     def wait_serving(self, ring_bytes: int = 0) -> None:
-        """Returns when it answers, with `ring_bytes` of its ring ready. Raises RuntimeError."""
+        """Returns when the daemon answers and `ring_bytes` of its ring are ready. Raises RuntimeError."""
         deadline = time.monotonic() + START_S
         with tensord.Client(self.socket) as client:
             while not (client.wait_connected(0.1) and client.status()["ring_ready_bytes"] >= ring_bytes):
@@ -58,15 +58,16 @@ class Daemon:
                 time.sleep(0.02)
 
     def stop(self) -> None:
-        """End it, and its memory with it."""
+        """Stops the daemon, which removes its memory."""
         self._process.send_signal(signal.SIGINT)
         self._process.wait()
 
 
 @contextmanager
 def serving(ring_bytes: int, *flags: str, folder: Path | None = None) -> Iterator[Daemon]:
-    """A daemon that serves, with all of its ring ready, until the block ends. Its sockets are in `folder`, or in a
-    temporary one. Raises RuntimeError if it does not serve.
+    """A daemon that serves until the block ends, with its whole ring ready.
+
+    Its sockets are in `folder`, or in a temporary folder. Raises RuntimeError if it does not serve.
     """
     with ExitStack() as stack:
         if folder is None:

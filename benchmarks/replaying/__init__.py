@@ -1,4 +1,4 @@
-"""What replays recorded workloads through caches: the traces, the drivers, the policies beside it, the goals.
+"""The replay of recorded workloads through caches: traces, drivers, other policies, goals.
 
-`replay.py` is the command.
+The command is `replay.py`.
 """

@@ -1,4 +1,4 @@
-"""What a replay counts, and the row that follows from it."""
+"""The counts of a replay, and the row that follows from them."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from replaying.traces import Request, Trace
 
 @dataclass(slots=True)
 class Counts:
-    """Of the counted requests: blocks, bytes and tokens that were asked for, and those that were there.
+    """The counted requests: blocks, bytes and tokens that they ask for, and those that are cached.
 
-    A hit is a block that was there; a prefix hit one of those before the first that was not.
+    A hit is a cached block. A prefix hit is a cached block before the first block that is not cached.
     """
 
     blocks: int = 0
@@ -25,21 +25,21 @@ class Counts:
 
     @property
     def object_hit(self) -> float:
-        """Percent of blocks."""
+        """Percent of blocks that are cached."""
         return 100 * self.hits / max(self.blocks, 1)
 
     @property
     def byte_hit(self) -> float:
-        """Percent of bytes."""
+        """Percent of bytes that are cached."""
         return 100 * self.hit_bytes / max(self.bytes, 1)
 
     @property
     def prefix_hit(self) -> float:
-        """Percent of blocks."""
+        """Percent of blocks that are cached as a prefix."""
         return 100 * self.prefix_hits / max(self.blocks, 1)
 
     def count(self, trace: Trace, request: Request, blocks: list[int], prefix: int, beyond: list[int]) -> None:
-        """One request: its blocks, how many of the first ones were there, and which others."""
+        """Counts one request: its blocks, the length of the cached prefix, and the cached blocks after it."""
         if not request.counted:
             return
         sizes, tokens = trace.sizes, trace.tokens
@@ -55,7 +55,7 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One policy on one trace with one size of cache. Hits in percent; `tokens_saved` counts tokens."""
+    """One policy on one trace with one size of the cache. Hits are percents; `tokens_saved` counts tokens."""
 
     trace: str
     policy: str
@@ -80,6 +80,6 @@ class Row:
         )
 
     def as_json(self) -> dict[str, Any]:
-        """The row's fields, as files have them."""
+        """The fields of the row, for a JSON file."""
         names = ("trace", "policy", "size", "object_hit", "byte_hit", "prefix_hit", "tokens_saved")
         return {name: getattr(self, name) for name in names}

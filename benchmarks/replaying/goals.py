@@ -1,9 +1,8 @@
-"""What the store's policy ought to reach, as distances to other policies in the same run; never an assertion.
+"""The goals of the store's policy, as distances to other policies in the same run. A goal is never asserted.
 
-Owns: the goals, and how rows stand against each. Does not own: replaying.
+Owns: the goals, and the comparison of rows with each. Does not own: the replay.
 
-Where absolute figures are asked for, they are of the part of the trace that is judged. On another part the same
-distance is: as much of the way from LRU to Belady.
+An absolute goal holds for one part of the trace. On another part the goal is a share of the way from LRU to Belady.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import Final
 from replaying.counts import Row
 
 CHAT_LEAST: Final = {0.01: (10.5, 26.0), 0.05: (23.5, 16.0), 0.10: (30.5, 16.0)}
-"""By size: prefix hits in percent where the judged part is; percent of the way from LRU to Belady elsewhere."""
+"""By size: prefix hits in percent on the judged part; percent of the way from LRU to Belady on other parts."""
 AGENTS_OVER_LRU: Final = {0.0005: 7.0, 0.001: 7.0, 0.002: 2.0}
 STEPS_WAY: Final = {0.0005: 45.0, 0.001: 45.0, 0.002: 30.0}
 NO_LESS: Final = 0.3
@@ -28,12 +27,12 @@ MADE_UP: Final = {
     "loop": 88.0,
     "one-hit-wonders": 75.0,
     "churn": 70.0,
-    # At most 11, 22 and 29 of ten requests for each new picture are misses.
+    # At most 11, 22 and 29 of the ten requests for each new picture may miss.
     "new-pictures-10": 89.0,
     "new-pictures-20": 89.0,
     "new-pictures-26": 88.8,
 }
-"""Objects that are there, in percent (`synthetic`)."""
+"""Percent of objects that are cached (`synthetic`)."""
 DISTURBED: Final = ("night", "faster", "slower", "restart", "another-set")
 DISTURBED_MOST: Final = 2.0
 OBJECTS: Final = ("web-images", "adaptsize")
@@ -42,7 +41,7 @@ FRAGMENTATION: Final = 1.5
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """`value` ought to be `least` or more, in percent or points."""
+    """`value` is at least `least`, in percent or points."""
 
     trace: str
     size: float
@@ -56,12 +55,12 @@ class Goal:
 
 
 def way(value: float, lru: float, belady: float) -> float:
-    """Percent of the way from LRU to Belady; 100 where there is none."""
+    """Percent of the way from LRU to Belady; 100 if the two are equal."""
     return 100 * (value - lru) / (belady - lru) if belady > lru else 100.0
 
 
 def goals(rows: Iterable[Row], *, judged: bool) -> list[Goal]:
-    """Every goal for which the rows are there. `judged`: the counted part is the one that the figures are of."""
+    """Every goal that the rows can decide. `judged`: the counted part is the one of the absolute goals."""
     by = {(row.trace, row.size, row.policy): row for row in rows}
     found: list[Goal] = []
     for trace, size in dict.fromkeys((trace, size) for trace, size, _ in by):

@@ -1,6 +1,6 @@
-"""A cache of exactly so many bytes, without fragmentation, in which a policy of the store's decides what goes.
+"""A cache of an exact number of bytes, without fragmentation, that evicts by one of the store's policies.
 
-Does not own: what the policy does; the ring, the index and scans, which the store's own replay has (real.py).
+Does not own: the policies; the ring, the index and scans, which real.py replays.
 """
 
 from __future__ import annotations
@@ -20,20 +20,19 @@ TAG: Final = b"replayed"
 
 
 def key_of(block: int) -> bytes:
-    """The key that a block is stored under: 32 bytes, the namespace's tag first."""
+    """The key of a block: 32 bytes, the namespace's tag first."""
     return TAG + sha256(block.to_bytes(8, "little")).digest()[: KEY_BYTES - len(TAG)]
 
 
 class Ideal:
-    """The blocks that are there, as one policy has it.
+    """The cached blocks, as one policy keeps them.
 
-    As in the store, nobody goes whom others follow, nor on whose behalf a put is under way (the candidate's
-    predecessors). A put for which there is no room is refused, as is a piece that the policy does not admit for what
-    would have to go; and with it what would follow.
+    As in the store, a block with cached children stays, and so do the ancestors of the block that a put adds. A put
+    without room is refused. So is a block that the policy does not admit over its victim, and then all its descendants.
     """
 
     def __init__(self, trace: Trace, policy: Replacement, capacity_bytes: int, *, steps: bool = False) -> None:
-        """`steps`: whether the policy is told how agents' calls ended."""
+        """`steps`: the policy receives the ends of agents' calls."""
         self._trace = trace
         self._policy = policy
         self._free_bytes = capacity_bytes
@@ -60,7 +59,7 @@ class Ideal:
         self._policy.turn(step.agent, step.state, step.at)
 
     def ask(self, request: Request) -> None:
-        """Counts what is there, uses it first piece first, and stores the rest."""
+        """Counts the cached blocks of a request, uses them parents first, and stores the rest."""
         span_of, policy = self._span_of, self._policy
         blocks: list[int] = request.blocks.tolist()
         there = 0
@@ -82,7 +81,7 @@ class Ideal:
                 break
 
     def check_invariants(self) -> None:
-        """Asserts that the policy knows what is there, and that it fits."""
+        """Asserts that the policy knows exactly the cached blocks, and that they fit."""
         assert len(self._policy) == len(self._block_of)
         taken = sum(self._trace.sizes[block] for block in self._block_of.values())
         assert 0 <= self._free_bytes == self._capacity_bytes - taken
@@ -90,7 +89,7 @@ class Ideal:
     def _store(
         self, block: int, parent: int | None, depth: int, before_bytes: int, stays: set[int], request: Request
     ) -> int | None:
-        """The span of a block that was not there; None where there is no room for it."""
+        """The span of a block that was not cached; None if there is no room."""
         size_bytes, tokens = self._trace.sizes[block], self._trace.tokens[block]
         span = self._spans_made + 1
         new = Candidate(span, key_of(block), size_bytes, tokens, 0.0, depth, before_bytes, request.agent)

@@ -1,9 +1,9 @@
-"""Other policies on the same traces: libcachesim's, and an optimum that knows what comes.
+"""Other policies on the same traces: those of libcachesim, and an optimum that knows the future.
 
 Does not own: the store's own policies (ideal.py, real.py).
 
-libcachesim's know nothing of sequences. They are told of a request's blocks last piece first, so that what they drop of
-it first is its end: the other way round a least recently used block is a beginning, and what follows it worthless.
+libcachesim's policies know no sequences. They receive a request's blocks children first, so that they evict the end of
+a sequence first. In the other order LRU evicts the beginning of a sequence, and the rest becomes unreachable.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from replaying.counts import Counts
 from replaying.traces import Trace
 
 Replay = Callable[[Trace, int], Counts]
-"""What a cache of so many bytes makes of a trace."""
+"""Replays a trace through a cache of so many bytes."""
 
 _HASH_POWER: Final = 18
-"""libcachesim's table of objects begins with 2 ** this places; its default takes 128 MB."""
+"""The exponent of libcachesim's initial hash table: 2 ** this entries. The default takes 128 MB."""
 
 
 def missing() -> str | None:
-    """Why libcachesim cannot be used here; None if it can."""
+    """The reason why libcachesim cannot be used here; None if it can."""
     try:
         import libcachesim  # noqa: F401
     except ImportError as error:
@@ -32,12 +32,12 @@ def missing() -> str | None:
 
 
 def libcachesim(name: str) -> Replay:
-    """One of libcachesim's policies, by its class there."""
+    """A policy of libcachesim, by the name of its class."""
 
     def replay(trace: Trace, capacity_bytes: int) -> Counts:
         import libcachesim as library
 
-        # Beneath the class of Python stands the cache itself; a call less for each of millions.
+        # The C cache beneath the Python class: one call less for each of millions of requests.
         more = {"window_size": _window(trace, capacity_bytes)} if name == "WTinyLFU" else {}
         cache = getattr(library, name)(capacity_bytes, hashpower=_HASH_POWER, **more)._cache
         return _flat(trace, cache, library.Request(obj_id=1, obj_size=1), capacity_bytes)
@@ -46,7 +46,7 @@ def libcachesim(name: str) -> Replay:
 
 
 def _window(trace: Trace, capacity_bytes: int) -> float:
-    """The share of W-TinyLFU's window: 1 %, as is usual, or a block's where all are equal and it would hold none."""
+    """The share of W-TinyLFU's window: the usual 1 %, or one block if all blocks are equal and 1 % is less than one."""
     block_bytes = 1.1 * trace.sizes[0] if len(set(trace.sizes)) == 1 else 0.0
     return min(max(0.01, block_bytes / max(capacity_bytes, 1)), 0.5)
 
@@ -70,16 +70,17 @@ def _flat(trace: Trace, cache: Any, asked: Any, capacity_bytes: int) -> Counts:
             asked.obj_id = block + 1
             if not equal:
                 if sizes[block] > capacity_bytes:
-                    continue  # it would say so each time
+                    continue  # libcachesim prints a warning for each such request
                 asked.obj_size = sizes[block]
             get(asked)
     return counts
 
 
 def belady(trace: Trace, capacity_bytes: int) -> Counts:
-    """Whatever is needed last goes first, and is not taken in where that is itself. Of a sequence the end goes first.
+    """Belady: evicts the block that is needed last, or rejects a new block that is needed later than all cached ones.
 
-    For blocks of equal size it is the optimum, of sequences too: no block is needed before its predecessor.
+    The end of a sequence goes first. With blocks of equal size this is optimal, for sequences too: no block is needed
+    before its parent.
     """
     counts, sizes = Counts(), trace.sizes
     requests = list(trace.requests())
@@ -92,7 +93,7 @@ def belady(trace: Trace, capacity_bytes: int) -> Counts:
         for block in blocks:
             coming[block] = number
     after.reverse()
-    # What is there, with when it is needed next; as one number, the last needed and deepest is least.
+    # The cached blocks with the time of their next use, as one number: the last needed and deepest block is the least.
     needed: dict[int, int] = {}
     order: list[int] = []
     free_bytes = capacity_bytes

@@ -1,8 +1,7 @@
-"""Every policy that a trace can be replayed with, by the name that its rows have.
+"""Every policy that replays a trace, by the name in its rows.
 
-The store's own stands four times: in the store (`tensord`), there with what becomes known of agents' calls
-(`tensord+steps`), there while views hold a share of the ring (`tensord-pinned`), and in a cache without fragmentation
-(`tensord-ideal`).
+The store's policy has four rows: in the store (`tensord`), there with the ends of agents' calls (`tensord+steps`),
+there while views hold a share of the ring (`tensord-pinned`), and in a cache without fragmentation (`tensord-ideal`).
 """
 
 from __future__ import annotations
@@ -23,17 +22,17 @@ NAMES: Final = (*OURS, *PEERS)
 
 
 def suits(name: str, trace: Trace) -> bool:
-    """Whether the policy differs from the others on this trace."""
+    """True if the policy can differ from the others on this trace."""
     return name != "tensord+steps" or tells_steps(trace)
 
 
 def tells_steps(trace: Trace) -> bool:
-    """Whether the trace records how agents' calls ended."""
+    """True if the trace records the ends of agents' calls."""
     return any(isinstance(event, Step) for event in trace.events)
 
 
 def replay(name: str, trace: Trace, capacity_bytes: int, policy: str) -> Counts:
-    """What a cache of `capacity_bytes` makes of a trace. `policy`: the store's, by its name in the configuration."""
+    """Replays a trace through a cache of `capacity_bytes`. `policy`: the store's, by its name in the configuration."""
     peer = PEERS.get(name)
     if peer is not None:
         return peer(trace, capacity_bytes)

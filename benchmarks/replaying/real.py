@@ -1,10 +1,10 @@
-"""The store's own core with its ring, its index and its prefix index, replaying a trace in the trace's own time.
+"""The store's core with its ring, its index and its prefix index, in the trace's own time.
 
-Owns: what surrounds a store: a client that asks and puts, the copier, the lanes. Virtual time is the event's; a scan,
-and whatever else takes time in a daemon, is answered at once. Does not own: any decision about what stays.
+Owns: the surroundings of a store: a client that asks and puts, the copier, the lanes. Virtual time is the event's time.
+Scans and copies end at once. Does not own: any decision about eviction or admission.
 
-A block of a sequence is a piece of BLOCK_TOKENS tokens, as few as can be, whatever it stands for: its text only tells
-it from others. What it stands for is what its put says (`tokens`).
+A block of a sequence is a block of BLOCK_TOKENS tokens, the least possible. Its text only distinguishes the block from
+others. The put gives the number of tokens that it stands for (`tokens`).
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ BLOCK_TOKENS: Final = BLOCK_TOKENS_MIN
 TREE_BYTES: Final = 16
 RECORD_BYTES: Final = HEADER_BYTES + BLOCK_TOKENS * TOKEN_BYTES
 PINNED_REQUESTS: Final = 64
-"""Requests for which a view is held, in the mean."""
+"""The mean number of requests during which a view is held."""
 VIEWS_MAX: Final = 8
-"""Views that are begun with one request, at most."""
+"""The most views that begin with one request."""
 TICKS_MAX: Final = 10_000
 _CLIENT: Final = 1
 _SCOPE, _LAYOUT = bytes(SCOPE_BYTES), bytes(LAYOUT_BYTES)
 _END: Final = np.zeros(1, np.uint32)
-"""What a query goes on with: a sequence of which all is cached would have its last token left out."""
+"""The end of every query: a match leaves out a query's last token, so a fully cached sequence needs one more."""
 
 
 class Real:
@@ -72,7 +72,7 @@ class Real:
         steps: bool = False,
         pinned_share: float = 0.0,
     ) -> None:
-        """`steps`: it is told how agents' calls ended. `pinned_share`: of the ring, held by views of random entries."""
+        """`steps`: the store receives the ends of agents' calls. `pinned_share`: share of the ring that views hold."""
         self._trace = trace
         self._steps = steps
         ring_bytes = capacity_bytes // ALIGN_BYTES * ALIGN_BYTES
@@ -116,8 +116,8 @@ class Real:
         return self.counts
 
     def restart(self, event: Restart) -> None:
-        """Another store takes over objects, and what the policy has learned."""
-        assert self._trace.kind == "object", "the headers of pieces are not kept"
+        """Another store takes over the objects and the policy's history."""
+        assert self._trace.kind == "object", "the replay keeps no headers of blocks"
         self._pass_time(event.at)
         found = [Recovered(entry.slot, _header(entry), True) for entry in self.store.memory.entries]
         before = self.store.memory.policy
@@ -131,7 +131,7 @@ class Real:
         self._do(Received(_CLIENT, messages.AgentTurn(self._next(), step.agent, step.state)))
 
     def ask(self, request: Request) -> None:
-        """Counts what is there, uses it, and stores the rest, one after the other, until a put is refused."""
+        """Counts the cached blocks, uses them, and stores the rest in order until a put is refused."""
         self._pass_time(request.at)
         self._change_views()
         blocks: list[int] = request.blocks.tolist()
@@ -144,13 +144,13 @@ class Real:
                 break
 
     def check_invariants(self) -> None:
-        """Asserts the store's own."""
+        """Asserts the store's invariants."""
         self.store.check_invariants()
 
-    # ---- what a client does
+    # ---- the client
 
     def _match(self, request: Request) -> int:
-        """How many of the first blocks are cached."""
+        """The number of leading blocks that are cached."""
         tokens = np.append(np.repeat(request.blocks + 1, BLOCK_TOKENS).astype(np.uint32), _END)
         query = PrefixRecord(_SCOPE, _LAYOUT, False, False, 0, len(tokens), None, (), BLOCK_TOKENS)
         message = messages.MatchPrefix(self._next(), TAG, 0, query.record_bytes, request.agent)
@@ -158,17 +158,17 @@ class Real:
         assert isinstance(self._answer, messages.Matched), self._answer
         offset = self._answer.offset
         self._go_on()
-        assert offset % BLOCK_TOKENS == 0, "blocks agree in parts"
+        assert offset % BLOCK_TOKENS == 0, "a match ends within a block"
         return int(offset) // BLOCK_TOKENS
 
     def _get(self, block: int) -> bool:
-        """Whether an object is there."""
+        """True if an object is cached."""
         entry = self.store.memory.entries.find(key_of(block))
         self._do(Accessed([] if entry is None else [entry.span_id], misses=entry is None))
         return entry is not None
 
     def _put(self, block: int, place: int, parent_key: bytes | None, agent: str) -> bool:
-        """Whether a block was stored."""
+        """True if a block was stored."""
         key, number = key_of(block), self._next()
         payload_bytes, prefix_bytes = max(self._trace.sizes[block], ALIGN_BYTES), 0
         if self._trace.kind == "prefix":
@@ -199,7 +199,7 @@ class Real:
             self._recent.append(key)
         return True
 
-    # ---- what surrounds the store
+    # ---- the surroundings of the store
 
     def _new_store(self, policy: Replacement) -> Store:
         self._epoch += 1
@@ -207,7 +207,7 @@ class Real:
         return Store(self._index, ring, policy, self._limits, self._epoch, read=self._read, seed=1)
 
     def _do(self, event: Event) -> None:
-        """One event, and whatever follows from it at once."""
+        """Handles one event, and everything that follows from it at once."""
         effects: deque[Effect] = deque(self.store.handle(event, self._now))
         while effects:
             answer = self._carry_out(effects.popleft())
@@ -241,16 +241,16 @@ class Real:
         return memoryview(self._bytes)[offset : offset + size_bytes]
 
     def _go_on(self) -> None:
-        """Ticks for as long as the store wants to go on at once."""
+        """Ticks while the store asks for a tick at once."""
         for _ in range(TICKS_MAX):
             timer = self.store.next_timer()
             if timer is None or timer > self._now:
                 return
             self._do(Tick())
-        raise AssertionError("it goes on for ever")
+        raise AssertionError("the store asks for ticks without end")
 
     def _pass_time(self, until: float) -> None:
-        """Ticks come when they are due, up to so many of them; what is late by then comes at once."""
+        """Ticks when they are due, up to a limit; the late rest follows at once."""
         for _ in range(TICKS_MAX):
             timer = self.store.next_timer()
             if timer is None or timer > until:
@@ -260,9 +260,9 @@ class Real:
         self._now = max(self._now, until)
 
     def _change_views(self) -> None:
-        """Views that were held for long enough are let go of, others are taken, up to the share that is to be pinned.
+        """Ends the views that were held for long enough, and begins others, up to the share to pin.
 
-        As a match does, a view of a block holds all blocks before it.
+        As with a match, a view of a block holds all its ancestors.
         """
         self._requests += 1
         while self._views and self._views[0][0] <= self._requests:

@@ -1,7 +1,7 @@
-"""Made-up workloads, each of which asks one thing of a policy: streams of objects, as recorded ones are (`traces`).
+"""Synthetic workloads, each of which tests one property of a policy: streams of objects, in the form of `traces`.
 
-Objects are all of one size, and a ring holds RING of them. What is counted is told with each: for promises, whether
-what was put is there; after a disturbance, the next RING requests, which "steady" asks without one.
+All objects have one size, and a ring holds RING of them. Each workload marks its counted requests: for a promise, the
+requests for objects that were put; after a disturbance, the next RING requests. "steady" has no disturbance.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ NIGHT_S: Final = 8 * 3600.0
 FASTER: Final = 1000.0
 
 Asked = Iterator[tuple[float, int, bool] | None]
-"""Seconds since the request before, what is asked for, and whether that is counted; None is a restart."""
+"""Seconds since the last request, the object, and whether the request is counted; None is a restart."""
 Workload = Callable[[random.Random], Asked]
 
 
 def fresh_in_full(chance: random.Random) -> Asked:
-    """Two rings that nobody reads, then a quarter: is it there?"""
+    """Puts two rings without a read, then a quarter of a ring. Counts whether the quarter is cached."""
     fresh = range(2 * RING, 2 * RING + RING // 4)
     for number in range(fresh.stop):
         yield PAUSE_S, number, False
@@ -38,7 +38,7 @@ def fresh_in_full(chance: random.Random) -> Asked:
 
 
 def fresh_beside_use(chance: random.Random) -> Asked:
-    """A set in use that fills the ring nearly, and puts that nobody reads; then a tenth: is it there?"""
+    """A set in use that nearly fills the ring, and puts without a read. Counts whether a last tenth is cached."""
     popular = _zipf(chance, RING * 19 // 20)
     for number in range(40 * RING):
         yield PAUSE_S, popular(), False
@@ -53,7 +53,7 @@ def fresh_beside_use(chance: random.Random) -> Asked:
 
 
 def once_after(share: float) -> Workload:
-    """Two rings that nobody reads; then whatever is put is read once after that share of a ring."""
+    """Puts two rings without a read; then reads each new object once, that share of a ring later."""
 
     def asked(chance: random.Random) -> Asked:
         behind = int(share * RING)
@@ -73,7 +73,7 @@ def loop(chance: random.Random) -> Asked:
 
 
 def one_hit_wonders(chance: random.Random) -> Asked:
-    """Seven requests in ten are for something that is never asked for again; the others are counted."""
+    """Seven of ten requests ask for an object that is never asked for again; the others are counted."""
     popular = _zipf(chance, 2 * RING)
     for number in range(40 * RING):
         if chance.random() < 0.7:
@@ -83,7 +83,7 @@ def one_hit_wonders(chance: random.Random) -> Asked:
 
 
 def churn(chance: random.Random) -> Asked:
-    """At every twentieth request one of the things in use is replaced by another."""
+    """Every twentieth request replaces one of the objects in use by another."""
     popular = _zipf(chance, 4 * RING)
     names = list(range(4 * RING))
     for number in range(40 * RING):
@@ -95,8 +95,10 @@ def churn(chance: random.Random) -> Asked:
 def in_use(
     *, night: bool = False, before: float = 1.0, after: float = 1.0, changed: int = 0, restart: bool = False
 ) -> Workload:
-    """A set in use. After 16 rings of requests comes a night, a rate so many times as high, or a restart; `changed`: so
-    many requests before, everything is another set's."""
+    """A set in use. After 16 rings of requests comes a night, a faster rate (a factor), or a restart.
+
+    `changed`: so many requests before that, all objects in use are replaced.
+    """
 
     def asked(chance: random.Random) -> Asked:
         popular = _zipf(chance, 2 * RING)
@@ -112,8 +114,10 @@ def in_use(
 
 
 def new_pictures(many: int) -> Workload:
-    """Two engines share a ring of PICTURES. After 600 requests of a set that fills it, both see `many` new ones, five
-    times each: the first request of each has to be a miss."""
+    """Two engines share a ring of PICTURES. After 600 requests of a set that fills it, both see `many` new pictures.
+
+    Each new picture is asked for five times by each engine; its first request has to miss.
+    """
 
     def asked(chance: random.Random) -> Asked:
         for _ in range(600):
@@ -148,7 +152,7 @@ WORKLOADS: Final[dict[str, Workload]] = {
 
 
 def made(name: str) -> Trace:
-    """The workload of that name; always the same."""
+    """The workload of that name; it never changes."""
     numbers: dict[int, int] = {}
     events: list[Request | Step | Restart] = []
     at = 0.0
@@ -164,12 +168,12 @@ def made(name: str) -> Trace:
 
 
 def share(trace: Trace) -> float:
-    """The size of a cache that holds RING objects, or PICTURES, as a share of all."""
+    """The size of a cache that holds RING objects, or PICTURES, as a share of all objects."""
     many = PICTURES if trace.name.startswith("new-pictures") else RING
     return many * ENTRY_BYTES / trace.total_bytes
 
 
 def _zipf(chance: random.Random, many: int, skew: float = 0.9) -> Callable[[], int]:
-    """Draws of `many` things, the n-th as often as 1 / n ** skew."""
+    """Draws from `many` objects; the n-th has a frequency of 1 / n ** skew."""
     sums = list(accumulate(1 / (number + 1) ** skew for number in range(many)))
     return lambda: bisect_left(sums, chance.random() * sums[-1])

@@ -1,11 +1,11 @@
-"""Recorded workloads as one common stream, whatever file they came from.
+"""Recorded workloads as one stream, whatever the format of their files.
 
-Owns: the files' formats, block numbers, times, and which requests are counted. Does not own: caches.
+Owns: the formats of the files, block numbers, times, and which requests are counted. Does not own: caches.
 
-Blocks have numbers from 0 up in order of first use. A request of kind "prefix" asks for the blocks of a sequence, first
-piece first, each of which always follows the same one; of kind "object", for one object. A folder to warm with is the
-same trace's beginning: it goes before, uncounted. Without one the first 60 % warm: of the requests, or, of the agents,
-of the sessions.
+Block numbers count up from 0 in order of first use. A request of kind "prefix" asks for the blocks of a sequence,
+parents first; a block always has the same parent. A request of kind "object" asks for one object. A folder to warm with
+holds the beginning of the same trace, which is uncounted. Without it the first 60 % are uncounted: of the requests, or,
+for agents, of the sessions.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ Ints = npt.NDArray[np.int64]
 
 WARM_SHARE: Final = 0.6
 EQUAL_BYTES: Final = 512
-"""What a block of a sequence takes: all the same, and as little as a store's span can be, since only ratios matter."""
+"""The bytes of a block of a sequence: all equal, and the smallest span of a store. Only ratios matter."""
 OBJECT_SCALE: Final = 64
-"""A picture's file takes less than what an encoder makes of it; of something as small, a span's header is a part that
-counts. Ratios of sizes are as they were.
+"""A picture's file is smaller than its encoder output. Without this factor a span's header would be a large part of it.
+The ratios of the sizes stay.
 """
 MOONCAKE_TOKENS: Final = 512
 CHUNK_TOKENS: Final = 1024
 CHUNK_IDS: Final = 16
-"""Hash ids of 64 tokens to a chunk; the last one names it, since ids are chained."""
+"""Hash ids of 64 tokens in a chunk. The last id names the chunk, because ids are chained."""
 SEED: Final = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """At `at` seconds `agent` ("" where nobody knows) asks for `blocks`, and stores what was missing."""
+    """At `at` seconds `agent` ("" if unknown) asks for `blocks`, and stores the missing ones."""
 
     at: float
     agent: str
@@ -54,7 +54,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """At `at` seconds it becomes known how a call of `agent` ended."""
+    """At `at` seconds a call of `agent` ends."""
 
     at: float
     agent: str
@@ -63,16 +63,16 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """At `at` seconds the daemon is stopped, and another one finds what it left. Caches without a daemon go on."""
+    """At `at` seconds the daemon stops, and another takes over its memory. Caches without a daemon continue."""
 
     at: float
 
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """One workload, in order of time. `sizes` (bytes) and `tokens` are by block number.
+    """One workload, in order of time. `sizes` (bytes) and `tokens` have one item for each block number.
 
-    Shares of a cache are of all its distinct blocks, in bytes: of what warms and of what is counted.
+    A cache's share is a share of the bytes of all distinct blocks, counted and uncounted.
     """
 
     name: str
@@ -86,12 +86,12 @@ class Trace:
         return sum(self.sizes)
 
     def share_bytes(self, share: float) -> int:
-        """The size of a cache that may have so much of it: of sequences, whole blocks."""
+        """The size of a cache of that share; for sequences, a multiple of the block size."""
         size_bytes = int(share * self.total_bytes)
         return size_bytes // EQUAL_BYTES * EQUAL_BYTES if self.kind == "prefix" else size_bytes
 
     def requests(self) -> Iterator[Request]:
-        """Without what becomes known of agents."""
+        """The requests, without the ends of agents' calls."""
         return (event for event in self.events if isinstance(event, Request))
 
 
@@ -102,7 +102,7 @@ class _Chat(msgspec.Struct):
 
 
 class _Call(msgspec.Struct):
-    """A call, or (type "subagent") all calls of one that was started here."""
+    """A call, or (type "subagent") all calls of an agent that was started here."""
 
     t: float
     type: str
@@ -125,7 +125,7 @@ class _Session(msgspec.Struct):
 
 @dataclass(slots=True)
 class _Blocks:
-    """Numbers given out so far."""
+    """The block numbers given out so far."""
 
     numbers: dict[object, int] = field(default_factory=dict)
     sizes: list[int] = field(default_factory=list)
@@ -140,7 +140,7 @@ class _Blocks:
 
 
 def mooncake(name: str, warm: Iterable[bytes], judged: Iterable[bytes] | None) -> Trace:
-    """Requests with the hash ids of their blocks of 512 tokens, which are chained; times in ms."""
+    """Requests with the chained hash ids of their blocks of 512 tokens; times in ms."""
     decode = msgspec.json.Decoder(_Chat).decode
     blocks, found = _Blocks(), list[Request]()
     for counted, line in _flagged(warm, judged):
@@ -154,7 +154,7 @@ def mooncake(name: str, warm: Iterable[bytes], judged: Iterable[bytes] | None) -
 
 
 def agents(concurrency: int) -> Callable[[str, Iterable[bytes], Iterable[bytes] | None], Trace]:
-    """Sessions of coding agents, so many at once in the mean."""
+    """Sessions of coding agents; `concurrency` is the mean number at once."""
 
     def read(name: str, warm: Iterable[bytes], judged: Iterable[bytes] | None) -> Trace:
         return _agents(name, concurrency, warm, judged)
@@ -163,7 +163,7 @@ def agents(concurrency: int) -> Callable[[str, Iterable[bytes], Iterable[bytes] 
 
 
 def objects(columns: Callable[[bytes], tuple[float, bytes, int]]) -> Callable[..., Trace]:
-    """One object a line: when, which, and the bytes of its file."""
+    """One object a line: time, name, and the bytes of its file."""
 
     def read(name: str, warm: Iterable[bytes], judged: Iterable[bytes] | None) -> Trace:
         blocks, found = _Blocks(), list[Request]()
@@ -214,10 +214,9 @@ def _agents(name: str, concurrency: int, warm: Iterable[bytes], judged: Iterable
 def _calls(
     agent: str, of: _Session | _Call, start: float, counted: bool, known: dict[int, int], blocks: _Blocks
 ) -> list[Request | Step]:
-    """What one agent does. `known`: the session's chunks by their hash id.
+    """The requests of one agent. `known`: the session's chunks by hash id.
 
-    The chunks of tools and system prompt are shared by agents that have the same ones, as far as this agent's first
-    call has them.
+    Agents with the same tools and system prompt share the chunks of both, as far as this agent's first call has them.
     """
     calls = [call for call in of.requests if call.type != "subagent"]
     if not calls:
@@ -251,7 +250,7 @@ _STATES: Final[dict[str, Turn]] = {"tool_use": "tool_call", "end_turn": "turn_en
 
 
 def _in_time(found: Iterable[Request]) -> Iterator[Request]:
-    """Time never runs backwards, also where one file goes on after another."""
+    """Moves a request that is earlier than the last one to the same time, also from one file to the next."""
     latest = 0.0
     for request in found:
         latest = max(latest, request.at)
@@ -259,7 +258,7 @@ def _in_time(found: Iterable[Request]) -> Iterator[Request]:
 
 
 def _flagged(warm: Iterable[bytes], judged: Iterable[bytes] | None) -> Iterator[tuple[bool, bytes]]:
-    """Lines, and whether what they say is counted."""
+    """Lines, each with whether it is counted."""
     if judged is not None:
         return chain(((False, line) for line in warm), ((True, line) for line in judged))
     lines = list(warm)
@@ -269,7 +268,7 @@ def _flagged(warm: Iterable[bytes], judged: Iterable[bytes] | None) -> Iterator[
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One trace's file, without .xz, and how to read it. `shares`: the sizes of a cache that it is judged at."""
+    """The file of one trace, without .xz, and its reader. `shares`: the sizes of a cache that have goals."""
 
     name: str
     file: str
@@ -289,10 +288,10 @@ SOURCES: Final = (
 
 
 def load(source: Source, judged: Path, warm: Path | None = None) -> Trace | None:
-    """The trace from a folder, and what warms it from another; None where the folder lacks the file.
+    """The trace from a folder, warmed from another; None if the folder lacks the file.
 
     Raises:
-        ValueError: a file is not what its name says.
+        ValueError: a file does not have the format of the trace.
     """
     path = _path(judged, source.file)
     if path is None:

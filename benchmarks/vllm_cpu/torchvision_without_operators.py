@@ -1,8 +1,7 @@
-"""Lets torchvision's Python part be imported beside a CPU build of torch.
+"""Makes the Python part of torchvision importable beside a CPU build of torch.
 
-Its compiled operators are linked against CUDA's libraries and cannot be loaded there; the two modules that
-register fake and autograd kernels for them would fail at import, so empty ones stand in their place. Loaded
-by a .pth file at the start of the interpreter.
+torchvision's compiled operators need CUDA's libraries and cannot be loaded. The two modules that register fake and
+autograd kernels for them fail at import; empty modules replace them. A .pth file loads this at the interpreter's start.
 """
 
 import sys

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import bars
-from bars import BARS, Bar, Figure, What
+from bars import BARS, Bar, Cell, Figure
 from harness import SIZES, Row
 
 M1 = SIZES["1M"]
-TWICE = Bar("twice", What("tensord", "put_return", M1), 2.0, What("copy", "copy", M1))
-SMALL = Bar("small", What("tensord", "get_many_key", M1), 0.2)
+TWICE = Bar("twice", Cell("tensord", "put_return", M1), 2.0, Cell("copy", "copy", M1))
+SMALL = Bar("small", Cell("tensord", "get_many_key", M1), 0.2)
 
 
 def _rows(put_us: float, copy_us: float, key_us: float) -> list[Row]:

@@ -283,7 +283,7 @@ def test_a_disturbed_workload_asks_for_the_same_as_the_steady_one(name: str) -> 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--synthetic", "--only", "fresh-in-full,zipf"], "'zipf' is none of conversation, synthetic, agents-4"),
+        (["--synthetic", "--only", "fresh-in-full,zipf"], "'zipf' is not a workload; choose from conversation"),
         ([], "give --traces DIR, or --synthetic"),
     ],
 )
