@@ -276,11 +276,13 @@ class Cell:
         # Twice: what has left the ring by the end of the first is overwritten by the end of the second.
         for _ in range(2):
             sentinel = self.store([ENTRY_BYTES])
-            for _ in range(_LAPS_MAX * _STEPS):
+            for step in range(_LAPS_MAX * _STEPS):
                 if not self.other.contains(sentinel):
                     break
-                # Small ones too, which fill the gaps between what is held.
-                self.store([ENTRY_BYTES] * _SMALL + [FILLER_BYTES] * (ring_bytes // _STEPS // FILLER_BYTES))
+                # Small entries too, which fill the gaps between pinned entries. Twice as many in each lap: a sentinel
+                # in such a gap goes only if there are no other gaps for them.
+                small = _SMALL << step // _STEPS
+                self.store([ENTRY_BYTES] * small + [FILLER_BYTES] * (ring_bytes // _STEPS // FILLER_BYTES))
             assert not self.other.contains(sentinel), "the ring is not overwritten"
 
     def store(self, sizes: Sequence[int]) -> bytes:
