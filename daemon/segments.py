@@ -233,11 +233,7 @@ class Segments:
                 lane.client = None
 
     def forget_abandoned(self) -> int:
-        """Removes the lanes that no process holds.
-
-        Returns:
-            The number of removed lanes.
-        """
+        """Removes the lanes that no process holds. Returns their number."""
         gone = [name for name, lane in self._lanes.items() if lane.client is None and lane.reader.abandoned()]
         for name in gone:
             lane = self._lanes.pop(name)

@@ -106,9 +106,9 @@ class Reclaim:
 
     def placed(self) -> None:
         """Ends the attempt of the put that has its room. If the policy compares puts with reads, the reads recorded
-        until now are processed, so that the policy does not take them for later than the put."""
-        drained = self._attempt is not None and self._attempt.drained
-        if self._memory.policy.compares_puts_with_reads and not drained and not self._draining:
+        until now are processed."""
+        drained = self._draining or (self._attempt is not None and self._attempt.drained)
+        if self._memory.policy.compares_puts_with_reads and not drained:
             self._drain()
         self.drop_attempt()
 
@@ -240,21 +240,18 @@ class Reclaim:
                 self._scan()
 
     def drained(self) -> bool:
-        """The reads recorded before the last Drain are processed. If an attempt has begun since then, another Drain
-        follows. Returns whether the attempt to make room goes on."""
-        self._draining = False
-        if self._drain_again:
-            self._drain_again = False
+        """The reads recorded before the last Drain are processed. Returns whether the attempt to make room goes on; if
+        it began after that Drain, it waits for another."""
+        again, self._draining, self._drain_again = self._drain_again, False, False
+        if again:
             self._drain()
-            return False
-        if self._attempt is None or not self._attempt.drains:
-            return False
-        self._attempt.drained = True
-        return True
+        elif self._attempt is not None and self._attempt.drains:
+            self._attempt.drained = True
+            return True
+        return False
 
     def scanned(self, pinned: AbstractSet[int], now: float) -> None:
-        """Processes the pins that a scan found, or postpones that (`searching`) until it is known whether the put can
-        fit."""
+        """Processes a scan's pins, or postpones that (`searching`) until it is known whether the put can fit."""
         memory, attempt = self._memory, self._attempt
         memory.last_pinned = pinned
         victims = memory.victims_in_scan()
@@ -355,11 +352,9 @@ class Reclaim:
 
     def _drain(self) -> None:
         """Requests a Drain: at once, or after the one in flight."""
-        if self._draining:
-            self._drain_again = True
-        else:
-            self._draining = True
+        if not self._draining:
             self._outbox.add(Drain())
+        self._draining, self._drain_again = True, self._draining
 
     def _scan(self) -> None:
         self._memory.begin_scan()
