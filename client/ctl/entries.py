@@ -52,7 +52,10 @@ def entry_text(entry: dict[str, Any], now_unix_s: float, more: Iterable[tuple[st
                 ("key", entry["key"]),
                 ("namespace tag", entry["namespace"]),
                 ("size", f"{size(entry['payload_bytes'])} ({counted(entry['payload_bytes'], 'byte', 'bytes')})"),
-                ("in the ring", f"{number(entry['span_bytes'])} bytes, tree header {number(entry['tree_bytes'])}"),
+                (
+                    "in the ring",
+                    f"{number(entry['span_bytes'])} bytes, of which {number(entry['tree_bytes'])} are the tree header",
+                ),
                 ("span id", f"{entry['span_id']:#x}"),
                 ("tokens", number(entry["tokens"])),
                 ("uses", number(entry["uses"])),

@@ -144,8 +144,8 @@ def _beside_lru(figures: dict[str, Any]) -> str:
         return "no entry was used or stored yet"
     sample = "" if figures["sampled"] == 1 else f" (a sample, one key in {number(figures['sampled'])})"
     return (
-        f"over the same puts, of requests for keys that were put: {share(ring['here'], ring['requests'])} found here, "
-        f"{share(ring['lru'], ring['requests'])} under lru{sample}"
+        f"of uses and puts, {share(ring['here'], ring['requests'])} found here, "
+        f"{share(ring['lru'], ring['requests'])} under lru, over the last ring's worth of puts{sample}"
     )
 
 

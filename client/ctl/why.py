@@ -66,7 +66,7 @@ def standing_rows(answer: dict[str, Any]) -> list[tuple[str, str]]:
     compared = standing["compared"]
     colder = (
         f"{share(standing['colder'], compared)} of {number(compared)} other evictable "
-        f"{'entry' if compared == 1 else 'entries'}"
+        f"{'entry is' if compared == 1 else 'entries are'} evicted before it"
         if compared
         else "no other entry is evictable"
     )
@@ -96,7 +96,7 @@ def _held(standing: dict[str, Any]) -> list[tuple[str, str]]:
     """The reasons why the entry cannot be evicted now; no rows without any."""
     rows = []
     if standing["held"] == "pin":
-        rows.append(("held", "a client has pinned it for a time: it stays until then"))
+        rows.append(("held", "a client has pinned it for a limited time: it stays until that time ends"))
     if standing["lanes"]:
         first = [_holder(row) for row in standing["held_by"]]
         more = standing["lanes"] - len(first)

@@ -76,7 +76,7 @@ def test_the_hit_ratio_is_shown_beside_that_of_lru(daemon: Daemon) -> None:
     ratios = {**daemon.status()["store"]["hit_ratios"], "minute": lately, "ring": lately, "sampled": 4}
     told = " ".join(status.text(_document(daemon, hit_ratios=ratios)).split())
     assert "75.0 % in the last minute, 75.0 % over the last ring's worth of puts" in told
-    assert "50.0 % found here, 25.0 % under lru (a sample, one key in 4)" in told
+    assert "50.0 % found here, 25.0 % under lru, over the last ring's worth of puts (a sample, one key in 4)" in told
 
 
 def test_a_daemon_counts_hits_lately_and_beside_lru(daemon: Daemon) -> None:

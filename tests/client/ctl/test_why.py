@@ -55,7 +55,7 @@ def test_why_prints_the_rank_of_a_stored_entry(daemon: Daemon, ctl: Ctl) -> None
     assert f"key {_key(5).hex()}" in text
     assert "used twice, last " in text
     assert "class used 2 to 3 times; too few similar entries are known" in text
-    assert f"colder {100 * colder / 9:.1f} % of 9 other evictable entries" in text
+    assert f"colder {100 * colder / 9:.1f} % of 9 other evictable entries are evicted before it" in text
     assert f"place {colder} entries are evicted before it first {_key(0).hex()}" in text
     assert "it is evicted next" in ctl("why", _key(0).hex()).out
 
@@ -235,11 +235,11 @@ GONE: dict[str, Any] = {
         ({**STORED, "standing": {**STANDING, "idle_s": 0.04}}, "used twice, last 40 ms ago"),
         ({**STORED, "standing": {**STANDING, "children": 1}}, "children 1 child: a block"),
         ({**STORED, "standing": {**STANDING, "place": 2}}, "1 entry is evicted before it"),
-        ({**STORED, "standing": {**STANDING, "compared": 1}}, "of 1 other evictable entry"),
-        (STORED, "25.0 % of 128 other evictable entries"),
+        ({**STORED, "standing": {**STANDING, "compared": 1}}, "of 1 other evictable entry is evicted before it"),
+        (STORED, "25.0 % of 128 other evictable entries are evicted before it"),
         (STORED, "not among the next to be evicted"),
         ({**STORED, "standing": {**STANDING, "in_window": True}}, "it is evicted only if no other entry can be"),
-        ({**STORED, "standing": {**STANDING, "held": "pin"}}, "a client has pinned it for a time"),
+        ({**STORED, "standing": {**STANDING, "held": "pin"}}, "it stays until that time ends"),
         ({**STORED, "standing": {**STANDING, "held": "lease", "lanes": None}}, "a reader held it at the last scan"),
         (
             {**STORED, "standing": {**STANDING, "held": "lease", "lanes": 6, "held_by": [LANE]}},
