@@ -1,10 +1,10 @@
-"""Kills daemons and clients at random crash points, so often, and says what came of it.
+"""Kills daemons and clients at random crash points, a given number of times, and reports the outcome.
 
     make crashes KILLS=10000
-    make crashes POINT=publish/shm.index:IndexWriter.publish AT=12 SEED=7    # one round again
+    make crashes POINT=publish/shm.index:IndexWriter.publish AT=12 SEED=7    # replays one round
 
-Owns: the draw of rounds, how far into a point each goes, and the report. Exits with 1 if anything was lost, torn, wrong
-or leaked, and prints how to play the rounds before it again.
+Owns: the draw of rounds, how deep into a point each kill comes, and the report. Exits with 1 if an entry was lost, torn
+or wrong, or if anything leaked, and prints the commands that replay the last rounds.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from .points import Round
 from .sessions import KINDS, session
 
 _ROUNDS: Final = 60
-"""That one instance goes through; then everything must be free."""
+"""The kills that one instance goes through. Then all of its memory must be free."""
 _DEPTH_FIRST: Final = 24
 _DEPTH_MAX: Final = 1024
 _TOLD_EVERY_S: Final = 10.0
 
 
 class Draw:
-    """Rounds at random: every point as often as any other of its kind, and as deep as it goes."""
+    """Random rounds: every point of a kind is equally likely, at a random depth."""
 
     def __init__(self, seed: int) -> None:
         self._chance = random.Random(seed)
@@ -42,13 +42,13 @@ class Draw:
         return Round(point, self._chance.randint(1, self._depths[point]), self._chance.randrange(1 << 31))
 
     def played(self, turn: Round, places: tuple[str, ...]) -> None:
-        """Next time deeper, or less deep where the load did not come so far."""
+        """Adapts the depth of a point: deeper next time, or less deep if the load did not reach the line."""
         depth = self._depths[turn.point]
         self._depths[turn.point] = max(depth, min(2 * turn.at, _DEPTH_MAX)) if places else max(1, turn.at - 1)
 
 
 class Report:
-    """Who was killed where."""
+    """The kills by place."""
 
     def __init__(self) -> None:
         self.kills = self.rounds = self.checked = 0
@@ -58,7 +58,7 @@ class Report:
         self._began = self._told_at = time.monotonic()
 
     def add(self, turn: Round, places: tuple[str, ...]) -> None:
-        """A round has ended. One whose point was not reached was ended by a kill from outside."""
+        """Counts a round. If the load did not reach the point, a kill from outside ended the round."""
         self.rounds += 1
         self.kills += max(1, len(places))
         self._by_group[turn.group] += len(places)
@@ -80,10 +80,10 @@ class Report:
 
 
 def run(kills: int, seed: int, report: Report) -> None:
-    """Plays rounds until so many processes were killed.
+    """Plays rounds until that many processes were killed.
 
     Raises:
-        AssertionError: something is lost, torn, wrong or leaked.
+        AssertionError: an entry is lost, torn or wrong, or something leaked.
     """
     draw = Draw(seed)
     for kind in cycle(KINDS):
@@ -104,7 +104,7 @@ def run(kills: int, seed: int, report: Report) -> None:
 
 
 def run_one(turn: Round, report: Report) -> None:
-    """Plays one round, alone.
+    """Plays one round.
 
     Raises:
         AssertionError: as `run`.
@@ -123,7 +123,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--seed", type=whole(0), default=random.SystemRandom().randrange(1 << 31))
     points = [point for points in KINDS.values() for point in points]
     parser.add_argument("--point", help="play one round, at this point", choices=points, metavar="POINT")
-    parser.add_argument("--at", type=whole(1), default=1, help="the number of the line, as they begin, where it dies")
+    parser.add_argument("--at", type=whole(1), default=1, help="the line at which it dies, counted as lines begin")
     given = parser.parse_args(arguments)
     report = Report()
     print(f"seed {given.seed}", flush=True)
@@ -134,7 +134,7 @@ def main(arguments: Sequence[str]) -> int:
             run(given.kills, given.seed, report)
     except AssertionError:
         traceback.print_exc()
-        print("the last rounds before it, the last one first; the crash that did it is one of them:")
+        print("the last rounds, newest first; one of their crashes caused the failure:")
         for turn, places in reversed(report.last):
             print(f"    make crashes {turn}    # died at {', '.join(places) or 'no point'}")
         print(report)

@@ -1,7 +1,7 @@
-"""Rounds in which a client dies at one of its crash points while the daemon and another client go on.
+"""Rounds in which a client dies at one of its crash points while the daemon and another client continue.
 
-Owns: the child's load, and what must be as before when it is dead: its pins, lane, inbox and claims are gone, what it
-was told is stored is there, the witness's views are right. Payloads and keys are of model.py.
+Owns: the child's load, and the checks after its death: its pins, lane, inbox and claims are gone, every put that was
+answered "stored" is cached, and the witness's views are unchanged. Does not own: payloads and keys (model.py).
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from .points import CLIENT, Round, arm, points_of
 POINTS: Final = points_of(CLIENT)
 _CALLS: Final = 20
 _SEEN: Final = 24
-"""Entries that the witness has stored, for the child to read."""
+"""Entries that the witness stores for the child to read."""
 _VERSION_BITS: Final = 8
-"""Versions that one child may put."""
+"""The number of versions that one child may put."""
 _PATIENCE_S: Final = 300.0
-"""A child counts every line that it begins, and goes slowly on a busy machine."""
+"""A limit for a slow child: it counts every line that it begins."""
 
 
 class Session:
-    """A daemon, a witness that holds views, and the model. Use it in a `with`."""
+    """A daemon, a witness that holds views, and the model; a context manager."""
 
     def __init__(self) -> None:
         self._daemon = Daemon(ring_bytes=16 * MIB, policy="lru", limits_inbox_bytes_max=256 << 10, limits_claim_s=30)
@@ -43,7 +43,7 @@ class Session:
 
     @property
     def checked(self) -> int:
-        """Entries that were compared to the model."""
+        """The number of entries that were compared with the model."""
         return self._model.checked
 
     def __enter__(self) -> Self:
@@ -65,13 +65,13 @@ class Session:
         self._daemon.__exit__()
 
     def play(self, turn: Round) -> tuple[str, ...]:
-        """One round.
+        """Plays one round.
 
         Returns:
-            The place at which the child died; none where its load did not come so far.
+            The place at which the child died; empty if its load did not reach the line.
 
         Raises:
-            AssertionError: something is lost, torn, wrong or leaked.
+            AssertionError: an entry is lost, torn or wrong, or something leaked.
         """
         told = self._daemon.folder / "places"
         told.unlink(missing_ok=True)
@@ -87,13 +87,13 @@ class Session:
         return tuple(told.read_text().split()) if told.exists() else ()
 
     def finish(self) -> None:
-        """Everything is let go, and must be gone."""
+        """Releases everything, and checks that no memory stays."""
         self._held.clear()
         self._witness.clear()
         self._daemon.until(lambda s: not s["store"]["used_bytes"] and not s["pins"], "leaked: all memory to be free")
 
     def _follow(self, child: Child) -> None:
-        """Takes what the child says of its puts into the model, until it ends."""
+        """Records the child's reports of its puts in the model until the child ends."""
         while True:
             try:
                 said = child.hear(_PATIENCE_S)
@@ -108,7 +108,7 @@ class Session:
 
     def _compare(self) -> None:
         daemon = self._daemon
-        # Whom the child forked looks at its views, and ends by itself.
+        # A process that the child forked checks its views and ends by itself.
         left = {"clients": 1, "lanes": 1, "pins": len(self._held), "claims_held": 0, "puts_in_flight": 0}
         until(lambda: self._left() == left, f"leaked: {left} to be left")
         assert len(daemon.lanes()) == 1, f"leaked: {daemon.lanes()}"
@@ -128,7 +128,7 @@ class Session:
 
 
 def act(stage: Stage, socket: Path, group: str, pattern: str, at: int, seed: int, first: int, told: str) -> None:
-    """A client that dies. It says what it begins, and what it was answered; at last None."""
+    """A client that dies. It reports each call before it begins and after the answer; the last report is None."""
     chance = random.Random(seed)
     arm([pattern], at, told)
     in_place_bytes = IN_PLACE_BYTES if group == "write" else puts.IN_PLACE_BYTES
@@ -212,7 +212,7 @@ class _Load:
             other.close()
 
     def fork(self) -> None:
-        """The forked process looks at its views, reads and puts, and ends by itself, whatever becomes of this one."""
+        """The forked process checks its views, reads and puts, and ends by itself, also if this process dies."""
         self.get()
         forked = os.fork()
         if not forked:
@@ -241,7 +241,7 @@ class _Load:
         return Name(0, 0, self.chance.randrange(_SEEN))
 
     def _new(self) -> tuple[Name, int, Any]:
-        """A put that is about to begin: whatever becomes of this process, it may be stored."""
+        """Records a put before it begins: it may be stored even if this process dies."""
         name = Name(1, 0, self.chance.randrange(NUMBERS))
         self.version += 1
         self.stage.tell((name, self.version, "begun"))

@@ -1,6 +1,6 @@
-"""Rounds in which the daemon dies at one of its crash points, is started again, and is compared to the model.
+"""Rounds in which the daemon dies at a crash point, restarts, and is compared with the model.
 
-Owns: which load reaches which points, and how one round goes. A round is drawn from a seed of its own.
+Owns: which load reaches which points, and the course of one round. Each round has its own seed.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from .points import DAEMON, Round, points_of
 
 CALLS: Final = 30
 RECOVERIES: Final = 3
-"""Times in a row that a daemon dies while it recovers."""
+"""How many times in a row a daemon dies during recovery."""
 _OVER_MEMORY: Final = ("recovery", "creation", "resize")
-"""Groups in which the daemon dies before it serves: each daemon of a round dies."""
+"""Groups in which the daemon dies before it serves; each daemon of such a round dies."""
 _ARM: Final = "tests.crashes.points:arm"
 
 Call = Callable[[Instance, random.Random], None]
@@ -50,14 +50,14 @@ SMALL_POINTS: Final = points_of({group: DAEMON[group] for group in _SMALL_GROUPS
 
 
 class Session:
-    """One instance that goes through any number of rounds. Use it in a `with`."""
+    """One instance for any number of rounds; a context manager."""
 
     def __init__(self, *, small: bool) -> None:
         self._instance = Instance(small=small)
 
     @property
     def checked(self) -> int:
-        """Entries that were compared to the model."""
+        """The number of entries that were compared with the model."""
         return self._instance.model.checked
 
     def __enter__(self) -> Self:
@@ -75,23 +75,24 @@ class Session:
         return play(self._instance, turn)
 
     def finish(self) -> None:
-        """Compares what the last crash left, and sees to it that all of it can be freed.
+        """Checks the memory after the last crash, and checks that all of it can be freed.
 
         Raises:
-            AssertionError: something is lost, torn, wrong or leaked.
+            AssertionError: an entry is lost, torn or wrong, or something leaked.
         """
         start(self._instance)
         self._instance.finish()
 
 
 def play(instance: Instance, turn: Round) -> tuple[str, ...]:
-    """One round, which begins and ends without a daemon. `start` after it compares what the last crash left.
+    """Plays one round, which begins and ends without a daemon. The next `start` checks the memory of the last crash.
 
     Returns:
-        The places at which it died; none where the load did not come so far, and it was killed from outside.
+        The places at which daemons died; empty if the load did not reach the line and a kill from outside ended the
+        round.
 
     Raises:
-        AssertionError: something is lost, torn, wrong or leaked.
+        AssertionError: an entry is lost, torn or wrong, or something leaked.
     """
     chance = random.Random(turn.seed)
     told = instance.daemon.folder / "places"
@@ -115,14 +116,14 @@ def play(instance: Instance, turn: Round) -> tuple[str, ...]:
 
 
 def _lines(turn: Round, chance: random.Random) -> list[int]:
-    """At which line each of the daemons dies, one after the other."""
+    """The line at which each daemon of the round dies."""
     if turn.group not in _OVER_MEMORY:
         return [turn.at]
     return [turn.at, *(chance.randint(1, turn.at) for _ in range(RECOVERIES - 1))]
 
 
 def _prepare(instance: Instance, turn: Round, chance: random.Random) -> None:
-    """Has no daemon run, over memory that was left in the middle of a load; before a creation, without any memory."""
+    """Leaves memory in the middle of a load, without a daemon; for a creation, leaves no memory."""
     start(instance)
     if turn.group == "creation":
         instance.daemon.interrupt()
@@ -133,14 +134,14 @@ def _prepare(instance: Instance, turn: Round, chance: random.Random) -> None:
 
 
 def start(instance: Instance) -> None:
-    """Starts the next daemon and compares what it has to the model, as far as it comes."""
+    """Starts the next daemon, and compares its entries with the model if it serves."""
     with contextlib.suppress(Ended):
         if instance.daemon.try_start():
             instance.check()
 
 
 def load(instance: Instance, group: str, chance: random.Random, *, settle: bool = True) -> None:
-    """CALLS calls, or fewer where the daemon ends; `settle`: and their answers."""
+    """Makes CALLS calls, or fewer if the daemon ends; with `settle`, waits for their answers."""
     calls = _SMALL if instance.small else (*_MIXED, *_OFTEN.get(group, ()) * 4)
     if group == "pages":
         calls = (*_SMALL, *(Instance.limit,) * 2)

@@ -1,4 +1,4 @@
-"""What is wrong with an index as it stands in shared memory, seen from outside while its daemon is idle."""
+"""Faults of an index in shared memory, seen from outside while its daemon is idle."""
 
 from __future__ import annotations
 

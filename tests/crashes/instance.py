@@ -1,7 +1,7 @@
-"""A daemon with clients that load it, and the model that says what must be found after each of its crashes.
+"""A daemon, clients that load it, and the model that says which entries are possible after each crash.
 
-Owns: the daemon, its clients, puts on their way, the views that are held across crashes, and the model. Does not own
-when the daemon dies (rounds.py).
+Owns: the daemon, its clients, puts in flight, the views that are held across crashes, and the model. Does not own: the
+time of a crash (rounds.py).
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from .model import NUMBERS, Model, Name, namespace, tree_of, version_of
 
 INBOX_BYTES: Final = 128 << 10
 IN_PLACE_BYTES: Final = 48 << 10
-"""From here on a payload is written in place, in some puts."""
+"""Some puts of this size or more are written in place."""
 RING_BYTES: Final = 16 * MIB
 SMALLER_RING_BYTES: Final = 12 * MIB
 SMALL_RING_BYTES: Final = 3 * MIB // 2
 TTL_S: Final = 3600.0
 KEPT_MIN: Final = 4
-"""Entries stored last that must be there in the small ring, whatever its limit is."""
+"""The newest entries that the small ring must keep, at any limit."""
 _HELD_MAX, _HELD_SMALL_MAX = 6, 2
 _ON_THEIR_WAY_MAX: Final = 6
 _ON_THEIR_WAY_BYTES_MAX: Final = 98 << 10
@@ -48,13 +48,13 @@ _STEP_S: Final = 0.001
 
 
 class Ended(Exception):
-    """The daemon has ended in the middle of the load."""
+    """The daemon ended during the load."""
 
 
 class Instance:
-    """Use it in a `with`, where its client is; no daemon runs at first.
+    """A context manager; its client lives in the block, and no daemon runs at first.
 
-    `small`: the ring is too small for what is put, and all entries have one size.
+    `small`: the ring is too small for the puts, and all entries have one size.
     """
 
     def __init__(self, *, small: bool = False) -> None:
@@ -105,10 +105,10 @@ class Instance:
             other.close()
         self._stack.close()
 
-    # ---- the load: each call takes what it does from `chance`, and raises Ended where the daemon has
+    # ---- the load: each call draws from `chance`, and raises Ended if the daemon has ended
 
     def put(self, chance: random.Random) -> None:
-        """Small, in parts, streamed or in place; several are on their way at once, one of each name."""
+        """A put that is small, in parts, streamed or in place. Several are in flight, at most one of each name."""
         if self.small:
             self._numbers += 1
             name = Name(0, 0, 10 * self._numbers + 8)
@@ -123,7 +123,7 @@ class Instance:
         self._puts.append((name, version, put))
 
     def reserve(self, chance: random.Random) -> None:
-        """A payload that is made in the inbox."""
+        """A payload that is written in the inbox."""
         name = self._some(chance)
         version = self.model.new_version()
         tree = tree_of(name, version)
@@ -149,7 +149,7 @@ class Instance:
         name, version = self._some(chance), self.model.new_version()
         found = version_of(name, self.client.get_or_compute(name.key, lambda: tree_of(name, version)))
         if found == version:
-            # Stored, most likely; nobody says.
+            # The entry is probably stored; no answer says so.
             self.model.put(name, version, "unknown")
         else:
             assert found in self.model.of(name), f"wrong: {name} is {found}, may be {self.model.of(name)}"
@@ -177,26 +177,26 @@ class Instance:
             self.client.touch(*(name.key for name in names))
 
     def resize(self, chance: random.Random) -> None:
-        """The next daemon is configured with a ring larger than all before, or with a smaller one."""
+        """Gives the next daemon a larger ring than all before, or a smaller one."""
         self._largest_bytes += MIB
         self.daemon.flags["ring_bytes"] = chance.choice((self._largest_bytes, self._largest_bytes, SMALLER_RING_BYTES))
 
     def clear(self, chance: random.Random) -> None:
-        """A namespace's entries, of all generations."""
+        """Clears a namespace's entries of all generations."""
         self.settle()
         family = chance.randrange(len(self.model.generations))
         with self._answered(self.model.family(family)):
             self.client.clear(namespace(family, 0))
 
     def invalidate(self, chance: random.Random) -> None:
-        """Unanswered, it is asked for again when the daemon is back."""
+        """Invalidates a namespace. Without an answer, the call is repeated when the daemon is back."""
         self.settle()
         self._raising = chance.randrange(len(self.model.generations))
         with self._answered(self.model.family(self._raising)):
             self._raise_generation()
 
     def attach(self, chance: random.Random) -> None:
-        """Another client comes, reads, and goes or stays."""
+        """Another client attaches, reads, and leaves or stays."""
         other = tensord.Client(self.daemon.socket, timeout_s=1.0)
         self._others.append(other)
         for name in chance.sample([*self.model.possible], min(3, len(self.model.possible))):
@@ -206,7 +206,7 @@ class Instance:
         self._expect_daemon()
 
     def place_and_leave(self, chance: random.Random) -> None:
-        """Another client gets a span to write in place, and ends its connection instead."""
+        """Another client gets a span for a put in place, and disconnects."""
         key = Name(14, 0, chance.randrange(NUMBERS)).key
         with contextlib.suppress(TensordError), RawClient(self.daemon.socket) as other:
             other.ask(lambda number: messages.Commit(number, key, IN_PLACE_BYTES, 64, acks=False, in_place=True))
@@ -221,14 +221,14 @@ class Instance:
             self._sequences.add(number)
 
     def limit(self, chance: random.Random) -> None:
-        """Pages of the ring are given back, or taken again."""
+        """Returns pages of the ring to the system, or takes them again."""
         self.settle()
         limit_bytes = chance.choice([SMALL_RING_BYTES * 5 // 8, SMALL_RING_BYTES])
         with self._answered():
             self.client._ask(lambda number: messages.Limit(number, limit_bytes))
 
     def device(self, chance: random.Random) -> None:
-        """An entry on the stand-in card: there, or offloaded into the ring, or dropped and put again."""
+        """An entry on the stand-in card: cached, offloaded into the ring, or evicted and put again."""
         number = chance.randrange(_DEVICE_ENTRIES)
         key = namespace(14, 0).key("crash", "bytes", number.to_bytes(4, "little"))
         values = np.arange(1024, dtype=np.float32) + np.float32(2048 * number)
@@ -243,7 +243,7 @@ class Instance:
         self._expect_daemon()
 
     def fill_card(self, chance: random.Random) -> None:
-        """The governor has entries offloaded; not waited for where it wants none."""
+        """Makes the governor offload entries; does not wait if it offloads none."""
         size = self._tensors.size
         self._card.occupy(int(0.9 * _CARD_BYTES))
         looks = iter(range(_LOOKS))
@@ -251,7 +251,7 @@ class Instance:
         self._card.occupy(0)
 
     def settle(self) -> None:
-        """Waits for the answers to all puts that are on their way."""
+        """Waits for the answers to all puts in flight."""
         while self._puts:
             name, version, put = self._puts[0]
             self._await(lambda put=put: put.state != "sent", f"the answer to {put}")  # type: ignore[misc]
@@ -262,11 +262,11 @@ class Instance:
     # ---- after a crash
 
     def check(self) -> None:
-        """The daemon runs again: everything is what it must be.
+        """Checks a daemon that serves again against the model.
 
         Raises:
-            AssertionError: "lost", "torn", "wrong" or "leaked", with what.
-            Ended: it has ended meanwhile.
+            AssertionError: "lost", "torn", "wrong" or "leaked", with the subject.
+            Ended: the daemon ended meanwhile.
         """
         self._await(self._is_connected, "the client to be connected again")
         for name, version, put in self._puts:
@@ -293,7 +293,7 @@ class Instance:
         self._await(lambda: not self._fault_of_index(), "all scans", lambda: f"leaked: {self._fault_of_index()}")
 
     def finish(self) -> None:
-        """Everything is let go, and must be gone."""
+        """Releases everything, and checks that no memory stays."""
         self.held.clear()
         self._tensors.close()
         while self._others:
@@ -306,7 +306,7 @@ class Instance:
         assert len(self.daemon.lanes()) == 1
 
     def forget(self) -> None:
-        """Its memory was dropped, or perhaps: what is there is whatever it was."""
+        """The memory was dropped, or may have been: the model accepts whatever is cached."""
         for name in self.model.possible:
             self.model.ended([name], surely=False)
         self.model.kept.clear()
@@ -315,7 +315,7 @@ class Instance:
     # ---- inside
 
     def _is_connected(self) -> bool:
-        """Whether the daemon that runs now has answered: the last one's connection may still seem to be there."""
+        """True if the current daemon has answered: the connection to the last one may still look open."""
         try:
             self.client.touch(bytes(32))
         except TensordError:
@@ -339,7 +339,7 @@ class Instance:
 
     @contextlib.contextmanager
     def _answered(self, ended: list[Name] | None = None) -> Iterator[None]:
-        """A call that ends entries, or not where the daemon ends before it answers."""
+        """A call that ends entries. If the daemon ends before its answer, the entries may be ended or not."""
         try:
             yield
         except TensordError:
@@ -348,7 +348,7 @@ class Instance:
         self.model.ended(ended or [], surely=True)
 
     def _make_way(self, size_bytes: int) -> None:
-        """Waits until so much has room in the inbox: where the daemon has ended, nobody frees any."""
+        """Waits until the inbox has that much room. Raises Ended if the daemon has ended, which frees none."""
         self._expect_daemon()
         on_their_way = sum(_bytes_of(name, tree_of(name, version)) for name, version, _ in self._puts)
         if len(self._puts) >= _ON_THEIR_WAY_MAX or on_their_way + size_bytes > _ON_THEIR_WAY_BYTES_MAX:
@@ -360,10 +360,10 @@ class Instance:
         return {**store, **{name: status[name] for name in ("pins", "clients", "lanes")}}
 
     def _await(self, condition: Callable[[], bool], what: str, seen: Callable[[], str] = str) -> None:
-        """Looks until it holds. Raises Ended where the daemon has, and AssertionError after PATIENCE_S."""
+        """Waits until `condition` holds. Raises Ended if the daemon has ended, and AssertionError after PATIENCE_S."""
         deadline = time.monotonic() + PATIENCE_S
         while not condition():
-            assert time.monotonic() < deadline, f"waited {PATIENCE_S} s in vain: {what}; {seen()}"
+            assert time.monotonic() < deadline, f"{what} did not come within {PATIENCE_S} s; {seen()}"
             self._expect_daemon()
             time.sleep(_STEP_S)
 
@@ -379,7 +379,7 @@ class Instance:
                 return name
 
     def _hold(self, client: tensord.Client, name: Name) -> None:
-        # In the small ring a use would decide who goes next.
+        # In the small ring a use would change the order of eviction.
         lease = client.hold(name.key) if self.small else client.get(name.key)
         if lease is not None:
             self.held.append((name, version_of(name, lease.tree), lease.tree))
@@ -413,7 +413,7 @@ def _layer(number: int) -> tensord.NormalLayer:
 
 @contextlib.contextmanager
 def replaced(module: Any, name: str, value: object) -> Iterator[None]:
-    """Another value for one of a module's constants."""
+    """Replaces a constant of a module within the block."""
     was = getattr(module, name)
     setattr(module, name, value)
     try:

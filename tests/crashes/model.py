@@ -1,9 +1,9 @@
-"""What must be there after a crash: for each key the versions that are possible, by the answers that were given.
+"""The entries that are possible after a crash: for each key a set of versions, by the answers so far.
 
-Owns: keys, payloads and the table. Does not own clients.
+Owns: keys, payloads and the table. Does not own: clients.
 
-An answer leaves one possibility. A call whose answer never came leaves two: it was carried out, or it was not. Whatever
-is then found is the one that it was, and must stay.
+An answer leaves one possible version. A call without an answer leaves two: the daemon carried it out or not. The
+version that a read then finds is the right one, and must stay.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tensord.shm.layout import ALIGN_BYTES, SPAN_HEADER_BYTES
 NUMBERS: Final = 40
 FAMILIES: Final = 3
 _HISTORY: Final = 12
-"""Events of a name that a failure's message tells."""
+"""The number of events of a name that the message of a failure lists."""
 LARGE_BYTES: Final = 160 << 10
 PARTS_BYTES: Final = (64 << 10) - SPAN_HEADER_BYTES - ALIGN_BYTES
 """Of words. With header and tree these are 16 whole pages, so that giving pages back takes no neighbour along."""
@@ -57,7 +57,7 @@ def namespace(family: int, generation: int) -> tensord.Namespace:
 
 
 def words_of(name: Name, version: int) -> Words:
-    """f(key, version): of a size of its own, every word unlike any other payload's at that place."""
+    """f(key, version): each pair has its own size, and every word differs from other payloads' words at that place."""
     kind = name.number % 10
     size_bytes = LARGE_BYTES if kind == 9 else PARTS_BYTES if kind == 8 else 512 + version * 1736 % 16000 // 8 * 8
     first = np.uint64(name.family << 60 | name.generation % 256 << 52 | name.number << 32 | version)
@@ -71,10 +71,10 @@ def tree_of(name: Name, version: int) -> Any:
 
 
 def version_of(name: Name, tree: Any) -> int:
-    """Which version of `name` a payload is.
+    """The version of `name` that a payload is.
 
     Raises:
-        AssertionError: it is none.
+        AssertionError: the payload is no version of `name`.
     """
     words = tree if name.number % 2 else tree["words"]
     version = int(words[0]) & 0xFFFFFFFF
@@ -85,7 +85,7 @@ def version_of(name: Name, tree: Any) -> int:
 
 @dataclass
 class Model:
-    """The versions that each name may have; None: it is not there. `lossy`: anything but what is `kept` may be gone."""
+    """The possible versions of each name; None: not cached. `lossy`: any entry may be gone but those in `kept`."""
 
     lossy: bool = False
     possible: dict[Name, set[int | None]] = field(default_factory=dict)
@@ -106,7 +106,7 @@ class Model:
         return self.possible.setdefault(name, {None})
 
     def put(self, name: Name, version: int, state: str) -> None:
-        """A put of `version` was answered with `state`; "unknown" where nobody answered."""
+        """A put of `version` was answered with `state`; "unknown" without an answer."""
         before = self.of(name)
         self._note(name, f"put {version} {state}")
         match state:
@@ -129,7 +129,7 @@ class Model:
                 raise AssertionError(f"a put was {state}")
 
     def ended(self, names: Iterable[Name], *, surely: bool) -> None:
-        """The names were evicted, or perhaps."""
+        """The names were evicted; if not `surely`, they may have been."""
         for name in names:
             self._note(name, "ended" if surely else "perhaps ended")
             self.possible[name] = {None} if surely else self.of(name) | {None}
@@ -139,12 +139,13 @@ class Model:
         return [name for name in self.possible if name.family == family]
 
     def check(self, client: tensord.Client, answers: Callable[[], bool], keep: int = 0) -> None:
-        """Every name is what it may be; what was found is what it is from now on.
+        """Checks that every name has a possible version. The version that is found becomes the only possible one.
 
         Args:
-            answers: whether the daemon answers. If it has ended by the end of the check, a miss tells nothing: the
-                daemon may have died between the two stores of a publication, and the next daemon completes it.
-            keep: in a lossy store so many of those stored last must be there.
+            answers: whether the daemon answers. If it has ended by the end of the check, a miss is no evidence: the
+            daemon may
+                have died between the two stores of a publication, and the next daemon completes it.
+            keep: in a lossy store, the number of newest entries that must be cached.
 
         Raises:
             AssertionError: "lost", "torn" or "wrong", with the name.
@@ -178,11 +179,11 @@ class Model:
             del self._history[name]
 
     def _note(self, name: Name, event: str) -> None:
-        """Keeps what happened to a name last, for the message of a failure."""
+        """Records an event of a name for the message of a failure."""
         self._history.setdefault(name, deque(maxlen=_HISTORY)).append(event)
 
     def _is_past(self, name: Name) -> bool:
-        """Whether nobody will ask for it any more."""
+        """True if no process asks for the name any more."""
         if self.lossy:
             return self.possible[name] == {None}
         return name.generation < self.generations[name.family] - 1

@@ -1,9 +1,9 @@
-"""Crash points: every line of named functions, at which a process ends itself by SIGKILL.
+"""Crash points: every line of named functions, at which a process kills itself by SIGKILL.
 
-The code that is killed has no hooks. A process is armed before its work begins: a trace function counts the lines that
-any of its threads begins or returns from within the named functions, and kills the process at the one whose number was
-given. A fork inherits the count. A place is told as `module:function+line`, the line counted from the function's first,
--1 for its end.
+The killed code has no hooks. A process is armed before its work begins. A trace function counts the lines that any of
+its threads begins, or returns from, within the named functions, and kills the process at the given number. A forked
+process inherits the count. A place is written as `module:function+line`; lines count from the function's first, and -1
+is the return.
 
 A pattern is `module:qualified name`, the module without "tensord.", with the wildcards of fnmatch.
 """
@@ -135,7 +135,7 @@ DAEMON: Final = {
         "daemon.actors.governor:GovernorActor._handle",
     ),
 }
-"""The daemon's points, by what it is doing. Wherever memory that outlives it changes, a function is named."""
+"""The daemon's points by activity: every function that changes memory which outlives the daemon."""
 
 CLIENT: Final = {
     "get": (
@@ -204,13 +204,12 @@ CLIENT: Final = {
         "shm.lanes:Lane.suspend",
     ),
 }
-"""A client's points, by what it is doing."""
+"""A client's points by activity."""
 
 
 @dataclass(frozen=True)
 class Round:
-    """A process dies at the `at`-th line that it begins within a point, `group/pattern`, under a load that follows from
-    the seed."""
+    """A process dies at the `at`-th line that it begins within a point, `group/pattern`. The seed gives the load."""
 
     point: str
     at: int
@@ -234,10 +233,10 @@ def points_of(groups: Mapping[str, Sequence[str]]) -> list[str]:
 
 
 def arm(patterns: Sequence[str], at: int, told: str) -> None:
-    """Has this process killed at the `at`-th line, counted from 1, within the functions that match.
+    """Arms this process: it dies at the `at`-th line, counted from 1, within the matching functions.
 
     Args:
-        told: the path of a file to which the place is written just before.
+        told: the path of a file to which the process writes the place just before it dies.
     """
     trap = _Trap(patterns, at, told)
     threading.settrace(trap)
@@ -248,7 +247,7 @@ class _Trap:
     def __init__(self, patterns: Sequence[str], at: int, told: str) -> None:
         self._patterns = [_PACKAGE + pattern for pattern in patterns]
         self._names: dict[CodeType, str | None] = {}
-        # Shared by all threads: taking a number from it is one operation of the interpreter's.
+        # All threads share the counter: taking a number is one atomic operation of the interpreter.
         self._lines = count(1)
         self._at = at
         self._told = told

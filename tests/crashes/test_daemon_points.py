@@ -1,6 +1,6 @@
-"""The daemon killed at each of its crash points: nothing is lost, torn or wrong, and nothing leaks.
+"""The daemon killed at each of its crash points: no entry is lost, torn or wrong, and nothing leaks.
 
-`make crashes KILLS=10000` is the same at length.
+`make crashes KILLS=10000` is the long form.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ SLOT_LINES = {
     "reclaim/shm.index:IndexWriter.unpublish": range(1, 6),
     "reclaim/shm.index:IndexWriter.release": range(1, 6),
 }
-"""Where a slot changes word by word: the lines of a first call, counted as they are begun, and the next one's first."""
+"""The lines at which a slot changes word by word: those of the first call, and the first line of the next call."""
 
 
 @pytest.mark.parametrize("group", list(DAEMON))
@@ -43,8 +43,8 @@ def kind_of(beginning: str) -> str:
 
 
 def die_at(playing: AnySession, point: str, seed: int) -> None:
-    """At one of the first lines; where the load does not come so far, at the first."""
+    """Dies at one of the first lines; if the load does not reach it, at the first."""
     for at in (AT, 1):
         if playing.play(Round(point, at, seed)):
             return
-    pytest.fail(f"{point}: no load reaches it; if it has another name now, give it in points.py")
+    pytest.fail(f"{point}: no load reaches this point; if the function was renamed, change points.py")

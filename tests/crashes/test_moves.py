@@ -1,6 +1,6 @@
-"""The daemon killed while entries move to other places of the ring: each is there afterwards, whole, and once.
+"""The daemon killed while it moves entries within the ring: each entry is cached afterwards, complete, and once.
 
-Nothing is evicted here, so that nothing may be missing.
+The ring evicts nothing here, so no entry may be missing.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ POINTS = {
     "shm.index:IndexWriter.publish": (2, 3, 4),
     "shm.index:IndexWriter.unpublish": (2, 3, 4),
 }
-"""Lines within each, counted from the moment that the ring is full of holes."""
+"""Lines within each function, counted from the moment at which the free space is fragmented."""
 
 
 def key_of(number: int) -> bytes:
@@ -62,7 +62,7 @@ def test_a_daemon_killed_while_entries_move_loses_none_and_shows_none_torn(point
 
 
 def full_of_holes(daemon: Daemon) -> None:
-    """What is free is enough for the large one, but in pieces."""
+    """The free space is large enough for the large entry, but fragmented."""
     daemon.start()
     with daemon.client() as client:
         size = int(client.status()["store"]["ring_bytes"]) // ENTRIES - 8 * KIB

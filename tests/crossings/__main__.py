@@ -1,5 +1,6 @@
-"""All cells again and again, in random order, with random pauses, and half of them with a second disturbance after the
-first: `make crossings ROUNDS=200`.
+"""Runs all cells repeatedly, in random order, with random pauses: `make crossings ROUNDS=200`.
+
+Half of the cells get a second disturbance after the first.
 """
 
 from __future__ import annotations
@@ -18,19 +19,19 @@ from .cell import Cells
 from .disturbances import BY_NAME as DISTURBANCES
 from .table import CELLS, name_of
 
-# About as long as the daemon takes for what is under way.
+# About the time that the daemon takes for a pending call.
 JITTER_S = 0.01
 
 
 def main() -> int:
-    """Runs the rounds that the command line asks for. Returns the exit status: 1 if a promise was broken."""
+    """Runs the rounds of the command line. Returns the exit status: 1 if a promise was broken."""
     parser = argparse.ArgumentParser(prog="python -m tests.crossings")
-    parser.add_argument("--rounds", type=whole(1), default=1, help="how often each cell is run")
+    parser.add_argument("--rounds", type=whole(1), default=1, help="number of runs of each cell")
     parser.add_argument("--seed", default=secrets.token_hex(4), help="draws the order and the pauses")
-    parser.add_argument("--round", type=whole(0), help="run this round's pauses every time")
-    parser.add_argument("--only", default="", help="cells whose names contain this")
+    parser.add_argument("--round", type=whole(0), help="repeat the pauses of this round")
+    parser.add_argument("--only", default="", help="only cells whose names contain this text")
     asked = parser.parse_args()
-    # Refusals are outcomes that the cells look at.
+    # The cells check refusals as outcomes.
     logging.getLogger("tensord").setLevel(logging.CRITICAL)
     chosen = [cell for cell in CELLS if asked.only in name_of(*cell)]
     if not chosen:

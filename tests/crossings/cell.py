@@ -1,15 +1,15 @@
-"""One cell of the table: a state is entered, the disturbance comes, and then every promise is checked.
+"""One cell of the table: enters a state, applies the disturbance, and checks every promise.
 
-    1. the state is entered; where something is to be under way, by a process whose daemon is stopped
+    1. the party enters the state; if a call is to be under way, the daemon is stopped first
     2. the disturbance
-    3. the process goes on: reads, and puts other keys
+    3. the party continues: it reads, and puts other keys
     4. the daemon serves (again); all puts get an outcome
-    5. what was committed is there, and is f(key) to every other client
-    6. the ring is overwritten by others
+    5. every committed entry is cached, and is f(key) for every other client
+    6. other clients overwrite the ring
     7. every view, every new get and every other client's get is checked against f(key)
-    8. all is let go: no pin, lane, claim, inbox or descriptor is left
+    8. the party releases everything: no pin, lane, claim, inbox or descriptor stays
 
-Owns: the processes of the cell. Does not own the daemon, which serves the next cell if this one passes.
+Owns: the processes of the cell. Does not own: the daemon, which serves the next cell if this one passes.
 """
 
 from __future__ import annotations
@@ -43,15 +43,14 @@ _numbers = count(1)
 
 
 class Cells:
-    """One daemon for all cells that leave it as it was, one after another."""
+    """One daemon for all cells, as long as they leave it unchanged."""
 
     def __init__(self, cards: Path) -> None:
         self._cards = cards
         self._daemon: Daemon | None = None
 
     def run(self, state: str, *disturbances: str, seed: str = "", jitter_s: float = 0.0) -> None:
-        """Runs one cell; several disturbances come one after another. With `jitter_s` there are random pauses between
-        its steps, drawn by `seed`.
+        """Runs one cell; disturbances come in sequence. `jitter_s`: random pauses between steps, drawn by `seed`.
 
         Raises:
             AssertionError: a promise is broken.
@@ -76,7 +75,7 @@ class Cells:
 
 
 def _daemon(cards: Path) -> Daemon:
-    """A small ring, so that it is soon overwritten, and gauges that tests fill."""
+    """A small ring, so that it is overwritten soon, and gauges that tests control."""
     for name, capacity_bytes in (("card", MIB), ("host", 16 * MIB)):
         with FakeCard(cards, name, capacity_bytes):
             pass
@@ -105,7 +104,7 @@ class Cell:
         self.disturbances = [DISTURBANCES[name]() for name in disturbances]
         self.random = Random(f"{seed} cell")
         self._jitter_s = jitter_s
-        # With random pauses the daemon also reads on while the state is entered.
+        # With random pauses the daemon also reads messages while the party enters the state.
         self._stops = self.state.under_way and (not jitter_s or self.random.random() < 0.5)
         revision = f"{daemon.instance}-{next(_numbers)}"
         self.namespace = namespace(revision)
@@ -114,10 +113,10 @@ class Cell:
         self.generation = 0
         self.forked = False
         self.renew = False
-        """Whether the daemon serves no other cell."""
+        """True if the daemon cannot serve another cell."""
         self._stopped = False
         self._beside: list[bytes] = []
-        # While the daemon is stopped, attaching fails after so long.
+        # While the daemon is stopped, an attach fails after this time.
         timeout_s = 0.5 if self._stops else PATIENCE_S
         self._place = party.Place(daemon.socket, cards, revision, timeout_s, seed, jitter_s)
         self._party: Child | None = None
@@ -125,7 +124,7 @@ class Cell:
     def run(self) -> None:
         with self.host, tensord.Client(self.daemon.socket, timeout_s=PATIENCE_S) as self.other:
             assert self.other.connected
-            # The ring has room for all that the party stores.
+            # The ring has room for every entry of the party.
             self.other.clear()
             for name in ("kept", "beside"):
                 self.put(name)
@@ -176,7 +175,7 @@ class Cell:
     # ---- for disturbances
 
     def tell(self, method: str, *arguments: object) -> Any:
-        """Has the party do something, and gives its answer."""
+        """Calls a method of the party, and returns its answer."""
         self.jitter()
         assert self._party is not None
         self._party.tell((method, arguments))
@@ -188,14 +187,14 @@ class Cell:
         self._stopped = True
 
     def resume(self) -> None:
-        """SIGCONT, if it is stopped."""
+        """Sends SIGCONT if the daemon is stopped."""
         if self._stopped:
             self._stopped = False
             if self.daemon.running:
                 self.daemon.resume()
 
     def restart(self, *, kill: bool = False) -> None:
-        """The daemon ends, and another one begins."""
+        """Ends the daemon and starts another."""
         if kill:
             self.daemon.kill()
         else:
@@ -203,7 +202,7 @@ class Cell:
         self.started()
 
     def started(self) -> None:
-        """Another daemon begins."""
+        """Starts another daemon."""
         self._stopped = False
         self.daemon.start()
 
@@ -213,7 +212,7 @@ class Cell:
 
     @contextmanager
     def asked(self, ask: Callable[[], object]) -> Iterator[None]:
-        """Asks in a thread, since the daemon may be stopped, and has its answer at the end."""
+        """Asks in a thread, because the daemon may be stopped; waits for the answer at the end."""
         raised: list[BaseException] = []
 
         def run() -> None:
@@ -249,16 +248,16 @@ class Cell:
         until(answers, "the daemon to answer the other client")
 
     def put(self, name: str, size_bytes: int = ENTRY_BYTES) -> None:
-        """Another client stores it, by the weights of now."""
+        """Another client stores an entry, with the current weights."""
         key = key_of(self.namespace.raised_to(self.generation), name)
         payload = words(key, size_bytes, self.generation)
         put = self.other.put(key, payload, wait=True, timeout_s=PATIENCE_S)
         assert put.state in ("stored", "existed"), put
 
-    # ---- what is promised
+    # ---- the promises
 
     def committed(self, outcomes: dict[str, str]) -> None:
-        """What was stored is there; nothing is refused without a reason."""
+        """Every stored entry is cached, and every refusal has a reason."""
         for name, outcome in outcomes.items():
             refused = any(disturbance.refuses for disturbance in self.disturbances)
             allowed = {"stored", "existed", "lost", *(["refused"] if refused else [])}
@@ -270,10 +269,10 @@ class Cell:
             assert self.other.contains(self.key(name)), f"{name!r} was stored, and is lost"
 
     def press(self) -> None:
-        """Others store so much that nothing is left of an entry that nobody looks at."""
+        """Other clients store so much that the ring overwrites every entry that no view holds."""
         self.attached()
         ring_bytes = self.daemon.status()["ring_bytes"]
-        # Twice: what has left the ring by the end of the first is overwritten by the end of the second.
+        # Twice: the second pass overwrites what the first one evicted.
         for _ in range(2):
             sentinel = self.store([ENTRY_BYTES])
             for step in range(_LAPS_MAX * _STEPS):
@@ -286,7 +285,7 @@ class Cell:
             assert not self.other.contains(sentinel), "the ring is not overwritten"
 
     def store(self, sizes: Sequence[int]) -> bytes:
-        """More entries of the others', of these sizes; the key of the last."""
+        """Stores entries of these sizes by other clients; returns the last key."""
         puts = []
         for number, size_bytes in zip(_numbers, sizes, strict=False):
             key = key_of(self._others, str(number))
@@ -297,7 +296,7 @@ class Cell:
         return key
 
     def right(self, outcomes: dict[str, str]) -> None:
-        """What another client finds, and one that has just come, is f(key, weights), and of no weights of the past."""
+        """Another client, and a new one, find f(key, weights), and never an entry of old weights."""
         with tensord.Client(self.daemon.socket, timeout_s=PATIENCE_S) as fresh:
             for reader in (self.other, fresh):
                 now = reader.current(self.namespace)
@@ -311,14 +310,14 @@ class Cell:
                             fault = wrong(lease.tree, key, past)
                             assert not fault, f"another client's get of {name!r}: {fault}"
                             assert of == now, f"{name!r} of invalidated weights is found"
-        # What the party writes late would be found in what others stored meanwhile.
+        # A late write of the party would damage entries that others stored meanwhile.
         for key in self._beside:
             lease = self.other.get(key)
             fault = "" if lease is None else wrong(lease.tree, key)
             assert not fault, f"another client's get of what it stored: {fault}"
 
     def segments(self) -> set[Path]:
-        """The shared memory that is no lane, nor what a daemon that was stopped had learned."""
+        """The shared memory without lanes and without the policy's history of a stopped daemon."""
         return {
             segment
             for segment in self.daemon.segments()
@@ -326,7 +325,7 @@ class Cell:
         }
 
     def at_rest(self, descriptors: int, segments: set[Path]) -> None:
-        """Nothing of the party is left."""
+        """The party leaves nothing behind."""
         self.attached()
         self.daemon.until(
             lambda s: (

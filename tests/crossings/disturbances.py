@@ -1,4 +1,4 @@
-"""What happens meanwhile: to the process that holds a state, to its connection, to the daemon, to the entries.
+"""The disturbances: of the party, its connection, the daemon, and the entries.
 
 A new disturbance needs one more class here, and its line in DISTURBANCES.
 """
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Disturbance:
-    """`loses`: entries that nobody looks at may be gone after it. `refuses`: puts may be refused for it."""
+    """`loses`: entries without a view may be gone afterwards. `refuses`: it may cause refused puts."""
 
     name: ClassVar[str]
     loses: ClassVar[bool] = False
@@ -31,12 +31,12 @@ class Disturbance:
 
     @contextmanager
     def around(self, cell: Cell) -> Iterator[None]:
-        """Lasts from before the state is entered until all is checked."""
+        """A context from before the state is entered until all checks have passed."""
         yield
 
     def apply(self, cell: Cell) -> None:
-        """Where the state is under way the daemon is stopped until `cell.resume()`."""
-        raise NotImplementedError  # every one has its own
+        """Applies the disturbance. If the state is under way, the daemon is stopped until `cell.resume()`."""
+        raise NotImplementedError  # each class has its own
 
 
 # ---- in the process that holds the state
@@ -50,7 +50,7 @@ class ForkChildExits(Disturbance):
 
 
 class ForkChildUses(Disturbance):
-    """See the cell: parent and child go on side by side, and the parent lets go first."""
+    """Parent and child continue side by side (see the cell), and the parent releases first."""
 
     name = "fork, child uses its copies"
 
@@ -60,7 +60,7 @@ class ForkChildUses(Disturbance):
 
 
 class ForkTwice(Disturbance):
-    """The second time the daemon may not have read all that was sent on the connection before the first."""
+    """At the second fork the daemon may not have read all messages from before the first."""
 
     name = "fork, and once more when attached again"
 
@@ -93,7 +93,7 @@ class SocketCut(Disturbance):
 
 
 class NewLane(Disturbance):
-    """A view under the former lane and one under the new lane meet a fork."""
+    """A fork while one view is under the old lane and another under the new lane."""
 
     name = "re-attached with a new lane, then fork"
 
@@ -155,7 +155,7 @@ class Busy(Disturbance):
                     with suppress(TensordError):
                         client.evict(*keys)
                     begun = [client.put(*each, timeout_s=PATIENCE_S) for each in zip(keys, payloads, strict=True)]
-                    # More of them under way than the ring has room for would rightly evict what others stored.
+                    # More puts under way than the ring can hold would evict other clients' entries, which is correct.
                     for put in under_way:
                         put.wait(PATIENCE_S)
                     under_way = begun
@@ -179,7 +179,7 @@ class Busy(Disturbance):
 
 
 class BusyAndCut(Busy):
-    """The second time the daemon may not have read all that was sent on the connection before."""
+    """At the second cut the daemon may not have read all messages from before the first."""
 
     name = "socket cut twice while the daemon is busy"
 
@@ -191,7 +191,7 @@ class BusyAndCut(Busy):
 
 
 class Stopped(Disturbance):
-    """SIGSTOP; the process goes on meanwhile, and then the daemon."""
+    """SIGSTOP: the party continues during the stop, the daemon after it."""
 
     name = "daemon stopped, and on"
 
@@ -200,7 +200,7 @@ class Stopped(Disturbance):
 
 
 class Terminated(Disturbance):
-    """The process goes on while the daemon stops."""
+    """The party continues while the daemon stops."""
 
     name = "SIGTERM and restart"
 
@@ -210,7 +210,7 @@ class Terminated(Disturbance):
 
 
 class TerminatedAtWork(Terminated):
-    """The same, and the daemon has begun with what is under way."""
+    """As Terminated, but the daemon has begun to handle the pending calls."""
 
     name = "resumed, SIGTERM and restart"
 
@@ -237,7 +237,7 @@ class KilledAtWork(Disturbance):
 
 
 class KilledThenFork(Disturbance):
-    """The fork meets a client that has lost its daemon, and is not attached to the next one yet."""
+    """A fork while the client has lost its daemon and is not attached to the next."""
 
     name = "SIGKILL, fork, restart"
 
@@ -248,7 +248,7 @@ class KilledThenFork(Disturbance):
 
 
 class Dropped(Disturbance):
-    """SIGINT: the memory goes, and the next daemon begins with none."""
+    """SIGINT: the memory is removed, and the next daemon starts without any."""
 
     name = "restart with new memory"
     loses = True
@@ -256,12 +256,12 @@ class Dropped(Disturbance):
     def apply(self, cell: Cell) -> None:
         cell.daemon.interrupt()
         cell.started()
-        # Generations last as long as the ring.
+        # Generations live as long as the ring.
         cell.generation = 0
 
 
 class OtherSettings(Disturbance):
-    """Restart with other settings, and afterwards with those from before."""
+    """A restart with other settings, and later one with the old settings."""
 
     settings: ClassVar[dict[str, object]]
 
@@ -324,7 +324,7 @@ class LimitDownAndUp(Disturbance):
 
 
 class PagePressure(Disturbance):
-    """The host fills up, the ring gives pages back, and takes them again."""
+    """The host fills up; the ring returns pages to the system and takes them again."""
 
     name = "page pressure"
     loses = True
@@ -333,7 +333,7 @@ class PagePressure(Disturbance):
     def apply(self, cell: Cell) -> None:
         cell.host.occupy(int(0.90 * cell.host.capacity_bytes))
         cell.resume()
-        # A ring that was made smaller before keeps pages withdrawn: those beyond its new size.
+        # A ring that was made smaller before keeps the pages beyond its new size withdrawn.
         cell.daemon.until(lambda s: not self._whole(s["store"]), "pages to be given back")
         cell.tell("look")
         cell.host.occupy(0)
@@ -348,7 +348,7 @@ class PagePressure(Disturbance):
 
 
 class Invalidated(Disturbance):
-    """Another client says that the weights have changed; the process goes on under the old namespace."""
+    """Another client invalidates the weights; the party continues with the old namespace."""
 
     name = "invalidate"
     loses = True
@@ -358,7 +358,7 @@ class Invalidated(Disturbance):
         with cell.asked(lambda: cell.other.invalidate(cell.namespace)):
             cell.resume()
         cell.generation = 1
-        # Other weights' payloads, under the keys of now.
+        # Payloads of other weights, under the current keys.
         for name in ("kept", "beside"):
             cell.put(name)
 
@@ -381,7 +381,7 @@ class Cleared(Disturbance):
 
 
 class PutByAnother(Disturbance):
-    """What is looked at is evicted and stored anew; what is under way is stored by another client as well."""
+    """Held entries are evicted and stored again; another client also stores the keys under way."""
 
     name = "the same keys put by another"
 

@@ -1,4 +1,4 @@
-"""States in which a process looks at entries: each is right for as long as a view of it lives."""
+"""States in which a process holds views: each view is right as long as it lives."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class ViewOfCollected(Viewed):
 
 
 class Batch(Viewed):
-    """One view is made before the disturbance, the other one when it is looked at."""
+    """One view exists before the disturbance; the other is made after it."""
 
     name = "batch"
 
@@ -125,7 +125,7 @@ def tokens_of(count: int) -> np.ndarray[Any, np.dtype[np.uint32]]:
 
 
 def layer_of(tokens: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.uint64]]:
-    """A model's layer whose every word follows from its token and its place: (1, tokens, 64) uint64."""
+    """A layer (1, tokens, 64) uint64; every word is a function of its token and its place."""
     places = np.arange(len(tokens) * 64, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     return (places + np.repeat(tokens, 64).astype(np.uint64)).reshape(1, len(tokens), 64)
 

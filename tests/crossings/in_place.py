@@ -1,4 +1,4 @@
-"""States of a put whose payload this process writes into the ring by itself."""
+"""States of a put in place: this process writes the payload into the ring itself."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PIECE_BYTES: Final = 32 * KIB
 
 
 class InPlace(Putting):
-    """A put that is written in place although it is small, and whose copy stops after its first piece until `go`."""
+    """A small put in place. Its copy stops after the first part until `go`."""
 
     returns = False
 
@@ -47,7 +47,7 @@ class InPlace(Putting):
             patch.start()
 
     def write_half(self) -> None:
-        """Begins the put, and returns in the middle of the copy."""
+        """Begins the put, and returns during the copy."""
         self.thread = threading.Thread(target=self._run, daemon=True)
         with (
             # On a busy machine the put would go through the inbox.
@@ -76,7 +76,7 @@ class Writing(InPlace):
 
 
 class WritingLate(Writing):
-    """The copy goes on once the ring has been overwritten by others."""
+    """The copy continues after others have overwritten the ring."""
 
     name = "put in place, its copy goes on late"
 
@@ -103,13 +103,13 @@ class Filled(InPlace):
 
 
 class Asked(InPlace):
-    """Its span does not come in time, or another thread is just about to ask for one."""
+    """The span does not come in time, or another thread is about to ask for one."""
 
     name = "put in place asked for"
 
 
 class _Slow:
-    """A payload whose copy waits after the first piece."""
+    """A payload whose copy waits after the first part."""
 
     def __init__(self, payload: Payload, reached: threading.Event, go: threading.Event) -> None:
         self._payload = payload

@@ -1,7 +1,7 @@
-"""The process that the disturbance meets: it holds a State, forks, loses its client, and goes on.
+"""The process that the disturbance affects: it holds a State, forks, loses its client, and continues.
 
-Owns: its client, its keys, the outcomes of its puts, the process that it forks off. Every method that a cell names runs
-here and raises AssertionError for a wrong byte.
+Owns: its client, its keys, the outcomes of its puts, and the forked process. Every method that a cell names runs here
+and raises AssertionError for a wrong byte.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from . import states
 from .payloads import ENTRY_BYTES, KIB, key_of, namespace, words, wrong
 
 NEXT_BYTES = 240 * KIB
-# While the daemon is stopped a call ends after so long.
+# While the daemon is stopped, a call ends after this time.
 BRIEF_S = 0.05
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a cell stands: `revision` names its namespace, `jitter_s` is the longest random pause."""
+    """The place of a cell: `revision` names its namespace, `jitter_s` is the longest random pause."""
 
     socket: Path
     card_folder: Path
@@ -52,12 +52,12 @@ class Place:
 
 
 def run(stage: Stage, place: Place, state: str) -> None:
-    """Does what the cell says until it hangs up."""
-    # Refusals are outcomes that the cell looks at.
+    """Carries out the cell's orders until the cell closes the pipe."""
+    # The cells check refusals as outcomes.
     logging.getLogger("tensord").setLevel(logging.CRITICAL)
-    # Every state says by which path it puts.
+    # Every state chooses the path of its put.
     mock.patch.object(puts, "IN_PLACE_BYTES", sys.maxsize).start()
-    # What was imported is not walked by each collection.
+    # Garbage collections skip the imported modules.
     gc.freeze()
     party = Party(place, state)
     stage.tell("ready")
@@ -95,7 +95,7 @@ class Party:
         return tensord.Client(self.place.socket, timeout_s=self.place.timeout_s)
 
     def got(self, name: str, client: tensord.Client | None = None) -> tensord.Lease:
-        """A lease that must be had."""
+        """A lease of an entry that must be cached."""
         lease = (client or self.client).get(self.key(name))
         assert lease is not None, f"{name!r} is missing"
         return lease
@@ -131,13 +131,13 @@ class Party:
         self.state.enter()
 
     def go_on(self, stopped: bool) -> None:
-        """What the program does next: reads, and puts other keys, while the daemon is `stopped` or not."""
+        """The next steps of the program: reads, and puts of other keys; `stopped`: the daemon is stopped."""
         if self.client is None:
             if stopped:
                 return
             self.client = self.connect()
         self.read(self.client, "kept", "beside")
-        # The first is as large as the put that may be under way, the others are sent as a whole.
+        # The first put is as large as the pending one; the others are sent in one message.
         for number, size_bytes in enumerate((self.state.size_bytes, NEXT_BYTES, NEXT_BYTES)):
             self.put(f"next-{number}", size_bytes, timeout_s=BRIEF_S if stopped else PATIENCE_S)
 
@@ -150,14 +150,14 @@ class Party:
         return {name: self.outcomes[name].state for name in names}
 
     def settle(self) -> dict[str, str]:
-        """Waits until the client is attached again, and until every put has an outcome. Returns those by name."""
+        """Waits until the client is attached and every put has an outcome. Returns the outcomes by name."""
         self.attached()
         self.state.settle()
         self.put("last", wait=True)
         return {name: put.wait(PATIENCE_S).state for name, put in self.outcomes.items()}
 
     def check(self) -> None:
-        """Every byte held is right, and every byte got anew."""
+        """Checks every byte that the party holds, and every byte of new gets."""
         self.state.check()
         for name, tree in self.taken:
             fault = wrong(tree, self.key(name))
@@ -170,24 +170,24 @@ class Party:
         gc.collect()
 
     def read(self, client: tensord.Client, *names: str) -> None:
-        """Each name is a miss, or its own bytes."""
+        """Checks that each name is a miss, or has its own bytes."""
         for name in names:
             lease = client.get(self.key(name))
             if lease is not None:
                 fault = wrong(lease.tree, self.key(name))
                 assert not fault, f"a get of {name!r}: {fault}"
 
-    # ---- disturbances from inside
+    # ---- disturbances from within the process
 
     def cut(self) -> None:
-        """The connection breaks."""
+        """Breaks the connection."""
         channel = self.client.link._channel if self.client is not None else None
         if channel is not None:
             with suppress(OSError):
                 channel._sock.shutdown(socket.SHUT_RDWR)
 
     def cut_without_lane(self) -> None:
-        """The connection breaks, and the client brings no lane to the next one, so that it gets a new lane."""
+        """Breaks the connection, and drops the lane, so that the next connection gets a new lane."""
         if self.client is not None and self.client.link._lane_fd >= 0:
             os.close(self.client.link._lane_fd)
             self.client.link._lane_fd = -1
@@ -209,18 +209,18 @@ class Party:
         self.answered(self.client)
 
     def attached_and_took(self) -> None:
-        """Attached again; one more view, under the lane of now."""
+        """Attaches again, and takes one more view under the current lane."""
         self.attached()
         lease = self.client.get(self.key("beside"))
         if lease is not None:
             self.taken.append(("beside", lease.tree))
 
     def look(self) -> None:
-        """Every byte held is right now."""
+        """Checks every byte that the party holds now."""
         self.state.check()
 
     def fork(self, child: str) -> None:
-        """Forks. The child "exits" once it has dropped its copies, or stays to be told what it "uses"."""
+        """Forks. The child drops its copies and exits ("exits"), or stays for orders ("uses")."""
         ours, theirs = Pipe()
         pid = os.fork()
         if not pid:
@@ -253,7 +253,7 @@ class Party:
 
         def let_it_take() -> None:
             now.set()
-            # It may have to wait for the fork's end.
+            # The lease may have to wait for the end of the fork.
             done.wait(0.5)
 
         thread = threading.Thread(target=take, daemon=True)
@@ -266,7 +266,7 @@ class Party:
         thread.join(PATIENCE_S)
 
     def forked_uses(self) -> dict[str, str]:
-        """Has the child use what it inherited, and a client. Returns the outcomes of its puts."""
+        """Makes the child use its inherited views, and a client. Returns the outcomes of its puts."""
         assert self.forked is not None
         outcomes: dict[str, str] = self.forked.ask("use")
         return outcomes
@@ -283,7 +283,7 @@ class Party:
 
 
 class _Forked:
-    """The parent's side of a process that was forked off."""
+    """The parent's side of a forked process."""
 
     def __init__(self, pid: int, pipe: Connection) -> None:
         self.pid = pid
@@ -300,7 +300,7 @@ class _Forked:
         return answer
 
     def end(self) -> None:
-        """Waits for its end."""
+        """Waits for the end of the process."""
         fd = os.pidfd_open(self.pid)
         try:
             assert select.select([fd], [], [], PATIENCE_S)[0], "the forked process does not end"
@@ -314,7 +314,7 @@ class _Forked:
 
 
 class _Child:
-    """The process that was forked off."""
+    """The forked process."""
 
     def __init__(self, party: Party, pipe: Connection) -> None:
         self.party = party

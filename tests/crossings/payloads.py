@@ -1,4 +1,4 @@
-"""Payloads that are a function of their key and of the weights behind it, so that every byte read can be checked."""
+"""Payloads that are a function of their key and its weights, so that every byte of a read can be checked."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def key_of(of: tensord.Namespace, name: str) -> bytes:
 
 
 def words(key: bytes, size_bytes: int = ENTRY_BYTES, weights: int = 0) -> Words:
-    """(size_bytes / 64, 8) uint64, of which no word is another key's, or other weights', at the same place.
+    """(size_bytes / 64, 8) uint64. No word equals the word of another key, or of other weights, at that place.
 
-    Tree headers of all sizes have the same length: one payload put over another would be taken for it.
+    Tree headers of all sizes have the same length, so that one payload over another would be mistaken for it.
     """
     first = int.from_bytes(hashlib.sha256(key + b"%d" % weights).digest()[:8], "little")
     flat = np.arange(size_bytes // 8, dtype=np.uint64) * np.uint64(_GOLDEN) + np.uint64(first)
@@ -40,7 +40,7 @@ def words(key: bytes, size_bytes: int = ENTRY_BYTES, weights: int = 0) -> Words:
 
 
 def wrong(tree: Any, key: bytes, weights: int = 0) -> str:
-    """The first word of a payload that is not its key's; empty if all of them are."""
+    """The first wrong word of a payload of `key`; empty if all words are right."""
     for leaf in leaves(tree):
         expected = words(key, leaf.nbytes, weights).reshape(-1)
         differs = np.flatnonzero(leaf.reshape(-1) != expected)

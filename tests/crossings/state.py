@@ -1,7 +1,7 @@
-"""What one process holds, or has under way, when a disturbance meets it.
+"""The states: what a process holds, or has under way, at the time of a disturbance.
 
-A new put path, or a new kind of lease, needs one more class in `under_way.py` or `held.py`, and a line
-in the list there.
+A new way to put, or a new kind of lease, needs one more class in `under_way.py` or `held.py`, and a line in the list
+there.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 class State:
     """Lives in the party's process. After a fork the child has a copy.
 
-    `under_way`: entered while the daemon is stopped, so that the daemon has yet to read what it is sent. `size_bytes`:
-    of the array that it puts.
+    `under_way`: entered while the daemon is stopped, so that the daemon has not read the messages yet. `size_bytes`:
+    the size of the array that the state puts.
     """
 
     name: ClassVar[str]
@@ -29,22 +29,22 @@ class State:
         self.party = party
 
     def prepare(self) -> None:
-        """Whatever `enter` needs. The daemon serves."""
+        """Prepares `enter`. The daemon serves."""
 
     def enter(self) -> None:
         """Begins to hold."""
-        raise NotImplementedError  # every one has its own
+        raise NotImplementedError  # each class has its own
 
     def settle(self) -> None:
-        """After the disturbance; the daemon serves: waits until it is known what became of what was under way."""
+        """Waits, after the disturbance and with a daemon that serves, until every pending call has an outcome."""
 
     def check(self) -> None:
-        """Asserts that every byte held is right. In both processes after a fork."""
+        """Asserts that every byte held is right. Runs in both processes after a fork."""
 
     def in_child(self) -> None:
-        """What the child of a fork does with its copies: more than look at them."""
+        """Uses the copies in the child of a fork, beyond reading them."""
         self.check()
 
     def drop(self) -> None:
-        """Lets go of all of it. In both processes after a fork."""
-        raise NotImplementedError  # every one has its own
+        """Releases everything. Runs in both processes after a fork."""
+        raise NotImplementedError  # each class has its own

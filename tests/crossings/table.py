@@ -1,4 +1,4 @@
-"""The table: which cells there are, and why some make no sense."""
+"""The table: the cells, and the reasons why some pairs have none."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final
 from .disturbances import BY_NAME as DISTURBANCES
 from .states import BY_NAME as STATES
 
-# (state, disturbance): why the two cannot meet.
+# (state, disturbance): the reason why the two exclude each other.
 REASONS: Final[dict[tuple[str, str], str]] = {}
 CELLS: Final = [
     (state, disturbance) for disturbance in DISTURBANCES for state in STATES if (state, disturbance) not in REASONS
@@ -15,5 +15,5 @@ CELLS: Final = [
 
 
 def name_of(*cell: str) -> str:
-    """How a cell is called."""
+    """The name of a cell."""
     return " x ".join(cell)

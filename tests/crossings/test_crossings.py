@@ -1,4 +1,4 @@
-"""Every state crossed with every disturbance. cell.py says what each cell checks, table.py which make no sense."""
+"""Every state crossed with every disturbance. cell.py has the checks of a cell, table.py the pairs without a cell."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the cells rely on: no payload is taken for another one's."""
+"""The basis of the cells: no payload is mistaken for another."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""States in which something that a process asked of the daemon is not done yet."""
+"""States in which a call of a process is not finished yet."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from .held import BLOCK_TOKENS, layer_of, tokens_of
 from .payloads import KIB, ROW, words, wrong
 from .state import State
 
-# More than half of the inbox, so that its parts are sent one by one; yet all of them find room there at once.
+# More than half of the inbox: the parts are sent one by one, and all of them have room at once.
 STREAMED_BYTES = 640 * KIB
 LONG_BYTES = 5 * MIB // 4
 
 
 class Putting(State):
-    """One put of "mine", by a thread of its own: it may wait. One that `returns` has said all that it says.
+    """One put of "mine", in its own thread, because it may wait. `returns`: the call returns without the daemon.
 
-    There is a view as well: a fork then takes lane and connection away.
+    The state also holds a view, so that a fork takes lane and connection away.
     """
 
     under_way = True
@@ -32,7 +32,7 @@ class Putting(State):
     thread: threading.Thread | None
 
     def prepare(self) -> None:
-        # The inbox is there, and known to the daemon.
+        # The inbox exists, and the daemon knows it.
         self.party.put("first", wait=True)
         self.view: Any = self.party.got("kept").tree
         self.put: tensord.Put | None = None
@@ -105,7 +105,7 @@ class WaitingPut(Putting):
 
 
 class Reserved(State):
-    """Filled; committed at the end. The child of a fork goes on writing to its copy."""
+    """A filled reservation; committed at the end. The child of a fork goes on writing to its copy."""
 
     name = "reserve open"
 
@@ -129,7 +129,7 @@ class Reserved(State):
         )
 
     def check(self) -> None:
-        # What the child of a fork sees there is nobody's business.
+        # The content in the child of a fork is undefined.
         if self.array is not None and os.getpid() == self.pid:
             fault = wrong(self.array, self.party.key("mine"))
             assert not fault, f"the reserved array: {fault}"
@@ -165,7 +165,7 @@ class ReservedAndCommitted(Reserved):
 
 
 class ReservedAndWrittenTo(ReservedAndCommitted):
-    """Its owner writes other words there from the put's end on, whatever that is."""
+    """After the end of the put its owner writes other words there, whatever the outcome."""
 
     name = "reserve committed, written to after its end"
 
@@ -181,11 +181,11 @@ class ReservedAndWrittenTo(ReservedAndCommitted):
         threading.Thread(target=scribble, daemon=True).start()
 
     def check(self) -> None:
-        """What stands there is nobody's business: others are to find what was committed."""
+        """The content there is undefined: others must find the committed payload."""
 
 
 class Claimed(State):
-    """One client computes the key, another one waits for it."""
+    """One client computes the key; another waits for it."""
 
     name = "claim held and waited for"
 
@@ -239,7 +239,7 @@ class SequencePut(State):
         self.matched()
 
     def matched(self) -> None:
-        """Whatever is cached of the sequence is right."""
+        """Checks every cached block of the sequence."""
         match = self.cache.match(tokens_of(self.count), timeout_s=self.party.patience_s)
         if match is not None:
             expected = layer_of(tokens_of(self.count))[:, : match.offset]
@@ -275,7 +275,7 @@ class OnDevice(State):
         self.look()
 
     def look(self) -> None:
-        """The entry is on one of the tiers. Once it is the host's alone, it may be evicted there."""
+        """The entry is on one of the tiers. When only the host has it, it may be evicted there."""
         if self.cache.closed:
             return
         lease = self.cache.get(self.party.key("mine"))
