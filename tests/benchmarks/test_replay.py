@@ -102,7 +102,7 @@ def test_the_store_keeps_what_an_ideal_cache_keeps_where_nothing_fragments() -> 
     assert 0 < found[0].prefix_hits < found[0].blocks
 
 
-def test_what_warms_is_not_counted_and_its_blocks_are_there() -> None:
+def test_warming_requests_are_not_counted_and_their_blocks_are_cached() -> None:
     trace = conversation([0, 1], [0, 1, 2], warm=1)
     counts = policies.replay("tensord", trace, 8 * BLOCK, "lru")
     assert (counts.blocks, counts.prefix_hits, counts.tokens, counts.tokens_saved) == (3, 2, 3 * 512, 2 * 512)
@@ -166,7 +166,7 @@ def test_agents_share_what_their_tools_and_prompt_take_and_nothing_else() -> Non
     assert all(tokens == 1024 for tokens in trace.tokens)
 
 
-def test_what_becomes_known_of_an_agent_comes_when_its_call_ends() -> None:
+def test_an_agent_s_step_comes_at_the_end_of_its_call() -> None:
     calls = (0.0, [1], "tool_use"), (5.0, [1, 2], "end_turn"), (5.5, [1, 2], "end_turn")
     helper = {"t": 2.0, "type": "subagent", "agent_id": "h", "requests": json.loads(session("", calls[0]))["requests"]}
     own = json.loads(session("a", *calls))
@@ -287,7 +287,7 @@ def test_a_disturbed_workload_asks_for_the_same_as_the_steady_one(name: str) -> 
         ([], "give --traces DIR, or --synthetic"),
     ],
 )
-def test_what_is_not_there_to_be_replayed_is_refused(
+def test_an_unknown_workload_is_refused(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str], said: str
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["replay.py", *words])

@@ -46,7 +46,7 @@ def test_an_entry_that_is_gone_and_one_that_is_another_are_reported() -> None:
         assert not host.ended_by_itself()
 
 
-def test_whatever_is_left_of_a_worker_is_reported() -> None:
+def test_every_leak_of_a_worker_is_reported() -> None:
     with (
         Host("test", 64 << 20, 0, seed=3, lossy=False) as host,
         tensord.Client(host.folder / "control.sock") as left_over,

@@ -25,14 +25,14 @@ class Part:
         return self.looks < 0
 
 
-def test_it_waits_for_the_store_and_for_every_session() -> None:
+def test_the_end_waits_for_the_store_and_every_session() -> None:
     sessions, store = [Part(0), Part(3)], Part(2)
     asyncio.run(ending.finish(sessions, store))
     assert all(session.deaf for session in sessions)
     assert store.looks < 0 and all(session.looks < 0 for session in sessions)
 
 
-def test_it_waits_no_longer_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_end_has_a_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ending, "ENDING_S_MAX", 0.02)
     store = Part(1 << 30)
     asyncio.run(ending.finish([], store))

@@ -28,7 +28,7 @@ def instance() -> Iterator[str]:
         segments.remove(each)
 
 
-def test_it_is_found_by_the_next_daemon_of_the_same_ring_and_policy(instance: str) -> None:
+def test_the_history_is_found_by_the_next_daemon_with_the_same_ring_and_policy(instance: str) -> None:
     assert learned.load(instance, RING, "lru") is None
     learned.save(instance, RING, "lru", [b"first", b""])
     learned.save(instance, RING, "lru", [b"last", b""])
@@ -36,7 +36,7 @@ def test_it_is_found_by_the_next_daemon_of_the_same_ring_and_policy(instance: st
     assert segments.own(instance) == [segments.segment_name(instance, "learned")]
 
 
-def test_of_another_ring_or_another_policy_nothing_is_taken(instance: str) -> None:
+def test_the_history_of_another_ring_or_policy_is_ignored(instance: str) -> None:
     learned.save(instance, RING, "lru", [b"learned", b""])
     assert learned.load(instance, RING + 1, "lru") is None
     assert learned.load(instance, RING, "hazard") is None
@@ -80,7 +80,7 @@ def test_where_there_is_no_room_what_was_kept_before_stays(instance: str, monkey
     assert segments.own(instance) == [segments.segment_name(instance, "learned")]
 
 
-def test_what_a_killed_daemon_had_half_written_does_no_harm(instance: str) -> None:
+def test_a_partial_file_of_a_killed_daemon_is_harmless(instance: str) -> None:
     os.close(segments.create(segments.segment_name(instance, "learned.new"), 100))
     learned.save(instance, RING, "lru", [b"learned", b""])
     assert learned.load(instance, RING, "lru") == [b"learned", b""]
@@ -126,7 +126,7 @@ def small(policy: str) -> Daemon:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_what_was_read_before_a_restart_counts_after_it(policy: str) -> None:
+def test_reads_before_a_restart_count_after_it(policy: str) -> None:
     with small(policy) as daemon:
         daemon.start()
         filled_and_read(daemon)
@@ -135,7 +135,7 @@ def test_what_was_read_before_a_restart_counts_after_it(policy: str) -> None:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_what_was_read_some_time_before_a_daemon_was_killed_counts_after_it(policy: str) -> None:
+def test_reads_some_time_before_a_kill_count_after_it(policy: str) -> None:
     with small(policy) as daemon:
         daemon.constants = {"tensord.daemon.learned.SAVE_EVERY_S": 0.05}
         daemon.start()

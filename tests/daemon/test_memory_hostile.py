@@ -148,7 +148,7 @@ def test_memory_of_another_user_is_refused_and_its_owner_named(daemon: Daemon, p
 @pytest.mark.root
 @pytest.mark.usefixtures("as_root")
 @pytest.mark.parametrize("part", ["ring", "index"])
-def test_what_another_user_made_first_is_refused_by_a_new_daemon(part: str) -> None:
+def test_a_new_daemon_refuses_memory_that_another_user_made(part: str) -> None:
     daemon = Daemon()
     with daemon:
         path = stranger(segment(daemon, part))

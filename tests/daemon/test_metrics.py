@@ -76,7 +76,7 @@ def test_a_gauge_is_in_one_mode() -> None:
     assert at(samples, "tensord_threshold_ratio", mode="critical") == 0.92
 
 
-def test_what_is_wrong_with_a_tier_shows() -> None:
+def test_a_fault_of_a_tier_is_shown() -> None:
     governor = documents.governor(
         gauges=[documents.gauge(CARD, 1, 2, "normal", stale=True)],
         devices=[documents.device(CARD, stuck="it lowered nothing"), documents.device(OTHER)],

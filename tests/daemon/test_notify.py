@@ -129,7 +129,7 @@ def test_sockets_without_names_are_refused_when_they_are_two(
         listen_sockets(handed(""), first_fd=handed_in)
 
 
-def test_what_does_not_listen_is_refused() -> None:
+def test_a_socket_that_does_not_listen_is_refused() -> None:
     with (
         socket.socket(socket.AF_UNIX) as silent,
         pytest.raises(BadConfiguration, match="Accept=no"),
@@ -137,7 +137,7 @@ def test_what_does_not_listen_is_refused() -> None:
         listen_sockets(handed("control", 1), first_fd=silent.fileno())
 
 
-def test_what_is_no_socket_is_refused() -> None:
+def test_a_path_that_is_not_a_socket_is_refused() -> None:
     fd = os.open("/dev/null", os.O_RDONLY)
     with pytest.raises(BadConfiguration, match=rf"descriptor {fd} \(control\) is not a socket"):
         listen_sockets(handed("control", 1), first_fd=fd)

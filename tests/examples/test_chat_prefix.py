@@ -82,7 +82,7 @@ def test_going_on_from_a_token_says_the_same(said: chat_prefix.Generated, cut: i
     assert again.pictures == (cut <= AT)
 
 
-def test_what_is_said_follows_from_what_is_continued(said: chat_prefix.Generated) -> None:
+def test_a_changed_prefix_changes_the_generated_tokens(said: chat_prefix.Generated) -> None:
     # so that wrong keys and values would show
     past: Keys = [(key[:, 1:101], value[:, 1:101]) for key, value in said.keys]
     wrong = chat_prefix.generate(tiny_decoder.decoder("numpy"), _asked(), past, 100)
@@ -90,14 +90,14 @@ def test_what_is_said_follows_from_what_is_continued(said: chat_prefix.Generated
     assert chat_prefix.difference(wrong.keys, said.keys) > chat_prefix.DIFFERENCE_MAX
 
 
-def test_of_another_picture_it_says_something_else(said: chat_prefix.Generated) -> None:
+def test_another_picture_changes_the_generated_tokens(said: chat_prefix.Generated) -> None:
     asked, other = _asked(), _asked(1)
     assert other.tokens == asked.tokens
     assert other.media != asked.media
     assert chat_prefix.generate(tiny_decoder.decoder("numpy"), other, [], 0).tokens != said.tokens
 
 
-def test_what_does_not_cover_the_same_is_infinitely_far_apart(said: chat_prefix.Generated) -> None:
+def test_keys_and_values_of_different_shape_are_infinitely_far_apart(said: chat_prefix.Generated) -> None:
     assert chat_prefix.difference([(key[:, 1:], value) for key, value in said.keys], said.keys) == float("inf")
 
 

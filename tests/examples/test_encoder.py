@@ -45,7 +45,7 @@ def lite0(graphs: Path) -> Encoder:
         ("camera.png", {TRIPOD}),
     ],
 )
-def test_it_recognises_real_photographs(lite0: Encoder, file: str, classes: set[int], side: int) -> None:
+def test_the_encoder_recognises_real_photographs(lite0: Encoder, file: str, classes: set[int], side: int) -> None:
     assert int(lite0.classify(photographs.load(file, side).pixels).argmax()) in classes
 
 
@@ -111,7 +111,7 @@ def test_a_built_graph_is_used_again_and_nothing_else_is_left(lite0: Encoder, gr
         np.zeros((0, 224, 3), np.uint8),
     ],
 )
-def test_what_is_no_picture_is_refused_by_name(
+def test_an_array_that_is_not_a_picture_is_refused_by_name(
     lite0: Encoder, pixels: np.ndarray[tuple[int, ...], np.dtype[np.uint8]]
 ) -> None:
     with pytest.raises(ValueError, match=r"multiples of 32") as refusal:

@@ -85,7 +85,7 @@ def test_a_client_in_a_container_shares_entries_with_one_outside(small: Daemon) 
         assert sorted(row["pid"] == 1 for row in small.client_rows()) == [False, True]
 
 
-def test_what_a_container_holds_stays_right_and_goes_when_it_is_killed(small: Daemon) -> None:
+def test_the_holds_of_a_container_are_right_and_end_when_it_is_killed(small: Daemon) -> None:
     outside = small.client()
     assert outside.put(key(1), np.arange(5), wait=True).state == "stored"
     with Container(small.socket) as container:

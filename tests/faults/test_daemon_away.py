@@ -157,7 +157,7 @@ def test_a_caller_that_waits_for_room_fails_at_once_when_the_daemon_ends(full: C
         assert outcome.result(PATIENCE_S) == "lost"
 
 
-def test_what_cannot_be_answered_raises_a_typed_error(away: tensord.Client) -> None:
+def test_a_call_without_a_daemon_raises_a_typed_error(away: tensord.Client) -> None:
     ns = tensord.Namespace(model="m", revision="r", dtype="f", processor="p")
     asked: list[Callable[[], object]] = [
         lambda: away.touch(key(1)),

@@ -77,7 +77,7 @@ def adds_up(daemon: Daemon) -> bool:
     return bool(count["registered"] == resident + gone)
 
 
-def test_what_a_killed_owner_had_goes_with_it_and_others_keep_theirs(running: Daemon, card: FakeCard) -> None:
+def test_a_killed_owner_s_entries_end_and_other_owners_keep_theirs(running: Daemon, card: FakeCard) -> None:
     with started(running, card, 0) as killed, started(running, card, 10) as other:
         assert sum(row["entries"] for row in owners(running).values()) == 2 * ENTRIES
         killed.kill()

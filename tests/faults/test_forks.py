@@ -179,7 +179,7 @@ def fork_with(do: Callable[[], None]) -> int:
 
 
 @pytest.mark.parametrize("act", [leases_before_the_fork, batches_before_the_fork, attaches_before_the_fork])
-def test_what_another_thread_takes_while_a_fork_is_under_way_is_right_on_both_sides(
+def test_a_lease_taken_during_a_fork_is_right_in_parent_and_child(
     small: Daemon, act: Callable[[Stage, Path], None]
 ) -> None:
     with Child(act, small.socket) as child:
@@ -256,7 +256,7 @@ def writes_what_it_inherited(stage: Stage, socket: Path) -> None:
     stage.tell(lease is not None and is_payload(lease.tree, 3))
 
 
-def test_what_a_child_writes_to_an_inherited_array_reaches_nobody(small: Daemon) -> None:
+def test_a_child_s_writes_to_an_inherited_array_reach_no_other_process(small: Daemon) -> None:
     with Child(writes_what_it_inherited, small.socket) as child:
         assert child.hear() == "forked"
         small.pause()

@@ -283,7 +283,7 @@ def test_sequences_of_old_weights_are_neither_stored_nor_matched(
     assert match is not None and match.offset == len(TOKENS) - 1
 
 
-def test_what_a_device_holds_of_old_weights_does_not_come_to_the_host() -> None:
+def test_device_entries_of_old_weights_are_never_offloaded() -> None:
     with card_folder() as folder, FakeCard(folder, CARD, TOTAL_BYTES) as card, watching(card) as daemon:
         client = daemon.start().client()
         vram = FakeVram(FakeCard(folder, CARD))

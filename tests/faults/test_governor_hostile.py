@@ -151,7 +151,7 @@ def test_an_answer_that_is_too_large_is_an_error_and_not_silence(tmp_path: Path)
             assert answers_still(client)
 
 
-def test_what_needs_no_answer_gets_none_also_when_it_is_refused(tmp_path: Path) -> None:
+def test_a_message_without_an_answer_gets_none_when_it_is_refused(tmp_path: Path) -> None:
     """An error without an id would end its client's connection."""
     with (
         Daemon(gauges_device="owners", gauges_host="none") as daemon,

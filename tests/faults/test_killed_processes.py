@@ -145,7 +145,7 @@ def stored_more_than(daemon: Daemon, puts: int) -> bool:
     return bool(daemon.store("puts")["stored"] > puts)
 
 
-def test_whatever_a_writer_killed_at_random_leaves_is_whole(small: Daemon) -> None:
+def test_every_entry_of_a_writer_killed_at_random_is_complete(small: Daemon) -> None:
     reader = small.client()
     found = 0
     for round_ in range(6):

@@ -124,7 +124,7 @@ def test_a_daemon_that_reads_late_finds_the_bytes_that_were_put(
         assert (sent, told, again, wrong) == ("sent", True, "stored", [])
 
 
-def test_what_is_reserved_before_a_connection_is_lost_is_committed_on_the_next(one: Daemon) -> None:
+def test_a_reservation_outlives_a_lost_connection(one: Daemon) -> None:
     client = one.client(timeout_s=PATIENCE_S)
     reserved = client.reserve(tensord.Spec((8192,), "uint64"))
     put = client.put(key(FIRST), payload(FIRST))

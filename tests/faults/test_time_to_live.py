@@ -48,7 +48,7 @@ def expires_unix_s(client: tensord.Client, at: bytes) -> float:
 
 
 @pytest.mark.parametrize("again", [restart, kill_and_start])
-def test_what_touch_renewed_survives_a_restart(daemon: Daemon, again: Callable[[Daemon], None]) -> None:
+def test_a_renewed_time_to_live_survives_a_restart(daemon: Daemon, again: Callable[[Daemon], None]) -> None:
     client = daemon.client()
     for number in (1, 2):
         assert client.put(key(number), np.arange(5), ttl_s=DAY_S, wait=True).state == "stored"

@@ -60,7 +60,7 @@ def client(daemon: Daemon) -> tensord.Client:
 
 
 @pytest.mark.parametrize("call", [*TAKE_TIMEOUTS, *TAKE_DURATIONS])
-def test_what_is_no_time_is_refused_by_its_value(client: tensord.Client, call: str) -> None:
+def test_an_invalid_time_is_refused_with_its_value(client: tensord.Client, call: str) -> None:
     for wrong in NO_TIMES:
         with pytest.raises(UsageError) as caught:
             {**TAKE_TIMEOUTS, **TAKE_DURATIONS}[call](client, wrong)

@@ -108,7 +108,7 @@ def test_a_client_that_was_closed_counts_while_its_views_live(
     becomes(client, wanted, 0, 0)
 
 
-def test_what_is_not_there_has_no_reuse(stored: tuple[tensord.Client, bytes], tmp_path: Path) -> None:
+def test_a_missing_entry_has_no_reuse(stored: tuple[tensord.Client, bytes], tmp_path: Path) -> None:
     client, wanted = stored
     assert client.reuse(key(next(_numbers))) is None
     assert client.get(wanted) is not None

@@ -180,7 +180,7 @@ def test_a_daemon_that_talks_nonsense_is_a_protocol_error(channel: BlockingChann
         channel.receive(60)
 
 
-def test_what_may_not_be_sent_is_the_callers_mistake(channel: BlockingChannel) -> None:
+def test_an_invalid_message_is_an_error_of_the_caller(channel: BlockingChannel) -> None:
     with pytest.raises(UsageError, match="send its Commit first"):
         channel.send(m.Part(9, 0, 1, True), timeout_s=60)
     assert not channel.closed
@@ -236,9 +236,7 @@ def test_a_child_gives_up_its_copy_and_the_parents_connection_goes_on(
     assert select.select([sockets[1]], [], [], 60)[0]
 
 
-def test_what_a_dead_daemon_did_not_take_does_not_count_as_on_its_way(
-    channel: BlockingChannel, sockets: Sockets
-) -> None:
+def test_messages_that_a_dead_daemon_did_not_read_are_not_in_flight(channel: BlockingChannel, sockets: Sockets) -> None:
     """Until its end is noticed, each of however many puts is told that it is gone, and none that they are too many."""
     sockets[1].close()
     for number in range(3, 3 + 2 * LIMITS.commits_in_flight_max):

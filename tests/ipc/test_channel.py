@@ -201,7 +201,7 @@ def test_a_cut_call_sends_its_descriptors_once(run: Run, sockets: Sockets, full:
     run(serve())
 
 
-def test_what_is_sent_in_parts_arrives_whole_and_in_order(run: Run, sockets: Sockets) -> None:
+def test_a_message_sent_in_parts_arrives_complete_and_in_order(run: Run, sockets: Sockets) -> None:
     ours, theirs = sockets
     ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4608)
     sent = [m.Error(None, "TensordError", f"{n} " + "y" * (n * 7 % 1900)) for n in range(400)]
@@ -221,9 +221,7 @@ def test_what_is_sent_in_parts_arrives_whole_and_in_order(run: Run, sockets: Soc
     assert [obj["text"] for obj in found] == [message.text for message in sent]  # type: ignore[index]
 
 
-def test_what_is_sent_together_goes_at_the_end_in_order_and_descriptors_with_their_message(
-    run: Run, sockets: Sockets
-) -> None:
+def test_batched_messages_are_sent_in_order_with_their_descriptors(run: Run, sockets: Sockets) -> None:
     ours, theirs = sockets
     server, client = Connection.control_server(LIMITS), Connection.control_client()
     server.receive_data(client.send(HELLO))
@@ -435,7 +433,7 @@ def test_close_closes_the_descriptors_of_what_nobody_took(run: Run, sockets: Soc
     run(serve())
 
 
-def test_what_a_peer_sent_before_it_left_is_still_taken(run: Run, sockets: Sockets) -> None:
+def test_messages_of_a_peer_that_left_are_still_read(run: Run, sockets: Sockets) -> None:
     """Also when answering it fails: a wholly received put is carried out."""
     ours, theirs = sockets
     server, client = attached()
@@ -530,7 +528,7 @@ def test_a_callback_that_raises_ends_its_own_channel_only(run: Run, sockets: Soc
     assert isinstance(told[0]["exception"], RuntimeError)
 
 
-def test_what_may_not_be_sent_is_the_senders_mistake(run: Run, sockets: Sockets) -> None:
+def test_an_invalid_message_is_an_error_of_the_sender(run: Run, sockets: Sockets) -> None:
     ours, _ = sockets
 
     async def serve() -> None:

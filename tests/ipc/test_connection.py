@@ -334,7 +334,7 @@ def test_the_server_reads_no_longer_messages_than_it_says() -> None:
     assert type(arrival.failure) is MessageTooLarge
 
 
-def test_what_was_never_sent_can_be_taken_back(attached: Pair) -> None:
+def test_an_unsent_request_can_be_withdrawn(attached: Pair) -> None:
     commit, part = m.Commit(4, KEY, 100, 10), m.Part(4, 0, 100, True)
     attached.client.send(commit, part)
     attached.client.revert_send(commit, part)

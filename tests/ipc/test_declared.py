@@ -26,7 +26,7 @@ def test_a_message_without_a_handler_is_named() -> None:
         handlers(m.DaemonQuery, {m.StatusQuery: "store"})
 
 
-def test_what_answers_a_request_and_what_follows_it_may_come_on_its_socket() -> None:
+def test_an_answer_and_its_followers_may_come_on_the_request_s_socket() -> None:
     assert ANSWERED_BY[m.Commit] is m.Committed
     assert {"Committed", "PartCopied", "ModeChanged", "Order", "Error"} <= set(CONTROL_ANSWERS)
     assert set(STATUS_ANSWERS) == {"Document", "Event", "Error"}

@@ -125,7 +125,7 @@ def test_a_message_without_end_is_ended_at_the_limit(endless: bytes) -> None:
         ({"x": msgpack.ExtType(5, b"abc")}, "max_ext_len"),
     ],
 )
-def test_what_is_over_a_limit_is_named(found: object, why: str) -> None:
+def test_a_value_over_a_limit_is_named(found: object, why: str) -> None:
     with pytest.raises(BadMessage, match=why):
         list(FrameReader(SMALL).feed(msgpack.packb(found)))
 
@@ -139,7 +139,7 @@ def test_what_is_over_a_limit_is_named(found: object, why: str) -> None:
         (b"\x81\xa1x\xc7\x00\x05", "extension type 5"),
     ],
 )
-def test_what_is_not_messagepack_is_bad(data: bytes, why: str) -> None:
+def test_bytes_that_are_not_messagepack_are_refused(data: bytes, why: str) -> None:
     with pytest.raises(BadMessage, match=why):
         list(FrameReader().feed(data))
 

@@ -267,7 +267,7 @@ def test_more_keys_than_a_request_may_have_are_refused_on_both_sides() -> None:
     assert (told["id"], told["code"]) == (5, "LimitReached")
 
 
-def test_what_takes_no_answer_gets_none_when_it_is_refused_either() -> None:
+def test_a_refused_message_without_an_answer_gets_none() -> None:
     """An error without an id would be taken for the end of the connection."""
     pair = Pair(limits=ClientLimits(keys_per_request_max=4))
     arrival = pair.server.receive_data(pack(m.UseEntries(CARD, [KEY] * 5)) + pack(m.UseEntries(CARD, [KEY])))

@@ -58,7 +58,7 @@ def test_a_recurrent_layer_goes_on_from_its_snapshots_only() -> None:
         (Layer("shared"), False, False),
     ],
 )
-def test_what_stands_in_blocks_and_what_in_snapshots(layer: Layer, whole: bool, exact: bool) -> None:
+def test_a_layer_is_stored_in_blocks_or_in_snapshots(layer: Layer, whole: bool, exact: bool) -> None:
     assert (layer.whole, layer.exact) == (whole, exact)
     assert layout([layer], 16)[1] == exact
     assert layout([Layer("normal", layer.length), layer], 16)[1] == exact

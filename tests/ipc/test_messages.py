@@ -222,7 +222,7 @@ def test_an_answer_is_no_request() -> None:
 
 
 @pytest.mark.parametrize("found", [None, 1, "x", b"x", [], [{}], {}, {"type": 1}, {b"type": b"x"}])
-def test_what_is_no_message_is_bad(found: object) -> None:
+def test_an_object_that_is_not_a_message_is_refused(found: object) -> None:
     with pytest.raises(BadMessage, match="'type'"):
         decode(found, CONTROL_REQUESTS)
 

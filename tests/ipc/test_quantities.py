@@ -15,7 +15,7 @@ from tensord.ipc.quantities import (
 
 
 @pytest.mark.parametrize("text", ["4X", "-1", "1e3", "", "GiB", "0x10", "1,5GiB"])
-def test_what_is_no_size_is_refused_with_what_was_written_and_what_is_wanted(text: str) -> None:
+def test_an_invalid_size_is_refused_with_its_text_and_the_format(text: str) -> None:
     with pytest.raises(ValueError, match="is not a size") as refused:
         read_size(text)
     assert repr(text) in str(refused.value)
@@ -23,7 +23,7 @@ def test_what_is_no_size_is_refused_with_what_was_written_and_what_is_wanted(tex
 
 
 @pytest.mark.parametrize("text", ["soon", "-5s", "5y", ""])
-def test_what_is_no_duration_is_refused_likewise(text: str) -> None:
+def test_an_invalid_duration_is_refused_with_its_text_and_the_format(text: str) -> None:
     with pytest.raises(ValueError, match="is not a duration") as refused:
         read_duration(text)
     assert DURATION_WANTS in str(refused.value)

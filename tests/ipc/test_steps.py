@@ -87,7 +87,7 @@ def test_finished_agents_go_first_then_the_farthest_and_who_runs_now_last() -> N
     assert graph.get_eviction_priority_order(5) == ["first", "second", "running", "next", "last"]
 
 
-def test_of_one_distance_optional_agents_can_be_spared_before_required_ones() -> None:
+def test_optional_agents_leave_before_required_ones_of_equal_distance() -> None:
     graph = AgentStepGraph(
         [
             AgentStep("far", (), 3),
@@ -186,7 +186,7 @@ def test_a_chain_a_diamond_and_a_loop_over_time_are_graphs() -> None:
         ([AgentStep("a", ("b",), 1), AgentStep("b", (), 4)], "which first runs at step 4: a dependency must run"),
     ],
 )
-def test_what_cannot_be_run_is_no_graph_and_the_agents_are_named(steps: list[AgentStep], said: str) -> None:
+def test_an_invalid_graph_is_refused_and_its_agents_are_named(steps: list[AgentStep], said: str) -> None:
     graph = AgentStepGraph(steps)
     with pytest.raises(BadGraph, match=said):
         graph.validate_dag()

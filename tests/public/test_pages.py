@@ -77,7 +77,7 @@ def test_the_python_of_a_page_runs_as_printed_with_an_empty_ring_and_a_full_one(
 
 
 @pytest.mark.parametrize("page", sorted({page for (page, _), why in ELSEWHERE.items() if why == GPU}))
-def test_what_needs_a_gpu_uses_only_names_that_the_page_defines(page: str, socket: Path) -> None:
+def test_a_block_for_a_gpu_uses_only_names_that_the_page_defines(page: str, socket: Path) -> None:
     names = run(page)
     end(names)
     for block in PYTHON[page]:

@@ -347,7 +347,7 @@ def test_a_span_id_is_stored_last_so_that_a_slot_that_has_one_is_whole() -> None
 
 
 @pytest.mark.parametrize("bad", [b"", b"short", bytes(33), "x" * 32, None, 7])
-def test_what_is_no_key_is_refused_by_name(bad: object) -> None:
+def test_an_object_that_is_not_a_key_is_refused_by_name(bad: object) -> None:
     _, reader = index_over(2)
     with pytest.raises(BadKey, match="a key is 32 bytes"):
         reader.find(cast(bytes, bad))

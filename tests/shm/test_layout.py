@@ -112,7 +112,7 @@ def test_every_damaged_bit_or_word_of_a_span_header_is_found_out(expires: float)
                     SpanHeader.unpack(bytes(damaged))
 
 
-def test_what_is_no_span_header_is_found_out() -> None:
+def test_bytes_that_are_not_a_span_header_are_refused() -> None:
     with pytest.raises(Corrupt, match="0xeeeeeeee"):
         SpanHeader.unpack(b"\xee" * 128)
 

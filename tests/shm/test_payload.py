@@ -74,7 +74,7 @@ def test_every_range_of_a_few_bytes_equals_that_part_of_the_whole(position: int)
             assert piece.tobytes() == expected[start : start + size]
 
 
-def test_what_lies_behind_the_payload_is_left_alone() -> None:
+def test_bytes_behind_the_payload_are_unchanged() -> None:
     payload = PAYLOADS[0]
     memory = bytearray(b"\xa5" * (payload.payload_bytes + 100))
     payload.write_into(memoryview(memory))

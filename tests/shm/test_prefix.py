@@ -122,7 +122,7 @@ def test_a_record_with_more_media_than_a_sequence_may_have_is_refused() -> None:
         PrefixRecord.unpack(record(0, media=media).pack(np.zeros(0, np.uint32)).data)
 
 
-def test_whatever_the_bytes_a_record_is_refused_or_holds_what_it_says() -> None:
+def test_any_bytes_are_refused_or_give_a_valid_record() -> None:
     chance = Random(1)
     whole = record().pack(np.arange(5, dtype=np.uint32)).tobytes()
     held = 0
@@ -235,7 +235,7 @@ def test_no_position_is_left_within_an_item() -> None:
     assert {position: uncut(position, media) for position in expected} == expected
 
 
-def test_what_is_left_to_encode_is_counted_from_the_match() -> None:
+def test_the_items_to_encode_are_counted_from_the_match() -> None:
     media = [item(1, 2), item(5, 2, "audio"), item(6, 3), item(20, 1)]
     assert kept(0, media) == {"image": 3, "audio": 1, "video": 0}
     assert kept(3, media) == {"image": 2, "audio": 1, "video": 0}

@@ -222,7 +222,7 @@ def test_views_are_writable_exactly_where_the_root_is(make_root: Any, writable: 
         assert [view.flags.writeable for view in views] == [writable] * len(views)
 
 
-def test_what_a_reader_does_to_a_container_is_not_seen_by_the_next() -> None:
+def test_a_change_of_a_reader_s_container_is_not_seen_by_the_next_reader() -> None:
     tree = {"run": [1, 2], "list": [[1], np.ones(2)], "dict": {"a": 1}}
     header, root = payload_of(tree)
     made = recipe(header)

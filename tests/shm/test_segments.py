@@ -100,7 +100,7 @@ def test_a_segment_that_another_user_could_have_made_is_refused_and_its_owner_na
 @pytest.mark.parametrize(
     ("make", "kind"), [("mkdir", "a folder"), ("symlink", "a symbolic link"), ("mkfifo", "no regular file")]
 )
-def test_what_is_no_file_is_neither_opened_nor_waited_for(instance: str, make: str, kind: str) -> None:
+def test_a_path_that_is_not_a_file_is_neither_opened_nor_waited_for(instance: str, make: str, kind: str) -> None:
     name = segments.segment_name(instance, "ring")
     path = segments.SHM_FOLDER / name.lstrip("/")
     match make:

@@ -56,7 +56,7 @@ class Marked(np.ndarray[Any, Any]):
         (Spec((1,), "f4"), "a Spec", "array"),
     ],
 )
-def test_what_no_tree_can_hold_is_refused_by_place_type_and_remedy(leaf: Any, what: str, remedy: str) -> None:
+def test_an_unsupported_leaf_is_refused_with_place_type_and_remedy(leaf: Any, what: str, remedy: str) -> None:
     with pytest.raises(UnsupportedLeaf, match=rf"^tree\['a'\]\[2\].*{what}.*; .*{remedy}"):
         encode({"a": (0, "", leaf)})
 

@@ -74,7 +74,7 @@ def test_no_fork_inherits_it() -> None:
     os.close(fd)
 
 
-def test_it_is_unmapped_with_the_last_array_on_both_sides() -> None:
+def test_a_mapping_ends_with_its_last_array_in_parent_and_child() -> None:
     fd = memory_file(SIZE_BYTES)
     mapped = Unshared(fd, SIZE_BYTES)
     os.close(fd)
@@ -132,7 +132,7 @@ def test_a_child_keeps_no_descriptor_of_it_which_its_program_may_close() -> None
     assert child_says(taken) == 0
 
 
-def test_what_is_made_private_stays_what_it_is_and_later_writes_reach_nobody() -> None:
+def test_a_private_mapping_keeps_its_content_and_its_writes() -> None:
     fd = memory_file(SIZE_BYTES)
     mapped = Unshared(fd, SIZE_BYTES)
     array = np.ndarray((SIZE_BYTES,), np.uint8, mapped.memory)
@@ -146,7 +146,7 @@ def test_what_is_made_private_stays_what_it_is_and_later_writes_reach_nobody() -
     os.close(fd)
 
 
-def test_what_is_made_private_is_inherited_as_it_is_and_unmapped_with_the_last_array_on_both_sides() -> None:
+def test_a_private_mapping_is_inherited_and_ends_with_its_last_array() -> None:
     fd = memory_file(SIZE_BYTES)
     mapped = Unshared(fd, SIZE_BYTES)
     os.close(fd)
@@ -169,7 +169,7 @@ def test_what_is_made_private_is_inherited_as_it_is_and_unmapped_with_the_last_a
     assert drop()
 
 
-def test_what_cannot_be_made_private_stays_as_it_is() -> None:
+def test_a_mapping_that_cannot_be_made_private_is_unchanged() -> None:
     fd = memory_file(SIZE_BYTES)
     mapped = Unshared(fd, SIZE_BYTES)
     array = np.ndarray((SIZE_BYTES,), np.uint8, mapped.memory)

@@ -343,7 +343,7 @@ def test_dtypes_stay_what_they_are_and_have_keys_of_their_own(client: tensord.Cl
     assert tally(model) == EncoderTally(found=1, encoded=2)
 
 
-def test_what_is_returned_may_be_written_and_the_cache_does_not_change(client: tensord.Client, family: Family) -> None:
+def test_a_result_may_be_written_to_and_the_cache_does_not_change(client: tensord.Client, family: Family) -> None:
     model = cached(family.make(), client)
     inputs = family.inputs(1)
     expected = copy.deepcopy(encoded(client, model, family.call, model, inputs))
@@ -619,7 +619,7 @@ def test_hooks_of_all_modules_pass_through(client: tensord.Client, before: bool)
     assert tally(model) == EncoderTally(found=1, encoded=1, passed=1)
 
 
-def test_whatever_preparing_a_call_raises_the_model_is_called(
+def test_the_model_is_called_although_the_preparation_raises(
     client: tensord.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain, model = clip(), cached(clip(), client)
@@ -651,7 +651,9 @@ def test_a_compiled_model_passes_through(client: tensord.Client) -> None:
     assert client.status()["store"]["entries"] == 0
 
 
-def test_what_the_model_raises_is_raised_and_nobody_waits_for_it(daemon: Daemon, client: tensord.Client) -> None:
+def test_an_error_of_the_model_is_raised_and_no_caller_waits_for_the_result(
+    daemon: Daemon, client: tensord.Client
+) -> None:
     model = cached(clip(), client)
     with pytest.raises(ValueError, match="doesn't match model"):
         model(pixel_values=torch.zeros(1, 3, 10, 10))
@@ -793,7 +795,7 @@ def test_a_namespace_keeps_tenants_apart_and_can_be_invalidated(client: tensord.
 # ---- other processes
 
 
-def test_of_two_callers_with_the_same_input_only_one_encodes(
+def test_two_callers_with_the_same_input_encode_once(
     daemon: Daemon, client: tensord.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     family = FAMILIES["clip tower"]
@@ -935,7 +937,7 @@ def test_copies_and_pickles_are_of_the_plain_model(client: tensord.Client, tmp_p
     assert same(image_features(loaded.eval(), pixels(1)), image_features(model, pixels(1)))
 
 
-def test_what_cannot_be_wrapped_is_an_error_that_says_why(client: tensord.Client) -> None:
+def test_an_unsupported_model_is_an_error_with_the_reason(client: tensord.Client) -> None:
     with pytest.raises(UsageError, match=r"Linear has no supported encoder \(.*LlavaModel"):
         cached(torch.nn.Linear(1, 1), client)
     with pytest.raises(UsageError, match="model is a str"):

@@ -160,7 +160,7 @@ def test_an_adapter_that_is_loaded_anew_has_another_name_though_its_files_have_t
     assert not encodes(another, picture, loaded)
 
 
-def test_what_was_encoded_with_an_adapter_loaded_since_its_name_was_made_is_not_stored(
+def test_an_encoding_with_an_adapter_loaded_after_its_naming_is_not_stored(
     pair: tuple[Steps, Steps], held: Held, tmp_path: Path
 ) -> None:
     one, another = pair
@@ -217,7 +217,7 @@ def test_an_adapter_that_the_engine_loads_on_request_has_its_name_at_once(
     assert another.encoded == ["anew"]
 
 
-def test_what_workers_hold_differently_or_not_at_all_is_not_shared(
+def test_adapters_that_differ_between_workers_are_not_shared(
     shared: Daemon, pair: tuple[Steps, Steps], held: Held, tmp_path: Path
 ) -> None:
     folder = write_adapter(tmp_path / "adapter", 9)

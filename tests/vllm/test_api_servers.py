@@ -28,7 +28,7 @@ def servers(daemon: Daemon, model: Path, tmp_path_factory: pytest.TempPathFactor
         yield started.wait_up()
 
 
-def test_what_one_api_process_processed_another_does_not(servers: ApiServers, daemon: Daemon) -> None:
+def test_an_item_of_one_api_process_is_not_processed_by_another(servers: ApiServers, daemon: Daemon) -> None:
     replies = [servers.ask(1)]
     while len(_frontends_that_looked(daemon)) < FRONTENDS:
         replies.append(servers.ask(1))

@@ -135,7 +135,7 @@ def keys(daemon: Daemon) -> set[bytes]:
 # ---- sharing
 
 
-def test_what_one_engine_encoded_another_does_not(first: Steps, second: Steps) -> None:
+def test_a_picture_encoded_by_one_engine_is_not_encoded_by_another(first: Steps, second: Steps) -> None:
     picture = fresh()
     encode(first, picture)
     before = list(second.encoded)
@@ -212,7 +212,7 @@ def test_a_picture_several_times_in_a_request_is_encoded_once(first: Steps) -> N
     assert first.encoded.count(f"picture-{picture}") == 1
 
 
-def test_what_the_engines_own_cache_has_is_not_looked_up(first: Steps) -> None:
+def test_an_entry_in_the_engine_s_own_cache_is_not_looked_up(first: Steps) -> None:
     picture = fresh()
     encode(first, picture)
     asked = first.add(request(picture))
@@ -257,7 +257,7 @@ def counted_without_step(engine: Steps, name: str) -> float:
     ],
     ids=["rows", "width", "dtype", "dimensions", "tree"],
 )
-def test_what_does_not_fit_is_a_miss_and_counted(
+def test_an_encoding_of_the_wrong_shape_is_a_miss_and_counted(
     shared: Daemon, first: Steps, second: Steps, stored: Any, reason: str
 ) -> None:
     picture = fresh()
@@ -288,7 +288,7 @@ def test_an_output_of_another_width_than_the_measured_one_is_a_mismatch(shared: 
 # ---- compute once
 
 
-def test_who_is_asked_for_a_picture_that_another_encodes_waits_for_it(first: Steps, second: Steps) -> None:
+def test_an_engine_waits_for_a_picture_that_another_encodes(first: Steps, second: Steps) -> None:
     picture = fresh()
     settled(first, first.add(request(picture)))
     second.add(waiting := request(picture))
@@ -554,7 +554,7 @@ def _freed(*names: str) -> SchedulerOutput:
     return made
 
 
-def test_what_a_request_preempted_in_its_step_wanted_stored_is_not_made_of_anothers_picture(first: Steps) -> None:
+def test_a_preempted_request_never_stores_another_request_s_picture(first: Steps) -> None:
     name = f"clients-{fresh()}"
     settled(first, one := request(feature(item(fresh()), name)))
     another = request(feature(None, name))
@@ -1099,7 +1099,7 @@ def _in(registry: CollectorRegistry, kind: Any) -> Any:
     return lambda **arguments: kind(registry=registry, **arguments)
 
 
-def test_what_two_processes_counted_is_added() -> None:
+def test_counts_of_two_processes_are_added() -> None:
     one = TensordECConnector.build_ec_connector_stats({"hits": 2})
     assert one.aggregate(TensordECStats({"hits": 1, "misses": 4})).reduce() == {"hits": 3, "misses": 4}
     assert TensordECConnector.build_ec_connector_stats().is_empty()

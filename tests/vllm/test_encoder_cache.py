@@ -165,7 +165,7 @@ def test_a_step_keeps_to_the_room_and_to_the_compute_budget() -> None:
     assert not large.can_allocate(one, 1, 5, 5)
 
 
-def test_what_running_requests_need_is_never_evicted() -> None:
+def test_an_entry_of_a_running_request_is_never_evicted() -> None:
     cache = made(10)
     schedule(cache, request("1", ("A", 6)))
     assert not cache.can_allocate(request("2", ("B", 5)), 0, PLENTY, 0)
@@ -416,7 +416,7 @@ def test_a_function_that_changes_a_module_but_no_weight_is_noticed(
     assert listener.heard == 1
 
 
-def test_what_a_function_replaces_is_freed_when_it_has_returned(core: EngineCore, tower: Any) -> None:
+def test_a_replaced_tensor_is_freed_when_the_function_has_returned(core: EngineCore, tower: Any) -> None:
     replaced = weakref.ref(tower[2])
     core.collective_rpc(method=lambda worker: worker.get_model().__setitem__(2, torch.nn.ReLU()))
     gc.collect()
@@ -431,7 +431,7 @@ def test_a_function_that_only_reads_and_an_extensions_method_that_does_are_no_ch
     assert listener.heard == 0
 
 
-def test_what_cannot_be_compared_counts_as_a_change(core: EngineCore, listener: Listener) -> None:
+def test_incomparable_weights_count_as_changed(core: EngineCore, listener: Listener) -> None:
     core.model_executor.is_sleeping = True
     core.collective_rpc("an_extensions_reader")
     assert listener.heard == 1

@@ -45,7 +45,7 @@ def test_a_daemon_killed_between_two_requests_changes_no_answer(stand: Stand) ->
     assert stand.second.generate() == stand.plain.generate()
 
 
-def test_what_was_stored_before_a_daemon_was_killed_is_not_encoded_after_it(stand: Stand) -> None:
+def test_an_entry_stored_before_a_kill_of_the_daemon_is_not_encoded_again(stand: Stand) -> None:
     picture = fresh()
     stand.encode(stand.first, picture)
     stand.daemon.kill()

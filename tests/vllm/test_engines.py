@@ -61,7 +61,7 @@ def test_answers_are_those_of_an_engine_without_the_connector(stand: Stand) -> N
     assert stand.first.generate() == stand.plain.generate()
 
 
-def test_what_one_engine_encoded_another_that_lives_beside_it_does_not(stand: Stand) -> None:
+def test_a_picture_encoded_by_one_engine_is_not_encoded_by_a_concurrent_one(stand: Stand) -> None:
     picture = fresh()
     with encoding(stand.first) as by_first, encoding(stand.second) as by_second:
         stand.encode(stand.first, picture)
@@ -95,7 +95,7 @@ def test_two_engines_asked_at_once_for_a_new_picture_encode_it_once(stand: Stand
         assert by_first() + by_second() == 1
 
 
-def test_of_two_pictures_in_a_request_only_the_one_that_nobody_has_is_encoded(stand: Stand) -> None:
+def test_only_the_new_one_of_two_pictures_in_a_request_is_encoded(stand: Stand) -> None:
     there, new = fresh(), fresh()
     right = stand.plain.generate(there, new)
     stand.encode(stand.first, there)

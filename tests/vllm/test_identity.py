@@ -88,12 +88,12 @@ def test_items_that_differ_in_anything_have_different_digests() -> None:
 @pytest.mark.parametrize(
     "fields", [{"address": 4096, "monotonic_id": 3}, {"pixel_values": torch.zeros(2), "how": object()}, {}]
 )
-def test_what_only_stands_for_content_has_no_digest(fields: dict[str, Any]) -> None:
+def test_a_placeholder_for_content_has_no_digest(fields: dict[str, Any]) -> None:
     with pytest.raises(UnsupportedLeaf):
         content_digest(item(**fields))
 
 
-def test_what_the_processor_cache_has_named_is_not_hashed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_item_named_by_the_processor_cache_is_not_hashed_again(monkeypatch: pytest.MonkeyPatch) -> None:
     named = item(pixel_values=torch.zeros(3))
     digest = content_digest(named)
     setattr(named, contents.DIGEST_ATTRIBUTE, digest)

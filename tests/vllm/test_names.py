@@ -173,7 +173,7 @@ def test_files_beside_the_weights_are_named_by_their_content(
     assert same(plain, config(folder)) == shared
 
 
-def test_what_stands_behind_a_link_to_a_folder_is_named_by_its_content(plain: VllmConfig, tmp_path: Path) -> None:
+def test_a_linked_folder_is_named_by_its_content(plain: VllmConfig, tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     folder = write_tiny_llava(tmp_path / "linked")

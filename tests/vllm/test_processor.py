@@ -207,7 +207,7 @@ def test_views_are_the_ring_itself_but_for_what_stays_on_the_cpu(config: VllmCon
     assert other == item
 
 
-def test_what_is_cleared_while_it_is_asked_for_goes_whole_or_is_asked_for_again(
+def test_an_item_cleared_during_a_request_is_sent_complete_or_asked_for_again(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hash, item = fresh(), an_item(7)
@@ -336,7 +336,7 @@ def test_nothing_given_for_what_is_not_there_is_a_miss_by_name(pair: Pair) -> No
     assert raised.value.mm_hashes == [hash]
 
 
-def test_what_was_called_there_can_be_had_though_it_is_evicted_by_order(pair: Pair, running: Daemon) -> None:
+def test_an_item_reported_as_cached_is_available_although_it_is_evicted(pair: Pair, running: Daemon) -> None:
     hash, item = fresh(), an_item(3)
     sent, _ = pair.more().get_and_update_item((item, UPDATES), hash)
     assert sent is not None and pair.p0.is_cached([hash]) == [True]
@@ -419,7 +419,7 @@ def test_the_warm_ups_outputs_define_the_forms(
     [7, [], {}, {"fields": {"x": 1}, "updates": []}, {"fields": {"x": [torch.ones(1), ["odd", True]]}, "updates": []}],
     ids=repr,
 )
-def test_what_is_no_item_is_a_miss_on_both_sides(pair: Pair, running: Daemon, tree: Any) -> None:
+def test_an_entry_that_is_not_an_item_is_a_miss_on_both_sides(pair: Pair, running: Daemon, tree: Any) -> None:
     hash = fresh()
     key, named = pair.p0.cache.key(hash.encode()), np.frombuffer(hash.encode(), np.uint8)
     running.client().put(key, {"hash": named, "tree": tree}, wait=True, timeout_s=PATIENCE_S)
@@ -470,7 +470,7 @@ def unholdable() -> Iterator[tuple[str, MultiModalKwargsItem, list[ResolvedPromp
 
 
 @pytest.mark.parametrize(("item", "updates"), [pytest.param(*rest, id=name) for name, *rest in unholdable()])
-def test_what_is_not_known_goes_as_it_is_and_is_counted(
+def test_an_unknown_object_is_passed_through_and_counted(
     pair: Pair, item: MultiModalKwargsItem, updates: list[ResolvedPromptUpdate]
 ) -> None:
     hash = fresh()
@@ -492,7 +492,7 @@ def test_without_a_daemon_items_go_as_they_are(config: VllmConfig, tmp_path: Pat
     sender.close()
 
 
-def test_what_is_touched_is_not_evicted_by_what_is_stored_with_it(config: VllmConfig) -> None:
+def test_a_touched_item_is_not_evicted_by_the_items_of_its_request(config: VllmConfig) -> None:
     with Daemon(ring_bytes=8 << 20) as daemon:
         pair = Pair(config, daemon.start(), bytes_max=6 << 20)
         first, *others = [fresh() for _ in range(12)]
@@ -546,7 +546,7 @@ def test_a_reference_to_another_item_is_refused_on_both_sides(pair: Pair) -> Non
         pair.p1.get_and_update_features([feature(fresh(), sent)])
 
 
-def test_what_a_clients_name_stands_for_is_this_frontends_alone_and_ends_with_a_clearing(pair: Pair) -> None:
+def test_a_client_s_uuid_is_private_to_its_frontend_and_ends_with_a_clear(pair: Pair) -> None:
     other = pair.more()
     item = an_item(1)
     name = "the client's picture"
@@ -931,7 +931,7 @@ def test_a_clients_name_that_a_model_hashes_again_says_nothing_to_other_frontend
     assert (pair.p0.is_cached([hash]), other.is_cached([hash])) == ([True], [False])
 
 
-def test_what_a_model_hashes_again_of_content_is_shared(installed: None, config: VllmConfig, pair: Pair) -> None:
+def test_content_that_a_model_hashes_again_is_shared(installed: None, config: VllmConfig, pair: Pair) -> None:
     other, video = pair.more(), a_video(3)
     made = video_hashes(config, pair.p0, [video, video], [None, None], [2.0, 4.0])
     assert len(set(made)) == 2

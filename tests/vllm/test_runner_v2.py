@@ -38,7 +38,7 @@ def nothing_left(engine: Steps) -> None:
     until(lambda: engine.step() is not None and engine.held == NOTHING_HELD, f"nothing to be held: {engine.held}")
 
 
-def test_what_one_engine_encoded_another_does_not_and_nothing_stays_held(daemon: Daemon) -> None:
+def test_a_picture_is_encoded_by_one_engine_and_no_hold_stays(daemon: Daemon) -> None:
     with engine(daemon, 1, ranks=2) as first, engine(daemon, 2, ranks=2) as second:
         pictures = [next(_numbers) for _ in range(3)]
         asked = request(*pictures)
@@ -60,7 +60,7 @@ def test_two_engines_asked_at_once_encode_once(daemon: Daemon) -> None:
         assert len(first.encoded) + len(second.encoded) == 1
 
 
-def test_of_two_pictures_only_the_one_that_nobody_has_is_encoded_and_stored(daemon: Daemon) -> None:
+def test_only_the_new_one_of_two_pictures_is_encoded_and_stored(daemon: Daemon) -> None:
     with engine(daemon, 1) as first, engine(daemon, 2) as second:
         there, new = next(_numbers), next(_numbers)
         first.run(request(there))

@@ -165,7 +165,7 @@ def test_an_item_repeated_in_a_request_is_held_until_its_last_occurrence_is_free
     assert manager.allocate(request("2", (B, 1)), 0) == [A]
 
 
-def test_what_was_evicted_and_allocated_again_is_not_reported() -> None:
+def test_an_evicted_entry_that_is_allocated_again_is_not_reported() -> None:
     manager = EncoderCacheManager(4)
     first, second = request("1", (A, 4)), request("2", (B, 4))
     manager.allocate(first, 0)
@@ -183,7 +183,7 @@ def test_what_was_evicted_and_allocated_again_is_not_reported() -> None:
     assert manager.get_freed_ids() == [A]
 
 
-def test_what_was_evicted_twice_is_reported_once_after_what_went_before() -> None:
+def test_an_entry_evicted_twice_is_reported_once_at_its_last_eviction() -> None:
     manager = EncoderCacheManager(4)
     for at in (A, B, A, C):
         one = request("1", (at, 4))
@@ -212,7 +212,7 @@ def test_a_step_schedules_no_more_than_its_compute_budget_and_the_room_left() ->
     assert not manager.can_allocate(wanted, 1, compute_budget=6, tokens_scheduled=5)
 
 
-def test_what_is_allocated_already_needs_no_compute_budget() -> None:
+def test_an_allocated_entry_needs_no_compute_budget() -> None:
     manager = EncoderCacheManager(10)
     first, second = request("1", (A, 5)), request("2", (A, 5))
     manager.allocate(first, 0)
@@ -486,7 +486,7 @@ def stored(manager: EncoderCacheManager, one: EncoderRequest, at: int = 0) -> No
     manager.get_freed_ids()
 
 
-def test_what_one_engine_stored_another_has_and_reads(shared: Daemon, cache: tensord.Client, picture: bytes) -> None:
+def test_an_entry_of_one_engine_is_a_hit_in_another(shared: Daemon, cache: tensord.Client, picture: bytes) -> None:
     first, second = EncoderCacheManager(10, cache), EncoderCacheManager(10, shared.client())
     mine, theirs = request("1", (picture, 4)), request("2", (picture, 4))
     assert not second.has_cache(theirs, 0)
@@ -511,7 +511,7 @@ def test_an_input_with_another_key_than_the_allocated_one_has_no_lease(cache: te
     assert manager.lease(mine, 0) is not None
 
 
-def test_what_only_the_ring_has_counts_against_the_compute_budget(cache: tensord.Client, picture: bytes) -> None:
+def test_an_entry_only_in_the_ring_counts_against_the_compute_budget(cache: tensord.Client, picture: bytes) -> None:
     manager, wanted = EncoderCacheManager(10, cache), request("1", (picture, 4))
     cache.put(picture, output(), wait=True)
     assert manager.has_cache(wanted, 0)
@@ -520,7 +520,7 @@ def test_what_only_the_ring_has_counts_against_the_compute_budget(cache: tensord
 
 
 @pytest.mark.parametrize("by", ["allocate", "store"])
-def test_what_a_running_request_needs_no_other_engine_evicts(
+def test_an_entry_of_a_running_request_is_not_evicted_by_another_engine(
     shared: Daemon, cache: tensord.Client, picture: bytes, by: str
 ) -> None:
     other = shared.client()
@@ -537,7 +537,7 @@ def test_what_a_running_request_needs_no_other_engine_evicts(
     assert np.array_equal(lease.tree, output())
 
 
-def test_what_was_removed_and_stored_again_for_a_running_request_is_pinned_as_it_is_now(
+def test_an_entry_stored_again_for_a_running_request_is_pinned_in_its_new_version(
     shared: Daemon, cache: tensord.Client, picture: bytes
 ) -> None:
     manager, other = EncoderCacheManager(10, cache), shared.client()
@@ -590,7 +590,7 @@ def test_reset_ends_all_pins(shared: Daemon, cache: tensord.Client, picture: byt
     shared.until(lambda status: status["pins"] == 0, "no pin")
 
 
-def test_what_another_engine_stores_later_is_pinned_when_it_is_asked_for(
+def test_an_entry_of_another_engine_is_pinned_at_its_first_use(
     shared: Daemon, cache: tensord.Client, picture: bytes
 ) -> None:
     manager, running = EncoderCacheManager(10, cache), request("1", (picture, 4))
@@ -602,7 +602,7 @@ def test_what_another_engine_stores_later_is_pinned_when_it_is_asked_for(
     assert manager.lease(running, 0) is not None
 
 
-def test_what_was_stored_for_a_request_that_has_ended_is_there_without_a_pin(
+def test_an_entry_of_an_ended_request_is_cached_without_a_pin(
     shared: Daemon, cache: tensord.Client, picture: bytes
 ) -> None:
     manager, aborted = EncoderCacheManager(10, cache), request("1", (picture, 4))
@@ -686,7 +686,7 @@ def test_while_the_daemon_is_away_what_was_pinned_stays_and_puts_are_lost(pictur
         assert cache.contains(picture), "the pin holds against the next daemon too"
 
 
-def test_what_is_no_payload_is_the_callers_mistake(cache: tensord.Client, picture: bytes) -> None:
+def test_an_invalid_payload_is_an_error_of_the_caller(cache: tensord.Client, picture: bytes) -> None:
     manager, running = EncoderCacheManager(10, cache), request("1", (picture, 4))
     with pytest.raises(UnsupportedLeaf):
         manager.store(running, 0, object())

@@ -87,7 +87,7 @@ def test_a_lease_is_kept_until_its_loan_is_done(daemon: Daemon, lender: Lender, 
     until(lambda: pins(daemon) == 0, "its pin to go")
 
 
-def test_what_is_fetched_is_the_entry_to_the_last_byte(daemon: Daemon, lender: Lender, borrower: Borrower) -> None:
+def test_a_fetched_entry_is_complete(daemon: Daemon, lender: Lender, borrower: Borrower) -> None:
     _, lease = an_entry(daemon.client(), 3 * MIB + 1)
     handle = lease.handle()
     assert handle is not None
@@ -219,7 +219,7 @@ def killed(daemon: Daemon, frontend: ProcessorCache) -> None:
 
 @pytest.mark.parametrize("copy", [False, True, "on_write"])
 @pytest.mark.parametrize("what", [nothing, cleared, reset, replaced, killed], ids=lambda what: what.__name__)
-def test_what_was_sent_is_read_whatever_happens_meanwhile(
+def test_a_sent_handle_is_readable_whatever_happens_meanwhile(
     daemon: Daemon, what: Callable[[Daemon, ProcessorCache], None], copy: Any
 ) -> None:
     frontend = sender(daemon.client())
@@ -239,7 +239,7 @@ def test_what_was_sent_is_read_whatever_happens_meanwhile(
     engine.close()
 
 
-def test_what_was_stored_anew_meanwhile_is_not_what_was_sent(daemon: Daemon) -> None:
+def test_an_entry_stored_again_is_not_the_one_that_was_sent(daemon: Daemon) -> None:
     frontend, other = sender(daemon.client()), sender(daemon.client())
     (sent,) = frontend.get_and_update([picture(1)], ["x"])
     daemon.client().clear()
@@ -250,7 +250,7 @@ def test_what_was_stored_anew_meanwhile_is_not_what_was_sent(daemon: Daemon) -> 
     other.close()
 
 
-def test_what_has_no_room_to_be_lent_goes_whole_and_room_comes_with_reading(daemon: Daemon) -> None:
+def test_an_entry_without_room_for_a_loan_is_sent_complete_until_a_read_frees_room(daemon: Daemon) -> None:
     frontend, engine = sender(daemon.client(), bytes_max=5 * MIB // 2), ProcessorCache(daemon.client(), NAMESPACE)
     sent = [frontend.get_and_update([picture(number)], [str(number)])[0] for number in range(3)]
     assert [isinstance(data, Reference) for data in sent] == [True, True, False]

@@ -108,7 +108,7 @@ def press(client: tensord.Client, daemon: Daemon) -> None:
 # ---- what is sent, and what comes of it
 
 
-def test_what_one_frontend_stored_another_refers_to_and_an_engine_reads(shared: Daemon) -> None:
+def test_an_item_of_one_frontend_serves_another_and_an_engine(shared: Daemon) -> None:
     first, second, engine = sender(shared.client()), sender(shared.client()), receiver(shared.client())
     hash = fresh()
     assert first.is_cached([hash]) == second.is_cached([hash]) == [False]
@@ -147,7 +147,7 @@ def test_without_a_copy_an_in_place_operation_on_a_tensor_ends_the_process(share
 
 
 @pytest.mark.parametrize("copy", ["on_write", True])
-def test_what_a_receiver_writes_on_its_leaves_nobody_else_sees(shared: Daemon, copy: Any) -> None:
+def test_a_receiver_s_writes_are_private(shared: Daemon, copy: Any) -> None:
     (sent,) = sender(shared.client()).get_and_update([picture(3)], [hash := fresh()])
     engine = receiver(shared.client(), copy=copy)
     tree = read(engine, hash, sent)
@@ -204,7 +204,7 @@ def test_an_item_reported_as_cached_is_held_until_it_is_asked_for(daemon: Daemon
     assert is_picture(read(receiver(client), hash, sent), 1)
 
 
-def test_what_was_removed_and_stored_anew_is_held_as_others_find_it(daemon: Daemon) -> None:
+def test_an_item_removed_and_stored_again_is_held_in_its_new_version(daemon: Daemon) -> None:
     client, other = daemon.client(), daemon.client()
     frontend, engine = sender(client), receiver(daemon.client())
     hash = fresh()
@@ -251,7 +251,7 @@ def test_asking_whether_items_are_there_is_no_use_of_them(shared: Daemon) -> Non
     assert view.lane.words[HEAD_AT] == before + 1
 
 
-def test_what_nobody_asks_for_is_held_no_longer_than_its_seconds(shared: Daemon) -> None:
+def test_an_unused_hold_ends_after_its_time(shared: Daemon) -> None:
     frontend = sender(shared.client(), seconds=0.05)
     frontend.get_and_update([picture(1)], [hash := fresh()])
     assert frontend.is_cached([hash]) == [True]
@@ -396,7 +396,7 @@ def test_a_receiver_names_all_that_it_does_not_find_at_once(shared: Daemon) -> N
     assert is_picture(filled[0].data, 1) and is_picture(filled[1].data, 2)
 
 
-def test_what_a_receiver_did_not_find_is_sent_whole_for_a_while(shared: Daemon) -> None:
+def test_an_item_that_a_receiver_missed_is_sent_complete_for_a_time(shared: Daemon) -> None:
     frontend = sender(shared.client(), seconds=0.2)
     hash = fresh()
     frontend.get_and_update([picture(1)], [hash])
@@ -415,7 +415,7 @@ def test_a_receiver_of_another_ring_gets_everything_whole(shared: Daemon) -> Non
     assert frontend.is_cached(hashes[64:]) == [False]
 
 
-def test_what_was_evicted_by_order_is_sent_from_the_hold(shared: Daemon) -> None:
+def test_an_evicted_item_is_sent_from_the_hold(shared: Daemon) -> None:
     frontend = sender(shared.client())
     hash = fresh()
     (sent,) = sender(shared.client()).get_and_update([picture(4)], [hash])
@@ -427,7 +427,7 @@ def test_what_was_evicted_by_order_is_sent_from_the_hold(shared: Daemon) -> None
 
 
 @pytest.mark.parametrize("evicted", [False, True])
-def test_what_another_thread_ends_during_the_call_is_sent_from_its_lease(
+def test_an_item_evicted_during_the_call_is_sent_from_its_lease(
     shared: Daemon, monkeypatch: pytest.MonkeyPatch, evicted: bool
 ) -> None:
     hash = fresh()
@@ -448,7 +448,7 @@ def test_what_another_thread_ends_during_the_call_is_sent_from_its_lease(
     assert frontend.make_stats().passed_through == {"gone": 2}
 
 
-def test_what_was_there_without_a_tree_and_ends_during_the_call_is_named(
+def test_an_item_without_a_tree_that_ends_during_the_call_is_named(
     shared: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = shared.client()
@@ -493,7 +493,7 @@ def test_a_reference_to_another_hash_or_to_what_no_processor_made_is_refused(sha
         read(engine, fresh(), Reference(b"short"))
 
 
-def test_what_no_processor_made_is_nothing_to_a_sender_either(shared: Daemon) -> None:
+def test_an_entry_of_no_processor_is_a_miss_for_a_sender(shared: Daemon) -> None:
     client = shared.client()
     frontend = sender(client)
     for other in (np.zeros(3), [1, 2], "text" * 100):
@@ -540,7 +540,7 @@ def test_an_item_that_no_tree_can_hold_is_passed_through(shared: Daemon) -> None
     assert frontend.make_stats().passed_through == {"unsupported": 3}
 
 
-def test_whatever_is_wrong_with_an_item_it_is_passed_through(shared: Daemon) -> None:
+def test_a_faulty_item_is_passed_through(shared: Daemon) -> None:
     class Lost:
         @property
         def nbytes(self) -> int:

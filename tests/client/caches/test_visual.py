@@ -61,7 +61,7 @@ def hits(cache: VisualCache, *raws: bytes) -> list[bool]:
     return [cache._cache.contains(cache.key("image", raw)) for raw in raws]
 
 
-def test_what_is_stored_for_a_picture_comes_back_with_all_that_was_said_of_it(
+def test_an_entry_of_a_picture_comes_back_with_all_its_fields(
     client: tensord.Client, namespace: tensord.Namespace
 ) -> None:
     cache = VisualCache(client, namespace)
@@ -295,7 +295,7 @@ def test_an_entry_in_flight_during_a_clear_goes_once_it_is_stored(daemon: Daemon
         until(lambda: hits(cache, IMAGE) == [False], "it went")
 
 
-def test_what_a_client_holds_goes_last_and_stays_right_for_it(
+def test_a_held_entry_leaves_last_and_stays_right_for_its_holder(
     client: tensord.Client, namespace: tensord.Namespace
 ) -> None:
     cache = VisualCache(client, namespace, entries_max=2)
@@ -353,7 +353,7 @@ def test_the_floor_follows_what_the_daemon_reckons_from_requests(
     assert cache.queueing_floor == floor > 0 and published["floor_blocks"] <= floor
 
 
-def test_what_somebody_else_stored_is_found_and_is_not_in_our_budget(
+def test_an_entry_of_another_client_is_a_hit_outside_our_budget(
     daemon: Daemon, client: tensord.Client, namespace: tensord.Namespace
 ) -> None:
     stored(VisualCache(daemon.client(), namespace), IMAGE)
@@ -463,7 +463,7 @@ def test_a_thread_that_waited_for_a_failed_store_stores_the_entry_itself(
         assert cache.own_bytes == EMBEDDING.nbytes
 
 
-def test_what_cannot_be_stored_is_an_error_and_takes_no_room(
+def test_an_unstorable_value_is_an_error_and_takes_no_room(
     client: tensord.Client, namespace: tensord.Namespace
 ) -> None:
     cache = VisualCache(client, namespace)

@@ -263,7 +263,7 @@ def file_of(region: Region, size_bytes: int) -> bytes:
 
 
 @pytest.mark.parametrize("payload_bytes", [1000, 3 * MIB], ids=["whole", "streamed"])
-def test_what_is_reserved_when_its_inbox_is_retired_is_committed_from_another(payload_bytes: int) -> None:
+def test_a_reservation_in_a_retired_inbox_is_committed_from_another(payload_bytes: int) -> None:
     desk = Desk(4 * MIB)
     payload = encode(np.arange(payload_bytes // 8 - 8))
     region, array = reserved(desk, payload)

@@ -101,7 +101,7 @@ def test_tensors_are_copies_unless_asked_otherwise() -> None:
         assert address <= over.data_ptr() < address + len(whole)
 
 
-def test_what_was_put_as_a_tensor_comes_back_as_one() -> None:
+def test_a_tensor_comes_back_as_a_tensor() -> None:
     torch = pytest.importorskip("torch")
     for tree in (torch.arange(4, dtype=torch.bfloat16), [torch.ones(2), np.ones(2)]):
         lease, _ = lease_on(tree)

@@ -30,7 +30,7 @@ def test_keys_are_32_bytes_and_equal_for_equal_content_only(one: bytes, other: b
 @pytest.mark.parametrize(
     "field", [field.name for field in fields(Namespace) if field.name not in ("generation", "hash")]
 )
-def test_whatever_makes_a_namespace_differ_makes_its_keys_and_its_tag_differ(field: str) -> None:
+def test_a_change_of_any_field_changes_the_namespace_s_keys_and_tag(field: str) -> None:
     other = Namespace(**{**BASE, field: "another"})
     assert other.tag != NAMESPACE.tag
     assert other.key("encoder", "image", b"x")[8:] != NAMESPACE.key("encoder", "image", b"x")[8:]
@@ -109,7 +109,7 @@ def test_a_namespace_that_could_mix_up_two_encoders_is_refused(changed: dict[str
 
 
 @pytest.mark.parametrize("missing", ["model", "revision", "dtype", "processor"])
-def test_what_is_required_cannot_be_left_out(missing: str) -> None:
+def test_a_required_field_cannot_be_left_out(missing: str) -> None:
     with pytest.raises(TypeError, match=missing):
         Namespace(**{name: value for name, value in BASE.items() if name != missing})
 

@@ -169,7 +169,7 @@ def test_a_put_that_a_new_connection_has_taken_up_is_on_its_way_though_its_own_s
     desk.puts.in_flight.close()
 
 
-def test_what_a_put_says_of_itself_is_said_to_the_next_daemon_as_well_but_not_its_claim() -> None:
+def test_a_put_sent_to_the_next_daemon_has_all_options_but_its_claim() -> None:
     desk = Desk()
     options = PutOptions(7, 60.0, 5, cost_ms=12.5, agent="planner", prefix_bytes=96, parent=b"p" * 32)
     desk.put(1000, options)
@@ -207,7 +207,7 @@ def test_nobody_else_gets_a_region_while_it_is_written_though_its_put_has_ended(
 
 
 @pytest.mark.parametrize("kind", [Put, Registration])
-def test_whoever_sees_a_refusal_finds_its_reason(kind: type[Put | Registration]) -> None:
+def test_a_refusal_always_has_a_reason(kind: type[Put | Registration]) -> None:
     seen: list[TensordError | None] = []
 
     class Seen(kind):  # type: ignore[misc, valid-type]

@@ -49,7 +49,7 @@ def handle_of(lease: Lease | None) -> bytes:
 
 @pytest.mark.parametrize("way", [*WAYS, "hold"])
 @pytest.mark.parametrize("tree", TREES, ids=repr)
-def test_what_is_borrowed_is_what_was_put_read_only(bench: MemoryBench, tree: Any, way: str) -> None:
+def test_a_borrowed_entry_is_the_entry_that_was_put_read_only(bench: MemoryBench, tree: Any, way: str) -> None:
     bench.put(key(7), np.arange(100))
     bench.put(key(1), tree)
     lender, borrower = bench.view(), bench.view()
@@ -133,7 +133,7 @@ def test_a_copy_has_no_handle_and_a_released_lease_says_so(bench: MemoryBench) -
         assert copy.handle() is None
 
 
-def test_what_is_no_handle_makes_no_page_anew_that_was_given_back(bench: MemoryBench) -> None:
+def test_an_invalid_handle_allocates_no_page_that_was_returned(bench: MemoryBench) -> None:
     bench.put(key(1), np.arange(50))
     view = bench.view()
     handle = handle_of(view.get(key(1)))

@@ -190,7 +190,7 @@ def test_an_entry_that_nobody_checked_is_checked_before_its_first_use(bench: Mem
     assert view.lane.in_use == len(words)
 
 
-def test_what_is_read_without_a_pin_makes_no_page_anew_that_was_given_back(bench: MemoryBench) -> None:
+def test_a_read_without_a_pin_allocates_no_page_that_was_returned(bench: MemoryBench) -> None:
     bench.put(key(1), payload(1))
     view = bench.view()
     words = view.lane.take_many(LANE_WORDS)

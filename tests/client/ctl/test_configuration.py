@@ -40,9 +40,7 @@ def test_config_check_says_what_a_daemon_here_would_have_and_why(
         ("ring_bytes = [", "is not valid TOML"),
     ],
 )
-def test_what_a_daemon_would_refuse_is_an_error_in_its_own_words(
-    alone: Ctl, tmp_path: Path, text: str, told: str
-) -> None:
+def test_a_setting_that_a_daemon_refuses_is_the_same_error(alone: Ctl, tmp_path: Path, text: str, told: str) -> None:
     file = tmp_path / "tensord.toml"
     file.write_text(text)
     err = alone("config", "check", "--config", str(file), code=1).err

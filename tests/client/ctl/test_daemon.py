@@ -24,7 +24,7 @@ def test_an_answer_that_comes_too_late_is_not_taken_for_the_next_one(daemon: Dae
     asked.close()
 
 
-def test_it_goes_on_with_the_next_daemon(daemon: Daemon) -> None:
+def test_a_command_continues_with_the_next_daemon(daemon: Daemon) -> None:
     asked = Asked(daemon.socket, timeout_s=PATIENCE_S)
     assert asked.status()["epoch"] == 1
     assert asked.keys_per_request_max == 1024

@@ -39,7 +39,7 @@ def test_a_line_without_consequences_says_so() -> None:
     assert line.split()[-2:] == ["normal", "-"]
 
 
-def test_what_is_refused_is_named() -> None:
+def test_a_refused_drill_names_the_reason() -> None:
     assert drill.consequences(drilled(Mode.CRITICAL, Mode.EMERGENCY, refuses=True)) == "registrations refused"
     host = drilled(Mode.CRITICAL, Mode.EMERGENCY, refuses=True, gauge="host", shrink_bytes=2 * GIB)
     assert drill.consequences(host) == "ring gives back 2.00 GiB, puts refused"
@@ -50,7 +50,7 @@ def test_lines_fit_100_columns() -> None:
     assert len(drill.line(READING, told)) <= WIDTH
 
 
-def test_it_says_whether_it_acts() -> None:
+def test_a_drill_says_whether_it_acts() -> None:
     readings = [DrillReading(0, CARD, 1, 2), DrillReading(120, "host", 1, 2)]
     asking = drill.heading(readings, act=False, speed=2.0)
     assert asking.startswith(f"Asking only: 2 made-up readings of {CARD}, host, 1m00s. Nothing changes")

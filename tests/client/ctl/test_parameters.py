@@ -74,6 +74,6 @@ def test_a_namespace_tag_is_given_in_full(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["4X", "-1", "", "1e9", "999999TiB", "9" * 500])
-def test_what_is_no_size_or_none_that_can_be_said_is_refused(text: str) -> None:
+def test_an_invalid_size_is_refused(text: str) -> None:
     with pytest.raises(click.BadParameter):
         SIZE.convert(text, None, None)

@@ -107,14 +107,14 @@ def test_segments_without_a_ring_are_freed_too(daemon: Daemon, ctl: Ctl) -> None
     assert ".ring" not in told
 
 
-def test_what_is_not_there_is_an_error_that_names_what_is(daemon: Daemon, ctl: Ctl) -> None:
+def test_an_unknown_instance_is_an_error_that_lists_the_existing_ones(daemon: Daemon, ctl: Ctl) -> None:
     err = ctl("purge", "--instance", "no-such-instance", code=1).err
     assert "no-such-instance" in err
     assert daemon.instance in err
 
 
 @pytest.mark.parametrize("name", ["../etc", "", "UPPER", "a" * 33, "a.b"])
-def test_what_is_no_instance_s_name_is_refused(alone: Ctl, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_instance_name_is_refused(alone: Ctl, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TENSORD_INSTANCE", "purge-test")
     assert "a name is 1 to 32" in alone("purge", "--instance", name, code=1).err
 
@@ -156,7 +156,7 @@ def test_looking_leaves_no_lock_behind(daemon: Daemon) -> None:
     assert found.served is True
 
 
-def test_what_is_freed_is_counted_in_memory_and_not_in_promises() -> None:
+def test_freed_bytes_count_resident_memory_and_not_sizes() -> None:
     left = (
         LeftoverSegment("/tensord.a.ring", 3 << 20, 0),
         LeftoverSegment("/tensord.a.lane.1", 1 << 20, 0, held=True),

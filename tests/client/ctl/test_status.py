@@ -41,7 +41,7 @@ def test_json_is_the_daemon_s_own_document(daemon: Daemon, ctl: Ctl) -> None:
     assert (told["pid"], told["epoch"]) == (daemon.pid, 1)
 
 
-def test_what_limits_the_store_below_its_ring_is_shown(ctl: Ctl) -> None:
+def test_a_limit_of_the_store_below_its_ring_is_shown(ctl: Ctl) -> None:
     assert "limit" not in ctl("status").out
     ctl("limit", "4MiB")
     assert "4.00 MiB of a ring of 16.0 MiB" in ctl("status").out

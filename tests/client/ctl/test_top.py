@@ -115,9 +115,7 @@ def test_where_nobody_watches_it_draws_once(ctl: Ctl) -> None:
 
 
 @pytest.mark.parametrize("quit", [b"q", b"\x03"], ids=["q", "ctrl-c"])
-def test_it_is_drawn_anew_until_somebody_quits_and_the_terminal_is_as_it_was(
-    terminal: Callable[..., Terminal], quit: bytes
-) -> None:
+def test_top_redraws_until_q_and_restores_the_terminal(terminal: Callable[..., Terminal], quit: bytes) -> None:
     shown = terminal()
     shown.shows("lookups")
     shown.shows("now     lookups 0/s")
@@ -129,7 +127,7 @@ def test_it_is_drawn_anew_until_somebody_quits_and_the_terminal_is_as_it_was(
     assert shown.settings == shown.before
 
 
-def test_it_goes_on_through_a_restart(daemon: Daemon, terminal: Callable[..., Terminal]) -> None:
+def test_top_continues_through_a_restart(daemon: Daemon, terminal: Callable[..., Terminal]) -> None:
     shown = terminal()
     shown.shows("epoch 1,")
     daemon.terminate()

@@ -131,7 +131,7 @@ def with_arrays(tree: Any, change: Any) -> Any:
 class Conformance:
     """The promises. A subclass has a fixture `rig`."""
 
-    def test_it_is_a_device(self, rig: Rig) -> None:
+    def test_a_device_has_the_whole_interface(self, rig: Rig) -> None:
         assert isinstance(rig.device, Device)
         assert isinstance(rig.device.mark(), Mark)
         assert rig.device.name == rig.device.name.lower()
@@ -193,7 +193,7 @@ class Conformance:
         assert rig.device.size_of([base[:1]]) == 8 * KIB
         assert rig.device.size_of([base, rig.empty(4 * KIB)]) == 12 * KIB
 
-    def test_what_is_not_on_the_device_has_no_size_there(self, rig: Rig) -> None:
+    def test_a_tree_on_the_host_has_no_size_on_the_device(self, rig: Rig) -> None:
         assert rig.device.size_of({"a": np.zeros(KIB), "b": [1, "x", None, b"y", 1.5]}) == 0
         assert rig.device.size_of(3) == 0
 
@@ -219,7 +219,7 @@ class Conformance:
         assert rig.device.give_back() == with_it_bytes - before_bytes
         assert rig.gauge() == before_bytes
 
-    def test_what_is_given_back_is_unused_memory_only(self, rig: Rig) -> None:
+    def test_only_unused_memory_is_returned(self, rig: Rig) -> None:
         kept = rig.upload(np.arange(KIB, dtype="<i8"))
         rig.device.give_back()
         before_bytes = rig.gauge()
@@ -252,7 +252,7 @@ class Conformance:
         made = rig.device.to_device(np.ones(rig.full_at_bytes // 2, np.uint8))
         assert rig.device.size_of(made) == rig.full_at_bytes // 2
 
-    def test_what_comes_back_is_whole_before_it_is_handed_out(self, rig: Rig) -> None:
+    def test_a_promoted_tree_is_complete_before_the_caller_gets_it(self, rig: Rig) -> None:
         array = np.arange(16 * KIB, dtype="<i4")
         rig.slow_copies()
         # While the caller's own stream is held up: it waits for nothing of the caller's.

@@ -63,7 +63,7 @@ def counters(daemon: Daemon) -> dict[str, Any]:
 # ---- put, get, delete
 
 
-def test_what_was_put_comes_back_as_the_very_tensors_and_the_daemon_knows_of_it(
+def test_a_get_returns_the_tensors_that_were_put_and_the_daemon_knows_the_entry(
     cache: tensord.DeviceCache, vram: FakeVram, running: Daemon
 ) -> None:
     tree = {"a": vram.upload(values(1)), "n": 1}
@@ -150,7 +150,7 @@ def test_keys_and_tensors_that_are_none_are_named(cache: tensord.DeviceCache, vr
 # ---- pressure
 
 
-def test_what_is_offloaded_comes_back_bit_identical_from_the_host_and_to_the_device(
+def test_an_offloaded_entry_comes_back_bit_identical(
     cache: tensord.DeviceCache, vram: FakeVram, card: FakeCard, running: Daemon
 ) -> None:
     put_some(cache, vram, range(6), tokens=3, agent="planner")
@@ -228,7 +228,7 @@ def test_tensors_are_not_freed_under_a_reader_of_another_stream(
     assert np.array_equal(seen[0], values(0))
 
 
-def test_what_its_owner_offloads_is_on_the_host_when_the_call_returns_and_the_daemon_knows(
+def test_an_offload_by_its_owner_is_complete_when_the_call_returns(
     cache: tensord.DeviceCache, vram: FakeVram, running: Daemon
 ) -> None:
     put_some(cache, vram, range(3), tokens=2)
@@ -267,7 +267,7 @@ def test_in_emergency_nothing_new_is_taken_in_and_afterwards_it_is(
     assert cache.put(key(1), tensor, wait=True).state == "registered"
 
 
-def test_what_is_over_a_budget_is_refused_and_what_was_there_stays(card: FakeCard, vram: FakeVram) -> None:
+def test_a_put_over_a_budget_is_refused_and_other_entries_stay(card: FakeCard, vram: FakeVram) -> None:
     with watching(card, device_max_bytes=2 * ENTRY_BYTES) as daemon:
         cache = tensord.DeviceCache(daemon.start().client(), vram)
         put_some(cache, vram, range(1), tokens=4)

@@ -92,7 +92,7 @@ def owner() -> Iterator[Owner]:
 # ---- one move
 
 
-def test_what_is_used_while_it_is_copied_stays(owner: Owner) -> None:
+def test_an_entry_used_during_its_copy_stays(owner: Owner) -> None:
     owner.put(1)
     leases: list[DeviceLease] = []
     owner.device.meanwhile = lambda: leases.append(owner.get(1))
@@ -100,7 +100,7 @@ def test_what_is_used_while_it_is_copied_stays(owner: Owner) -> None:
     assert np.array_equal(leases[0].tree.numpy(), values(1))
 
 
-def test_what_was_used_and_given_back_while_it_was_copied_stays(owner: Owner) -> None:
+def test_an_entry_used_and_released_during_its_copy_stays(owner: Owner) -> None:
     """Its reader may have begun work that the copy did not wait for."""
     owner.put(1)
     owner.device.meanwhile = lambda: owner.get(1).release()
@@ -108,21 +108,21 @@ def test_what_was_used_and_given_back_while_it_was_copied_stays(owner: Owner) ->
     assert key(1) in owner.entries
 
 
-def test_what_is_put_anew_while_it_is_copied_stays(owner: Owner) -> None:
+def test_an_entry_put_again_during_its_copy_stays(owner: Owner) -> None:
     owner.put(1)
     owner.device.meanwhile = lambda: owner.put(1)
     assert owner.away(1).kept == [key(1)]
     assert key(1) in owner.entries
 
 
-def test_what_is_deleted_while_it_is_copied_is_not_said_to_have_been_moved(owner: Owner) -> None:
+def test_an_entry_deleted_during_its_copy_is_not_reported_as_moved(owner: Owner) -> None:
     owner.put(1)
     owner.device.meanwhile = lambda: owner.entries.delete([key(1)])
     moved = owner.away(1)
     assert moved == MoveResult(unknown=[key(1)])
 
 
-def test_what_cannot_be_copied_is_dropped_and_kept_once_the_daemon_has_gone(owner: Owner) -> None:
+def test_an_entry_that_cannot_be_copied_is_dropped_unless_the_daemon_is_gone(owner: Owner) -> None:
     owner.host.full = True
     owner.put(1)
     assert owner.away(1, has_daemon=False).kept == [key(1)]
@@ -226,7 +226,7 @@ def test_an_order_does_not_apply_to_an_entry_put_after_the_ordered_one_was_relea
     assert owner.wire.registered() == {key(1)} == set(owner.entries.keys())
 
 
-def test_what_a_new_daemon_does_not_take_in_again_is_copied_to_the_host_first(owner: Owner) -> None:
+def test_an_entry_that_a_new_daemon_refuses_is_copied_to_the_host_first(owner: Owner) -> None:
     entry = owner.put(1)
     owner.exchange()
     sample = Sample(CARD, Tier.DEVICE, int(0.99 * TOTAL_BYTES), TOTAL_BYTES, "file", owner.wire.now)
@@ -273,7 +273,7 @@ def test_an_entry_that_is_gone_from_the_device_is_counted(owner: Owner, *, full:
     assert (owner.entries.tally.offloaded, owner.entries.tally.dropped) == seen[0][1:]
 
 
-def test_what_the_host_does_not_take_stays_with_its_owner(owner: Owner) -> None:
+def test_an_entry_that_the_host_refuses_stays_with_its_owner(owner: Owner) -> None:
     owner.host.full = True
     owner.put(1)
     owner.exchange()
@@ -288,7 +288,7 @@ def test_what_the_host_does_not_take_stays_with_its_owner(owner: Owner) -> None:
     assert key(1) in owner.host.trees and len(owner.entries) == 0
 
 
-def test_what_is_being_copied_when_the_daemon_goes_stays_with_its_owner(owner: Owner) -> None:
+def test_an_entry_being_copied_when_the_daemon_ends_stays_with_its_owner(owner: Owner) -> None:
     def goes() -> None:
         owner.wire.connection = None
 
@@ -300,7 +300,7 @@ def test_what_is_being_copied_when_the_daemon_goes_stays_with_its_owner(owner: O
     assert leaving.wait(0) and set(owner.entries.keys()) == {key(1)}
 
 
-def test_what_is_used_goes_once_nobody_uses_it_unless_it_was_put_anew(owner: Owner) -> None:
+def test_an_ordered_entry_in_use_leaves_after_its_last_release(owner: Owner) -> None:
     for n in (1, 2):
         owner.put(n)
     leases = [owner.get(n) for n in (1, 2)]
@@ -316,7 +316,7 @@ def test_what_is_used_goes_once_nobody_uses_it_unless_it_was_put_anew(owner: Own
 
 
 @pytest.mark.parametrize(("again_s", "times"), [(0.0, 2), (1000.0, 1)])
-def test_what_was_used_while_it_was_copied_is_copied_again_but_not_at_once(
+def test_an_entry_used_during_its_copy_is_copied_again_later(
     owner: Owner, monkeypatch: pytest.MonkeyPatch, again_s: float, times: int
 ) -> None:
     monkeypatch.setattr(orders, "_AGAIN_S", again_s)

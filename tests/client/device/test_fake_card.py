@@ -73,7 +73,7 @@ def test_two_processes_never_hold_more_than_the_card_has_together(tmp_path: Path
     assert card.refresh() == (0, CAPACITY)
 
 
-def test_what_a_killed_process_held_is_free(tmp_path: Path) -> None:
+def test_memory_of_a_killed_process_is_free(tmp_path: Path) -> None:
     card = FakeCard(tmp_path, "card0", CAPACITY)
     with process(HOLDER, tmp_path, 90_000) as holder:
         assert holder.stdout is not None
@@ -173,7 +173,7 @@ def test_a_forked_child_keeps_nothing_of_its_parents(tmp_path: Path) -> None:
             os.kill(child, signal.SIGKILL)
 
 
-def test_what_makes_no_card_is_refused(tmp_path: Path) -> None:
+def test_invalid_parameters_of_a_card_are_refused(tmp_path: Path) -> None:
     for name in ("", "a b", "a/b", "..", "x" * 65):
         with pytest.raises(UsageError, match="a card called"):
             FakeCard(tmp_path, name, CAPACITY)

@@ -78,7 +78,7 @@ def garbage(array: np.ndarray[Any, Any]) -> bool:
     return set(array.tobytes()) == {GARBAGE}
 
 
-def test_what_is_read_before_its_stream_has_written_it_is_garbage(rig: FakeRig) -> None:
+def test_a_read_before_the_stream_s_write_is_garbage(rig: FakeRig) -> None:
     array = np.arange(100, dtype="<i4")
     with rig.hold():
         tensor = rig.device.upload(array)
@@ -178,7 +178,7 @@ def test_torch_tensors_of_the_host_become_fake_ones(rig: FakeRig) -> None:
     assert made["t"].dtype == ml_dtypes.bfloat16
 
 
-def test_what_no_payload_can_have_is_no_tensor(rig: FakeRig) -> None:
+def test_an_unsupported_dtype_is_not_a_tensor(rig: FakeRig) -> None:
     with pytest.raises(UnsupportedLeaf, match="object"):
         rig.device.empty(3, object)
     tensor = rig.device.empty((2, 3), "<f4")
@@ -205,7 +205,7 @@ def test_a_forked_childs_device_says_that_it_is_none(rig: FakeRig) -> None:
     assert tensor.numpy().tolist() == [1] * 4
 
 
-def test_it_runs_without_torch() -> None:
+def test_the_fake_runs_without_torch() -> None:
     script = "\n".join(
         [
             "import sys, tempfile; sys.modules['torch'] = None",

@@ -144,7 +144,7 @@ def test_a_copy_of_more_than_the_stage_is_whole(rig: StandinRig, monkeypatch: py
     assert [bits(leaf) for leaf in host] == [bits(array), bits(array[:1000]), bits(array[:7])]
 
 
-def test_what_comes_back_belongs_to_the_side_stream_and_is_lent_to_the_callers(rig: StandinRig) -> None:
+def test_a_promoted_tensor_belongs_to_the_side_stream_and_is_lent_to_the_caller_s(rig: StandinRig) -> None:
     mine = LateStream()
     with rig.card.stream(mine):
         made = rig.device.to_device([np.arange(8), np.arange(4)])

@@ -60,12 +60,12 @@ def host(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_what_was_there_before_has_not_changed(host: Path) -> None:
+def test_modules_that_existed_before_are_unchanged(host: Path) -> None:
     assert weights_changed(str(host / "current")) is None
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_what_changes_while_weights_are_loaded_is_found(host: Path, change: str) -> None:
+def test_a_change_during_the_loading_of_weights_is_found(host: Path, change: str) -> None:
     CHANGES[change](host)
     assert weights_changed(str(host / "current")) is not None
 

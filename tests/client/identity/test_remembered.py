@@ -57,7 +57,7 @@ def test_a_file_is_read_once(weights: Path, digests: Digests) -> None:
     assert note(weights).name.startswith(".")
 
 
-def test_of_a_file_in_memory_that_was_written_through_a_mapping_nothing_is_remembered(digests: Digests) -> None:
+def test_a_file_written_through_a_mapping_is_not_remembered(digests: Digests) -> None:
     with tempfile.TemporaryDirectory(prefix="tensord-", dir="/dev/shm") as folder:
         path = Path(folder) / "model.safetensors"
         path.write_text("weights")
@@ -85,7 +85,7 @@ def test_a_file_in_the_place_of_another_is_read(weights: Path, digests: Digests)
     assert remembered(weights, "1", digests) == "digest of others."
 
 
-def test_what_was_remembered_in_another_form_is_none(weights: Path, digests: Digests) -> None:
+def test_a_record_in_another_format_is_ignored(weights: Path, digests: Digests) -> None:
     remembered(weights, "1", digests)
     remembered(weights, "2", digests)
     assert digests.computed == 2
@@ -178,7 +178,7 @@ def test_a_file_that_is_written_while_it_is_read_has_no_digest(weights: Path) ->
         remembered(weights, "1", compute)
 
 
-def test_of_a_file_written_just_now_nothing_is_remembered(
+def test_a_file_that_was_just_written_is_not_remembered(
     weights: Path, digests: Digests, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "SETTLED_S", 1e6)

@@ -60,7 +60,7 @@ def test_a_small_tensor_of_the_language_model_is_read_whole(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("change", ["names", "dtype", "more at the end", "metadata"])
-def test_what_the_header_says_is_in_the_digest(tmp_path: Path, change: str) -> None:
+def test_the_header_is_part_of_the_digest(tmp_path: Path, change: str) -> None:
     tensors = {LAYER: bytes(LARGE), HEAD: bytes(LARGE)}
     path = write_safetensors(tmp_path / "model.safetensors", tensors)
     before = weight_file_digest(path)
@@ -179,5 +179,5 @@ def test_names_of_language_models_are_known(name: str) -> None:
         "model.layers.0.vision.mlp.weight",
     ],
 )
-def test_what_is_not_known_to_be_the_language_models_is_not_taken_for_it(name: str) -> None:
+def test_unknown_tensors_do_not_count_as_the_language_model_s(name: str) -> None:
     assert not LANGUAGE.match(name)

@@ -170,7 +170,7 @@ def test_a_picture_that_differs_ends_the_match_where_it_begins(cache: PrefixCach
     assert inside.offset == 40 and inside.keep["image"] == 1
 
 
-def test_what_is_kept_is_counted_from_the_match(cache: PrefixCache) -> None:
+def test_the_kept_tokens_are_counted_from_the_match(cache: PrefixCache) -> None:
     media = [picture(4, 4, b"a"), picture(30, 4, b"b"), picture(60, 4, b"c")]
     stored(cache, TEXT, media=media)
     assert matched(cache, changed(TEXT, 20), media=media).keep["image"] == 2
@@ -203,7 +203,7 @@ def test_views_are_of_the_ring_itself_and_read_only(client: tensord.Client, cach
         first[:] = 0
 
 
-def test_what_a_match_holds_stays_right_whatever_is_evicted(daemon: Daemon, client: tensord.Client) -> None:
+def test_the_blocks_of_a_match_are_unchanged_by_evictions(daemon: Daemon, client: tensord.Client) -> None:
     cache = PrefixCache(client, namespace_of(next(_numbers)), block_tokens=BLOCK)
     stored(cache, TEXT)
     with matched(cache, TEXT) as match:
@@ -761,13 +761,13 @@ def _no_tokens(name: str) -> Any:
         ("an array of objects", "dtype object; pass"),
     ],
 )
-def test_what_is_no_sequence_of_tokens_is_refused_with_what_to_give(name: str, says: str) -> None:
+def test_an_invalid_sequence_of_tokens_is_refused_with_the_remedy(name: str, says: str) -> None:
     with pytest.raises(BadPrefix, match=says):
         tokens_of(_no_tokens(name))
 
 
 @pytest.mark.parametrize("media", [None, 5, [None], [(1, 2, np.array(["image", "audio"]), bytes(32))]])
-def test_what_is_no_list_of_media_is_refused(media: Any) -> None:
+def test_an_invalid_list_of_media_is_refused(media: Any) -> None:
     with pytest.raises(BadPrefix, match="media"):
         media_of(media, 9, may_be_cut=False)
 

@@ -414,7 +414,7 @@ def test_states_and_windows_that_rolled_over_go_along(
     assert np.array_equal(whole, values(1, 4))
 
 
-def test_what_the_host_does_not_take_stays_and_is_tried_again(card: FakeCard, namespace: tensord.Namespace) -> None:
+def test_a_block_that_the_host_refuses_stays_and_is_tried_again(card: FakeCard, namespace: tensord.Namespace) -> None:
     vram = FakeVram(card)
     with watching(card, limits_object_bytes_max=4096) as daemon:
         held = tensord.DeviceCache(daemon.start().client(), vram)
@@ -481,7 +481,7 @@ def test_the_same_tokens_replace_what_was_there_and_keep_its_place(
     assert on_card(cache, range(5)) == [2, 3]
 
 
-def test_what_a_match_holds_goes_when_it_is_released(
+def test_the_blocks_of_a_match_leave_after_its_release(
     held: tensord.DeviceCache, namespace: tensord.Namespace, vram: FakeVram
 ) -> None:
     cache = made(held, namespace, 1)
@@ -552,7 +552,7 @@ class SlowVram(FakeVram):
         return copy
 
 
-def test_what_was_evicted_while_it_was_copied_is_nowhere_afterwards(
+def test_a_block_evicted_during_its_copy_is_on_no_tier(
     shared: tuple[Daemon, FakeCard], namespace: tensord.Namespace
 ) -> None:
     vram = SlowVram(shared[1])
@@ -580,7 +580,7 @@ def test_a_put_that_was_offloaded_before_the_daemon_knew_of_it_is_where_its_copy
     assert str(done.state) == "stored" and done.error is None
 
 
-def test_what_has_expired_is_not_there(held: tensord.DeviceCache, namespace: tensord.Namespace, vram: FakeVram) -> None:
+def test_an_expired_block_is_a_miss(held: tensord.DeviceCache, namespace: tensord.Namespace, vram: FakeVram) -> None:
     cache = made(held, namespace, 4)
     cache.put(tokens(1), on_device(vram, 1), ttl_s=0.05)
     until(lambda: len(sequences(cache)) == 0, "it to expire")

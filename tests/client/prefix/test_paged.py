@@ -87,7 +87,7 @@ def test_beyond_the_capacity_the_one_that_was_used_longest_ago_leaves_the_store(
     assert held is not None and 3 in kept(snapshots, range(5))
 
 
-def test_what_others_stored_is_not_evicted_from_here(
+def test_entries_of_other_processes_are_not_evicted_from_here(
     snapshots: PagedSnapshots, running: Daemon, namespace: tensord.Namespace
 ) -> None:
     small = PagedSnapshots(running.client(), namespace, 1)
@@ -102,7 +102,7 @@ def test_what_others_stored_is_not_evicted_from_here(
     assert kept(snapshots, range(5)) == [1]
 
 
-def test_what_was_evicted_elsewhere_is_a_miss_and_is_stored_anew(
+def test_an_entry_evicted_elsewhere_is_a_miss_and_is_stored_again(
     snapshots: PagedSnapshots, client: tensord.Client
 ) -> None:
     for n in (1, 2):

@@ -45,7 +45,7 @@ def test_clients_over_the_limit_that_try_again_are_logged_once() -> None:
         assert daemon.log.count("connection refused") == 1
 
 
-def test_what_did_not_happen_for_long_is_new_again_and_no_more_is_remembered_than_allowed() -> None:
+def test_an_old_repeat_counts_as_new_and_the_memory_has_a_limit() -> None:
     repeats = Repeats(forgotten_s=10, most=2)
     assert repeats.is_new("a", 0)
     assert not repeats.is_new("a", 9)

@@ -52,7 +52,7 @@ def test_durations(text: str, value: float) -> None:
         (SWITCH, "2"),
     ],
 )
-def test_what_is_not_of_the_kind_is_refused(kind: Kind, text: str) -> None:
+def test_a_value_of_the_wrong_type_is_refused(kind: Kind, text: str) -> None:
     with pytest.raises(ValueError):  # noqa: PT011 - the caller words the complaint
         kind.read(text)
 
@@ -95,6 +95,6 @@ def test_addresses(text: str, value: tuple[str, int]) -> None:
     "text",
     ["", "9477", ":9477", "::1:9477", "[::1]", "[::1", "a:b", "a:70000", "a b:1", "http://a:1", "a:1/x", "a:-1", "a:٣"],
 )
-def test_what_is_no_address_is_refused(text: str) -> None:
+def test_a_text_that_is_not_an_address_is_refused(text: str) -> None:
     with pytest.raises(ValueError):  # noqa: PT011 - the caller words the complaint
         ADDRESS.read(text)

@@ -247,7 +247,7 @@ def test_a_limit_below_what_is_pinned_is_reached_when_pins_go(make: Make) -> Non
     assert len(stand.stored()) == 1
 
 
-def test_whoever_learns_of_a_raised_generation_is_answered_once_the_old_entries_are_gone(make: Make) -> None:
+def test_a_raised_generation_is_answered_after_the_old_entries_are_gone(make: Make) -> None:
     stand = make(1 << 20, max_entries=3000)
     for number in range(600):
         stand.put(number)

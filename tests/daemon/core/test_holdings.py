@@ -110,7 +110,7 @@ def test_a_large_put_over_many_small_entries_takes_several_rounds(make: Make) ->
     assert set(range(8)) <= stand.stored()
 
 
-def test_what_a_uid_has_is_known_again_after_a_restart(make: Make) -> None:
+def test_the_holdings_of_a_uid_are_known_after_a_restart(make: Make) -> None:
     stand = ring_of(make, 40)
     for number in range(10):
         stand.put(number, client=2)

@@ -89,7 +89,7 @@ def test_a_put_that_is_given_up_keeps_its_claim_and_its_span_waits_for_a_scan(ma
     stand.check()
 
 
-def test_of_two_writers_of_one_key_the_first_to_fill_is_stored_and_the_other_span_waits_for_a_scan(make: Make) -> None:
+def test_the_first_of_two_writers_of_a_key_is_stored_and_the_other_span_waits_for_a_scan(make: Make) -> None:
     stand = make()
     begin(stand, 1, 1)
     begin(stand, 2, 2)

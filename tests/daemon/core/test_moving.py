@@ -139,7 +139,7 @@ def test_a_policy_knows_an_entry_that_moved_by_the_same_number_after_a_restart(m
     assert {number: entry_of(stand, number).number for number in stand.stored()} == before
 
 
-def test_what_touch_renews_while_an_entry_moves_stands_in_its_new_header(make: Make) -> None:
+def test_a_touch_during_a_move_reaches_the_new_header(make: Make) -> None:
     stand = make(8 * SPAN)
     for number in range(8):
         stand.put(number, ttl_s=100.0)

@@ -53,7 +53,7 @@ def test_putting_what_exists_counts_as_a_use(make: Make) -> None:
     assert stand.stored() == {1, 3}
 
 
-def test_of_two_puts_in_flight_the_first_whole_one_wins(make: Make) -> None:
+def test_the_first_complete_put_of_a_key_wins(make: Make) -> None:
     stand = make()
     stand.commit(1, 1, key(1), 64)
     stand.commit(2, 1, key(1), 64)

@@ -345,7 +345,7 @@ def test_a_new_span_never_gets_the_id_of_a_damaged_slot() -> None:
 
 
 @pytest.mark.parametrize("published", [False, True])
-def test_of_two_slots_with_one_id_the_one_that_the_ring_confirms_keeps_it(published: bool) -> None:
+def test_the_slot_that_the_ring_confirms_keeps_a_duplicate_id(published: bool) -> None:
     stand = Stand(8 * SPAN)
     stand.join(1)
     stand.put(1)

@@ -29,7 +29,7 @@ def test_a_budget_set_by_message_outlives_a_reload_that_does_not_name_another(ma
     assert stand.store.status()["max_bytes"] == 5 * SPAN
 
 
-def test_what_exceeds_a_lowered_limit_stays_and_nothing_is_added(make: Make) -> None:
+def test_objects_over_a_lowered_limit_stay_and_no_more_are_accepted(make: Make) -> None:
     stand = make()
     for number in (1, 2):
         stand.put(number)

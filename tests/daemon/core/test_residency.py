@@ -126,7 +126,7 @@ def test_a_put_waits_for_pages_on_their_way_back_and_costs_nobody_an_entry() -> 
     stand.check()
 
 
-def test_of_a_limit_and_pressure_the_lesser_counts() -> None:
+def test_the_lower_of_limit_and_pressure_counts() -> None:
     stand = full()
     limit(stand, 40 * PAGE)
     stand.press(20 * PAGE)
@@ -302,7 +302,7 @@ def test_a_ring_that_grows_stays_within_what_may_be_in_memory() -> None:
     stand.check()
 
 
-def test_what_a_former_daemon_gave_back_is_withdrawn_and_taken_back_as_far_as_may_be() -> None:
+def test_pages_that_the_last_daemon_returned_are_taken_back_up_to_the_limit() -> None:
     stand = full()
     stand.press(40 * PAGE)
     left = stand.stored()

@@ -48,7 +48,7 @@ def there(stand: Stand, numbers: range) -> float:
 
 
 @pytest.mark.parametrize("stand", EVERY, indirect=True)
-def test_what_is_put_into_a_ring_full_of_what_nobody_reads_is_there(stand: Stand) -> None:
+def test_a_put_into_a_ring_of_unread_entries_is_cached(stand: Stand) -> None:
     for number in range(2 * RING + RING // 4):
         ask(stand, number)
     assert there(stand, range(2 * RING, 2 * RING + RING // 4)) >= 95
@@ -62,7 +62,7 @@ def test_an_entry_put_into_a_ring_filled_without_a_pause_is_there(stand: Stand) 
 
 
 @pytest.mark.parametrize("stand", EVERY, indirect=True)
-def test_what_is_put_is_there_whatever_its_size(stand: Stand) -> None:
+def test_a_put_of_any_size_is_cached(stand: Stand) -> None:
     chance = random.Random(1)
     put_bytes, numbers = 0, range(10_000)
     for number in numbers:
@@ -96,7 +96,7 @@ def test_large_entries_that_are_put_into_a_ring_full_of_small_ones_are_there(pol
 
 
 @pytest.mark.parametrize("stand", BESIDE_USE, indirect=True)
-def test_what_is_put_again_while_it_is_stored_is_there_like_a_new_entry(stand: Stand) -> None:
+def test_a_repeated_put_is_protected_like_a_new_entry(stand: Stand) -> None:
     chance = random.Random(1)
     weights = [1 / (number + 1) ** 0.9 for number in range(RING)]
 
@@ -116,7 +116,7 @@ def test_what_is_put_again_while_it_is_stored_is_there_like_a_new_entry(stand: S
 
 
 @pytest.mark.parametrize("stand", BESIDE_USE, indirect=True)
-def test_what_is_put_beside_a_set_in_use_is_there(stand: Stand) -> None:
+def test_a_put_beside_a_set_in_use_is_cached(stand: Stand) -> None:
     chance = random.Random(1)
     popular = range(RING * 19 // 20)
     weights = [1 / (number + 1) ** 0.9 for number in popular]
@@ -133,7 +133,7 @@ def test_what_is_put_beside_a_set_in_use_is_there(stand: Stand) -> None:
 
 @pytest.mark.parametrize(("later", "least"), [(0.05, 100), (0.10, 100), (0.25, 90)])
 @pytest.mark.parametrize("stand", BESIDE_USE, indirect=True)
-def test_what_is_put_is_there_when_another_reads_it_once(stand: Stand, later: float, least: float) -> None:
+def test_a_put_is_cached_when_another_client_reads_it_once(stand: Stand, later: float, least: float) -> None:
     for number in range(2 * RING):
         ask(stand, number)
     behind = int(later * RING)
@@ -159,7 +159,7 @@ def test_a_sequence_that_is_put_into_a_full_ring_is_there_whole(stand: Stand) ->
 
 
 @pytest.mark.parametrize("stand", EVERY, indirect=True)
-def test_what_is_read_just_before_a_put_is_not_what_makes_room_for_it(stand: Stand) -> None:
+def test_a_put_does_not_evict_an_entry_that_was_just_read(stand: Stand) -> None:
     for number in range(2 * RING):
         ask(stand, number)
     policy = stand.store.memory.policy

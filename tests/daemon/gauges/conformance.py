@@ -78,7 +78,7 @@ class AnySource:
         stage.read(100.0)
         assert self._used(stage, 150.0) == (5 * GIB, 80 * GIB)
 
-    def test_it_may_be_closed_at_any_time_and_read_again(self, stage: Stage) -> None:
+    def test_a_source_may_be_closed_at_any_time_and_read_again(self, stage: Stage) -> None:
         stage.source.close()
         stage.read(1.0)
         stage.source.close()

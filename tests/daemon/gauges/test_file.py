@@ -25,7 +25,7 @@ def test_each_tier_has_its_own_lines(tmp_path: Path) -> None:
     }
 
 
-def test_it_is_read_anew_and_a_line_taken_out_takes_its_gauge_along(tmp_path: Path) -> None:
+def test_a_removed_line_removes_its_gauge(tmp_path: Path) -> None:
     file = tmp_path / "gauges"
     file.write_text(TEXT)
     source = FileSource(file, Tier.DEVICE)
@@ -51,7 +51,7 @@ def test_garbage_is_a_failure_that_names_file_line_and_field(tmp_path: Path, tex
     assert says in str(failed.value) and str(file) in str(failed.value)
 
 
-def test_what_is_no_text_or_no_file_is_a_failure_and_never_waits(tmp_path: Path) -> None:
+def test_an_unreadable_path_is_a_failure_and_never_blocks(tmp_path: Path) -> None:
     (tmp_path / "bytes").write_bytes(b"\xff\xfe\x00")
     os.mkfifo(tmp_path / "pipe")
     before = len(os.listdir("/proc/self/fd"))

@@ -128,7 +128,7 @@ def test_a_source_with_a_bug_ends_no_sample_and_is_logged() -> None:
     assert [(line["log_level"], line["why"]) for line in lines] == [("warning", "ZeroDivisionError: division by zero")]
 
 
-def test_what_is_not_there_is_looked_for_again_now_and_then() -> None:
+def test_a_missing_source_is_tried_again_at_intervals() -> None:
     source = Scripted("late", GaugeAbsent("no driver yet"))
     gauges = Gauges([(Tier.DEVICE, [source])], LOG)
     for now in (0.0, 1.0, ABSENT_S - 1):

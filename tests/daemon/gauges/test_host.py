@@ -106,7 +106,7 @@ def test_a_kernel_without_stalls_is_read_all_the_same(tmp_path: Path) -> None:
         ("proc/meminfo", ""),
     ],
 )
-def test_what_cannot_be_read_is_a_failure_and_no_value(tmp_path: Path, file: str, text: str) -> None:
+def test_an_unreadable_file_is_a_failure_and_not_a_value(tmp_path: Path, file: str, text: str) -> None:
     machine = Machine(tmp_path, "/a")
     machine.cgroup("a", str(2 * GIB), 1 * GIB)
     (tmp_path / file).write_text(text)

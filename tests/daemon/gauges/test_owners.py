@@ -43,7 +43,7 @@ def test_a_device_whose_owners_have_long_gone_is_no_gauge_any_more() -> None:
 
 
 @pytest.mark.parametrize(("used_bytes", "total_bytes"), [(-1, 100), (5, 0)])
-def test_what_cannot_be_true_is_a_failure(used_bytes: int, total_bytes: int) -> None:
+def test_an_impossible_reading_is_a_failure(used_bytes: int, total_bytes: int) -> None:
     source = OwnersSource(2.0, 64)
     source.report(CARD, used_bytes, total_bytes, now=0.0)
     assert isinstance(source.read(0.0)[CARD], GaugeFailed)

@@ -48,7 +48,7 @@ def test_a_card_of_another_driver_is_passed_over(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["-1", "", "garbage", "1.5"])
-def test_what_is_no_number_of_bytes_fails_that_gauge_alone(tmp_path: Path, text: str) -> None:
+def test_an_invalid_number_of_bytes_fails_only_its_gauge(tmp_path: Path, text: str) -> None:
     card(tmp_path, 0, "0000:c1:00.0", text)
     card(tmp_path, 1, "0000:c4:00.0", "2000")
     result = SysfsSource(tmp_path).read(0.0)

@@ -12,7 +12,7 @@ def of(number: int) -> int:
     return random.Random(number).getrandbits(64) | 1 << 63
 
 
-def test_what_was_evicted_is_remembered_until_so_many_others_were() -> None:
+def test_an_evicted_key_is_remembered_until_a_number_of_later_evictions() -> None:
     ghosts, most = Ghosts(), 64_000
     forgotten: list[int] = []
     for number in range(3 * most):

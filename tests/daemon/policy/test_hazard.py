@@ -77,7 +77,7 @@ class Cache:
             del self.span_of[block]
 
 
-def test_what_is_used_again_and_again_outlives_what_was_used_once() -> None:
+def test_a_popular_entry_outlives_an_entry_that_was_used_once() -> None:
     cache, chance = Cache(40), random.Random(1)
     for turn in range(3000):
         cache.now += 1
@@ -85,7 +85,7 @@ def test_what_is_used_again_and_again_outlives_what_was_used_once() -> None:
     assert all(block in cache.span_of for block in range(20))
 
 
-def test_of_equally_popular_entries_the_large_ones_go() -> None:
+def test_large_entries_leave_before_small_ones_of_equal_popularity() -> None:
     cache, chance = Cache(100), random.Random(2)
     for _ in range(4000):
         cache.now += 1
@@ -94,7 +94,7 @@ def test_of_equally_popular_entries_the_large_ones_go() -> None:
     assert all(block in cache.span_of for block in range(20))
 
 
-def test_of_equally_popular_entries_those_go_that_cost_little() -> None:
+def test_cheap_entries_leave_before_expensive_ones_of_equal_popularity() -> None:
     cache, chance = Cache(20), random.Random(3)
     for _ in range(4000):
         cache.now += 1
@@ -151,7 +151,7 @@ def test_those_of_agents_that_have_finished_go_first() -> None:
     policy.check_invariants()
 
 
-def test_what_an_agent_shares_with_others_does_not_end_with_it() -> None:
+def test_entries_that_agents_share_outlive_the_end_of_one_agent() -> None:
     policy, now = agents_at_work()
     for number in (1001, 1002):
         policy.inserted(Candidate(number, key_of(number), 64, 16, agent="one"), now)
@@ -165,7 +165,7 @@ def test_what_an_agent_shares_with_others_does_not_end_with_it() -> None:
     policy.check_invariants()
 
 
-def test_what_was_popular_once_goes_in_the_end() -> None:
+def test_an_entry_that_was_popular_long_ago_leaves_in_the_end() -> None:
     cache = Cache(20)
     for _ in range(50):
         cache.now += 1
@@ -321,7 +321,7 @@ def taught_that_puts_are_in_vain() -> tuple[Hazard, float]:
     return policy, now
 
 
-def test_what_was_just_put_goes_after_all_that_was_put_before_whatever_was_learned() -> None:
+def test_a_new_entry_leaves_after_all_older_ones_whatever_the_history() -> None:
     policy, now = taught_that_puts_are_in_vain()
     policy.inserted(Candidate(9000, key_of(9000), 64, 1), now + 1)
     order = list(policy.coldest())
@@ -343,7 +343,7 @@ def test_an_entry_leaves_the_window_once_an_eighth_of_the_stored_bytes_was_put_a
     policy.check_invariants()
 
 
-def test_what_is_put_again_is_kept_again() -> None:
+def test_an_entry_that_is_put_again_is_protected_again() -> None:
     policy, now = taught_that_puts_are_in_vain()
     eighth = len(policy) // 8
     policy.inserted(Candidate(9000, key_of(9000), 64), now)
@@ -367,7 +367,7 @@ def test_a_block_with_a_parent_is_never_in_the_window_of_new_entries() -> None:
 
 
 @pytest.mark.parametrize("pause_s", [0.0, 8 * 3600.0])
-def test_what_is_in_use_is_worth_more_than_what_is_not_after_hours_without_a_request(pause_s: float) -> None:
+def test_entries_in_use_keep_their_worth_over_hours_without_a_request(pause_s: float) -> None:
     policy, now = taught_that_puts_are_in_vain()
     policy.accessed(5, now + pause_s)
     order = list(policy.coldest())
@@ -375,7 +375,7 @@ def test_what_is_in_use_is_worth_more_than_what_is_not_after_hours_without_a_req
     assert max(unused) < min(order.index(number) for number in range(1, 11))
 
 
-def test_what_was_put_and_never_used_grows_no_warmer_with_age() -> None:
+def test_an_unused_entry_gains_no_worth_with_age() -> None:
     hazards = Hazards()
     row = hazards.row(0, 0, 1)
     for _ in range(5000):
@@ -429,7 +429,7 @@ def test_an_evicted_key_is_explained_until_it_is_forgotten() -> None:
     assert policy.explain(2).uses == 3, "its return is a use"
 
 
-def test_what_ended_otherwise_than_by_eviction_is_not_remembered() -> None:
+def test_only_evicted_entries_are_remembered() -> None:
     policy = Hazard()
     policy.inserted(Candidate(1, key_of(1), 64), 0.0)
     policy.removed(1, evicted=False)
@@ -518,7 +518,7 @@ def test_after_a_restart_each_span_is_worth_what_it_was_and_what_was_evicted_is_
     assert again.recall(key_of(gone)) is not None
 
 
-def test_what_was_put_since_is_kept_as_just_put_after_a_restart() -> None:
+def test_a_new_entry_stays_protected_after_a_restart() -> None:
     policy, now = taught_that_puts_are_in_vain()
     data = list(policy.learned())
     again = Hazard()

@@ -71,7 +71,7 @@ def test_a_gauge_that_shows_more_than_all_is_in_emergency() -> None:
 
 
 @pytest.mark.parametrize("share", [math.nan, -0.01, -math.inf])
-def test_what_is_no_share_is_never_taken_for_an_empty_tier(share: float) -> None:
+def test_an_invalid_share_never_means_an_empty_tier(share: float) -> None:
     tier = at(Mode.EMERGENCY)
     for _ in range(3):
         with pytest.raises(AssertionError):

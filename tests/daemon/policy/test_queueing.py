@@ -124,7 +124,7 @@ def test_the_first_requests_are_no_storm_and_no_calm() -> None:
     assert state.arrivals_per_s == 8.0, "over the ten seconds that there are, not over the window"
 
 
-def test_what_is_older_than_the_window_counts_no_more() -> None:
+def test_samples_older_than_the_window_do_not_count() -> None:
     queue = QueueingController(WINDOW_S)
     queue.record_request_arrival(0.0, 1000)
     queue.record_request_completion(0.0, 50.0, 100)

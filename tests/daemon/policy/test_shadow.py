@@ -100,7 +100,7 @@ def test_a_sample_finds_about_as_much_as_the_whole(workload: str, share: float) 
     assert shadow.counts.lru / shadow.counts.requests == pytest.approx(hits / len(steps), abs=0.05)
 
 
-def test_what_the_store_had_is_counted_over_the_same_sample() -> None:
+def test_hits_of_the_store_are_counted_over_the_same_sample() -> None:
     shadow = Shadow(100)
     for number in range(1000):
         shadow.asked(key_of(number), 1, 400, here=number % 4 == 0)

@@ -62,7 +62,7 @@ def test_a_folder_that_cannot_be_entered_or_that_everybody_may_write_to_fails() 
     assert access.socket("control", PATH, SOCKET, sticky, MEMBER).level is Level.OK
 
 
-def test_what_is_missing_or_no_socket_fails() -> None:
+def test_a_missing_socket_fails() -> None:
     assert "/run/tensord is not there" in access.socket("control", PATH, None, None, MEMBER).text
     assert "control.sock is not there" in access.socket("control", PATH, None, FOLDER, MEMBER).text
     plain = FileStat(PATH, stat.S_IFREG | 0o660, 100, 100, "tensord")

@@ -45,7 +45,7 @@ def test_without_a_daemon_the_sockets_and_the_daemon_fail_and_the_rest_is_checke
     assert all(finding["remedy"] for finding in found.values() if finding["level"] != "OK")
 
 
-def test_what_a_killed_daemon_left_is_found(daemon: Daemon, ctl: Ctl) -> None:
+def test_memory_of_a_killed_daemon_is_found(daemon: Daemon, ctl: Ctl) -> None:
     daemon.kill()
     listed = json.loads(ctl("doctor", "--json", code=1).out)
     assert any(f"--instance {daemon.instance}`" in found["remedy"] for found in listed if found["check"] == "leftovers")

@@ -35,7 +35,7 @@ def test_logind_s_files_come_in_the_order_in_which_they_count(tmp_path: Path) ->
     assert facts.logind_texts(tmp_path / "nothing") == []
 
 
-def test_what_is_a_system_user_is_the_machine_s_to_say(tmp_path: Path) -> None:
+def test_the_machine_s_range_of_system_users_counts(tmp_path: Path) -> None:
     assert facts.system_uid_max(tmp_path) == 999
     _write(tmp_path / "etc/login.defs", "#SYS_UID_MAX 1\nSYS_UID_MAX\t\t 499\n")
     assert facts.system_uid_max(tmp_path) == 499

@@ -32,7 +32,7 @@ def test_a_dev_shm_that_is_too_small_fails_and_says_how_large_it_must_be() -> No
     assert "size=4G" in found.remedy
 
 
-def test_what_the_ring_has_already_is_not_wanted_again() -> None:
+def test_memory_that_the_ring_already_has_is_not_required_again() -> None:
     full = replace(ROOM, ready_bytes=4 * GIB, shm_total_bytes=4 * GIB, shm_free_bytes=8 * MIB)
     assert memory.shm(full).level is Level.OK
     growing = replace(full, ready_bytes=3 * GIB)

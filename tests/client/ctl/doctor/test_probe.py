@@ -21,7 +21,7 @@ def _python(code: str) -> tuple[str, ...]:
     return (sys.executable, "-c", code)
 
 
-def test_what_is_not_installed_is_not_tried() -> None:
+def test_a_missing_binding_is_not_tried() -> None:
     (found,) = probed(["torch"], _python("raise SystemExit(1)"))
     assert (found.version, found.devices, found.error) == (None, None, "")
 
@@ -59,7 +59,7 @@ FAULTS = [
 
 
 @pytest.mark.parametrize(("module", "name", "code", "told"), FAULTS)
-def test_whatever_a_binding_raises_is_an_answer(tmp_path: Path, module: str, name: str, code: str, told: str) -> None:
+def test_any_error_of_a_binding_is_an_answer(tmp_path: Path, module: str, name: str, code: str, told: str) -> None:
     (tmp_path / f"{module}.py").write_text(code)
     done = subprocess.run(
         [sys.executable, "-m", "tensord.client.ctl.doctor.probe", name],

@@ -99,7 +99,7 @@ def test_an_acting_drill_returns_what_it_has_ordered(make: Make) -> None:
     assert [order.kind for order in stand.orders(2)] == ["offload"]
 
 
-def test_what_the_gauge_itself_shows_does_not_count_during_a_drill_and_does_again_after_it(make: Make) -> None:
+def test_a_drill_replaces_the_gauge_s_reading_until_it_ends(make: Make) -> None:
     stand = make()
     stand.sample(0.9)
     drill(stand, 0.97, act=True)

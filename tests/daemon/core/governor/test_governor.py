@@ -297,7 +297,7 @@ def test_another_window_lowers_no_floor_before_it_is_full(make: Make) -> None:
 # ---- the rest
 
 
-def test_what_a_client_had_ends_with_it(make: Make) -> None:
+def test_the_entries_of_a_client_end_with_its_connection(make: Make) -> None:
     stand = make()
     stand.sample(0.5)
     stand.open(1, 2)

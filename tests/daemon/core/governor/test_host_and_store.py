@@ -101,7 +101,7 @@ def test_pressure_on_a_ring_that_could_give_nothing_back_ends() -> None:
 
 @settings(max_examples=15, deadline=None)
 @given(others=st.lists(st.integers(0, 110), max_size=6), pinned=st.integers(0, ENTRIES), times=st.integers(1, 4))
-def test_whatever_others_use_the_ring_is_whole_again_when_they_are_gone(
+def test_the_ring_is_whole_again_after_other_programs_free_their_memory(
     others: list[int], pinned: int, times: int
 ) -> None:
     machine = Machine()

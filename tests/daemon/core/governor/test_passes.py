@@ -209,7 +209,7 @@ def test_the_next_pass_waits_for_the_last_acknowledgement_and_a_sample_begun_aft
     assert len(ordered(registry.sample(97))) == 4
 
 
-def test_what_was_ordered_for_a_budget_counts_as_gone_for_a_pass_until_a_sample_can_show_it() -> None:
+def test_entries_ordered_for_a_budget_count_as_gone_until_the_next_sample() -> None:
     registry = registry_of(10, size=10, pass_share=1.0, max_entries=10)
     registry.register(1, 11, 10)
     assert [order.reason for _, order in registry.orders] == ["budget"]
@@ -271,7 +271,7 @@ def test_a_pass_that_did_something_or_had_nothing_to_do_it_with_is_followed_by_t
     assert not registry.status["stuck"]
 
 
-def test_what_is_idle_goes_below_pressure_though_its_owner_keeps_the_memory() -> None:
+def test_idle_entries_leave_below_pressure_although_their_owner_keeps_the_memory() -> None:
     registry = Registry()
     registry.register(1, 1)
     registry.pass_time(400)

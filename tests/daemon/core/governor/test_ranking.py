@@ -114,7 +114,7 @@ def test_a_large_choice_is_made_in_steps() -> None:
     st.builds(Amounts, st.integers(-1, 20), st.integers(-1, 10), st.integers(-1, 4)),
     st.integers(0, 40),
 )
-def test_what_goes_for_a_budget_meets_it_and_never_passes_what_may_go(
+def test_evictions_for_a_budget_meet_it_and_spare_entries_that_must_stay(
     entries: list[tuple[int, int]], needs: Amounts, spare: int
 ) -> None:
     sizes = np.array([size for size, _ in entries], np.int64)

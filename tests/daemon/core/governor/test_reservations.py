@@ -40,7 +40,7 @@ def test_two_clients_cannot_reserve_the_same_free_memory() -> None:
     desk.reservations.check_invariants()
 
 
-def test_what_was_released_counts_until_a_reading_that_began_later() -> None:
+def test_a_released_reservation_counts_until_a_later_reading() -> None:
     desk = Desk(100)
     token = desk.reserve(1, 100, 0.0).reservation
     desk.reservations.release(1, token, 5.0)

@@ -68,7 +68,7 @@ def test_sums_are_exact_though_they_do_not_fit_into_64_bits() -> None:
     table.check_invariants()
 
 
-def test_what_each_owner_has_is_known_exactly_through_all_that_happens_to_rows() -> None:
+def test_the_sums_of_each_owner_match_the_rows_after_any_change() -> None:
     table, other = filled(6), Table()
     table.replace(4, (1 << 53) + 1, 0, "")
     table.mark_ordered(np.array([0, 3, 4]), 7)
