@@ -70,7 +70,8 @@ API_INTRODUCTION: Final = """\
 # API
 
 This page is generated from the docstrings: `python docs/generate.py`. Each class and function is a name of `tensord`,
-and has types for type checkers. [Concepts](concepts.md) explains the words. Examples begin with these lines:
+each error one of `tensord.errors`. All have types for type checkers. [Concepts](concepts.md) explains the words.
+Examples begin with these lines:
 """
 
 

@@ -36,8 +36,8 @@ class Client(LookupCalls, PutCalls, EntryCalls, PressureCalls):
         name: the name that `tensorctl clients` shows. Default: the program's name.
         timeout_s: default time limit of each call, in seconds. This and every other `timeout_s` is a number from 0 to
             ten years, or infinity for no limit; other values raise UsageError.
-        attach_s: seconds that the constructor waits for the daemon. Default: `timeout_s`. The client attaches later,
-            too.
+        attach_s: seconds that the constructor waits for the daemon's answer; without a socket it returns at once.
+            Default: `timeout_s`. The client attaches later, too.
         required: raise if there is no daemon. Default: every lookup is a miss until there is one.
 
     Raises:

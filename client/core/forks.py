@@ -8,7 +8,9 @@ Owns: this order, and the tables of all mapped lanes, also of closed clients, of
 follow a fork. Does not own: what each of them does about a fork.
 Invariants: a lane with words in use is frozen at a fork. Parent and child then hold views under the same words, so
 neither clears them. A lane is suspended before its words are read, and until the fork is over, so that no thread takes
-a word in between; a get copies the payload meanwhile. The child writes no lane and no inbox of its parent.
+a word in between; a get copies the payload meanwhile. The child writes no lane and no inbox of its parent. An
+exception of a signal handler prevents none of this: the interpreter reports it and forks all the same, so each handler
+is registered ATTEMPTS times, and may be repeated.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from __future__ import annotations
 import logging  # noqa: F401
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import IntEnum
 from functools import partial
@@ -53,8 +55,11 @@ class Follower(Protocol):
 _links: WeakSet[Link] = WeakSet()
 _followers: Final[dict[Place, WeakSet[Follower]]] = {place: WeakSet() for place in sorted(Place)}
 _lanes: WeakSet[Lane] = WeakSet()
-_forks = 0
-"""How many forks are under way. Lanes are resumed when there is none."""
+_under_way: Final[list[None]] = []
+"""One element for each fork under way. Lanes are resumed when there is none. Changed by functions of the interpreter
+alone, which no signal handler interrupts."""
+ATTEMPTS: Final = 3
+"""Signal handlers that may raise within one step of a fork, less one. An attempt takes microseconds."""
 # Held while a table or a lane is read, never during the fork itself. Reentrant: a signal handler may fork.
 _lock = threading.RLock()
 
@@ -69,7 +74,7 @@ def keep(lane: Lane) -> None:
     """Handles `lane` at every fork for as long as it is mapped. Call it before the first pin in the lane."""
     with _lock:
         _lanes.add(lane)
-        if _forks:
+        if _under_way:
             lane.suspend()
 
 
@@ -88,51 +93,34 @@ def lanes() -> list[Lane]:
 def none_under_way() -> Iterator[bool]:
     """Yields True if no fork is under way; then none begins within the block."""
     with _lock:
-        yield not _forks
+        yield not _under_way
 
 
 def _before() -> None:
-    global _forks
     with _lock:
-        _forks += 1
-        _surely(_give_up_lanes)
+        for lane in list(_lanes):
+            lane.suspend()
+            if lane.in_use:
+                lane.freeze()
+        for link in list(_links):
+            link.before_fork()
 
 
 def _in_parent() -> None:
-    global _forks
     with _lock:
-        _forks -= 1
-        if not _forks:
-            _surely(_resume_lanes)
+        if not _under_way:
+            for lane in list(_lanes):
+                lane.resume()
         links = list(_links)
     for link in links:
         link.after_fork_in_parent()
 
 
 def _in_child() -> None:
-    global _forks, _lock
+    global _lock
     # A thread of the parent may have held the lock at the fork.
     _lock = threading.RLock()
-    _forks = 0
-    _surely(unshared.after_fork_in_child)
-    _surely(_leave_lanes_to_parent)
-
-
-def _give_up_lanes() -> None:
-    for lane in list(_lanes):
-        lane.suspend()
-        if lane.in_use:
-            lane.freeze()
-    for link in list(_links):
-        link.before_fork()
-
-
-def _resume_lanes() -> None:
-    for lane in list(_lanes):
-        lane.resume()
-
-
-def _leave_lanes_to_parent() -> None:
+    unshared.after_fork_in_child()
     for lane in list(_lanes):
         lane.freeze()
     for link in list(_links):
@@ -144,18 +132,14 @@ def _followers_in_child(place: Place) -> None:
         follower.after_fork_in_child()
 
 
-def _surely(act: Callable[[], None]) -> None:
-    """Calls `act`, again if a signal handler's exception ends it: the interpreter forks in either case."""
-    try:
-        act()
-    except BaseException:
-        act()
-        raise
-
-
-# The interpreter calls the handlers in the child in the order in which they are registered. Each is registered by
-# itself: the interpreter reports an exception of one, and calls the next.
-os.register_at_fork(before=_before, after_in_parent=_in_parent, after_in_child=_in_child)
-os.register_at_fork(after_in_child=aside.after_fork_in_child)
+# The interpreter calls the handlers after a fork in the order in which they are registered, those before a fork in the
+# reverse order. Each is registered by itself: the interpreter reports an exception of one, and calls the next.
+os.register_at_fork(after_in_parent=_under_way.pop, after_in_child=_under_way.clear)
+for _ in range(ATTEMPTS):
+    os.register_at_fork(before=_before, after_in_parent=_in_parent, after_in_child=_in_child)
+for _ in range(ATTEMPTS):
+    os.register_at_fork(after_in_child=aside.after_fork_in_child)
 for _place in _followers:
-    os.register_at_fork(after_in_child=partial(_followers_in_child, _place))
+    for _ in range(ATTEMPTS):
+        os.register_at_fork(after_in_child=partial(_followers_in_child, _place))
+os.register_at_fork(before=partial(_under_way.append, None))

@@ -106,8 +106,8 @@ class Link:
         with self._lock:
             if self._thread is None and not self._stopping.is_set():
                 self._tried.clear()
-                self._thread = threading.Thread(target=self._run, name="tensord-link", daemon=True)
-                self._thread.start()
+                (thread := threading.Thread(target=self._run, name="tensord-link", daemon=True)).start()
+                self._thread = thread
 
     def close(self) -> None:
         """Ends the connection. Views of leases stay valid, and their pins stay. While the interpreter ends, nothing is
@@ -208,12 +208,12 @@ class Link:
         """Attaches anew if the lane was given up."""
         if not self._lane_given_up:
             return
-        self._lane_given_up = False
-        channel = self._channel
-        if channel is not None:
+        if (channel := self._channel) is not None:
             self._tried.clear()
             self.puts.in_flight.why_lost = "this process forked while it held views, and attaches anew; put it again"
             channel.close()
+        # Last: an interrupted call is repeated.
+        self._lane_given_up = False
 
     def after_fork_in_child(self) -> None:
         """The child starts without an attachment. Inherited views keep their mappings."""
@@ -283,6 +283,7 @@ class Link:
                 # If the daemon has closed the connection, the error that it sent is read below.
                 channel.send(hello, timeout_s=self._attach_timeout_s)
             welcome, _ = channel.receive_one(messages.Welcome, deadline)
+            self.limits = self.puts.inboxes.limits = welcome.limits
             view = self.view
             brought = (self._lane_fd,) if self._lane_fd >= 0 and view is not None else ()
             attach = messages.Attach(self.next_id(), len(brought))
@@ -293,7 +294,6 @@ class Link:
             self._channel = None
             channel.close()
             raise
-        self.limits = self.puts.inboxes.limits = welcome.limits
         self.epoch = welcome.epoch
         self.instance, self.version = welcome.instance, welcome.version
         self.error = None

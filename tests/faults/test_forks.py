@@ -8,16 +8,21 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import tensord
+from tensord.client.core import forks
+from tensord.shm.lanes import LOG_AT, PINS_AT, Lane
 
 from ..daemon_process import PATIENCE_S, Daemon, until
+from ..interruptions import interrupt
 from ..processes import Child, Stage
 from .payloads import is_payload, key, payload
 from .small_ring import PINNED, overwrite, released
@@ -348,3 +353,49 @@ def forks_just_after_the_lane_is_closed(stage: Stage, socket: Path, beforehand: 
 def test_a_child_closes_no_file_that_the_program_opened_meanwhile(small: Daemon, beforehand: str) -> None:
     with Child(forks_just_after_the_lane_is_closed, small.socket, beforehand) as child:
         assert child.hear() == [0]
+
+
+def _fork(pids: list[int]) -> None:
+    pids.append(os.fork())
+
+
+def forks_with_an_exception_in_each_place(stage: Stage, socket: Path) -> tuple[int, list[str]]:
+    """Forks with a live view and an exception of a signal handler, at one point of the fork's handlers after another.
+
+    Returns:
+        The number of points, and those after which something was wrong.
+    """
+    client, wrong = tensord.Client(socket), []
+    sys.unraisablehook = lambda _: None
+    for point in range(1_000_000):
+        until(lambda: client.connected and lane_of(client) is not None, "the client to attach")
+        view, lane = viewed(client), lane_of(client)
+        assert isinstance(lane, Lane)
+        forked: list[int] = []
+        fork = partial(_fork, forked)
+        place = interrupt(point, fork, WHERE_FORKS_ARE_HANDLED, times=1)
+        if not forked or not forked[0]:
+            inherited = client._link.view is not None or not lane.frozen
+            os._exit(1 if inherited or forks._under_way else 0)
+        del view
+        gc.collect()
+        # The child may still have its view, so the word stays.
+        pinned = any(memoryview(lane._map).cast("Q")[PINS_AT:LOG_AT])
+        status = os.waitstatus_to_exitcode(os.waitpid(forked[0], 0)[1])
+        if not pinned or status or forks._under_way:
+            wrong.append(f"{place}: word {pinned}, child {status}, forks under way {len(forks._under_way)}")
+        if not place:
+            until(lambda: client.connected and lane_of(client) is not None, "the client to attach")
+            lease = client.get(key(PINNED))
+            return point, wrong if lease is not None and lease.handle() is not None else ["no pinned lease afterwards"]
+    raise AssertionError("the handlers have no end")
+
+
+WHERE_FORKS_ARE_HANDLED = ("core/forks.py", "core/link.py", "shm/lanes.py", "shm/unshared.py")
+
+
+def test_an_exception_of_a_signal_handler_during_a_fork_leaves_the_views_of_both_sides_pinned(small: Daemon) -> None:
+    with Child(forks_with_an_exception_in_each_place, small.socket) as child:
+        points, wrong = child.hear()
+    assert points > 20
+    assert not wrong, "\n".join(wrong)
