@@ -53,6 +53,8 @@ class Dispatch:
         self.commits_most = parts.limits.commits_in_flight_max
         """The highest limit on a client's puts in flight that was ever in force."""
         self._leaving: set[int] = set()
+        self._reads = False
+        """Whether a read was reported since the last Drained."""
         others: dict[type[Any], Carry] = {
             messages.Commit: parts.intake.commit,
             messages.Part: parts.intake.part,
@@ -121,8 +123,10 @@ class Dispatch:
             self._parts.outbox.refuse(event.client, event.message.id, error)
 
     def _drained(self, event: Drained, now: float) -> None:
-        self._parts.memory.policy.drained()
-        self._parts.intake.changed |= self._parts.reclaim.drained()
+        self._parts.memory.policy.drained(reads=self._reads)
+        self._reads = False
+        if event.asked:
+            self._parts.intake.changed |= self._parts.reclaim.drained()
 
     def _scanned(self, event: Scanned, now: float) -> None:
         self._parts.reclaim.scanned(event.pinned, now)
@@ -158,6 +162,7 @@ class Dispatch:
         counters.log_lost += event.lost
         used = [entry for entry in map(self._parts.memory.stored, event.span_ids) if entry is not None]
         self._parts.expiry.used(used, now)
+        self._reads |= bool(used)
         counters.hits += hits
         counters.hits_unknown += len(event.span_ids) - len(used)
 

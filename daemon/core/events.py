@@ -83,7 +83,10 @@ class Moved(Struct, frozen=True):
 
 
 class Drained(Struct, frozen=True):
-    """A Drain was carried out: all earlier reads were delivered as Accessed."""
+    """All earlier reads were delivered as Accessed. `asked`: this answers a Drain. If not, the lanes were read because
+    it was time."""
+
+    asked: bool = True
 
 
 class Accessed(Struct, frozen=True):

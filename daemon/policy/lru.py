@@ -51,11 +51,12 @@ class LRU(Replacement, name="lru"):
         if self.compares_puts_with_reads:
             self._new[span_id] = None
 
-    def drained(self) -> None:
+    def drained(self, *, reads: bool) -> None:
         """Puts the new spans, in their order, behind all spans that were only read."""
         new, self._new = self._new, {}
-        for span_id in sorted(new, key=self._rank.__getitem__):
-            self._renew(span_id)
+        if reads:
+            for span_id in sorted(new, key=self._rank.__getitem__):
+                self._renew(span_id)
 
     def may_go(self, span_id: int, it_may: bool) -> None:
         owner = self._owner[span_id]

@@ -89,9 +89,10 @@ class Replacement(ABC):
         """A put named the key of a known span. `accessed` was called before. Default: a put is no more than a use."""
         return
 
-    def drained(self) -> None:
+    def drained(self, *, reads: bool) -> None:
         """All reads that clients recorded before the last puts were reported. Readers record reads without a time, so
-        such a read may have been reported after a put that it preceded. Default: the policy needs no such news."""
+        such a read may have been reported after a put that it preceded. `reads`: whether any read was reported since
+        the last call. Default: the policy needs no such news."""
         return
 
     def admits(self, new: Candidate, victim: int) -> bool:

@@ -63,7 +63,7 @@ class AnyPolicy(RuleBasedStateMachine):
 
     @rule()
     def drained(self) -> None:
-        self.policy.drained()
+        self.policy.drained(reads=True)
         for span in sorted(self.put_lately & self.known.keys(), key=self.used_at.__getitem__):
             self.use(span)
         self.put_lately.clear()

@@ -34,33 +34,43 @@ def test_lru_is_the_order_of_last_uses() -> None:
 
 def test_lru_takes_reads_that_are_reported_after_a_put_for_earlier_until_the_lanes_are_drained() -> None:
     policy = filled(LRU(), range(1, 4))
-    policy.drained()
+    policy.drained(reads=True)
     filled(policy, range(4, 7))
     for span in (4, 1, 2):
         policy.accessed(span, 0.0)
     policy.removed(6, evicted=False)
-    policy.drained()
+    policy.drained(reads=True)
     policy.check_invariants()
     assert list(policy.coldest()) == [3, 1, 2, 5, 4]
     policy.accessed(1, 0.0)
-    policy.drained()
+    policy.drained(reads=True)
     assert list(policy.coldest()) == [3, 2, 5, 4, 1], "that read came after the puts"
 
 
 def test_lru_takes_a_put_of_a_stored_key_for_later_than_reads_reported_with_it() -> None:
     policy = filled(LRU(), range(1, 4))
-    policy.drained()
+    policy.drained(reads=True)
     policy.accessed(1, 0.0)
     policy.put_again(1)
     policy.accessed(2, 0.0)
-    policy.drained()
+    policy.drained(reads=True)
     assert list(policy.coldest()) == [3, 2, 1]
+
+
+def test_lru_keeps_the_order_of_uses_if_no_read_was_reported() -> None:
+    policy = filled(LRU(), range(1, 4))
+    policy.drained(reads=False)
+    filled(policy, range(4, 5))
+    # A use that was not read from a lane, such as a matched block.
+    policy.accessed(1, 0.0)
+    policy.drained(reads=False)
+    assert list(policy.coldest()) == [2, 3, 4, 1]
 
 
 def test_draining_the_lanes_is_no_use_for_lfu() -> None:
     policy = filled(LFU(), range(1, 4))
     policy.accessed(1, 0.0)
-    policy.drained()
+    policy.drained(reads=True)
     assert [policy.explain(span).uses for span in (1, 2, 3)] == [2, 1, 1]
     assert list(policy.coldest()) == [2, 3, 1]
 
