@@ -52,7 +52,7 @@ def until(condition: Callable[[], Found], what: str, patience_s: float = PATIENC
         found = condition()
         if found:
             return found
-        assert time.monotonic() < deadline, f"waited {patience_s} s in vain: {what}; last seen {found!r}"
+        assert time.monotonic() < deadline, f"timed out after {patience_s} s: {what}; last seen {found!r}"
         time.sleep(0.005)
 
 

@@ -90,7 +90,7 @@ class Session:
         """Releases everything, and checks that no memory stays."""
         self._held.clear()
         self._witness.clear()
-        self._daemon.until(lambda s: not s["store"]["used_bytes"] and not s["pins"], "leaked: all memory to be free")
+        self._daemon.until(lambda s: not s["store"]["used_bytes"] and not s["pins"], "all memory to be free")
 
     def _follow(self, child: Child) -> None:
         """Records the child's reports of its puts in the model until the child ends."""
@@ -110,7 +110,7 @@ class Session:
         daemon = self._daemon
         # A process that the child forked checks its views and ends by itself.
         left = {"clients": 1, "lanes": 1, "pins": len(self._held), "claims_held": 0, "puts_in_flight": 0}
-        until(lambda: self._left() == left, f"leaked: {left} to be left")
+        until(lambda: self._left() == left, f"nothing but {left} to be left")
         assert len(daemon.lanes()) == 1, f"leaked: {daemon.lanes()}"
         self._model.check(self._witness, lambda: True)
         for name, version, tree in self._held:
@@ -228,7 +228,7 @@ class _Load:
             finally:
                 os._exit(code)
         status = os.waitstatus_to_exitcode(os.waitpid(forked, 0)[1])
-        assert status in (0, -9), "a forked process saw something wrong, or nothing"
+        assert status in (0, -9), "a forked process has read a wrong payload or none"
         self._look()
         self.client.wait_connected(PATIENCE_S)
 

@@ -21,7 +21,7 @@ def fault_of_index(instance: str, holding: set[bytes]) -> str:
     slots = sorted(index.slots(), key=lambda slot: slot.offset)
     leaked = [slot for slot in slots if not slot.published and slot.key not in holding]
     if leaked:
-        return f"slots that nobody holds: {leaked}"
+        return f"unpublished slots without a holder: {leaked}"
     for one, other in pairwise(slots):
         if one.offset + span_bytes(one.payload_bytes) > other.offset:
             return f"spans that overlap: {one}, {other}"

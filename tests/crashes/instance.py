@@ -257,7 +257,7 @@ class Instance:
             self._await(lambda put=put: put.state != "sent", f"the answer to {put}")  # type: ignore[misc]
             self.model.put(name, version, put.state)
             self._puts.pop(0)
-        self._await(lambda: not self.client.link.puts.in_flight, "puts of values that were computed to be answered")
+        self._await(lambda: not self.client.link.puts.in_flight, "answers to the puts of computed values")
 
     # ---- after a crash
 
@@ -268,13 +268,13 @@ class Instance:
             AssertionError: "lost", "torn", "wrong" or "leaked", with the subject.
             Ended: the daemon ended meanwhile.
         """
-        self._await(self._is_connected, "the client to be connected again")
+        self._await(self._is_connected, "the new connection of the client")
         for name, version, put in self._puts:
             self.model.put(name, version, "unknown")
             self._await(lambda put=put: put.state != "sent", f"the answer to {put}")  # type: ignore[misc]
             self.model.put(name, version, put.state)
         self._puts.clear()
-        self._await(lambda: not self.client.link.puts.in_flight, "puts from before the crash to be answered")
+        self._await(lambda: not self.client.link.puts.in_flight, "answers to the puts from before the crash")
         if self._raising is not None:
             with self._answered(self.model.family(self._raising)):
                 self._raise_generation()
@@ -302,7 +302,7 @@ class Instance:
         gc.collect()
         self.client.clear()
         nothing = {"pins": 0, "used_bytes": 0, "claims_held": 0, "puts_in_flight": 0, "clients": 1, "lanes": 1}
-        self._await(lambda: self._taken() == nothing, "all memory to be free", lambda: f"leaked: {self._taken()}")
+        self._await(lambda: self._taken() == nothing, "the release of all memory", lambda: f"leaked: {self._taken()}")
         assert len(self.daemon.lanes()) == 1
 
     def forget(self) -> None:
@@ -327,7 +327,7 @@ class Instance:
         info = self.client.peek(name.key)
         if info is not None and info.expires_unix_s:
             left_s = info.expires_unix_s - time.time()
-            assert 0 < left_s <= TTL_S + 1, f"wrong: {name} expires in {left_s} s, and was put with {TTL_S}"
+            assert 0 < left_s <= TTL_S + 1, f"wrong: {name} expires in {left_s} s; its limit is {TTL_S} s"
 
     def _raise_generation(self) -> None:
         assert self._raising is not None
@@ -344,7 +344,7 @@ class Instance:
             yield
         except TensordError:
             self.model.ended(ended or [], surely=False)
-            self._await(lambda: False, "the daemon to end, since it did not answer")
+            self._await(lambda: False, "the end of the daemon after a failed call")
         self.model.ended(ended or [], surely=True)
 
     def _make_way(self, size_bytes: int) -> None:

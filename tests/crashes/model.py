@@ -79,7 +79,7 @@ def version_of(name: Name, tree: Any) -> int:
     words = tree if name.number % 2 else tree["words"]
     version = int(words[0]) & 0xFFFFFFFF
     assert np.array_equal(words, words_of(name, version)), f"wrong: {name} holds {words[:2]}… of {words.nbytes} bytes"
-    assert name.number % 2 or tree["number"] == name.number, f"wrong: {name} says that it is {tree['number']}"
+    assert name.number % 2 or tree["number"] == name.number, f"wrong: the payload of {name} names {tree['number']}"
     return version
 
 
@@ -111,12 +111,12 @@ class Model:
         self._note(name, f"put {version} {state}")
         match state:
             case "stored":
-                assert self.lossy or None in before, f"{name} was stored over {before}"
+                assert self.lossy or None in before, f"{name} was stored over an entry that must exist: {before}"
                 self.possible[name] = {version}
                 self.kept.append(name)
             case "existed":
                 there = before - {None}
-                assert there, f"{name} existed, and was never put"
+                assert there, f"{name} existed but was never put"
                 self.possible[name] = there
                 # A put that was sent again may have been stored the first time.
                 self.kept.append(name)
@@ -166,7 +166,7 @@ class Model:
                 continue
             assert found in possible, (
                 f"{'lost' if found is None else 'wrong'}: {name} is {found}, may be {possible}; the last version is "
-                f"{self._version}, the generations are {self.generations}, and before: {', '.join(self._history[name])}"
+                f"{self._version}, the generations are {self.generations}; history: {', '.join(self._history[name])}"
             )
             if found is None:
                 missed.append(name)

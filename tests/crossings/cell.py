@@ -266,7 +266,7 @@ class Cell:
             return
         stored = [name for name, outcome in outcomes.items() if outcome in ("stored", "existed")]
         for name in ("kept", "beside", *stored):
-            assert self.other.contains(self.key(name)), f"{name!r} was stored, and is lost"
+            assert self.other.contains(self.key(name)), f"the stored entry {name!r} is lost"
 
     def press(self) -> None:
         """Other clients store so much that the ring overwrites every entry that no view holds."""
@@ -300,7 +300,7 @@ class Cell:
         with tensord.Client(self.daemon.socket, timeout_s=PATIENCE_S) as fresh:
             for reader in (self.other, fresh):
                 now = reader.current(self.namespace)
-                assert now.generation >= self.generation, "the generation is forgotten"
+                assert now.generation >= self.generation, "the generation has decreased"
                 for past in range(now.generation + 1):
                     of = self.namespace.raised_to(past)
                     for name in ("kept", "beside", "mine", *outcomes):
@@ -314,7 +314,7 @@ class Cell:
         for key in self._beside:
             lease = self.other.get(key)
             fault = "" if lease is None else wrong(lease.tree, key)
-            assert not fault, f"another client's get of what it stored: {fault}"
+            assert not fault, f"another client's get of its own entry: {fault}"
 
     def segments(self) -> set[Path]:
         """The shared memory without lanes and without the policy's history of a stopped daemon."""
@@ -337,9 +337,9 @@ class Cell:
                 and not s["store"]["claims_waiting"]
                 and s["store"]["evicted_while_pinned"] == s["store"]["found_corrupt"] == 0
             ),
-            "everything of the party to be gone",
+            "the daemon to release everything of the party",
         )
         until(lambda: len(self.daemon.lanes()) == 1, "lanes to be removed")
-        assert self.segments() == segments, "shared memory is left"
+        assert self.segments() == segments, "shared memory has leaked"
         self.daemon.until(lambda s: s["inboxes_bytes"] <= MIB, "inboxes to be unmapped")
         until(lambda: self.daemon.descriptors() <= descriptors, "descriptors to be closed")

@@ -148,7 +148,7 @@ class PrefixMatch(State):
     def check(self) -> None:
         if self.match is not None:
             expected = layer_of(tokens_of(self.count))[:, : self.match.offset]
-            assert np.array_equal(self.match.joined(0), expected), "the match's layer"
+            assert np.array_equal(self.match.joined(0), expected), "the match's layer is wrong"
 
     def drop(self) -> None:
         self.match = None

@@ -291,7 +291,7 @@ class _Forked:
 
     def ask(self, what: str) -> Any:
         self.pipe.send(what)
-        assert self.pipe.poll(PATIENCE_S), "the forked process said nothing"
+        assert self.pipe.poll(PATIENCE_S), "the forked process has not answered"
         try:
             kind, answer = self.pipe.recv()
         except EOFError:

@@ -48,7 +48,7 @@ class Putting(State):
     def settle(self) -> None:
         assert self.thread is not None
         self.thread.join(self.party.patience_s)
-        assert not self.thread.is_alive(), "the put never came back"
+        assert not self.thread.is_alive(), "the put has not returned"
         if self.raised is not None:
             raise self.raised
         assert self.put is not None
@@ -195,7 +195,7 @@ class Claimed(State):
         self.held = self.party.client.claim(key)
         until(lambda: self.held.state == "compute", "the claim to be granted")
         self.waiting = self.waiting_client.claim(key)
-        until(lambda: self.waiting.state == "waiting", "the other one to wait")
+        until(lambda: self.waiting.state == "waiting", "the second claim to wait")
 
     def settle(self) -> None:
         client = self.party.client if self.held.state == "compute" else self.waiting_client
@@ -207,7 +207,7 @@ class Claimed(State):
             self.held.stored()
         else:
             self.held.abandon()
-        until(lambda: self.waiting.state not in ("asked", "waiting"), "the one that waits to be told")
+        until(lambda: self.waiting.state not in ("asked", "waiting"), "the waiting claim to be answered")
         if self.waiting.state == "compute":
             self.waiting.abandon()
 
@@ -243,7 +243,7 @@ class SequencePut(State):
         match = self.cache.match(tokens_of(self.count), timeout_s=self.party.patience_s)
         if match is not None:
             expected = layer_of(tokens_of(self.count))[:, : match.offset]
-            assert np.array_equal(match.joined(0), expected), "the sequence's layer"
+            assert np.array_equal(match.joined(0), expected), "the sequence's layer is wrong"
 
     def drop(self) -> None:
         pass
@@ -279,7 +279,7 @@ class OnDevice(State):
         if self.cache.closed:
             return
         lease = self.cache.get(self.party.key("mine"))
-        assert lease is not None or self.cache.tally.offloaded, "the entry is on no tier, and was never offloaded"
+        assert lease is not None or self.cache.tally.offloaded, "the entry is on no tier and was never offloaded"
         if lease is not None:
             fault = wrong(lease.tree, self.party.key("mine"))
             assert not fault, f"the entry on {lease.tier}: {fault}"

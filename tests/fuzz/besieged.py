@@ -1,4 +1,4 @@
-"""A real daemon under attack, and the other client, whose entries nothing may happen to."""
+"""A real daemon under attack, and a witness client whose entries must stay intact."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ ENTRIES: Final = 6
 
 
 def key(number: int) -> bytes:
-    """A key of the other client's."""
+    """A key of the witness client."""
     return b"witness-" + number.to_bytes(1, "little") * 20 + bytes(4)
 
 
 def payload(number: int) -> Any:
-    """f(key): (2,000 and some,) uint64."""
+    """The value of entry `number`: uint64 of shape (2000 + number,)."""
     return np.arange(2000 + number, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(number)
 
 
 class Besieged:
-    """Use it in a `with`."""
+    """Starts the daemon and the witness client at the beginning of a `with` block, and stops the daemon at its end."""
 
     lanes_kept = 0
-    """Lanes besides the other client's that somebody still holds."""
+    """Number of lanes, besides the witness client's, that other processes still hold."""
 
     def __init__(self, **flags: object) -> None:
         self.daemon = Daemon(**{"limits_hello_s_max": 1.0, "policy": "lru", **flags})
@@ -58,46 +58,47 @@ class Besieged:
         return self.daemon.log
 
     def store(self) -> None:
-        """Stores all entries that are not there."""
+        """Stores every missing entry."""
         for number in range(ENTRIES):
             put = self.client.put(key(number), payload(number), wait=True, timeout_s=PATIENCE_S)
-            assert put.state in ("stored", "existed"), f"the other client cannot put any more: {put}"
+            assert put.state in ("stored", "existed"), f"the witness client cannot put entries any more: {put}"
 
     def check(self) -> None:
-        """Asserts that the daemon serves, that nothing wrong is read, and that it complained without a traceback.
+        """Asserts that the daemon runs, that its log has no traceback, and that every read returns the stored value.
 
         Raises:
-            AssertionError: what does not hold.
+            AssertionError: one of these conditions is violated.
         """
         assert self.daemon.running, f"the daemon has ended:\n{self.log[-4000:]}"
         assert "Traceback" not in self.log, f"a traceback in the daemon's log:\n{self.log[-4000:]}"
-        assert self.client.wait_connected(PATIENCE_S), "the other client has lost its connection"
+        assert self.client.wait_connected(PATIENCE_S), "the witness client has lost its connection"
         for number, lease in enumerate(self.leases):
             assert lease is not None
             assert np.array_equal(lease.tree, payload(number)), f"a lease on entry {number} has changed"
             found = self.client.get(key(number), verify=True)
-            assert found is None or np.array_equal(found.tree, payload(number)), f"entry {number} is not what was put"
+            assert found is None or np.array_equal(found.tree, payload(number)), f"entry {number} has a wrong value"
         status = self.client.status()
         for figure in ("evicted_while_pinned", "found_corrupt"):
             assert status["store"][figure] == 0, f"{figure} is {status['store'][figure]}"
 
     def settle(self) -> None:
-        """Asserts that nothing is left of those who have hung up: clients, descriptors, memory."""
-        self.daemon.until(lambda status: status["clients"] <= 1, "the hostile connections are gone")
-        self.daemon.until(lambda status: status["lanes"] <= 1 + self.lanes_kept, "their lanes are gone")
+        """Asserts that the daemon has released the clients, descriptors and memory of closed connections."""
+        self.daemon.until(lambda status: status["clients"] <= 1, "the hostile connections to be closed")
+        self.daemon.until(lambda status: status["lanes"] <= 1 + self.lanes_kept, "their lanes to be removed")
         self.store()
         self.check()
         descriptors = self.daemon.descriptors() - self._descriptors
-        assert descriptors <= DESCRIPTORS_MORE_MAX, f"{descriptors} descriptors more than at the beginning"
+        assert descriptors <= DESCRIPTORS_MORE_MAX, f"{descriptors} descriptors more than at the start"
         memory_bytes = self.daemon.memory_bytes() - self._memory_bytes
-        assert memory_bytes <= MEMORY_MORE_BYTES_MAX, f"{memory_bytes} bytes more than at the beginning"
+        assert memory_bytes <= MEMORY_MORE_BYTES_MAX, f"{memory_bytes} bytes of memory more than at the start"
 
     def tell(self, path: Path, said: Sequence[tuple[bytes, Sequence[int]]], chance: random.Random) -> None:
-        """One connection: says all of it, waits for an answer where nothing is to be said, and in the end reads what is
-        answered, until the daemon hangs up or nothing more comes.
+        """Plays one connection: sends the messages, then reads the answers until the daemon closes the connection.
+
+        An empty message stands for a wait for one answer. One connection in five closes without reading to the end.
 
         Raises:
-            AssertionError: the daemon neither answers nor hangs up.
+            AssertionError: the daemon neither answers nor closes the connection.
         """
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
             sock.settimeout(PATIENCE_S)

@@ -1,4 +1,4 @@
-"""Damage to an instance's files in shared memory: bits, words and whole structures, of any of them."""
+"""Damages an instance's files in shared memory: single bits, words and whole structures of any file."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _WORDS: Final = (0, 1, 2, 63, 64, 4096, (1 << 32) - 1, 1 << 47, 1 << 48, 1 << 63
 
 
 def files(instance: str) -> list[Path]:
-    """The instance's files, its lock's left out."""
+    """The instance's files without its lock file."""
     return sorted(path for path in SHM_FOLDER.glob(f"tensord.{instance}.*") if not path.name.endswith(".lock"))
 
 
 def damage(chance: random.Random, instance: str) -> list[str]:
-    """Damages one to four places; what was done."""
+    """Damages one to four places. Returns a description of each."""
     return [_once(chance, files(instance)) for _ in range(chance.choice([1, 1, 2, 4]))]
 
 
@@ -52,7 +52,7 @@ def _once(chance: random.Random, paths: list[Path]) -> str:
             case "zeros":
                 os.pwrite(fd, bytes(min(chance.choice([8, 64, 128, 4096]), size - at)), at)
             case _:
-                # One slot, or one span's header, in the place of another.
+                # Copy one slot, or one span header, over another.
                 unit = SPAN_HEADER_BYTES if path.suffix == ".ring" else SLOT_BYTES
                 source = _place(chance, path, fd, size) // unit * unit
                 there = os.pread(fd, unit, source)
@@ -61,7 +61,7 @@ def _once(chance: random.Random, paths: list[Path]) -> str:
 
 
 def _place(chance: random.Random, path: Path, fd: int, size: int) -> int:
-    """A byte of one of the structures of a file."""
+    """Draws the position of a byte in one of the file's structures."""
     places = [chance.randrange(size)]
     if path.suffix == ".index" and size > PAGE_BYTES:
         try:
@@ -77,7 +77,7 @@ def _place(chance: random.Random, path: Path, fd: int, size: int) -> int:
             geometry.generations_at + chance.randrange(64),
         ]
     elif path.suffix == ".ring":
-        # Span headers begin with "SPAN"; a payload's tree comes 128 bytes later.
+        # A span header begins with "SPAN". The encoded tree follows 128 bytes after the start of the header.
         data = os.pread(fd, min(size, 1 << 20), 0)
         found = [at for at in range(0, len(data), 64) if data[at : at + 4] == b"SPAN"]
         if found:

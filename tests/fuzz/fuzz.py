@@ -1,10 +1,10 @@
-"""Runs the fuzzers, two at a time, and says which rounds found something.
+"""Runs the fuzzers, two at a time, and reports the rounds with findings.
 
-    python -m tests.fuzz.fuzz --minutes 30                     all of them, each for that long
-    python -m tests.fuzz.fuzz --only lanes --first 17 --rounds 1   that round again
+    python -m tests.fuzz.fuzz --minutes 30                     runs every fuzzer for 30 minutes
+    python -m tests.fuzz.fuzz --only lanes --first 17 --rounds 1   repeats round 17 of one fuzzer
 
-A round follows from its number; what runs beside it in other processes does not. A finding is kept in `fuzz-findings/`:
-the round, what did not hold, and the daemon's log.
+The number of a round determines its input, but not the timing of other processes. Each finding is a file in
+`fuzz-findings/`. The file holds the round, the violated condition and the daemon's log.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ PARSER: Final = "tests/ipc/fuzz_connection.py"
 
 
 def _in_daemon(attack: Callable[[random.Random, Besieged], None], **flags: object) -> Callable[[random.Random], None]:
-    """A round against a daemon of its own, whose log goes with what is found."""
+    """Makes a round with its own daemon from `attack`. A finding includes the log of that daemon."""
 
     def round_(chance: random.Random) -> None:
         with Besieged(**flags) as besieged:
@@ -46,7 +46,7 @@ def _in_daemon(attack: Callable[[random.Random, Besieged], None], **flags: objec
 
 
 def _hosts(chance: random.Random) -> None:
-    """Several simulated hosts in a child: what ends a process ends that one alone."""
+    """Runs several simulated hosts in a child process. A crash of the child does not end the fuzzer."""
     child = os.fork()
     if not child:
         status = 1
@@ -60,13 +60,13 @@ def _hosts(chance: random.Random) -> None:
         finally:
             os._exit(status)
     _, ended = os.waitpid(child, 0)
-    assert not ended, f"the host's process ended with {os.waitstatus_to_exitcode(ended)}; standard error says why"
+    assert not ended, f"the child process ended with {os.waitstatus_to_exitcode(ended)}; standard error has the reason"
 
 
 TARGETS: Final[dict[str, Callable[[random.Random], None]]] = {
     "control": _in_daemon(sockets.control),
     "status": _in_daemon(sockets.status),
-    # Its clients are slow to say Hello where the machine is busy, and it is not Hello that they try.
+    # The clients of this fuzzer may send Hello late on a busy machine. This fuzzer does not test the limit on Hello.
     "lanes": _in_daemon(lanes.lanes, limits_hello_s_max=30.0),
     "segments": _hosts,
     "restarts": _in_daemon(segments.restarts),
@@ -74,7 +74,7 @@ TARGETS: Final[dict[str, Callable[[random.Random], None]]] = {
 
 
 def run(name: str, first: int, rounds: int | None, for_minutes: float) -> int:
-    """One fuzzer, in this process: 1 if a round found something, which ends it."""
+    """Runs one fuzzer in this process. Returns 1 at the first finding, else 0."""
     ends_at = time.monotonic() + for_minutes * 60
     number = first
     while rounds is None or number < first + rounds:
@@ -96,13 +96,13 @@ def run(name: str, first: int, rounds: int | None, for_minutes: float) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The exit status: 1 if something was found."""
+    """Returns the exit status: 1 if a fuzzer has a finding, else 0."""
     parser = argparse.ArgumentParser(prog="fuzz", description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--minutes", type=minutes, default=30.0, help="of each fuzzer")
-    parser.add_argument("--only", choices=[*TARGETS, "parser"], help="one of them, in this process")
-    parser.add_argument("--first", type=whole(0), help="the first round; without it, rounds that were not run before")
-    parser.add_argument("--rounds", type=whole(1), help="so many, and no matter how long")
-    parser.add_argument("--jobs", type=whole(1), default=2, help="fuzzers at once")
+    parser.add_argument("--minutes", type=minutes, default=30.0, help="minutes for each fuzzer")
+    parser.add_argument("--only", choices=[*TARGETS, "parser"], help="run only this fuzzer")
+    parser.add_argument("--first", type=whole(0), help="number of the first round; by default a new one")
+    parser.add_argument("--rounds", type=whole(1), help="number of rounds, in place of --minutes")
+    parser.add_argument("--jobs", type=whole(1), default=2, help="number of fuzzers that run at once")
     given = parser.parse_args(argv)
     first = int(time.time()) if given.first is None else given.first
     if given.only in TARGETS:
@@ -121,7 +121,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _end(running: dict[str, subprocess.Popen[Any]]) -> None:
-    """Where a signal ends this process the fuzzers are told, and waited for while they clear up."""
+    """Terminates the running fuzzers and waits until they have cleaned up."""
     for process in running.values():
         process.terminate()
     for process in running.values():
@@ -135,7 +135,7 @@ def _take_turns(
     running: dict[str, subprocess.Popen[Any]],
     failed: list[str],
 ) -> None:
-    """So many of `waiting` at once; which of them found something is added to `failed`."""
+    """Runs the fuzzers in `waiting`, at most `given.jobs` at once. Adds each fuzzer with a finding to `failed`."""
     while waiting or running:
         while waiting and len(running) < given.jobs:
             name = waiting.pop(0)
@@ -155,7 +155,7 @@ def _take_turns(
 
 
 def _parser(seed: int, for_minutes: float) -> list[str]:
-    """The parser of messages, guided by coverage."""
+    """The command of the coverage-guided fuzzer of the message parser."""
     most = max(1, int(for_minutes * 60))
     return [
         sys.executable,

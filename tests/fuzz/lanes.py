@@ -1,6 +1,4 @@
-"""Lanes whose clients write whatever they like into them, cut them and let them grow, while the daemon reclaims, drains
-and is started anew.
-"""
+"""Fuzzes lanes: hostile clients overwrite, cut and extend them while the daemon evicts, drains and restarts."""
 
 from __future__ import annotations
 
@@ -26,7 +24,7 @@ _WORDS: Final = (0, 1, 2, (1 << 64) - 1, 1 << 63, (1 << 48) + 1, 2 << 48 | 1, 0x
 
 
 def lanes(chance: random.Random, besieged: Besieged) -> None:
-    """One round."""
+    """Plays one round."""
     daemon = besieged.daemon
     hostile: list[RawClient] = []
     puts = 0
@@ -50,7 +48,7 @@ def lanes(chance: random.Random, besieged: Besieged) -> None:
                 case "restart" if chance.random() < 0.15:
                     daemon.kill() if chance.random() < 0.5 else daemon.terminate()
                     daemon.start()
-                    until(lambda: besieged.client.wait_connected(1.0), "the other client to attach again")
+                    until(lambda: besieged.client.wait_connected(1.0), "the witness client to attach again")
             if not step % CHECK_EVERY:
                 besieged.check()
     finally:
@@ -60,7 +58,7 @@ def lanes(chance: random.Random, besieged: Besieged) -> None:
 
 
 def _write(chance: random.Random, fd: int) -> None:
-    """A stretch of the lane: the header, the pins, the log, or across them."""
+    """Writes a range of random words into the header, the pins or the log, or across their borders."""
     first = chance.choice([0, 0, 1, 2, 8, 16, LANE_HEADER_WORDS, LANE_HEADER_WORDS + LANE_WORDS, LANE_BYTES // 8 - 1])
     count = chance.choice([1, 1, 8, 600, LANE_WORDS])
     words = b"".join(_word(chance).to_bytes(8, "little") for _ in range(min(count, 64)))
@@ -71,5 +69,5 @@ def _write(chance: random.Random, fd: int) -> None:
 
 
 def _word(chance: random.Random) -> int:
-    """A word that may be a span's id, or a position in the log."""
+    """Draws a word that may be a span id or a position in the log."""
     return chance.choice([chance.choice(_WORDS), 1 << 48 | chance.randrange(1, 2000), chance.getrandbits(64)])

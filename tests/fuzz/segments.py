@@ -1,7 +1,7 @@
-"""Damaged segments under a daemon that is started: it refuses, or goes on with what is sound, and shows nothing wrong.
+"""Starts daemons on damaged segments. A daemon refuses to start, or serves the sound entries and no wrong payload.
 
-`segments` starts the cores, in this process, hundreds of times a minute, and goes on simulating with what they found.
-`restarts` starts the daemon itself.
+`segments` starts the cores in this process, hundreds of times a minute, and continues the simulation on the recovered
+memory. `restarts` starts the real daemon.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ RESTARTS: Final = 8
 
 
 def segments(chance: random.Random) -> None:
-    """One simulated host, whose memory is damaged between two daemons."""
+    """Plays one simulated host and damages its memory between two daemons."""
     world = World(chance.getrandbits(40))
     kept: list[int] = []
     try:
@@ -52,7 +52,7 @@ def segments(chance: random.Random) -> None:
 
 
 def restarts(chance: random.Random, besieged: Besieged) -> None:
-    """A real daemon, stopped, its memory damaged, and started again."""
+    """Stops a real daemon, damages its memory and starts it again, several times."""
     daemon = besieged.daemon
     besieged.leases.clear()
     for _ in range(RESTARTS):
@@ -63,12 +63,12 @@ def restarts(chance: random.Random, besieged: Besieged) -> None:
             connected = _serves(process, client)
             assert "Traceback" not in daemon.log, f"after {done}, a traceback:\n{daemon.log[-4000:]}"
             if not connected:
-                assert process.poll() == 1, f"after {done}, it ended with {process.poll()}:\n{daemon.log[-2000:]}"
-                # What it refuses is freed as it says.
+                assert process.poll() == 1, f"after {done}, exit status {process.poll()}:\n{daemon.log[-2000:]}"
+                # As the message of the refusal says, removing the segments frees their memory.
                 for segment in daemon.segments():
                     segment.unlink()
                 daemon.start()
-                until(lambda: besieged.client.wait_connected(1.0), "the other client to attach again")
+                until(lambda: besieged.client.wait_connected(1.0), "the witness client to attach again")
                 besieged.store()
                 continue
             _look(client, done)
@@ -76,18 +76,18 @@ def restarts(chance: random.Random, besieged: Besieged) -> None:
                 put = client.put(key(number), payload(number), wait=True, timeout_s=PATIENCE_S)
                 assert put.state in ("stored", "existed", "refused"), f"after {done}: {put}"
             _look(client, done)
-        assert daemon.running, f"after {done}, it ended:\n{daemon.log[-4000:]}"
+        assert daemon.running, f"after {done}, the daemon ended:\n{daemon.log[-4000:]}"
         assert "Traceback" not in daemon.log, f"after {done}, a traceback:\n{daemon.log[-4000:]}"
 
 
 def _serves(process: Any, client: tensord.Client) -> bool:
-    """Waits until the daemon has ended, or the client is connected to it."""
-    until(lambda: process.poll() is not None or client.wait_connected(0.2), "the daemon to serve, or to end")
+    """Waits until the daemon has ended or the client is connected. Returns whether the daemon still runs."""
+    until(lambda: process.poll() is not None or client.wait_connected(0.2), "the daemon to serve or to end")
     return process.poll() is None
 
 
 def _look(client: tensord.Client, done: list[str]) -> None:
-    """Asserts that whatever is found of an entry is what was put."""
+    """Asserts that every entry found has the stored value."""
     for number in range(ENTRIES):
         for verify in (False, True):
             try:
@@ -96,4 +96,4 @@ def _look(client: tensord.Client, done: list[str]) -> None:
                 continue
             if lease is not None:
                 right = lease.tree.shape == payload(number).shape and (lease.tree == payload(number)).all()
-                assert right, f"after {done}, entry {number} is not what was put (verify={verify})"
+                assert right, f"after {done}, entry {number} has a wrong value (verify={verify})"

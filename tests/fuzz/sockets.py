@@ -1,4 +1,4 @@
-"""The daemon's two sockets, told whatever comes to a hostile peer's mind."""
+"""Fuzzes the daemon's two sockets with messages and descriptors of a hostile peer."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from .besieged import Besieged, payload
 INPUTS: Final = 120
 WAIT: Final[tuple[bytes, list[int]]] = (b"", [])
 CHECK_EVERY: Final = 20
-# Whoever may talk to the daemon may lower its limit, and drill it: then the other client's puts are refused, rightly.
+# Limit and Drill are left out. After a valid one the daemon rightly refuses the witness client's puts.
 _CONTROL: Final = [kind for kind in states.CONTROL_REQUESTS.values() if kind not in (messages.Limit, messages.Drill)]
 _STATUS: Final = list(states.STATUS_REQUESTS.values())
 _ANY: Final = [*_CONTROL, *_STATUS, *states.CONTROL_ANSWERS.values(), *states.STATUS_ANSWERS.values()]
 
 
 def control(chance: random.Random, besieged: Besieged) -> None:
-    """One round on the control socket."""
+    """Plays one round on the control socket."""
     encoded = encode(payload(1))
     inbox = bytearray(words.INBOX_BYTES)
     encoded.write_into(memoryview(inbox)[: encoded.payload_bytes])
@@ -59,7 +59,7 @@ def control(chance: random.Random, besieged: Besieged) -> None:
 
 
 def status(chance: random.Random, besieged: Besieged) -> None:
-    """One round on the status socket."""
+    """Plays one round on the status socket."""
     for number in range(INPUTS):
         with ExitStack() as stack:
             requests: list[type[Any]] = _STATUS if chance.random() < 0.8 else _ANY
@@ -76,5 +76,5 @@ def status(chance: random.Random, besieged: Besieged) -> None:
 
 
 def _opened(request: int) -> bytes:
-    """The message that brings an inbox."""
+    """The packed message that opens an inbox."""
     return pack(messages.OpenInbox(request, words.INBOX_BYTES))

@@ -1,5 +1,6 @@
-"""What a hostile peer says: messages whose fields are at, beyond or beside their ranges, bytes that were changed on the
-way, and descriptors of every kind.
+"""Draws the input of a hostile peer: messages, altered bytes and descriptors of every kind.
+
+The values of fields lie within, at or beyond their limits, or have another type.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ Info = msgspec.inspect.Type
 
 
 def message(chance: random.Random, kind: type[Any]) -> dict[str, Any]:
-    """A message of this kind as it stands on the wire, most fields within their ranges, some left out or foreign."""
+    """A message of `kind` in its wire form. Most fields are valid; some are missing or unknown."""
     info = msgspec.inspect.type_info(kind)
     assert isinstance(info, msgspec.inspect.StructType)
     said: dict[str, Any] = {"type": kind.__name__}
@@ -42,7 +43,7 @@ def message(chance: random.Random, kind: type[Any]) -> dict[str, Any]:
 
 
 def value(chance: random.Random, info: Info) -> Any:
-    """A value for a field: mostly one that it takes."""
+    """A value for a field, in most cases a valid one."""
     if chance.random() < 0.04:
         return anything(chance)
     match info:
@@ -78,7 +79,7 @@ def value(chance: random.Random, info: Info) -> Any:
 
 
 def anything(chance: random.Random, depth: int = 0) -> Any:
-    """Any object that MessagePack has."""
+    """Any object that MessagePack can encode."""
     simple = [None, True, chance.choice([*_INTEGERS, *_BEYOND]), chance.choice(_FLOATS), chance.randbytes(9), "text"]
     if depth > 2:
         return chance.choice(simple)
@@ -87,7 +88,7 @@ def anything(chance: random.Random, depth: int = 0) -> Any:
 
 
 def packed(chance: random.Random, said: Any) -> bytes:
-    """A message as bytes, now and then with some of them changed, cut out or doubled."""
+    """The packed message. Now and then some bytes are changed, removed or duplicated."""
     data = bytearray(msgpack.packb(said))
     while data and chance.random() < 0.08:
         at = chance.randrange(len(data))
@@ -104,9 +105,9 @@ def packed(chance: random.Random, said: Any) -> bytes:
 def conversation(
     chance: random.Random, requests: Sequence[type[Any]], payload: tuple[int, int] = (64, 13)
 ) -> list[Any]:
-    """What is said after the greeting: whole puts among messages of any kind.
+    """The messages after the handshake: complete puts among messages of any kind.
 
-    `payload`: the size in bytes of the payload that stands in the inbox, and of its tree.
+    `payload`: size in bytes of the payload in the inbox, and of its encoded tree.
     """
     said: list[Any] = []
     for _ in range(chance.randrange(1, 10)):
@@ -118,7 +119,7 @@ def conversation(
 
 
 def _put(chance: random.Random, payload: tuple[int, int]) -> list[dict[str, Any]]:
-    """A Commit and its parts, which are nearly right."""
+    """A Commit with its parts. Most of their fields are valid."""
     request = chance.randrange(1, 1 << 20)
     size, tree_bytes = payload
     said: list[dict[str, Any]] = [message(chance, messages.Commit)]
@@ -140,7 +141,7 @@ def _put(chance: random.Random, payload: tuple[int, int]) -> list[dict[str, Any]
 
 @contextmanager
 def descriptor(chance: random.Random, inbox: bytes = b"") -> Iterator[int]:
-    """A descriptor: mostly a right inbox with `inbox` in it, else anything that a process may send."""
+    """A descriptor, in most cases of a valid inbox that holds `inbox`, else of any other kind."""
     opened: list[int] = []
     kept: list[socket.socket] = []
     kind = chance.choice(["inbox", "inbox", "inbox", "unsealed", "short", "null", "zero", "folder", "pipe", "socket"])

@@ -254,7 +254,7 @@ def test_a_lane_that_is_found_again_counts_from_then_on() -> None:
     reader.close()
 
 
-def test_what_is_no_lane_is_refused() -> None:
+def test_a_file_that_is_not_a_lane_is_refused() -> None:
     for size_bytes, message in [(100, "100 bytes"), (LANE_BYTES, "magic 0x0")]:
         fd = memory_file(size_bytes)
         with pytest.raises(LayoutMismatch, match=message):

@@ -157,6 +157,6 @@ def test_a_lanes_header_is_read_back(lane_id: int) -> None:
     assert layout.unpack_lane_header(layout.pack_lane_header(lane_id)) == lane_id
 
 
-def test_what_is_no_lane_is_refused() -> None:
+def test_an_invalid_lane_header_is_refused() -> None:
     with pytest.raises(LayoutMismatch, match=r"layout version 0; expected magic .* and layout version 4"):
         layout.unpack_lane_header(bytes(4096))

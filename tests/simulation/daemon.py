@@ -1,7 +1,7 @@
-"""One daemon of a simulated host: the real memory, cores and copier, carrying out one thing at a time.
+"""The daemon of a simulated host: the real memory, cores and copier, one action at a time.
 
-Played: the sockets, the threads and the clock. Copies, scans and changes of pages wait here until the schedule gets to
-them, and anything else may happen first.
+The sockets, the threads and the clock are simulated. Copies, scans and page changes wait in queues until the schedule
+runs them. Any other action may come first.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _MIB = 1 << 20
 
 
 class Daemon:
-    """Recovers what the one before left, or makes new memory. Owns its segments until `kill`, `stop` or `drop`."""
+    """Recovers the memory of its predecessor, or makes new memory. Owns its segments until `kill` or `stop`."""
 
     def __init__(self, world: World, settings: Settings) -> None:
         self.world = world
@@ -92,7 +92,7 @@ class Daemon:
     # ---- events and effects
 
     def do(self, event: events.Event) -> None:
-        """One event through the store's core, and its effects out."""
+        """Passes one event to the store's core and carries out its effects."""
         for effect in self.store.handle(event, self.world.now):
             match effect:
                 case effects.Send(number, message):
@@ -123,7 +123,7 @@ class Daemon:
                     assert_never(effect)
 
     def govern(self, event: governor_events.Event) -> None:
-        """One event through the governor's core, and its effects out."""
+        """Passes one event to the governor's core and carries out its effects."""
         for effect in self.governor.handle(event, self.world.now):
             match effect:
                 case effects.Send(number, message):
@@ -145,13 +145,13 @@ class Daemon:
         key = bytes.fromhex(body["key"])
         entries = self.store.memory.entries
         entry = entries.find(key) or entries.hidden(key)
-        assert entry is not None, "published, and unknown"
+        assert entry is not None, "a published key has no entry"
         number = number_of(key)
         ends_at = entry.created_at + (math.inf if entry.ttl_s is None else entry.ttl_s)
         self.world.model.publish(number, version_of(number, self.tree(entry)), ends_at)
 
     def tree(self, entry: SpanEntry) -> Any:
-        """What stands in the ring for an entry."""
+        """The payload of an entry as it stands in the ring."""
         start = entry.offset + SPAN_HEADER_BYTES
         header = self.memory.ring[start : start + entry.tree_bytes].tobytes()
         return lease_over(self.memory.ring, start, entry.payload_bytes, recipe(header)).tree
@@ -159,7 +159,7 @@ class Daemon:
     # ---- clients
 
     def join(self, wire: Wire, brought: int | None) -> list[int]:
-        """Hello and Attach; `brought` is a descriptor of the lane that the client had. Ring, index and lane."""
+        """Attaches a client. `brought`: its previous lane's descriptor. Returns those of ring, index and lane."""
         self.wires[wire.number] = wire
         self.do(events.ClientJoined(wire.number, 1000 + wire.number % 2, "simulated", writes=True))
         self.govern(governor_events.GovernorClientJoined(wire.number, "simulated", wire.number))
@@ -168,7 +168,7 @@ class Daemon:
         return self.memory.lend_lane(wire.number, fenced=True, brought=brought)[1]
 
     def hear(self, wire: Wire) -> None:
-        """The next message of one connection, or its end."""
+        """Handles the next message of one connection, or its end."""
         if not wire.up:
             if not wire.client_open:
                 self.hang_up(wire)
@@ -217,12 +217,12 @@ class Daemon:
                 self.world.model.touched(number_of(key), self.world.now + entry.ttl_s)
 
     def look_at_generations(self) -> None:
-        """The model learns what the table says."""
+        """Records the current generations in the model."""
         for tag in TAGS:
             self.world.model.invalidated(tag, self.memory.index.generations.current(tag))
 
     def hang_up(self, wire: Wire) -> None:
-        """The connection is over for the daemon."""
+        """Ends a connection from the daemon's side."""
         wire.close_daemon()
         del self.wires[wire.number]
         self.memory.orphan(wire.number)
@@ -232,15 +232,15 @@ class Daemon:
     def match(
         self, number: int, message: messages.MatchPrefix, query: PrefixRecord, tokens: Any
     ) -> messages.Matched | None:
-        """What is answered to a query; None if it was refused."""
+        """The answer to a prefix query; None if the store refused it."""
         self.matched = None
         self.do(events.PrefixAsked(number, message, query, tokens))
         return self.matched
 
-    # ---- what takes its time
+    # ---- deferred work
 
     def copy(self) -> None:
-        """A turn of some client's oldest copy, which may be its last, or fail."""
+        """Runs one turn of a random client's oldest copy. The turn may complete the copy or fail."""
         if not self.copies:
             return
         client = self.world.chance.choice(self.copies).client
@@ -253,7 +253,7 @@ class Daemon:
             self.do(copied)
 
     def move(self) -> None:
-        """A turn of some span's way to another place."""
+        """Runs one turn of moving a span to another place."""
         if not self.moves:
             return
         job = self.world.chance.choice(self.moves)
@@ -265,7 +265,7 @@ class Daemon:
             self.do(moved)
 
     def move_pages(self, *, short: bool | None = None) -> None:
-        """The oldest of what is asked of the system's memory, which has none to give now and then."""
+        """Carries out the oldest page change. An allocation fails now and then for lack of memory."""
         if not self.pages:
             return
         effect = self.pages.popleft()
@@ -274,13 +274,13 @@ class Daemon:
             self.memory.punch(effect.offset, effect.size_bytes)
             self.do(events.Punched(effect.offset))
         elif self.world.chance.random() < 0.2 if short is None else short:
-            self.do(events.Allocated(effect.offset, NotEnoughMemory("none is to be had")))
+            self.do(events.Allocated(effect.offset, NotEnoughMemory("no memory is available")))
         else:
             self.memory.allocate(effect.offset, effect.size_bytes, prefault=False)
             self.do(events.Allocated(effect.offset))
 
     def work(self) -> None:
-        """One slice of a job: a scan, a count of holders, or a look at the lanes' logs."""
+        """Runs one slice of a job: a scan, a count of holders, or a read of the lanes' logs."""
         if not self.jobs:
             return
         job = self.jobs.popleft()
@@ -289,7 +289,7 @@ class Daemon:
             return
 
     def scrub(self) -> None:
-        """A recovered entry is checked; what was found is believed a step later, if the slot still stands for it."""
+        """Checks a recovered entry. Records the result a step later, if the slot still holds the same span."""
         if self.scrubbed is not None:
             number, span_id = self.scrubbed
             self.scrubbed = None
@@ -299,17 +299,17 @@ class Daemon:
         elif unverified := [slot for slot in self.memory.index.slots() if slot.published and slot.unverified]:
             slot = self.world.chance.choice(unverified)
             if not self.memory.is_sound(slot):
-                assert self.world.damaged, "a recovered entry is not what was stored"
+                assert self.world.damaged, "a recovered entry differs from the stored one"
                 self.do(events.FoundCorrupt(slot.span_id))
                 return
             self.scrubbed = slot.number, slot.span_id
 
     def keep_time(self) -> None:
-        """Jobs on the lanes that are due begin: logs are read, holders counted, lanes that nobody holds forgotten."""
+        """Starts the jobs on lanes that are due: log reads, counts of holders, removal of lanes without holders."""
         self.lanes.keep_time(self.world.now)
 
     def tick(self) -> None:
-        """Timers that are due."""
+        """Handles the timers that are due."""
         timer = self.store.next_timer()
         if timer is not None and timer <= self.world.now:
             self.do(events.Tick())
@@ -317,10 +317,10 @@ class Daemon:
         if timer is not None and timer <= self.world.now:
             self.govern(governor_events.GovernorTick())
 
-    # ---- what comes from outside
+    # ---- input from outside
 
     def sample(self) -> None:
-        """All gauges are read; some fail, some are gone, some show what stood there a while ago."""
+        """Reads all gauges. Some readings are missing, late or stale."""
         chance, now = self.world.chance, self.world.now
         samples = []
         for gauge, tier in ((HOST_GAUGE, Tier.HOST), (GPU, Tier.DEVICE)):
@@ -333,7 +333,7 @@ class Daemon:
         self.govern(governor_events.Sampled(tuple(samples)))
 
     def press(self) -> None:
-        """The schedule says how much of the ring may be in memory, where the governor does not."""
+        """Limits the ring's resident memory at random, unless the governor limits it."""
         if not self.settings.governed:
             chance = self.world.chance
             most = chance.choice([None, None, self.ring_bytes // 2, self.ring_bytes // 4 + 1])
@@ -341,7 +341,7 @@ class Daemon:
             self.do(Pressed(most, idle_s, refuse=chance.random() < 0.05, reason="the schedule"))
 
     def reload(self, settings: Settings) -> None:
-        """SIGHUP with other limits."""
+        """Applies other limits, as SIGHUP does."""
         self.settings = settings
         self.do(events.LimitsChanged(settings.store_limits(self.ring_bytes)))
         self.govern(governor_events.GovernorLimitsChanged(settings.governor_limits()))
@@ -349,14 +349,14 @@ class Daemon:
     # ---- ends
 
     def kill(self) -> None:
-        """Its descriptors and mappings go, perhaps in the middle of a copy; nothing else happens."""
+        """Ends the daemon as SIGKILL does: descriptors and mappings close, perhaps in the middle of a copy."""
         copy = self.copies[0].part if self.copies else None
         if isinstance(copy, effects.Copy) and self.world.chance.random() < 0.5:
             self.memory.ring[copy.ring_offset : copy.ring_offset + copy.part_bytes // 2] = 0xEE
         self._end()
 
     def stop(self) -> None:
-        """SIGTERM: the connections end, what has wholly arrived is carried out."""
+        """Ends the daemon as SIGTERM does: connections close, and requested copies are completed."""
         if self.world.chance.random() < 0.5:
             self.finish_copies()
         for wire in list(self.wires.values()):
@@ -365,7 +365,7 @@ class Daemon:
         self._end()
 
     def finish_copies(self) -> None:
-        """All copies that are asked for."""
+        """Completes all requested copies and moves."""
         while self.copies or self.moves:
             self.copy()
             self.move()
@@ -375,27 +375,27 @@ class Daemon:
             wire.close_daemon()
         self.memory.close(drop=False)
 
-    # ---- what is seen
+    # ---- queries
 
     def visible(self) -> set[int]:
         """The keys that readers find."""
         return {number_of(slot.key) for slot in self.memory.index.slots() if slot.published}
 
     def waiting(self) -> set[bytes]:
-        """The keys of the slots that are unpublished and not yet free; damaged ones are no key of this world."""
+        """Keys of the slots that are unpublished but not yet free. A damaged slot may hold an unknown key."""
         return {slot.key for slot in self.memory.index.slots() if not slot.published}
 
     def ends_at(self) -> dict[int, float]:
-        """When the time to live of each entry is over."""
+        """The end of each entry's time to live."""
         return {number_of(e.key): math.inf if e.expires_at is None else e.expires_at for e in self.store.memory.entries}
 
     def hidden(self) -> set[int]:
-        """The keys about which a scan is to decide."""
+        """The keys of the entries that wait for a scan's decision."""
         memory = self.store.memory
         return {number_of(e.key) for e in memory.unpublished() if memory.entries.hidden(e.key) is e}
 
     def check(self) -> None:
-        """Asserts what every core promises, and that the memory is what the cores take it for."""
+        """Asserts the invariants of every core, and that the memory agrees with the cores' state."""
         self.store.check_invariants()
         self.governor.check_invariants()
         status = self.store.status()
@@ -403,18 +403,18 @@ class Daemon:
             may = self.world.damaged and figure == "found_corrupt"
             assert may or not status[figure], f"{figure} is {status[figure]}"
         if not self.pages:
-            # Whoever only looked at a page that was given back would have had it made again.
+            # Reading a page that was given back would allocate the page again.
             blocks = os.stat(segments.SHM_FOLDER / f"tensord.{self.world.instance}.ring").st_blocks
-            assert blocks * 512 == status["resident_bytes"], "pages are there that the store knows nothing of"
+            assert blocks * 512 == status["resident_bytes"], "the ring has pages unknown to the store"
 
     @property
     def busy(self) -> bool:
-        """Whether something is under way that comes to its end by itself."""
+        """Whether work is in progress that ends without new input."""
         status = self.store.status()
         under_way = any(status[name] for name in ("puts_in_flight", "claims_held", "sweeps", "retired_bytes"))
         return under_way or bool(self.copies or self.moves or self.pages or self.store.memory.scan_in_flight)
 
     def holds(self, span_id: int, key: bytes) -> bool:
-        """Whether a span is still allocated to this key."""
+        """Whether a span is still allocated to `key`."""
         entry = self.store.memory.spans.find(span_id)
         return entry is not None and entry.key == key

@@ -1,7 +1,7 @@
-"""Keys, and payloads that say which key and which version of it they are.
+"""Keys, and payloads that encode their key and their version.
 
-A number stands for a key: which of ALL names, and at which generation of its namespace. The names from KEYS on are
-blocks of cached sequences, which have one version each.
+A number stands for a key: one of ALL names, at one generation of its namespace. The names from KEYS on are blocks of
+cached sequences. A block has only one version.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def era_of(number: int) -> int:
 
 
 def is_block(number: int) -> bool:
-    """Whether it is a block of a cached sequence."""
+    """Whether the number stands for a block of a cached sequence."""
     return number % ALL >= KEYS
 
 
@@ -57,7 +57,7 @@ def number_of(key: bytes) -> int:
 
 @cache
 def block_of(number: int) -> Block:
-    """The block of a sequence that has this number."""
+    """The block of a sequence that `number` stands for."""
     era, words = era_of(number), SEQUENCES[number % ALL - KEYS]
     parent = before(number)
     there = replace(block(words).record, scope=scope(era), parent=None if parent is None else at(parent))
@@ -71,30 +71,30 @@ def scope(era: int) -> bytes:
 
 
 def asked(words: tuple[int, ...], era: int) -> tuple[PrefixRecord, Any]:
-    """A query for a sequence and a token more: its record, and its tokens."""
+    """A query for a sequence and one more token: its record and its tokens."""
     tokens = np.append(text(words), np.uint32(999_999))
     return replace(query(tokens), scope=scope(era)), tokens
 
 
 def blocks(words: tuple[int, ...], era: int) -> list[int]:
-    """The blocks of a sequence, from its beginning."""
+    """The numbers of a sequence's blocks, from its beginning."""
     return [era * ALL + KEYS + SEQUENCES.index(words[: end + 1]) for end in range(len(words))]
 
 
 @cache
 def before(number: int) -> int | None:
-    """The number of the block before; None where the sequence begins, or the number is no block's."""
+    """The number of the parent block; None for the first block of a sequence, and for keys that are no blocks."""
     words = SEQUENCES[number % ALL - KEYS] if is_block(number) else ()
     return blocks(words[:-1], era_of(number))[-1] if len(words) > 1 else None
 
 
 def words_of(number: int, version: int) -> int:
-    """How many words of 8 bytes the payload has."""
+    """The size of the payload in words of 8 bytes."""
     return 4 * BLOCK + number if is_block(number) else 24 + (number * 31 + version * 17) % 1200
 
 
 def payload(number: int, version: int) -> Any:
-    """f(key, version): one array, or a tree with one; 200 bytes to 10 kB."""
+    """f(key, version): one array, or a tree with one array; 200 bytes to 10 kB."""
     array = np.full(words_of(number, version), number << 32 | version, np.uint64)
     if is_block(number):
         return {"prefix": np.frombuffer(block_of(number).packed, np.uint8), "array": array}
@@ -102,20 +102,20 @@ def payload(number: int, version: int) -> Any:
 
 
 def version_of(number: int, tree: Any) -> int:
-    """Which version of a key a payload is.
+    """The version of a key that a payload encodes.
 
     Raises:
-        AssertionError: it is another key's, or parts of two.
+        AssertionError: the payload belongs to another key, or mixes two payloads.
     """
     array = array_of(number, tree)
     first = int(array[0])
     assert (array == first).all(), f"key {number}: parts of two payloads, {first:#x} and others"
     assert first >> 32 == number, f"key {number} shows the payload of key {first >> 32}"
     version = first & 0xFFFFFFFF
-    assert array.size == words_of(number, version), f"key {number}: {array.size} words of version {version}"
+    assert array.size == words_of(number, version), f"key {number}: version {version} has {array.size} words"
     return version
 
 
 def array_of(number: int, tree: Any) -> Any:
-    """The array in a payload."""
+    """The array of a payload."""
     return tree if number % 2 and not is_block(number) else tree["array"]

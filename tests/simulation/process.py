@@ -1,6 +1,6 @@
-"""One simulated process with a client in it: the real puts, inbox, view, lane and leases over a simulated connection.
+"""A simulated process with a real client: puts, inbox, view, lane and leases over a simulated connection.
 
-Played is client/core/link.py: attaching, receiving, and what it does when the connection ends or the process forks.
+This module stands in for client/core/link.py. It attaches, receives, and handles forks and the end of a connection.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ HELD_MAX: Final = 5
 
 @dataclass(eq=False)
 class Held:
-    """What a process looks at: the payload, and where its bytes are (None of a copy)."""
+    """A held payload and the position of its bytes. `span_id` and `handle` are None for a copy."""
 
     number: int
     version: int
@@ -50,29 +50,29 @@ class Held:
 
     @property
     def mapping(self) -> RingMapping | None:
-        """The mapping of the ring in which it lies; None of a copy."""
+        """The mapping of the ring that holds the payload; None for a copy."""
         return mapping_under(array_of(self.number, self.tree))
 
     def inherited(self) -> Held:
-        """The same as a child of the process has it."""
+        """The same payload as a child of the process holds it."""
         mapping, handle = self.mapping, self.handle
         assert mapping is not None and handle is not None
         ring = RingMapping(mapping.fd, len(mapping), MAP_SHARED, PROT_READ)
         ring.begin(mapping.lane, mapping.fd, 0)
         ring.identity = mapping.identity
         lease = RingReader(ring, {}).borrow(handle)
-        assert lease is not None, f"key {self.number}: what is pinned cannot be borrowed"
+        assert lease is not None, f"key {self.number}: a pinned span cannot be borrowed"
         return Held(self.number, self.version, lease.tree, self.span_id, handle)
 
     def check(self, world: World) -> None:
-        """Asserts that it is what it was, and that its span was not given to another."""
+        """Asserts that the payload is unchanged and that its span still belongs to its key."""
         if self.span_id is not None and world.daemon is not None:
-            assert world.daemon.holds(self.span_id, at(self.number)), f"key {self.number}: reused under a reader"
-        assert version_of(self.number, self.tree) == self.version, f"key {self.number}: a lease has changed"
+            assert world.daemon.holds(self.span_id, at(self.number)), f"key {self.number}: span reused under a reader"
+        assert version_of(self.number, self.tree) == self.version, f"key {self.number}: a leased payload has changed"
 
 
 class Process:
-    """Process `number`. `wire` is its connection, from the moment in which it may be used."""
+    """Process `number`. `wire` is its connection while the connection is usable, else None."""
 
     def __init__(self, world: World, number: int) -> None:
         self.world = world
@@ -95,11 +95,11 @@ class Process:
         self.orders: list[messages.Order] = []
 
     def refusal(self, key: bytes) -> TensordError | None:
-        """As Link.refusal."""
+        """Stands in for Link.refusal."""
         return None if self.view is None else self.view.refusal(key)
 
     def learn(self) -> None:
-        """Asks for the generations as they are now."""
+        """Reads the current generations."""
         if self.view is not None:
             for tag in self.eras:
                 self.eras[tag] = max(self.eras[tag], self.view.current(tag))
@@ -108,7 +108,7 @@ class Process:
         return next(self._ids)
 
     def open_ring(self, make: Any, timeout_s: float, connected: Any) -> Future[Any]:
-        """As Link.ask, of the only request that puts make."""
+        """Stands in for Link.ask. Puts make no other request through it."""
         answer: Future[Any] = Future()
         daemon = self.world.daemon
         if daemon is None or self.wire is None or connected is not self.wire or not self.wire.daemon_open:
@@ -122,7 +122,7 @@ class Process:
     def send(
         self, *sent: messages.Message, fds: Sequence[int] = (), timeout_s: float = 0.0, connected: Any = None
     ) -> None:
-        """As Link.send; meanwhile anything may happen, to this process too."""
+        """Stands in for Link.send. Other actions may happen during the call, also to this process."""
         wire = self.wire
         if wire is None or wire is not (connected or wire) or not wire.client_open or not wire.daemon_open:
             raise DaemonUnavailable("there is no daemon")
@@ -134,11 +134,11 @@ class Process:
             raise DaemonUnavailable("the connection broke")
         wire.say(sent, fds)
         if not isinstance(sent[0], messages.OpenInbox | messages.CloseInbox):
-            # An inbox is opened and closed under the lock of its table.
+            # The client opens and closes an inbox under the lock of its inbox table.
             self.world.meanwhile()
 
     def attach(self) -> None:
-        """A new connection, if there is a daemon: with the lane that this process has, or a new one."""
+        """Connects if there is a daemon, with the existing lane of this process or with a new one."""
         daemon = self.world.daemon
         if daemon is None or self.wire is not None or self.closed:
             return
@@ -174,7 +174,7 @@ class Process:
         self.view = View.open(ring_fd, index_fd, lane)
 
     def detach(self) -> None:
-        """The connection is over for this process."""
+        """Ends the connection for this process."""
         wire = self.wire
         if wire is not None:
             wire.close_client()
@@ -186,7 +186,7 @@ class Process:
             self.puts.in_flight.disconnected()
 
     def receive(self) -> None:
-        """The next answer, or the end of the connection."""
+        """Handles the next message, or the end of the connection."""
         wire = self.wire
         if wire is None:
             return
@@ -214,10 +214,10 @@ class Process:
             case _:
                 pass
 
-    # ---- what a caller does
+    # ---- calls of the application
 
     def put(self, number: int, version: int, *, claim: int | None, ttl_s: float | None, way: str) -> None:
-        """A put "by the inbox", whole or streamed; one whose payload is "produced" there; or one "in place"."""
+        """Puts a payload "by the inbox", whole or streamed; "produced" in a reserved array; or "in place"."""
         encoded = encode(payload(number, version))
         options = PutOptions(number % ALL, ttl_s, claim, float(number), f"agent {self.number % 2}")
         if is_block(number):
@@ -242,26 +242,26 @@ class Process:
         self.outcomes.append((put, number, version))
 
     def scribble(self) -> None:
-        """Writes into arrays whose put has ended: that must reach nobody."""
+        """Overwrites reserved arrays whose puts have ended. No reader may see these bytes."""
         for put, memory in self.reserved:
             if put.state != "sent":
                 memory[:] = 0xEE
         self.reserved = self.reserved[-3:]
 
     def settled(self) -> None:
-        """Asserts that what was answered is what has happened."""
+        """Asserts that every put reported as stored was published."""
         for put, number, version in self.outcomes:
             if put.state == "stored":
-                assert version in self.world.model.stored[number], f"key {number}: stored, it was said, and is not"
+                assert version in self.world.model.stored[number], f"key {number}: reported as stored, never published"
         self.outcomes = [outcome for outcome in self.outcomes if outcome[0].state == "sent"]
 
     def keep(self, number: int, lease: Lease) -> int:
-        """Checks what was found, and goes on looking at it. Its version."""
+        """Checks a found payload and holds it. Returns its version."""
         tree = lease.tree
         version = version_of(number, tree)
         handle = lease.handle()
         named = Handle.unpack(handle) if handle is not None else None
-        assert named is None or named.key == at(number), "found under another key"
+        assert named is None or named.key == at(number), "the handle names another key"
         self.held.append(Held(number, version, tree, None if named is None else named.span_id, handle))
         while len(self.held) > HELD_MAX:
             self.let_go()
@@ -272,7 +272,7 @@ class Process:
         return lease is not None and lease.handle() is None
 
     def let_go(self) -> None:
-        """One payload is looked at no more."""
+        """Releases one held payload."""
         if self.held:
             held = self.held.pop(self.world.chance.randrange(len(self.held)))
             held.check(self.world)
@@ -280,9 +280,10 @@ class Process:
     # ---- forks and ends
 
     def fork(self, number: int) -> Process:
-        """The parent's lanes in use are frozen, its connection ends if it has to attach anew; the child holds the same.
+        """Forks. The parent freezes its lanes in use, and closes its connection if it has to attach again.
 
-        The child looks at the same bytes by a mapping of its own, which holds the parent's lanes, and so their locks.
+        The child holds the same payloads in its own mapping. The mapping keeps the parent's lanes and thereby their
+        locks.
         """
         child = Process(self.world, number)
         view = self.view
@@ -309,7 +310,7 @@ class Process:
         return child
 
     def close(self) -> None:
-        """Client.close: the connection ends, the leases stay."""
+        """Stands in for Client.close: ends the connection and keeps the leases."""
         self.closed = True
         if self.wire is not None:
             self.wire.close_client()
@@ -321,20 +322,20 @@ class Process:
             self.lane_fd = -1
 
     def die(self) -> None:
-        """kill -9: descriptors and mappings go, and with the last of them the locks on its lanes."""
+        """Ends the process as SIGKILL does: descriptors and mappings close, and the locks on its lanes with them."""
         if not self.closed:
             self.close()
         self.held.clear()
         self.reserved.clear()
 
     def check(self) -> None:
-        """Asserts that all that it looks at is what it was."""
+        """Asserts that every held payload is unchanged."""
         for held in self.held:
             held.check(self.world)
 
 
 def small_lane(fd: int, words: int) -> Lane:
-    """The lane behind `fd`, of which `words` pin words are used: to make all finalizers takes longer than a seed."""
+    """The lane behind `fd`, reduced to `words` pin words. Creating all finalizers takes longer than a whole seed."""
     make = lanes._releaser
     lanes._releaser = lambda state, word: _never
     try:
@@ -348,4 +349,4 @@ def small_lane(fd: int, words: int) -> Lane:
 
 
 def _never(_: object) -> None:
-    raise AssertionError("a pin word that is not used was released")
+    raise AssertionError("an unused pin word was released")

@@ -1,4 +1,4 @@
-"""What one seed settles before its first step, and what a restarted daemon is configured with."""
+"""The settings that a seed draws for its first daemon and for each restarted daemon."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ POLICIES: Final = ("hazard", *registry.POLICIES)
 
 @dataclass(frozen=True)
 class Settings:
-    """One daemon's configuration. `governed`: the governor presses the store; else the schedule does."""
+    """Configuration of one daemon. `governed`: memory pressure comes from the governor, else from the schedule."""
 
     policy: str
     ring_bytes: int
@@ -27,11 +27,11 @@ class Settings:
     limits: dict[str, Any]
 
     def store_limits(self, ring_bytes: int) -> StoreLimits:
-        """For a ring of `ring_bytes`."""
+        """The store's limits for a ring of `ring_bytes`."""
         return StoreLimits(ring_bytes=ring_bytes, max_bytes=ring_bytes, object_bytes_max=ring_bytes // 2, **self.limits)
 
     def client_limits(self, ring_bytes: int) -> ClientLimits:
-        """What Welcome says of them."""
+        """The limits that Welcome sends to a client."""
         return ClientLimits(
             inbox_bytes_max=self.inbox_bytes,
             object_bytes_max=ring_bytes // 2,
@@ -44,7 +44,7 @@ class Settings:
 
 
 def drawn(chance: random.Random) -> Settings:
-    """The first daemon's."""
+    """Draws the settings of the first daemon."""
     index_entries = chance.choice([10, 20, 40])
     return Settings(
         policy=chance.choice(POLICIES),
@@ -58,7 +58,7 @@ def drawn(chance: random.Random) -> Settings:
 
 
 def redrawn(chance: random.Random, before: Settings) -> Settings:
-    """The next daemon's: the same, or other limits, another policy, a ring of another size."""
+    """Draws the settings of the next daemon: the same, or another policy, ring size and limits."""
     if chance.random() < 0.5:
         return before
     return replace(
@@ -71,7 +71,7 @@ def redrawn(chance: random.Random, before: Settings) -> Settings:
 
 
 def _limits(chance: random.Random, index_entries: int) -> dict[str, Any]:
-    """Small ones, so that each is met. Up to all slots of the index may be taken, so that buckets run full."""
+    """Draws small limits, so that runs reach them. Entries may take all slots, so that buckets run full."""
     return {
         "max_entries": chance.choice([index_entries // 2, index_entries, index_entries * 3 // 2]),
         "max_tokens": chance.choice([None, None, 120]),

@@ -1,9 +1,10 @@
-"""Runs seeds of the simulation on all cores, or one of them with a trace of its steps.
+"""Runs seeds of the simulation on all cores, or one seed with a trace of its steps.
 
     python -m tests.simulation.simulate --seeds 10000         seeds 0 to 9,999; exit status 1 if one of them fails
-    python -m tests.simulation.simulate --seed 273            that one, with a line for each thing that happens
+    python -m tests.simulation.simulate --seed 273            seed 273 alone, with a line for each event
 
-A seed gives the same run everywhere: the hash seed is set, and the cycle collector runs where the schedule says so.
+A seed gives the same run on every machine: the hash seed is fixed, and cycle collection runs only where the schedule
+calls it.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from .world import World
 
 STEPS: Final = 500
 SEED_S_MAX: Final = 120
-"""A seed takes some 50 ms; one that takes so long is told as one that does not end."""
+"""Time limit of a seed. A seed takes some 50 ms; one over the limit counts as failed."""
 CHUNK_SEEDS: Final = 10
 FAILURES_SHOWN: Final = 20
 
@@ -36,13 +37,13 @@ Outcome = tuple[dict[str, int], list[tuple[int, str]]]
 
 
 def run_seed(seed: int, steps: int, *, trace: bool = False) -> Counter[str]:
-    """One seed, to its end.
+    """Runs one seed to its end.
 
     Returns:
-        How much of what happened.
+        The number of events of each kind.
 
     Raises:
-        AssertionError: what does not hold.
+        AssertionError: an invariant is violated.
     """
     world = World(seed, print if trace else None)
     try:
@@ -55,7 +56,7 @@ def run_seed(seed: int, steps: int, *, trace: bool = False) -> Counter[str]:
 
 
 def run_seeds(seeds: Iterable[int], steps: int) -> Outcome:
-    """Several, one after the other: what happened, and which failed how."""
+    """Runs several seeds one after the other. Returns the numbers of events, and each failed seed with its error."""
     _prepare()
     counts: Counter[str] = Counter()
     failed: list[tuple[int, str]] = []
@@ -74,10 +75,10 @@ def run_seeds(seeds: Iterable[int], steps: int) -> Outcome:
 
 
 class _End:
-    """How a process of the pool ends by a signal: between two seeds, so that a seed removes its shared memory.
+    """Ends a process of the pool after a signal, but only between two seeds, so that a seed removes its shared memory.
 
-    The handler raises nothing: within a finalizer an exception is lost, and the pool takes one for what came of the
-    seeds. Either way the process would stay, and whoever waits for it too.
+    The handler raises no exception. An exception within a finalizer is lost, and the pool takes any other one for the
+    result of the seeds. In both cases the process stays, and its parent waits for it.
     """
 
     def __init__(self) -> None:
@@ -90,14 +91,14 @@ class _End:
 
     @contextmanager
     def put_off(self) -> Iterator[None]:
-        """Within it a signal waits for `if_told`, or the end."""
+        """Defers a signal until the next `if_told`, or until the end of the block."""
         self._busy = True
         yield
         self._busy = False
         self.if_told()
 
     def if_told(self) -> None:
-        """Ends the process if a signal came."""
+        """Ends the process if a signal has arrived."""
         if self._told:
             os._exit(1)
 
@@ -111,14 +112,14 @@ _end = _End()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The exit status: 0 if every seed held."""
+    """Returns the exit status: 0 if every seed passed, else 1."""
     parser = argparse.ArgumentParser(prog="simulate", description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--seeds", type=whole(1), default=1000, help="how many")
-    parser.add_argument("--first", type=whole(0), default=0, help="the first of them")
-    parser.add_argument("--seed", type=whole(0), help="one alone, with a trace")
-    parser.add_argument("--steps", type=whole(1), default=STEPS, help=f"of a seed; {STEPS}, and part of what a seed is")
-    parser.add_argument("--stop", action="store_true", help="at the first that fails")
-    parser.add_argument("--jobs", type=whole(1), default=os.cpu_count() or 1, help="processes at once")
+    parser.add_argument("--seeds", type=whole(1), default=1000, help="number of seeds")
+    parser.add_argument("--first", type=whole(0), default=0, help="number of the first seed")
+    parser.add_argument("--seed", type=whole(0), help="run only this seed, with a trace")
+    parser.add_argument("--steps", type=whole(1), default=STEPS, help=f"steps per seed ({STEPS}); same for a replay")
+    parser.add_argument("--stop", action="store_true", help="stop at the first failure")
+    parser.add_argument("--jobs", type=whole(1), default=os.cpu_count() or 1, help="number of processes")
     given = parser.parse_args(argv)
     if given.seed is not None:
         _prepare()
@@ -159,7 +160,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 @contextmanager
 def _pool(jobs: int) -> Iterator[ProcessPoolExecutor]:
-    """A pool that, where a signal ends this process, does not first work off all that was submitted."""
+    """A pool of processes. If a signal ends this process, the pool drops the seeds that have not begun."""
     with ProcessPoolExecutor(jobs, get_context("fork"), _end.listen) as pool:
         try:
             yield pool
@@ -169,7 +170,7 @@ def _pool(jobs: int) -> Iterator[ProcessPoolExecutor]:
 
 
 def _prepare() -> None:
-    """Collections walk what a seed has made, and not all that was imported; the library's log lines go nowhere."""
+    """Excludes imported objects from cycle collection, silences the library's log, sets the alarm's handler."""
     logging.getLogger("tensord").addHandler(logging.NullHandler())
     signal.signal(signal.SIGALRM, _too_long)
     gc.disable()
@@ -178,7 +179,7 @@ def _prepare() -> None:
 
 
 def _too_long(*_: object) -> None:
-    raise TimeoutError(f"it has not ended after {SEED_S_MAX} s")
+    raise TimeoutError(f"the seed has not ended after {SEED_S_MAX} s")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The simulation finds nothing in a few seeds, and would find something: with one of the mechanisms broken, it does.
+"""The simulation passes a few seeds, and detects each of several broken mechanisms.
 
 `make simulate SEEDS=10000` runs it at length.
 """
@@ -52,15 +52,15 @@ def test_a_seed_is_the_same_run_each_time() -> None:
 
 
 SABOTAGES = {
-    "pins are not looked at": """
+    "pins are ignored": """
 from tensord.daemon.lane_scan import LaneScan
 LaneScan._add = lambda self, words: iter(())
 """,
-    "a fork leaves the lanes as they are": """
+    "a fork does not freeze lanes": """
 from tensord.shm.lanes import Lane
 Lane.freeze = lambda self: None
 """,
-    "entries go without a word": """
+    "removals are not announced": """
 from tensord.daemon.core.expiry import Expiry
 gone = Expiry._gone
 Expiry._gone = lambda self, entry, reason, *, announce: gone(self, entry, reason, announce=False)
@@ -71,7 +71,7 @@ from tensord.daemon.copier import Copier
 carry_out = Copier._carry_out
 Copier._carry_out = lambda self, job, part: carry_out(self, job, replace(part, inbox_offset=0))
 """,
-    "an inbox that a lost daemon may read is written again": """
+    "an inbox that a lost daemon may read is reused": """
 from tensord.client.core.inboxes import Inboxes
 Inboxes.retire = lambda self, inbox: None
 """,
@@ -87,7 +87,7 @@ SpanTable.revoke = SpanTable.discard
 from tensord.shm.lanes import Lane
 Lane.tie = lambda self, word, root: self.unpin(word)
 """,
-    "generations are not looked at": """
+    "generations are ignored": """
 from tensord.shm.generations import GenerationWriter
 GenerationWriter.refusal = lambda self, key: None
 """,

@@ -1,6 +1,7 @@
-"""One simulated connection: messages and descriptors on their way in both directions, until either side is gone.
+"""A simulated connection: messages and descriptors in transit in both directions, until one side closes it.
 
-As with a Unix socket, order is kept, what was sent before an end may still be read, what nobody reads any more is lost.
+As with a Unix socket, messages stay in order. Messages sent before an end stay readable. Messages to a closed end are
+lost.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 
 
 class Wire:
-    """The connection of client `number`. A side that has read all learns of the other's end."""
+    """The connection of client `number`. A side learns of the other's end once it has read all messages."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -23,28 +24,28 @@ class Wire:
 
     @property
     def news(self) -> bool:
-        """Whether the client would find something if it read: an answer, or the end."""
+        """Whether a read by the client would return a message or the end of the connection."""
         return bool(self.down) or not self.daemon_open or not self.client_open
 
     def say(self, messages: Sequence[Any], fds: Sequence[int] = ()) -> None:
-        """From the client; descriptors go with the last message, and stay the sender's. Lost if the daemon is gone."""
+        """Sends messages from the client, the last with copies of `fds`. They are lost if the daemon has closed."""
         if self.daemon_open:
             *others, last = messages
             self.up += [(message, []) for message in others]
             self.up.append((last, [os.dup(fd) for fd in fds]))
 
     def answer(self, message: Any) -> None:
-        """From the daemon. Lost if the client is gone."""
+        """Sends a message from the daemon. It is lost if the client has closed."""
         if self.client_open:
             self.down.append(message)
 
     def close_client(self) -> None:
-        """The client reads no more. What it has said is still to be heard."""
+        """Closes the client's end. The daemon can still read the messages in transit to it."""
         self.client_open = False
         self.down.clear()
 
     def close_daemon(self) -> None:
-        """The daemon reads no more. What it has answered is still to be heard."""
+        """Closes the daemon's end. The client can still read the messages in transit to it."""
         self.daemon_open = False
         for _, fds in self.up:
             for fd in fds:

@@ -1,11 +1,11 @@
-"""A simulated host under one seed: at most one daemon, a few processes, a clock, and a schedule of what happens next.
+"""A simulated host under one seed: at most one daemon, a few processes, a clock and a random schedule of actions.
 
-Everything that touches shared memory is the real thing. Time, sockets, threads and gauges are played. All chance is
-drawn from the seed, so a seed is a test; `trace` is told each step of it.
+Shared memory is real, and so is all code that accesses it. Time, sockets, threads and gauges are simulated. All random
+choices come from the seed, so a seed is a reproducible test. `trace` receives a line for each step.
 
-What holds at every step: a payload that is found is f(key, version) of the version published last; a payload that
-is looked at stays what it was, and its span is nobody else's; what was stored is there until the daemon says why not;
-every core's own invariants.
+Invariants at every step: a payload that a reader finds is f(key, version) of the version published last. A held payload
+does not change, and its span belongs to no other entry. A stored entry stays until the daemon announces its removal.
+The invariants of every core hold.
 """
 
 from __future__ import annotations
@@ -40,24 +40,24 @@ from .process import Process
 from .settings import drawn, redrawn
 
 PART_BYTES: Final = 2048
-"""Parts of a put, in place of client/core/puts.py's 4 MiB."""
+"""Size of a put's parts; 4 MiB in client/core/puts.py."""
 START_BYTES: Final = 4096
-"""A client's first inbox, in place of client/core/inboxes.py's 1 MiB: it grows, and there are several."""
+"""Size of a client's first inbox; 1 MiB in client/core/inboxes.py. Inboxes then grow, and a client has several."""
 PIECE_BYTES: Final = 512
-"""What a client copies in place at once, in place of its 1 MiB."""
+"""Bytes that a client copies in place at once; 1 MiB in shm/copy.py."""
 TURN_BYTES: Final = 1024
-"""What the copier copies at once, in place of its 4 MiB."""
+"""Bytes that the copier copies in one turn; 4 MiB in daemon/copier.py."""
 PROCESSES_MAX: Final = 4
 CHECK_EVERY: Final = 10
 TEMPER: Final = (0.2, 0.5, 1.0, 1.0, 1.0, 2.0)
-"""What an action's weight is multiplied by."""
+"""Factors for the weight of an action."""
 
 Trace = Callable[[str], None]
 Actions = tuple[list[Callable[[], None]], list[float]]
 
 
 class World:
-    """The host of one seed. Use `run`, `finish`, and `close` in any case."""
+    """The host of one seed. Call `run`, then `finish`, and `close` in any case."""
 
     def __init__(self, seed: int, trace: Trace | None = None) -> None:
         fence.register()
@@ -70,9 +70,9 @@ class World:
         self.model = Model()
         self.settings = drawn(self.chance)
         self.waiting: set[bytes] = set()
-        """The keys of the slots that were unpublished and not yet free when the last daemon ended."""
+        """Keys of the slots that were unpublished but not yet free when the last daemon ended."""
         self.damaged = False
-        """Whether entries may be found corrupt, and miss."""
+        """Whether reads may find entries corrupt or miss them."""
         self.lane_words = self.chance.choice([3, 24, 24])
         self.processes: list[Process] = []
         self.daemon: Daemon | None = None
@@ -118,7 +118,7 @@ class World:
             self.end_the_daemon: 1,
             self.start_the_daemon: 12,
         }
-        # Each seed has a temper of its own: a slow copier, a busy daemon, many forks.
+        # Each seed draws its own weights: a slow copier, a busy daemon, many forks.
         weights = {act: weight * self.chance.choice(TEMPER) for act, weight in {**foreground, **background}.items()}
         self._all = _weighted(weights)
         self._background = _weighted({act: weights[act] for act in background})
@@ -126,7 +126,7 @@ class World:
     # ---- the schedule
 
     def run(self, steps: int) -> None:
-        """That many steps, each followed by what follows from it sooner or later."""
+        """Starts a daemon and three processes, plays `steps` actions, and checks the host every CHECK_EVERY steps."""
         self.start_the_daemon()
         for _ in range(3):
             self.join()
@@ -136,7 +136,7 @@ class World:
                 self.check()
 
     def meanwhile(self) -> None:
-        """A process is in the middle of a call: some of what does not wait for it happens."""
+        """Plays some background actions while a process is in the middle of a call."""
         if not self._depth and self.chance.random() < 0.5:
             self._depth += 1
             for _ in range(self.chance.choice([1, 2, 4, 12])):
@@ -144,7 +144,7 @@ class World:
             self._depth -= 1
 
     def _of_puts_in_place(self) -> list[Any]:
-        """While a put in place waits for its span, and between the pieces of its copy, other things happen."""
+        """Patches that play actions while a put in place waits for its span, and between the pieces of its copy."""
         wait_placed, write_range = PutsInFlight.wait_placed, Payload.write_range
 
         def wait(in_flight: PutsInFlight, pending: Pending, deadline: float) -> messages.Placed | None:
@@ -170,7 +170,7 @@ class World:
         action()
 
     def say(self, what: str, **fields: object) -> None:
-        """One line of the trace."""
+        """Writes one line of the trace."""
         if self.trace is not None:
             self.trace(f"{self.step:4} {self.now:7.2f} {'  ' * self._depth}{what} {fields or ''}")
 
@@ -180,7 +180,7 @@ class World:
         return self._clients
 
     def of_daemon(self, act: Callable[[Daemon], None]) -> Callable[[], None]:
-        """What the daemon does, if there is one."""
+        """An action that calls `act` with the daemon, if there is one."""
 
         def action() -> None:
             if self.daemon is not None:
@@ -189,7 +189,7 @@ class World:
         return action
 
     def some(self, *, connected: bool = False, seeing: bool = False) -> Process | None:
-        """One of the processes; one with a connection, or with a view, if that is wanted."""
+        """A random process, on request one with a connection or with a view; None if there is none."""
         there = [
             process
             for process in self.processes
@@ -198,30 +198,30 @@ class World:
         return self.chance.choice(there) if there else None
 
     def number(self, process: Process, names: int = ALL) -> int:
-        """A key, at the generation of its namespace that the process knows."""
+        """Draws a key at the generation of its namespace that the process knows."""
         number = self.chance.randrange(names)
         return number + ALL * process.eras[tag_of(number)]
 
     # ---- the daemon
 
     def start_the_daemon(self) -> None:
-        """It finds what the one before it left; every entry is there."""
+        """Starts a daemon on the memory of its predecessor. Asserts that it finds every entry."""
         if self.daemon is not None:
             return
         self.settings = redrawn(self.chance, self.settings)
         self.say("daemon starts", settings=self.settings)
         self.daemon = Daemon(self, self.settings)
         self.daemon.sample()
-        # Where the ring is to be smaller, a scan is to decide about some of them.
+        # A smaller ring hides some entries until a scan decides about them.
         before, left = self.model.expect(), self.daemon.visible() | self.daemon.hidden()
-        assert left == before, f"by the restart, keys {before - left} were lost, and {left - before} came back"
+        assert left == before, f"the restart lost keys {before - left} and brought back {left - before}"
         self.daemon.look_at_generations()
 
     def start_after_damage(self) -> None:
-        """The memory of the daemon before was damaged: what the next finds there is what there is.
+        """Starts a daemon on damaged memory. The model takes over the entries that the daemon finds.
 
         Raises:
-            TensordError: it refuses to start.
+            TensordError: the daemon refuses to start.
         """
         self.damaged = True
         self.daemon = Daemon(self, self.settings)
@@ -229,13 +229,14 @@ class World:
         self.model.there = {number: version for number, version in self.model.there.items() if number in left}
         self.model.ends_at |= self.daemon.ends_at()
         self.model.eras = {tag: self.daemon.memory.index.generations.current(tag) for tag in self.model.eras}
-        # A damaged sequence word may publish a removed entry again that still waited for its scan. Its bytes are whole.
+        # A damaged sequence word may publish a removed entry again that still waited for its scan. Its bytes are
+        # intact.
         returned = {number for number in left - self.model.there.keys() if at(number) in self.waiting}
         self.model.there |= {number: max(self.model.stored[number]) for number in returned}
         assert left == self.model.there.keys(), f"keys {left - self.model.there.keys()} were never put"
 
     def end_the_daemon(self) -> None:
-        """By SIGKILL, or by SIGTERM."""
+        """Ends the daemon by SIGKILL or SIGTERM."""
         daemon = self.daemon
         if daemon is None:
             return
@@ -250,7 +251,7 @@ class World:
         gc.collect()
 
     def reload(self) -> None:
-        """SIGHUP."""
+        """Reloads the daemon's settings, as SIGHUP does."""
         if self.daemon is not None:
             settings = redrawn(self.chance, self.daemon.settings)
             self.say("daemon reloads", settings=settings)
@@ -262,7 +263,7 @@ class World:
             self.daemon.tick()
 
     def hear(self) -> None:
-        """The daemon takes the next message of one connection."""
+        """The daemon handles the next message of one connection."""
         if self.daemon is not None:
             wires = [wire for wire in self.daemon.wires.values() if wire.up or not wire.client_open]
             if wires:
@@ -271,7 +272,7 @@ class World:
     # ---- processes
 
     def join(self) -> None:
-        """A new process, which attaches."""
+        """Adds a new process and attaches it."""
         if len(self.processes) < PROCESSES_MAX:
             process = self._made_process()
             self.processes.append(process)
@@ -294,7 +295,7 @@ class World:
             self.chance.choice(waiting).receive()
 
     def lose_connection(self) -> None:
-        """Either side closes it; what is on its way to that side is lost."""
+        """Closes either side of a connection. Messages in transit to that side are lost."""
         process = self.some(connected=True)
         if process is None or process.wire is None:
             return
@@ -306,7 +307,7 @@ class World:
             self.daemon.hang_up(wire)
 
     def fork(self) -> None:
-        """Both go on; the child may attach."""
+        """Forks a process. Both processes go on; the child may attach."""
         process = self.some()
         if process is not None and len(self.processes) < 2 * PROCESSES_MAX:
             self.forks += 1
@@ -334,7 +335,7 @@ class World:
             return
         number = self.number(process)
         if is_block(number) and process.view is not None and self.chance.random() < 0.8:
-            # Mostly from where the sequence is missing, as those do who want it stored.
+            # In most cases begin at the first missing block, as a client does that stores a sequence.
             while (parent := before(number)) is not None and not process.view.contains(at(parent)):
                 number = parent
         claim = None
@@ -349,7 +350,7 @@ class World:
         process.put(number, version, claim=claim, ttl_s=ttl_s, way=way)
 
     def learn(self) -> None:
-        """A process is started anew with the same arguments, or asks for the generations."""
+        """A process reads the generations, as after a restart with the same arguments."""
         process = self.some(seeing=True)
         if process is not None:
             process.learn()
@@ -359,7 +360,7 @@ class World:
             process.scribble()
 
     def read(self) -> None:
-        """By any of the ways, connected or not; some of what is found is held."""
+        """Reads entries by one of the calls, with or without a connection, and holds the payloads found."""
         process = self.some(seeing=True)
         if process is None or process.view is None:
             return
@@ -375,9 +376,9 @@ class World:
         for number, lease in zip(numbers, leases, strict=True):
             contained = view.contains(at(number))
             there = lease is not None or (self.damaged and contained)
-            # Of a ring that has grown since it was mapped, a full lane copies out more than there is a view of.
+            # The ring may have grown since it was mapped. A full lane then copies entries that lie outside the view.
             copied = there and not contained and not view.is_whole and process.held_as_copy(lease)
-            assert contained == there or copied, f"key {number}: {way} and contains differ"
+            assert contained == there or copied, f"key {number}: {way} and contains disagree"
             if lease is not None:
                 self.hits += 1
                 found = process.keep(number, lease)
@@ -397,7 +398,7 @@ class World:
             process.let_go()
 
     def match(self) -> None:
-        """What the index says is cached of a sequence is what a reader finds of it."""
+        """Asserts that a prefix match returns the blocks that a reader finds."""
         process = self.some(connected=True, seeing=True)
         daemon = self.daemon
         if process is None or process.wire is None or process.view is None or daemon is None:
@@ -414,12 +415,12 @@ class World:
         there = [key for key in wanted if process.view.contains(key)]
         assert matched.blocks == wanted[: len(matched.blocks)]
         assert len(matched.blocks) <= len(there)
-        # A block whose record is damaged is an entry of its own, which no match finds.
+        # A block with a damaged record stays an entry, but no match finds the block.
         assert matched.blocks == there or self.damaged or daemon.store.memory.sequences.rebuilding
         self.matches += bool(there)
 
     def claim(self) -> None:
-        """Asks for the right to compute, renews it, gives it back, or forgets about it."""
+        """Requests a claim, renews it, abandons it, or forgets it."""
         process = self.some(connected=True)
         if process is None:
             return
@@ -462,7 +463,7 @@ class World:
         self._send(process, which())
 
     def use_device(self) -> None:
-        """Entries in this process' VRAM: registered, used, released, and moved as ordered, or not at all."""
+        """Uses entries in a process' VRAM: registers, uses and releases them, and answers orders or ignores them."""
         process = self.some(connected=True)
         if process is None:
             return
@@ -497,7 +498,7 @@ class World:
             pass
 
     def counts(self) -> Counter[str]:
-        """How much of what has happened."""
+        """The number of events of each kind."""
         counted = Counter({f"ended as {reason}": count for reason, count in self.model.ended.items()})
         counted.update(
             hits=self.hits,
@@ -509,22 +510,22 @@ class World:
         )
         return counted
 
-    # ---- what must hold
+    # ---- invariants
 
     def check(self) -> None:
-        """Everything that can be seen between two steps."""
+        """Checks every invariant that is visible between two steps."""
         for process in self.processes:
             process.check()
             process.settled()
             if process.view is not None:
                 for tag, era in self.model.eras.items():
-                    assert process.view.current(tag) == era, f"a client is told generation {process.view.current(tag)}"
+                    assert process.view.current(tag) == era, f"a client reads generation {process.view.current(tag)}"
         if self.daemon is not None:
             self.daemon.check()
             self.model.check(self.daemon.visible(), self.daemon.hidden())
 
     def finish(self) -> None:
-        """Nobody does anything new; what is under way comes to its end, and nothing is left of it."""
+        """Ends all processes and waits for the work in progress. Asserts that nothing leaks."""
         self.step += 1
         self.start_the_daemon()
         daemon = self.daemon
@@ -536,16 +537,16 @@ class World:
         self._settle(daemon)
         status = daemon.store.status()
         for figure in ("claims_held", "claims_waiting", "puts_in_flight", "sweeps"):
-            assert not status[figure], f"{figure} is {status[figure]} though nobody is there"
+            assert not status[figure], f"{figure} is {status[figure]} without any client"
         self.join()
         [process] = self.processes
         assert process.wire is not None
         process.wire.say([messages.Clear(process.next_id()), messages.Limit(process.next_id(), daemon.ring_bytes)])
         daemon.do(Pressed())
-        daemon.settings = drawn(self.chance)  # from here on nobody presses
+        daemon.settings = drawn(self.chance)  # no pressure from here on
         self._settle(daemon)
         assert daemon.store.memory.ring.used_bytes == 0, "ring memory leaked"
-        assert daemon.store.status()["resident_bytes"] == daemon.ring_bytes, "pressure is gone, and not all is back"
+        assert daemon.store.status()["resident_bytes"] == daemon.ring_bytes, "pages are missing after the pressure"
         assert len(daemon.memory.lanes) == 1, "a lane leaked"
         daemon.check()
 
@@ -566,10 +567,10 @@ class World:
             self.now += 2.0
             daemon.tick()
             daemon.keep_time()
-        raise AssertionError("the daemon does not come to rest though nothing happens")
+        raise AssertionError("the daemon does not come to rest without new input")
 
     def close(self) -> None:
-        """Whatever became of it: nothing of it stays."""
+        """Removes everything that the run made, also after a failure."""
         puts.PART_BYTES = self._part_bytes  # type: ignore[misc]
         inboxes.START_BYTES = self._start_bytes  # type: ignore[misc]
         copier.TURN_BYTES = self._turn_bytes  # type: ignore[misc]
@@ -586,5 +587,5 @@ class World:
 
 
 def _weighted(actions: dict[Callable[[], None], float]) -> Actions:
-    """Actions, and their weights summed up."""
+    """The actions and their cumulative weights."""
     return [*actions], [*accumulate(actions.values())]

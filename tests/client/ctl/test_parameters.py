@@ -62,7 +62,7 @@ def test_a_keys_digits_may_be_odd_in_number_and_capital() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "xyz", "0x12", "a" * 65, "12 34", "é"])
-def test_what_is_no_key_is_refused(text: str) -> None:
+def test_an_invalid_key_is_refused(text: str) -> None:
     with pytest.raises(click.BadParameter, match="1 to 64 hexadecimal digits"):
         KEY.convert(text, None, None)
 

@@ -232,7 +232,7 @@ CASES: dict[str, tuple[list[tuple[Any, list[PrefixLayer], dict[int, Any], list[M
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_what_matches(case: str, vram: FakeVram, namespace: tensord.Namespace) -> None:
+def test_a_match_finds_the_longest_cached_prefix(case: str, vram: FakeVram, namespace: tensord.Namespace) -> None:
     stored, query, asked, offset = CASES[case]
     with tensord.Client("/nonexistent/control.sock") as client, tensord.DeviceCache(client, vram) as held:
         cache = made(held, namespace, len(stored))
