@@ -92,10 +92,10 @@ class Link:
 
     def start(self, wait_s: float | None = None) -> None:
         """Starts the thread if it does not run, and waits until it has attached or failed to: for `wait_s` seconds, or
-        for the time limit of an attempt. After a timeout, later calls do not wait for the same attempt again. While the
-        interpreter ends, no thread runs, so nothing is waited for.
+        for the time limit of an attempt. After a timeout, later calls do not wait for the same attempt again. Nothing is
+        waited for after `close`, nor while the interpreter ends, since no thread runs then.
         """
-        if sys.is_finalizing():
+        if sys.is_finalizing() or self._stopping.is_set():
             return
         if self._thread is None:
             aside(self._start)
@@ -132,9 +132,9 @@ class Link:
         return self._attached.is_set()
 
     def wait_connected(self, timeout_s: float) -> bool:
-        """Waits until attached; returns False if that takes longer than `timeout_s` seconds."""
+        """Waits until attached; returns False if that takes longer than `timeout_s` seconds, or after `close`."""
         self.start()
-        return self._attached.wait(timeout_s)
+        return not self.closed and self._attached.wait(timeout_s)
 
     @property
     def connection(self) -> Connected | None:

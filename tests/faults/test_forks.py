@@ -8,10 +8,12 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import signal
 import sys
 import threading
 from collections.abc import Callable
 from functools import partial
+from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
@@ -316,6 +318,38 @@ def writes_after_the_close(stage: Stage, socket: Path) -> int:
     status = os.waitstatus_to_exitcode(os.waitpid(forked, 0)[1])
     assert is_payload(array, 9)
     return status
+
+
+def test_a_child_does_not_wait_for_a_client_that_was_closed_before_the_fork(small: Daemon) -> None:
+    with Child(uses_a_closed_client, small.socket) as child:
+        in_child, in_parent = child.hear()
+    assert in_child == in_parent == [None, None, "lost", False], "a call found something without a connection"
+
+
+def uses_a_closed_client(stage: Stage, socket: Path) -> list[Any]:
+    """The results of calls of a closed client, in a child of a fork and in its parent. Each may wait for longer than
+    the child is given."""
+    client = tensord.Client(socket, timeout_s=PATIENCE_S)
+    namespace = tensord.Namespace(model="closed", revision="1", dtype="float32", processor="none")
+    cache = tensord.PrefixCache(client, namespace, block_tokens=16)
+    client.close()
+
+    def use() -> list[Any]:
+        put = client.put(key(1), payload(1), timeout_s=2 * PATIENCE_S)
+        match = cache.match(range(32), timeout_s=2 * PATIENCE_S)
+        return [client.get(key(PINNED)), match, put.state, client.wait_connected(2 * PATIENCE_S)]
+
+    receiving, sending = Pipe(duplex=False)
+    forked = os.fork()
+    if not forked:
+        sending.send(use())
+        os._exit(0)
+    try:
+        assert receiving.poll(PATIENCE_S), "the child waits for a connection that never comes"
+        return [receiving.recv(), use()]
+    finally:
+        os.kill(forked, signal.SIGKILL)
+        os.waitpid(forked, 0)
 
 
 def is_open(fd: int) -> bool:
