@@ -3,8 +3,8 @@
 Owns: the mappings of inboxes, and the checksums of payloads that are being copied. Does not own spans: the core has
 allocated them, and gets the result of each copy through `done`.
 
-The event loop itself reads queries (`read_inbox`), and copies small payloads while no other message waits (`copy_now`).
-Both are faster than waking a thread.
+The event loop itself reads queries (`read_inbox`), and copies small payloads (`copy_now`). Both are faster than waking
+a thread, and a small payload does not wait for other clients' large ones.
 
 Invariants: uids take turns, and the clients of a uid take turns, TURN_BYTES a turn. The copies of one client are done
 in the order in which they were requested.
@@ -264,7 +264,7 @@ class Copier:
 
     def _finish(self, payload_offset: int, header: SpanHeader, checksum: int) -> PrefixRecord | None:
         # The checks read the bytes in the ring. A client may change its inbox now, but not the copied bytes. A client
-        # that writes in place writes no more after its Fill; it belongs to a user whom the daemon trusts with the ring.
+        # that has written a span writes no more after its Commit; it belongs to a user trusted with the ring.
         tree = self._ring[payload_offset : payload_offset + header.tree_bytes].tobytes()
         described = recipe(tree, depth_max=self._tree_depth_max)
         if described.end_bytes > header.payload_bytes:

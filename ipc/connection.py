@@ -264,8 +264,8 @@ class Connection:
         """Reverts a `send` whose bytes were never written: its requests are no longer open. Not for Hello and Attach,
         which change the state."""
         for message in reversed(messages):
-            if isinstance(message, m.Part | m.Fill):
-                if isinstance(message, m.Fill) or message.last:
+            if isinstance(message, m.Part):
+                if message.last:
                     self._parts_due.add(message.id)
                     self._commits.add(message.id)
             elif type(message) in ANSWERED_BY:
@@ -289,10 +289,10 @@ class Connection:
         kind = type(message)
         if kind not in self._allowed[self.state]:
             raise ProtocolError(f"{kind.__name__} on a connection that is {self.state}: {REMEDIES[self.state]}")
-        if kind is m.Part or kind is m.Fill:
+        if kind is m.Part:
             if message.id not in self._parts_due:
                 raise ProtocolError(f"{kind.__name__} for put {message.id}: send its Commit first")
-            if kind is m.Fill or message.last:
+            if message.last:
                 self._parts_due.discard(message.id)
                 self._settle(message.id)
             return
@@ -305,7 +305,8 @@ class Connection:
         self._open[number] = kind
         if kind is m.Commit:
             self._commits.add(number)
-            self._parts_due.add(number)
+            if message.span is None:
+                self._parts_due.add(number)
         self._watched |= kind is m.Watch
         self.state = MOVES.get((self.state, kind), self.state)
 

@@ -83,12 +83,12 @@ class Committed(Answer, frozen=True):
     error: ErrorBody | None = None
 
 
-class Placed(Answer, frozen=True):
-    """The span for a put that is written in place. `offset`: of the span's header in the ring. `slot`: the number of
-    its slot in the index, whose sequence number is `seq` as long as the span is the put's.
+class SpanTaken(Answer, frozen=True):
+    """Answers TakeSpan. `offset`: of the span's header in the ring. `slot`: the number of its slot in the index, whose
+    sequence number is `seq` as long as the span is the client's.
 
-    The client pins `span_id` and then reads the slot. If the slot is unchanged, the span stays the put's until the pin
-    ends, and the client may write the payload.
+    The client pins `span_id` and then reads the slot. If the slot is unchanged, the span stays the client's until the
+    pin ends, and the client may write a payload.
     """
 
     id: Id
@@ -98,11 +98,30 @@ class Placed(Answer, frozen=True):
     offset: Bytes
 
 
+class TakeSpan(StoreRequest, frozen=True):
+    """Asks for a span of the ring, to write a payload of up to `payload_bytes` into. Only for a client that was sent a
+    WritableRing. The span is the client's until a Commit names it, ReturnSpan returns it, or its time is over.
+
+    `ahead`: no payload waits for the span yet. It is refused if clients have taken a certain share of the ring.
+    """
+
+    answered_by = SpanTaken
+    id: Id
+    payload_bytes: SomeBytes
+    ahead: bool = False
+
+
+class ReturnSpan(StoreRequest, frozen=True):
+    """Returns a span that is not needed. No answer. `span`: the id of the TakeSpan."""
+
+    span: Id
+
+
 class Commit(StoreRequest, frozen=True):
     """Begins a put. One or more Parts with the same id follow; together they have `payload_bytes`.
 
-    `in_place`: the client writes the payload into the ring by itself. The daemon answers with Placed once there is
-    room, and the client's Fill takes the place of the parts. Only for a client that was sent a WritableRing.
+    `span`: the id of the TakeSpan whose span has the whole payload already; no parts follow. The client writes no more
+    into the span, and `checksum` is the xxh3-64 of its bytes. None: the payload comes in parts.
 
     `acks`: the daemon answers each part with PartCopied, for a sender that reuses its region before the put has ended.
     `cost_ms`: the time that computing the payload took; 0 if it is not known. `agent`: the agent that the put is for.
@@ -112,7 +131,7 @@ class Commit(StoreRequest, frozen=True):
     """
 
     answered_by = Committed
-    pushes = (PartCopied, Placed)
+    pushes = (PartCopied,)
     id: Id
     key: Key
     payload_bytes: SomeBytes
@@ -126,16 +145,8 @@ class Commit(StoreRequest, frozen=True):
     prefix_bytes: PrefixBytes = 0
     parent: Key | None = None
     inbox: Count = 0
-    in_place: bool = False
-
-
-class Fill(StoreRequest, frozen=True):
-    """The payload of a put that is written in place is complete. `checksum`: the xxh3-64 of its bytes in the ring;
-    None: the client gives the put up. Committed answers the put, not this message.
-    """
-
-    id: Id
-    checksum: Word | None
+    span: Id | None = None
+    checksum: Word | None = None
 
 
 class Part(StoreRequest, frozen=True):

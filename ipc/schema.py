@@ -12,7 +12,7 @@ from msgspec import Meta, Struct
 
 from ..errors import TensordError, from_code
 
-PROTOCOL_VERSION: Final = 3
+PROTOCOL_VERSION: Final = 4
 
 KEYS_MAX: Final = 1024
 TOKENS_MAX: Final = 4096
@@ -24,6 +24,10 @@ COST_MS_MAX: Final = 86_400_000.0
 AGENT_NAME_CHARS_MAX: Final = 128
 INBOXES_PER_CLIENT_MAX: Final = 16
 """The inbox in use, and earlier ones from which puts are still read."""
+SPANS_PER_CLIENT_MAX: Final = 16
+"""Spans that a client may have taken, or asked for, to write payloads into."""
+SPAN_S: Final = 10.0
+"""Seconds after which the daemon takes a span back that no Commit named. A client uses no span for half as long."""
 TEXT_CHARS_MAX: Final = 2000
 NUMBER_MAX: Final = (1 << 63) - 1
 SIZE_BYTES_MAX: Final = 1 << 48

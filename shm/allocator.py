@@ -151,6 +151,11 @@ class SpanAllocator:
         self.map.remove_span(offset)
         self.freed += 1
 
+    def cut(self, offset: int, size_bytes: int) -> None:
+        """Frees all bytes of a span but its first `size_bytes`."""
+        self.map.cut_span(offset, size_bytes)
+        self.freed += 1
+
     def grow(self, to_bytes: int) -> None:
         """Raises the capacity to `to_bytes`, by a hole at the end."""
         assert self.map.capacity_bytes <= to_bytes <= RING_BYTES_MAX, (self.map.capacity_bytes, to_bytes)

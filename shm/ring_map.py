@@ -66,6 +66,16 @@ class RingMap:
         self.used_bytes -= size
         self.holes.add(offset, size)
 
+    def cut_span(self, offset: int, size_bytes: int) -> None:
+        """Makes the bytes of the span at `offset` after its first `size_bytes` a hole, merged with the hole behind."""
+        before = self.spans[offset]
+        assert 0 < size_bytes < before and size_bytes % ALIGN_BYTES == 0, (size_bytes, before)
+        del self.span_at_end[offset + before]
+        self.spans[offset] = size_bytes
+        self.span_at_end[offset + size_bytes] = offset
+        self.used_bytes -= before - size_bytes
+        self.holes.add(offset + size_bytes, before - size_bytes)
+
     def check_invariants(self) -> None:
         """Asserts the invariants of the module's docstring."""
         blocks = sorted([*self.spans.items(), *self.holes.sizes.items(), *self.withdrawn.sizes.items()])

@@ -105,22 +105,6 @@ class PutsInFlight:
             pending.connected = connected
         return True
 
-    def wait_placed(self, pending: Pending, deadline: float) -> messages.Placed | None:
-        """Waits until the daemon has named the span of a put that is written in place. None if the put ends before, or
-        `deadline` (monotonic seconds) passes."""
-        with self._lock:
-            self._lock.wait_for(
-                lambda: pending.placed is not None or pending.commit.id not in self._pending,
-                max(0.0, deadline - time.monotonic()),
-            )
-            return pending.placed if pending.commit.id in self._pending else None
-
-    def forget(self, pending: Pending) -> bool:
-        """Removes a put that is not settled, because it goes another way. False if it has ended."""
-        with self._lock:
-            self._lock.notify_all()
-            return self._pending.pop(pending.commit.id, None) is not None
-
     def not_sent(self, pending: Pending, error: TensordError) -> None:
         """Settles a put whose messages were not sent; unless a new connection took the put over, which the daemon
         answers.
@@ -140,17 +124,11 @@ class PutsInFlight:
 
     # ---- the connection's thread
 
-    def acknowledged(self, message: messages.Placed | messages.PartCopied | messages.Committed) -> None:
-        """Handles a PartCopied, after which the part's region is free, a Placed, which names the span of a put, or a
-        Committed, which settles the put."""
+    def acknowledged(self, message: messages.PartCopied | messages.Committed) -> None:
+        """Handles a PartCopied, after which the part's region is free, or a Committed, which settles the put."""
         region = None
         with self._lock:
             pending = self._pending.get(message.id)
-            if isinstance(message, messages.Placed):
-                if pending is not None:
-                    pending.placed = message
-                    self._lock.notify_all()
-                return
             if pending is not None and not pending.whole and isinstance(message, messages.PartCopied):
                 region = pending.regions.pop(message.inbox_offset, None)
         if region is not None:

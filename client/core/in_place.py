@@ -1,11 +1,11 @@
-"""Puts whose payload this process writes into the ring by itself, in one copy: Commit, Placed, the copy, Fill.
+"""Puts whose payload this process writes into the ring by itself, in one copy.
 
-    Commit in place ─→ the daemon makes room ─→ Placed ─→ pin the span, read its slot again ─→ copy ─→ Fill ─→ Committed
-                                                   │ too late, no free lane word, or the span was revoked
-                                                   └→ Fill without a checksum; the put goes through the inbox
+    a span, taken before ─→ pin it, read its slot again ─→ copy ─→ Commit of the span ─→ Committed
+       ↑ none: TakeSpan         └ not ours any more, or no free lane word: the put goes through the inbox
+       └ SpanTaken
 
-Owns: the steps of such a put, and when the inbox is used instead. Does not own: the mapping (ring_writer.py), the pin
-(view.py), puts in flight (in_flight.py).
+Owns: the steps of such a put, and when the inbox is used instead. Does not own: the spans (spans.py), the mapping
+(ring_writer.py), the pin (view.py), puts in flight (in_flight.py).
 
 Invariants: this process writes into a span only while its lane pins the span, and only if the slot was unchanged after
 the pin was published. So the span is not reused before the copy ends, nor while this process is stopped, nor after the
@@ -21,6 +21,8 @@ from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, Final
 
+from msgspec.structs import replace
+
 from ...errors import TensordError
 from ...ipc import messages
 from ...shm.layout import SPAN_HEADER_BYTES, span_bytes
@@ -28,10 +30,11 @@ from ...shm.payload import Payload
 from .in_flight import PutsInFlight
 from .put import Pending
 from .ring_writer import RingWriter
+from .spans import Span, Spans
 from .view import View
 
-PLACED_S_MAX: Final = 0.05
-"""Seconds that a put waits for its span. Then it goes through the inbox, which needs no answer before the copy."""
+SPAN_S_MAX: Final = 0.05
+"""Seconds that a put waits for a span. Then it goes through the inbox, which needs no answer before the copy."""
 _AGAIN_S: Final = 1.0
 """Seconds after such a put in which all puts of the client go through the inbox."""
 _OPEN_S: Final = 1.0
@@ -42,7 +45,7 @@ class InPlacePuts:
     """Writes large payloads of one client in place.
 
     Args:
-        send, connection: as for `PutSender`.
+        send, next_id, connection: as for `PutSender`.
         ask: `ask(make, timeout_s, connected)` sends a request, and returns the future of its answer.
         view: returns the current attachment, or None.
     """
@@ -50,6 +53,7 @@ class InPlacePuts:
     def __init__(
         self,
         send: Callable[..., None],
+        next_id: Callable[[], int],
         ask: Callable[..., Future[Any]],
         connection: Callable[[], object | None],
         view: Callable[[], View | None],
@@ -60,12 +64,13 @@ class InPlacePuts:
         self._connection = connection
         self._view = view
         self._in_flight = in_flight
+        self.spans = Spans(next_id)
         self._writer: RingWriter | None = None
         self._refused_by: object | None = None
         self._again_at = 0.0
 
-    def put(self, make: Callable[[], Pending], payload: Payload, deadline: float) -> bool:
-        """Carries a put out. `make` makes it, as one that is not in flight yet.
+    def put(self, make: Callable[[int], Pending], payload: Payload, deadline: float) -> bool:
+        """Carries a put out. `make(span)` makes it, for the span of that number.
 
         Returns:
             False if the put has to go through the inbox. Nothing of it is in flight then.
@@ -76,48 +81,66 @@ class InPlacePuts:
         # SYNC POINT: the connection is read before the view. A view that is newer than the connection is never written
         # through, because sending on that connection fails then.
         connected, view = self._connection(), self._view()
-        if connected is None or view is None or time.monotonic() < self._again_at:
+        if connected is None or view is None:
             return False
         writer = self._writer_of(view, connected)
         if writer is None:
             return False
-        pending = make()
-        self._in_flight.begin(pending, deadline)
-        placed = self._placed(pending, connected, deadline)
-        if placed is None:
-            return pending.put.state != "sent"
-        end = placed.offset + span_bytes(pending.commit.payload_bytes)
-        pin = view.hold_placed(placed) if end <= len(writer) else None
-        if pin is None:
-            return not self._give_up(pending, connected)
-        checksum = writer.write(payload, placed.offset + SPAN_HEADER_BYTES)
-        del pin
-        self._say(messages.Fill(pending.commit.id, checksum), pending, connected)
-        return True
-
-    def _placed(self, pending: Pending, connected: object, deadline: float) -> messages.Placed | None:
-        """Asks for a span. None if there is none in time, or the put has ended."""
-        if not self._in_flight.send_on(pending, connected):
-            return None
-        self._say(pending.commit, pending, connected)
-        placed = self._in_flight.wait_placed(pending, min(deadline, time.monotonic() + PLACED_S_MAX))
-        if placed is None and self._give_up(pending, connected):
-            self._again_at = time.monotonic() + _AGAIN_S
-        return placed
-
-    def _give_up(self, pending: Pending, connected: object) -> bool:
-        """Ends the put's part in the daemon. False if the put has ended already."""
-        if not self._in_flight.forget(pending):
+        span = self._span(payload.payload_bytes, connected, deadline)
+        if span is None:
             return False
-        with suppress(TensordError):
-            self._send(messages.Fill(pending.commit.id, None), connected=connected)
+        end = span.taken.offset + span_bytes(payload.payload_bytes)
+        pin = view.hold_taken(span.taken) if end <= len(writer) else None
+        if pin is None:
+            self._say(messages.ReturnSpan(span.number), connected=connected)
+            return False
+        pending = make(span.number)
+        try:
+            self._in_flight.begin(pending, deadline)
+        except TensordError:
+            self.spans.keep(span, connected)
+            raise
+        checksum = writer.write(payload, span.taken.offset + SPAN_HEADER_BYTES)
+        # The daemon frees no span that it was sent a Commit of. It frees one that it took back once the pin is gone.
+        del pin
+        pending.commit = replace(pending.commit, checksum=checksum)
+        self.spans.used(payload.payload_bytes)
+        if self._in_flight.send_on(pending, connected):
+            try:
+                self._send(pending.commit, connected=connected)
+            except TensordError as error:
+                self._in_flight.not_sent(pending, error)
         return True
 
-    def _say(self, message: messages.Message, pending: Pending, connected: object) -> None:
-        try:
-            self._send(message, connected=connected)
-        except TensordError as error:
-            self._in_flight.not_sent(pending, error)
+    def ask_ahead(self) -> None:
+        """Asks for the spans of the next puts. Called after the daemon's answer to a put, which the requests would
+        delay."""
+        connected = self._connection()
+        if connected is not None and (requests := self.spans.ahead(connected)):
+            self._say(*requests, connected=connected)
+
+    def tidy(self) -> None:
+        """Returns spans that are not needed any more."""
+        connected = self._connection()
+        if unneeded := self.spans.unneeded(connected):
+            self._say(*unneeded, connected=connected)
+
+    def _span(self, size_bytes: int, connected: object, deadline: float) -> Span | None:
+        """A span that was given, or is given in time."""
+        span = self.spans.take(size_bytes, connected)
+        if span is not None or time.monotonic() < self._again_at:
+            return span
+        if requests := self.spans.needed(size_bytes, connected):
+            self._say(*requests, connected=connected)
+        span = self.spans.wait(size_bytes, connected, min(deadline, time.monotonic() + SPAN_S_MAX))
+        if span is None:
+            self._again_at = time.monotonic() + _AGAIN_S
+        return span
+
+    def _say(self, *sent: messages.Message, connected: object | None) -> None:
+        """Sends messages that nothing depends on: without a connection, nobody has spans."""
+        with suppress(TensordError):
+            self._send(*sent, connected=connected)
 
     def _writer_of(self, view: View, connected: object) -> RingWriter | None:
         """The writable mapping of the view's ring. None if the daemon does not allow it, or it cannot be made."""

@@ -92,8 +92,8 @@ class Link:
 
     def start(self, wait_s: float | None = None) -> None:
         """Starts the thread if it does not run, and waits until it has attached or failed to: for `wait_s` seconds, or
-        for the time limit of an attempt. After a timeout, later calls do not wait for the same attempt again. Nothing is
-        waited for after `close`, nor while the interpreter ends, since no thread runs then.
+        for the time limit of an attempt. After a timeout, later calls do not wait for the same attempt again. Nothing
+        is waited for after `close`, nor while the interpreter ends: no thread runs then.
         """
         if sys.is_finalizing() or self._stopping.is_set():
             return
@@ -240,7 +240,7 @@ class Link:
         retry_s = _RETRY_FIRST_S
         while not self._stopping.is_set():
             if self.puts.in_flight.cut:
-                self.puts.in_flight.disconnected()
+                self.puts.disconnected()
             try:
                 channel = self._attach()
             except (TensordError, OSError) as error:
@@ -255,7 +255,7 @@ class Link:
                 if self.puts.in_flight.cut:
                     # A put was interrupted while there was no channel. With a channel, the interruption ends the
                     # channel.
-                    self.puts.in_flight.disconnected()
+                    self.puts.disconnected()
                 # Before other threads may send: a Commit that came before its inbox would be refused.
                 self.puts.in_flight.send_again(partial(_send_on, channel), channel)
                 self.puts.in_flight.why_lost = WENT
@@ -330,7 +330,7 @@ class Link:
 
     def _receive(self, channel: BlockingChannel) -> None:
         while not self._stopping.is_set() and not self.puts.in_flight.cut:
-            self.puts.inboxes.tidy()
+            self.puts.tidy()
             sweep_now_and_then()
             wait_s = _IDLE_S
             if self.claims.held:
@@ -348,8 +348,8 @@ class Link:
         match message:
             case messages.ModeChanged() | messages.Order():
                 pass
-            case messages.Placed() | messages.PartCopied() | messages.Committed():
-                self.puts.in_flight.acknowledged(message)
+            case messages.SpanTaken() | messages.PartCopied() | messages.Committed():
+                self.puts.received(message)
             case messages.WritableRing():
                 self.answers.hand_over(message.id, fds)
             case messages.Claimed(answer="wait"):
@@ -359,7 +359,7 @@ class Link:
                 if answer is not None:
                     settle(answer, error=message.to_error())
                 else:
-                    self.puts.in_flight.refused(number, message.to_error())
+                    self.puts.refused(number, message.to_error())
             case messages.Error():
                 raise message.to_error()
             case messages.Claimed(answer="compute", token=token):
@@ -390,7 +390,7 @@ class Link:
         self.claims.held.clear()
         self.answers.fail_all(self.error or DaemonUnavailable(f"the connection to the daemon at {self.path} ended"))
         self.listeners.tell(lambda listener: listener.detached())
-        self.puts.in_flight.disconnected()
+        self.puts.disconnected()
 
 
 def _send_on(

@@ -80,8 +80,7 @@ class Pending:
     """A put in flight. It can be sent again while its whole payload stands in its inbox.
 
     `inbox`: None for a put that is written in place. `regions`: by their offset in `inbox`. `whole`: the payload is in
-    one region, not streamed. `connected`: the connection on which the putting thread sent the Commit. `placed`: the
-    span, once the daemon has named it.
+    one region, not streamed. `connected`: the connection on which the putting thread sent the Commit.
     """
 
     put: Put
@@ -92,7 +91,6 @@ class Pending:
     whole: bool = True
     sent_again: bool = False
     connected: object | None = None
-    placed: messages.Placed | None = None
 
     @property
     def complete(self) -> bool:

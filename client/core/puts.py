@@ -63,7 +63,9 @@ class PutSender:
         self._end_connection = end
         self.inboxes = Inboxes(send, next_id, connection)
         self.in_flight = PutsInFlight(self.inboxes, connection)
-        self._in_place = InPlacePuts(send, ask, connection, view, self.in_flight) if ask is not None else None
+        self._in_place: InPlacePuts | None = None
+        if ask is not None:
+            self._in_place = InPlacePuts(send, next_id, ask, connection, view, self.in_flight)
 
     def put(self, key: bytes, payload: Payload, options: PutOptions, *, deadline: float) -> Put:
         """Copies `payload` into the inbox part by part, and sends each part as soon as it is copied."""
@@ -118,6 +120,39 @@ class PutSender:
             self.in_flight.not_sent(pending, error)
         return put
 
+    # ---- the connection's thread
+
+    def received(self, message: messages.SpanTaken | messages.PartCopied | messages.Committed) -> None:
+        """Handles the daemon's answers to puts."""
+        if isinstance(message, messages.SpanTaken):
+            if self._in_place is not None:
+                self._in_place.spans.given(message)
+            return
+        self.in_flight.acknowledged(message)
+        if self._in_place is not None:
+            self._in_place.ask_ahead()
+
+    def refused(self, request: int, error: TensordError) -> bool:
+        """Handles an error that answers a put, a TakeSpan or an OpenInbox. Returns False if `request` is none of
+        these."""
+        if self._in_place is not None and self._in_place.spans.refused(request):
+            return True
+        return self.in_flight.refused(request, error)
+
+    def disconnected(self) -> None:
+        """The connection ended: see `PutsInFlight.disconnected`. The spans that it gave are forgotten."""
+        if self._in_place is not None:
+            self._in_place.spans.disconnected()
+        self.in_flight.disconnected()
+
+    def tidy(self) -> None:
+        """Gives up memory that is not needed any more: spans, and former inboxes."""
+        self.inboxes.tidy()
+        if self._in_place is not None:
+            self._in_place.tidy()
+
+    # ---- the thread that puts
+
     def _check_size(self, payload_bytes: int) -> None:
         if payload_bytes > self.inboxes.limits.object_bytes_max:
             raise ObjectTooLarge(
@@ -133,8 +168,8 @@ class PutSender:
         """
         size_bytes, tree_bytes = payload.payload_bytes, len(payload.header)
         if size_bytes >= IN_PLACE_BYTES and self._in_place is not None:
-            commit = partial(self._commit, put, size_bytes, tree_bytes, options, in_place=True)
-            if self._in_place.put(lambda: Pending(put, commit(), None, whole=False), payload, deadline):
+            commit = partial(self._commit, put, size_bytes, tree_bytes, options)
+            if self._in_place.put(lambda span: Pending(put, commit(span=span), None, whole=False), payload, deadline):
                 return
         while True:
             inbox = self.inboxes.fit(size_bytes)

@@ -209,21 +209,21 @@ class View:
         """`get_many` that counts no uses, hits or misses. An entry for which the lane has no free word is a miss."""
         return self._pinned_many(keys)[0]
 
-    def hold_placed(self, placed: messages.Placed) -> Array | None:
-        """Pins the span of a put that is written in place. The pin ends with the returned array, which is empty.
+    def hold_taken(self, taken: messages.SpanTaken) -> Array | None:
+        """Pins a span that this client has taken. The pin ends with the returned array, which is empty.
 
         Returns:
-            None if the span is not the put's any more, or the lane has no free word.
+            None if the span is not the client's any more, or the lane has no free word.
         """
         lane, memory = self.lane, self._index.memory
         pin: Array = np.empty(0, np.uint8)
         try:
-            lane.tie(lane.pin(int.from_bytes(placed.span_id, "little")), pin)
+            lane.tie(lane.pin(int.from_bytes(taken.span_id, "little")), pin)
         except IndexError:
             return None
         # SYNC POINT: as in get, the pin is stored before the slot is read. The daemon changes seq before its scan.
-        at = slot_at(self._index.buckets_at >> 3, placed.slot) * 8
-        unchanged = memory[at : at + 8] == placed.seq and memory[at + SPAN * 8 : at + SPAN * 8 + 8] == placed.span_id
+        at = slot_at(self._index.buckets_at >> 3, taken.slot) * 8
+        unchanged = memory[at : at + 8] == taken.seq and memory[at + SPAN * 8 : at + SPAN * 8 + 8] == taken.span_id
         return pin if unchanged else None
 
     def current(self, tag: bytes) -> int:

@@ -214,11 +214,9 @@ class StoreActor:
                 case effects.Send(client, message):
                     self._send(client, Deliver(message))
                 case effects.Copy() | effects.Seal():
-                    # A small copy is done by this actor if the inbox is empty. Copies of one client keep their order,
-                    # so a client with copies in the thread goes there too. With messages waiting, the thread is faster:
-                    # it does many copies in a row.
-                    busy = len(self.inbox) or self._copying[effect.client]
-                    if not busy and self._copier.is_small(effect):
+                    # A small copy is done by this actor, which is faster than waking the thread. Copies of one client
+                    # keep their order, so a client with copies in the thread goes there too.
+                    if self._copier.is_small(effect) and not self._copying[effect.client]:
                         self.inbox.tell_now(effect)
                     else:
                         self._copying[effect.client] += 1

@@ -6,6 +6,8 @@ the value, the limit and what to do.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ...errors import (
     BadMessage,
     BadPrefix,
@@ -18,10 +20,13 @@ from ...errors import (
     UnderPressure,
 )
 from ...ipc import messages
+from ...ipc.schema import SPAN_S
 from ...shm.layout import NAMESPACE_TAG_BYTES, aligned, span_bytes
 from ...shm.prefix import HEADER_BYTES, RECORD_BYTES_MAX
+from ..policy.candidate import Candidate
 from .arrivals import Arrivals
 from .budget import RingBudget
+from .entries import SpanEntry
 from .limits import StoreLimits
 from .need import Need
 from .residency import Residency
@@ -132,9 +137,39 @@ def overdue(received_bytes: int, commit: messages.Commit, limits: StoreLimits) -
     )
 
 
-def given_up(commit: messages.Commit) -> TensordError:
-    """The end of a put whose client does not write the payload after all."""
-    return TensordError(f"the client gave the put of {commit.payload_bytes} bytes up before it was written: put again")
+def unwritten(commit: messages.Commit, span: SpanEntry | None) -> TensordError | None:
+    """The refusal of a Commit whose payload is not in `span`, the span that it names; None if it is, or names none."""
+    if commit.span is None:
+        return None
+    if span is None:
+        return TimedOut(
+            f"the client does not have the span that it wrote {commit.payload_bytes} bytes into: the daemon takes a "
+            f"span back after {SPAN_S:g} s. Put again"
+        )
+    if commit.checksum is None or commit.payload_bytes > span.payload_bytes:
+        return BadMessage(
+            f"a Commit of a span of {span.payload_bytes} bytes names a payload of {commit.payload_bytes}, checksum "
+            f"{commit.checksum!r}: it needs a checksum, and no more bytes than the span has"
+        )
+    return None
+
+
+def preferred(commit: messages.Commit, need: Need, memory: SpanTable) -> Callable[[int], bool] | None:
+    """The test whether the policy prefers a put to a victim. None: no test; only blocks with a parent are tested."""
+    parent = memory.entries.find(commit.parent) if commit.parent is not None else None
+    if parent is None:
+        return None
+    new = Candidate(
+        memory.spans.next_span_id,
+        commit.key,
+        need.span_bytes,
+        commit.tokens,
+        commit.cost_ms,
+        parent.depth + 1,
+        parent.before_bytes + parent.span_bytes,
+        commit.agent,
+    )
+    return lambda victim: memory.policy.admits(new, victim)
 
 
 def not_worth_it(need: Need) -> StoreFull:

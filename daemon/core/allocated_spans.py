@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from ...shm.allocator import SpanAllocator
 from ...shm.index import IndexWriter
-from ...shm.layout import SPAN_COUNTER_MASK, span_id
+from ...shm.layout import SPAN_COUNTER_MASK, span_bytes, span_id
 from .budget import RingBudget
 from .entries import EntryState, SpanEntry
 from .holdings import Holding, Holdings
@@ -99,6 +99,27 @@ class AllocatedSpans:
             return None
         self._spans_made = number & SPAN_COUNTER_MASK
         return ReservedSpan(number, slot, offset)
+
+    def rename(self, entry: SpanEntry, key: bytes, payload_bytes: int, tree_bytes: int) -> bool:
+        """Gives a span that was never published a slot of another key, and frees the bytes that `payload_bytes` do not
+        need.
+
+        Returns:
+            False without a free slot. Nothing has changed then.
+        """
+        slot = self._index.reserve(key, entry.span_id, entry.offset, tree_bytes, payload_bytes)
+        if slot is None:
+            return False
+        # SYNC POINT: reserve before release, so that after a kill at any instruction the next daemon finds a slot with
+        # the span's id, and gives the span to nobody while a lane pins it.
+        self._index.release(entry.slot)
+        size = span_bytes(payload_bytes)
+        if size < entry.span_bytes:
+            self._ring.cut(entry.offset, size)
+            self.holdings.add(entry.owner_uid, size - entry.span_bytes)
+        entry.key, entry.slot, entry.span_bytes = key, slot, size
+        entry.payload_bytes, entry.tree_bytes = payload_bytes, tree_bytes
+        return True
 
     def adopt(self, entry: SpanEntry) -> bool:
         """Takes over a span that an earlier daemon allocated; its slot exists.

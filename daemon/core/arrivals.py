@@ -59,7 +59,7 @@ class Arrivals:
         return self._due.next_timer()
 
     def began(self, put: PutProgress, now: float) -> bool:
-        """Records the put's first part, or that its client wants to write in place. False: the put is held."""
+        """Records that the put waits for room from now on. False: the put is held."""
         missing_bytes = put.missing_bytes
         if not missing_bytes:
             put.admitted = True
@@ -122,7 +122,7 @@ class Arrivals:
         assert (sums["uid"], sums["client"]) == (self._of_uid, self._of_client)
         assert len(self._held) == len(self._due)
         for put in self._held:
-            assert (put.received_bytes or put.commit.in_place) and not put.admitted and put in self._due
+            assert (put.received_bytes or put.takes) and not put.admitted and put in self._due
             assert put.uid in self._of_uid, "a put is held although its uid has no announced bytes"
 
     def _admits(self, put: PutProgress) -> bool:

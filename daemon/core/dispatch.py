@@ -58,7 +58,8 @@ class Dispatch:
         others: dict[type[Any], Carry] = {
             messages.Commit: parts.intake.commit,
             messages.Part: parts.intake.part,
-            messages.Fill: parts.intake.fill,
+            messages.TakeSpan: parts.intake.take_span,
+            messages.ReturnSpan: parts.intake.return_span,
             messages.Limit: self._limit,
         }
         self._requests = Requests(parts, others)
@@ -106,7 +107,7 @@ class Dispatch:
     def forget_left(self) -> None:
         """Forgets the clients that have left and have no puts any more."""
         for client in sorted(self._leaving):
-            if not self._parts.intake.puts.count_of(client):
+            if not self._parts.intake.puts.has_any(client):
                 self._leaving.discard(client)
                 self._parts.outbox.add(Forget(client))
 

@@ -87,6 +87,26 @@ class SpanEntry:
         return self.key[:NAMESPACE_TAG_BYTES]
 
 
+@dataclass(slots=True)
+class Outcome:
+    """The decisions of one scan. `victims`: entries that ended as victims; `freed`: spans that may be reused;
+    `republished`: victims that are published again; `kept`: spans that are pinned and wait for the next scan."""
+
+    victims: list[SpanEntry] = field(default_factory=list)
+    freed: list[SpanEntry] = field(default_factory=list)
+    republished: list[SpanEntry] = field(default_factory=list)
+    kept: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PendingMove:
+    """An entry's bytes are being copied from the span of `source` to the span of `copy`. `copy` describes the new span
+    only; it is no entry."""
+
+    source: SpanEntry
+    copy: SpanEntry
+
+
 class EntryTable:
     """The tables. From an entry's publication on, only this class sets its `state`."""
 

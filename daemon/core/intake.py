@@ -3,7 +3,7 @@ leaves.
 
     Commit ─ limits, "existed" ─→ first part ─→ queue ─ room ─→ parts are handed to the copier as they come ─→ Copied of
     the last ─→ published, unless the key was stored, its namespace invalidated or its parent evicted meanwhile
-    Commit in place ─ the same ─→ queue ─ room ─→ Placed ─→ Fill, once the client has written ─→ Copied ─→ published
+    TakeSpan ─→ queue ─ room ─→ SpanTaken;  Commit of that span ─ the same ─→ queue ─ a slot ─→ Seal ─→ Copied ─→ …
 
 Owns the decisions about a put until its payload is in the ring. Does not own memory, room, claims or publication: their
 modules do their parts.
@@ -12,19 +12,17 @@ Invariants:
 - Every Commit of a client that stays is answered by exactly one Committed, and every Part of a put with `acks` by
   exactly one PartCopied, also after a refusal.
 - A put whose last part has arrived is carried out even if its sender leaves.
-- A put takes no room before its first part, unless its client writes it in place. Puts get room in turns of uids and of
-  clients, those of one client in order of arrival. A put that waits for the ring to grow lets later ones pass.
+- A put takes no room before its first part. Puts and TakeSpans get room in turns of uids and of clients, those of one
+  client in order of arrival. A put that waits for the ring to grow lets later ones pass.
+- The span that a Commit names goes to that put, or is revoked.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Final
 
 from ...errors import BadMessage, TensordError, UnderPressure
 from ...ipc import messages
-from ...shm.layout import SPAN_HEADER_BYTES
-from ..policy.candidate import Candidate
 from .admission import (
     announces_too_much,
     crowded,
@@ -33,16 +31,19 @@ from .admission import (
     over_share,
     overdue,
     parent_gone,
+    preferred,
     too_many_parts,
     unfit,
     unfit_block,
+    unwritten,
     wrong_part,
 )
 from .arrivals import Arrivals
 from .claims import ClaimTable
-from .effects import Copy, Discard
+from .effects import Discard
+from .entries import SpanEntry
 from .events import Copied
-from .in_place import InPlace
+from .handover import Handover
 from .limits import StoreLimits
 from .outbox import StoreOutbox
 from .publication import Publication
@@ -51,6 +52,7 @@ from .reclaim import Reclaim
 from .residency import Residency
 from .room import Room
 from .span_table import SpanTable
+from .taken_spans import TakenSpans
 
 SERVED_MAX: Final = 64
 """Waiting puts placed or answered in one event: 1 to 2 ms. A failed search for room ends the event's work at once."""
@@ -79,7 +81,8 @@ class Intake:
         self._outbox = outbox
         self._limits = limits
         self.puts = PutTable(limits.put_idle_s, Arrivals(limits.announced_bytes_max, limits.announced_uid_bytes_max))
-        self._in_place = InPlace(memory, self.puts, publication, claims, outbox)
+        self.taken = TakenSpans(memory, outbox, self.puts)
+        self._handover = Handover(publication, outbox)
         self.ring_is_growing = memory.ring.capacity_bytes < limits.ring_bytes
         self.searching = False
         """Whether the next Tick continues the search for room for the first put."""
@@ -105,30 +108,53 @@ class Intake:
             self._outbox.refuse(client, commit.id, error)
             return
         uid = self._outbox.clients[client].uid
+        span = None if commit.span is None else self.taken.claim(client, commit.span)
         refusal = (
-            self._in_place.refusal(client, commit)
+            unwritten(commit, span)
             or unfit(commit, self._limits, self._memory.budget, self.ring_bytes)
             or unfit_block(commit)
             or self._past(commit.key)
             or crowded(self.puts.count_of(client), self._limits)
             or self._without_parent(commit)
         )
+        stored = self._memory.entries.find(commit.key) if refusal is None else None
+        if refusal is None and stored is None and self._refuses:
+            refusal = self._under_pressure()
         if refusal is not None:
             self._refused(client, uid, commit, refusal)
-            return
-        stored = self._memory.entries.find(commit.key)
-        if stored is not None:
+        elif stored is not None:
             self._publication.existed(client, commit, stored, now)
+        else:
+            put = self.puts.begin(client, uid, commit, now)
+            if commit.parent is not None:
+                self._memory.sequences.follow(commit.parent)
+            if span is not None:
+                self.puts.written(put, span, now)
+                self._last_part_came(put)
             return
+        if span is not None:
+            self._memory.revoke(span)
+
+    def take_span(self, client: int, request: messages.TakeSpan, now: float) -> None:
+        """Queues a client that wants a span to write into.
+
+        Raises:
+            BadMessage, LimitReached, ObjectTooLarge, UnderPressure: it gets none.
+        """
+        commit = self.taken.commit(client, request)
+        if refusal := unfit(commit, self._limits, self._memory.budget, self.ring_bytes):
+            raise refusal
         if self._refuses:
-            self._refused(client, uid, commit, self._under_pressure())
-            return
-        put = self.puts.begin(client, uid, commit, now)
-        if commit.parent is not None:
-            self._memory.sequences.follow(commit.parent)
-        if commit.in_place:
-            self.puts.requested(put, now)
-            self.changed = True
+            raise self._under_pressure()
+        self.puts.take(client, self._outbox.clients[client].uid, commit, now)
+        self.changed = True
+
+    def return_span(self, client: int, request: messages.ReturnSpan, now: float) -> None:
+        """Takes a span back, or ends the wait for it."""
+        self.taken.take_back(client, request.span)
+        if (put := self.puts.of_request(client, request.span)) is not None and put.takes:
+            self._end(put)
+        self.changed = True
 
     def part(self, client: int, part: messages.Part, now: float) -> None:
         """Accepts a part of a put. A part of an answered put is not needed, and is acknowledged at once."""
@@ -149,22 +175,11 @@ class Intake:
             self.refuse(put, error)
             return
         self.puts.received(put, part, now)
-        if put.whole and commit.claim is not None:
-            self._claims.committing(commit.claim, put.uid, commit.key)
+        if put.whole:
+            self._last_part_came(put)
         self.changed = True
         if put.stage is Stage.FILLING:
-            self._hand_over(put)
-
-    def fill(self, client: int, fill: messages.Fill, now: float) -> None:
-        """Has a payload checked that its client wrote in place. The Fill of an answered put is not needed."""
-        if (put := self.puts.of_request(client, fill.id)) is None:
-            return
-        refusal = self._in_place.fill(put, fill.checksum, now)
-        if refusal is not None:
-            self.refuse(put, refusal)
-        elif fill.checksum is None:
-            self._end(put)
-        self.changed = True
+            self._handover.parts(put)
 
     def copied(self, event: Copied, now: float) -> None:
         """Processes a part that was copied into the ring, or could not be."""
@@ -203,18 +218,20 @@ class Intake:
             if self._refuses:
                 self.refuse(put, self._under_pressure())
                 continue
-            entry = self._memory.place(put.key, commit.payload_bytes, commit.tree_bytes, commit.tokens, put.uid, now)
-            if entry is not None:
+            if (entry := self._entry_for(put, now)) is not None:
                 entry.cost_ms, entry.agent, entry.prefix_bytes = commit.cost_ms, commit.agent, commit.prefix_bytes
                 puts.queue.take()
                 self._reclaim.placed()
+                if put.takes:
+                    self.taken.give(put, entry, now)
+                    continue
                 puts.placed(put, entry)
-                if commit.in_place:
-                    self._in_place.tell(put, now)
+                if put.told:
+                    self._handover.seal(put)
                 else:
-                    self._hand_over(put)
+                    self._handover.parts(put)
                 continue
-            progress = self._reclaim.make_room(put.need, now, self._admission_test(put))
+            progress = self._reclaim.make_room(put.need, now, preferred(put.commit, put.need, self._memory))
             if progress == "none" and puts.settling:
                 return
             if progress == "declined":
@@ -226,24 +243,15 @@ class Intake:
             return
         self.searching = True
 
-    def _admission_test(self, put: PutProgress) -> Callable[[int], bool] | None:
-        """The test whether the policy prefers the put to a victim. None: no test; only blocks with a parent are
-        tested."""
-        memory, commit = self._memory, put.commit
-        parent = memory.entries.find(commit.parent) if commit.parent is not None else None
-        if parent is None:
+    def _entry_for(self, put: PutProgress, now: float) -> SpanEntry | None:
+        """The entry of a waiting put: a new span, or the span that its client has written. None: there is no room."""
+        commit, span = put.commit, put.span
+        if span is None:
+            return self._memory.place(put.key, commit.payload_bytes, commit.tree_bytes, commit.tokens, put.uid, now)
+        if not self._memory.assign(span, put.key, commit.payload_bytes, commit.tree_bytes, commit.tokens, now):
             return None
-        new = Candidate(
-            memory.spans.next_span_id,
-            commit.key,
-            put.need.span_bytes,
-            commit.tokens,
-            commit.cost_ms,
-            parent.depth + 1,
-            parent.before_bytes + parent.span_bytes,
-            commit.agent,
-        )
-        return lambda victim: memory.policy.admits(new, victim)
+        put.span, put.told = None, True
+        return span
 
     def ring_grown(self, *, more: bool) -> None:
         """The ring has grown; `more`: it will grow further."""
@@ -268,11 +276,14 @@ class Intake:
         """Ends the client's puts that are not completely received. The others are carried out."""
         for put in self.puts.of_client(client):
             if put.stage is not Stage.ENDING and not put.whole:
-                self._outbox.counters.puts["aborted"] += 1
+                self._outbox.counters.puts["aborted"] += not put.takes
                 self._end(put)
+        self.taken.client_left(client)
 
     def expire(self, now: float, most: int) -> None:
-        """Refuses up to `most` puts whose next part is overdue, and all held puts for which no bytes come."""
+        """Refuses up to `most` puts whose next part is overdue, and all held puts for which no bytes come. Takes up to
+        `most` spans back whose time is over."""
+        self.changed |= self.taken.expire(now, most)
         while (held := self.puts.arrivals.overdue(now)) is not None:
             self.refuse(held, announces_too_much(held.uid, held.missing_bytes, self.puts.arrivals, self._limits))
         for _ in range(most):
@@ -289,8 +300,17 @@ class Intake:
         """Answers a put with an error and releases all that it has."""
         for part in put.parts:
             self._acknowledge(put, part.inbox_offset)
-        self._refused(put.client, put.uid, put.commit, error)
+        if put.takes:
+            self._outbox.refuse(put.client, put.commit.id, error)
+        else:
+            self._refused(put.client, put.uid, put.commit, error)
         self._end(put)
+
+    def _last_part_came(self, put: PutProgress) -> None:
+        """The put no longer needs its sender: its claim lasts until it is answered."""
+        self.changed = True
+        if put.commit.claim is not None:
+            self._claims.committing(put.commit.claim, put.uid, put.key)
 
     def _past(self, key: bytes) -> TensordError | None:
         return self._memory.index.generations.refusal(key)
@@ -318,32 +338,6 @@ class Intake:
         self._publication.existed(put.client, put.commit, stored, now)
         self._end(put)
         return True
-
-    def _hand_over(self, put: PutProgress) -> None:
-        """Hands the arrived parts to the copier."""
-        entry, commit = put.entry, put.commit
-        assert entry is not None
-        payload_offset = entry.offset + SPAN_HEADER_BYTES
-        while put.parts:
-            part = put.parts.popleft()
-            ring_offset = payload_offset + put.handed_bytes
-            put.handed_bytes += part.part_bytes
-            put.copying.append(part.inbox_offset)
-            self._outbox.add(
-                Copy(
-                    put.client,
-                    put.number,
-                    part.inbox_offset,
-                    part.part_bytes,
-                    ring_offset,
-                    payload_offset,
-                    part.last,
-                    self._publication.header(put) if part.last else None,
-                    put.uid,
-                    commit.inbox,
-                )
-            )
-        assert put.handed_bytes <= commit.payload_bytes
 
     def _no_room(self, put: PutProgress) -> None:
         """Parks a put until the ring grows, or refuses it: no evictable entry would make it fit."""
@@ -396,5 +390,11 @@ class Intake:
         self.changed = True
         if 0 < put.handed_bytes < put.commit.payload_bytes:
             self._outbox.add(Discard(put.client, put.number))
-        self._in_place.free(put)
+        if put.span is not None:
+            self._memory.revoke(put.span)
+        if put.entry is not None and put.told:
+            self._memory.revoke(put.entry)
+        elif put.entry is not None:
+            self._memory.discard(put.entry)
+        put.span, put.entry, put.told = None, None, False
         self.puts.forget(put)

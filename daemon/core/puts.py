@@ -8,14 +8,17 @@ Owns the table, the queue, and each put's stage, received parts and pending copi
 
 A WAITING put is queued for room, parked until the ring has grown, or held (`arrivals`).
 
-Invariants: a put waits for room only after its first part, and has a span only from FILLING on. Uids take turns in the
-queue, and so do the clients of each uid. Parts are handed to the copier in order of arrival. A client has at most
+A put whose payload is in a span of the ring already waits for a slot only. A TakeSpan waits like a put, and leaves the
+table once it has its span.
+
+Invariants: a put waits for room only after its first part, and has an entry only from FILLING on. Uids take turns in
+the queue, and so do the clients of each uid. Parts are handed to the copier in order of arrival. A client has at most
 `commits_in_flight_max` puts in the table.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
@@ -41,8 +44,9 @@ class Stage(Enum):
 @dataclass(slots=True, eq=False)
 class PutProgress:
     """One put. `received_bytes` of the payload have arrived in parts; `handed_bytes` were handed to the copier.
-    `admitted`: the put may take room for bytes that have not arrived. `told`: the client was told of the span, which it
-    writes in place."""
+    `admitted`: the put may take room for bytes that have not arrived. `span`: the span that its client has written the
+    payload into, until the put gets it as its entry. `told`: the client knows the entry's span. `takes`: this is no
+    put, but a TakeSpan that waits for room."""
 
     number: int
     client: int
@@ -50,7 +54,9 @@ class PutProgress:
     commit: messages.Commit
     stage: Stage = Stage.ANNOUNCED
     entry: SpanEntry | None = None
+    span: SpanEntry | None = None
     told: bool = False
+    takes: bool = False
     parts: deque[messages.Part] = field(default_factory=deque)
     copying: deque[int] = field(default_factory=deque)
     received_bytes: int = 0
@@ -73,8 +79,9 @@ class PutProgress:
 
     @property
     def need(self) -> Need:
-        commit = self.commit
-        return Need(commit.key, span_bytes(commit.payload_bytes), commit.tokens, self.uid)
+        commit, has_span = self.commit, self.span is not None
+        size = 0 if has_span else span_bytes(commit.payload_bytes)
+        return Need(commit.key, size, commit.tokens, self.uid, has_span)
 
 
 class PutTable:
@@ -94,6 +101,10 @@ class PutTable:
         self.parked: deque[PutProgress] = deque()
         self.announced = 0
         """The number of puts without any part yet."""
+        self.takers: Counter[int] = Counter()
+        """The number of each client's TakeSpans in the table."""
+        self.taking_bytes = 0
+        """The total bytes of spans for which TakeSpans wait."""
 
     def __len__(self) -> int:
         return len(self._by_number)
@@ -132,17 +143,19 @@ class PutTable:
         return key in self._keys
 
     def count_of(self, client: int) -> int:
-        return len(self._by_client.get(client, ()))
+        """The number of the client's puts, without its TakeSpans."""
+        return len(self._by_client.get(client, ())) - self.takers[client]
+
+    def has_any(self, client: int) -> bool:
+        """Whether the client has a put or a TakeSpan."""
+        return client in self._by_client
 
     def received(self, put: PutProgress, part: messages.Part, now: float) -> None:
         """Records the put's next part. With its first part, the put starts to wait for room, unless it is held."""
         put.received_bytes += part.part_bytes
         put.parts.append(part)
         if put.stage is Stage.ANNOUNCED:
-            put.stage = Stage.WAITING
-            self.announced -= 1
-            if self.arrivals.began(put, now):
-                self.queue.push(put.uid, put.client, put)
+            self._wait(put, now)
         else:
             self.arrivals.came(put, part.part_bytes, now)
             self._admit(put.uid)
@@ -153,21 +166,19 @@ class PutTable:
         else:
             self._idle.set(put.number, now + self._idle_s)
 
-    def requested(self, put: PutProgress, now: float) -> None:
-        """A put that is written in place starts to wait for room at once, unless it is held."""
-        put.stage = Stage.WAITING
-        self.announced -= 1
-        if self.arrivals.began(put, now):
-            self.queue.push(put.uid, put.client, put)
+    def take(self, client: int, uid: int, commit: messages.Commit, now: float) -> None:
+        """Adds a TakeSpan, as a put that is never filled. It waits for room, unless it is held."""
+        put = self.begin(client, uid, commit, now)
+        put.takes = True
+        self.takers[client] += 1
+        self.taking_bytes += span_bytes(commit.payload_bytes)
+        self._wait(put, now)
 
-    def filled(self, put: PutProgress, now: float) -> None:
-        """Records that the client has written the whole payload in place."""
-        put.handed_bytes = put.received_bytes = put.commit.payload_bytes
-        put.copying.append(0)
-        self.arrivals.came(put, put.commit.payload_bytes, now)
-        self._admit(put.uid)
+    def written(self, put: PutProgress, span: SpanEntry, now: float) -> None:
+        """Records that the put's payload is in `span` already."""
+        put.span, put.received_bytes = span, put.commit.payload_bytes
         self._idle.drop(put.number)
-        self._settling.add(put.number)
+        self._wait(put, now)
 
     def placed(self, put: PutProgress, entry: SpanEntry) -> None:
         """Gives the put its span."""
@@ -192,6 +203,11 @@ class PutTable:
 
     def forget(self, put: PutProgress) -> None:
         """Removes a put without pending copies."""
+        if put.takes:
+            self.takers[put.client] -= 1
+            if not self.takers[put.client]:
+                del self.takers[put.client]
+            self.taking_bytes -= span_bytes(put.commit.payload_bytes)
         del self._by_number[put.number]
         self.announced -= put.stage is Stage.ANNOUNCED
         self._settling.discard(put.number)
@@ -248,8 +264,10 @@ class PutTable:
         assert self.announced == sum(put.stage is Stage.ANNOUNCED for put in self)
         for put in self:
             assert (put.stage in (Stage.ANNOUNCED, Stage.WAITING)) == (put.entry is None)
-            assert put.commit.in_place or (put.stage is Stage.ANNOUNCED) == (put.received_bytes == 0)
-            assert not put.told or (put.entry is not None and put.commit.in_place)
+            assert put.takes or (put.stage is Stage.ANNOUNCED) == (put.received_bytes == 0)
+            assert not put.told or (put.entry is not None and put.commit.span is not None)
+            assert put.span is None or (put.stage is Stage.WAITING and put.commit.span is not None)
+            assert not put.takes or put.stage is Stage.WAITING
             assert (put.stage is Stage.WAITING and put.admitted) == (put.number in waiting)
             assert put.handed_bytes <= put.received_bytes <= put.commit.payload_bytes
             settling = put.stage is Stage.ENDING or (put.stage is Stage.FILLING and put.whole)
@@ -261,7 +279,17 @@ class PutTable:
         assert sum(map(len, self._by_client.values())) == len(self)
         assert sum(self._keys.values()) == sum(put.stage is not Stage.ENDING for put in self)
         assert all(self._keys.values())
-        assert all(len(own) <= in_flight_max for own in self._by_client.values())
+        assert all(len(own) - self.takers[client] <= in_flight_max for client, own in self._by_client.items())
+        takers = [put for put in self if put.takes]
+        assert self.takers == Counter(put.client for put in takers) and all(self.takers.values())
+        assert self.taking_bytes == sum(span_bytes(put.commit.payload_bytes) for put in takers)
+
+    def _wait(self, put: PutProgress, now: float) -> None:
+        """The put waits for room from now on, unless it is held."""
+        put.stage = Stage.WAITING
+        self.announced -= 1
+        if self.arrivals.began(put, now):
+            self.queue.push(put.uid, put.client, put)
 
     def _admit(self, uid: int) -> None:
         """Queues the held puts that may be announced now."""

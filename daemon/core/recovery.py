@@ -74,8 +74,11 @@ def recover(
             memory.index.unpublish(recovered.slot)
         entry = _entry(slot, header if whole else None)
         if not memory.adopt(entry, now):
-            # Pages of an unfinished put may be missing. That is no damage, since no reader has seen the put.
-            counters.found_corrupt += recovered.published or not memory.ring.withdrawn_count
+            # No damage, since no reader has seen the put: pages of an unfinished put may be missing, and a span has two
+            # slots if the daemon was killed while it got its key.
+            twin = memory.spans.find(slot.span_id)
+            damaged = not memory.ring.withdrawn_count and (twin is None or twin.offset != slot.offset)
+            counters.found_corrupt += recovered.published or damaged
         elif recovered.published and whole and not past and header is not None:
             adopted.append(_Adopted(entry, header, recovered.record))
     for one in adopted:

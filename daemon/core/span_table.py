@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import islice
 from typing import Final
 
@@ -38,32 +38,12 @@ from ...shm.prefix import PrefixRecord
 from ..policy.replacement import Replacement
 from .allocated_spans import AllocatedSpans
 from .budget import RingBudget
-from .entries import EntryState, EntryTable, SpanEntry
+from .entries import EntryState, EntryTable, Outcome, PendingMove, SpanEntry
 from .eviction_order import EvictionOrder
 from .sequences import Sequences
 
 SCAN_SPANS_MAX: Final = 96
 """Spans that one scan decides about. The limit keeps the processing of its outcome within 2 to 3 ms."""
-
-
-@dataclass(slots=True)
-class Outcome:
-    """The decisions of one scan. `victims`: entries that ended as victims; `freed`: spans that may be reused;
-    `republished`: victims that are published again; `kept`: spans that are pinned and wait for the next scan."""
-
-    victims: list[SpanEntry] = field(default_factory=list)
-    freed: list[SpanEntry] = field(default_factory=list)
-    republished: list[SpanEntry] = field(default_factory=list)
-    kept: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class PendingMove:
-    """An entry's bytes are being copied from the span of `source` to the span of `copy`. `copy` describes the new span
-    only; it is no entry."""
-
-    source: SpanEntry
-    copy: SpanEntry
 
 
 class SpanTable:
@@ -162,6 +142,22 @@ class SpanTable:
         self.spans.add(entry)
         self.spans.count_entry(entry)
         return entry
+
+    def assign(
+        self, entry: SpanEntry, key: bytes, payload_bytes: int, tree_bytes: int, tokens: int, now: float
+    ) -> bool:
+        """Makes a span that a client has written the span of a put in flight. It gets a slot of the put's key, and
+        loses the bytes that the payload does not need.
+
+        Returns:
+            False if the index or a budget has no room; nothing has changed then.
+        """
+        if self.spans.over_budget(tokens=tokens) or not self.spans.rename(entry, key, payload_bytes, tree_bytes):
+            return False
+        self.spans.uncount_entry(entry)
+        entry.tokens, entry.created_at = tokens, now
+        self.spans.count_entry(entry)
+        return True
 
     def discard(self, entry: SpanEntry) -> None:
         """Frees a span that was never published and of which no client was told. Nobody can have pinned it, so it needs

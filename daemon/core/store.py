@@ -157,6 +157,7 @@ class Store:
             self.pins.next_timer(),
             self._expiry.next_timer(),
             self.intake.puts.next_timer(),
+            self.intake.taken.next_timer(),
             self._reclaim.next_timer(),
             self.residency.next_timer(),
             self.matching.next_timer(),
@@ -228,7 +229,9 @@ class Store:
         self.residency.check_invariants()
         puts = self.intake.puts
         puts.check_invariants(self._dispatch.commits_most)
-        spans = {put.entry.span_id for put in puts if put.entry is not None}
+        self.intake.taken.check_invariants()
+        spans = {entry.span_id for entry in self.intake.taken}
+        spans |= {each.span_id for put in puts for each in (put.entry, put.span) if each is not None}
         assert spans == {entry.span_id for entry in self.memory.filling}
         generations = self.memory.index.generations
         for entry in self.memory.entries:

@@ -76,7 +76,7 @@ class Unevictable:
         if budget.max_tokens is not None and tokens + need.tokens > budget.max_tokens:
             return "max_tokens"
         if need.key is not None:
-            if not len(survey.gaps(need.span_bytes, filling)[0]):
+            if not need.has_span and not len(survey.gaps(need.span_bytes, filling)[0]):
                 return "ring"
             if not any(entry is None or not self._is_unevictable(entry) for entry in self.bucket(need.key)):
                 return "index bucket"

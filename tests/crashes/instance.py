@@ -16,7 +16,7 @@ from typing import Any, Final, Self
 import numpy as np
 
 import tensord
-from tensord.client.core import link, puts
+from tensord.client.core import in_place, link, puts
 from tensord.errors import TensordError, Unavailable
 from tensord.ipc import messages
 from tensord.testing.fake_vram import FakeCard, FakeVram
@@ -85,6 +85,8 @@ class Instance:
         with contextlib.ExitStack() as stack:
             stack.enter_context(replaced(puts, "PART_BYTES", 16 << 10))
             stack.enter_context(replaced(link, "_RETRY_MOST_S", 0.02))
+            # On a busy machine the puts would go through the inbox.
+            stack.enter_context(replaced(in_place, "SPAN_S_MAX", PATIENCE_S))
             stack.enter_context(self.daemon)
             folder = self.daemon.folder / "card"
             folder.mkdir()
@@ -206,10 +208,9 @@ class Instance:
         self._expect_daemon()
 
     def place_and_leave(self, chance: random.Random) -> None:
-        """Another client gets a span for a put in place, and disconnects."""
-        key = Name(14, 0, chance.randrange(NUMBERS)).key
+        """Another client takes a span, and disconnects."""
         with contextlib.suppress(TensordError), RawClient(self.daemon.socket) as other:
-            other.ask(lambda number: messages.Commit(number, key, IN_PLACE_BYTES, 64, acks=False, in_place=True))
+            other.ask(lambda number: messages.TakeSpan(number, IN_PLACE_BYTES))
         self._expect_daemon()
 
     def sequence(self, chance: random.Random) -> None:

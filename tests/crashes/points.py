@@ -34,9 +34,12 @@ DAEMON: Final = {
         "daemon.copier:Copier._carry_out",
     ),
     "place": (
-        "daemon.core.in_place:InPlace.tell",
-        "daemon.core.in_place:InPlace.fill",
-        "daemon.core.in_place:InPlace.free",
+        "daemon.core.taken_spans:TakenSpans.give",
+        "daemon.core.taken_spans:TakenSpans.claim",
+        "daemon.core.taken_spans:TakenSpans.take_back",
+        "daemon.core.handover:Handover.seal",
+        "daemon.core.allocated_spans:AllocatedSpans.rename",
+        "daemon.core.span_table:SpanTable.assign",
         "daemon.core.span_table:SpanTable.revoke",
         "shm.index:IndexWriter.revoke",
     ),
@@ -170,9 +173,8 @@ CLIENT: Final = {
     "write": (
         "client.core.in_place:InPlacePuts.*",
         "client.core.ring_writer:RingWriter.*",
-        "client.core.view:View.hold_placed",
-        "client.core.in_flight:PutsInFlight.wait_placed",
-        "client.core.in_flight:PutsInFlight.forget",
+        "client.core.spans:Spans.*",
+        "client.core.view:View.hold_taken",
     ),
     "reserve": (
         "client.core.puts:PutSender.reserve",

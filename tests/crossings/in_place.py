@@ -51,7 +51,7 @@ class InPlace(Putting):
         self.thread = threading.Thread(target=self._run, daemon=True)
         with (
             # On a busy machine the put would go through the inbox.
-            mock.patch.object(in_place, "PLACED_S_MAX", PATIENCE_S),
+            mock.patch.object(in_place, "SPAN_S_MAX", PATIENCE_S),
             mock.patch.object(in_place, "_OPEN_S", PATIENCE_S),
         ):
             self.thread.start()
@@ -103,9 +103,45 @@ class Filled(InPlace):
 
 
 class Asked(InPlace):
-    """The span does not come in time, or another thread is about to ask for one."""
+    """The daemon has not answered the put's TakeSpan."""
 
-    name = "put in place asked for"
+    name = "put in place, waiting for its span"
+
+    def enter(self) -> None:
+        self.thread = threading.Thread(target=self._run, daemon=True)
+        self.thread.start()
+        asked = spans_of(self.party)._asked
+        until(lambda: asked or self.reached.is_set() or self.put or self.raised, "the span to be asked for")
+
+
+class Ahead(InPlace):
+    """Spans are given for puts that have not begun."""
+
+    name = "spans taken in advance"
+    under_way = False
+
+    def enter(self) -> None:
+        for number in range(2):
+            self.party.put(f"ahead-{number}", self.size_bytes, wait=True)
+        until(lambda: not spans_of(self.party)._asked, "the daemon to answer")
+        self.go.set()
+        self.thread = threading.Thread(target=self._run, daemon=True)
+
+    def settle(self) -> None:
+        # After the disturbance.
+        assert self.thread is not None
+        if self.thread.ident is None:
+            self.thread.start()
+        super().settle()
+
+    def _run(self) -> None:
+        self.party.attached()
+        super()._run()
+
+
+def spans_of(party: Any) -> Any:
+    """The spans of the party's client."""
+    return party.client.link.puts._in_place.spans
 
 
 class _Slow:
@@ -124,4 +160,4 @@ class _Slow:
             self._go.wait()
 
 
-IN_PLACE: Final = [Writing, WritingLate, Filled, Asked]
+IN_PLACE: Final = [Writing, WritingLate, Filled, Asked, Ahead]

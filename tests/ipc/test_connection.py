@@ -49,8 +49,9 @@ REQUESTS: list[Message] = [
     m.CloseInbox(7),
     m.Commit(4, KEY, 100, 10),
     m.Part(4, 0, 100, True),
-    m.Commit(41, KEY, 100, 10, in_place=True),
-    m.Fill(41, bytes(8)),
+    m.TakeSpan(40, 100),
+    m.ReturnSpan(40),
+    m.Commit(41, KEY, 100, 10, span=40, checksum=bytes(8)),
     m.OpenRing(42),
     m.RequestClaim(5, KEY),
     m.Renew([1]),
@@ -84,7 +85,7 @@ REQUESTS: list[Message] = [
 UNANSWERED = {
     m.CloseInbox,
     m.Part,
-    m.Fill,
+    m.ReturnSpan,
     m.Renew,
     m.Abandon,
     m.UseEntries,
@@ -150,7 +151,7 @@ def test_the_tables_know_every_message() -> None:
 @pytest.mark.parametrize("request_", REQUESTS, ids=lambda r: type(r).__name__)
 def test_a_request_out_of_turn_is_refused_with_what_to_do(state: ConnectionState, request_: Message) -> None:
     pair = Pair().to(state)
-    if type(request_) in (m.Part, m.Fill) and state is ConnectionState.ATTACHED:
+    if type(request_) in (m.Part,) and state is ConnectionState.ATTACHED:
         pair.ask(m.Commit(getattr(request_, "id", 0), KEY, 100, 10))
     fds = tuple(range(100, 100 + getattr(request_, "fds", 0)))
     arrival = pair.server.receive_data(pack(request_), fds)

@@ -81,6 +81,15 @@ class RingAgainstCells(RuleBasedStateMachine):
         self.ring.free(offset)
         self.paint(offset, size, None)
 
+    @precondition(lambda self: any(size > CELL for size in self.spans().values()))
+    @rule(data=st.data())
+    def cut(self, data: st.DataObject) -> None:
+        spans = sorted((offset, size) for offset, size in self.spans().items() if size > CELL)
+        offset, size = data.draw(st.sampled_from(spans))
+        left = data.draw(st.integers(1, size // CELL - 1)) * CELL
+        self.ring.cut(offset, left)
+        self.paint(offset + left, size - left, None)
+
     @rule(at=st.integers(0, 12), pages=st.integers(1, 3))
     def withdraw_succeeds_only_on_free_pages(self, at: int, pages: int) -> None:
         cells = self.cells[at * 4 : (at + pages) * 4]

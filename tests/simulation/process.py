@@ -150,7 +150,7 @@ class Process:
             self.puts.in_flight.send_again(lambda *sent, fds=(), connected=None: self._say_first(wire, sent, fds), wire)
         except TensordError:
             wire.close_client()
-            self.puts.in_flight.disconnected()
+            self.puts.disconnected()
         else:
             self.wire = wire
 
@@ -183,14 +183,14 @@ class Process:
             self.asked.clear()
             self.device.clear()
             self.orders.clear()
-            self.puts.in_flight.disconnected()
+            self.puts.disconnected()
 
     def receive(self) -> None:
         """Handles the next message, or the end of the connection."""
         wire = self.wire
         if wire is None:
             return
-        self.puts.inboxes.tidy()
+        self.puts.tidy()
         if not wire.client_open or (not wire.down and not wire.daemon_open):
             self.detach()
         elif wire.down:
@@ -200,15 +200,15 @@ class Process:
 
     def _take(self, message: Any) -> None:
         match message:
-            case messages.Placed() | messages.PartCopied() | messages.Committed():
-                self.puts.in_flight.acknowledged(message)
+            case messages.SpanTaken() | messages.PartCopied() | messages.Committed():
+                self.puts.received(message)
             case messages.Claimed(id=request, answer="compute", token=token):
                 self.claims[token] = self.asked.pop(request)
             case messages.Claimed(id=request, answer=answer) if answer != "wait":
                 self.asked.pop(request)
             case messages.Error(id=int(request)):
                 if self.asked.pop(request, None) is None:
-                    self.puts.in_flight.refused(request, message.to_error())
+                    self.puts.refused(request, message.to_error())
             case messages.Order():
                 self.orders.append(message)
             case _:

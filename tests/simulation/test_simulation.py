@@ -100,6 +100,6 @@ Segments._find_lanes = lambda self: None
 
 @pytest.mark.parametrize("broken", SABOTAGES)
 def test_a_broken_mechanism_is_found(broken: str) -> None:
-    done = simulated("--seeds", "300", "--stop", sabotage=SABOTAGES[broken])
+    done = simulated("--seeds", "600", "--stop", sabotage=SABOTAGES[broken])
     assert done.returncode == 1, done.stdout[-2000:] + done.stderr[-2000:]
     assert "replay: make simulate SEED=" in done.stdout, done.stdout[-2000:] + done.stderr[-2000:]

@@ -16,17 +16,18 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from itertools import accumulate
+from types import SimpleNamespace
 from typing import Any, Final
 from unittest import mock
 
 import numpy as np
 
-from tensord.client.core import in_place, inboxes, puts, ring_writer
-from tensord.client.core.in_flight import PutsInFlight
+from tensord.client.core import in_place, inboxes, puts, ring_writer, spans
 from tensord.client.core.lease import Lease
-from tensord.client.core.put import Pending
+from tensord.client.core.spans import Span, Spans
 from tensord.client.core.view import View
 from tensord.daemon import copier
+from tensord.daemon.core import taken_spans
 from tensord.daemon.core.host_memory import Pressed
 from tensord.errors import Corrupt, TensordError
 from tensord.ipc import messages
@@ -145,13 +146,13 @@ class World:
 
     def _of_puts_in_place(self) -> list[Any]:
         """Patches that play actions while a put in place waits for its span, and between the pieces of its copy."""
-        wait_placed, write_range = PutsInFlight.wait_placed, Payload.write_range
+        wait_for_span, write_range = Spans.wait, Payload.write_range
 
-        def wait(in_flight: PutsInFlight, pending: Pending, deadline: float) -> messages.Placed | None:
-            for _ in range(self.chance.choice([0, 8, 8, 8])):
-                if pending.placed is None:
+        def wait(of: Spans, size_bytes: int, connected: object, deadline: float) -> Span | None:
+            for _ in range(self.chance.choice([0, 8, 30, 30])):
+                if of._is_asked(size_bytes):
                     self.meanwhile()
-            return wait_placed(in_flight, pending, 0.0)
+            return wait_for_span(of, size_bytes, connected, 0.0)
 
         def write(payload: Payload, to: Any, start: int, stop: int) -> None:
             write_range(payload, to, start, stop)
@@ -159,9 +160,13 @@ class World:
                 self.meanwhile()
 
         return [
-            mock.patch.object(PutsInFlight, "wait_placed", wait),
+            mock.patch.object(Spans, "wait", wait),
+            # By the clock of the simulation, so that spans are returned and taken back within a run.
+            mock.patch.object(spans, "time", SimpleNamespace(monotonic=lambda: self.now)),
             mock.patch.object(Payload, "write_range", write),
             mock.patch.object(ring_writer, "PIECE_BYTES", PIECE_BYTES),
+            # The rings are small.
+            mock.patch.object(taken_spans, "TAKEN_SHARE", 2),
             mock.patch.object(in_place, "_AGAIN_S", 0.0),
         ]
 

@@ -16,7 +16,7 @@ from tensord.shm.tree import encode
 CONNECTED = object()
 
 
-def never() -> Any:
+def never(_: int) -> Any:
     raise AssertionError("the put began")
 
 
@@ -29,7 +29,8 @@ def test_a_descriptor_that_comes_too_late_is_left_to_whoever_receives_it(monkeyp
         return asked[-1]
 
     in_flight = cast(PutsInFlight, None)
-    puts = InPlacePuts(lambda *_: None, ask, lambda: CONNECTED, lambda: cast(View, object()), in_flight)
+    send, view = (lambda *_: None), (lambda: cast(View, object()))
+    puts = InPlacePuts(send, lambda: 1, ask, lambda: CONNECTED, view, in_flight)
     for _ in range(2):
         assert not puts.put(never, encode(bytes(8)), 0.0)
     assert [answer.cancelled() for answer in asked] == [True], "asked once for each connection, and cancelled"

@@ -394,27 +394,33 @@ class Stand:
         self.settle()
         return self.ended(client, request)
 
-    def write(self, client: int, request: int) -> View | None:
-        """The client of a put in place pins its span, and writes the payload. None if the span is not the put's."""
-        placed = next(a for a in self.answers[client] if isinstance(a, messages.Placed) and a.id == request)
-        slot = self.index.read(placed.slot)
-        seq, span_id = (int.from_bytes(word, "little") for word in (placed.seq, placed.span_id))
+    def take_span(self, client: int, request: int, payload_bytes: int = 64, *, ahead: bool = False) -> None:
+        self.send(client, messages.TakeSpan(request, payload_bytes, ahead))
+
+    def taken(self, client: int, request: int) -> messages.SpanTaken | None:
+        """The span that a client was given; None if it was not."""
+        answers = (a for a in self.answers[client] if isinstance(a, messages.SpanTaken) and a.id == request)
+        return next(answers, None)
+
+    def write(self, client: int, request: int, payload_bytes: int = 64) -> View | None:
+        """The client pins a span that it has taken, and writes a payload. None if the span is not the client's."""
+        taken = self.taken(client, request)
+        assert taken is not None
+        slot = self.index.read(taken.slot)
+        seq, span_id = (int.from_bytes(word, "little") for word in (taken.seq, taken.span_id))
         if (slot.seq, slot.span_id) != (seq, span_id):
             return None
-        start = placed.offset + SPAN_HEADER_BYTES
-        content = bytes([request % 251]) * slot.payload_bytes
-        self.touch(placed.offset, SPAN_HEADER_BYTES + slot.payload_bytes)
-        self.bytes[start : start + slot.payload_bytes] = content
+        start = taken.offset + SPAN_HEADER_BYTES
+        content = bytes([request % 251]) * payload_bytes
+        self.touch(taken.offset, SPAN_HEADER_BYTES + payload_bytes)
+        self.bytes[start : start + payload_bytes] = content
         view = View(span_id, start, content)
         self.views.append(view)
         return view
 
-    def fill(self, client: int, request: int, checksum: int | None = 1) -> None:
-        self.send(client, messages.Fill(request, checksum if checksum is None else checksum.to_bytes(8, "little")))
-
-    def placed(self, client: int, request: int) -> bool:
-        """Whether the client of a put in place was told of its span."""
-        return any(isinstance(a, messages.Placed) and a.id == request for a in self.answers[client])
+    def put_span(self, client: int, request: int, key: bytes, payload_bytes: int = 64, **more: Any) -> None:
+        """The Commit of a payload in a span: `span=`, the id of its TakeSpan."""
+        self.commit(client, request, key, payload_bytes, **{"checksum": b"checksum", "acks": False, **more})
 
     def put_block(self, block: Block, client: int = 1, **more: Any) -> str:
         """A whole put of a block; its outcome, and with it the error's code."""

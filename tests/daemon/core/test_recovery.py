@@ -16,6 +16,7 @@ from tensord.shm.layout import SLOT_BYTES, SLOT_WORDS
 from .stand import Make, Stand, View, key
 
 SPAN = 192
+RING = 64 * SPAN
 
 
 def restart(stand: Stand, *, epoch: int = 2, now: float = 0.0) -> None:
@@ -48,11 +49,11 @@ def finish(stand: Stand) -> None:
     assert list(stand.index.slots()) == []
 
 
-def test_a_span_that_a_client_writes_in_place_is_taken_away_by_the_next_daemon_once_it_is_not_pinned() -> None:
-    stand = Stand()
+def test_a_span_that_a_client_writes_is_taken_away_by_the_next_daemon_once_it_is_not_pinned() -> None:
+    stand = Stand(RING)
     stand.join(1, 2)
     for client in (1, 2):
-        stand.commit(client, client, key(client), 64, in_place=True, acks=False)
+        stand.take_span(client, client)
     assert stand.write(2, 2) is not None
     told = {client: list(stand.answers[client]) for client in (1, 2)}
     restart(stand)
@@ -61,6 +62,24 @@ def test_a_span_that_a_client_writes_in_place_is_taken_away_by_the_next_daemon_o
     stand.settle()
     for number in range(10, 40):
         stand.put(number, client=2)
+    stand.check()
+    stand.views.clear()
+    stand.settle()
+    finish(stand)
+
+
+def test_a_daemon_killed_while_a_written_span_gets_its_key_leaves_no_damage() -> None:
+    stand = Stand(RING)
+    stand.join(1)
+    stand.take_span(1, 1)
+    assert stand.write(1, 1) is not None
+    [slot] = stand.index.slots()
+    assert stand.index.reserve(key(1), slot.span_id, slot.offset, 16, 64) is not None
+    restart(stand)
+    stand.settle()
+    assert stand.store.counters.found_corrupt == 0
+    for number in range(10, 80):
+        stand.put(number, client=1)
     stand.check()
     stand.views.clear()
     stand.settle()

@@ -42,8 +42,8 @@ class AnyOrder(RuleBasedStateMachine):
         self.clients = 0
         self.unsent: dict[tuple[int, int], int] = {}
         self.parts_sent: dict[tuple[int, int], int] = {}
-        self.unfilled: dict[tuple[int, int], View | None] = {}
-        """Puts in place, and what their clients pin and have written."""
+        self.taken: dict[tuple[int, int], tuple[int, View | None]] = {}
+        """TakeSpans with the size of the span, or of the payload that the client has written and pins."""
         self.commits: set[tuple[int, int]] = set()
         self.contents: dict[int, bytes] = {}
         self.most_bytes = RING_BYTES
@@ -97,7 +97,8 @@ class AnyOrder(RuleBasedStateMachine):
     @rule(data=st.data())
     def leave(self, data: st.DataObject) -> None:
         client = self.some_client(data)
-        for table in (self.unsent, self.parts_sent, self.unfilled):
+        tables: tuple[dict[tuple[int, int], Any], ...] = (self.unsent, self.parts_sent, self.taken)
+        for table in tables:
             for request in [r for r in table if r[0] == client]:
                 del table[request]
         self.commits = {request for request in self.commits if request[0] != client}
@@ -168,32 +169,37 @@ class AnyOrder(RuleBasedStateMachine):
     def put_is_sent(self, data: st.DataObject, number: int, cells: int, pieces: int) -> None:
         self.put(data, number, cells, 2, pieces)
 
-    @rule(data=st.data(), number=NUMBERS, cells=st.integers(1, 9), tokens=st.integers(0, 6))
-    def put_in_place(self, data: st.DataObject, number: int, cells: int, tokens: int) -> None:
+    @rule(data=st.data(), cells=st.integers(1, 9))
+    def client_takes_a_span(self, data: st.DataObject, cells: int) -> None:
         client = self.some_client(data)
+        self.requests += 1
+        self.taken[client, self.requests] = (cells, None)
+        self.stand.take_span(client, self.requests, cells * 100)
+
+    @precondition(lambda self: self.taken)
+    @rule(data=st.data())
+    def client_writes_into_its_span(self, data: st.DataObject) -> None:
+        request = data.draw(st.sampled_from(sorted(self.taken)))
+        cells, view = self.taken[request]
+        if view is None and self.stand.taken(*request) is not None:
+            less = data.draw(st.integers(1, cells))
+            self.taken[request] = (less, self.stand.write(*request, less * 100))
+
+    @precondition(lambda self: self.taken)
+    @rule(data=st.data(), number=NUMBERS, tokens=st.integers(0, 6), lets_go=st.booleans())
+    def client_puts_its_span(self, data: st.DataObject, number: int, tokens: int, lets_go: bool) -> None:
+        request = data.draw(st.sampled_from(sorted(self.taken)))
+        cells, view = self.taken.pop(request)
+        if view is not None and lets_go:
+            self.let_go(view)
+        client, span = request
+        if view is None:
+            self.stand.send(client, messages.ReturnSpan(span))
+            return
         self.requests += 1
         self.commits.add((client, self.requests))
         self.parts_sent[client, self.requests] = 0
-        self.unfilled[client, self.requests] = None
-        self.stand.commit(
-            client, self.requests, self.key(number), cells * 100, tokens=tokens, in_place=True, acks=False
-        )
-
-    @precondition(lambda self: self.unfilled)
-    @rule(data=st.data())
-    def client_writes_in_place(self, data: st.DataObject) -> None:
-        request = data.draw(st.sampled_from(sorted(self.unfilled)))
-        if self.unfilled[request] is None and self.stand.placed(*request):
-            self.unfilled[request] = self.stand.write(*request)
-
-    @precondition(lambda self: self.unfilled)
-    @rule(data=st.data(), gives_up=st.booleans(), lets_go=st.booleans())
-    def client_fills(self, data: st.DataObject, gives_up: bool, lets_go: bool) -> None:
-        request = data.draw(st.sampled_from(sorted(self.unfilled)))
-        view = self.unfilled.pop(request)
-        if view is not None and lets_go:
-            self.let_go(view)
-        self.stand.fill(*request, None if gives_up or view is None else 1)
+        self.stand.put_span(client, self.requests, self.key(number), cells * 100, span=span, tokens=tokens)
 
     @rule(data=st.data(), words=WORDS, tokens=st.integers(0, 6), settles=st.booleans(), pieces=st.integers(1, 2))
     def put_block(self, data: st.DataObject, words: list[int], tokens: int, settles: bool, pieces: int) -> None:
@@ -313,7 +319,7 @@ class AnyOrder(RuleBasedStateMachine):
     @rule(data=st.data())
     def reader_releases(self, data: st.DataObject) -> None:
         view = self.stand.views[data.draw(st.integers(0, len(self.stand.views) - 1))]
-        if not any(view is written for written in self.unfilled.values()):
+        if not any(view is written for _, written in self.taken.values()):
             self.let_go(view)
 
     def let_go(self, view: View) -> None:
@@ -472,9 +478,8 @@ class AnyOrder(RuleBasedStateMachine):
         while self.grown < RING_BYTES:
             self.grow()
         stand.do(Pressed())
-        # Whole puts of a client may be held behind those that it does not fill.
-        for request in self.unfilled:
-            stand.fill(*request, None)
+        for client, span in self.taken:
+            stand.send(client, messages.ReturnSpan(span))
         stand.settle()
         self.check_answers(self.commits - self.unsent.keys())
         # What waits for bytes that never come, or for others that do, ends by time.
