@@ -23,8 +23,7 @@ from ...shm.payload import Payload
 from ...shm.unshared import Unshared
 
 IN_PLACE_BYTES: Final = 1 << 20
-"""Payloads from this size on are written in place. Smaller ones cost the daemon less by the inbox: their copy takes less
-time than a second message."""
+"""Payloads from this size on are written in place. The daemon's copy of smaller ones takes less time than a message."""
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
