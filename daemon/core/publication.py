@@ -1,14 +1,14 @@
 """Turns a put whose payload is in the ring into an entry, and answers it.
 
-Owns the span's header, and the last checks: the namespace may have been invalidated, the key stored, or the parent of a
-block evicted while the payload was in flight. Does not own the put (`intake`).
+Owns the span's header, and the last checks: the namespace may have been invalidated, the key stored, or the parent
+evicted while the payload was in flight. Does not own the put (`intake`).
 
 Invariant: a refused publication changes nothing.
 """
 
 from __future__ import annotations
 
-from ...errors import BadPrefix
+from ...errors import BadPrefix, TensordError
 from ...ipc import messages
 from ...shm.layout import SpanHeader
 from ...shm.prefix import PrefixRecord
@@ -58,6 +58,7 @@ class Publication:
             prefix_bytes=commit.prefix_bytes,
             cost_ms=commit.cost_ms,
             ttl_s=ttl_s or 0.0,
+            parent=commit.parent,
         )
 
     def publish(self, put: PutProgress, record: PrefixRecord | None, now: float) -> None:
@@ -108,13 +109,12 @@ class Publication:
         Raises:
             BadPrefix, ParentGone, LimitReached: the block is refused. Nothing has changed then.
         """
-        parent_key = put.commit.parent
-        if not put.commit.prefix_bytes:
-            self._memory.publish(entry, now)
-            return
-        if record is None or record.parent != parent_key:
-            raise BadPrefix("the record names another parent than the Commit does")
-        refusal = too_far(record.start + record.count, self._limits)
+        parent_key, is_block = put.commit.parent, put.commit.prefix_bytes > 0
+        refusal: TensordError | None = None
+        if is_block:
+            if record is None or record.parent != parent_key:
+                raise BadPrefix("the record names another parent than the Commit does")
+            refusal = too_far(record.start + record.count, self._limits)
         parent = self._memory.entries.find(parent_key) if parent_key is not None else None
         if refusal is None and parent_key is not None and parent is None:
             refusal = parent_gone(parent_key)

@@ -182,14 +182,13 @@ class SpanTable:
     def publish(
         self, entry: SpanEntry, now: float, record: PrefixRecord | None = None, parent: SpanEntry | None = None
     ) -> None:
-        """Publishes a filled span. With `record` it becomes a block of a cached sequence, a child of the published
-        `parent`.
+        """Publishes a filled span as a child of the published `parent`, if it has one. With `record` it becomes a block
+        of a cached sequence.
 
         Raises:
             BadPrefix, ParentGone: as `Sequences.add`. Nothing has changed then.
         """
-        if record is not None:
-            self.sequences.add(entry, record, parent)
+        self.sequences.add(entry, record, parent)
         del self._filling[entry.span_id]
         self.index.publish(entry.slot)
         self._begin(entry, now)
@@ -214,7 +213,7 @@ class SpanTable:
         self.spans.retired_bytes += entry.span_bytes
 
     def begin_move(self, entry: SpanEntry, offset: int) -> PendingMove | None:
-        """Takes the hole at `offset` and a slot for a copy of a published entry, which must not be a block. Until
+        """Takes the hole at `offset` and a slot for a copy of a published entry, which must not have a record. Until
         `end_move`, scans treat the entry's present span as pinned.
 
         Returns:
@@ -234,6 +233,11 @@ class SpanTable:
             reason="moved",
             may_go=False,
             set_aside=False,
+            parent=None,
+            newest_child=None,
+            sibling=None,
+            sibling_before=None,
+            child_count=0,
         )
         self.spans.add(copy)
         self.spans.retired_bytes += copy.span_bytes
@@ -329,20 +333,22 @@ class SpanTable:
         self.spans.retired_bytes += entry.span_bytes
         return True
 
-    def restore_entry(self, entry: SpanEntry, now: float, record: PrefixRecord | None = None) -> bool:
-        """Makes an entry of an adopted span whose slot is published. With `record` it is a block of a cached sequence.
+    def restore_entry(
+        self, entry: SpanEntry, now: float, record: PrefixRecord | None = None, parent_key: bytes | None = None
+    ) -> bool:
+        """Makes an entry of an adopted span whose slot is published. With `record` it is a block of a cached sequence,
+        with `parent_key` it is a child of that entry.
 
         Returns:
             False if its key is stored already, or its parent is not stored. Then the span is unpublished, and it still
             waits for a scan.
         """
-        parent = self.entries.find(record.parent) if record is not None and record.parent is not None else None
-        is_orphan = record is not None and record.parent is not None and parent is None
+        parent = self.entries.find(parent_key) if parent_key is not None else None
+        is_orphan = parent_key is not None and parent is None
         if is_orphan or self.entries.find(entry.key) is not None:
             self.index.unpublish(entry.slot)
             return False
-        if record is not None:
-            self.sequences.add_recovered(entry, record, parent)
+        self.sequences.add_recovered(entry, record, parent)
         del self._fresh[entry.span_id]
         self.spans.retired_bytes -= entry.span_bytes
         entry.reason = ""

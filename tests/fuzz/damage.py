@@ -77,12 +77,13 @@ def _place(chance: random.Random, path: Path, fd: int, size: int) -> int:
             geometry.generations_at + chance.randrange(64),
         ]
     elif path.suffix == ".ring":
-        # A span header begins with "SPAN". The encoded tree follows 128 bytes after the start of the header.
+        # A span header begins with "SPAN". The encoded tree follows the header.
         data = os.pread(fd, min(size, 1 << 20), 0)
         found = [at for at in range(0, len(data), 64) if data[at : at + 4] == b"SPAN"]
         if found:
             at = chance.choice(found)
-            places += [at + chance.randrange(112), at + chance.randrange(112), at + 128 + chance.randrange(64)]
+            header = [at + chance.randrange(160), at + chance.randrange(160)]
+            places += [*header, at + SPAN_HEADER_BYTES + chance.randrange(64)]
     else:
         places += [chance.randrange(32), chance.randrange(4096, 4096 + 400)]
     return min(chance.choice(places), size - 1)
