@@ -61,9 +61,9 @@ class Publication:
             parent=commit.parent,
         )
 
-    def publish(self, put: PutProgress, record: PrefixRecord | None, now: float) -> None:
+    def publish(self, put: PutProgress, record: PrefixRecord | None, parent: SpanEntry | None, now: float) -> None:
         """Makes an entry of a put whose payload is in the ring, and answers it. If the key was stored meanwhile, the
-        answer is "existed".
+        answer is "existed". `parent`: the published entry of the put's parent, if there is one.
 
         Raises:
             Invalidated: the key's namespace was invalidated meanwhile.
@@ -81,7 +81,7 @@ class Publication:
         victim = self._memory.entries.hidden(put.key)
         if victim is not None:
             self._expiry.end(victim, RemovalProgress(victim.reason))
-        self._show(put, entry, record, now)
+        self._show(put, entry, record, parent, now)
         put.entry, put.told = None, False
         self._expiry.published(entry, now)
         self._outbox.counters.puts["stored"] += 1
@@ -103,7 +103,14 @@ class Publication:
         self._outbox.counters.puts["existed"] += 1
         self._outbox.send(client, messages.Committed(commit.id, "existed"))
 
-    def _show(self, put: PutProgress, entry: SpanEntry, record: PrefixRecord | None, now: float) -> None:
+    def _show(
+        self,
+        put: PutProgress,
+        entry: SpanEntry,
+        record: PrefixRecord | None,
+        parent: SpanEntry | None,
+        now: float,
+    ) -> None:
         """Publishes the copied span.
 
         Raises:
@@ -115,7 +122,6 @@ class Publication:
             if record is None or record.parent != parent_key:
                 raise BadPrefix("the record names another parent than the Commit does")
             refusal = too_far(record.start + record.count, self._limits)
-        parent = self._memory.entries.find(parent_key) if parent_key is not None else None
         if refusal is None and parent_key is not None and parent is None:
             refusal = parent_gone(parent_key)
         if refusal is not None:

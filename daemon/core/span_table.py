@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final
 
@@ -203,6 +203,19 @@ class SpanTable:
             self._fresh[entry.span_id] = entry
             self.order.update_policy(entry)
 
+    def republish(self, entry: SpanEntry, now: float, *, used: bool = False) -> None:
+        """Publishes a victim again, after its ancestors. A scan in flight decides about it no more."""
+        self._fresh.pop(entry.span_id, None)
+        if self._scanning is not None:
+            self._scanning.pop(entry.span_id, None)
+        self.index.publish(entry.slot)
+        self.entries.show(entry)
+        self.sequences.show(entry)
+        self.order.update_policy(entry)
+        entry.reason = ""
+        if used:
+            self.policy.accessed(entry.number, now)
+
     def retire(self, entry: SpanEntry, reason: str) -> None:
         """Ends an entry, pinned or not. Its span is freed once no reader pins it."""
         if entry.state is EntryState.LIVE:
@@ -223,22 +236,7 @@ class SpanTable:
         reserved = self.spans.reserve(entry.key, entry.span_bytes, entry.tree_bytes, entry.payload_bytes, offset)
         if reserved is None:
             return None
-        copy = replace(
-            entry,
-            span_id=reserved.span_id,
-            slot=reserved.slot,
-            offset=reserved.offset,
-            tokens=0,
-            state=EntryState.RETIRED,
-            reason="moved",
-            may_go=False,
-            set_aside=False,
-            parent=None,
-            newest_child=None,
-            sibling=None,
-            sibling_before=None,
-            child_count=0,
-        )
+        copy = entry.copied_to(reserved.span_id, reserved.slot, reserved.offset)
         self.spans.add(copy)
         self.spans.retired_bytes += copy.span_bytes
         move = self._moves[copy.span_id] = PendingMove(entry, copy)
@@ -290,7 +288,7 @@ class SpanTable:
                     before = self.sequences.hidden_ancestors(entry)
                     if before is not None:
                         for each in (*reversed(before), entry):
-                            self._republish(each, now, used=number in pinned)
+                            self.republish(each, now, used=number in pinned)
                             outcome.republished.append(each)
                         continue
                     # An ancestor has ended meanwhile, so this block ends too.
@@ -373,16 +371,6 @@ class SpanTable:
         self.order.check_invariants(stored.values())
         assert not any(e.may_go for number, e in spans.items() if number not in stored)
         assert self.evicted_while_pinned == 0
-
-    def _republish(self, entry: SpanEntry, now: float, *, used: bool) -> None:
-        self._fresh.pop(entry.span_id, None)
-        self.index.publish(entry.slot)
-        self.entries.show(entry)
-        self.sequences.show(entry)
-        self.order.update_policy(entry)
-        entry.reason = ""
-        if used:
-            self.policy.accessed(entry.number, now)
 
     def _leave(self, entry: SpanEntry) -> None:
         """Removes the entry from all tables of entries, and from the budgets of entries and tokens."""

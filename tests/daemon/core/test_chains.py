@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
 from tensord.daemon.core.events import FoundCorrupt
+from tensord.daemon.core.host_memory import Pressed
 from tensord.daemon.core.sweeps import SLICE
 from tensord.daemon.policy.registry import POLICIES
 from tensord.ipc import messages
@@ -22,21 +24,21 @@ from .stand import SPAN, Make, Stand, key
 from .test_recovery import restart
 
 
-def stand_of(blocks: int, **more: object) -> Stand:
+def stand_of(blocks: int, **more: Any) -> Stand:
     """A ring of this number of spans."""
-    stand = Stand(SPAN * blocks, max_entries=max(1000, blocks), **more)  # type: ignore[arg-type]
+    stand = Stand(SPAN * blocks, max_entries=max(1000, blocks), **more)
     stand.join(1, 2)
     return stand
 
 
-def put(stand: Stand, number: int, parent: int, **more: object) -> str:
+def put(stand: Stand, number: int, parent: int, **more: Any) -> str:
     """The outcome of the whole put of a child."""
-    return stand.put(number, parent=key(parent), **more)  # type: ignore[arg-type]
+    return stand.put(number, parent=key(parent), **more)
 
 
-def put_chain(stand: Stand, *numbers: int, **more: object) -> None:
+def put_chain(stand: Stand, *numbers: int, **more: Any) -> None:
     """A chain; its first entry has no parent."""
-    assert stand.put(numbers[0], **more) == "stored"  # type: ignore[arg-type]
+    assert stand.put(numbers[0], **more) == "stored"
     for parent, number in pairwise(numbers):
         assert put(stand, number, parent, **more) == "stored"
 
@@ -187,7 +189,8 @@ def test_a_chain_goes_for_one_large_put_from_its_end() -> None:
 
 @pytest.mark.parametrize("limit", ["max_entries", "max_tokens"])
 def test_children_go_before_their_parents_for_a_budget(limit: str) -> None:
-    stand = Stand(SPAN * 40, **{"max_entries": 1000, limit: 8})
+    limits: dict[str, Any] = {"max_entries": 1000, limit: 8}
+    stand = Stand(SPAN * 40, **limits)
     stand.join(1)
     put_chain(stand, *range(1, 7), tokens=1)
     for number in range(20, 40):
@@ -229,6 +232,9 @@ def test_the_parent_of_a_put_in_flight_stays_until_the_put_has_ended(parent_firs
         begin(stand, 1, 1)
     begin(stand, 2, 2, parent=1)
     if not parent_first:
+        # The store is full, and has evicted entries, before the parent is published.
+        for number in range(40, 50):
+            assert stand.put(number) == "stored"
         stand.part(2, 1, 64, last=True)
         stand.settle()
     for number in range(20, 40):
@@ -363,7 +369,11 @@ def test_a_restart_knows_all_links_again_from_the_ring() -> None:
     chains = [(1, 2, 3, 4), (2, 5)]
     put_chain(stand, *chains[0])
     put(stand, 5, 2)
-    restart(stand)
+    # The first entries are used last, and the policy learns of the entries in the order of their uses.
+    for number in (4, 3, 2, 1):
+        stand.now += 1
+        stand.send(1, messages.Touch(50 + number, [key(number)]))
+    restart(stand, now=10.0)
     assert stand.stored() == {1, 2, 3, 4, 5}
     assert stand.store.status()["chain_blocks"] == 4
     for number in range(20, 50):
@@ -385,11 +395,12 @@ def test_an_entry_whose_parent_is_missing_after_a_restart_is_dropped_with_its_de
     elif damage == "torn header":
         del stand.headers[entry.offset]
     else:
+        stand.put(key(1, b"another."))
         stand.headers[entry.offset] = replace(stand.headers[entry.offset], parent=key(1, b"another."))
     restart(stand)
-    assert stand.stored() == {1}
+    assert [stand.find(key(number)) is not None for number in (1, 2, 3, 4)] == [True, False, False, False]
     stand.settle()
-    assert stand.store.memory.ring.used_bytes == SPAN
+    assert stand.store.memory.ring.used_bytes == SPAN * len(stand.store.memory.entries)
     stand.check()
 
 
@@ -414,3 +425,106 @@ def test_an_entry_of_a_chain_moves_and_keeps_its_parent(make: Make) -> None:
     stand.settle()
     assert stand.stored() == {20}
     stand.check()
+
+
+# ---- puts that wait for their parents
+
+
+def test_a_child_whose_payload_is_complete_first_waits_for_its_parent() -> None:
+    stand = stand_of(10)
+    for number in (1, 2, 3):
+        begin(stand, number, number, parent=number - 1 or None, client=1 + number % 2)
+    for number in (3, 2):
+        stand.part(1 + number % 2, number, 64, last=True)
+    stand.settle()
+    assert not stand.stored(), "their parent is still in flight"
+    stand.part(2, 1, 64, last=True)
+    stand.settle()
+    assert stand.stored() == {1, 2, 3}
+    whole(stand, (1, 2, 3))
+
+
+@pytest.mark.parametrize("end", ["refused", "left", "overdue"])
+def test_puts_that_wait_for_a_parent_that_does_not_come_are_refused(end: str) -> None:
+    stand = stand_of(10, put_idle_s=30.0)
+    begin(stand, 1, 1, client=1)
+    for number in (2, 3):
+        begin(stand, number, number, parent=number - 1)
+        stand.part(2, number, 64, last=True)
+    stand.settle()
+    assert stand.ended(2, 2) == stand.ended(2, 3) == ""
+    if end == "refused":
+        stand.part(1, 1, 65, last=True)
+    elif end == "left":
+        stand.leave(1)
+    else:
+        stand.pass_time(31.0)
+    stand.settle()
+    assert stand.ended(2, 2) == stand.ended(2, 3) == "ParentGone"
+    assert stand.store.memory.ring.used_bytes == 0
+    stand.check()
+
+
+def test_a_long_chain_that_waited_is_published_in_bounded_steps() -> None:
+    stand = stand_of(300, commits_in_flight_max=300)
+    begin(stand, 1, 1, client=1)
+    for number in range(2, 200):
+        begin(stand, number, number, parent=number - 1)
+        stand.part(2, number, 64, last=True)
+    stand.settle()
+    stand.part(1, 1, 64, last=True)
+    stand.copy()
+    assert 0 < len(stand.stored()) < 199
+    assert stand.store.next_timer() == stand.now
+    stand.settle()
+    assert len(stand.stored()) == 199
+    stand.check()
+
+
+def test_a_put_that_waits_for_its_parent_keeps_no_other_put_waiting() -> None:
+    stand = stand_of(4)
+    begin(stand, 1, 1, client=1)
+    begin(stand, 2, 2, parent=1)
+    stand.part(2, 2, 64, last=True)
+    stand.settle()
+    assert stand.put(9, 3 * SPAN - SPAN_HEADER_BYTES) == "stored"
+    assert stand.put(10, 4 * SPAN - SPAN_HEADER_BYTES) == "StoreFull"
+    stand.part(1, 1, 64, last=True)
+    stand.settle()
+    assert (stand.ended(1, 1), stand.ended(2, 2)) == ("stored", "stored")
+    stand.check()
+
+
+def test_two_puts_never_wait_for_each_other() -> None:
+    """Key 1 is put twice: first without a parent, and refused; the second put names a child of the first."""
+    stand = stand_of(10)
+    begin(stand, 1, 1)
+    begin(stand, 2, 2, parent=1)
+    begin(stand, 3, 1, parent=2)
+    for request in (2, 3):
+        stand.part(2, request, 64, last=True)
+    stand.part(2, 1, 65, last=True)
+    stand.settle()
+    assert [stand.ended(2, request) for request in (1, 2, 3)] == ["BadMessage", "ParentGone", "ParentGone"]
+    assert stand.store.memory.ring.used_bytes == 0
+    stand.check()
+
+
+def test_a_child_that_is_published_saves_a_parent_that_was_about_to_be_evicted() -> None:
+    stand = stand_of(10)
+    put_chain(stand, 1, 2)
+    stand.now = 100.0
+    stand.do(Pressed(None, 10.0))
+    stand.go_on()
+    assert stand.scans == 1
+    assert not stand.stored(), "both are idle, and were chosen"
+    begin(stand, 4, 3, parent=2)
+    stand.part(2, 4, 64, last=True)
+    stand.copy()
+    assert stand.ended(2, 4) == "stored"
+    assert stand.stored() == {1, 2, 3}
+    stand.check()
+    stand.scan()
+    stand.settle()
+    whole(stand, (1, 2, 3))
+    assert stand.stored() == {1, 2, 3}
