@@ -53,14 +53,13 @@ class ChainPut(Chained):
         self.puts = self.put_chain()
 
     def settle(self) -> None:
-        above: tensord.Put | None = None
-        for name, put in self.puts.items():
+        for parent, (name, put) in zip((None, *LINKS), self.puts.items(), strict=False):
             put.wait(self.party.patience_s)
-            # The put of a child is refused with that of its parent, or after it was lost.
-            follows = above is not None and above.state in ("refused", "lost")
-            if not (follows and isinstance(put.error, ParentGone)):
+            if isinstance(put.error, ParentGone):
+                # The parent was lost on its way, or with its memory, or has ended.
+                assert parent is not None and not self.party.client.contains(self.party.key(parent)), put
+            else:
                 self.party.outcomes[name] = put
-            above = put
         self.whole()
 
     def check(self) -> None:

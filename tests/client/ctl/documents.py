@@ -262,7 +262,7 @@ def entry(number: int, **changed: Any) -> dict[str, Any]:
         "key": f"{number:064x}",
         "namespace": f"{0:016x}",
         "payload_bytes": 9 * MIB,
-        "span_bytes": 9 * MIB + 128,
+        "span_bytes": 9 * MIB + 192,
         "tree_bytes": 64,
         "tokens": 1024,
         "uses": number,
@@ -271,6 +271,8 @@ def entry(number: int, **changed: Any) -> dict[str, Any]:
         "expires_unix_s": None,
         "pinned_by_message": False,
         "owner_uid": 1000,
+        "parent": None,
+        "children": 0,
         "span_id": number,
         **changed,
     }
