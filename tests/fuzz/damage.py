@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from tensord.shm.layout import (
+    ALIGN_BYTES,
     BUCKET_BYTES,
     PAGE_BYTES,
     SLOT_BYTES,
@@ -54,9 +55,9 @@ def _once(chance: random.Random, paths: list[Path]) -> str:
             case _:
                 # Copy one slot, or one span header, over another.
                 unit = SPAN_HEADER_BYTES if path.suffix == ".ring" else SLOT_BYTES
-                source = _place(chance, path, fd, size) // unit * unit
+                source, target = (place // ALIGN_BYTES * ALIGN_BYTES for place in (_place(chance, path, fd, size), at))
                 there = os.pread(fd, unit, source)
-                os.pwrite(fd, there[: max(0, size - at // unit * unit)], at // unit * unit)
+                os.pwrite(fd, there[: max(0, size - target)], target)
         return f"{path.name}: {how} at {at}"
 
 
