@@ -6,8 +6,6 @@ the value, the limit and what to do.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from ...errors import (
     BadMessage,
     BadPrefix,
@@ -23,7 +21,6 @@ from ...ipc import messages
 from ...ipc.schema import SPAN_S
 from ...shm.layout import NAMESPACE_TAG_BYTES, aligned, span_bytes
 from ...shm.prefix import HEADER_BYTES, RECORD_BYTES_MAX
-from ..policy.candidate import Candidate
 from .arrivals import Arrivals
 from .budget import RingBudget
 from .entries import SpanEntry
@@ -62,10 +59,12 @@ def unfit(commit: messages.Commit, limits: StoreLimits, budget: RingBudget, ring
 
 
 def unfit_block(commit: messages.Commit) -> TensordError | None:
-    """The refusal of a Commit whose fields about a block contradict each other; None if they agree."""
+    """The refusal of a Commit whose parent or record cannot be those of its entry; None if they can."""
+    if commit.parent is not None and commit.parent[:NAMESPACE_TAG_BYTES] != commit.key[:NAMESPACE_TAG_BYTES]:
+        return BadPrefix("parent names an entry of another namespace: name one whose key begins with the same 8 bytes")
+    if commit.parent == commit.key:
+        return BadPrefix(f"parent is the key {commit.key.hex()[:16]}… itself: name the entry before it, or none")
     if commit.prefix_bytes == 0:
-        if commit.parent is not None:
-            return BadPrefix("parent names a block, but prefix_bytes is 0: a block with a parent must have a record")
         return None
     end_bytes = aligned(commit.tree_bytes) + commit.prefix_bytes
     if not HEADER_BYTES <= commit.prefix_bytes <= RECORD_BYTES_MAX or end_bytes > commit.payload_bytes:
@@ -73,8 +72,6 @@ def unfit_block(commit: messages.Commit) -> TensordError | None:
             f"prefix_bytes = {commit.prefix_bytes}: a record has {HEADER_BYTES} to {RECORD_BYTES_MAX} bytes, within "
             f"the payload of {commit.payload_bytes} bytes, in which it begins at byte {aligned(commit.tree_bytes)}"
         )
-    if commit.parent is not None and commit.parent[:NAMESPACE_TAG_BYTES] != commit.key[:NAMESPACE_TAG_BYTES]:
-        return BadPrefix("parent names a block of another namespace")
     return None
 
 
@@ -89,8 +86,8 @@ def too_far(end: int, limits: StoreLimits) -> TensordError | None:
 
 
 def parent_gone(parent_key: bytes) -> ParentGone:
-    """The refusal of a block whose parent is not stored."""
-    return ParentGone(f"the parent block {parent_key.hex()[:16]}… is not stored: put the sequence again from there")
+    """The refusal of a put whose parent is not stored."""
+    return ParentGone(f"the parent {parent_key.hex()[:16]}… is not stored: put the sequence again from there")
 
 
 def crowded(in_flight: int, limits: StoreLimits) -> TensordError | None:
@@ -152,24 +149,6 @@ def unwritten(commit: messages.Commit, span: SpanEntry | None) -> TensordError |
             f"{commit.checksum!r}: it needs a checksum, and no more bytes than the span has"
         )
     return None
-
-
-def preferred(commit: messages.Commit, need: Need, memory: SpanTable) -> Callable[[int], bool] | None:
-    """The test whether the policy prefers a put to a victim. None: no test; only blocks with a parent are tested."""
-    parent = memory.entries.find(commit.parent) if commit.parent is not None else None
-    if parent is None:
-        return None
-    new = Candidate(
-        memory.spans.next_span_id,
-        commit.key,
-        need.span_bytes,
-        commit.tokens,
-        commit.cost_ms,
-        parent.depth + 1,
-        parent.before_bytes + parent.span_bytes,
-        commit.agent,
-    )
-    return lambda victim: memory.policy.admits(new, victim)
 
 
 def not_worth_it(need: Need) -> StoreFull:

@@ -2,7 +2,8 @@
 leaves.
 
     Commit ─ limits, "existed" ─→ first part ─→ queue ─ room ─→ parts are handed to the copier as they come ─→ Copied of
-    the last ─→ published, unless the key was stored, its namespace invalidated or its parent evicted meanwhile
+    the last ─→ published, once no put of its parent is in flight, unless the key was stored, its namespace invalidated
+    or its parent evicted meanwhile
     TakeSpan ─→ queue ─ room ─→ SpanTaken;  Commit of that span ─ the same ─→ queue ─ a slot ─→ Seal ─→ Copied ─→ …
 
 Owns the decisions about a put until its payload is in the ring. Does not own memory, room, claims or publication: their
@@ -23,6 +24,7 @@ from typing import Final
 
 from ...errors import BadMessage, TensordError, UnderPressure
 from ...ipc import messages
+from ...shm.prefix import PrefixRecord
 from .admission import (
     announces_too_much,
     crowded,
@@ -30,8 +32,6 @@ from .admission import (
     not_worth_it,
     over_share,
     overdue,
-    parent_gone,
-    preferred,
     too_many_parts,
     unfit,
     unfit_block,
@@ -46,6 +46,7 @@ from .events import Copied
 from .handover import Handover
 from .limits import StoreLimits
 from .outbox import StoreOutbox
+from .parents import Parents
 from .publication import Publication
 from .puts import PutProgress, PutTable, Stage
 from .reclaim import Reclaim
@@ -81,6 +82,7 @@ class Intake:
         self._outbox = outbox
         self._limits = limits
         self.puts = PutTable(limits.put_idle_s, Arrivals(limits.announced_bytes_max, limits.announced_uid_bytes_max))
+        self.parents = Parents(memory, self.puts)
         self.taken = TakenSpans(memory, outbox, self.puts)
         self._handover = Handover(publication, outbox)
         self.ring_is_growing = memory.ring.capacity_bytes < limits.ring_bytes
@@ -113,9 +115,9 @@ class Intake:
             unwritten(commit, span)
             or unfit(commit, self._limits, self._memory.budget, self.ring_bytes)
             or unfit_block(commit)
-            or self._past(commit.key)
+            or self._memory.index.generations.refusal(commit.key)
             or crowded(self.puts.count_of(client), self._limits)
-            or self._without_parent(commit)
+            or self.parents.refusal(commit.parent)
         )
         stored = self._memory.entries.find(commit.key) if refusal is None else None
         if refusal is None and stored is None and self._refuses:
@@ -126,8 +128,7 @@ class Intake:
             self._publication.existed(client, commit, stored, now)
         else:
             put = self.puts.begin(client, uid, commit, now)
-            if commit.parent is not None:
-                self._memory.sequences.follow(commit.parent)
+            self.parents.began(put)
             if span is not None:
                 self.puts.written(put, span, now)
                 self._last_part_came(put)
@@ -193,18 +194,29 @@ class Intake:
             self.refuse(put, event.error)
         elif put.whole and not put.copying:
             assert event.checksum is not None, "the last part was copied without a checksum"
-            try:
-                self._publication.publish(put, event.record, now)
-            except TensordError as error:
-                self.refuse(put, error)
-            else:
-                self._end(put)
+            self._publish(put, event.record, now)
 
     def serve(self, now: float) -> None:
-        """Places waiting puts in order, and requests room for the first one that does not fit."""
+        """Publishes puts that have waited for their parents. Then places waiting puts in order, and requests room for
+        the first one that does not fit."""
         self.searching = False
+        for _ in range(SERVED_MAX):
+            if (ready := self.parents.take_ready()) is None:
+                break
+            self._publish(*ready, now)
         self._serve(now)
+        self.searching |= self.parents.any_ready
         self.changed = False
+
+    def _publish(self, put: PutProgress, record: PrefixRecord | None, now: float) -> None:
+        """Publishes a put whose payload is in the ring, unless it has to wait for its parent."""
+        if self.parents.waits(put, record):
+            return
+        try:
+            self._publication.publish(put, record, self.parents.published(put, now), now)
+            self._end(put)
+        except TensordError as error:
+            self.refuse(put, error)
 
     def _serve(self, now: float) -> None:
         puts = self.puts
@@ -231,7 +243,7 @@ class Intake:
                 else:
                     self._handover.parts(put)
                 continue
-            progress = self._reclaim.make_room(put.need, now, preferred(put.commit, put.need, self._memory))
+            progress = self._reclaim.make_room(put.need, now, self.parents.admission_test(put))
             if progress == "none" and puts.settling:
                 return
             if progress == "declined":
@@ -312,21 +324,9 @@ class Intake:
         if put.commit.claim is not None:
             self._claims.committing(put.commit.claim, put.uid, put.key)
 
-    def _past(self, key: bytes) -> TensordError | None:
-        return self._memory.index.generations.refusal(key)
-
-    def _without_parent(self, commit: messages.Commit) -> TensordError | None:
-        """The refusal of a block whose parent is neither stored nor in flight, so that the block takes no room. None if
-        the parent is stored, hidden as a victim, or in flight."""
-        parent, entries = commit.parent, self._memory.entries
-        if parent is None or entries.find(parent) or entries.hidden(parent) or self.puts.in_flight(parent):
-            return None
-        return parent_gone(parent)
-
     def _ended_meanwhile(self, put: PutProgress, now: float) -> bool:
         """Answers a put that waits for room and no longer needs any; whether it did."""
-        gone = self._past(put.key) or self._without_parent(put.commit)
-        if gone is not None:
+        if gone := self._memory.index.generations.refusal(put.key) or self.parents.refusal(put.commit.parent, put):
             # Refused before the search for room, so that no entry is evicted for a put that cannot be published.
             self.refuse(put, gone)
             return True
@@ -376,8 +376,7 @@ class Intake:
     def _end(self, put: PutProgress) -> None:
         """Ends a put that was answered, or whose sender has left. Its span is freed after the last pending copy."""
         self.changed = True
-        if put.commit.parent is not None:
-            self._memory.sequences.unfollow(put.commit.parent)
+        self.parents.ended(put)
         if put.stage is Stage.WAITING:
             if self.puts.queue.head() is put:
                 self._reclaim.drop_attempt()

@@ -230,6 +230,7 @@ class Store:
         puts = self.intake.puts
         puts.check_invariants(self._dispatch.commits_most)
         self.intake.taken.check_invariants()
+        self.intake.parents.check_invariants()
         spans = {entry.span_id for entry in self.intake.taken}
         spans |= {each.span_id for put in puts for each in (put.entry, put.span) if each is not None}
         assert spans == {entry.span_id for entry in self.memory.filling}
