@@ -97,7 +97,15 @@ class EngineProcess:
             pass
         return {**found[name], "took_s": time.perf_counter() - started}
 
-    def do_add(self, pictures: list[int], uuids: list[str] | None, text: str, tokens: int, likely: int) -> str:
+    def do_add(
+        self,
+        pictures: list[int],
+        uuids: list[str] | None,
+        text: str,
+        tokens: int,
+        likely: int,
+        salt: str | None = None,
+    ) -> str:
         """Queues a request, whose name it gives. It goes on with each step."""
         from vllm import SamplingParams
 
@@ -106,6 +114,8 @@ class EngineProcess:
             prompt["multi_modal_data"] = {"image": [picture(number) for number in pictures]}
         if uuids:
             prompt["multi_modal_uuids"] = {"image": uuids}
+        if salt is not None:
+            prompt["cache_salt"] = salt
         self._requests += 1
         name = f"request-{self._requests}"
         asked = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, logprobs=likely or None)
