@@ -40,7 +40,6 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource
 from ....errors import TensordError, UnsupportedLeaf
 from ...core import requests
 from ...core.cache import Client
-from ...core.lease import Lease
 from ...core.namespace import Namespace
 from ...core.view import View
 from ...identity.content import Digests
@@ -50,6 +49,7 @@ from ..presence import Presence
 from ..stats import LookupCounts
 from .jobs import LoadChunks, StoreChunks, WorkerReport
 from .keys import Media, Naming, media_of
+from .request import Pinned, RequestBlocks
 
 PINS_MAX: Final = 3072
 """Most entries pinned at once. A client's lane has 4096 words, which other parts of the engine use too."""
@@ -59,22 +59,6 @@ NAME_S: Final = 0.25
 shared."""
 PAUSE_S: Final = 0.0001
 _log = logging.getLogger("tensord")
-
-
-class RequestBlocks:
-    """What the manager knows of a request. It is part of vLLM's ReqContext."""
-
-    __slots__ = ("adapter", "began_s", "failed", "hashes", "naming", "pinned")
-
-    def __init__(self, naming: Naming | None, hashes: Sequence[bytes], adapter: tuple[int, str] | None) -> None:
-        self.naming = naming
-        """None if the request shares nothing."""
-        self.hashes = hashes
-        self.adapter = adapter
-        self.pinned: dict[OffloadKey, list[tuple[Lease, bytes]]] = {}
-        """Chunks found: by rank, the lease and its handle."""
-        self.failed: set[OffloadKey] = set()
-        self.began_s = time.monotonic()
 
 
 class KVManager(OffloadingManager):  # type: ignore[misc, unused-ignore]
@@ -121,7 +105,7 @@ class KVManager(OffloadingManager):  # type: ignore[misc, unused-ignore]
         self._with_pins: dict[str, RequestBlocks] = {}
         self._pins = 0
         self._tickets = 0
-        self._loading: dict[int, tuple[int, list[OffloadKey], list[list[tuple[Lease, bytes]]], RequestBlocks]] = {}
+        self._loading: dict[int, tuple[int, list[OffloadKey], list[Pinned], RequestBlocks]] = {}
         self._storing: set[OffloadKey] = set()
         self._damaged: dict[bytes, None] = {}
         self._changed = False
@@ -199,7 +183,7 @@ class KVManager(OffloadingManager):  # type: ignore[misc, unused-ignore]
         self._pins += len(found)
         return LookupResult.HIT
 
-    def _pin(self, view: View, keys: Sequence[bytes]) -> list[tuple[Lease, bytes]] | None:
+    def _pin(self, view: View, keys: Sequence[bytes]) -> Pinned | None:
         """Pins all ranks' parts of a chunk. None if one of them is missing, or cannot be pinned."""
         found = []
         for key in keys:
@@ -217,7 +201,7 @@ class KVManager(OffloadingManager):  # type: ignore[misc, unused-ignore]
         """Hands pins over to a load. A chunk that is not pinned, which vLLM never asks for, fails in the worker."""
         wanted = list(keys)
         state = req_context.get_state(RequestBlocks) or RequestBlocks(None, (), None)
-        missing: list[tuple[Lease, bytes]] = []
+        missing: Pinned = []
         pinned = [state.pinned.pop(key, missing) for key in wanted]
         self._tickets += 1
         self._loading[self._tickets] = (self._ranks, wanted, pinned, state)

@@ -118,7 +118,7 @@ class KVWorker(OffloadingWorker):  # type: ignore[misc, unused-ignore]
         self._storing_bytes = 0
         self._pending: dict[int, threading.Event] = {}
         self._rings: OrderedDict[bytes, RingReader] = OrderedDict()
-        self._ready = False
+        self._client: Client | None = None
         self._jobs: SimpleQueue[tuple[int, Callable[[int], int]] | None] = SimpleQueue()
         self._background = Background(socket, client_name, "tensord-vllm-kv-put", self._tick, LookupCounts())
         self._background.start()
@@ -230,12 +230,15 @@ class KVWorker(OffloadingWorker):  # type: ignore[misc, unused-ignore]
         return copied_bytes
 
     def _borrow(self, handle: bytes) -> Lease | None:
+        self._map_ring()
         ring = self._rings.get(handle[:16])
         return ring.borrow(handle) if ring is not None else None
 
     def _store(self, blocks: GPULoadStoreSpec, chunks: StoreChunks, job_id: int) -> int:
         copied_bytes = 0
-        if not self._ready or self._background.late or not self._has_adapter(chunks.adapter):
+        client = self._client
+        able = client is not None and client.connected and not self._background.late
+        if not able or not self._has_adapter(chunks.adapter):
             return copied_bytes
         for group, (position, first, numbers) in self._places(chunks.counts, blocks):
             if first or len(numbers) < group.shape[0]:
@@ -285,6 +288,18 @@ class KVWorker(OffloadingWorker):  # type: ignore[misc, unused-ignore]
 
     # ---- both threads
 
+    def _map_ring(self) -> None:
+        """Keeps the ring that the client is attached to now."""
+        view = self._client.link.view if self._client is not None else None
+        if view is None:
+            return
+        with self._lock:
+            known = self._rings.get(view.ring.identity)
+            if known is None or len(known) < len(view.ring):
+                self._rings[view.ring.identity] = view.ring
+            while len(self._rings) > RINGS_MAX:
+                self._rings.popitem(last=False)
+
     def _stored(self, size_bytes: int) -> None:
         with self._lock:
             self._storing_bytes -= size_bytes
@@ -292,14 +307,8 @@ class KVWorker(OffloadingWorker):  # type: ignore[misc, unused-ignore]
     # ---- the background thread
 
     def _tick(self, client: Client) -> float:
-        self._ready = client.connected
-        ring = client.ring() if self._ready else None
-        if ring is not None and ring.identity not in self._rings:
-            self._rings[ring.identity] = ring
-            while len(self._rings) > RINGS_MAX:
-                self._rings.popitem(last=False)
-        elif ring is not None and len(ring) > len(self._rings[ring.identity]):
-            self._rings[ring.identity] = ring
+        self._client = client
+        self._map_ring()
         return IDLE_S
 
     def _put(self, chunks: StoreChunks, position: int, chunk: Array, client: Client) -> None:

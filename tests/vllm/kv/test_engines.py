@@ -1,4 +1,4 @@
-"""What engines that share KV promise: the answers of an engine that shares none, and no shared prefix computed twice."""
+"""What engines that share KV promise: the answers of an engine that shares none; no shared prefix is computed twice."""
 
 from __future__ import annotations
 
