@@ -313,9 +313,10 @@ class KVWorker(OffloadingWorker):  # type: ignore[misc, unused-ignore]
 
     def _put(self, chunks: StoreChunks, position: int, chunk: Array, client: Client) -> None:
         try:
-            key = chunks.keys[self._rank][position]
+            key, parent = chunks.keys[self._rank][position], chunks.parents[self._rank][position]
             if client.connected and not client.contains(key):
-                client.put(key, chunk, agent=chunks.agent)
+                # Refused if the parent is gone: no lookup would reach the chunk.
+                client.put(key, chunk, parent=parent or None)
         finally:
             self._stored(chunk.nbytes)
 

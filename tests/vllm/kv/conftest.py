@@ -126,10 +126,12 @@ def client(kv: KVStand) -> Iterator[tensord.Client]:
 
 def replace_all(client: tensord.Client, keys: set[bytes], make: Callable[[np.ndarray[Any, Any]], object]) -> None:
     """Replaces the entries by what `make` makes of them."""
+    made = {}
     for key in keys:
         lease = client.get(key)
         assert lease is not None
-        payload = make(lease.tree)
+        made[key] = make(lease.tree)
         del lease
-        client.evict(key)
+    client.evict(*keys)
+    for key, payload in made.items():
         assert client.put(key, payload, wait=True).state == "stored"

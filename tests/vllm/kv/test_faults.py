@@ -10,6 +10,7 @@ import pytest
 
 import tensord
 from tensord.client.core.ring_mapping import Handle
+from tensord.errors import Corrupt
 from tensord.shm.layout import SPAN_HEADER_BYTES
 
 from ...daemon_process import MIB, RING_BYTES, until
@@ -187,7 +188,7 @@ def _overwrite(client: tensord.Client) -> None:
 def _is_whole(client: tensord.Client, key: bytes) -> bool:
     try:
         return client.get(key, verify=True) is not None
-    except tensord.Corrupt:
+    except Corrupt:
         return False
 
 
