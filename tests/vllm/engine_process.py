@@ -188,6 +188,10 @@ class EngineProcess:
                 found[metric.labels["source"]] += metric.value
         return found
 
+    def do_reset_kv(self) -> bool:
+        """Drops all KV, the connector's too. Whether vLLM did so."""
+        return bool(self._llm.reset_prefix_cache(reset_connector=True))
+
     def do_held(self) -> dict[str, int]:
         """What the KV connector's manager holds, by kind."""
         return dict(self._scheduler.connector._manager.held)

@@ -200,3 +200,34 @@ def test_a_model_with_sliding_windows_loads_the_windows_end(
         assert computed <= 3 * BLOCK_TOKENS
     with start_engine(model, **alone) as plain:
         assert answer == plain.generate(text=text + "second")
+
+
+def test_a_reset_of_the_cache_with_its_connector_drops_stored_blocks_for_all_engines(kv: KVStand) -> None:
+    text = fresh_text()
+    right, keys = kv.store(kv.first, text=text)
+    assert kv.first.ask("reset_kv")
+    until(lambda: not keys & kv.keys(), "the blocks are dropped")
+    answer, computed = asked(kv.second, text=text)
+    assert answer == right
+    assert computed > len(text)
+    # Both engines share again.
+    new = fresh_text()
+    kv.store(kv.first, text=new)
+    assert asked(kv.second, text=new)[1] <= 2 * BLOCK_TOKENS
+
+
+def test_an_engine_with_both_connectors_neither_encodes_nor_computes_what_another_one_did(
+    kv: KVStand, kv_model: Path, start_engine: StartEngine
+) -> None:
+    picture, text, later = fresh(), fresh_text(), "another question about the picture"
+    options = {**with_kv(kv.daemon.socket), "socket": kv.daemon.socket}
+    with start_engine(kv_model, **options) as one, start_engine(kv_model, **options) as other:
+        one.wait_up()
+        other.wait_up()
+        kv.attached(one, other)
+        right, _ = kv.store(one, picture, text=text)
+        answer, computed = asked(other, picture, text=text)
+        assert answer == right == kv.plain.generate(picture, text=text)
+        assert computed <= 2 * BLOCK_TOKENS
+        assert other.generate(picture, text=later) == kv.plain.generate(picture, text=later)
+        assert other.encoded() == 0
