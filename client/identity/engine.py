@@ -1,4 +1,4 @@
-"""Names the outputs of a vLLM engine's encoder and processor: their namespaces.
+"""Names the outputs of a vLLM engine's encoder and processor, and its KV: their namespaces.
 
 Owns: the parts of these names apart from vLLM's configuration fields (vllm_fields), and the cases without a name. Does
 not own: the digests of files (checkpoints).
@@ -13,7 +13,7 @@ import json
 import secrets
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from ...errors import TensordError
 from ..core.namespace import Namespace
@@ -35,7 +35,7 @@ _READ_ELSEWHERE: Final = frozenset({"tensorizer"})
 
 
 class Nameless(TensordError):
-    """The engine's encoder outputs have no name. The message says why, and what to do."""
+    """The engine's encoder outputs, or its KV, have no name. The message says why, and what to do."""
 
 
 def encoder_namespace(vllm_config: Any, *, revision: str = "", tenant: str = "") -> Namespace:
@@ -49,12 +49,43 @@ def encoder_namespace(vllm_config: Any, *, revision: str = "", tenant: str = "")
         Nameless: the weights are not on this host, or outputs depend on more than input and weights.
         OSError: a file of the model cannot be read.
     """
+    settings = _described(vllm_config, "encoder")
+    lora = vllm_config.lora_config
+    if lora is None or not lora.enable_tower_connector_lora:
+        # Adapters affect only the language model, not the encoder.
+        settings["VllmConfig"]["lora_config"] = None
+    return _model_namespace(vllm_config, "encoder", settings, revision=revision, tenant=tenant)
+
+
+def kv_namespace(vllm_config: Any, layout: Any, *, revision: str = "", tenant: str = "") -> Namespace:
+    """The namespace of an engine's KV. Every byte of the language model's weights is part of it.
+
+    Args:
+        layout: what a stored block depends on beside the configuration: block sizes, groups, the number of ranks.
+        revision, tenant: as for `encoder_namespace`.
+
+    Raises:
+        Nameless, OSError: as for `encoder_namespace`.
+    """
+    settings = [_described(vllm_config, "kv"), described(layout)]
+    return _model_namespace(vllm_config, "kv", settings, revision=revision, tenant=tenant)
+
+
+def _model_namespace(
+    vllm_config: Any, side: Literal["encoder", "kv"], settings: Any, *, revision: str, tenant: str
+) -> Namespace:
+    """The namespace of what the engine's model computes with its weights."""
     model, load = vllm_config.model_config, vllm_config.load_config
     multimodal = model.multimodal_config
     # The loaded commit, in case the branch has moved since.
     commit = getattr(model.hf_config, "_commit_hash", None) or model.revision
     weights = revision or weights_fingerprint(
-        model.model, commit, str(load.load_format), seed=model.seed or 0, download_folder=load.download_dir
+        model.model,
+        commit,
+        str(load.load_format),
+        seed=model.seed or 0,
+        download_folder=load.download_dir,
+        whole=side == "kv",
     )
     if weights is None or (not revision and str(load.load_format) in _READ_ELSEWHERE):
         raise Nameless(f"the weights of {model.model} are not in files on this host; set tensord.revision")
@@ -68,14 +99,9 @@ def encoder_namespace(vllm_config: Any, *, revision: str = "", tenant: str = "")
             "with mm_encoder_attn_dtype=fp8 and without mm_encoder_fp8_scale_path an output depends on the inputs "
             "encoded before it; save the scales, and set mm_encoder_fp8_scale_path"
         )
-    settings = _described(vllm_config, "encoder")
-    lora = vllm_config.lora_config
-    if lora is None or not lora.enable_tower_connector_lora:
-        # Adapters affect only the language model, not the encoder.
-        settings["VllmConfig"]["lora_config"] = None
     return _namespace(
         model,
-        "encoder",
+        side,
         revision=weights,
         tenant=tenant,
         settings=[

@@ -25,7 +25,7 @@ _PLUGINS: Final = ("vllm.general_plugins", "vllm.platform_plugins")
 
 
 def surroundings(side: Side) -> dict[str, Any]:
-    """The environment on which outputs of the engine's encoder, or of its processor, depend."""
+    """The environment on which outputs of the engine's encoder or processor, or its KV, depend."""
     import vllm.envs
     from vllm.platforms import current_platform
 
@@ -41,7 +41,7 @@ def surroundings(side: Side) -> dict[str, Any]:
         "platform": f"{type(current_platform).__qualname__} {current_platform.device_type}",
         "environment": set_variables(side, vllm.envs.environment_variables),
     }
-    if side == "encoder":
+    if side != "processor":
         found["device"] = _device(current_platform)
     return found
 

@@ -12,10 +12,9 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from .vllm_fields import Fields, Side, each
+from .vllm_fields import EXPERTS, LANGUAGE, Fields, Side, each
 
 _KERNELS: Final = "chooses how the model's layers compute; a processor runs none of them"
-_LANGUAGE: Final = "affects only the language model's layers"
 _BUILD: Final = "read when vLLM is built; its version is part of the name"
 _PLACE: Final = "a path, or an address"
 _OPERATION: Final = "how the engine is run, observed, or ended"
@@ -24,7 +23,6 @@ _FETCH: Final = "whether media are fetched and accepted; accepted content is par
 _RANKS: Final = "which process runs what"
 _TRANSFER: Final = "how KV caches and encoder outputs are transferred"
 _COMPILED: Final = "where and how compiled code is kept"
-_EXPERTS: Final = "for the language model's experts"
 _AFTER: Final = "applies to the language model's output"
 _MEMORY: Final = "where values lie, not what they are"
 
@@ -159,16 +157,16 @@ ENVIRONMENT: Final = Fields(
                 "VLLM_COMPILE_CACHE_SAVE_FORMAT VLLM_XLA_CACHE_PATH VLLM_XLA_CHECK_RECOMPILATION VLLM_XLA_USE_SPMD "
                 "VLLM_FLASHINFER_AUTOTUNE_CACHE_DIR VLLM_ENABLE_CUDAGRAPH_GC"
             ),
-            _LANGUAGE: (
+            LANGUAGE: (
                 "VLLM_SPARSE_INDEXER_MAX_LOGITS_MB VLLM_ENABLE_FLA_PACKED_RECURRENT_DECODE VLLM_GDN_DECODE_KERNEL "
                 "VLLM_ROCM_USE_AITER_MLA VLLM_ROCM_AITER_MLA_DCP_VERIFY VLLM_ROCM_AITER_MLA_ASM_PADDING "
                 "VLLM_ROCM_USE_AITER_TRITON_SPARSE_MLA VLLM_ROCM_MONO_DECODE VLLM_ROCM_SHUFFLE_KV_CACHE_LAYOUT "
                 "VLLM_DCP_Q_REPLICATE VLLM_KIMI_K3_AUX_ATTN_RES_STREAM VLLM_KIMI_K3_GEMM_AR VLLM_KV_CACHE_LAYOUT "
                 "VLLM_SSM_CONV_STATE_LAYOUT VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE "
                 "VLLM_ROCM_FP8_MFMA_PAGE_ATTN VLLM_USE_DIRECT_DCP_A2A VLLM_USE_DIRECT_DCP_Q_GATHER "
-                "VLLM_USE_DIRECT_DCP_KV_GATHER VLLM_CPU_KVCACHE_SPACE"
+                "VLLM_USE_DIRECT_DCP_KV_GATHER"
             ),
-            _EXPERTS: (
+            EXPERTS: (
                 "VLLM_ROCM_USE_AITER_MOE VLLM_ROCM_USE_AITER_MOE_SITUV2 VLLM_ROCM_USE_AITER_MOE_A4W4_DSV4 "
                 "VLLM_ROCM_AITER_MOE_DISPATCH_POLICY VLLM_ROCM_USE_AITER_FUSION_SHARED_EXPERTS "
                 "VLLM_ROCM_AITER_MEGA_MOE_FUSE_SHARED_EXPERTS VLLM_ROCM_MOE_PADDING VLLM_HUMMING_MOE_GEMM_TYPE "
@@ -186,7 +184,7 @@ ENVIRONMENT: Final = Fields(
                 "VLLM_XGRAMMAR_CACHE_MB VLLM_REGEX_COMPILATION_TIMEOUT_S"
             ),
             _MEMORY: (
-                "VLLM_ROCM_SLEEP_MEM_CHUNK_SIZE VLLM_WEIGHT_OFFLOADING_DISABLE_PIN_MEMORY "
+                "VLLM_CPU_KVCACHE_SPACE VLLM_ROCM_SLEEP_MEM_CHUNK_SIZE VLLM_WEIGHT_OFFLOADING_DISABLE_PIN_MEMORY "
                 "VLLM_WEIGHT_OFFLOADING_DISABLE_UVA VLLM_WSL2_ENABLE_PIN_MEMORY"
             ),
         }

@@ -1,9 +1,9 @@
 """vLLM 0.32's configuration, field by field: whether it is part of an engine's names, and otherwise the reason.
 
-Owns: this table, for two names: that of an encoder's outputs, and that of a processor's outputs. Does not own: the
-values. Values of a class without a table are part of the name with all of their fields.
+Owns: this table, for three names: that of an encoder's outputs, that of a processor's outputs, and that of KV. Does not
+own: the values. Values of a class without a table are part of the name with all of their fields.
 
-Invariants: a field that is missing in the table is part of both names. So with a new version of vLLM, engines share
+Invariants: a field that is missing in the table is part of all names. So with a new version of vLLM, engines share
 less until the table is extended, but never get a wrong output.
 """
 
@@ -13,11 +13,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-Side = Literal["encoder", "processor"]
-"""The outputs that are named: an encoder's or a processor's."""
+Side = Literal["encoder", "processor", "kv"]
+"""The outputs that are named: an encoder's, a processor's, or the KV of the language model."""
 
 Reasons = Mapping[str, str]
 """Field → the reason for leaving it out of a name."""
+
+
+EXPERTS: Final = "for the language model's experts"
+LANGUAGE: Final = "affects only the language model's layers"
+ONLY_LANGUAGE: Final = frozenset({EXPERTS, LANGUAGE})
+"""Reasons for which a field affects KV, but no encoder's and no processor's output."""
 
 
 @dataclass(frozen=True)
@@ -28,16 +34,24 @@ class Fields:
         both: part of the encoder's and of the processor's name.
         encoder: part of the encoder's name only, with the reason why no processor's output depends on them.
         processor: part of the processor's name only, with the reason why no encoder's output depends on them.
-        neither: part of no name, with the reason.
+        neither: part of no encoder's and no processor's name, with the reason.
+        kv: those of `neither` that are part of KV's name, beside the fields whose reason is one of ONLY_LANGUAGE. All
+            of an encoder's name is part of it too: KV is made of encoder outputs.
     """
 
     both: frozenset[str] = frozenset()
     encoder: Reasons = field(default_factory=dict)
     processor: Reasons = field(default_factory=dict)
     neither: Reasons = field(default_factory=dict)
+    kv: frozenset[str] = frozenset()
 
     def ignored(self, side: Side) -> frozenset[str]:
         """The fields that are not part of this side's name."""
+        if side == "kv":
+            nowhere = {
+                name for name, reason in self.neither.items() if reason not in ONLY_LANGUAGE and name not in self.kv
+            }
+            return frozenset(nowhere) | frozenset(self.processor)
         return frozenset(self.neither) | frozenset(self.processor if side == "encoder" else self.encoder)
 
     @property
@@ -58,7 +72,6 @@ _AFTER: Final = "applies to the language model's output"
 _PERMISSION: Final = "limits what requests may contain or ask for; their content is part of the key"
 _OPERATION: Final = "how the engine is run, observed, or ended"
 _MEMORY: Final = "where values lie, not what they are"
-_EXPERTS: Final = "for the language model's experts"
 _RANKS: Final = "which process runs what; the work of each follows from tensor_parallel_size"
 _BATCHES: Final = "how requests are batched, in steps that each encode whole items"
 _GRAPHS: Final = "sizes and graphs of the language model's batches"
@@ -90,6 +103,7 @@ VLLM_CONFIG: Final = Fields(
             ),
         }
     ),
+    kv=frozenset({"cache_config", "mamba_config", "engram_config"}),
 )
 
 MODEL: Final = Fields(
@@ -130,6 +144,8 @@ MODEL: Final = Fields(
             _OPERATION: "served_model_name renderer_num_workers",
         }
     ),
+    # Some rotary embeddings are chosen by max_model_len.
+    kv=frozenset({"disable_cascade_attn", "disable_sliding_window", "max_model_len"}),
 )
 
 READS_LENGTH: Final = frozenset(
@@ -194,7 +210,7 @@ LORA: Final = Fields(
         {
             _MEMORY: "max_loras max_cpu_loras",
             "which adapter a request has; that adapter's content is in the key": "default_mm_loras",
-            _EXPERTS: "enable_mixed_moe_lora_format enable_moe_shared_loras",
+            EXPERTS: "enable_mixed_moe_lora_format enable_moe_shared_loras",
             _AFTER: "max_lora_cls_labels",
         }
     ),
@@ -218,7 +234,7 @@ PARALLEL: Final = Fields(
                 "data_parallel_external_lb data_parallel_hybrid_lb data_parallel_index "
                 "_data_parallel_master_port_list dp_sync_interval disable_nccl_for_dp_synchronization"
             ),
-            _EXPERTS: (
+            EXPERTS: (
                 "is_moe_model enable_expert_parallel enable_ep_weight_filter enable_eplb eplb_config "
                 "expert_placement_strategy all2all_backend enable_elastic_ep elastic_ep_max_dp_size"
             ),
@@ -262,7 +278,7 @@ COMPILATION: Final = Fields(
             "where compiled code is kept; what it is compiled of is named": (
                 "cache_dir compile_cache_save_format local_cache_dir debug_dump_path"
             ),
-            _EXPERTS: "fast_moe_cold_start static_all_moe_layers",
+            EXPERTS: "fast_moe_cold_start static_all_moe_layers",
             "written while the engine runs": (
                 "enabled_custom_ops disabled_custom_ops traced_files compilation_time encoder_compilation_time "
                 "static_forward_context"
@@ -291,8 +307,44 @@ DEVICE: Final = Fields(
     neither=each({"which of a kind; the kind is device_type, and its model is named": "device"}),
 )
 
+CACHE: Final = Fields(
+    both=frozenset(
+        {
+            "cache_dtype",
+            "enable_mamba_shared_prefix_checkpoint",
+            "kv_cache_dtype_skip_layers",
+            "kv_sharing_fast_prefill",
+            "mamba_cache_dtype",
+            "mamba_cache_mode",
+            "mamba_ssm_cache_dtype",
+            "prefix_caching_hash_algo",
+            "replayssm_buffer_len",
+            "swa_bounded_replay",
+            "use_kda_recoverssm",
+            "use_replayssm",
+        }
+    ),
+    neither=each(
+        {
+            "the layout that came of it is named": (
+                "block_size user_specified_block_size kv_cache_layout mamba_page_size_padded skip_page_size_padded "
+                "mamba_block_size effective_attention_block_size hash_block_size is_attention_free sliding_window"
+            ),
+            "which blocks an engine keeps, and which it looks for": (
+                "enable_prefix_caching prefix_match_unit prefix_cache_retention_interval cache_hit_alignment_tokens"
+            ),
+            _MEMORY: (
+                "gpu_memory_utilization num_gpu_blocks_override num_gpu_blocks num_cpu_blocks kv_cache_size_tokens "
+                "kv_cache_max_concurrency kv_cache_memory_bytes kv_offloading_size kv_offloading_backend"
+            ),
+            _OPERATION: "_block_size_resolved",
+        }
+    ),
+)
+
 TABLE: Final[Mapping[str, Fields]] = {
     "VllmConfig": VLLM_CONFIG,
+    "CacheConfig": CACHE,
     "ModelConfig": MODEL,
     "MultiModalConfig": MULTIMODAL,
     "LoRAConfig": LORA,

@@ -1,4 +1,4 @@
-"""tensord in vLLM: encoder outputs and processor outputs shared by all engines of a host.
+"""tensord in vLLM: encoder outputs, processor outputs and KV blocks shared by all engines of a host.
 
 Public names are imported on first access. So importing this package as a plugin, in each of vLLM's processes, is cheap.
 """
@@ -11,8 +11,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .connector import TensordECConnector as TensordECConnector
     from .encoder_cache import TensordEncoderCacheManager as TensordEncoderCacheManager
+    from .kv.connector import TensordKVConnector as TensordKVConnector
 
-_PLACES = {"TensordEncoderCacheManager": ".encoder_cache", "TensordECConnector": ".connector"}
+_PLACES = {
+    "TensordEncoderCacheManager": ".encoder_cache",
+    "TensordECConnector": ".connector",
+    "TensordKVConnector": ".kv.connector",
+}
 
 __all__ = list(_PLACES)
 

@@ -68,17 +68,19 @@ def install_engine() -> None:
 
 
 def tell_engine(core: Any) -> None:
-    """Asks the workers of an engine core which adapters they hold, and passes the answers to its connector."""
-    connector = getattr(getattr(core, "scheduler", None), "ec_connector", None)
-    take = getattr(connector, "adapters_changed", None)
-    if take is None:
+    """Asks the workers of an engine core which adapters they hold, and passes the answers to its connectors."""
+    scheduler = getattr(core, "scheduler", None)
+    connectors = [getattr(scheduler, name, None) for name in ("ec_connector", "connector")]
+    takers = [take for each in connectors if (take := getattr(each, "adapters_changed", None)) is not None]
+    if not takers:
         return
     try:
         reported = core.model_executor.collective_rpc(held_by)
     except Exception:
         _log.debug("tensord: the workers' adapters could not be queried", exc_info=True)
         reported = []
-    take(dict(enumerate(reported)))
+    for take in takers:
+        take(dict(enumerate(reported)))
 
 
 def held_by(worker: object) -> dict[int, str]:

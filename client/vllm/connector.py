@@ -23,7 +23,7 @@ from ..identity.engine import Nameless, encoder_namespace
 from ..identity.loading import loading_begins
 from . import adapters, encoder_cache
 from .plugin import log_with_vllm
-from .presence import client_name
+from .presence import engine_client_name
 from .scheduler import SchedulerSide
 from .settings import Settings
 from .stats import TensordECStats, TensordPromMetrics
@@ -174,12 +174,6 @@ def _has_tower_lora(vllm_config: Any) -> bool:
     return lora is not None and bool(getattr(lora, "enable_tower_connector_lora", False))
 
 
-def _client_name(vllm_config: Any, part: str) -> str:
-    """The client's name. Scheduler and worker share one client if they run in one process."""
-    one_process = vllm_config.parallel_config.distributed_executor_backend == "uni"
-    return client_name(vllm_config, "engine" if one_process else part)
-
-
 def _scheduler_side(vllm_config: Any, settings: Settings, producer: bool, consumer: bool) -> SchedulerSide:
     model = vllm_config.model_config
     namespace = None
@@ -199,7 +193,7 @@ def _scheduler_side(vllm_config: Any, settings: Settings, producer: bool, consum
 
     return SchedulerSide(
         settings.socket,
-        _client_name(vllm_config, "scheduler"),
+        engine_client_name(vllm_config, "scheduler"),
         namespace,
         shares=shares,
         ranks=_ranks(vllm_config),
@@ -223,7 +217,7 @@ def _worker_side(vllm_config: Any, settings: Settings, producer: bool) -> Worker
     device = torch.device(kind, torch.cuda.current_device()) if kind == "cuda" else torch.device(kind)
     return WorkerSide(
         settings.socket,
-        _client_name(vllm_config, f"worker {vllm_config.parallel_config.rank}"),
+        engine_client_name(vllm_config, f"worker {vllm_config.parallel_config.rank}"),
         rank=rank,
         saves=producer and rank == 0,
         dtype=vllm_config.model_config.dtype,

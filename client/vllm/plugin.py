@@ -18,17 +18,19 @@ from ..identity.loading import loading_begins
 
 PROCESSOR_CACHE: Final = "TENSORD_VLLM_PROCESSOR_CACHE"
 _CONNECTOR: Final = "TensordECConnector"
+_KV_CONNECTOR: Final = "TensordKVConnector"
 _SWITCHES: Final = {"": False, "0": False, "1": True}
 
 
 def register() -> None:
-    """Registers the EC connector by its name, replaces vLLM's processor cache if the setting is 1, and forwards the
+    """Registers the connectors by their names, replaces vLLM's processor cache if the setting is 1, and forwards the
     library's log to vLLM's. Further calls in a process do nothing.
 
     Raises:
         BadConfiguration: a setting is neither 0 nor 1.
     """
     from vllm.distributed.ec_transfer.ec_connector.factory import ECConnectorFactory
+    from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 
     log_with_vllm()
     if multiprocessing.parent_process() is not None:
@@ -36,6 +38,8 @@ def register() -> None:
         loading_begins()
     if _CONNECTOR not in ECConnectorFactory._registry:
         ECConnectorFactory.register_connector(_CONNECTOR, "tensord.client.vllm.connector", _CONNECTOR)
+    if _KV_CONNECTOR not in KVConnectorFactory._registry:
+        KVConnectorFactory.register_connector(_KV_CONNECTOR, "tensord.client.vllm.kv.connector", _KV_CONNECTOR)
     if _is_on(PROCESSOR_CACHE):
         from .processor_factories import install
 

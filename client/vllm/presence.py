@@ -36,6 +36,12 @@ def client_name(vllm_config: Any, part: str) -> str:
     return f"vllm-{vllm_config.instance_id} {part}"[:128]
 
 
+def engine_client_name(vllm_config: Any, part: str) -> str:
+    """`client_name` of the scheduler's or a worker's client. Both share one client if they run in one process."""
+    one_process = vllm_config.parallel_config.distributed_executor_backend == "uni"
+    return client_name(vllm_config, "engine" if one_process else part)
+
+
 class Presence:
     """Logs whether the daemon is available.
 

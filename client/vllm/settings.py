@@ -1,4 +1,5 @@
-"""The keys of `ec_connector_extra_config` that begin with "tensord.", checked when the engine starts.
+"""The keys of `ec_connector_extra_config` and `kv_connector_extra_config` that begin with "tensord.", checked when the
+engine starts.
 
 Owns: their names, types and limits. Does not own: other keys. Invariants: an unknown key of tensord is an error.
 """
@@ -47,25 +48,52 @@ class Settings:
         Raises:
             BadConfiguration: an unknown key of tensord, a key of tensord without its prefix, or an invalid value.
         """
-        known = [PREFIX + field for field in cls.__dataclass_fields__]
-        for name in extra_config:
-            if name not in known:
-                _check_foreign(name, known)
-        ours = {name.removeprefix(PREFIX): extra_config[name] for name in known if name in extra_config}
-        for name in ("socket", "revision", "tenant"):
-            value = ours.get(name, "")
-            if not isinstance(value, str):
-                raise BadConfiguration(f"{PREFIX}{name}={value!r} must be a string")
-            if not value.isprintable():
-                raise BadConfiguration(f"{PREFIX}{name}={value!r} must be text that can be printed")
-        if ours.get("socket") == "":
-            raise BadConfiguration(f"{PREFIX}socket='' names no socket: leave it out, or name the daemon's")
+        ours = _read(extra_config, list(cls.__dataclass_fields__), "ec_connector_extra_config")
         wait_s_max = _number(ours, "wait_s_max", cls.wait_s_max, WAIT_S_MOST, "seconds")
         return cls(**{**ours, "wait_s_max": wait_s_max, "canary": _number(ours, "canary", cls.canary, 1.0, "a share")})
 
 
-def _check_foreign(name: str, known: Sequence[str]) -> None:
-    """Checks that an unknown key is another connector's.
+@dataclass(frozen=True, kw_only=True)
+class KVSettings:
+    """The settings of the KV connector, of which `Settings` describes the same keys.
+
+    Keys of vLLM's offloading connector, as `blocks_per_chunk`, keep their meaning.
+    """
+
+    socket: str | None = None
+    revision: str = ""
+    tenant: str = ""
+
+    @classmethod
+    def read(cls, extra_config: Mapping[str, Any]) -> KVSettings:
+        """Reads and checks the settings.
+
+        Raises:
+            BadConfiguration: as for `Settings.read`.
+        """
+        return cls(**_read(extra_config, list(cls.__dataclass_fields__), "kv_connector_extra_config"))
+
+
+def _read(extra_config: Mapping[str, Any], fields: Sequence[str], where: str) -> dict[str, Any]:
+    """The values of tensord's keys by field. The texts among them are checked."""
+    known = [PREFIX + field for field in fields]
+    for name in extra_config:
+        if name not in known:
+            _check_foreign(name, known, where)
+    ours = {name.removeprefix(PREFIX): extra_config[name] for name in known if name in extra_config}
+    for name in ("socket", "revision", "tenant"):
+        value = ours.get(name, "")
+        if not isinstance(value, str):
+            raise BadConfiguration(f"{PREFIX}{name}={value!r} must be a string")
+        if not value.isprintable():
+            raise BadConfiguration(f"{PREFIX}{name}={value!r} must be text that can be printed")
+    if ours.get("socket") == "":
+        raise BadConfiguration(f"{PREFIX}socket='' names no socket: leave it out, or name the daemon's")
+    return ours
+
+
+def _check_foreign(name: str, known: Sequence[str], where: str) -> None:
+    """Checks that an unknown key is another connector's. `where`: the setting of vLLM's with the keys.
 
     Raises:
         BadConfiguration: the key contains "tensord", is a known key without the prefix, or nearly a known key.
@@ -75,9 +103,9 @@ def _check_foreign(name: str, known: Sequence[str]) -> None:
     likely = [each for each in known if each.removeprefix(PREFIX).replace("_", ".") == bare]
     likely = likely or get_close_matches(plain, known, 1, NEARLY)
     if likely:
-        raise BadConfiguration(f"{name!r} in ec_connector_extra_config has no effect: write {likely[0]}")
+        raise BadConfiguration(f"{name!r} in {where} has no effect: write {likely[0]}")
     if "tensord" in plain:
-        raise BadConfiguration(f"{name!r} in ec_connector_extra_config is unknown; there are {', '.join(known)}")
+        raise BadConfiguration(f"{name!r} in {where} is unknown; there are {', '.join(known)}")
 
 
 def _number(given: Mapping[str, Any], name: str, default: float, most: float, what: str) -> float:

@@ -40,7 +40,8 @@ ELSEWHERE: Final = {
     ("docs/tensorctl.md", "tensorctl completion bash"): "tests/client/ctl/test_completion.py runs it for each shell",
     ("docs/transformers.md", "pip install"): PUBLISHED,
     ("docs/transformers.md", "import cached"): TRANSFORMERS,
-    ("docs/vllm.md", "vllm serve"): SERVES,
+    ("docs/vllm.md", "--ec-transfer-config"): SERVES,
+    ("docs/vllm.md", "--kv-transfer-config"): SERVES,
     ("docs/vllm.md", "from vllm import"): VLLM,
 }
 """By its page and by words that only this block of the page has: why a block is not simply run."""

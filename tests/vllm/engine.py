@@ -136,6 +136,7 @@ class Engine:
         text: str = "what is this?",
         tokens: int = 8,
         likely: int = 5,
+        salt: str | None = None,
     ) -> None:
         """Tells it to generate, and does not wait: `result` or `stopped` follows.
 
@@ -143,9 +144,10 @@ class Engine:
             uuids: a client's names for the pictures, which vLLM takes in place of their content's digest.
             tokens: how many the answer has.
             likely: of how many tokens, at each place of the answer, the logarithms of their chances are told.
+            salt: vLLM's cache_salt: requests with different ones share no KV.
         """
         self.wait_up()
-        self._say("generate", pictures=pictures, uuids=uuids, text=text, tokens=tokens, likely=likely)
+        self._say("generate", pictures=pictures, uuids=uuids, text=text, tokens=tokens, likely=likely, salt=salt)
 
     def result(self) -> Answer:
         """What the request says that was begun."""
@@ -210,7 +212,8 @@ class Engine:
 
     def stop_at(self, place: str) -> None:
         """It stops the next time it comes to the place: "encode" (before it encodes), "hit" (the connector has promised
-        one), "scheduled" (one was promised, and the worker does not know yet), "deferred" (another engine encodes)."""
+        one), "scheduled" (one was promised, and the worker does not know yet), "deferred" (another engine encodes).
+        With the KV connector: "matched" (it has promised blocks), "loading" (a load is on its way to the worker)."""
         self.ask("stop_at", place=place)
 
     def stopped(self) -> str:

@@ -80,6 +80,7 @@ class EngineProcess:
             }
         )
         self._requests = 0
+        self._computed = 0
         self._stops: set[str] = set()
         self._passed: dict[str, int] = defaultdict(int)
         self._spent_s: dict[str, list[float]] = {}
@@ -96,7 +97,15 @@ class EngineProcess:
             pass
         return {**found[name], "took_s": time.perf_counter() - started}
 
-    def do_add(self, pictures: list[int], uuids: list[str] | None, text: str, tokens: int, likely: int) -> str:
+    def do_add(
+        self,
+        pictures: list[int],
+        uuids: list[str] | None,
+        text: str,
+        tokens: int,
+        likely: int,
+        salt: str | None = None,
+    ) -> str:
         """Queues a request, whose name it gives. It goes on with each step."""
         from vllm import SamplingParams
 
@@ -105,6 +114,8 @@ class EngineProcess:
             prompt["multi_modal_data"] = {"image": [picture(number) for number in pictures]}
         if uuids:
             prompt["multi_modal_uuids"] = {"image": uuids}
+        if salt is not None:
+            prompt["cache_salt"] = salt
         self._requests += 1
         name = f"request-{self._requests}"
         asked = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, logprobs=likely or None)
@@ -165,6 +176,26 @@ class EngineProcess:
                 found[metric.name] += metric.value
         return found
 
+    def do_computed(self) -> int:
+        """How many tokens the engine has computed so far: the sum of what its steps were scheduled."""
+        return self._computed
+
+    def do_prompt_tokens(self) -> dict[str, float]:
+        """vLLM's count of prompt tokens by their source."""
+        found: dict[str, float] = defaultdict(float)
+        for metric in self._llm.get_metrics():
+            if metric.name == "vllm:prompt_tokens_by_source":
+                found[metric.labels["source"]] += metric.value
+        return found
+
+    def do_reset_kv(self) -> bool:
+        """Drops all KV, the connector's too. Whether vLLM did so."""
+        return bool(self._llm.reset_prefix_cache(reset_connector=True))
+
+    def do_held(self) -> dict[str, int]:
+        """What the KV connector's manager holds, by kind."""
+        return dict(self._scheduler.connector._manager.held)
+
     def do_passed_through(self) -> dict[str, float]:
         """How many processor items were not shared, by reason."""
         stats = self._llm.llm_engine.renderer.mm_processor_cache.cache.make_stats()
@@ -194,6 +225,8 @@ class EngineProcess:
     # ---- places
 
     def _make_places(self) -> None:
+        self._after(self._scheduler, "schedule", self._scheduled)
+        self._make_places_of_kv()
         connector = self._scheduler.ec_connector
         self._passed["encode"] = 0
         self._worker_module.before_encoding.append(lambda: self._pass("encode"))
@@ -222,6 +255,25 @@ class EngineProcess:
         self._after(connector, "has_cache_item", found)
         self._after(connector, "build_connector_meta", scheduled)
         self._after(connector, "ensure_cache_available", available)
+
+    def _make_places_of_kv(self) -> None:
+        if self._scheduler.connector is None:
+            return
+
+        def matched(found: tuple[int | None, bool]) -> None:
+            if found[0]:
+                self._pass("matched")
+
+        def made(metadata: Any) -> None:
+            if getattr(metadata, "load_jobs", None):
+                self._pass("loading")
+
+        self._passed["matched"] = self._passed["loading"] = 0
+        self._after(self._scheduler.connector, "get_num_new_matched_tokens", matched)
+        self._after(self._scheduler.connector, "build_connector_meta", made)
+
+    def _scheduled(self, output: Any) -> None:
+        self._computed += output.total_num_scheduled_tokens
 
     @staticmethod
     def _after(owner: Any, name: str, then: Callable[[Any], None]) -> None:

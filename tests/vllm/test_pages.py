@@ -43,3 +43,5 @@ def test_vllm_serve_takes_the_words_that_it_is_given(block: Block) -> None:
     parsed = parser.parse_args(shlex.split(given[0]))
     if "--ec-transfer-config" in given[0]:
         assert parsed.ec_transfer_config.ec_connector == "TensordECConnector"
+    if "--kv-transfer-config" in given[0]:
+        assert parsed.kv_transfer_config.kv_connector == "TensordKVConnector"

@@ -37,21 +37,29 @@ _TEMPLATE: Final = (
 )
 
 
-def write_tiny_llava(folder: Path, seed: int = 0, *, inner: int = INNER, projector_seed: int | None = None) -> Path:
+def write_tiny_llava(
+    folder: Path,
+    seed: int = 0,
+    *,
+    inner: int = INNER,
+    projector_seed: int | None = None,
+    positions: int = POSITIONS_MAX,
+) -> Path:
     """Writes the model into `folder`, which is made if it is not there, and gives the folder back.
 
     Args:
         inner: the language model's inner width; WIDE makes the file larger than 64 MiB.
         projector_seed: of the projector's weights, where they are to differ from the seed's and nothing else is.
+        positions: the longest sequence, in tokens.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    for name, document in _documents(inner).items():
+    for name, document in _documents(inner, positions).items():
         (folder / name).write_text(json.dumps(document, indent=1))
     _write_weights(folder / "model.safetensors", seed, inner, projector_seed)
     return folder
 
 
-def _documents(inner: int) -> dict[str, dict[str, Any]]:
+def _documents(inner: int, positions: int) -> dict[str, dict[str, Any]]:
     side = {"height": PICTURE_SIDE, "width": PICTURE_SIDE}
     return {
         "config.json": {
@@ -80,7 +88,7 @@ def _documents(inner: int) -> dict[str, dict[str, Any]]:
                 "num_attention_heads": 2,
                 "num_key_value_heads": 2,
                 "head_dim": WIDTH // 2,
-                "max_position_embeddings": POSITIONS_MAX,
+                "max_position_embeddings": positions,
                 "pad_token_id": 0,
                 "bos_token_id": 1,
                 "eos_token_id": 2,
@@ -113,7 +121,7 @@ def _documents(inner: int) -> dict[str, dict[str, Any]]:
             "bos_token": "<s>",
             "eos_token": "</s>",
             "extra_special_tokens": {"image_token": "<image>"},
-            "model_max_length": POSITIONS_MAX,
+            "model_max_length": positions,
             "clean_up_tokenization_spaces": False,
             "chat_template": _TEMPLATE,
         },

@@ -1,0 +1,218 @@
+"""The KV connector that vLLM's scheduler and workers call: vLLM's offloading connector with tensord as the place.
+
+Owns: the checks when an engine starts, and the way of failed loads back to vLLM. Does not own: which blocks are loaded
+and stored, and when, which vLLM's OffloadingConnector decides; where they lie (manager.py, worker.py).
+
+Invariants: no method raises because of the daemon's state, and none waits for the daemon. A load that fails is computed
+again by its engine.
+
+    --kv-transfer-config '{"kv_connector": "TensordKVConnector", "kv_role": "kv_both"}'
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from typing import Any
+
+import vllm
+from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorBase_V1, KVConnectorRole
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import OffloadingWorkerMetadata
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.config import build_offloading_config
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import OffloadingConnectorScheduler
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.worker import OffloadingConnectorWorker
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
+from vllm.v1.kv_cache_interface import FullAttentionSpec
+from vllm.v1.kv_offload.base import CanonicalKVCaches
+
+from ....errors import BadConfiguration
+from ...core.namespace import Namespace
+from ...identity.engine import Nameless, kv_namespace
+from .. import adapters, encoder_cache
+from ..plugin import log_with_vllm
+from ..presence import engine_client_name
+from ..settings import KVSettings
+from .idle import IdleScheduler, IdleWorker
+from .jobs import WorkerReport
+from .layout import layout_of, why_not_covered
+from .manager import KVManager
+from .spec import TensordOffloadingSpec
+from .worker import KVWorker, groups_of
+
+_log = logging.getLogger("tensord")
+
+
+class TensordKVConnector(OffloadingConnector):  # type: ignore[misc, unused-ignore]
+    """KV blocks shared by all engines of the host that compute the same KV.
+
+    Settings are the keys of `kv_connector_extra_config`, see `KVSettings`; `blocks_per_chunk`, `block_size` and
+    `offload_prompt_only` are vLLM's.
+
+    Raises:
+        BadConfiguration: a setting is unknown or has an invalid value, or the engine's names of blocks are of no use to
+            other engines.
+    """
+
+    def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
+        # Not the constructor of OffloadingConnector: it takes its spec from a registry, without the engine's name.
+        KVConnectorBase_V1.__init__(self, vllm_config, role, kv_cache_config)
+        log_with_vllm()
+        self._canonical_layout = False
+        self.connector_scheduler: Any = None
+        self.connector_worker: Any = None
+        self._manager: KVManager | None = None
+        self._worker: KVWorker | None = None
+        transfer = vllm_config.kv_transfer_config
+        # A load that fails is no reason to end its request. The scheduler reads this after making the connector.
+        transfer.kv_load_failure_policy = "recompute"
+        settings = KVSettings.read(transfer.kv_connector_extra_config)
+        _check_hashes(vllm_config.cache_config.prefix_caching_hash_algo)
+        why_not = why_not_covered(vllm_config, kv_cache_config, vllm.__version__)
+        if role == KVConnectorRole.SCHEDULER:
+            self._begin_scheduler(vllm_config, kv_cache_config, settings, why_not)
+        else:
+            self._begin_worker(vllm_config, kv_cache_config, settings, why_not)
+
+    def _begin_scheduler(
+        self, vllm_config: Any, kv_cache_config: Any, settings: KVSettings, why_not: str | None
+    ) -> None:
+        config = build_offloading_config(vllm_config, kv_cache_config) if why_not is None else None
+        try:
+            if why_not is None:
+                namespace = kv_namespace(
+                    vllm_config,
+                    layout_of(config, kv_cache_config),
+                    revision=settings.revision,
+                    tenant=settings.tenant,
+                )
+        except (Nameless, OSError) as error:
+            why_not = str(error)
+        if why_not is not None:
+            _log.warning("tensord: this engine shares no KV: %s", why_not)
+            self.connector_scheduler = IdleScheduler()
+            return
+        make = partial(_manager, vllm_config, kv_cache_config, config, settings, namespace)
+        self.connector_scheduler = OffloadingConnectorScheduler(
+            TensordOffloadingSpec(config, make, _no_worker), vllm_config, kv_cache_config
+        )
+        self._manager = self.connector_scheduler.manager
+        encoder_cache.listen_for_resets(self._weights_changed)
+        if vllm_config.lora_config is not None:
+            adapters.install_engine()
+
+    def _begin_worker(self, vllm_config: Any, kv_cache_config: Any, settings: KVSettings, why_not: str | None) -> None:
+        if why_not is not None:
+            self.connector_worker = IdleWorker()
+            return
+        lora = vllm_config.lora_config is not None
+        if lora:
+            adapters.install()
+        config = build_offloading_config(vllm_config, kv_cache_config)
+
+        def make(kv_caches: CanonicalKVCaches) -> KVWorker:
+            rank = config.parallel.rank
+            self._worker = KVWorker(
+                settings.socket,
+                engine_client_name(vllm_config, f"worker {rank}"),
+                rank=rank,
+                groups=groups_of(kv_caches, config.cache.blocks_per_chunk),
+                adapters=adapters.held if lora else None,
+            )
+            return self._worker
+
+        self.connector_worker = OffloadingConnectorWorker(
+            TensordOffloadingSpec(config, _no_manager, make), vllm_config, kv_cache_config
+        )
+
+    # ---- the scheduler's side
+
+    def on_new_request(self, request: Any) -> None:
+        if self._manager is not None:
+            self._manager.expect(request)
+        super().on_new_request(request)
+
+    def build_connector_meta(self, scheduler_output: Any) -> Any:
+        metadata = super().build_connector_meta(scheduler_output)
+        if self._manager is not None:
+            self._manager.scheduled(scheduler_output.num_scheduled_tokens)
+        return metadata
+
+    def update_connector_output(self, connector_output: Any) -> None:
+        report = connector_output.kv_connector_worker_meta
+        if self._manager is not None and isinstance(report, WorkerReport):
+            self._manager.take_in(report)
+        super().update_connector_output(connector_output)
+
+    def adapters_changed(self, held: dict[int, dict[int, str]]) -> None:
+        """Receives the LoRA adapters that the workers hold: by rank, the digests by vLLM's number of the adapter."""
+        if self._manager is not None:
+            self._manager.adapters_changed(held)
+
+    def _weights_changed(self) -> None:
+        if self._manager is not None:
+            self._manager.weights_changed()
+
+    # ---- a worker's side
+
+    def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
+        """vLLM's results, and the requests whose load failed. These compute their blocks."""
+        loads = dict(getattr(self.connector_worker, "_load_jobs", ()))
+        results = super().get_transfer_results(finished_req_ids)
+        for job_id in self._worker.take_failed() if self._worker is not None else ():
+            results.failed_recving.add(loads[job_id])
+        return results
+
+    def build_connector_worker_meta(self) -> OffloadingWorkerMetadata | None:
+        theirs = super().build_connector_worker_meta()
+        news = self._worker.report() if self._worker is not None else None
+        if news is not None and theirs is not None:
+            news.completed_jobs, news.transfer_stats = theirs.completed_jobs, theirs.transfer_stats
+        return news or theirs
+
+
+def _check_hashes(algorithm: str) -> None:
+    """Checks that other processes give a block the same hash, and that different blocks have different ones.
+
+    Raises:
+        BadConfiguration: they do not.
+    """
+    if not algorithm.startswith("sha256"):
+        raise BadConfiguration(
+            f"--prefix-caching-hash-algo {algorithm} gives a block another hash in each process, and different blocks "
+            "may have the same: TensordKVConnector needs sha256 or sha256_cbor"
+        )
+
+
+def _manager(
+    vllm_config: Any, kv_cache_config: Any, config: Any, settings: KVSettings, namespace: Namespace
+) -> KVManager:
+    transfer = vllm_config.kv_transfer_config
+    stores, finds = transfer.is_kv_producer, transfer.is_kv_consumer
+    does = {(True, True): "found and stored", (True, False): "stored", (False, True): "found"}[stores, finds]
+    chunk_tokens = {group.group_id: group.tokens_per_block * config.cache.blocks_per_chunk for group in config.groups}
+    return KVManager(
+        settings.socket,
+        engine_client_name(vllm_config, "scheduler"),
+        namespace,
+        shares=f"KV blocks of {namespace.model} are {does} in namespace {namespace.tag.hex()}",
+        ranks=config.parallel.world_size,
+        tokens=chunk_tokens,
+        # vLLM stores only the last chunks of a sliding window, so the chunk before may never be stored.
+        chained=[
+            number
+            for number in chunk_tokens
+            if type(kv_cache_config.kv_cache_groups[number].kv_cache_spec) is FullAttentionSpec
+        ],
+        tokens_per_hash=config.cache.tokens_per_hash,
+        stores=stores,
+        finds=finds,
+    )
+
+
+def _no_manager() -> KVManager:
+    raise AssertionError("a worker has no manager")
+
+
+def _no_worker(kv_caches: CanonicalKVCaches) -> KVWorker:
+    raise AssertionError("the scheduler has no worker")

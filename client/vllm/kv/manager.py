@@ -1,0 +1,390 @@
+"""The scheduler's side: which blocks are in the ring, which are pinned for a load, and which are to be stored.
+
+Owns: pins, from a lookup until all workers are done with the load; the state of each request. Does not own: names of
+blocks (keys.py), copies (worker.py), which blocks vLLM looks for and when it stores them.
+
+The states of a chunk for one request:
+
+    lookup ─┬→ miss
+            └→ pinned ─┬→ loading: until each rank has reported the ticket
+                       ├→ released: the request is scheduled without it, or has ended
+                       └→ failed: not offered to this request again
+
+Invariants
+- A lookup says HIT only while every rank's part is pinned.
+- Lookups read shared memory. The step's thread sends no message, and never waits for the daemon.
+- After a change of the weights, nothing is looked up or stored until the engine restarts.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any, Final
+
+from vllm.v1.kv_offload.base import (
+    LookupResult,
+    OffloadingManager,
+    OffloadKey,
+    PrepareStoreOutput,
+    ReqContext,
+    RequestOffloadingContext,
+    get_offload_group_idx,
+    make_offload_key,
+)
+from vllm.v1.metrics.cache_hit_source import CacheHitSource
+
+from ....errors import TensordError, UnsupportedLeaf
+from ...core import requests
+from ...core.cache import Client
+from ...core.namespace import Namespace
+from ...core.view import View
+from ...identity.content import Digests
+from ..adapters import RankAdapters
+from ..background import IDLE_S, Background
+from ..presence import Presence
+from ..stats import LookupCounts
+from .jobs import LoadChunks, StoreChunks, WorkerReport
+from .keys import Media, Naming, media_of
+from .request import Pinned, RequestBlocks
+
+PINS_MAX: Final = 3072
+"""Most entries pinned at once. A client's lane has 4096 words, which other parts of the engine use too."""
+DAMAGED_MAX: Final = 4096
+NAME_S: Final = 0.25
+"""Seconds that the digests of a request's media may take. After that its blocks behind the first medium are not
+shared."""
+PAUSE_S: Final = 0.0001
+_log = logging.getLogger("tensord")
+
+
+class KVManager(OffloadingManager):  # type: ignore[misc, unused-ignore]
+    """The manager of one engine.
+
+    Args:
+        client_name: the name that `tensorctl clients` shows.
+        namespace: the namespace of the engine's KV.
+        shares: what is shared, for the first log line.
+        ranks: the number of workers.
+        tokens: tokens of one chunk, by the number of the KV cache group.
+        chained: numbers of the groups whose chunks are stored with the chunk before as their parent.
+        tokens_per_hash: tokens that one block hash stands for.
+        stores, finds: whether the engine stores blocks, and whether it looks for them.
+    """
+
+    def __init__(
+        self,
+        socket: str | None,
+        client_name: str,
+        namespace: Namespace,
+        *,
+        shares: str,
+        ranks: int,
+        tokens: dict[int, int],
+        chained: Collection[int],
+        tokens_per_hash: int,
+        stores: bool,
+        finds: bool,
+    ) -> None:
+        self._namespace = namespace
+        self._shares = shares
+        self._ranks = ranks
+        self._tokens = tokens
+        self._chained = frozenset(chained)
+        self._tokens_per_hash = tokens_per_hash
+        self._stores = stores
+        self._finds = finds
+        self.adapters = RankAdapters(ranks)
+        self._client: Client | None = None
+        self._presence: Presence | None = None
+        self._coming: Any = None
+        self._states: dict[str, RequestBlocks] = {}
+        self._with_pins: dict[str, RequestBlocks] = {}
+        self._pins = 0
+        self._tickets = 0
+        self._loading: dict[int, tuple[int, list[OffloadKey], list[Pinned], RequestBlocks]] = {}
+        self._storing: set[OffloadKey] = set()
+        self._damaged: dict[bytes, None] = {}
+        self._changed = False
+        self._reset = 0
+        self._deferred = False
+        self._digests = Digests()
+        self._counts = LookupCounts()
+        self._background = Background(socket, client_name, "tensord-vllm-kv", self._tick, self._counts)
+        self._background.start()
+
+    # ---- a request's life
+
+    def expect(self, request: Any) -> None:
+        """Announces the request of the next `on_new_request`, which vLLM calls without it."""
+        self._coming = request
+
+    def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
+        request, self._coming = self._coming, None
+        if request is not None and request.request_id == req_context.req_id:
+            state = self._begin(request)
+            self._states[req_context.req_id] = state
+            req_context.set_state(state)
+        return RequestOffloadingContext()
+
+    def on_request_finished(self, req_context: ReqContext) -> None:
+        self._release(req_context.req_id)
+        self._states.pop(req_context.req_id, None)
+
+    def scheduled(self, request_ids: Iterable[str]) -> None:
+        """Releases what was pinned for these requests and is not loaded: they compute from here on."""
+        if self._with_pins:
+            for request_id in self._with_pins.keys() & request_ids:
+                self._release(request_id)
+
+    def _begin(self, request: Any) -> RequestBlocks:
+        view, adapter = self._view(), None
+        if request.lora_request is not None:
+            adapter = self.adapters.of(request.lora_request)
+        nameless = (request.lora_request is not None and adapter is None) or request.prompt_embeds is not None
+        if nameless or self._off:
+            return RequestBlocks(None, (), None)
+        offsets, items = media_of(request)
+        media = Media(offsets)
+        generation = view.current(self._namespace.tag) if view is not None else 0
+        namespace = self._namespace.raised_to(max(generation, self._namespace.generation))
+        if items and (self._background.late or not self._background.post(partial(self._name, media, items))):
+            media.settle([None] * len(items))
+        naming = Naming(namespace, self._ranks, media, adapter[1] if adapter is not None else "")
+        return RequestBlocks(naming, request.block_hashes, adapter)
+
+    # ---- lookups and loads
+
+    def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
+        state = req_context.get_state(RequestBlocks)
+        if state is None or state.naming is None or not self._finds or self._off or key in state.failed:
+            return LookupResult.MISS
+        if key in state.pinned:
+            return LookupResult.HIT
+        end_token = req_context.get_offload_key_position(key)
+        view = self._view()
+        if view is None or end_token is None or self._pins + self._ranks > PINS_MAX:
+            return LookupResult.MISS
+        media = state.naming.media
+        if not media.settled and media.reach(end_token):
+            if time.monotonic() - state.began_s > NAME_S:
+                return LookupResult.MISS
+            self._deferred = True
+            return LookupResult.RETRY
+        keys = state.naming.keys(key, end_token)
+        found = self._pin(view, keys) if keys is not None else None
+        if found is None:
+            return LookupResult.MISS
+        state.pinned[key] = found
+        self._with_pins[req_context.req_id] = state
+        self._pins += len(found)
+        return LookupResult.HIT
+
+    def _pin(self, view: View, keys: Sequence[bytes]) -> Pinned | None:
+        """Pins all ranks' parts of a chunk. None if one of them is missing, or cannot be pinned."""
+        found = []
+        for key in keys:
+            lease = view.get(key) if key not in self._damaged else None
+            handle = lease.handle() if lease is not None else None
+            if lease is None or handle is None:
+                return None
+            found.append((lease, handle))
+        return found
+
+    def get_load_source(self, key: OffloadKey, req_context: ReqContext) -> CacheHitSource:
+        return CacheHitSource.HOST
+
+    def prepare_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> LoadChunks:
+        """Hands pins over to a load. A chunk that is not pinned, which vLLM never asks for, fails in the worker."""
+        wanted = list(keys)
+        state = req_context.get_state(RequestBlocks) or RequestBlocks(None, (), None)
+        missing: Pinned = []
+        pinned = [state.pinned.pop(key, missing) for key in wanted]
+        self._tickets += 1
+        self._loading[self._tickets] = (self._ranks, wanted, pinned, state)
+        handles = [[part[rank][1] if part else b"" for part in pinned] for rank in range(self._ranks)]
+        self._release(req_context.req_id)
+        return LoadChunks(self._tickets, self._group_counts(wanted), handles)
+
+    def take_in(self, report: WorkerReport) -> None:
+        """Processes the workers' reports on a step."""
+        for ticket, positions in report.failed.items():
+            loading = self._loading.get(ticket)
+            if loading is not None:
+                loading[3].failed.update(loading[1][position] for position in positions)
+        for ticket, ranks in report.done.items():
+            loading = self._loading.pop(ticket, None)
+            if loading is None:
+                continue
+            left, keys, pinned, state = loading
+            if left > ranks:
+                self._loading[ticket] = (left - ranks, keys, pinned, state)
+            else:
+                self._pins -= sum(map(len, pinned))
+        if report.damaged:
+            self._distrust(report.damaged)
+        if report.adapters:
+            self.adapters_changed({**self.adapters.held, **report.adapters})
+
+    def _distrust(self, keys: Collection[bytes]) -> None:
+        """Evicts entries that are not what they should be. They are not offered to any request here."""
+        fresh = [key for key in keys if key not in self._damaged]
+        if fresh:
+            _log.error("tensord: %d stored KV blocks are damaged, the first is %s; evicted", len(fresh), fresh[0].hex())
+        self._damaged.update(dict.fromkeys(fresh))
+        while len(self._damaged) > DAMAGED_MAX:
+            del self._damaged[next(iter(self._damaged))]
+        self._background.post(lambda client: requests.send_evict(client.link, fresh))
+
+    # ---- stores
+
+    def prepare_store(self, keys: Collection[OffloadKey], req_context: ReqContext) -> PrepareStoreOutput | None:
+        """Chooses the chunks that no engine has stored, and that this one is not storing."""
+        state = req_context.get_state(RequestBlocks)
+        chosen: list[OffloadKey] = []
+        store = StoreChunks([], [[] for _ in range(self._ranks)], [[] for _ in range(self._ranks)])
+        if state is not None and state.naming is not None and self._can_store():
+            store.adapter = state.adapter
+            for key in keys:
+                end_token = req_context.get_offload_key_position(key)
+                names = self._names(state.naming, key, end_token)
+                if names is None or end_token is None or key in self._storing or self._stored(names):
+                    continue
+                chosen.append(key)
+                before = self._before(state, key, end_token)
+                for rank, name in enumerate(names):
+                    self._damaged.pop(name, None)
+                    store.keys[rank].append(name)
+                    store.parents[rank].append(before[rank] if before is not None else b"")
+        store.counts = self._group_counts(chosen)
+        self._storing.update(chosen)
+        return PrepareStoreOutput(chosen, store, [])
+
+    def _can_store(self) -> bool:
+        client = self._client
+        return self._stores and not self._off and client is not None and client.connected
+
+    def _stored(self, names: Sequence[bytes]) -> bool:
+        view = self._view()
+        return view is not None and all(map(view.contains, names))
+
+    def complete_store(self, keys: Collection[OffloadKey], req_context: ReqContext, success: bool = True) -> None:
+        self._storing.difference_update(keys)
+
+    @staticmethod
+    def _names(naming: Naming, key: OffloadKey, end_token: int | None) -> tuple[bytes, ...] | None:
+        """The keys of a chunk; None if it has none, or none yet."""
+        if end_token is None or (naming.media.reach(end_token) and not naming.media.settled):
+            return None
+        return naming.keys(key, end_token)
+
+    def _before(self, state: RequestBlocks, key: OffloadKey, end_token: int) -> tuple[bytes, ...] | None:
+        """The keys of the chunk before; None for the first one, and in groups whose chunks are not chained."""
+        group = get_offload_group_idx(key)
+        at = end_token - self._tokens[group]
+        if group not in self._chained or at <= 0 or state.naming is None:
+            return None
+        return state.naming.keys(make_offload_key(state.hashes[at // self._tokens_per_hash - 1], group), at)
+
+    # ---- changes
+
+    def weights_changed(self) -> None:
+        """Ends sharing: the engine's weights have no name any more."""
+        if not self._changed:
+            self._changed = True
+            _log.warning(
+                "tensord: the model of this engine was changed in place, so other engines cannot know its present "
+                "weights. From now on it shares no KV. To share again, restart it from files that have these weights"
+            )
+
+    def adapters_changed(self, held: dict[int, dict[int, str]]) -> None:
+        """Receives the LoRA adapters that the workers hold. Requests with another adapter share nothing from now on."""
+        self.adapters.held = held
+        for request_id, state in self._states.items():
+            if state.adapter is not None and not self.adapters.hold(*state.adapter):
+                self._release(request_id)
+                state.naming = None
+
+    def reset_cache(self) -> None:
+        """Drops all stored KV of the namespace, for all engines. Nothing is shared until the daemon has done so."""
+        self._reset += 1
+        self._storing.clear()
+        for request_id, state in self._states.items():
+            self._release(request_id)
+            state.naming = None
+        self._background.post_end(self._invalidate)
+
+    def on_schedule_end(self, context: Any) -> None:
+        if self._deferred:
+            self._deferred = False
+            # The background thread gets the interpreter to settle the digests.
+            time.sleep(PAUSE_S)
+
+    def shutdown(self) -> None:
+        """Releases everything and ends the thread. Idempotent."""
+        for request_id in list(self._with_pins):
+            self._release(request_id)
+        self._background.close()
+
+    @property
+    def held(self) -> dict[str, int]:
+        """Numbers of held objects by kind: requests, pins, loads, stores. For tests and diagnosis."""
+        return {
+            "requests": len(self._states),
+            "pins": self._pins,
+            "loads": len(self._loading),
+            "stores": len(self._storing),
+        }
+
+    # ---- private
+
+    @property
+    def _off(self) -> bool:
+        return self._changed or self._reset > 0
+
+    def _view(self) -> View | None:
+        client = self._client
+        return client.link.view if client is not None else None
+
+    def _release(self, request_id: str) -> None:
+        state = self._with_pins.pop(request_id, None)
+        if state is not None:
+            self._pins -= sum(map(len, state.pinned.values()))
+            state.pinned.clear()
+
+    def _group_counts(self, keys: Iterable[OffloadKey]) -> list[int]:
+        counts = dict.fromkeys(self._tokens, 0)
+        for key in keys:
+            counts[get_offload_group_idx(key)] += 1
+        return list(counts.values())
+
+    # ---- the background thread
+
+    def _tick(self, client: Client) -> float:
+        self._client = client
+        self._presence = self._presence or Presence(client, self._shares)
+        self._presence.look()
+        return IDLE_S
+
+    def _name(self, media: Media, items: Sequence[Any], client: Client) -> None:
+        digests: list[bytes | None] = []
+        try:
+            for item in items:
+                digest = None
+                with suppress(UnsupportedLeaf):
+                    digest = self._digests.of(item) if item is not None else None
+                digests.append(digest)
+        finally:
+            media.settle(digests + [None] * (len(items) - len(digests)))
+
+    def _invalidate(self, client: Client) -> None:
+        try:
+            self._namespace = client.invalidate(client.current(self._namespace))
+        except TensordError:
+            self._background.post_end(self._invalidate)
+            time.sleep(IDLE_S)
+            raise
+        self._reset -= 1

@@ -1,0 +1,335 @@
+"""A worker's side: copies chunks from the ring into the KV cache, and stores chunks of the KV cache.
+
+Owns: two threads. The copier copies between KV cache, ring and private memory, and never touches the daemon, so a step
+that waits for a copy does not wait for the daemon. The background thread puts the private copies. Does not own:
+decisions, which come with the jobs.
+
+Invariants
+- A load is complete, or its failure is reported: no chunk is used whose key, form or checksum is wrong.
+- The ring is read only before the load's ticket is reported as done.
+- A store that was waited for reads the KV cache no more.
+- Copies that wait to be put take at most STORE_BYTES_MAX. Chunks beyond that are not stored.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from queue import SimpleQueue
+from typing import Any, Final
+
+import numpy as np
+from vllm.v1.kv_offload.base import CanonicalKVCaches, GPULoadStoreSpec, OffloadingWorker, TransferResult
+
+from ....errors import Corrupt
+from ....shm.copy import checksum_of
+from ....shm.layout import SPAN_HEADER_BYTES, SpanHeader
+from ...core.aside import aside
+from ...core.cache import Client
+from ...core.lease import Lease
+from ...core.ring_mapping import Handle
+from ...core.ring_reader import RingReader
+from ..background import IDLE_S, Background
+from ..stats import LookupCounts
+from .jobs import LoadChunks, StoreChunks, WorkerReport
+
+STORE_BYTES_MAX: Final = 512 << 20
+RINGS_MAX: Final = 2
+"""Rings kept mapped: the present one, and the one before, which loads in progress may still name."""
+
+Array = np.ndarray[Any, Any]
+Place = tuple[int, int, list[int]]
+"""A chunk of a job: its position among the job's chunks, the first of its blocks that is copied, the blocks' numbers in
+the KV cache."""
+_log = logging.getLogger("tensord")
+
+
+class Group:
+    """One KV cache group: the memory of its layers.
+
+    Args:
+        layers: for each layer the KV cache, (blocks, n) uint8 with n >= the layer's bytes, and the layer's bytes.
+        blocks_per_chunk: blocks in a stored chunk.
+    """
+
+    def __init__(self, layers: Sequence[tuple[Array, int]], blocks_per_chunk: int) -> None:
+        self._layers = layers
+        self.shape = (blocks_per_chunk, sum(size_bytes for _, size_bytes in layers))
+
+    def save(self, blocks: Sequence[int]) -> Array:
+        """A copy of a whole chunk's blocks, as uint8 of `shape`."""
+        chunk: Array = np.empty(self.shape, np.uint8)
+        at = 0
+        for memory, size_bytes in self._layers:
+            for row, block in enumerate(blocks):
+                np.copyto(chunk[row, at : at + size_bytes], memory[block, :size_bytes])
+            at += size_bytes
+        return chunk
+
+    def load(self, chunk: Array, first: int, blocks: Sequence[int]) -> None:
+        """Copies blocks of a chunk, from its block `first` on, to these blocks of the KV cache. Block 0 stands for
+        none."""
+        at = 0
+        for memory, size_bytes in self._layers:
+            for row, block in enumerate(blocks, first):
+                if block:
+                    np.copyto(memory[block, :size_bytes], chunk[row, at : at + size_bytes])
+            at += size_bytes
+
+
+def groups_of(kv_caches: CanonicalKVCaches, blocks_per_chunk: int) -> list[Group]:
+    """The groups of vLLM's KV caches, which are in host memory."""
+    memory = [cache.tensor.numpy().view(np.uint8) for cache in kv_caches.tensors]
+    return [
+        Group([(memory[ref.tensor_idx], ref.page_size_bytes) for ref in refs], blocks_per_chunk)
+        for refs in kv_caches.group_data_refs
+    ]
+
+
+class KVWorker(OffloadingWorker):  # type: ignore[misc, unused-ignore]
+    """The worker's side.
+
+    Args:
+        rank: this worker's number.
+        adapters: returns the digests of the held LoRA adapters by vLLM's number; None without LoRA.
+    """
+
+    def __init__(
+        self,
+        socket: str | None,
+        client_name: str,
+        *,
+        rank: int,
+        groups: Sequence[Group],
+        adapters: Callable[[], dict[int, str]] | None = None,
+    ) -> None:
+        self._rank = rank
+        self._groups = groups
+        self._adapters = adapters
+        self._told_adapters: dict[int, str] = {}
+        self._lock = threading.Lock()
+        self._finished: list[TransferResult] = []
+        self._failed_jobs: set[int] = set()
+        self._news = WorkerReport()
+        self._storing_bytes = 0
+        self._pending: dict[int, threading.Event] = {}
+        self._rings: OrderedDict[bytes, RingReader] = OrderedDict()
+        self._client: Client | None = None
+        self._jobs: SimpleQueue[tuple[int, Callable[[int], int]] | None] = SimpleQueue()
+        self._background = Background(socket, client_name, "tensord-vllm-kv-put", self._tick, LookupCounts())
+        self._background.start()
+        self._copier = threading.Thread(target=self._copy, name="tensord-vllm-kv-copy", daemon=True)
+        aside(self._copier.start)
+
+    # ---- the step's thread
+
+    def submit_store(self, job_id: int, src_spec: GPULoadStoreSpec, dst_spec: StoreChunks) -> bool:
+        return self._submit(job_id, partial(self._store, src_spec, dst_spec))
+
+    def submit_load(self, job_id: int, src_spec: LoadChunks, dst_spec: GPULoadStoreSpec) -> bool:
+        return self._submit(job_id, partial(self._load, src_spec, dst_spec))
+
+    def get_finished(self) -> list[TransferResult]:
+        """The jobs that are over. All count as successful for vLLM, which ends the engine otherwise; `take_failed`
+        tells which loads failed."""
+        if not self._finished:
+            return []
+        with self._lock:
+            finished, self._finished = self._finished, []
+        return finished
+
+    def take_failed(self) -> set[int]:
+        """The loads that failed since the last call, of those that `get_finished` has returned or is about to."""
+        if not self._failed_jobs:
+            return set()
+        with self._lock:
+            failed, self._failed_jobs = self._failed_jobs, set()
+        return failed
+
+    def report(self) -> WorkerReport | None:
+        """The news for the manager since the last call; None if there are none."""
+        news = None
+        with self._lock:
+            if self._news.done or self._news.failed or self._news.damaged:
+                news, self._news = self._news, WorkerReport()
+        adapters = self._adapters() if self._adapters is not None else {}
+        if adapters != self._told_adapters:
+            self._told_adapters = adapters
+            news = news or WorkerReport()
+            news.adapters = {self._rank: adapters}
+        return news
+
+    def wait(self, job_ids: set[int]) -> None:
+        """Waits until these jobs' copies are done. They need no daemon."""
+        for job_id in job_ids:
+            pending = self._pending.get(job_id)
+            if pending is not None:
+                pending.wait()
+
+    def shutdown(self) -> None:
+        """Ends both threads once queued copies are made, and put or given up. Idempotent."""
+        self._jobs.put(None)
+        self._copier.join()
+        self._background.close()
+        self._rings.clear()
+
+    def _submit(self, job_id: int, job: Callable[[int], int]) -> bool:
+        self._pending[job_id] = threading.Event()
+        self._jobs.put((job_id, job))
+        return True
+
+    # ---- the copier thread
+
+    def _copy(self) -> None:
+        while (taken := self._jobs.get()) is not None:
+            job_id, job = taken
+            began_s = time.monotonic()
+            size_bytes = 0
+            try:
+                size_bytes = job(job_id)
+            except Exception:
+                _log.exception("tensord: a copy of KV blocks failed; the blocks are computed, or not stored")
+            with self._lock:
+                self._finished.append(TransferResult(job_id, True, size_bytes, time.monotonic() - began_s))
+            self._pending.pop(job_id).set()
+            # The job refers to memory that others have released already.
+            del taken, job
+
+    def _load(self, chunks: LoadChunks, blocks: GPULoadStoreSpec, job_id: int) -> int:
+        handles = chunks.handles[self._rank]
+        failed: set[int] = set()
+        damaged: set[bytes] = set()
+        copied_bytes = 0
+        try:
+            for group, (position, first, numbers) in self._places(chunks.counts, blocks):
+                failed.add(position)
+                lease = self._borrow(handles[position])
+                if lease is None:
+                    return copied_bytes
+                if not _is_sound(lease, handles[position], group.shape):
+                    damaged.add(handles[position][-32:])
+                    return copied_bytes
+                group.load(lease.tree, first, numbers)
+                copied_bytes += lease.payload_bytes
+                failed.discard(position)
+        except BaseException:
+            # What was copied until then is not known.
+            failed.update(range(len(handles)))
+            raise
+        finally:
+            with self._lock:
+                self._news.done[chunks.ticket] += 1
+                if failed:
+                    self._failed_jobs.add(job_id)
+                    self._news.failed[chunks.ticket] = failed
+                    self._news.damaged |= damaged
+        return copied_bytes
+
+    def _borrow(self, handle: bytes) -> Lease | None:
+        self._map_ring()
+        ring = self._rings.get(handle[:16])
+        return ring.borrow(handle) if ring is not None else None
+
+    def _store(self, blocks: GPULoadStoreSpec, chunks: StoreChunks, job_id: int) -> int:
+        copied_bytes = 0
+        client = self._client
+        able = client is not None and client.connected and not self._background.late
+        if not able or not self._has_adapter(chunks.adapter):
+            return copied_bytes
+        for group, (position, first, numbers) in self._places(chunks.counts, blocks):
+            if first or len(numbers) < group.shape[0]:
+                # A part of the chunk lies outside of a sliding window.
+                continue
+            size_bytes = group.shape[0] * group.shape[1]
+            with self._lock:
+                room = self._storing_bytes + size_bytes <= STORE_BYTES_MAX
+                self._storing_bytes += size_bytes if room else 0
+            if not room:
+                break
+            put = partial(self._put, chunks, position, group.save(numbers))
+            copied_bytes += size_bytes
+            if not self._background.post(put):
+                self._stored(size_bytes)
+                break
+        return copied_bytes
+
+    def _places(self, counts: Sequence[int], blocks: GPULoadStoreSpec) -> Iterator[tuple[Group, Place]]:
+        """The chunks of a job with their groups.
+
+        Raises:
+            ValueError: the blocks do not fit the chunks.
+        """
+        at = position = 0
+        for group, count, size, index in zip(
+            self._groups, counts, blocks.group_sizes, blocks.block_indices, strict=True
+        ):
+            per_chunk = group.shape[0]
+            first = index % per_chunk
+            if count != (-(-(first + size) // per_chunk) if size else 0):
+                raise ValueError(f"{size} blocks from block {index} on are not {count} chunks of {per_chunk}")
+            end = at + size
+            for number in range(count):
+                taken = min(per_chunk - first, end - at)
+                yield group, (position + number, first, blocks.block_ids[at : at + taken].tolist())
+                at += taken
+                first = 0
+            position += count
+
+    def _has_adapter(self, adapter: tuple[int, str] | None) -> bool:
+        """Whether the worker still holds the adapter that the keys stand for. True without an adapter."""
+        if adapter is None:
+            return True
+        number, digest = adapter
+        return self._adapters is not None and self._adapters().get(number) == digest
+
+    # ---- both threads
+
+    def _map_ring(self) -> None:
+        """Keeps the ring that the client is attached to now."""
+        view = self._client.link.view if self._client is not None else None
+        if view is None:
+            return
+        with self._lock:
+            known = self._rings.get(view.ring.identity)
+            if known is None or len(known) < len(view.ring):
+                self._rings[view.ring.identity] = view.ring
+            while len(self._rings) > RINGS_MAX:
+                self._rings.popitem(last=False)
+
+    def _stored(self, size_bytes: int) -> None:
+        with self._lock:
+            self._storing_bytes -= size_bytes
+
+    # ---- the background thread
+
+    def _tick(self, client: Client) -> float:
+        self._client = client
+        self._map_ring()
+        return IDLE_S
+
+    def _put(self, chunks: StoreChunks, position: int, chunk: Array, client: Client) -> None:
+        try:
+            key, parent = chunks.keys[self._rank][position], chunks.parents[self._rank][position]
+            if client.connected and not client.contains(key):
+                # Refused if the parent is gone: no lookup would reach the chunk.
+                client.put(key, chunk, parent=parent or None)
+        finally:
+            self._stored(chunk.nbytes)
+
+
+def _is_sound(lease: Lease, handle: bytes, shape: tuple[int, int]) -> bool:
+    """Whether a borrowed entry is what was stored under the handle's key, in the form of `shape`."""
+    span, chunk, named = lease.span(), lease.tree, Handle.unpack(handle)
+    if span is None or named is None or type(chunk) is not np.ndarray:
+        return False
+    if chunk.dtype != np.uint8 or chunk.shape != shape:
+        return False
+    try:
+        header = SpanHeader.unpack(span[:SPAN_HEADER_BYTES].tobytes())
+    except Corrupt:
+        return False
+    return header.key == named.key and header.checksum == checksum_of(span[SPAN_HEADER_BYTES:])

@@ -1,0 +1,137 @@
+"""One daemon and three engines of one tiny model serve the tests of shared KV. Each test takes a text that nobody has
+asked before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from itertools import count
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pytest
+
+import tensord
+
+from ...daemon_process import Daemon, until
+from ..conftest import Stand
+from ..engine import Answer, Engine
+from ..tiny_llava import WIDTH, write_tiny_llava
+
+collect_ignore_glob = [] if find_spec("vllm") else ["test_*.py"]
+
+StartEngine = Callable[..., Engine]
+BLOCK_TOKENS: Final = 32
+BLOCK_BYTES: Final = BLOCK_TOKENS * 2 * 2 * WIDTH * 4
+"""Of two layers' keys and values, each of WIDTH float32 numbers for a token."""
+OPTIONS: Final[dict[str, Any]] = {
+    "enable_prefix_caching": True,
+    "max_model_len": 1024,
+    "max_num_batched_tokens": 1024,
+    "block_size": BLOCK_TOKENS,
+}
+_texts = count(1)
+
+
+def fresh_text(characters: int = 640) -> str:
+    """A text that no engine has seen, of so many tokens: the model has one for each letter."""
+    start = f"{next(_texts)}: "
+    return start + ("You answer in few words. " * (characters // 25 + 1))[: characters - len(start)]
+
+
+def with_kv(socket: Path, **extra: Any) -> dict[str, Any]:
+    """The options of an engine with the KV connector. `extra`: more keys of kv_connector_extra_config."""
+    transfer = {
+        "kv_connector": "TensordKVConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {"tensord.socket": str(socket), **extra},
+    }
+    return {"kv_transfer_config": transfer, **OPTIONS}
+
+
+def asked(engine: Engine, *pictures: int, **about: Any) -> tuple[Answer, int]:
+    """What the engine says, and how many tokens it computed for it."""
+    before = engine.ask("computed")
+    answer = engine.generate(*pictures, **about)
+    return answer, engine.ask("computed") - before
+
+
+class KVStand(Stand):
+    """A daemon, two engines with the KV connector, and one without."""
+
+    def __init__(self, daemon: Daemon, first: Engine, second: Engine, plain: Engine) -> None:
+        self.daemon = daemon
+        self.first = first
+        self.second = second
+        self.plain = plain
+
+    def store(self, engine: Engine, *pictures: int, **about: Any) -> tuple[Answer, set[bytes]]:
+        """Has the engine answer a fresh prompt, and returns when its blocks are stored: the answer and their keys."""
+        there = self.keys()
+        answer = engine.generate(*pictures, **about)
+        # vLLM hands the blocks of a step over in the next one.
+        engine.ask("step")
+        self.settled(engine)
+        new = self.keys() - there
+        assert new, f"no block was stored:\n{engine.log[-2000:]}"
+        return answer, new
+
+    def settled(self, *engines: Engine) -> None:
+        """Returns when these engines have nothing to load or store, and hold nothing."""
+        for engine in engines:
+
+            def idle(engine: Engine = engine) -> bool:
+                engine.ask("step")
+                held = engine.ask("held")
+                return not any(held.values())
+
+            until(idle, "the engine's copies are made")
+        self.daemon.until(
+            lambda status: not status["store"]["puts_in_flight"] and not status["pins"], "blocks are stored, pins gone"
+        )
+
+
+@pytest.fixture(scope="session")
+def kv_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model for long prompts."""
+    return write_tiny_llava(tmp_path_factory.mktemp("kv-model"), positions=1024)
+
+
+@pytest.fixture(scope="session")
+def kv_session(kv_model: Path, start_engine: StartEngine) -> Iterator[KVStand]:
+    with Daemon() as daemon:
+        first, second = (start_engine(kv_model, **with_kv(daemon.socket)) for _ in range(2))
+        plain = start_engine(kv_model, **{**OPTIONS, "enable_prefix_caching": False})
+        daemon.start()
+        yield KVStand(daemon, first, second, plain)
+
+
+@pytest.fixture
+def kv(kv_session: KVStand) -> KVStand:
+    """The engines and their daemon, ready."""
+    kv_session.first.wait_up()
+    kv_session.second.wait_up()
+    kv_session.mended()
+    return kv_session
+
+
+@pytest.fixture
+def client(kv: KVStand) -> Iterator[tensord.Client]:
+    """A client of the engines' daemon."""
+    with tensord.Client(kv.daemon.socket) as attached:
+        assert attached.wait_connected(30)
+        yield attached
+
+
+def replace_all(client: tensord.Client, keys: set[bytes], make: Callable[[np.ndarray[Any, Any]], object]) -> None:
+    """Replaces the entries by what `make` makes of them."""
+    made = {}
+    for key in keys:
+        lease = client.get(key)
+        assert lease is not None
+        made[key] = make(lease.tree)
+        del lease
+    client.evict(*keys)
+    for key, payload in made.items():
+        assert client.put(key, payload, wait=True).state == "stored"

@@ -1,0 +1,233 @@
+"""What engines that share KV promise: the answers of an engine that shares none; no shared prefix is computed twice."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import tensord
+
+from ...daemon_process import MIB, RING_BYTES, until
+from ..conftest import fresh
+from ..engine import Answer
+from ..tiny_families import write_tiny_gemma3
+from ..tiny_llava import write_tiny_llava
+from .conftest import BLOCK_BYTES, BLOCK_TOKENS, KVStand, StartEngine, asked, fresh_text, replace_all, with_kv
+
+ANSWER_TOKENS = 8
+
+
+def test_a_second_engine_computes_only_its_own_suffix_of_a_shared_system_prompt(kv: KVStand) -> None:
+    system = fresh_text()
+    kv.store(kv.first, text=system + "first question")
+    before = kv.second.ask("prompt_tokens")
+    answer, computed = asked(kv.second, text=system + "second question")
+    assert answer == kv.plain.generate(text=system + "second question")
+    counted = kv.second.ask("prompt_tokens")
+    loaded = counted["external_kv_transfer"] - before["external_kv_transfer"]
+    alone = counted["local_compute"] - before["local_compute"]
+    assert loaded >= len(system) - BLOCK_TOKENS
+    assert computed == alone + ANSWER_TOKENS - 1
+    assert alone <= 2 * BLOCK_TOKENS
+
+
+def test_an_answer_is_made_of_the_loaded_blocks(kv: KVStand, client: tensord.Client) -> None:
+    text = fresh_text()
+    right, keys = kv.store(kv.first, text=text)
+    replace_all(client, keys, np.zeros_like)
+    answer, computed = asked(kv.second, text=text)
+    assert answer != right
+    assert computed <= 2 * BLOCK_TOKENS
+
+
+def test_a_new_engine_finds_what_was_stored_before_a_kill_and_a_restart_of_the_daemon(
+    kv: KVStand, kv_model: Path, start_engine: StartEngine
+) -> None:
+    text = fresh_text()
+    right, _ = kv.store(kv.first, text=text)
+    kv.daemon.kill()
+    kv.daemon.start()
+    with start_engine(kv_model, **with_kv(kv.daemon.socket)) as new:
+        new.wait_up()
+        kv.attached(new)
+        answer, computed = asked(new, text=text)
+        assert answer == right
+        assert computed <= 2 * BLOCK_TOKENS
+
+
+def test_requests_with_different_salts_share_no_blocks(kv: KVStand) -> None:
+    text = fresh_text()
+    right, _ = kv.store(kv.first, text=text, salt="one")
+    answer, computed = asked(kv.second, text=text, salt="two")
+    assert answer == right
+    assert computed > len(text)
+    answer, computed = asked(kv.second, text=text, salt="one")
+    assert answer == right
+    assert computed <= 2 * BLOCK_TOKENS
+
+
+def test_one_uuid_for_two_pictures_gives_each_engine_its_own_pictures_answer(kv: KVStand) -> None:
+    one, another, text = fresh(), fresh(), fresh_text()
+    name = [f"clients-{one}"]
+    kv.store(kv.first, one, text=text, uuids=name)
+    answer, computed = asked(kv.second, another, text=text, uuids=name)
+    assert answer == kv.plain.generate(another, text=text)
+    assert computed > len(text)
+
+
+def test_blocks_behind_a_picture_are_shared_whatever_clients_call_it(kv: KVStand) -> None:
+    picture, text = fresh(), fresh_text()
+    right, _ = kv.store(kv.first, picture, text=text)
+    answer, computed = asked(kv.second, picture, text=text)
+    assert answer == right == kv.plain.generate(picture, text=text)
+    assert computed <= 2 * BLOCK_TOKENS
+
+
+def test_blocks_leave_the_ring_last_first_so_what_is_left_of_a_prefix_is_of_use(
+    kv: KVStand, client: tensord.Client
+) -> None:
+    text = fresh_text()
+    right, keys = kv.store(kv.first, text=text)
+    namespace = tensord.Namespace(model="noise", revision="1", dtype="uint8", processor="none")
+    noise = np.full(MIB // 8, 0xA5, np.uint8)
+    left = keys
+    for number in range(2 * RING_BYTES // len(noise)):
+        client.put(namespace.key("encoder", "image", number.to_bytes(4)), noise, wait=True)
+        left = {key for key in keys if client.contains(key)}
+        if len(left) < len(keys):
+            break
+    assert 0 < len(left) < len(keys)
+    prompt_tokens = len(keys) * BLOCK_TOKENS
+    answer, computed = asked(kv.second, text=text)
+    assert answer == right
+    assert computed <= prompt_tokens - len(left) * BLOCK_TOKENS + BLOCK_TOKENS + ANSWER_TOKENS
+    client.clear(namespace)
+
+
+@pytest.mark.parametrize("chunk", [2, 5])
+def test_engines_share_chunks_of_several_blocks(
+    kv: KVStand, kv_model: Path, start_engine: StartEngine, chunk: int
+) -> None:
+    text = fresh_text()
+    options = with_kv(kv.daemon.socket, blocks_per_chunk=chunk)
+    with start_engine(kv_model, **options) as one, start_engine(kv_model, **options) as other:
+        one.wait_up()
+        other.wait_up()
+        kv.attached(one, other)
+        right, _ = kv.store(one, text=text)
+        # The last question's first block is in the engine's own cache, so a load begins in the middle of a chunk.
+        other.generate(text=text[: BLOCK_TOKENS + 8])
+        answer, computed = asked(other, text=text)
+        assert answer == right == kv.plain.generate(text=text)
+        assert computed <= (chunk + 1) * BLOCK_TOKENS
+        assert asked(kv.second, text=text)[1] > len(text), "chunks of another size have other names"
+
+
+def test_engines_of_other_weights_or_block_sizes_share_nothing(
+    kv: KVStand, tmp_path: Path, kv_model: Path, start_engine: StartEngine
+) -> None:
+    text = fresh_text()
+    kv.store(kv.first, text=text)
+    other_model = write_tiny_llava(tmp_path, seed=1, positions=1024)
+    options = with_kv(kv.daemon.socket)
+    for model, block_tokens in ((other_model, BLOCK_TOKENS), (kv_model, 2 * BLOCK_TOKENS)):
+        with start_engine(model, **{**options, "block_size": block_tokens}) as other:
+            other.wait_up()
+            kv.attached(other)
+            answer, computed = asked(other, text=text)
+            assert computed > len(text)
+            assert (answer == kv.plain.generate(text=text)) == (model == kv_model)
+
+
+def test_preempted_requests_answer_as_others(kv: KVStand, kv_model: Path, start_engine: StartEngine) -> None:
+    texts = [fresh_text() for _ in range(2)]
+    options = {**with_kv(kv.daemon.socket), "kv_cache_memory_bytes": 44 * BLOCK_BYTES, "max_num_batched_tokens": 256}
+    with start_engine(kv_model, **options) as small:
+        small.wait_up()
+        kv.attached(small)
+        for text in texts:
+            kv.store(small, text=text, tokens=1)
+        names = [small.add(text=text, tokens=64) for text in texts]
+        answers: dict[str, Answer] = {}
+        while len(answers) < len(texts):
+            answers |= small.step()
+        assert small.ask("metrics")["vllm:num_preemptions"] > 0
+        for name, text in zip(names, texts, strict=True):
+            assert answers[name] == kv.plain.generate(text=text, tokens=64)
+        kv.settled(small)
+
+
+def test_each_of_an_engines_ranks_loads_what_another_engine_of_as_many_stored(
+    kv: KVStand, kv_model: Path, start_engine: StartEngine
+) -> None:
+    text = fresh_text()
+    options = {**with_kv(kv.daemon.socket), "separate": True, "tensor_parallel_size": 2}
+    with start_engine(kv_model, **options) as one:
+        one.wait_up()
+        kv.attached(one, clients=3)
+        there = kv.keys()
+        right = one.generate(text=text)
+        blocks = len(text) // BLOCK_TOKENS
+        until(lambda: len(kv.keys() - there) >= 2 * blocks and one.ask("step") is not None, "both ranks' blocks")
+    with start_engine(kv_model, **options) as other:
+        other.wait_up()
+        kv.attached(other, clients=3)
+        assert other.generate(text=text) == right
+        tokens = other.ask("prompt_tokens")
+        assert tokens["external_kv_transfer"] >= len(text) - BLOCK_TOKENS
+        assert tokens["local_compute"] <= 2 * BLOCK_TOKENS
+    # Half of each sum was made on each rank, and half of each block is of each rank.
+    assert asked(kv.second, text=text)[1] > len(text)
+
+
+def test_a_model_with_sliding_windows_loads_the_windows_end(
+    kv: KVStand, tmp_path: Path, start_engine: StartEngine
+) -> None:
+    text = fresh_text()
+    windows = {"sliding_window": 64, "layer_types": ["sliding_attention", "full_attention"]}
+    overrides = {"text_config": {**windows, "max_position_embeddings": 1024}}
+    model = write_tiny_gemma3(tmp_path / "gemma")
+    options = {**with_kv(kv.daemon.socket), "hf_overrides": overrides}
+    alone = {name: value for name, value in options.items() if name != "kv_transfer_config"}
+    with start_engine(model, **options) as one, start_engine(model, **options) as other:
+        one.wait_up()
+        other.wait_up()
+        kv.attached(one, other)
+        kv.store(one, text=text + "first")
+        answer, computed = asked(other, text=text + "second")
+        assert computed <= 3 * BLOCK_TOKENS
+    with start_engine(model, **alone) as plain:
+        assert answer == plain.generate(text=text + "second")
+
+
+def test_a_reset_of_the_cache_with_its_connector_drops_stored_blocks_for_all_engines(kv: KVStand) -> None:
+    text = fresh_text()
+    right, keys = kv.store(kv.first, text=text)
+    assert kv.first.ask("reset_kv")
+    until(lambda: not keys & kv.keys(), "the blocks are dropped")
+    answer, computed = asked(kv.second, text=text)
+    assert answer == right
+    assert computed > len(text)
+    # Both engines share again.
+    new = fresh_text()
+    kv.store(kv.first, text=new)
+    assert asked(kv.second, text=new)[1] <= 2 * BLOCK_TOKENS
+
+
+def test_an_engine_with_both_connectors_neither_encodes_nor_computes_what_another_one_did(
+    kv: KVStand, kv_model: Path, start_engine: StartEngine
+) -> None:
+    picture, text, later = fresh(), fresh_text(), "another question about the picture"
+    options = {**with_kv(kv.daemon.socket), "socket": kv.daemon.socket}
+    with start_engine(kv_model, **options) as one, start_engine(kv_model, **options) as other:
+        one.wait_up()
+        other.wait_up()
+        kv.attached(one, other)
+        right, _ = kv.store(one, picture, text=text)
+        answer, computed = asked(other, picture, text=text)
+        assert answer == right == kv.plain.generate(picture, text=text)
+        assert computed <= 2 * BLOCK_TOKENS
+        assert other.generate(picture, text=later) == kv.plain.generate(picture, text=later)
+        assert other.encoded() == 0

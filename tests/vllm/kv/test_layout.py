@@ -1,0 +1,156 @@
+"""Which engines share KV, and what the others say at their start."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from vllm.config import VllmConfig
+from vllm.engine.arg_utils import EngineArgs
+from vllm.v1.kv_cache_interface import (
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    KVQuantMode,
+    MambaSpec,
+    MLAAttentionSpec,
+    SlidingWindowSpec,
+)
+
+from tensord.client.identity.engine import kv_namespace
+from tensord.client.vllm.kv.layout import why_not_covered
+
+from ..engine import EngineError
+from .conftest import KVStand, StartEngine, asked, fresh_text, with_kv
+
+FULL = FullAttentionSpec(block_size=32, num_kv_heads=2, head_size=32, dtype=torch.float32)
+WINDOW = SlidingWindowSpec(block_size=32, num_kv_heads=2, head_size=32, dtype=torch.float32, sliding_window=64)
+
+
+@pytest.fixture(scope="module")
+def config(kv_model: Path) -> VllmConfig:
+    return EngineArgs(str(kv_model), dtype="float32", max_model_len=256, enforce_eager=True).create_engine_config()
+
+
+def caches(*specs: Any) -> KVCacheConfig:
+    groups = [KVCacheGroupSpec([f"layers.{number}"], spec) for number, spec in enumerate(specs)]
+    return KVCacheConfig(num_blocks=8, kv_cache_tensors=[], kv_cache_groups=groups)
+
+
+def test_full_attention_and_sliding_windows_are_covered(config: VllmConfig) -> None:
+    assert why_not_covered(config, caches(FULL), "0.32.1") is None
+    assert why_not_covered(config, caches(FULL, WINDOW), "0.32.0+cpu") is None
+
+
+@pytest.mark.parametrize("version", ["0.31.9", "0.33.0", "1.0", "dev"])
+def test_a_version_of_vllm_that_was_not_tested_shares_nothing_and_says_which_are(
+    config: VllmConfig, version: str
+) -> None:
+    why = why_not_covered(config, caches(FULL), version)
+    assert why is not None
+    assert version in why
+    assert "from 0.32 to before 0.33" in why
+
+
+@pytest.mark.parametrize(
+    ("spec", "named"),
+    [
+        (MLAAttentionSpec(block_size=32, num_kv_heads=1, head_size=64, dtype=torch.float32), "MLAAttentionSpec"),
+        (MambaSpec(block_size=32, shapes=((4, 4),), dtypes=(torch.float32,)), "MambaSpec"),
+        (replace(FULL, dtype=torch.uint8), "torch.uint8"),
+        (replace(FULL, kv_quant_mode=KVQuantMode.FP8_PER_TENSOR), "FP8_PER_TENSOR"),
+    ],
+)
+def test_a_group_that_is_not_covered_ends_sharing_of_the_whole_model(config: VllmConfig, spec: Any, named: str) -> None:
+    why = why_not_covered(config, caches(FULL, spec), "0.32.0")
+    assert why is not None
+    assert named in why
+    assert "layers.1" in why
+
+
+@pytest.mark.parametrize("name", ["pipeline_parallel_size", "decode_context_parallel_size"])
+def test_parallelism_that_was_not_tested_shares_nothing(
+    config: VllmConfig, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(config.parallel_config, name, 2)
+    why = why_not_covered(config, caches(FULL), "0.32.0")
+    assert why is not None
+    assert f"{name}=2" in why
+
+
+def test_kv_on_a_gpu_is_refused(config: VllmConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(config.device_config, "device_type", "cuda")
+    assert "'cuda' is not supported yet" in (why_not_covered(config, caches(FULL), "0.32.0") or "")
+
+
+@pytest.mark.parametrize(
+    ("part", "name", "value"),
+    [
+        ("model_config", "max_model_len", 128),
+        ("model_config", "disable_sliding_window", True),
+        ("cache_config", "cache_dtype", "bfloat16"),
+        ("parallel_config", "enable_expert_parallel", True),
+    ],
+)
+def test_settings_of_the_language_model_are_in_the_name_of_its_kv(
+    config: VllmConfig, part: str, name: str, value: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = kv_namespace(config, [1]).tag
+    assert kv_namespace(config, [2]).tag != before, "another layout"
+    monkeypatch.setattr(config.cache_config, "gpu_memory_utilization", 0.5)
+    assert kv_namespace(config, [1]).tag == before, "the size of the cache changes no block"
+    monkeypatch.setattr(getattr(config, part), name, value)
+    assert kv_namespace(config, [1]).tag != before
+
+
+def test_hashes_of_blocks_that_differ_from_process_to_process_are_refused_at_the_start(
+    kv_model: Path, start_engine: StartEngine, tmp_path: Path
+) -> None:
+    options = with_kv(tmp_path / "none.sock")
+    engine = start_engine(kv_model, **options, prefix_caching_hash_algo="xxhash")
+    with pytest.raises(EngineError, match="TensordKVConnector needs sha256 or sha256_cbor"):
+        engine.wait_up()
+    engine.close()
+
+
+def test_an_unknown_setting_is_refused_at_the_start(kv_model: Path, start_engine: StartEngine, tmp_path: Path) -> None:
+    engine = start_engine(kv_model, **with_kv(tmp_path / "none.sock", **{"tensord.sockte": "x"}))
+    with pytest.raises(EngineError, match=r"in kv_connector_extra_config has no effect: write tensord\.socket"):
+        engine.wait_up()
+    engine.close()
+
+
+def test_an_engine_that_is_not_covered_answers_and_says_why_it_shares_nothing(
+    kv: KVStand, kv_model: Path, start_engine: StartEngine
+) -> None:
+    text = fresh_text()
+    right, _ = kv.store(kv.first, text=text)
+    guesses = {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 3}
+    with start_engine(kv_model, **with_kv(kv.daemon.socket), speculative_config=guesses) as other:
+        there = kv.keys()
+        answer, computed = asked(other, text=text)
+        assert answer.tokens == right.tokens
+        assert computed > len(text)
+        assert other.log.count("this engine shares no KV: speculative decoding is not supported") == 1
+        assert kv.keys() == there
+
+
+def test_an_engine_whose_model_was_changed_in_place_shares_nothing_from_then_on(
+    kv: KVStand, kv_model: Path, start_engine: StartEngine
+) -> None:
+    text, new = fresh_text(), fresh_text()
+    kv.store(kv.first, text=text)
+    with start_engine(kv_model, **with_kv(kv.daemon.socket)) as changed:
+        changed.wait_up()
+        kv.attached(changed)
+        changed.ask("apply_model", factor=2)
+        there = kv.keys()
+        assert asked(changed, text=text)[1] > len(text)
+        changed.generate(text=new)
+        changed.ask("step")
+        assert not any(changed.ask("held").values())
+        assert kv.keys() == there
+        assert changed.log.count("From now on it shares no KV") == 1
