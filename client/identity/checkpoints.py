@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 
 from .folders import WEIGHTS, encoder_files
 from .loading import changed_since
 from .packages import package_version
-from .remembered import REMEMBERED_BYTES_MIN, remembered
+from .remembered import REMEMBERED_BYTES_MIN, SUFFIX, remembered
 from .weight_files import FORM, weight_file_digest
 
 
@@ -25,6 +26,7 @@ def weights_fingerprint(
     *,
     seed: int = 0,
     download_folder: str | None = None,
+    whole: bool = False,
 ) -> str | None:
     """A name for a model's weights, equal in all processes that load the same weights; None if there is none.
 
@@ -40,12 +42,13 @@ def weights_fingerprint(
         load_format: the engine's load format. Except for "dummy" it does not affect the name.
         seed: the seed of random weights.
         download_folder: the folder of the hub's files, if not the usual one.
+        whole: the name covers every byte of the language model too, as KV needs it. Encoder outputs do not.
 
     Raises:
         OSError: a file cannot be read.
     """
     if Path(model).is_file():
-        return files_digest([Path(model)])
+        return files_digest([Path(model)], whole=whole)
     folder = model_folder(model, revision, download_folder)
     if load_format == "dummy":
         config = files_digest(encoder_files(folder)[0], folder) if folder is not None else ""
@@ -53,7 +56,7 @@ def weights_fingerprint(
     if folder is None:
         return None
     settings, weights = encoder_files(folder)
-    return files_digest([*settings, *weights], folder) if weights else None
+    return files_digest([*settings, *weights], folder, whole=whole) if weights else None
 
 
 def weights_changed(model: str) -> Path | None:
@@ -86,12 +89,13 @@ def model_folder(model: str, revision: str | None = None, download_folder: str |
     return None
 
 
-def files_digest(paths: Iterable[Path], folder: Path | None = None) -> str:
-    """A digest of the files' contents and names, relative to `folder` if given."""
+def files_digest(paths: Iterable[Path], folder: Path | None = None, *, whole: bool = False) -> str:
+    """A digest of the files' contents and names, relative to `folder` if given. `whole`: of all bytes of weights."""
+    form, suffix = (f"{FORM} whole", f"{SUFFIX}-whole") if whole else (FORM, SUFFIX)
     digest = hashlib.sha256()
     for path in paths:
         if path.suffix in WEIGHTS or path.stat().st_size >= REMEMBERED_BYTES_MIN:
-            content = remembered(path, FORM, weight_file_digest)
+            content = remembered(path, form, partial(weight_file_digest, whole=whole), suffix)
         else:
             content = hashlib.sha256(path.read_bytes()).hexdigest()
         digest.update(f"{path.relative_to(folder) if folder else path.name}\0{content}\0".encode())

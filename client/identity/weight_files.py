@@ -5,8 +5,8 @@ Owns: how much of a file is read, and in how many threads. Does not own: notes o
 
 Invariants
 - A tensor belongs to the language model if its name matches LANGUAGE. All other bytes of a file are read: other
-tensors,
-  the header, gaps between tensors, small tensors, and the whole file if its header is not valid for safetensors.
+  tensors, the header, gaps between tensors, small tensors, and the whole file if its header is not valid for
+  safetensors.
 - The digest depends on the content alone.
 """
 
@@ -47,8 +47,11 @@ Range = tuple[int, int]
 """(start, end) of a range of bytes in a file; `end` is not part of it."""
 
 
-def weight_file_digest(path: Path) -> str:
+def weight_file_digest(path: Path, *, whole: bool = False) -> str:
     """The digest of a weight file, as text: the algorithm, then hex.
+
+    Args:
+        whole: read every byte of the file, those of the language model's tensors too.
 
     Raises:
         OSError: the file cannot be read, or became shorter while it was read.
@@ -56,7 +59,7 @@ def weight_file_digest(path: Path) -> str:
     with path.open("rb", buffering=0) as file:
         descriptor = file.fileno()
         size_bytes = os.fstat(descriptor).st_size
-        skipped = _skipped(descriptor, size_bytes) if path.suffix == ".safetensors" else []
+        skipped = _skipped(descriptor, size_bytes) if path.suffix == ".safetensors" and not whole else []
         pieces = list(_pieces(_rest(skipped, size_bytes)))
         digest = new_digest()
         digest.update(f"{FORM} {size_bytes}\0".encode())
