@@ -239,25 +239,28 @@ def test_a_pool_without_addresses_of_pages_is_not_shared(daemon: Daemon, caplog:
     rank.close()
 
 
-def test_sharing_ends_before_sglang_changes_a_weight(
-    daemon: Daemon, rank: Rank, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # The module of SGLang that changes weights imports its whole server. The class here has the method that is hooked.
+def test_sharing_ends_before_sglang_changes_a_weight(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
+    from sglang.srt.managers.scheduler_components.weight_updater import SchedulerWeightUpdaterManager as Updater
+
+    monkeypatch.setattr(Updater, weights._CALLED_BEFORE_EVERY_CHANGE, Updater._select_runners)
     shared: list[bool] = []
 
-    class SchedulerWeightUpdaterManager:
-        def _select_runners(self, selector: str = "all") -> list[Any]:
-            shared.append(rank.storage.shares)
-            return [selector]
+    class Runners:
+        """The model's runners, for an update that finds none to change."""
 
-    module = types.ModuleType(weights._MANAGER)
-    module.SchedulerWeightUpdaterManager = SchedulerWeightUpdaterManager  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, weights._MANAGER, module)
+        def weight_update_runners(self) -> list[Any]:
+            shared.append(rank.storage.shares)
+            return []
+
+    updater = object.__new__(Updater)
+    updater.tp_worker, updater.draft_worker, updater.metrics_collector = Runners(), None, None
+    updater.scheduler = types.SimpleNamespace(record_weight_version_change=lambda new_version: None)
     hashes, expected = _stored(rank)
     assert weights.watch(rank.storage)
     assert weights.watch(rank.storage)
     assert rank.storage.shares
-    assert SchedulerWeightUpdaterManager()._select_runners("target") == ["target"]
+    request = types.SimpleNamespace(model_path="new", load_format=None, recapture_cuda_graph=False, weight_version=None)
+    assert updater.update_weights_from_disk(request).success
     assert shared == [False]
     assert rank.storage.batch_exists(hashes) == 0
     assert _right(rank, hashes, expected) == [False] * 3
