@@ -132,6 +132,9 @@ def test_a_stopped_daemon_whose_inbox_fills_up_delays_a_set_for_a_limited_time()
         page_bytes = rank.pool.get_data_page(0).nbytes
         assert 16 * page_bytes > MIB
         assert _soon(lambda: _set(rank, 16)) == [False] * 16
+        began = time.monotonic()
+        assert _set(rank, 16) == [False] * 16
+        assert time.monotonic() - began < exchange.STALL_S
         daemon.resume()
         _served(rank)
         rank.close()

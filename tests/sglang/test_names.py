@@ -42,19 +42,21 @@ def test_names_and_data_parallel_ranks_do_not_tell_engines_apart(daemon: Daemon,
 
 
 @pytest.mark.parametrize(
-    "field",
+    ("one", "other"),
     [
-        {"tp_rank": 1, "tp_size": 2},
-        {"tp_size": 2},
-        {"pp_rank": 1, "pp_size": 2},
-        {"pp_size": 2},
-        {"attn_cp_rank": 1, "attn_cp_size": 2},
-        {"attn_cp_size": 2},
+        ({"tp_size": 2}, {"tp_size": 2, "tp_rank": 1}),
+        ({"pp_size": 2}, {"pp_size": 2, "pp_rank": 1}),
+        ({"attn_cp_size": 2}, {"attn_cp_size": 2, "attn_cp_rank": 1}),
+        ({}, {"tp_size": 2}),
+        ({}, {"pp_size": 2}),
+        ({}, {"attn_cp_size": 2}),
     ],
     ids=str,
 )
-def test_ranks_of_other_parts_of_the_model_share_nothing(daemon: Daemon, field: dict[str, Any]) -> None:
-    assert _found(Rank(daemon.socket), Rank(daemon.socket, config=field)) == 0
+def test_ranks_of_other_parts_of_the_model_share_nothing(
+    daemon: Daemon, one: dict[str, Any], other: dict[str, Any]
+) -> None:
+    assert _found(Rank(daemon.socket, config=one), Rank(daemon.socket, config=other)) == 0
 
 
 @pytest.mark.parametrize(
