@@ -34,7 +34,7 @@ help:
 	@echo "make fuzz         the sockets, lanes and segments under hostile bytes, MINUTES=30 of each (ONLY=name FIRST=n replays a round)"
 	@echo "make soak MINUTES=N  mixed load with random kills and restarts: what was wrong, lost or leaked (JSON=path, SEED=)"
 	@echo "make test-vllm    the tests with engines: vLLM, transformers; installs vLLM's CPU build, 2.5 GB"
-	@echo "make test-sglang  the tests with SGLang's caches, without a GPU or an engine; installs 2.3 GB"
+	@echo "make test-sglang  the tests with the caches of SGLang and LMCache, without a GPU or an engine; installs 2.6 GB"
 	@echo "make http-load REQUESTS=15000  requests to vLLM's HTTP server under kills, stops, clears and replaced rings (SEED=, CONNECTOR=1)"
 	@echo "make test-systemd the service under a real systemd, in namespaces of its own; needs root"
 	@echo "make crashes KILLS=N  kills the daemon and clients at random lines, and compares every entry (SEED=, POINT= and AT= replay)"
@@ -127,9 +127,9 @@ lint: $(STAMPS)/check
 test-vllm: $(PEERS)/.installed $(PEERS)/.theirs
 	$(PEERS)/bin/python -m pytest -o filterwarnings=default tests/vllm tests/transformers $(ARGS)
 
-# SGLang and what it imports warn, too.
+# SGLang, LMCache and what they import warn, too.
 test-sglang: $(SGLANG)/.installed
-	$(SGLANG)/bin/python -m pytest -o filterwarnings=default tests/sglang $(ARGS)
+	$(SGLANG)/bin/python -m pytest -o filterwarnings=default tests/sglang tests/examples/test_lmcache_l2.py $(ARGS)
 
 REQUESTS ?= 15000
 http-load: $(PEERS)/.installed

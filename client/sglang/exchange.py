@@ -31,7 +31,7 @@ ATTACH_S: Final = 0.4
 _log = logging.getLogger("tensord")
 
 
-class Exchange:
+class PageExchange:
     """The connection of one rank to the daemon.
 
     Args:

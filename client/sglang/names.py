@@ -18,12 +18,12 @@ from typing import Any, Final
 
 import torch
 
-from ...errors import TensordError
 from ..core.namespace import Namespace
 from ..identity.checkpoints import weights_changed, weights_fingerprint
 from ..identity.described import described
+from ..identity.engine import Nameless
 from ..identity.loading import loading_began_with_process
-from .settings import Settings
+from .settings import StorageSettings
 
 TESTED: Final = "0.5.23"
 """The release of SGLang that tests run. Host pools and their pages differ between releases."""
@@ -49,10 +49,6 @@ _WITHOUT_EFFECT: Final = frozenset(
 """Arguments of these groups that do not change KV. An argument that is not listed here tells two engines apart."""
 _LOADED_ELSEWHERE: Final = frozenset({"dummy", "remote", "remote_instance", "presharded", "expert_pack"})
 """Load formats whose weights are not those in the model's folder."""
-
-
-class Nameless(TensordError):
-    """The engine's pages have no name. The message says why, and what to do."""
 
 
 def engine_arguments() -> dict[str, Any]:
@@ -92,7 +88,7 @@ def refusal(config: Any, arguments: dict[str, Any]) -> str | None:
     return None
 
 
-def weights_name(config: Any, settings: Settings, arguments: dict[str, Any]) -> str:
+def weights_name(config: Any, settings: StorageSettings, arguments: dict[str, Any]) -> str:
     """The name of the engine's weights. Reads the whole weight files, unless a note of their digest exists.
 
     Args:

@@ -15,7 +15,7 @@ PREFIX: Final = "tensord."
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class StorageSettings:
     """The storage's settings.
 
     Args:

@@ -27,11 +27,12 @@ from sglang.srt.mem_cache.hicache_storage import (
 
 from ...errors import UsageError
 from ..core.namespace import Namespace
+from ..identity.engine import Nameless
 from . import names, weights
-from .exchange import Exchange
+from .exchange import PageExchange
 from .pages import HostPages, Part, flat
 from .prefixes import usable_prefixes
-from .settings import Settings
+from .settings import StorageSettings
 
 _REPLICATED: Final = (PoolName.KV, PoolName.INDEXER)
 """Pools that are equal in all tensor-parallel ranks of an MLA model."""
@@ -67,7 +68,7 @@ def _none_of_transfers(transfers: Sequence[PoolTransfer], *_: Any, **__: Any) ->
 class TensordHiCacheStorage(HiCacheStorage):  # type: ignore[misc, unused-ignore]
     """One rank's pages of KV, shared with the same rank of all engines that have the same weights and settings.
 
-    `--hicache-storage-backend dynamic` makes it. Its extra config names this class, and has the keys of `Settings`:
+    `--hicache-storage-backend dynamic` makes it. Its extra config names this class, and has the keys of `StorageSettings`:
 
         {"backend_name": "tensord", "module_path": "tensord.client.sglang", "class_name": "TensordHiCacheStorage",
          "interface_v1": 1, "hicache_storage_pass_prefix_keys": true}
@@ -78,7 +79,7 @@ class TensordHiCacheStorage(HiCacheStorage):  # type: ignore[misc, unused-ignore
 
     def __init__(self, storage_config: HiCacheStorageConfig, kwargs: dict[str, Any] | None = None) -> None:
         del kwargs
-        settings = Settings.read(storage_config.extra_config)
+        settings = StorageSettings.read(storage_config.extra_config)
         self._config = storage_config
         self._settings = settings
         self._pages: dict[str, HostPages] = {}
@@ -89,7 +90,7 @@ class TensordHiCacheStorage(HiCacheStorage):  # type: ignore[misc, unused-ignore
         self._ended = False
         self._errors: set[tuple[str, type]] = set()
         rank = f"tp{storage_config.tp_rank} pp{storage_config.pp_rank} dp{storage_config.dp_rank}"
-        self._exchange = Exchange(settings.socket, f"sglang {storage_config.model_name or ''} {rank}"[:128])
+        self._exchange = PageExchange(settings.socket, f"sglang {storage_config.model_name or ''} {rank}"[:128])
         self._naming = threading.Thread(target=self._name, name="tensord-sglang-naming", daemon=True)
         if weights.watch(self):
             self._naming.start()
@@ -237,7 +238,7 @@ class TensordHiCacheStorage(HiCacheStorage):  # type: ignore[misc, unused-ignore
         try:
             self._arguments = names.engine_arguments()
             self._weights = names.weights_name(self._config, self._settings, self._arguments)
-        except (names.Nameless, OSError) as error:
+        except (Nameless, OSError) as error:
             _log.warning("tensord: this engine shares no KV: %s", error)
         except Exception:
             _log.exception("tensord: this engine shares no KV, since its weights could not be named")

@@ -15,9 +15,10 @@ from sglang.srt import runtime_context
 from sglang.srt.mem_cache.utils import storage_namespace_seed
 from sglang.srt.server_args import ServerArgs
 
+from tensord.client.identity.engine import Nameless
 from tensord.client.identity.loading import loading_begins
 from tensord.client.sglang import names
-from tensord.client.sglang.settings import Settings
+from tensord.client.sglang.settings import StorageSettings
 
 from ..daemon_process import Daemon, until
 from .conftest import write_model
@@ -107,8 +108,8 @@ def test_one_other_byte_in_a_tensor_of_the_language_model_tells_engines_apart(
 def test_weights_that_changed_while_the_engine_was_starting_are_not_named(tmp_path: Path) -> None:
     # The tests' own process began before it wrote the model.
     write_model(tmp_path)
-    with pytest.raises(names.Nameless, match="has changed since this process began"):
-        names.weights_name(storage_config({}), Settings(model=str(tmp_path)), {})
+    with pytest.raises(Nameless, match="has changed since this process began"):
+        names.weights_name(storage_config({}), StorageSettings(model=str(tmp_path)), {})
 
 
 @pytest.mark.parametrize(
@@ -121,8 +122,8 @@ def test_weights_that_changed_while_the_engine_was_starting_are_not_named(tmp_pa
 )
 def test_weights_that_are_in_no_file_are_not_named(model: str, load_format: str, told: str) -> None:
     config = storage_config({}, model_name=model)
-    with pytest.raises(names.Nameless, match=told):
-        names.weights_name(config, Settings(), {"load_format": load_format})
+    with pytest.raises(Nameless, match=told):
+        names.weights_name(config, StorageSettings(), {"load_format": load_format})
 
 
 def test_an_engine_without_a_name_shares_nothing_and_says_so(daemon: Daemon, caplog: pytest.LogCaptureFixture) -> None:
