@@ -68,7 +68,8 @@ def _none_of_transfers(transfers: Sequence[PoolTransfer], *_: Any, **__: Any) ->
 class TensordHiCacheStorage(HiCacheStorage):  # type: ignore[misc, unused-ignore]
     """One rank's pages of KV, shared with the same rank of all engines that have the same weights and settings.
 
-    `--hicache-storage-backend dynamic` makes it. Its extra config names this class, and has the keys of `StorageSettings`:
+    `--hicache-storage-backend dynamic` makes it. Its extra config names this class, and may have the keys of
+    `StorageSettings`:
 
         {"backend_name": "tensord", "module_path": "tensord.client.sglang", "class_name": "TensordHiCacheStorage",
          "interface_v1": 1, "hicache_storage_pass_prefix_keys": true}
