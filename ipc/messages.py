@@ -107,8 +107,8 @@ class Commit(StoreRequest, frozen=True):
     `acks`: the daemon answers each part with PartCopied, for a sender that reuses its region before the put has ended.
     `cost_ms`: the time that computing the payload took; 0 if it is not known. `agent`: the agent that the put is for.
     `prefix_bytes`: the size of the payload's first leaf, at `aligned(tree_bytes)`, if that leaf is the record of a
-    block of a sequence (`shm.prefix`); 0 if the entry is not a block. `parent`: the key of the parent block; None for
-    the first block of a sequence. `inbox`: the number of the inbox that holds all parts of the put.
+    block of a sequence (`shm.prefix`); 0 if the payload has no record. `parent`: the key of the parent, which the entry
+    does not outlive; None if it has none. `inbox`: the number of the inbox that holds all parts of the put.
     """
 
     answered_by = Committed

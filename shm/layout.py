@@ -2,7 +2,7 @@
 
     index segment                                     ring segment
     ┌────────────────────────────┐ 0                  ┌────────────────────────────┐
-    │ superblock         1 page  │                    │ span header      128 bytes │ 64-byte aligned
+    │ superblock         1 page  │                    │ span header      192 bytes │ 64-byte aligned
     ├────────────────────────────┤ buckets_at         │ payload: header, leaves    │
     │ per bucket: 8 fingerprints │                    ├────────────────────────────┤
     │ (64 bytes), 8 slots of 64  │                    │ …                          │
@@ -34,7 +34,7 @@ from typing import Final
 
 from ..errors import Corrupt, LayoutMismatch
 
-LAYOUT_VERSION: Final = 4
+LAYOUT_VERSION: Final = 5
 PAGE_BYTES: Final = 4096
 ALIGN_BYTES: Final = 64
 
@@ -49,7 +49,7 @@ SLOT_WORDS: Final = SLOT_BYTES // 8
 # touches one page instead of two.
 BUCKET_BYTES: Final = SLOT_BYTES * (1 + BUCKET_SLOTS)
 
-SPAN_HEADER_BYTES: Final = 128
+SPAN_HEADER_BYTES: Final = 192
 SPAN_EXPIRES_AT: Final = 88
 TREE_BYTES_MAX: Final = 65_472
 RING_BYTES_MAX: Final = 1 << 48
@@ -68,8 +68,9 @@ _LANE_MAGIC: Final = int.from_bytes(b"TNSRLANE", "little")
 _SPAN_MAGIC: Final = 0x4E415053  # "SPAN"
 
 _SUPERBLOCK: Final = struct.Struct("@13Q")
-_SPAN_HEADER: Final = struct.Struct("@IIQ32sQQQddQIIdQ")
+_SPAN_HEADER: Final = struct.Struct("@IIQ32sQQQddQIIdQ32sI")
 _CHECK: Final = struct.Struct("@I")
+_NO_KEY: Final = bytes(KEY_BYTES)
 _DOUBLE, _WORD = struct.Struct("@d"), struct.Struct("@Q")
 _EXPIRY_CHECK_BITS: Final = 16
 _LANE_HEADER: Final = struct.Struct("@QQQ")
@@ -256,14 +257,15 @@ class Superblock:
 
 @dataclass(frozen=True, slots=True)
 class SpanHeader:
-    """The 128 bytes before a payload. They suffice to rebuild the index from the ring and to check the payload.
+    """The 192 bytes before a payload. They suffice to rebuild the index from the ring and to check the payload.
 
     All times are seconds of CLOCK_BOOTTIME (`clock`). `checksum`: xxh3-64 over the whole payload as it lies in the
     ring. `expires_s`: the time of expiry, 0 for none; the only field that changes while the span exists, so it has a
     check of its own (`expiry_word`). `ttl_s`: the time to live after each touch, 0 for none. `prefix_bytes`: the length
     of the block's record, the payload's first leaf (`PrefixRecord`); 0 if the payload is not a block of a sequence.
     `cost_ms`: the time that computing the payload took, as its client reported it; 0 if unknown. `number`: the id of
-    the entry's first span; 0 if this span is the first. A CRC-32 of all fields except `expires_s` follows the fields.
+    the entry's first span; 0 if this span is the first. `parent`: the key of the entry's parent; None if it has none.
+    A CRC-32 of all fields except `expires_s` follows the fields.
     """
 
     key: bytes
@@ -279,13 +281,14 @@ class SpanHeader:
     cost_ms: float = 0.0
     ttl_s: float = 0.0
     number: int = 0
+    parent: bytes | None = None
 
     def moved_to(self, span_id: int) -> SpanHeader:
         """The header for a copy of the payload in the span `span_id`."""
         return replace(self, span_id=span_id, number=self.number or self.span_id)
 
     def pack(self, checksum: int | None = None) -> bytes:
-        """The header's 128 bytes. `checksum` replaces the header's own checksum if given."""
+        """The header's 192 bytes. `checksum` replaces the header's own checksum if given."""
         fields = _SPAN_HEADER.pack(
             _SPAN_MAGIC,
             self.tree_bytes,
@@ -301,6 +304,8 @@ class SpanHeader:
             self.prefix_bytes,
             self.cost_ms,
             self.number,
+            self.parent or _NO_KEY,
+            self.parent is not None,
         )
         return (fields + _CHECK.pack(_header_check(fields))).ljust(SPAN_HEADER_BYTES, b"\0")
 
@@ -311,16 +316,18 @@ class SpanHeader:
         Raises:
             Corrupt: the bytes are not a span header, or a damaged one.
         """
-        magic, tree, span_id, key, payload, checksum, tokens, ttl, created, expiry, uid, prefix, cost, number = (
+        magic, tree, span_id, key, payload, checksum, tokens, ttl, created, expiry, uid, *rest = (
             _SPAN_HEADER.unpack_from(span)
         )
+        prefix, cost, number, parent, has_parent = rest
         if magic != _SPAN_MAGIC:
             raise Corrupt(f"a span header begins with {magic:#x}, not with {_SPAN_MAGIC:#x}")
         [check] = _CHECK.unpack_from(span, _SPAN_HEADER.size)
         if check != _header_check(span[: _SPAN_HEADER.size]):
             raise Corrupt(f"the header of span {span_id:#x} is damaged: its fields do not have the check {check:#x}")
         expires_s = _expires_s(expiry)
-        return cls(key, span_id, payload, tree, checksum, tokens, created, expires_s, uid, prefix, cost, ttl, number)
+        before = (key, span_id, payload, tree, checksum, tokens, created, expires_s, uid, prefix, cost, ttl, number)
+        return cls(*before, parent if has_parent else None)
 
 
 def expiry_word(expires_s: float) -> int:

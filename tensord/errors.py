@@ -105,7 +105,7 @@ class UnknownOrder(UsageError):
 
 
 class BadPrefix(UsageError):
-    """The tokens, media, layers or blocks of a sequence do not fit together."""
+    """The tokens, media, layers, blocks or parents of a sequence do not fit together."""
 
 
 class TokensDiffer(UsageError):
@@ -149,7 +149,7 @@ class OwnedElsewhere(Refusal):
 
 
 class ParentGone(Refusal):
-    """The parent of the block is not stored."""
+    """The parent of a block, or of another entry that was put with `parent`, is not stored."""
 
 
 class Invalidated(Refusal):

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from ...errors import UsageError
 from ...ipc.schema import AGENT_NAME_CHARS_MAX, COST_MS_MAX, NUMBER_MAX
-from .fields import check_count, check_name, check_seconds, number
+from .fields import check_count, check_key, check_name, check_seconds, number
 
 
 class PutOptions(NamedTuple):
@@ -24,7 +24,7 @@ class PutOptions(NamedTuple):
         agent: the agent that the entry belongs to.
         prefix_bytes: bytes of the record that is the payload's first leaf, if the entry is a block of a sequence
             (`shm.prefix`), else 0.
-        parent: key of the parent block.
+        parent: key of the parent, which the entry does not outlive; None without a parent.
     """
 
     tokens: int = 0
@@ -39,6 +39,7 @@ class PutOptions(NamedTuple):
         """These options, checked and converted. The daemon closes the connection of a client that sends others.
 
         Raises:
+            BadKey: `parent` is not 32 bytes.
             UsageError: a value is out of its range; the message names it.
         """
         check_name("agent", self.agent, AGENT_NAME_CHARS_MAX, least=0)
@@ -46,6 +47,7 @@ class PutOptions(NamedTuple):
             tokens=check_count("tokens", self.tokens, NUMBER_MAX),
             ttl_s=None if self.ttl_s is None else check_seconds("ttl_s", self.ttl_s, above_0=True),
             cost_ms=_checked_cost(self.cost_ms),
+            parent=None if self.parent is None else check_key(self.parent),
         )
 
 

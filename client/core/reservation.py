@@ -50,6 +50,7 @@ class Reservation:
         ttl_s: float | None = None,
         cost_ms: float = 0.0,
         agent: str = "",
+        parent: bytes | None = None,
         wait: bool = False,
         timeout_s: float = 5.0,
     ) -> Put:
@@ -58,7 +59,7 @@ class Reservation:
         Raises:
             ValueError: the reservation was committed or abandoned before.
         """
-        options = PutOptions(tokens, ttl_s, cost_ms=cost_ms, agent=agent)
+        options = PutOptions(tokens, ttl_s, cost_ms=cost_ms, agent=agent, parent=parent)
         put, deadline = aside(partial(self._hand_over, key, options, timeout_s))
         return put.wait(max(0.0, deadline - time.monotonic())) if wait else put
 

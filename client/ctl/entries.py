@@ -70,7 +70,7 @@ def entry_text(entry: dict[str, Any], now_unix_s: float, more: Iterable[tuple[st
 
 
 def _of_sequence(entry: dict[str, Any]) -> list[tuple[str, str]]:
-    """The rows for a block of a cached sequence; none for other entries, or from older daemons."""
+    """The rows for a block of a cached sequence or of a chain; none for other entries, or from older daemons."""
     rows: list[tuple[str, str]] = []
     if entry.get("cost_ms"):
         rows.append(("cost", f"{entry['cost_ms']:g} ms"))
@@ -86,6 +86,9 @@ def _of_sequence(entry: dict[str, Any]) -> list[tuple[str, str]]:
         )
         rows.append(("of a sequence", f"{place}, {counted(block['children'], 'child', 'children')}"))
         rows.append(("parent", block["parent"] or "none: the sequence begins here"))
+    elif entry.get("parent") or entry.get("children"):
+        rows.append(("of a chain", counted(entry["children"], "child", "children")))
+        rows.append(("parent", entry["parent"] or "none: the chain begins here"))
     return rows
 
 

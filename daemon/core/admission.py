@@ -57,10 +57,12 @@ def unfit(commit: messages.Commit, limits: StoreLimits, budget: RingBudget, ring
 
 
 def unfit_block(commit: messages.Commit) -> TensordError | None:
-    """The refusal of a Commit whose fields about a block contradict each other; None if they agree."""
+    """The refusal of a Commit whose parent or record cannot be those of its entry; None if they can."""
+    if commit.parent is not None and commit.parent[:NAMESPACE_TAG_BYTES] != commit.key[:NAMESPACE_TAG_BYTES]:
+        return BadPrefix("parent names an entry of another namespace: name one whose key begins with the same 8 bytes")
+    if commit.parent == commit.key:
+        return BadPrefix(f"parent is the key {commit.key.hex()[:16]}… itself: name the entry before it, or none")
     if commit.prefix_bytes == 0:
-        if commit.parent is not None:
-            return BadPrefix("parent names a block, but prefix_bytes is 0: a block with a parent must have a record")
         return None
     end_bytes = aligned(commit.tree_bytes) + commit.prefix_bytes
     if not HEADER_BYTES <= commit.prefix_bytes <= RECORD_BYTES_MAX or end_bytes > commit.payload_bytes:
@@ -68,8 +70,6 @@ def unfit_block(commit: messages.Commit) -> TensordError | None:
             f"prefix_bytes = {commit.prefix_bytes}: a record has {HEADER_BYTES} to {RECORD_BYTES_MAX} bytes, within "
             f"the payload of {commit.payload_bytes} bytes, in which it begins at byte {aligned(commit.tree_bytes)}"
         )
-    if commit.parent is not None and commit.parent[:NAMESPACE_TAG_BYTES] != commit.key[:NAMESPACE_TAG_BYTES]:
-        return BadPrefix("parent names a block of another namespace")
     return None
 
 
@@ -84,8 +84,8 @@ def too_far(end: int, limits: StoreLimits) -> TensordError | None:
 
 
 def parent_gone(parent_key: bytes) -> ParentGone:
-    """The refusal of a block whose parent is not stored."""
-    return ParentGone(f"the parent block {parent_key.hex()[:16]}… is not stored: put the sequence again from there")
+    """The refusal of a put whose parent is not stored."""
+    return ParentGone(f"the parent {parent_key.hex()[:16]}… is not stored: put the sequence again from there")
 
 
 def crowded(in_flight: int, limits: StoreLimits) -> TensordError | None:

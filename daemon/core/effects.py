@@ -24,7 +24,7 @@ class Copy(Struct, frozen=True):
     `ring_offset` of the ring.
 
     The last part comes with the span's header. The copier then checks the payload's tree, and the record of a block if
-    the header names one, fills in the checksum, and writes the header 128 bytes before the payload, whose first byte is
+    the header names one, fills in the checksum, and writes the header, which precedes the payload, whose first byte is
     at `payload_offset`. Answered by Copied, also if the inbox is too short (`error`) or the client has left meanwhile.
     Uids take turns with the copier, and so do their clients.
     """

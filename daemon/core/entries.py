@@ -37,9 +37,9 @@ class SpanEntry:
     """One allocated span and its entry. Times are seconds of the store's clock.
 
     `number`: the id of the entry's first span; a move to another span does not change it. `worth`: the entry's worth to
-    the policy when it ended; 0 until then. `parent`: the parent block in a cached sequence; `child_count`: the number
-    of its published children. All children, hidden ones included, form a linked list: `newest_child` is its head,
-    `sibling` the next older child of the same parent, `sibling_before` the next newer one. `depth`: the number of
+    the policy when it ended; 0 until then. `parent`: the entry that this one does not outlive; `child_count`: the
+    number of its published children. All children, hidden ones included, form a linked list: `newest_child` is its
+    head, `sibling` the next older child of the same parent, `sibling_before` the next newer one. `depth`: the number of
     ancestors; `before_bytes`: the total bytes of the ancestors. Only `sequences` changes these fields.
 
     `may_go`: the policy was told that the entry is evictable; `set_aside`: the entry is known to be in use. Only
@@ -80,6 +80,23 @@ class SpanEntry:
 
     def __post_init__(self) -> None:
         self.number = self.span_id
+
+    def copied_to(self, span_id: int, slot: int, offset: int) -> SpanEntry:
+        """The span that a copy of the entry's bytes is made in. It is no entry, so it has no parent and no children."""
+        return SpanEntry(
+            self.key,
+            span_id,
+            slot,
+            offset,
+            self.span_bytes,
+            self.payload_bytes,
+            self.tree_bytes,
+            0,
+            self.owner_uid,
+            self.created_at,
+            state=EntryState.RETIRED,
+            reason="moved",
+        )
 
     @property
     def tag(self) -> bytes:

@@ -2,7 +2,8 @@
 leaves.
 
     Commit ─ limits, "existed" ─→ first part ─→ queue ─ room ─→ parts are handed to the copier as they come ─→ Copied of
-    the last ─→ published, unless the key was stored, its namespace invalidated or its parent evicted meanwhile
+    the last ─→ published, once no put of its parent is in flight, unless the key was stored, its namespace invalidated
+    or its parent evicted meanwhile
     Commit in place ─ the same ─→ queue ─ room ─→ Placed ─→ Fill, once the client has written ─→ Copied ─→ published
 
 Owns the decisions about a put until its payload is in the ring. Does not own memory, room, claims or publication: their
@@ -18,13 +19,12 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Final
 
 from ...errors import BadMessage, TensordError, UnderPressure
 from ...ipc import messages
 from ...shm.layout import SPAN_HEADER_BYTES
-from ..policy.candidate import Candidate
+from ...shm.prefix import PrefixRecord
 from .admission import (
     announces_too_much,
     crowded,
@@ -32,7 +32,6 @@ from .admission import (
     not_worth_it,
     over_share,
     overdue,
-    parent_gone,
     too_many_parts,
     unfit,
     unfit_block,
@@ -45,6 +44,7 @@ from .events import Copied
 from .in_place import InPlace
 from .limits import StoreLimits
 from .outbox import StoreOutbox
+from .parents import Parents
 from .publication import Publication
 from .puts import PutProgress, PutTable, Stage
 from .reclaim import Reclaim
@@ -79,6 +79,7 @@ class Intake:
         self._outbox = outbox
         self._limits = limits
         self.puts = PutTable(limits.put_idle_s, Arrivals(limits.announced_bytes_max, limits.announced_uid_bytes_max))
+        self.parents = Parents(memory, self.puts)
         self._in_place = InPlace(memory, self.puts, publication, claims, outbox)
         self.ring_is_growing = memory.ring.capacity_bytes < limits.ring_bytes
         self.searching = False
@@ -111,7 +112,7 @@ class Intake:
             or unfit_block(commit)
             or self._past(commit.key)
             or crowded(self.puts.count_of(client), self._limits)
-            or self._without_parent(commit)
+            or self.parents.refusal(commit.parent)
         )
         if refusal is not None:
             self._refused(client, uid, commit, refusal)
@@ -124,8 +125,7 @@ class Intake:
             self._refused(client, uid, commit, self._under_pressure())
             return
         put = self.puts.begin(client, uid, commit, now)
-        if commit.parent is not None:
-            self._memory.sequences.follow(commit.parent)
+        self.parents.began(put)
         if commit.in_place:
             self.puts.requested(put, now)
             self.changed = True
@@ -178,18 +178,31 @@ class Intake:
             self.refuse(put, event.error)
         elif put.whole and not put.copying:
             assert event.checksum is not None, "the last part was copied without a checksum"
-            try:
-                self._publication.publish(put, event.record, now)
-            except TensordError as error:
-                self.refuse(put, error)
-            else:
-                self._end(put)
+            self._publish(put, event.record, now)
 
     def serve(self, now: float) -> None:
-        """Places waiting puts in order, and requests room for the first one that does not fit."""
+        """Publishes puts that have waited for their parents. Then places waiting puts in order, and requests room for
+        the first one that does not fit."""
         self.searching = False
+        for _ in range(SERVED_MAX):
+            ready = self.parents.take_ready()
+            if ready is None:
+                break
+            self._publish(*ready, now)
         self._serve(now)
+        self.searching |= self.parents.any_ready
         self.changed = False
+
+    def _publish(self, put: PutProgress, record: PrefixRecord | None, now: float) -> None:
+        """Publishes a put whose payload is in the ring, unless it has to wait for its parent."""
+        if self.parents.waits(put, record):
+            return
+        try:
+            self._publication.publish(put, record, self.parents.published(put, now), now)
+        except TensordError as error:
+            self.refuse(put, error)
+        else:
+            self._end(put)
 
     def _serve(self, now: float) -> None:
         puts = self.puts
@@ -214,7 +227,7 @@ class Intake:
                 else:
                     self._hand_over(put)
                 continue
-            progress = self._reclaim.make_room(put.need, now, self._admission_test(put))
+            progress = self._reclaim.make_room(put.need, now, self.parents.admission_test(put))
             if progress == "none" and puts.settling:
                 return
             if progress == "declined":
@@ -225,25 +238,6 @@ class Intake:
             self.searching = progress in ("declined", "none", "searching")
             return
         self.searching = True
-
-    def _admission_test(self, put: PutProgress) -> Callable[[int], bool] | None:
-        """The test whether the policy prefers the put to a victim. None: no test; only blocks with a parent are
-        tested."""
-        memory, commit = self._memory, put.commit
-        parent = memory.entries.find(commit.parent) if commit.parent is not None else None
-        if parent is None:
-            return None
-        new = Candidate(
-            memory.spans.next_span_id,
-            commit.key,
-            put.need.span_bytes,
-            commit.tokens,
-            commit.cost_ms,
-            parent.depth + 1,
-            parent.before_bytes + parent.span_bytes,
-            commit.agent,
-        )
-        return lambda victim: memory.policy.admits(new, victim)
 
     def ring_grown(self, *, more: bool) -> None:
         """The ring has grown; `more`: it will grow further."""
@@ -295,17 +289,9 @@ class Intake:
     def _past(self, key: bytes) -> TensordError | None:
         return self._memory.index.generations.refusal(key)
 
-    def _without_parent(self, commit: messages.Commit) -> TensordError | None:
-        """The refusal of a block whose parent is neither stored nor in flight, so that the block takes no room. None if
-        the parent is stored, hidden as a victim, or in flight."""
-        parent, entries = commit.parent, self._memory.entries
-        if parent is None or entries.find(parent) or entries.hidden(parent) or self.puts.in_flight(parent):
-            return None
-        return parent_gone(parent)
-
     def _ended_meanwhile(self, put: PutProgress, now: float) -> bool:
         """Answers a put that waits for room and no longer needs any; whether it did."""
-        gone = self._past(put.key) or self._without_parent(put.commit)
+        gone = self._past(put.key) or self.parents.refusal(put.commit.parent, put)
         if gone is not None:
             # Refused before the search for room, so that no entry is evicted for a put that cannot be published.
             self.refuse(put, gone)
@@ -382,8 +368,7 @@ class Intake:
     def _end(self, put: PutProgress) -> None:
         """Ends a put that was answered, or whose sender has left. Its span is freed after the last pending copy."""
         self.changed = True
-        if put.commit.parent is not None:
-            self._memory.sequences.unfollow(put.commit.parent)
+        self.parents.ended(put)
         if put.stage is Stage.WAITING:
             if self.puts.queue.head() is put:
                 self._reclaim.drop_attempt()

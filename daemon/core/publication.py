@@ -1,14 +1,14 @@
 """Turns a put whose payload is in the ring into an entry, and answers it.
 
-Owns the span's header, and the last checks: the namespace may have been invalidated, the key stored, or the parent of a
-block evicted while the payload was in flight. Does not own the put (`intake`).
+Owns the span's header, and the last checks: the namespace may have been invalidated, the key stored, or the parent
+evicted while the payload was in flight. Does not own the put (`intake`).
 
 Invariant: a refused publication changes nothing.
 """
 
 from __future__ import annotations
 
-from ...errors import BadPrefix
+from ...errors import BadPrefix, TensordError
 from ...ipc import messages
 from ...shm.layout import SpanHeader
 from ...shm.prefix import PrefixRecord
@@ -58,11 +58,12 @@ class Publication:
             prefix_bytes=commit.prefix_bytes,
             cost_ms=commit.cost_ms,
             ttl_s=ttl_s or 0.0,
+            parent=commit.parent,
         )
 
-    def publish(self, put: PutProgress, record: PrefixRecord | None, now: float) -> None:
+    def publish(self, put: PutProgress, record: PrefixRecord | None, parent: SpanEntry | None, now: float) -> None:
         """Makes an entry of a put whose payload is in the ring, and answers it. If the key was stored meanwhile, the
-        answer is "existed".
+        answer is "existed". `parent`: the published entry of the put's parent, if there is one.
 
         Raises:
             Invalidated: the key's namespace was invalidated meanwhile.
@@ -80,7 +81,7 @@ class Publication:
         victim = self._memory.entries.hidden(put.key)
         if victim is not None:
             self._expiry.end(victim, RemovalProgress(victim.reason))
-        self._show(put, entry, record, now)
+        self._show(put, entry, record, parent, now)
         put.entry, put.told = None, False
         self._expiry.published(entry, now)
         self._outbox.counters.puts["stored"] += 1
@@ -102,20 +103,25 @@ class Publication:
         self._outbox.counters.puts["existed"] += 1
         self._outbox.send(client, messages.Committed(commit.id, "existed"))
 
-    def _show(self, put: PutProgress, entry: SpanEntry, record: PrefixRecord | None, now: float) -> None:
+    def _show(
+        self,
+        put: PutProgress,
+        entry: SpanEntry,
+        record: PrefixRecord | None,
+        parent: SpanEntry | None,
+        now: float,
+    ) -> None:
         """Publishes the copied span.
 
         Raises:
             BadPrefix, ParentGone, LimitReached: the block is refused. Nothing has changed then.
         """
-        parent_key = put.commit.parent
-        if not put.commit.prefix_bytes:
-            self._memory.publish(entry, now)
-            return
-        if record is None or record.parent != parent_key:
-            raise BadPrefix("the record names another parent than the Commit does")
-        refusal = too_far(record.start + record.count, self._limits)
-        parent = self._memory.entries.find(parent_key) if parent_key is not None else None
+        parent_key, is_block = put.commit.parent, put.commit.prefix_bytes > 0
+        refusal: TensordError | None = None
+        if is_block:
+            if record is None or record.parent != parent_key:
+                raise BadPrefix("the record names another parent than the Commit does")
+            refusal = too_far(record.start + record.count, self._limits)
         if refusal is None and parent_key is not None and parent is None:
             refusal = parent_gone(parent_key)
         if refusal is not None:

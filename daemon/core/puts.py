@@ -42,7 +42,8 @@ class Stage(Enum):
 class PutProgress:
     """One put. `received_bytes` of the payload have arrived in parts; `handed_bytes` were handed to the copier.
     `admitted`: the put may take room for bytes that have not arrived. `told`: the client was told of the span, which it
-    writes in place."""
+    writes in place. `waits_for_parent`: the payload is complete in the ring, and the put waits for its parent
+    (`parents`)."""
 
     number: int
     client: int
@@ -56,6 +57,7 @@ class PutProgress:
     received_bytes: int = 0
     handed_bytes: int = 0
     admitted: bool = False
+    waits_for_parent: bool = False
 
     @property
     def key(self) -> bytes:
@@ -87,7 +89,7 @@ class PutTable:
         self._by_number: dict[int, PutProgress] = {}
         self._by_request: dict[tuple[int, int], PutProgress] = {}
         self._by_client: dict[int, set[int]] = {}
-        self._keys: dict[bytes, int] = {}
+        self._keys: dict[bytes, list[int]] = {}
         self._settling: set[int] = set()
         self._idle: Deadlines[int] = Deadlines()
         self.queue: Turns[PutProgress] = Turns()
@@ -111,7 +113,7 @@ class PutTable:
         self._by_number[put.number] = put
         self._by_request[client, commit.id] = put
         self._by_client.setdefault(client, set()).add(put.number)
-        self._keys[commit.key] = self._keys.get(commit.key, 0) + 1
+        self._keys.setdefault(commit.key, []).append(put.number)
         self._idle.set(put.number, now + self._idle_s)
         return put
 
@@ -127,9 +129,15 @@ class PutTable:
         """A client's puts, oldest first."""
         return [self._by_number[n] for n in sorted(self._by_client.get(client, ()))]
 
-    def in_flight(self, key: bytes) -> bool:
-        """Whether a put of the key may still be published."""
-        return key in self._keys
+    def in_flight(self, key: bytes, before: PutProgress | None = None) -> bool:
+        """Whether a put of the key may still be published; with `before`, one that began before that put."""
+        numbers = self._keys.get(key)
+        return numbers is not None and (before is None or numbers[0] < before.number)
+
+    def set_waiting(self, put: PutProgress, *, waits: bool) -> None:
+        """A put whose payload is complete begins to wait for its parent, or waits no more."""
+        put.waits_for_parent = waits
+        (self._settling.discard if waits else self._settling.add)(put.number)
 
     def count_of(self, client: int) -> int:
         return len(self._by_client.get(client, ()))
@@ -181,7 +189,7 @@ class PutTable:
         put.parts.clear()
         self.arrivals.ended(put)
         self._admit(put.uid)
-        self._keys[put.key] -= 1
+        self._keys[put.key].remove(put.number)
         if not self._keys[put.key]:
             del self._keys[put.key]
         self._by_request.pop((put.client, put.commit.id), None)
@@ -252,15 +260,18 @@ class PutTable:
             assert not put.told or (put.entry is not None and put.commit.in_place)
             assert (put.stage is Stage.WAITING and put.admitted) == (put.number in waiting)
             assert put.handed_bytes <= put.received_bytes <= put.commit.payload_bytes
-            settling = put.stage is Stage.ENDING or (put.stage is Stage.FILLING and put.whole)
+            filled = put.stage is Stage.FILLING and put.whole
+            settling = put.stage is Stage.ENDING or (filled and not put.waits_for_parent)
+            assert filled or not put.waits_for_parent
             assert settling == (put.number in self._settling)
             assert put.stage is not Stage.ENDING or put.copying
             assert put.stage is not Stage.FILLING or not put.parts
             waits_for_parts = put.stage is not Stage.ENDING and not put.whole
             assert waits_for_parts == (put.number in self._idle)
         assert sum(map(len, self._by_client.values())) == len(self)
-        assert sum(self._keys.values()) == sum(put.stage is not Stage.ENDING for put in self)
-        assert all(self._keys.values())
+        under_way = [put.number for put in self if put.stage is not Stage.ENDING]
+        assert sorted(number for own in self._keys.values() for number in own) == sorted(under_way)
+        assert all(own and own == sorted(own) for own in self._keys.values())
         assert all(len(own) <= in_flight_max for own in self._by_client.values())
 
     def _admit(self, uid: int) -> None:

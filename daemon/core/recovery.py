@@ -8,7 +8,7 @@ the epochs of all confirmed slots, so no id is used twice.
 A slot is confirmed if the span's header in the ring agrees with it. A damaged slot may name the bytes or the id of
 another span. Confirmed slots are taken over first, so that they keep their bytes and ids.
 
-A block whose parent is missing is dropped, and so is an entry of a past generation: both were about to end.
+An entry whose parent is missing is dropped, and so is an entry of a past generation: both were about to end.
 
 Owns the order of recovery. Does not own the spans (`span_table`) nor the reading of headers (`segments`).
 
@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from ...shm.layout import SpanHeader, span_bytes
+from ...shm.layout import NAMESPACE_TAG_BYTES, SpanHeader, span_bytes
 from ...shm.prefix import PrefixRecord
 from ...shm.slots import Slot
 from .counters import StoreCounters
@@ -64,6 +64,7 @@ def recover(
     for sound, slot, recovered in found:
         header = recovered.header if sound else None
         whole = header is not None and (recovered.record is not None) == (header.prefix_bytes > 0)
+        whole = whole and _parent_fits(header, recovered.record)
         # In a bucket that is not one of its key's two buckets, no reader would find the slot.
         whole = whole and slot.number in memory.index.slots_for(slot.key)
         if recovered.published and not whole:
@@ -86,7 +87,7 @@ def recover(
     adopted.sort(key=lambda one: one.entry.used_at)
     for one in _parents_first(adopted):
         entry, header = one.entry, one.header
-        if memory.restore_entry(entry, now, one.record):
+        if memory.restore_entry(entry, now, one.record, header.parent):
             counters.recovered += 1
             expiry.recovered(entry, header.expires_s or None)
 
@@ -101,7 +102,7 @@ def _parents_first(adopted: list[_Adopted]) -> Iterator[_Adopted]:
         while before is not None and before.entry.span_id not in come:
             come.add(before.entry.span_id)
             path.append(before)
-            parent_key = before.record.parent if before.record is not None else None
+            parent_key = before.header.parent
             before = by_key.get(parent_key) if parent_key is not None else None
         yield from reversed(path)
 
@@ -114,6 +115,13 @@ def confirmed(slot: Slot, header: SpanHeader | None) -> bool:
         slot.payload_bytes,
         slot.tree_bytes,
     )
+
+
+def _parent_fits(header: SpanHeader | None, record: PrefixRecord | None) -> bool:
+    """Whether the header's parent is one that a put could name."""
+    if header is None or (record is not None and record.parent != header.parent):
+        return False
+    return header.parent is None or header.parent[:NAMESPACE_TAG_BYTES] == header.key[:NAMESPACE_TAG_BYTES]
 
 
 def _entry(slot: Slot, header: SpanHeader | None) -> SpanEntry:

@@ -56,6 +56,7 @@ def status(store: Store, now: float) -> dict[str, Any]:
         "at_eviction": store.removal_history.made_room(),
         "evicted_while_pinned": memory.evicted_while_pinned,
         "prefix_blocks": len(memory.sequences),
+        "chain_blocks": memory.sequences.chained,
         "prefix_rebuilding": memory.sequences.rebuilding,
         "prefix_queries_waiting": store.matching.held,
         "claims_granted": store.claims.granted,
@@ -108,7 +109,8 @@ def _prefix(store: Store, entry: SpanEntry) -> dict[str, Any] | None:
 
 def entry(store: Store, entry: SpanEntry) -> dict[str, Any]:
     """One entry. `key` and `namespace` are hexadecimal, times are Unix seconds. `prefix`: for a block of a cached
-    sequence its first token, its number of tokens, its parent's key and its number of children; otherwise None."""
+    sequence its first token, its number of tokens, its parent's key and its number of children; otherwise None.
+    `parent`: the key of the entry's parent, or None; `children`: the number of entries whose parent it is."""
     zero_s = store.unix_at_zero_s
     expires_at = entry.expires_at
     return {
@@ -127,5 +129,7 @@ def entry(store: Store, entry: SpanEntry) -> dict[str, Any]:
         "cost_ms": entry.cost_ms,
         "agent": entry.agent,
         "prefix": _prefix(store, entry),
+        "parent": None if entry.parent is None else entry.parent.key.hex(),
+        "children": entry.child_count,
         "span_id": entry.span_id,
     }

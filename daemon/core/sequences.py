@@ -1,20 +1,24 @@
-"""The blocks of cached sequences among the entries: their parents and children, and the index that matches prefixes.
+"""The parents and children among the entries, and the index that matches the prefixes of cached sequences.
 
-A block is useless without its parent, so blocks are evicted leaf first: `eviction_order` tells policies which blocks
+There are two kinds of children. A block of a cached sequence has a record, and is in the prefix index; if it has a
+parent, that is a block of the sequence. A chain block has no record, only the key of its parent, which may be any entry
+of its namespace.
+
+A child is useless without its parent, so children are evicted first: `eviction_order` tells policies which entries
 are evictable. Code that chooses victims otherwise asks `leaves_first` for the descendants that must go before an entry,
-and `ancestors` for the blocks that stay because of their descendants.
+and `ancestors` for the entries that stay because of their descendants.
 
 The links between entries are the one record of parents and children. The prefix index has nodes of its own, ordered by
-text, and gets every change. The nodes cannot be merged with the links: a snapshot has a link and no node, and after a
-restart an entry is linked before its node is rebuilt.
+text, and gets every change of a block with a record. The nodes cannot be merged with the links: a snapshot has a link
+and no node, a chain block has none either, and after a restart an entry is linked before its node is rebuilt.
 
 Owns the links between entries (`parent`, `child_count` and the list of children), the parent keys of puts in flight,
 and the prefix index. After a restart, the index is rebuilt block by block while the store already serves. Does not own
 which entries are published or pinned: `span_table` reports every entry that is added, hidden, republished or removed.
 
-Invariants: a block is linked from its publication until its removal. It is matched only while it and all its ancestors
-are published. `child_count` counts the published children. A block whose parent was removed is matched no more, and is
-about to end (`expiry`).
+Invariants: an entry is linked from its publication until its removal. A block is matched only while it and all its
+ancestors are published. `child_count` counts the published children. A child whose parent was removed is matched no
+more, and is about to end (`expiry`).
 """
 
 from __future__ import annotations
@@ -23,7 +27,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import islice, takewhile
 from typing import Final
 
-from ...errors import ParentGone, TensordError
+from ...errors import BadPrefix, ParentGone, TensordError
 from ...shm.layout import SPAN_HEADER_BYTES, aligned
 from ...shm.prefix import PrefixRecord
 from .entries import EntryState, SpanEntry
@@ -39,7 +43,7 @@ Read = Callable[[int, int], bytes | memoryview]
 
 
 class Sequences:
-    """The blocks among the entries of one ring."""
+    """The links between the entries of one ring, and the index of the blocks among them."""
 
     def __init__(self, read: Read, seed: int) -> None:
         self.index = PrefixIndex(read, seed)
@@ -49,11 +53,21 @@ class Sequences:
         self._first_blocks: dict[bytes, dict[SpanEntry, None]] = {}
         self._followed: dict[bytes, int] = {}
         self._rebuilding: dict[SpanEntry, PrefixRecord] = {}
-        self._count = 0
+        self._count = self._chained = self._children = 0
 
     def __len__(self) -> int:
-        """The number of stored blocks and snapshots."""
+        """The number of stored blocks and snapshots, all of which have a record."""
         return self._count
+
+    @property
+    def chained(self) -> int:
+        """The number of stored chain blocks."""
+        return self._chained
+
+    @property
+    def in_use(self) -> bool:
+        """Whether an entry may be kept by a child: one has a parent, or the put of a child is in flight."""
+        return bool(self._children or self._followed)
 
     @property
     def rebuilding(self) -> int:
@@ -90,52 +104,51 @@ class Sequences:
 
     # ---- changes of entries, as `span_table` reports them
 
-    def add(self, entry: SpanEntry, record: PrefixRecord, parent: SpanEntry | None) -> None:
-        """Links a block that is about to be published.
+    def add(self, entry: SpanEntry, record: PrefixRecord | None, parent: SpanEntry | None) -> None:
+        """Links an entry that is about to be published: a block if it has a record, otherwise a chain block if it has a
+        parent.
 
         Raises:
             BadPrefix: the block does not continue its parent.
             ParentGone: the parent is not in the index.
         """
-        if parent is not None and not self._ensure_indexed(parent):
-            raise ParentGone("the parent block is not indexed yet after a restart: put it again in a while")
-        self.index.add(entry.key, record, self._text_at(entry, record))
+        if record is not None:
+            if parent is not None and not parent.prefix_bytes:
+                raise BadPrefix("the parent of a block with a record has no record: put the block with its own parent")
+            if parent is not None and not self._ensure_indexed(parent):
+                raise ParentGone("the parent block is not indexed yet after a restart: put it again in a while")
+            self.index.add(entry.key, record, self._text_at(entry, record))
         self._link(entry, parent)
 
-    def add_recovered(self, entry: SpanEntry, record: PrefixRecord, parent: SpanEntry | None) -> None:
-        """Links a block that an earlier daemon left. It is matched once the index contains it."""
-        self._rebuilding[entry] = record
+    def add_recovered(self, entry: SpanEntry, record: PrefixRecord | None, parent: SpanEntry | None) -> None:
+        """Links an entry that an earlier daemon left. A block is matched once the index contains it."""
+        if record is not None:
+            self._rebuilding[entry] = record
         self._link(entry, parent)
 
     def hide(self, entry: SpanEntry) -> None:
         """The entry was unpublished, and may be republished."""
-        if not entry.prefix_bytes:
-            return
-        assert not entry.child_count, "a block is hidden before its children"
+        assert not entry.child_count, "an entry is hidden before its children"
         if entry.parent is not None:
             entry.parent.child_count -= 1
-        if entry not in self._rebuilding:
+        if self._is_indexed(entry):
             self.index.hide(entry.key)
 
     def show(self, entry: SpanEntry) -> None:
         """The entry was republished."""
-        if not entry.prefix_bytes:
-            return
         if self.is_awaited(entry):
             self.changes += 1
         if entry.parent is not None:
             entry.parent.child_count += 1
-        if entry not in self._rebuilding:
+        if self._is_indexed(entry):
             self.index.show(entry.key)
 
     def remove(self, entry: SpanEntry, *, published: bool) -> None:
         """The entry was removed; `published`: it was published until now. Its descendants are matched no more."""
-        if not entry.prefix_bytes:
-            return
         if published and entry.parent is not None:
             entry.parent.child_count -= 1
         self._unlink(entry)
-        if self._rebuilding.pop(entry, None) is None:
+        if self._rebuilding.pop(entry, None) is None and entry.prefix_bytes:
             self.index.remove(entry.key)
 
     # ---- entries that must go, or stay, together
@@ -163,7 +176,7 @@ class Sequences:
     def ancestors(self, entries: Iterable[SpanEntry | None]) -> set[SpanEntry]:
         """All ancestors of the entries."""
         found: set[SpanEntry] = set()
-        for entry in entries if self._count else ():
+        for entry in entries if self._children else ():
             before = entry.parent if entry is not None else None
             while before is not None and before not in found:
                 found.add(before)
@@ -208,17 +221,22 @@ class Sequences:
 
     def check_invariants(self, entries: Iterable[SpanEntry]) -> None:
         """Asserts what the module's docstring promises, for all stored entries."""
-        blocks = {entry for entry in entries if entry.prefix_bytes}
-        assert len(blocks) == self._count
+        stored = list(entries)
+        blocks = {entry for entry in stored if entry.prefix_bytes}
+        children = [entry for entry in stored if entry.parent is not None]
+        assert len(blocks) == self._count and len(children) == self._children
+        assert self._chained == sum(not entry.prefix_bytes for entry in children)
         assert {head for heads in self._first_blocks.values() for head in heads} == {
             e for e in blocks if e.parent is None
         }
         assert all(self._first_blocks.values())
-        assert all(entry.parent is None or entry.prefix_bytes for entry in entries)
-        for entry in blocks:
+        for entry in stored:
             listed = list(_children(entry))
-            assert set(listed) == {each for each in blocks if each.parent is entry}
+            assert set(listed) == {each for each in children if each.parent is entry}
             assert entry.child_count == sum(each.state is EntryState.LIVE for each in listed)
+            assert entry.parent is None or entry.parent.tag == entry.tag
+        for entry in blocks:
+            assert entry.parent is None or entry.parent.prefix_bytes, "a block continues an entry without a record"
             assert (entry in self._rebuilding) != (entry.key in self.index), "a block is not in exactly one of the two"
         assert self._rebuilding.keys() <= blocks
         assert len(self.index) == len(blocks) - len(self._rebuilding)
@@ -247,29 +265,38 @@ class Sequences:
     def _text_at(self, entry: SpanEntry, record: PrefixRecord) -> int:
         return _record_at(entry) + record.text_at
 
+    def _is_indexed(self, entry: SpanEntry) -> bool:
+        return entry.prefix_bytes > 0 and entry not in self._rebuilding
+
     def _link(self, entry: SpanEntry, parent: SpanEntry | None) -> None:
-        self._count += 1
+        self._count += entry.prefix_bytes > 0
         entry.parent = parent
+        if self.is_awaited(entry):
+            self.changes += 1
         if parent is None:
-            self._first_blocks.setdefault(entry.tag, {})[entry] = None
+            if entry.prefix_bytes:
+                self._first_blocks.setdefault(entry.tag, {})[entry] = None
             return
+        self._children += 1
+        self._chained += not entry.prefix_bytes
         parent.child_count += 1
         entry.depth, entry.before_bytes = parent.depth + 1, parent.before_bytes + parent.span_bytes
         entry.sibling = parent.newest_child
         if entry.sibling is not None:
             entry.sibling.sibling_before = entry
         parent.newest_child = entry
-        if self.is_awaited(entry):
-            self.changes += 1
 
     def _unlink(self, entry: SpanEntry) -> None:
-        self._count -= 1
+        self._count -= entry.prefix_bytes > 0
         if entry.parent is None:
-            heads = self._first_blocks[entry.tag]
-            del heads[entry]
-            if not heads:
-                del self._first_blocks[entry.tag]
+            if entry.prefix_bytes:
+                heads = self._first_blocks[entry.tag]
+                del heads[entry]
+                if not heads:
+                    del self._first_blocks[entry.tag]
             return
+        self._children -= 1
+        self._chained -= not entry.prefix_bytes
         if entry.sibling_before is not None:
             entry.sibling_before.sibling = entry.sibling
         else:

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final
 
@@ -182,14 +182,13 @@ class SpanTable:
     def publish(
         self, entry: SpanEntry, now: float, record: PrefixRecord | None = None, parent: SpanEntry | None = None
     ) -> None:
-        """Publishes a filled span. With `record` it becomes a block of a cached sequence, a child of the published
-        `parent`.
+        """Publishes a filled span as a child of the published `parent`, if it has one. With `record` it becomes a block
+        of a cached sequence.
 
         Raises:
             BadPrefix, ParentGone: as `Sequences.add`. Nothing has changed then.
         """
-        if record is not None:
-            self.sequences.add(entry, record, parent)
+        self.sequences.add(entry, record, parent)
         del self._filling[entry.span_id]
         self.index.publish(entry.slot)
         self._begin(entry, now)
@@ -204,6 +203,19 @@ class SpanTable:
             self._fresh[entry.span_id] = entry
             self.order.update_policy(entry)
 
+    def republish(self, entry: SpanEntry, now: float, *, used: bool = False) -> None:
+        """Publishes a victim again, after its ancestors. A scan in flight decides about it no more."""
+        self._fresh.pop(entry.span_id, None)
+        if self._scanning is not None:
+            self._scanning.pop(entry.span_id, None)
+        self.index.publish(entry.slot)
+        self.entries.show(entry)
+        self.sequences.show(entry)
+        self.order.update_policy(entry)
+        entry.reason = ""
+        if used:
+            self.policy.accessed(entry.number, now)
+
     def retire(self, entry: SpanEntry, reason: str) -> None:
         """Ends an entry, pinned or not. Its span is freed once no reader pins it."""
         if entry.state is EntryState.LIVE:
@@ -214,7 +226,7 @@ class SpanTable:
         self.spans.retired_bytes += entry.span_bytes
 
     def begin_move(self, entry: SpanEntry, offset: int) -> PendingMove | None:
-        """Takes the hole at `offset` and a slot for a copy of a published entry, which must not be a block. Until
+        """Takes the hole at `offset` and a slot for a copy of a published entry, which must not have a record. Until
         `end_move`, scans treat the entry's present span as pinned.
 
         Returns:
@@ -224,17 +236,7 @@ class SpanTable:
         reserved = self.spans.reserve(entry.key, entry.span_bytes, entry.tree_bytes, entry.payload_bytes, offset)
         if reserved is None:
             return None
-        copy = replace(
-            entry,
-            span_id=reserved.span_id,
-            slot=reserved.slot,
-            offset=reserved.offset,
-            tokens=0,
-            state=EntryState.RETIRED,
-            reason="moved",
-            may_go=False,
-            set_aside=False,
-        )
+        copy = entry.copied_to(reserved.span_id, reserved.slot, reserved.offset)
         self.spans.add(copy)
         self.spans.retired_bytes += copy.span_bytes
         move = self._moves[copy.span_id] = PendingMove(entry, copy)
@@ -286,7 +288,7 @@ class SpanTable:
                     before = self.sequences.hidden_ancestors(entry)
                     if before is not None:
                         for each in (*reversed(before), entry):
-                            self._republish(each, now, used=number in pinned)
+                            self.republish(each, now, used=number in pinned)
                             outcome.republished.append(each)
                         continue
                     # An ancestor has ended meanwhile, so this block ends too.
@@ -329,20 +331,22 @@ class SpanTable:
         self.spans.retired_bytes += entry.span_bytes
         return True
 
-    def restore_entry(self, entry: SpanEntry, now: float, record: PrefixRecord | None = None) -> bool:
-        """Makes an entry of an adopted span whose slot is published. With `record` it is a block of a cached sequence.
+    def restore_entry(
+        self, entry: SpanEntry, now: float, record: PrefixRecord | None = None, parent_key: bytes | None = None
+    ) -> bool:
+        """Makes an entry of an adopted span whose slot is published. With `record` it is a block of a cached sequence,
+        with `parent_key` it is a child of that entry.
 
         Returns:
             False if its key is stored already, or its parent is not stored. Then the span is unpublished, and it still
             waits for a scan.
         """
-        parent = self.entries.find(record.parent) if record is not None and record.parent is not None else None
-        is_orphan = record is not None and record.parent is not None and parent is None
+        parent = self.entries.find(parent_key) if parent_key is not None else None
+        is_orphan = parent_key is not None and parent is None
         if is_orphan or self.entries.find(entry.key) is not None:
             self.index.unpublish(entry.slot)
             return False
-        if record is not None:
-            self.sequences.add_recovered(entry, record, parent)
+        self.sequences.add_recovered(entry, record, parent)
         del self._fresh[entry.span_id]
         self.spans.retired_bytes -= entry.span_bytes
         entry.reason = ""
@@ -367,16 +371,6 @@ class SpanTable:
         self.order.check_invariants(stored.values())
         assert not any(e.may_go for number, e in spans.items() if number not in stored)
         assert self.evicted_while_pinned == 0
-
-    def _republish(self, entry: SpanEntry, now: float, *, used: bool) -> None:
-        self._fresh.pop(entry.span_id, None)
-        self.index.publish(entry.slot)
-        self.entries.show(entry)
-        self.sequences.show(entry)
-        self.order.update_policy(entry)
-        entry.reason = ""
-        if used:
-            self.policy.accessed(entry.number, now)
 
     def _leave(self, entry: SpanEntry) -> None:
         """Removes the entry from all tables of entries, and from the budgets of entries and tokens."""

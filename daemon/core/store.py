@@ -228,6 +228,7 @@ class Store:
         self.residency.check_invariants()
         puts = self.intake.puts
         puts.check_invariants(self._dispatch.commits_most)
+        self.intake.parents.check_invariants()
         spans = {put.entry.span_id for put in puts if put.entry is not None}
         assert spans == {entry.span_id for entry in self.memory.filling}
         generations = self.memory.index.generations

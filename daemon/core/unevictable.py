@@ -1,7 +1,7 @@
 """The unevictable spans of the ring, and the limit that a put exceeds even if every evictable entry is evicted.
 
 Unevictable are: spans that puts are being copied into, spans pinned by message, spans that the last scan found pinned,
-and in cached sequences the ancestors of a pinned block and of a block whose put is in flight.
+the ancestors of a pinned entry, and those of an entry whose put is in flight.
 
 The pins of the last scan are a hint only. Whether the span of a victim may be reused is decided by a scan that begins
 after the victim was unpublished. The hint prevents an entry in use from being hidden and republished again and again.
@@ -94,14 +94,16 @@ class Unevictable:
             return False
         if self._pins.holds(entry.span_id):
             return True
-        return entry.prefix_bytes > 0 and (entry in self._awaited_ancestors() or entry in self._pinned_ancestors())
+        if not self._memory.sequences.in_use:
+            return False
+        return entry in self._awaited_ancestors() or entry in self._pinned_ancestors()
 
     def may_go(self, entry: SpanEntry) -> bool:
         """Whether the entry is evictable: published, and neither it nor a descendant is known to be in use."""
         return entry.state is EntryState.LIVE and not self._is_unevictable(entry)
 
     def _pinned_ancestors(self) -> set[SpanEntry]:
-        """The ancestors of pinned blocks."""
+        """The ancestors of pinned entries."""
         memory = self._memory
         kept_for = (memory.last_pinned, self._pins.changes)
         if kept_for != self._pinned_ancestors_for:
@@ -112,7 +114,7 @@ class Unevictable:
         return self._pinned_ancestor_set
 
     def _awaited_ancestors(self) -> set[SpanEntry]:
-        """The parents of blocks whose puts are in flight, and the ancestors of these parents."""
+        """The parents of entries whose puts are in flight, and the ancestors of these parents."""
         sequences = self._memory.sequences
         if sequences.changes != self._awaited_for:
             awaited = {entry for entry in map(self._memory.entries.find, sequences.followed) if entry is not None}

@@ -1,7 +1,7 @@
 """The states: what a process holds, or has under way, at the time of a disturbance.
 
-A new way to put, or a new kind of lease, needs one more class in `under_way.py` or `held.py`, and a line in the list
-there.
+A new way to put, or a new kind of lease, needs one more class in `under_way.py`, `held.py` or another module of states,
+and a line in the list there.
 """
 
 from __future__ import annotations

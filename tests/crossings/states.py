@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
+from .chains import CHAINS
 from .held import HELD
 from .in_place import IN_PLACE
 from .state import State
 from .under_way import UNDER_WAY
 
-STATES: Final[list[type[State]]] = [*UNDER_WAY, *IN_PLACE, *HELD]
+STATES: Final[list[type[State]]] = [*UNDER_WAY, *IN_PLACE, *HELD, *CHAINS]
 BY_NAME: Final = {state.name: state for state in STATES}

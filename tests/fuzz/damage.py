@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from tensord.shm.layout import (
+    ALIGN_BYTES,
     BUCKET_BYTES,
     PAGE_BYTES,
     SLOT_BYTES,
@@ -54,9 +55,9 @@ def _once(chance: random.Random, paths: list[Path]) -> str:
             case _:
                 # Copy one slot, or one span header, over another.
                 unit = SPAN_HEADER_BYTES if path.suffix == ".ring" else SLOT_BYTES
-                source = _place(chance, path, fd, size) // unit * unit
+                source, target = (place // ALIGN_BYTES * ALIGN_BYTES for place in (_place(chance, path, fd, size), at))
                 there = os.pread(fd, unit, source)
-                os.pwrite(fd, there[: max(0, size - at // unit * unit)], at // unit * unit)
+                os.pwrite(fd, there[: max(0, size - target)], target)
         return f"{path.name}: {how} at {at}"
 
 
@@ -77,12 +78,13 @@ def _place(chance: random.Random, path: Path, fd: int, size: int) -> int:
             geometry.generations_at + chance.randrange(64),
         ]
     elif path.suffix == ".ring":
-        # A span header begins with "SPAN". The encoded tree follows 128 bytes after the start of the header.
+        # A span header begins with "SPAN". The encoded tree follows the header.
         data = os.pread(fd, min(size, 1 << 20), 0)
         found = [at for at in range(0, len(data), 64) if data[at : at + 4] == b"SPAN"]
         if found:
             at = chance.choice(found)
-            places += [at + chance.randrange(112), at + chance.randrange(112), at + 128 + chance.randrange(64)]
+            header = [at + chance.randrange(160), at + chance.randrange(160)]
+            places += [*header, at + SPAN_HEADER_BYTES + chance.randrange(64)]
     else:
         places += [chance.randrange(32), chance.randrange(4096, 4096 + 400)]
     return min(chance.choice(places), size - 1)

@@ -47,7 +47,7 @@ WHOLE = Superblock(3, 1, 1 << 20, IndexGeometry(8), 1 << 20, 42).pack()
     [
         (b"", "0 bytes"),
         (bytes(4096), "does not begin with"),
-        (WHOLE[:8] + struct.pack("@Q", 99) + WHOLE[16:], "layout version 99, this tensord writes 4"),
+        (WHOLE[:8] + struct.pack("@Q", 99) + WHOLE[16:], "layout version 99, this tensord writes 5"),
         (WHOLE[:40] + struct.pack("@Q", 3) + WHOLE[48:], "3 buckets"),
         (WHOLE[:40] + struct.pack("@Q", 0) + WHOLE[48:], "0 buckets"),
         (WHOLE[:48] + struct.pack("@Q", 64) + WHOLE[56:], "offsets"),
@@ -71,6 +71,7 @@ def test_another_layout_is_refused_by_name(page: bytes, message: str) -> None:
     TIMES,
     st.integers(0, 1 << 31),
     TIMES,
+    st.none() | st.binary(min_size=32, max_size=32),
 )
 def test_a_span_header_is_read_back_and_has_its_size(
     key: bytes,
@@ -83,8 +84,9 @@ def test_a_span_header_is_read_back_and_has_its_size(
     expires: float,
     uid: int,
     ttl: float,
+    parent: bytes | None,
 ) -> None:
-    header = SpanHeader(key, span, payload, tree, checksum, tokens, created, expires, uid, ttl_s=ttl)
+    header = SpanHeader(key, span, payload, tree, checksum, tokens, created, expires, uid, ttl_s=ttl, parent=parent)
     packed = header.pack()
     assert len(packed) == layout.SPAN_HEADER_BYTES
     found = SpanHeader.unpack(packed)
@@ -96,8 +98,8 @@ def test_a_span_header_is_read_back_and_has_its_size(
 
 @pytest.mark.parametrize("expires", [0.0, 1e6])
 def test_every_damaged_bit_or_word_of_a_span_header_is_found_out(expires: float) -> None:
-    packed = SpanHeader(b"k" * 32, 5, 64, 16, 7, 9, 1.0, expires, 1000, 32, 2.0, 3.0, 4).pack()
-    fields = 124
+    packed = SpanHeader(b"k" * 32, 5, 64, 16, 7, 9, 1.0, expires, 1000, 32, 2.0, 3.0, 4, b"p" * 32).pack()
+    fields = 160
     for bit in range(8 * fields):
         damaged = bytearray(packed)
         damaged[bit // 8] ^= 1 << bit % 8
@@ -114,7 +116,7 @@ def test_every_damaged_bit_or_word_of_a_span_header_is_found_out(expires: float)
 
 def test_bytes_that_are_not_a_span_header_are_refused() -> None:
     with pytest.raises(Corrupt, match="0xeeeeeeee"):
-        SpanHeader.unpack(b"\xee" * 128)
+        SpanHeader.unpack(b"\xee" * layout.SPAN_HEADER_BYTES)
 
 
 @given(st.integers(0, (1 << 48) // 64 - 1), st.integers(1, layout.TREE_BYTES_MAX))
@@ -158,5 +160,5 @@ def test_a_lanes_header_is_read_back(lane_id: int) -> None:
 
 
 def test_an_invalid_lane_header_is_refused() -> None:
-    with pytest.raises(LayoutMismatch, match=r"layout version 0; expected magic .* and layout version 4"):
+    with pytest.raises(LayoutMismatch, match=r"layout version 0; expected magic .* and layout version 5"):
         layout.unpack_lane_header(bytes(4096))

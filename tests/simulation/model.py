@@ -47,7 +47,7 @@ class Model:
         if body["event"] in ("evict", "expire"):
             number = number_of(bytes.fromhex(body["key"]))
             self.ended[body["reason"]] += 1
-            # A block is removed with its parent. The parent may expire just before the eviction of the block.
+            # An entry is removed with its parent. The parent may expire just before the eviction of the entry.
             early = body["event"] == "expire" and now < self.ends_at[number] - 1e-3 and before(number) is None
             assert not early, f"key {number} expired at {now}, before its end at {self.ends_at[number]}"
             assert self.there.pop(number, None) is not None, f"key {number} was removed twice"
@@ -99,4 +99,4 @@ class Model:
         assert not lost, f"keys {sorted(lost)} are lost: they were stored and no removal was announced"
         for number in visible:
             parent = before(number)
-            assert parent is None or parent in visible, f"block {number} is visible without its parent {parent}"
+            assert parent is None or parent in visible, f"{number} is visible without its parent {parent}"

@@ -1,7 +1,7 @@
 """Keys, and payloads that encode their key and their version.
 
 A number stands for a key: one of ALL names, at one generation of its namespace. The names from KEYS on are blocks of
-cached sequences. A block has only one version.
+cached sequences. A block has only one version. The names in CHAINED are put with a parent, two names before.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from ..memory_bench import key
 
 KEYS: Final = 20
 TAGS: Final = (b"namespac", b"another ", TAG)
+CHAINED: Final = range(12, KEYS)
 SEQUENCES: Final = [words for length in (1, 2, 3) for words in product((1, 2), repeat=length)]
 ALL: Final = KEYS + len(SEQUENCES)
 
@@ -83,8 +84,11 @@ def blocks(words: tuple[int, ...], era: int) -> list[int]:
 
 @cache
 def before(number: int) -> int | None:
-    """The number of the parent block; None for the first block of a sequence, and for keys that are no blocks."""
-    words = SEQUENCES[number % ALL - KEYS] if is_block(number) else ()
+    """The number of the parent; None for the first block of a sequence, and for keys without a parent."""
+    name = number % ALL
+    if name in CHAINED:
+        return number - 2
+    words = SEQUENCES[name - KEYS] if is_block(number) else ()
     return blocks(words[:-1], era_of(number))[-1] if len(words) > 1 else None
 
 

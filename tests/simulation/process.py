@@ -29,7 +29,7 @@ from tensord.shm.lanes import Lane
 from tensord.shm.layout import LANE_WORDS
 from tensord.shm.tree import encode
 
-from .payloads import ALL, TAGS, array_of, at, block_of, is_block, payload, version_of
+from .payloads import ALL, TAGS, array_of, at, before, block_of, is_block, payload, version_of
 from .wire import Wire
 
 if TYPE_CHECKING:
@@ -222,7 +222,9 @@ class Process:
         options = PutOptions(number % ALL, ttl_s, claim, float(number), f"agent {self.number % 2}")
         if is_block(number):
             block = block_of(number)
-            options = options._replace(prefix_bytes=len(block.packed), parent=block.record.parent)
+            options = options._replace(prefix_bytes=len(block.packed))
+        if (parent := before(number)) is not None:
+            options = options._replace(parent=at(parent))
         self.world.model.puts(number, version)
         if way == "produced":
             try:

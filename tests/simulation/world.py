@@ -333,15 +333,21 @@ class World:
         process = self.some(connected=True)
         if process is None:
             return
-        number = self.number(process)
-        if is_block(number) and process.view is not None and self.chance.random() < 0.8:
-            # In most cases begin at the first missing block, as a client does that stores a sequence.
-            while (parent := before(number)) is not None and not process.view.contains(at(parent)):
-                number = parent
+        path = [self.number(process)]
+        if process.view is not None and self.chance.random() < 0.8:
+            # In most cases begin at the first missing entry, as a client does that stores a sequence.
+            while (parent := before(path[0])) is not None and not process.view.contains(at(parent)):
+                path.insert(0, parent)
         claim = None
         if process.claims and self.chance.random() < 0.7:
             claim, number = self.chance.choice([*process.claims.items()])
             del process.claims[claim]
+            path = [number]
+        # Some put all that is missing, without waiting.
+        for number in path if self.chance.random() < 0.3 else path[:1]:
+            self._put(process, number, claim)
+
+    def _put(self, process: Process, number: int, claim: int | None) -> None:
         self._versions += 1
         version = self._versions if not is_block(number) else 0
         ttl_s = self.chance.choice([None, None, 10.0])

@@ -35,6 +35,7 @@ class AsyncPutCalls(AsyncClientBase):
         ttl_s: float | None = None,
         cost_ms: float = 0.0,
         agent: str = "",
+        parent: bytes | None = None,
         wait: bool = False,
         timeout_s: float | None = None,
     ) -> Put:
@@ -48,6 +49,7 @@ class AsyncPutCalls(AsyncClientBase):
             ttl_s: seconds until the entry expires, more than 0; without it the daemon's default.
             cost_ms: milliseconds that computing the payload took; the policy may weigh them.
             agent: the agent that the entry belongs to; the policy may weigh it.
+            parent: key of the entry that this one continues, and is evicted before (`Client.put`).
             wait: return only when every process can read the entry, or the put is refused or lost.
             timeout_s: seconds to wait for room in the inbox and, with `wait`, for the daemon.
 
@@ -55,7 +57,7 @@ class AsyncPutCalls(AsyncClientBase):
             The put and its state. A refusal or an absent daemon is a state, and raises nothing.
 
         Raises:
-            BadKey: `key` is not 32 bytes.
+            BadKey: `key` or `parent` is not 32 bytes.
             UnsupportedLeaf: a leaf of `tree` is of another type.
             UsageError: `tokens`, `ttl_s`, `cost_ms` or `agent` is out of its range.
             TimedOut: with `wait`, the daemon did not answer in time; the put goes on.
@@ -68,6 +70,7 @@ class AsyncPutCalls(AsyncClientBase):
             ttl_s=ttl_s,
             cost_ms=cost_ms,
             agent=agent,
+            parent=parent,
             wait=wait,
             timeout_s=timeout_s,
         )

@@ -41,6 +41,7 @@ class PutCalls(ClientBase):
         ttl_s: float | None = None,
         cost_ms: float = 0.0,
         agent: str = "",
+        parent: bytes | None = None,
         wait: bool = False,
         timeout_s: float | None = None,
     ) -> Put:
@@ -55,6 +56,11 @@ class PutCalls(ClientBase):
             cost_ms: milliseconds that computing the payload took. Policies that weigh cost keep expensive entries
                 longer.
             agent: the agent that the entry belongs to; the policy may weigh it.
+            parent: key of the entry that this one continues, for example of the KV block before it. The entry is
+                evicted before its parent, and ends with it, so that no stored entry is ever without its parent. The
+                parent is any entry of the same namespace, stored or put before this one; the put is refused with
+                ParentGone if there is none, and with BadPrefix if the parent is of another namespace. A put of a
+                stored key changes neither the entry nor its parent.
             wait: return only when every process can read the entry, or the put is refused or lost.
             timeout_s: seconds to wait for room in the inbox and, with `wait`, for the daemon.
 
@@ -62,14 +68,14 @@ class PutCalls(ClientBase):
             The put and its state. A refusal or an absent daemon is a state, and raises nothing.
 
         Raises:
-            BadKey: `key` is not 32 bytes.
+            BadKey: `key` or `parent` is not 32 bytes.
             UnsupportedLeaf: a leaf of `tree` is of another type.
             UsageError: `tokens`, `ttl_s`, `cost_ms` or `agent` is out of its range.
             TimedOut: with `wait`, the daemon did not answer in time; the put goes on.
         """
         key = check_key(key)
         deadline = self._deadline(timeout_s)
-        put = self._put(key, tree, PutOptions(tokens, ttl_s, None, cost_ms, agent), deadline)
+        put = self._put(key, tree, PutOptions(tokens, ttl_s, None, cost_ms, agent, parent=parent), deadline)
         return put.wait(max(0.0, deadline - time.monotonic())) if wait else put
 
     def reserve(self, spec: Any, *, timeout_s: float | None = None) -> Reservation:

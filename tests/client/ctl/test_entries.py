@@ -72,7 +72,7 @@ ENTRY = {
     "key": "ab" * 32,
     "namespace": "ab" * 8,
     "payload_bytes": 2 << 30,
-    "span_bytes": (2 << 30) + 128,
+    "span_bytes": (2 << 30) + 192,
     "tree_bytes": 65_472,
     "tokens": 1_000_000,
     "uses": 999_999_999,
@@ -85,10 +85,25 @@ ENTRY = {
 }
 
 
+def test_show_and_why_name_the_parent_and_count_the_children(daemon: Daemon, ctl: Ctl) -> None:
+    first, second = KEYS[:2]
+    with daemon.client() as client:
+        client.put(first, 1, wait=True)
+        client.put(second, 2, parent=first, wait=True)
+    for command in ("show", "why"):
+        assert "1 child" in ctl(command, first.hex()).out
+    assert "the chain begins here" in ctl("show", first.hex()).out
+    assert first.hex() in ctl("show", second.hex()).out
+    assert json.loads(ctl("show", "--json", second.hex()).out)["entry"]["parent"] == first.hex()
+    assert "chain" not in entry_text(ENTRY, 1072.0), "an entry without parent and children"
+
+
 @pytest.mark.parametrize("now", [1000.0, 1072.0, 1e9])
 def test_entries_fit_100_columns_whatever_is_in_them(now: float) -> None:
     assert max(map(len, entries_text([ENTRY], now).splitlines())) <= WIDTH
     assert max(map(len, entry_text(ENTRY, now).splitlines())) <= WIDTH
+    linked = {**ENTRY, "parent": "cd" * 32, "children": 1_000_000}
+    assert max(map(len, entry_text(linked, now).splitlines())) <= WIDTH
 
 
 def test_ages_and_ends_are_counted_from_now() -> None:

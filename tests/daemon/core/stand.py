@@ -57,7 +57,7 @@ from tensord.shm.prefix import PrefixRecord, Tokens
 from .blocks import BLOCK, TAG, Block, block, name, query, text
 
 UNIX_AT_ZERO_S = 1_000_000.0
-SPAN = 192  # ring bytes of a payload of 64, its header included
+SPAN = 256  # ring bytes of a payload of 64, its header included
 
 
 def key(number: int, tag: bytes = b"namespac", generation: int = 0) -> bytes:

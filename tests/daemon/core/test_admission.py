@@ -15,8 +15,8 @@ from .stand import SPAN, Make, key
     ("limits", "size", "more", "code", "says"),
     [
         ({"object_bytes_max": 1000}, 1001, {}, "ObjectTooLarge", "1001 bytes, .*max is 1000"),
-        ({}, 4096, {}, "ObjectTooLarge", "4096 bytes take 4224 in the ring, and ring_bytes is 4096"),
-        ({"max_bytes": 1024}, 960, {}, "ObjectTooLarge", "take 1088 .* max_bytes is 1024"),
+        ({}, 4096, {}, "ObjectTooLarge", "4096 bytes take 4288 in the ring, and ring_bytes is 4096"),
+        ({"max_bytes": 1024}, 960, {}, "ObjectTooLarge", "take 1152 .* max_bytes is 1024"),
         ({"max_tokens": 9}, 64, {"tokens": 10}, "LimitReached", "10 tokens, and max_tokens is 9"),
     ],
 )

@@ -11,7 +11,7 @@ from tensord.daemon.core.budget import RingBudget
 from tensord.daemon.core.entries import SpanEntry
 from tensord.shm.allocator import SpanAllocator
 from tensord.shm.index import IndexWriter
-from tensord.shm.layout import IndexGeometry, span_id
+from tensord.shm.layout import SPAN_HEADER_BYTES, IndexGeometry, span_id
 
 from .stand import key
 
@@ -28,10 +28,10 @@ class Ring:
 
     def take(self, number: int, size_bytes: int = 1024, tokens: int = 5) -> SpanEntry | None:
         """Allocates a span for a key, as a put does."""
-        reserved = self.spans.reserve(key(number), size_bytes, 16, size_bytes - 128)
+        reserved = self.spans.reserve(key(number), size_bytes, 16, size_bytes - SPAN_HEADER_BYTES)
         if reserved is None:
             return None
-        entry = SpanEntry(key(number), *reserved, size_bytes, size_bytes - 128, 16, tokens, UID, 0.0)
+        entry = SpanEntry(key(number), *reserved, size_bytes, size_bytes - SPAN_HEADER_BYTES, 16, tokens, UID, 0.0)
         self.spans.add(entry)
         self.spans.count_entry(entry)
         return entry

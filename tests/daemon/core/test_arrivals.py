@@ -71,16 +71,16 @@ def test_a_client_that_sends_the_first_byte_of_many_puts_takes_room_for_no_more_
 ) -> None:
     stand = make(64 * 1024, announced_bytes_max=4096, announced_uid_bytes_max=8192)
     for number in range(63):
-        stand.put(number, 896)
+        stand.put(number, 832)
     for number in range(100, 120):
         stand.commit(2, number, key(number), 2001)
         stand.part(2, number, 1, last=False)
     stand.settle()
-    # Two of 2,000 bytes that have not come, each with a header in room of 2,176.
+    # Two of 2,000 bytes that have not come, each with a header in room of 2,240.
     assert len(stand.stored()) >= 63 - 6
     assert stand.store.status()["announced_bytes"] == 4000
     # Another client's put waits for none of them.
-    assert stand.put(50, 896, client=1) in ("stored", "existed")
+    assert stand.put(50, 832, client=1) in ("stored", "existed")
     # Each that comes lets the next one in.
     stand.part(2, 100, 2000, last=True)
     stand.settle()

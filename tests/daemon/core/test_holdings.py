@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from tensord.daemon.core.holdings import Capacity, Holding, Holdings
 from tensord.daemon.policy.registry import POLICIES
+from tensord.shm.layout import SPAN_HEADER_BYTES
 
 from .stand import SPAN, Make, Stand, key
 from .test_recovery import restart
@@ -96,7 +97,7 @@ def test_a_large_put_of_a_uid_over_its_share_takes_a_window_of_its_own_entries(m
         stand.put(number, client=2)
     for number in range(1000, 1056):
         stand.put(number, client=1)
-    assert stand.put(2000, 20 * SPAN - 128, client=1) == "stored"
+    assert stand.put(2000, 20 * SPAN - SPAN_HEADER_BYTES, client=1) == "stored"
     assert set(range(8)) <= stand.stored()
 
 
@@ -106,7 +107,7 @@ def test_a_large_put_over_many_small_entries_takes_several_rounds(make: Make) ->
         stand.put(number, client=2)
     for number in range(1000, 2192):
         stand.put(number, client=1)
-    assert stand.put(5000, 700 * SPAN - 128, client=1) == "stored"
+    assert stand.put(5000, 700 * SPAN - SPAN_HEADER_BYTES, client=1) == "stored"
     assert set(range(8)) <= stand.stored()
 
 

@@ -10,11 +10,12 @@ from tensord.daemon.core.moving import BURST_S, ROUND_S, TIME_SHARE, MovingTime
 from tensord.daemon.policy.registry import POLICIES
 from tensord.errors import Corrupt
 from tensord.ipc import messages
+from tensord.shm.layout import SPAN_HEADER_BYTES
 
 from .stand import SPAN, Make, Stand, key
 from .test_recovery import restart
 
-LARGE = 2 * SPAN - 128
+LARGE = 2 * SPAN - SPAN_HEADER_BYTES
 
 
 def holed(make: Make) -> Stand:
@@ -185,7 +186,7 @@ def test_large_and_small_puts_in_turn_lose_nothing_that_is_hotter_than_what_went
     stand = make(64 * SPAN, policy=policy)
     for number in range(200):
         cells = (1, 5, 2, 9)[number % 4]
-        assert stand.put(number, cells * SPAN - 128) == "stored"
+        assert stand.put(number, cells * SPAN - SPAN_HEADER_BYTES) == "stored"
     assert stand.store.status()["moves"] > 0
     used = stand.store.memory.ring.used_bytes
     assert used > 0.85 * 64 * SPAN, "holes are filled"

@@ -6,6 +6,7 @@ from tensord.daemon.core.events import Tick
 from tensord.daemon.core.intake import SERVED_MAX
 from tensord.errors import BadTree
 from tensord.ipc import messages
+from tensord.shm.layout import SPAN_HEADER_BYTES
 
 from .stand import SPAN, Make, key
 
@@ -206,7 +207,7 @@ def test_without_acks_a_sender_gets_only_the_outcome_of_its_put(make: Make) -> N
 
 
 def test_puts_that_waited_for_room_are_placed_some_at_a_time_in_their_order(make: Make) -> None:
-    wide = 300 * SPAN - 128
+    wide = 300 * SPAN - SPAN_HEADER_BYTES
     stand = make(400 * SPAN)
     assert stand.put(0, wide) == "stored"
     stand.commit(1, 1, key(1), wide)

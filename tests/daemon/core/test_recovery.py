@@ -11,11 +11,9 @@ from tensord.daemon.core.recovery import Recovered
 from tensord.ipc import messages
 from tensord.shm.allocator import SpanAllocator
 from tensord.shm.index import IndexWriter
-from tensord.shm.layout import SLOT_BYTES, SLOT_WORDS
+from tensord.shm.layout import SLOT_BYTES, SLOT_WORDS, SPAN_HEADER_BYTES, span_bytes
 
-from .stand import Make, Stand, View, key
-
-SPAN = 192
+from .stand import SPAN, Make, Stand, View, key
 
 
 def restart(stand: Stand, *, epoch: int = 2, now: float = 0.0) -> None:
@@ -165,7 +163,7 @@ def test_a_put_unfinished_at_a_restart_publishes_nothing_and_its_span_is_freed()
     stand.copy()
     restart(stand)
     assert stand.stored() == {1}
-    assert stand.store.memory.ring.used_bytes == SPAN + 384
+    assert stand.store.memory.ring.used_bytes == SPAN + span_bytes(200)
     stand.pass_time(0.1)
     assert stand.store.memory.ring.used_bytes == SPAN
     finish(stand)
@@ -199,7 +197,7 @@ def test_entries_go_in_the_order_of_their_creation() -> None:
     stand.put(1)
     first = stand.find(key(1))
     assert first is not None
-    assert first.offset == 128, "the newest stands first in the ring"
+    assert first.offset == SPAN_HEADER_BYTES, "the newest stands first in the ring"
     restart(stand, now=10.0)
     stand.put(5)
     assert stand.stored() == {1, 2, 3, 5}
@@ -324,12 +322,13 @@ def test_a_new_span_never_gets_the_id_of_a_damaged_slot() -> None:
     stand.join(1)
     stand.put(1)
     for counter in (1, 2, 4):
-        offset = 4 * SPAN * counter
+        offset = 3 * SPAN * counter
         liar = stand.index.reserve(key(90 + counter), 2 << 48 | counter, offset, 16, 64)
         assert liar is not None
         stand.index.publish(liar)
         # A reader that found it before the restart.
-        stand.views.append(View(2 << 48 | counter, offset + 128, bytes(stand.bytes[offset + 128 : offset + 192])))
+        start = offset + SPAN_HEADER_BYTES
+        stand.views.append(View(2 << 48 | counter, start, bytes(stand.bytes[start : start + 64])))
     restart(stand)
     for number in range(2, 8):
         assert stand.put(number) == "stored"

@@ -48,13 +48,13 @@ def test_status_and_entry_say_what_is_there(make: Make) -> None:
     entry = stand.store.entry(key(1))
     assert entry is not None
     assert entry["key"] == key(1).hex()
-    assert (entry["payload_bytes"], entry["span_bytes"], entry["tokens"]) == (100, 256, 5)
+    assert (entry["payload_bytes"], entry["span_bytes"], entry["tokens"]) == (100, 320, 5)
     assert entry["uses"] == 2
     assert entry["used_unix_s"] == UNIX_AT_ZERO_S + 4
     assert entry["expires_unix_s"] == UNIX_AT_ZERO_S + 13
     status = stand.store.status()
-    assert (status["entries"], status["tokens"], status["used_bytes"]) == (1, 5, 256)
-    assert status["largest_free_bytes"] == 4096 - 256
+    assert (status["entries"], status["tokens"], status["used_bytes"]) == (1, 5, 320)
+    assert status["largest_free_bytes"] == 4096 - 320
     assert (status["hits"], status["hits_unknown"], status["misses"]) == (3 + 7, 1, 2), "a lost record was a hit"
     assert status["log_lost"] == 7
     assert status["puts"] == {"stored": 1}

@@ -10,12 +10,13 @@ from tensord.daemon.core.host_memory import Pressed
 from tensord.daemon.core.recovery import Recovered
 from tensord.ipc import messages
 from tensord.shm.allocator import SpanAllocator
+from tensord.shm.layout import SPAN_HEADER_BYTES
 
-from .stand import Stand, key
+from .stand import SPAN, Stand, key
 
 PAGE = 256
 RING = 64 * PAGE
-PAYLOAD = 4 * PAGE - 128  # with its header: four times PAGE
+PAYLOAD = 4 * PAGE - SPAN_HEADER_BYTES  # with its header: four times PAGE
 
 
 def full() -> Stand:
@@ -61,7 +62,7 @@ def test_no_entry_goes_while_holes_are_still_on_their_way_out() -> None:
     stand = Stand(200 * PAGE, page_bytes=PAGE)
     stand.join(1)
     for number in range(100):
-        assert stand.put(number, 2 * PAGE - 128) == "stored"
+        assert stand.put(number, 2 * PAGE - SPAN_HEADER_BYTES) == "stored"
     stand.send(1, messages.Evict(1, [key(number) for number in range(0, 100, 2)]))
     stand.settle()
     stand.press(110 * PAGE)
@@ -73,7 +74,7 @@ def test_no_entry_goes_while_holes_are_still_on_their_way_out() -> None:
 def test_small_entries_go_with_their_neighbours_so_that_whole_pages_come_free() -> None:
     stand = Stand(RING, page_bytes=PAGE)
     stand.join(1)
-    for number in range(64 * PAGE // 192):
+    for number in range(64 * PAGE // SPAN):
         assert stand.put(number) == "stored"
     for number in range(0, 64, 2):
         stand.send(1, messages.Touch(1, [key(number)]))
@@ -81,7 +82,7 @@ def test_small_entries_go_with_their_neighbours_so_that_whole_pages_come_free() 
     stand.press(RING - 8 * PAGE)
     status = stand.store.status()
     assert status["withdrawn_bytes"] == 8 * PAGE
-    assert before - len(stand.stored()) <= 8 * PAGE // 192 + 2, "entries went for pages that never came free"
+    assert before - len(stand.stored()) <= 8 * PAGE // SPAN + 2, "entries went for pages that never came free"
     stand.check()
 
 
@@ -93,7 +94,7 @@ def test_a_limit_that_is_lifted_is_regrown() -> None:
     limit(stand, RING)
     status = stand.store.status()
     assert (status["resident_bytes"], status["withdrawn_extents"]) == (RING, 0)
-    assert stand.put(100, RING - 5 * 4 * PAGE - 128) == "stored"
+    assert stand.put(100, RING - 5 * 4 * PAGE - SPAN_HEADER_BYTES) == "stored"
     assert stand.stored() == {11, 12, 13, 14, 15, 100}
     stand.check()
 
@@ -107,7 +108,7 @@ def test_a_put_that_a_raised_limit_has_room_for_costs_nobody_an_entry() -> None:
     assert stand.stored() == survivors, "scattered, so that what comes back first are the gaps between them"
     limit(stand, 40 * PAGE)
     assert stand.store.memory.ring.largest_free_bytes < 16 * PAGE
-    assert stand.put(100, 16 * PAGE - 128) == "stored"
+    assert stand.put(100, 16 * PAGE - SPAN_HEADER_BYTES) == "stored"
     assert stand.stored() == survivors | {100}
     assert stand.store.status()["resident_bytes"] == 40 * PAGE
     stand.check()
@@ -118,8 +119,8 @@ def test_a_put_waits_for_pages_on_their_way_back_and_costs_nobody_an_entry() -> 
     limit(stand, 20 * PAGE)
     before = stand.stored()
     stand.send(2, messages.Limit(99, RING))
-    stand.commit(1, 50, key(100), 16 * PAGE - 128)
-    stand.part(1, 50, 16 * PAGE - 128, last=True)
+    stand.commit(1, 50, key(100), 16 * PAGE - SPAN_HEADER_BYTES)
+    stand.part(1, 50, 16 * PAGE - SPAN_HEADER_BYTES, last=True)
     stand.settle()
     assert stand.ended(1, 50) == "stored"
     assert stand.stored() == before | {100}
@@ -149,7 +150,7 @@ def test_a_put_that_fits_the_limit_finds_room_between_withdrawn_pages(size: int)
         stand.send(1, messages.Touch(1, [key(number)]))
     limit(stand, 20 * PAGE)
     for number in range(100, 112):
-        assert stand.put(number, size * PAGE - 128) == "stored"
+        assert stand.put(number, size * PAGE - SPAN_HEADER_BYTES) == "stored"
         assert stand.store.status()["resident_bytes"] <= 20 * PAGE
         stand.check()
 
@@ -160,8 +161,8 @@ def test_the_limit_holds_at_every_moment_of_an_exchange() -> None:
         stand.send(1, messages.Touch(1, [key(number)]))
     limit(stand, 20 * PAGE)
     exchanges = 0
-    stand.commit(1, 500, key(500), 18 * PAGE - 128)
-    stand.part(1, 500, 18 * PAGE - 128, last=True)
+    stand.commit(1, 500, key(500), 18 * PAGE - SPAN_HEADER_BYTES)
+    stand.part(1, 500, 18 * PAGE - SPAN_HEADER_BYTES, last=True)
     for _ in range(1000):
         assert stand.store.status()["resident_bytes"] <= 20 * PAGE
         if stand.scans:
@@ -272,9 +273,9 @@ def test_puts_are_refused_in_an_emergency_and_accepted_after_it() -> None:
 def test_a_put_over_the_limit_of_pressure_is_refused_with_under_pressure() -> None:
     stand = full()
     stand.press(8 * PAGE)
-    assert stand.put(900, 12 * PAGE - 128) == "UnderPressure"
+    assert stand.put(900, 12 * PAGE - SPAN_HEADER_BYTES) == "UnderPressure"
     assert stand.stored() == {14, 15}, "it costs nobody an entry"
-    assert stand.put(901, 8 * PAGE - 128) == "stored"
+    assert stand.put(901, 8 * PAGE - SPAN_HEADER_BYTES) == "stored"
     stand.check()
 
 

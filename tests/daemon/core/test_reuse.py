@@ -5,7 +5,7 @@ from __future__ import annotations
 from tensord.daemon.core.events import Accessed, HoldersCounted
 from tensord.ipc import messages
 
-from .stand import Stand, key
+from .stand import SPAN, Stand, key
 
 
 def told(stand: Stand, number: int) -> tuple[int, int]:
@@ -33,7 +33,7 @@ def test_the_index_shows_every_use_and_every_change_of_holders() -> None:
 
 
 def test_shown_uses_stay_with_a_republished_victim_and_end_with_its_span() -> None:
-    stand = Stand(192)
+    stand = Stand(SPAN)
     stand.join(1)
     stand.put(1)
     view = stand.pin(1)

@@ -14,6 +14,7 @@ from tensord.daemon.core.room import VICTIMS_MAX
 from tensord.daemon.core.windows import Windows
 from tensord.daemon.policy.registry import POLICIES
 from tensord.ipc import messages
+from tensord.shm.layout import SPAN_HEADER_BYTES
 from tensord.shm.window import Window
 
 from .blocks import name
@@ -77,11 +78,11 @@ def test_a_refused_put_costs_nobody_an_entry(make: Make) -> None:
     for number in (0, 3, 6):
         stand.pin(number)
     before = stand.stored()
-    assert stand.put(20, 3 * SPAN - 128) == "StoreFull", "three in a row, and each third pinned"
+    assert stand.put(20, 3 * SPAN - SPAN_HEADER_BYTES) == "StoreFull", "three in a row, and each third pinned"
     assert stand.stored() == before
     assert stand.put(21, tokens=15) == "StoreFull", "6 of 20 tokens stay"
     assert stand.stored() == before
-    assert stand.put(22, 2 * SPAN - 128, tokens=3) == "stored"
+    assert stand.put(22, 2 * SPAN - SPAN_HEADER_BYTES, tokens=3) == "stored"
 
 
 def test_a_large_put_evicts_only_the_coldest_wherever_they_lie(make: Make) -> None:
@@ -93,7 +94,7 @@ def test_a_large_put_evicts_only_the_coldest_wherever_they_lie(make: Make) -> No
         assert used is not None
         stand.do(Accessed([used.span_id]))
     # 4 and 5 are the coldest, and then 0, which stands elsewhere.
-    assert stand.put(20, 3 * SPAN - 128) == "stored"
+    assert stand.put(20, 3 * SPAN - SPAN_HEADER_BYTES) == "stored"
     assert stand.stored() == {1, 2, 3, 6, 7, 8, 20}
 
 
@@ -105,7 +106,7 @@ def test_a_large_put_evicts_only_the_coldest_though_each_lies_beside_a_warm_entr
         used = stand.find(key(number))
         assert used is not None
         stand.do(Accessed([used.span_id]))
-    assert stand.put(20, 2 * SPAN - 128) == "stored"
+    assert stand.put(20, 2 * SPAN - SPAN_HEADER_BYTES) == "stored"
     assert stand.stored() == {1, 2, 3, 5, 6, 7, 20}
 
 
@@ -113,7 +114,7 @@ def test_a_window_wider_than_a_round_is_opened_in_rounds(make: Make) -> None:
     stand = make(600 * SPAN, object_bytes_max=600 * SPAN)
     for number in range(600):
         stand.put(number)
-    assert stand.put(1000, 590 * SPAN - 128) == "stored"
+    assert stand.put(1000, 590 * SPAN - SPAN_HEADER_BYTES) == "stored"
     assert len(stand.stored()) == 11
 
 
@@ -125,7 +126,7 @@ def test_a_window_goes_on_where_it_was_begun(make: Make) -> None:
         used = stand.find(key(number))
         assert used is not None
         stand.do(Accessed([used.span_id]))
-    assert stand.put(1000, 560 * SPAN - 128) == "stored"
+    assert stand.put(1000, 560 * SPAN - SPAN_HEADER_BYTES) == "stored"
     assert len(stand.stored()) == 41, "begun around 300, and anew around 599, it takes them all"
 
 
@@ -148,7 +149,7 @@ def test_a_window_of_several_rounds_is_looked_for_once(make: Make, monkeypatch: 
         return cheapest(windows, anchors)
 
     monkeypatch.setattr(Windows, "cheapest", counted)
-    assert stand.put(1000, 400 * SPAN - 128) == "stored"
+    assert stand.put(1000, 400 * SPAN - SPAN_HEADER_BYTES) == "stored"
     assert len(stand.stored()) == 201
     assert searched == [600]
 
@@ -164,7 +165,7 @@ def test_a_window_of_several_rounds_is_given_up_once_an_entry_of_it_is_in_use(ma
         used = stand.find(key(number))
         assert used is not None
         stand.do(Accessed([used.span_id]))
-    size_bytes = 400 * SPAN - 128
+    size_bytes = 400 * SPAN - SPAN_HEADER_BYTES
     stand.commit(1, 1, key(2000), size_bytes)
     stand.part(1, 1, size_bytes, last=True)
     stand.scan()
@@ -210,7 +211,7 @@ def test_a_window_is_found_between_scattered_pins(make: Make) -> None:
         stand.put(number)
     for number in [*range(0, 50, 2), 58]:
         stand.pin(number)
-    assert stand.put(100, 7 * SPAN - 128) == "stored"
+    assert stand.put(100, 7 * SPAN - SPAN_HEADER_BYTES) == "stored"
     assert set(range(0, 50, 2)) <= stand.stored()
 
 

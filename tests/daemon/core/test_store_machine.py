@@ -110,6 +110,7 @@ class AnyOrder(RuleBasedStateMachine):
         tokens=st.integers(0, 12),
         ttl_s=st.sampled_from([None, None, 3.0, 50.0]),
         under_claim=st.booleans(),
+        parent=st.none() | NUMBERS,
     )
     def commit(
         self,
@@ -119,6 +120,7 @@ class AnyOrder(RuleBasedStateMachine):
         tokens: int,
         ttl_s: float | None,
         under_claim: bool,
+        parent: int | None,
     ) -> None:
         client = self.some_client(data)
         tokens_held = [
@@ -140,14 +142,18 @@ class AnyOrder(RuleBasedStateMachine):
             tokens=tokens,
             ttl_s=ttl_s,
             claim=claim,
+            parent=None if parent is None else self.key(parent),
         )
 
-    def put(self, data: st.DataObject, number: int, cells: int, tokens: int, pieces: int = 1) -> None:
+    def put(
+        self, data: st.DataObject, number: int, cells: int, tokens: int, pieces: int = 1, parent: int | None = None
+    ) -> None:
         client = self.some_client(data)
         self.requests += 1
         self.commits.add((client, self.requests))
         self.parts_sent[client, self.requests] = pieces
-        self.stand.commit(client, self.requests, self.key(number), cells * 100, tokens=tokens)
+        before = None if parent is None else self.key(parent)
+        self.stand.commit(client, self.requests, self.key(number), cells * 100, tokens=tokens, parent=before)
         for piece in range(pieces):
             size = cells * 100 // pieces if piece < pieces - 1 else cells * 100 - cells * 100 // pieces * piece
             self.stand.part(client, self.requests, size, last=piece == pieces - 1)
@@ -213,6 +219,15 @@ class AnyOrder(RuleBasedStateMachine):
     def put_sequence(self, data: st.DataObject, words: list[int], settles: bool) -> None:
         for end in range(len(words)):
             self.put_block(data, words[: end + 1], 0, settles, 1)
+
+    @rule(data=st.data(), numbers=st.permutations(range(5)), length=st.integers(2, 4), settles=st.booleans())
+    def put_chain(self, data: st.DataObject, numbers: list[int], length: int, settles: bool) -> None:
+        parent = None
+        for number in numbers[:length]:
+            self.put(data, number, 1, 0, parent=parent)
+            parent = number
+            if settles:
+                self.stand.settle()
 
     @rule(data=st.data(), words=WORDS)
     def match(self, data: st.DataObject, words: list[int]) -> None:
@@ -434,6 +449,14 @@ class AnyOrder(RuleBasedStateMachine):
             shown = {slot.key for slot in self.stand.index.slots() if slot.published}
             for words, key in SEQUENCES.items():
                 assert key not in shown or len(words) == 1 or SEQUENCES[words[:-1]] in shown, words
+
+    @invariant()
+    def no_child_is_shown_without_its_parent(self) -> None:
+        if hasattr(self, "stand"):
+            shown = {slot.key: slot for slot in self.stand.index.slots() if slot.published}
+            for key, slot in shown.items():
+                parent = self.stand.headers[slot.offset].parent
+                assert parent is None or parent in shown, key
 
     @invariant()
     def budgets_hold(self) -> None:

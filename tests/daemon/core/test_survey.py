@@ -13,6 +13,7 @@ from tensord.daemon.core import survey, unevictable
 from tensord.daemon.core.entries import EntryState
 from tensord.daemon.core.events import Scanned, Tick
 from tensord.daemon.core.survey import Survey
+from tensord.shm.layout import SPAN_HEADER_BYTES
 
 from .stand import SPAN, Make, Stand, key
 
@@ -102,8 +103,8 @@ def test_a_put_finds_the_one_gap_between_many_pins(make: Make, few: int) -> None
     for number in range(40):
         if number not in (20, 21, 22):
             stand.pin(number)
-    stand.commit(1, 1, key(100), 3 * SPAN - 128)
-    stand.part(1, 1, 3 * SPAN - 128, last=True)
+    stand.commit(1, 1, key(100), 3 * SPAN - SPAN_HEADER_BYTES)
+    stand.part(1, 1, 3 * SPAN - SPAN_HEADER_BYTES, last=True)
     while not stand.copies:
         step(stand)
     stand.copy()

@@ -13,6 +13,7 @@ import pytest
 from tensord.daemon.core.events import Accessed, Drained
 from tensord.daemon.policy.registry import POLICIES
 from tensord.ipc import messages
+from tensord.shm.layout import SPAN_HEADER_BYTES
 
 from .stand import SPAN, Stand, key
 
@@ -107,7 +108,7 @@ def test_a_repeated_put_is_protected_like_a_new_entry(stand: Stand) -> None:
             ask(stand, number)
 
     beside_use(10_000, 2 * RING)
-    large_bytes = RING // 20 * SPAN - 128
+    large_bytes = RING // 20 * SPAN - SPAN_HEADER_BYTES
     assert stand.put(100_000, large_bytes) == "stored"
     beside_use(20_000, RING // 20)
     assert stand.put(100_000, large_bytes) == "existed"

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from tensord.daemon.core.effects import Effect as StoreEffect
 from tensord.daemon.core.host_memory import HostHolds, Pressed
 from tensord.ipc.modes import HOST_GAUGE, Mode
+from tensord.shm.layout import SPAN_HEADER_BYTES
 
 from ..stand import Stand as StoreStand
 from .stand import MIB, Stand
@@ -37,7 +38,7 @@ class Machine:
         self.store = Store(RING, page_bytes=4096)
         self.store.join(1)
         for number in range(ENTRIES):
-            assert self.store.put(number, MIB - 128) == "stored"
+            assert self.store.put(number, MIB - SPAN_HEADER_BYTES) == "stored"
         self.others = 0
         self._carried_out = 0
 
@@ -80,7 +81,7 @@ def test_a_host_that_was_full_is_left_with_a_whole_ring_again(others: int) -> No
     machine.read(8)
     assert machine.governor.mode(HOST_GAUGE) is Mode.RELAXED
     assert machine.is_unpressed()
-    assert machine.store.put(99, MIB - 128) == "stored"
+    assert machine.store.put(99, MIB - SPAN_HEADER_BYTES) == "stored"
     machine.check()
 
 
@@ -91,7 +92,7 @@ def test_pressure_on_a_ring_that_could_give_nothing_back_ends() -> None:
     machine.others = 82 * MIB
     machine.read(6)
     assert machine.governor.press.refuse
-    assert machine.store.put(99, MIB - 128) == "UnderPressure"
+    assert machine.store.put(99, MIB - SPAN_HEADER_BYTES) == "UnderPressure"
     machine.others = 10 * MIB
     machine.read(8)
     assert machine.is_unpressed()

@@ -1,0 +1,150 @@
+"""Chains: entries that name their parent by its key. No entry is found without its parent, also after a restart."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+import tensord
+from tensord.client.core import puts
+from tensord.errors import BadKey, BadPrefix, ParentGone
+
+from ..daemon_process import MIB, PATIENCE_S, Daemon, until
+from .payloads import is_payload, key, payload
+
+CHAINS = 20
+LENGTH = 12
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[Daemon]:
+    with Daemon(ring_bytes=64 * MIB) as running:
+        yield running.start()
+
+
+def chain(number: int, length: int = LENGTH) -> list[int]:
+    """The numbers of a chain's entries, the first one first."""
+    return [1000 * number + at for at in range(length)]
+
+
+def put_chain(client: tensord.Client, numbers: list[int], size_bytes: int = 16 << 10) -> list[tensord.Put]:
+    """Puts a chain in order, without waiting."""
+    parent = None
+    sent = []
+    for number in numbers:
+        sent.append(client.put(key(number), payload(number, size_bytes), parent=parent, timeout_s=PATIENCE_S))
+        parent = key(number)
+    return sent
+
+
+def stored(client: tensord.Client, numbers: list[int]) -> list[bool]:
+    return [client.contains(key(number)) for number in numbers]
+
+
+def test_a_chain_is_put_without_waiting_and_read_by_its_keys(daemon: Daemon) -> None:
+    with daemon.client() as client:
+        assert [put.wait(PATIENCE_S).state for put in put_chain(client, chain(1, 40))] == ["stored"] * 40
+        for number in chain(1, 40):
+            with client.get(key(number)) or pytest.fail(f"{number} is not stored") as lease:
+                assert is_payload(lease.tree, number)
+        assert client.evict(key(1010))
+        until(lambda: stored(client, chain(1, 40)) == [True] * 10 + [False] * 30, "the descendants to end")
+
+
+def test_a_put_without_its_parent_is_refused_with_the_reason(daemon: Daemon) -> None:
+    with daemon.client() as client:
+        lonely = client.put(key(2001), payload(1), parent=key(2000), wait=True)
+        assert (lonely.state, type(lonely.error)) == ("refused", ParentGone)
+        other = client.put(key(2001), payload(1), parent=b"another." + bytes(24), wait=True)
+        assert (other.state, type(other.error)) == ("refused", BadPrefix)
+        with pytest.raises(BadKey):
+            client.put(key(2001), payload(1), parent=b"short")
+
+
+def test_reservations_and_the_asynchronous_client_put_chains_too(daemon: Daemon) -> None:
+    async def put() -> str:
+        async with tensord.AsyncClient(daemon.socket) as client:
+            return (await client.put(key(3001), payload(3001), parent=key(3000), wait=True)).state
+
+    with daemon.client() as client:
+        assert client.put(key(3000), payload(3000), wait=True).state == "stored"
+        assert asyncio.run(put()) == "stored"
+        reserved = client.reserve(tensord.Spec((100,), "uint64"))
+        reserved.tree[:] = payload(3002, 800)
+        assert reserved.commit(key(3002), parent=key(3001), wait=True).state == "stored"
+        client.evict(key(3000))
+        until(lambda: not any(stored(client, [3000, 3001, 3002])), "the whole chain to end")
+
+
+@pytest.mark.parametrize("large", [0, 1], ids=["a large parent", "a large child"])
+def test_payloads_written_in_place_are_links_of_a_chain_as_any(
+    daemon: Daemon, large: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(puts, "IN_PLACE_BYTES", MIB)
+    numbers = chain(4 + large, 3)
+    with daemon.client() as client:
+        sent, parent = [], None
+        for at, number in enumerate(numbers):
+            size_bytes = 4 * MIB if at == large else 4 << 10
+            sent.append(client.put(key(number), payload(number, size_bytes), parent=parent, timeout_s=PATIENCE_S))
+            parent = key(number)
+        assert [put.wait(PATIENCE_S).state for put in sent] == ["stored"] * 3
+        client.evict(key(numbers[0]))
+        until(lambda: not any(stored(client, numbers)), "the whole chain to end")
+
+
+@pytest.mark.parametrize("end", ["kill", "terminate"])
+def test_the_next_daemon_knows_the_links_of_all_chains(end: str) -> None:
+    with Daemon(ring_bytes=16 * MIB) as daemon:
+        client = daemon.start().client(timeout_s=PATIENCE_S)
+        for number in range(CHAINS):
+            assert [put.wait(PATIENCE_S).state for put in put_chain(client, chain(number))] == ["stored"] * LENGTH
+        for _ in range(2):
+            getattr(daemon, end)()
+            daemon.start()
+            assert client.wait_connected(PATIENCE_S)
+        assert daemon.store("chain_blocks") == CHAINS * (LENGTH - 1)
+        assert daemon.store("found_corrupt") == 0
+        for number in range(CHAINS):
+            assert all(stored(client, chain(number)))
+        # The links are known: a chain ends with its first entry, and goes on after its last one.
+        client.evict(key(0))
+        until(lambda: not any(stored(client, chain(0))), "the whole chain to end")
+        last = chain(1)[-1]
+        assert client.put(key(999_999), payload(1), parent=key(last), wait=True).state == "stored"
+        # The ring is filled five times over: entries go from the ends of their chains.
+        for number in range(2000, 2000 + 5 * 16 * MIB // (256 << 10)):
+            client.put(key(number), np.zeros(256 << 10, np.uint8), wait=True, timeout_s=PATIENCE_S)
+            if number % 20 == 0:
+                whole(client)
+        whole(client)
+        client.close()
+
+
+def test_a_daemon_killed_among_puts_of_chains_leaves_none_without_its_parent() -> None:
+    with Daemon(ring_bytes=4 * MIB) as daemon:
+        client = daemon.start().client(timeout_s=PATIENCE_S)
+        for round_ in range(4):
+            sent = [put for number in range(CHAINS) for put in put_chain(client, chain(number))]
+            sent[(round_ + 1) * len(sent) // 6].wait(PATIENCE_S)
+            daemon.kill()
+            daemon.start()
+            assert client.wait_connected(PATIENCE_S)
+            for put in sent:
+                put.wait(PATIENCE_S)
+            whole(client)
+            assert daemon.store("found_corrupt") == 0
+        client.close()
+
+
+def whole(client: tensord.Client) -> None:
+    """No entry of a chain is found without its parent. The children are looked up first: entries end meanwhile."""
+    for number in range(CHAINS):
+        numbers = chain(number)
+        there = dict(zip(reversed(numbers), stored(client, numbers[::-1]), strict=True))
+        for parent, child in pairwise(numbers):
+            assert there[parent] or not there[child], f"{child} is found, and its parent {parent} is not"
