@@ -81,7 +81,8 @@ class PageExchange:
         """Stores pages. Returns when the daemon has answered for all of them, or does not answer in time.
 
         Args:
-            parents: for each page the key of the page before it in its sequence, None if unknown.
+            parents: for each page the key of the page before it in its sequence, None if unknown. A page is evicted
+                before its parent, and ends with it.
 
         Returns:
             For each page whether it is stored. The memory of `pages` may change from then on.
@@ -90,12 +91,16 @@ class PageExchange:
             return [self.contains(key) for key in keys]
         deadline = time.monotonic() + STORE_S_MAX
         puts: list[Put | None] = []
+        put_now: set[bytes] = set()
         for key, parts, parent in zip(keys, pages, parents, strict=True):
             if self.contains(key):
                 puts.append(None)
                 continue
-            put = self._put(key, parts, parent)
+            # A page whose parent has left the ring begins a chain of its own. SGLang would not store the parent again.
+            known = parent is not None and (parent in put_now or self.contains(parent))
+            put = self._put(key, parts, parent if known else None)
             puts.append(put)
+            put_now.add(key)
             if put.state == "lost" or time.monotonic() > deadline:
                 break
         stored = [put is None or self._waited(put, deadline) for put in puts]
@@ -111,9 +116,7 @@ class PageExchange:
         return True
 
     def _put(self, key: bytes, parts: Sequence[Part], parent: bytes | None) -> Put:
-        # The daemon does not take the parent of an entry without tokens.
-        del parent
-        return self._client.put(key, list(parts), timeout_s=STALL_S)
+        return self._client.put(key, list(parts), parent=parent, timeout_s=STALL_S)
 
     def _waited(self, put: Put, deadline: float) -> bool:
         """Whether the put is stored. After a put without an answer in time, the others are not waited for."""

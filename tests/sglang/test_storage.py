@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from sglang.srt.mem_cache.hicache_storage import HiCacheStorageExtraInfo
 
 from tensord.client.sglang import TensordHiCacheStorage
 from tensord.errors import BadConfiguration
 
-from ..daemon_process import Daemon
+from ..daemon_process import PATIENCE_S, Daemon
 from ..processes import Child, Stage
 from .rank import LAYOUTS, PAGE, Rank, mha_pool, mla_pool, storage_config
 
@@ -57,7 +58,7 @@ def test_pages_are_shared_between_processes(daemon: Daemon, text: str) -> None:
     hashes, indices = rank.filled(text)
     assert all(rank.storage.batch_set_v1(hashes, indices))
     with Child(_read, daemon.socket, hashes) as child:
-        assert child.hear() == [rank.page(indices, number) for number in range(3)]
+        assert child.hear(4 * PATIENCE_S) == [rank.page(indices, number) for number in range(3)]
     rank.close()
 
 
@@ -189,3 +190,32 @@ def test_the_client_is_listed_by_the_name_of_model_and_rank(daemon: Daemon) -> N
     rank = Rank(daemon.socket, config={"tp_rank": 1, "tp_size": 2})
     assert "sglang tiny tp1 pp0 dp0" in [row["name"] for row in daemon.client_rows()]
     rank.close()
+
+
+def test_pages_leave_the_ring_last_first(ranks: tuple[Rank, Rank], text: str, daemon: Daemon) -> None:
+    first, second = ranks
+    hashes, indices = first.filled(text, 4)
+    head = HiCacheStorageExtraInfo(prefix_keys=[])
+    assert all(first.storage.batch_set_v1(hashes[:2], indices[: 2 * PAGE], head))
+    tail = HiCacheStorageExtraInfo(prefix_keys=hashes[:2])
+    assert all(first.storage.batch_set_v1(hashes[2:], indices[2 * PAGE :], tail))
+    client = daemon.client()
+    keys = second.storage._keys("kv", hashes)
+    # A lease on a page keeps those before it, and the end of one ends those after it.
+    lease = client.get(keys[1])
+    assert lease is not None
+    client.evict(keys[2])
+    assert second.storage.batch_exists(hashes) == 2
+    assert [client.contains(key) for key in keys] == [True, True, False, False]
+    lease.release()
+    client.evict(keys[0])
+    assert [client.contains(key) for key in keys] == [False] * 4
+
+
+def test_a_page_whose_predecessor_is_gone_is_stored(ranks: tuple[Rank, Rank], text: str, daemon: Daemon) -> None:
+    first, second = ranks
+    hashes, indices = first.filled(text, 3)
+    gone = HiCacheStorageExtraInfo(prefix_keys=hashes[:1])
+    assert all(first.storage.batch_set_v1(hashes[1:], indices[PAGE:], gone))
+    assert second.storage.batch_exists(hashes) == 0
+    assert second.storage.batch_exists(hashes[1:]) == 2
