@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from typing import Any, Final
 
 import torch
@@ -28,6 +29,7 @@ from .settings import StorageSettings
 TESTED: Final = "0.5.23"
 """The release of SGLang that tests run. Host pools and their pages differ between releases."""
 
+_log = logging.getLogger("tensord")
 _FORM: Final = 1
 """Version of the stored form of a page. Raise it whenever pages.py stores something else."""
 _GROUPS: Final = ("model", "exec", "lora", "mm", "spec")
@@ -47,7 +49,14 @@ _WITHOUT_EFFECT: Final = frozenset(
     }
 )
 """Arguments of these groups that do not change KV. An argument that is not listed here tells two engines apart."""
-_LOADED_ELSEWHERE: Final = frozenset({"dummy", "remote", "remote_instance", "presharded", "expert_pack"})
+_CONTENT_ELSEWHERE: Final = (
+    *("custom_weight_loader", "modelopt_checkpoint_restore_path", "decrypted_config_file", "quantization_param_path"),
+    *("kt_weight_path", "uno_lora_path", "forward_hooks"),
+)
+"""Arguments that name a file or code beside the model, which changes KV."""
+_LOADED_ELSEWHERE: Final = frozenset(
+    {"dummy", "remote", "remote_instance", "presharded", "expert_pack", "flash_rl", "private"}
+)
 """Load formats whose weights are not those in the model's folder."""
 
 
@@ -62,7 +71,8 @@ def engine_arguments() -> dict[str, Any]:
     except ValueError:
         return {}
     fields = namespace_of(type(given)).items()
-    return {name: resolution_result(given, name) for name, path in fields if path.split(".")[0] in _GROUPS}
+    wanted = [name for name, path in fields if path.split(".")[0] in _GROUPS or name in _CONTENT_ELSEWHERE]
+    return {name: resolution_result(given, name) for name in wanted}
 
 
 def refusal(config: Any, arguments: dict[str, Any]) -> str | None:
@@ -75,8 +85,11 @@ def refusal(config: Any, arguments: dict[str, Any]) -> str | None:
     import sglang
 
     draft = arguments.get("speculative_draft_model_path")
+    elsewhere = [name for name in _CONTENT_ELSEWHERE if arguments.get(name)]
     if sglang.__version__ != TESTED:
         return f"it is tested with SGLang {TESTED}, and this is {sglang.__version__}"
+    if elsewhere:
+        return f"no name covers what {', '.join(elsewhere)} refers to; start the engine without it"
     if config.dcp_size > 1:
         return "pages of decode context parallelism (dcp_size over 1) are not covered"
     if arguments.get("enable_lora") or arguments.get("lora_paths"):
@@ -107,8 +120,10 @@ def weights_name(config: Any, settings: StorageSettings, arguments: dict[str, An
         return settings.revision
     model = settings.model or arguments.get("model_path") or config.model_name
     load_format = str(arguments.get("load_format", "auto"))
-    if not model or load_format in _LOADED_ELSEWHERE:
-        raise Nameless(f"the weights (load format {load_format}) are in no folder; set tensord.revision")
+    cached = arguments.get("weight_cache_mode") not in (None, "off")
+    if not model or cached or load_format in _LOADED_ELSEWHERE:
+        how = "from a weight cache" if cached else f"load format {load_format}"
+        raise Nameless(f"the weights ({how}) are in no folder; set tensord.revision")
     loading_began_with_process(model)
     revision, folder = arguments.get("revision"), arguments.get("download_dir")
     weights = weights_fingerprint(model, revision, download_folder=folder, whole=True)
@@ -139,6 +154,9 @@ def namespace(
         # dp_rank is left out: the groups of data parallelism compute the same.
     }
     told = {name: described(value) for name, value in arguments.items() if name not in _WITHOUT_EFFECT}
+    odd = [name for name, value in told.items() if '{"unknown": ' in json.dumps(value)]
+    if odd:
+        _log.warning("tensord: the values of %s have no form to compare, so this engine shares with no other", odd)
     return Namespace(
         model="sglang kv",
         revision=f"{weights} {_digest([_FORM, layout, rank, told])}",

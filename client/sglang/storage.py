@@ -76,6 +76,7 @@ class TensordHiCacheStorage(HiCacheStorage):  # type: ignore[misc, unused-ignore
 
     Raises:
         BadConfiguration: a setting of tensord is unknown or has an invalid value.
+        UsageError: `tensord.socket` cannot be a socket's path.
     """
 
     def __init__(self, storage_config: HiCacheStorageConfig, kwargs: dict[str, Any] | None = None) -> None:
@@ -91,7 +92,8 @@ class TensordHiCacheStorage(HiCacheStorage):  # type: ignore[misc, unused-ignore
         self._ended = False
         self._errors: set[tuple[str, type]] = set()
         rank = f"tp{storage_config.tp_rank} pp{storage_config.pp_rank} dp{storage_config.dp_rank}"
-        self._exchange = PageExchange(settings.socket, f"sglang {storage_config.model_name or ''} {rank}"[:128])
+        shown = "".join(each if each.isprintable() else "?" for each in storage_config.model_name or "")
+        self._exchange = PageExchange(settings.socket, f"sglang {shown} {rank}"[:128])
         self._naming = threading.Thread(target=self._name, name="tensord-sglang-naming", daemon=True)
         if weights.watch(self):
             self._naming.start()
@@ -181,10 +183,10 @@ class TensordHiCacheStorage(HiCacheStorage):  # type: ignore[misc, unused-ignore
         self, keys: list[str], target_locations: Any = None, target_sizes: Any = None
     ) -> list[torch.Tensor | None]:
         """`get` for each key, up to the first page that is not stored."""
-        names = self._keys(PoolName.KV, keys, flat=True)
-        if not names or target_locations is None:
+        ours = self._keys(PoolName.KV, keys, flat=True)
+        if not ours or target_locations is None:
             return [None] * len(keys)
-        got = self._exchange.load(names, [[flat(each)] for each in target_locations])
+        got = self._exchange.load(ours, [[flat(each)] for each in target_locations])
         return [where if done else None for where, done in zip(target_locations, got, strict=True)]
 
     @_answers(lambda *_, **__: False)
@@ -197,11 +199,11 @@ class TensordHiCacheStorage(HiCacheStorage):  # type: ignore[misc, unused-ignore
         self, keys: list[str], values: Any = None, target_locations: Any = None, target_sizes: Any = None
     ) -> bool:
         """`set` for each key. Returns whether all are stored."""
-        names = self._keys(PoolName.KV, keys, flat=True)
-        if not names or values is None:
+        ours = self._keys(PoolName.KV, keys, flat=True)
+        if not ours or values is None:
             return False
-        parents = [None, *names[:-1]]
-        return all(self._exchange.store(names, [[flat(each.contiguous())] for each in values], parents=parents))
+        parents = [None, *ours[:-1]]
+        return all(self._exchange.store(ours, [[flat(each.contiguous())] for each in values], parents=parents))
 
     @_answers(lambda *_, **__: False)
     def exists(self, key: str) -> bool:
@@ -289,21 +291,21 @@ class TensordHiCacheStorage(HiCacheStorage):  # type: ignore[misc, unused-ignore
         return self._pages[pool](host_indices, len(keys))
 
     def _load(self, pool: str, keys: Sequence[str], host_indices: torch.Tensor | None) -> list[bool]:
-        names = self._keys(pool, keys)
-        return self._exchange.load(names, self._parts(pool, keys, host_indices)) if names else [False] * len(keys)
+        ours = self._keys(pool, keys)
+        return self._exchange.load(ours, self._parts(pool, keys, host_indices)) if ours else [False] * len(keys)
 
     def _store(
         self, pool: str, keys: Sequence[str], host_indices: torch.Tensor | None, before: Sequence[str] | None = None
     ) -> list[bool]:
-        names = self._keys(pool, keys)
-        if not names:
+        ours = self._keys(pool, keys)
+        if not ours:
             return [False] * len(keys)
         if pool in _REPLICATED and not self._config.is_storage_writer:
-            return [self._exchange.contains(name) for name in names]
+            return [self._exchange.contains(key) for key in ours]
         # Pages of other pools are stored before the KV, and not for each of its pages: they follow nothing.
         first = self._keys(pool, before[-1:])[0] if before else None
-        parents = [first, *names[:-1]] if pool == PoolName.KV else [None] * len(names)
-        return self._exchange.store(names, self._parts(pool, keys, host_indices), parents=parents)
+        parents = [first, *ours[:-1]] if pool == PoolName.KV else [None] * len(ours)
+        return self._exchange.store(ours, self._parts(pool, keys, host_indices), parents=parents)
 
     def _transfer(self, act: Callable[..., list[bool]], transfer: PoolTransfer) -> list[bool]:
         keys = transfer.keys or []

@@ -113,17 +113,18 @@ def test_weights_that_changed_while_the_engine_was_starting_are_not_named(tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("model", "load_format", "told"),
+    ("model", "arguments", "told"),
     [
-        ("no/such-model", "auto", "not in files on this host; set tensord.model or tensord.revision"),
-        ("", "auto", "set tensord.revision"),
-        ("no/such-model", "dummy", "load format dummy"),
+        ("no/such-model", {}, "not in files on this host; set tensord.model or tensord.revision"),
+        ("", {}, "set tensord.revision"),
+        ("no/such-model", {"load_format": "dummy"}, "load format dummy"),
+        ("no/such-model", {"weight_cache_mode": "client"}, "from a weight cache"),
     ],
 )
-def test_weights_that_are_in_no_file_are_not_named(model: str, load_format: str, told: str) -> None:
+def test_weights_that_are_in_no_file_are_not_named(model: str, arguments: dict[str, Any], told: str) -> None:
     config = storage_config({}, model_name=model)
     with pytest.raises(Nameless, match=told):
-        names.weights_name(config, StorageSettings(), {"load_format": load_format})
+        names.weights_name(config, StorageSettings(), arguments)
 
 
 def test_an_engine_without_a_name_shares_nothing_and_says_so(daemon: Daemon, caplog: pytest.LogCaptureFixture) -> None:
@@ -208,6 +209,7 @@ def test_the_arguments_of_an_engine_have_a_form_that_is_equal_in_all_processes(p
         ({"enable_lora": True}, "LoRA"),
         ({"trust_mm_content_hashes": True}, "--trust-mm-content-hashes"),
         ({"speculative_draft_model_path": "draft"}, "the draft model draft"),
+        ({"quantization_param_path": "scales.json"}, "quantization_param_path"),
     ],
 )
 def test_an_engine_with_an_input_that_no_name_covers_is_refused(
