@@ -6,6 +6,7 @@ are filled by the tests, as an engine would from its GPU.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -48,8 +49,6 @@ def write_model(folder: Path, changed: int = -1) -> Path:
     Args:
         changed: the place of a byte that differs; -1: none.
     """
-    import json
-
     data = bytearray(b"\x01" * (1 << 20))
     if changed >= 0:
         data[changed] ^= 0xFF
