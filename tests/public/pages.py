@@ -19,6 +19,7 @@ TRANSFORMERS: Final = "it needs transformers: tests/transformers/test_pages.py r
 CHECKOUT: Final = "tests/systemd/test_booted.py installs it in this way"
 STARTS: Final = "test_pages.py starts the daemon in this way"
 PUBLISHED: Final = "tensord is in no package registry yet: test_pages.py checks that it has the extras"
+SGLANG: Final = "it needs a GPU: tests/sglang/test_pages.py gives its words to SGLang's parser and factory"
 SERVES: Final = "it installs and serves a model by gigabytes: tests/vllm/test_pages.py gives its words to vLLM's parser"
 ELSEWHERE: Final = {
     ("README.md", "pip install ."): CHECKOUT,
@@ -34,6 +35,7 @@ ELSEWHERE: Final = {
     ("docs/prefix_cache.md", "TorchDevice(0)"): GPU,
     ("docs/pressure.md", "TorchDevice(0)"): GPU,
     ("docs/processor_cache.md", "vllm serve"): SERVES,
+    ("docs/sglang.md", "sglang.launch_server"): SGLANG,
     ("docs/systemd.md", "systemctl enable --now"): "tests/systemd/test_booted.py runs it under a real systemd",
     ("docs/systemd.md", "tensorctl purge"): "tests/systemd/test_booted.py runs it under a real systemd",
     ("docs/systemd.md", "systemctl reset-failed"): "tests/systemd/test_booted.py runs it under a real systemd",

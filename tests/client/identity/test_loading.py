@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tensord.client.identity.checkpoints import weights_changed
-from tensord.client.identity.loading import _FILES_CLOCK, loading_begins
+from tensord.client.identity.loading import _FILES_CLOCK, loading_began_with_process, loading_begins
 
 from ...daemon_process import until
 
@@ -78,3 +78,22 @@ def test_a_note_written_beside_the_weights_changes_nothing(host: Path) -> None:
 def test_a_model_of_which_nobody_said_when_it_was_loaded_has_not_changed(host: Path) -> None:
     os.utime(host / "models/v2/model.safetensors")
     assert weights_changed(str(host / "models/v2")) is None
+
+
+def test_without_a_record_loading_may_be_taken_to_have_begun_with_the_process(tmp_path: Path) -> None:
+    # The interpreter's own library is older than this process, and a file of this test is younger.
+    older = str(Path(os.__file__).parent / "json")
+    younger = str(model(tmp_path))
+    for place in (older, younger):
+        loading_began_with_process(place)
+    assert weights_changed(older) is None
+    assert weights_changed(younger) is not None
+
+
+def test_a_record_of_when_loading_began_is_kept(tmp_path: Path) -> None:
+    place = str(model(tmp_path))
+    written_ns = max(path.stat().st_ctime_ns for path in tmp_path.rglob("*"))
+    until(lambda: time.clock_gettime_ns(_FILES_CLOCK) > written_ns, "the files' clock to go on")
+    loading_begins(place)
+    loading_began_with_process(place)
+    assert weights_changed(place) is None

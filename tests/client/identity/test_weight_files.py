@@ -51,6 +51,16 @@ def test_each_large_tensor_of_the_language_model_is_sampled_from_its_first_byte_
     assert weight_file_digest(path) == before
 
 
+def test_a_digest_of_the_whole_file_covers_every_byte_of_the_language_model(tmp_path: Path) -> None:
+    tensors = {PROJECTOR: bytes(10), LAYER: bytes(LARGE), HEAD: bytes(LARGE)}
+    path = write_safetensors(tmp_path / "model.safetensors", tensors)
+    digests = {weight_file_digest(path), weight_file_digest(path, whole=True)}
+    for at in range(0, LARGE, LARGE // 97):
+        write_safetensors(path, {**tensors, LAYER: with_bit_changed(tensors[LAYER], at)})
+        digests.add(weight_file_digest(path, whole=True))
+    assert len(digests) == len(range(0, LARGE, LARGE // 97)) + 2
+
+
 def test_a_small_tensor_of_the_language_model_is_read_whole(tmp_path: Path) -> None:
     content = bytes(SAMPLED_BYTES_MIN - 1)
     path = write_safetensors(tmp_path / "model.safetensors", {LAYER: content})

@@ -1,0 +1,151 @@
+"""Pages in and out of the ring: lookups, copies and puts, each within a limited time.
+
+Owns: the client, and the rule when the daemon is not asked again. Does not own: names of pages, and SGLang's memory.
+
+Invariants
+- A stored page is pinned while it is copied, and its checksum is compared before.
+- Lookups and loads never wait for the daemon, except to evict a damaged page.
+- A store waits at most STALL_S for each step of the daemon. After one that took longer, no store is tried until the
+  daemon has answered.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Final
+
+from ...errors import Corrupt, TensordError
+from ..core.cache import Client
+from ..core.namespace import Namespace
+from ..core.put import Put
+from .pages import Part, copy_into
+
+STALL_S: Final = 1.0
+STORE_S_MAX: Final = 10.0
+"""The most seconds for one batch of stores, also if the daemon is slow but answers."""
+ATTACH_S: Final = 0.4
+"""Seconds that making the client may delay the engine's start. After that it attaches in the background."""
+_log = logging.getLogger("tensord")
+
+
+class PageExchange:
+    """The connection of one rank to the daemon.
+
+    Args:
+        socket: the daemon's control socket; None: found as by `Client`.
+        name: the name that `tensorctl clients` shows.
+    """
+
+    def __init__(self, socket: str | None, name: str) -> None:
+        self._client = Client(socket, name=name, timeout_s=STALL_S, attach_s=ATTACH_S)
+        self._unanswered: Put | None = None
+        self._connected: bool | None = None
+
+    def close(self) -> None:
+        self._client.close()
+
+    def current(self, namespace: Namespace) -> Namespace:
+        """The namespace at its present generation. Logs whether the daemon has come or gone since the last call."""
+        if self._client.connected is not self._connected:
+            self._connected = self._client.connected
+            link = self._client.link
+            if self._connected:
+                _log.info("tensord: connected to the daemon at %s as %r", link.path, link.name)
+            else:
+                why = link.error or "it has not answered yet"
+                _log.warning("tensord: no daemon at %s: %s; no page is stored until it is there", link.path, why)
+        return self._client.current(namespace)
+
+    def contains(self, key: bytes) -> bool:
+        return self._client.contains(key)
+
+    def load(self, keys: Sequence[bytes], pages: Sequence[Sequence[Part]]) -> list[bool]:
+        """Copies stored pages into `pages`, up to the first that is missing, damaged or of other sizes.
+
+        Returns:
+            For each page whether it was copied. A page that was not copied is unchanged.
+        """
+        done = 0
+        for key, parts in zip(keys, pages, strict=True):
+            if not self._load(key, parts):
+                break
+            done += 1
+        return [True] * done + [False] * (len(keys) - done)
+
+    def store(
+        self, keys: Sequence[bytes], pages: Sequence[Sequence[Part]], *, parents: Sequence[bytes | None]
+    ) -> list[bool]:
+        """Stores pages. Returns when the daemon has answered for all of them, or does not answer in time.
+
+        Args:
+            parents: for each page the key of the page before it in its sequence, None if unknown. A page is evicted
+                before its parent, and ends with it.
+
+        Returns:
+            For each page whether it is stored. The memory of `pages` may change from then on.
+        """
+        if not self._answers():
+            return [self.contains(key) for key in keys]
+        deadline = time.monotonic() + STORE_S_MAX
+        puts: list[Put | None] = []
+        put_now: set[bytes] = set()
+        for key, parts, parent in zip(keys, pages, parents, strict=True):
+            if self.contains(key):
+                puts.append(None)
+                continue
+            # A page whose parent has left the ring begins a chain of its own. SGLang would not store the parent again.
+            known = parent is not None and (parent in put_now or self.contains(parent))
+            put = self._put(key, parts, parent if known else None)
+            puts.append(put)
+            put_now.add(key)
+            if put.state == "lost" or time.monotonic() > deadline:
+                break
+        stored = [put is None or self._waited(put, deadline) for put in puts]
+        return stored + [False] * (len(keys) - len(stored))
+
+    def clear(self, namespace: Namespace) -> bool:
+        """Removes all pages of a namespace. False if the daemon does not answer."""
+        try:
+            self._client.clear(namespace)
+        except TensordError as error:
+            _log.warning("tensord: pages were not removed: %s", error)
+            return False
+        return True
+
+    def _put(self, key: bytes, parts: Sequence[Part], parent: bytes | None) -> Put:
+        return self._client.put(key, list(parts), parent=parent, timeout_s=STALL_S)
+
+    def _waited(self, put: Put, deadline: float) -> bool:
+        """Whether the put is stored. After a put without an answer in time, the others are not waited for."""
+        if put.state == "sent" and self._unanswered is None:
+            with suppress(TensordError):
+                put.wait(max(0.0, min(STALL_S, deadline - time.monotonic())))
+            if put.state == "sent":
+                self._unanswered = put
+                _log.warning("tensord: the daemon does not answer; no page is stored until it does")
+        return put.state in ("stored", "existed")
+
+    def _answers(self) -> bool:
+        """Whether the daemon is there and has answered for every put of earlier batches."""
+        if self._unanswered is not None and self._unanswered.state != "sent":
+            self._unanswered = None
+        return self._unanswered is None and self._client.connected
+
+    def _load(self, key: bytes, parts: Sequence[Part]) -> bool:
+        try:
+            lease = self._client.get(key, verify=True)
+            if lease is None:
+                return False
+            with lease:
+                if copy_into(parts, lease.tree):
+                    return True
+            _log.warning("tensord: page %s has other sizes than this engine's pages; it is removed", key.hex())
+        except Corrupt as error:
+            _log.warning("tensord: a page is damaged, and is removed: %s", error)
+        # The page must not be found again, and the next store of it must not be taken for stored.
+        with suppress(TensordError):
+            self._client.evict(key)
+        return False

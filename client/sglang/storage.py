@@ -1,0 +1,321 @@
+"""The storage backend that SGLang's HiCache loads: the pages of its host pools, shared by all engines of the host.
+
+Owns: the translation of SGLang's calls, and whether this rank shares. Does not own: names (names.py), addresses
+(pages.py), the daemon (exchange.py), nor which pages are stored and loaded, and when (SGLang).
+
+Invariants: no exception leaves a method, apart from a wrong setting in the constructor. Until the weights are named,
+and without a name, every lookup finds nothing and every store fails. A page is True only if all of its bytes are right.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Any, Final, TypeVar, cast
+
+import torch
+from sglang.srt.mem_cache.hicache_storage import (
+    HiCacheStorage,
+    HiCacheStorageConfig,
+    HiCacheStorageExtraInfo,
+    PoolName,
+    PoolTransfer,
+    PoolTransferResult,
+)
+
+from ...errors import UsageError
+from ..core.namespace import Namespace
+from ..identity.engine import Nameless
+from . import names, weights
+from .exchange import PageExchange
+from .pages import HostPages, Part, flat
+from .prefixes import usable_prefixes
+from .settings import StorageSettings
+
+_REPLICATED: Final = (PoolName.KV, PoolName.INDEXER)
+"""Pools that are equal in all tensor-parallel ranks of an MLA model."""
+_log = logging.getLogger("tensord")
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def _answers(failed: Callable[..., Any]) -> Callable[[Method], Method]:
+    """Makes a method return `failed(*its arguments)` instead of raising, and log each kind of error once."""
+
+    def around(method: Method) -> Method:
+        @wraps(method)
+        def guarded(self: TensordHiCacheStorage, *args: Any, **kwargs: Any) -> Any:
+            try:
+                return method(self, *args, **kwargs)
+            except Exception as error:
+                self._failed(method.__name__, error)
+                return failed(*args, **kwargs)
+
+        return cast(Method, guarded)
+
+    return around
+
+
+def _none_of(keys: Sequence[str], *_: Any, **__: Any) -> list[bool]:
+    return [False] * len(keys)
+
+
+def _none_of_transfers(transfers: Sequence[PoolTransfer], *_: Any, **__: Any) -> dict[str, list[bool]]:
+    return {transfer.name: [False] * len(transfer.keys or ()) for transfer in transfers}
+
+
+class TensordHiCacheStorage(HiCacheStorage):  # type: ignore[misc, unused-ignore]
+    """One rank's pages of KV, shared with the same rank of all engines that have the same weights and settings.
+
+    `--hicache-storage-backend dynamic` makes it. Its extra config names this class, and may have the keys of
+    `StorageSettings`:
+
+        {"backend_name": "tensord", "module_path": "tensord.client.sglang", "class_name": "TensordHiCacheStorage",
+         "interface_v1": 1, "hicache_storage_pass_prefix_keys": true}
+
+    Raises:
+        BadConfiguration: a setting of tensord is unknown or has an invalid value.
+        UsageError: `tensord.socket` cannot be a socket's path.
+    """
+
+    def __init__(self, storage_config: HiCacheStorageConfig, kwargs: dict[str, Any] | None = None) -> None:
+        del kwargs
+        settings = StorageSettings.read(storage_config.extra_config)
+        self._config = storage_config
+        self._settings = settings
+        self._pages: dict[str, HostPages] = {}
+        self._namespaces: dict[tuple[str, bool], Namespace] = {}
+        self._arguments: dict[str, Any] = {}
+        self._weights: str | None = None
+        """The name of the weights. None: nothing is shared (yet)."""
+        self._ended = False
+        self._errors: set[tuple[str, type]] = set()
+        rank = f"tp{storage_config.tp_rank} pp{storage_config.pp_rank} dp{storage_config.dp_rank}"
+        shown = "".join(each if each.isprintable() else "?" for each in storage_config.model_name or "")
+        self._exchange = PageExchange(settings.socket, f"sglang {shown} {rank}"[:128])
+        self._naming = threading.Thread(target=self._name, name="tensord-sglang-naming", daemon=True)
+        if weights.watch(self):
+            self._naming.start()
+        else:
+            _log.warning("tensord: this engine shares no KV: SGLang's changes of weights would not be noticed")
+
+    # ---- the host pools
+
+    @_answers(lambda *_: None)
+    def register_mem_pool_host(self, mem_pool_host: Any) -> None:
+        super().register_mem_pool_host(mem_pool_host)
+        self._register(PoolName.KV, mem_pool_host)
+
+    @_answers(lambda *_: None)
+    def register_mem_host_pool_v2(self, host_pool: Any, host_pool_name: str) -> None:
+        super().register_mem_host_pool_v2(host_pool, host_pool_name)
+        self._register(host_pool_name, host_pool)
+
+    # ---- pages of the KV pool, by address
+
+    @_answers(lambda *_, **__: 0)
+    def batch_exists(self, keys: list[str], extra_info: HiCacheStorageExtraInfo | None = None) -> int:
+        """The number of pages, from the first on, that are stored without a gap."""
+        by_address = bool((self._config.extra_config or {}).get("interface_v1", 0))
+        return self._stored(PoolName.KV, keys, flat=not by_address)
+
+    @_answers(_none_of)
+    def batch_get_v1(
+        self, keys: list[str], host_indices: torch.Tensor, extra_info: HiCacheStorageExtraInfo | None = None
+    ) -> list[bool]:
+        """Copies stored pages into the host pool.
+
+        Args:
+            host_indices: (len(keys) × page_size,) int64.
+
+        Returns:
+            For each page whether it was copied. After the first that was not, none is copied.
+        """
+        return self._load(PoolName.KV, keys, host_indices)
+
+    @_answers(_none_of)
+    def batch_set_v1(
+        self, keys: list[str], host_indices: torch.Tensor, extra_info: HiCacheStorageExtraInfo | None = None
+    ) -> list[bool]:
+        """Stores pages of the host pool. Returns for each page whether it is stored."""
+        before = extra_info.prefix_keys if extra_info is not None else None
+        return self._store(PoolName.KV, keys, host_indices, before=before)
+
+    # ---- pages of all pools of a hybrid model
+
+    @_answers(lambda *_, **__: PoolTransferResult.empty())
+    def batch_exists_v2(
+        self,
+        keys: list[str],
+        pool_transfers: list[PoolTransfer] | None = None,
+        extra_info: HiCacheStorageExtraInfo | None = None,
+    ) -> PoolTransferResult:
+        """The longest prefix of pages with everything that each pool's hit policy asks for."""
+        wanted = pool_transfers or []
+        kv = self._stored(PoolName.KV, keys)
+        there = {each.name: self._each_stored(each.name, keys[:kv]) for each in wanted} if kv else {}
+        return PoolTransferResult(*usable_prefixes(kv, wanted, there))
+
+    @_answers(_none_of_transfers)
+    def batch_get_v2(
+        self, transfers: list[PoolTransfer], extra_info: HiCacheStorageExtraInfo | None = None
+    ) -> dict[str, list[bool]]:
+        """`batch_get_v1` for each pool."""
+        return {each.name: self._transfer(self._load, each) for each in transfers}
+
+    @_answers(_none_of_transfers)
+    def batch_set_v2(
+        self, transfers: list[PoolTransfer], extra_info: HiCacheStorageExtraInfo | None = None
+    ) -> dict[str, list[bool]]:
+        """`batch_set_v1` for each pool."""
+        return {each.name: self._transfer(self._store, each) for each in transfers}
+
+    # ---- pages as tensors: SGLang without "interface_v1"
+
+    @_answers(lambda *_, **__: None)
+    def get(self, key: str, target_location: Any = None, target_sizes: Any = None) -> torch.Tensor | None:
+        """Copies a page into the flat tensor `target_location`, and returns it; None if the page is not stored."""
+        return self.batch_get([key], [target_location])[0]
+
+    @_answers(lambda keys, *_, **__: [None] * len(keys))
+    def batch_get(
+        self, keys: list[str], target_locations: Any = None, target_sizes: Any = None
+    ) -> list[torch.Tensor | None]:
+        """`get` for each key, up to the first page that is not stored."""
+        ours = self._keys(PoolName.KV, keys, flat=True)
+        if not ours or target_locations is None:
+            return [None] * len(keys)
+        got = self._exchange.load(ours, [[flat(each)] for each in target_locations])
+        return [where if done else None for where, done in zip(target_locations, got, strict=True)]
+
+    @_answers(lambda *_, **__: False)
+    def set(self, key: str, value: Any = None, target_location: Any = None, target_sizes: Any = None) -> bool:
+        """Stores a page, a flat tensor. Returns whether it is stored."""
+        return self.batch_set([key], [value])
+
+    @_answers(lambda *_, **__: False)
+    def batch_set(
+        self, keys: list[str], values: Any = None, target_locations: Any = None, target_sizes: Any = None
+    ) -> bool:
+        """`set` for each key. Returns whether all are stored."""
+        ours = self._keys(PoolName.KV, keys, flat=True)
+        if not ours or values is None:
+            return False
+        parents = [None, *ours[:-1]]
+        return all(self._exchange.store(ours, [[flat(each.contiguous())] for each in values], parents=parents))
+
+    @_answers(lambda *_, **__: False)
+    def exists(self, key: str) -> bool:
+        return self.batch_exists([key]) == 1
+
+    # ---- the storage itself
+
+    @_answers(lambda *_: False)
+    def clear(self) -> bool:
+        """Removes the pages of this rank, also for other engines. Returns whether the daemon has done it."""
+        done = [self._exchange.clear(namespace) for namespace in list(self._namespaces.values())]
+        return all(done)
+
+    @_answers(lambda *_: None)
+    def close(self) -> None:
+        """Ends the connection. Idempotent."""
+        self._ended = True
+        self._exchange.close()
+
+    def weights_change(self) -> None:
+        """The engine's weights change from now on: this storage shares nothing any more."""
+        if not self._ended:
+            self._ended = True
+            _log.warning("tensord: the engine's weights are changed, so it shares no KV any more until it is restarted")
+
+    @property
+    def shares(self) -> bool:
+        """Whether pages are found and stored: the weights are named, and were not changed."""
+        return self._weights is not None and not self._ended
+
+    # ---- private
+
+    def _name(self) -> None:
+        """Names the weights, in a thread, since that may read all of them."""
+        try:
+            self._arguments = names.engine_arguments()
+            self._weights = names.weights_name(self._config, self._settings, self._arguments)
+        except (Nameless, OSError) as error:
+            _log.warning("tensord: this engine shares no KV: %s", error)
+        except Exception:
+            _log.exception("tensord: this engine shares no KV, since its weights could not be named")
+        else:
+            _log.info("tensord: KV pages are shared; the weights are named %s", self._weights)
+
+    def _register(self, name: str, host_pool: Any) -> None:
+        try:
+            self._pages[name] = HostPages(host_pool)
+        except UsageError as error:
+            _log.warning("tensord: pages of the pool %s are not shared: %s", name, error)
+
+    def _keys(self, pool: str, keys: Sequence[str], *, flat: bool = False) -> list[bytes]:
+        """The pages' keys in the ring. None of them if nothing is shared."""
+        pages = self._pages.get(pool)
+        if not self.shares or pages is None:
+            return []
+        known = self._namespaces.get((pool, flat))
+        if known is None:
+            assert self._weights is not None
+            known = self._namespaces[pool, flat] = names.namespace(
+                self._weights,
+                self._config,
+                {**pages.layout(), "pool": str(pool), "flat": flat},
+                self._settings.tenant,
+                self._arguments,
+                replicated=self._config.is_mla_model and pool in _REPLICATED,
+            )
+        namespace = self._exchange.current(known)
+        return [namespace.key("kv", "text", key.encode()) for key in keys]
+
+    def _stored(self, pool: str, keys: Sequence[str], *, flat: bool = False) -> int:
+        count = 0
+        for key in self._keys(pool, keys, flat=flat):
+            if not self._exchange.contains(key):
+                break
+            count += 1
+        return count
+
+    def _each_stored(self, pool: str, keys: Sequence[str]) -> list[bool]:
+        found = [self._exchange.contains(key) for key in self._keys(pool, keys)]
+        return found or [False] * len(keys)
+
+    def _parts(self, pool: str, keys: Sequence[str], host_indices: torch.Tensor | None) -> list[list[Part]]:
+        if host_indices is None:
+            raise UsageError(f"{len(keys)} pages of the pool {pool} without host indices")
+        return self._pages[pool](host_indices, len(keys))
+
+    def _load(self, pool: str, keys: Sequence[str], host_indices: torch.Tensor | None) -> list[bool]:
+        ours = self._keys(pool, keys)
+        return self._exchange.load(ours, self._parts(pool, keys, host_indices)) if ours else [False] * len(keys)
+
+    def _store(
+        self, pool: str, keys: Sequence[str], host_indices: torch.Tensor | None, before: Sequence[str] | None = None
+    ) -> list[bool]:
+        ours = self._keys(pool, keys)
+        if not ours:
+            return [False] * len(keys)
+        if pool in _REPLICATED and not self._config.is_storage_writer:
+            return [self._exchange.contains(key) for key in ours]
+        # Pages of other pools are stored before the KV, and not for each of its pages: they follow nothing.
+        first = self._keys(pool, before[-1:])[0] if before else None
+        parents = [first, *ours[:-1]] if pool == PoolName.KV else [None] * len(ours)
+        return self._exchange.store(ours, self._parts(pool, keys, host_indices), parents=parents)
+
+    def _transfer(self, act: Callable[..., list[bool]], transfer: PoolTransfer) -> list[bool]:
+        keys = transfer.keys or []
+        try:
+            return act(transfer.name, keys, transfer.host_indices)
+        except Exception as error:
+            self._failed(f"a transfer of {transfer.name}", error)
+            return [False] * len(keys)
+
+    def _failed(self, call: str, error: Exception) -> None:
+        if (call, type(error)) not in self._errors:
+            self._errors.add((call, type(error)))
+            _log.warning("tensord: %s failed, so its pages are not shared: %s", call, error, exc_info=error)

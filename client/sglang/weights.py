@@ -1,0 +1,62 @@
+"""Ends sharing when SGLang changes an engine's weights while it runs.
+
+Owns: the hook, and the storages of this process. Does not own: what a storage does then.
+
+Invariants: a storage learns of a change before the first weight is changed. It learns of attempts that fail, too.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import weakref
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, Final, Protocol
+
+_MANAGER: Final = "sglang.srt.managers.scheduler_components.weight_updater"
+_CLASS: Final = "SchedulerWeightUpdaterManager"
+_CALLED_BEFORE_EVERY_CHANGE: Final = "_select_runners"
+_log = logging.getLogger("tensord")
+
+
+class Storage(Protocol):
+    def weights_change(self) -> None:
+        """The weights change from now on."""
+
+
+_storages: weakref.WeakSet[Storage] = weakref.WeakSet()
+
+
+def watch(storage: Storage) -> bool:
+    """Tells the storage when this process changes its weights.
+
+    Returns:
+        False if this process has SGLang's scheduler, but not the function to hook. Then changes are not noticed.
+    """
+    _storages.add(storage)
+    module = sys.modules.get(_MANAGER)
+    if module is None:
+        # No scheduler is in this process, so nothing here changes weights.
+        return True
+    owner = getattr(module, _CLASS, None)
+    original = getattr(owner, _CALLED_BEFORE_EVERY_CHANGE, None)
+    if owner is None or original is None:
+        return False
+    if not hasattr(original, "_tensord_hook"):
+        setattr(owner, _CALLED_BEFORE_EVERY_CHANGE, _hooked(original))
+    return True
+
+
+def _hooked(original: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(original)
+    def select_runners(*args: Any, **kwargs: Any) -> Any:
+        for storage in list(_storages):
+            try:
+                storage.weights_change()
+            except Exception:
+                _log.exception("tensord: a storage was not told of the new weights")
+        return original(*args, **kwargs)
+
+    select_runners._tensord_hook = True  # type: ignore[attr-defined]
+    return select_runners

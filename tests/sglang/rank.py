@@ -1,0 +1,183 @@
+"""One rank of an SGLang engine, as its storage backend sees it: a host pool, and the storage that SGLang makes for it.
+
+Owns: both. Does not own: the daemon.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from sglang.srt.mem_cache.device_pool_info import KVBufferLayout, KVBuffers, MHABufferInfo, MLABufferInfo
+from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig
+from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
+from sglang.srt.mem_cache.pool_host.mla import MLATokenToKVPoolHost
+from sglang.srt.mem_cache.storage.backend_factory import StorageBackendFactory
+
+from tensord.client.sglang import TensordHiCacheStorage
+
+from ..daemon_process import PATIENCE_S, until
+
+PAGE: Final = 4
+LAYERS: Final = 3
+HEADS: Final = 2
+WIDTH: Final = 64
+TOKENS: Final = 64
+LAYOUTS: Final = ("layer_first", "page_first", "page_first_direct", "page_head")
+
+
+def mha_pool(
+    layout: str = "page_first", *, heads: int = HEADS, page: int = PAGE, dtype: torch.dtype = torch.bfloat16
+) -> MHATokenToKVPoolHost:
+    """SGLang's host pool of keys and values, for a device pool in this process's memory."""
+    k, v = ([torch.zeros(TOKENS, heads, WIDTH, dtype=dtype) for _ in range(LAYERS)] for _ in "kv")
+    buffers = KVBuffers(
+        k=tuple(k), v=tuple(v), k_data_ptrs=_pointers(k), v_data_ptrs=_pointers(v), layout=KVBufferLayout.NHD
+    )
+    info = MHABufferInfo(
+        buffers=buffers,
+        page_size=page,
+        head_num=heads,
+        head_dim=WIDTH,
+        v_head_dim=WIDTH,
+        dtype=dtype,
+        device=torch.device("cpu"),
+    )
+    return MHATokenToKVPoolHost(
+        info,
+        1.0,
+        0,
+        page,
+        layout,
+        pin_memory=False,
+        device_capacity_tokens=TOKENS,
+        start_layer=0,
+        end_layer=LAYERS,
+        host_token_capacity=TOKENS,
+    )
+
+
+def mla_pool(layout: str = "page_first") -> MLATokenToKVPoolHost:
+    """SGLang's host pool of compressed keys and values."""
+    kv = [torch.zeros(TOKENS, 1, WIDTH + 8, dtype=torch.bfloat16) for _ in range(LAYERS)]
+    info = MLABufferInfo(
+        buffers=tuple(kv),
+        data_ptrs=_pointers(kv),
+        layer_indices=tuple(range(LAYERS)),
+        device_layer_num=LAYERS,
+        page_size=PAGE,
+        kv_lora_rank=WIDTH,
+        qk_rope_head_dim=8,
+        kv_cache_dim=WIDTH + 8,
+        dtype=torch.bfloat16,
+        device=torch.device("cpu"),
+    )
+    return MLATokenToKVPoolHost(
+        info,
+        1.0,
+        0,
+        PAGE,
+        layout,
+        pin_memory=False,
+        device_capacity_tokens=TOKENS,
+        start_layer=0,
+        end_layer=LAYERS,
+        target_layer_num=LAYERS,
+        host_token_capacity=TOKENS,
+    )
+
+
+class Rank:
+    """A host pool and its storage.
+
+    Args:
+        socket: the daemon's socket.
+        pool: the host pool; by default a new one of `mha_pool`.
+        config: fields of SGLang's `HiCacheStorageConfig` that differ from those of a single rank.
+        extra: more keys of the extra config. Without a `tensord.` key for the weights, `tensord.revision` names them.
+        named: whether to wait until the weights are named.
+    """
+
+    def __init__(
+        self,
+        socket: Path | str,
+        pool: Any = None,
+        *,
+        config: dict[str, Any] | None = None,
+        extra: dict[str, Any] | None = None,
+        named: bool = True,
+    ) -> None:
+        self.pool = pool if pool is not None else mha_pool()
+        extra = {"tensord.revision": "r1"} if extra is None else extra
+        self.storage: TensordHiCacheStorage = StorageBackendFactory.create_backend(
+            "dynamic", storage_config({"tensord.socket": str(socket), **extra}, **(config or {})), self.pool
+        )
+        self.storage.register_mem_pool_host(self.pool)
+        self.storage.on_host_pools_registered()
+        if named:
+            until(lambda: self.storage.shares, "the weights to be named")
+            assert self.storage._exchange._client.wait_connected(PATIENCE_S)
+
+    def filled(self, text: str, pages: int = 3) -> tuple[list[str], torch.Tensor]:
+        """Computes pages of `text` in the host pool: their hashes, and their host indices."""
+        hashes = [page_hash(text, number) for number in range(pages)]
+        indices = self.pool.alloc(pages * self.pool.page_size)
+        assert indices is not None
+        for number, name in enumerate(hashes):
+            index = int(indices[number * self.pool.page_size])
+            page = self.pool.get_data_page(index)
+            generator = torch.Generator().manual_seed(int(name[:8], 16))
+            values = torch.randint(
+                0, 256, (page.numel() * page.element_size(),), dtype=torch.uint8, generator=generator
+            )
+            self.pool.set_from_flat_data_page(index, values.view(page.dtype))
+        return hashes, indices
+
+    def empty(self, pages: int = 3) -> torch.Tensor:
+        """Host indices of free pages."""
+        indices: torch.Tensor | None = self.pool.alloc(pages * self.pool.page_size)
+        assert indices is not None
+        return indices
+
+    def page(self, indices: torch.Tensor, number: int) -> bytes:
+        """The bytes of a page, as SGLang's pool reads it."""
+        page = self.pool.get_data_page(int(indices[number * self.pool.page_size]))
+        return bytes(page.contiguous().view(torch.uint8).numpy())
+
+    def close(self) -> None:
+        self.storage.close()
+
+
+def storage_config(extra: dict[str, Any], **fields: Any) -> HiCacheStorageConfig:
+    """What SGLang's controller gives to the storage backend of a single rank."""
+    named = {
+        "backend_name": "tensord",
+        "module_path": "tensord.client.sglang",
+        "class_name": "TensordHiCacheStorage",
+        "interface_v1": 1,
+    }
+    given: dict[str, Any] = {
+        "tp_rank": 0,
+        "tp_size": 1,
+        "pp_rank": 0,
+        "pp_size": 1,
+        "attn_cp_rank": 0,
+        "attn_cp_size": 1,
+        "is_mla_model": False,
+        "enable_storage_metrics": False,
+        "is_page_first_layout": True,
+        "model_name": "tiny",
+        **fields,
+    }
+    return HiCacheStorageConfig(extra_config={**named, **extra}, **given)
+
+
+def page_hash(text: str, number: int) -> str:
+    """A name for a page, of the form of SGLang's."""
+    return hashlib.sha256(f"{text} {number}".encode()).hexdigest()
+
+
+def _pointers(buffers: list[torch.Tensor]) -> torch.Tensor:
+    return torch.tensor([buffer.data_ptr() for buffer in buffers], dtype=torch.uint64)

@@ -1,0 +1,248 @@
+"""Every call of the storage that is under way, crossed with every disturbance.
+
+1. the call is under way: in a thread, which stands where the disturbance finds it
+2. the disturbance
+3. the call returns within its bound, and what it says is true, byte by byte
+4. the daemon serves: pages are stored and found again, and nothing of the call is left pinned
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import count
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tensord.client.sglang import exchange
+from tensord.client.sglang.pages import copy_into
+
+from ..daemon_process import MIB, PATIENCE_S, Daemon, until
+from .rank import Rank
+from .test_faults import BOUND_S, damage
+
+_texts = count(1)
+
+
+class Call:
+    """One call of a rank in a thread."""
+
+    def __init__(self, rank: Rank) -> None:
+        self.rank = rank
+        self.text = f"crossing {next(_texts)}"
+        self.hashes, self.indices = rank.filled(self.text)
+        self.expected = [rank.page(self.indices, number) for number in range(3)]
+        self.answer: Any = None
+        self.raised: BaseException | None = None
+        self.took_s = 0.0
+        self.room = rank.filled("before")[1]
+        self.before = [rank.page(self.room, number) for number in range(3)]
+
+    def prepare(self, daemon: Daemon) -> None:
+        assert self.rank.storage.batch_set_v1(self.hashes, self.indices) == [True] * 3
+
+    def call(self) -> Any:
+        raise NotImplementedError
+
+    @contextmanager
+    def under_way(self, daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+        raise NotImplementedError
+
+    def run(self) -> None:
+        began = time.monotonic()
+        try:
+            self.answer = self.call()
+        except BaseException as error:
+            self.raised = error
+        self.took_s = time.monotonic() - began
+
+    def true(self) -> None:
+        """Asserts that what the call says is so."""
+
+
+class Set(Call):
+    """Three pages on their way: the daemon was stopped before it read the first."""
+
+    def prepare(self, daemon: Daemon) -> None:
+        pass
+
+    def call(self) -> Any:
+        return self.rank.storage.batch_set_v1(self.hashes, self.indices)
+
+    @contextmanager
+    def under_way(self, daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+        daemon.pause()
+        thread = threading.Thread(target=self.run)
+        thread.start()
+        puts = self.rank.storage._exchange._client.link.puts
+        until(lambda: puts.in_flight or self.answer is not None, "a put to be in flight")
+        yield
+        thread.join(PATIENCE_S)
+        assert not thread.is_alive()
+
+    def true(self) -> None:
+        assert isinstance(self.answer, list)
+        assert len(self.answer) == 3
+
+
+class Get(Call):
+    """A page on its way into the host pool: pinned, and its first byte not copied."""
+
+    def call(self) -> Any:
+        return self.rank.storage.batch_get_v1(self.hashes, self.room)
+
+    @contextmanager
+    def under_way(self, daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+        reached, go_on = threading.Event(), threading.Event()
+
+        def stands(*arguments: Any) -> bool:
+            if not reached.is_set():
+                reached.set()
+                assert go_on.wait(PATIENCE_S)
+            return copy_into(*arguments)
+
+        monkeypatch.setattr(exchange, "copy_into", stands)
+        thread = threading.Thread(target=self.run)
+        thread.start()
+        assert reached.wait(PATIENCE_S)
+        try:
+            yield
+        finally:
+            resumed = time.monotonic()
+            go_on.set()
+            thread.join(PATIENCE_S)
+            # The time that the test let it stand is not the storage's.
+            self.took_s = time.monotonic() - resumed
+        assert not thread.is_alive()
+
+    def true(self) -> None:
+        for number, done in enumerate(self.answer):
+            assert self.rank.page(self.room, number) == (self.expected if done else self.before)[number]
+
+
+class Exists(Call):
+    """A lookup again and again, before, during and after the disturbance."""
+
+    def prepare(self, daemon: Daemon) -> None:
+        super().prepare(daemon)
+        self.longest_s = 0.0
+        self.answers: set[int] = set()
+
+    @contextmanager
+    def under_way(self, daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+        end, begun = threading.Event(), threading.Event()
+
+        def ask() -> None:
+            while not end.is_set():
+                self.run()
+                self.longest_s = max(self.longest_s, self.took_s)
+                if self.raised is not None:
+                    return
+                self.answers.add(self.answer)
+                begun.set()
+
+        thread = threading.Thread(target=ask)
+        thread.start()
+        assert begun.wait(PATIENCE_S)
+        try:
+            yield
+        finally:
+            end.set()
+            thread.join(PATIENCE_S)
+        self.took_s = self.longest_s
+
+    def call(self) -> Any:
+        return self.rank.storage.batch_exists(self.hashes)
+
+    def true(self) -> None:
+        assert self.answers <= {0, 1, 2, 3}
+
+
+Disturb = Callable[[Call, Daemon], None]
+
+
+def killed_and_restarted(call: Call, daemon: Daemon) -> None:
+    daemon.kill()
+    daemon.start()
+
+
+def stopped(call: Call, daemon: Daemon) -> None:
+    daemon.pause()
+    # The call goes on meanwhile: the daemon is resumed when it has returned.
+
+
+def filled(call: Call, daemon: Daemon) -> None:
+    """Other clients overwrite the ring until none of the call's pages is left that nobody holds."""
+    daemon.resume()
+    client = daemon.client()
+    for _ in range(24):
+        key = os.urandom(32)
+        client.put(key, np.zeros(MIB, np.uint8), wait=True)
+
+
+def invalidated(call: Call, daemon: Daemon) -> None:
+    daemon.resume()
+    for namespace in list(call.rank.storage._namespaces.values()):
+        daemon.client().invalidate(namespace)
+
+
+def damaged(call: Call, daemon: Daemon) -> None:
+    daemon.resume()
+    if not isinstance(call, Set):
+        # The second page: the first may be in the middle of being copied, which no checksum can follow.
+        damage(daemon, call.expected[1])
+
+
+def forked(call: Call, daemon: Daemon) -> None:
+    child = os.fork()
+    if not child:
+        # The child gets what is stored, with a connection of its own, and leaves the parent's call alone.
+        try:
+            daemon.resume()
+            found = call.rank.storage.batch_exists(call.hashes)
+            os._exit(0 if found in (0, 3) else 1)
+        except BaseException:
+            os._exit(2)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+
+
+@pytest.fixture
+def own_daemon() -> Iterator[Daemon]:
+    with Daemon(ring_bytes=16 * MIB) as daemon:
+        yield daemon.start()
+
+
+@pytest.mark.parametrize("disturb", [killed_and_restarted, stopped, filled, invalidated, damaged, forked])
+@pytest.mark.parametrize("state", [Set, Get, Exists])
+def test_a_call_that_is_disturbed_returns_soon_and_says_what_is_so(
+    own_daemon: Daemon, state: type[Call], disturb: Disturb, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rank = Rank(own_daemon.socket)
+    call = state(rank)
+    call.prepare(own_daemon)
+    with call.under_way(own_daemon, monkeypatch):
+        disturb(call, own_daemon)
+    own_daemon.resume()
+    assert call.raised is None
+    assert call.took_s < BOUND_S
+    call.true()
+    # The daemon serves again. A page of the call is there and right, or not there.
+    until(lambda: rank.storage.batch_set_v1(call.hashes, call.indices) == [True] * 3, "the pages to be stored")
+    assert rank.storage.batch_exists(call.hashes) == 3
+    got = rank.storage.batch_get_v1(call.hashes, call.room)
+    for number, done in enumerate(got):
+        assert rank.page(call.room, number) == call.expected[number] or not done
+    if disturb is not damaged:
+        assert got == [True] * 3
+    else:
+        assert rank.storage.batch_set_v1(call.hashes, call.indices) == [True] * 3
+        assert rank.storage.batch_get_v1(call.hashes, call.room) == [True] * 3
+    own_daemon.until(lambda status: status["pins"] == 0, "pins to end")
+    assert own_daemon.store("evicted_while_pinned") == 0
+    rank.close()

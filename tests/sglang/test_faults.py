@@ -1,0 +1,283 @@
+"""What a rank gets while its daemon is away, stopped, full or restarted, and while pages are damaged."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import socket
+import sys
+import time
+import types
+from collections.abc import Callable, Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tensord.client.sglang import exchange, weights
+
+from ..daemon_process import MIB, PATIENCE_S, Daemon, until
+from .rank import PAGE, Rank, mha_pool, page_hash
+
+BOUND_S = 4 * exchange.STALL_S
+"""Much more than a call takes at most, and much less than a call that waits for the daemon to come back."""
+_texts = count(1)
+
+
+@pytest.fixture
+def rank(daemon: Daemon) -> Iterator[Rank]:
+    rank = Rank(daemon.socket)
+    yield rank
+    rank.close()
+
+
+def _stored(rank: Rank, pages: int = 3) -> tuple[list[str], list[bytes]]:
+    """Pages that are stored: their hashes, and their bytes."""
+    hashes, indices = rank.filled(f"fault {next(_texts)}", pages)
+    assert all(rank.storage.batch_set_v1(hashes, indices))
+    found = [rank.page(indices, number) for number in range(pages)]
+    rank.pool.free(indices)
+    return hashes, found
+
+
+def _right(rank: Rank, hashes: list[str], expected: list[bytes]) -> list[bool]:
+    """Gets the pages, and asserts that those which the storage says it copied are right, and others unchanged."""
+    _, room = rank.filled("before", len(hashes))
+    before = [rank.page(room, number) for number in range(len(hashes))]
+    got = rank.storage.batch_get_v1(hashes, room)
+    for number, done in enumerate(got):
+        assert rank.page(room, number) == (expected if done else before)[number]
+    rank.pool.free(room)
+    return got
+
+
+def _soon(call: Callable[[], Any]) -> Any:
+    began = time.monotonic()
+    answer = call()
+    assert time.monotonic() - began < BOUND_S
+    return answer
+
+
+def _set(rank: Rank, pages: int = 3) -> list[bool]:
+    """Tries to store new pages."""
+    hashes, indices = rank.filled(f"fault {next(_texts)}", pages)
+    got: list[bool] = rank.storage.batch_set_v1(hashes, indices)
+    rank.pool.free(indices)
+    return got
+
+
+def _key(number: int) -> bytes:
+    return hashlib.sha256(b"%d" % number).digest()
+
+
+def _served(rank: Rank) -> None:
+    """The rank stores and finds pages again."""
+    until(lambda: all(_set(rank, 1)), "a page to be stored")
+    hashes, expected = _stored(rank)
+    assert rank.storage.batch_exists(hashes) == 3
+    assert _right(rank, hashes, expected) == [True] * 3
+
+
+def test_without_a_daemon_nothing_is_found_or_stored_and_with_one_pages_are_shared(tmp_path: Path) -> None:
+    with Daemon() as daemon:
+        rank = Rank(daemon.socket, named=False)
+        until(lambda: rank.storage.shares, "the weights to be named")
+        assert _soon(lambda: _set(rank)) == [False] * 3
+        assert _soon(lambda: rank.storage.batch_exists([page_hash("x", 0)])) == 0
+        assert _soon(lambda: _right(rank, [page_hash("x", 0)], [b""])) == [False]
+        daemon.start()
+        _served(rank)
+        rank.close()
+
+
+def test_after_a_kill_stored_pages_are_read_and_the_next_daemon_has_them(daemon: Daemon, rank: Rank) -> None:
+    hashes, expected = _stored(rank)
+    daemon.kill()
+    until(lambda: not rank.storage._exchange._client.connected, "the end of the connection")
+    assert _soon(lambda: _set(rank)) == [False] * 3
+    # The ring outlives its daemon, and needs none to be read.
+    assert _soon(lambda: rank.storage.batch_exists(hashes)) == 3
+    assert _soon(lambda: _right(rank, hashes, expected)) == [True] * 3
+    daemon.start()
+    _served(rank)
+    fresh = Rank(daemon.socket)
+    assert fresh.storage.batch_exists(hashes) == 3
+    assert _right(fresh, hashes, expected) == [True] * 3
+    fresh.close()
+
+
+def test_a_stopped_daemon_delays_one_set_for_a_limited_time_and_no_other_call(daemon: Daemon, rank: Rank) -> None:
+    hashes, expected = _stored(rank)
+    daemon.pause()
+    assert _soon(lambda: _set(rank)) == [False] * 3
+    began = time.monotonic()
+    assert _set(rank) == [False] * 3
+    assert rank.storage.batch_exists(hashes) == 3
+    assert _right(rank, hashes, expected) == [True] * 3
+    assert time.monotonic() - began < exchange.STALL_S
+    daemon.resume()
+    _served(rank)
+
+
+def test_a_stopped_daemon_whose_inbox_fills_up_delays_a_set_for_a_limited_time() -> None:
+    with Daemon(limits_inbox_bytes_max=MIB) as daemon:
+        daemon.start()
+        rank = Rank(daemon.socket, mha_pool(heads=64))
+        _stored(rank)
+        daemon.pause()
+        page_bytes = rank.pool.get_data_page(0).nbytes
+        assert 16 * page_bytes > MIB
+        assert _soon(lambda: _set(rank, 16)) == [False] * 16
+        began = time.monotonic()
+        assert _set(rank, 16) == [False] * 16
+        assert time.monotonic() - began < exchange.STALL_S
+        daemon.resume()
+        _served(rank)
+        rank.close()
+
+
+def test_a_full_ring_refuses_pages_and_keeps_those_that_are_held() -> None:
+    with Daemon(ring_bytes=8 * MIB) as daemon:
+        daemon.start()
+        rank = Rank(daemon.socket)
+        hashes, expected = _stored(rank)
+        client = daemon.client()
+        held: list[Any] = [client.get(name) for name in rank.storage._keys("kv", hashes)]
+        number = 0
+        for size_bytes in (512 << 10, 64 << 10, 8 << 10, 1 << 10):
+            while client.put(key := _key(number), np.zeros(size_bytes, np.uint8), wait=True).state == "stored":
+                held.append(client.get(key))
+                number += 1
+        assert all(lease is not None for lease in held)
+        assert _soon(lambda: _set(rank)) == [False] * 3
+        assert rank.storage.batch_exists(hashes) == 3
+        assert _right(rank, hashes, expected) == [True] * 3
+        held.clear()
+        _served(rank)
+        rank.close()
+
+
+def test_a_damaged_page_is_not_copied_and_can_be_stored_again(daemon: Daemon, rank: Rank) -> None:
+    hashes, indices = rank.filled(f"fault {next(_texts)}")
+    expected = [rank.page(indices, number) for number in range(3)]
+    assert all(rank.storage.batch_set_v1(hashes, indices))
+    damage(daemon, expected[1])
+    assert _right(rank, hashes, expected) == [True, False, False]
+    assert rank.storage.batch_exists(hashes) == 1
+    assert rank.storage.batch_set_v1(hashes, indices) == [True] * 3
+    assert _right(rank, hashes, expected) == [True] * 3
+
+
+def damage(daemon: Daemon, page: bytes) -> None:
+    """Flips a bit of a page in the ring."""
+    path = next(each for each in daemon.segments() if each.name.endswith(".ring"))
+    # A part of the page: its keys and its values have other data of the tree between them.
+    part = page[: len(page) // 4]
+    with path.open("r+b") as ring:
+        at = ring.read().index(part)
+        ring.seek(at + 5)
+        ring.write(bytes([part[5] ^ 1]))
+
+
+@pytest.mark.parametrize("foreign", [[np.zeros(8, np.uint8)], {"a": 1}, b"text", np.zeros(5, np.float32)])
+def test_an_entry_of_another_form_under_a_pages_key_is_not_copied(daemon: Daemon, rank: Rank, foreign: Any) -> None:
+    hashes, indices = rank.filled(f"fault {next(_texts)}", 1)
+    (key,) = rank.storage._keys("kv", hashes)
+    assert daemon.client().put(key, foreign, wait=True).state == "stored"
+    assert _right(rank, hashes, [b""]) == [False]
+    assert rank.storage.batch_exists(hashes) == 0
+    assert rank.storage.batch_set_v1(hashes, indices) == [True]
+
+
+def test_a_socket_of_another_program_is_as_no_daemon(tmp_path: Path) -> None:
+    path = tmp_path / "foreign.sock"
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(path))
+        listening.listen()
+        rank = _soon(lambda: Rank(path, named=False))
+        until(lambda: rank.storage.shares, "the weights to be named")
+        assert _soon(lambda: _set(rank)) == [False] * 3
+        assert _soon(lambda: rank.storage.batch_exists([page_hash("x", 0)])) == 0
+        _soon(rank.close)
+
+
+def test_a_fork_goes_on_with_its_own_copy(daemon: Daemon, rank: Rank) -> None:
+    hashes, expected = _stored(rank)
+    child = os.fork()
+    if not child:
+        try:
+            until(lambda: all(_set(rank, 1)), "the child to store a page")
+            os._exit(0 if _right(rank, hashes, expected) == [True] * 3 else 1)
+        except BaseException:
+            os._exit(2)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    _served(rank)
+
+
+@pytest.mark.parametrize("indices", [None, torch.arange(3), torch.arange(10_000_000, 10_000_000 + 3 * PAGE), "x"])
+def test_indices_that_are_no_pages_of_the_pool_are_answered_and_not_raised(rank: Rank, indices: Any) -> None:
+    hashes, _ = _stored(rank)
+    assert rank.storage.batch_get_v1(hashes, indices) == [False] * 3
+    assert rank.storage.batch_set_v1([page_hash("none", number) for number in range(3)], indices) == [False] * 3
+
+
+def test_calls_after_close_are_answered(rank: Rank) -> None:
+    hashes, expected = _stored(rank)
+    rank.storage.close()
+    rank.storage.close()
+    assert rank.storage.batch_exists(hashes) == 0
+    assert _right(rank, hashes, expected) == [False] * 3
+    assert _set(rank) == [False] * 3
+
+
+def test_a_pool_without_addresses_of_pages_is_not_shared(daemon: Daemon, caplog: pytest.LogCaptureFixture) -> None:
+    rank = Rank(daemon.socket, mha_pool("page_unified"))
+    assert rank.storage.batch_exists([page_hash("x", 0)]) == 0
+    assert "pages of the pool kv are not shared" in caplog.text
+    rank.close()
+
+
+def test_sharing_ends_before_sglang_changes_a_weight(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
+    from sglang.srt.managers.scheduler_components.weight_updater import SchedulerWeightUpdaterManager as Updater
+
+    monkeypatch.setattr(Updater, weights._CALLED_BEFORE_EVERY_CHANGE, Updater._select_runners)
+    shared: list[bool] = []
+
+    class Runners:
+        """The model's runners, for an update that finds none to change."""
+
+        def weight_update_runners(self) -> list[Any]:
+            shared.append(rank.storage.shares)
+            return []
+
+    updater = object.__new__(Updater)
+    updater.tp_worker, updater.draft_worker, updater.metrics_collector = Runners(), None, None
+    updater.scheduler = types.SimpleNamespace(record_weight_version_change=lambda new_version: None)
+    hashes, expected = _stored(rank)
+    assert weights.watch(rank.storage)
+    assert weights.watch(rank.storage)
+    assert rank.storage.shares
+    request = types.SimpleNamespace(model_path="new", load_format=None, recapture_cuda_graph=False, weight_version=None)
+    assert updater.update_weights_from_disk(request).success
+    assert shared == [False]
+    assert rank.storage.batch_exists(hashes) == 0
+    assert _right(rank, hashes, expected) == [False] * 3
+    assert _set(rank) == [False] * 3
+
+
+def test_an_sglang_whose_changes_of_weights_are_not_seen_is_refused(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(sys.modules, weights._MANAGER, types.ModuleType(weights._MANAGER))
+    with caplog.at_level(logging.WARNING, "tensord"):
+        rank = Rank(daemon.socket, named=False)
+    assert "changes of weights would not be noticed" in caplog.text
+    assert rank.storage._exchange._client.wait_connected(PATIENCE_S)
+    assert _set(rank) == [False] * 3
+    assert not rank.storage.shares
+    rank.close()

@@ -1,0 +1,278 @@
+"""Which engines share pages, and which never do."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from sglang.srt import runtime_context
+from sglang.srt.mem_cache.utils import storage_namespace_seed
+from sglang.srt.server_args import ServerArgs
+
+from tensord.client.identity.engine import Nameless
+from tensord.client.identity.loading import loading_begins
+from tensord.client.sglang import names
+from tensord.client.sglang.settings import StorageSettings
+
+from ..daemon_process import Daemon, until
+from .conftest import write_model
+from .rank import PAGE, Rank, mha_pool, mla_pool, storage_config
+
+_texts = count(1)
+
+
+def _found(writer: Rank, reader: Rank) -> int:
+    """How many of three pages that one rank stores the other one finds."""
+    hashes, indices = writer.filled(f"names {next(_texts)}")
+    assert all(writer.storage.batch_set_v1(hashes, indices))
+    found: int = reader.storage.batch_exists(hashes)
+    for rank in (writer, reader):
+        rank.close()
+    return found
+
+
+@pytest.mark.parametrize("field", [{"model_name": "by another name"}, {"dp_rank": 1}, {"enable_storage_metrics": True}])
+def test_names_and_data_parallel_ranks_do_not_tell_engines_apart(daemon: Daemon, field: dict[str, Any]) -> None:
+    assert _found(Rank(daemon.socket), Rank(daemon.socket, config=field)) == 3
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"tp_size": 2}, {"tp_size": 2, "tp_rank": 1}),
+        ({"pp_size": 2}, {"pp_size": 2, "pp_rank": 1}),
+        ({"attn_cp_size": 2}, {"attn_cp_size": 2, "attn_cp_rank": 1}),
+        ({}, {"tp_size": 2}),
+        ({}, {"pp_size": 2}),
+        ({}, {"attn_cp_size": 2}),
+    ],
+    ids=str,
+)
+def test_ranks_of_other_parts_of_the_model_share_nothing(
+    daemon: Daemon, one: dict[str, Any], other: dict[str, Any]
+) -> None:
+    assert _found(Rank(daemon.socket, config=one), Rank(daemon.socket, config=other)) == 0
+
+
+@pytest.mark.parametrize(
+    "pool",
+    [
+        lambda: mha_pool("layer_first"),
+        lambda: mha_pool("page_first_direct"),
+        lambda: mha_pool(heads=4),
+        lambda: mha_pool(page=2 * PAGE),
+        lambda: mha_pool(dtype=torch.float16),
+        lambda: mla_pool(),
+    ],
+    ids=["layer_first", "page_first_direct", "heads", "page size", "dtype", "mla"],
+)
+def test_pools_of_another_layout_share_nothing(daemon: Daemon, pool: Callable[[], Any]) -> None:
+    assert _found(Rank(daemon.socket), Rank(daemon.socket, pool())) == 0
+
+
+@pytest.mark.parametrize("extra", [{"tensord.revision": "r2"}, {"tensord.revision": "r1", "tensord.tenant": "a"}])
+def test_revision_and_tenant_tell_engines_apart(daemon: Daemon, extra: dict[str, str]) -> None:
+    assert _found(Rank(daemon.socket), Rank(daemon.socket, extra=extra)) == 0
+
+
+def test_all_ranks_of_an_mla_model_have_one_name(daemon: Daemon) -> None:
+    config = {"is_mla_model": True, "tp_size": 2}
+    writer = Rank(daemon.socket, mla_pool(), config={**config, "tp_rank": 0})
+    reader = Rank(daemon.socket, mla_pool(), config={**config, "tp_rank": 1})
+    assert _found(writer, reader) == 3
+
+
+# ---- the weights
+
+
+def test_engines_that_load_the_same_bytes_share_pages_wherever_the_files_are(
+    daemon: Daemon, model: Path, tmp_path: Path
+) -> None:
+    assert _found(_loaded(daemon, model), _loaded(daemon, write_model(tmp_path))) == 3
+
+
+# The places are between those that a digest of an encoder's weights samples.
+@pytest.mark.parametrize("place", [100_000, 600_000])
+def test_one_other_byte_in_a_tensor_of_the_language_model_tells_engines_apart(
+    daemon: Daemon, model: Path, tmp_path: Path, place: int
+) -> None:
+    assert _found(_loaded(daemon, model), _loaded(daemon, write_model(tmp_path, place))) == 0
+
+
+def test_weights_that_changed_while_the_engine_was_starting_are_not_named(tmp_path: Path) -> None:
+    # The tests' own process began before it wrote the model.
+    write_model(tmp_path)
+    with pytest.raises(Nameless, match="has changed since this process began"):
+        names.weights_name(storage_config({}), StorageSettings(model=str(tmp_path)), {})
+
+
+@pytest.mark.parametrize(
+    ("model", "arguments", "told"),
+    [
+        ("no/such-model", {}, "not in files on this host; set tensord.model or tensord.revision"),
+        ("", {}, "set tensord.revision"),
+        ("no/such-model", {"load_format": "dummy"}, "load format dummy"),
+        ("no/such-model", {"weight_cache_mode": "client"}, "from a weight cache"),
+    ],
+)
+def test_weights_that_are_in_no_file_are_not_named(model: str, arguments: dict[str, Any], told: str) -> None:
+    config = storage_config({}, model_name=model)
+    with pytest.raises(Nameless, match=told):
+        names.weights_name(config, StorageSettings(), arguments)
+
+
+def test_an_engine_without_a_name_shares_nothing_and_says_so(daemon: Daemon, caplog: pytest.LogCaptureFixture) -> None:
+    rank = Rank(daemon.socket, extra={}, named=False)
+    until(lambda: "this engine shares no KV" in caplog.text, "the message")
+    hashes, indices = rank.filled("nameless")
+    assert rank.storage.batch_set_v1(hashes, indices) == [False] * 3
+    assert rank.storage.batch_exists(hashes) == 0
+    assert rank.storage.batch_get_v1(hashes, indices) == [False] * 3
+    rank.close()
+
+
+def _loaded(daemon: Daemon, model: Path) -> Rank:
+    """A rank of an engine that began to load the model's weights after they were written."""
+    written_ns = max(path.stat().st_ctime_ns for path in model.iterdir())
+    until(lambda: time.clock_gettime_ns(5) > written_ns, "the files' clock to go on")
+    loading_begins(str(model))
+    return Rank(daemon.socket, extra={"tensord.model": str(model)})
+
+
+# ---- the engine's arguments
+
+
+@pytest.fixture
+def published(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Makes arguments those of the engine in this process."""
+
+    def publish(**arguments: Any) -> None:
+        given = ServerArgs(model_path="tiny", device="cpu", **arguments)
+        monkeypatch.setattr(runtime_context._CONTEXT, "_server_args", given)
+
+    return publish
+
+
+@pytest.mark.parametrize(
+    "argument",
+    [
+        {"quantization": "fp8"},
+        {"kv_cache_dtype": "fp8_e5m2"},
+        {"json_model_override_args": '{"rope_theta": 5}'},
+        {"dtype": "float16"},
+        {"model_impl": "transformers"},
+        {"attention_backend": "triton"},
+    ],
+    ids=str,
+)
+def test_an_argument_that_changes_kv_tells_engines_apart(
+    daemon: Daemon, published: Callable[..., None], argument: dict[str, Any]
+) -> None:
+    published()
+    first = Rank(daemon.socket)
+    published(**argument)
+    assert _found(first, Rank(daemon.socket)) == 0
+
+
+@pytest.mark.parametrize(
+    "argument",
+    [{"port": 4}, {"mem_fraction_static": 0.3}, {"log_level": "debug"}, {"served_model_name": "a"}, {"random_seed": 3}],
+    ids=str,
+)
+def test_an_argument_without_effect_on_kv_does_not(
+    daemon: Daemon, published: Callable[..., None], argument: dict[str, Any]
+) -> None:
+    published()
+    first = Rank(daemon.socket)
+    published(**argument)
+    assert _found(first, Rank(daemon.socket)) == 3
+
+
+def test_the_arguments_of_an_engine_have_a_form_that_is_equal_in_all_processes(published: Callable[..., None]) -> None:
+    published()
+    found = [names.namespace("w", storage_config({}), {}, "", names.engine_arguments(), replicated=False)]
+    published()
+    found += [names.namespace("w", storage_config({}), {}, "", names.engine_arguments(), replicated=False)]
+    assert found[0] == found[1]
+    assert len(names.engine_arguments()) > 100
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ({"enable_lora": True}, "LoRA"),
+        ({"trust_mm_content_hashes": True}, "--trust-mm-content-hashes"),
+        ({"speculative_draft_model_path": "draft"}, "the draft model draft"),
+        ({"quantization_param_path": "scales.json"}, "quantization_param_path"),
+    ],
+)
+def test_an_engine_with_an_input_that_no_name_covers_is_refused(
+    daemon: Daemon,
+    published: Callable[..., None],
+    caplog: pytest.LogCaptureFixture,
+    arguments: dict[str, Any],
+    told: str,
+) -> None:
+    published(**arguments)
+    rank = Rank(daemon.socket, named=False)
+    until(lambda: "this engine shares no KV: " in caplog.text and told in caplog.text, "the message")
+    assert not rank.storage.shares
+    rank.close()
+
+
+def test_another_release_of_sglang_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sglang.__version__", "0.5.24")
+    assert "0.5.24" in (names.refusal(storage_config({}), {}) or "")
+
+
+def test_decode_context_parallelism_is_refused() -> None:
+    config = replace(
+        storage_config({}, is_mla_model=True, tp_size=2), dcp_size=2, dcp_rank=0, logical_page_size=2 * PAGE
+    )
+    assert "dcp_size" in (names.refusal(config, {}) or "")
+
+
+# ---- what SGLang's own hash of a page covers, which no name of tensord repeats
+
+
+def _chain(tokens: list[int], **request: Any) -> list[str]:
+    from sglang.srt.mem_cache.utils import get_storage_hash_str
+
+    class Tokens(list[int]):
+        extra_key = request.get("extra_key")
+        cache_salt = request.get("cache_salt")
+
+    try:
+        hashes = get_storage_hash_str(Tokens(tokens), None, page_size=PAGE)
+    except RuntimeError as error:
+        pytest.skip(f"SGLang builds its hash with g++, ninja and OpenSSL's headers: {error}")
+    assert isinstance(hashes, list)
+    return hashes
+
+
+def test_sglangs_page_hash_covers_all_tokens_before_extra_key_and_salt() -> None:
+    plain = _chain(list(range(8)))
+    assert _chain(list(range(8))) == plain
+    assert _chain([9, *range(1, 8)])[1] != plain[1]
+    others = [_chain(list(range(8)), extra_key="a"), _chain(list(range(8)), cache_salt="a")]
+    assert len({*plain, *others[0], *others[1]}) == 6
+    assert storage_namespace_seed(None, None) is None
+
+
+def test_sglangs_page_hash_covers_a_picture_by_the_hash_of_its_features() -> None:
+    from sglang.srt.managers.schedule_batch import Modality, MultimodalDataItem
+
+    pads = []
+    for value in (1.0, 1.0, 2.0):
+        item = MultimodalDataItem(modality=Modality.IMAGE, feature=torch.full((4, 4), value))
+        item.set_pad_value()
+        pads.append(item.padding_sequence(PAGE))
+    assert pads[0] == pads[1] != pads[2]
+    assert min(pads[0]) >= 1_000_000
+    assert _chain(pads[0]) == _chain(pads[1]) != _chain(pads[2])

@@ -1,0 +1,221 @@
+"""Pages of SGLang's host pools through a real daemon."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import count
+from typing import Any
+
+import pytest
+import torch
+from sglang.srt.mem_cache.hicache_storage import HiCacheStorageExtraInfo
+
+from tensord.client.sglang import TensordHiCacheStorage
+from tensord.errors import BadConfiguration
+
+from ..daemon_process import PATIENCE_S, Daemon
+from ..processes import Child, Stage
+from .rank import LAYOUTS, PAGE, Rank, mha_pool, mla_pool, storage_config
+
+_texts = count(1)
+
+
+@pytest.fixture
+def text() -> str:
+    """A text that no test has stored."""
+    return f"text {next(_texts)}"
+
+
+@pytest.fixture
+def ranks(daemon: Daemon) -> Iterator[tuple[Rank, Rank]]:
+    """The same rank of two engines."""
+    first, second = Rank(daemon.socket), Rank(daemon.socket)
+    yield first, second
+    first.close()
+    second.close()
+
+
+def _shared(first: Rank, second: Rank, text: str) -> None:
+    """Asserts that the second rank gets, byte by byte, what the first one stores."""
+    hashes, indices = first.filled(text)
+    assert second.storage.batch_exists(hashes) == 0
+    assert first.storage.batch_set_v1(hashes, indices) == [True] * 3
+    assert second.storage.batch_exists(hashes) == 3
+    room = second.empty()
+    assert second.storage.batch_get_v1(hashes, room) == [True] * 3
+    for number in range(3):
+        assert second.page(room, number) == first.page(indices, number)
+        assert any(second.page(room, number))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_page_that_one_engine_stores_is_byte_equal_in_another(daemon: Daemon, layout: str, text: str) -> None:
+    _shared(Rank(daemon.socket, mha_pool(layout)), Rank(daemon.socket, mha_pool(layout)), text)
+
+
+def test_pages_are_shared_between_processes(daemon: Daemon, text: str) -> None:
+    rank = Rank(daemon.socket)
+    hashes, indices = rank.filled(text)
+    assert all(rank.storage.batch_set_v1(hashes, indices))
+    with Child(_read, daemon.socket, hashes) as child:
+        assert child.hear(4 * PATIENCE_S) == [rank.page(indices, number) for number in range(3)]
+    rank.close()
+
+
+def _read(stage: Stage, socket: Any, hashes: list[str]) -> list[bytes]:
+    rank = Rank(socket)
+    room = rank.empty()
+    assert rank.storage.batch_get_v1(hashes, room) == [True] * 3
+    return [rank.page(room, number) for number in range(3)]
+
+
+@pytest.mark.parametrize("layout", ["layer_first", "page_first", "page_first_direct"])
+def test_ranks_of_an_mla_model_read_the_pages_that_one_rank_writes(daemon: Daemon, layout: str, text: str) -> None:
+    config = {"is_mla_model": True, "tp_size": 2}
+    writer = Rank(daemon.socket, mla_pool(layout), config={**config, "tp_rank": 0})
+    reader = Rank(daemon.socket, mla_pool(layout), config={**config, "tp_rank": 1})
+    hashes, indices = reader.filled(text)
+    assert reader.storage.batch_set_v1(hashes, indices) == [False] * 3
+    assert reader.storage.batch_exists(hashes) == 0
+    _shared(writer, reader, text)
+    assert reader.storage.batch_set_v1(hashes, indices) == [True] * 3
+
+
+def test_the_interface_with_tensors_shares_pages_too(daemon: Daemon, text: str) -> None:
+    first, second = (Rank(daemon.socket, extra={"tensord.revision": "r1", "interface_v1": 0}) for _ in range(2))
+    hashes, indices = first.filled(text)
+    pages = [first.pool.get_data_page(int(indices[number * PAGE])) for number in range(3)]
+    assert first.storage.batch_set(hashes, pages)
+    assert second.storage.batch_exists(hashes) == 3
+    assert second.storage.exists(hashes[2])
+    room = [second.pool.get_dummy_flat_data_page() for _ in hashes]
+    got = second.storage.batch_get(hashes, room)
+    for page, copied in zip(pages, got, strict=True):
+        assert copied is not None
+        assert torch.equal(page.view(torch.uint8), copied.view(torch.uint8))
+    assert second.storage.get("0" * 64, room[0]) is None
+
+
+def test_pages_by_address_and_pages_as_tensors_are_told_apart(daemon: Daemon, text: str) -> None:
+    by_address = Rank(daemon.socket, mha_pool("page_first"))
+    as_tensors = Rank(daemon.socket, mha_pool("page_first"), extra={"tensord.revision": "r1", "interface_v1": 0})
+    hashes, indices = by_address.filled(text)
+    assert all(by_address.storage.batch_set_v1(hashes, indices))
+    assert as_tensors.storage.batch_exists(hashes) == 0
+
+
+def test_exists_counts_the_pages_before_the_first_gap(ranks: tuple[Rank, Rank], text: str) -> None:
+    first, second = ranks
+    hashes, indices = first.filled(text, 4)
+    assert all(first.storage.batch_set_v1(hashes[:2], indices[: 2 * PAGE]))
+    assert all(first.storage.batch_set_v1(hashes[3:], indices[3 * PAGE :]))
+    assert second.storage.batch_exists(hashes) == 2
+    assert second.storage.batch_exists(hashes[3:]) == 1
+
+
+def test_a_get_ends_at_the_first_missing_page_and_leaves_the_rest_unchanged(
+    ranks: tuple[Rank, Rank], text: str
+) -> None:
+    first, second = ranks
+    hashes, indices = first.filled(text, 3)
+    assert all(first.storage.batch_set_v1(hashes[:1], indices[:PAGE]))
+    assert all(first.storage.batch_set_v1(hashes[2:], indices[2 * PAGE :]))
+    _, room = second.filled("something else")
+    before = [second.page(room, number) for number in range(3)]
+    assert second.storage.batch_get_v1(hashes, room) == [True, False, False]
+    assert second.page(room, 0) == first.page(indices, 0)
+    assert [second.page(room, number) for number in (1, 2)] == before[1:]
+
+
+def test_the_host_pool_may_be_reused_once_a_set_has_returned(ranks: tuple[Rank, Rank], text: str) -> None:
+    first, second = ranks
+    hashes, indices = first.filled(text)
+    expected = [first.page(indices, number) for number in range(3)]
+    assert all(first.storage.batch_set_v1(hashes, indices))
+    first.pool.kv_buffer.fill_(7)
+    room = second.empty()
+    assert all(second.storage.batch_get_v1(hashes, room))
+    assert [second.page(room, number) for number in range(3)] == expected
+
+
+def test_a_stored_page_is_not_sent_again(ranks: tuple[Rank, Rank], text: str, daemon: Daemon) -> None:
+    first, second = ranks
+    hashes, indices = first.filled(text)
+    assert all(first.storage.batch_set_v1(hashes, indices))
+    stored = daemon.status()["store"]["puts"]
+    assert second.storage.batch_set_v1(hashes, indices) == [True] * 3
+    assert daemon.status()["store"]["puts"] == stored
+
+
+def test_clear_removes_the_pages_of_the_rank_and_nothing_else(
+    ranks: tuple[Rank, Rank], text: str, daemon: Daemon
+) -> None:
+    first, second = ranks
+    other = daemon.client()
+    assert other.put(b"k" * 32, b"other", wait=True).state in ("stored", "existed")
+    hashes, indices = first.filled(text)
+    assert all(first.storage.batch_set_v1(hashes, indices))
+    assert first.storage.clear()
+    assert second.storage.batch_exists(hashes) == 0
+    assert other.contains(b"k" * 32)
+
+
+def test_nothing_stays_pinned_after_a_get(ranks: tuple[Rank, Rank], text: str, daemon: Daemon) -> None:
+    first, second = ranks
+    hashes, indices = first.filled(text)
+    assert all(first.storage.batch_set_v1(hashes, indices))
+    assert all(second.storage.batch_get_v1(hashes, second.empty()))
+    daemon.until(lambda status: status["pins"] == 0, "pins to end")
+
+
+@pytest.mark.parametrize(
+    ("extra", "told"),
+    [
+        ({"tensord.revison": "r1"}, "tensord.revison"),
+        ({"tensord.revision": ""}, "tensord.revision"),
+        ({"tensord.socket": 5}, "tensord.socket=5"),
+    ],
+)
+def test_a_wrong_setting_is_an_error_that_names_it(extra: dict[str, Any], told: str) -> None:
+    with pytest.raises(BadConfiguration, match=told):
+        TensordHiCacheStorage(storage_config(extra), {})
+
+
+def test_sglangs_own_keys_of_the_extra_config_are_left_alone(daemon: Daemon, text: str) -> None:
+    extra = {"tensord.revision": "r1", "prefetch_threshold": 16, "other": [1]}
+    _shared(Rank(daemon.socket, extra=extra), Rank(daemon.socket, extra=extra), text)
+
+
+def test_the_client_is_listed_by_the_name_of_model_and_rank(daemon: Daemon) -> None:
+    rank = Rank(daemon.socket, config={"tp_rank": 1, "tp_size": 2})
+    assert "sglang tiny tp1 pp0 dp0" in [row["name"] for row in daemon.client_rows()]
+    rank.close()
+
+
+def test_pages_leave_the_ring_last_first(ranks: tuple[Rank, Rank], text: str, daemon: Daemon) -> None:
+    first, second = ranks
+    hashes, indices = first.filled(text, 4)
+    head = HiCacheStorageExtraInfo(prefix_keys=[])
+    assert all(first.storage.batch_set_v1(hashes[:2], indices[: 2 * PAGE], head))
+    tail = HiCacheStorageExtraInfo(prefix_keys=hashes[:2])
+    assert all(first.storage.batch_set_v1(hashes[2:], indices[2 * PAGE :], tail))
+    client = daemon.client()
+    keys = second.storage._keys("kv", hashes)
+    # A lease on a page keeps those before it, and the end of one ends those after it.
+    lease = client.get(keys[1])
+    assert lease is not None
+    client.evict(keys[2])
+    assert second.storage.batch_exists(hashes) == 2
+    assert [client.contains(key) for key in keys] == [True, True, False, False]
+    lease.release()
+    client.evict(keys[0])
+    assert [client.contains(key) for key in keys] == [False] * 4
+
+
+def test_a_page_whose_predecessor_is_gone_is_stored(ranks: tuple[Rank, Rank], text: str, daemon: Daemon) -> None:
+    first, second = ranks
+    hashes, indices = first.filled(text, 3)
+    gone = HiCacheStorageExtraInfo(prefix_keys=hashes[:1])
+    assert all(first.storage.batch_set_v1(hashes[1:], indices[PAGE:], gone))
+    assert second.storage.batch_exists(hashes) == 0
+    assert second.storage.batch_exists(hashes[1:]) == 2
