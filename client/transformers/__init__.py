@@ -1,7 +1,8 @@
-"""transformers' image and audio encoders through the cache: one process of the host encodes, the others read.
+"""transformers' models through the cache. `cached`: image and audio encoders, of which one process of the host encodes
+and the others read. `prefix_cached`: language models, whose prompts start from the longest prefix that was computed.
 
-Owns: wrapping and unwrapping a model. Does not own: the patched methods (patch_points), the handling of a call (calls),
-splitting an output (outputs), names of weights and settings (identity).
+Owns: wrapping and unwrapping an encoder. Does not own: the patched methods (patch_points), the handling of a call
+(calls), splitting an output (outputs), names of weights and settings (identity), prefixes (prefix).
 
 Invariants: outputs have the types of the unwrapped model's outputs, and memory of their own. After any failure, a
 missing daemon included, the model computes as usual. A model's state, copies and pickles contain no part of the
@@ -23,8 +24,19 @@ from ..core.cache import Client
 from ..core.namespace import Namespace
 from .calls import Encoder, EncoderTally
 from .patch_points import PATCH_POINTS, PatchPoint
+from .prefix import Past, PrefixCached, PrefixTally, prefix_cached
 
-__all__ = ["EncoderTally", "cached", "refresh", "tally", "uncached"]
+__all__ = [
+    "EncoderTally",
+    "Past",
+    "PrefixCached",
+    "PrefixTally",
+    "cached",
+    "prefix_cached",
+    "refresh",
+    "tally",
+    "uncached",
+]
 
 Model = TypeVar("Model")
 
