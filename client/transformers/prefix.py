@@ -41,6 +41,7 @@ from .cache_layers import (
     stored_of,
     tokens_in,
 )
+from .families import check_family
 from .generation import prompt_of, tokens_of
 from .model_name import name_of
 from .prefix_process import ProcessState
@@ -150,6 +151,12 @@ class PrefixCached:
         """The model that was given."""
         return self._model
 
+    @property
+    def namespace(self) -> Namespace | None:
+        """The namespace of the blocks, as the last call that shared made it. None before the first one."""
+        prefixes = self._here().prefixes
+        return None if prefixes is None else prefixes.namespace
+
     def generate(self, *args: Any, **kwargs: Any) -> Any:
         """Does what `model.generate` does, with the same arguments and the same result. Computes only the part of the
         prompt after the longest cached prefix, and stores the sequence in the background afterwards.
@@ -158,6 +165,7 @@ class PrefixCached:
         """
         began_s = time.perf_counter()
         try:
+            check_family(self._model)
             if self._cache_name != "past_key_values":
                 name = type(self._model).__name__
                 raise NotShared(f"generate() of {name} cannot start from a cache; use past_key_values() and store()")
