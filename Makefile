@@ -32,7 +32,7 @@ help:
 	@echo "make simulate     a simulated host under SEEDS=1000 seeds, or one of them with a trace (SEED=n)"
 	@echo "make fuzz         the sockets, lanes and segments under hostile bytes, MINUTES=30 of each (ONLY=name FIRST=n replays a round)"
 	@echo "make soak MINUTES=N  mixed load with random kills and restarts: what was wrong, lost or leaked (JSON=path, SEED=)"
-	@echo "make test-vllm    the tests with engines: vLLM, transformers; installs vLLM's CPU build, 2.5 GB"
+	@echo "make test-vllm    the tests with engines: vLLM, transformers, diffusers; installs vLLM's CPU build, 2.5 GB"
 	@echo "make http-load REQUESTS=15000  requests to vLLM's HTTP server under kills, stops, clears and replaced rings (SEED=, CONNECTOR=1)"
 	@echo "make test-systemd the service under a real systemd, in namespaces of its own; needs root"
 	@echo "make crashes KILLS=N  kills the daemon and clients at random lines, and compares every entry (SEED=, POINT= and AT= replay)"
@@ -123,7 +123,7 @@ lint: $(STAMPS)/check
 
 # Warnings are errors elsewhere; vLLM and what it imports have several of their own.
 test-vllm: $(PEERS)/.installed $(PEERS)/.theirs
-	$(PEERS)/bin/python -m pytest -o filterwarnings=default tests/vllm tests/transformers $(ARGS)
+	$(PEERS)/bin/python -m pytest -o filterwarnings=default tests/vllm tests/transformers tests/diffusers $(ARGS)
 
 REQUESTS ?= 15000
 http-load: $(PEERS)/.installed
@@ -168,7 +168,7 @@ bench-peers: $(PEERS)/.installed
 $(PEERS)/.installed: $(PEERS)/.engine $(NEEDS)
 	@echo "installing tensord[bench,test] into $(PEERS)"
 	@$(PEERS)/bin/python -m pip --disable-pip-version-check --no-input -qq install \
-	  -c constraints.txt -c benchmarks/vllm_cpu/lock.txt -e '.[bench,test]' accelerate==1.15.0
+	  -c constraints.txt -c benchmarks/vllm_cpu/lock.txt -e '.[bench,test]' accelerate==1.15.0 diffusers==0.42.1
 	@touch $@
 
 # vLLM's own tests, which are in no wheel.

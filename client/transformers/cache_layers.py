@@ -23,8 +23,19 @@ from transformers.cache_utils import DynamicCache
 
 from ..prefix.layers import NormalLayer, PrefixLayer, RecurrentLayer, RotatingLayer, SharedLayer
 from ..prefix.match import PrefixMatch
+from .reasons import NotShared
 
-__all__ = ["NotShared", "Snapshot", "Stored", "empty_cache", "fill", "snapshot_of", "stored_of", "tokens_in"]
+__all__ = [
+    "Snapshot",
+    "Stored",
+    "empty_cache",
+    "fill",
+    "needs_snapshots",
+    "parts_of",
+    "snapshot_of",
+    "stored_of",
+    "tokens_in",
+]
 
 _AXIS: Final = -2
 """The token axis of keys and values, [batch, heads, tokens, dim]."""
@@ -39,10 +50,6 @@ _RECURRENT: Final = frozenset(
     }
 )
 """Classes of `transformers.cache_utils`, by name: an older version lacks some."""
-
-
-class NotShared(Exception):
-    """The call runs without sharing. The message is the reason, for users."""
 
 
 @dataclass(frozen=True, slots=True)

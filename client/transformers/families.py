@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import transformers
 
-from .cache_layers import NotShared
+from .reasons import NotShared
 
 __all__ = ["FAMILIES", "check_family"]
 

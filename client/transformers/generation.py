@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from transformers.generation import GenerationMixin, GenerationMode
 
-from .cache_layers import NotShared
+from .reasons import NotShared
 
 __all__ = ["Prompt", "prompt_of", "tokens_of"]
 

@@ -19,10 +19,10 @@ from ...errors import TensordError
 from ..core.namespace import Namespace
 from ..identity.modules import Fingerprint
 from ..identity.settings import configs_of, machine, settings
-from .cache_layers import NotShared
 from .conditions import Untouchable, check_still
 from .families import check_family
 from .functions import Replaced, functions_called
+from .reasons import NotShared
 
 __all__ = ["name_of"]
 

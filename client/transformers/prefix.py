@@ -12,10 +12,8 @@ The cache that the model continues from holds the bytes that a model of the same
 from __future__ import annotations
 
 import inspect
-import logging
 import os
 import time
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
@@ -31,7 +29,6 @@ from ..core.namespace import Namespace
 from ..prefix.cache import BLOCK_TOKENS, PrefixCache
 from ..prefix.put import PrefixPut
 from .cache_layers import (
-    NotShared,
     Snapshot,
     Stored,
     empty_cache,
@@ -45,6 +42,7 @@ from .families import check_family
 from .generation import prompt_of, tokens_of
 from .model_name import name_of
 from .prefix_process import ProcessState
+from .reasons import NotShared, Reasons
 
 __all__ = ["Past", "PrefixCached", "PrefixTally", "prefix_cached"]
 
@@ -54,8 +52,6 @@ _MATCH_S: Final = 1.0
 """Seconds to wait for a match at most. It takes one round trip, and up to a second after the daemon's start."""
 _PUT_S: Final = 1.0
 """Seconds to wait for room in the inbox, for all blocks of a call."""
-
-_log = logging.getLogger("tensord")
 
 
 @dataclass(slots=True)
@@ -76,7 +72,7 @@ class PrefixTally:
     found_tokens: int = 0
     computed_tokens: int = 0
     dropped: int = 0
-    reasons: Counter[str] = field(default_factory=Counter)
+    reasons: Reasons = field(default_factory=Reasons)
 
 
 class Past(NamedTuple):
@@ -136,7 +132,6 @@ class PrefixCached:
         self._block_tokens = block_tokens
         self._snapshot_tokens = check_count("snapshot_tokens", snapshot_tokens, _SNAPSHOT_TOKENS_MAX, 1)
         self._agent = agent
-        self._said: set[str] = set()
         self._cache_name = "cache_params" if "mamba" in type(model).__name__.lower() else "past_key_values"
         self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._process = ProcessState()
@@ -251,7 +246,7 @@ class PrefixCached:
             try:
                 fill(cache, match, input_ids.device)
             except (NotShared, TensordError) as error:
-                _log.warning("tensord: %s; the prompt is computed", error)
+                self.tally.reasons.add(error, "a cached prefix is not used")
                 return Past(empty_cache(self._model), 0), prefixes
             return Past(cache, match.offset), prefixes
 
@@ -331,15 +326,10 @@ class PrefixCached:
         self.tally.computed_tokens += tokens - found
 
     def _passed(self, error: Exception, *, stored: bool = True) -> None:
-        """Counts a call that does not share, and logs each reason once."""
-        known = isinstance(error, NotShared | TensordError)
-        reason = str(error) if known else f"{type(error).__name__}: {error}"
+        """Counts a call that does not share."""
         self.tally.passed += stored
-        self.tally.reasons[reason] += 1
-        if reason not in self._said:
-            self._said.add(reason)
-            what = "generated without the prefix cache" if stored else "not stored in the prefix cache"
-            _log.warning("tensord: %s: %s", what, reason, exc_info=None if known else error)
+        what = "generated without the prefix cache" if stored else "not stored in the prefix cache"
+        self.tally.reasons.add(error, what)
 
     def _here(self) -> ProcessState:
         """What belongs to this process. The child of a fork begins with its own."""
