@@ -26,7 +26,7 @@ endef
 
 .PHONY: help demo test crashes soak test-systemd simulate fuzz crossings test-vllm http-load check lint smoke bench bench-peers bench-prefix bench-pressure bench-vllm clean
 help:
-	@echo "make demo         four processes share encoded photographs; three share a card that fills up; three agents share a prompt"
+	@echo "make demo         four processes share encoded photographs; three share a card that fills up; agents share a prompt"
 	@echo "make test         the test suite"
 	@echo "make crossings    every state of a process x every disturbance, ROUNDS=20 times (SEED=, ROUND=, ONLY= replay a failure)"
 	@echo "make simulate     a simulated host under SEEDS=1000 seeds, or one of them with a trace (SEED=n)"
@@ -71,7 +71,8 @@ demo: $(STAMPS)/demo
 	@echo
 	$(BIN)/python examples/pressure.py
 	@echo
-	$(BIN)/python examples/chat_prefix.py
+	@if $(BIN)/python -c 'import torch, transformers' 2>/dev/null; then example=shared_kv; else example=chat_prefix; fi; \
+	  echo "$(BIN)/python examples/$$example.py"; $(BIN)/python examples/$$example.py
 
 # A file of tests runs in one of two processes: more than half of the time is spent waiting for daemons.
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile

@@ -130,7 +130,7 @@ def activation(of: Any) -> None:
     of.text_encoder.config.hidden_act = "gelu"
     for module in of.text_encoder.modules():
         if hasattr(module, "activation_fn"):
-            module.activation_fn = torch.nn.GELU()
+            module.activation_fn = torch.nn.GELU().eval()
 
 
 def vocabulary(of: Any) -> None:
