@@ -52,6 +52,8 @@ def check_family(model: Any) -> None:
     family = getattr(config, "model_type", None)
     if not type(model).__module__.startswith("transformers.models.") or family not in FAMILIES:
         raise NotShared(f"{type(model).__name__} ({family}) is not among the families in docs/transformers.md")
+    if getattr(config, "use_bidirectional_attention", None) or getattr(config, "is_causal", None) is False:
+        raise NotShared(f"{type(model).__name__} attends to later tokens too, so a prompt's keys depend on all of it")
     if config is not None and (kind := next(_rope_kinds(config.to_dict()), None)):
         raise NotShared(f"rope_type is {kind!r}, with which the keys of a prompt depend on its length")
 

@@ -19,9 +19,14 @@ from transformers import (
     T5TokenizerFast,
 )
 
+from tensord.client.diffusers import tally
+
 LETTERS: Final = [chr(number) for number in range(ord("a"), ord("z") + 1)]
 LENGTH: Final = 16
 """Tokens of a prompt for CLIP."""
+SD: Final = "StableDiffusionPipeline"
+XL: Final = "StableDiffusionXLPipeline"
+FLUX: Final = "FluxPipeline"
 
 
 def clip_tokenizer() -> Any:
@@ -95,3 +100,27 @@ def models(name: str) -> dict[str, Any]:
         attention_head_dim=2,
     )
     return {"vae": vae, "unet": unet, "scheduler": diffusers.DDIMScheduler()}
+
+
+def arguments(name: str, **more: Any) -> dict[str, Any]:
+    given: dict[str, Any] = {"prompt": "a cat", "device": torch.device("cpu"), "num_images_per_prompt": 1}
+    if "Flux" in name:
+        given |= {"prompt_2": None, "max_sequence_length": 32}
+    elif "Diffusion3" in name:
+        given |= {"prompt_2": None, "prompt_3": None, "max_sequence_length": 32}
+    else:
+        given |= {"do_classifier_free_guidance": True}
+    return given | more
+
+
+def same(one: Any, another: Any) -> bool:
+    return type(one) is type(another) is tuple and all(
+        mine is other if mine is None or other is None else mine.dtype == other.dtype and torch.equal(mine, other)
+        for mine, other in zip(one, another, strict=True)
+    )
+
+
+def counts(of: Any) -> tuple[int, int, int]:
+    """Found, encoded, passed."""
+    found = tally(of)
+    return found.found, found.encoded, found.passed

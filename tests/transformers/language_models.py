@@ -12,7 +12,12 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
+import tensord
+from tensord.client.transformers import prefix_cached
+
 VOCABULARY: Final = 96
+PROMPT: Final = 40
+"""Tokens of the prompt that `sharing` stores."""
 WINDOW: Final = 16
 COMMON: Final[Mapping[str, Any]] = {
     "vocab_size": VOCABULARY,
@@ -194,3 +199,12 @@ def same(one: Any, another: Any) -> bool:
     return torch.equal(one.sequences, another.sequences) and all(
         torch.equal(mine, other) for mine, other in zip(one.logits, another.logits, strict=True)
     )
+
+
+def sharing(model: Any, client: tensord.Client, **more: Any) -> Any:
+    """With the model's answer to `prompt(PROMPT)` stored."""
+    shared = prefix_cached(model, client, **{"block_tokens": 16, "snapshot_tokens": 16, **more})
+    generated(shared, prompt(PROMPT))
+    assert shared.flush()
+    assert (shared.tally.calls, shared.tally.passed) == (1, 0), shared.tally.reasons
+    return shared
