@@ -38,6 +38,7 @@ from .cache_layers import (
     stored_of,
     tokens_in,
 )
+from .continuing import continuing
 from .families import check_family
 from .generation import prompt_of, tokens_of
 from .model_name import name_of
@@ -161,21 +162,22 @@ class PrefixCached:
         began_s = time.perf_counter()
         try:
             check_family(self._model)
-            if self._cache_name != "past_key_values":
-                name = type(self._model).__name__
-                raise NotShared(f"generate() of {name} cannot start from a cache; use past_key_values() and store()")
             prompt = prompt_of(self._model, args, kwargs)
             (cache, found), prefixes = self._started(prompt.ids, prompt.tokens)
         except Exception as error:
             self._passed(error)
             return self._model.generate(*args, **kwargs)
         snapshots = self._prefilled(prompt.ids, cache, found)
-        output = self._model.generate(*args, **{**kwargs, self._cache_name: cache})
+        model = self._model
+        if self._cache_name != "past_key_values":
+            model = continuing(model, snapshots[-1].tokens if snapshots else found)
+        output = model.generate(*args, **{**kwargs, self._cache_name: cache})
         self._count(found, len(prompt.tokens))
         cost_ms = (time.perf_counter() - began_s) * 1000
         # A cache that the caller gets may change before the thread has read it.
         copied = not isinstance(output, torch.Tensor)
-        self._keep(prefixes, _sequences(output), cache, snapshots, cost_ms, copied=copied)
+        # The last generated token was never an input.
+        self._keep(prefixes, _sequences(output), -1, cache, snapshots, cost_ms, copied=copied)
         return output
 
     def past_key_values(self, input_ids: torch.Tensor) -> Past:
@@ -213,7 +215,7 @@ class PrefixCached:
             Whether it is stored as far as known so far; `tally.reasons` says why not.
         """
         try:
-            return self._keep(self._prefixes(input_ids), input_ids, cache, [], 0.0, copied=True)
+            return self._keep(self._prefixes(input_ids), input_ids, 0, cache, [], 0.0, copied=True)
         except Exception as error:
             self._passed(error)
             return False
@@ -264,11 +266,11 @@ class PrefixCached:
         if not self._client.connected or not needs_snapshots(cache):
             return []
         snapshots = []
-        more = {"logits_to_keep": 1} if self._keeps_logits else {}
+        more: dict[str, Any] = {"logits_to_keep": 1} if self._keeps_logits else {}
         step, last = self._snapshot_tokens, ids.shape[1] - 1
         with torch.no_grad():
             for stop in range(found - found % step + step, last + 1, step):
-                self._model(input_ids=ids[:, found:stop], past_key_values=cache, use_cache=True, **more)
+                self._model(input_ids=ids[:, found:stop], use_cache=True, **{self._cache_name: cache, **more})
                 snapshots.append(snapshot_of(cache, stop))
                 found = stop
         return snapshots
@@ -279,17 +281,22 @@ class PrefixCached:
         self,
         prefixes: PrefixCache,
         ids: torch.Tensor,
+        beyond: int,
         cache: Any,
         snapshots: Sequence[Snapshot],
         cost_ms: float,
         *,
         copied: bool,
     ) -> bool:
-        """Has the thread put what the cache holds of a sequence. `copied`: put a copy of its keys and values."""
+        """Has the thread put what the cache holds of a sequence.
+
+        Args:
+            beyond: how many tokens a cache that does not count them holds beyond the sequence's.
+            copied: put a copy of its keys and values.
+        """
         try:
             tokens = tokens_of(ids)
-            # The last generated token was never an input. In `store` all tokens were.
-            held = tokens_in(cache, len(tokens))
+            held = tokens_in(cache, len(tokens) + beyond)
             if not 0 < held <= len(tokens):
                 raise NotShared(f"the cache holds {held} tokens, but there are {len(tokens)}")
             stored = stored_of(cache, held, snapshots, copied=copied)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
+from types import SimpleNamespace
 from typing import Any, Final
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -187,11 +188,26 @@ def computed(model: Any, ids: torch.Tensor, stops: Iterable[int], cache: Any = N
 def generated(model: Any, ids: torch.Tensor, cache: Any = None, **more: Any) -> Any:
     """What `model` (a model, or a `PrefixCached`) generates, with the logits of each step and its cache."""
     given: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False, **more}
+    if cache is not None and not any(hasattr(layer, "get_seq_length") for layer in cache.layers):
+        return _stepped(model, ids, cache)
     if cache is not None:
         given["past_key_values"] = cache
     return model.generate(
         ids, attention_mask=torch.ones_like(ids), return_dict_in_generate=True, output_logits=True, **given
     )
+
+
+def _stepped(model: Any, ids: torch.Tensor, cache: Any) -> Any:
+    """`generated` for a state space model, whose `generate` takes no cache: `cache` holds all but the last 6 tokens."""
+    step, logits = ids[:, -6:], []
+    with torch.no_grad():
+        for _ in range(12):
+            logits.append(model(input_ids=step, cache_params=cache, use_cache=True, logits_to_keep=1).logits[:, -1])
+            step = logits[-1].argmax(-1, keepdim=True)
+            ids = torch.cat([ids, step], 1)
+            if step.item() == model.generation_config.eos_token_id:
+                break
+    return SimpleNamespace(sequences=ids, logits=logits)
 
 
 def same(one: Any, another: Any) -> bool:
