@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from transformers.generation import GenerationMixin, GenerationMode
 
+from ..identity.origin import is_from
 from .reasons import NotShared
 
 __all__ = ["Prompt", "prompt_of", "tokens_of"]
@@ -48,6 +49,8 @@ _SETTINGS: Final[Mapping[str, tuple[Any, ...]]] = {
     "use_cache": (None, True),
 }
 """Setting of a GenerationConfig → the values with which a call is shared."""
+_METHODS: Final = ("generate", "_prefill", "_sample", "prepare_inputs_for_generation")
+"""Methods of a model that take the prompt and the cache apart."""
 _MODES: Final = frozenset({GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE})
 
 
@@ -84,6 +87,9 @@ def prompt_of(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Prom
     Raises:
         NotShared: the call must run without sharing.
     """
+    for name in _METHODS:
+        if name in vars(model) or not is_from(getattr(type(model), name)):
+            raise NotShared(f"{type(model).__name__}.{name} was replaced by other code")
     given = dict(_SIGNATURE.bind(model, *args, **kwargs).arguments)
     given |= given.pop("kwargs", {})
     given = {name: value for name, value in given.items() if value is not None}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -122,6 +123,25 @@ def test_a_hook_ends_sharing_as_long_as_it_is_there(client: tensord.Client) -> N
     assert shared.tally.passed == 1
     handle.remove()
     shared.generate(prompt(PROMPT), max_new_tokens=4)
+    assert (shared.tally.passed, shared.tally.found_tokens) == (1, PROMPT - 1)
+
+
+def test_a_patched_method_ends_sharing_as_long_as_it_is_there(
+    client: tensord.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = language_model("llama")
+    shared = sharing(model, client)
+    plain = type(model).prepare_inputs_for_generation
+
+    @functools.wraps(plain)
+    def patched(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return plain(self, *args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(model), "prepare_inputs_for_generation", patched)
+        assert torch.equal(generated(shared, prompt(PROMPT)).sequences, generated(model, prompt(PROMPT)).sequences)
+        assert "prepare_inputs_for_generation was replaced" in next(iter(shared.tally.reasons))
+    generated(shared, prompt(PROMPT))
     assert (shared.tally.passed, shared.tally.found_tokens) == (1, PROMPT - 1)
 
 
