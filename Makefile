@@ -27,13 +27,13 @@ endef
 
 .PHONY: help demo test crashes soak test-systemd simulate fuzz crossings test-vllm test-sglang http-load check lint smoke bench bench-peers bench-prefix bench-pressure bench-vllm clean
 help:
-	@echo "make demo         four processes share encoded photographs; three share a card that fills up; three agents share a prompt"
+	@echo "make demo         four processes share encoded photographs; three share a card that fills up; agents share a prompt"
 	@echo "make test         the test suite"
 	@echo "make crossings    every state of a process x every disturbance, ROUNDS=20 times (SEED=, ROUND=, ONLY= replay a failure)"
 	@echo "make simulate     a simulated host under SEEDS=1000 seeds, or one of them with a trace (SEED=n)"
 	@echo "make fuzz         the sockets, lanes and segments under hostile bytes, MINUTES=30 of each (ONLY=name FIRST=n replays a round)"
 	@echo "make soak MINUTES=N  mixed load with random kills and restarts: what was wrong, lost or leaked (JSON=path, SEED=)"
-	@echo "make test-vllm    the tests with engines: vLLM, transformers; installs vLLM's CPU build, 2.5 GB"
+	@echo "make test-vllm    the tests with engines: vLLM, transformers, diffusers; installs vLLM's CPU build, 2.5 GB"
 	@echo "make test-sglang  the tests with the caches of SGLang and LMCache, without a GPU or an engine; installs 2.6 GB"
 	@echo "make http-load REQUESTS=15000  requests to vLLM's HTTP server under kills, stops, clears and replaced rings (SEED=, CONNECTOR=1)"
 	@echo "make test-systemd the service under a real systemd, in namespaces of its own; needs root"
@@ -73,7 +73,8 @@ demo: $(STAMPS)/demo
 	@echo
 	$(BIN)/python examples/pressure.py
 	@echo
-	$(BIN)/python examples/chat_prefix.py
+	@if $(BIN)/python -c 'import torch, transformers' 2>/dev/null; then example=shared_kv; else example=chat_prefix; fi; \
+	  echo "$(BIN)/python examples/$$example.py"; $(BIN)/python examples/$$example.py
 
 # A file of tests runs in one of two processes: more than half of the time is spent waiting for daemons.
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile
@@ -125,7 +126,7 @@ lint: $(STAMPS)/check
 
 # Warnings are errors elsewhere; vLLM and what it imports have several of their own.
 test-vllm: $(PEERS)/.installed $(PEERS)/.theirs
-	$(PEERS)/bin/python -m pytest -o filterwarnings=default tests/vllm tests/transformers $(ARGS)
+	$(PEERS)/bin/python -m pytest -o filterwarnings=default tests/vllm tests/transformers tests/diffusers $(ARGS)
 
 # SGLang, LMCache and what they import warn, too.
 test-sglang: $(SGLANG)/.installed
@@ -174,7 +175,7 @@ bench-peers: $(PEERS)/.installed
 $(PEERS)/.installed: $(PEERS)/.engine $(NEEDS)
 	@echo "installing tensord[bench,test] into $(PEERS)"
 	@$(PEERS)/bin/python -m pip --disable-pip-version-check --no-input -qq install \
-	  -c constraints.txt -c benchmarks/vllm_cpu/lock.txt -e '.[bench,test]' accelerate==1.15.0
+	  -c constraints.txt -c benchmarks/vllm_cpu/lock.txt -e '.[bench,test]' accelerate==1.15.0 diffusers==0.42.1
 	@touch $@
 
 # vLLM's own tests, which are in no wheel.

@@ -56,6 +56,7 @@ COMMANDS: Final = (
     ),
     # Exit status 2: this machine has no GPU.
     Command("benchmarks/gpu_check.py", ("--entries", "2", "--entry-bytes", "1048576"), statuses=(0, 2)),
+    Command("examples/shared_kv.py", with_vllm=True),
     Command("benchmarks/processor_cache.py", ("--quick",), with_vllm=True),
     Command("benchmarks/vllm_burst.py", ("--rounds", "1", "--pictures", "4", "--encode-ms", "5"), with_vllm=True),
     Command("benchmarks/vllm_connector.py", with_vllm=True),

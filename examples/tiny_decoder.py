@@ -170,26 +170,9 @@ class LlamaDecoder(ArrayDecoder):
     def __init__(self, torch: Any, found: dict[str, Array]) -> None:
         super().__init__(torch, "transformers", found)
         from transformers import DynamicCache
-        from transformers.models.llama.configuration_llama import LlamaConfig
-        from transformers.models.llama.modeling_llama import LlamaForCausalLM
 
         self._cache: Any = DynamicCache
-        config = LlamaConfig(
-            vocab_size=VOCABULARY,
-            hidden_size=WIDTH,
-            intermediate_size=INNER,
-            num_hidden_layers=LAYERS,
-            num_attention_heads=HEADS,
-            num_key_value_heads=KV_HEADS,
-            head_dim=HEAD,
-            rms_norm_eps=EPSILON,
-            max_position_embeddings=8192,
-            tie_word_embeddings=False,
-        )
-        model: Any = LlamaForCausalLM(config)
-        self._model = model.eval()
-        state = {name: torch.from_numpy(value) for name, value in found.items() if not name.startswith("vision.")}
-        self._model.load_state_dict(state)
+        self._model = llama(found)
 
     def forward(self, rows: Any, past: Keys) -> tuple[Keys, Any]:
         cache = self._cache()
@@ -199,6 +182,30 @@ class LlamaDecoder(ArrayDecoder):
             given = self._model(inputs_embeds=rows[None], past_key_values=cache, use_cache=True, logits_to_keep=1)
         keys = [(layer.keys[0], layer.values[0]) for layer in given.past_key_values.layers]
         return keys, given.logits[0, -1]
+
+
+def llama(found: dict[str, Array]) -> Any:
+    """transformers' model with these weights, in eval mode; without the vision tower."""
+    import torch
+    from transformers.models.llama.configuration_llama import LlamaConfig
+    from transformers.models.llama.modeling_llama import LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=WIDTH,
+        intermediate_size=INNER,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=HEADS,
+        num_key_value_heads=KV_HEADS,
+        head_dim=HEAD,
+        rms_norm_eps=EPSILON,
+        max_position_embeddings=8192,
+        tie_word_embeddings=False,
+    )
+    model: Any = LlamaForCausalLM(config)
+    state = {name: torch.from_numpy(value) for name, value in found.items() if not name.startswith("vision.")}
+    model.load_state_dict(state)
+    return model.eval()
 
 
 def best_kind() -> Kind:

@@ -73,6 +73,7 @@ UNSAID: Final[Mapping[str, str]] = {
     ),
     **dict.fromkeys(("training", "_is_full_backward_hook", "gradient_checkpointing", "loss_type"), _TRAINING),
     "_output_capturing_hooks_installed": "hooks of transformers, which change no value",
+    "_previous_max_cache_length": "a record of the last static cache",
     "generation_config": "for the language model's output",
     "warnings_issued": "a record of past warnings",
     "_tensord": "an attribute of this cache",

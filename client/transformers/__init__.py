@@ -1,7 +1,8 @@
-"""transformers' image and audio encoders through the cache: one process of the host encodes, the others read.
+"""transformers' models through the cache. `cached`: image and audio encoders, of which one process of the host encodes
+and the others read. `prefix_cached`: language models, whose prompts start from the longest prefix that was computed.
 
-Owns: wrapping and unwrapping a model. Does not own: the patched methods (patch_points), the handling of a call (calls),
-splitting an output (outputs), names of weights and settings (identity).
+Owns: wrapping and unwrapping an encoder. Does not own: the patched methods (patch_points), the handling of a call
+(calls), splitting an output (outputs), names of weights and settings (identity), prefixes (prefix).
 
 Invariants: outputs have the types of the unwrapped model's outputs, and memory of their own. After any failure, a
 missing daemon included, the model computes as usual. A model's state, copies and pickles contain no part of the
@@ -12,8 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
-from functools import cache as remembered
-from functools import update_wrapper
 from typing import Any, TypeVar
 
 import torch
@@ -23,8 +22,20 @@ from ..core.cache import Client
 from ..core.namespace import Namespace
 from .calls import Encoder, EncoderTally
 from .patch_points import PATCH_POINTS, PatchPoint
+from .prefix import Past, PrefixCached, PrefixTally, prefix_cached
+from .wrapping import plain_class, wrapped_class
 
-__all__ = ["EncoderTally", "cached", "refresh", "tally", "uncached"]
+__all__ = [
+    "EncoderTally",
+    "Past",
+    "PrefixCached",
+    "PrefixTally",
+    "cached",
+    "prefix_cached",
+    "refresh",
+    "tally",
+    "uncached",
+]
 
 Model = TypeVar("Model")
 
@@ -59,8 +70,8 @@ def cached(model: Model, cache: Client, namespace: Namespace | None = None, *, e
                 "call cached() before that"
             )
     for module, point in found:
-        plain = _plain_class(module)
-        module.__class__ = _wrapped_class(plain, point)
+        plain = plain_class(module)
+        module.__class__ = wrapped_class(plain, point.method)
         module._tensord = Encoder(plain, point, cache, namespace, exact=exact)
         # Records the encoder's functions, to detect later replacements. If one is replaced already, calls bypass the
         # cache.
@@ -72,7 +83,7 @@ def cached(model: Model, cache: Client, namespace: Namespace | None = None, *, e
 def uncached(model: Model) -> Model:
     """Removes the wrapper of `cached`. Changes the model, and returns it. A model without a wrapper stays as it is."""
     for module in _wrapped_modules(model):
-        module.__class__ = _plain_class(module)
+        module.__class__ = plain_class(module)
         del module._tensord
     return model
 
@@ -107,47 +118,3 @@ def _modules_of(model: Any) -> Iterator[tuple[Any, PatchPoint]]:
 
 def _wrapped_modules(model: Any) -> list[Any]:
     return [module for module in model.modules() if "_tensord" in vars(module)]
-
-
-def _plain_class(module: Any) -> type:
-    kind = type(module)
-    plain: type = kind.__dict__.get("_tensord_plain", kind)
-    return plain
-
-
-@remembered
-def _wrapped_class(plain: type, point: PatchPoint) -> type:
-    """A subclass of the same name that asks the cache first. transformers knows its classes by their names.
-
-    A class instead of an instance attribute, since a copied attribute would still call the module it was made for.
-    """
-    original: Any = getattr(plain, point.method)
-    jit: Any = torch.jit
-
-    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        encoder: Encoder | None = vars(self).get("_tensord")
-        if encoder is None or torch.compiler.is_compiling() or jit.is_tracing():
-            return getattr(plain, point.method)(self, *args, **kwargs)
-        return encoder(self, args, kwargs)
-
-    def reduced(self: Any, protocol: Any) -> Any:
-        # Copies and pickles are of the plain model: a client cannot be copied, and this class cannot be imported.
-        state = {name: value for name, value in vars(self).items() if name != "_tensord"}
-        return _empty, (plain,), state
-
-    # Keeps the signature and the documentation of the original.
-    update_wrapper(method, original)
-    body = {
-        point.method: method,
-        "__reduce_ex__": reduced,
-        "__module__": plain.__module__,
-        "__qualname__": plain.__qualname__,
-        "__doc__": plain.__doc__,
-        "_tensord_plain": plain,
-    }
-    return type(plain.__name__, (plain,), body)
-
-
-def _empty(plain: type) -> Any:
-    """An instance of `plain` without state."""
-    return object.__new__(plain)

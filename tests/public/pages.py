@@ -16,6 +16,7 @@ PAGES: Final = [ROOT / "README.md", *sorted({*(ROOT / "docs").glob("*.md")} - {A
 GPU: Final = "it needs a GPU: test_pages.py runs it where there is one, and elsewhere checks its names"
 VLLM: Final = "it needs vLLM: tests/vllm/test_pages.py runs it"
 TRANSFORMERS: Final = "it needs transformers: tests/transformers/test_pages.py runs it"
+DIFFUSERS: Final = "it needs diffusers: tests/diffusers/test_pages.py runs it"
 CHECKOUT: Final = "tests/systemd/test_booted.py installs it in this way"
 STARTS: Final = "test_pages.py starts the daemon in this way"
 PUBLISHED: Final = "tensord is in no package registry yet: test_pages.py checks that it has the extras"
@@ -28,6 +29,8 @@ ELSEWHERE: Final = {
     ("README.md", "make demo"): "it would run these tests: .ci/run runs it, and test_pages.py checks the targets",
     ("docs/installing.md", "pip install ."): CHECKOUT,
     ("docs/quickstart.md", "tensord &"): STARTS,
+    ("docs/diffusers.md", "pip install"): PUBLISHED,
+    ("docs/diffusers.md", "import cached_prompts"): DIFFUSERS,
     ("docs/encoder_cache.md", "from vllm import"): VLLM,
     ("docs/metrics.md", "curl"): "test_pages.py asks a daemon's socket for the same page",
     ("docs/metrics.md", "tensord --metrics-listen"): "test_pages.py has the daemon check the flags",
@@ -42,6 +45,8 @@ ELSEWHERE: Final = {
     ("docs/tensorctl.md", "tensorctl completion bash"): "tests/client/ctl/test_completion.py runs it for each shell",
     ("docs/transformers.md", "pip install"): PUBLISHED,
     ("docs/transformers.md", "import cached"): TRANSFORMERS,
+    ("docs/transformers.md", "import prefix_cached"): TRANSFORMERS,
+    ("docs/transformers.md", "shared.past_key_values(ids)"): TRANSFORMERS,
     ("docs/vllm.md", "--ec-transfer-config"): SERVES,
     ("docs/vllm.md", "--kv-transfer-config"): SERVES,
     ("docs/vllm.md", "from vllm import"): VLLM,

@@ -1,0 +1,151 @@
+"""One call of a wrapped `encode_prompt`: computes its key, and reads the stored embeddings or has them encoded once.
+
+Owns: the conditions on the arguments, the form in which embeddings are stored. Does not own: the name of the pipeline
+(names), claims (core/once.py).
+
+Invariants: only exceptions of the pipeline are raised. A result has the types, dtypes and bytes that the pipeline
+returned to the process that encoded.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import torch
+
+from ..core.cache import Client
+from ..core.namespace import Namespace
+from ..identity.modules import Fingerprint
+from ..identity.settings import described
+from ..transformers.reasons import NotShared, Reasons
+from .names import name_of
+
+__all__ = ["PromptTally", "Prompts"]
+
+_KIND: Final = "diffusers"
+_NOTHING: Final = object()
+
+
+@dataclass(slots=True)
+class PromptTally:
+    """Counts of calls.
+
+    Attributes:
+        found: calls whose embeddings another call had stored, or stored while this one waited.
+        encoded: calls that encoded, and stored.
+        passed: calls that bypassed the cache.
+        reasons: why calls bypassed the cache, with the number of calls.
+    """
+
+    found: int = 0
+    encoded: int = 0
+    passed: int = 0
+    reasons: Reasons = field(default_factory=Reasons)
+
+
+class Prompts:
+    """The wrapper of one pipeline's `encode_prompt`. Keeps no reference to the pipeline. Thread-safe.
+
+    `plain` is the pipeline's own class. The other arguments are those of `cached_prompts`.
+    """
+
+    def __init__(self, plain: type, client: Client, tenant: str) -> None:
+        self.tally = PromptTally()
+        self._plain = plain
+        self._client = client
+        # Refuses a wrong tenant now rather than at the first call.
+        self._tenant = Namespace(model="none", revision="none", dtype="none", processor="none", tenant=tenant).tenant
+        self._fingerprint = Fingerprint()
+        self._pid = os.getpid()
+
+    def __call__(self, pipeline: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The result of the pipeline's method for these arguments."""
+        original: Any = self._plain.encode_prompt  # type: ignore[attr-defined]
+        try:
+            key, device = self._key(original, pipeline, args, kwargs)
+        except Exception as error:
+            self._passed(error)
+            return original(pipeline, *args, **kwargs)
+        made: Any = _NOTHING
+        failed = False
+
+        def compute() -> Any:
+            nonlocal made, failed
+            try:
+                made = original(pipeline, *args, **kwargs)
+            except BaseException:
+                failed = True
+                raise
+            if self._key(original, pipeline, args, kwargs) != (key, device):
+                raise NotShared(
+                    "the pipeline's weights or settings changed, or its namespace was invalidated meanwhile"
+                )
+            return _stored(made)
+
+        try:
+            tree = self._client.get_or_compute(key, compute)
+            if made is not _NOTHING:
+                self.tally.encoded += 1
+                return made
+            found = _result(tree, device)
+            self.tally.found += 1
+            return found
+        except Exception as error:
+            if failed:
+                raise
+            self._passed(error)
+            return original(pipeline, *args, **kwargs) if made is _NOTHING else made
+
+    def _key(self, original: Any, pipeline: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[bytes, Any]:
+        """The key of a call, and the device of its result.
+
+        Raises:
+            NotShared: the call has to bypass the cache.
+        """
+        bound = inspect.signature(original).bind(pipeline, *args, **kwargs)
+        bound.apply_defaults()
+        given = dict(bound.arguments)
+        del given["self"]
+        if given.get("lora_scale") is not None:
+            raise NotShared("lora_scale is given: it scales the adapters in the text encoders")
+        # encode_prompt of every pipeline encodes on this device if none is given.
+        device = torch.device(given.pop("device", None) or pipeline._execution_device)
+        for name, value in given.items():
+            if isinstance(value, torch.Tensor):
+                raise NotShared(f"{name} is given: embeddings of the caller's own have no name")
+        said = json.dumps([[name, described(value)] for name, value in sorted(given.items())]).encode()
+        if self._pid != os.getpid():
+            # A thread that the child of a fork does not have may hold the lock.
+            self._pid, self._fingerprint = os.getpid(), Fingerprint()
+        namespace = name_of(pipeline, self._plain, device, self._fingerprint, self._tenant)
+        return self._client.current(namespace).key(_KIND, "text", said), device
+
+    def _passed(self, error: Exception) -> None:
+        self.tally.passed += 1
+        self.tally.reasons.add(error, "a prompt is encoded without the cache")
+
+
+def _stored(result: Any) -> list[Any]:
+    """The form in which a result is stored: a list of tensors and None.
+
+    Raises:
+        NotShared: the result has another form.
+    """
+    if type(result) is not tuple or not all(each is None or type(each) is torch.Tensor for each in result):
+        raise NotShared("encode_prompt returned something other than a tuple of tensors")
+    return [None if each is None else each.detach().cpu() for each in result]
+
+
+def _result(tree: Any, device: Any) -> tuple[Any, ...]:
+    """The result of a stored form, on a device.
+
+    Raises:
+        NotShared: the form is of another program.
+    """
+    if type(tree) is not list or not all(each is None or type(each) is torch.Tensor for each in tree):
+        raise NotShared("the stored embeddings are not those of a pipeline")
+    return tuple(None if each is None else each.to(device) for each in tree)

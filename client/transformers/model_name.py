@@ -1,0 +1,70 @@
+"""Names a language model as it is at a call: everything that its keys and values depend on besides the tokens.
+
+Owns: the parts of this name, and the checks without which there is none. Does not own: single parts (identity,
+functions, conditions).
+
+Invariants: two models with equal names compute the same keys and values for the same tokens.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+import torch
+import transformers
+
+from ...errors import TensordError
+from ..core.namespace import Namespace
+from ..identity.modules import Fingerprint
+from ..identity.settings import configs_of, machine, settings
+from .conditions import Untouchable, check_still
+from .families import check_family
+from .functions import Replaced, functions_called
+from .reasons import NotShared
+
+__all__ = ["name_of"]
+
+
+def name_of(model: Any, input_ids: torch.Tensor, fingerprint: Fingerprint, tenant: str) -> Namespace:
+    """The namespace of the model's keys and values.
+
+    Args:
+        input_ids: the prompt, on the device that the model computes on.
+        fingerprint: of the model's weights; keeps their hash from call to call.
+
+    Raises:
+        NotShared: there is no name, because something in the model has none.
+    """
+    check_family(model)
+    modules = list(model.modules())
+    try:
+        # `generate` computes without gradients.
+        with torch.no_grad():
+            check_still(input_ids, [model])
+    except Untouchable:
+        raise NotShared(
+            f"{type(model).__name__} is in training mode, lies on another device than the prompt, or has hooks, "
+            "adapters or other code that is not torch's or transformers'"
+        ) from None
+    kinds = {type(module) for module in modules}
+    implementations = {getattr(config, "_attn_implementation", None) for config in configs_of(modules)}
+    try:
+        described = [
+            settings(modules),
+            functions_called(kinds, implementations),
+            machine(input_ids.device),
+            fingerprint.current({"": model}),
+        ]
+    except Replaced as error:
+        raise NotShared(f"{error} was replaced by other code") from None
+    except TensordError as error:
+        raise NotShared(str(error)) from None
+    return Namespace(
+        model=f"{type(model).__module__}.{type(model).__qualname__}",
+        revision=hashlib.sha256(json.dumps(described, default=str).encode()).hexdigest(),
+        dtype=str(model.dtype),
+        processor=f"transformers {transformers.__version__}",
+        tenant=tenant,
+    )

@@ -1,0 +1,61 @@
+"""Puts an object of tensord's in front of a method of one instance, by the instance's class.
+
+Owns: the class that does so. Does not own: the object. Invariants: copies and pickles of the instance are of the plain
+class.
+"""
+
+from __future__ import annotations
+
+from functools import cache as remembered
+from functools import update_wrapper
+from typing import Any
+
+import torch
+
+__all__ = ["plain_class", "wrapped_class"]
+
+
+def plain_class(module: Any) -> type:
+    """The instance's class without the wrapper."""
+    kind = type(module)
+    plain: type = kind.__dict__.get("_tensord_plain", kind)
+    return plain
+
+
+@remembered
+def wrapped_class(plain: type, method_name: str) -> type:
+    """A subclass of the same name, whose method calls the object `_tensord` of the instance with the instance and the
+    arguments. transformers and diffusers know their classes by their names.
+
+    A class instead of an instance attribute, since a copied attribute would still call the module it was made for.
+    """
+    original: Any = getattr(plain, method_name)
+    jit: Any = torch.jit
+
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        ours = vars(self).get("_tensord")
+        if ours is None or torch.compiler.is_compiling() or jit.is_tracing():
+            return getattr(plain, method_name)(self, *args, **kwargs)
+        return ours(self, args, kwargs)
+
+    def reduced(self: Any, protocol: Any) -> Any:
+        # Copies and pickles are of the plain model: a client cannot be copied, and this class cannot be imported.
+        state = {name: value for name, value in vars(self).items() if name != "_tensord"}
+        return _empty, (plain,), state
+
+    # Keeps the signature and the documentation of the original.
+    update_wrapper(method, original)
+    body = {
+        method_name: method,
+        "__reduce_ex__": reduced,
+        "__module__": plain.__module__,
+        "__qualname__": plain.__qualname__,
+        "__doc__": plain.__doc__,
+        "_tensord_plain": plain,
+    }
+    return type(plain.__name__, (plain,), body)
+
+
+def _empty(plain: type) -> Any:
+    """An instance of `plain` without state."""
+    return object.__new__(plain)

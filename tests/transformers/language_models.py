@@ -1,0 +1,226 @@
+"""Tiny language models with random weights, one of each family whose prefixes are shared, and runs of them without
+tensord."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from types import SimpleNamespace
+from typing import Any, Final
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
+
+import tensord
+from tensord.client.transformers import prefix_cached
+
+VOCABULARY: Final = 96
+PROMPT: Final = 40
+"""Tokens of the prompt that `sharing` stores."""
+WINDOW: Final = 16
+COMMON: Final[Mapping[str, Any]] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 512,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+GPT2: Final[Mapping[str, Any]] = {"n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 512}
+EXPERTS: Final[Mapping[str, Any]] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+ROUTED: Final[Mapping[str, Any]] = {
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "n_group": 1,
+    "topk_group": 1,
+}
+MAMBA: Final[Mapping[str, Any]] = {
+    "mamba_n_heads": 4,
+    "mamba_d_head": 16,
+    "mamba_d_state": 8,
+    "mamba_n_groups": 1,
+    "mamba_d_conv": 4,
+    "mamba_expand": 2,
+    "mamba_chunk_size": 16,
+}
+LINEAR: Final[Mapping[str, Any]] = {
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "linear_conv_kernel_dim": 4,
+}
+CONVOLUTION: Final[Mapping[str, Any]] = {"layer_types": ["conv", "full_attention", "conv"], "conv_L_cache": 3}
+SLIDING: Final[Mapping[str, Any]] = {"sliding_window": WINDOW}
+FAMILIES: Final[Mapping[str, Mapping[str, Any]]] = {
+    "arcee": {},
+    "bloom": {"n_layer": 3, "n_head": 4},
+    "cohere2": SLIDING,
+    "deepseek_v3": {
+        **ROUTED,
+        "kv_lora_rank": 16,
+        "q_lora_rank": 16,
+        "qk_rope_head_dim": 8,
+        "qk_nope_head_dim": 8,
+        "v_head_dim": 8,
+        "first_k_dense_replace": 1,
+        "num_key_value_heads": 4,
+    },
+    "ernie4_5": {},
+    "exaone4": SLIDING,
+    "gemma": {},
+    "gemma2": SLIDING,
+    "gemma3_text": {**SLIDING, "num_hidden_layers": 6},
+    "glm4": {},
+    "glm4_moe": ROUTED,
+    "gpt2": GPT2,
+    "gpt_neox": {},
+    "gpt_oss": {**SLIDING, "num_local_experts": 4},
+    "gptj": {**GPT2, "rotary_dim": 8},
+    "granite": {},
+    "hunyuan_v1_dense": {},
+    "llama": {},
+    "llama4_text": {
+        "attention_chunk_size": WINDOW,
+        "num_local_experts": 2,
+        "intermediate_size_mlp": 32,
+        "interleave_moe_layer_step": 2,
+    },
+    "ministral": SLIDING,
+    "mistral": SLIDING,
+    "mixtral": {"num_local_experts": 4},
+    "nemotron": {},
+    "olmo2": {},
+    "olmo3": SLIDING,
+    "opt": {"ffn_dim": 48, "word_embed_proj_dim": 32},
+    "phi": {},
+    "phi3": {},
+    "qwen2": {},
+    "qwen2_moe": {**EXPERTS, "shared_expert_intermediate_size": 16},
+    "qwen3": {},
+    "qwen3_moe": EXPERTS,
+    "seed_oss": {},
+    "smollm3": {},
+    "stablelm": {},
+    "starcoder2": {},
+    "falcon_h1": {**MAMBA, "mamba_d_ssm": 64},
+    "granitemoehybrid": {
+        **MAMBA,
+        "layer_types": ["mamba", "attention", "mamba"],
+        "num_local_experts": 2,
+        "num_experts_per_tok": 1,
+        "shared_intermediate_size": 16,
+    },
+    "lfm2": {**CONVOLUTION, "block_auto_adjust_ff_dim": False},
+    "lfm2_moe": {**CONVOLUTION, **EXPERTS, "num_dense_layers": 1},
+    "mamba2": {"num_heads": 4, "head_dim": 16, "state_size": 8, "n_groups": 1, "chunk_size": 16},
+    "nemotron_h": {
+        "layers_block_type": ["mamba", "attention", "mlp"],
+        "mamba_num_heads": 4,
+        "mamba_head_dim": 16,
+        "ssm_state_size": 8,
+        "n_groups": 1,
+        "chunk_size": 16,
+        "conv_kernel": 4,
+    },
+    "olmo_hybrid": {**LINEAR, "linear_num_value_heads": 2},
+    "qwen3_5_text": LINEAR,
+    "qwen3_next": {**LINEAR, **EXPERTS, "shared_expert_intermediate_size": 16},
+    "zamba2": {
+        "num_hidden_layers": 4,
+        "hybrid_layer_ids": [1, 3],
+        "layers_block_type": ["mamba", "hybrid", "mamba", "hybrid"],
+        "mamba_d_state": 8,
+        "mamba_ngroups": 1,
+        "n_mamba_heads": 4,
+        "mamba_headdim": 16,
+        "chunk_size": 16,
+        "num_mem_blocks": 1,
+        "attention_head_dim": 16,
+        "attention_hidden_size": 64,
+        "adapter_rank": 4,
+        "use_mem_rope": True,
+    },
+}
+"""By `model_type`: what its configuration has beside COMMON."""
+
+
+def language_model(family: str, seed: int = 0, **more: Any) -> Any:
+    """A model in eval mode. The same seed gives the same weights. They are larger than a new model's, so that a lost
+    token changes what is generated."""
+    config = AutoConfig.for_model(family, **{**COMMON, **FAMILIES.get(family, {}), **more})
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.mul_(3)
+    return model
+
+
+def prompt(tokens: int, seed: int = 1, after: torch.Tensor | None = None) -> torch.Tensor:
+    """Random tokens (1, tokens), with those of `after` first."""
+    chance = torch.Generator().manual_seed(seed)
+    ids = torch.randint(3, VOCABULARY, (1, tokens), generator=chance)
+    return ids if after is None else torch.cat([after, ids], 1)
+
+
+def computed(model: Any, ids: torch.Tensor, stops: Iterable[int], cache: Any = None, start: int = 0) -> Any:
+    """The cache of the first tokens, computed in parts that end at the stops."""
+    name = "cache_params" if "mamba" in type(model).__name__.lower() else "past_key_values"
+    cache = DynamicCache(config=model.config) if cache is None else cache
+    with torch.no_grad():
+        for stop in stops:
+            model(input_ids=ids[:, start:stop], use_cache=True, logits_to_keep=1, **{name: cache})
+            start = stop
+    return cache
+
+
+def generated(model: Any, ids: torch.Tensor, cache: Any = None, **more: Any) -> Any:
+    """What `model` (a model, or a `PrefixCached`) generates, with the logits of each step and its cache."""
+    given: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False, **more}
+    if cache is not None and not any(hasattr(layer, "get_seq_length") for layer in cache.layers):
+        return _stepped(model, ids, cache)
+    if cache is not None:
+        given["past_key_values"] = cache
+    return model.generate(
+        ids, attention_mask=torch.ones_like(ids), return_dict_in_generate=True, output_logits=True, **given
+    )
+
+
+def _stepped(model: Any, ids: torch.Tensor, cache: Any) -> Any:
+    """`generated` for a state space model, whose `generate` takes no cache: `cache` holds all but the last 6 tokens."""
+    step, logits = ids[:, -6:], []
+    with torch.no_grad():
+        for _ in range(12):
+            logits.append(model(input_ids=step, cache_params=cache, use_cache=True, logits_to_keep=1).logits[:, -1])
+            step = logits[-1].argmax(-1, keepdim=True)
+            ids = torch.cat([ids, step], 1)
+            if step.item() == model.generation_config.eos_token_id:
+                break
+    return SimpleNamespace(sequences=ids, logits=logits)
+
+
+def same(one: Any, another: Any) -> bool:
+    """Whether two outputs have the same tokens, and the same logits bit for bit."""
+    return torch.equal(one.sequences, another.sequences) and all(
+        torch.equal(mine, other) for mine, other in zip(one.logits, another.logits, strict=True)
+    )
+
+
+def sharing(model: Any, client: tensord.Client, **more: Any) -> Any:
+    """With the model's answer to `prompt(PROMPT)` stored."""
+    shared = prefix_cached(model, client, **{"block_tokens": 16, "snapshot_tokens": 16, **more})
+    generated(shared, prompt(PROMPT))
+    assert shared.flush()
+    assert (shared.tally.calls, shared.tally.passed) == (1, 0), shared.tally.reasons
+    return shared

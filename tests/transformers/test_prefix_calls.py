@@ -1,0 +1,238 @@
+"""prefix_cached: which calls of generate share, what a name covers, and that every other call runs as without it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from transformers import DynamicCache, GenerationConfig, StaticCache
+
+import tensord
+from tensord.client.transformers import prefix_cached
+from tensord.errors import BadNamespace, BadPrefix, UsageError
+
+from ..daemon_process import Daemon
+from .language_models import PROMPT, generated, language_model, prompt, same, sharing
+
+
+@pytest.fixture(scope="module")
+def llama() -> Any:
+    return language_model("llama")
+
+
+# ---- calls that share
+
+
+CALLS: dict[str, Callable[[torch.Tensor], dict[str, Any]]] = {
+    "inputs": lambda ids: {"inputs": ids},
+    "a configuration": lambda ids: {"input_ids": ids, "generation_config": GenerationConfig(max_new_tokens=5)},
+    "no mask": lambda ids: {"input_ids": ids, "max_new_tokens": 5},
+    "sampling": lambda ids: {"input_ids": ids, "do_sample": True, "top_k": 20, "max_new_tokens": 5},
+    "a penalty": lambda ids: {"input_ids": ids, "repetition_penalty": 1.5, "no_repeat_ngram_size": 2},
+    "stopping at a length": lambda ids: {"input_ids": ids, "max_length": PROMPT + 3},
+    "stopping at a token": lambda ids: {"input_ids": ids, "eos_token_id": list(range(3, 50)), "max_new_tokens": 9},
+    "scores": lambda ids: {"input_ids": ids, "output_scores": True, "return_dict_in_generate": True},
+}
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3_next"])
+@pytest.mark.parametrize("call", CALLS.values(), ids=list(CALLS))
+def test_a_call_that_shares_generates_the_tokens_of_a_call_that_does_not(
+    family: str, call: Callable[[torch.Tensor], dict[str, Any]], client: tensord.Client
+) -> None:
+    model = language_model(family)
+    shared = sharing(model, client)
+    given = call(prompt(PROMPT))
+    torch.manual_seed(7)
+    wanted = model.generate(**given)
+    torch.manual_seed(7)
+    found = shared.generate(**given)
+    wanted, found = (getattr(each, "sequences", each) for each in (wanted, found))
+    assert torch.equal(found, wanted)
+    assert (shared.tally.calls, shared.tally.passed) == (2, 0), shared.tally.reasons
+    assert shared.tally.found_tokens == (PROMPT - 1 if family == "llama" else 32)
+
+
+def test_a_cache_that_the_caller_gets_may_be_changed_at_once(client: tensord.Client, llama: Any) -> None:
+    shared = prefix_cached(llama, client, block_tokens=16)
+    first = generated(shared, prompt(PROMPT))
+    for layer in first.past_key_values.layers:
+        layer.keys.zero_()
+        layer.values.zero_()
+    assert shared.flush()
+    again = generated(shared, prompt(PROMPT))
+    assert shared.tally.found_tokens == PROMPT - 1
+    assert torch.equal(again.sequences, generated(llama, prompt(PROMPT)).sequences)
+
+
+def test_what_a_call_finds_is_its_own_memory(client: tensord.Client, llama: Any) -> None:
+    shared = sharing(llama, client)
+    cache, found = shared.past_key_values(prompt(PROMPT))
+    assert found == PROMPT - 1
+    kept = [layer.keys.clone() for layer in cache.layers]
+    for layer in cache.layers:
+        layer.keys.zero_()
+    again, _ = shared.past_key_values(prompt(PROMPT))
+    assert all(torch.equal(layer.keys, before) for layer, before in zip(again.layers, kept, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_keys_of_other_dtypes_come_back_bit_for_bit(dtype: torch.dtype, client: tensord.Client) -> None:
+    model = language_model("llama").to(dtype)
+    shared = sharing(model, client)
+    ids = prompt(9, 3, prompt(PROMPT))
+    cache = generated(model, prompt(PROMPT)).past_key_values
+    cache.crop(PROMPT - cache.get_seq_length())
+    assert same(generated(shared, ids), generated(model, ids, cache))
+    assert shared.tally.found_tokens == PROMPT
+    assert all(layer.keys.dtype == dtype for layer in shared.past_key_values(ids).cache.layers)
+
+
+def test_a_call_under_inference_mode_shares(client: tensord.Client, llama: Any) -> None:
+    with torch.inference_mode():
+        shared = sharing(llama, client)
+        found = generated(shared, prompt(PROMPT))
+    assert shared.tally.found_tokens == PROMPT - 1
+    assert torch.equal(found.sequences, generated(llama, prompt(PROMPT)).sequences)
+
+
+# ---- calls that do not
+
+
+def padded(ids: torch.Tensor) -> dict[str, Any]:
+    mask = torch.ones_like(ids)
+    mask[:, :3] = 0
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+def with_static_cache(model: Any, ids: torch.Tensor) -> dict[str, Any]:
+    return {"input_ids": ids, "past_key_values": StaticCache(config=model.config, max_cache_len=64)}
+
+
+REFUSED: dict[str, tuple[Callable[[Any, torch.Tensor], dict[str, Any]], str]] = {
+    "padding": (lambda _, ids: padded(ids), "attention_mask hides tokens"),
+    "the padding token": (lambda _, ids: {"input_ids": ids.masked_fill(ids == ids[0, 0], 0)}, "the padding token 0"),
+    "two sequences": (lambda _, ids: {"input_ids": ids.repeat(2, 1)}, "a batch of 2 sequences"),
+    "beams": (lambda _, ids: {"input_ids": ids, "num_beams": 2}, "generation mode is beam_search"),
+    "several answers": (
+        lambda _, ids: {"input_ids": ids, "num_return_sequences": 2, "do_sample": True},
+        "num_return_sequences is 2",
+    ),
+    "embeddings": (lambda m, ids: {"inputs_embeds": m.get_input_embeddings()(ids)}, "inputs_embeds is given"),
+    "positions": (
+        lambda _, ids: {"input_ids": ids, "position_ids": torch.arange(1, ids.shape[1] + 1)[None]},
+        "position_ids is given",
+    ),
+    "a cache": (
+        lambda m, ids: {"input_ids": ids, "past_key_values": DynamicCache(config=m.config)},
+        "cache of its own",
+    ),
+    "a static cache": (with_static_cache, "cache of its own"),
+    "a static implementation": (
+        lambda _, ids: {"input_ids": ids, "cache_implementation": "static", "disable_compile": True},
+        "cache_implementation is 'static'",
+    ),
+    "no cache": (lambda _, ids: {"input_ids": ids, "use_cache": False}, "use_cache is False"),
+    "prefill in parts": (lambda _, ids: {"input_ids": ids, "prefill_chunk_size": 8}, "prefill_chunk_size is 8"),
+    "hidden states": (
+        lambda _, ids: {"input_ids": ids, "output_hidden_states": True, "return_dict_in_generate": True},
+        "output_hidden_states is True",
+    ),
+    "guidance": (lambda _, ids: {"input_ids": ids, "guidance_scale": 2.0}, "guidance_scale is 2.0"),
+    "an assistant": (lambda m, ids: {"input_ids": ids, "assistant_model": m}, "assistant_model is given"),
+    "lookup": (lambda _, ids: {"input_ids": ids, "prompt_lookup_num_tokens": 3}, "generation mode"),
+    "one token": (lambda _, ids: {"input_ids": ids[:, :1]}, "at least 2 tokens"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED.values(), ids=list(REFUSED))
+def test_a_call_that_cannot_share_says_why_and_generates_as_without_tensord(
+    case: tuple[Callable[[Any, torch.Tensor], dict[str, Any]], str], client: tensord.Client, llama: Any
+) -> None:
+    make, why = case
+    shared = sharing(llama, client)
+    common = {"max_new_tokens": 6}
+    torch.manual_seed(7)
+    wanted = llama.generate(**make(llama, prompt(PROMPT)), **common)
+    torch.manual_seed(7)
+    found = shared.generate(**make(llama, prompt(PROMPT)), **common)
+    wanted, found = (getattr(each, "sequences", each) for each in (wanted, found))
+    assert torch.equal(found, wanted)
+    assert shared.tally.passed == 1
+    assert why in next(iter(shared.tally.reasons))
+
+
+def test_an_argument_that_tensord_does_not_know_ends_sharing(client: tensord.Client) -> None:
+    model = language_model("gemma3_text")
+    shared = sharing(model, client)
+    ids = prompt(PROMPT)
+    given = {"input_ids": ids, "mm_token_type_ids": torch.zeros_like(ids), "max_new_tokens": 4}
+    # transformers refuses the argument for this model, and the caller gets its message.
+    with pytest.raises(ValueError, match="mm_token_type_ids"):
+        shared.generate(**given)
+    assert "mm_token_type_ids may change the keys" in next(iter(shared.tally.reasons))
+
+
+def test_the_models_own_generation_settings_count(client: tensord.Client) -> None:
+    model = language_model("llama")
+    model.generation_config.num_beams = 2
+    shared = prefix_cached(model, client)
+    assert torch.equal(shared.generate(prompt(PROMPT)), model.generate(prompt(PROMPT)))
+    assert "beam_search" in next(iter(shared.tally.reasons))
+
+
+def test_each_reason_is_logged_once(client: tensord.Client, llama: Any, caplog: pytest.LogCaptureFixture) -> None:
+    shared = prefix_cached(llama, client)
+    with caplog.at_level(logging.WARNING, "tensord"):
+        for _ in range(3):
+            shared.generate(prompt(PROMPT), num_beams=2, max_new_tokens=2)
+    said = [record.getMessage() for record in caplog.records if record.name == "tensord"]
+    assert len(said) == 1 and "generated without the prefix cache: the generation mode is beam_search" in said[0]
+    assert shared.tally.reasons.total() == 3
+
+
+def test_a_cache_of_another_class_is_not_stored(client: tensord.Client, llama: Any) -> None:
+    shared = prefix_cached(llama, client)
+    static = StaticCache(config=llama.config, max_cache_len=64)
+    with torch.no_grad():
+        llama(input_ids=prompt(9), past_key_values=static, use_cache=True)
+    assert not shared.store(prompt(9), static)
+    offloaded = DynamicCache(config=llama.config)
+    offloaded.offloading = True
+    assert not shared.store(prompt(9), offloaded)
+    quantised = DynamicCache(config=llama.config)
+    quantised.layers[0].__class__ = type("QuantoQuantizedLayer", (type(quantised.layers[0]),), {})
+    assert not shared.store(prompt(9), quantised)
+    assert [reason.split(";")[0] for reason in shared.tally.reasons] == [
+        "the cache is a StaticCache",
+        "the cache is offloaded",
+        "layer 0 of the cache is a QuantoQuantizedLayer, which cannot be shared",
+    ]
+
+
+def test_a_cache_of_other_tokens_is_not_stored(client: tensord.Client, llama: Any) -> None:
+    shared = prefix_cached(llama, client)
+    cache = generated(llama, prompt(PROMPT)).past_key_values
+    assert not shared.store(prompt(PROMPT), cache)
+    assert "the cache holds 51 tokens, but there are 40" in shared.tally.reasons
+    assert not shared.store(torch.cat([prompt(51), prompt(51, 2)]), cache)
+
+
+def test_wrong_arguments_raise_at_once(daemon: Daemon, client: tensord.Client, llama: Any) -> None:
+    with pytest.raises(UsageError, match="model is a str"):
+        prefix_cached("a name", client)
+    with pytest.raises(BadPrefix, match="block_tokens is 17"):
+        prefix_cached(llama, client, block_tokens=17)
+    with pytest.raises(UsageError, match="snapshot_tokens"):
+        prefix_cached(llama, client, snapshot_tokens=0)
+    with pytest.raises(BadNamespace, match="tenant"):
+        prefix_cached(llama, client, tenant=1)  # type: ignore[arg-type]
+
+
+def test_an_error_of_the_model_is_the_callers(client: tensord.Client, llama: Any) -> None:
+    shared = sharing(llama, client)
+    with pytest.raises(ValueError, match="max_new_tokens"):
+        shared.generate(prompt(PROMPT), max_new_tokens=0)

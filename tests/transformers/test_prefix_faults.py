@@ -1,0 +1,283 @@
+"""prefix_cached while the daemon is away, stopped, killed, full or emptied, in forks and in threads: what is generated
+is right, and nothing is raised."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import tensord
+from tensord import NormalLayer, PrefixCache
+from tensord.client.transformers import prefix, prefix_cached
+from tensord.client.transformers.cache_layers import fill
+
+from ..daemon_process import MIB, PATIENCE_S, Daemon, until
+from ..processes import Child, Stage
+from .language_models import generated, language_model, prompt
+
+PROMPT = 60
+FAMILIES = ["llama", "gemma2", "qwen3_next"]
+
+
+@pytest.fixture
+def model(request: pytest.FixtureRequest) -> Any:
+    return language_model(request.param)
+
+
+def sharing(model: Any, client: tensord.Client) -> Any:
+    return prefix_cached(model, client, block_tokens=16, snapshot_tokens=16)
+
+
+def stored(model: Any, client: tensord.Client) -> Any:
+    """With the answer to `prompt(PROMPT)` stored."""
+    shared = sharing(model, client)
+    generated(shared, prompt(PROMPT))
+    assert shared.flush(PATIENCE_S)
+    return shared
+
+
+def is_right(shared: Any, model: Any, **more: Any) -> bool:
+    """Whether `shared` generates what the model does."""
+    ids = prompt(10, 3, prompt(PROMPT))
+    found = generated(shared, ids, **more)
+    return torch.equal(found.sequences, generated(model, ids).sequences)
+
+
+def key_of(*what: int) -> bytes:
+    return sha256(repr(what).encode()).digest()
+
+
+def on_step(step: int, act: Callable[[], object]) -> dict[str, Any]:
+    """An argument of `generate` that has `act` called after so many forward passes."""
+    steps = iter(range(1000))
+
+    def look(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        if next(steps) == step:
+            act()
+        return scores
+
+    return {"logits_processor": [look]}
+
+
+@pytest.mark.parametrize("model", FAMILIES, indirect=True)
+def test_without_a_daemon_every_call_computes(model: Any, tmp_path: Path) -> None:
+    with tensord.Client(tmp_path / "none.sock", timeout_s=0.2) as client:
+        shared = sharing(model, client)
+        assert is_right(shared, model)
+        assert is_right(shared, model)
+        assert shared.flush()
+        assert (shared.tally.found_tokens, shared.tally.dropped) == (0, 2)
+
+
+@pytest.mark.parametrize("model", FAMILIES, indirect=True)
+def test_a_daemon_that_is_killed_between_match_and_use_costs_nothing(
+    model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Daemon() as daemon:
+        shared = stored(model, daemon.start().client())
+
+        def late(*args: Any) -> None:
+            daemon.kill()
+            fill(*args)
+
+        monkeypatch.setattr(prefix, "fill", late)
+        assert is_right(shared, model)
+        assert shared.tally.found_tokens >= 48, "the pinned blocks were there although the daemon was not"
+
+
+@pytest.mark.parametrize("step", [0, 3])
+@pytest.mark.parametrize("model", FAMILIES, indirect=True)
+def test_a_daemon_that_is_killed_while_a_model_generates_costs_what_would_have_been_stored(
+    model: Any, step: int
+) -> None:
+    with Daemon() as daemon:
+        shared = stored(model, daemon.start().client(timeout_s=1.0))
+        assert is_right(shared, model, **on_step(step, daemon.kill))
+        assert is_right(shared, model)
+        shared.flush(1.0)
+        daemon.start()
+        until(lambda: shared._client.connected, "the client to attach again")
+        before = shared.tally.found_tokens
+        assert is_right(shared, model)
+        assert shared.tally.found_tokens >= before + 48, "the blocks outlived the daemon"
+
+
+@pytest.mark.parametrize("model", FAMILIES, indirect=True)
+def test_a_stopped_daemon_delays_a_call_and_no_more(model: Any) -> None:
+    with Daemon() as daemon:
+        shared = stored(model, daemon.start().client(timeout_s=0.3))
+        daemon.pause()
+        try:
+            assert is_right(shared, model)
+            assert is_right(shared, model, **on_step(2, lambda: None))
+        finally:
+            daemon.resume()
+        found = shared.tally.found_tokens
+        until(lambda: is_right(shared, model) and shared.tally.found_tokens > found, "a hit, once the daemon goes on")
+
+
+@pytest.mark.parametrize("model", FAMILIES, indirect=True)
+def test_a_daemon_that_is_stopped_while_a_model_generates_costs_nothing_it_computes(model: Any) -> None:
+    with Daemon() as daemon:
+        shared = stored(model, daemon.start().client(timeout_s=0.3))
+        try:
+            assert is_right(shared, model, **on_step(1, daemon.pause))
+        finally:
+            daemon.resume()
+        assert shared.flush(PATIENCE_S)
+        assert is_right(shared, model)
+
+
+@pytest.mark.parametrize("model", FAMILIES, indirect=True)
+def test_a_full_ring_costs_what_would_have_been_stored(model: Any) -> None:
+    with Daemon(ring_bytes=4 * MIB) as daemon:
+        client = daemon.start().client()
+        held = []
+        for size in (MIB // 4, MIB // 64, 1024):
+            for number in range(4096):
+                key = key_of(size, number)
+                if client.put(key, np.zeros(size, np.uint8), wait=True).state != "stored":
+                    break
+                held.append(client.get(key))
+        assert all(lease is not None for lease in held)
+        shared = sharing(model, client)
+        assert is_right(shared, model)
+        assert shared.flush(PATIENCE_S)
+        assert is_right(shared, model)
+        assert shared.tally.found_tokens == 0, "nothing was stored: the ring is full of pinned entries"
+        held.clear()
+
+
+@pytest.mark.parametrize("model", FAMILIES, indirect=True)
+def test_a_call_during_which_its_namespace_is_invalidated_is_right_and_stores_nothing(
+    model: Any, client: tensord.Client
+) -> None:
+    shared = stored(model, client)
+    namespace = shared.namespace
+    assert is_right(shared, model, **on_step(2, lambda: client.invalidate(namespace)))
+    found = shared.tally.found_tokens
+    assert found >= 48 and shared.flush(PATIENCE_S)
+    assert is_right(shared, model)
+    assert shared.tally.found_tokens == found, "blocks of the former generation are found by nobody"
+    assert shared.namespace.generation == namespace.generation + 1
+
+
+@pytest.mark.parametrize("model", FAMILIES, indirect=True)
+def test_a_ring_that_is_emptied_between_match_and_use_costs_nothing(
+    model: Any, client: tensord.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared = stored(model, client)
+
+    def late(*args: Any) -> None:
+        client.clear()
+        for number in range(80):  # 80 MiB, more than the ring has
+            client.put(key_of(MIB, number), np.full(MIB, number, np.uint8), wait=True)
+        fill(*args)
+
+    monkeypatch.setattr(prefix, "fill", late)
+    assert is_right(shared, model)
+    assert shared.tally.found_tokens >= 48
+
+
+def test_blocks_that_another_program_stored_under_the_name_are_not_used(client: tensord.Client) -> None:
+    model = language_model("llama")
+    shared = sharing(model, client)
+    shared.past_key_values(prompt(4))
+    tokens = prompt(PROMPT)[0].numpy().astype(np.uint32)
+    for layers in (
+        [NormalLayer(np.ones((1, 2, PROMPT, 8), np.float32))],
+        [NormalLayer({"keys": np.ones((1, 2, PROMPT, 8), np.float32)})] * 3,
+        [NormalLayer({name: np.ones((2, 2, PROMPT, 8), np.float32) for name in ("keys", "values")})] * 3,
+    ):
+        assert PrefixCache(client, shared.namespace, block_tokens=16).put(tokens, layers, wait=True).state == "stored"
+        assert is_right(shared, model)
+        assert shared.tally.found_tokens == 0
+        client.clear()
+
+
+@pytest.mark.parametrize("model", FAMILIES, indirect=True)
+def test_threads_generate_what_one_after_the_other_would(model: Any, client: tensord.Client) -> None:
+    shared = sharing(model, client)
+    prompts = [prompt(8, seed, prompt(PROMPT)) for seed in range(2, 6)]
+    wanted = [generated(model, ids).sequences for ids in prompts]
+    found: dict[int, Any] = {}
+
+    def work(number: int) -> None:
+        torch.set_num_threads(1)
+        for _ in range(3):
+            found[number] = generated(shared, prompts[number]).sequences
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(len(prompts))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(torch.equal(found[number], sequences) for number, sequences in enumerate(wanted))
+    assert shared.tally.calls == 12 and shared.tally.passed == 0, shared.tally.reasons
+    assert shared.tally.found_tokens > 0
+
+
+# ---- processes
+
+
+def generates(stage: Stage, socket: Path, family: str) -> None:
+    torch.set_num_threads(1)
+    model = language_model(family)
+    client = tensord.Client(socket, timeout_s=PATIENCE_S)
+    shared = sharing(model, client)
+    stage.tell("ready")
+    stage.hear()
+    right = is_right(shared, model)
+    stage.tell((right, shared.flush(PATIENCE_S), dict(shared.tally.reasons)))
+    stage.hear()
+    right = is_right(shared, model)
+    stage.tell((right, shared.tally.found_tokens))
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3_next"])
+def test_two_processes_that_compute_one_prompt_at_once_are_both_right_and_store_it_once(
+    family: str, daemon: Daemon, client: tensord.Client
+) -> None:
+    with Child(generates, daemon.socket, family) as one, Child(generates, daemon.socket, family) as another:
+        for child in (one, another):
+            assert child.hear(120) == "ready"
+        for _ in range(2):
+            for child in (one, another):
+                child.tell()
+            heard = [child.hear() for child in (one, another)]
+        assert all(right and found >= 48 for right, found in heard)
+    assert client.status()["store"]["entries"] <= 12
+
+
+def forks(stage: Stage, socket: Path) -> None:
+    torch.set_num_threads(1)
+    model = language_model("qwen3_next")
+    client = tensord.Client(socket, timeout_s=PATIENCE_S)
+    shared = sharing(model, client)
+    generated(shared, prompt(PROMPT))
+    reader, writer = os.pipe()
+    pid = os.fork()  # at once: the thread of the parent may be putting
+    if pid == 0:
+        try:
+            right = is_right(shared, model) and shared.flush(PATIENCE_S) and is_right(shared, model)
+            os.write(writer, repr((right, shared.tally.found_tokens > 0)).encode())
+        finally:
+            os._exit(0)
+    os.close(writer)
+    ours = is_right(shared, model) and shared.flush(PATIENCE_S) and is_right(shared, model)
+    theirs = os.read(reader, 100).decode()
+    os.waitpid(pid, 0)
+    stage.tell((ours, theirs))
+
+
+def test_after_a_fork_both_processes_share_and_generate_right(daemon: Daemon, client: tensord.Client) -> None:
+    with Child(forks, daemon.socket) as child:
+        assert child.hear(120) == (True, "(True, True)")

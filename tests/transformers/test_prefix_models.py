@@ -1,0 +1,205 @@
+"""prefix_cached: which models share, and that a name covers all that keys and values depend on."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+import tensord
+from tensord.client.transformers import families, prefix_cached
+
+from .language_models import PROMPT, generated, language_model, prompt, same, sharing
+from .test_transformers import llava, pixels
+
+
+@pytest.fixture(scope="module")
+def llama() -> Any:
+    return language_model("llama")
+
+
+def refused(model: Any, client: tensord.Client, why: str) -> None:
+    shared = prefix_cached(model, client, block_tokens=16)
+    ids = prompt(PROMPT)
+    assert torch.equal(shared.generate(ids, max_new_tokens=4), model.generate(ids, max_new_tokens=4))
+    assert shared.tally.passed == 1 and why in next(iter(shared.tally.reasons)), shared.tally.reasons
+
+
+def test_a_model_in_training_mode_does_not_share(client: tensord.Client) -> None:
+    refused(language_model("llama").train(), client, "training mode")
+
+
+def test_a_family_that_is_not_listed_does_not_share(client: tensord.Client) -> None:
+    model = language_model(
+        "jamba",
+        num_experts=2,
+        mamba_d_state=8,
+        mamba_dt_rank=4,
+        attn_layer_period=2,
+        attn_layer_offset=1,
+        use_mamba_kernels=False,
+        expert_layer_period=2,
+        expert_layer_offset=1,
+    )
+    refused(model, client, "JambaForCausalLM (jamba) is not among the families")
+
+
+def test_an_encoder_and_decoder_does_not_share(client: tensord.Client) -> None:
+    config = transformers.T5Config(vocab_size=96, d_model=16, d_kv=4, d_ff=16, num_layers=1, num_heads=2,
+                                   decoder_start_token_id=0)  # fmt: skip
+    torch.manual_seed(0)
+    refused(transformers.T5ForConditionalGeneration(config).eval(), client, "(t5) is not among the families")
+
+
+def test_a_model_that_takes_pictures_does_not_share(client: tensord.Client) -> None:
+    model = llava()
+    shared = prefix_cached(model, client)
+    picture = (model.config.vision_config.image_size // model.config.vision_config.patch_size) ** 2
+    ids = torch.cat([torch.tensor([[5] + [model.config.image_token_index] * picture]), prompt(4) % 60 + 4], 1)
+    given = {"input_ids": ids, **pixels(1), "max_new_tokens": 4}
+    assert torch.equal(shared.generate(**given), model.generate(**given))
+    assert "LlavaForConditionalGeneration (llava) is not among the families" in next(iter(shared.tally.reasons))
+
+
+@pytest.mark.parametrize("setting", [{"use_bidirectional_attention": True}, {"is_causal": False}])
+def test_a_model_that_attends_to_later_tokens_does_not_share(setting: dict[str, bool], client: tensord.Client) -> None:
+    shared = prefix_cached(language_model("gemma3_text", **setting), client)
+    shared.past_key_values(prompt(PROMPT))
+    assert "attends to later tokens" in next(iter(shared.tally.reasons))
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
+def test_a_rotary_embedding_that_depends_on_the_length_does_not_share(kind: str, client: tensord.Client) -> None:
+    rope: dict[str, Any] = {"rope_type": kind, "rope_theta": 10000.0, "factor": 2.0}
+    if kind == "longrope":
+        rope |= {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4, "original_max_position_embeddings": 256}
+    refused(language_model("llama", rope_parameters=rope), client, f"rope_type is {kind!r}")
+
+
+def test_another_version_of_transformers_does_not_share(
+    client: tensord.Client, llama: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(families, "VERSION", "5.18.")
+    refused(llama, client, "prefixes are shared with 5.18.x only")
+
+
+class Adapter(torch.nn.Module):
+    """A low-rank adapter around a linear layer, as PEFT puts into a model."""
+
+    def __init__(self, around: Any) -> None:
+        super().__init__()
+        self.around = around
+        self.scale = 1.0
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.around(rows) * (1 + self.scale)
+        return found
+
+
+def test_a_model_with_an_adapter_does_not_share_and_one_with_a_merged_adapter_has_a_name_of_its_own(
+    client: tensord.Client,
+) -> None:
+    sharing(language_model("llama"), client)
+    adapted = language_model("llama")
+    attention = adapted.model.layers[0].self_attn
+    attention.k_proj = Adapter(attention.k_proj)
+    refused(adapted, client, "adapters")
+    merged = language_model("llama")
+    with torch.no_grad():
+        merged.model.layers[0].self_attn.k_proj.weight.mul_(2)
+    assert sharing(merged, client).tally.found_tokens == 0
+
+
+def test_a_hook_ends_sharing_as_long_as_it_is_there(client: tensord.Client) -> None:
+    model = language_model("llama")
+    shared = sharing(model, client)
+    handle = model.model.layers[1].register_forward_hook(lambda module, args, output: output * 2)
+    wanted = model.generate(prompt(PROMPT), max_new_tokens=4)
+    assert torch.equal(shared.generate(prompt(PROMPT), max_new_tokens=4), wanted)
+    assert shared.tally.passed == 1
+    handle.remove()
+    shared.generate(prompt(PROMPT), max_new_tokens=4)
+    assert (shared.tally.passed, shared.tally.found_tokens) == (1, PROMPT - 1)
+
+
+def test_a_patched_method_ends_sharing_as_long_as_it_is_there(
+    client: tensord.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = language_model("llama")
+    shared = sharing(model, client)
+    plain = type(model).prepare_inputs_for_generation
+
+    @functools.wraps(plain)
+    def patched(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return plain(self, *args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(model), "prepare_inputs_for_generation", patched)
+        assert torch.equal(generated(shared, prompt(PROMPT)).sequences, generated(model, prompt(PROMPT)).sequences)
+        assert "prepare_inputs_for_generation was replaced" in next(iter(shared.tally.reasons))
+    generated(shared, prompt(PROMPT))
+    assert (shared.tally.passed, shared.tally.found_tokens) == (1, PROMPT - 1)
+
+
+def test_changed_weights_find_nothing_of_the_former_ones(client: tensord.Client) -> None:
+    model = language_model("llama")
+    shared = sharing(model, client)
+    with torch.no_grad():
+        model.model.layers[1].self_attn.v_proj.weight.mul_(-1)
+    found = generated(shared, prompt(PROMPT))
+    assert same(found, generated(model, prompt(PROMPT)))
+    assert shared.tally.found_tokens == 0
+
+
+def test_a_call_during_which_weights_change_stores_nothing(client: tensord.Client) -> None:
+    model = language_model("llama")
+    shared = prefix_cached(model, client, block_tokens=16)
+
+    def change(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            model.model.layers[1].self_attn.v_proj.weight.mul_(1.5)
+        return scores
+
+    shared.generate(prompt(PROMPT), logits_processor=[change], max_new_tokens=3)
+    assert shared.flush()
+    assert "changed" in next(iter(shared.tally.reasons))
+    assert client.status()["store"]["entries"] == 0
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda: language_model("llama", seed=1),
+        lambda: language_model("llama").to(torch.bfloat16),
+        lambda: language_model("llama", attn_implementation="eager"),
+        lambda: language_model("llama", rms_norm_eps=1e-3),
+        lambda: language_model("llama", rope_parameters={"rope_type": "default", "rope_theta": 5000.0}),
+        lambda: language_model("mistral", sliding_window=None),
+    ],
+    ids=["weights", "dtype", "attention", "a setting", "rotary embedding", "class"],
+)
+def test_models_that_compute_other_keys_share_nothing(
+    other: Callable[[], Any], client: tensord.Client, llama: Any
+) -> None:
+    sharing(llama, client)
+    assert sharing(other(), client).tally.found_tokens == 0
+
+
+def test_two_copies_of_a_model_share_and_two_tenants_do_not(client: tensord.Client, llama: Any) -> None:
+    sharing(llama, client, tenant="a")
+    assert sharing(language_model("llama"), client, tenant="a").tally.found_tokens == PROMPT - 1
+    assert sharing(llama, client, tenant="b").tally.found_tokens == 0
+
+
+def test_autocast_has_a_name_of_its_own(client: tensord.Client, llama: Any) -> None:
+    sharing(llama, client)
+    with torch.autocast("cpu", torch.bfloat16):
+        shared = sharing(llama, client)
+        assert shared.tally.found_tokens == 0
+        wanted = generated(llama, prompt(PROMPT))
+        assert torch.equal(generated(shared, prompt(PROMPT)).sequences, wanted.sequences)
+        assert shared.tally.found_tokens == PROMPT - 1
