@@ -130,12 +130,16 @@ class InPlacePuts:
         span = self.spans.take(size_bytes, connected)
         if span is not None or time.monotonic() < self._again_at:
             return span
-        if requests := self.spans.needed(size_bytes, connected):
-            self._say(*requests, connected=connected)
-        span = self.spans.wait(size_bytes, connected, min(deadline, time.monotonic() + SPAN_S_MAX))
-        if span is None:
-            self._again_at = time.monotonic() + _AGAIN_S
-        return span
+        deadline = min(deadline, time.monotonic() + SPAN_S_MAX)
+        # Twice, since the span that was on its way may have been asked for in advance, and refused as such.
+        for _ in range(2):
+            if requests := self.spans.needed(size_bytes, connected):
+                self._say(*requests, connected=connected)
+            span = self.spans.wait(size_bytes, connected, deadline)
+            if span is not None:
+                return span
+        self._again_at = time.monotonic() + _AGAIN_S
+        return None
 
     def _say(self, *sent: messages.Message, connected: object | None) -> None:
         """Sends messages that nothing depends on: without a connection, nobody has spans."""

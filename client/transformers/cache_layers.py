@@ -26,8 +26,8 @@ from ..prefix.match import PrefixMatch
 from .reasons import NotShared
 
 __all__ = [
-    "Snapshot",
-    "Stored",
+    "StateCopy",
+    "StoredCache",
     "empty_cache",
     "fill",
     "needs_snapshots",
@@ -84,7 +84,7 @@ class _Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class StateCopy:
     """A cache's state after `tokens` tokens: for each part, what a match at that position needs, or None."""
 
     tokens: int
@@ -92,7 +92,7 @@ class Snapshot:
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredCache:
     """The arguments of `PrefixCache.put` for a cache."""
 
     layers: list[PrefixLayer]
@@ -151,7 +151,7 @@ def tokens_in(cache: Any, given: int) -> int:
     return counts.pop() if counts else given
 
 
-def snapshot_of(cache: Any, tokens: int) -> Snapshot:
+def snapshot_of(cache: Any, tokens: int) -> StateCopy:
     """The cache's state now, after `tokens` tokens. Copies recurrent states."""
     states: list[Any] = []
     for part in parts_of(cache):
@@ -159,10 +159,10 @@ def snapshot_of(cache: Any, tokens: int) -> Snapshot:
             states.append(part.state() if part.used else None)
         else:
             states.append(part.arrays() if part.window and part.used else None)
-    return Snapshot(tokens, states)
+    return StateCopy(tokens, states)
 
 
-def stored_of(cache: Any, tokens: int, snapshots: Sequence[Snapshot], *, copied: bool) -> Stored:
+def stored_of(cache: Any, tokens: int, snapshots: Sequence[StateCopy], *, copied: bool) -> StoredCache:
     """What to put for a cache of `tokens` tokens. Copies recurrent states, and tensors of other devices to the host;
     with `copied` also keys and values in host memory.
 
@@ -184,7 +184,7 @@ def stored_of(cache: Any, tokens: int, snapshots: Sequence[Snapshot], *, copied:
             if part.window and tokens > part.window:
                 needed.append(number)
     found = {each.tokens: [_on_host(each.states[number]) for number in needed] for each in snapshots} if needed else {}
-    return Stored(layers, {at: states for at, states in found.items() if 0 < at < tokens})
+    return StoredCache(layers, {at: states for at, states in found.items() if 0 < at < tokens})
 
 
 def fill(cache: DynamicCache, match: PrefixMatch, device: Any) -> None:

@@ -29,8 +29,8 @@ from ..core.namespace import Namespace
 from ..prefix.cache import BLOCK_TOKENS, PrefixCache
 from ..prefix.put import PrefixPut
 from .cache_layers import (
-    Snapshot,
-    Stored,
+    StateCopy,
+    StoredCache,
     empty_cache,
     fill,
     needs_snapshots,
@@ -260,7 +260,7 @@ class PrefixCached:
             here.prefixes = PrefixCache(self._client, namespace, block_tokens=self._block_tokens)
         return here.prefixes
 
-    def _prefilled(self, ids: torch.Tensor, cache: DynamicCache, found: int) -> list[Snapshot]:
+    def _prefilled(self, ids: torch.Tensor, cache: DynamicCache, found: int) -> list[StateCopy]:
         """Computes the prompt up to the last position at which other prompts may continue, and keeps the state at each
         such position. Without layers that need it, and without a daemon, `generate` computes all."""
         if not self._client.connected or not needs_snapshots(cache):
@@ -283,7 +283,7 @@ class PrefixCached:
         ids: torch.Tensor,
         beyond: int,
         cache: Any,
-        snapshots: Sequence[Snapshot],
+        snapshots: Sequence[StateCopy],
         cost_ms: float,
         *,
         copied: bool,
@@ -310,7 +310,7 @@ class PrefixCached:
         self.tally.dropped += 1
         return False
 
-    def _put(self, prefixes: PrefixCache, tokens: Any, stored: Stored, cost_ms: float) -> PrefixPut | None:
+    def _put(self, prefixes: PrefixCache, tokens: Any, stored: StoredCache, cost_ms: float) -> PrefixPut | None:
         try:
             put = prefixes.put(
                 tokens,

@@ -18,7 +18,7 @@ ENTRIES = 16
 HOLES = (2, 5, 6, 9, 12)
 LARGE_BYTES = 340 * KIB
 POINTS = {
-    "daemon.core.span_table:SpanTable.begin_move": (1, 4, 8, 12),
+    "daemon.core.span_table:SpanTable.begin_move": (1, 3, 5, 7),
     "daemon.copier:Copier._move": (1, 5, 9, 12),
     "daemon.core.span_table:SpanTable.end_move": (1, 3, 5, 7),
     "daemon.core.allocated_spans:AllocatedSpans.reserve": (1, 5, 8, 11),

@@ -324,7 +324,7 @@ def test_a_put_that_waits_for_the_next_daemon_is_sent_soon_however_long_there_wa
 
 def test_a_streamed_put_that_the_daemon_died_of_is_lost_and_says_so() -> None:
     # A payload larger than the inbox never stands there as a whole, so there is nothing to send again.
-    with Daemon(ring_bytes=RING_BYTES, policy="lru", limits_inbox_bytes_max=MIB) as daemon:
+    with Daemon(ring_bytes=RING_BYTES, policy="lru", limits_inbox_bytes_max=MIB, write_in_place="off") as daemon:
         client = daemon.start().client()
         assert client.put(key(9), payload(9), wait=True).state == "stored"
         daemon.pause()

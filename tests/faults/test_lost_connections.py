@@ -31,7 +31,7 @@ WHOLE_BYTES, STREAMED_BYTES, SMALL_BYTES = 2 * MIB - 4096, 3 * MIB, 64 << 10
 
 @pytest.fixture
 def one() -> Iterator[Daemon]:
-    with Daemon(limits_inbox_bytes_max=INBOX_BYTES, policy="lru") as running:
+    with Daemon(limits_inbox_bytes_max=INBOX_BYTES, policy="lru", write_in_place="off") as running:
         yield running.start()
 
 
@@ -181,6 +181,7 @@ def test_an_array_written_to_once_its_put_was_refused_on_the_next_connection_nev
         Daemon(
             policy="lru",
             limits_inbox_bytes_max=INBOX_BYTES,
+            write_in_place="off",
             gauges_device="none",
             gauges_host="file",
             gauges_file=host.gauge_file,

@@ -11,15 +11,17 @@ import asyncio
 import gc
 import random
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 
 import tensord
 from tensord import PrefixCache
-from tensord.client.core import sweep
+from tensord.client.core import puts, sweep
 from tensord.testing.fake_vram import FakeCard, FakeVram
 
 from ..daemon_process import MIB, PATIENCE_S, Daemon, until
@@ -115,6 +117,11 @@ def store_prefix(stand: Stand, number: int) -> None:
     stand.prefixes.put(tokens, [layer_of(tokens)], timeout_s=PATIENCE_S)
 
 
+def streamed(stand: Stand, number: int) -> None:
+    with mock.patch.object(puts, "IN_PLACE_BYTES", sys.maxsize):
+        stand.client.put(key(number), LARGE, wait=True)
+
+
 def on_device(stand: Stand, number: int) -> None:
     stand.held.put(key(number), stand.tensor)
     with stand.held.get(key(number)) or stand.client.get(key(THERE)):  # type: ignore[union-attr]
@@ -125,7 +132,8 @@ def on_device(stand: Stand, number: int) -> None:
 WAYS: dict[str, Callable[[Stand, int], object]] = {
     "put": lambda stand, number: stand.client.put(key(number), SMALL),
     "put and wait": lambda stand, number: stand.client.put(key(number), SMALL, wait=True),
-    "streamed put": lambda stand, number: stand.client.put(key(number), LARGE, wait=True),
+    "streamed put": streamed,
+    "put in place": lambda stand, number: stand.client.put(key(number), LARGE, wait=True),
     "reserve": reserve,
     "get_or_compute": lambda stand, number: stand.client.get_or_compute(key(number), lambda: SMALL),
     "claim": lambda stand, number: stand.client.claim(key(number)).abandon(),

@@ -27,7 +27,7 @@ from ...core.namespace import Namespace
 _WITHOUT_CONTENT: Final = b""
 
 
-class Media:
+class RequestMedia:
     """The media of a request. Their digests are computed in another thread.
 
     Args:
@@ -75,7 +75,7 @@ class Naming:
 
     __slots__ = ("_base", "_generation", "_known", "_ranks", "_tag", "media")
 
-    def __init__(self, namespace: Namespace, ranks: int, media: Media, adapter: str = "") -> None:
+    def __init__(self, namespace: Namespace, ranks: int, media: RequestMedia, adapter: str = "") -> None:
         self.media = media
         self._generation = namespace.generation
         self._tag = namespace.tag

@@ -48,7 +48,7 @@ from ..background import IDLE_S, Background
 from ..presence import Presence
 from ..stats import LookupCounts
 from .jobs import LoadChunks, StoreChunks, WorkerReport
-from .keys import Media, Naming, media_of
+from .keys import Naming, RequestMedia, media_of
 from .request import Pinned, RequestBlocks
 
 PINS_MAX: Final = 3072
@@ -148,7 +148,7 @@ class KVManager(OffloadingManager):  # type: ignore[misc, unused-ignore]
         if nameless or self._off:
             return RequestBlocks(None, (), None)
         offsets, items = media_of(request)
-        media = Media(offsets)
+        media = RequestMedia(offsets)
         generation = view.current(self._namespace.tag) if view is not None else 0
         namespace = self._namespace.raised_to(max(generation, self._namespace.generation))
         if items and (self._background.late or not self._background.post(partial(self._name, media, items))):
@@ -369,7 +369,7 @@ class KVManager(OffloadingManager):  # type: ignore[misc, unused-ignore]
         self._presence.look()
         return IDLE_S
 
-    def _name(self, media: Media, items: Sequence[Any], client: Client) -> None:
+    def _name(self, media: RequestMedia, items: Sequence[Any], client: Client) -> None:
         digests: list[bytes | None] = []
         try:
             for item in items:

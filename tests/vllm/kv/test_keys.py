@@ -5,20 +5,20 @@ from __future__ import annotations
 import pytest
 
 import tensord
-from tensord.client.vllm.kv.keys import Media, Naming
+from tensord.client.vllm.kv.keys import Naming, RequestMedia
 
 NAMESPACE = tensord.Namespace(model="m", revision="1", dtype="float32", processor="p")
 BLOCK = bytes(32) + b"\0\0\0\1"
 ONE, ANOTHER = b"1" * 32, b"2" * 32
 
 
-def media(*placed: tuple[int, bytes | None]) -> Media:
-    found = Media([offset for offset, _ in placed])
+def media(*placed: tuple[int, bytes | None]) -> RequestMedia:
+    found = RequestMedia([offset for offset, _ in placed])
     found.settle([digest for _, digest in placed])
     return found
 
 
-def keys(of: Media, end_token: int = 64, *, block: bytes = BLOCK, ranks: int = 1, adapter: str = "") -> object:
+def keys(of: RequestMedia, end_token: int = 64, *, block: bytes = BLOCK, ranks: int = 1, adapter: str = "") -> object:
     return Naming(NAMESPACE, ranks, of, adapter).keys(block, end_token)
 
 
@@ -71,7 +71,7 @@ def test_a_medium_without_a_digest_takes_the_key_of_the_blocks_behind_it_alone()
 
 
 def test_a_block_behind_a_medium_has_no_key_before_the_digest_is_there() -> None:
-    waiting = Media([10])
+    waiting = RequestMedia([10])
     assert not waiting.settled
     assert waiting.reach(64) == 1
     assert keys(waiting, 64) is None
