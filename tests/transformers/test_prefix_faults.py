@@ -196,6 +196,7 @@ def test_blocks_that_another_program_stored_under_the_name_are_not_used(client: 
         [NormalLayer(np.ones((1, 2, PROMPT, 8), np.float32))],
         [NormalLayer({"keys": np.ones((1, 2, PROMPT, 8), np.float32)})] * 3,
         [NormalLayer({name: np.ones((2, 2, PROMPT, 8), np.float32) for name in ("keys", "values")})] * 3,
+        [NormalLayer({name: np.ones((1, 2, PROMPT, 8), np.float32) for name in ("keys", "values")})] * 4,
     ):
         assert PrefixCache(client, shared.namespace, block_tokens=16).put(tokens, layers, wait=True).state == "stored"
         assert is_right(shared, model)
