@@ -38,7 +38,6 @@ from vllm.v1.kv_offload.base import (
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from ....errors import TensordError, UnsupportedLeaf
-from ...core import requests
 from ...core.cache import Client
 from ...core.namespace import Namespace
 from ...core.view import View
@@ -47,13 +46,12 @@ from ..adapters import RankAdapters
 from ..background import IDLE_S, Background
 from ..presence import Presence
 from ..stats import LookupCounts
-from .jobs import LoadChunks, StoreChunks, WorkerReport
+from .jobs import DAMAGED_MAX, LoadChunks, StoreChunks, WorkerReport
 from .keys import Naming, RequestMedia, media_of
 from .request import Pinned, RequestBlocks
 
 PINS_MAX: Final = 3072
 """Most entries pinned at once. A client's lane has 4096 words, which other parts of the engine use too."""
-DAMAGED_MAX: Final = 4096
 NAME_S: Final = 0.25
 """Seconds that the digests of a request's media may take. After that its blocks behind the first medium are not
 shared."""
@@ -230,14 +228,13 @@ class KVManager(OffloadingManager):  # type: ignore[misc, unused-ignore]
             self.adapters_changed({**self.adapters.held, **report.adapters})
 
     def _distrust(self, keys: Collection[bytes]) -> None:
-        """Evicts entries that are not what they should be. They are not offered to any request here."""
+        """Entries that are not what they should be, which a worker has evicted. They are not offered to any request."""
         fresh = [key for key in keys if key not in self._damaged]
         if fresh:
             _log.error("tensord: %d stored KV blocks are damaged, the first is %s; evicted", len(fresh), fresh[0].hex())
         self._damaged.update(dict.fromkeys(fresh))
         while len(self._damaged) > DAMAGED_MAX:
             del self._damaged[next(iter(self._damaged))]
-        self._background.post(lambda client: requests.send_evict(client.link, fresh))
 
     # ---- stores
 
@@ -251,7 +248,7 @@ class KVManager(OffloadingManager):  # type: ignore[misc, unused-ignore]
             for key in keys:
                 end_token = req_context.get_offload_key_position(key)
                 names = self._names(state.naming, key, end_token)
-                if names is None or end_token is None or key in self._storing or self._stored(names):
+                if names is None or end_token is None or key in self._storing or self._is_stored(names):
                     continue
                 chosen.append(key)
                 before = self._before(state, key, end_token)
@@ -267,9 +264,11 @@ class KVManager(OffloadingManager):  # type: ignore[misc, unused-ignore]
         client = self._client
         return self._stores and not self._off and client is not None and client.connected
 
-    def _stored(self, names: Sequence[bytes]) -> bool:
+    def _is_stored(self, names: Sequence[bytes]) -> bool:
+        """Whether all parts of a chunk are stored, as far as known without damage. The eviction of a damaged part may
+        still be on its way."""
         view = self._view()
-        return view is not None and all(map(view.contains, names))
+        return view is not None and all(name not in self._damaged and view.contains(name) for name in names)
 
     def complete_store(self, keys: Collection[OffloadKey], req_context: ReqContext, success: bool = True) -> None:
         self._storing.difference_update(keys)

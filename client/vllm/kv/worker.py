@@ -28,6 +28,7 @@ from vllm.v1.kv_offload.base import CanonicalKVCaches, GPULoadStoreSpec, Offload
 from ....errors import Corrupt
 from ....shm.copy import checksum_of
 from ....shm.layout import SPAN_HEADER_BYTES, SpanHeader
+from ...core import requests
 from ...core.aside import aside
 from ...core.cache import Client
 from ...core.lease import Lease
@@ -35,7 +36,7 @@ from ...core.ring_mapping import Handle
 from ...core.ring_reader import RingReader
 from ..background import IDLE_S, Background
 from ..stats import LookupCounts
-from .jobs import LoadChunks, StoreChunks, WorkerReport
+from .jobs import DAMAGED_MAX, LoadChunks, StoreChunks, WorkerReport
 
 STORE_BYTES_MAX: Final = 512 << 20
 RINGS_MAX: Final = 2
@@ -115,6 +116,7 @@ class KVWorker(OffloadingWorker):  # type: ignore[misc, unused-ignore]
         self._finished: list[TransferResult] = []
         self._failed_jobs: set[int] = set()
         self._news = WorkerReport()
+        self._damaged: set[bytes] = set()
         self._storing_bytes = 0
         self._pending: dict[int, threading.Event] = {}
         self._rings: OrderedDict[bytes, RingReader] = OrderedDict()
@@ -227,6 +229,9 @@ class KVWorker(OffloadingWorker):  # type: ignore[misc, unused-ignore]
                     self._failed_jobs.add(job_id)
                     self._news.failed[chunks.ticket] = failed
                     self._news.damaged |= damaged
+            if damaged:
+                self._damaged = (self._damaged if len(self._damaged) < DAMAGED_MAX else set()) | damaged
+                self._background.post(lambda client: requests.send_evict(client.link, list(damaged)))
         return copied_bytes
 
     def _borrow(self, handle: bytes) -> Lease | None:
@@ -314,7 +319,11 @@ class KVWorker(OffloadingWorker):  # type: ignore[misc, unused-ignore]
     def _put(self, chunks: StoreChunks, position: int, chunk: Array, client: Client) -> None:
         try:
             key, parent = chunks.keys[self._rank][position], chunks.parents[self._rank][position]
-            if client.connected and not client.contains(key):
+            # The daemon may not have evicted a damaged entry yet. It does so before this put, which comes after it on
+            # the same connection.
+            replaces = key in self._damaged
+            self._damaged.discard(key)
+            if client.connected and (replaces or not client.contains(key)):
                 # Refused if the parent is gone: no lookup would reach the chunk.
                 client.put(key, chunk, parent=parent or None)
         finally:
