@@ -196,6 +196,16 @@ class EngineProcess:
         """What the KV connector's manager holds, by kind."""
         return dict(self._scheduler.connector._manager.held)
 
+    def do_settle(self) -> None:
+        """Steps until the KV connector holds nothing, and all its copies of blocks are sent to the daemon."""
+        from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+        worker = get_kv_transfer_group()._worker
+        self.do_step()  # vLLM hands the blocks of a step over in the next one
+        while any(self.do_held().values()) or worker._storing_bytes:
+            self.do_step()
+            time.sleep(0.001)
+
     def do_passed_through(self) -> dict[str, float]:
         """How many processor items were not shared, by reason."""
         stats = self._llm.llm_engine.renderer.mm_processor_cache.cache.make_stats()
