@@ -105,6 +105,7 @@ class EngineProcess:
         tokens: int,
         likely: int,
         salt: str | None = None,
+        params: dict[str, Any] | None = None,
     ) -> str:
         """Queues a request, whose name it gives. It goes on with each step."""
         from vllm import SamplingParams
@@ -118,7 +119,13 @@ class EngineProcess:
             prompt["cache_salt"] = salt
         self._requests += 1
         name = f"request-{self._requests}"
-        asked = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, logprobs=likely or None)
+        asked = SamplingParams(
+            temperature=0,
+            max_tokens=tokens,
+            ignore_eos=True,
+            logprobs=likely or None,
+            extra_args={"kv_transfer_params": params} if params else None,
+        )
         self._llm.llm_engine.add_request(name, prompt, asked)
         return name
 

@@ -316,7 +316,7 @@ class KVWorker(OffloadingWorker):  # type: ignore[misc, unused-ignore]
             key, parent = chunks.keys[self._rank][position], chunks.parents[self._rank][position]
             if client.connected and not client.contains(key):
                 # Refused if the parent is gone: no lookup would reach the chunk.
-                client.put(key, chunk, parent=parent or None)
+                client.put(key, chunk, agent=chunks.agent, parent=parent or None)
         finally:
             self._stored(chunk.nbytes)
 
