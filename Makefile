@@ -44,7 +44,7 @@ help:
 	@echo "make bench-pressure  what the governor costs"
 	@echo "make bench-prefix  the longest cached prefix among 100,000 sequences beside a linear scan; takes 8 GiB and two minutes"
 	@echo "make bench-replay  recorded workloads through the store and other policies (TRACES=folder, WARM=folder, JSON=path)"
-	@echo "make bench-vllm   what sharing costs and saves in vLLM: processor outputs, the connector, engines asked for text and pictures"
+	@echo "make bench-vllm   what sharing costs and saves in vLLM: processor outputs, the connectors, engines asked for text, pictures and conversations"
 	@echo "make bench-peers  vLLM's CPU build for make bench to compare with, the one of make test-vllm"
 	@echo "make clean        remove the virtual environments and caches; what make fuzz has found stays"
 
@@ -167,6 +167,7 @@ bench-vllm: $(PEERS)/.installed
 	$(PEERS)/bin/python benchmarks/vllm_connector.py
 	$(PEERS)/bin/python benchmarks/vllm_burst.py
 	$(PEERS)/bin/python benchmarks/vllm_text.py $(if $(JSON),--json "$(JSON)")
+	$(PEERS)/bin/python benchmarks/vllm_kv.py $(if $(JSON),--json "$(JSON:.json=)-kv.json")
 
 bench-peers: $(PEERS)/.installed
 	$(call debian,redis-server,redis-server)

@@ -60,6 +60,7 @@ COMMANDS: Final = (
     Command("benchmarks/processor_cache.py", ("--quick",), with_vllm=True),
     Command("benchmarks/vllm_burst.py", ("--rounds", "1", "--pictures", "4", "--encode-ms", "5"), with_vllm=True),
     Command("benchmarks/vllm_connector.py", with_vllm=True),
+    Command("benchmarks/vllm_kv.py", ("--quick",), with_vllm=True),
     Command("benchmarks/vllm_text.py", ("--rounds", "2", "--tokens", "4", "--pictures", "2"), with_vllm=True),
 )
 

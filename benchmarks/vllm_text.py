@@ -63,9 +63,9 @@ def text_spreads(plain: Engine, control: Engine, connected: Engine, rounds: int,
             against_connected.append(took_s[2] / took_s[0])
             steps_ms.append(took_s[0] / 2 / tokens * 1e3)
     return [
-        _spread("text: with the connector, against without", against_connected),
-        _spread("text: a second engine without, against the first", against_control),
-        _spread("text: a step without, ms", steps_ms),
+        spread("text: with the connector, against without", against_connected),
+        spread("text: a second engine without, against the first", against_control),
+        spread("text: a step without, ms", steps_ms),
     ]
 
 
@@ -85,9 +85,9 @@ def picture_spreads(
             _wait_for_entries(client, there + number)
             took_ms[2].append(second.generate(number, likely=0).took_s * 1e3)
     spreads = [
-        _spread("picture: without the connector, ms", took_ms[0]),
-        _spread("picture: the first engine with it, ms", took_ms[1]),
-        _spread("picture: the second engine, ms", took_ms[2]),
+        spread("picture: without the connector, ms", took_ms[0]),
+        spread("picture: the first engine with it, ms", took_ms[1]),
+        spread("picture: the second engine, ms", took_ms[2]),
     ]
     runs = second.encoded() - before
     return spreads, Figure(f"encoder runs in the second engine, of {pictures} pictures", runs, 0, "")
@@ -100,7 +100,7 @@ def call_spreads(connected: Engine, picture: int, tokens: int) -> list[Spread]:
     spent: dict[str, list[float]] = connected.ask("spent")
     # The first steps look up the picture.
     return [
-        _spread(f"decoding: {name}, µs", [took_s * 1e6 for took_s in calls[4:]])
+        spread(f"decoding: {name}, µs", [took_s * 1e6 for took_s in calls[4:]])
         for name, calls in spent.items()
         if len(calls) > 8
     ]
@@ -114,7 +114,8 @@ def _wait_for_entries(client: tensord.Client, count: int) -> None:
         time.sleep(0.002)
 
 
-def _spread(name: str, values: Sequence[float]) -> Spread:
+def spread(name: str, values: Sequence[float]) -> Spread:
+    """The median and the quartiles of at least two values."""
     lower, _, upper = quantiles(values, n=4)
     return Spread(name, median(values), lower, upper, len(values))
 

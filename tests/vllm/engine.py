@@ -137,6 +137,7 @@ class Engine:
         tokens: int = 8,
         likely: int = 5,
         salt: str | None = None,
+        params: dict[str, Any] | None = None,
     ) -> None:
         """Tells it to generate, and does not wait: `result` or `stopped` follows.
 
@@ -145,9 +146,11 @@ class Engine:
             tokens: how many the answer has.
             likely: of how many tokens, at each place of the answer, the logarithms of their chances are told.
             salt: vLLM's cache_salt: requests with different ones share no KV.
+            params: vLLM's kv_transfer_params.
         """
         self.wait_up()
-        self._say("generate", pictures=pictures, uuids=uuids, text=text, tokens=tokens, likely=likely, salt=salt)
+        about = {"uuids": uuids, "text": text, "tokens": tokens, "likely": likely, "salt": salt, "params": params}
+        self._say("generate", pictures=pictures, **about)
 
     def result(self) -> Answer:
         """What the request says that was begun."""

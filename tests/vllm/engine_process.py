@@ -105,6 +105,7 @@ class EngineProcess:
         tokens: int,
         likely: int,
         salt: str | None = None,
+        params: dict[str, Any] | None = None,
     ) -> str:
         """Queues a request, whose name it gives. It goes on with each step."""
         from vllm import SamplingParams
@@ -118,7 +119,13 @@ class EngineProcess:
             prompt["cache_salt"] = salt
         self._requests += 1
         name = f"request-{self._requests}"
-        asked = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, logprobs=likely or None)
+        asked = SamplingParams(
+            temperature=0,
+            max_tokens=tokens,
+            ignore_eos=True,
+            logprobs=likely or None,
+            extra_args={"kv_transfer_params": params} if params else None,
+        )
         self._llm.llm_engine.add_request(name, prompt, asked)
         return name
 
@@ -195,6 +202,16 @@ class EngineProcess:
     def do_held(self) -> dict[str, int]:
         """What the KV connector's manager holds, by kind."""
         return dict(self._scheduler.connector._manager.held)
+
+    def do_settle(self) -> None:
+        """Steps until the KV connector holds nothing, and all its copies of blocks are sent to the daemon."""
+        from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+        worker = get_kv_transfer_group()._worker
+        self.do_step()  # vLLM hands the blocks of a step over in the next one
+        while any(self.do_held().values()) or worker._storing_bytes:
+            self.do_step()
+            time.sleep(0.001)
 
     def do_passed_through(self) -> dict[str, float]:
         """How many processor items were not shared, by reason."""

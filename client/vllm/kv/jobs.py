@@ -38,13 +38,14 @@ class StoreChunks(LoadStoreSpec):  # type: ignore[misc, unused-ignore]
 
     `counts` as in LoadChunks. `keys`: by rank, the keys of the chunks. `parents`: by rank, the key of the chunk before
     each, b"" for none. `adapter`: vLLM's number of the request's LoRA adapter, and the digest of the weights that the
-    keys stand for.
+    keys stand for. `agent`: the agent that the chunks belong to, "" for none.
     """
 
     counts: list[int]
     keys: list[list[bytes]]
     parents: list[list[bytes]]
     adapter: tuple[int, str] | None = None
+    agent: str = ""
 
 
 @dataclass

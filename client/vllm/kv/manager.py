@@ -48,7 +48,7 @@ from ..presence import Presence
 from ..stats import LookupCounts
 from .jobs import DAMAGED_MAX, LoadChunks, StoreChunks, WorkerReport
 from .keys import Naming, RequestMedia, media_of
-from .request import Pinned, RequestBlocks
+from .request import Pinned, RequestBlocks, agent_of
 
 PINS_MAX: Final = 3072
 """Most entries pinned at once. A client's lane has 4096 words, which other parts of the engine use too."""
@@ -124,13 +124,17 @@ class KVManager(OffloadingManager):  # type: ignore[misc, unused-ignore]
         request, self._coming = self._coming, None
         if request is not None and request.request_id == req_context.req_id:
             state = self._begin(request)
+            state.agent = agent_of(req_context.kv_transfer_params)
             self._states[req_context.req_id] = state
             req_context.set_state(state)
         return RequestOffloadingContext()
 
     def on_request_finished(self, req_context: ReqContext) -> None:
         self._release(req_context.req_id)
-        self._states.pop(req_context.req_id, None)
+        state = self._states.pop(req_context.req_id, None)
+        if state is not None and state.agent:
+            ended = partial(requests.send_agent_turn, agent=state.agent, state="turn_ended")
+            self._background.post(lambda client: ended(client.link))
 
     def scheduled(self, request_ids: Iterable[str]) -> None:
         """Releases what was pinned for these requests and is not loaded: they compute from here on."""
@@ -244,7 +248,7 @@ class KVManager(OffloadingManager):  # type: ignore[misc, unused-ignore]
         chosen: list[OffloadKey] = []
         store = StoreChunks([], [[] for _ in range(self._ranks)], [[] for _ in range(self._ranks)])
         if state is not None and state.naming is not None and self._can_store():
-            store.adapter = state.adapter
+            store.adapter, store.agent = state.adapter, state.agent
             for key in keys:
                 end_token = req_context.get_offload_key_position(key)
                 names = self._names(state.naming, key, end_token)

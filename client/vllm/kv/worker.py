@@ -325,7 +325,7 @@ class KVWorker(OffloadingWorker):  # type: ignore[misc, unused-ignore]
             self._damaged.discard(key)
             if client.connected and (replaces or not client.contains(key)):
                 # Refused if the parent is gone: no lookup would reach the chunk.
-                client.put(key, chunk, parent=parent or None)
+                client.put(key, chunk, agent=chunks.agent, parent=parent or None)
         finally:
             self._stored(chunk.nbytes)
 
