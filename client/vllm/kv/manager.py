@@ -38,6 +38,7 @@ from vllm.v1.kv_offload.base import (
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from ....errors import TensordError, UnsupportedLeaf
+from ...core import requests
 from ...core.cache import Client
 from ...core.namespace import Namespace
 from ...core.view import View
