@@ -77,11 +77,6 @@ class KVStand(Stand):
         assert new, f"no block was stored:\n{engine.log[-2000:]}"
         return answer, new
 
-    def mended(self) -> None:
-        """The daemon runs. Scheduler and worker of both engines are its clients."""
-        super().mended()
-        self.attached(self.first, self.second, clients=2)
-
     def settled(self, *engines: Engine) -> None:
         """Returns when these engines have nothing to load or store, and hold nothing."""
         for engine in engines:

@@ -27,7 +27,7 @@ def sharing_goes_on(kv: KVStand) -> Iterator[None]:
     right, _ = kv.store(kv.first, text=text)
     answer, computed = asked(kv.second, text=text)
     assert answer == right == kv.plain.generate(text=text)
-    assert computed <= 2 * BLOCK_TOKENS
+    assert computed <= 2 * BLOCK_TOKENS, f"first:\n{kv.first.log[-2000:]}\nsecond:\n{kv.second.log[-2000:]}"
     kv.settled(kv.first, kv.second)
 
 
