@@ -386,7 +386,7 @@ class KVManager(OffloadingManager):  # type: ignore[misc, unused-ignore]
 
     def _invalidate(self, client: Client) -> None:
         try:
-            self._namespace = client.invalidate(client.current(self._namespace))
+            client.invalidate(client.current(self._namespace))
         except TensordError:
             self._background.post_end(self._invalidate)
             time.sleep(IDLE_S)

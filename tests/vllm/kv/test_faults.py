@@ -88,6 +88,15 @@ def test_promised_blocks_are_loaded_though_they_were_evicted_and_the_ring_overwr
     assert kv.second.ask("computed") - before <= 2 * BLOCK_TOKENS
 
 
+def test_engines_share_in_a_new_ring_although_one_of_them_has_reset_the_cache_before(kv: KVStand) -> None:
+    """Generations live as long as the ring. The fixture has the engines share afterwards."""
+    _, keys = kv.store(kv.first, text=fresh_text())
+    assert kv.first.ask("reset_kv")
+    until(lambda: not keys & kv.keys(), "the blocks are dropped")
+    kv.daemon.interrupt()
+    kv.daemon.start()
+
+
 def test_a_block_whose_bytes_changed_is_computed_and_replaced(kv: KVStand, client: tensord.Client) -> None:
     text = fresh_text()
     right, keys = kv.store(kv.first, text=text)
