@@ -92,13 +92,17 @@ def test_blocks_leave_the_ring_last_first_so_what_is_left_of_a_prefix_is_of_use(
     right, keys = kv.store(kv.first, text=text)
     namespace = tensord.Namespace(model="noise", revision="1", dtype="uint8", processor="none")
     noise = np.full(MIB // 8, 0xA5, np.uint8)
-    left = keys
+    left, held = keys, []
     for number in range(2 * RING_BYTES // len(noise)):
-        client.put(namespace.key("encoder", "image", number.to_bytes(4)), noise, wait=True)
+        name = namespace.key("encoder", "image", number.to_bytes(4))
+        client.put(name, noise, wait=True)
+        # Held, so that the policy cannot evict it instead of blocks.
+        held.append(client.get(name))
         left = {key for key in keys if client.contains(key)}
         if len(left) < len(keys):
             break
     assert 0 < len(left) < len(keys)
+    held.clear()
     prompt_tokens = len(keys) * BLOCK_TOKENS
     answer, computed = asked(kv.second, text=text)
     assert answer == right
