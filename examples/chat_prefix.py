@@ -26,7 +26,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from multiprocessing.connection import Connection
@@ -242,25 +242,29 @@ def own_daemon(folder: Path) -> Iterator[Path]:
         process.wait(PATIENCE_S)
 
 
-class Agent:
-    """An agent's process, seen from the demonstration."""
+class OwnProcess:
+    """A process that runs `act(name, *given, orders)`, seen from the demonstration. It ends at the order None."""
 
-    def __init__(self, name: str, socket: Path, kind: tiny_decoder.Kind) -> None:
+    def __init__(self, name: str, act: Callable[..., None], *given: Any) -> None:
         spawn = multiprocessing.get_context("spawn")
         self.name = name
         self._orders, theirs = spawn.Pipe()
-        self._process = spawn.Process(target=be_agent, args=(name, socket, kind, theirs), daemon=True)
+        self._process = spawn.Process(target=act, args=(name, *given, theirs), daemon=True)
         self._process.start()
         theirs.close()  # so that the pipe ends when the process ends
 
-    def ready(self) -> None:
-        self._answer()
+    def tell(self, order: object) -> None:
+        self._orders.send(order)
 
-    def ask(self, question: str, picture: int | None = None) -> Turn:
-        """Runs one turn of the agent; with a picture, in a new conversation."""
-        self._orders.send((picture, question))
-        turn: Turn = self._answer()
-        return turn
+    def hear(self) -> Any:
+        """The next answer. Raises RuntimeError if none comes in time, or the process has ended."""
+        if not self._orders.poll(PATIENCE_S):
+            raise RuntimeError(f"{self.name} did not answer within {PATIENCE_S:g} s")
+        try:
+            return self._orders.recv()
+        except EOFError:
+            self._process.join(PATIENCE_S)
+            raise RuntimeError(f"{self.name} ended with exit code {self._process.exitcode}") from None
 
     def end(self) -> None:
         try:
@@ -269,14 +273,18 @@ class Agent:
             pass
         self._process.join(PATIENCE_S)
 
-    def _answer(self) -> Any:
-        if not self._orders.poll(PATIENCE_S):
-            raise RuntimeError(f"{self.name} did not answer within {PATIENCE_S:g} s")
-        try:
-            return self._orders.recv()
-        except EOFError:
-            self._process.join(PATIENCE_S)
-            raise RuntimeError(f"{self.name} ended with exit code {self._process.exitcode}") from None
+
+class Agent(OwnProcess):
+    """An agent's process."""
+
+    def __init__(self, name: str, socket: Path, kind: tiny_decoder.Kind) -> None:
+        super().__init__(name, be_agent, socket, kind)
+
+    def ask(self, question: str, picture: int | None = None) -> Turn:
+        """Runs one turn of the agent; with a picture, in a new conversation."""
+        self.tell((picture, question))
+        turn: Turn = self.hear()
+        return turn
 
 
 @contextmanager
@@ -306,7 +314,7 @@ def run(kind: tiny_decoder.Kind) -> Seen:
                 agents.append(Agent(name, socket, kind))
                 stack.callback(agents[-1].end)
         for agent in agents:
-            agent.ready()
+            agent.hear()
         seen = Seen(kind, Conversation.begin(0).picture_at)
         print(
             f"{len(AGENTS)} agents; a system prompt of {seen.picture_at} tokens, a picture of {PICTURE_TOKENS}; "

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -24,7 +23,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import tiny_decoder
-from chat_prefix import PATIENCE_S, one_thread_each, own_daemon
+from chat_prefix import PATIENCE_S, OwnProcess, one_thread_each, own_daemon
 from conversation import FOLLOW_UP, QUESTIONS, SYSTEM
 from tiny_decoder import AGENT, BEGIN, USER
 
@@ -88,39 +87,6 @@ def be_process(name: str, socket: Path, orders: Connection) -> None:
             tokens += answer
 
 
-class Process:
-    """A process that generates, seen from the demonstration."""
-
-    def __init__(self, name: str, socket: Path) -> None:
-        spawn = multiprocessing.get_context("spawn")
-        self.name = name
-        self._orders, theirs = spawn.Pipe()
-        self._process = spawn.Process(target=be_process, args=(name, socket, theirs), daemon=True)
-        self._process.start()
-        theirs.close()  # so that the pipe ends when the process ends
-
-    def hear(self) -> Any:
-        if not self._orders.poll(PATIENCE_S):
-            raise RuntimeError(f"{self.name} did not answer within {PATIENCE_S:g} s")
-        try:
-            return self._orders.recv()
-        except EOFError:
-            self._process.join(PATIENCE_S)
-            raise RuntimeError(f"{self.name} ended with exit code {self._process.exitcode}") from None
-
-    def ask(self, question: str) -> Answer:
-        self._orders.send(question)
-        answer: Answer = self.hear()
-        return answer
-
-    def end(self) -> None:
-        try:
-            self._orders.send(None)
-        except BrokenPipeError:
-            pass
-        self._process.join(PATIENCE_S)
-
-
 def run() -> list[Answer]:
     """Runs and prints all answers."""
     system = 1 + len(tiny_decoder.tokens_of(SYSTEM))
@@ -130,7 +96,7 @@ def run() -> list[Answer]:
         processes = []
         with one_thread_each():
             for name in PROCESSES:
-                processes.append(Process(name, socket))
+                processes.append(OwnProcess(name, be_process, socket))
                 stack.callback(processes[-1].end)
         for process in processes:
             process.hear()
@@ -142,7 +108,8 @@ def run() -> list[Answer]:
         answers = []
         for what, questions in (("a question", QUESTIONS), ("a follow-up", dict.fromkeys(PROCESSES, FOLLOW_UP))):
             for process in processes:
-                answers.append(process.ask(questions[process.name]))
+                process.tell(questions[process.name])
+                answers.append(process.hear())
                 tell(what, answers[-1])
     return answers
 

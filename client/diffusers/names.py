@@ -9,7 +9,6 @@ NotShared.
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 import json
 from collections.abc import Mapping
@@ -22,6 +21,7 @@ import transformers
 
 from ...errors import TensordError
 from ..core.namespace import Namespace
+from ..identity.described import digest_of
 from ..identity.modules import Fingerprint
 from ..identity.origin import LIBRARIES, is_from
 from ..identity.settings import configs_of, machine, settings
@@ -113,7 +113,7 @@ def name_of(pipeline: Any, plain: type, device: torch.device, fingerprint: Finge
     modules = [module for encoder in encoders.values() for module in encoder.modules()]
     implementations = {getattr(config, "_attn_implementation", None) for config in configs_of(modules)}
     try:
-        described = [
+        parts = [
             {name: settings(list(encoder.modules())) for name, encoder in encoders.items()},
             functions_called({type(module) for module in modules}, implementations),
             {name: _tokenizer(part) for name in _TOKENIZERS if (part := getattr(pipeline, name, None)) is not None},
@@ -127,7 +127,7 @@ def name_of(pipeline: Any, plain: type, device: torch.device, fingerprint: Finge
         raise NotShared(str(error)) from None
     return Namespace(
         model=f"{plain.__module__}.{plain.__qualname__}",
-        revision=hashlib.sha256(json.dumps(described, default=str).encode()).hexdigest(),
+        revision=digest_of(parts),
         dtype=",".join(str(encoder.dtype) for encoder in encoders.values()) or "none",
         processor=f"diffusers {diffusers.__version__}, transformers {transformers.__version__}",
         tenant=tenant,
@@ -166,8 +166,7 @@ def _tokenizer(tokenizer: Any) -> str:
     # Every call sets these two anew, from its arguments.
     del model["truncation"], model["padding"]
     own = {name: value for name, value in vars(tokenizer).items() if name not in _UNSAID}
-    described = [f"{kind.__module__}.{kind.__qualname__}", model, sorted((name, _text(own[name])) for name in own)]
-    return hashlib.sha256(json.dumps(described).encode()).hexdigest()
+    return digest_of([f"{kind.__module__}.{kind.__qualname__}", model, {name: _text(own[name]) for name in own}])
 
 
 def _text(value: Any) -> str:

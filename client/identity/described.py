@@ -6,6 +6,7 @@ it is shared with no other process.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import secrets
 from collections.abc import Callable, Mapping
@@ -53,6 +54,15 @@ def described(value: Any, chosen: Fields | None = None) -> Any:
     if callable(uuid):
         return {type(value).__qualname__: str(uuid())}
     return {"unknown": secrets.token_hex(16)}
+
+
+def digest_of(value: Any) -> str:
+    """The SHA-256 of a JSON value, as hexadecimal digits. The order of a dict's names does not count.
+
+    Raises:
+        TypeError: a part of the value has no JSON form. `described` gives one to every value.
+    """
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def _placeless(given: dict[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,6 @@ Invariants: engines whose outputs may differ have different namespaces.
 from __future__ import annotations
 
 import hashlib
-import json
 import secrets
 from dataclasses import fields, replace
 from pathlib import Path
@@ -19,7 +18,7 @@ from ...errors import TensordError
 from ..core.namespace import Namespace
 from .checkpoints import files_digest, model_folder, vllm_version, weights_changed, weights_fingerprint
 from .content import dtype_name
-from .described import described
+from .described import described, digest_of
 from .folders import processor_files
 from .remote_code import remote_code
 from .surroundings import surroundings
@@ -146,9 +145,9 @@ def _namespace(model: Any, side: Side, *, revision: str, settings: list[Any], te
     """A namespace that depends on content only, not on the model's path or name."""
     return Namespace(
         model="+".join(model.architectures),
-        revision=f"{revision} {_digest(settings)}",
+        revision=f"{revision} {digest_of(settings)}",
         dtype=dtype_name(model.dtype),
-        processor=f"vllm {vllm_version()}, {_digest(surroundings(side))}",
+        processor=f"vllm {vllm_version()}, {digest_of(surroundings(side))}",
         tenant=tenant,
     )
 
@@ -160,10 +159,6 @@ def _described(config: Any, side: Side) -> Any:
         return [field.name for field in fields(value) if field.name not in ignored]
 
     return described(config, chosen)
-
-
-def _digest(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def _length(model: Any) -> int | None:

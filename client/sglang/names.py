@@ -12,7 +12,6 @@ name covers is Nameless.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 from typing import Any, Final
@@ -21,7 +20,7 @@ import torch
 
 from ..core.namespace import Namespace
 from ..identity.checkpoints import weights_changed, weights_fingerprint
-from ..identity.described import described
+from ..identity.described import described, digest_of
 from ..identity.engine import Nameless
 from ..identity.loading import loading_began_with_process
 from .settings import StorageSettings
@@ -159,7 +158,7 @@ def namespace(
         _log.warning("tensord: the values of %s have no form to compare, so this engine shares with no other", odd)
     return Namespace(
         model="sglang kv",
-        revision=f"{weights} {_digest([_FORM, layout, rank, told])}",
+        revision=f"{weights} {digest_of([_FORM, layout, rank, told])}",
         dtype=str(layout.get("dtype", "none")).removeprefix("torch."),
         processor=f"sglang {TESTED}, {_device()}",
         tenant=tenant,
@@ -168,7 +167,3 @@ def namespace(
 
 def _device() -> str:
     return torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
-
-
-def _digest(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()

@@ -8,8 +8,6 @@ Invariants: two models with equal names compute the same keys and values for the
 
 from __future__ import annotations
 
-import hashlib
-import json
 from typing import Any
 
 import torch
@@ -17,6 +15,7 @@ import transformers
 
 from ...errors import TensordError
 from ..core.namespace import Namespace
+from ..identity.described import digest_of
 from ..identity.modules import Fingerprint
 from ..identity.settings import configs_of, machine, settings
 from .conditions import Untouchable, check_still
@@ -51,7 +50,7 @@ def name_of(model: Any, input_ids: torch.Tensor, fingerprint: Fingerprint, tenan
     kinds = {type(module) for module in modules}
     implementations = {getattr(config, "_attn_implementation", None) for config in configs_of(modules)}
     try:
-        described = [
+        parts = [
             settings(modules),
             functions_called(kinds, implementations),
             machine(input_ids.device),
@@ -63,7 +62,7 @@ def name_of(model: Any, input_ids: torch.Tensor, fingerprint: Fingerprint, tenan
         raise NotShared(str(error)) from None
     return Namespace(
         model=f"{type(model).__module__}.{type(model).__qualname__}",
-        revision=hashlib.sha256(json.dumps(described, default=str).encode()).hexdigest(),
+        revision=digest_of(parts),
         dtype=str(model.dtype),
         processor=f"transformers {transformers.__version__}",
         tenant=tenant,

@@ -110,7 +110,7 @@ class Intake:
             self._outbox.refuse(client, commit.id, error)
             return
         uid = self._outbox.clients[client].uid
-        span = None if commit.span is None else self.taken.claim(client, commit.span)
+        span = None if commit.span is None else self.taken.remove(client, commit.span)
         refusal = (
             unwritten(commit, span)
             or unfit(commit, self._limits, self._memory.budget, self.ring_bytes)

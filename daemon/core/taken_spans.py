@@ -91,8 +91,8 @@ class TakenSpans:
         seq, span_id = (word.to_bytes(8, "little") for word in (self._memory.index.read(entry.slot).seq, entry.span_id))
         self._outbox.send(client, messages.SpanTaken(request, entry.slot, seq, span_id, entry.offset))
 
-    def claim(self, client: int, request: int) -> SpanEntry | None:
-        """Removes a span from the table, because a Commit names it. None if it was taken back."""
+    def remove(self, client: int, request: int) -> SpanEntry | None:
+        """Removes a span, and returns it. None if the client does not have it (any more)."""
         own = self._spans.get(client, {})
         entry = own.pop(request, None)
         if entry is None:
@@ -105,7 +105,7 @@ class TakenSpans:
 
     def take_back(self, client: int, request: int) -> None:
         """Revokes a span, if the client has it."""
-        entry = self.claim(client, request)
+        entry = self.remove(client, request)
         if entry is not None:
             self._memory.revoke(entry)
 

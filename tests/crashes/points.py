@@ -35,7 +35,7 @@ DAEMON: Final = {
     ),
     "place": (
         "daemon.core.taken_spans:TakenSpans.give",
-        "daemon.core.taken_spans:TakenSpans.claim",
+        "daemon.core.taken_spans:TakenSpans.remove",
         "daemon.core.taken_spans:TakenSpans.take_back",
         "daemon.core.handover:Handover.seal",
         "daemon.core.allocated_spans:AllocatedSpans.rename",

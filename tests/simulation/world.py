@@ -94,7 +94,7 @@ class World:
             self.ask: 8,
             self.claim: 8,
             self.use_device: 6,
-            self.scribble: 3,
+            self.scribble: 10,
             self.learn: 4,
             self.join: 4,
         }

@@ -1,7 +1,7 @@
 """The KV connector that vLLM's scheduler and workers call: vLLM's offloading connector with tensord as the place.
 
 Owns: the checks when an engine starts, and the way of failed loads back to vLLM. Does not own: which blocks are loaded
-and stored, and when, which vLLM's OffloadingConnector decides; where they lie (manager.py, worker.py).
+and stored, and when, which vLLM's OffloadingConnector decides; where they lie (scheduler.py, worker.py).
 
 Invariants: no method raises because of the daemon's state, and none waits for the daemon. A load that fails is computed
 again by its engine.
@@ -36,7 +36,7 @@ from ..settings import KVSettings
 from .idle import IdleScheduler, IdleWorker
 from .jobs import WorkerReport
 from .layout import layout_of, why_not_covered
-from .manager import KVManager
+from .scheduler import KVManager
 from .spec import TensordOffloadingSpec
 from .worker import KVWorker, groups_of
 

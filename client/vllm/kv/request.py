@@ -1,6 +1,6 @@
 """The state of one request on the scheduler's side.
 
-Owns: its fields, and how a request names its agent. Does not own: their use (manager.py).
+Owns: its fields, and how a request names its agent. Does not own: their use (scheduler.py).
 """
 
 from __future__ import annotations

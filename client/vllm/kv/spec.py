@@ -1,6 +1,6 @@
 """The parts that vLLM's offloading connector asks for.
 
-Owns: nothing beside the two constructors' results. Does not own: the parts (manager.py, worker.py).
+Owns: nothing beside the two constructors' results. Does not own: the parts (scheduler.py, worker.py).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 from vllm.v1.kv_offload.base import CanonicalKVCaches, OffloadingSpec
 
-from .manager import KVManager
+from .scheduler import KVManager
 from .worker import KVWorker
 
 
