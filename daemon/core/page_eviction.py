@@ -12,7 +12,7 @@ Invariant: every chosen group of spans frees at least one page.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, Final
 
 from ...shm.allocator import SpanAllocator
@@ -25,9 +25,14 @@ class PageEviction:
     """The spans chosen by `add`, and the whole pages that their end frees."""
 
     def __init__(
-        self, ring: SpanAllocator, may_go: Callable[[int], bool], warmth: Callable[[int], Any], spans_max: int
+        self,
+        ring: SpanAllocator,
+        may_go: Callable[[int, Collection[int]], bool],
+        warmth: Callable[[int], Any],
+        spans_max: int,
     ) -> None:
-        """`may_go` and `warmth` take a span's offset; a lower warmth is colder."""
+        """`may_go` takes a span's offset, and the offsets of the spans that end with it or before it; `warmth` takes a
+        span's offset. A lower warmth is colder."""
         self._ring = ring
         self._may_go = may_go
         self._warmth = warmth
@@ -46,7 +51,8 @@ class PageEviction:
         low, high, had = self._widened(offset, offset + self._ring.size_at(offset), 0)
         room = self._spans_max - len(self.spans)
         while self._ring.pages_in(low, high) - had < goal_bytes and len(spans) < room:
-            left, right = self._neighbour(self._ring.span_before(low)), self._neighbour(high)
+            left = self._neighbour(self._ring.span_before(low), spans)
+            right = self._neighbour(high, spans)
             if left is not None and (right is None or self._warmth(left) < self._warmth(right)):
                 spans.append(left)
                 low, high, had = self._widened(left, high, had)
@@ -60,8 +66,10 @@ class PageEviction:
             self._choose(spans, low, high)
             self.freed_bytes += gained
 
-    def _neighbour(self, offset: int | None) -> int | None:
-        return offset if offset is not None and self._ring.is_span(offset) and self._may_go(offset) else None
+    def _neighbour(self, offset: int | None, spans: list[int]) -> int | None:
+        if offset is None or not self._ring.is_span(offset):
+            return None
+        return offset if self._may_go(offset, {*self.spans, *spans}) else None
 
     def _widened(self, low: int, high: int, had: int) -> tuple[int, int, int]:
         """The stretch [low, high) extended by adjacent holes and chosen stretches, and `had` increased by the pages

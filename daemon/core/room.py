@@ -10,7 +10,7 @@ surveyed only if the quick search fails.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from itertools import islice
 from typing import Final
 
@@ -138,7 +138,7 @@ class Room:
         self._coldest.begin()
         eviction = PageEviction(
             memory.ring,
-            lambda o: memory.spans.at(o).child_count == 0 and self.unevictable.may_go(memory.spans.at(o)),
+            self._may_end_after,
             lambda o: memory.policy.rank(memory.spans.at(o).number),
             VICTIMS_MAX,
         )
@@ -172,6 +172,14 @@ class Room:
                 elif each.parent is not None:
                     stay.add(each.parent)
         return list(chosen)
+
+    def _may_end_after(self, offset: int, ending: Collection[int]) -> bool:
+        """Whether the entry at a ring offset is evictable together with those at `ending`: it has no other children."""
+        entry = self._memory.spans.at(offset)
+        child = entry.newest_child if entry.child_count else None
+        while child is not None and child.offset in ending:
+            child = child.sibling
+        return child is None and self.unevictable.may_go(entry)
 
     def _with_children(self, victims: dict[SpanEntry, str]) -> dict[SpanEntry, str]:
         """The victims with all their descendants, in the order in which they may be hidden. At most VICTIMS_MAX: the

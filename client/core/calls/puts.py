@@ -51,16 +51,18 @@ class PutCalls(ClientBase):
             tree: dict, list, tuple, str, bytes, int, float, bool, None, numpy arrays and torch tensors, nested.
             tokens: encoder tokens that the payload stands for; they count against max_tokens.
             ttl_s: seconds until the entry expires, more than 0. Default: the daemon's setting. Only `touch` renews
-                them; lookups and further puts of the key do not. Nothing expires while no daemon runs; the next daemon
-                removes what has expired by then.
+                them; lookups and further puts of the key do not. An entry that others were put with as `parent` stays
+                as long as it has one of them. Nothing expires while no daemon runs; the next daemon removes what has
+                expired by then.
             cost_ms: milliseconds that computing the payload took. Policies that weigh cost keep expensive entries
                 longer.
             agent: the agent that the entry belongs to; the policy may weigh it.
             parent: key of the entry that this one continues, for example of the KV block before it. The entry is
-                evicted before its parent, and ends with it, so that no stored entry is ever without its parent. The
-                parent is any entry of the same namespace, stored or put before this one; the put is refused with
-                ParentGone if there is none, and with BadPrefix if the parent is of another namespace. A put of a
-                stored key changes neither the entry nor its parent.
+                evicted before its parent. If the parent is removed by `evict`, `clear` or `invalidate`, all entries
+                after it are removed too, some milliseconds later in a long chain. The parent is any entry of the same
+                namespace, stored or put before this one; the put is refused with ParentGone if there is none, and with
+                BadPrefix if the parent is of another namespace. A put of a stored key changes neither the entry nor its
+                parent.
             wait: return only when every process can read the entry, or the put is refused or lost.
             timeout_s: seconds to wait for room in the inbox and, with `wait`, for the daemon.
 

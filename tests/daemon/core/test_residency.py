@@ -334,3 +334,16 @@ def test_large_extents_are_punched_and_allocated_in_parts() -> None:
     effects = store.handle(RingGrown(ring_bytes, more=False), 0.0)
     sizes = [effect.size_bytes for effect in effects if isinstance(effect, Punch)]
     assert sizes == [64 << 20, 64 << 20, 32 << 20]
+
+
+def test_a_chain_that_lies_within_one_page_leaves_with_the_page() -> None:
+    stand = Stand(16 * SPAN, page_bytes=4 * SPAN)
+    stand.join(1)
+    assert stand.put(1) == stand.put(2, parent=key(1)) == stand.put(3, parent=key(2)) == "stored"
+    stand.do(Pressed(0))
+    for _ in range(20):
+        stand.settle()
+        stand.pass_time(1.0)
+    assert stand.stored() == set()
+    assert stand.holds is not None and stand.holds.resident_bytes == 0
+    stand.check()
