@@ -279,6 +279,9 @@ class Demonstration:
         with self._cache.workflow("ticket", graph) as workflow:
             workflow.advance(1, wait=True)  # the daemon has the step before the card fills up
             self._timeline.tell("workflow", f"{AGENTS[0]} is finished, {AGENTS[1]} is working, {AGENTS[2]} is next")
+            # The next agent's tensors are promoted first: the card must not fill any further while they come.
+            everything = ENTRIES_EACH + 2 * (ENTRIES_EACH // 2)
+            self._await(lambda: self._agents[2].ask("here") == everything, "the next agent's tensors")
             before = {agent.name: agent.ask("here") for agent in self._agents}
             self._fill_to(0.87, "workflow_aware")
             self._settle("the finished agent's leave, and only as many as needed")

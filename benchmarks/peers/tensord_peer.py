@@ -130,7 +130,10 @@ class Reader(BaseReader):
         _ = self._client.get(key).tree  # type: ignore[union-attr] # a miss fails the run
 
     def get_consume(self, key: bytes) -> int:
-        return consume(self._client.get(key).tree)  # type: ignore[union-attr]
+        lease = self._client.get(key)
+        if lease is None:
+            raise RuntimeError(f"a stored key was missed: {self._client.why(key)}")
+        return consume(lease.tree)
 
     def batch(self, keys: Sequence[bytes]) -> Any:
         return np.frombuffer(b"".join(keys), np.uint8).reshape(-1, 32)
