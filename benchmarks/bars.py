@@ -88,6 +88,12 @@ BARS: Final = (
         Cell("lmdb", "put_visible", M1),
     ),
     Bar(
+        "put_many of 64 KB, a piece, against LMDB's puts back to back",
+        Cell("tensord", "put_many", K64),
+        3.0,
+        Cell("lmdb", "put_sustained", K64),
+    ),
+    Bar(
         "put until visible, 64 KB, against Redis",
         Cell("tensord", "put_visible", K64),
         2.0,

@@ -159,7 +159,8 @@ def steps(sizes: Sequence[int]) -> list[tuple[str, tuple[Op, ...], int]]:
     for value_bytes in sizes:
         reads = tuple(op for op in READ_OPS if value_bytes == BATCH_BYTES or not op.startswith("get_many"))
         found.append(("reads", reads, value_bytes))
-        found.append(("puts", (*PUT_OPS, "copy"), value_bytes))
+        many: tuple[Op, ...] = ("put_many",) if value_bytes == BATCH_BYTES else ()
+        found.append(("puts", (*PUT_OPS, *many, "copy"), value_bytes))
     return found
 
 

@@ -101,8 +101,8 @@ class WriterRole:
 
     def measure(self, op: str, value_bytes: int, calls: int, seconds: float) -> list[float]:
         values = self.values(value_bytes)
-        if op == "put_sustained":
-            return self._sustained(values, value_bytes, calls, seconds)
+        if op in ("put_sustained", "put_many"):
+            return self._bursts(op, values, value_bytes, calls, seconds)
         keys = self._next_keys(value_bytes, calls)
         put = self._writer.put_visible if op == "put_visible" else self._writer.put
         samples: list[float] = []
@@ -119,8 +119,9 @@ class WriterRole:
                 break
         return samples
 
-    def _sustained(self, values: list[Array], value_bytes: int, calls: int, seconds: float) -> list[float]:
-        """Puts back to back until all are visible: nanoseconds for each put, one sample for each burst."""
+    def _bursts(self, op: str, values: list[Array], value_bytes: int, calls: int, seconds: float) -> list[float]:
+        """Puts back to back, or in one call, until all are visible: nanoseconds for each put, one sample for each
+        burst."""
         burst = max(4, min(SUSTAINED_PUTS, SUSTAINED_BYTES_MAX // value_bytes))
         samples = []
         end = _clock() + int(seconds * 1e9)
@@ -128,9 +129,12 @@ class WriterRole:
             pairs = [(key, values[n % len(values)]) for n, key in enumerate(self._next_keys(value_bytes, burst))]
             put = self._writer.put
             before = _clock()
-            for key, value in pairs:
-                put(key, value)
-            self._writer.flush()
+            if op == "put_many":
+                self._writer.put_many(pairs)
+            else:
+                for key, value in pairs:
+                    put(key, value)
+                self._writer.flush()
             after = _clock()
             samples.append((after - before) / burst)
             if after > end:

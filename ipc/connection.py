@@ -248,6 +248,7 @@ class Connection:
             declared += brings
         if declared != fds or fds > FDS_MAX:
             raise UsageError(f"{fds} descriptors given, {declared} declared; {FDS_MAX} may go in one call")
+        allowed = 0
         try:
             for message in messages:
                 if self.serving:
@@ -256,8 +257,13 @@ class Connection:
                     raise refusal
                 else:
                     self._request(message)
+                allowed += 1
         except ProtocolError as mistake:
+            self.revert_send(*messages[:allowed])
             raise UsageError(str(mistake)) from None
+        except LimitReached:
+            self.revert_send(*messages[:allowed])
+            raise
         return packed[0] if len(packed) == 1 else b"".join(packed)
 
     def revert_send(self, *messages: Message) -> None:
@@ -305,7 +311,7 @@ class Connection:
         self._open[number] = kind
         if kind is m.Commit:
             self._commits.add(number)
-            if message.span is None:
+            if message.at is None and message.span is None:
                 self._parts_due.add(number)
         self._watched |= kind is m.Watch
         self.state = MOVES.get((self.state, kind), self.state)

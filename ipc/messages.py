@@ -118,16 +118,18 @@ class ReturnSpan(StoreRequest, frozen=True):
 
 
 class Commit(StoreRequest, frozen=True):
-    """Begins a put. One or more Parts with the same id follow; together they have `payload_bytes`.
+    """Begins a put. The payload is in one of three places:
 
-    `span`: the id of the TakeSpan whose span has the whole payload already; no parts follow. The client writes no more
-    into the span, and `checksum` is the xxh3-64 of its bytes. None: the payload comes in parts.
+    - `at`: the offset in the inbox where the whole payload stands.
+    - `span`: the id of the TakeSpan whose span has the whole payload. The client writes no more into the span, and
+      `checksum` is the xxh3-64 of its bytes.
+    - Both None: one or more Parts with the same id follow; together they have `payload_bytes`.
 
-    `acks`: the daemon answers each part with PartCopied, for a sender that reuses its region before the put has ended.
+    `acks`: the daemon answers each Part with PartCopied, for a sender that reuses its region before the put has ended.
     `cost_ms`: the time that computing the payload took; 0 if it is not known. `agent`: the agent that the put is for.
     `prefix_bytes`: the size of the payload's first leaf, at `aligned(tree_bytes)`, if that leaf is the record of a
     block of a sequence (`shm.prefix`); 0 if the payload has no record. `parent`: the key of the parent, which the entry
-    does not outlive; None if it has none. `inbox`: the number of the inbox that holds all parts of the put.
+    does not outlive; None if it has none. `inbox`: the number of the inbox that holds the payload.
     """
 
     answered_by = Committed
@@ -145,6 +147,7 @@ class Commit(StoreRequest, frozen=True):
     prefix_bytes: PrefixBytes = 0
     parent: Key | None = None
     inbox: Count = 0
+    at: Bytes | None = None
     span: Id | None = None
     checksum: Word | None = None
 

@@ -26,6 +26,7 @@ Op = Literal[
     "get_many_views_key",
     "put_return",
     "put_sustained",
+    "put_many",
     "put_visible",
     "copy",
 ]
@@ -79,6 +80,10 @@ class BaseWriter:
     def put_visible(self, key: bytes, value: Array) -> Any:
         """Like `put`, but returns when every reader finds the value."""
         return self.put(key, value)
+
+    def put_many(self, pairs: Sequence[tuple[bytes, Array]]) -> None:
+        """Stores these values in one call. Returns when every reader finds them."""
+        raise NotImplementedError  # each peer implements the methods that its `ops` name
 
     def flush(self) -> None:
         """Returns when every put is visible."""

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 import tensord
+from tensord.client.ctl.daemon import Daemon as StatusOf
 
 from . import PUT_OPS, READ_OPS, Array, BasePeer, BaseReader, BaseWriter, consume
 
@@ -79,7 +80,7 @@ def serving(ring_bytes: int, *flags: str, folder: Path | None = None) -> Iterato
 
 
 class Peer(BasePeer):
-    ops = (*READ_OPS, *PUT_OPS)
+    ops = (*READ_OPS, *PUT_OPS, "put_many")
     evicts_by_itself = True
     warm_bytes = RING_BYTES
 
@@ -104,6 +105,10 @@ class Writer(BaseWriter):
     def put(self, key: bytes, value: Array) -> None:
         self._sent.append(self._client.put(key, value))
 
+    def put_many(self, pairs: Sequence[tuple[bytes, Array]]) -> None:
+        for put in self._client.put_many(pairs, wait=True):
+            _check(put)
+
     def put_visible(self, key: bytes, value: Array) -> None:
         _check(self._client.put(key, value, wait=True))
 
@@ -125,6 +130,7 @@ class Reader(BaseReader):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         self._client = _client(folder, "bench-reader")
+        self._status = StatusOf(folder / "control.sock")
 
     def get(self, key: bytes) -> None:
         _ = self._client.get(key).tree  # type: ignore[union-attr] # a miss fails the run
@@ -132,7 +138,7 @@ class Reader(BaseReader):
     def get_consume(self, key: bytes) -> int:
         lease = self._client.get(key)
         if lease is None:
-            raise RuntimeError(f"a stored key was missed: {self._client.why(key)}")
+            raise RuntimeError(f"a stored key was missed: {self._status.why(key)}")
         return consume(lease.tree)
 
     def batch(self, keys: Sequence[bytes]) -> Any:

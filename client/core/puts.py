@@ -8,10 +8,12 @@ Invariant: no byte of a put is announced before it is copied.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from functools import partial
 from typing import Any, Final
+
+from msgspec.structs import replace
 
 from ...errors import DaemonUnavailable, ObjectTooLarge, TensordError
 from ...ipc import messages
@@ -19,7 +21,7 @@ from ...shm.layout import aligned
 from ...shm.payload import Leaf, Payload
 from .in_flight import PutsInFlight, state_for
 from .in_place import InPlacePuts
-from .inbox import Inbox, Region
+from .inbox import Bytes, Inbox, Region
 from .inboxes import Inboxes, no_room
 from .put import Pending
 from .put import Put as Put
@@ -30,6 +32,8 @@ from .view import View
 
 # A payload is sent in parts of this size, so that the daemon copies one part while this process copies the next.
 PART_BYTES: Final = 4 << 20
+TOGETHER_MAX: Final = 32
+"""The Commits that `put_many` sends together."""
 
 
 class PutSender:
@@ -68,21 +72,32 @@ class PutSender:
             self._in_place = InPlacePuts(send, next_id, ask, connection, view, self.in_flight)
 
     def put(self, key: bytes, payload: Payload, options: PutOptions, *, deadline: float) -> Put:
-        """Copies `payload` into the inbox part by part, and sends each part as soon as it is copied."""
+        """Copies `payload`, and sends its Commit. A large payload is copied into the inbox part by part, and each part
+        is sent as soon as it is copied."""
         put = Put(key)
+        self.put_many([(put, payload)], options, deadline=deadline)
+        return put
+
+    def put_many(self, puts: Iterable[tuple[Put, Payload]], options: PutOptions, *, deadline: float) -> None:
+        """As `put`, for many payloads. The Commits of small ones are sent together."""
+        unsent: list[Pending] = []
         try:
-            self._check_generation(key)
-            self._check_size(payload.payload_bytes)
-            self._put(put, payload, options, deadline)
-        except TensordError as error:
-            self.in_flight.end(put, state_for(error), error)
+            for put, payload in puts:
+                try:
+                    self._check_generation(put.key)
+                    self._check_size(payload.payload_bytes)
+                    self._put(put, payload, options, deadline, unsent)
+                except TensordError as error:
+                    self.in_flight.end(put, state_for(error), error)
+                if len(unsent) >= TOGETHER_MAX:
+                    self._send_copied(unsent)
+            self._send_copied(unsent)
         except BaseException:
             # This assignment comes first, as one atomic step: even if the next line is interrupted, the link's thread
             # sees the flag.
             self.in_flight.cut = True
             self._end_connection()
             raise
-        return put
 
     def reserve(self, payload_bytes: int, deadline: float) -> Region:
         """Returns a region for a payload that is produced in place.
@@ -104,7 +119,10 @@ class PutSender:
             if pending is None:
                 payload = region.bytes(payload_bytes)
                 rest = Leaf(tree_bytes, payload_bytes - tree_bytes, payload[tree_bytes:])
-                self._put(put, Payload(payload[:tree_bytes].tobytes(), [rest], payload_bytes), options, deadline)
+                whole = Payload(payload[:tree_bytes].tobytes(), [rest], payload_bytes)
+                unsent: list[Pending] = []
+                self._put(put, whole, options, deadline, unsent)
+                self._send_copied(unsent)
         except TensordError as error:
             pending = None
             self.in_flight.end(put, state_for(error), error)
@@ -113,11 +131,7 @@ class PutSender:
             return put
         if not self.in_flight.hold(pending, region):
             return put
-        pending.parts.append(messages.Part(pending.commit.id, region.offset, payload_bytes, True))
-        try:
-            self._send_commit(pending, *pending.parts)
-        except TensordError as error:
-            self.in_flight.not_sent(pending, error)
+        self._send_copied([self._copied(pending, region)])
         return put
 
     # ---- the connection's thread
@@ -160,35 +174,46 @@ class PutSender:
                 "raise it (and ring_bytes with it), or split the payload over several keys"
             )
 
-    def _put(self, put: Put, payload: Payload, options: PutOptions, deadline: float) -> None:
-        """Begins a put and copies its payload.
+    def _put(
+        self, put: Put, payload: Payload, options: PutOptions, deadline: float, unsent: list[Pending]
+    ) -> None:
+        """Begins a put and copies its payload. Sends its messages, or adds it to `unsent`, the copied puts whose
+        Commits are still to be sent. They are sent before anything is waited for, and before the messages of this put.
 
         Raises:
             TensordError: the put did not begin.
         """
         size_bytes, tree_bytes = payload.payload_bytes, len(payload.header)
+        if size_bytes >= IN_PLACE_BYTES:
+            self._send_copied(unsent)
         if size_bytes >= IN_PLACE_BYTES and self._in_place is not None:
             commit = partial(self._commit, put, size_bytes, tree_bytes, options)
             if self._in_place.put(lambda span: Pending(put, commit(span=span), None, whole=False), payload, deadline):
                 return
         while True:
             inbox = self.inboxes.fit(size_bytes)
+            if len(self.in_flight) >= self.inboxes.limits.commits_in_flight_max:
+                self._send_copied(unsent)
             if aligned(size_bytes) > inbox.size_bytes // 2:
                 # A payload that takes more than half of the inbox is streamed through it.
+                self._send_copied(unsent)
                 with inbox.streaming():
                     pending = self._begin(put, inbox, size_bytes, tree_bytes, options, deadline, whole=False)
                     if pending is not None:
                         self._stream(pending, payload, deadline)
                         return
                 continue
-            region = self.inboxes.region(size_bytes, deadline, inbox)
+            region = inbox.take(size_bytes, 0.0) if unsent else None
+            if region is None:
+                self._send_copied(unsent)
+                region = self.inboxes.region(size_bytes, deadline, inbox)
             try:
                 pending = self._begin(put, region.inbox, size_bytes, tree_bytes, options, deadline)
             except BaseException:
                 region.release()
                 raise
             if pending is not None:
-                self._copy(pending, payload, region)
+                self._copy(pending, payload, region, unsent)
                 return
             region.release()
 
@@ -226,34 +251,42 @@ class PutSender:
             **{"acks": False, **more},
         )
 
-    def _copy(self, pending: Pending, payload: Payload, region: Region) -> None:
-        """Copies the payload into one region. A payload of two parts or more sends its Commit before the first copy."""
-        size_bytes = payload.payload_bytes
-        early = size_bytes >= 2 * PART_BYTES
+    def _copy(self, pending: Pending, payload: Payload, region: Region, unsent: list[Pending]) -> None:
+        """Copies the payload into one region. A payload of two parts or more sends its Commit before the first copy; a
+        smaller one is added to `unsent`."""
         try:
             with region.held():
                 memory = region.memory
                 assert memory is not None
                 if not self.in_flight.hold(pending, region):
                     return
-                if early:
-                    # The daemon allocates a span while this process copies the first part.
-                    self._send_commit(pending)
-                for start, stop in _parts(size_bytes, PART_BYTES):
-                    if pending.put.state != "sent":
-                        # The put has ended. The daemon expects every part to be announced, but needs no more bytes.
-                        rest = messages.Part(pending.commit.id, region.offset + start, size_bytes - start, True)
-                        self._send_part(pending, rest)
-                        return
-                    payload.write_range(memory[start:stop], start, stop)
-                    part = messages.Part(pending.commit.id, region.offset + start, stop - start, stop == size_bytes)
-                    pending.parts.append(part)
-                    if early:
-                        self._send_part(pending, part)
-                    else:
-                        self._send_commit(pending, part)
+                if payload.payload_bytes >= 2 * PART_BYTES:
+                    self._copy_in_parts(pending, payload, region, memory)
+                elif pending.put.state == "sent":
+                    payload.write_range(memory[: payload.payload_bytes], 0, payload.payload_bytes)
+                    unsent.append(self._copied(pending, region))
         except TensordError as error:
             self.in_flight.not_sent(pending, error)
+
+    def _copy_in_parts(self, pending: Pending, payload: Payload, region: Region, memory: Bytes) -> None:
+        """Copies the payload into `memory`, the bytes of `region`. The daemon allocates a span while this process
+        copies the first part."""
+        number, size_bytes = pending.commit.id, payload.payload_bytes
+        self._send_commits(pending)
+        for start, stop in _parts(size_bytes, PART_BYTES):
+            if pending.put.state != "sent":
+                # The put has ended. The daemon expects every part to be announced, but needs no more bytes.
+                self._send_part(pending, messages.Part(number, region.offset + start, size_bytes - start, True))
+                return
+            payload.write_range(memory[start:stop], start, stop)
+            part = messages.Part(number, region.offset + start, stop - start, stop == size_bytes)
+            pending.parts.append(part)
+            self._send_part(pending, part)
+
+    def _copied(self, pending: Pending, region: Region) -> Pending:
+        """Names the region where the whole payload stands in the put's Commit. The put can be sent from now on."""
+        pending.commit = replace(pending.commit, at=region.offset)
+        return pending
 
     def _stream(self, pending: Pending, payload: Payload, deadline: float) -> None:
         """Copies the payload through the inbox, with one region for each part. The daemon's PartCopied frees the
@@ -263,7 +296,7 @@ class PutSender:
         assert inbox is not None, "a streamed put has an inbox"
         part_bytes = min(PART_BYTES, inbox.size_bytes // 8)
         try:
-            self._send_commit(pending)
+            self._send_commits(pending)
             for start, stop in _parts(size_bytes, part_bytes):
                 region = inbox.take(stop - start, deadline)
                 if region is None:
@@ -282,10 +315,20 @@ class PutSender:
         except TensordError as error:
             self.in_flight.not_sent(pending, error)
 
-    def _send_commit(self, pending: Pending, *parts: messages.Part) -> None:
-        """Sends the put's Commit, with parts. Sends nothing if a new connection took the put over, or if the put has
-        ended: the daemon would count a put that this client does not wait for. Further parts go on the same connection
-        only.
+    def _send_copied(self, unsent: list[Pending]) -> None:
+        """Sends the Commits of these puts together, and clears the list."""
+        if not unsent:
+            return
+        try:
+            self._send_commits(*unsent)
+        except TensordError as error:
+            for pending in unsent:
+                self.in_flight.not_sent(pending, error)
+        unsent.clear()
+
+    def _send_commits(self, *puts: Pending) -> None:
+        """Sends the puts' Commits. Leaves out a put that a new connection took over, and one that has ended: the daemon
+        would count a put that this client does not wait for. Parts go on the same connection only.
 
         SYNC POINT: the connection is read first. If that connection's start was to send the put again, or its
         predecessor's end was to settle the put, it has happened before `send_on` asks. If the connection has
@@ -297,10 +340,12 @@ class PutSender:
         connected = self._connection()
         if connected is None:
             raise DaemonUnavailable(self.in_flight.why_lost)
-        assert pending.inbox is not None, "a put that is written in place has a path of its own"
-        self.inboxes.tell(pending.inbox, connected, self._send)
-        if self.in_flight.send_on(pending, connected):
-            self._send(pending.commit, *parts, connected=connected)
+        for pending in puts:
+            assert pending.inbox is not None, "a put that is written in place has a path of its own"
+            self.inboxes.tell(pending.inbox, connected, self._send)
+        commits = [each.commit for each in puts if self.in_flight.send_on(each, connected)]
+        if commits:
+            self._send(*commits, connected=connected)
 
     def _send_part(self, pending: Pending, part: messages.Part) -> None:
         if pending.connected is not None:

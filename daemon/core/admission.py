@@ -138,6 +138,8 @@ def unwritten(commit: messages.Commit, span: SpanEntry | None) -> TensordError |
     """The refusal of a Commit whose payload is not in `span`, the span that it names; None if it is, or names none."""
     if commit.span is None:
         return None
+    if commit.at is not None:
+        return BadMessage("a Commit names both a span and an offset in the inbox: the payload is in one of them")
     if span is None:
         return TimedOut(
             f"the client does not have the span that it wrote {commit.payload_bytes} bytes into: the daemon takes a "

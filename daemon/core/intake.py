@@ -1,20 +1,20 @@
 """Carries puts from Commit to Committed: Commit, parts, room, copies, publication, and the end of a put whose sender
 leaves.
 
-    Commit ─ limits, "existed" ─→ first part ─→ queue ─ room ─→ parts are handed to the copier as they come ─→ Copied of
-    the last ─→ published, once no put of its parent is in flight, unless the key was stored, its namespace invalidated
-    or its parent evicted meanwhile
+    Commit ─ limits, "existed" ─→ first part, or the Commit itself ─→ queue ─ room ─→ parts are handed to the copier as
+    they come ─→ Copied of the last ─→ published, once no put of its parent is in flight, unless the key was stored, its
+    namespace invalidated or its parent evicted meanwhile
     TakeSpan ─→ queue ─ room ─→ SpanTaken;  Commit of that span ─ the same ─→ queue ─ a slot ─→ Seal ─→ Copied ─→ …
 
 Owns the decisions about a put until its payload is in the ring. Does not own memory, room, claims or publication: their
 modules do their parts.
 
 Invariants:
-- Every Commit of a client that stays is answered by exactly one Committed, and every Part of a put with `acks` by
-  exactly one PartCopied, also after a refusal.
+- Every Commit of a client that stays is answered by exactly one Committed, and every Part that a client sends for a put
+  with `acks` by exactly one PartCopied, also after a refusal.
 - A put whose last part has arrived is carried out even if its sender leaves.
-- A put takes no room before its first part. Puts and TakeSpans get room in turns of uids and of clients, those of one
-  client in order of arrival. A put that waits for the ring to grow lets later ones pass.
+- A put takes no room before bytes of its payload have come. Puts and TakeSpans get room in turns of uids and of
+  clients, those of one client in order of arrival. A put that waits for the ring to grow lets later ones pass.
 - The span that a Commit names goes to that put, or is revoked.
 """
 
@@ -131,6 +131,9 @@ class Intake:
             self.parents.began(put)
             if span is not None:
                 self.puts.written(put, span, now)
+                self._last_part_came(put)
+            elif commit.at is not None:
+                self.puts.received(put, messages.Part(commit.id, commit.at, commit.payload_bytes, True), now)
                 self._last_part_came(put)
             return
         if span is not None:
@@ -370,7 +373,7 @@ class Intake:
             self._outbox.send_verdicts(self._claims.refused(commit.claim, uid, commit.key))
 
     def _acknowledge(self, put: PutProgress, inbox_offset: int) -> None:
-        if put.commit.acks:
+        if put.commit.acks and put.commit.at is None:
             self._outbox.send(put.client, messages.PartCopied(put.commit.id, inbox_offset))
 
     def _end(self, put: PutProgress) -> None:

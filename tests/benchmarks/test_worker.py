@@ -33,6 +33,10 @@ class _Writer(BaseWriter):
         self.calls[-1] = "put_visible"
         return len(self.keys)
 
+    def put_many(self, pairs: Sequence[tuple[bytes, Array]]) -> None:
+        self.store.update(pairs)
+        self.calls.append("put_many")
+
     def flush(self) -> None:
         self.calls.append("flush")
 
@@ -111,6 +115,14 @@ def test_sustained_puts_are_back_to_back_and_end_when_all_are_visible() -> None:
     assert sample > 0
     assert writer.calls[-1] == "flush"
     assert writer.calls[:-1] == ["put"] * (worker.SUSTAINED_BYTES_MAX // BYTES)
+
+
+def test_a_batch_is_put_in_one_call_and_each_put_has_its_share_of_the_time() -> None:
+    writer = _Writer()
+    role = WriterRole(writer, evicts_by_itself=True)
+    (sample,) = role.measure("put_many", BYTES, calls=1, seconds=60)
+    assert sample > 0
+    assert writer.calls == ["put_many"]
 
 
 def test_the_reader_gets_every_token_and_reads_the_stored_payloads() -> None:

@@ -26,7 +26,7 @@ _PACKAGE: Final = "tensord."
 DAEMON: Final = {
     "commit": (
         "daemon.core.intake:Intake.commit",
-        "daemon.core.intake:Intake.part",
+        "daemon.core.puts:PutTable.received",
         "daemon.core.span_table:SpanTable.place",
         "daemon.core.allocated_spans:AllocatedSpans.reserve",
         "shm.index:IndexWriter.reserve",
@@ -163,7 +163,7 @@ CLIENT: Final = {
         "client.core.puts:PutSender._begin",
         "client.core.puts:PutSender._copy",
         "client.core.puts:PutSender._stream",
-        "client.core.puts:PutSender._send_commit",
+        "client.core.puts:PutSender._send_commits",
         "client.core.puts:PutSender._send_part",
         "client.core.in_flight:PutsInFlight.begin",
         "client.core.in_flight:PutsInFlight.hold",

@@ -104,6 +104,25 @@ class WaitingPut(Putting):
         return client.put(key, words(key, self.size_bytes), wait=True, timeout_s=self.party.patience_s)
 
 
+class ManyPuts(Putting):
+    """Payloads whose Commits are sent together."""
+
+    name = "put_many under way"
+    sizes: ClassVar[dict[str, int]] = {"mine": 64 * KIB, "many-1": 64 * KIB, "many-2": 256 * KIB, "many-3": 64 * KIB}
+
+    def settle(self) -> None:
+        super().settle()
+        for name, put in zip(self.sizes, self.puts, strict=True):
+            put.wait(self.party.patience_s)
+            self.party.outcomes[name] = put
+
+    def begin(self) -> tensord.Put:
+        client: tensord.Client = self.party.client
+        items = [(self.party.key(name), words(self.party.key(name), size)) for name, size in self.sizes.items()]
+        self.puts = client.put_many(items, timeout_s=self.party.patience_s)
+        return self.puts[0]
+
+
 class Reserved(State):
     """A filled reservation; committed at the end. The child of a fork goes on writing to its copy."""
 
@@ -333,6 +352,7 @@ class Subscribed(State):
 
 UNDER_WAY: list[type[State]] = [
     WholePut,
+    ManyPuts,
     StreamedPut,
     LongPut,
     WaitingPut,

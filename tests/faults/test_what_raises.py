@@ -59,6 +59,7 @@ CLIENT_NEVER: dict[str, Call] = {
     "on_mode": lambda c: c.on_mode(lambda change: None),
     "peek": lambda c: c.peek(KEY),
     "put": lambda c: c.put(KEY, payload(1), wait=True),
+    "put_many": lambda c: c.put_many([(KEY, payload(1))], wait=True),
     "request_arrived": lambda c: c.request_arrived(DEVICE),
     "request_completed": lambda c: c.request_completed(DEVICE, 0.1, 1),
     "reuse": lambda c: c.reuse(KEY),

@@ -24,6 +24,7 @@ Call = Callable[[tensord.Client, Any], object]
 TAKE_TIMEOUTS: dict[str, Call] = {
     "put": lambda client, time: client.put(KEY, 1, timeout_s=time),
     "put and wait": lambda client, time: client.put(KEY, 1, wait=True, timeout_s=time),
+    "put_many": lambda client, time: client.put_many([(KEY, 1)], timeout_s=time),
     "Put.wait": lambda client, time: client.put(KEY, 1).wait(time),
     "reserve": lambda client, time: client.reserve(1, timeout_s=time).abandon(),
     "commit": lambda client, time: client.reserve(1).commit(KEY, timeout_s=time),
@@ -33,6 +34,7 @@ TAKE_TIMEOUTS: dict[str, Call] = {
 }
 TAKE_DURATIONS: dict[str, Call] = {
     "ttl_s": lambda client, time: client.put(KEY, 1, ttl_s=time),
+    "ttl_s of put_many": lambda client, time: client.put_many([(KEY, 1)], ttl_s=time),
     "ttl_s of a commit": lambda client, time: client.reserve(1).commit(KEY, ttl_s=time),
     "cost_ms": lambda client, time: client.put(KEY, 1, cost_ms=time),
     "pin": lambda client, time: client.pin(KEY, time),
@@ -49,6 +51,7 @@ TAKE_KEYS: dict[str, Call] = {
     "touch": lambda client, key: client.touch(key),
     "pin": lambda client, key: client.pin(key, 1),
     "put": lambda client, key: client.put(key, 1, wait=True),
+    "put_many": lambda client, key: client.put_many([(key, 1)], wait=True),
     "get_or_compute": lambda client, key: client.get_or_compute(key, lambda: 1),
     "evict": lambda client, key: client.evict(key),
 }
@@ -120,4 +123,4 @@ def test_every_call_takes_the_same_for_a_key(client: tensord.Client, call: str, 
         TAKE_KEYS[call](client, memoryview(KEY).cast("I"))
     for right in (bytearray(KEY), memoryview(KEY), KEY):
         TAKE_KEYS[call](client, right)
-    assert client.contains(KEY) is ((stored and call != "evict") or call in ("put", "get_or_compute"))
+    assert client.contains(KEY) is ((stored and call != "evict") or call in ("put", "put_many", "get_or_compute"))

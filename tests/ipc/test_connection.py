@@ -288,6 +288,27 @@ def test_a_part_needs_its_commit(attached: Pair) -> None:
     assert "put 4: send its Commit" in str(attached.server.receive_data(pack(m.Part(4, 0, 100, True))).failure)
 
 
+def test_no_part_follows_a_commit_of_a_whole_payload(attached: Pair) -> None:
+    for lap in range(3 * LIMITS.commits_in_flight_max):
+        attached.ask(m.Commit(lap, KEY, 100, 10, at=64))
+        attached.answer(m.Committed(lap, "stored"))
+        attached.check()
+    attached.ask(m.Commit(0, KEY, 100, 10, at=64))
+    with pytest.raises(UsageError, match="send its Commit first"):
+        attached.client.send(m.Part(0, 64, 100, True))
+
+
+def test_of_messages_sent_together_all_are_sent_or_none(attached: Pair) -> None:
+    most = LIMITS.commits_in_flight_max
+    commits = [m.Commit(number, KEY, 100, 10, at=0) for number in range(most + 1)]
+    with pytest.raises(LimitReached):
+        attached.client.send(*commits)
+    with pytest.raises(UsageError, match="still open"):
+        attached.client.send(commits[0], commits[0])
+    attached.check()
+    attached.ask(*commits[:most])
+
+
 def test_a_part_after_the_last_is_refused(attached: Pair) -> None:
     attached.ask(m.Commit(4, KEY, 100, 10), m.Part(4, 0, 100, True))
     assert attached.server.receive_data(pack(m.Part(4, 0, 1, True))).failure is not None

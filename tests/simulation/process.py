@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import count
@@ -242,6 +242,17 @@ class Process:
             with mock.patch.object(puts, "IN_PLACE_BYTES", 0 if way == "in place" else sys.maxsize):
                 put = self.puts.put(at(number), encoded, options, deadline=0.0)
         self.outcomes.append((put, number, version))
+
+    def put_many(self, versions: Mapping[int, int]) -> None:
+        """Puts payloads by number and version in one call, through the inbox."""
+        encoded = []
+        for number, version in versions.items():
+            put = Put(at(number))
+            self.world.model.puts(number, version)
+            encoded.append((put, encode(payload(number, version))))
+            self.outcomes.append((put, number, version))
+        with mock.patch.object(puts, "IN_PLACE_BYTES", sys.maxsize):
+            self.puts.put_many(encoded, PutOptions(1, None, None, 1.0, "agent 0"), deadline=0.0)
 
     def scribble(self) -> None:
         """Overwrites reserved arrays whose puts have ended. No reader may see these bytes."""

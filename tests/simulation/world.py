@@ -338,6 +338,10 @@ class World:
         process = self.some(connected=True)
         if process is None:
             return
+        if self.chance.random() < 0.15:
+            numbers = {self.number(process) for _ in range(4)}
+            self._put_many(process, sorted(n for n in numbers if not is_block(n) and before(n) is None))
+            return
         path = [self.number(process)]
         if process.view is not None and self.chance.random() < 0.8:
             # In most cases begin at the first missing entry, as a client does that stores a sequence.
@@ -359,6 +363,12 @@ class World:
         [way] = self.chance.choices(["by the inbox", "produced", "in place"], [0.6, 0.15, 0.25])
         self.say("put", process=process.number, key=number, version=version, way=way)
         process.put(number, version, claim=claim, ttl_s=ttl_s, way=way)
+
+    def _put_many(self, process: Process, numbers: list[int]) -> None:
+        versions = {number: self._versions + at for at, number in enumerate(numbers, 1)}
+        self._versions += len(numbers)
+        self.say("put_many", process=process.number, versions=versions)
+        process.put_many(versions)
 
     def learn(self) -> None:
         """A process reads the generations, as after a restart with the same arguments."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import Future
 from typing import Any, TypeVar, cast
 
@@ -73,6 +73,23 @@ class AsyncPutCalls(AsyncClientBase):
             parent=parent,
             wait=wait,
             timeout_s=timeout_s,
+        )
+
+    async def put_many(
+        self,
+        items: Iterable[tuple[bytes, Any]],
+        *,
+        tokens: int = 0,
+        ttl_s: float | None = None,
+        cost_ms: float = 0.0,
+        agent: str = "",
+        wait: bool = False,
+        timeout_s: float | None = None,
+    ) -> list[Put]:
+        """As `Client.put_many`. The copies run in a thread."""
+        call = self._client.put_many
+        return await asyncio.to_thread(
+            call, items, tokens=tokens, ttl_s=ttl_s, cost_ms=cost_ms, agent=agent, wait=wait, timeout_s=timeout_s
         )
 
     async def reserve(self, spec: Any, *, timeout_s: float | None = None) -> Reservation:

@@ -8,7 +8,7 @@ Invariants: without a daemon a put ends as "lost", and `get_or_compute` computes
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, TypeVar
 
@@ -79,6 +79,48 @@ class PutCalls(ClientBase):
         deadline = self._deadline(timeout_s)
         put = self._put(key, tree, PutOptions(tokens, ttl_s, None, cost_ms, agent, parent=parent), deadline)
         return put.wait(max(0.0, deadline - time.monotonic())) if wait else put
+
+    def put_many(
+        self,
+        items: Iterable[tuple[bytes, Any]],
+        *,
+        tokens: int = 0,
+        ttl_s: float | None = None,
+        cost_ms: float = 0.0,
+        agent: str = "",
+        wait: bool = False,
+        timeout_s: float | None = None,
+    ) -> list[Put]:
+        """Stores many payloads, which costs less than a `put` of each. Small payloads share messages to the daemon.
+
+        Args:
+            items: pairs of a key and a tree as `put` takes it. All are checked before the first is stored.
+            tokens, ttl_s, cost_ms, agent: as for `put`; they apply to each payload.
+            wait: return only when each put is stored, refused or lost.
+            timeout_s: seconds to wait for room in the inbox and, with `wait`, for the daemon; for all puts together.
+
+        Returns:
+            The puts, in the order of `items`. Each has its own state: one may be refused while others are stored.
+
+        Raises:
+            BadKey, UnsupportedLeaf, UsageError: as for `put`. No payload is stored then.
+            TimedOut: with `wait`, the daemon did not answer in time; the puts go on.
+        """
+        options, deadline = PutOptions(tokens, ttl_s, None, cost_ms, agent).checked(), self._deadline(timeout_s)
+        self._attach()
+        puts: list[Put] = []
+        encoded: list[tuple[Put, Payload]] = []
+        for key, tree in items:
+            puts.append(Put(check_key(key)))
+            try:
+                encoded.append((puts[-1], encode(tree, depth_max=self._link.limits.tree_depth_max)))
+            except ObjectTooLarge as error:
+                puts[-1].settle("refused", error)
+        self._link.puts.put_many(encoded, options, deadline=deadline)
+        if wait:
+            for put in puts:
+                put.wait(max(0.0, deadline - time.monotonic()))
+        return puts
 
     def reserve(self, spec: Any, *, timeout_s: float | None = None) -> Reservation:
         """Returns arrays in shared memory to write a payload into, which saves one copy.

@@ -9,6 +9,7 @@ from itertools import count
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from tensord.client.core.put_options import PutOptions
 from tensord.client.core.puts import Put, PutSender
@@ -53,7 +54,9 @@ class Desk:
             self.puts.in_flight.acknowledged(messages.PartCopied(message.id, message.inbox_offset))
 
     def store(self, message: messages.Message) -> None:
-        if isinstance(message, messages.Part):
+        if isinstance(message, messages.Commit) and message.at is not None:
+            self.puts.in_flight.acknowledged(messages.Committed(message.id, "stored"))
+        elif isinstance(message, messages.Part):
             self.puts.in_flight.acknowledged(messages.PartCopied(message.id, message.inbox_offset))
             if message.last:
                 self.puts.in_flight.acknowledged(messages.Committed(message.id, "stored"))
@@ -99,7 +102,7 @@ def test_a_put_whose_daemon_goes_away_is_lost_and_leaves_nothing(payload_bytes: 
     desk = Desk()
 
     def go_away(message: messages.Message) -> None:
-        if isinstance(message, messages.Part):
+        if isinstance(message, messages.Part) or (isinstance(message, messages.Commit) and message.at is not None):
             raise DaemonUnavailable("gone")
 
     desk.answer = go_away
@@ -136,6 +139,7 @@ def test_a_put_that_was_lost_with_its_connection_is_not_sent_on_the_next(payload
     def another_connection() -> object:
         for pending in desk.puts.in_flight._pending.values():
             pending.parts.clear()  # as if it had not been copied yet
+            pending.commit = replace(pending.commit, at=None)
         desk.puts.in_flight.disconnected()
         return desk
 

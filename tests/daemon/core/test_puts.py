@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tensord.daemon.core.effects import Copy
 from tensord.daemon.core.events import Tick
 from tensord.daemon.core.intake import SERVED_MAX
 from tensord.errors import BadTree
@@ -25,6 +26,38 @@ def test_a_put_is_seen_only_once_all_of_it_is_copied(make: Make) -> None:
         messages.PartCopied,
         messages.Committed,
     ]
+
+
+def test_a_commit_of_a_whole_payload_is_answered_once_and_needs_no_part(make: Make) -> None:
+    stand = make()
+    stand.commit(1, 1, key(1), 200, at=64)
+    (copy,) = stand.copies
+    assert isinstance(copy, Copy)
+    assert (copy.inbox_offset, copy.part_bytes, copy.last) == (64, 200, True)
+    stand.settle()
+    assert stand.stored() == {1}
+    stand.commit(1, 2, key(1), 200, at=64)
+    assert stand.answers[1] == [messages.Committed(1, "stored"), messages.Committed(2, "existed")]
+
+
+def test_a_whole_payload_is_stored_although_its_sender_leaves(make: Make) -> None:
+    stand = make()
+    stand.commit(1, 1, key(1), 200, at=0)
+    stand.leave(1)
+    stand.settle()
+    assert stand.stored() == {1}
+
+
+def test_a_payload_is_in_the_inbox_or_in_a_span(make: Make) -> None:
+    stand = make()
+    stand.take_span(1, 1)
+    assert stand.write(1, 1) is not None
+    stand.put_span(1, 2, key(1), span=1, at=0)
+    answer = stand.answers[1][-1]
+    assert isinstance(answer, messages.Committed) and answer.error is not None
+    assert (answer.outcome, answer.error.code) == ("refused", "BadMessage")
+    assert stand.stored() == set()
+    stand.check()
 
 
 def test_the_span_header_says_what_the_entry_is(make: Make) -> None:

@@ -153,15 +153,16 @@ class AnyOrder(RuleBasedStateMachine):
         self.requests += 1
         self.commits.add((client, self.requests))
         self.parts_sent[client, self.requests] = pieces
-        before = None if parent is None else self.key(parent)
-        self.stand.commit(client, self.requests, self.key(number), cells * 100, tokens=tokens, parent=before)
+        before, at = None if parent is None else self.key(parent), None if pieces else 0
+        self.stand.commit(client, self.requests, self.key(number), cells * 100, tokens=tokens, parent=before, at=at)
         for piece in range(pieces):
             size = cells * 100 // pieces if piece < pieces - 1 else cells * 100 - cells * 100 // pieces * piece
             self.stand.part(client, self.requests, size, last=piece == pieces - 1)
 
-    @rule(data=st.data(), number=NUMBERS, cells=st.integers(1, 24), tokens=st.integers(0, 6))
-    def put_at_once(self, data: st.DataObject, number: int, cells: int, tokens: int) -> None:
-        self.put(data, number, cells, tokens)
+    @rule(data=st.data(), number=NUMBERS, cells=st.integers(1, 24), tokens=st.integers(0, 6), pieces=st.integers(0, 1))
+    def put_at_once(self, data: st.DataObject, number: int, cells: int, tokens: int, pieces: int) -> None:
+        """With `pieces` of 0, the Commit says where the whole payload is."""
+        self.put(data, number, cells, tokens, pieces)
         self.stand.settle()
 
     @rule(data=st.data(), number=NUMBERS, cells=st.integers(1, 9))
@@ -171,7 +172,7 @@ class AnyOrder(RuleBasedStateMachine):
         while self.stand.copies:
             self.stand.copy()
 
-    @rule(data=st.data(), number=NUMBERS, cells=st.integers(1, 9), pieces=st.integers(1, 3))
+    @rule(data=st.data(), number=NUMBERS, cells=st.integers(1, 9), pieces=st.integers(0, 3))
     def put_is_sent(self, data: st.DataObject, number: int, cells: int, pieces: int) -> None:
         self.put(data, number, cells, 2, pieces)
 

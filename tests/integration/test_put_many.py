@@ -1,0 +1,135 @@
+"""`put_many`: each payload of a batch has the outcome that a put of its own would have."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tensord
+from tensord.errors import BadKey, ObjectTooLarge, TimedOut, UnsupportedLeaf, UsageError
+from tensord.ipc import messages
+
+from ..daemon_process import MIB, Daemon
+from ..faults.payloads import is_payload, key, payload
+
+SIZES = [8, 100, 4096, 65_536, MIB // 2, MIB - 8, MIB, 3 * MIB, 9 * MIB]
+"""Bytes of payloads: several in one message, in a message of their own, written in place, streamed."""
+
+
+def items(numbers: range, size_bytes: int = 4096) -> list[tuple[bytes, Any]]:
+    return [(key(number), payload(number, size_bytes)) for number in numbers]
+
+
+def states(puts: list[tensord.Put]) -> list[str]:
+    return [put.state for put in puts]
+
+
+@pytest.mark.parametrize("write_in_place", ["owner", "off"])
+def test_payloads_of_all_sizes_are_stored_in_one_call(write_in_place: str) -> None:
+    with Daemon(ring_bytes=128 * MIB, write_in_place=write_in_place) as daemon, daemon.start().client() as client:
+        sizes = [SIZES[number * 4 % len(SIZES)] for number in range(2 * len(SIZES))]
+        batch = [(key(number), payload(number, size_bytes)) for number, size_bytes in enumerate(sizes)]
+        assert states(client.put_many(batch, wait=True)) == ["stored"] * len(batch)
+        with daemon.client() as other:
+            for number in range(len(batch)):
+                lease = other.get(key(number), verify=True)
+                assert lease is not None and is_payload(lease.tree, number)
+
+
+def test_each_put_has_its_own_outcome_in_the_order_of_the_items() -> None:
+    with (
+        Daemon(ring_bytes=64 * MIB, limits_object_bytes_max=MIB) as daemon,
+        daemon.start().client() as client,
+    ):
+        client.put(key(1), payload(1, 4096), wait=True)
+        batch = items(range(4))
+        batch[2] = (key(2), payload(2, 2 * MIB))
+        puts = client.put_many(batch, wait=True)
+        assert [put.key for put in puts] == [key(number) for number in range(4)]
+        assert states(puts) == ["stored", "existed", "refused", "stored"]
+        assert isinstance(puts[2].error, ObjectTooLarge)
+
+
+def test_more_payloads_are_put_than_have_room_in_the_inbox_or_may_be_in_flight() -> None:
+    limits = {"limits_inbox_bytes_max": MIB, "limits_commits_in_flight_max": 5}
+    with Daemon(ring_bytes=64 * MIB, **limits) as daemon, daemon.start().client() as client:
+        batch = items(range(200), 65_536)
+        assert states(client.put_many(batch, wait=True)) == ["stored"] * len(batch)
+
+
+def test_small_payloads_share_messages(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    with daemon.client() as client:
+        client.put(key(0), payload(0), wait=True)
+        sent: list[int] = []
+        puts = client.link.puts
+        send = puts._send
+
+        def counted(*messages_: messages.Message, **more: Any) -> None:
+            sent.append(len(messages_))
+            send(*messages_, **more)
+
+        monkeypatch.setattr(puts, "_send", counted)
+        assert states(client.put_many(items(range(1, 65)), wait=True)) == ["stored"] * 64
+        assert sent == [32, 32]
+
+
+def test_nothing_is_stored_if_an_item_cannot_be(daemon: Daemon) -> None:
+    with daemon.client() as client:
+        good = items(range(2))
+        with pytest.raises(UnsupportedLeaf):
+            client.put_many([*good, (key(2), object())])
+        with pytest.raises(BadKey):
+            client.put_many([*good, (b"short", 1)])
+        with pytest.raises(UsageError):
+            client.put_many(good, ttl_s=-1)
+        assert client.put_many([], wait=True) == []
+        client.put(key(9), 1, wait=True)  # whatever was sent before it has been answered
+        assert not client.contains(key(0)) and not client.contains(key(1))
+
+
+def test_all_puts_are_lost_while_there_is_no_daemon() -> None:
+    with Daemon() as daemon, daemon.start().client() as client:
+        client.put(key(0), 1, wait=True)
+        daemon.kill()
+        assert states(client.put_many(items(range(1, 70)), wait=True)) == ["lost"] * 69
+
+
+def test_a_batch_waits_for_a_stopped_daemon_no_longer_than_it_was_told(daemon: Daemon) -> None:
+    with daemon.client() as client:
+        client.put(key(0), 1, wait=True)
+        daemon.pause()
+        with pytest.raises(TimedOut):
+            client.put_many(items(range(1, 10)), wait=True, timeout_s=0.2)
+        daemon.resume()
+
+
+def test_coroutines_put_batches_too(daemon: Daemon) -> None:
+    async def puts() -> list[tensord.Put]:
+        async with tensord.AsyncClient(daemon.socket) as client:
+            return await client.put_many(items(range(40)), wait=True)
+
+    assert states(asyncio.run(puts())) == ["stored"] * 40
+
+
+def test_entries_of_a_batch_have_its_time_to_live_and_tokens(daemon: Daemon) -> None:
+    with daemon.client() as client:
+        client.put_many(items(range(3)), ttl_s=1000.0, tokens=7, wait=True)
+        for number in range(3):
+            entry = client.peek(key(number))
+            assert entry is not None
+            assert entry.tokens == 7 and entry.expires_unix_s > entry.created_unix_s + 990
+
+
+def test_a_batch_of_numpy_views_is_what_it_was_at_the_call(daemon: Daemon) -> None:
+    """The caller may change the arrays once the call has returned, whether the daemon has copied them or not."""
+    with daemon.client() as client:
+        array = np.arange(40 * 512, dtype=np.uint64).reshape(40, 512)
+        puts = client.put_many((key(number), row) for number, row in enumerate(array))
+        before, array[:] = array.copy(), 0
+        for number, put in enumerate(puts):
+            assert put.wait(30).state == "stored"
+            lease = client.get(key(number))
+            assert lease is not None and np.array_equal(lease.tree, before[number])
