@@ -80,9 +80,16 @@ class IndexReader:
         """The published slot of `key`, or None. The caller checks `words[at] == seq` after it has used the result, for
         instance after it has pinned the span.
 
+        A miss is looked up twice: the daemon may have moved the entry, while it was looked up, to a place where the
+        lookup had been before. The new slot is published before the old one is hidden, so the second lookup finds it.
+
         Raises:
             BadKey: `key` is not 32 bytes.
         """
+        return self.probe(key) or self.probe(key)
+
+    def probe(self, key: bytes) -> Hit | None:
+        """As `find`, but looks once: misses an entry that is moved meanwhile."""
         try:
             first, second, fingerprint = KEY_HASHES.unpack(key)
         except (struct.error, TypeError, ValueError):
@@ -115,6 +122,15 @@ class IndexReader:
             (found, at, seq, span_id, place, payload_bytes): `found` (n,) bool; the others (n,) integers, defined where
             `found` is True. As with `find`, the caller checks `words[at] == seq` afterwards.
         """
+        columns = self._probe_many(keys)
+        missed = np.flatnonzero(~columns[0])
+        if len(missed):
+            for column, again in zip(columns, self._probe_many(keys[missed]), strict=True):
+                column[missed] = again
+        return columns
+
+    def _probe_many(self, keys: Array) -> tuple[Array, Array, Array, Array, Array, Array]:
+        """`probe` for many keys."""
         wide = keys.view("<u8")
         hashes = keys.view("<u4")[:, 2:4] & np.uint32(self.mask)
         fingerprints = wide[:, 2]

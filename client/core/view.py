@@ -120,6 +120,9 @@ class View:
             if at < 0:
                 if type(key) is not bytes:
                     check_key(key)
+                # The entry may have been moved meanwhile: see `IndexReader.find`.
+                if self._index.probe(key) is not None:
+                    return self._get_slowly(key)
                 self.lane.log_miss()
                 return None
 

@@ -214,6 +214,8 @@ class Intake:
     def _publish(self, put: PutProgress, record: PrefixRecord | None, now: float) -> None:
         """Publishes a put whose payload is in the ring, unless it has to wait for its parent."""
         if self.parents.waits(put, record):
+            # A put without room may have waited for this one to settle.
+            self.changed = True
             return
         try:
             self._publication.publish(put, record, self.parents.published(put, now), now)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Callable, Iterator
+from mmap import mmap
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from tensord.client.core.lease import Batch, Lease
 from tensord.client.core.view import View
 from tensord.errors import BadKey, Corrupt, LayoutMismatch
 from tensord.shm.clock import unix_at_boot_s
-from tensord.shm.index import IndexReader
+from tensord.shm.index import IndexReader, IndexWriter
 from tensord.shm.layout import LANE_WORDS, Superblock
 from tensord.shm.segments import punch
 
@@ -450,3 +451,44 @@ class Readers(RuleBasedStateMachine):
 
 TestReaders = Readers.TestCase
 TestReaders.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+class Moved(mmap):
+    """An index whose daemon moves an entry to its key's first bucket just after a reader has looked there."""
+
+    writer: IndexWriter
+    slots: tuple[int, int]
+    looks: int
+
+    def find(self, *what: Any) -> int:  # type: ignore[override]
+        found = super().find(*what)
+        self.looks += 1
+        if self.looks == 1:
+            assert found < 0, "the entry is in the first bucket already"
+            self.writer.move(*self.slots)
+        return found
+
+
+@pytest.mark.parametrize("way", ["get", "verified", "contains", "peek"])
+def test_an_entry_that_is_moved_while_it_is_looked_up_is_found(bench: MemoryBench, way: str) -> None:
+    at = next(key(n) for n in range(100) if len({slot // 8 for slot in bench.index.slots_for(key(n))}) == 2)
+    # A slot is taken in the bucket with fewer of them, and of equal ones in the first.
+    buckets = [slot // 8 for slot in bench.index.slots_for(at)]
+    first = bench.write(at, payload(1))
+    second = bench.write(at, payload(1))
+    assert first is not None and second is not None
+    assert (first.number // 8, second.number // 8) == (buckets[0], buckets[-1])
+    bench.index.publish(second.number)
+    view = bench.view()
+    moved = Moved(bench.index_fd, bench.geometry.index_bytes)
+    moved.writer, moved.slots, moved.looks = bench.index, (second.number, first.number), 0
+    view._index.memory = moved
+    if way == "contains":
+        assert view.contains(at)
+    elif way == "peek":
+        assert view.peek(at) is not None
+    else:
+        lease = getattr(view, way)(at)
+        assert lease is not None and np.array_equal(lease.tree, payload(1))
+        assert bench.pins() == {first.span_id}
+        lease.release()

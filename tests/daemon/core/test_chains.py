@@ -247,6 +247,23 @@ def test_the_parent_of_a_put_in_flight_stays_until_the_put_has_ended(parent_firs
     whole(stand, (1, 2))
 
 
+def test_a_put_without_room_waits_for_no_copy_that_has_ended_because_that_put_waits_for_its_parent() -> None:
+    stand = stand_of(3)
+    for number in (2, 3):
+        assert stand.put(number) == "stored"
+        stand.pin(number)
+    begin(stand, 1, 0)
+    begin(stand, 2, 1, parent=0)
+    stand.part(2, 2, 64, last=True)
+    stand.commit(1, 9, key(4), 64)
+    stand.part(1, 9, 64, last=True)
+    stand.settle(copies=False)
+    assert stand.ended(1, 9) == "", "the copy may yet free its span"
+    stand.settle()
+    assert stand.ended(1, 9) == "StoreFull"
+    assert stand.ended(2, 2) == ""
+
+
 def test_a_victim_is_republished_if_a_put_of_its_child_comes() -> None:
     stand = stand_of(4)
     stand.put(1)
