@@ -460,7 +460,7 @@ class Moved(mmap):
     slots: tuple[int, int]
     looks: int
 
-    def find(self, *what: Any) -> int:  # type: ignore[override]
+    def find(self, *what: Any) -> int:
         found = super().find(*what)
         self.looks += 1
         if self.looks == 1:
