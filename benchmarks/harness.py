@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final, Self, get_args
 
 import numpy as np
 from peers import PUT_OPS, READ_OPS, BasePeer, Op, module_of
@@ -231,7 +231,7 @@ def table(heads: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
 def rows_table(rows: Sequence[Row], names: Sequence[str]) -> str:
     """Medians and 99th percentiles: one line for each operation and size, one column for each peer."""
     by = {(row.op, row.bytes, row.peer): row for row in rows}
-    order = {op: n for n, op in enumerate((*READ_OPS, "copy", *PUT_OPS))}
+    order = {op: n for n, op in enumerate(get_args(Op))}
     lines = []
     for op, value_bytes in sorted({(r.op, r.bytes) for r in rows}, key=lambda k: (order[k[0]], k[1])):
         found = [by.get((op, value_bytes, name)) for name in names]

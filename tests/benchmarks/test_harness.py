@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import ClassVar, Self, get_args
 
 import harness
 import pytest
 from harness import SIZES, Row
-from peers import PUT_OPS, READ_OPS
+from peers import PUT_OPS, READ_OPS, Op
 
 pytest.importorskip("lmdb")
 
@@ -46,6 +46,12 @@ def test_the_table_has_a_line_for_each_operation_and_size(rows: list[Row]) -> No
         ["copy", "1M"],
     ]
     assert len(lines) == 2 + len({(row.op, row.bytes) for row in rows})
+
+
+def test_each_operation_has_a_line_of_the_table() -> None:
+    rows = [Row("tensord", op, SIZES["64K"], 1.0, 2.0) for op in get_args(Op)]
+    lines = harness.rows_table(rows, ["tensord"]).splitlines()
+    assert [line.split()[0] for line in lines[2:]] == [*get_args(Op)]
 
 
 def test_a_row_is_of_all_samples_together() -> None:
