@@ -23,12 +23,22 @@ def sharing_goes_on(kv: KVStand) -> Iterator[None]:
     """After each test, and with the daemon back, the second engine loads what the first has stored."""
     yield
     kv.mended()
+    until(lambda: stores(kv), "the first engine's client is attached again, and stores")
     text = fresh_text()
     right, _ = kv.store(kv.first, text=text)
     answer, computed = asked(kv.second, text=text)
     assert answer == right == kv.plain.generate(text=text)
     assert computed <= 2 * BLOCK_TOKENS, f"first:\n{kv.first.log[-2000:]}\nsecond:\n{kv.second.log[-2000:]}"
     kv.settled(kv.first, kv.second)
+
+
+def stores(kv: KVStand) -> bool:
+    """Whether blocks of the first engine's next prompt are stored. Puts are lost until its client is attached."""
+    there = kv.keys()
+    kv.first.generate(text=fresh_text())
+    kv.first.ask("step")
+    kv.settled(kv.first)
+    return bool(kv.keys() - there)
 
 
 def test_a_daemon_killed_between_two_requests_changes_no_answer(kv: KVStand) -> None:
