@@ -258,12 +258,11 @@ class Connection:
                 else:
                     self._request(message)
                 allowed += 1
-        except ProtocolError as mistake:
+        except (ProtocolError, LimitReached) as error:
             self.revert_send(*messages[:allowed])
-            raise UsageError(str(mistake)) from None
-        except LimitReached:
-            self.revert_send(*messages[:allowed])
-            raise
+            if isinstance(error, LimitReached):
+                raise
+            raise UsageError(str(error)) from None
         return packed[0] if len(packed) == 1 else b"".join(packed)
 
     def revert_send(self, *messages: Message) -> None:

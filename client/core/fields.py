@@ -7,6 +7,7 @@ Invariants: each error names the field, its value and the limit. No check has an
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from math import inf, nan
 from pathlib import Path
@@ -29,6 +30,23 @@ def check_key(key: object) -> bytes:
     if not isinstance(key, bytes) or len(key) != KEY_BYTES:
         raise bad_key(key)
     return key
+
+
+def check_pairs(items: object) -> Iterator[tuple[object, object]]:
+    """The pairs of a key and a tree, one by one. Does not check the keys.
+
+    Raises:
+        UsageError: `items` is not iterable, or an item is no tuple or list of two.
+    """
+    if not isinstance(items, Iterable):
+        raise UsageError(f"items is {items!r}; it must be pairs of a key and a tree")
+    for number, item in enumerate(items):
+        if not isinstance(item, tuple | list) or len(item) != 2:
+            raise UsageError(
+                f"item {number} is of type {type(item).__name__}; items must be pairs of a key and a tree. Of a dict, "
+                "pass items()"
+            )
+        yield item[0], item[1]
 
 
 def check_name(field: str, name: object, most: int = GAUGE_CHARS_MAX, least: int = 1) -> None:

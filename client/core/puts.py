@@ -186,9 +186,11 @@ class PutSender:
         size_bytes, tree_bytes = payload.payload_bytes, len(payload.header)
         if size_bytes >= IN_PLACE_BYTES:
             self._send_copied(unsent)
-        if size_bytes >= IN_PLACE_BYTES and self._in_place is not None:
             commit = partial(self._commit, put, size_bytes, tree_bytes, options)
-            if self._in_place.put(lambda span: Pending(put, commit(span=span), None, whole=False), payload, deadline):
+            in_place = self._in_place
+            if in_place is not None and in_place.put(
+                lambda span: Pending(put, commit(span=span), None, whole=False), payload, deadline
+            ):
                 return
         while True:
             inbox = self.inboxes.fit(size_bytes)

@@ -110,6 +110,14 @@ def test_names_that_no_message_can_carry_are_refused(client: tensord.Client) -> 
             call()
 
 
+@pytest.mark.parametrize("items", [5, [KEY], {KEY: 1}, [(KEY,)], [(KEY, 1, 2)], [5]], ids=repr)
+def test_items_that_are_no_pairs_are_refused_and_none_is_stored(client: tensord.Client, items: Any) -> None:
+    with pytest.raises(UsageError, match="pairs of a key and a tree"):
+        client.put_many(items)
+    client.put(b"z" * 32, 1, wait=True)
+    assert not client.contains(KEY)
+
+
 @pytest.mark.parametrize("call", TAKE_KEYS)
 @pytest.mark.parametrize("stored", [True, False])
 def test_every_call_takes_the_same_for_a_key(client: tensord.Client, call: str, stored: bool) -> None:

@@ -18,7 +18,7 @@ from ....shm.recipe import recipe
 from ....shm.tree import encode, encode_spec
 from ..aside import aside
 from ..claim import Claim
-from ..fields import check_key, check_seconds
+from ..fields import check_key, check_pairs, check_seconds
 from ..inbox import Region
 from ..once import AwaitAnswer, Compute, Steps, StoreValue, compute_once
 from ..put_options import PutOptions
@@ -91,7 +91,8 @@ class PutCalls(ClientBase):
         wait: bool = False,
         timeout_s: float | None = None,
     ) -> list[Put]:
-        """Stores many payloads, which costs less than a `put` of each. Small payloads share messages to the daemon.
+        """Stores many payloads in one call. Small payloads share messages to the daemon, which takes less of this
+        process's time than a `put` of each.
 
         Args:
             items: pairs of a key and a tree as `put` takes it. All are checked before the first is stored.
@@ -110,7 +111,7 @@ class PutCalls(ClientBase):
         self._attach()
         puts: list[Put] = []
         encoded: list[tuple[Put, Payload]] = []
-        for key, tree in items:
+        for key, tree in check_pairs(items):
             puts.append(Put(check_key(key)))
             try:
                 encoded.append((puts[-1], encode(tree, depth_max=self._link.limits.tree_depth_max)))
