@@ -140,7 +140,7 @@ class _Daemon:
         stalls = StallTrigger(self._config.gauges.psi_stall_s, parts.pressure.sample_now, _log)
         sessions: set[Session] = set()
         listeners = self._listeners(memory, sockets, parts, documents, sessions)
-        metrics = MetricsServer(sockets.metrics, documents.status)
+        metrics = MetricsServer(sockets.metrics, documents.status, documents.health)
         self._catch_signals(parts.store, parts.governor)
         serving = asyncio.create_task(parts.store.run())
         stalls.start()

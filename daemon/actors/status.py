@@ -118,6 +118,10 @@ class Documents:
         """The body of the answer to a StatusQuery."""
         return await self.answer(messages.StatusQuery(0))
 
+    async def health(self) -> dict[str, Any]:
+        """The body of the answer to a HealthQuery."""
+        return await self.answer(messages.HealthQuery(0))
+
 
 def _health(store: dict[str, Any], governor: dict[str, Any]) -> dict[str, Any]:
     problems = store["problems"] + governor["problems"]
