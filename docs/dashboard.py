@@ -26,6 +26,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -154,10 +155,9 @@ class Load:
         assert self._client.wait_connected(30)
         self._card = FakeVram(card)
         self._device = tensord.DeviceCache(self._client, self._card)
-        names = {"revision": "1", "dtype": "float32", "processor": "1"}
-        self._space = tensord.Namespace(model="example/vision", **names)
-        language = self._client.current(tensord.Namespace(model="example/language", **names))
-        self._prefixes = PrefixCache(self._client, language)
+        self._space = tensord.Namespace(model="example/vision", revision="1", dtype="uint8", processor="1")
+        language = tensord.Namespace(model="example/language", revision="1", dtype="float32", processor="1")
+        self._prefixes = PrefixCache(self._client, self._client.current(language))
         self._drawn = np.random.default_rng(1)
         self._held: list[Any] = []
         self._turn = 0
@@ -176,8 +176,8 @@ class Load:
     def _pictures(self) -> None:
         for number in self._drawn.zipf(1.2, 8):
             key = self._space.key("encoder", "image", int(number).to_bytes(8, "little"))
-            size_bytes = (64 << 10) * (1 + int(number) % 40)
-            self._client.get_or_compute(key, lambda size_bytes=size_bytes: np.zeros(size_bytes, np.uint8), tokens=256)
+            encode = partial(np.zeros, (64 << 10) * (1 + int(number) % 40), np.uint8)
+            self._client.get_or_compute(key, encode, tokens=256)
 
     def _sequence(self) -> None:
         conversation = int(self._drawn.integers(12))
