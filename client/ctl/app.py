@@ -20,6 +20,7 @@ import click
 from tensord import __version__
 
 from ...errors import TensordError
+from .advise import advise
 from .completion import completion
 from .configuration import config
 from .daemon import NAME, Daemon
@@ -89,6 +90,7 @@ for _command in (
     ls,
     show,
     why,
+    advise,
     clients,
     watch,
     limit,

@@ -216,6 +216,10 @@ class Store:
         first."""
         return self.removal_history.beginning(key, digits, most)
 
+    def hit_curve(self) -> dict[str, Any]:
+        """Estimated hit ratios of rings of other sizes (`Hits.curve`), and the name of the policy."""
+        return {"policy": self.memory.policy.name, **self.hits.curve(self.memory.budget.put_bytes_max)}
+
     def by_uid(self, besides: Iterable[int] = ()) -> dict[int, dict[str, int]]:
         """The amounts that each uid has of shared resources: for every uid that has any, and for those of `besides`."""
         return report.by_uid(self, besides)
