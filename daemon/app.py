@@ -203,6 +203,7 @@ class _Daemon:
             config,
             clock=boot_s,
             tell_watchers=watchers.tell,
+            want_requests=lambda: watchers.want_requests,
             tell_governor=lambda holds: governor.inbox.tell_now(holds),
         )
         governor = GovernorActor(

@@ -83,7 +83,11 @@ class HealthQuery(DaemonQuery, frozen=True):
 
 
 class Watch(StatusRequest, frozen=True):
-    """Answered by a Document; Events follow until the connection ends."""
+    """Answered by a Document; Events follow until the connection ends.
+
+    `requests`: send only the events `requests`, which list uses of entries and puts of new ones; else all others.
+    """
 
     answered_by = Document
     pushes = (Event,)
+    requests: bool = False

@@ -31,6 +31,7 @@ from .live import clients, watch
 from .orders import clear, evict, limit
 from .parameters import DURATION, FILE
 from .purge import purge
+from .record import record
 from .status import health, status
 from .top import top
 from .why import why
@@ -93,6 +94,7 @@ for _command in (
     advise,
     clients,
     watch,
+    record,
     limit,
     evict,
     clear,

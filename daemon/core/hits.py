@@ -12,7 +12,7 @@ Invariant: a sum covers its stretch with an error of at most one part in SLOTS o
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -25,6 +25,13 @@ from .removal_history import MADE_ROOM
 MINUTE_S: Final = 60.0
 SLOTS: Final = 16
 """Parts of a stretch; sums drop one part at a time."""
+REQUESTS: Final = "requests"
+"""The event that lists requests for a recording."""
+ROWS_MAX: Final = 256
+"""Requests of one event."""
+
+Row = tuple[str, int, int, bool]
+"""A request: key in hexadecimal digits, bytes of the payload, tokens, and whether the entry was stored already."""
 
 
 class Recent:
@@ -87,6 +94,9 @@ class Hits:
         # Lookups that hit, all lookups, and the counts of requests.
         self._minute, self._ring = Recent(MINUTE_S, 5), Recent(ring_bytes, 5)
         self._put_bytes = 0
+        self.recording = False
+        """Whether requests are kept for `take_rows`."""
+        self._rows: list[Row] = []
 
     def looked_up(self, hits: int, misses: int, now: float) -> None:
         """Counts lookups from the lanes' counters."""
@@ -129,6 +139,12 @@ class Hits:
             "sampled_keys": len(self._distances),
         }
 
+    def take_rows(self) -> Iterator[list[Row]]:
+        """The requests since the last call, up to ROWS_MAX at a time."""
+        rows, self._rows = self._rows, []
+        for at in range(0, len(rows), ROWS_MAX):
+            yield rows[at : at + ROWS_MAX]
+
     def curve(self, capacity_bytes: int) -> dict[str, Any]:
         """As `HitCurve.as_dict`, with `here`: the store's own hit ratio of the same requests since it started."""
         counts = self._counts
@@ -137,6 +153,8 @@ class Hits:
 
     def _request(self, entry: SpanEntry, capacity_bytes: int, *, here: bool) -> None:
         self._curve.asked(1)
+        if self.recording:
+            self._rows.append((entry.key.hex(), entry.payload_bytes, entry.tokens, here))
         number = number_of(entry.key)
         distance_bytes = self._distances.asked(number, entry.span_bytes, capacity_bytes)
         if distance_bytes is None:

@@ -35,6 +35,7 @@ from . import report, why
 from .dispatch import Dispatch
 from .effects import Effect
 from .events import Allocated, Event, Moved, Punched, Scanned, Tick
+from .hits import REQUESTS
 from .limits import StoreLimits
 from .parts import Parts
 from .quotas import Quotas
@@ -136,6 +137,10 @@ class Store:
             self._dispatch.forget_left()
         # 7. The ring's resident bytes are reported to the governor.
         self._parts.residency_report.report(self.intake.ring_bytes, stuck=self._reclaim.stuck)
+        # 8. Requests are announced, if a watcher records them.
+        if self.hits.recording:
+            for rows in self.hits.take_rows():
+                self._outbox.announce(REQUESTS, rows=rows)
         return self._outbox.take()
 
     def next_timer(self) -> float | None:

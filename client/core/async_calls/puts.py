@@ -134,8 +134,7 @@ class AsyncPutCalls(AsyncClientBase):
                             outcome = await _answer(future, deadline)
                     case Compute():
                         with span("tensord.compute"):
-                            awaits = inspect.iscoroutinefunction(compute)
-                            outcome = await (compute() if awaits else asyncio.to_thread(compute))
+                            outcome = await _computed(compute)
                     case StoreValue(value, claim, cost_ms):
                         outcome = await asyncio.to_thread(
                             self._client.store, key, value, tokens=tokens, ttl_s=ttl_s, claim=claim, cost_ms=cost_ms
@@ -155,6 +154,10 @@ class AsyncPutCalls(AsyncClientBase):
             UsageError: `within_s` is out of its range.
         """
         return await asyncio.to_thread(self._client.claim, key, within_s=within_s)
+
+
+async def _computed(compute: Callable[[], Any]) -> Any:
+    return await compute() if inspect.iscoroutinefunction(compute) else await asyncio.to_thread(compute)
 
 
 async def _answer(future: Future[Any], deadline: float) -> Any:
