@@ -140,7 +140,7 @@ class _Daemon:
         stalls = StallTrigger(self._config.gauges.psi_stall_s, parts.pressure.sample_now, _log)
         sessions: set[Session] = set()
         listeners = self._listeners(memory, sockets, parts, documents, sessions)
-        metrics = MetricsServer(sockets.metrics, documents.status)
+        metrics = MetricsServer(sockets.metrics, documents.status, documents.health)
         self._catch_signals(parts.store, parts.governor)
         serving = asyncio.create_task(parts.store.run())
         stalls.start()
@@ -203,6 +203,7 @@ class _Daemon:
             config,
             clock=boot_s,
             tell_watchers=watchers.tell,
+            want_requests=lambda: watchers.want_requests,
             tell_governor=lambda holds: governor.inbox.tell_now(holds),
         )
         governor = GovernorActor(

@@ -146,10 +146,16 @@ _QUEUEING: Final = (
 )
 
 
-def text(status: Figures, accept: str = "") -> tuple[bytes, str]:
-    """The metrics in the format of an HTTP `Accept` header, and the content type of that format."""
+def text(status: Figures, accept: str = "", process: Iterable[Metric] = ()) -> tuple[bytes, str]:
+    """The metrics in the format of an HTTP `Accept` header, and the content type of that format.
+
+    Args:
+        status: the body of the answer to a StatusQuery.
+        accept: the value of the header.
+        process: metrics of the daemon's process, which follow those of the document.
+    """
     encode, content_type = choose_encoder(accept)
-    return encode(_Collector(status)), content_type
+    return encode(_Collector(status, process)), content_type
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,9 +163,11 @@ class _Collector:
     """A collector in the sense of prometheus_client."""
 
     status: Figures
+    process: Iterable[Metric]
 
     def collect(self) -> Iterator[Metric]:
-        return families(self.status)
+        yield from families(self.status)
+        yield from self.process
 
 
 def families(status: Figures) -> Iterator[Metric]:

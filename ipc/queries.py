@@ -64,6 +64,12 @@ class GoneQuery(StatusRequest, frozen=True):
     count: Annotated[int, Meta(ge=1, le=64)] = 8
 
 
+class AdviseQuery(StatusRequest, frozen=True):
+    """Asks for the hit ratios that a ring of another size would give."""
+
+    answered_by = Document
+
+
 class ClientsQuery(StatusRequest, frozen=True):
     """Asks for one row for each lane: its client, and the entries that it pins."""
 
@@ -77,7 +83,11 @@ class HealthQuery(DaemonQuery, frozen=True):
 
 
 class Watch(StatusRequest, frozen=True):
-    """Answered by a Document; Events follow until the connection ends."""
+    """Answered by a Document; Events follow until the connection ends.
+
+    `requests`: send only the events `requests`, which list uses of entries and puts of new ones; else all others.
+    """
 
     answered_by = Document
     pushes = (Event,)
+    requests: bool = False

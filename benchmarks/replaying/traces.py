@@ -40,6 +40,7 @@ CHUNK_TOKENS: Final = 1024
 CHUNK_IDS: Final = 16
 """Hash ids of 64 tokens in a chunk. The last id names the chunk, because ids are chained."""
 SEED: Final = 1
+RECORDING_VERSION: Final = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +117,10 @@ class _Call(msgspec.Struct):
     system_tokens: int = 0
 
 
+class _Recording(msgspec.Struct):
+    tensord_requests: int = 0
+
+
 class _Session(msgspec.Struct):
     id: str
     tool_tokens: int
@@ -174,6 +179,26 @@ def objects(columns: Callable[[bytes], tuple[float, bytes, int]]) -> Callable[..
         return Trace(name, "object", list(_in_time(found)), blocks.sizes, blocks.tokens)
 
     return read
+
+
+def recorded(name: str, warm: Iterable[bytes], judged: Iterable[bytes] | None) -> Trace:
+    """Requests that `tensorctl record` has written, after a header line."""
+    decode = msgspec.json.Decoder(tuple[float, str, str, int, int, int]).decode
+    blocks, found = _Blocks(), list[Request]()
+    for counted, line in _flagged(_rows(warm), None if judged is None else _rows(judged)):
+        at, key, _, size_bytes, tokens, _ = decode(line)
+        number = blocks.number(key, max(size_bytes, 1), tokens)
+        found.append(Request(at, "", np.array([number], np.int64), counted))
+    return Trace(name, "object", list(_in_time(found)), blocks.sizes, blocks.tokens)
+
+
+def _rows(lines: Iterable[bytes]) -> Iterator[bytes]:
+    """The lines after the header."""
+    every = iter(lines)
+    version = msgspec.json.decode(next(every, b"{}"), type=_Recording).tensord_requests
+    if version != RECORDING_VERSION:
+        raise ValueError(f"version {version} of the format of tensorctl record; this program reads {RECORDING_VERSION}")
+    return every
 
 
 def _web_image(line: bytes) -> tuple[float, bytes, int]:
@@ -283,6 +308,7 @@ SOURCES: Final = (
     Source("synthetic", "mooncake_synthetic_trace.jsonl", mooncake, _CHAT_SHARES),
     *(Source(f"agents-{many}", "weka_claude_code_sessions.jsonl", agents(many), _AGENT_SHARES) for many in (4, 16, 64)),
     Source("web-images", "apache_images.csv", objects(_web_image), _CHAT_SHARES),
+    Source("recorded", "tensord_requests.jsonl", recorded, _CHAT_SHARES),
     Source("adaptsize", "adapt_size_request.trace", objects(_adapt_size), _CHAT_SHARES),
 )
 

@@ -20,6 +20,7 @@ import click
 from tensord import __version__
 
 from ...errors import TensordError
+from .advise import advise
 from .completion import completion
 from .configuration import config
 from .daemon import NAME, Daemon
@@ -30,6 +31,7 @@ from .live import clients, watch
 from .orders import clear, evict, limit
 from .parameters import DURATION, FILE
 from .purge import purge
+from .record import record
 from .status import health, status
 from .top import top
 from .why import why
@@ -89,8 +91,10 @@ for _command in (
     ls,
     show,
     why,
+    advise,
     clients,
     watch,
+    record,
     limit,
     evict,
     clear,

@@ -1,7 +1,7 @@
-"""The metrics actor: serves Prometheus text over HTTP on the given sockets.
+"""The metrics actor: serves Prometheus text and health checks over HTTP on the given sockets.
 
-Owns: the connections, and the part of HTTP that a scraper needs (h11 parses and formats it). Does not own the text of
-the metrics (daemon/metrics.py) nor the figures.
+Owns: the connections, the part of HTTP that a scraper needs (h11 parses and formats it), and the answers to health
+checks. Does not own the text of the metrics (daemon/metrics.py) nor the figures.
 
 Invariants:
 - The number of simultaneous connections on each socket, the size of a request and the duration of a connection are
@@ -23,13 +23,14 @@ from typing import Any, Final
 
 import h11
 
-from ...errors import TensordError
+from ...errors import DaemonUnavailable, TensordError
 from ..logs import logger
 
 CONNECTIONS_MAX: Final = 8
 CONNECTION_S_MAX: Final = 10.0
 REQUEST_BYTES_MAX: Final = 16 << 10
-_PATHS: Final = (b"/", b"/metrics")
+ANSWER_S_MAX: Final = 5.0
+"""The most seconds that the daemon's actors may take for the answer to a health check."""
 _METHODS: Final = (b"GET", b"HEAD")
 _READ_BYTES: Final = 16 << 10
 # The most bytes of an unwanted request body that are read and discarded, so that its sender can read the answer.
@@ -48,23 +49,39 @@ class _Answer:
 
 
 class MetricsServer:
-    """Serves the metrics of the figures that `status` returns: the body of the answer to a StatusQuery.
+    """Serves `/metrics`, `/healthz` and `/readyz`.
 
-    `listening`: non-blocking sockets, Unix or TCP. The caller still owns and closes them.
+    Args:
+        listening: non-blocking sockets, Unix or TCP. The caller still owns and closes them.
+        status: returns the body of the answer to a StatusQuery.
+        health: returns the body of the answer to a HealthQuery.
+        connections_max: the most connections on each socket.
+        connection_s_max: the longest duration of a connection, in seconds.
+        answer_s_max: the longest wait of a health check for `health`, in seconds.
     """
 
     def __init__(
         self,
         listening: Sequence[socket.socket],
         status: Callable[[], Awaitable[dict[str, Any]]],
+        health: Callable[[], Awaitable[dict[str, Any]]],
         *,
         connections_max: int = CONNECTIONS_MAX,
         connection_s_max: float = CONNECTION_S_MAX,
+        answer_s_max: float = ANSWER_S_MAX,
     ) -> None:
         self._listening = tuple(listening)
         self._status = status
+        self._health = health
         self._connections_max = connections_max
         self._connection_s_max = connection_s_max
+        self._answer_s_max = answer_s_max
+        self._answers = {
+            b"/": self._metrics,
+            b"/metrics": self._metrics,
+            b"/healthz": self._healthz,
+            b"/readyz": self._readyz,
+        }
         self._rendering = asyncio.Lock()
 
     async def run(self) -> None:
@@ -150,21 +167,41 @@ class MetricsServer:
             left -= len(read)
 
     async def _answer(self, request: h11.Request) -> _Answer:
-        if request.target.partition(b"?")[0] not in _PATHS:
-            return _refusal(HTTPStatus.NOT_FOUND, "the metrics are at /metrics")
+        answer = self._answers.get(request.target.partition(b"?")[0])
+        if answer is None:
+            return _refusal(HTTPStatus.NOT_FOUND, "the metrics are at /metrics; health is at /healthz and /readyz")
         if request.method not in _METHODS:
-            return _refusal(HTTPStatus.METHOD_NOT_ALLOWED, "the metrics are read-only")
-        accept = b",".join(value for name, value in request.headers if name == b"accept").decode("latin-1")
+            return _refusal(HTTPStatus.METHOD_NOT_ALLOWED, "this socket is read-only")
         try:
-            # One at a time, so that many scrapers do not slow the rest of the daemon.
-            async with self._rendering:
-                body, content_type = await asyncio.to_thread(_rendered, await self._status(), accept)
+            return await answer(request)
         except TensordError as error:
             return _refusal(HTTPStatus.SERVICE_UNAVAILABLE, str(error))
         except Exception:
-            _log.exception("cannot produce the metrics; the scraper gets status 500")
-            return _refusal(HTTPStatus.INTERNAL_SERVER_ERROR, "the metrics failed; see the daemon's log")
+            _log.exception("cannot answer an HTTP request; the peer gets status 500", target=request.target.decode())
+            return _refusal(HTTPStatus.INTERNAL_SERVER_ERROR, "the request failed; see the daemon's log")
+
+    async def _metrics(self, request: h11.Request) -> _Answer:
+        accept = b",".join(value for name, value in request.headers if name == b"accept").decode("latin-1")
+        # One at a time, so that many scrapers do not slow the rest of the daemon.
+        async with self._rendering:
+            body, content_type = await asyncio.to_thread(_rendered, await self._status(), accept)
         return _Answer(HTTPStatus.OK, body, content_type)
+
+    async def _healthz(self, request: h11.Request) -> _Answer:
+        """200 if the daemon answers in time. Its problems are listed only: a restart mends none of them."""
+        return _lines(HTTPStatus.OK, ["ok", *await self._problems()])
+
+    async def _readyz(self, request: h11.Request) -> _Answer:
+        """200 if the daemon has no problem, as in `tensorctl health`; else 503 and the problems."""
+        problems = await self._problems()
+        return _lines(HTTPStatus.SERVICE_UNAVAILABLE, problems) if problems else _lines(HTTPStatus.OK, ["ready"])
+
+    async def _problems(self) -> list[str]:
+        try:
+            async with asyncio.timeout(self._answer_s_max):
+                return list((await self._health())["problems"])
+        except TimeoutError:
+            raise DaemonUnavailable(f"the daemon did not answer within {self._answer_s_max:g} s") from None
 
 
 async def _accepted(listening: socket.socket) -> socket.socket:
@@ -188,9 +225,15 @@ async def _accepted(listening: socket.socket) -> socket.socket:
 def _rendered(status: dict[str, Any], accept: str) -> tuple[bytes, str]:
     # Imported here because prometheus_client also imports an HTTP server and TLS. A daemon without scrapers never loads
     # them, and they do not delay the start.
+    from prometheus_client import PROCESS_COLLECTOR
+
     from .. import metrics
 
-    return metrics.text(status, accept)
+    return metrics.text(status, accept, PROCESS_COLLECTOR.collect())
+
+
+def _lines(status: HTTPStatus, lines: Sequence[str]) -> _Answer:
+    return _Answer(status, "".join(f"{each}\n" for each in lines).encode())
 
 
 def _refusal(status: HTTPStatus, why: str) -> _Answer:

@@ -18,6 +18,7 @@ from ...errors import ProtocolError, TensordError
 from ...ipc import messages
 from ...ipc.channel import AsyncChannel
 from ...ipc.declared import handlers
+from ..core.hits import REQUESTS
 from ..core.rates import Rates
 from ..logs import logger
 from .mailbox import Mailbox, Sender
@@ -41,12 +42,19 @@ class Watchers:
         self._watchers: set[_Watcher] = set()
 
     def tell(self, event: WatchEvent) -> None:
-        """Queues an event for all watchers. Never blocks."""
+        """Queues an event for the watchers that want it. Never blocks."""
+        requests = event.body["event"] == REQUESTS
         for watcher in self._watchers:
-            watcher.tell(event.body)
+            if watcher.requests == requests:
+                watcher.tell(event.body)
 
-    def add(self) -> _Watcher:
-        watcher = _Watcher(self._outbox_max)
+    @property
+    def want_requests(self) -> bool:
+        """Whether a watcher wants the events `requests`. Without one, the store does not make them."""
+        return any(watcher.requests for watcher in self._watchers)
+
+    def add(self, *, requests: bool) -> _Watcher:
+        watcher = _Watcher(self._outbox_max, requests=requests)
         self._watchers.add(watcher)
         return watcher
 
@@ -55,7 +63,8 @@ class Watchers:
 
 
 class _Watcher:
-    def __init__(self, outbox_max: int) -> None:
+    def __init__(self, outbox_max: int, *, requests: bool) -> None:
+        self.requests = requests
         self._events: deque[dict[str, Any]] = deque()
         self._outbox_max = outbox_max
         self._dropped = 0
@@ -118,6 +127,10 @@ class Documents:
         """The body of the answer to a StatusQuery."""
         return await self.answer(messages.StatusQuery(0))
 
+    async def health(self) -> dict[str, Any]:
+        """The body of the answer to a HealthQuery."""
+        return await self.answer(messages.HealthQuery(0))
+
 
 def _health(store: dict[str, Any], governor: dict[str, Any]) -> dict[str, Any]:
     problems = store["problems"] + governor["problems"]
@@ -170,7 +183,7 @@ class StatusSession:
                 await paced(self._channel, self._rates, self._sender[0], QUERY_COST)
                 self._channel.send(await self._answer(message))
                 if isinstance(message, messages.Watch) and watching is None:
-                    watching = asyncio.create_task(self._send_events())
+                    watching = asyncio.create_task(self._send_events(requests=message.requests))
             if self._channel.failure is not None:
                 raise self._channel.failure
         except ProtocolError as error:
@@ -192,8 +205,8 @@ class StatusSession:
         except TensordError as error:
             return messages.Error.of(error, message.id)
 
-    async def _send_events(self) -> None:
-        watcher = self._watchers.add()
+    async def _send_events(self, *, requests: bool) -> None:
+        watcher = self._watchers.add(requests=requests)
         try:
             while True:
                 event = await watcher.next()

@@ -62,6 +62,7 @@ class StoreActor:
         clock: gives the seconds of `shm.clock`.
         tell_watchers: sends an event to all watchers of the status socket. Must not block.
         tell_governor: sends the governor the sizes of the host tier. Must not block.
+        want_requests: whether a watcher records requests.
         unix_at_zero: gives the Unix time at which `clock` was zero.
     """
 
@@ -74,6 +75,7 @@ class StoreActor:
         clock: Callable[[], float],
         tell_watchers: Callable[[WatchEvent], object],
         tell_governor: Callable[[HostHolds], object] = lambda _: None,
+        want_requests: Callable[[], bool] = lambda: False,
         unix_at_zero: Callable[[], float] = unix_at_boot_s,
     ) -> None:
         self.inbox: Mailbox[StoreMessage] = Mailbox(config.queues.store_inbox_max)
@@ -83,6 +85,7 @@ class StoreActor:
         self._clock = clock
         self._tell_watchers = tell_watchers
         self._tell_governor = tell_governor
+        self._want_requests = want_requests
         self._clients: dict[int, Joined] = {}
         # The number of copies of each client that the copier's thread has queued.
         self._copying: Counter[int] = Counter()
@@ -157,6 +160,7 @@ class StoreActor:
     def _keep_time(self) -> float:
         """Runs due timers. Returns the seconds until the next timer; 0 or less if one is already due."""
         now = self._clock()
+        self._store.hits.recording = self._want_requests()
         timer = self._store.next_timer()
         if timer is not None and timer <= now:
             self._handle(events.Tick())

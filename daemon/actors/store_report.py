@@ -70,6 +70,7 @@ class StoreReport:
             messages.EntriesQuery: self._entries,
             messages.WhyQuery: self._why,
             messages.GoneQuery: self._gone,
+            messages.AdviseQuery: lambda _: self._store.hit_curve(),
             messages.ClientsQuery: self._client_rows,
             messages.HealthQuery: self._health,
             messages.Watch: lambda _: {},

@@ -113,7 +113,7 @@ class Announce(Struct, frozen=True):
     """An event for watchers. `body["event"]` names it; keys are hexadecimal.
 
     The names: put, evict, expire, clear, invalidate, refuse, claim, limit, pressed, mode, order, owner, workflow,
-    stuck. The fields of an event are listed where it is announced.
+    stuck, requests. The fields of an event are listed where it is announced.
     """
 
     body: dict[str, Any]

@@ -1,7 +1,7 @@
 """Hit ratios over the last minute and over the last ring's worth of puts, compared with those of LRU.
 
-Owns sums over the last minute and over the last puts of as many bytes as the ring has, and the shadow cache
-(`policy.shadow`). Does not own the counters of lanes.
+Owns sums over the last minute and over the last puts of as many bytes as the ring has, the sample of reuse distances
+(`policy.distances`), and the curve of hit ratios by size. Does not own the counters of lanes.
 
 A lookup is one that a lane counted, of any key. A request is a use or a put of an entry. The keys of requests are
 known, so only requests can be compared with another policy.
@@ -12,16 +12,26 @@ Invariant: a sum covers its stretch with an error of at most one part in SLOTS o
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
-from ..policy.shadow import Shadow, keys_for
+from ...shm.layout import NAMESPACE_TAG_BYTES
+from ..policy.distances import ReuseDistances, keys_for, number_of
 from .entries import SpanEntry
+from .hit_curve import HitCurve
 from .removal_history import MADE_ROOM
 
 MINUTE_S: Final = 60.0
 SLOTS: Final = 16
 """Parts of a stretch; sums drop one part at a time."""
+REQUESTS: Final = "requests"
+"""The event that lists requests for a recording."""
+ROWS_MAX: Final = 256
+"""Requests of one event."""
+
+Row = tuple[str, int, int, bool]
+"""A request: key in hexadecimal digits, bytes of the payload, tokens, and whether the entry was stored already."""
 
 
 class Recent:
@@ -61,14 +71,32 @@ class Recent:
             self._sums.popleft()
 
 
+@dataclass(slots=True)
+class _Counts:
+    """Requests of the sample, scaled to all requests. `here`: those for stored keys. `lru`: those for keys that LRU
+    would have stored."""
+
+    requests: int = 0
+    here: int = 0
+    lru: int = 0
+
+    def as_tuple(self) -> tuple[int, ...]:
+        return self.requests, self.here, self.lru
+
+
 class Hits:
     """Lookups and requests. `capacity_bytes`: the bytes that entries may take now."""
 
     def __init__(self, ring_bytes: int) -> None:
-        self._shadow = Shadow(keys_for(ring_bytes))
-        # Lookups that hit, all lookups, and the shadow's counts.
+        self._distances = ReuseDistances(keys_for(ring_bytes))
+        self._counts = _Counts()
+        self._curve = HitCurve()
+        # Lookups that hit, all lookups, and the counts of requests.
         self._minute, self._ring = Recent(MINUTE_S, 5), Recent(ring_bytes, 5)
         self._put_bytes = 0
+        self.recording = False
+        """Whether requests are kept for `take_rows`."""
+        self._rows: list[Row] = []
 
     def looked_up(self, hits: int, misses: int, now: float) -> None:
         """Counts lookups from the lanes' counters."""
@@ -76,43 +104,69 @@ class Hits:
 
     def used(self, entries: Iterable[SpanEntry], capacity_bytes: int, now: float) -> None:
         """Counts requests for stored entries."""
-        before = self._shadow.counts.as_tuple()
+        before = self._counts.as_tuple()
         for entry in entries:
-            self._shadow.asked(entry.key, entry.span_bytes, capacity_bytes, here=True)
+            self._request(entry, capacity_bytes, here=True)
         self._add_requests(before, now)
 
     def stored(self, entry: SpanEntry, capacity_bytes: int, now: float) -> None:
         """Counts a request for a key that was missing and is stored now."""
         self._put_bytes += entry.span_bytes
-        before = self._shadow.counts.as_tuple()
-        self._shadow.asked(entry.key, entry.span_bytes, capacity_bytes, here=False)
+        before = self._counts.as_tuple()
+        self._request(entry, capacity_bytes, here=False)
         self._add_requests(before, now)
 
     def recovered(self, entry: SpanEntry, capacity_bytes: int) -> None:
-        """Gives an entry that a restarted daemon found to the shadow cache too."""
-        self._shadow.hold(entry.key, entry.span_bytes, capacity_bytes)
+        """Takes an entry that a restarted daemon found for a recently used one."""
+        self._distances.hold(number_of(entry.key), entry.span_bytes, capacity_bytes)
 
     def removed(self, entry: SpanEntry, reason: str) -> None:
         """Records the end of an entry."""
         if reason not in MADE_ROOM:
-            self._shadow.ended(entry.key)
+            self._distances.ended(number_of(entry.key))
 
     def as_dict(self, now: float) -> dict[str, Any]:
         """For status. `minute` and `ring` have `hits`: lookups that hit; `lookups`; `requests`: sampled and scaled up;
         `here`: requests for stored keys; `lru`: requests that would have hit under LRU. `since_start`: the last three
-        since the daemon started. `sampled`: one in this number of keys is sampled. `shadow_keys`: the keys in the
-        shadow cache."""
+        since the daemon started. `sampled`: one in this number of keys is sampled. `sampled_keys`: the keys that are
+        held for it."""
         names = ("hits", "lookups", "requests", "here", "lru")
         return {
             "minute": dict(zip(names, self._minute.sums(now), strict=True)),
             "ring": dict(zip(names, self._ring.sums(self._put_bytes), strict=True)),
-            "since_start": dict(zip(names[2:], self._shadow.counts.as_tuple(), strict=True)),
-            "sampled": self._shadow.factor,
-            "shadow_keys": len(self._shadow),
+            "since_start": dict(zip(names[2:], self._counts.as_tuple(), strict=True)),
+            "sampled": self._distances.factor,
+            "sampled_keys": len(self._distances),
         }
 
+    def take_rows(self) -> Iterator[list[Row]]:
+        """The requests since the last call, up to ROWS_MAX at a time."""
+        rows, self._rows = self._rows, []
+        for at in range(0, len(rows), ROWS_MAX):
+            yield rows[at : at + ROWS_MAX]
+
+    def curve(self, capacity_bytes: int) -> dict[str, Any]:
+        """As `HitCurve.as_dict`, with `here`: the store's own hit ratio of the same requests since it started."""
+        counts = self._counts
+        here = counts.here / counts.requests if counts.requests else 0.0
+        return {"here": here, **self._curve.as_dict(capacity_bytes, self._distances.factor)}
+
+    def _request(self, entry: SpanEntry, capacity_bytes: int, *, here: bool) -> None:
+        self._curve.asked(1)
+        if self.recording:
+            self._rows.append((entry.key.hex(), entry.payload_bytes, entry.tokens, here))
+        number = number_of(entry.key)
+        distance_bytes = self._distances.asked(number, entry.span_bytes, capacity_bytes)
+        if distance_bytes is None:
+            return
+        counts, factor = self._counts, self._distances.factor
+        counts.requests += factor
+        counts.here += here * factor
+        counts.lru += (distance_bytes <= capacity_bytes) * factor
+        self._curve.sampled(entry.key[:NAMESPACE_TAG_BYTES], number, distance_bytes, factor)
+
     def _add_requests(self, before: tuple[int, ...], now: float) -> None:
-        after = self._shadow.counts.as_tuple()
+        after = self._counts.as_tuple()
         if after != before:
             more = [later - earlier for later, earlier in zip(after, before, strict=True)]
             self._add((0, 0, *more), now)

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from ...errors import BadMessage, TensordError, UnderPressure
+from ...errors import BadMessage, Refusal, TensordError, UnderPressure
 from ...ipc import messages
 from ...shm.prefix import PrefixRecord
 from .admission import (
@@ -140,16 +140,22 @@ class Intake:
             self._memory.revoke(span)
 
     def take_span(self, client: int, request: messages.TakeSpan, now: float) -> None:
-        """Queues a client that wants a span to write into.
+        """Queues a client that wants a span to write into, or answers why it gets none.
+
+        A client without a span puts through the inbox. So no answer here counts as a refusal.
 
         Raises:
-            BadMessage, LimitReached, ObjectTooLarge, UnderPressure: it gets none.
+            BadMessage: the client may not ask for the span.
         """
-        commit = self.taken.commit(client, request)
-        if refusal := unfit(commit, self._limits, self._memory.budget, self.ring_bytes):
-            raise refusal
-        if self._refuses:
-            raise self._under_pressure()
+        try:
+            commit = self.taken.commit(client, request)
+            if refusal := unfit(commit, self._limits, self._memory.budget, self.ring_bytes):
+                raise refusal
+            if self._refuses:
+                raise self._under_pressure()
+        except Refusal as error:
+            self._outbox.send(client, messages.Error.of(error, request.id))
+            return
         self.puts.take(client, self._outbox.clients[client].uid, commit, now)
         self.changed = True
 
@@ -318,7 +324,7 @@ class Intake:
         for part in put.parts:
             self._acknowledge(put, part.inbox_offset)
         if put.takes:
-            self._outbox.refuse(put.client, put.commit.id, error)
+            self._outbox.send(put.client, messages.Error.of(error, put.commit.id))
         else:
             self._refused(put.client, put.uid, put.commit, error)
         self._end(put)

@@ -35,6 +35,7 @@ from . import report, why
 from .dispatch import Dispatch
 from .effects import Effect
 from .events import Allocated, Event, Moved, Punched, Scanned, Tick
+from .hits import REQUESTS
 from .limits import StoreLimits
 from .parts import Parts
 from .quotas import Quotas
@@ -136,6 +137,10 @@ class Store:
             self._dispatch.forget_left()
         # 7. The ring's resident bytes are reported to the governor.
         self._parts.residency_report.report(self.intake.ring_bytes, stuck=self._reclaim.stuck)
+        # 8. Requests are announced, if a watcher records them.
+        if self.hits.recording:
+            for rows in self.hits.take_rows():
+                self._outbox.announce(REQUESTS, rows=rows)
         return self._outbox.take()
 
     def next_timer(self) -> float | None:
@@ -215,6 +220,10 @@ class Store:
         """Up to `most` keys of removed entries with the same first hexadecimal digits as the key, the latest removal
         first."""
         return self.removal_history.beginning(key, digits, most)
+
+    def hit_curve(self) -> dict[str, Any]:
+        """Estimated hit ratios of rings of other sizes (`Hits.curve`), and the name of the policy."""
+        return {"policy": self.memory.policy.name, **self.hits.curve(self.memory.budget.put_bytes_max)}
 
     def by_uid(self, besides: Iterable[int] = ()) -> dict[int, dict[str, int]]:
         """The amounts that each uid has of shared resources: for every uid that has any, and for those of `besides`."""

@@ -294,3 +294,18 @@ def test_an_unknown_workload_is_refused(
     with pytest.raises(SystemExit):
         replay.main()
     assert said in capsys.readouterr().err
+
+
+def test_a_recording_of_a_daemon_is_a_trace(tmp_path: Path) -> None:
+    rows = [[0.0, "aa", "n", 1000, 5, 0], [1.5, "bb", "n", 3000, 7, 0], [2.0, "aa", "n", 1000, 5, 1]]
+    lines = [json.dumps({"tensord_requests": 1, "policy": "lru"}), *map(json.dumps, rows)]
+    (tmp_path / "tensord_requests.jsonl").write_text("\n".join(lines) + "\n")
+    trace = loaded("recorded", tmp_path)
+    assert (trace.kind, trace.sizes, trace.tokens) == ("object", [1000, 3000], [5, 7])
+    assert [(each.at, list(each.blocks)) for each in trace.requests()] == [(0.0, [0]), (1.5, [1]), (2.0, [0])]
+
+
+def test_a_recording_of_another_format_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "tensord_requests.jsonl").write_text(json.dumps({"tensord_requests": 2}) + "\n")
+    with pytest.raises(ValueError, match="version 2 of the format of tensorctl record; this program reads 1"):
+        loaded("recorded", tmp_path)

@@ -23,6 +23,7 @@ from ..client.ctl import documents
 from ..daemon_process import PATIENCE_S
 
 CONNECTIONS_MAX: Final = 2
+ANSWER_S_MAX: Final = 0.2
 LOOPS: Final = (uvloop.new_event_loop, asyncio.new_event_loop)
 LOOP_NAMES: Final = ("uvloop", "asyncio")
 
@@ -33,6 +34,7 @@ class Serving:
     def __init__(self, folder: Path, loop: Callable[[], asyncio.AbstractEventLoop], connection_s_max: float) -> None:
         self.path = folder / "metrics.sock"
         self.status: Callable[[], dict[str, Any]] = documents.status
+        self.health: dict[str, Any] | None = {"healthy": True, "problems": []}
         self._sockets = [socket.socket(socket.AF_UNIX), socket.create_server(("127.0.0.1", 0))]
         self._sockets[0].bind(str(self.path))
         for each in self._sockets:
@@ -61,9 +63,20 @@ class Serving:
         async def tell() -> dict[str, Any]:
             return self.status()
 
+        async def tell_health() -> dict[str, Any]:
+            """`health`, or no answer if that is None."""
+            if self.health is None:
+                await asyncio.get_running_loop().create_future()
+            return dict(self.health or {})
+
         async def serve() -> None:
             server = MetricsServer(
-                self._sockets, tell, connections_max=CONNECTIONS_MAX, connection_s_max=self._connection_s_max
+                self._sockets,
+                tell,
+                tell_health,
+                connections_max=CONNECTIONS_MAX,
+                connection_s_max=self._connection_s_max,
+                answer_s_max=ANSWER_S_MAX,
             )
             serving = asyncio.create_task(server.run())
             loop = asyncio.get_running_loop()
@@ -189,6 +202,36 @@ def test_figures_that_cannot_be_had_are_an_error_of_the_server_s(serving: Servin
     assert serving.ask()[0].status == 200
 
 
+def test_a_daemon_without_problems_is_healthy_and_ready(serving: Serving) -> None:
+    for path, body in (("/healthz", "ok\n"), ("/readyz", "ready\n"), ("/healthz?verbose", "ok\n")):
+        response, text = serving.ask(path=path)
+        assert (response.status, text) == (200, body)
+    response, text = serving.ask("HEAD", "/healthz")
+    assert (response.status, text) == (200, "")
+
+
+def test_a_daemon_with_a_problem_is_alive_and_not_ready(serving: Serving) -> None:
+    serving.health = {"healthy": False, "problems": ["the card is gone", "the ring is small"]}
+    response, text = serving.ask(path="/healthz")
+    assert (response.status, text) == (200, "ok\nthe card is gone\nthe ring is small\n")
+    response, text = serving.ask(path="/readyz")
+    assert (response.status, text) == (503, "the card is gone\nthe ring is small\n")
+
+
+@pytest.mark.parametrize("path", ["/healthz", "/readyz"])
+def test_a_daemon_that_does_not_answer_itself_is_neither_alive_nor_ready(serving: Serving, path: str) -> None:
+    serving.health = None
+    response, text = serving.ask(path=path)
+    assert response.status == 503
+    assert f"did not answer within {ANSWER_S_MAX} s" in text
+
+
+def test_a_scrape_has_the_figures_of_the_daemon_s_process(serving: Serving) -> None:
+    _, text = serving.ask()
+    for name in ("process_resident_memory_bytes", "process_cpu_seconds_total", "process_open_fds"):
+        assert f"\n{name} " in text
+
+
 def test_cancelling_the_metrics_server_ends_every_connection(tmp_path: Path) -> None:
     with Serving(tmp_path, uvloop.new_event_loop, PATIENCE_S) as serving:
         held = serving.connect()
@@ -206,7 +249,7 @@ def test_a_connection_that_arrives_with_its_end_is_closed(
     """The server is cancelled some turns of the event loop after the connection can be accepted."""
 
     async def end_as_one_arrives(listening: socket.socket) -> None:
-        server = asyncio.create_task(MetricsServer([listening], _figures).run())
+        server = asyncio.create_task(MetricsServer([listening], _figures, _figures).run())
         for _ in range(8):
             await asyncio.sleep(0)
         with socket.create_connection(listening.getsockname()):

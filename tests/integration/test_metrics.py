@@ -22,8 +22,8 @@ CARD: Final = "0000:65:00.0"
 Sample = tuple[str, frozenset[tuple[str, str]]]
 
 
-def scraped(at: Path | tuple[str, int]) -> dict[Sample, float]:
-    """Every sample that there is."""
+def asked(at: Path | tuple[str, int], path: str) -> tuple[int, str]:
+    """The status and the body of an answer."""
     if isinstance(at, Path):
         sock = socket.socket(socket.AF_UNIX)
         sock.settimeout(PATIENCE_S)
@@ -32,11 +32,17 @@ def scraped(at: Path | tuple[str, int]) -> dict[Sample, float]:
         sock = socket.create_connection(at, timeout=PATIENCE_S)
     connection = http.client.HTTPConnection("localhost")
     connection.sock = sock
-    connection.request("GET", "/metrics")
+    connection.request("GET", path)
     response = connection.getresponse()
     text = response.read().decode()
     connection.close()
-    assert response.status == 200, text
+    return response.status, text
+
+
+def scraped(at: Path | tuple[str, int]) -> dict[Sample, float]:
+    """Every sample that there is."""
+    status, text = asked(at, "/metrics")
+    assert status == 200, text
     families = text_string_to_metric_families(text)
     return {(each.name, frozenset(each.labels.items())): each.value for one in families for each in one.samples}
 
@@ -125,3 +131,14 @@ def test_a_wrong_address_is_refused_by_name() -> None:
     with taken, Daemon(metrics_listen=f"127.0.0.1:{taken.getsockname()[1]}") as daemon:
         assert "metrics.listen" in daemon.refused()
         assert not daemon.segments()
+
+
+def test_a_running_daemon_is_healthy_and_ready_over_http(daemon: Daemon) -> None:
+    assert asked(metrics_of(daemon), "/healthz") == (200, "ok\n")
+    assert asked(metrics_of(daemon), "/readyz") == (200, "ready\n")
+
+
+def test_a_scrape_shows_the_memory_of_the_daemon_s_process(daemon: Daemon) -> None:
+    samples = scraped(metrics_of(daemon))
+    assert figure(samples, "process_resident_memory_bytes") > MIB
+    assert figure(samples, "process_open_fds") > 3

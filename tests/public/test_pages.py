@@ -153,14 +153,15 @@ def test_the_daemon_serves_when_it_is_started_as_printed(tmp_path: Path) -> None
     assert list(Path("/dev/shm").glob(f"tensord.{instance}.*")) == []
 
 
-def test_the_curl_command_of_the_docs_finds_the_metrics(daemon: Daemon) -> None:
-    (words,) = (shlex.split(command) for command in COMMANDS if command.startswith("curl "))
+@pytest.mark.parametrize(("page", "answer"), [("/metrics", b"tensord_info{"), ("/readyz", b"ready\n")])
+def test_the_curl_commands_of_the_docs_find_their_pages(daemon: Daemon, page: str, answer: bytes) -> None:
+    (words,) = (shlex.split(command) for command in COMMANDS if command.startswith("curl ") and command.endswith(page))
     path, url = words[words.index("--unix-socket") + 1], urlsplit(words[-1])
     assert Path(path) == places.SYSTEM_FOLDER / places.METRICS_NAME
     with socket_of(AF_UNIX, SOCK_STREAM) as asking:
         asking.settimeout(PATIENCE_S)
         asking.connect(str(daemon.socket.with_name(places.METRICS_NAME)))
         asking.sendall(f"GET {url.path} HTTP/1.1\r\nHost: {url.netloc}\r\n\r\n".encode())
-        answer = asking.makefile("rb").read()
-    assert answer.startswith(b"HTTP/1.1 200 ")
-    assert b"tensord_info{" in answer
+        answered = asking.makefile("rb").read()
+    assert answered.startswith(b"HTTP/1.1 200 ")
+    assert answer in answered

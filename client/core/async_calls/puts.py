@@ -18,6 +18,7 @@ from ..fields import check_timeout
 from ..once import AwaitAnswer, Compute, StoreValue
 from ..puts import Put
 from ..reservation import Reservation
+from ..tracing import key_of, span, traced
 from .base import AsyncClientBase
 
 Value = TypeVar("Value")
@@ -105,6 +106,7 @@ class AsyncPutCalls(AsyncClientBase):
         """
         return await asyncio.to_thread(self._client.reserve, spec, timeout_s=timeout_s)
 
+    @traced("tensord.get_or_compute", "key", key_of)
     async def get_or_compute(
         self,
         key: bytes,
@@ -128,11 +130,11 @@ class AsyncPutCalls(AsyncClientBase):
             try:
                 match step:
                     case AwaitAnswer(future):
-                        outcome = await _answer(future, deadline)
-                    case Compute() if inspect.iscoroutinefunction(compute):
-                        outcome = await compute()
+                        with span("tensord.wait"):
+                            outcome = await _answer(future, deadline)
                     case Compute():
-                        outcome = await asyncio.to_thread(compute)
+                        with span("tensord.compute"):
+                            outcome = await _computed(compute)
                     case StoreValue(value, claim, cost_ms):
                         outcome = await asyncio.to_thread(
                             self._client.store, key, value, tokens=tokens, ttl_s=ttl_s, claim=claim, cost_ms=cost_ms
@@ -152,6 +154,10 @@ class AsyncPutCalls(AsyncClientBase):
             UsageError: `within_s` is out of its range.
         """
         return await asyncio.to_thread(self._client.claim, key, within_s=within_s)
+
+
+async def _computed(compute: Callable[[], Any]) -> Any:
+    return await compute() if inspect.iscoroutinefunction(compute) else await asyncio.to_thread(compute)
 
 
 async def _answer(future: Future[Any], deadline: float) -> Any:

@@ -24,6 +24,7 @@ from ..once import AwaitAnswer, Compute, Steps, StoreValue, compute_once
 from ..put_options import PutOptions
 from ..puts import Put
 from ..reservation import Reservation
+from ..tracing import key_of, put_of, puts_of, span, traced
 from .base import ClientBase
 
 Value = TypeVar("Value")
@@ -32,6 +33,7 @@ Value = TypeVar("Value")
 class PutCalls(ClientBase):
     """The calls of `Client` that store."""
 
+    @traced("tensord.put", "key", put_of)
     def put(
         self,
         key: bytes,
@@ -80,6 +82,7 @@ class PutCalls(ClientBase):
         put = self._put(key, tree, PutOptions(tokens, ttl_s, None, cost_ms, agent, parent=parent), deadline)
         return put.wait(max(0.0, deadline - time.monotonic())) if wait else put
 
+    @traced("tensord.put_many", "items", puts_of)
     def put_many(
         self,
         items: Iterable[tuple[bytes, Any]],
@@ -162,6 +165,7 @@ class PutCalls(ClientBase):
 
         return Reservation(tree, region, commit)
 
+    @traced("tensord.get_or_compute", "key", key_of)
     def get_or_compute(
         self,
         key: bytes,
@@ -204,9 +208,11 @@ class PutCalls(ClientBase):
             try:
                 match step:
                     case AwaitAnswer(future):
-                        outcome = self._link.answers.wait(future, deadline - time.monotonic())
+                        with span("tensord.wait"):
+                            outcome = self._link.answers.wait(future, deadline - time.monotonic())
                     case Compute():
-                        outcome = compute()
+                        with span("tensord.compute"):
+                            outcome = compute()
                     case StoreValue(computed, claim, cost_ms):
                         outcome = self.store(key, computed, tokens=tokens, ttl_s=ttl_s, claim=claim, cost_ms=cost_ms)
             except BaseException as raised:
@@ -237,6 +243,7 @@ class PutCalls(ClientBase):
         self._attach()
         return compute_once(key, self._look_up, self._link, self._tally, self._timeout_s)
 
+    @traced("tensord.put", "key", put_of)
     def store(
         self, key: bytes, value: Any, *, tokens: int, ttl_s: float | None, claim: int | None, cost_ms: float = 0.0
     ) -> Put:

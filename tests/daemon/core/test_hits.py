@@ -98,11 +98,11 @@ def test_an_entry_removed_explicitly_is_no_hit_under_lru_either(make: Make) -> N
     assert told(stand)["since_start"] == {"requests": 2, "here": 0, "lru": 0}
 
 
-def test_the_shadow_knows_what_a_new_daemon_found(make: Make) -> None:
+def test_the_sample_has_what_a_new_daemon_found(make: Make) -> None:
     stand = make(10 * SPAN)
     ask(stand, 1)
     restart(stand)
-    assert told(stand)["shadow_keys"] == 1
+    assert told(stand)["sampled_keys"] == 1
     ask(stand, 1)
     assert told(stand)["since_start"] == {"requests": 1, "here": 1, "lru": 1}
 

@@ -275,6 +275,21 @@ def test_a_client_takes_no_more_spans_than_a_client_may_have(make: Make) -> None
     stand.check()
 
 
+def test_a_span_that_a_client_does_not_get_counts_as_no_refusal(make: Make) -> None:
+    """The client puts through the inbox. Only that put is refused, or none is."""
+    stand = make(RING)
+    take(stand, request=1, payload_bytes=2 * RING)
+    stand.press(refuse=True, reason="a test")
+    take(stand, request=2)
+    stand.press(refuse=False)
+    take(stand, request=3, payload_bytes=RING // 2)
+    take(stand, request=4)
+    codes = [error_of(stand, 1, request) for request in (1, 2, 4)]
+    assert codes == ["ObjectTooLarge", "UnderPressure", "LimitReached"]
+    assert dict(stand.store.status()["refusals"]) == {}
+    stand.check()
+
+
 def test_spans_that_wait_for_room_count_as_no_puts_of_their_client(make: Make) -> None:
     stand = make(RING, commits_in_flight_max=1)
     for request in range(4):
