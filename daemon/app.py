@@ -48,6 +48,7 @@ from .core.quotas import Quotas
 from .core.store import Store
 from .gauges.gauges import open_gauges
 from .gauges.psi import StallTrigger
+from .last_end import LastEnd
 from .policy.registry import by_name
 from .policy.replacement import Replacement
 from .segments import Segments
@@ -121,12 +122,19 @@ class _Daemon:
             frozenset(name for name in ("ring_bytes", "max_entries") if config.is_derived(name)),
         )
         # New memory is removed again if the daemon cannot listen: it is empty.
-        drop = not memory.recovered
+        drop, failure, last = not memory.recovered, None, None
         try:
+            last = LastEnd.begin(config.instance, memory.superblock.epoch, recovered=memory.recovered)
+            memory.former = last.document()
             with Sockets(config, self._activated) as sockets:
                 drop = False
                 await self._serve(memory, sockets, began)
+        except BaseException as error:
+            failure = error
+            raise
         finally:
+            if last is not None:
+                last.finish(failure)
             memory.close(drop=drop or self._drop)
             self._notifier.close()
 
@@ -314,6 +322,8 @@ class _Daemon:
 
 def _warn_of_sizes(memory: Segments, config: Config) -> None:
     """Logs where the memory differs from the configuration, and the notices of the start."""
+    if memory.former["end"] in ("killed", "failed"):
+        _log.warning("the daemon before this one did not stop", **memory.former)
     for notice in memory.notices:
         _log.warning("existing shared memory needs attention", what=notice)
     if memory.shortage:

@@ -21,6 +21,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
+from tensord import __version__
+
 from ...errors import DaemonUnavailable, TensordError, TimedOut
 from ...ipc import messages
 from ...ipc.blocking import BlockingChannel
@@ -45,9 +47,7 @@ SAY_S: Final = 1.0
 _RETRY_FIRST_S: Final = 0.02
 _RETRY_MOST_S: Final = 1.0
 _RETRY_WAITED_S: Final = 0.05
-"""Longest pause between attempts to attach while puts wait to be sent again: a daemon that is killed repeatedly may
-live for less than a second.
-"""
+"""Longest pause between attempts while puts wait to be sent again: a daemon may live for less than a second."""
 _IDLE_S: Final = 1.0
 _SEND_S: Final = 5.0
 
@@ -278,7 +278,7 @@ class Link:
         channel = BlockingChannel.connect(self.path, self._attach_timeout_s)
         self._channel = channel
         try:
-            hello = messages.Hello(self.next_id(), PROTOCOL_VERSION, self.name, os.getpid(), fenced)
+            hello = messages.Hello(self.next_id(), PROTOCOL_VERSION, self.name, os.getpid(), fenced, __version__)
             with suppress(DaemonUnavailable):
                 # If the daemon has closed the connection, the error that it sent is read below.
                 channel.send(hello, timeout_s=self._attach_timeout_s)

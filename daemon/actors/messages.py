@@ -50,6 +50,7 @@ class Joined(Struct, frozen=True):
     pid: int
     fenced: bool
     inbox: SessionInbox
+    version: str = ""
 
     def may_write(self, allowed: str) -> bool:
         """Whether the setting write_in_place = `allowed` lets the client write payloads into the ring."""

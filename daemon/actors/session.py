@@ -124,7 +124,15 @@ class Session:
         try:
             async with asyncio.timeout(self._hello_s_max):
                 async for message, _ in self._channel:
-                    joined = Joined(self._client, self._peer, message.name, message.pid, message.fence, self.inbox)
+                    joined = Joined(
+                        self._client,
+                        self._peer,
+                        message.name,
+                        message.pid,
+                        message.fence,
+                        self.inbox,
+                        message.version,
+                    )
                     await self._store.tell(joined, self._sender)
                     self._governor.tell_now(joined, self._sender)
                     # From here on the store and the governor must get a Left, however the connection ends.

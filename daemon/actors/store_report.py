@@ -63,6 +63,7 @@ class StoreReport:
         self._unix_at_zero = unix_at_zero
         self._waiting = waiting
         self._began = clock()
+        self._unix_at_zero_first = unix_at_zero()
         self._grown_bytes = 0
         self._grow_error = ""
         queries: dict[type[Any], Callable[[Any], dict[str, Any]]] = {
@@ -132,6 +133,8 @@ class StoreReport:
             "pid": os.getpid(),
             "uid": os.geteuid(),
             "uptime_s": self._clock() - self._began,
+            "clock_stepped_s": self._unix_at_zero() - self._unix_at_zero_first,
+            "former": self._memory.former,
             "ring_bytes": superblock.limit_bytes,
             "ring_segment_bytes": superblock.ring_bytes,
             "ring_ready_bytes": self._grown_bytes,
@@ -177,6 +180,7 @@ class StoreReport:
                 {
                     "client": lane.client,
                     "name": joined.name if joined else "",
+                    "version": joined.version if joined else "",
                     "pid": joined.pid if joined else None,
                     "uid": joined.peer.uid if joined else lane.uid,
                     "lane": lane.reader.lane_id,
@@ -193,6 +197,7 @@ class StoreReport:
                     {
                         "client": client,
                         "name": joined.name,
+                        "version": joined.version,
                         "pid": joined.pid,
                         "uid": joined.peer.uid,
                         "lane": None,
