@@ -29,10 +29,10 @@ from ..ipc.connection import Connection
 from ..ipc.peer import peer_of
 from ..shm.allocator import SpanAllocator
 from ..shm.clock import boot_s
-from . import ending, learned, logs, notify
+from . import ending, learned, logs, notify, reloading
 from .actors.governor import GovernorActor
 from .actors.listener import Listener
-from .actors.messages import Grown, Reconfigured, Scrubbed
+from .actors.messages import Grown, Reconfigured, Reloaded, Scrubbed
 from .actors.metrics import MetricsServer
 from .actors.pressure import PressureActor
 from .actors.session import Session, welcome_for
@@ -110,6 +110,7 @@ class _Daemon:
         self._quotas = Quotas(quota_rules(config), os.geteuid(), config.quotas.requests_per_s_max)
         self._stop = asyncio.Event()
         self._drop = config.drop
+        self._reloads = 0
 
     async def run(self) -> None:
         config = self._config
@@ -279,24 +280,24 @@ class _Daemon:
 
     def _reload(self, actor: StoreActor, governor: GovernorActor) -> None:
         self._notifier.send(notify.reloading())
-        try:
-            reload = self._config.reloaded(Config.load(self._argv, self._environ))
-            # All checks come before the first change: a refused reload changes nothing.
-            stores = store_limits(reload.config, actor.ring_bytes, actor.max_entries)
-            governors = governor_limits(reload.config)
-        except BadConfiguration as error:
-            _log.error("reload failed; the configuration is unchanged", why=str(error))
-        else:
-            self._config = reload.config
-            self._quotas.change_limits(quota_rules(reload.config), reload.config.quotas.requests_per_s_max)
-            logs.level(reload.config.log.level)
-            actor.inbox.tell_now(Reconfigured(stores, reload.config))
-            governor.inbox.tell_now(governor_events.GovernorLimitsChanged(governors))
-            for key, before, after in reload.applied:
-                _log.info("setting changed", key=key, before=before, after=after)
-            for key, before, after in reload.waiting:
-                _log.warning("setting needs a restart", key=key, before=before, after=after)
-        self._notifier.send(notify.READY)
+        self._reloads += 1
+        verdict, accepted = reloading.reload(
+            self._config,
+            lambda: Config.load(self._argv, self._environ),
+            actor.ring_bytes,
+            actor.max_entries,
+            self._reloads,
+            time.time(),
+        )
+        if accepted is not None:
+            self._config = config = accepted.config
+            self._quotas.change_limits(quota_rules(config), config.quotas.requests_per_s_max)
+            logs.level(config.log.level)
+            actor.inbox.tell_now(Reconfigured(accepted.stores, config))
+            governor.inbox.tell_now(governor_events.GovernorLimitsChanged(accepted.governors))
+        verdict.log()
+        actor.inbox.tell_now(Reloaded(verdict.document()))
+        self._notifier.send(notify.READY, notify.status(verdict.text))
 
     async def _watchdog(self) -> None:
         while self._notifier.watchdog_s is not None:

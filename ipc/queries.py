@@ -76,6 +76,12 @@ class HealthQuery(DaemonQuery, frozen=True):
     answered_by = Document
 
 
+class ConfigQuery(StatusRequest, frozen=True):
+    """Asks for every setting in force with its source, and for the verdict of the last reload."""
+
+    answered_by = Document
+
+
 class Watch(StatusRequest, frozen=True):
     """Answered by a Document; Events follow until the connection ends."""
 

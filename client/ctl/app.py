@@ -30,6 +30,7 @@ from .live import clients, watch
 from .orders import clear, evict, limit
 from .parameters import DURATION, FILE
 from .purge import purge
+from .reload import reload
 from .status import health, status
 from .top import top
 from .why import why
@@ -99,6 +100,7 @@ for _command in (
     health,
     doctor,
     config,
+    reload,
     completion,
 ):
     cli.add_command(_command)

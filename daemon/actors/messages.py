@@ -138,6 +138,12 @@ class Reconfigured(Struct, frozen=True):
     config: Config
 
 
+class Reloaded(Struct, frozen=True):
+    """To the store: the verdict of a reload, for queries."""
+
+    verdict: dict[str, Any]
+
+
 StoreMessage = (
     Joined
     | MemoryRequest
@@ -152,6 +158,7 @@ StoreMessage = (
     | Scrubbed
     | Queried
     | Reconfigured
+    | Reloaded
     | Pressed
     | Punched
     | Allocated

@@ -43,6 +43,7 @@ from .messages import (
     MemoryRequest,
     Queried,
     Reconfigured,
+    Reloaded,
     Requested,
     Scrubbed,
     StoreMessage,
@@ -204,6 +205,8 @@ class StoreActor:
             case Reconfigured(limits, config):
                 self._config = self._report.config = config
                 self._handle(events.LimitsChanged(limits))
+            case Reloaded(verdict):
+                self._report.reload = verdict
             case _:
                 assert_never(message)
 

@@ -1,4 +1,5 @@
-"""The store actor's answers to queries of the status socket: status, entries, why, gone, clients, health.
+"""The store actor's answers to queries of the status socket: status, entries, why, gone, clients,
+health, configuration.
 
 Owns: the table of queries, and the number of ready bytes of the ring that status and health show. Does not own the
 figures of the core (`Store.status`).
@@ -11,6 +12,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from typing import Any, Final
 
 from tensord import __version__
@@ -54,6 +56,8 @@ class StoreReport:
         waiting: Callable[[], int],
     ) -> None:
         self.config = config
+        self.reload: dict[str, Any] = {"number": 0, "at_unix_s": 0.0, "refused": "", "applied": [], "waiting": []}
+        """The verdict of the last reload."""
         self._store = store
         self._memory = memory
         self._copier = copier
@@ -73,6 +77,7 @@ class StoreReport:
             messages.GoneQuery: self._gone,
             messages.ClientsQuery: self._client_rows,
             messages.HealthQuery: self._health,
+            messages.ConfigQuery: self._settings,
             messages.Watch: lambda _: {},
         }
         self._queries = handlers(messages.StatusRequest, queries)
@@ -208,6 +213,19 @@ class StoreReport:
                     }
                 )
         return {"clients": rows}
+
+    def _settings(self, query: messages.ConfigQuery) -> dict[str, Any]:
+        """Every setting in force with its source. Sizes that existing memory or `tensorctl limit` decided differ from
+        the configured ones."""
+        superblock, limit_bytes = self._memory.superblock, self._store.status()["max_bytes"]
+        decided = {
+            "ring_bytes": (superblock.limit_bytes, "ring"),
+            "max_entries": (superblock.max_entries, "ring"),
+            "limits.namespaces_max": (superblock.geometry.namespaces_max, "ring"),
+        }
+        if limit_bytes != min(self.config.max_bytes or superblock.limit_bytes, superblock.limit_bytes):
+            decided["max_bytes"] = (limit_bytes, "tensorctl limit")
+        return {"settings": [asdict(row) for row in self.config.in_force(decided)], "reload": self.reload}
 
     def _health(self, query: messages.HealthQuery) -> dict[str, Any]:
         """The health of the store.

@@ -231,6 +231,17 @@ class Config:
             for key, spec, _ in settings_of(Config)
         ]
 
+    def in_force(self, decided: Mapping[str, tuple[Any, str]]) -> list[SettingInForce]:
+        """As `explain`, for a running daemon. `decided`: (value, source) of settings that others than the configuration
+        decide; a value that equals the configured one keeps the configuration's source."""
+        known = {key: spec for key, spec, _ in settings_of(Config)}
+        return [
+            dataclasses.replace(row, value=shown, source=decided[row.key][1])
+            if row.key in decided and (shown := known[row.key].show(decided[row.key][0])) != row.value
+            else row
+            for row in self.explain()
+        ]
+
     def reloaded(self, new: Config) -> Reload:
         """This configuration with those values of `new` that a running daemon can take over."""
         before, after = self.explain(), new.explain()

@@ -86,7 +86,7 @@ def test_a_stop_or_a_crash_loses_neither_sockets_nor_ring_nor_uids(unit: str) ->
     assert not {"DynamicUser", "PrivateUsers", "PrivateIPC"} & set(found)
     assert found["Type"] == ["notify"]
     assert "WatchdogSec" in found
-    assert found["ExecReload"] == ["/bin/kill -HUP $MAINPID"]
+    assert found["ExecReload"] == [f"{found['ExecStart'][0].rpartition('/')[0]}/tensorctl reload"]
 
 
 @pytest.mark.parametrize("folder", ["", "user"])

@@ -73,6 +73,8 @@ MISTAKES = [
     ["config"],
     ["config", "mend"],
     ["config", "check", "file"],
+    ["config", "get", "a", "b"],
+    ["reload", "now"],
     ["completion"],
     ["completion", "tcsh"],
 ]
@@ -91,6 +93,8 @@ NEEDS_A_DAEMON = [
     ["evict", "12" * 32],
     ["clear", "--yes"],
     ["health"],
+    ["config", "get"],
+    ["reload"],
 ]
 
 
