@@ -29,7 +29,7 @@ from ..ipc.connection import Connection
 from ..ipc.peer import peer_of
 from ..shm.allocator import SpanAllocator
 from ..shm.clock import boot_s
-from . import ending, learned, logs, notify, reloading
+from . import ending, learned_state, logs, notify, reloading
 from .actors.governor import GovernorActor
 from .actors.listener import Listener
 from .actors.messages import Grown, Reconfigured, Reloaded, Scrubbed
@@ -85,6 +85,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         uvloop.run(_Daemon(config, argv, environ).run())
     except TensordError as error:
         _log.error("cannot serve", error=error.code, why=str(error))
+        return 1
+    except Exception:
+        # One line of the log's format, and not a traceback of many.
+        _log.exception("the daemon failed, by a fault of its own: report it")
         return 1
     return 0
 
@@ -161,7 +165,7 @@ class _Daemon:
             running.append(tasks.create_task(self._watchdog()))
             running.append(tasks.create_task(self._grow(memory, parts.store)))
             running.append(tasks.create_task(_scrub(memory, parts.store)))
-            running.append(tasks.create_task(_save_learned(memory, policy)))
+            running.append(tasks.create_task(learned_state.keep_saving(memory, policy)))
             running.append(tasks.create_task(_fail_with(serving)))
             _log.info(
                 "serving",
@@ -187,7 +191,7 @@ class _Daemon:
         serving.cancel()
         await asyncio.gather(serving, return_exceptions=True)
         if not self._drop:
-            _save(memory, policy.name, list(policy.learned()))
+            learned_state.save(memory, policy.name, list(policy.learned()))
 
     def _store(self, memory: Segments, policy: Replacement) -> Store:
         """The store's core over the memory, still without the entries of a former daemon."""
@@ -344,7 +348,7 @@ def _recover(memory: Segments, parts: _Parts, policy: Replacement) -> None:
     """Takes over the entries of a former daemon. If there are none, allocates the first piece of the ring."""
     if memory.recovered:
         parts.core.recover(memory.found(), boot_s(), memory.missing)
-        _load_learned(memory, policy)
+        learned_state.load(memory, policy)
         parts.store.inbox.tell_now(Grown(memory.ready_bytes))
     else:
         parts.store.inbox.tell_now(Grown(memory.grow(0, prefault=False)))
@@ -360,38 +364,6 @@ async def _scrub(memory: Segments, actor: StoreActor) -> None:
             continue
         sound = await asyncio.to_thread(memory.is_sound, slot)
         await actor.inbox.tell(Scrubbed(slot.number, slot.span_id, sound))
-
-
-async def _save_learned(memory: Segments, policy: Replacement) -> None:
-    """Saves the policy's learned state every SAVE_EVERY_S, in case this daemon is killed."""
-    while True:
-        await asyncio.sleep(learned.SAVE_EVERY_S)
-        parts = []
-        for part in policy.learned():
-            parts.append(part)
-            await asyncio.sleep(0)
-        await asyncio.to_thread(_save, memory, policy.name, parts)
-
-
-def _save(memory: Segments, policy: str, data: list[bytes]) -> None:
-    try:
-        learned.save(memory.instance, memory.superblock.instance_id, policy, data)
-    except TensordError as error:
-        _log.warning("cannot save the policy's learned state; after a restart it learns from the start", why=str(error))
-
-
-def _load_learned(memory: Segments, policy: Replacement) -> None:
-    """Loads the learned state of a former daemon's policy, if there is a usable one."""
-    data = learned.load(memory.instance, memory.superblock.instance_id, policy.name)
-    if data is None:
-        _log.info("no learned state of a former daemon's policy; it learns from the start", policy=policy.name)
-        return
-    try:
-        policy.learn(data)
-    except ValueError as error:
-        _log.warning(
-            "the learned state of a former daemon's policy is unusable; it learns from the start", why=str(error)
-        )
 
 
 async def _fail_with(serving: asyncio.Task[None]) -> None:

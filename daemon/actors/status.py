@@ -10,6 +10,7 @@ gets the number of lost events with the next one.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
@@ -19,7 +20,7 @@ from ...ipc import messages
 from ...ipc.channel import AsyncChannel
 from ...ipc.declared import handlers
 from ..core.rates import Rates
-from ..logs import logger
+from ..logs import logger, shows
 from .mailbox import Mailbox, Sender
 from .messages import GovernorMessage, Queried, StoreMessage, WatchEvent
 from .pace import paced
@@ -31,19 +32,30 @@ OWN: Final[Sender] = (-1, 0)
 """The sender of the daemon's own queries. It takes turns with the uids."""
 
 _log = logger("status")
+_event_log = logger("event")
 
 
 class Watchers:
-    """All watchers, and the events that wait for each of them: at most `outbox_max` each."""
+    """All watchers, and the events that wait for each of them: at most `outbox_max` each. At level debug the log has
+    all events too.
 
-    def __init__(self, outbox_max: int) -> None:
+    Args:
+        unix_s: gives the Unix time, which each event gets as `unix_s`.
+    """
+
+    def __init__(self, outbox_max: int, unix_s: Callable[[], float] = time.time) -> None:
         self._outbox_max = outbox_max
+        self._unix_s = unix_s
         self._watchers: set[_Watcher] = set()
 
     def tell(self, event: WatchEvent) -> None:
         """Queues an event for all watchers. Never blocks."""
-        for watcher in self._watchers:
-            watcher.tell(event.body)
+        if shows("debug"):
+            _event_log.debug(**event.body)
+        if self._watchers:
+            body = {**event.body, "unix_s": self._unix_s()}
+            for watcher in self._watchers:
+                watcher.tell(body)
 
     def add(self) -> _Watcher:
         watcher = _Watcher(self._outbox_max)

@@ -191,7 +191,8 @@ class StoreActor:
             case MemoryRequest():
                 self._serve_memory(message)
             case Left(client):
-                if self._clients.pop(client, None) is not None:
+                if (joined := self._clients.pop(client, None)) is not None:
+                    self._tell_of(joined, "leave")
                     self._memory.orphan(client)
                     self._handle(events.ClientLeft(client))
             case Grown():
@@ -318,6 +319,11 @@ class StoreActor:
         superblock = self._memory.superblock
         attached = messages.Attached(request.id, lane_id, superblock.ring_bytes, superblock.geometry.index_bytes)
         self._send(client.client, Deliver(attached, fds, close=fds[2:]))
+        self._tell_of(client, "attach")
+
+    def _tell_of(self, client: Joined, event: str) -> None:
+        who = {"client": client.client, "name": client.name, "pid": client.pid, "uid": client.peer.uid}
+        self._tell_watchers(WatchEvent({"event": event, **who}))
 
     def _open_inbox(self, client: Joined, request: messages.OpenInbox, fds: Sequence[int]) -> None:
         limits = self._config.limits

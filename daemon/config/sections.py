@@ -231,12 +231,12 @@ class LogSection:
 
     level: str = setting(
         choice("debug", "info", "warning", "error"),
-        "the lowest level that is logged",
+        "the lowest level that is logged; debug has a line for each event, as `tensorctl watch` shows them",
         "info",
         reload=True,
     )
     format: str = setting(
         choice("auto", "console", "json"),
-        "auto: JSON to the journal, key=value elsewhere",
+        "auto: JSON to the journal, key=value elsewhere; json: each line is JSON, on any stream",
         "auto",
     )
