@@ -152,7 +152,7 @@ def test_the_log_at_debug_has_each_attach_put_refusal_and_eviction() -> None:
     with Daemon(log_level="debug", log_format="json") as daemon:
         client = daemon.start().client(name="talker")
         client.put(KEY, np.zeros(4), wait=True)
-        client.put(b"z" * 32, 1, parent=b"y" * 32, wait=True)
+        client.put(b"z" * 32, 1, parent=b"z" * 31 + b"y", wait=True)
         client.evict(KEY)
         lines = [json.loads(line) for line in daemon.log.splitlines()]
     said = {line["event"]: line for line in lines if line["part"] == "event"}
