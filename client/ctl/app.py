@@ -31,6 +31,7 @@ from .orders import clear, evict, limit
 from .parameters import DURATION, FILE
 from .purge import purge
 from .reload import reload
+from .report import report
 from .status import health, status
 from .top import top
 from .why import why
@@ -99,6 +100,7 @@ for _command in (
     purge,
     health,
     doctor,
+    report,
     config,
     reload,
     completion,

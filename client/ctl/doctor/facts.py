@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from ....shm import segments
-from ....shm.cgroups import cgroups
+from ....shm.cgroups import cgroups as cgroups
 from .access import Caller, FileStat
 from .memory import RingRoom
 
@@ -92,9 +92,14 @@ def room(ring_bytes: int, ready_bytes: int, pid: int | None) -> RingRoom:
 
 def journal_of_end(lines_max: int = 3) -> tuple[str, ...]:
     """The service manager's last lines about an end of the service; empty if this user cannot read its journal."""
+    return tuple([line for line in journal(1000) if _ENDED.search(line)][-lines_max:])
+
+
+def journal(lines_max: int) -> list[str]:
+    """The last lines of the service's journal; empty if this user cannot read it."""
     try:
         asked = subprocess.run(
-            ["journalctl", "--quiet", "--no-pager", "-o", "cat", "-n", "1000", *_JOURNAL_UNITS],
+            ["journalctl", "--quiet", "--no-pager", "-o", "cat", "-n", str(lines_max), *_JOURNAL_UNITS],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -103,9 +108,8 @@ def journal_of_end(lines_max: int = 3) -> tuple[str, ...]:
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired):
-        return ()
-    found = [line for line in asked.stdout.splitlines() if _ENDED.search(line)]
-    return tuple(found[-lines_max:])
+        return []
+    return asked.stdout.splitlines()
 
 
 def memlock(pid: int | None, proc: Path = Path("/proc")) -> tuple[str, int | None, bool]:

@@ -75,6 +75,7 @@ MISTAKES = [
     ["config", "check", "file"],
     ["config", "get", "a", "b"],
     ["reload", "now"],
+    ["report", "now"],
     ["completion"],
     ["completion", "tcsh"],
 ]
