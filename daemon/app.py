@@ -38,6 +38,7 @@ from .actors.pressure import PressureActor
 from .actors.session import Session, welcome_for
 from .actors.status import Documents, StatusSession, Watchers
 from .actors.store import StoreActor
+from .actors.timing import measure_lag
 from .config import usage
 from .config.config import Config
 from .config.limits import governor_limits, quota_rules, store_limits, wire_limits
@@ -45,6 +46,7 @@ from .core.governor import events as governor_events
 from .core.governor.governor import Governor
 from .core.governor.limits import DEVICES_MAX
 from .core.quotas import Quotas
+from .core.request_times import RequestTimes
 from .core.store import Store
 from .gauges.gauges import open_gauges
 from .gauges.psi import StallTrigger
@@ -115,6 +117,7 @@ class _Daemon:
         self._stop = asyncio.Event()
         self._drop = config.drop
         self._reloads = 0
+        self._times = RequestTimes(config.log.slow_s, config.log.slow_max)
 
     async def run(self) -> None:
         config = self._config
@@ -163,6 +166,7 @@ class _Daemon:
             running.append(tasks.create_task(parts.pressure.run()))
             running.append(tasks.create_task(metrics.run()))
             running.append(tasks.create_task(self._watchdog()))
+            running.append(tasks.create_task(measure_lag(self._times)))
             running.append(tasks.create_task(self._grow(memory, parts.store)))
             running.append(tasks.create_task(_scrub(memory, parts.store)))
             running.append(tasks.create_task(learned_state.keep_saving(memory, policy)))
@@ -217,6 +221,7 @@ class _Daemon:
             clock=boot_s,
             tell_watchers=watchers.tell,
             tell_governor=lambda holds: governor.inbox.tell_now(holds),
+            times=self._times,
         )
         governor = GovernorActor(
             Governor(governor_limits(config)),
@@ -251,6 +256,7 @@ class _Daemon:
                 parts.store.inbox,
                 parts.governor.inbox,
                 self._quotas.rates,
+                self._times,
                 welcome=welcome,
                 outbox_max=config.queues.outbox_max,
                 hello_s_max=self._config.limits.hello_s_max,
@@ -264,7 +270,7 @@ class _Daemon:
         async def serve_reader(number: int, accepted: socket.socket) -> None:
             channel = AsyncChannel(accepted, Connection.status_server(client_limits), read_bytes=READ_BYTES)
             uid, rates = peer_of(accepted).uid, self._quotas.rates
-            await StatusSession(number, uid, channel, documents, parts.watchers, rates).run()
+            await StatusSession(number, uid, channel, documents, parts.watchers, rates, self._times).run()
 
         return [
             Listener(sockets.control, "clients", self._quotas, serve_client),
@@ -297,6 +303,7 @@ class _Daemon:
             self._config = config = accepted.config
             self._quotas.change_limits(quota_rules(config), config.quotas.requests_per_s_max)
             logs.level(config.log.level)
+            self._times.slow_s = config.log.slow_s
             actor.inbox.tell_now(Reconfigured(accepted.stores, config))
             governor.inbox.tell_now(governor_events.GovernorLimitsChanged(accepted.governors))
         verdict.log()

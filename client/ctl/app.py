@@ -26,6 +26,7 @@ from .daemon import NAME, Daemon
 from .doctor.command import doctor
 from .drill import drill
 from .entries import ls, show
+from .latency import latency, slowlog
 from .live import clients, watch
 from .orders import clear, evict, limit
 from .parameters import DURATION, FILE
@@ -92,6 +93,8 @@ for _command in (
     show,
     why,
     clients,
+    latency,
+    slowlog,
     watch,
     limit,
     evict,

@@ -20,10 +20,12 @@ from ...ipc import messages
 from ...ipc.channel import AsyncChannel
 from ...ipc.declared import handlers
 from ..core.rates import Rates
+from ..core.request_times import RequestTimes
 from ..logs import logger, shows
 from .mailbox import Mailbox, Sender
 from .messages import GovernorMessage, Queried, StoreMessage, WatchEvent
 from .pace import paced
+from .timing import RequestTimer
 
 INTEGER_MAX: Final = (1 << 64) - 1
 QUERY_COST: Final = 20.0
@@ -165,8 +167,10 @@ class StatusSession:
         documents: Documents,
         watchers: Watchers,
         rates: Rates,
+        times: RequestTimes,
     ) -> None:
         """`number`: the number of the connection on the status socket."""
+        self._timer = RequestTimer(times, 0, f"a reader of uid {uid}")
         self._rates = rates
         # Negative, because the numbers of clients are positive.
         self._sender: Sender = (uid, -number)
@@ -179,8 +183,11 @@ class StatusSession:
         watching: asyncio.Task[None] | None = None
         try:
             async for message, _ in self._channel:
+                self._timer.began(message)
                 await paced(self._channel, self._rates, self._sender[0], QUERY_COST)
-                self._channel.send(await self._answer(message))
+                answer = await self._answer(message)
+                self._channel.send(answer)
+                self._timer.answered(answer)
                 if isinstance(message, messages.Watch) and watching is None:
                     watching = asyncio.create_task(self._send_events())
             if self._channel.failure is not None:

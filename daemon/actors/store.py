@@ -28,6 +28,7 @@ from ..config.config import Config
 from ..copier import Copier
 from ..core import effects, events
 from ..core.host_memory import HostHolds, Pressed
+from ..core.request_times import RequestTimes
 from ..core.store import Store
 from ..logs import logger
 from ..segments import Segments
@@ -76,6 +77,7 @@ class StoreActor:
         tell_watchers: Callable[[WatchEvent], object],
         tell_governor: Callable[[HostHolds], object] = lambda _: None,
         unix_at_zero: Callable[[], float] = unix_at_boot_s,
+        times: RequestTimes | None = None,
     ) -> None:
         self.inbox: Mailbox[StoreMessage] = Mailbox(config.queues.store_inbox_max)
         self._store = store
@@ -106,6 +108,7 @@ class StoreActor:
             clock=clock,
             unix_at_zero=unix_at_zero,
             waiting=lambda: len(self.inbox),
+            times=times or RequestTimes(config.log.slow_s, config.log.slow_max),
         )
         self._lanes = LaneJobs(
             memory,

@@ -1,5 +1,5 @@
 """The store actor's answers to queries of the status socket: status, entries, why, gone, clients,
-health, configuration.
+health, configuration, times of requests.
 
 Owns: the table of queries, and the number of ready bytes of the ring that status and health show. Does not own the
 figures of the core (`Store.status`).
@@ -21,6 +21,7 @@ from ...ipc import messages
 from ...ipc.declared import handlers
 from ..config.config import Config
 from ..copier import Copier
+from ..core.request_times import RequestTimes
 from ..core.store import Store
 from ..segments import HeldLane, Segments
 from .lane_room import LaneRoom
@@ -40,6 +41,7 @@ class StoreReport:
         clock: gives the seconds of `shm.clock`.
         unix_at_zero: gives the Unix time at which `clock` was zero.
         waiting: gives the number of messages that wait for the actor.
+        times: how long requests took.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class StoreReport:
         clock: Callable[[], float],
         unix_at_zero: Callable[[], float],
         waiting: Callable[[], int],
+        times: RequestTimes,
     ) -> None:
         self.config = config
         self.reload: dict[str, Any] = {"number": 0, "at_unix_s": 0.0, "refused": "", "applied": [], "waiting": []}
@@ -78,6 +81,8 @@ class StoreReport:
             messages.ClientsQuery: self._client_rows,
             messages.HealthQuery: self._health,
             messages.ConfigQuery: self._settings,
+            messages.LatencyQuery: lambda _: times.histograms(),
+            messages.SlowQuery: lambda _: {"slow_s": times.slow_s, "requests": times.slow()},
             messages.Watch: lambda _: {},
         }
         self._queries = handlers(messages.StatusRequest, queries)

@@ -47,6 +47,9 @@ MISTAKES = [
     ["why", "12", "34"],
     ["why", "1" * 65],
     ["clients", "-x"],
+    ["latency", "now"],
+    ["latency", "--over", "soon"],
+    ["slowlog", "--count", "0"],
     ["watch", "--count", "-1"],
     ["limit"],
     ["limit", "much"],
@@ -96,6 +99,8 @@ NEEDS_A_DAEMON = [
     ["health"],
     ["config", "get"],
     ["reload"],
+    ["latency"],
+    ["slowlog"],
 ]
 
 
