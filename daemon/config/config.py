@@ -111,7 +111,7 @@ class Config:
     )
     status_mode: int = setting(
         MODE,
-        "file mode of the status socket; 0666 shows keys, sizes and clients to every user",
+        "file mode of the status socket; 0666 shows keys, sizes, clients and settings to every user",
         0o660,
         low=0o600,
         high=0o777,
