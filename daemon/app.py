@@ -29,15 +29,16 @@ from ..ipc.connection import Connection
 from ..ipc.peer import peer_of
 from ..shm.allocator import SpanAllocator
 from ..shm.clock import boot_s
-from . import ending, learned, logs, notify
+from . import ending, learned_state, logs, notify, reloading
 from .actors.governor import GovernorActor
 from .actors.listener import Listener
-from .actors.messages import Grown, Reconfigured, Scrubbed
+from .actors.messages import Grown, Reconfigured, Reloaded, Scrubbed
 from .actors.metrics import MetricsServer
 from .actors.pressure import PressureActor
 from .actors.session import Session, welcome_for
 from .actors.status import Documents, StatusSession, Watchers
 from .actors.store import StoreActor
+from .actors.timing import measure_lag
 from .config import usage
 from .config.config import Config
 from .config.limits import governor_limits, quota_rules, store_limits, wire_limits
@@ -45,9 +46,11 @@ from .core.governor import events as governor_events
 from .core.governor.governor import Governor
 from .core.governor.limits import DEVICES_MAX
 from .core.quotas import Quotas
+from .core.request_times import RequestTimes
 from .core.store import Store
 from .gauges.gauges import open_gauges
 from .gauges.psi import StallTrigger
+from .last_end import LastEnd
 from .policy.registry import by_name
 from .policy.replacement import Replacement
 from .segments import Segments
@@ -85,6 +88,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except TensordError as error:
         _log.error("cannot serve", error=error.code, why=str(error))
         return 1
+    except Exception:
+        # One line of the log's format, and not a traceback of many.
+        _log.exception("the daemon failed, by a fault of its own: report it")
+        return 1
     return 0
 
 
@@ -109,6 +116,8 @@ class _Daemon:
         self._quotas = Quotas(quota_rules(config), os.geteuid(), config.quotas.requests_per_s_max)
         self._stop = asyncio.Event()
         self._drop = config.drop
+        self._reloads = 0
+        self._times = RequestTimes(config.log.slow_s, config.log.slow_max)
 
     async def run(self) -> None:
         config = self._config
@@ -121,12 +130,19 @@ class _Daemon:
             frozenset(name for name in ("ring_bytes", "max_entries") if config.is_derived(name)),
         )
         # New memory is removed again if the daemon cannot listen: it is empty.
-        drop = not memory.recovered
+        drop, failure, last = not memory.recovered, None, None
         try:
+            last = LastEnd.begin(config.instance, memory.superblock.epoch, recovered=memory.recovered)
+            memory.former = last.document()
             with Sockets(config, self._activated) as sockets:
                 drop = False
                 await self._serve(memory, sockets, began)
+        except BaseException as error:
+            failure = error
+            raise
         finally:
+            if last is not None:
+                last.finish(failure)
             memory.close(drop=drop or self._drop)
             self._notifier.close()
 
@@ -150,9 +166,10 @@ class _Daemon:
             running.append(tasks.create_task(parts.pressure.run()))
             running.append(tasks.create_task(metrics.run()))
             running.append(tasks.create_task(self._watchdog()))
+            running.append(tasks.create_task(measure_lag(self._times)))
             running.append(tasks.create_task(self._grow(memory, parts.store)))
             running.append(tasks.create_task(_scrub(memory, parts.store)))
-            running.append(tasks.create_task(_save_learned(memory, policy)))
+            running.append(tasks.create_task(learned_state.keep_saving(memory, policy)))
             running.append(tasks.create_task(_fail_with(serving)))
             _log.info(
                 "serving",
@@ -178,7 +195,7 @@ class _Daemon:
         serving.cancel()
         await asyncio.gather(serving, return_exceptions=True)
         if not self._drop:
-            _save(memory, policy.name, list(policy.learned()))
+            learned_state.save(memory, policy.name, list(policy.learned()))
 
     def _store(self, memory: Segments, policy: Replacement) -> Store:
         """The store's core over the memory, still without the entries of a former daemon."""
@@ -205,6 +222,7 @@ class _Daemon:
             tell_watchers=watchers.tell,
             want_requests=lambda: watchers.want_requests,
             tell_governor=lambda holds: governor.inbox.tell_now(holds),
+            times=self._times,
         )
         governor = GovernorActor(
             Governor(governor_limits(config)),
@@ -239,6 +257,7 @@ class _Daemon:
                 parts.store.inbox,
                 parts.governor.inbox,
                 self._quotas.rates,
+                self._times,
                 welcome=welcome,
                 outbox_max=config.queues.outbox_max,
                 hello_s_max=self._config.limits.hello_s_max,
@@ -252,7 +271,7 @@ class _Daemon:
         async def serve_reader(number: int, accepted: socket.socket) -> None:
             channel = AsyncChannel(accepted, Connection.status_server(client_limits), read_bytes=READ_BYTES)
             uid, rates = peer_of(accepted).uid, self._quotas.rates
-            await StatusSession(number, uid, channel, documents, parts.watchers, rates).run()
+            await StatusSession(number, uid, channel, documents, parts.watchers, rates, self._times).run()
 
         return [
             Listener(sockets.control, "clients", self._quotas, serve_client),
@@ -272,24 +291,25 @@ class _Daemon:
 
     def _reload(self, actor: StoreActor, governor: GovernorActor) -> None:
         self._notifier.send(notify.reloading())
-        try:
-            reload = self._config.reloaded(Config.load(self._argv, self._environ))
-            # All checks come before the first change: a refused reload changes nothing.
-            stores = store_limits(reload.config, actor.ring_bytes, actor.max_entries)
-            governors = governor_limits(reload.config)
-        except BadConfiguration as error:
-            _log.error("reload failed; the configuration is unchanged", why=str(error))
-        else:
-            self._config = reload.config
-            self._quotas.change_limits(quota_rules(reload.config), reload.config.quotas.requests_per_s_max)
-            logs.level(reload.config.log.level)
-            actor.inbox.tell_now(Reconfigured(stores, reload.config))
-            governor.inbox.tell_now(governor_events.GovernorLimitsChanged(governors))
-            for key, before, after in reload.applied:
-                _log.info("setting changed", key=key, before=before, after=after)
-            for key, before, after in reload.waiting:
-                _log.warning("setting needs a restart", key=key, before=before, after=after)
-        self._notifier.send(notify.READY)
+        self._reloads += 1
+        verdict, accepted = reloading.reload(
+            self._config,
+            lambda: Config.load(self._argv, self._environ),
+            actor.ring_bytes,
+            actor.max_entries,
+            self._reloads,
+            time.time(),
+        )
+        if accepted is not None:
+            self._config = config = accepted.config
+            self._quotas.change_limits(quota_rules(config), config.quotas.requests_per_s_max)
+            logs.level(config.log.level)
+            self._times.slow_s = config.log.slow_s
+            actor.inbox.tell_now(Reconfigured(accepted.stores, config))
+            governor.inbox.tell_now(governor_events.GovernorLimitsChanged(accepted.governors))
+        verdict.log()
+        actor.inbox.tell_now(Reloaded(verdict.document()))
+        self._notifier.send(notify.READY, notify.status(verdict.text))
 
     async def _watchdog(self) -> None:
         while self._notifier.watchdog_s is not None:
@@ -315,6 +335,8 @@ class _Daemon:
 
 def _warn_of_sizes(memory: Segments, config: Config) -> None:
     """Logs where the memory differs from the configuration, and the notices of the start."""
+    if memory.former["end"] in ("killed", "failed"):
+        _log.warning("the daemon before this one did not stop", **memory.former)
     for notice in memory.notices:
         _log.warning("existing shared memory needs attention", what=notice)
     if memory.shortage:
@@ -334,7 +356,7 @@ def _recover(memory: Segments, parts: _Parts, policy: Replacement) -> None:
     """Takes over the entries of a former daemon. If there are none, allocates the first piece of the ring."""
     if memory.recovered:
         parts.core.recover(memory.found(), boot_s(), memory.missing)
-        _load_learned(memory, policy)
+        learned_state.load(memory, policy)
         parts.store.inbox.tell_now(Grown(memory.ready_bytes))
     else:
         parts.store.inbox.tell_now(Grown(memory.grow(0, prefault=False)))
@@ -350,38 +372,6 @@ async def _scrub(memory: Segments, actor: StoreActor) -> None:
             continue
         sound = await asyncio.to_thread(memory.is_sound, slot)
         await actor.inbox.tell(Scrubbed(slot.number, slot.span_id, sound))
-
-
-async def _save_learned(memory: Segments, policy: Replacement) -> None:
-    """Saves the policy's learned state every SAVE_EVERY_S, in case this daemon is killed."""
-    while True:
-        await asyncio.sleep(learned.SAVE_EVERY_S)
-        parts = []
-        for part in policy.learned():
-            parts.append(part)
-            await asyncio.sleep(0)
-        await asyncio.to_thread(_save, memory, policy.name, parts)
-
-
-def _save(memory: Segments, policy: str, data: list[bytes]) -> None:
-    try:
-        learned.save(memory.instance, memory.superblock.instance_id, policy, data)
-    except TensordError as error:
-        _log.warning("cannot save the policy's learned state; after a restart it learns from the start", why=str(error))
-
-
-def _load_learned(memory: Segments, policy: Replacement) -> None:
-    """Loads the learned state of a former daemon's policy, if there is a usable one."""
-    data = learned.load(memory.instance, memory.superblock.instance_id, policy.name)
-    if data is None:
-        _log.info("no learned state of a former daemon's policy; it learns from the start", policy=policy.name)
-        return
-    try:
-        policy.learn(data)
-    except ValueError as error:
-        _log.warning(
-            "the learned state of a former daemon's policy is unusable; it learns from the start", why=str(error)
-        )
 
 
 async def _fail_with(serving: asyncio.Task[None]) -> None:

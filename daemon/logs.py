@@ -39,21 +39,21 @@ def setup(
 
     Args:
         level_name: the lowest level that is logged.
-        format_name: "json", "console" (key=value), or "auto": JSON if `stream` goes to the journal.
+        format_name: "json", "console" (key=value), or "auto": JSON if `stream` goes to the journal. A line of JSON for
+            the journal begins with its priority, which the journal removes.
         environ: os.environ unless given.
         stream: standard error unless given.
     """
     stream = sys.stderr if stream is None else stream
-    as_json = format_name == "json" or (
-        format_name == "auto" and to_journal(os.environ if environ is None else environ, stream)
-    )
+    journal = to_journal(os.environ if environ is None else environ, stream)
+    as_json = format_name == "json" or (format_name == "auto" and journal)
     level(level_name)
     structlog.configure(
         processors=[
             _drop_below_level,
             structlog.contextvars.merge_contextvars,
             structlog.processors.format_exc_info,
-            *(_json() if as_json else _console()),
+            *(_json(journal=journal) if as_json else _console()),
         ],
         logger_factory=structlog.WriteLoggerFactory(stream),
         wrapper_class=structlog.BoundLogger,
@@ -65,6 +65,11 @@ def level(name: str) -> None:
     """Sets the lowest level that is logged."""
     global _least
     _least = LEVELS[name]
+
+
+def shows(name: str) -> bool:
+    """Whether lines of this level are logged, for lines that are costly to make."""
+    return LEVELS[name] >= _least
 
 
 def logger(part: str) -> structlog.BoundLogger:
@@ -101,18 +106,18 @@ def _drop_below_level(_: Any, method: str, event: MutableMapping[str, Any]) -> A
 
 def _console() -> list[Any]:
     return [
-        structlog.processors.TimeStamper(fmt="%H:%M:%S.%f", utc=False, key="time"),
+        structlog.processors.TimeStamper(fmt="%Y-%m-%dT%H:%M:%S.%f%z", utc=False, key="time"),
         structlog.processors.LogfmtRenderer(
             key_order=["time", "level", "part", "event"], drop_missing=True, bool_as_flag=False
         ),
     ]
 
 
-def _json() -> list[Any]:
+def _json(*, journal: bool) -> list[Any]:
     return [
         structlog.processors.TimeStamper(fmt="iso", utc=True, key="time"),
         structlog.processors.JSONRenderer(default=str),
-        _with_priority,
+        *([_with_priority] if journal else []),
     ]
 
 

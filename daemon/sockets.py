@@ -76,15 +76,18 @@ class Sockets:
         return config.metrics.socket
 
     def _listen(self, path: Path, mode: int, config: Config) -> socket.socket:
-        make_folder(path.parent)
-        _clear(path)
+        try:
+            make_folder(path.parent)
+            _clear(path)
+        except OSError as error:
+            raise _cannot_listen(path, error) from error
         listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         self._open.append(listening)
         before = os.umask(_UMASK)
         try:
             listening.bind(str(path))
         except OSError as error:
-            raise SocketForbidden(f"cannot listen at {path}: {error.strerror}; set another socket") from error
+            raise _cannot_listen(path, error) from error
         finally:
             os.umask(before)
         self._made.append(path)
@@ -111,6 +114,10 @@ class Sockets:
                 "manager forbids TCP, let it listen for the daemon: docs/metrics.md"
             ) from error
         return made
+
+
+def _cannot_listen(path: Path, error: OSError) -> SocketForbidden:
+    return SocketForbidden(f"cannot listen at {path}: {error.strerror}; set another socket")
 
 
 def _clear(path: Path) -> None:

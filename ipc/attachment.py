@@ -29,6 +29,7 @@ class Hello(GreetingRequest, frozen=True):
     """The first message of a connection.
 
     `pid`: as the client's own pid namespace counts it. `fence`: the client registered for the membarrier fence.
+    `version`: the version of the client's package; empty in releases that do not send it.
     """
 
     answered_by = Welcome
@@ -37,6 +38,7 @@ class Hello(GreetingRequest, frozen=True):
     name: Name
     pid: Annotated[int, Meta(ge=0, le=(1 << 31) - 1)]
     fence: bool
+    version: Name = ""
 
 
 class Attached(Answer, frozen=True):

@@ -64,8 +64,10 @@ def connect(path: str | os.PathLike[str], timeout_s: float) -> socket.socket:
                 f"{where} is a {kind}, not a socket: give the path of the daemon's socket, such as "
                 f"{(where if where.is_dir() else where.parent) / CONTROL_NAME}"
             ) from None
+        folder = where.absolute().parent
+        why = error.strerror if os.path.exists(folder) else f"there is no folder {folder}"
         raise DaemonUnavailable(
-            f"no daemon at {where} ({error.strerror}): start it with `systemctl start tensord`, or "
+            f"no daemon at {where} ({why}): start it with `systemctl start tensord`, or "
             "run `tensord`; TENSORD_SOCKET names another socket"
         ) from None
     except BaseException:

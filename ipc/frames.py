@@ -29,7 +29,17 @@ from .schema import Message
 _FEED_BYTES: Final = 65_536
 _FIRST_BUFFER_BYTES: Final = 4096
 
-_encode = Encoder().encode
+
+def _plain(value: object) -> object:
+    """The plain str or bytes for a subclass, such as numpy's scalars, which the encoder does not take."""
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, bytes):
+        return bytes(value)
+    raise TypeError(f"a value of type {type(value).__name__} cannot be part of a message")
+
+
+_encode = Encoder(enc_hook=_plain).encode
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,6 +82,24 @@ class HealthQuery(DaemonQuery, frozen=True):
     answered_by = Document
 
 
+class ConfigQuery(StatusRequest, frozen=True):
+    """Asks for every setting in force with its source, and for the verdict of the last reload."""
+
+    answered_by = Document
+
+
+class LatencyQuery(StatusRequest, frozen=True):
+    """Asks for histograms of the time from a request's arrival to its answer, by kind, and of the event loop's lag."""
+
+    answered_by = Document
+
+
+class SlowQuery(StatusRequest, frozen=True):
+    """Asks for the last requests that took longer than the setting log.slow_s, the latest first."""
+
+    answered_by = Document
+
+
 class Watch(StatusRequest, frozen=True):
     """Answered by a Document; Events follow until the connection ends.
 

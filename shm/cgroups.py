@@ -1,7 +1,7 @@
 """The memory limits of a process's cgroup, and of all cgroups above it.
 
-Owns: the way from a process to the folders of its cgroups (cgroup v2), and their limits. Does not own: what a limit
-means for a ring.
+Owns: the way from a process to the folders of its cgroups (version 2, and the memory controller of version 1), and
+their limits. Does not own: what a limit means for a ring.
 Invariants: changes nothing; reading raises no exception.
 """
 
@@ -15,6 +15,8 @@ from typing import Final
 
 ROOT: Final = Path("/sys/fs/cgroup")
 PROC: Final = Path("/proc")
+_UNLIMITED_BYTES: Final = 1 << 60
+"""Version 1 has no word for "no limit": it shows the largest number of whole pages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,13 +29,17 @@ class Cgroup:
 
 
 def cgroup_folders(membership: str, root: Path = ROOT) -> Iterator[Path]:
-    """The folder of a process's cgroup, then those above it up to `root`.
+    """The folder of a process's cgroup of version 2, then those above it up to `root`.
 
     Args:
         membership: the text of /proc/PID/cgroup.
     """
     own = re.search(r"^0::/(.*)$", membership, re.MULTILINE)
-    folder = root / (own[1] if own else "")
+    return _upwards(own[1] if own else "", root)
+
+
+def _upwards(own: str, root: Path) -> Iterator[Path]:
+    folder = root / own
     for place in (folder, *folder.parents):
         yield place
         if place == root:
@@ -43,10 +49,19 @@ def cgroup_folders(membership: str, root: Path = ROOT) -> Iterator[Path]:
 def cgroups(pid: int | None = None, root: Path = ROOT, proc: Path = PROC) -> Iterator[Cgroup]:
     """Every memory limit that applies to a process, by default this one, from its own cgroup upwards. Limits that
     cannot be read are left out."""
-    for folder in cgroup_folders(_text(proc / (str(pid) if pid else "self") / "cgroup"), root):
-        limit, used = (_text(folder / name).strip() for name in ("memory.max", "memory.current"))
-        if limit.isdigit() and used.isdigit():
-            yield Cgroup("/" + str(folder.relative_to(root)).removeprefix("."), int(limit), int(used))
+    membership = _text(proc / (str(pid) if pid else "self") / "cgroup")
+    for folder in cgroup_folders(membership, root):
+        yield from _limit(folder, root, "memory.max", "memory.current")
+    own = re.search(r"^\d+:(?:[^:\n]*,)?memory(?:,[^:\n]*)?:/(.*)$", membership, re.MULTILINE)
+    if own is not None:
+        for folder in _upwards(own[1], root / "memory"):
+            yield from _limit(folder, root / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes")
+
+
+def _limit(folder: Path, root: Path, *names: str) -> Iterator[Cgroup]:
+    limit, used = (_text(folder / name).strip() for name in names)
+    if limit.isdigit() and used.isdigit() and int(limit) < _UNLIMITED_BYTES:
+        yield Cgroup("/" + str(folder.relative_to(root)).removeprefix("."), int(limit), int(used))
 
 
 def _text(path: Path) -> str:

@@ -31,7 +31,7 @@ from .header import (
     TupleNode,
     read,
 )
-from .tensors import tensor_copy, tensor_over
+from .tensors import needed_torch, tensor_copy, tensor_over
 
 Array = np.ndarray[Any, Any]
 
@@ -85,10 +85,10 @@ class Recipe:
 
         Raises:
             BadTree: as `view`.
+            UsageError: torch is not installed.
             UnsupportedLeaf: torch lacks the dtype of a leaf, or, without a copy, the leaf has the other byte order.
         """
-        import torch
-
+        torch = needed_torch("lease.torch()")
         root = self._held(root)
         convert = tensor_copy if copy else tensor_over
 
@@ -118,9 +118,7 @@ class Recipe:
             viewed = _viewed(leaf, root)
             if leaf.tag != TENSOR:
                 return viewed
-            import torch
-
-            return (tensor_copy if copy else tensor_over)(torch, viewed)
+            return (tensor_copy if copy else tensor_over)(needed_torch("an entry with tensors"), viewed)
 
         return _made(self._node, made)
 

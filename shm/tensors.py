@@ -2,7 +2,7 @@
 uses torch.
 
 Owns: the steps before a tensor's bytes can be read: detach, copy from its device, resolve lazy views. Does not own:
-importing torch. Encoding never imports it, since a tensor exists only if torch is loaded.
+the choice to import torch. Encoding never imports it, since a tensor exists only if torch is loaded.
 
 Invariants: a tensor made here either owns its memory (`tensor_copy`) or keeps the array under it alive (`tensor_over`).
 """
@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import UnsupportedLeaf
+from ..errors import UnsupportedLeaf, UsageError
 from .dtypes import COPIED_AS, dtype_named, name_of, name_of_torch, torch_dtype_named
 
 Array = np.ndarray[Any, Any]
@@ -37,6 +37,21 @@ def loaded_torch() -> ModuleType | None:
     """The torch module if this process has loaded it completely, else None."""
     torch = sys.modules.get("torch")
     return torch if hasattr(torch, "nn") else None
+
+
+def needed_torch(call: str) -> ModuleType:
+    """The torch module, imported for `call`.
+
+    Raises:
+        UsageError: torch is not installed.
+    """
+    try:
+        import torch
+    except ImportError as error:
+        raise UsageError(
+            f"{call} needs torch, which this Python cannot import: install torch, or take the numpy views of lease.tree"
+        ) from error
+    return torch
 
 
 def tensor_source(torch: ModuleType, tensor: Any, path: str) -> tuple[str, Array]:

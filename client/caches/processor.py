@@ -30,7 +30,7 @@ from ..core import forks
 from ..core.cache import Client
 from ..core.fields import check_seconds
 from ..core.lease import Lease
-from ..core.namespace import Namespace
+from ..core.namespace import Namespace, check_namespace
 from .holds import HeldLeases
 from .loans import Lender
 from .processor_counts import ItemCounts, Stats
@@ -110,7 +110,7 @@ class ProcessorCache:
     ) -> None:
         if copy not in (False, True, "on_write"):
             raise UsageError(f'copy is {copy!r}; it must be False, True or "on_write"')
-        self.namespace = namespace
+        self.namespace = check_namespace(namespace)
         self._client = cache
         self._copy: Copy = copy
         put_wait_s = check_seconds("put_wait_s", put_wait_s)

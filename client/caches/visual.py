@@ -18,7 +18,7 @@ from ...errors import BelowFloor, ObjectTooLarge, UsageError
 from ..core import forks, requests
 from ..core.cache import Client
 from ..core.fields import check_count, check_name
-from ..core.namespace import Content, Namespace
+from ..core.namespace import Content, Namespace, check_namespace
 from ..core.puts import Put
 from .budget import Budget, TrackedPut
 from .dp_mode import Resolution, recommend_dp_mode
@@ -72,7 +72,7 @@ class VisualCache:
         encoder_depth: int | None = None,
     ) -> None:
         self._cache = cache
-        self._namespace = namespace
+        self._namespace = check_namespace(namespace)
         self._budget = Budget(
             check_count("entries_max", entries_max, _LIMIT_MAX, 1),
             check_count("bytes_max", bytes_max, _LIMIT_MAX, 1),

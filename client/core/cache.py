@@ -38,7 +38,8 @@ class Client(LookupCalls, PutCalls, EntryCalls, PressureCalls):
             ten years, or infinity for no limit; other values raise UsageError.
         attach_s: seconds that the constructor waits for the daemon's answer; without a socket it returns at once.
             Default: `timeout_s`. The client attaches later, too.
-        required: raise if there is no daemon. Default: every lookup is a miss until there is one.
+        required: raise if there is no daemon. Default: every lookup is a miss until there is one, and the first client
+            of a process that finds none logs a warning (logger `tensord`) with the command that starts one.
 
     Raises:
         UsageError: `socket`, `name`, `timeout_s` or `attach_s` is out of its range.
@@ -70,7 +71,7 @@ class Client(LookupCalls, PutCalls, EntryCalls, PressureCalls):
         if name:
             check_name("name", name, NAME_CHARS_MAX)
         program = printable(Path(sys.argv[0] or "python").name)[:NAME_CHARS_MAX]
-        super().__init__(Link(path, name or program, timeout_s), status_path, timeout_s)
+        super().__init__(Link(path, name or program, timeout_s, required=required), status_path, timeout_s)
         self._link.start(attach_s)
         if required and not self._link.connected:
             self.close()

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, Protocol, Self
 
-from ...errors import Refusal, Unavailable
+from ...errors import Refusal, Unavailable, UsageError
 from ...ipc import messages
 from ...ipc.modes import Mode, Tier
 from .aside import aside
@@ -138,6 +138,8 @@ class GovernorListener:
 
     def on_mode(self, callback: Callable[[ModeChange], object], gauge: str | None, timeout_s: float) -> Subscription:
         """Calls `callback` at every change from now on. Without a daemon, the changes begin once there is one."""
+        if not callable(callback):
+            raise UsageError(f"callback is {callback!r}; it must be a function of one ModeChange")
         if gauge is not None:
             check_name("gauge", gauge)
         subscription = Subscription(self, callback, gauge)

@@ -15,7 +15,7 @@ import numpy as np
 from ...errors import BadTree
 from ...shm.layout import SPAN_HEADER_BYTES
 from ...shm.recipe import Recipe
-from ...shm.tensors import tensor_copy, tensor_over
+from ...shm.tensors import needed_torch, tensor_copy, tensor_over
 from .ring_mapping import RingMapping, mapping_under
 
 if TYPE_CHECKING:
@@ -67,6 +67,7 @@ class Lease:
 
         Raises:
             UnsupportedLeaf: a leaf has a dtype that torch lacks.
+            UsageError: torch is not installed.
             ValueError: the lease was released.
         """
         return self._recipe.torch(self._root, copy=copy)
@@ -152,9 +153,7 @@ class ArrayLease(Lease):
         self.payload_bytes = payload_bytes
 
     def torch(self, *, copy: bool = True) -> Any:
-        import torch
-
-        return (tensor_copy if copy else tensor_over)(torch, self.tree)
+        return (tensor_copy if copy else tensor_over)(needed_torch("lease.torch()"), self.tree)
 
     @property
     def value(self) -> Any:

@@ -21,6 +21,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
+from tensord import __version__
+
 from ...errors import DaemonUnavailable, TensordError, TimedOut
 from ...ipc import messages
 from ...ipc.blocking import BlockingChannel
@@ -28,6 +30,7 @@ from ...ipc.schema import PROTOCOL_VERSION, ClientLimits
 from ...shm import fence
 from ...shm.lanes import Lane
 from . import forks
+from .absence import absence
 from .answers import Answers, PendingRequest, settle
 from .aside import aside
 from .held_claims import HeldClaims
@@ -44,9 +47,7 @@ SAY_S: Final = 1.0
 _RETRY_FIRST_S: Final = 0.02
 _RETRY_MOST_S: Final = 1.0
 _RETRY_WAITED_S: Final = 0.05
-"""Longest pause between attempts to attach while puts wait to be sent again: a daemon that is killed repeatedly may
-live for less than a second.
-"""
+"""Longest pause between attempts while puts wait to be sent again: a daemon may live for less than a second."""
 _IDLE_S: Final = 1.0
 _SEND_S: Final = 5.0
 
@@ -57,8 +58,9 @@ class Link:
     `view` serves the lookups. None before the first attachment, and after a fork until the next one.
     """
 
-    def __init__(self, path: Path, name: str, attach_timeout_s: float) -> None:
+    def __init__(self, path: Path, name: str, attach_timeout_s: float, *, required: bool = False) -> None:
         self.path = path
+        self._required = required
         self.name = name
         self.view: View | None = None
         self.limits = ClientLimits()
@@ -72,9 +74,7 @@ class Link:
         self._reset()
 
     def _reset(self) -> None:
-        """Creates the state that does not survive a fork: the thread, the socket, the locks, and all puts and requests
-        in flight.
-        """
+        """Creates the state that no fork keeps: the thread, the socket, the locks, all puts and requests in flight."""
         connection, view = (lambda: self.connection), (lambda: self.view)
         self.puts = PutSender(self.send, self.next_id, connection, self.refusal, self._shut, ask=self.ask, view=view)
         self._channel: BlockingChannel | None = None
@@ -244,7 +244,7 @@ class Link:
             try:
                 channel = self._attach()
             except (TensordError, OSError) as error:
-                self.error = error if isinstance(error, TensordError) else DaemonUnavailable(str(error))
+                self.error = absence(error, warn=not (self.epoch or self._required))
                 self._tried.set()
                 self._stopping.wait(min(retry_s, _RETRY_WAITED_S) if self.puts.in_flight else retry_s)
                 sweep_now_and_then()
@@ -278,7 +278,7 @@ class Link:
         channel = BlockingChannel.connect(self.path, self._attach_timeout_s)
         self._channel = channel
         try:
-            hello = messages.Hello(self.next_id(), PROTOCOL_VERSION, self.name, os.getpid(), fenced)
+            hello = messages.Hello(self.next_id(), PROTOCOL_VERSION, self.name, os.getpid(), fenced, __version__)
             with suppress(DaemonUnavailable):
                 # If the daemon has closed the connection, the error that it sent is read below.
                 channel.send(hello, timeout_s=self._attach_timeout_s)

@@ -10,6 +10,7 @@ alone.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
@@ -65,6 +66,8 @@ class Namespace:
                     raise BadNamespace(f"generation={value!r} must be a whole number from 0 to {GENERATION_MAX}")
             elif not isinstance(value, str):
                 raise BadNamespace(f"{field.name}={value!r} must be a string, not {type(value).__name__}")
+            elif not value.isascii() and value.encode("utf-8", "replace").decode("utf-8") != value:
+                raise BadNamespace(f"{field.name}={value!r} must be a text without surrogates")
             elif not value and field.name in ("model", "revision", "dtype", "processor"):
                 raise BadNamespace(
                     f"{field.name} is empty; without it the outputs of two different encoders would share a key; "
@@ -97,13 +100,13 @@ class Namespace:
         described: list[object] = [kind, modality]
         if isinstance(content, np.ndarray):
             described += [content.dtype.str, list(content.shape)]
-            content = np.ascontiguousarray(content).reshape(-1).view(np.uint8).data
+        hashed = self._content_hash(content)
         try:
-            packed = msgpack.packb(
-                [self.generation, *described, self._content_hash(content), sorted(parameters.items())]
-            )
+            packed = msgpack.packb([self.generation, *described, hashed, sorted(parameters.items())])
         except (TypeError, ValueError, OverflowError) as error:
-            raise BadNamespace(f"parameters {parameters!r} cannot be part of a key: {error}") from None
+            raise BadNamespace(
+                f"kind {kind!r}, modality {modality!r} and parameters {parameters!r} cannot be part of a key: {error}"
+            ) from None
         tag = self.tag
         return make_key(tag, hashlib.sha256(tag + packed).digest(), self.generation)
 
@@ -111,12 +114,37 @@ class Namespace:
         """This namespace at another generation."""
         return replace(self, generation=generation)
 
-    def _content_hash(self, content: bytes | bytearray | memoryview) -> bytes:
-        if self.hash == "sha256":
-            return hashlib.sha256(content).digest()
+    def _content_hash(self, content: Content) -> bytes:
+        hasher: Callable[[Any], Any] = hashlib.sha256
+        if self.hash != "sha256":
+            try:
+                from blake3 import blake3  # type: ignore[import-not-found, unused-ignore]
+            except ImportError:
+                raise BadNamespace('hash="blake3" needs the blake3 package: pip install "tensord[blake3]"') from None
+            hasher = blake3
         try:
-            from blake3 import blake3  # type: ignore[import-not-found, unused-ignore]
-        except ImportError:
-            raise BadNamespace('hash="blake3" needs the blake3 package: pip install "tensord[blake3]"') from None
-        digest: bytes = blake3(content).digest()
+            if isinstance(content, np.ndarray):
+                content = np.ascontiguousarray(content).reshape(-1).view(np.uint8).data
+            elif isinstance(content, memoryview) and not content.c_contiguous:
+                content = content.tobytes()
+            digest: bytes = hasher(content).digest()
+        except TypeError as error:
+            raise BadNamespace(
+                f"content of type {type(content).__name__} cannot be hashed: {error}; pass its raw bytes, or an array "
+                "of numbers"
+            ) from None
         return digest
+
+
+def check_namespace(namespace: object) -> Namespace:
+    """Returns `namespace`.
+
+    Raises:
+        BadNamespace: it is no Namespace.
+    """
+    if not isinstance(namespace, Namespace):
+        raise BadNamespace(
+            f"namespace is {namespace!r}; it must be a tensord.Namespace(model=..., revision=..., dtype=..., "
+            "processor=...)"
+        )
+    return namespace

@@ -12,7 +12,7 @@ import logging
 from concurrent.futures import Future
 from typing import Any, Self
 
-from ...errors import BadStep, TensordError, Unavailable
+from ...errors import BadGraph, BadStep, TensordError, Unavailable
 from ...ipc import messages
 from ...ipc.governance import WORKFLOW_CHARS_MAX
 from ...ipc.schema import NUMBER_MAX
@@ -41,6 +41,8 @@ class Workflow:
         self, link: Link, governor: GovernorListener, name: str, graph: AgentStepGraph, timeout_s: float
     ) -> None:
         check_name("name", name, WORKFLOW_CHARS_MAX)
+        if not isinstance(graph, AgentStepGraph):
+            raise BadGraph(f"graph is {graph!r}; it must be a tensord.AgentStepGraph of AgentSteps")
         graph.validate_dag()
         self.name = name
         self.step = 0

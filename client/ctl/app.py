@@ -27,11 +27,14 @@ from .daemon import NAME, Daemon
 from .doctor.command import doctor
 from .drill import drill
 from .entries import ls, show
+from .latency import latency, slowlog
 from .live import clients, watch
 from .orders import clear, evict, limit
 from .parameters import DURATION, FILE
 from .purge import purge
 from .record import record
+from .reload import reload
+from .report import report
 from .status import health, status
 from .top import top
 from .why import why
@@ -93,6 +96,8 @@ for _command in (
     why,
     advise,
     clients,
+    latency,
+    slowlog,
     watch,
     record,
     limit,
@@ -102,7 +107,9 @@ for _command in (
     purge,
     health,
     doctor,
+    report,
     config,
+    reload,
     completion,
 ):
     cli.add_command(_command)

@@ -1,4 +1,4 @@
-"""`config check`: the configuration as the daemon reads it.
+"""`config check`: the configuration as a daemon started here would read it. `config get`: that of the running daemon.
 
 Owns: the output. Does not own: the settings. A client must not import the daemon, so the daemon is run with
 `--check-config`, and reports its settings.
@@ -9,12 +9,15 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final
 
 import click
 
 from ...errors import BadConfiguration
+from ...ipc.messages import ConfigQuery
+from .daemon import Daemon, pass_daemon, understood
 from .parameters import FILE
 from .tables import table
 
@@ -40,6 +43,22 @@ def settings(file: Path | None = None, timeout_s: float = _TIMEOUT_S) -> list[di
         raise BadConfiguration(said[-1].removeprefix("tensord: "))
     rows: list[dict[str, Any]] = json.loads(asked.stdout)
     return rows
+
+
+def wanted(rows: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:
+    """The setting `name`, or all settings of the table `name`.
+
+    Raises:
+        UsageError: there is no such setting; the message suggests a similar one.
+    """
+    found = [row for row in rows if row["key"] == name or row["key"].startswith(f"{name}.")]
+    if found:
+        return found
+    keys = {row["key"]: row["key"] for row in rows}
+    keys |= {key.rpartition(".")[2]: key for key in keys}
+    near = get_close_matches(name, keys, 1)
+    hint = f". Did you mean {keys[near[0]]!r}?" if near else ""
+    raise click.UsageError(f"No such setting {name!r}{hint}")
 
 
 @click.group()
@@ -68,3 +87,28 @@ def check(file: Path | None, as_json: bool) -> None:
         return
     shown = [(row["key"], row["value"], row["source"], "yes" if row["reload"] else "") for row in rows]
     click.echo(table(("SETTING", "VALUE", "FROM", "RELOADS"), shown))
+
+
+@config.command()
+@click.argument("name", required=False)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+@pass_daemon
+def get(daemon: Daemon, name: str | None, as_json: bool) -> None:
+    """The settings of the running daemon, and where each came from.
+
+    NAME is a setting, such as limits.clients_max, or a table, such as limits. FROM: "default", "file PATH", "env
+    VARIABLE", "flag --NAME"; "ring" where existing memory decides, and "tensorctl limit" after that command.
+    """
+    body = daemon.ask(ConfigQuery)
+    with understood("configuration"):
+        rows, refused = body["settings"], body["reload"]["refused"]
+        waiting = [row["key"] for row in body["reload"]["waiting"]]
+        rows = rows if name is None else wanted(rows, name)
+    if as_json:
+        click.echo(json.dumps(rows, indent=2))
+        return
+    click.echo(table(("SETTING", "VALUE", "FROM"), [(row["key"], row["value"], row["source"]) for row in rows]))
+    if refused:
+        click.echo(f"tensorctl: the last reload was refused: {refused}", err=True)
+    if waiting:
+        click.echo(f"tensorctl: these wait for a restart: {', '.join(waiting)}", err=True)

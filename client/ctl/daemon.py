@@ -17,6 +17,8 @@ from typing import Any, Final, TypeVar
 
 import click
 
+from tensord import __version__
+
 from ...errors import DaemonUnavailable, TensordError, TimedOut, VersionMismatch
 from ...ipc import messages, places
 from ...ipc.channel import BlockingChannel
@@ -163,7 +165,7 @@ class Daemon:
             self._ordering = channel
             self.welcome = self._exchange(
                 channel,
-                lambda number: messages.Hello(number, PROTOCOL_VERSION, NAME, os.getpid(), False),
+                lambda number: messages.Hello(number, PROTOCOL_VERSION, NAME, os.getpid(), False, __version__),
                 messages.Welcome,
                 self.timeout_s,
             )

@@ -72,9 +72,9 @@ def clients(daemon: Daemon, as_json: bool) -> None:
 def watch(daemon: Daemon, count: int | None) -> None:
     """Prints the daemon's events as they happen: one JSON object a line, until Ctrl-C.
 
-    Each has `event` (put, evict, expire, refuse, claim, limit, mode, order, ...) and `dropped`: the number of events
-    just before it that were dropped because this reader was too slow. A last line on stderr counts the dropped events,
-    if any.
+    Each has `event` (attach, put, evict, expire, refuse, claim, limit, mode, order, ...), `unix_s`, its Unix time, and
+    `dropped`: the number of events just before it that were dropped because this reader was too slow. A last line on
+    stderr counts the dropped events, if any.
     """
     dropped = 0
     try:

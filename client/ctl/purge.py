@@ -33,8 +33,9 @@ def freed_text(found: Leftover) -> str:
 
 @click.command()
 @click.option("--instance", metavar="NAME", help="The instance; by default that of a daemon started here.")
-def purge(instance: str | None) -> None:
-    """Frees the shared memory of a daemon that was stopped or killed, with every entry in it.
+@click.option("--yes", is_flag=True, help="Confirm that every entry in it is dropped.")
+def purge(instance: str | None, yes: bool) -> None:
+    """Frees the shared memory of a daemon that was stopped or killed, with every entry in it. Needs --yes.
 
     Refused while a daemon serves the instance. A daemon that will be started again needs no purge: it continues with
     the memory it finds. Memory that readers view is freed when they release it. `tensorctl doctor` lists such memory.
@@ -44,6 +45,9 @@ def purge(instance: str | None) -> None:
     there = leftovers.look(instance)
     if there is not None:
         leftovers.owned_by(os.geteuid(), there)
+        if not yes and not there.served:
+            held = f"{size(there.taken_bytes)} of instance {instance}"
+            raise click.UsageError(f"this would free {held}, with every entry in it: add --yes to confirm")
         click.echo(freed_text(leftovers.remove(instance)))
         left = leftovers.look(instance)
         if left is not None:

@@ -28,7 +28,7 @@ from ...shm.prefix import (
 )
 from ..core import requests
 from ..core.fields import check_count, check_name, check_timeout
-from ..core.namespace import Namespace
+from ..core.namespace import Namespace, check_namespace
 from ..core.put_options import PutOptions
 from ..core.puts import Put
 from ..core.tracing import match_of, traced
@@ -95,7 +95,7 @@ class PrefixCache:
             )
         self.enabled = enabled
         self._client = client
-        self._namespace = namespace
+        self._namespace = check_namespace(namespace)
         self._block_tokens = block_tokens
         self._asker = Asker(client, namespace, block_tokens)
         n_on_device = check_count("n_on_device", n_on_device, _SEQUENCES_MAX)

@@ -14,6 +14,7 @@ import numpy as np
 
 from ...errors import BadPrefix, Corrupt
 from ...shm.prefix import Modality, PrefixRecord, Tokens
+from ...shm.tensors import needed_torch
 from ..core.lease import Batch, Lease
 from ..device.interface import mapped
 from .layers import check_layer, cut, is_array
@@ -172,8 +173,7 @@ class HeldBlocks:
         )
 
     def torch(self, layer: int) -> Any:
-        import torch
-
+        torch = needed_torch("match.torch()")
         parts, axis = self._chosen(layer)
         if parts and axis is not None:
             # Tensors over the shared memory: this function only reads them.

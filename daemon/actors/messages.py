@@ -50,6 +50,7 @@ class Joined(Struct, frozen=True):
     pid: int
     fenced: bool
     inbox: SessionInbox
+    version: str = ""
 
     def may_write(self, allowed: str) -> bool:
         """Whether the setting write_in_place = `allowed` lets the client write payloads into the ring."""
@@ -137,6 +138,12 @@ class Reconfigured(Struct, frozen=True):
     config: Config
 
 
+class Reloaded(Struct, frozen=True):
+    """To the store: the verdict of a reload, for queries."""
+
+    verdict: dict[str, Any]
+
+
 StoreMessage = (
     Joined
     | MemoryRequest
@@ -151,6 +158,7 @@ StoreMessage = (
     | Scrubbed
     | Queried
     | Reconfigured
+    | Reloaded
     | Pressed
     | Punched
     | Allocated

@@ -25,6 +25,7 @@ from ...ipc.declared import handlers, id_of
 from ...ipc.peer import Peer
 from ...ipc.schema import PROTOCOL_VERSION, ClientLimits
 from ..core.rates import Rates
+from ..core.request_times import RequestTimes
 from ..logs import logger
 from .mailbox import Mailbox, Sender
 from .messages import (
@@ -41,6 +42,7 @@ from .messages import (
 )
 from .pace import paced
 from .repeats import Repeats
+from .timing import RequestTimer
 
 _log = logger("session")
 _logged = Repeats()
@@ -61,6 +63,7 @@ class Session:
         store: Mailbox[StoreMessage],
         governor: Mailbox[GovernorMessage],
         rates: Rates,
+        times: RequestTimes,
         *,
         welcome: Callable[[int], messages.Welcome],
         outbox_max: int,
@@ -74,6 +77,7 @@ class Session:
         self._store = store
         self._governor = governor
         self._rates = rates
+        self._timer = RequestTimer(times, client)
         self._welcome = welcome
         self._hello_s_max = hello_s_max
         self._joined = False
@@ -88,6 +92,7 @@ class Session:
             if await self._greet():
                 async for message, fds in self._channel:
                     self._passing = True
+                    self._timer.began(message)
                     if self._rates.limits(self._peer.uid):
                         await paced(self._channel, self._rates, self._peer.uid)
                     await _ROUTES[type(message)](self, message, fds)
@@ -124,7 +129,16 @@ class Session:
         try:
             async with asyncio.timeout(self._hello_s_max):
                 async for message, _ in self._channel:
-                    joined = Joined(self._client, self._peer, message.name, message.pid, message.fence, self.inbox)
+                    self._timer.name = message.name
+                    joined = Joined(
+                        self._client,
+                        self._peer,
+                        message.name,
+                        message.pid,
+                        message.fence,
+                        self.inbox,
+                        message.version,
+                    )
                     await self._store.tell(joined, self._sender)
                     self._governor.tell_now(joined, self._sender)
                     # From here on the store and the governor must get a Left, however the connection ends.
@@ -198,7 +212,8 @@ class Session:
             self._note_answer(message)
 
     def _note_answer(self, message: messages.Answer) -> None:
-        """Lets `_match` go on if `message` answers its query. Called even if the answer could not be sent."""
+        """Ends the request that `message` answers: `_match` goes on. Called even if the answer could not be sent."""
+        self._timer.answered(message)
         if self._query is not None and id_of(message) == self._query:
             self._query = None
             self._answered.set()

@@ -10,6 +10,7 @@ gets the number of lost events with the next one.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
@@ -20,10 +21,12 @@ from ...ipc.channel import AsyncChannel
 from ...ipc.declared import handlers
 from ..core.hits import REQUESTS
 from ..core.rates import Rates
-from ..logs import logger
+from ..core.request_times import RequestTimes
+from ..logs import logger, shows
 from .mailbox import Mailbox, Sender
 from .messages import GovernorMessage, Queried, StoreMessage, WatchEvent
 from .pace import paced
+from .timing import RequestTimer
 
 INTEGER_MAX: Final = (1 << 64) - 1
 QUERY_COST: Final = 20.0
@@ -32,21 +35,32 @@ OWN: Final[Sender] = (-1, 0)
 """The sender of the daemon's own queries. It takes turns with the uids."""
 
 _log = logger("status")
+_event_log = logger("event")
 
 
 class Watchers:
-    """All watchers, and the events that wait for each of them: at most `outbox_max` each."""
+    """All watchers, and the events that wait for each of them: at most `outbox_max` each. At level debug the log has
+    all events too.
 
-    def __init__(self, outbox_max: int) -> None:
+    Args:
+        unix_s: gives the Unix time, which each event gets as `unix_s`.
+    """
+
+    def __init__(self, outbox_max: int, unix_s: Callable[[], float] = time.time) -> None:
         self._outbox_max = outbox_max
+        self._unix_s = unix_s
         self._watchers: set[_Watcher] = set()
 
     def tell(self, event: WatchEvent) -> None:
         """Queues an event for the watchers that want it. Never blocks."""
         requests = event.body["event"] == REQUESTS
-        for watcher in self._watchers:
-            if watcher.requests == requests:
-                watcher.tell(event.body)
+        if shows("debug") and not requests:
+            _event_log.debug(**event.body)
+        if self._watchers:
+            body = {**event.body, "unix_s": self._unix_s()}
+            for watcher in self._watchers:
+                if watcher.requests == requests:
+                    watcher.tell(body)
 
     @property
     def want_requests(self) -> bool:
@@ -166,8 +180,10 @@ class StatusSession:
         documents: Documents,
         watchers: Watchers,
         rates: Rates,
+        times: RequestTimes,
     ) -> None:
         """`number`: the number of the connection on the status socket."""
+        self._timer = RequestTimer(times, 0, f"a reader of uid {uid}")
         self._rates = rates
         # Negative, because the numbers of clients are positive.
         self._sender: Sender = (uid, -number)
@@ -180,8 +196,11 @@ class StatusSession:
         watching: asyncio.Task[None] | None = None
         try:
             async for message, _ in self._channel:
+                self._timer.began(message)
                 await paced(self._channel, self._rates, self._sender[0], QUERY_COST)
-                self._channel.send(await self._answer(message))
+                answer = await self._answer(message)
+                self._channel.send(answer)
+                self._timer.answered(answer)
                 if isinstance(message, messages.Watch) and watching is None:
                     watching = asyncio.create_task(self._send_events(requests=message.requests))
             if self._channel.failure is not None:

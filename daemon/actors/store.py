@@ -28,6 +28,7 @@ from ..config.config import Config
 from ..copier import Copier
 from ..core import effects, events
 from ..core.host_memory import HostHolds, Pressed
+from ..core.request_times import RequestTimes
 from ..core.store import Store
 from ..logs import logger
 from ..segments import Segments
@@ -43,6 +44,7 @@ from .messages import (
     MemoryRequest,
     Queried,
     Reconfigured,
+    Reloaded,
     Requested,
     Scrubbed,
     StoreMessage,
@@ -77,6 +79,7 @@ class StoreActor:
         tell_governor: Callable[[HostHolds], object] = lambda _: None,
         want_requests: Callable[[], bool] = lambda: False,
         unix_at_zero: Callable[[], float] = unix_at_boot_s,
+        times: RequestTimes | None = None,
     ) -> None:
         self.inbox: Mailbox[StoreMessage] = Mailbox(config.queues.store_inbox_max)
         self._store = store
@@ -108,6 +111,7 @@ class StoreActor:
             clock=clock,
             unix_at_zero=unix_at_zero,
             waiting=lambda: len(self.inbox),
+            times=times or RequestTimes(config.log.slow_s, config.log.slow_max),
         )
         self._lanes = LaneJobs(
             memory,
@@ -194,7 +198,8 @@ class StoreActor:
             case MemoryRequest():
                 self._serve_memory(message)
             case Left(client):
-                if self._clients.pop(client, None) is not None:
+                if (joined := self._clients.pop(client, None)) is not None:
+                    self._tell_of(joined, "leave")
                     self._memory.orphan(client)
                     self._handle(events.ClientLeft(client))
             case Grown():
@@ -208,6 +213,8 @@ class StoreActor:
             case Reconfigured(limits, config):
                 self._config = self._report.config = config
                 self._handle(events.LimitsChanged(limits))
+            case Reloaded(verdict):
+                self._report.reload = verdict
             case _:
                 assert_never(message)
 
@@ -319,6 +326,11 @@ class StoreActor:
         superblock = self._memory.superblock
         attached = messages.Attached(request.id, lane_id, superblock.ring_bytes, superblock.geometry.index_bytes)
         self._send(client.client, Deliver(attached, fds, close=fds[2:]))
+        self._tell_of(client, "attach")
+
+    def _tell_of(self, client: Joined, event: str) -> None:
+        who = {"client": client.client, "name": client.name, "pid": client.pid, "uid": client.peer.uid}
+        self._tell_watchers(WatchEvent({"event": event, **who}))
 
     def _open_inbox(self, client: Joined, request: messages.OpenInbox, fds: Sequence[int]) -> None:
         limits = self._config.limits

@@ -1,4 +1,5 @@
-"""The store actor's answers to queries of the status socket: status, entries, why, gone, clients, health.
+"""The store actor's answers to queries of the status socket: status, entries, why, gone, clients,
+health, configuration, times of requests.
 
 Owns: the table of queries, and the number of ready bytes of the ring that status and health show. Does not own the
 figures of the core (`Store.status`).
@@ -11,6 +12,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from typing import Any, Final
 
 from tensord import __version__
@@ -19,6 +21,7 @@ from ...ipc import messages
 from ...ipc.declared import handlers
 from ..config.config import Config
 from ..copier import Copier
+from ..core.request_times import RequestTimes
 from ..core.store import Store
 from ..segments import HeldLane, Segments
 from .lane_room import LaneRoom
@@ -38,6 +41,7 @@ class StoreReport:
         clock: gives the seconds of `shm.clock`.
         unix_at_zero: gives the Unix time at which `clock` was zero.
         waiting: gives the number of messages that wait for the actor.
+        times: how long requests took.
     """
 
     def __init__(
@@ -52,8 +56,11 @@ class StoreReport:
         clock: Callable[[], float],
         unix_at_zero: Callable[[], float],
         waiting: Callable[[], int],
+        times: RequestTimes,
     ) -> None:
         self.config = config
+        self.reload: dict[str, Any] = {"number": 0, "at_unix_s": 0.0, "refused": "", "applied": [], "waiting": []}
+        """The verdict of the last reload."""
         self._store = store
         self._memory = memory
         self._copier = copier
@@ -63,6 +70,7 @@ class StoreReport:
         self._unix_at_zero = unix_at_zero
         self._waiting = waiting
         self._began = clock()
+        self._unix_at_zero_first = unix_at_zero()
         self._grown_bytes = 0
         self._grow_error = ""
         queries: dict[type[Any], Callable[[Any], dict[str, Any]]] = {
@@ -73,6 +81,9 @@ class StoreReport:
             messages.AdviseQuery: lambda _: self._store.hit_curve(),
             messages.ClientsQuery: self._client_rows,
             messages.HealthQuery: self._health,
+            messages.ConfigQuery: self._settings,
+            messages.LatencyQuery: lambda _: times.histograms(),
+            messages.SlowQuery: lambda _: {"slow_s": times.slow_s, "requests": times.slow()},
             messages.Watch: lambda _: {},
         }
         self._queries = handlers(messages.StatusRequest, queries)
@@ -133,6 +144,8 @@ class StoreReport:
             "pid": os.getpid(),
             "uid": os.geteuid(),
             "uptime_s": self._clock() - self._began,
+            "clock_stepped_s": self._unix_at_zero() - self._unix_at_zero_first,
+            "former": self._memory.former,
             "ring_bytes": superblock.limit_bytes,
             "ring_segment_bytes": superblock.ring_bytes,
             "ring_ready_bytes": self._grown_bytes,
@@ -178,6 +191,7 @@ class StoreReport:
                 {
                     "client": lane.client,
                     "name": joined.name if joined else "",
+                    "version": joined.version if joined else "",
                     "pid": joined.pid if joined else None,
                     "uid": joined.peer.uid if joined else lane.uid,
                     "lane": lane.reader.lane_id,
@@ -194,6 +208,7 @@ class StoreReport:
                     {
                         "client": client,
                         "name": joined.name,
+                        "version": joined.version,
                         "pid": joined.pid,
                         "uid": joined.peer.uid,
                         "lane": None,
@@ -204,6 +219,19 @@ class StoreReport:
                     }
                 )
         return {"clients": rows}
+
+    def _settings(self, query: messages.ConfigQuery) -> dict[str, Any]:
+        """Every setting in force with its source. Sizes that existing memory or `tensorctl limit` decided differ from
+        the configured ones."""
+        superblock, limit_bytes = self._memory.superblock, self._store.status()["max_bytes"]
+        decided = {
+            "ring_bytes": (superblock.limit_bytes, "ring"),
+            "max_entries": (superblock.max_entries, "ring"),
+            "limits.namespaces_max": (superblock.geometry.namespaces_max, "ring"),
+        }
+        if limit_bytes != min(self.config.max_bytes or superblock.limit_bytes, superblock.limit_bytes):
+            decided["max_bytes"] = (limit_bytes, "tensorctl limit")
+        return {"settings": [asdict(row) for row in self.config.in_force(decided)], "reload": self.reload}
 
     def _health(self, query: messages.HealthQuery) -> dict[str, Any]:
         """The health of the store.

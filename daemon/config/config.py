@@ -49,6 +49,8 @@ RING_BYTES_MIN: Final = 1 * MIB
 ENTRIES_MIN: Final = 4096
 ENTRIES_MAX: Final = 1 << 28
 BYTES_PER_ENTRY: Final = 64 * KIB
+ASKING_FLAGS: Final = ("--help", "--version", "--check-config")
+"""The flags that ask for a text instead of a daemon (usage.py)."""
 
 
 def _instance(given: Any) -> str:
@@ -109,7 +111,7 @@ class Config:
     )
     status_mode: int = setting(
         MODE,
-        "file mode of the status socket; 0666 shows keys, sizes and clients to every user",
+        "file mode of the status socket; 0666 shows keys, sizes, clients and settings to every user",
         0o660,
         low=0o600,
         high=0o777,
@@ -195,7 +197,7 @@ class Config:
         """
         uid = os.geteuid() if uid is None else uid
         known = {key: spec for key, spec, _ in settings_of(cls)}
-        flags = from_flags(argv, {**known, "config": Setting(PATH, "the TOML file")})
+        flags = from_flags(argv, {**known, "config": Setting(PATH, "the TOML file")}, ASKING_FLAGS)
         given: Given = {}
         if path := _file(flags.pop("config", None), environ, uid):
             given |= from_file(path, known)
@@ -227,6 +229,17 @@ class Config:
         return [
             SettingInForce(key, spec.show(self.value(key)), self.sources[key], spec.reload)
             for key, spec, _ in settings_of(Config)
+        ]
+
+    def in_force(self, decided: Mapping[str, tuple[Any, str]]) -> list[SettingInForce]:
+        """As `explain`, for a running daemon. `decided`: (value, source) of settings that others than the configuration
+        decide; a value that equals the configured one keeps the configuration's source."""
+        known = {key: spec for key, spec, _ in settings_of(Config)}
+        return [
+            dataclasses.replace(row, value=shown, source=decided[row.key][1])
+            if row.key in decided and (shown := known[row.key].show(decided[row.key][0])) != row.value
+            else row
+            for row in self.explain()
         ]
 
     def reloaded(self, new: Config) -> Reload:
@@ -300,7 +313,14 @@ def _file(flag: tuple[Any, str] | None, environ: Mapping[str, str], uid: int) ->
         usual = Path(environ["HOME"], ".config", USER_FILE)
     else:
         return None
-    return usual if usual.exists() else None
+    try:
+        # `exists` raises for some errors, and returns False for others.
+        return usual if usual.exists() else None
+    except OSError as error:
+        raise BadConfiguration(
+            f"cannot look for the configuration {usual}: {error.strerror}; set HOME to a folder of this user, or "
+            f"{CONFIG_VARIABLE} to a file"
+        ) from None
 
 
 def _is_system(environ: Mapping[str, str], uid: int) -> bool:

@@ -231,12 +231,21 @@ class LogSection:
 
     level: str = setting(
         choice("debug", "info", "warning", "error"),
-        "the lowest level that is logged",
+        "the lowest level that is logged; debug has a line for each event, as `tensorctl watch` shows them",
         "info",
         reload=True,
     )
     format: str = setting(
         choice("auto", "console", "json"),
-        "auto: JSON to the journal, key=value elsewhere",
+        "auto: JSON to the journal, key=value elsewhere; json: each line is JSON, on any stream",
         "auto",
     )
+    slow_s: float = setting(
+        DURATION,
+        "a request that takes longer from its arrival to its answer is kept for `tensorctl slowlog`",
+        0.01,
+        low=0.0,
+        high=3600.0,
+        reload=True,
+    )
+    slow_max: int = setting(COUNT, "how many slow requests are kept; the oldest goes first", 128, low=1, high=4096)

@@ -35,8 +35,11 @@ def unknown(what: str, given: str, known: Iterable[str], besides: str = "") -> B
     return BadConfiguration(f"{what} {given!r}{hint}")
 
 
-def from_flags(argv: Sequence[str], known: Mapping[str, Setting]) -> Given:
-    """Reads flags: `--x V` or `--x=V`, and for switches `--x` and `--no-x`."""
+def from_flags(argv: Sequence[str], known: Mapping[str, Setting], besides: Sequence[str] = ()) -> Given:
+    """Reads flags: `--x V` or `--x=V`, and for switches `--x` and `--no-x`.
+
+    `besides`: flags that are no settings. They are suggested for similar ones.
+    """
     keys = {flag_of(key): key for key in known}
     offs = {"--no-" + flag[2:]: key for flag, key in keys.items() if known[key].kind is SWITCH}
     found: Given = {}
@@ -49,7 +52,7 @@ def from_flags(argv: Sequence[str], known: Mapping[str, Setting]) -> Given:
         if flag in offs and not equals:
             found[offs[flag]] = (False, source)
         elif flag not in keys:
-            raise unknown("unknown flag", flag, keys, "--")
+            raise unknown("unknown flag", flag, [*keys, *offs, *besides], "--")
         elif equals:
             found[keys[flag]] = (value, source)
         elif known[keys[flag]].kind is SWITCH:

@@ -85,6 +85,7 @@ DAEMON: Final = {
         "daemon.opening:_former_superblock",
         "daemon.segments:Segments.__init__",
         "daemon.segments:Segments._find_lanes",
+        "daemon.last_end:LastEnd.begin",
         "daemon.segments:Segments.found",
         "shm.index:IndexWriter.__init__",
         "shm.index:IndexWriter._repair_fingerprints",

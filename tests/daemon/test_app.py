@@ -8,7 +8,8 @@ from typing import Any, cast
 
 import pytest
 
-from tensord.daemon import app, logs
+from tensord.daemon import app, logs, reloading
+from tensord.daemon.actors.messages import Reloaded
 from tensord.daemon.config.config import Config
 from tensord.errors import BadConfiguration
 
@@ -21,9 +22,13 @@ class Told:
         self.max_entries = 16
         self.inbox = self
         self.heard: list[object] = []
+        self.verdicts: list[dict[str, Any]] = []
 
     def tell_now(self, message: object) -> None:
-        self.heard.append(message)
+        if isinstance(message, Reloaded):
+            self.verdicts.append(message.verdict)
+        else:
+            self.heard.append(message)
 
 
 class Reloading:
@@ -86,6 +91,16 @@ def test_a_reload_that_any_part_refuses_changes_no_other_part(
     def refuse(*_: object) -> None:
         raise BadConfiguration("this part wants none of it")
 
-    monkeypatch.setattr(app, limits, refuse)
+    monkeypatch.setattr(reloading, limits, refuse)
     assert serving.reload("max_bytes = 1048576\n") == [b"RELOADING=1", b"READY=1"]
     assert serving.changed == []
+
+
+def test_every_reload_has_a_verdict(serving: Reloading) -> None:
+    serving.reload("max_bytes = 1048576\n")
+    serving.reload("max_bites = 1\n")
+    accepted, refused = serving.store.verdicts
+    assert (accepted["number"], accepted["refused"]) == (1, "")
+    assert accepted["applied"] == [{"key": "max_bytes", "before": "none", "after": "1MiB"}]
+    assert refused["number"] == 2 and "did you mean 'max_bytes'" in refused["refused"]
+    assert refused["applied"] == []

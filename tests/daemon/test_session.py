@@ -11,6 +11,7 @@ from tensord.daemon.actors.mailbox import Mailbox
 from tensord.daemon.actors.messages import Deliver, GovernorMessage, Joined, StoreMessage
 from tensord.daemon.actors.session import Session, welcome_for
 from tensord.daemon.core.rates import Rates
+from tensord.daemon.core.request_times import RequestTimes
 from tensord.ipc import messages
 from tensord.ipc.channel import AsyncChannel
 from tensord.ipc.connection import Connection
@@ -35,6 +36,7 @@ class Scene:
             self.store,
             governor,
             Rates(1.0, 0),
+            RequestTimes(1.0, 8),
             welcome=welcome_for("test", 1, ClientLimits()),
             outbox_max=64,
             hello_s_max=60.0,

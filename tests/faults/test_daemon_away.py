@@ -6,6 +6,8 @@ import contextlib
 import gc
 import os
 import socket
+import subprocess
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -38,6 +40,18 @@ from .payloads import is_payload, key, payload
 NOBODY = 65534
 FOR_EVER_S = 10 * PATIENCE_S
 SPEC = tensord.Spec((8192,), "uint64")
+
+
+def told_by(script: str, socket: Path) -> str:
+    """The standard error of a program of its own."""
+    ended = subprocess.run(
+        [sys.executable, "-c", f"import sys, tensord\nsocket = sys.argv[1]\n{script}", str(socket)],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=True,
+    )
+    return ended.stderr
 
 
 def never_starts(folder: Path) -> tensord.Client:
@@ -363,3 +377,30 @@ def test_a_reservation_that_needs_a_larger_inbox_says_that_the_daemon_is_away(da
     until(lambda: not client.connected, "the client to notice")
     with pytest.raises(DaemonUnavailable):
         client.reserve(tensord.Spec((4 << 20,), "uint8"))
+
+
+def test_a_first_use_without_a_daemon_warns_once_with_the_command_that_starts_one(tmp_path: Path) -> None:
+    script = (
+        "for _ in range(3):\n with tensord.Client(socket) as client:\n  client.get(bytes(32)), client.put(bytes(32), 1)"
+    )
+    told = told_by(script, tmp_path / "control.sock")
+    assert told.count("\n") == 1
+    assert f"no daemon at {tmp_path / 'control.sock'}" in told
+    assert "`systemctl start tensord`, or run `tensord`" in told
+    assert "every lookup is a miss" in told
+
+
+def test_a_client_that_requires_a_daemon_raises_and_does_not_warn(tmp_path: Path) -> None:
+    script = "try:\n tensord.Client(socket, required=True)\nexcept tensord.errors.DaemonUnavailable: pass"
+    assert told_by(script, tmp_path / "control.sock") == ""
+
+
+def test_a_client_whose_daemon_goes_does_not_warn(daemon: Daemon) -> None:
+    script = (
+        "import os, signal\n"
+        "client = tensord.Client(socket)\n"
+        "os.kill(client.status()['pid'], signal.SIGKILL)\n"
+        "while client.link.error is None: pass\n"
+        "client.put(bytes(32), 1)"
+    )
+    assert told_by(script, daemon.socket) == ""

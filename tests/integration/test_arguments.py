@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,9 @@ import numpy as np
 import pytest
 
 import tensord
-from tensord.errors import BadKey, Refusal, UsageError
+from tensord.client.ctl.app import main as control
+from tensord.daemon.app import main as serve
+from tensord.errors import BadKey, BadNamespace, Refusal, TensordError, UsageError
 
 from ..daemon_process import Daemon
 
@@ -54,6 +58,25 @@ TAKE_KEYS: dict[str, Call] = {
     "put_many": lambda client, key: client.put_many([(key, 1)], wait=True),
     "get_or_compute": lambda client, key: client.get_or_compute(key, lambda: 1),
     "evict": lambda client, key: client.evict(key),
+}
+
+
+DOCUMENTED = [
+    tuple(cell.strip().removeprefix("`").removesuffix("`") for cell in line.strip("|").split(" | "))
+    for line in (Path(__file__).parents[2] / "docs" / "troubleshooting.md")
+    .read_text()
+    .partition("| you write | you get |\n|---|---|\n")[2]
+    .partition("\n\n")[0]
+    .splitlines()
+]
+"""(call or command, its message), of the page's table."""
+NO_NAMESPACE: dict[str, Call] = {
+    "invalidate": lambda client, namespace: client.invalidate(namespace),
+    "current": lambda client, namespace: client.current(namespace),
+    "clear": lambda client, namespace: client.clear(namespace),
+    "VisualCache": lambda client, namespace: tensord.VisualCache(client, namespace),
+    "ProcessorCache": lambda client, namespace: tensord.ProcessorCache(client, namespace),
+    "PrefixCache": lambda client, namespace: tensord.PrefixCache(client, namespace),
 }
 
 
@@ -132,3 +155,104 @@ def test_every_call_takes_the_same_for_a_key(client: tensord.Client, call: str, 
     for right in (bytearray(KEY), memoryview(KEY), KEY):
         TAKE_KEYS[call](client, right)
     assert client.contains(KEY) is ((stored and call != "evict") or call in ("put", "put_many", "get_or_compute"))
+
+
+@pytest.mark.parametrize("call", TAKE_KEYS)
+def test_numpy_scalars_are_taken_for_keys_and_names(client: tensord.Client, call: str) -> None:
+    client.put(KEY, 1, wait=True, agent=np.str_("planner"))
+    TAKE_KEYS[call](client, np.bytes_(KEY))
+    assert client.connected
+    assert client.contains(KEY) is (call != "evict")
+
+
+@pytest.mark.parametrize("call", NO_NAMESPACE)
+def test_what_is_no_namespace_is_refused(client: tensord.Client, call: str) -> None:
+    for wrong in ("model", b"12345678", 5, {"model": "m"}):
+        with pytest.raises(BadNamespace, match="namespace is"):
+            NO_NAMESPACE[call](client, wrong)
+
+
+@pytest.mark.parametrize("row", DOCUMENTED, ids=lambda row: row[0])
+def test_each_documented_mistake_has_the_message_of_the_page(
+    client: tensord.Client,
+    daemon: Daemon,
+    row: tuple[str, str],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    written, message = row
+    key, ns = KEY, tensord.Namespace(model="m", revision="1", dtype="float32", processor="none")
+    client.put(key, np.zeros(3, np.float32), wait=True)
+    if written.startswith(("tensord ", "tensorctl ")):
+        monkeypatch.setenv("TENSORD_RING_BYTES", "1MiB")
+        program, *words = written.split(" ")
+        assert {"tensord": serve, "tensorctl": control}[program](words) != 0
+        assert f'why="{message}"' in (told := capsys.readouterr().err) or told == f"{program}: {message}\n"
+        return
+    if "torch" in written:
+        monkeypatch.setitem(sys.modules, "torch", None)
+    known = {"tensord": tensord, "np": np, "client": client, "key": key, "ns": ns, "lease": client.get(key)}
+    with pytest.raises(TensordError) as caught:
+        exec(written, known)
+    assert f"{caught.value.code}: {caught.value}" == message
+
+
+def test_the_page_documents_calls_and_commands() -> None:
+    assert len(DOCUMENTED) > 15
+
+
+def test_a_read_only_array_is_refused_to_copy_into(client: tensord.Client) -> None:
+    client.put(KEY, np.zeros(3), wait=True)
+    out = np.zeros(3)
+    out.flags.writeable = False
+    with pytest.raises(UsageError, match="read-only"):
+        client.get_into(KEY, out)
+
+
+@pytest.mark.parametrize("content", ["text", 5, None, np.array([object()])], ids=repr)
+def test_content_that_has_no_bytes_is_refused(content: Any) -> None:
+    ns = tensord.Namespace(model="m", revision="1", dtype="float32", processor="none")
+    with pytest.raises(BadNamespace, match="cannot be hashed"):
+        ns.key("encoder", "image", content)
+
+
+def test_a_view_with_steps_has_the_key_of_its_bytes() -> None:
+    ns = tensord.Namespace(model="m", revision="1", dtype="float32", processor="none")
+    assert ns.key("encoder", "image", memoryview(b"abcdef")[::2]) == ns.key("encoder", "image", b"ace")
+
+
+@pytest.mark.parametrize("field", ["model", "revision", "lora", "tenant"])
+def test_a_namespace_of_surrogates_is_refused(field: str) -> None:
+    fields = {"model": "m", "revision": "1", "dtype": "float32", "processor": "none", field: SURROGATE}
+    with pytest.raises(BadNamespace, match=f"{field}=.*surrogates"):
+        tensord.Namespace(**fields)  # type: ignore[arg-type]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become a user that may not read a folder")
+@pytest.mark.parametrize("words", [[], ["--socket", "{home}/control.sock"], ["--socket", "{home}/below/control.sock"]])
+def test_a_daemon_names_a_folder_that_its_user_may_not_read(tmp_path: Path, words: list[str]) -> None:
+    home = tmp_path / "home"
+    home.mkdir(0o700)
+    child = os.fork()
+    if not child:
+        status = 99
+        try:
+            # The descriptor of the file, and not pytest's.
+            os.dup2(os.open(tmp_path / "told", os.O_CREAT | os.O_WRONLY), 2)
+            sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115
+            os.setgroups([])
+            os.setuid(54_321)
+            os.environ.update({"HOME": str(home)} if not words else {"XDG_CONFIG_HOME": "/nonexistent"})
+            os.environ.pop("XDG_CONFIG_HOME" if not words else "", None)
+            status = serve([word.format(home=home) for word in words])
+            sys.stderr.flush()
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == (1 if words else 2)
+    told = (tmp_path / "told").read_text()
+    assert "Traceback" not in told
+    if words:
+        assert f"cannot listen at {words[1].format(home=home)}: Permission denied" in told
+    else:
+        page = (Path(__file__).parents[2] / "docs" / "troubleshooting.md").read_text()
+        assert f"`{told.strip()}`".replace(str(home), "/root") in page

@@ -28,11 +28,11 @@ def run(*command: str | Path, runtime: Path) -> subprocess.CompletedProcess[str]
 
 
 def installed(folder: Path, into: Path) -> list[Path]:
-    """Copies of a folder's units whose program is one that is there, as after an installation."""
+    """Copies of a folder's units whose programs are one that is there, as after an installation."""
     into.mkdir()
     for name in SYSTEM_UNITS:
         text = (folder / name).read_text()
-        (into / name).write_text(re.sub(r"(?m)^ExecStart=.*", f"ExecStart={sys.executable}", text))
+        (into / name).write_text(re.sub(r"(?m)^(Exec(?:Start|Reload))=.*", rf"\1={sys.executable}", text))
     return [into / name for name in SYSTEM_UNITS]
 
 
@@ -86,7 +86,7 @@ def test_a_stop_or_a_crash_loses_neither_sockets_nor_ring_nor_uids(unit: str) ->
     assert not {"DynamicUser", "PrivateUsers", "PrivateIPC"} & set(found)
     assert found["Type"] == ["notify"]
     assert "WatchdogSec" in found
-    assert found["ExecReload"] == ["/bin/kill -HUP $MAINPID"]
+    assert found["ExecReload"] == [f"{found['ExecStart'][0].rpartition('/')[0]}/tensorctl reload"]
 
 
 @pytest.mark.parametrize("folder", ["", "user"])

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from ....ipc import messages
 from ..fields import check_key, check_seconds
-from ..namespace import Namespace
+from ..namespace import Namespace, check_namespace
 from .base import ClientBase
 
 
@@ -47,9 +47,10 @@ class EntryCalls(ClientBase):
             How many entries there were.
 
         Raises:
+            BadNamespace: `namespace` is no Namespace.
             DaemonUnavailable, TimedOut: the daemon did not answer.
         """
-        tag = namespace.tag if namespace is not None else None
+        tag = check_namespace(namespace).tag if namespace is not None else None
         return self._counted(lambda number: messages.Clear(number, tag))
 
     def current(self, namespace: Namespace) -> Namespace:
@@ -62,7 +63,11 @@ class EntryCalls(ClientBase):
             The namespace at the generation to which `invalidate` last raised it, in any process. The namespace as given
             if its own generation is not lower, if it was never invalidated, or without a daemon so far. Under a past
             generation every lookup misses and every put is refused, so a stale generation shares no wrong results.
+
+        Raises:
+            BadNamespace: `namespace` is no Namespace.
         """
+        check_namespace(namespace)
         view = self._link.view or self._attach()
         known = view.current(namespace.tag) if view is not None else 0
         return namespace.raised_to(max(namespace.generation, known))
@@ -78,9 +83,11 @@ class EntryCalls(ClientBase):
             The namespace at its new generation. A second call with the same old generation returns the same new one.
 
         Raises:
+            BadNamespace: `namespace` is no Namespace.
             LimitReached: namespaces_max, or the namespace is at its last generation.
             DaemonUnavailable, TimedOut: the daemon did not answer. It may have done it; a second call does no harm.
         """
+        check_namespace(namespace)
         answer = self._ask(lambda number: messages.Invalidate(number, namespace.tag, namespace.generation))
         return namespace.raised_to(answer.generation)
 

@@ -6,7 +6,7 @@ Invariants: a lookup sends no message, and goes on while the daemon is away.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -84,8 +84,12 @@ class LookupCalls(ClientBase):
 
         Raises:
             BadKey: `key` is not 32 bytes.
-            UsageError: the entry is not a single array of `out`'s shape and dtype.
+            UsageError: `out` is no writable array, or the entry is not a single array of its shape and dtype.
         """
+        if not isinstance(out, np.ndarray):
+            raise UsageError(f"out is of type {type(out).__name__}; it must be a numpy array that the entry fits into")
+        if not out.flags.writeable:
+            raise UsageError("out is a read-only array; pass one that may be written")
         lease = self.get(key)
         if lease is None:
             return False
@@ -142,6 +146,8 @@ def _joined(keys: Keys) -> np.ndarray[Any, Any]:
         if keys.dtype != np.uint8 or keys.ndim != 2 or keys.shape[1] != KEY_BYTES:
             raise BadKey(f"a keys array must be (n, {KEY_BYTES}) uint8; this one is {keys.dtype}{list(keys.shape)}")
         return np.ascontiguousarray(keys)
+    if not isinstance(keys, Iterable):
+        raise BadKey(f"keys is {keys!r}; it must be a sequence of keys, joined keys, or an array of them")
     joined = keys if isinstance(keys, bytes) else b"".join([check_key(key) for key in keys])
     if len(joined) % KEY_BYTES:
         raise BadKey(f"joined keys must be a multiple of {KEY_BYTES} bytes; these are {len(joined)}")

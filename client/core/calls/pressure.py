@@ -34,7 +34,7 @@ class PressureCalls(ClientBase):
             gauge: a device's name, or "host" for the ring. Default: all gauges.
 
         Raises:
-            UsageError: `gauge` is no valid name of a gauge.
+            UsageError: `callback` is no function, or `gauge` no valid name of a gauge.
         """
         self._attach()
         return self._governor.on_mode(callback, gauge, self._timeout_s)

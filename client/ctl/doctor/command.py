@@ -21,7 +21,7 @@ from ....shm import fence
 from ...identity.packages import package_version
 from .. import leftovers
 from ..configuration import settings
-from ..daemon import Daemon, pass_daemon
+from ..daemon import NAME, Daemon, pass_daemon
 from . import access, facts, memory, pressure, software
 from .finding import Finding, Level, findings_text
 from .probe import probed
@@ -42,12 +42,16 @@ def diagnose(daemon: Daemon) -> list[Finding]:
     caller = facts.caller()
     hardware = facts.hardware()
     metrics = _metrics_path(daemon) if status else None
+    former: dict[str, Any] = status.get("former", {})
     found = [left for name in leftovers.instances() if (left := leftovers.look(name)) is not None]
     return [
         *_sockets(daemon, caller),
         access.reachable("status", status_error),
         access.reachable("control", _greeting(daemon)),
         software.versions(__version__, status.get("version"), PROTOCOL_VERSION, status.get("protocol")),
+        software.clients(status.get("version"), _client_versions(daemon) if status else ()),
+        software.last_end(former, facts.journal_of_end() if former.get("end") in ("failed", "killed") else ()),
+        software.clock(status.get("clock_stepped_s")),
         software.python(sys.version_info[:3], {name: package_version(name) for name in software.PACKAGES}),
         software.configuration(configuration_error, served=bool(status)),
         memory.shm(room),
@@ -85,6 +89,15 @@ def _greeting(daemon: Daemon) -> TensordError | None:
     return None
 
 
+def _client_versions(daemon: Daemon) -> list[str]:
+    """The version of each connected client but tensorctl's own. A lane without a connection has none."""
+    try:
+        rows = daemon.clients()
+    except TensordError:
+        return []
+    return [row.get("version", "") for row in rows if row["client"] is not None and row["name"] != NAME]
+
+
 def _metrics_path(daemon: Daemon) -> Path:
     """The default path of the metrics socket."""
     return daemon.control_path.with_name(METRICS_NAME)
@@ -117,8 +130,9 @@ def _sockets(daemon: Daemon, caller: access.Caller) -> list[Finding]:
 def doctor(ctx: click.Context, daemon: Daemon, as_json: bool) -> None:
     """Checks the environment of a daemon, and says what to do.
 
-    Checks sockets and permissions, the daemon behind them, versions, configuration, memory, the fence, deletion at
-    logout, memory of ended daemons, gauges, metrics and GPU bindings. Exit code 1 if anything FAILs.
+    Checks sockets and permissions, the daemon behind them, versions on all sides, how the daemon before ended, the
+    clock, configuration, memory, the fence, deletion at logout, memory of ended daemons, gauges, metrics and GPU
+    bindings. Exit code 1 if anything FAILs.
     """
     findings = diagnose(daemon)
     if as_json:

@@ -10,17 +10,21 @@ import pwd
 import re
 import resource
 import socket
+import subprocess
 from pathlib import Path
 from typing import Final
 
 from ....shm import segments
-from ....shm.cgroups import cgroups
+from ....shm.cgroups import cgroups as cgroups
 from .access import Caller, FileStat
 from .memory import RingRoom
 
 _CAP_IPC_LOCK: Final = 14
 _LOGIND_FOLDERS: Final = ("/usr/lib/systemd", "/usr/local/lib/systemd", "/run/systemd", "/etc/systemd")
 _SYSTEM_UID_MAX: Final = 999
+_JOURNAL_UNITS: Final = ("--unit", "tensord.service", "--user-unit", "tensord.service")
+_JOURNAL_S: Final = 5.0
+_ENDED: Final = re.compile(r"Main process exited|Failed with result|killed by the OOM killer|[Ww]atchdog timeout")
 
 
 def node(path: Path) -> FileStat | None:
@@ -65,17 +69,47 @@ def caller() -> Caller:
 def room(ring_bytes: int, ready_bytes: int, pid: int | None) -> RingRoom:
     """The memory of the machine, for a ring of `ring_bytes`. `pid`: the process whose cgroup counts; None for this
     one."""
-    shm = os.statvfs("/dev/shm")
     meminfo = _text(Path("/proc/meminfo"))
+    try:
+        shm = os.statvfs(segments.SHM_FOLDER)
+        total_bytes, free_bytes = shm.f_blocks * shm.f_frsize, segments.shm_free_bytes()
+        problem = "/dev/shm is mounted read-only" if shm.f_flag & os.ST_RDONLY else ""
+    except OSError as error:
+        total_bytes, free_bytes, problem = 0, 0, f"/dev/shm cannot be used ({error.strerror})"
+    if not problem and not os.access(segments.SHM_FOLDER, os.W_OK | os.X_OK):
+        problem = "/dev/shm does not let this user make files"
     return RingRoom(
         ring_bytes,
         ready_bytes,
-        shm.f_blocks * shm.f_frsize,
-        segments.shm_free_bytes(),
+        total_bytes,
+        free_bytes,
         _kib(meminfo, "MemAvailable"),
         _kib(meminfo, "MemTotal"),
         tuple(cgroups(pid)),
+        problem,
     )
+
+
+def journal_of_end(lines_max: int = 3) -> tuple[str, ...]:
+    """The service manager's last lines about an end of the service; empty if this user cannot read its journal."""
+    return tuple([line for line in journal(1000) if _ENDED.search(line)][-lines_max:])
+
+
+def journal(lines_max: int) -> list[str]:
+    """The last lines of the service's journal; empty if this user cannot read it."""
+    try:
+        asked = subprocess.run(
+            ["journalctl", "--quiet", "--no-pager", "-o", "cat", "-n", str(lines_max), *_JOURNAL_UNITS],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_JOURNAL_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    return asked.stdout.splitlines()
 
 
 def memlock(pid: int | None, proc: Path = Path("/proc")) -> tuple[str, int | None, bool]:

@@ -28,6 +28,8 @@ class RingRoom:
     available_bytes: int
     memory_bytes: int
     cgroups: tuple[Cgroup, ...] = ()
+    shm_problem: str = ""
+    """Why no file can be made in /dev/shm, whatever is free."""
 
     @property
     def missing_bytes(self) -> int:
@@ -36,6 +38,12 @@ class RingRoom:
 
 def shm(room: RingRoom) -> Finding:
     """Whether /dev/shm has room for the ring, and for the lanes of the next clients."""
+    if room.shm_problem:
+        return fail(
+            "/dev/shm",
+            f"{room.shm_problem}: neither the daemon nor a client can get memory",
+            "mount -o remount,rw /dev/shm (in a container: a writable tmpfs at /dev/shm, such as --tmpfs /dev/shm)",
+        )
     there = f"/dev/shm has {size(room.shm_total_bytes)}, {size(room.shm_free_bytes)} free"
     if room.missing_bytes > room.shm_free_bytes:
         return fail(
@@ -108,10 +116,11 @@ def sizes(configured: Mapping[str, int | None] | None, ring_bytes: int, max_entr
     if configured is None:
         return ok(check, "no daemon to ask")
     ring, entries = configured["ring_bytes"], configured["max_entries"]
-    text = f"ring_bytes {size(ring_bytes)}, max_entries {number(max_entries)}"
+    asked = "" if ring is None else f" of {size(ring)} asked"
+    text = f"ring_bytes {size(ring_bytes)}{asked}, max_entries {number(max_entries)}"
     if ring is not None and ring > ring_bytes:
         return warn(
-            check, f"{text}; ring_bytes is configured as {size(ring)}", "free memory, and restart the daemon: it grows"
+            check, f"{text}: the ring is smaller than configured", "free memory, and restart the daemon: it grows"
         )
     if entries is not None and entries > max_entries:
         return warn(

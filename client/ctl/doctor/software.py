@@ -1,14 +1,18 @@
-"""Checks of software: versions on both sides, packages, the configuration, the GPUs' bindings. Pure."""
+"""Checks of software: versions on all sides, packages, the configuration, the last end, the clock, the GPUs' bindings.
+Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from .finding import Finding, fail, ok, warn
 
 PYTHON_MIN: Final = (3, 11)
+STEP_S_MIN: Final = 1.0
+"""A smaller difference of the clocks is a measurement between two readings."""
 # The installer refuses older versions of required packages. These are printed because bug reports need them.
 PACKAGES: Final = ("numpy", "msgpack", "msgspec", "uvloop", "xxhash", "torch")
 
@@ -45,6 +49,57 @@ def versions(client: str, daemon: str | None, protocol: int, daemon_protocol: in
             "install the same version on both sides, and restart the daemon: it keeps its entries",
         )
     return ok(check, f"{text}, protocol {protocol}")
+
+
+def clients(daemon: str | None, versions: Iterable[str]) -> Finding:
+    """Whether all clients have the daemon's version. `versions`: one for each client; "" for a release that does not
+    send its version."""
+    check = "clients"
+    if daemon is None:
+        return ok(check, "no daemon to ask")
+    found = Counter(versions)
+    others = {version or "an older release": count for version, count in found.items() if version != daemon}
+    if not others:
+        return ok(check, f"{found.total()} connected, all of version {daemon}")
+    listed = ", ".join(f"{count} of {version}" for version, count in sorted(others.items()))
+    return warn(
+        check,
+        f"{found.total()} connected, of which {listed}; the daemon has {daemon}",
+        "`tensorctl clients --json` names them: install the daemon's version there, and start them again",
+    )
+
+
+def last_end(former: Mapping[str, Any] | None, journal: Sequence[str]) -> Finding:
+    """How the daemon before this one ended. `journal`: the service manager's lines about it."""
+    check = "last end"
+    if not former or former["end"] in ("none", "unknown"):
+        return ok(check, "nothing is known of a daemon before this one")
+    who = f"the daemon before (epoch {former['epoch']})"
+    if former["end"] == "stopped":
+        return ok(check, f"{who} was stopped")
+    said = f"; the journal says: {' / '.join(journal)}" if journal else ""
+    if former["end"] == "failed":
+        return warn(check, f"{who} failed: {former['why']}{said}", "`journalctl -u tensord` has the lines before it")
+    return warn(
+        check,
+        f"{who} was killed, or the machine stopped it: it recorded no end{said}",
+        "`journalctl -u tensord` and `journalctl -k` tell who: the OOM killer, a watchdog, or a signal",
+    )
+
+
+def clock(stepped_s: float | None) -> Finding:
+    """Whether somebody set the wall clock since the daemon started. Positive: it was set forward."""
+    check = "clock"
+    if stepped_s is None:
+        return ok(check, "no daemon to ask")
+    if abs(stepped_s) < STEP_S_MIN:
+        return ok(check, "the wall clock was not set since the daemon started")
+    return warn(
+        check,
+        f"the wall clock was set {'forward' if stepped_s > 0 else 'back'} by {abs(stepped_s):.0f} s since the daemon "
+        "started: the times of its log before and after do not fit together",
+        "nothing for tensord: times to live go by another clock. See that the host's clock is synchronised",
+    )
 
 
 def python(version: tuple[int, ...], packages: Mapping[str, str | None]) -> Finding:

@@ -38,7 +38,7 @@ def _completed(words: Sequence[str]) -> list[str]:
 def test_commands_and_options_are_completed() -> None:
     assert _completed(["st"]) == ["status"]
     assert "--watch" in _completed(["status", "--w"])
-    assert _completed(["config", ""]) == ["check"]
+    assert _completed(["config", ""]) == ["check", "get"]
 
 
 def test_stored_keys_are_completed(daemon: Daemon) -> None:

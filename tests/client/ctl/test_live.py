@@ -3,16 +3,19 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import time
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tensord.client.ctl.live import clients_text
 from tensord.client.ctl.tables import WIDTH
 from tensord.ipc.messages import Event
 
-from ...daemon_process import PATIENCE_S, Daemon
+from ...daemon_process import PATIENCE_S, Daemon, until
 from .conftest import Ctl
 
 KEY = bytes(range(32))
@@ -127,3 +130,38 @@ def test_dropped_events_are_counted(ctl: Ctl, monkeypatch: pytest.MonkeyPatch) -
     told = ctl("watch")
     assert [json.loads(line)["dropped"] for line in told.out.splitlines()] == [0, 5, 1000]
     assert "1,005 events were dropped" in told.err
+
+
+def test_each_event_tells_its_time_and_a_client_that_comes_and_goes(daemon: Daemon, ctl: Ctl) -> None:
+    began = time.time()
+    watching = ctl.spawn("watch", "--count", "3")
+    until(lambda: _watched(daemon, watching), "the watcher to have heard three events")
+    events = [json.loads(line) for line in watching.communicate(timeout=PATIENCE_S)[0].splitlines()]
+    assert {event["event"] for event in events} <= {"attach", "leave"}
+    assert all(began <= event["unix_s"] <= time.time() for event in events)
+    assert events[0]["name"] == "comes and goes"
+
+
+def _watched(daemon: Daemon, watching: subprocess.Popen[str]) -> bool:
+    """Makes a client that comes and goes; true once the watcher has ended."""
+    daemon.client(name="comes and goes").close()
+    return watching.poll() is not None
+
+
+def test_the_log_at_debug_has_each_attach_put_refusal_and_eviction() -> None:
+    with Daemon(log_level="debug", log_format="json") as daemon:
+        client = daemon.start().client(name="talker")
+        client.put(KEY, np.zeros(4), wait=True)
+        client.put(b"z" * 32, 1, parent=b"z" * 31 + b"y", wait=True)
+        client.evict(KEY)
+        lines = [json.loads(line) for line in daemon.log.splitlines()]
+    said = {line["event"]: line for line in lines if line["part"] == "event"}
+    assert {"attach", "put", "refuse", "evict"} <= said.keys()
+    assert (said["attach"]["name"], said["attach"]["level"]) == ("talker", "debug")
+    assert said["refuse"]["code"] == "ParentGone"
+
+
+def test_the_log_at_info_has_no_events() -> None:
+    with Daemon(log_format="json") as daemon:
+        daemon.start().client().put(KEY, 1, wait=True)
+        assert not [line for line in daemon.log.splitlines() if json.loads(line)["part"] == "event"]

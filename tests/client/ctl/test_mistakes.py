@@ -47,6 +47,9 @@ MISTAKES = [
     ["why", "12", "34"],
     ["why", "1" * 65],
     ["clients", "-x"],
+    ["latency", "now"],
+    ["latency", "--over", "soon"],
+    ["slowlog", "--count", "0"],
     ["watch", "--count", "-1"],
     ["limit"],
     ["limit", "much"],
@@ -73,6 +76,9 @@ MISTAKES = [
     ["config"],
     ["config", "mend"],
     ["config", "check", "file"],
+    ["config", "get", "a", "b"],
+    ["reload", "now"],
+    ["report", "now"],
     ["completion"],
     ["completion", "tcsh"],
 ]
@@ -91,6 +97,10 @@ NEEDS_A_DAEMON = [
     ["evict", "12" * 32],
     ["clear", "--yes"],
     ["health"],
+    ["config", "get"],
+    ["reload"],
+    ["latency"],
+    ["slowlog"],
 ]
 
 

@@ -26,13 +26,21 @@ def test_purge_is_refused_while_a_daemon_serves(daemon: Daemon, ctl: Ctl) -> Non
     ctl("health")
 
 
+def test_purge_without_a_confirmation_says_what_it_would_free_and_frees_nothing(daemon: Daemon, ctl: Ctl) -> None:
+    daemon.kill()
+    before = daemon.segments()
+    err = ctl("purge", "--instance", daemon.instance, code=2).err
+    assert f"of instance {daemon.instance}, with every entry in it: add --yes to confirm" in err
+    assert daemon.segments() == before
+
+
 @pytest.mark.parametrize("end", ["kill", "terminate"])
 def test_purge_frees_all_that_a_daemon_left_and_says_what(daemon: Daemon, ctl: Ctl, end: str) -> None:
     daemon.client().put(KEY, b"x", wait=True)
     getattr(daemon, end)()
     names = {path.name for path in daemon.segments()}
     assert len(names) >= 2
-    told = ctl("purge", "--instance", daemon.instance).out
+    told = ctl("purge", "--yes", "--instance", daemon.instance).out
     assert daemon.segments() == []
     assert names <= set(told.split())
     assert f"of instance {daemon.instance}" in told
@@ -43,7 +51,7 @@ def test_purge_without_a_name_means_the_daemon_that_would_be_started_here(
 ) -> None:
     daemon.kill()
     monkeypatch.setenv("TENSORD_INSTANCE", daemon.instance)
-    ctl("purge")
+    ctl("purge", "--yes")
     assert daemon.segments() == []
     assert "has no segment in /dev/shm" in ctl("purge").out
     monkeypatch.setenv("TENSORD_INSTANCE", "No Such Name")
@@ -58,7 +66,7 @@ def test_views_stay_whole_when_what_they_view_is_purged(daemon: Daemon, ctl: Ctl
     assert lease is not None
     view = lease.tree
     daemon.kill()
-    assert "processes still hold 1 lane of it" in ctl("purge", "--instance", daemon.instance).out
+    assert "processes still hold 1 lane of it" in ctl("purge", "--yes", "--instance", daemon.instance).out
     assert daemon.segments() == []
     daemon.start()
 
@@ -91,7 +99,7 @@ def test_a_purge_frees_what_is_its_user_s_and_names_the_rest(daemon: Daemon, ctl
     os.chown(theirs, 4321, -1)
     os.seteuid(1234)
     try:
-        told = ctl("purge", "--instance", daemon.instance).out
+        told = ctl("purge", "--yes", "--instance", daemon.instance).out
     finally:
         os.seteuid(0)
     assert f"{theirs.name}: not removed, since it belongs to another user" in told
@@ -102,7 +110,7 @@ def test_segments_without_a_ring_are_freed_too(daemon: Daemon, ctl: Ctl) -> None
     daemon.kill()
     segments.remove(segments.segment_name(daemon.instance, "ring"))
     assert daemon.instance in leftovers.instances()
-    told = ctl("purge", "--instance", daemon.instance).out
+    told = ctl("purge", "--yes", "--instance", daemon.instance).out
     assert daemon.segments() == []
     assert ".ring" not in told
 

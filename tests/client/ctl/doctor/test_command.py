@@ -1,21 +1,25 @@
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import time
 
 import pytest
 
-from tensord.client.ctl.doctor import command
+from tensord.client.ctl.doctor import command, memory
 from tensord.client.ctl.doctor.finding import fail, ok, warn
+from tensord.client.ctl.doctor.memory import RingRoom
 from tensord.client.ctl.doctor.software import Binding
 
 from ....daemon_process import Daemon
+from ....faults.raw import RawClient
 from ..conftest import Ctl
 
 CHECKS = {
     "control socket", "status socket", "daemon (status)", "daemon (control)", "versions", "python", "configuration",
     "/dev/shm", "memory", "cgroup", "sizes", "memlock", "membarrier", "RemoveIPC", "leftovers", "gauges", "metrics",
-    "gpu (nvml)",
+    "gpu (nvml)", "clients", "last end", "clock",
 }  # fmt: skip
 
 
@@ -76,3 +80,55 @@ def test_the_daemon_s_user_counts_for_removeipc(daemon: Daemon, ctl: Ctl, monkey
     assert status["uid"] == os.geteuid()
     monkeypatch.setattr("tensord.client.ctl.daemon.Daemon.status", lambda _: {**status, "uid": 999})
     assert "uid 999 is a system user" in _findings(ctl, 0)["RemoveIPC"]["text"]
+
+
+@pytest.mark.parametrize(("end", "told", "level"), [("terminate", "was stopped", "OK"), ("kill", "was killed", "WARN")])
+def test_the_end_of_the_daemon_before_is_told(daemon: Daemon, ctl: Ctl, end: str, told: str, level: str) -> None:
+    assert "nothing is known" in _findings(ctl, 0)["last end"]["text"]
+    getattr(daemon, end)()
+    daemon.start()
+    found = _findings(ctl, 0)["last end"]
+    assert (found["level"], told in found["text"]) == (level, True)
+    assert ("did not stop" in daemon.log) is (end == "kill")
+
+
+def test_a_daemon_that_failed_tells_the_next_one_why(daemon: Daemon, ctl: Ctl) -> None:
+    daemon.terminate()
+    daemon.flags["socket_group"] = "no-such-group"
+    daemon.refused()
+    del daemon.flags["socket_group"]
+    daemon.start()
+    found = _findings(ctl, 0)["last end"]
+    assert found["level"] == "WARN"
+    assert "failed: BadConfiguration: socket_group = 'no-such-group'" in found["text"]
+
+
+def test_clients_of_other_versions_are_found(daemon: Daemon, ctl: Ctl) -> None:
+    daemon.client()
+    assert "all of version" in _findings(ctl, 0)["clients"]["text"]
+    # As a release does that sends no version.
+    with RawClient(daemon.socket):
+        found = _findings(ctl, 0)["clients"]
+    assert (found["level"], "1 of an older release" in found["text"]) == ("WARN", True)
+
+
+def test_a_clock_that_was_set_is_found(daemon: Daemon, ctl: Ctl, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert abs(daemon.status()["clock_stepped_s"]) < 1
+    daemon.kill()
+    # The wall clock of this daemon alone is set forward by an hour some time after its start.
+    daemon.before = (f"{__name__}:set_the_clock_later", {})
+    daemon.start()
+    daemon.until(lambda status: status["clock_stepped_s"] > 3000, "the clock to be set")
+    assert "was set forward by 3600 s" in _findings(ctl, 0)["clock"]["text"]
+
+
+def set_the_clock_later() -> None:
+    """time.time() of this process is an hour ahead from its hundredth call on."""
+    real, calls = time.time, itertools.count()
+    time.time = lambda: real() + (3600 if next(calls) > 100 else 0)
+
+
+def test_a_dev_shm_that_cannot_be_written_fails(alone: Ctl) -> None:
+    room = RingRoom(0, 0, 1 << 30, 1 << 30, 1 << 30, 1 << 30, (), "/dev/shm is mounted read-only")
+    found = memory.shm(room)
+    assert (found.level, "read-only" in found.text, "remount,rw" in found.remedy) == ("FAIL", True, True)

@@ -106,7 +106,7 @@ def test_membarrier(plain: bool, expedited: bool, in_use: str | None, level: Lev
         (None, Level.OK, "no daemon"),
         ({"ring_bytes": None, "max_entries": None}, Level.OK, "ring_bytes 1.00 GiB"),
         ({"ring_bytes": GIB, "max_entries": 1000}, Level.OK, "max_entries 1,000"),
-        ({"ring_bytes": 2 * GIB, "max_entries": 1000}, Level.WARN, "configured as 2.00 GiB"),
+        ({"ring_bytes": 2 * GIB, "max_entries": 1000}, Level.WARN, "of 2.00 GiB asked"),
         ({"ring_bytes": GIB, "max_entries": 1001}, Level.WARN, "configured as 1,001"),
     ],
 )

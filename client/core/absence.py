@@ -1,0 +1,24 @@
+"""The warning of a process that uses the cache without a daemon.
+
+Owns: the one line in the log of logger `tensord`. Does not own: the attempts to attach (link.py).
+Invariants: a process warns at most once, and so do its forks. A client that was attached before does not warn.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+from ...errors import DaemonUnavailable, TensordError
+
+_log = logging.getLogger("tensord")
+_not_warned = threading.Lock()
+"""Taken by the first warning, and never given back."""
+
+
+def absence(error: TensordError | OSError, *, warn: bool) -> TensordError:
+    """The reason why there is no daemon. With `warn`, logs it if this process has not logged one yet."""
+    why = error if isinstance(error, TensordError) else DaemonUnavailable(str(error))
+    if warn and _not_warned.acquire(blocking=False):
+        _log.warning("%s. Until a daemon answers, every lookup is a miss and nothing is stored", why)
+    return why

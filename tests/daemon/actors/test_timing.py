@@ -1,0 +1,66 @@
+"""A request is measured from its arrival to its own answer, and to nothing else that comes under its id."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tensord.daemon.actors import timing
+from tensord.daemon.actors.timing import RequestTimer, measure_lag
+from tensord.daemon.core.request_times import RequestTimes
+from tensord.errors import StoreFull
+from tensord.ipc import messages
+
+KEY = b"k" * 32
+
+
+def counts(times: RequestTimes) -> dict[str, int]:
+    return {kind: sum(found["counts"]) for kind, found in times.histograms()["kinds"].items()}
+
+
+@pytest.fixture
+def times() -> RequestTimes:
+    return RequestTimes(0.0, 8)
+
+
+def test_a_put_ends_with_its_outcome_and_not_with_a_copied_part(times: RequestTimes) -> None:
+    timer = RequestTimer(times, 7, "x")
+    timer.began(messages.Commit(4, KEY, 100, 10, acks=True))
+    timer.began(messages.Part(4, 0, 100, True))
+    timer.answered(messages.PartCopied(4, 0))
+    assert counts(times) == {}
+    timer.answered(messages.Committed(4, "stored"))
+    assert counts(times) == {"Commit": 1}
+    (slow,) = times.slow()
+    assert (slow["kind"], slow["client"], slow["name"], slow["payload_bytes"]) == ("Commit", 7, "x", 100)
+
+
+def test_an_error_ends_a_request(times: RequestTimes) -> None:
+    timer = RequestTimer(times, 7)
+    timer.began(messages.Touch(1, [KEY]))
+    timer.answered(messages.Error.of(StoreFull("full"), 1))
+    timer.answered(messages.Error.of(StoreFull("of no request"), None))
+    assert counts(times) == {"Touch": 1}
+
+
+def test_a_claim_is_measured_to_its_first_answer(times: RequestTimes) -> None:
+    timer = RequestTimer(times, 7)
+    timer.began(messages.RequestClaim(1, KEY))
+    for answer in ("wait", "hit"):
+        timer.answered(messages.Claimed(1, answer))
+    assert counts(times) == {"RequestClaim": 1}
+
+
+def test_the_lag_of_the_event_loop_is_measured_until_it_ends(
+    times: RequestTimes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timing, "LAG_EVERY_S", 0.001)
+
+    async def measured() -> None:
+        task = asyncio.create_task(measure_lag(times))
+        while sum(times.histograms()["event_loop_lag"]["counts"]) < 2:
+            await asyncio.sleep(0)
+        task.cancel()
+
+    asyncio.run(asyncio.wait_for(measured(), 30))

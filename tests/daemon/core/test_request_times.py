@@ -1,0 +1,52 @@
+"""Each request is counted once under its kind, and the last slow ones are kept."""
+
+from __future__ import annotations
+
+from tensord.daemon.core.request_times import RequestTimes
+
+
+def took(times: RequestTimes, kind: str, took_s: float, client: int = 1) -> None:
+    times.took(kind, took_s, size_bytes=5, client=client, name="x", unix_s=9.0)
+
+
+def test_each_request_is_counted_under_its_kind() -> None:
+    times = RequestTimes(1.0, 4)
+    for seconds in (0.00001, 0.0003, 0.0003, 99.0):
+        took(times, "Commit", seconds)
+    took(times, "Touch", 0.1)
+    kinds = times.histograms()["kinds"]
+    assert {kind: sum(found["counts"]) for kind, found in kinds.items()} == {"Commit": 4, "Touch": 1}
+    commits = kinds["Commit"]
+    assert commits["counts"][0] == 1, "a bound belongs to its bucket"
+    assert commits["counts"][-1] == 1, "above the last bound"
+    assert list(commits["bounds"]) == sorted(commits["bounds"])
+    assert commits["bounds"][0] == 1e-5 and commits["bounds"][-1] == 10.0
+
+
+def test_the_last_slow_requests_are_kept_and_no_more_than_the_limit() -> None:
+    times = RequestTimes(0.5, 3)
+    took(times, "Commit", 0.5)
+    assert times.slow() == []
+    for client in range(1, 6):
+        took(times, "Commit", 0.6, client)
+    assert [row["client"] for row in times.slow()] == [5, 4, 3]
+    assert times.slow()[0] == {
+        "kind": "Commit",
+        "took_s": 0.6,
+        "payload_bytes": 5,
+        "client": 5,
+        "name": "x",
+        "unix_s": 9.0,
+    }
+    times.slow_s = 0.7
+    took(times, "Commit", 0.6, 6)
+    assert times.slow()[0]["client"] == 5
+
+
+def test_the_lag_of_the_event_loop_is_counted_beside_the_requests() -> None:
+    times = RequestTimes(0.5, 3)
+    times.lagged(0.02)
+    times.lagged(-0.001)
+    lag = times.histograms()["event_loop_lag"]
+    assert (sum(lag["counts"]), lag["counts"][0]) == (2, 1)
+    assert times.histograms()["kinds"] == {}
