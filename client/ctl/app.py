@@ -26,6 +26,7 @@ from .daemon import NAME, Daemon
 from .doctor.command import doctor
 from .drill import drill
 from .entries import ls, show
+from .install.command import install
 from .live import clients, watch
 from .orders import clear, evict, limit
 from .parameters import DURATION, FILE
@@ -96,6 +97,7 @@ for _command in (
     clear,
     drill,
     purge,
+    install,
     health,
     doctor,
     config,
