@@ -54,6 +54,15 @@ def test_a_service_that_was_given_up_is_started_again_with_its_entries(tried_aga
             reading.assert_only_right()
 
 
+def test_a_stop_for_good_ends_the_retries_of_a_service_that_was_given_up(tried_again_soon: Machine) -> None:
+    machine = tried_again_soon
+    crash_until_given_up(machine)
+    assert machine.property("ActiveState", "tensord-retry.timer") == "active"
+    machine.run("bash", "-euc", REMOVE)
+    assert machine.property("ActiveState", "tensord-retry.timer") == "inactive"
+    machine.run("systemctl", "enable", *UNITS)
+
+
 def test_a_wrong_configuration_is_not_restarted_and_a_corrected_one_serves_by_itself(tried_again_soon: Machine) -> None:
     machine = tried_again_soon
     configure(machine, 'ring_bytes = "plenty"')
