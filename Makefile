@@ -25,7 +25,17 @@ define debian
 	  else echo "$(1) is missing: run 'apt-get install $(2)' as root, then this again" >&2; exit 1; fi; fi
 endef
 
-.PHONY: help demo test crashes soak test-systemd simulate fuzz crossings test-vllm test-sglang http-load check lint smoke bench bench-peers bench-prefix bench-pressure bench-vllm clean
+# The distribution's Python, with what makes virtual environments.
+define distribution-python
+	$(call debian,/usr/bin/python3,python3)
+	@if ! /usr/bin/python3 -c 'import ensurepip' 2>/dev/null; then \
+	  if [ "$$(id -u)" = 0 ]; then \
+	    echo "installing python3-venv"; apt-get update -qq </dev/null >/dev/null; \
+	    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq python3-venv </dev/null >/dev/null; \
+	  else echo "venv is missing: run 'apt-get install python3-venv' as root, then this again" >&2; exit 1; fi; fi
+endef
+
+.PHONY: help demo test crashes soak test-systemd deb simulate fuzz crossings test-vllm test-sglang http-load check lint smoke bench bench-peers bench-prefix bench-pressure bench-vllm clean
 help:
 	@echo "make demo         four processes share encoded photographs; three share a card that fills up; agents share a prompt"
 	@echo "make test         the test suite"
@@ -37,6 +47,7 @@ help:
 	@echo "make test-sglang  the tests with the caches of SGLang and LMCache, without a GPU or an engine; installs 2.6 GB"
 	@echo "make http-load REQUESTS=15000  requests to vLLM's HTTP server under kills, stops, clears and replaced rings (SEED=, CONNECTOR=1)"
 	@echo "make test-systemd the service under a real systemd, in namespaces of its own; needs root"
+	@echo "make deb          a Debian package of the daemon with all that it needs, dist/tensord_*_amd64.deb"
 	@echo "make crashes KILLS=N  kills the daemon and clients at random lines, and compares every entry (SEED=, POINT= and AT= replay)"
 	@echo "make check        lint, types, layers and tests: what a change must pass"
 	@echo "make smoke        every benchmark and example once, in a short form: shows that they run"
@@ -88,11 +99,14 @@ test: $(STAMPS)/test
 # Installs tensord in a machine of its own with the commands of docs/systemd.md, which need the distribution's Python.
 test-systemd: $(STAMPS)/test
 	$(call debian,/lib/systemd/systemd,systemd)
-	$(call debian,/usr/bin/python3,python3)
-	@/usr/bin/python3 -c 'import ensurepip' 2>/dev/null || \
-	  { echo "installing python3-venv"; apt-get update -qq </dev/null >/dev/null; \
-	    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq python3-venv </dev/null >/dev/null; }
+	$(distribution-python)
 	$(BIN)/python -m pytest -m booted tests/systemd $(ARGS)
+
+# A Debian package with an environment of its own, of the distribution's Python: it runs on the release that it is built on.
+deb:
+	$(call debian,dpkg-deb,dpkg)
+	$(distribution-python)
+	bash ops/debian/build.sh dist
 
 # A failing seed prints itself; SEED=n replays it step by step.
 SEEDS ?= 1000

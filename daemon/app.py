@@ -81,13 +81,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"tensord: {error}", file=sys.stderr)
         return 2
     logs.setup(config.log.level, config.log.format, environ)
+    for text in config.ignored:
+        _log.warning("environment variable ignored", why=text)
     # A full collection visits every entry, about 50 ms at 100,000 entries. The daemon has hardly any cyclic garbage.
     gc.set_threshold(10_000, 20, 1000)
     try:
         uvloop.run(_Daemon(config, argv, environ).run())
     except TensordError as error:
         _log.error("cannot serve", error=error.code, why=str(error))
-        return 1
+        return 2 if isinstance(error, BadConfiguration) else 1
     except Exception:
         # One line of the log's format, and not a traceback of many.
         _log.exception("the daemon failed, by a fault of its own: report it")

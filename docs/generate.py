@@ -62,6 +62,10 @@ the system's `/etc/tensord/tensord.toml`. `systemd/tensord.toml` is an example w
 Sizes are bytes or texts such as `4GiB`. Durations are seconds or texts such as `10m`. `none` stands for no value. A
 setting that is true or false has the two flags `--NAME` and `--no-NAME`.
 
+A wrong value, an unknown flag and an unknown key in the file stop the daemon, with exit status 2 and the nearest known
+name. An unknown `TENSORD_*` variable does not: the daemon logs a warning and ignores it. Kubernetes sets `TENSORD_PORT`
+and more for a Service called tensord, and clients read variables such as `TENSORD_VLLM_PROCESSOR_CACHE`.
+
 A setting with "yes" under "reload" changes in a running daemon: `systemctl reload tensord`, or SIGHUP. Any other
 setting needs a restart. `tensorctl config check` shows the value and the source of every setting.
 """

@@ -27,6 +27,7 @@ from .daemon import NAME, Daemon
 from .doctor.command import doctor
 from .drill import drill
 from .entries import ls, show
+from .install.command import install
 from .latency import latency, slowlog
 from .live import clients, watch
 from .orders import clear, evict, limit
@@ -105,6 +106,7 @@ for _command in (
     clear,
     drill,
     purge,
+    install,
     health,
     doctor,
     report,

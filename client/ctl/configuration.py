@@ -11,22 +11,31 @@ import subprocess
 import sys
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import click
 
 from ...errors import BadConfiguration
 from ...ipc.messages import ConfigQuery
-from .daemon import Daemon, pass_daemon, understood
+from .daemon import NAME, Daemon, pass_daemon, understood
 from .parameters import FILE
 from .tables import table
 
+_PREFIX: Final = "tensord: "
 _DAEMON: Final = (sys.executable, "-m", "tensord.daemon", "--check-config", "--json")
 _TIMEOUT_S: Final = 30.0
 
 
-def settings(file: Path | None = None, timeout_s: float = _TIMEOUT_S) -> list[dict[str, Any]]:
-    """Every setting of a daemon started here and now: rows with key, value, source and reload.
+class Checked(NamedTuple):
+    """What a daemon started here and now would have: rows with key, value, source and reload, one for each setting, and
+    a text for each ignored variable."""
+
+    rows: list[dict[str, Any]]
+    ignored: list[str]
+
+
+def checked(file: Path | None = None, timeout_s: float = _TIMEOUT_S) -> Checked:
+    """The configuration of a daemon started here and now.
 
     Raises:
         BadConfiguration: the configuration is invalid; the message is the daemon's.
@@ -40,9 +49,9 @@ def settings(file: Path | None = None, timeout_s: float = _TIMEOUT_S) -> list[di
         raise BadConfiguration(f"the daemon's own check did not end within {timeout_s:g} s; try again") from None
     if asked.returncode:
         said = asked.stderr.strip().splitlines() or [f"the daemon's own check ended with {asked.returncode}"]
-        raise BadConfiguration(said[-1].removeprefix("tensord: "))
-    rows: list[dict[str, Any]] = json.loads(asked.stdout)
-    return rows
+        raise BadConfiguration(said[-1].removeprefix(_PREFIX))
+    told = asked.stderr.splitlines()
+    return Checked(json.loads(asked.stdout), [line.removeprefix(_PREFIX) for line in told if line.startswith(_PREFIX)])
 
 
 def wanted(rows: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:
@@ -79,9 +88,12 @@ def check(file: Path | None, as_json: bool) -> None:
     """Every setting of a daemon started here, with its source.
 
     Reads TENSORD_* variables and FILE ($TENSORD_CONFIG, else the user's or the system's file) as this user. The service
-    manager may give its daemon other variables. Exit code 1: a daemon would refuse to start.
+    manager may give its daemon other variables. Names unknown variables on standard error. Exit code 1: a daemon would
+    refuse to start.
     """
-    rows = settings(file)
+    rows, ignored = checked(file)
+    for text in ignored:
+        click.echo(f"{NAME}: {text}", err=True)
     if as_json:
         click.echo(json.dumps(rows, indent=2))
         return

@@ -12,7 +12,7 @@ import click
 
 from ...errors import BadConfiguration
 from . import leftovers
-from .configuration import settings
+from .configuration import checked
 from .leftovers import Leftover
 from .tables import counted, size, table
 
@@ -72,7 +72,7 @@ def usual_instance() -> str:
     if os.environ.get(_VARIABLE) == "":
         raise BadConfiguration(f"{_VARIABLE} is empty: set it to an instance's name, unset it, or use --instance")
     try:
-        rows = settings()
+        rows = checked().rows
     except BadConfiguration as error:
         raise BadConfiguration(f"{error}; or name the instance with --instance") from None
     return str(next(row["value"] for row in rows if row["key"] == "instance"))

@@ -82,7 +82,7 @@ class Reload:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config:
-    """All settings. `sources`: the source of each value."""
+    """All settings. `sources`: the source of each value. `ignored`: a text for each unknown TENSORD_* variable."""
 
     instance: str = setting(
         INSTANCE,
@@ -176,6 +176,7 @@ class Config:
     metrics: MetricsSection
     log: LogSection
     sources: Mapping[str, str] = dataclasses.field(compare=False, repr=False)
+    ignored: tuple[str, ...] = dataclasses.field(compare=False, repr=False)
 
     @classmethod
     def load(
@@ -201,7 +202,8 @@ class Config:
         given: Given = {}
         if path := _file(flags.pop("config", None), environ, uid):
             given |= from_file(path, known)
-        given |= from_environ(environ, known, besides={CONFIG_VARIABLE})
+        variables, ignored = from_environ(environ, known, besides={CONFIG_VARIABLE})
+        given |= variables
         given |= flags
         values = {key: default for key, _, default in settings_of(cls)}
         values |= {key: known[key].parse(key, *written) for key, written in given.items()}
@@ -209,7 +211,7 @@ class Config:
             if values[key] is dataclasses.MISSING:
                 values[key] = known[key].parse(key, value, "default")
         sources = {key: given[key][1] if key in given else "default" for key in known}
-        config: Config = build(cls, values, sources=sources)
+        config: Config = build(cls, values, sources=sources, ignored=ignored)
         config._check()
         return config
 
@@ -253,7 +255,7 @@ class Config:
         taken = {row.key for old, row in changed if row.reload}
         values = {row.key: (new if row.key in taken else self).value(row.key) for row in before}
         sources = {row.key: (new if row.reload else self).sources[row.key] for row in before}
-        config: Config = build(Config, values, sources=sources)
+        config: Config = build(Config, values, sources=sources, ignored=self.ignored)
         config._check()
         applied = [(old.key, old.value, row.value) for old, row in changed if row.reload]
         waiting = [(old.key, old.value, row.value) for old, row in changed if not row.reload]

@@ -3,7 +3,8 @@
 Owns: the reading of each source. Does not own the parsing of values (settings.py), nor the precedence of sources
 (config.py).
 
-Invariant: no unknown name is ignored. It is refused, with the nearest known name.
+Invariant: no unknown name passes in silence. An unknown flag or key is refused, with the nearest known name. An unknown
+variable is ignored and named: Kubernetes sets TENSORD_PORT for a Service called tensord, clients read TENSORD_VLLM_*.
 """
 
 from __future__ import annotations
@@ -64,17 +65,25 @@ def from_flags(argv: Sequence[str], known: Mapping[str, Setting], besides: Seque
     return found
 
 
-def from_environ(environ: Mapping[str, str], known: Iterable[str], besides: Iterable[str]) -> Given:
-    """Reads the TENSORD_ variables, except those in `besides`. An empty variable counts as not set."""
+def from_environ(
+    environ: Mapping[str, str], known: Iterable[str], besides: Iterable[str]
+) -> tuple[Given, tuple[str, ...]]:
+    """Reads the TENSORD_ variables, except those in `besides`. An empty variable counts as not set.
+
+    Returns:
+        The settings, and a text for each unknown variable.
+    """
     keys = {variable_of(key): key for key in known}
     found: Given = {}
+    ignored = []
     for name, value in environ.items():
         if not name.startswith(PREFIX) or name in besides or not value:
             continue
-        if name not in keys:
-            raise unknown("unknown environment variable", name, keys, PREFIX)
-        found[keys[name]] = (value, f"env {name}")
-    return found
+        if name in keys:
+            found[keys[name]] = (value, f"env {name}")
+        else:
+            ignored.append(str(unknown("unknown environment variable", name, keys, PREFIX)))
+    return found, tuple(ignored)
 
 
 def from_file(path: Path, known: Iterable[str]) -> Given:

@@ -36,6 +36,8 @@ _DERIVED: Final = {
 def asked(argv: Sequence[str], environ: Mapping[str, str]) -> str | None:
     """The text that a command line asks for; None if it asks for a daemon.
 
+    `--check-config` names each ignored variable on standard error.
+
     Raises:
         BadConfiguration: for `--check-config`: the configuration is invalid.
     """
@@ -45,7 +47,9 @@ def asked(argv: Sequence[str], environ: Mapping[str, str]) -> str | None:
         return f"tensord {__version__}\n"
     if CHECK in argv:
         settings = [word for word in argv if word not in (CHECK, AS_JSON)]
-        return check_text(Config.load(settings, environ), as_json=AS_JSON in argv)
+        config = Config.load(settings, environ)
+        sys.stderr.writelines(f"tensord: {text}; it is ignored\n" for text in config.ignored)
+        return check_text(config, as_json=AS_JSON in argv)
     return None
 
 

@@ -18,6 +18,7 @@ VLLM: Final = "it needs vLLM: tests/vllm/test_pages.py runs it"
 TRANSFORMERS: Final = "it needs transformers: tests/transformers/test_pages.py runs it"
 DIFFUSERS: Final = "it needs diffusers: tests/diffusers/test_pages.py runs it"
 CHECKOUT: Final = "tests/systemd/test_booted.py installs it in this way"
+BOOTED: Final = "tests/systemd runs it under a real systemd"
 STARTS: Final = "test_pages.py starts the daemon in this way"
 PUBLISHED: Final = "tensord is in no package registry yet: test_pages.py checks that it has the extras"
 SGLANG: Final = "it needs a GPU: tests/sglang/test_pages.py gives its words to SGLang's parser and factory"
@@ -40,9 +41,12 @@ ELSEWHERE: Final = {
     ("docs/pressure.md", "TorchDevice(0)"): GPU,
     ("docs/processor_cache.md", "vllm serve"): SERVES,
     ("docs/sglang.md", "sglang.launch_server"): SGLANG,
-    ("docs/systemd.md", "systemctl enable --now"): "tests/systemd/test_booted.py runs it under a real systemd",
-    ("docs/systemd.md", "tensorctl purge"): "tests/systemd/test_booted.py runs it under a real systemd",
-    ("docs/systemd.md", "systemctl reset-failed"): "tests/systemd/test_booted.py runs it under a real systemd",
+    ("docs/systemd.md", "-m venv /opt/tensord"): BOOTED,
+    ("docs/systemd.md", "make deb"): BOOTED,
+    ("docs/systemd.md", "tensorctl purge"): BOOTED,
+    ("docs/systemd.md", "--uninstall"): BOOTED,
+    ("docs/systemd.md", "systemctl reset-failed"): BOOTED,
+    ("docs/systemd.md", "-m venv ~/tensord"): "tests/systemd/test_user.py runs it under a user's service manager",
     ("docs/tensorctl.md", "tensorctl completion bash"): "tests/client/ctl/test_completion.py runs it for each shell",
     ("docs/transformers.md", "pip install"): PUBLISHED,
     ("docs/transformers.md", "import cached"): TRANSFORMERS,

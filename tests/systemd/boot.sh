@@ -4,7 +4,7 @@
 # usage: boot.sh CGROUP UNITS CHECKOUT
 #
 # CGROUP is an empty cgroup v2 folder, UNITS holds all units that process 1 may know besides those in the overlay's
-# /etc/systemd/system, which is made empty. CHECKOUT is mounted at its own path. Runs until process 1 ends; SIGKILL to
+# /etc/systemd/system and /usr/lib/systemd/system, which are made empty. CHECKOUT is mounted at its own path. Runs until process 1 ends; SIGKILL to
 # this script's process group ends everything, because process 1 dies with its parent.
 set -euo pipefail
 export CGROUP=$1 UNITS=$2 CHECKOUT=$3
@@ -34,13 +34,15 @@ mount -t tmpfs -o mode=1777 tmpfs tmp
 mkdir -p ".$CHECKOUT" run/units run/before
 mount --bind "$CHECKOUT" ".$CHECKOUT"
 cp -a "$UNITS/." run/units/
-rm -rf etc/systemd/system var/log/journal
-mkdir -p etc/systemd/system
+rm -rf etc/systemd/system usr/lib/systemd/system var/log/journal
+mkdir -p etc/systemd/system usr/lib/systemd/system
+# Images for containers forbid packages to start their services.
+rm -f usr/sbin/policy-rc.d
 printf "[Journal]\\nReadKMsg=no\\n" >etc/systemd/journald.conf
 
 pivot_root . run/before
 umount -l /run/before
 exec env -i container=tensord-test PATH=/usr/sbin:/usr/bin:/sbin:/bin \
-  SYSTEMD_UNIT_PATH=/etc/systemd/system:/run/units SYSTEMD_LOG_TARGET=journal \
+  SYSTEMD_UNIT_PATH=/etc/systemd/system:/run/units:/usr/lib/systemd/system SYSTEMD_LOG_TARGET=journal \
   /lib/systemd/systemd --system --unit=test.target --show-status=no --default-standard-output=journal
 '

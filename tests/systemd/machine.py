@@ -17,7 +17,7 @@ from typing import Final, Self
 CHECKOUT: Final = Path(__file__).parents[2]
 BOOT: Final = Path(__file__).with_name("boot.sh")
 _PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-UNIT_PATH: Final = "/etc/systemd/system:/run/units"
+UNIT_PATH: Final = "/etc/systemd/system:/run/units:/usr/lib/systemd/system"
 # No measurement: how long anything may take before a test gives up.
 PATIENCE_S: Final = 60.0
 

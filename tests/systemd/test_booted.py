@@ -8,108 +8,13 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Final, Self
+from typing import Final
 
-import pytest
+from .machine import Machine
+from .service import BOOTED, CONTROL, CTL, GET_AGAIN, PYTHON, READER, STATUS, UNITS, Reading, configure, status
 
-from .machine import CHECKOUT, Machine, missing
-
-pytestmark = [
-    pytest.mark.booted,
-    pytest.mark.skipif(bool(missing()), reason=missing() or "can boot"),
-]
-
-CONTROL: Final = "/run/tensord/control.sock"
-STATUS: Final = "/run/tensord/status.sock"
-PYTHON: Final = "/opt/tensord/bin/python"
-CTL: Final = "/opt/tensord/bin/tensorctl"
-READER: Final = CHECKOUT / "tests" / "systemd" / "reader.py"
-UNITS: Final = ("tensord.service", "tensord.socket", "tensord-status.socket")
-
-
-def blocks_of(page: str) -> list[str]:
-    """The code blocks of one page of the documentation."""
-    return re.findall(r"^```\n(.*?)^```$", (CHECKOUT / "docs" / page).read_text(), re.MULTILINE | re.DOTALL)
-
-
-INSTALL, REMOVE, RECOVER = blocks_of("systemd.md")
-
-
-@pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
-    """A machine where tensord is installed as the documentation says, with two users of whom one is in its group."""
-    with Machine(tmp_path_factory.mktemp("machine")) as machine:
-        machine.run("bash", "-euc", f"cd {CHECKOUT}\n{INSTALL}")
-        machine.run("useradd", "--groups", "tensord", "alice")
-        machine.run("useradd", "mallory")
-        # From here on with a small ring.
-        machine.run("bash", "-euc", REMOVE)
-        machine.run("systemctl", "enable", *UNITS)
-        yield machine
-
-
-@pytest.fixture
-def machine(installed: Machine) -> Machine:
-    """The machine, with the service up and nothing counted against it."""
-    configure(installed, 'ring_bytes = "64MiB"')
-    installed.run("systemctl", "reset-failed", check=False)
-    installed.run("systemctl", "restart", "tensord.socket", "tensord-status.socket", "tensord.service")
-    installed.run("systemctl", "reset-failed", check=False)
-    return installed
-
-
-def configure(machine: Machine, *lines: str) -> None:
-    machine.run("tee", "/etc/tensord/tensord.toml", text="\n".join(lines) + "\n")
-
-
-def status(machine: Machine) -> dict[str, object]:
-    found = json.loads(machine.run(CTL, "--status-socket", STATUS, "status", "--json"))
-    assert isinstance(found, dict)
-    return found
-
-
-class Reading:
-    """A client within the machine that reads and verifies all the time, as the user alice."""
-
-    def __init__(self, machine: Machine) -> None:
-        self._process = subprocess.Popen(
-            machine.command(PYTHON, str(READER), CONTROL, user="alice"),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd="/",
-        )
-
-    def __enter__(self) -> Self:
-        assert self._line() == "reading"
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._process.kill()
-        self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout):
-            assert pipe is not None
-            pipe.close()
-
-    def counts(self) -> dict[str, int]:
-        """What its reads found since the last call."""
-        assert self._process.stdin is not None
-        self._process.stdin.write("\n")
-        self._process.stdin.flush()
-        found: dict[str, int] = json.loads(self._line())
-        return found
-
-    def assert_only_right(self) -> None:
-        """Every read since the last call found the right bytes, and there were at least 100."""
-        counts = self.counts()
-        assert counts["right"] >= 100, counts
-        assert (counts["wrong"], counts["missed"], counts["raised"]) == (0, 0, 0)
-
-    def _line(self) -> str:
-        assert self._process.stdout is not None
-        return self._process.stdout.readline().strip()
+pytestmark = BOOTED
 
 
 def test_a_first_connection_starts_the_daemon(machine: Machine) -> None:
@@ -154,16 +59,7 @@ def test_a_reader_goes_on_when_the_service_is_stopped_and_finds_everything_after
         reading.assert_only_right()
         machine.run("systemctl", "start", "tensord.service")
         reading.assert_only_right()
-    machine.run("runuser", "-u", "alice", "--", PYTHON, "-c", _GET_AGAIN)
-
-
-_GET_AGAIN: Final = f"""
-import sys; sys.path.insert(0, {str(READER.parent)!r})
-import tensord, reader
-with tensord.Client({CONTROL!r}) as client:
-    with client.get(reader.KEY) as lease:
-        assert (lease.tree == reader.PAYLOAD).all()
-"""
+    machine.run("runuser", "-u", "alice", "--", PYTHON, "-c", GET_AGAIN)
 
 
 def test_a_daemon_that_hangs_is_ended_and_started_again(machine: Machine) -> None:
@@ -300,29 +196,3 @@ def test_the_sandbox_is_in_force(machine: Machine) -> None:
     finally:
         machine.run("rm", "-r", str(Path(drop_in).parent))
         machine.run("systemctl", "daemon-reload")
-
-
-def test_after_five_crashes_in_a_minute_the_documented_commands_start_it_again_with_its_entries(
-    machine: Machine,
-) -> None:
-    with Reading(machine) as reading:
-        for _ in range(6):
-            if machine.until("ActiveState", "active", "failed") == "failed":
-                break
-            pid = machine.until_running()
-            machine.run("systemctl", "kill", "--signal=KILL", "tensord.service", check=False)
-            machine.until_not(pid)
-        machine.until("ActiveState", "failed")
-        reading.counts()
-        reading.assert_only_right()
-        machine.run("bash", "-euc", RECOVER)
-        machine.until("SubState", "running")
-        reading.assert_only_right()
-    machine.run("runuser", "-u", "alice", "--", PYTHON, "-c", _GET_AGAIN)
-
-
-def test_the_documented_commands_stop_it_for_good_and_free_its_memory(machine: Machine) -> None:
-    assert machine.run("ls", "/dev/shm")
-    machine.run("bash", "-euc", REMOVE)
-    assert machine.run("ls", "/dev/shm") == ""
-    machine.run("systemctl", "enable", *UNITS)

@@ -16,7 +16,13 @@ from tensord.daemon.config.settings import settings_of
 from tensord.daemon.config.usage import example_text
 
 FOLDER = Path(__file__).parents[2] / "systemd"
-SYSTEM_UNITS = ("tensord.service", "tensord.socket", "tensord-status.socket", "tensord-metrics.socket")
+SYSTEM_UNITS = (
+    "tensord.service",
+    "tensord.socket",
+    "tensord-status.socket",
+    "tensord-metrics.socket",
+    "tensord-retry.timer",
+)
 EXPOSURE_MAX = 1.5
 
 needs_systemd = pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
@@ -87,6 +93,16 @@ def test_a_stop_or_a_crash_loses_neither_sockets_nor_ring_nor_uids(unit: str) ->
     assert found["Type"] == ["notify"]
     assert "WatchdogSec" in found
     assert found["ExecReload"] == [f"{found['ExecStart'][0].rpartition('/')[0]}/tensorctl reload"]
+
+
+@pytest.mark.parametrize("folder", ["", "user"])
+def test_the_timer_tries_again_after_the_limit_of_starts_has_ended(folder: str) -> None:
+    service, timer = (settings(FOLDER / folder / f"tensord{kind}") for kind in (".service", "-retry.timer"))
+    assert service["RestartPreventExitStatus"] == ["2"]
+    assert service["OnFailure"] == ["tensord-retry.timer"]
+    assert timer["Unit"] == ["tensord.service"]
+    assert timer["PartOf"] == ["tensord.socket"], "a stop for good stops the timer too"
+    assert int(timer["OnActiveSec"][0].removesuffix("s")) > int(service["StartLimitIntervalSec"][0])
 
 
 @pytest.mark.parametrize("folder", ["", "user"])

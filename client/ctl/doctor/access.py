@@ -134,7 +134,7 @@ def logout(*, uid: int, system_uid_max: int, has_logind: bool, lingers: bool, re
         check,
         f"logind deletes all shared memory of uid {uid} at the last logout, the ring included",
         "`loginctl enable-linger`, or RemoveIPC=no in /etc/systemd/logind.conf.d/tensord.conf, "
-        "or run the daemon as a system user (systemd/tensord.service)",
+        "or run the daemon as a system user (`tensorctl install` as root)",
     )
 
 

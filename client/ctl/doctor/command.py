@@ -20,7 +20,7 @@ from ....ipc.schema import PROTOCOL_VERSION
 from ....shm import fence
 from ...identity.packages import package_version
 from .. import leftovers
-from ..configuration import settings
+from ..configuration import checked
 from ..daemon import NAME, Daemon, pass_daemon
 from . import access, facts, memory, pressure, software
 from .finding import Finding, Level, findings_text
@@ -32,7 +32,7 @@ _RING_BYTES_UNKNOWN: Final = 0
 def diagnose(daemon: Daemon) -> list[Finding]:
     """All findings about this machine and the daemon behind `daemon`. Failures become findings, not exceptions."""
     status, status_error = _status(daemon)
-    configured, configuration_error = _configured_ring()
+    configured, ignored, configuration_error = _configured()
     pid = status.get("pid")
     ring_bytes = status.get("ring_bytes", configured)
     room = facts.room(ring_bytes, status.get("ring_ready_bytes", 0), pid)
@@ -53,7 +53,7 @@ def diagnose(daemon: Daemon) -> list[Finding]:
         software.last_end(former, facts.journal_of_end() if former.get("end") in ("failed", "killed") else ()),
         software.clock(status.get("clock_stepped_s")),
         software.python(sys.version_info[:3], {name: package_version(name) for name in software.PACKAGES}),
-        software.configuration(configuration_error, served=bool(status)),
+        software.configuration(configuration_error, ignored, served=bool(status)),
         memory.shm(room),
         memory.available(room),
         memory.cgroup(room),
@@ -103,13 +103,14 @@ def _metrics_path(daemon: Daemon) -> Path:
     return daemon.control_path.with_name(METRICS_NAME)
 
 
-def _configured_ring() -> tuple[int, str | None]:
-    """(ring_bytes of a daemon started here, None), or (0, the error in the configuration)."""
+def _configured() -> tuple[int, list[str], str | None]:
+    """(ring_bytes of a daemon started here, what it would ignore, None), or (0, [], the error in the configuration)."""
     try:
-        rows = settings()
+        rows, ignored = checked()
     except BadConfiguration as error:
-        return _RING_BYTES_UNKNOWN, str(error)
-    return next((read_size(row["value"]) for row in rows if row["key"] == "ring_bytes"), _RING_BYTES_UNKNOWN), None
+        return _RING_BYTES_UNKNOWN, [], str(error)
+    ring_bytes = next((read_size(row["value"]) for row in rows if row["key"] == "ring_bytes"), _RING_BYTES_UNKNOWN)
+    return ring_bytes, ignored, None
 
 
 def _sockets(daemon: Daemon, caller: access.Caller) -> list[Finding]:

@@ -112,8 +112,13 @@ def python(version: tuple[int, ...], packages: Mapping[str, str | None]) -> Find
     return ok("python", f"Python {here}, {listed}")
 
 
-def configuration(error: str | None, *, served: bool) -> Finding:
-    """Whether a daemon started here would accept its configuration. A running daemon may have another one."""
+def configuration(error: str | None, ignored: Sequence[str], *, served: bool) -> Finding:
+    """Whether a daemon started here would accept its configuration. A running daemon may have another one.
+
+    `ignored`: a text for each unknown variable.
+    """
+    if error is None and ignored:
+        return warn("configuration", "; ".join(ignored), "correct the misspelt; the daemon ignores them")
     if error is None:
         return ok("configuration", "a daemon would start with it; `tensorctl config check` lists it")
     report = warn if served else fail

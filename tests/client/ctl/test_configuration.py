@@ -50,6 +50,13 @@ def test_a_setting_that_a_daemon_refuses_is_the_same_error(alone: Ctl, tmp_path:
     assert "tensord: " not in err
 
 
+def test_unknown_variables_are_named_beside_the_settings(alone: Ctl, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TENSORD_PORT", "tcp://10.0.0.1:9477")
+    said = alone("config", "check", "--json")
+    assert any(row["key"] == "ring_bytes" for row in json.loads(said.out))
+    assert "unknown environment variable 'TENSORD_PORT'" in said.err
+
+
 def test_a_file_that_is_not_there_is_an_error(alone: Ctl) -> None:
     assert "/no/such/file cannot be read" in alone("config", "check", "--config", "/no/such/file", code=1).err
 
@@ -57,10 +64,10 @@ def test_a_file_that_is_not_there_is_an_error(alone: Ctl) -> None:
 def test_a_daemon_program_that_cannot_be_run_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(configuration, "_DAEMON", ("false",))
     with pytest.raises(BadConfiguration, match="ended with 1"):
-        configuration.settings()
+        configuration.checked()
     monkeypatch.setattr(configuration, "_DAEMON", ("sleep", "60"))
     with pytest.raises(BadConfiguration, match="did not end"):
-        configuration.settings(timeout_s=0.05)
+        configuration.checked(timeout_s=0.05)
 
 
 def test_nothing_of_the_daemon_is_imported_for_it() -> None:

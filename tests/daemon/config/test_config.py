@@ -156,13 +156,26 @@ def test_a_refused_variable_says_what_is_allowed() -> None:
         "limits.clients_max = '0' (env TENSORD_LIMITS_CLIENTS_MAX): "
         "must be a whole number, at least 1 and at most 65536"
     )
-    said = refused(environ={"TENSORD_RINGBYTES": "1"})
-    assert said == ("unknown environment variable 'TENSORD_RINGBYTES'; did you mean 'TENSORD_RING_BYTES'?")
+
+
+def test_an_unknown_variable_is_ignored_and_named_with_the_nearest_known_one() -> None:
+    config = load(environ={"TENSORD_RINGBYTES": "1", "TENSORD_POLICY": "lru", "TENSORD_X": ""})
+    assert config.policy == "lru"
+    assert config.ignored == ("unknown environment variable 'TENSORD_RINGBYTES'; did you mean 'TENSORD_RING_BYTES'?",)
+    assert config.reloaded(load()).config.ignored == config.ignored
+
+
+def test_variables_that_kubernetes_and_clients_set_do_not_stop_the_daemon() -> None:
+    names = ("TENSORD_PORT", "TENSORD_SERVICE_HOST", "TENSORD_PORT_9477_TCP_ADDR", "TENSORD_VLLM_PROCESSOR_CACHE")
+    config = load(environ=dict.fromkeys(names, "tcp://10.0.0.1:9477"))
+    assert set(config.sources.values()) == {"default"}
+    assert len(config.ignored) == len(names)
 
 
 def test_only_a_close_name_is_offered_for_one_that_is_not_known(file: Path) -> None:
     for name in ("TENSORD_NOSUCH", "TENSORD_LIMITS_NOSUCH", "TENSORD_X"):
-        assert "did you mean" not in refused(environ={name: "1"})
+        (told,) = load(environ={name: "1"}).ignored
+        assert "did you mean" not in told
     for text in ("nosuch = 1", "[limits]\nnosuch = 1", "[memory]\nx = 1"):
         file.write_text(text)
         assert "did you mean" not in refused("--config", str(file))

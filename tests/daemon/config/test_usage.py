@@ -42,6 +42,12 @@ def test_check_config_refuses_what_the_daemon_would_refuse() -> None:
         usage.asked(["--check-config", "--ring_bites=1"], ENVIRON)
 
 
+def test_check_config_names_the_variables_that_are_ignored(capsys: pytest.CaptureFixture[str]) -> None:
+    text = usage.asked(["--check-config", "--json"], {**ENVIRON, "TENSORD_PORT": "tcp://10.0.0.1:9477"})
+    assert text is not None and json.loads(text)
+    assert capsys.readouterr().err.startswith("tensord: unknown environment variable 'TENSORD_PORT'")
+
+
 def test_the_program_answers_and_ends(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
     assert capsys.readouterr().out.startswith("tensord ")

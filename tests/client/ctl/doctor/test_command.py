@@ -63,8 +63,15 @@ def test_a_wrong_configuration_and_a_ring_that_does_not_fit_are_found(
 ) -> None:
     monkeypatch.setenv("TENSORD_RING_BYTES", "15TiB")
     assert _findings(alone, 1)["/dev/shm"]["level"] == "FAIL"
-    monkeypatch.setenv("TENSORD_RING_BITES", "1")
+    monkeypatch.setenv("TENSORD_RING_BYTES", "much")
     assert _findings(alone, 1)["configuration"]["level"] == "FAIL"
+
+
+def test_a_variable_that_the_daemon_ignores_is_found(alone: Ctl, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TENSORD_RING_BITES", "1")
+    found = _findings(alone, 1)["configuration"]
+    assert found["level"] == "WARN"
+    assert "did you mean 'TENSORD_RING_BYTES'" in found["text"]
 
 
 @pytest.mark.parametrize(("finding", "code"), [(ok("a", "b"), 0), (warn("a", "b", "c"), 0), (fail("a", "b", "c"), 1)])

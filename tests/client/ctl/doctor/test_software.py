@@ -20,9 +20,10 @@ def test_python_that_is_too_old_fails() -> None:
 
 
 def test_a_wrong_configuration_fails_unless_a_daemon_runs_with_another() -> None:
-    assert software.configuration(None, served=False).level is Level.OK
-    assert software.configuration("ring_bites", served=False).level is Level.FAIL
-    assert software.configuration("ring_bites", served=True).level is Level.WARN
+    assert software.configuration(None, [], served=False).level is Level.OK
+    assert software.configuration(None, ["TENSORD_PORT"], served=False).level is Level.WARN
+    assert software.configuration("ring_bites", [], served=False).level is Level.FAIL
+    assert software.configuration("ring_bites", [], served=True).level is Level.WARN
 
 
 NVML = Binding("nvml", "nvidia-ml-py", "nvidia", "12.0", 2)

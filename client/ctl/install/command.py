@@ -1,0 +1,121 @@
+"""`install`: the service under systemd, for the host or for one user.
+
+Owns: the order of the steps, the output. Does not own: the steps (plan.py), the refusals (refusals.py).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Final
+
+import click
+
+from ..doctor import facts
+from ..parameters import FILE
+from . import files, plan, refusals
+from .files import SERVICE, Places
+from .plan import Run, Step
+
+SOCKETS: Final = ("tensord.socket", "tensord-status.socket")
+_ROOT: Final = Path("/")
+
+
+@click.command()
+@click.option("--user", is_flag=True, help="A service of this user alone, under the user's own service manager.")
+@click.option("--uninstall", is_flag=True, help="Stop the service, and remove what was installed.")
+@click.option("--dry-run", is_flag=True, help="Print every step, and take none.")
+@click.option(
+    "--root", type=FILE, default=_ROOT, metavar="DIR", help="Lay the host's files below DIR, and run nothing."
+)
+def install(user: bool, uninstall: bool, dry_run: bool, root: Path) -> None:
+    """Installs tensord as a systemd service, or removes it.
+
+    Writes the units, the configuration file and, for the host, the files that make the user tensord and the folder of
+    the sockets; checks them; and prints how to start the service. The units run the `tensord` beside this tensorctl. A
+    file that was changed here is kept. A second run brings the files up to date, and changes nothing else.
+
+    --uninstall leaves the stored entries, the user tensord and files that were changed here.
+    """
+    if user and root != _ROOT:
+        raise click.UsageError("--root is for the host's service: give --root or --user")
+    home = Path.home()
+    places = files.user_places(home, os.environ) if user else files.system_places(root)
+    live = user or root == _ROOT
+    program = Path(sys.executable).with_name("tensord")
+    if not dry_run:
+        _refuse(refusals.of_user(os.environ) if user else refusals.of_system(root))
+    if uninstall:
+        steps = _removal(places, live=live)
+    else:
+        _refuse(refusals.of_program(program) or (None if user or not live else refusals.of_service_user(program)))
+        steps = _installation(places, program, home, live=live)
+    for step in steps:
+        click.echo(f"would {step}" if dry_run else str(step))
+        if not dry_run:
+            plan.carry_out(step)
+    if live and not dry_run:
+        click.echo(_after_removal(places) if uninstall else _after_installation(places, program))
+
+
+def _installation(places: Places, program: Path, home: Path, *, live: bool) -> list[Step]:
+    word = files.start_word(program, None if places.system else home)
+    steps = plan.installation(files.texts(places, word), places.record)
+    if not live:
+        return steps
+    if places.sysusers is not None and places.tmpfiles is not None:
+        steps.append(Run(("systemd-sysusers", str(places.sysusers))))
+        steps.append(Run(("systemd-tmpfiles", "--create", str(places.tmpfiles))))
+    steps.append(Run(places.systemctl("daemon-reload")))
+    scope = "--system" if places.system else "--user"
+    units = (str(places.units / name) for name in (SERVICE, *SOCKETS))
+    steps.append(Run(("systemd-analyze", "verify", "--man=no", "--recursive-errors=no", scope, *units)))
+    steps.append(Run((str(program), "--check-config", "--config", str(places.config))))
+    return steps
+
+
+def _removal(places: Places, *, live: bool) -> list[Step]:
+    known = plan.recorded(places.record)
+    if not known:
+        raise click.ClickException(
+            f"{places.record} is not there: `tensorctl install` has installed nothing "
+            + ("for the host; --user for a service of one user" if places.system else "for this user")
+        )
+    steps = plan.removal(places.record, places.own_folders)
+    if not live:
+        return steps
+    units = sorted(
+        path.name for path in known if path.parent == places.units and path.suffix != plan.NEW and path.exists()
+    )
+    # The sockets first: a connection would start the service again.
+    units.sort(key=lambda name: name == SERVICE)
+    stop = Run(places.systemctl("disable", "--now", *units))
+    return [stop, *steps, Run(places.systemctl("daemon-reload")), Run(places.systemctl("reset-failed", *units), True)]
+
+
+def _after_installation(places: Places, program: Path) -> str:
+    manage = " ".join(places.systemctl())
+    lines = [
+        "",
+        "installed; start it, and look at it:",
+        f"  {manage} enable --now {SERVICE}",
+        f"  {program.with_name('tensorctl')} status",
+        f"a service that runs already takes the new files by: {manage} restart {SERVICE}",
+    ]
+    if places.system:
+        lines.append("users of the group tensord can connect: usermod -aG tensord NAME")
+    elif not facts.lingers(os.geteuid()):
+        lines.append("logind frees the entries at your last logout, unless you linger: loginctl enable-linger")
+    return "\n".join(lines)
+
+
+def _after_removal(places: Places) -> str:
+    program = Path(sys.executable).with_name("tensorctl")
+    purge = f"{program} purge" if not places.system else f"runuser -u tensord -- {program} purge --instance system"
+    return f"\nremoved; the stored entries stay in memory until this frees them:\n  {purge}"
+
+
+def _refuse(why: str | None) -> None:
+    if why is not None:
+        raise click.ClickException(why)

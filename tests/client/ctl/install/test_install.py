@@ -1,0 +1,145 @@
+"""`tensorctl install`: what it lays where, what it refuses, and that a dry run takes no step.
+
+The service itself is installed under a real systemd by tests/systemd.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+from pathlib import Path
+
+import pytest
+
+from tensord.client.ctl.install import command, files, refusals
+
+from ..conftest import Ctl
+
+CHECKOUT = Path(__file__).parents[4]
+PROGRAM = Path(sys.executable).with_name("tensord")
+
+
+def laid(root: Path) -> dict[str, str]:
+    return {str(path.relative_to(root)): path.read_text() for path in root.rglob("*") if path.is_file()}
+
+
+def test_the_package_carries_what_the_checkout_has() -> None:
+    assert files.SHIPPED.resolve() == CHECKOUT / "systemd"
+
+
+def test_everything_that_the_service_needs_is_laid_in_place(alone: Ctl, tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    alone("install", "--root", str(root))
+    found = laid(root)
+    expected = {
+        "etc/tensord/tensord.toml": "tensord.toml",
+        "etc/sysusers.d/tensord.conf": "sysusers.d/tensord.conf",
+        "etc/tmpfiles.d/tensord.conf": "tmpfiles.d/tensord.conf",
+        **{f"etc/systemd/system/{unit.name}": unit.name for unit in files.SHIPPED.glob("tensord*.*[!l]")},
+    }
+    assert found.keys() == {*expected, "var/lib/tensord/installed.json"}
+    for path, name in expected.items():
+        text = (files.SHIPPED / name).read_text()
+        assert found[path] == text.replace("/opt/tensord/bin/tensord\n", f"{PROGRAM}\n"), path
+    assert f"ExecStart={PROGRAM}\n" in found["etc/systemd/system/tensord.service"]
+    alone("install", "--root", str(root), "--uninstall")
+    assert laid(root) == {}
+
+
+def test_a_dry_run_says_the_steps_and_takes_none(alone: Ctl, tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    would = alone("install", "--root", str(root), "--dry-run").out.splitlines()
+    assert laid(root) == {}
+    does = alone("install", "--root", str(root)).out.splitlines()
+    assert would == [f"would {line}" for line in does]
+    before = laid(root)
+    would = alone("install", "--root", str(root), "--uninstall", "--dry-run").out.splitlines()
+    assert laid(root) == before
+    assert would == [f"would {line}" for line in alone("install", "--root", str(root), "--uninstall").out.splitlines()]
+
+
+def test_the_units_of_a_user_stand_in_the_home_and_run_the_program_of_the_environment(tmp_path: Path) -> None:
+    places = files.user_places(tmp_path, {})
+    texts = files.texts(places, files.start_word(PROGRAM, tmp_path))
+    assert {str(path.relative_to(tmp_path)) for path in texts} == {
+        ".config/tensord/tensord.toml",
+        *(f".config/systemd/user/{unit.name}" for unit in (files.SHIPPED / "user").iterdir()),
+    }
+    assert f"ExecStart={PROGRAM}\n" in texts[tmp_path / ".config/systemd/user/tensord.service"]
+    moved = files.user_places(tmp_path, {"XDG_CONFIG_HOME": "/c", "XDG_STATE_HOME": "/s"})
+    assert (moved.units, moved.record) == (Path("/c/systemd/user"), Path("/s/tensord/installed.json"))
+
+
+def test_the_link_that_pipx_makes_is_what_the_user_s_unit_runs(tmp_path: Path) -> None:
+    program = tmp_path / ".local/share/pipx/venvs/tensord/bin/tensord"
+    program.parent.mkdir(parents=True)
+    program.touch()
+    assert files.start_word(program, tmp_path) == str(program)
+    link = tmp_path / ".local/bin/tensord"
+    link.parent.mkdir(parents=True)
+    link.symlink_to(program)
+    assert files.start_word(program, tmp_path) == "%h/.local/bin/tensord"
+    other = tmp_path / "venv/bin/tensord"
+    assert files.start_word(other, tmp_path) == str(other), "another environment than the one that pipx links"
+
+
+@pytest.mark.parametrize(
+    ("program", "word"), [("/a/100%/t", "/a/100%%/t"), ("/a b/t", '"/a b/t"'), ('/a"/t', '"/a\\"/t"')]
+)
+def test_a_path_with_characters_that_units_expand_is_quoted(program: str, word: str) -> None:
+    assert files.start_word(Path(program)) == word
+
+
+def test_a_user_without_root_is_refused_and_may_look(alone: Ctl, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(refusals, "_HIDDEN", ())
+    assert "needs root: use sudo, or --user" in alone("install", code=1).err
+    monkeypatch.setattr(refusals, "of_service_user", lambda _: None)
+    assert "would write /etc/systemd/system/tensord.service" in alone("install", "--dry-run").out
+
+
+def test_a_machine_without_systemd_is_refused(alone: Ctl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(refusals, "_BOOTED", tmp_path / "nothing")
+    assert "no systemd runs this machine" in alone("install", code=1).err
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    assert "no service manager of this user runs here" in alone("install", "--user", code=1).err
+
+
+def test_a_service_that_a_package_of_the_distribution_has_is_left_to_it(
+    alone: Ctl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(refusals, "_BOOTED", tmp_path)
+    monkeypatch.setattr(refusals, "PACKAGED", (tmp_path,))
+    (tmp_path / "tensord.service").touch()
+    assert "a package of the distribution has installed the service already" in alone("install", code=1).err
+
+
+def test_a_program_that_the_service_could_not_read_is_refused(
+    alone: Ctl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "hidden from it: install it with" in str(refusals.of_service_user(Path("/home/a/venv/bin/tensord")))
+    monkeypatch.setattr(refusals, "_HIDDEN", ())
+    program = tmp_path / "bin/tensord"
+    program.parent.mkdir()
+    program.touch()
+    closed = next(each for each in (tmp_path, *tmp_path.parents) if not each.stat().st_mode & stat.S_IXOTH)
+    assert f"cannot read {closed}" in str(refusals.of_service_user(program))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "nowhere/python"))
+    assert "run the tensorctl of the environment" in alone("install", "--dry-run", code=1).err
+
+
+def test_nothing_is_removed_where_nothing_was_installed(alone: Ctl, tmp_path: Path) -> None:
+    assert "has installed nothing" in alone("install", "--root", str(tmp_path), "--uninstall", code=1).err
+
+
+def test_the_service_is_stopped_after_its_sockets_and_before_its_files_go(alone: Ctl, tmp_path: Path) -> None:
+    places = files.system_places(tmp_path)
+    alone("install", "--root", str(tmp_path))
+    first, *rest = command._removal(places, live=True)
+    stopped = str(first).removeprefix("run systemctl disable --now ").split()
+    assert stopped[-1] == "tensord.service"
+    assert set(stopped) == {path.name for path in places.units.iterdir()}
+    assert not any("disable" in str(step) for step in rest)
