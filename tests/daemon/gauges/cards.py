@@ -16,6 +16,7 @@ import pytest
 
 from tensord.daemon.gauges.reading import GaugeAbsent, GaugeFailed, Reading, Result
 
+from ...daemon_process import until
 from .conformance import Stage
 
 STANDINS: Final = Path(__file__).with_name("standins")
@@ -71,6 +72,29 @@ class Cards:
     def hide(self) -> None:
         """There is no driver any more."""
         self.file.unlink()
+
+
+class Hang:
+    """The file that tells a stand-in which call hangs ($STANDIN_HANG): "open", "count", "address 0", "read 1" ..."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._there = Path(f"{file}.at")
+
+    def begin(self, *calls: str) -> None:
+        """From now on these calls do not return."""
+        self._there.unlink(missing_ok=True)
+        beside = Path(f"{self._file}.new")
+        beside.write_text("\n".join(calls))
+        beside.rename(self._file)
+
+    def until_there(self) -> None:
+        """Waits until a call hangs."""
+        until(self._there.exists, "a call to hang")
+
+    def end(self) -> None:
+        """The call returns, and no other one hangs."""
+        self._file.unlink(missing_ok=True)
 
 
 class Reader:

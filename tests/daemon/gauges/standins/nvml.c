@@ -23,13 +23,18 @@ static int usable(int *count) {
 
 int nvmlInitWithFlags(unsigned flags) {
     (void)flags;
+    hang_if_told("open");
     if (look() < 0) return DRIVER_NOT_LOADED;
     opened++;
     opened_under = generation;
     return OK;
 }
 
+/* As libraries do that end threads of their own when the process exits. */
+__attribute__((destructor)) static void ended(void) { hang_if_told("exit"); }
+
 int nvmlShutdown(void) {
+    hang_if_told("shut");
     if (!opened) return UNINITIALIZED;
     opened--;
     return OK;
@@ -40,6 +45,7 @@ const char *nvmlErrorString(int error) {
 }
 
 int nvmlDeviceGetCount_v2(unsigned *found) {
+    hang_if_told("count");
     int count, error = usable(&count);
     if (!error) *found = count;
     return error;
@@ -55,6 +61,7 @@ int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **handle) {
 }
 
 int nvmlDeviceGetPciInfo_v3(void *handle, struct pci *pci) {
+    hang_if_told_of("address", index_of(handle));
     int count, error = usable(&count), index = index_of(handle);
     if (error) return error;
     if (index < 0) return INVALID_ARGUMENT;
@@ -66,6 +73,7 @@ int nvmlDeviceGetPciInfo_v3(void *handle, struct pci *pci) {
 }
 
 int nvmlDeviceGetMemoryInfo(void *handle, struct memory *memory) {
+    hang_if_told_of("read", index_of(handle));
     int count, error = usable(&count), index = index_of(handle);
     if (error) return error;
     if (index < 0) return INVALID_ARGUMENT;
