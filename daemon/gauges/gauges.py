@@ -89,11 +89,14 @@ class Gauges:
                 getattr(self._log, line.level)(line.event, **line.fields)
         return Sampled(tuple(samples), tuple(states))
 
-    def report(self, device: str, used_bytes: int, total_bytes: int, now: float) -> None:
-        """Takes a client's reading of `device`. May be called from any thread. Ignored if no source uses it."""
+    def report(self, device: str, used_bytes: int, total_bytes: int, read_at: float) -> None:
+        """Takes a client's reading of `device`, which began at `read_at`. May be called from any thread.
+
+        Ignored if no source uses it.
+        """
         if self._owners is None:
             return
-        taken = device != HOST_GAUGE and self._owners.report(device, used_bytes, total_bytes, now)
+        taken = device != HOST_GAUGE and self._owners.report(device, used_bytes, total_bytes, read_at)
         if not taken and not self._refusal_told:
             self._refusal_told = True
             self._log.warning(

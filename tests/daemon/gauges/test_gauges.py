@@ -89,7 +89,7 @@ def test_without_any_library_the_owners_reports_count_and_absent_sources_are_one
 ) -> None:
     monkeypatch.setitem(__import__("sys").modules, "pynvml", None)
     gauges = open_gauges(wanted(host="none"), 64, LOG, root=tmp_path)
-    gauges.report(CARD, 3, 10, now=1.5)
+    gauges.report(CARD, 3, 10, read_at=1.5)
     with capture_logs() as lines:
         for now in (2.0, 3.0, 4.0):
             assert sampled(gauges, now) == (Sample(CARD, Tier.DEVICE, 3, 10, "owners", 1.5),)
@@ -103,14 +103,14 @@ def test_without_any_library_the_owners_reports_count_and_absent_sources_are_one
 def test_a_card_without_a_library_is_read_from_sysfs_rather_than_from_its_owners(tmp_path: Path) -> None:
     card(tmp_path, 0, CARD, "1000", "4000")
     gauges = open_gauges(wanted(host="none"), 64, LOG, root=tmp_path)
-    gauges.report(CARD, 3, 10, now=0.0)
+    gauges.report(CARD, 3, 10, read_at=0.0)
     assert by_gauge(gauges, 0.0)[CARD].source == "sysfs"
 
 
 def test_the_host_is_read_unless_nobody_wants_it() -> None:
     assert set(by_gauge(open_gauges(wanted(device="none"), 64, LOG), 0.0)) == {"host"}
     nothing = open_gauges(wanted(device="none", host="none"), 64, LOG)
-    nothing.report(CARD, 1, 2, now=0.0)
+    nothing.report(CARD, 1, 2, read_at=0.0)
     assert sampled(nothing, 0.0) == ()
 
 
@@ -159,8 +159,8 @@ def test_a_driver_that_is_unloaded_leaves_a_stale_gauge_behind_and_no_hole() -> 
 def test_reports_under_the_hosts_name_are_refused_and_logged_once() -> None:
     gauges = Gauges([(Tier.DEVICE, [OwnersSource(2.0, 64)])], LOG)
     with capture_logs() as lines:
-        gauges.report("host", 1, 2, now=0.0)
-        gauges.report("host", 1, 2, now=0.0)
+        gauges.report("host", 1, 2, read_at=0.0)
+        gauges.report("host", 1, 2, read_at=0.0)
     assert sampled(gauges, 0.0) == ()
     assert [line["event"] for line in lines] == [
         "a client's reading of its device is ignored; further ones are not logged"
@@ -170,8 +170,8 @@ def test_reports_under_the_hosts_name_are_refused_and_logged_once() -> None:
 def test_owners_are_listened_to_of_as_many_devices_as_are_configured() -> None:
     gauges = open_gauges(wanted(device="owners", host="none"), 1, LOG)
     with capture_logs() as lines:
-        gauges.report(CARD, 1, 2, now=0.0)
-        gauges.report("one more", 1, 2, now=0.0)
+        gauges.report(CARD, 1, 2, read_at=0.0)
+        gauges.report("one more", 1, 2, read_at=0.0)
     assert set(by_gauge(gauges, 0.0)) == {CARD}
     assert "devices_max" in lines[0]["why"]
 
