@@ -72,7 +72,7 @@ class Site:
         return "\n".join(self.daemon.ask(messages.HealthQuery)["problems"])
 
     def until_state(self, state: str) -> dict[str, Any]:
-        return until(lambda: row if (row := self.source())["state"] == state else None, f"the source to be {state}")
+        return until(lambda: row if (row := self.source())["state"] == state else {}, f"the source to be {state}")
 
     def until_read(self, used_bytes: int) -> None:
         """Every card is read anew, and shows this."""

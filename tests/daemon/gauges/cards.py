@@ -40,7 +40,11 @@ def compiled(source: str, library: Path, *flags: str) -> Path:
 
 @dataclass
 class Card:
-    """One card, as a library shows it. `error`: what reading its memory answers instead."""
+    """One card, as a library shows it. `error`: what reading its memory answers instead.
+
+    `mig`: 1 in MIG mode, 0 out of it, -1 for a card that has none. `slice_of`: the index of the card of which this is a
+    MIG slice, with `bus` in its UUID.
+    """
 
     used_bytes: int
     total_bytes: int = 80 * GIB
@@ -49,10 +53,15 @@ class Card:
     bus: int = 0x65
     device: int = 0
     function: int = 0
+    gtt_used_bytes: int = 0
+    gtt_total_bytes: int = 0
+    mig: int = -1
+    slice_of: int = -1
 
     def line(self) -> str:
         place = f"{self.domain:x} {self.bus:x} {self.device:x} {self.function:x}"
-        return f"{self.error} {self.used_bytes} {self.total_bytes} {place}\n"
+        gtt = f"{self.gtt_used_bytes} {self.gtt_total_bytes}"
+        return f"{self.error} {self.used_bytes} {self.total_bytes} {place} {gtt} {self.mig} {self.slice_of}\n"
 
 
 @dataclass

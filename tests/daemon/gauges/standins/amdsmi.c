@@ -70,9 +70,10 @@ static int memory(void *handle, int type, uint64_t *bytes, int total) {
     hang_if_told_of("read", index_of(handle));
     int count, error = usable(&count), index = index_of(handle);
     if (error) return error;
-    if (index < 0 || type != 0) return INVAL;
+    if (index < 0 || (type != 0 && type != 2)) return INVAL;
     if (cards[index].error) return cards[index].error;
-    *bytes = total ? cards[index].total : cards[index].used;
+    const struct card *c = &cards[index];
+    *bytes = type == 2 ? (total ? c->gtt_total : c->gtt_used) : (total ? c->total : c->used);
     return OK;
 }
 

@@ -1,7 +1,9 @@
 /* GPUs that stand in a file: $STANDIN_CARDS, read anew at every call, so that a test changes them while they are read.
  *
  * The first word is the driver's generation: who opened a library under another one gets nothing from it any more. Then a
- * line for each card: ERROR USED TOTAL DOMAIN BUS DEVICE FUNCTION. An ERROR other than 0 is what readings of it answer.
+ * line for each card: ERROR USED TOTAL DOMAIN BUS DEVICE FUNCTION GTT_USED GTT_TOTAL MIG SLICE_OF. An ERROR other than 0 is
+ * what readings of it answer. MIG 1: the card is in MIG mode. SLICE_OF: the card that this line is a MIG slice of; -1: none.
+ * Slices come behind all cards.
  *
  * A call hangs while a line of the file $STANDIN_HANG names it ("open", "count", "read 1"). Once it hangs, the file beside it,
  * with .at behind its name, says so. */
@@ -17,6 +19,8 @@ struct card {
     int error;
     unsigned long long used, total;
     unsigned domain, bus, device, function;
+    unsigned long long gtt_used, gtt_total;
+    int mig, slice_of;
 };
 
 static struct card cards[CARDS_MAX];
@@ -61,8 +65,8 @@ static int look(void) {
     if (fscanf(file, "%d", &generation) != 1) generation = -1;
     while (count < CARDS_MAX) {
         struct card *c = &cards[count];
-        if (fscanf(file, "%d %llu %llu %x %x %x %x", &c->error, &c->used, &c->total, &c->domain, &c->bus, &c->device,
-                   &c->function) != 7)
+        if (fscanf(file, "%d %llu %llu %x %x %x %x %llu %llu %d %d", &c->error, &c->used, &c->total, &c->domain, &c->bus,
+                   &c->device, &c->function, &c->gtt_used, &c->gtt_total, &c->mig, &c->slice_of) != 11)
             break;
         count++;
     }
