@@ -24,7 +24,7 @@ from typing import Final
 from ...ipc.modes import Tier
 from ..core.governor.effects import GovernorLog
 from ..core.governor.events import Sample, SourceState
-from .reading import Answer, GaugeAbsent, GaugeFailed, Reading
+from .reading import GaugeAbsent, GaugeFailed, Reading, SourceAnswer
 
 STALE_AFTER: Final = 3
 """Failures in a row after which a source is not usable for a gauge."""
@@ -76,7 +76,7 @@ class Chain:
 
     def take(
         self,
-        answers: Mapping[str, Answer],
+        answers: Mapping[str, SourceAnswer],
         hanging: Mapping[str, float],
         now: float,
         stale_s: float = STALE_S,

@@ -49,7 +49,7 @@ Result = dict[str, Reading | GaugeFailed]
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class SourceAnswer:
     """The outcome of one reading of a source, which began at `began_at`: its gauges, or why it could read none."""
 
     result: Result | GaugeFailed

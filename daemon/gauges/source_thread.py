@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Final
 
 from .library import one_line
-from .reading import Answer, GaugeAbsent, GaugeFailed, Result, Source
+from .reading import GaugeAbsent, GaugeFailed, Result, Source, SourceAnswer
 
 DEADLINE_S: Final = 3.0
 """Seconds that a reading may take. After that the source hangs, and its gauges are stale until it answers."""
@@ -37,7 +37,7 @@ class SourceThread:
         self._answered = answered
         self._changed = threading.Condition()
         self._began_at: float | None = None
-        self._answer: Answer | None = None
+        self._answer: SourceAnswer | None = None
         self._absent: tuple[float, GaugeAbsent] | None = None
         self._closing = False
         self._thread: threading.Thread | None = None
@@ -63,18 +63,18 @@ class SourceThread:
             if self._began_at is not None or self._closing:
                 return
             if self._absent is not None and now - self._absent[0] < ABSENT_S:
-                self._answer = Answer(self._absent[1], now)
+                self._answer = SourceAnswer(self._absent[1], now)
                 return
             try:
                 self._started()
             except RuntimeError as error:
                 # The process may have no more threads (TasksMax, ulimit -u).
-                self._answer = Answer(GaugeFailed(f"it has no thread to be read in: {error}"), now)
+                self._answer = SourceAnswer(GaugeFailed(f"it has no thread to be read in: {error}"), now)
                 return
             self._began_at = now
             self._changed.notify()
 
-    def take(self) -> Answer | None:
+    def take(self) -> SourceAnswer | None:
         """The answer of the last reading, once; None if there is none, or no new one."""
         with self._changed:
             answer, self._answer = self._answer, None
@@ -111,7 +111,7 @@ class SourceThread:
             result = self._read(now)
             with self._changed:
                 self._absent = (now, result) if isinstance(result, GaugeAbsent) else None
-                self._answer = Answer(result, now)
+                self._answer = SourceAnswer(result, now)
                 self._began_at = None
             self._answered()
         self._source.close()

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tensord.daemon.core.governor.effects import GovernorLog
 from tensord.daemon.core.governor.events import Sample, SourceState
 from tensord.daemon.gauges.chain import RECOVERED_AFTER, STALE_AFTER, STALE_S, Chain
-from tensord.daemon.gauges.reading import Answer, GaugeAbsent, GaugeFailed, Reading
+from tensord.daemon.gauges.reading import GaugeAbsent, GaugeFailed, Reading, SourceAnswer
 from tensord.ipc.modes import Tier
 
 Results = Mapping[str, Mapping[str, Reading | GaugeFailed] | GaugeFailed]
@@ -31,11 +31,12 @@ class Told:
         """Takes what the sources answer to a reading that began now. One that is left out has not answered."""
         self.now += 2.0
         answers = {
-            source: Answer(dict(got) if isinstance(got, Mapping) else got, self.now) for source, got in results.items()
+            source: SourceAnswer(dict(got) if isinstance(got, Mapping) else got, self.now)
+            for source, got in results.items()
         }
         return self.took(answers, hanging or {})
 
-    def took(self, answers: Mapping[str, Answer], hanging: Mapping[str, float]) -> dict[str, Sample]:
+    def took(self, answers: Mapping[str, SourceAnswer], hanging: Mapping[str, float]) -> dict[str, Sample]:
         samples, lines = self.chain.take(answers, hanging, self.now)
         self.lines += lines
         self.chain.check_invariants()
