@@ -260,6 +260,7 @@ def _tiers(governor: Figures) -> Iterator[Metric]:
         ("gauge_used_bytes", "used_bytes", "Used bytes of the memory that the gauge measures."),
         ("gauge_total_bytes", "total_bytes", "Total bytes of the memory that the gauge measures."),
         ("gauge_stale", "stale", "1 while no source can read the gauge; its other metrics show the last reading."),
+        ("gauge_age_seconds", "age_s", "Time since the reading in use began."),
         ("gauge_refuses", "refuses", "1 while new entries are refused."),
         ("gauge_mode_seconds", "since_s", "Time since the gauge entered its mode."),
     ):
@@ -270,6 +271,13 @@ def _tiers(governor: Figures) -> Iterator[Metric]:
         (*labels, "source"),
         (((each["gauge"], each["tier"], each["source"]), 1) for each in gauges),
     )
+    sources: list[Figures] = governor["sources"]
+    for name, help_text, states in (
+        ("gauge_source_failing", "1 while the source, or one of its gauges, cannot be read.", ("failing", "hanging")),
+        ("gauge_source_hanging", "1 while a reading of the source has not returned within 3 s.", ("hanging",)),
+    ):
+        rows = (((each["source"], each["tier"]), each["state"] in states) for each in sources)
+        yield _gauge(name, help_text, ("source", "tier"), rows)
     yield _gauge(
         "mode",
         "1 for the current mode of the gauge, 0 for the others.",

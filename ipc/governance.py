@@ -221,12 +221,14 @@ class ReleaseReservation(GovernorRequest, frozen=True):
 class ReadDevice(GaugeRequest, frozen=True):
     """A device's memory as the driver reports it to this client. No answer.
 
-    Sent if the daemon has no gauge of its own for the device.
+    Sent if the daemon has no gauge of its own for the device. `read_at_s`: CLOCK_MONOTONIC as the client began to read,
+    which is before anything that the reading does not show; 0: the daemon takes the time of arrival.
     """
 
     device: GaugeName
     used_bytes: Bytes
     total_bytes: SomeBytes
+    read_at_s: SecondsOrNone = 0.0
 
 
 # ---- workflows and requests

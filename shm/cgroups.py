@@ -1,8 +1,11 @@
-"""The memory limits of a process's cgroup, and of all cgroups above it.
+"""The memory limits of a process's cgroup, and of all cgroups above it, of cgroup v1 and v2.
 
-Owns: the way from a process to the folders of its cgroups (version 2, and the memory controller of version 1), and
-their limits. Does not own: what a limit means for a ring.
+Owns: the way from a process to the folders of its cgroups, the names of their files, and their limits. Does not own:
+what a limit means for a ring.
 Invariants: changes nothing; reading raises no exception.
+
+Sources: Documentation/admin-guide/cgroup-v2.rst, admin-guide/cgroup-v1/memory.rst and filesystems/proc.rst of the
+kernel.
 """
 
 from __future__ import annotations
@@ -10,13 +13,18 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Final
 
 ROOT: Final = Path("/sys/fs/cgroup")
 PROC: Final = Path("/proc")
-_UNLIMITED_BYTES: Final = 1 << 60
-"""Version 1 has no word for "no limit": it shows the largest number of whole pages."""
+NO_LIMIT_BYTES: Final = 1 << 62
+"""Version 1 shows LONG_MAX, rounded down to pages, for no limit."""
+_MOUNT: Final = re.compile(r"^\S+ \S+ \S+ (\S+) (\S+) .*? - (cgroup2?) \S+ (\S+)$", re.MULTILINE)
+_OWN: Final = {
+    1: re.compile(r"^\d+:(?:[^:]*,)?memory(?:,[^:]*)?:(/.*)$", re.MULTILINE),
+    2: re.compile(r"^0::(/.*)$", re.MULTILINE),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,40 +36,82 @@ class Cgroup:
     used_bytes: int
 
 
-def cgroup_folders(membership: str, root: Path = ROOT) -> Iterator[Path]:
-    """The folder of a process's cgroup of version 2, then those above it up to `root`.
+@dataclass(frozen=True, slots=True)
+class CgroupFolder:
+    """The folder of a cgroup with the memory controller. `name`: as below its mount. `version`: 1 or 2."""
+
+    path: Path
+    name: str
+    version: int
+
+    @property
+    def limit(self) -> Path:
+        """The file with the limit: bytes; in version 2 also "max", in version 1 a very large number, for no limit."""
+        return self.path / ("memory.max" if self.version == 2 else "memory.limit_in_bytes")
+
+    @property
+    def usage(self) -> Path:
+        """The file with the used bytes, those of the cgroups below included."""
+        return self.path / ("memory.current" if self.version == 2 else "memory.usage_in_bytes")
+
+    @property
+    def inactive_file(self) -> str:
+        """The name in memory.stat of the page cache that the kernel reclaims first."""
+        return "inactive_file" if self.version == 2 else "total_inactive_file"
+
+
+def cgroup_folders(pid: int | None = None, root: Path = ROOT, proc: Path = PROC) -> Iterator[CgroupFolder]:
+    """The folders of a process's cgroups, by default of this one: its own, then those above it up to the mount.
 
     Args:
-        membership: the text of /proc/PID/cgroup.
+        root: where cgroup v2 is taken to be mounted if /proc/self/mountinfo names no mount.
     """
-    own = re.search(r"^0::/(.*)$", membership, re.MULTILINE)
-    return _upwards(own[1] if own else "", root)
-
-
-def _upwards(own: str, root: Path) -> Iterator[Path]:
-    folder = root / own
-    for place in (folder, *folder.parents):
-        yield place
-        if place == root:
-            return
+    membership = _text(proc / (str(pid) if pid else "self") / "cgroup")
+    for version, shown, point in _mounts(proc, root):
+        own = _OWN[version].search(membership)
+        below = _below(own[1] if own else "/", shown)
+        for place in (below, *below.parents):
+            yield CgroupFolder(point / place, "/" + str(place).removeprefix("."), version)
 
 
 def cgroups(pid: int | None = None, root: Path = ROOT, proc: Path = PROC) -> Iterator[Cgroup]:
     """Every memory limit that applies to a process, by default this one, from its own cgroup upwards. Limits that
     cannot be read are left out."""
-    membership = _text(proc / (str(pid) if pid else "self") / "cgroup")
-    for folder in cgroup_folders(membership, root):
-        yield from _limit(folder, root, "memory.max", "memory.current")
-    own = re.search(r"^\d+:(?:[^:\n]*,)?memory(?:,[^:\n]*)?:/(.*)$", membership, re.MULTILINE)
-    if own is not None:
-        for folder in _upwards(own[1], root / "memory"):
-            yield from _limit(folder, root / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes")
+    for folder in cgroup_folders(pid, root, proc):
+        limit, used = (_text(file).strip() for file in (folder.limit, folder.usage))
+        if limit.isdigit() and used.isdigit():
+            limit_bytes = min(int(limit), hierarchical_limit(folder))
+            if limit_bytes < NO_LIMIT_BYTES:
+                yield Cgroup(folder.name, limit_bytes, int(used))
 
 
-def _limit(folder: Path, root: Path, *names: str) -> Iterator[Cgroup]:
-    limit, used = (_text(folder / name).strip() for name in names)
-    if limit.isdigit() and used.isdigit() and int(limit) < _UNLIMITED_BYTES:
-        yield Cgroup("/" + str(folder.relative_to(root)).removeprefix("."), int(limit), int(used))
+def hierarchical_limit(folder: CgroupFolder) -> int:
+    """The limit of a cgroup of version 1 or of one above it, that a container may not see; else NO_LIMIT_BYTES."""
+    if folder.version == 2:
+        return NO_LIMIT_BYTES
+    found = re.search(r"^hierarchical_memory_limit (\d+)$", _text(folder.path / "memory.stat"), re.MULTILINE)
+    return min(int(found[1]), NO_LIMIT_BYTES) if found else NO_LIMIT_BYTES
+
+
+def _mounts(proc: Path, root: Path) -> list[tuple[int, str, Path]]:
+    """(version, the cgroup at the mount, the mount point) of each mount with the memory controller, or of version 2."""
+    found = []
+    for shown, point, kind, options in _MOUNT.findall(_text(proc / "self/mountinfo")):
+        if kind == "cgroup2" or "memory" in options.split(","):
+            found.append((2 if kind == "cgroup2" else 1, _unescaped(shown), Path(_unescaped(point))))
+    return found or [(2, "/", root)]
+
+
+def _below(own: str, shown: str) -> PurePosixPath:
+    """The way from a mount, which shows the cgroup `shown`, to the cgroup `own`; "." if it is not below the mount."""
+    path = PurePosixPath(own)
+    if ".." in path.parts or not path.is_relative_to(shown):
+        return PurePosixPath()
+    return path.relative_to(shown)
+
+
+def _unescaped(text: str) -> str:
+    return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), text)
 
 
 def _text(path: Path) -> str:

@@ -141,7 +141,7 @@ class DeviceFull(Refusal):
 
 
 class NoGauge(Refusal):
-    """The daemon does not know the device, or has no gauge of the device's memory."""
+    """The daemon does not know the device, has no gauge of the device's memory, or cannot read that gauge now."""
 
 
 class OwnedElsewhere(Refusal):

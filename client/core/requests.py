@@ -78,13 +78,16 @@ def ask_open_device(link: Link, connected: Connected, device: str, then: Then) -
     link.ask(lambda number: messages.OpenDevice(number, device), SAY_S, connected=connected, then=then)
 
 
-def send_reading(link: Link, connected: Connected | None, device: str, used_bytes: int, total_bytes: int) -> None:
-    """Reports how full a device is.
+def send_reading(
+    link: Link, connected: Connected | None, device: str, used_bytes: int, total_bytes: int, read_at_s: float
+) -> None:
+    """Reports how full a device was at `read_at_s` of CLOCK_MONOTONIC.
 
     Raises:
         DaemonUnavailable, TimedOut: the message did not go.
     """
-    link.send(messages.ReadDevice(device, used_bytes, total_bytes), timeout_s=SAY_S, connected=connected)
+    reading = messages.ReadDevice(device, used_bytes, total_bytes, read_at_s)
+    link.send(reading, timeout_s=SAY_S, connected=connected)
 
 
 def ask_register(

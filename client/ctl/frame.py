@@ -19,6 +19,7 @@ from rich.text import Text
 from ...ipc.modes import Mode
 from .daemon import understood
 from .live import client_state
+from .status import source_text
 from .tables import age, cut, number, printable, share, short, size, table, wrapped
 
 WIDTH_MIN: Final = 80
@@ -144,7 +145,10 @@ def _gauges(governor: Document, width: int, glyphs: str) -> list[Text]:
         lines.append(line)
         if remarks := _remarks(gauge):
             lines.append(Text(f"{'':<{_NAME_CHARS}} {remarks}", _ALARM))
-    return lines if governor["gauges"] else [*lines, Text("no gauge: the use of the tiers is unknown", _ASIDE)]
+    if not governor["gauges"]:
+        lines.append(Text("no gauge: the use of the tiers is unknown", _ASIDE))
+    failing = (source for source in governor.get("sources", ()) if source["problem"])
+    return [*lines, *(Text(f"{'source':<{_NAME_CHARS}} {source_text(source)}", _ALARM) for source in failing)]
 
 
 def _remarks(gauge: Document) -> str:
@@ -152,7 +156,7 @@ def _remarks(gauge: Document) -> str:
     if gauge["source"] in _MADE_UP:
         said.append("DRILL: made-up readings" if gauge["source"] == "drill" else "read from a FILE")
     if gauge["stale"]:
-        said.append("STALE: cannot be read, its last value is used")
+        said.append(f"STALE: cannot be read, its value of {age(gauge['age_s'])} ago is used")
     if gauge["refuses"]:
         said.append("REFUSES new entries")
     return "; ".join(said)

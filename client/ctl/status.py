@@ -179,6 +179,7 @@ def pressure(governor: dict[str, Any]) -> list[tuple[str, str]]:
     rows = [("gauge", _gauge(gauge)) for gauge in governor["gauges"]]
     if not rows:
         rows = [("gauges", "none: the use of the tiers is unknown")]
+    rows += [("SOURCE", source_text(source)) for source in governor.get("sources", ()) if source["problem"]]
     host = governor["host"]
     if host["resident_bytes_max"] is not None:
         kept = f"{size(host['resident_bytes'])} of {size(host['wanted_bytes'])} in memory"
@@ -229,7 +230,7 @@ def _gauge(gauge: dict[str, Any]) -> str:
             f"{gauge['gauge']}: {gauge['mode']} for {age(gauge['since_s'])}, "
             f"{share(gauge['share'], 1)} of {size(gauge['total_bytes'])}"
         ),
-        f"from {gauge['source']}",
+        f"from {gauge['source']}, read {age(gauge['age_s'])} ago",
     ]
     if gauge["source"] == "drill":
         said[1] = "a DRILL: made-up readings"
@@ -240,6 +241,11 @@ def _gauge(gauge: dict[str, Any]) -> str:
     if gauge["refuses"]:
         said.append("REFUSES new entries")
     return "; ".join(said)
+
+
+def source_text(source: dict[str, Any]) -> str:
+    """A source of gauges that a person must look at: its state, since when, and why."""
+    return f"{source['source']} {source['state']} for {age(source['since_s'])}: {source['why']}"
 
 
 def _device(device: dict[str, Any]) -> str:

@@ -10,7 +10,7 @@ captures a CUDA graph, as with any call that allocates, frees or synchronises.
 
 from __future__ import annotations
 
-import ctypes
+import logging
 import threading
 import time
 from collections import deque
@@ -24,6 +24,7 @@ import numpy as np
 from ...errors import DeviceFull, UnsupportedLeaf, UsageError
 from ...shm.dtypes import name_of_torch
 from ...shm.tensors import tensor_over
+from .gpu_name import gpu_name
 from .interface import Mark, mapped
 
 __all__ = ["TorchDevice", "TorchMark"]
@@ -32,6 +33,7 @@ Array = np.ndarray[Any, Any]
 STAGE_BYTES: Final = 16 << 20
 """Bytes of each of the two pinned buffers for copies to the host. Pinning the destination itself would cost a system
 call per page, and torch keeps pinned memory, rounded up to a power of two, until the process ends."""
+_log = logging.getLogger("tensord")
 _PAUSE_S_MIN: Final = 50e-6
 _PAUSE_S_MAX: Final = 5e-3
 
@@ -65,7 +67,7 @@ class TorchDevice:
 
     Args:
         device: torch's index of the GPU, "cuda:1", or a torch.device; None for the current one.
-        name: the name of the GPU's gauge; None for its PCI address.
+        name: the name of the GPU's gauge; None for its PCI address, or the UUID of a MIG slice.
         accelerator: a replacement for torch.cuda.
 
     Raises:
@@ -98,7 +100,7 @@ class TorchDevice:
         self._index: Final = index
         self._device = torch.device(kind, index)
         self.reports = True
-        self.name = name if name is not None else _name(torch, accelerator, index)
+        self.name = name if name is not None else gpu_name(torch, accelerator, index)
         self._copies = accelerator.Stream(device=index)
         self._stages: list[Any] = []
         self._copying = threading.Lock()
@@ -186,13 +188,33 @@ class TorchDevice:
         return made
 
     def give_back(self) -> int:
-        """As in Device. Uses torch's own statistics, so that other processes do not count."""
-        before_bytes: int = self._accelerator.memory_reserved(self._index)
-        self._accelerator.empty_cache()
-        after_bytes: int = self._accelerator.memory_reserved(self._index)
-        return max(0, before_bytes - after_bytes)
+        """As in Device. Uses torch's own statistics, so that other processes do not count.
+
+        A pluggable allocator has none: then the free bytes of the whole device are compared. An allocator that cannot
+        empty its cache gives nothing back.
+        """
+        before_bytes = self._held_bytes()
+        try:
+            self._accelerator.empty_cache()
+        except RuntimeError as error:
+            _log.debug("%s: the allocator cannot empty its cache: %s", self.name, error)
+            return 0
+        after_bytes = self._held_bytes()
+        return 0 if before_bytes is None or after_bytes is None else max(0, before_bytes - after_bytes)
 
     # ---- private
+
+    def _held_bytes(self) -> int | None:
+        """The bytes that the allocator has from the driver, else those in use on the device; None if unknown."""
+        try:
+            held_bytes: int = self._accelerator.memory_reserved(self._index)
+            return held_bytes
+        except RuntimeError:
+            pass
+        try:
+            return self.reading()[0]
+        except RuntimeError:
+            return None
 
     def _enter(self, stack: ExitStack) -> None:
         stack.enter_context(self._torch.no_grad())
@@ -292,46 +314,3 @@ def _torch() -> ModuleType:
         ) from None
     module: ModuleType = torch
     return module
-
-
-def _name(torch: ModuleType, accelerator: Any, index: int) -> str:
-    """The GPU's PCI address in the form of the daemon's gauges; its UUID if the address is unknown."""
-    properties = accelerator.get_device_properties(index)
-    domain, bus, slot = (getattr(properties, f"pci_{part}_id", None) for part in ("domain", "bus", "device"))
-    # Older versions of torch lack these properties. Bus 0, slot 0 is the host bridge, so such values mean unknown.
-    if isinstance(domain, int) and isinstance(bus, int) and isinstance(slot, int) and (bus or slot):
-        return f"{domain:04x}:{bus:02x}:{slot:02x}.0"
-    try:
-        return _told_by_driver(index, hip=bool(torch.version.hip))
-    except (OSError, AttributeError, ValueError):
-        uuid = getattr(properties, "uuid", None)
-        if not uuid:
-            raise UsageError(f"the PCI address of card {index} is unknown; pass name=") from None
-        return f"gpu-{uuid}".lower()
-
-
-def _told_by_driver(index: int, *, hip: bool) -> str:
-    """The PCI address from cuDeviceGetPCIBusId or hipDeviceGetPCIBusId, which need no context."""
-    told = ctypes.create_string_buffer(32)
-    number = ctypes.c_int(index)
-    if hip:
-        status = _library("libamdhip64.so", "libamdhip64.so.7", "libamdhip64.so.6").hipDeviceGetPCIBusId(
-            told, len(told), number
-        )
-    else:
-        driver = _library("libcuda.so.1", "libcuda.so")
-        status = driver.cuInit(0) or driver.cuDeviceGet(ctypes.byref(number), index)
-        status = status or driver.cuDeviceGetPCIBusId(told, len(told), number)
-    if status != 0:
-        raise ValueError(f"status {status}")
-    domain, bus, rest = told.value.decode("ascii").lower().split(":")
-    return f"{int(domain, 16):04x}:{bus}:{rest}"
-
-
-def _library(*names: str) -> ctypes.CDLL:
-    for name in names[:-1]:
-        try:
-            return ctypes.CDLL(name)
-        except OSError:
-            continue
-    return ctypes.CDLL(names[-1])

@@ -58,6 +58,7 @@ class Upkeep:
         self._uses_every_s = uses_every_s
         self.moves = Moves(client, device, entries)
         self._report_every_s = 0.0
+        self._reading_failed = False
         self._begin()
 
     def _begin(self) -> None:
@@ -242,9 +243,20 @@ class Upkeep:
             self.error = error if isinstance(error, Exception) else None
 
     def _report(self) -> None:
-        used_bytes, total_bytes = self.device.reading()
+        read_at_s = time.monotonic()
+        try:
+            used_bytes, total_bytes = self.device.reading()
+        except Exception as error:
+            # Without a reading the daemon's gauge gets stale, and says so. Orders are carried out all the same.
+            if not self._reading_failed:
+                _log.warning("the memory of %s cannot be read: %s", self.device.name, error)
+            self._reading_failed = True
+            return
+        self._reading_failed = False
         with suppress(Unavailable):
-            requests.send_reading(self._link, self.ledger.connected, self.device.name, used_bytes, total_bytes)
+            requests.send_reading(
+                self._link, self.ledger.connected, self.device.name, used_bytes, total_bytes, read_at_s
+            )
 
     # ---- the end
 

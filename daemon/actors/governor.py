@@ -145,9 +145,17 @@ class GovernorActor:
 def problems(status: dict[str, Any]) -> list[str]:
     """The findings of a governor's status that an operator has to look at. The daemon serves all the same."""
     found = [
-        f"gauge {gauge['gauge']} cannot be read; its last value is used ({gauge['source']}: {gauge.get('failure', '')})"
+        f"gauge {gauge['gauge']} cannot be read; its last value, {gauge['age_s']:.3g} s old, is used "
+        f"({gauge['source']}: {gauge.get('failure', '')})"
         for gauge in status["gauges"]
         if gauge["stale"]
+    ]
+    found += [
+        f"gauge source {source['source']} hangs for {source['since_s']:.3g} s; its gauges are not read"
+        if source["state"] == "hanging"
+        else f"gauge source {source['source']} cannot be read: {source['why']}"
+        for source in status["sources"]
+        if source["problem"]
     ]
     found += [f"device {device['device']}: {device['stuck']}" for device in status["devices"] if device["stuck"]]
     found += [

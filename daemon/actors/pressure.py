@@ -3,7 +3,9 @@
 Owns: the times of the samples. Does not own the gauges' sources (`gauges`), nor the consequences of a sample (the
 governor).
 
-Invariant: one sample is taken at a time, in a thread. A slow sample (a hanging driver) delays only the next sample.
+A sample begins a reading of every source, each in a thread of its own, and reports the answers that come within
+TOGETHER_S. Later answers are reported as they come. So a slow or hanging driver delays a sample by TOGETHER_S at most,
+once.
 """
 
 from __future__ import annotations
@@ -11,13 +13,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Final
 
 from ...ipc import messages
 from ..core.governor.events import Sampled
 from ..gauges.gauges import Gauges
+from ..gauges.source_thread import DEADLINE_S
 from ..logs import logger
 
 _log = logger("pressure")
+TOGETHER_S: Final = 0.2
+"""Seconds for which a sample waits for its answers. A reading takes milliseconds, unless a library is opened for it."""
 
 
 class PressureActor:
@@ -41,10 +47,14 @@ class PressureActor:
         self._look = asyncio.Event()
         self._at_once = False
         self._loop = asyncio.get_running_loop()
+        gauges.answered = self._answered
 
     def reading(self, message: messages.ReadDevice) -> None:
         """Passes a client's reading of its device to the gauges."""
-        self._gauges.report(message.device, message.used_bytes, message.total_bytes, self._clock())
+        now = self._clock()
+        # The client's clock is this machine's. A time to come is a mistake, and none means that the client is older.
+        read_at = message.read_at_s if 0 < message.read_at_s <= now else now
+        self._gauges.report(message.device, message.used_bytes, message.total_bytes, read_at)
 
     def sample_now(self) -> None:
         """Takes the next sample at once. May be called from any thread."""
@@ -60,18 +70,48 @@ class PressureActor:
             while True:
                 self._at_once = False
                 began_at = self._clock()
-                self._report(await asyncio.to_thread(self._gauges.sample, began_at))
+                self._gauges.begin(began_at)
+                await self._until_answered(began_at)
+                self._take()
+                # Without a source, or if samples take longer than the interval, nothing below waits.
+                await asyncio.sleep(0)
                 await self._until_next(began_at)
         finally:
             self._gauges.close()
+
+    async def _until_answered(self, began_at: float) -> None:
+        while self._gauges.awaited and (left_s := began_at + TOGETHER_S - self._clock()) > 0:
+            self._look.clear()
+            if self._gauges.awaited:
+                await self._looked(left_s)
 
     async def _until_next(self, began_at: float) -> None:
         """Waits until the next sample is due. The governor may shorten the interval meanwhile, due to this sample."""
         while not self._at_once and (left_s := began_at + self._every_s() - self._clock()) > 0:
             self._look.clear()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(left_s):
-                    await self._look.wait()
+            if self._gauges.has_answers:
+                self._take()
+            elif self._gauges.under_way and left_s > DEADLINE_S:
+                # A reading that passes its deadline is reported then, however long the interval is.
+                if not await self._looked(DEADLINE_S):
+                    self._take()
+            else:
+                await self._looked(left_s)
+
+    async def _looked(self, timeout_s: float) -> bool:
+        """Waits until there is something to look at. False if there is nothing within `timeout_s`."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                return await self._look.wait()
+        return False
+
+    def _take(self) -> None:
+        self._report(self._gauges.take(self._clock(), self._every_s()))
+
+    def _answered(self) -> None:
+        """Called in the thread of a source, even after the loop has ended."""
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._look.set)
 
     def _take_at_once(self) -> None:
         self._at_once = True

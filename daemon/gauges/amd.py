@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from ...ipc.modes import Tier
-from .library import LibrarySource
+from .library import LibrarySource, Unit
 from .offers import offer
 from .reading import GaugeAbsent, GaugeFailed, Reading, pci_name
+from .sysfs import computes_in_gtt, is_apu
 
 _HANDLE: Final = ctypes.c_void_p
 _ARGUMENTS: Final = {
@@ -63,7 +64,11 @@ class Rocml:
     name: Final = "amd"
 
     def __init__(self, root: Path = Path("/")) -> None:
+        self.sliced: frozenset[int] = frozenset()
         self._driver = root / "sys/module/amdgpu"
+        self._devices = root / "sys/bus/pci/devices"
+        self._places: dict[int, tuple[int, int, int, int]] = {}
+        self._apus: dict[int, bool] = {}
         self._captured = _CapturedLog()
         self._rocml: Any = None
 
@@ -87,33 +92,56 @@ class Rocml:
             raise GaugeAbsent(str(error)) from error
         self._rocml = rocml
 
-    def count(self) -> int:
-        """As in Library."""
+    def units(self) -> range:
+        """As in Library. The partitions of a card are listed as cards."""
         count = int(self._rocml.smi_get_device_count())
         if count < 0:
             raise GaugeFailed(f"pyrsmi counts {count} GPUs: {self._captured}")
-        return count
+        return range(count)
 
-    def address(self, index: int) -> str:
-        """As in Library. amdsmi and its Python package have the domain at different bits of the number."""
+    def address(self, unit: int) -> str:
+        """As in Library. The function of a partition's address is its number on the card.
+
+        Libraries put the number there, or give all partitions of a card one address; then they are counted here.
+        """
+        domain, bus, device, function = self._place(unit)
+        before = sum(self._place(index) == self._place(unit) for index in range(unit))
+        name = pci_name(domain, bus, device, function + before)
+        self._apus[unit] = is_apu(self._devices / name)
+        return name
+
+    def _place(self, index: int) -> tuple[int, int, int, int]:
+        """The parts of a PCI address. amdsmi and its Python package have the domain at different bits of the number."""
+        if index in self._places:
+            return self._places[index]
         self._captured.begin()
         found = int(self._rocml.smi_get_device_pci_id(index))
         if found < 0:
             raise GaugeFailed(f"pyrsmi has no PCI address for GPU {index}: {self._captured}")
         domain = found >> 32 if self._rocml._using_amdsmi_package else found >> 16
-        return pci_name(domain, found >> 8 & 0xFF, found >> 3 & 0x1F, found & 0x7)
+        self._places[index] = domain, found >> 8 & 0xFF, found >> 3 & 0x1F, found & 0x7
+        return self._places[index]
 
-    def read(self, index: int) -> Reading:
+    def read(self, unit: Unit) -> Reading:
         """As in Library."""
+        assert isinstance(unit, int)
+        vram = self._memory(unit, "VRAM")
+        if not self._apus[unit]:
+            return vram
+        gtt = self._memory(unit, "GTT")
+        return gtt if computes_in_gtt(vram.total_bytes, gtt.total_bytes) else vram
+
+    def _memory(self, index: int, kind: str) -> Reading:
         self._captured.begin()
-        used_bytes = int(self._rocml.smi_get_device_memory_used(index))
-        total_bytes = int(self._rocml.smi_get_device_memory_total(index))
+        used_bytes = int(self._rocml.smi_get_device_memory_used(index, kind))
+        total_bytes = int(self._rocml.smi_get_device_memory_total(index, kind))
         if used_bytes < 0 or total_bytes < 0:
             raise GaugeFailed(f"pyrsmi answers {used_bytes} of {total_bytes} bytes used: {self._captured}")
-        return Reading(used_bytes, total_bytes)
+        return Reading(used_bytes, total_bytes, {} if kind == "VRAM" else {"of": kind})
 
     def shut(self) -> None:
         """As in Library."""
+        self._places.clear()
         self._rocml.smi_shutdown()
 
     def _driver_is_live(self) -> bool:

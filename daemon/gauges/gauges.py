@@ -1,33 +1,34 @@
-"""All gauges of the daemon: reads all sources for each sample, in a thread.
+"""All gauges of the daemon: begins the readings of all sources, and takes the answers.
 
-Owns: the reading and closing of sources, and the pause before an absent source is tried again. Does not own the list of
-sources (`registry`), nor the choice between their readings (`chain`).
+Owns: a thread for each source (`source_thread`), and how long closing waits for them. Does not own the list of sources
+(`registry`), nor the choice between their readings (`chain`), nor the times of samples (the pressure actor).
 
-Invariant: a failure of one source, of any kind, never ends a sample.
+Invariants: nothing but `close` waits, and that for CLOSE_S at most. A source that fails or hangs changes no gauge of
+another source.
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from ...ipc.modes import HOST_GAUGE, Tier
-from ..core.governor.events import Sample, Sampled
+from ..core.governor.events import Sample, Sampled, SourceState
 from . import registry
-from .chain import Chain
-from .library import one_line
+from .chain import STALE_AFTER, STALE_S, Chain
 from .offers import Opening
 from .owners import OwnersSource
-from .reading import GaugeAbsent, GaugeFailed, Result, Source
+from .reading import Source
+from .source_thread import SourceThread
 
 if TYPE_CHECKING:
     # The settings read the registry.
     from ..config import governing
 
-ABSENT_S: Final = 60.0
-"""Seconds after which an absent source is tried again: a driver may be loaded after the daemon has started."""
+CLOSE_S: Final = 1.0
+"""Seconds that closing waits for sources. A source that hangs is left behind: its thread ends with the process."""
 
 
 class Gauges:
@@ -39,35 +40,63 @@ class Gauges:
     """
 
     def __init__(self, tiers: Sequence[tuple[Tier, Sequence[Source]]], log: Any) -> None:
-        self._tiers = [(Chain(tier, [each.name for each in sources]), sources) for tier, sources in tiers]
+        self.answered: Callable[[], object] = lambda: None
+        """Called after each answer of a source, in the thread of that source. Must not block."""
+        self._tiers = [
+            (Chain(tier, [each.name for each in sources]), [SourceThread(each, self._tell) for each in sources])
+            for tier, sources in tiers
+        ]
+        self._threads = [each for _, threads in self._tiers for each in threads]
         self._owners = next((each for _, sources in tiers for each in sources if isinstance(each, OwnersSource)), None)
-        self._absent: dict[str, tuple[float, GaugeAbsent]] = {}
+        self._began_at = 0.0
         self._refusal_told = False
         self._log = log
-        self._busy = threading.Lock()
-        self._closed = False
 
-    def sample(self, began_at: float) -> Sampled:
-        """Reads every source. Blocks; one thread at a time may call it. Raises nothing.
+    def begin(self, now: float) -> None:
+        """Begins a reading of every source that has none under way."""
+        self._began_at = now
+        for each in self._threads:
+            each.begin(now)
 
-        After `close` it reads nothing and returns no gauges.
-        """
+    @property
+    def awaited(self) -> int:
+        """How many readings of the last `begin` are under way."""
+        return sum(each.began_at == self._began_at for each in self._threads)
+
+    @property
+    def under_way(self) -> int:
+        """How many readings are under way, those of sources that hang included."""
+        return sum(each.began_at is not None for each in self._threads)
+
+    @property
+    def has_answers(self) -> bool:
+        """Whether a source has answered since `take`."""
+        return any(each.has_answer for each in self._threads)
+
+    def take(self, now: float, every_s: float = 0.0) -> Sampled:
+        """The last readings of all gauges, with the answers that have come. `every_s`: the interval of samples."""
+        stale_s = max(STALE_S, STALE_AFTER * every_s)
         samples: list[Sample] = []
-        with self._busy:
-            for chain, sources in self._tiers if not self._closed else ():
-                taken, lines = chain.take({each.name: self._read(each, began_at) for each in sources}, began_at)
-                samples += taken
-                for line in lines:
-                    getattr(self._log, line.level)(line.event, **line.fields)
-        if self._closed:
-            self.close()
-        return Sampled(tuple(samples))
+        states: list[SourceState] = []
+        for chain, threads in self._tiers:
+            # Whether a source hangs is asked first: an answer that comes meanwhile ends it.
+            hanging = {each.name: since for each in threads if (since := each.hanging_since(now)) is not None}
+            answers = {each.name: answer for each in threads if (answer := each.take()) is not None}
+            taken, lines = chain.take(answers, hanging, now, stale_s)
+            samples += taken
+            states += chain.states()
+            for line in lines:
+                getattr(self._log, line.level)(line.event, **line.fields)
+        return Sampled(tuple(samples), tuple(states))
 
-    def report(self, device: str, used_bytes: int, total_bytes: int, now: float) -> None:
-        """Takes a client's reading of `device`. May be called from any thread. Ignored if no source uses it."""
+    def report(self, device: str, used_bytes: int, total_bytes: int, read_at: float) -> None:
+        """Takes a client's reading of `device`, which began at `read_at`. May be called from any thread.
+
+        Ignored if no source uses it.
+        """
         if self._owners is None:
             return
-        taken = device != HOST_GAUGE and self._owners.report(device, used_bytes, total_bytes, now)
+        taken = device != HOST_GAUGE and self._owners.report(device, used_bytes, total_bytes, read_at)
         if not taken and not self._refusal_told:
             self._refusal_told = True
             self._log.warning(
@@ -77,40 +106,25 @@ class Gauges:
             )
 
     def close(self) -> None:
-        """Releases the resources of the sources. Never waits: a sample under way releases them when it ends."""
-        self._closed = True
-        if self._busy.acquire(blocking=False):
-            try:
-                for _, sources in self._tiers:
-                    for source in sources:
-                        source.close()
-            finally:
-                self._busy.release()
+        """Has every source closed in its thread, and waits for them, for CLOSE_S in all. Nothing is read after this."""
+        for each in self._threads:
+            each.stop()
+        until = time.monotonic() + CLOSE_S
+        left = [each.name for each in self._threads if not each.join(max(0.0, until - time.monotonic()))]
+        if left:
+            self._log.warning("gauge sources hang, and are left behind", sources=left)
 
-    def _read(self, source: Source, now: float) -> Result | GaugeFailed:
-        absent = self._absent.get(source.name)
-        if absent is not None and now - absent[0] < ABSENT_S:
-            return absent[1]
-        self._absent.pop(source.name, None)
-        try:
-            return source.read(now)
-        except GaugeAbsent as failed:
-            self._absent[source.name] = now, failed
-            return failed
-        except GaugeFailed as failed:
-            return failed
-        except Exception as error:
-            # An error in a source is a failure of that source, logged like any other. Sampling goes on.
-            return GaugeFailed(one_line(error))
+    def _tell(self) -> None:
+        self.answered()
 
 
 def open_gauges(config: governing.GaugesSection, devices_max: int, log: Any, *, root: Path = Path("/")) -> Gauges:
-    """The configured gauges. No source is opened or loaded before the first sample.
+    """The configured gauges. No source is opened or loaded before the first reading.
 
     Args:
         config: validated: if it selects the source `file`, it names a file.
         devices_max: the most devices whose readings are taken from clients.
-        root: the folder that has /sys, for AMD's cards.
+        root: the folder that has /sys and /dev.
     """
     given = Opening(root, config.file, devices_max)
     tiers = ((Tier.HOST, config.host), (Tier.DEVICE, config.device))

@@ -3,9 +3,10 @@
 Owns: the choice of the limit, the definition of used bytes, and the memory stalls (PSI) shown in status. Does not own
 the size of the ring.
 
-Used bytes of a cgroup: memory.current without inactive_file, the page cache that the kernel reclaims first. The ring is
-shared memory and counts as used. Used bytes of the machine: MemTotal − MemAvailable.
-Sources: Documentation/admin-guide/cgroup-v2.rst, filesystems/proc.rst and accounting/psi.rst of the kernel.
+Used bytes of a cgroup: its memory without inactive_file, the page cache that the kernel reclaims first. The ring is
+shared memory and counts as used. Used bytes of the machine: MemTotal − MemAvailable. A cgroup of version 1 has no
+pressure file; its stalls are the machine's.
+Sources: Documentation/filesystems/proc.rst and accounting/psi.rst of the kernel, and those of `shm.cgroups`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ...ipc.modes import HOST_GAUGE, Tier
-from ...shm.cgroups import cgroup_folders
+from ...shm.cgroups import NO_LIMIT_BYTES, CgroupFolder, cgroup_folders, hierarchical_limit
 from .offers import offer
 from .reading import GaugeFailed, Reading, Result
 
@@ -41,7 +42,7 @@ class HostSource:
     percentage of time in which some or all tasks waited for memory, over 10 or 60 s.
 
     Args:
-        root: the mount point of cgroup v2.
+        root: where cgroup v2 is taken to be mounted if /proc/self/mountinfo names no mount.
         proc: the mount point of /proc.
     """
 
@@ -85,29 +86,32 @@ class HostSource:
         return _Bound("machine", total_bytes - available_bytes, total_bytes, self._proc / "pressure/memory")
 
     def _cgroups(self) -> Iterator[_Bound]:
-        for folder in cgroup_folders(_text(self._proc / "self/cgroup"), self._root):
+        _text(self._proc / "self/cgroup")  # a failure, unless it can be read
+        for folder in cgroup_folders(None, self._root, self._proc):
             found = self._cgroup(folder)
             if found is not None:
                 yield found
 
-    def _cgroup(self, folder: Path) -> _Bound | None:
+    def _cgroup(self, folder: CgroupFolder) -> _Bound | None:
         try:
-            limit = (folder / "memory.max").read_text().strip()
+            limit = folder.limit.read_text().strip()
         except FileNotFoundError:
-            return None  # the root, a folder without the controller, or no cgroup v2 at all
+            return None  # the root, a folder without the controller, or no cgroups at all
         except OSError as error:
             raise GaugeFailed(str(error)) from error
         if limit == "max":
             return None
-        inactive = re.search(r"^inactive_file (\d+)$", _text(folder / "memory.stat"), re.MULTILINE)
-        total_bytes = _number(folder / "memory.max", limit)
-        current_bytes = _number(folder / "memory.current", _text(folder / "memory.current").strip())
+        total_bytes = min(_number(folder.limit, limit), hierarchical_limit(folder))
+        if folder.version == 1 and total_bytes >= NO_LIMIT_BYTES:
+            return None
+        inactive = re.search(rf"^{folder.inactive_file} (\d+)$", _text(folder.path / "memory.stat"), re.MULTILINE)
+        current_bytes = _number(folder.usage, _text(folder.usage).strip())
         # The two are not read at the same instant.
         used_bytes = max(0, current_bytes - (int(inactive[1]) if inactive else 0))
         if not total_bytes:
-            raise GaugeFailed(f"{folder}/memory.max is 0")
-        of = "cgroup /" + str(folder.relative_to(self._root)).removeprefix(".")
-        return _Bound(of, used_bytes, total_bytes, folder / "memory.pressure")
+            raise GaugeFailed(f"{folder.limit} is 0")
+        stalls = folder.path / "memory.pressure" if folder.version == 2 else self._proc / "pressure/memory"
+        return _Bound(f"cgroup {folder.name}", used_bytes, total_bytes, stalls)
 
 
 def _stalls(file: Path) -> dict[str, Any]:

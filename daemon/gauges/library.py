@@ -3,18 +3,24 @@
 Owns: when a library is opened and closed, and the names of the GPUs that it has listed. Does not own the calls of a
 library (amd.py, nvidia.py).
 
+A unit is what a library lists, and what becomes a gauge: a GPU or a partition of one, by its index; or a slice of a
+GPU, by its name. Slices are made and destroyed while the driver runs.
+
 A library is opened at the first reading. If every GPU fails, it is opened again, at the earliest REOPEN_S after the
 last time: a library opened before its driver was reloaded gets no answers.
 
-Invariant: a GPU that was listed once is in every later result, as a failure if it cannot be read.
+Invariant: a GPU that was listed once is in every later result, as a failure if it cannot be read, unless its slices
+are listed in its place.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from typing import Final, Protocol
 
 from .reading import GaugeAbsent, GaugeFailed, Reading, Result
 
+Unit = int | str
 REOPEN_S: Final = 10.0
 """Seconds between two openings. Opening a library can take longer than a hundred readings."""
 
@@ -27,17 +33,22 @@ class Library(Protocol):
         """As in Source."""
         ...
 
+    @property
+    def sliced(self) -> Collection[int]:
+        """The GPUs in whose place slices are listed."""
+        ...
+
     def open(self) -> None:
         """Opens the library. Raises GaugeAbsent if the library or its driver is missing."""
 
-    def count(self) -> int:
-        """The number of GPUs that the library lists."""
+    def units(self) -> Sequence[Unit]:
+        """What the library lists now."""
 
-    def address(self, index: int) -> str:
-        """The name of a GPU, from its PCI address."""
+    def address(self, unit: int) -> str:
+        """The name of a GPU, from its PCI address. Not asked for slices."""
 
-    def read(self, index: int) -> Reading:
-        """The memory of a GPU now."""
+    def read(self, unit: Unit) -> Reading:
+        """The memory of a unit now."""
 
     def shut(self) -> None:
         """Closes the library."""
@@ -50,7 +61,7 @@ class LibrarySource:
         self._library = library
         self._opened_at: float | None = None
         self._names: dict[int, str] = {}
-        self._listed: dict[str, None] = {}
+        self._listed: dict[str, int] = {}
 
     @property
     def name(self) -> str:
@@ -62,7 +73,7 @@ class LibrarySource:
         if self._opened_at is None:
             self._open(now)
         try:
-            result = self._read_all(self._library.count())
+            result = self._read_all(self._library.units())
         except Exception as error:
             self._reopen_later(now)
             raise error if isinstance(error, GaugeFailed) else GaugeFailed(one_line(error)) from error
@@ -97,27 +108,29 @@ class LibrarySource:
         if self._opened_at is not None and now - self._opened_at >= REOPEN_S:
             self.close()
 
-    def _read_all(self, count: int) -> Result:
+    def _read_all(self, units: Sequence[Unit]) -> Result:
         result: Result = {}
-        for index in range(count):
-            name = f"{self.name}:{index}"
+        for unit in units:
+            name = unit if isinstance(unit, str) else f"{self.name}:{unit}"
             try:
-                name = self._name(index)
-                if name not in result:  # partitions of one card may share its address
-                    result[name] = self._library.read(index)
+                name = self._name(unit)
+                result[name] = self._library.read(unit)
             except GaugeFailed as failed:
                 result[name] = failed
             except Exception as error:
                 result[name] = GaugeFailed(one_line(error))
-        for name in self._listed:
-            result.setdefault(name, GaugeFailed("the driver no longer lists this GPU"))
+        for name, index in self._listed.items():
+            if index not in self._library.sliced:
+                result.setdefault(name, GaugeFailed("the driver no longer lists this GPU"))
         return result
 
-    def _name(self, index: int) -> str:
-        if index not in self._names:
-            self._names[index] = self._library.address(index)
-            self._listed[self._names[index]] = None
-        return self._names[index]
+    def _name(self, unit: Unit) -> str:
+        if isinstance(unit, str):
+            return unit
+        if unit not in self._names:
+            self._names[unit] = self._library.address(unit)
+            self._listed[self._names[unit]] = unit
+        return self._names[unit]
 
 
 def one_line(error: Exception) -> str:

@@ -3,26 +3,36 @@
 Owns: the calls of NVML. Does not own when the library is opened and closed (`library`).
 
 NVML needs and creates no GPU context. Used bytes are those that NVML reports; they include the driver's reserve.
+
+In place of a GPU in MIG mode its slices are listed, each by its UUID ("MIG-..."), which is also the name of a slice in
+CUDA_VISIBLE_DEVICES. A GPU in MIG mode without a slice is not listed: nothing can run on it.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Final
 
 from ...ipc.modes import Tier
-from .library import LibrarySource
+from .library import LibrarySource, Unit
 from .offers import offer
-from .reading import GaugeAbsent, Reading, pci_name
+from .reading import GaugeAbsent, GaugeFailed, Reading, pci_name
 
 
 class Nvml:
-    """NVML as a Library. Its state is global to the process; NVML counts how often it was opened."""
+    """NVML as a Library. Its state is global to the process; NVML counts how often it was opened.
+
+    Args:
+        root: the folder that has /dev.
+    """
 
     name: Final = "nvidia"
 
-    def __init__(self) -> None:
+    def __init__(self, root: Path = Path("/")) -> None:
+        self._device = root / "dev/nvidiactl"
         self._nvml: Any = None
-        self._handles: dict[int, Any] = {}
+        self._handles: dict[Unit, Any] = {}
+        self.sliced: set[int] = set()
 
     def open(self) -> None:
         """As in Library."""
@@ -33,25 +43,37 @@ class Nvml:
         try:
             pynvml.nvmlInit()
         except pynvml.NVMLError as error:
-            if error.value in (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_DRIVER_NOT_LOADED):
-                raise GaugeAbsent(str(error)) from error
-            raise
+            if error.value not in (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_DRIVER_NOT_LOADED):
+                raise
+            if self._device.exists():
+                raise GaugeFailed(f"{error}, and there is {self._device}") from error
+            raise GaugeAbsent(str(error)) from error
         self._nvml = pynvml
 
-    def count(self) -> int:
+    def units(self) -> list[Unit]:
         """As in Library."""
-        return int(self._nvml.nvmlDeviceGetCount())
+        self.sliced = set()
+        self._handles = {unit: handle for unit, handle in self._handles.items() if isinstance(unit, int)}
+        found: list[Unit] = []
+        for index in range(int(self._nvml.nvmlDeviceGetCount())):
+            slices = self._slices(index)
+            if slices is None:
+                found.append(index)
+                continue
+            self.sliced.add(index)
+            self._handles |= slices
+            found += slices
+        return found
 
-    def address(self, index: int) -> str:
+    def address(self, unit: int) -> str:
         """As in Library. NVML writes the PCI domain with eight digits; the kernel and torch use four."""
-        handle = self._nvml.nvmlDeviceGetHandleByIndex(index)
-        found = self._nvml.nvmlDeviceGetPciInfo(handle)
-        self._handles[index] = handle
+        found = self._nvml.nvmlDeviceGetPciInfo(self._handle(unit))
         return pci_name(found.domain, found.bus, found.device)
 
-    def read(self, index: int) -> Reading:
+    def read(self, unit: Unit) -> Reading:
         """As in Library."""
-        memory = self._nvml.nvmlDeviceGetMemoryInfo(self._handles[index])
+        handle = self._handles[unit] if isinstance(unit, str) else self._handle(unit)
+        memory = self._nvml.nvmlDeviceGetMemoryInfo(handle)
         return Reading(int(memory.used), int(memory.total))
 
     def shut(self) -> None:
@@ -59,10 +81,34 @@ class Nvml:
         self._handles.clear()
         self._nvml.nvmlShutdown()
 
+    def _handle(self, index: int) -> Any:
+        if index not in self._handles:
+            self._handles[index] = self._nvml.nvmlDeviceGetHandleByIndex(index)
+        return self._handles[index]
 
-def nvidia_source() -> LibrarySource:
-    """The source for NVIDIA GPUs. Opens nothing yet."""
-    return LibrarySource(Nvml())
+    def _slices(self, index: int) -> dict[Unit, Any] | None:
+        """The handles of a GPU's slices by UUID; None for a GPU that is not in MIG mode, or does not answer."""
+        nvml = self._nvml
+        try:
+            gpu = self._handle(index)
+            if nvml.nvmlDeviceGetMigMode(gpu)[0] != nvml.NVML_DEVICE_MIG_ENABLE:
+                return None
+            places = int(nvml.nvmlDeviceGetMaxMigDeviceCount(gpu))
+        except nvml.NVMLError:
+            return None  # not supported by the GPU or by an older driver; or lost, which reading it will tell
+        found: dict[Unit, Any] = {}
+        for place in range(places):
+            try:
+                handle = nvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu, place)
+            except nvml.NVMLError_NotFound:
+                continue
+            found[str(nvml.nvmlDeviceGetUUID(handle))] = handle
+        return found
 
 
-offer("nvidia", Tier.DEVICE, lambda given: nvidia_source(), auto=2, says="nvidia-ml-py")
+def nvidia_source(root: Path = Path("/")) -> LibrarySource:
+    """The source for NVIDIA GPUs. Opens nothing yet. `root`: the folder that has /dev."""
+    return LibrarySource(Nvml(root))
+
+
+offer("nvidia", Tier.DEVICE, lambda given: nvidia_source(given.root), auto=2, says="nvidia-ml-py")

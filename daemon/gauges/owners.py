@@ -2,10 +2,11 @@
 
 The daemon does not use torch itself. That needs a GPU context, which takes hundreds of megabytes of the watched memory.
 
-Owns: the last report of each device. Does not own the sending of reports (the client). Thread-safe: reports come from
+Owns: the latest report of each device. Does not own the sending of reports (the client). Thread-safe: reports come from
 another thread than the one that reads.
 
-Invariant: at most `devices_max` devices are known.
+Invariants: at most `devices_max` devices are known. A report is as old as the client's reading, not as its message:
+what was allocated in between is not in it.
 """
 
 from __future__ import annotations
@@ -48,8 +49,9 @@ class OwnersSource:
         self._reports: dict[str, _Report] = {}
         self._lock = threading.Lock()
 
-    def report(self, device: str, used_bytes: int, total_bytes: int, now: float) -> bool:
-        """Takes a client's reading of `device`. May be called from any thread.
+    def report(self, device: str, used_bytes: int, total_bytes: int, read_at: float) -> bool:
+        """Takes a client's reading of `device`, which began at `read_at`. An older one than the last changes nothing.
+        May be called from any thread.
 
         Returns:
             False if there would be more devices than devices_max. Then nothing has changed.
@@ -57,11 +59,13 @@ class OwnersSource:
         with self._lock:
             if device not in self._reports and len(self._reports) >= self._devices_max:
                 return False
-            self._reports[device] = _Report(used_bytes, total_bytes, now)
+            known = self._reports.get(device)
+            if known is None or known.at <= read_at:
+                self._reports[device] = _Report(used_bytes, total_bytes, read_at)
             return True
 
     def read(self, now: float) -> Result:
-        """As in Source. `began_at` of a reading is the time of its report: memory freed since then is not in it."""
+        """As in Source. `began_at` of a reading is the time at which its client began to read."""
         with self._lock:
             for device, report in list(self._reports.items()):
                 if now - report.at > self._forgotten_s:
@@ -74,7 +78,7 @@ class OwnersSource:
 
     def _reading(self, report: _Report, now: float) -> Reading | GaugeFailed:
         if now - report.at > self._late_s:
-            return GaugeFailed(f"no client has reported this device for {now - report.at:.3g} s")
+            return GaugeFailed(f"the last reading of a client is {now - report.at:.3g} s old")
         try:
             return Reading(report.used_bytes, report.total_bytes, began_at=report.at)
         except GaugeFailed as failed:

@@ -48,8 +48,16 @@ Result = dict[str, Reading | GaugeFailed]
 """By gauge: its reading, or why it cannot be read."""
 
 
+@dataclass(frozen=True, slots=True)
+class SourceAnswer:
+    """The outcome of one reading of a source, which began at `began_at`: its gauges, or why it could read none."""
+
+    result: Result | GaugeFailed
+    began_at: float
+
+
 class Source(Protocol):
-    """A source of gauges. All methods may block. One thread calls them, one call at a time."""
+    """A source of gauges. All methods may block, even for ever. One thread of its own calls them (`source_thread`)."""
 
     @property
     def name(self) -> str:

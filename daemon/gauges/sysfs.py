@@ -14,10 +14,13 @@ from .offers import offer
 from .reading import GaugeAbsent, GaugeFailed, Reading, Result
 
 _CARD: Final = re.compile(r"card[0-9]+")
+_APU_REVISIONS: Final = (2, 3)
 
 
 class SysfsSource:
     """Reads `mem_info_vram_used` and `mem_info_vram_total` of every card that has these files.
+
+    Of an APU that computes in the host's memory it reads `mem_info_gtt_used` and `mem_info_gtt_total`.
 
     Args:
         root: the folder that has /sys.
@@ -28,6 +31,7 @@ class SysfsSource:
     def __init__(self, root: Path = Path("/")) -> None:
         self._folder = root / "sys/class/drm"
         self._listed: dict[str, None] = {}
+        self._apus: dict[str, bool] = {}
 
     def read(self, now: float) -> Result:
         """As in Source. A gauge has the name of the folder that the card's link points to: its PCI address."""
@@ -36,7 +40,7 @@ class SysfsSource:
             name = device.name
             self._listed[name] = None
             try:
-                result[name] = Reading(_number(device / "mem_info_vram_used"), _number(device / "mem_info_vram_total"))
+                result[name] = self._read(device)
             except GaugeFailed as failed:
                 result[name] = failed
         for name in self._listed:
@@ -48,6 +52,15 @@ class SysfsSource:
     def close(self) -> None:
         """As in Source."""
 
+    def _read(self, device: Path) -> Reading:
+        vram = Reading(_number(device / "mem_info_vram_used"), _number(device / "mem_info_vram_total"))
+        if device.name not in self._apus:
+            self._apus[device.name] = is_apu(device)
+        if not self._apus[device.name]:
+            return vram
+        gtt = Reading(_number(device / "mem_info_gtt_used"), _number(device / "mem_info_gtt_total"), {"of": "GTT"})
+        return gtt if computes_in_gtt(vram.total_bytes, gtt.total_bytes) else vram
+
     def _devices(self) -> list[Path]:
         try:
             cards = sorted(each for each in self._folder.iterdir() if _CARD.fullmatch(each.name))
@@ -57,6 +70,24 @@ class SysfsSource:
             return []
         except OSError as error:
             raise GaugeFailed(str(error)) from error
+
+
+def is_apu(device: Path) -> bool:
+    """Whether a card is part of a processor, by the format of its metrics: formats 2 and 3 are those of APUs.
+
+    False if that cannot be read. `device`: the card's folder in /sys.
+    """
+    try:
+        with (device / "gpu_metrics").open("rb") as file:
+            return file.read(4)[2] in _APU_REVISIONS
+    except (OSError, IndexError):
+        return False
+
+
+def computes_in_gtt(vram_bytes: int, gtt_bytes: int) -> bool:
+    """Whether the driver of an APU allocates in the host's memory (GTT) for computing, as amdgpu decides
+    (`apu_prefer_gtt`): if the memory set aside for graphics is smaller."""
+    return vram_bytes < gtt_bytes
 
 
 def _number(file: Path) -> int:

@@ -2,14 +2,40 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from tensord.shm.cgroups import Cgroup, cgroups
+
+MIB = 1 << 20
+UNLIMITED = 9223372036854771712
+V1 = Path("/sys/fs/cgroup/memory")
 
 
 def _write(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
+
+
+def _v1(folder: Path, limit: int, used: int, hierarchical: int | None = None) -> None:
+    _write(folder / "memory.limit_in_bytes", f"{limit}\n")
+    _write(folder / "memory.usage_in_bytes", f"{used}\n")
+    stat = f"inactive_file 1\nhierarchical_memory_limit {limit if hierarchical is None else hierarchical}\n"
+    _write(folder / "memory.stat", stat)
+
+
+def _mounted(proc: Path, *mounts: tuple[Path, str, str, str]) -> None:
+    lines = [
+        f"{number} 31 0:{number} {root} {point} rw,nosuid shared:9 - {kind} {kind} rw,{options}\n"
+        for number, (point, root, kind, options) in enumerate(mounts, 32)
+    ]
+    _write(proc / "self/mountinfo", "23 1 8:1 / / rw - ext4 /dev/sda1 rw\n" + "".join(lines))
 
 
 def test_every_limited_cgroup_above_a_process_counts(tmp_path: Path) -> None:
@@ -29,18 +55,64 @@ def test_without_cgroups_there_is_no_limit(tmp_path: Path) -> None:
     assert list(cgroups(None, tmp_path / "cg", tmp_path / "proc")) == []
 
 
-def test_the_limits_of_version_1_count_too(tmp_path: Path) -> None:
-    _write(tmp_path / "proc/7/cgroup", "12:cpuset:/\n9:memory:/docker/ab\n1:name=systemd:/docker/ab\n0::/docker/ab\n")
-    root = tmp_path / "cg"
-    _write(root / "memory/docker/ab/memory.limit_in_bytes", "1000\n")
-    _write(root / "memory/docker/ab/memory.usage_in_bytes", "10\n")
-    _write(root / "memory/memory.limit_in_bytes", "9223372036854771712\n")
-    _write(root / "memory/memory.usage_in_bytes", "30\n")
-    assert list(cgroups(7, root, tmp_path / "proc")) == [Cgroup("/docker/ab", 1000, 10)]
+def test_the_limits_of_cgroup_v1_count_from_the_own_cgroup_upwards(tmp_path: Path) -> None:
+    proc, memory = tmp_path / "proc", tmp_path / "cg/memory"
+    _write(proc / "self/cgroup", "8:pids:/a\n5:cpu,memory:/a/b\n1:name=systemd:/a\n0::/\n")
+    _mounted(
+        proc,
+        (tmp_path / "cg/unified", "/", "cgroup2", ""),
+        (tmp_path / "cg/pids", "/", "cgroup", "pids"),
+        (memory, "/", "cgroup", "cpu,memory"),
+    )
+    _v1(memory / "a/b", 1000, 10)
+    _v1(memory / "a", 800, 600)
+    _v1(memory, UNLIMITED, 5000)
+    assert list(cgroups(None, tmp_path / "cg", proc)) == [Cgroup("/a/b", 1000, 10), Cgroup("/a", 800, 600)]
 
 
-def test_in_a_container_the_limit_of_version_1_stands_at_the_root(tmp_path: Path) -> None:
-    _write(tmp_path / "proc/7/cgroup", "9:cpu,memory:/docker/ab\n")
-    _write(tmp_path / "cg/memory/memory.limit_in_bytes", "1000\n")
-    _write(tmp_path / "cg/memory/memory.usage_in_bytes", "990\n")
-    assert list(cgroups(7, tmp_path / "cg", tmp_path / "proc")) == [Cgroup("/", 1000, 990)]
+def test_a_container_reads_its_limit_of_cgroup_v1_at_the_mount_that_it_sees(tmp_path: Path) -> None:
+    """The membership is the host's, and so is the root of the mount, in whose place the container's folder stands."""
+    proc, memory = tmp_path / "proc", tmp_path / "with space/memory"
+    _write(proc / "self/cgroup", "4:memory:/docker/0123\n")
+    _mounted(proc, (Path(str(memory).replace(" ", "\\040")), "/docker/0123", "cgroup", "memory"))
+    _v1(memory, UNLIMITED, 300, hierarchical=700)
+    assert list(cgroups(None, tmp_path / "cg", proc)) == [Cgroup("/", 700, 300)], "the limit of one that is not seen"
+
+
+def test_a_membership_outside_of_the_mount_is_read_at_the_mount(tmp_path: Path) -> None:
+    proc, root = tmp_path / "proc", tmp_path / "cg"
+    _write(proc / "self/cgroup", "0::/../../elsewhere\n")
+    _mounted(proc, (root, "/", "cgroup2", ""))
+    _write(root / "memory.max", "5000\n")
+    _write(root / "memory.current", "30\n")
+    assert list(cgroups(None, tmp_path / "nowhere", proc)) == [Cgroup("/", 5000, 30)]
+
+
+@pytest.fixture
+def limited() -> Iterator[Path]:
+    """A real cgroup v1 of 300 MiB, where this process may make one."""
+    folder = V1 / f"tensord-test-{os.getpid()}"
+    try:
+        folder.mkdir()
+        (folder / "memory.limit_in_bytes").write_text(str(300 * MIB))
+    except OSError as error:
+        pytest.skip(f"no memory cgroup of version 1 can be made here: {error}")
+    yield folder
+    with contextlib.suppress(OSError):
+        folder.rmdir()
+
+
+def test_a_process_in_a_real_cgroup_v1_chooses_a_ring_that_fits(limited: Path) -> None:
+    """A ring of 2.9 GiB was chosen in a group of 300 MiB, and the daemon was killed as it filled it."""
+    script = (
+        "import os, sys; open(sys.argv[1] + '/cgroup.procs', 'w').write(str(os.getpid()))\n"
+        "from tensord.daemon.config.config import Config\n"
+        "from tensord.daemon.gauges.host import HostSource\n"
+        "print(Config.load([], {}).ring_bytes, HostSource().read(0.0)['host'].total_bytes)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(limited)], capture_output=True, text=True, check=True, timeout=60
+    )
+    ring_bytes, gauge_bytes = map(int, done.stdout.split())
+    assert ring_bytes < 300 * MIB // 2
+    assert gauge_bytes == 300 * MIB

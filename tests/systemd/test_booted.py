@@ -11,6 +11,8 @@ import subprocess
 from pathlib import Path
 from typing import Final
 
+import pytest
+
 from .machine import Machine
 from .service import BOOTED, CONTROL, CTL, GET_AGAIN, PYTHON, READER, STATUS, UNITS, Reading, configure, status
 

@@ -97,7 +97,7 @@ class PressureCalls(ClientBase):
         Raises:
             UsageError: a value is out of its range.
             DeviceFull: less is free; the message says how much.
-            NoGauge: nothing measures how full the device is.
+            NoGauge: nothing measures how full the device is, or its gauge cannot be read now.
             LimitReached: reservations_max.
             DaemonUnavailable, TimedOut: the daemon did not answer.
         """

@@ -43,6 +43,7 @@ def diagnose(daemon: Daemon) -> list[Finding]:
     hardware = facts.hardware()
     metrics = _metrics_path(daemon) if status else None
     former: dict[str, Any] = status.get("former", {})
+    governor = status.get("governor", {})
     found = [left for name in leftovers.instances() if (left := leftovers.look(name)) is not None]
     return [
         *_sockets(daemon, caller),
@@ -68,7 +69,7 @@ def diagnose(daemon: Daemon) -> list[Finding]:
             removes=access.removes_ipc(facts.logind_texts()),
         ),
         *access.leftover(found, status.get("instance")),
-        pressure.gauges(status.get("governor", {}).get("gauges"), hardware),
+        pressure.gauges(governor.get("gauges"), hardware, governor.get("sources", ())),
         pressure.metrics(metrics, None if metrics is None else facts.scrape(metrics, daemon.timeout_s)),
         *software.gpus(probed(), hardware),
     ]

@@ -7,24 +7,36 @@ from pathlib import Path
 from typing import Any
 
 from ....ipc.modes import HOST_GAUGE
+from ..tables import age
 from .finding import Finding, ok, warn
 
 _MADE_UP = {"drill": "in a drill", "file": "read from a file"}
 
 
-def gauges(found: Sequence[Mapping[str, Any]] | None, hardware: Mapping[str, bool]) -> Finding:
+def gauges(
+    found: Sequence[Mapping[str, Any]] | None,
+    hardware: Mapping[str, bool],
+    sources: Sequence[Mapping[str, Any]] = (),
+) -> Finding:
     """Whether the daemon can measure the tiers. `found`: the gauges in its status; None without a daemon. `hardware`:
-    by extra ("nvidia", "amd"), whether such a GPU is present."""
+    by extra ("nvidia", "amd"), whether such a GPU is present. `sources`: what each source of gauges does."""
     check = "gauges"
     if found is None:
         return ok(check, "no daemon to ask")
     text = ", ".join(f"{gauge['gauge']} by {gauge['source']}" for gauge in found) or "none"
-    stale = [gauge["gauge"] for gauge in found if gauge["stale"]]
+    broken = [
+        f"source {each['source']} {each['state']} for {age(each['since_s'])}: {each['why']}"
+        for each in sources
+        if each["problem"]
+    ]
+    stale = [f"{gauge['gauge']}, read {age(gauge['age_s'])} ago" for gauge in found if gauge["stale"]]
     if stale:
+        broken.append(f"cannot be read any more: {'; '.join(stale)}")
+    if broken:
         return warn(
             check,
-            f"{text}; cannot be read any more: {', '.join(stale)}",
-            "the daemon's log says why; until then their last values are used",
+            f"{text}; {'; '.join(broken)}",
+            "the daemon's log says why; until then last values are used, and no memory of such a device is reserved",
         )
     made_up = [f"{gauge['gauge']} is {_MADE_UP[gauge['source']]}" for gauge in found if gauge["source"] in _MADE_UP]
     if made_up:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from ....ipc import messages
 from ....ipc.modes import Tier
@@ -48,7 +48,7 @@ class GovernorReceived:
 class Sample:
     """One gauge's reading. `began_at`: when reading began; memory freed later cannot show in it.
 
-    `source`: the name of its source. `stale`: the source has failed three times or more, and this is its last value.
+    `source`: the name of its source. `stale`: no source reads the gauge now, and this is the last value.
     `shown`: further values for status (memory stalls of the host).
     """
 
@@ -63,10 +63,30 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
+class SourceState:
+    """What one source of gauges does. `since`: when the state began; for "hanging", when the reading began.
+
+    `state`: "hanging" if a reading has not returned within its deadline; "waiting" before the first answer.
+    `problem`: a person must look, and no stale gauge says so.
+    """
+
+    source: str
+    tier: Tier
+    state: Literal["ok", "failing", "hanging", "absent", "waiting"]
+    since: float
+    why: str = ""
+    problem: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Sampled:
-    """The readings of all gauges, taken together. A gauge without a reading has vanished."""
+    """The last readings of all gauges, and the states of their sources. A gauge without a reading has vanished.
+
+    Readings that are not newer than those of the last Sampled change nothing but whether a gauge is stale.
+    """
 
     samples: tuple[Sample, ...]
+    sources: tuple[SourceState, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

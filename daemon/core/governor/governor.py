@@ -42,6 +42,7 @@ from .events import (
     GovernorReceived,
     GovernorTick,
     Sampled,
+    SourceState,
 )
 from .floors import Floors
 from .host import Host, accepts_offload
@@ -72,6 +73,7 @@ class Governor:
         self.reservations = Reservations(limits)
         self.floors = Floors(limits)
         self.host = Host(limits, self._outbox)
+        self.sources: tuple[SourceState, ...] = ()
         self._drills = Drills(self.tiers, self.devices, self.host, self._circumstances, limits)
         self._now = 0.0
         self._handlers: dict[type[Any], Callable[[Any, float], None]] = {
@@ -188,6 +190,7 @@ class Governor:
             self._outbox.refuse(event.client, id_of(message), error)
 
     def _sampled(self, event: Sampled, now: float) -> None:
+        self.sources = event.sources
         self._apply_changes(self.tiers.sampled(event.samples, now), now)
 
     def _limits_changed(self, event: GovernorLimitsChanged, now: float) -> None:
@@ -238,7 +241,14 @@ class Governor:
         gauge = self._gauge_of(message.device)
         if gauge is None:
             raise NoGauge(f"device {message.device!r} has no gauge, so no memory of it can be reserved")
-        free_bytes = gauge.sample.total_bytes - gauge.sample.used_bytes
+        sample = gauge.sample
+        if sample.stale:
+            raise NoGauge(
+                f"the gauge of {sample.gauge} cannot be read ({sample.source}: {sample.shown.get('failure', '')}); its "
+                f"last reading is {now - sample.began_at:.3g} s old, so no memory of it can be reserved: try again "
+                "when `tensorctl health` no longer names it"
+            )
+        free_bytes = sample.total_bytes - sample.used_bytes
         self._outbox.send(client, self.reservations.reserve(client, message, free_bytes, now))
 
     def _release_reservation(self, client: int, message: messages.ReleaseReservation, now: float) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from .events import SourceState
 from .tiers import Gauge
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ def status(governor: Governor, now: float) -> dict[str, Any]:
     host, tiers = governor.host, governor.tiers
     return {
         "gauges": [_gauge(governor, gauge, now) for gauge in tiers],
+        "sources": [_source(each, now) for each in governor.sources],
         "thresholds": asdict(governor.limits.thresholds),
         "devices": _devices(governor, now),
         "owners": governor.devices.owners(),
@@ -46,8 +48,20 @@ def _gauge(governor: Governor, gauge: Gauge, now: float) -> dict[str, Any]:
         "mode": gauge.mode.value,
         "level": gauge.level.value,
         "stale": sample.stale,
+        "age_s": max(0.0, now - sample.began_at),
         "since_s": governor.tiers.in_mode_s(sample.gauge, now),
         "refuses": gauge.refuses,
+    }
+
+
+def _source(source: SourceState, now: float) -> dict[str, Any]:
+    return {
+        "source": source.source,
+        "tier": source.tier.value,
+        "state": source.state,
+        "since_s": max(0.0, now - source.since),
+        "why": source.why,
+        "problem": source.problem,
     }
 
 

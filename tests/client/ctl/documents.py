@@ -148,8 +148,21 @@ def gauge(name: str, used_bytes: int, total_bytes: int, mode: str, **changed: An
         "mode": mode,
         "level": mode,
         "stale": False,
+        "age_s": 1.2,
         "since_s": 192.4,
         "refuses": mode == "emergency",
+        **changed,
+    }
+
+
+def source(name: str, **changed: Any) -> dict[str, Any]:
+    return {
+        "source": name,
+        "tier": "device",
+        "state": "ok",
+        "since_s": 300.0,
+        "why": "",
+        "problem": False,
         **changed,
     }
 
@@ -202,6 +215,7 @@ def governor(**changed: Any) -> dict[str, Any]:
             gauge(CARD, 70 * GIB, 80 * GIB, "pressure"),
             gauge(OTHER, 79 * GIB, 80 * GIB, "emergency", source="drill"),
         ],
+        "sources": [source("nvidia")],
         "thresholds": {"normal": 0.7, "pressure": 0.85, "critical": 0.92, "emergency": 0.96, "hysteresis": 0.02},
         "devices": [device(CARD), device(OTHER, entries=0, bytes=0, owners=0, queueing={})],
         "owners": [owner(1), owner(2)],

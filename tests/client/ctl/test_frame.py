@@ -58,7 +58,7 @@ def test_a_bar_has_its_width(used_share: float, thresholds: list[float], width: 
 def test_drilled_stale_stuck_refusing_and_silent_parts_are_highlighted() -> None:
     quiet = documents.governor(gauges=[documents.gauge("host", 1, 4, "relaxed")])
     client = [documents.client(2)]
-    words = ("DRILL", "FILE", "STALE", "REFUSES", "STUCK", "NOT ANSWERING")
+    words = ("DRILL", "FILE", "STALE", "REFUSES", "STUCK", "NOT ANSWERING", "hanging")
     assert not any(word in "\n".join(drawn(documents.status(governor=quiet), client)) for word in words)
     loud = documents.governor(
         gauges=[
@@ -66,6 +66,7 @@ def test_drilled_stale_stuck_refusing_and_silent_parts_are_highlighted() -> None
             documents.gauge(CARD, 1, 4, "relaxed", stale=True),
             documents.gauge(OTHER, 4, 4, "emergency", source="drill"),
         ],
+        sources=[documents.source("nvidia", state="hanging", why="no answer for 9 s", problem=True)],
         devices=[documents.device(CARD, stuck="a pass lowered nothing")],
         owners=[documents.owner(2, unresponsive=True)],
     )

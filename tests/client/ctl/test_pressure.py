@@ -20,7 +20,9 @@ def line(begins: str, has: str, **governor: Any) -> str:
 
 
 def test_a_gauge_is_shown_with_its_mode_share_and_source() -> None:
-    assert line("gauge", CARD).split(maxsplit=1)[1] == (f"{CARD}: pressure for 3m12s, 87.5 % of 80.0 GiB; from nvidia")
+    assert line("gauge", CARD).split(maxsplit=1)[1] == (
+        f"{CARD}: pressure for 3m12s, 87.5 % of 80.0 GiB; from nvidia, read 1s ago"
+    )
 
 
 def test_made_up_readings_are_said_to_be() -> None:
@@ -32,6 +34,12 @@ def test_made_up_readings_are_said_to_be() -> None:
 
 def test_a_gauge_that_cannot_be_read_is_said_to_be_stale() -> None:
     assert "STALE" in line("gauge", CARD, gauges=[documents.gauge(CARD, 1, 2, "normal", stale=True)])
+
+
+def test_a_source_that_hangs_is_said_to_with_since_when() -> None:
+    hanging = documents.source("nvidia", state="hanging", since_s=65.0, why="no answer for 65 s", problem=True)
+    assert "nvidia hanging for 1m05s: no answer for 65 s" in line("SOURCE", "nvidia", sources=[hanging])
+    assert not any("SOURCE" in line for line in lines())
 
 
 def test_without_gauges_that_is_said() -> None:

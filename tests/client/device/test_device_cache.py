@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import threading
 from collections.abc import Iterator
@@ -348,6 +349,31 @@ def test_a_daemon_without_a_gauge_of_its_own_goes_by_what_the_owner_sees(card: F
         cache = tensord.DeviceCache(daemon.start().client(), FakeVram(card, reports=True))
         until(lambda: cache.mode is Mode.NORMAL, "the daemon to hear of it")
         cache.close()
+
+
+def test_an_owner_that_cannot_read_its_device_says_so_once_and_keeps_its_entries(
+    card: FakeCard, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Unreadable(FakeVram):
+        asked = 0
+
+        def reading(self) -> tuple[int, int]:
+            self.asked += 1
+            if self.asked < 3:
+                raise RuntimeError("CUDA error: unknown error")
+            return super().reading()
+
+    with (
+        watching(card, gauges_device="owners", gauges_file=card.folder / "none") as daemon,
+        caplog.at_level(logging.WARNING, "tensord"),
+    ):
+        cache = tensord.DeviceCache(daemon.start().client(), Unreadable(card, reports=True))
+        assert cache.put(key(1), cache.device.upload(values(1)), tokens=1).wait(30).state == "registered"  # type: ignore[attr-defined]
+        until(lambda: cache.mode is Mode.RELAXED, "the first reading")
+        cache.close()
+    assert [line.message for line in caplog.records] == [
+        f"the memory of {CARD} cannot be read: CUDA error: unknown error"
+    ]
 
 
 # ---- the end, forks, threads

@@ -6,13 +6,15 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from types import SimpleNamespace
 from typing import Any
+from uuid import UUID
 
 import numpy as np
 import pytest
 import torch
 
-from tensord.client.device import torch_device
+from tensord.client.device import gpu_name, torch_device
 from tensord.client.device.torch_device import TorchDevice
 from tensord.errors import DeviceFull, UnsupportedLeaf, UsageError
 from tensord.shm.dtypes import _TORCH_NAMES
@@ -171,7 +173,7 @@ def test_the_pci_address_comes_from_the_driver_if_torch_lacks_it(monkeypatch: py
             told.value = b"00000000:0A:00.0"
             return 0
 
-    monkeypatch.setattr(torch_device, "_library", lambda *names: Driver())
+    monkeypatch.setattr(gpu_name, "_library", lambda *names: Driver())
     assert TorchDevice(accelerator=Accelerator(KIB)).name == "0000:0a:00.0"
 
 
@@ -179,10 +181,102 @@ def test_without_either_it_is_the_uuid_and_without_that_a_name_is_asked_for(monk
     def missing(*names: str) -> Any:
         raise OSError("no such library")
 
-    monkeypatch.setattr(torch_device, "_library", missing)
+    monkeypatch.setattr(gpu_name, "_library", missing)
     assert TorchDevice(accelerator=Accelerator(KIB, uuid="AB-1")).name == "gpu-ab-1"
     with pytest.raises(UsageError, match="pass name="):
         TorchDevice(accelerator=Accelerator(KIB))
+
+
+GPU_UUID = UUID("11111111-2222-3333-4444-555555555555")
+SLICE_UUID = UUID("99999999-8888-7777-6666-555555555555")
+
+
+class Cuda:
+    """The calls of libcuda that tell UUIDs."""
+
+    def __init__(self, own: UUID) -> None:
+        self._own = own
+
+    def cuInit(self, flags: int) -> int:
+        return 0
+
+    def cuDeviceGet(self, number: Any, ordinal: int) -> int:
+        return 0
+
+    def cuDeviceGetUuid(self, told: Any, number: Any) -> int:
+        told.raw = GPU_UUID.bytes
+        return 0
+
+    def cuDeviceGetUuid_v2(self, told: Any, number: Any) -> int:
+        told.raw = self._own.bytes
+        return 0
+
+
+@pytest.mark.parametrize(
+    ("own", "visible", "expected"),
+    [
+        (GPU_UUID, "", "0000:65:00.0"),
+        (GPU_UUID, "0", "0000:65:00.0"),
+        (SLICE_UUID, "", f"MIG-{SLICE_UUID}"),  # in a container, which shows one slice only
+        (SLICE_UUID, f"MIG-{SLICE_UUID}", f"MIG-{SLICE_UUID}"),
+        (SLICE_UUID, "MIG-9999", f"MIG-{SLICE_UUID}"),  # CUDA takes the beginning of a UUID
+        (SLICE_UUID, f"MIG-GPU-{GPU_UUID}/1/0", f"MIG-GPU-{GPU_UUID}/1/0"),  # drivers before R470
+        (None, f"MIG-{SLICE_UUID}", f"MIG-{SLICE_UUID}"),
+        (None, "", "0000:65:00.0"),
+    ],
+)
+def test_a_mig_slice_is_named_by_its_uuid_and_a_whole_gpu_by_its_address(
+    monkeypatch: pytest.MonkeyPatch, own: UUID | None, visible: str, expected: str
+) -> None:
+    def library(*names: str) -> Cuda:
+        if own is None:
+            raise OSError("no such library")
+        return Cuda(own)
+
+    monkeypatch.setattr(gpu_name, "_library", library)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert TorchDevice(accelerator=Accelerator(KIB, **PLACE)).name == expected
+
+
+@pytest.mark.parametrize("numbered", [True, False])
+def test_the_partitions_of_an_amd_card_are_named_by_their_numbers(
+    monkeypatch: pytest.MonkeyPatch, numbered: bool
+) -> None:
+    class Hip:
+        def hipDeviceGetPCIBusId(self, told: Any, told_bytes: int, number: Any) -> int:
+            told.value = f"0000:0C:00.{number.value if numbered else 0}".encode()
+            return 0
+
+    monkeypatch.setattr(gpu_name, "_library", lambda *names: Hip())
+    told = SimpleNamespace(version=SimpleNamespace(hip="7.0"))
+    names = [gpu_name.gpu_name(told, Accelerator(KIB), index) for index in range(4)]  # type: ignore[arg-type]
+    assert names == ["0000:0c:00.0", "0000:0c:00.1", "0000:0c:00.2", "0000:0c:00.3"]
+
+
+class Pluggable(Accelerator):
+    """A pluggable allocator: torch has no statistics of it."""
+
+    def memory_reserved(self, index: int) -> int:
+        raise RuntimeError("CUDAPluggableAllocator does not yet support getDeviceStats")
+
+
+class Bare(Pluggable):
+    def empty_cache(self) -> None:
+        raise RuntimeError("the allocator does not yet support emptyCache")
+
+
+class Blind(Pluggable):
+    def mem_get_info(self, index: int) -> tuple[int, int]:
+        raise RuntimeError("CUDA error")
+
+
+@pytest.mark.parametrize(("kind", "freed_bytes"), [(Accelerator, KIB), (Pluggable, KIB), (Blind, 0), (Bare, 0)])
+def test_memory_is_given_back_whatever_the_allocator_can_tell(kind: type[Accelerator], freed_bytes: int) -> None:
+    card = kind(8 * KIB, **PLACE)
+    device = TorchDevice(accelerator=card)
+    tensor = card.empty((KIB,), torch.uint8)
+    del tensor
+    assert device.give_back() == freed_bytes
 
 
 @pytest.mark.parametrize(("device", "what"), [("cuda:0", "cuda:0"), (1, "device is 1"), (-1, "device is -1")])

@@ -16,6 +16,7 @@ import pytest
 
 from tensord.daemon.gauges.reading import GaugeAbsent, GaugeFailed, Reading, Result
 
+from ...daemon_process import until
 from .conformance import Stage
 
 STANDINS: Final = Path(__file__).with_name("standins")
@@ -39,7 +40,11 @@ def compiled(source: str, library: Path, *flags: str) -> Path:
 
 @dataclass
 class Card:
-    """One card, as a library shows it. `error`: what reading its memory answers instead."""
+    """One card, as a library shows it. `error`: what reading its memory answers instead.
+
+    `mig`: 1 in MIG mode, 0 out of it, -1 for a card that has none. `slice_of`: the index of the card of which this is a
+    MIG slice, with `bus` in its UUID.
+    """
 
     used_bytes: int
     total_bytes: int = 80 * GIB
@@ -48,10 +53,15 @@ class Card:
     bus: int = 0x65
     device: int = 0
     function: int = 0
+    gtt_used_bytes: int = 0
+    gtt_total_bytes: int = 0
+    mig: int = -1
+    slice_of: int = -1
 
     def line(self) -> str:
         place = f"{self.domain:x} {self.bus:x} {self.device:x} {self.function:x}"
-        return f"{self.error} {self.used_bytes} {self.total_bytes} {place}\n"
+        gtt = f"{self.gtt_used_bytes} {self.gtt_total_bytes}"
+        return f"{self.error} {self.used_bytes} {self.total_bytes} {place} {gtt} {self.mig} {self.slice_of}\n"
 
 
 @dataclass
@@ -71,6 +81,29 @@ class Cards:
     def hide(self) -> None:
         """There is no driver any more."""
         self.file.unlink()
+
+
+class Hang:
+    """The file that tells a stand-in which call hangs ($STANDIN_HANG): "open", "count", "address 0", "read 1" ..."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._there = Path(f"{file}.at")
+
+    def begin(self, *calls: str) -> None:
+        """From now on these calls do not return."""
+        self._there.unlink(missing_ok=True)
+        beside = Path(f"{self._file}.new")
+        beside.write_text("\n".join(calls))
+        beside.rename(self._file)
+
+    def until_there(self) -> None:
+        """Waits until a call hangs."""
+        until(self._there.exists, "a call to hang")
+
+    def end(self) -> None:
+        """The call returns, and no other one hangs."""
+        self._file.unlink(missing_ok=True)
 
 
 class Reader:

@@ -79,6 +79,36 @@ def test_minus_one_is_a_failure_that_says_why_and_never_a_value(cards: Cards, be
     assert reader.end() == LIBDRM_SAYS, "pyrsmi's errors are the source's to tell, and nobody else's"
 
 
+def test_every_partition_of_a_card_is_a_gauge_of_its_own(cards: Cards, begin: Begin) -> None:
+    """In CPX mode. Libraries number them in the function of the address, or give all of them one address."""
+    cards.cards = [Card(number, bus=1, function=number) for number in range(4)]
+    cards.cards += [Card(10 + number, bus=2) for number in range(4)]
+    cards.show()
+    assert begin().gauges() == {
+        **{f"0000:01:00.{number}": [number, 80 * GIB] for number in range(4)},
+        **{f"0000:02:00.{number}": [10 + number, 80 * GIB] for number in range(4)},
+    }
+
+
+def test_an_apu_that_computes_in_the_hosts_memory_is_as_full_as_that(cards: Cards, begin: Begin, root: Path) -> None:
+    """The driver does so if the memory set aside for graphics is smaller. A card's own memory always counts."""
+    cards.cards = [
+        Card(400 << 20, 512 << 20, bus=1, gtt_used_bytes=9 * GIB, gtt_total_bytes=64 * GIB),
+        Card(30 * GIB, 96 * GIB, bus=2, gtt_used_bytes=1, gtt_total_bytes=16 * GIB),
+        Card(7 * GIB, 8 * GIB, bus=3, gtt_used_bytes=1, gtt_total_bytes=64 * GIB),
+    ]
+    for bus, revision in ((1, 2), (2, 3), (3, 1)):
+        device = root / f"sys/bus/pci/devices/0000:{bus:02x}:00.0"
+        device.mkdir(parents=True)
+        (device / "gpu_metrics").write_bytes(bytes([120, 0, revision, 0]) + bytes(116))
+    cards.show()
+    assert begin().gauges() == {
+        "0000:01:00.0": [9 * GIB, 64 * GIB],
+        "0000:02:00.0": [30 * GIB, 96 * GIB],
+        "0000:03:00.0": [7 * GIB, 8 * GIB],
+    }
+
+
 def test_a_driver_that_was_reloaded_is_asked_anew(cards: Cards, begin: Begin) -> None:
     cards.cards = [Card(1)]
     cards.show()

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tensord.daemon.core.governor.effects import GovernorLog
-from tensord.daemon.core.governor.events import Sample
-from tensord.daemon.gauges.chain import RECOVERED_AFTER, STALE_AFTER, Chain
-from tensord.daemon.gauges.reading import GaugeAbsent, GaugeFailed, Reading
+from tensord.daemon.core.governor.events import Sample, SourceState
+from tensord.daemon.gauges.chain import RECOVERED_AFTER, STALE_AFTER, STALE_S, Chain
+from tensord.daemon.gauges.reading import GaugeAbsent, GaugeFailed, Reading, SourceAnswer
 from tensord.ipc.modes import Tier
 
 Results = Mapping[str, Mapping[str, Reading | GaugeFailed] | GaugeFailed]
@@ -27,13 +27,24 @@ class Told:
         self.now = 0.0
         self.lines: list[GovernorLog] = []
 
-    def take(self, results: Results) -> dict[str, Sample]:
+    def take(self, results: Results, hanging: Mapping[str, float] | None = None) -> dict[str, Sample]:
+        """Takes what the sources answer to a reading that began now. One that is left out has not answered."""
         self.now += 2.0
-        samples, lines = self.chain.take(results, self.now)
+        answers = {
+            source: SourceAnswer(dict(got) if isinstance(got, Mapping) else got, self.now)
+            for source, got in results.items()
+        }
+        return self.took(answers, hanging or {})
+
+    def took(self, answers: Mapping[str, SourceAnswer], hanging: Mapping[str, float]) -> dict[str, Sample]:
+        samples, lines = self.chain.take(answers, hanging, self.now)
         self.lines += lines
         self.chain.check_invariants()
         assert len({sample.gauge for sample in samples}) == len(samples), "a gauge appears once"
         return {sample.gauge: sample for sample in samples}
+
+    def state(self, source: str) -> SourceState:
+        return next(each for each in self.chain.states() if each.source == source)
 
     def told(self, *levels: str) -> list[tuple[str, str, str | None]]:
         return [(e.event, e.fields["source"], e.fields.get("gauge")) for e in self.lines if e.level in levels]
@@ -196,6 +207,86 @@ def test_a_reading_that_began_earlier_than_the_sample_says_so() -> None:
 def test_a_reading_that_cannot_be_true_cannot_be_made(used_bytes: int, total_bytes: int) -> None:
     with pytest.raises(GaugeFailed, match=f"{used_bytes} of {total_bytes}"):
         Reading(used_bytes, total_bytes)
+
+
+def test_a_reading_is_stale_by_its_age_whatever_its_source_does() -> None:
+    told = Told("owners")
+    told.take({"owners": {CARD: used(7)}})
+    ages = [told.take({})[CARD] for _ in range(4)]
+    assert [sample.stale for sample in ages] == [False, False, False, True], f"{STALE_S} s"
+    assert ages[-1].shown == {"failure": "its last reading began 8 s ago"}
+    late = Reading(8, 100, began_at=told.now - 10.0)
+    assert told.take({"owners": {CARD: late}})[CARD].stale, "an answer that comes late is as old as its beginning"
+    assert not told.take({"owners": {CARD: used(9)}})[CARD].stale
+
+
+def test_a_gauge_whose_reading_is_too_old_is_read_from_the_next_source() -> None:
+    told = Told("amd", "sysfs")
+    told.take({"amd": {CARD: used(1)}, "sysfs": {CARD: used(2)}})
+    sources = [told.take({"sysfs": {CARD: used(2)}})[CARD].source for _ in range(4)]
+    assert sources == ["amd", "amd", "amd", "sysfs"]
+
+
+def test_the_gauges_of_a_source_that_hangs_are_stale_at_once_until_a_good_reading() -> None:
+    told = Told("nvidia")
+    told.take({"nvidia": {CARD: used(7), OTHER: used(8)}})
+    hung = told.take({}, {"nvidia": 1.0})
+    assert hung[CARD].stale and hung[OTHER].stale
+    assert hung[CARD].shown == {"failure": "no answer for 3 s"}
+    told.now -= 1.9
+    assert told.take({"nvidia": DEAD})[CARD].stale, "an error that ends it makes no old reading good"
+    assert not told.take({"nvidia": {CARD: used(9), OTHER: used(8)}})[CARD].stale
+
+
+def test_a_hang_is_logged_once_and_so_is_its_end() -> None:
+    told = Told("nvidia")
+    told.take({"nvidia": {CARD: used(7)}})
+    for _ in range(5):
+        told.take({}, {"nvidia": 4.0})
+    assert told.told("warning") == [("gauge cannot be read", "nvidia", None)]
+    for _ in range(5):
+        told.take({"nvidia": {CARD: used(7)}})
+    assert told.told("info")[1:] == [("gauge can be read again", "nvidia", None)]
+
+
+def test_one_source_that_hangs_takes_no_other_with_it() -> None:
+    told = Told("amd", "nvidia")
+    told.take({"amd": {CARD: used(1)}, "nvidia": {OTHER: used(2)}})
+    samples = told.take({"nvidia": {OTHER: used(3)}}, {"amd": 1.0})
+    assert samples[CARD].stale
+    assert not samples[OTHER].stale and samples[OTHER].used_bytes == 3
+
+
+def test_every_source_says_what_it_does_since_when_and_whether_a_person_must_look() -> None:
+    told = Told("amd", "nvidia", "sysfs", "owners")
+    told.take({"amd": GaugeAbsent("no driver"), "nvidia": {CARD: used(1)}, "owners": {}})
+    assert [(each.state, each.problem) for each in told.chain.states()] == [
+        ("absent", False),
+        ("ok", False),
+        ("waiting", False),
+        ("ok", False),
+    ]
+    told.take({"nvidia": {CARD: used(1)}}, {"sysfs": 2.5})
+    assert told.state("sysfs") == SourceState("sysfs", Tier.DEVICE, "hanging", 2.5, "no answer for 1.5 s", problem=True)
+    assert told.state("nvidia").since == 2.0
+    told.take({"nvidia": {CARD: LOST}})
+    assert told.state("nvidia") == SourceState("nvidia", Tier.DEVICE, "failing", 6.0, f"{CARD}: GPU is lost")
+
+
+def test_a_source_or_a_gauge_that_was_never_read_is_a_problem_since_no_stale_gauge_shows_it() -> None:
+    told = Told("amd", "nvidia")
+    told.take({"amd": DEAD, "nvidia": {CARD: used(1), "nvidia:1": LOST}})
+    assert told.state("amd").problem
+    assert told.state("nvidia").problem and told.state("nvidia").why == "nvidia:1: GPU is lost"
+    told.take({"amd": {OTHER: used(1)}, "nvidia": {CARD: used(1), "nvidia:1": used(1)}})
+    assert not told.state("amd").problem and not told.state("nvidia").problem
+
+
+def test_an_absent_source_is_a_problem_only_where_it_was_asked_for_by_name() -> None:
+    for sources, problem in ((("amd",), True), (("amd", "owners"), False)):
+        told = Told(*sources)
+        told.take({"amd": GaugeAbsent("no driver")})
+        assert told.state("amd").problem == problem
 
 
 SOURCES = ("first", "second", "third")

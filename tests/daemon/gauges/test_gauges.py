@@ -10,12 +10,14 @@ from structlog.testing import capture_logs
 from tensord.daemon.config import governing
 from tensord.daemon.config.config import Config
 from tensord.daemon.core.governor.events import Sample
-from tensord.daemon.gauges.gauges import ABSENT_S, Gauges, open_gauges
+from tensord.daemon.gauges.gauges import Gauges, open_gauges
 from tensord.daemon.gauges.owners import OwnersSource
 from tensord.daemon.gauges.reading import GaugeAbsent, Reading, Result
+from tensord.daemon.gauges.source_thread import ABSENT_S, DEADLINE_S
 from tensord.daemon.logs import logger
 from tensord.ipc.modes import Tier
 
+from ...daemon_process import until
 from .test_sysfs import card
 
 GIB = 1 << 30
@@ -47,15 +49,22 @@ def wanted(**settings: Any) -> governing.GaugesSection:
     return Config.load(argv, {}).gauges
 
 
+def sampled(gauges: Gauges, now: float) -> tuple[Sample, ...]:
+    """Reads every source that does not hang, and takes what they answer."""
+    gauges.begin(now)
+    until(lambda: not gauges.awaited, "all answers")
+    return gauges.take(now).samples
+
+
 def by_gauge(gauges: Gauges, now: float) -> dict[str, Sample]:
-    return {sample.gauge: sample for sample in gauges.sample(now).samples}
+    return {sample.gauge: sample for sample in sampled(gauges, now)}
 
 
 def test_both_tiers_are_read_from_the_file_that_is_configured(tmp_path: Path) -> None:
     file = tmp_path / "gauges"
     file.write_text(f"host 1GiB 4GiB\n{CARD} 50% 80GiB\n")
     gauges = open_gauges(wanted(device="file", host="file", file=file), 64, LOG)
-    assert gauges.sample(5.0).samples == (
+    assert sampled(gauges, 5.0) == (
         Sample("host", Tier.HOST, GIB, 4 * GIB, "file", 5.0),
         Sample(CARD, Tier.DEVICE, 40 * GIB, 80 * GIB, "file", 5.0),
     )
@@ -65,7 +74,7 @@ def test_a_gauge_file_that_becomes_invalid_keeps_the_last_value_goes_stale_and_i
     file = tmp_path / "gauges"
     file.write_text(f"{CARD} 50% 80GiB\n")
     gauges = open_gauges(wanted(device="file", host="none", file=file), 64, LOG)
-    gauges.sample(0.0)
+    sampled(gauges, 0.0)
     file.write_text(f"{CARD} many 80GiB\n")
     with capture_logs() as lines:
         seen = [by_gauge(gauges, now)[CARD] for now in (2.0, 4.0, 6.0, 8.0)]
@@ -80,10 +89,10 @@ def test_without_any_library_the_owners_reports_count_and_absent_sources_are_one
 ) -> None:
     monkeypatch.setitem(__import__("sys").modules, "pynvml", None)
     gauges = open_gauges(wanted(host="none"), 64, LOG, root=tmp_path)
-    gauges.report(CARD, 3, 10, now=1.5)
+    gauges.report(CARD, 3, 10, read_at=1.5)
     with capture_logs() as lines:
         for now in (2.0, 3.0, 4.0):
-            assert gauges.sample(now).samples == (Sample(CARD, Tier.DEVICE, 3, 10, "owners", 1.5),)
+            assert sampled(gauges, now) == (Sample(CARD, Tier.DEVICE, 3, 10, "owners", 1.5),)
     left_out = [
         (line["source"], line["log_level"]) for line in lines if line["event"] == "gauge source absent; not used"
     ]
@@ -94,15 +103,15 @@ def test_without_any_library_the_owners_reports_count_and_absent_sources_are_one
 def test_a_card_without_a_library_is_read_from_sysfs_rather_than_from_its_owners(tmp_path: Path) -> None:
     card(tmp_path, 0, CARD, "1000", "4000")
     gauges = open_gauges(wanted(host="none"), 64, LOG, root=tmp_path)
-    gauges.report(CARD, 3, 10, now=0.0)
+    gauges.report(CARD, 3, 10, read_at=0.0)
     assert by_gauge(gauges, 0.0)[CARD].source == "sysfs"
 
 
 def test_the_host_is_read_unless_nobody_wants_it() -> None:
     assert set(by_gauge(open_gauges(wanted(device="none"), 64, LOG), 0.0)) == {"host"}
     nothing = open_gauges(wanted(device="none", host="none"), 64, LOG)
-    nothing.report(CARD, 1, 2, now=0.0)
-    assert nothing.sample(0.0).samples == ()
+    nothing.report(CARD, 1, 2, read_at=0.0)
+    assert sampled(nothing, 0.0) == ()
 
 
 @pytest.mark.parametrize("device", ["auto", "amd", "nvidia", "sysfs", "owners"])
@@ -111,14 +120,15 @@ def test_every_choice_can_be_sampled_and_closed_on_any_machine(device: str, tmp_
     assert "host" in by_gauge(gauges, 0.0)
     gauges.close()
     gauges.close()
-    assert gauges.sample(1.0).samples == ()
+    gauges.begin(1.0)
+    assert not gauges.under_way
 
 
 def test_a_source_with_a_bug_ends_no_sample_and_is_logged() -> None:
     """A monitor that swallows its own errors would show the last value for ever, and nobody would know."""
     broken = Scripted("broken", {CARD: Reading(1, 2)})
     gauges = Gauges([(Tier.DEVICE, [broken]), (Tier.HOST, [Scripted("host", {"host": Reading(1, 2)})])], LOG)
-    gauges.sample(0.0)
+    sampled(gauges, 0.0)
     broken.answer = ZeroDivisionError("division by zero")
     with capture_logs() as lines:
         for now in (1.0, 2.0, 3.0):
@@ -132,7 +142,7 @@ def test_a_missing_source_is_tried_again_at_intervals() -> None:
     source = Scripted("late", GaugeAbsent("no driver yet"))
     gauges = Gauges([(Tier.DEVICE, [source])], LOG)
     for now in (0.0, 1.0, ABSENT_S - 1):
-        assert gauges.sample(now).samples == ()
+        assert sampled(gauges, now) == ()
     assert source.reads == 1
     source.answer = {CARD: Reading(1, 2)}
     assert set(by_gauge(gauges, ABSENT_S)) == {CARD}
@@ -141,7 +151,7 @@ def test_a_missing_source_is_tried_again_at_intervals() -> None:
 def test_a_driver_that_is_unloaded_leaves_a_stale_gauge_behind_and_no_hole() -> None:
     source = Scripted("unloaded", {CARD: Reading(1, 2)})
     gauges = Gauges([(Tier.DEVICE, [source])], LOG)
-    gauges.sample(0.0)
+    sampled(gauges, 0.0)
     source.answer = GaugeAbsent("no driver any more")
     assert [by_gauge(gauges, now)[CARD].stale for now in (1.0, 2.0, 3.0, 4.0)] == [False, False, True, True]
 
@@ -149,9 +159,9 @@ def test_a_driver_that_is_unloaded_leaves_a_stale_gauge_behind_and_no_hole() -> 
 def test_reports_under_the_hosts_name_are_refused_and_logged_once() -> None:
     gauges = Gauges([(Tier.DEVICE, [OwnersSource(2.0, 64)])], LOG)
     with capture_logs() as lines:
-        gauges.report("host", 1, 2, now=0.0)
-        gauges.report("host", 1, 2, now=0.0)
-    assert gauges.sample(0.0).samples == ()
+        gauges.report("host", 1, 2, read_at=0.0)
+        gauges.report("host", 1, 2, read_at=0.0)
+    assert sampled(gauges, 0.0) == ()
     assert [line["event"] for line in lines] == [
         "a client's reading of its device is ignored; further ones are not logged"
     ]
@@ -160,28 +170,92 @@ def test_reports_under_the_hosts_name_are_refused_and_logged_once() -> None:
 def test_owners_are_listened_to_of_as_many_devices_as_are_configured() -> None:
     gauges = open_gauges(wanted(device="owners", host="none"), 1, LOG)
     with capture_logs() as lines:
-        gauges.report(CARD, 1, 2, now=0.0)
-        gauges.report("one more", 1, 2, now=0.0)
+        gauges.report(CARD, 1, 2, read_at=0.0)
+        gauges.report("one more", 1, 2, read_at=0.0)
     assert set(by_gauge(gauges, 0.0)) == {CARD}
     assert "devices_max" in lines[0]["why"]
 
 
-def test_closing_does_not_wait_for_a_driver_that_hangs() -> None:
-    begun, go_on = threading.Event(), threading.Event()
+class Hanging(Scripted):
+    """A source whose reading does not return before it is told to."""
 
-    class Hanging(Scripted):
-        def read(self, now: float) -> Result:
-            begun.set()
-            assert go_on.wait(30.0)
-            return {}
+    def __init__(self, name: str, answer: Result | Exception) -> None:
+        super().__init__(name, answer)
+        self.hangs = True
+        self.begun, self.go_on = threading.Event(), threading.Event()
 
+    def read(self, now: float) -> Result:
+        if self.hangs:
+            self.begun.set()
+            assert self.go_on.wait(30.0)
+        return super().read(now)
+
+
+def states(gauges: Gauges, now: float) -> dict[str, str]:
+    return {each.source: each.state for each in gauges.take(now).sources}
+
+
+def test_a_source_that_hangs_delays_no_other_and_is_read_again_once_it_answers() -> None:
+    stuck = [Hanging("one", {CARD: Reading(1, 2)}), Hanging("two", RuntimeError("a late error"))]
+    sound = Scripted("host", {"host": Reading(1, 2)})
+    gauges = Gauges([(Tier.DEVICE, stuck), (Tier.HOST, [sound])], LOG)
+    gauges.begin(0.0)
+    assert all(source.begun.wait(30.0) for source in stuck)
+    until(lambda: gauges.awaited == 2, "the host's answer")
+    assert set(states(gauges, 0.1).values()) == {"waiting", "ok"}
+    for now in (1.0, 2.0, DEADLINE_S + 1):
+        gauges.begin(now)
+        until(lambda: not gauges.awaited, "the host's answer")
+        (host,) = gauges.take(now).samples
+        assert (host.gauge, host.began_at) == ("host", now)
+    assert states(gauges, DEADLINE_S + 1) == {"one": "hanging", "two": "hanging", "host": "ok"}
+    for source in stuck:
+        source.hangs = False
+        source.go_on.set()
+    until(lambda: not gauges.under_way, "the late answers")
+    samples = {sample.gauge: sample for sample in gauges.take(DEADLINE_S + 1).samples}
+    assert samples[CARD].began_at == 0.0, "a late answer is as old as its beginning"
+    assert states(gauges, DEADLINE_S + 1) == {"one": "ok", "two": "failing", "host": "ok"}
+    assert by_gauge(gauges, 9.0)[CARD].began_at == 9.0
+    gauges.close()
+
+
+def test_a_source_that_hangs_has_one_thread_however_many_samples_are_taken() -> None:
+    stuck = Hanging("stuck", {})
+    gauges = Gauges([(Tier.DEVICE, [stuck])], LOG)
+    for now in range(20):
+        gauges.begin(float(now))
+        assert stuck.begun.wait(30.0)
+    assert [each.name for each in threading.enumerate() if "stuck" in each.name] == ["tensord-gauge-stuck"]
+    assert stuck.reads == 0
+    stuck.go_on.set()
+    gauges.close()
+    assert (stuck.reads, stuck.closed) == (1, 1)
+
+
+def test_closing_leaves_a_source_that_hangs_to_its_thread() -> None:
     source = Hanging("hanging", {})
     gauges = Gauges([(Tier.DEVICE, [source])], LOG)
-    thread = threading.Thread(target=gauges.sample, args=(0.0,))
-    thread.start()
-    assert begun.wait(30.0)
-    gauges.close()
+    gauges.begin(0.0)
+    assert source.begun.wait(30.0)
+    with capture_logs() as lines:
+        gauges.close()
     assert source.closed == 0, "not while it is read"
-    go_on.set()
-    thread.join()
+    assert [line["sources"] for line in lines] == [["hanging"]]
+    source.go_on.set()
+    until(lambda: source.closed, "the source to be closed by its thread")
     assert source.closed == 1
+
+
+def test_a_source_without_a_thread_is_a_failure_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    gauges = Gauges([(Tier.DEVICE, [Scripted("one", {CARD: Reading(1, 2)})])], LOG)
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        gauges.begin(0.0)
+    (state,) = gauges.take(0.0).sources
+    assert state.problem and "can't start new thread" in state.why
+    assert by_gauge(gauges, 1.0)[CARD].used_bytes == 1
+    gauges.close()

@@ -66,6 +66,22 @@ def test_the_own_cgroups_limit_counts_without_page_cache_that_can_be_dropped(tmp
     assert reading.shown["psi_some_avg10"] == 12.34, "the stalls are those of the same cgroup"
 
 
+def test_a_limit_of_cgroup_v1_counts_without_page_cache_that_can_be_dropped(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    memory = machine.root / "memory"
+    (machine.proc / "self/mountinfo").write_text(f"35 31 0:32 / {memory} rw - cgroup cgroup rw,memory\n")
+    (machine.proc / "pressure/memory").write_text(STALLED)
+    (memory / "old").mkdir(parents=True)
+    for folder, limit in ((memory / "old", 8 * GIB), (memory, 9223372036854771712)):
+        (folder / "memory.limit_in_bytes").write_text(f"{limit}\n")
+        (folder / "memory.usage_in_bytes").write_text(f"{6 * GIB}\n")
+        stat = f"inactive_file 1\nhierarchical_memory_limit {limit}\ntotal_inactive_file {2 * GIB}\n"
+        (folder / "memory.stat").write_text(stat)
+    reading = machine.read()
+    assert (reading.used_bytes, reading.total_bytes) == (4 * GIB, 8 * GIB)
+    assert (reading.shown["of"], reading.shown["psi_some_avg10"]) == ("cgroup /old", 12.34)
+
+
 def test_the_tightest_limit_of_all_above_counts(tmp_path: Path) -> None:
     machine = Machine(tmp_path, "/a/b/c")
     machine.cgroup("a", str(32 * GIB), 31 * GIB)

@@ -119,6 +119,52 @@ def test_without_a_driver_there_is_nothing_to_read_until_there_is_one(cards: Car
     assert "failed" in reader.read()
 
 
+def uuid(number: int) -> str:
+    return f"MIG-00000000-0000-0000-0000-{number:012x}"
+
+
+def test_each_slice_of_a_card_in_mig_mode_is_a_gauge_of_its_own_memory_under_its_uuid(
+    cards: Cards, begin: Begin
+) -> None:
+    """And the card is none: what all slices use together is nobody's limit."""
+    slices = [Card(1 * GIB, 10 * GIB, slice_of=0, bus=1), Card(39 * GIB, 40 * GIB, slice_of=0, bus=2)]
+    cards.cards = [Card(41 * GIB, mig=1, bus=0x65), Card(5 * GIB, mig=0, bus=0x66), *slices]
+    cards.show()
+    reader = begin()
+    expected = {uuid(1): [1 * GIB, 10 * GIB], uuid(2): [39 * GIB, 40 * GIB], "0000:66:00.0": [5 * GIB, 80 * GIB]}
+    assert reader.gauges() == expected
+    slices[0].used_bytes = 9 * GIB
+    cards.show()
+    assert reader.gauges()[uuid(1)] == [9 * GIB, 10 * GIB]
+
+
+def test_slices_that_are_made_and_destroyed_come_and_go_and_none_is_taken_for_another(
+    cards: Cards, begin: Begin
+) -> None:
+    first, second = (Card(number, 10 * GIB, slice_of=0, bus=number) for number in (1, 2))
+    cards.cards = [Card(0, mig=1), first, second]
+    cards.show()
+    reader = begin()
+    assert reader.gauges() == {uuid(1): [1, 10 * GIB], uuid(2): [2, 10 * GIB]}
+    cards.cards = [Card(0, mig=1), second, Card(3, 20 * GIB, slice_of=0, bus=3)]
+    cards.show()
+    assert reader.gauges() == {uuid(2): [2, 10 * GIB], uuid(3): [3, 20 * GIB]}
+    cards.cards = [Card(7, mig=0)]
+    cards.show()
+    assert reader.gauges() == {"0000:65:00.0": [7, 80 * GIB]}
+
+
+def test_a_library_that_fails_where_there_is_a_gpu_is_a_failure_and_not_absent(
+    cards: Cards, nvml_folder: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "root/dev").mkdir(parents=True)
+    (tmp_path / "root/dev/nvidiactl").touch()
+    environ = {"LD_LIBRARY_PATH": str(nvml_folder), "STANDIN_CARDS": str(cards.file)}
+    with Reader("nvidia", tmp_path / "root", **environ) as reader:
+        answer = reader.read()
+        assert not answer["absent"] and "nvidiactl" in answer["failed"]
+
+
 def test_without_the_library_there_is_nothing_to_read(cards: Cards, tmp_path: Path) -> None:
     if ctypes.util.find_library("nvidia-ml"):
         pytest.skip("this machine has the real library")

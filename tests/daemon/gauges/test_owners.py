@@ -16,28 +16,36 @@ CARD = "0000:65:00.0"
 def test_a_device_is_what_its_owners_said_last_as_of_when_they_said_it() -> None:
     source = OwnersSource(2.0, 64)
     assert source.read(0.0) == {}
-    source.report(CARD, 1, 100, now=1.0)
-    source.report(CARD, 2, 100, now=1.5)
-    source.report("cuda:1", 3, 50, now=1.0)
+    source.report(CARD, 1, 100, read_at=1.0)
+    source.report(CARD, 2, 100, read_at=1.5)
+    source.report("cuda:1", 3, 50, read_at=1.0)
     assert source.read(2.0) == {
         CARD: Reading(2, 100, began_at=1.5),
         "cuda:1": Reading(3, 50, began_at=1.0),
     }
 
 
+def test_a_report_that_was_read_earlier_than_the_last_one_changes_nothing() -> None:
+    """Of two owners of a device, one may be slow to send what it has read."""
+    source = OwnersSource(2.0, 64)
+    source.report(CARD, 70, 100, read_at=2.0)
+    assert source.report(CARD, 0, 100, read_at=1.0)
+    assert source.read(3.0) == {CARD: Reading(70, 100, began_at=2.0)}
+
+
 def test_a_device_fails_once_nothing_was_heard_for_three_intervals() -> None:
     source = OwnersSource(2.0, 64)
-    source.report(CARD, 1, 100, now=10.0)
+    source.report(CARD, 1, 100, read_at=10.0)
     assert source.read(16.0) == {CARD: Reading(1, 100, began_at=10.0)}
     failed = source.read(16.1)[CARD]
     assert isinstance(failed, GaugeFailed) and "6.1 s" in str(failed)
-    source.report(CARD, 2, 100, now=17.0)
+    source.report(CARD, 2, 100, read_at=17.0)
     assert source.read(17.0) == {CARD: Reading(2, 100, began_at=17.0)}
 
 
 def test_a_device_whose_owners_have_long_gone_is_no_gauge_any_more() -> None:
     source = OwnersSource(2.0, 64)
-    source.report(CARD, 1, 100, now=0.0)
+    source.report(CARD, 1, 100, read_at=0.0)
     assert set(source.read(120.0)) == {CARD}
     assert source.read(120.1) == {}
 
@@ -45,15 +53,15 @@ def test_a_device_whose_owners_have_long_gone_is_no_gauge_any_more() -> None:
 @pytest.mark.parametrize(("used_bytes", "total_bytes"), [(-1, 100), (5, 0)])
 def test_an_impossible_reading_is_a_failure(used_bytes: int, total_bytes: int) -> None:
     source = OwnersSource(2.0, 64)
-    source.report(CARD, used_bytes, total_bytes, now=0.0)
+    source.report(CARD, used_bytes, total_bytes, read_at=0.0)
     assert isinstance(source.read(0.0)[CARD], GaugeFailed)
 
 
 def test_so_many_devices_are_known_and_no_more() -> None:
     source = OwnersSource(2.0, 3)
-    assert all(source.report(f"card{number}", 1, 2, now=0.0) for number in range(3))
-    assert not source.report("one more", 1, 2, now=0.0)
-    assert source.report("card0", 2, 2, now=0.0)
+    assert all(source.report(f"card{number}", 1, 2, read_at=0.0) for number in range(3))
+    assert not source.report("one more", 1, 2, read_at=0.0)
+    assert source.report("card0", 2, 2, read_at=0.0)
     assert len(source.read(0.0)) == 3
 
 
@@ -74,7 +82,7 @@ def test_owners_report_while_the_gauges_are_read() -> None:
     reader = threading.Thread(target=read)
     reader.start()
     for number in range(20_000):
-        source.report(f"card{number % 500}", 1, 2, now=0.0)
+        source.report(f"card{number % 500}", 1, 2, read_at=0.0)
     stop.set()
     reader.join()
     assert not failed
@@ -97,7 +105,7 @@ class Owner(Stage):
 
     def read(self, now: float) -> Reading | GaugeFailed:
         if self.sees is not None:
-            self.owners.report(CARD, *self.sees, now=now)
+            self.owners.report(CARD, *self.sees, read_at=now)
         return super().read(now)
 
 

@@ -47,6 +47,27 @@ def test_a_card_of_another_driver_is_passed_over(tmp_path: Path) -> None:
     assert set(SysfsSource(tmp_path).read(0.0)) == {"0000:c1:00.0"}
 
 
+@pytest.mark.parametrize(
+    ("revision", "vram_total", "expected"),
+    [
+        (2, 512 << 20, Reading(9000, 64 << 30, {"of": "GTT"})),  # an APU that computes in the host's memory
+        (3, 512 << 20, Reading(9000, 64 << 30, {"of": "GTT"})),
+        (3, 96 << 30, Reading(1000, 96 << 30)),  # an APU whose memory set aside is larger
+        (1, 512 << 20, Reading(1000, 512 << 20)),  # a card of its own
+        (None, 512 << 20, Reading(1000, 512 << 20)),  # not known
+    ],
+)
+def test_an_apu_is_as_full_as_the_memory_in_which_its_driver_computes(
+    tmp_path: Path, revision: int | None, vram_total: int, expected: Reading
+) -> None:
+    device = card(tmp_path, 0, "0000:c1:00.0", "1000", str(vram_total))
+    (device / "mem_info_gtt_used").write_text("9000\n")
+    (device / "mem_info_gtt_total").write_text(f"{64 << 30}\n")
+    if revision is not None:
+        (device / "gpu_metrics").write_bytes(bytes([120, 0, revision, 0]) + bytes(116))
+    assert SysfsSource(tmp_path).read(0.0) == {"0000:c1:00.0": expected}
+
+
 @pytest.mark.parametrize("text", ["-1", "", "garbage", "1.5"])
 def test_an_invalid_number_of_bytes_fails_only_its_gauge(tmp_path: Path, text: str) -> None:
     card(tmp_path, 0, "0000:c1:00.0", text)

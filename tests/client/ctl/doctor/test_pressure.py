@@ -9,7 +9,7 @@ from tensord.client.ctl.doctor.finding import Level
 from tensord.client.ctl.doctor.pressure import gauges, metrics
 
 from ....daemon_process import Daemon
-from ..documents import CARD, gauge
+from ..documents import CARD, gauge, source
 
 HOST = gauge("host", 1, 2, "normal")
 NONE_THERE = {"nvidia": False, "amd": False}
@@ -31,6 +31,14 @@ def test_gauges_that_are_made_up_or_stale_are_warned_of(changed: dict[str, objec
     assert found.level is Level.WARN
     assert named in found.text
     assert found.remedy
+
+
+def test_a_source_that_hangs_is_warned_of_with_the_age_of_what_it_read() -> None:
+    hanging = source("nvidia", state="hanging", since_s=65.0, why="no answer for 65 s", problem=True)
+    found = gauges([HOST, gauge(CARD, 1, 2, "normal", stale=True, age_s=67.0)], {"nvidia": True}, [hanging])
+    assert found.level is Level.WARN
+    assert "source nvidia hanging for 1m05s: no answer for 65 s" in found.text
+    assert f"{CARD}, read 1m07s ago" in found.text
 
 
 def test_a_gpu_without_a_gauge_is_warned_of() -> None:

@@ -243,6 +243,18 @@ def test_nothing_is_reserved_of_a_device_whose_gauge_is_gone(make: Make) -> None
     refused(stand.ask(1, messages.ReserveDevice, GPU, MIB, 1.0), "NoGauge")
 
 
+def test_a_stale_gauge_grants_no_reservation_and_says_why_and_how_old_it_is(make: Make) -> None:
+    stand = make()
+    stand.sample(0.5)
+    stand.sample(0.5, stale=True, began_at=stand.now, failure="no answer for 4 s")
+    stand.now += 7
+    answer = stand.ask(1, messages.ReserveDevice, GPU, MIB, 1.0)
+    refused(answer, "NoGauge")
+    assert "cannot be read (test: no answer for 4 s); its last reading is 8 s old" in str(answer)
+    stand.sample(0.5)
+    assert isinstance(stand.ask(1, messages.ReserveDevice, GPU, MIB, 1.0), messages.Reserved)
+
+
 # ---- queueing
 
 

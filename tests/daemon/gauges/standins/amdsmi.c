@@ -14,6 +14,7 @@ static int usable(int *count) {
 
 int amdsmi_init(uint64_t flags) {
     (void)flags;
+    hang_if_told("open");
     if (look() < 0) return DRIVER_NOT_LOADED;
     opened++;
     opened_under = generation;
@@ -66,11 +67,13 @@ int amdsmi_get_processor_handles(void *socket, uint32_t *room, void **found) {
 }
 
 static int memory(void *handle, int type, uint64_t *bytes, int total) {
+    hang_if_told_of("read", index_of(handle));
     int count, error = usable(&count), index = index_of(handle);
     if (error) return error;
-    if (index < 0 || type != 0) return INVAL;
+    if (index < 0 || (type != 0 && type != 2)) return INVAL;
     if (cards[index].error) return cards[index].error;
-    *bytes = total ? cards[index].total : cards[index].used;
+    const struct card *c = &cards[index];
+    *bytes = type == 2 ? (total ? c->gtt_total : c->gtt_used) : (total ? c->total : c->used);
     return OK;
 }
 

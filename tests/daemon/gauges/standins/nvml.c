@@ -1,7 +1,7 @@
 /* As much of NVML (libnvidia-ml.so.1) as the gauges ask for, of the cards in cards.h. */
 #include "cards.h"
 
-enum { OK = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, DRIVER_NOT_LOADED = 9, GPU_IS_LOST = 15, UNKNOWN = 999 };
+enum { OK = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, DRIVER_NOT_LOADED = 9, GPU_IS_LOST = 15, UNKNOWN = 999 };
 
 struct memory {
     unsigned long long total, free, used;
@@ -23,13 +23,18 @@ static int usable(int *count) {
 
 int nvmlInitWithFlags(unsigned flags) {
     (void)flags;
+    hang_if_told("open");
     if (look() < 0) return DRIVER_NOT_LOADED;
     opened++;
     opened_under = generation;
     return OK;
 }
 
+/* As libraries do that end threads of their own when the process exits. */
+__attribute__((destructor)) static void ended(void) { hang_if_told("exit"); }
+
 int nvmlShutdown(void) {
+    hang_if_told("shut");
     if (!opened) return UNINITIALIZED;
     opened--;
     return OK;
@@ -40,8 +45,10 @@ const char *nvmlErrorString(int error) {
 }
 
 int nvmlDeviceGetCount_v2(unsigned *found) {
+    hang_if_told("count");
     int count, error = usable(&count);
-    if (!error) *found = count;
+    *found = 0;
+    for (int i = 0; !error && i < count; i++) *found += cards[i].slice_of < 0;
     return error;
 }
 
@@ -54,7 +61,43 @@ int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **handle) {
     return OK;
 }
 
+int nvmlDeviceGetMigMode(void *handle, unsigned *current, unsigned *pending) {
+    int count, error = usable(&count), index = index_of(handle);
+    if (error) return error;
+    if (index < 0) return INVALID_ARGUMENT;
+    if (cards[index].mig < 0) return NOT_SUPPORTED;
+    *current = *pending = cards[index].mig;
+    return OK;
+}
+
+int nvmlDeviceGetMaxMigDeviceCount(void *handle, unsigned *most) {
+    (void)handle;
+    *most = 7;
+    return OK;
+}
+
+/* The first place of every card is empty, as after an instance was destroyed. */
+int nvmlDeviceGetMigDeviceHandleByIndex(void *handle, unsigned place, void **found) {
+    int count, error = usable(&count), index = index_of(handle);
+    if (error) return error;
+    for (int i = 0, at = 1; i < count; i++)
+        if (cards[i].slice_of == index && (unsigned)at++ == place) {
+            *found = handle_of(i);
+            return OK;
+        }
+    return NOT_FOUND;
+}
+
+int nvmlDeviceGetUUID(void *handle, char *uuid, unsigned room) {
+    int count, error = usable(&count), index = index_of(handle);
+    if (error) return error;
+    if (index < 0) return INVALID_ARGUMENT;
+    snprintf(uuid, room, "%s-00000000-0000-0000-0000-%012x", cards[index].slice_of < 0 ? "GPU" : "MIG", cards[index].bus);
+    return OK;
+}
+
 int nvmlDeviceGetPciInfo_v3(void *handle, struct pci *pci) {
+    hang_if_told_of("address", index_of(handle));
     int count, error = usable(&count), index = index_of(handle);
     if (error) return error;
     if (index < 0) return INVALID_ARGUMENT;
@@ -66,6 +109,7 @@ int nvmlDeviceGetPciInfo_v3(void *handle, struct pci *pci) {
 }
 
 int nvmlDeviceGetMemoryInfo(void *handle, struct memory *memory) {
+    hang_if_told_of("read", index_of(handle));
     int count, error = usable(&count), index = index_of(handle);
     if (error) return error;
     if (index < 0) return INVALID_ARGUMENT;

@@ -1,0 +1,115 @@
+"""The name of a GPU of this process, as the daemon's gauges have it.
+
+Owns: the calls of the driver that tell the name. Does not own: the calls of torch for anything else.
+
+A GPU is named by its PCI address, a MIG slice of an NVIDIA GPU by its UUID. The partitions of an AMD GPU share bus and
+device; the function is the partition's number.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from types import ModuleType
+from typing import Any
+from uuid import UUID
+
+from ...errors import UsageError
+
+__all__ = ["gpu_name"]
+
+_MIG = "MIG-"
+
+
+def gpu_name(torch: ModuleType, accelerator: Any, index: int) -> str:
+    """The name of torch's GPU `index`; its UUID in the form "gpu-..." if its address is unknown.
+
+    Raises:
+        UsageError: neither is known.
+    """
+    if torch.version.hip:
+        return _numbered(index, lambda each: _address(accelerator, each, hip=True) or _uuid(accelerator, each))
+    return _mig_slice(index) or _address(accelerator, index, hip=False) or _uuid(accelerator, index)
+
+
+def _numbered(index: int, name: Any) -> str:
+    """A name that other GPUs of this process have as well ends with its number among them: partitions of one card."""
+    found: str = name(index)
+    before = sum(name(each) == found for each in range(index))
+    return f"{found[:-1]}{before:x}" if before and found.endswith(".0") else found
+
+
+def _address(accelerator: Any, index: int, *, hip: bool) -> str:
+    """The PCI address; "" if it is unknown."""
+    if hip:
+        # torch tells no function, in which the number of a partition may be.
+        try:
+            return _told_by_driver(index, hip=True)
+        except (OSError, AttributeError, ValueError):
+            pass
+    properties = accelerator.get_device_properties(index)
+    domain, bus, slot = (getattr(properties, f"pci_{part}_id", None) for part in ("domain", "bus", "device"))
+    # Older versions of torch lack these properties. Bus 0, slot 0 is the host bridge, so such values mean unknown.
+    if isinstance(domain, int) and isinstance(bus, int) and isinstance(slot, int) and (bus or slot):
+        return f"{domain:04x}:{bus:02x}:{slot:02x}.0"
+    try:
+        return _told_by_driver(index, hip=hip)
+    except (OSError, AttributeError, ValueError):
+        return ""
+
+
+def _uuid(accelerator: Any, index: int) -> str:
+    uuid = getattr(accelerator.get_device_properties(index), "uuid", None)
+    if not uuid:
+        raise UsageError(f"the PCI address of card {index} is unknown; pass name=")
+    return f"gpu-{uuid}".lower()
+
+
+def _mig_slice(index: int) -> str:
+    """The name of a MIG slice, as NVML has it; "" for a whole GPU.
+
+    The first version of cuDeviceGetUuid tells the UUID of the GPU, the second one that of the slice.
+    """
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    given = visible[index].strip() if index < len(visible) else ""
+    given = given if given.startswith(_MIG) else ""
+    whole, own = ctypes.create_string_buffer(16), ctypes.create_string_buffer(16)
+    number = ctypes.c_int(index)
+    try:
+        driver = _library("libcuda.so.1", "libcuda.so")
+        status = driver.cuInit(0) or driver.cuDeviceGet(ctypes.byref(number), index)
+        status = status or driver.cuDeviceGetUuid(whole, number) or driver.cuDeviceGetUuid_v2(own, number)
+    except (OSError, AttributeError):
+        return given
+    if status or (whole.raw == own.raw and not given):
+        return given
+    told = f"{_MIG}{UUID(bytes=own.raw)}"
+    # An older driver names slices in another form, which the variable has in full.
+    return given if given and not told.startswith(given) else told
+
+
+def _told_by_driver(index: int, *, hip: bool) -> str:
+    """The PCI address from cuDeviceGetPCIBusId or hipDeviceGetPCIBusId, which need no context."""
+    told = ctypes.create_string_buffer(32)
+    number = ctypes.c_int(index)
+    if hip:
+        status = _library("libamdhip64.so", "libamdhip64.so.7", "libamdhip64.so.6").hipDeviceGetPCIBusId(
+            told, len(told), number
+        )
+    else:
+        driver = _library("libcuda.so.1", "libcuda.so")
+        status = driver.cuInit(0) or driver.cuDeviceGet(ctypes.byref(number), index)
+        status = status or driver.cuDeviceGetPCIBusId(told, len(told), number)
+    if status != 0:
+        raise ValueError(f"status {status}")
+    domain, bus, rest = told.value.decode("ascii").lower().split(":")
+    return f"{int(domain, 16):04x}:{bus}:{rest}"
+
+
+def _library(*names: str) -> ctypes.CDLL:
+    for name in names[:-1]:
+        try:
+            return ctypes.CDLL(name)
+        except OSError:
+            continue
+    return ctypes.CDLL(names[-1])

@@ -1,0 +1,257 @@
+"""A daemon whose GPU library hangs: where it hangs, how that ends, and what else happens meanwhile.
+
+The library is the stand-in NVML of the tests of gauges, under the real nvidia-ml-py. It really does not return.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tensord.errors import NoGauge
+from tensord.ipc import messages
+
+from ..daemon_process import Daemon, until
+from .gauges.cards import GIB, Card, Cards, Hang, compiled
+
+FIRST, SECOND = "0000:01:00.0", "0000:02:00.0"
+DEADLINE_S = 0.3
+FROM_THE_START = ("open", "address 1")
+LATER = ("count", "read 1")
+LOST = 15
+
+
+def preload(library: str) -> None:
+    """Runs in the daemon's process before it begins: nvidia-ml-py then finds this library by its name."""
+    ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return compiled("nvml.c", tmp_path_factory.mktemp("nvml") / "libnvidia-ml.so.1")
+
+
+class Site:
+    """A daemon, its host's memory as a file says it is, two cards, and the library's hanging."""
+
+    def __init__(self, folder: Path, library: Path) -> None:
+        self.cards = Cards(folder / "cards", [Card(10 * GIB, bus=1), Card(20 * GIB, bus=2)])
+        self.hang = Hang(folder / "hang")
+        self._file = folder / "gauges"
+        self.host("10%")
+        self.cards.show()
+        self.daemon = Daemon(
+            gauges_device="nvidia",
+            gauges_host="file",
+            gauges_file=self._file,
+            gauges_sample_s="20ms",
+            gauges_sample_pressed_s="20ms",
+        )
+        self.daemon.before = (f"{__name__}:preload", {"library": str(library)})
+        self.daemon.constants = {"tensord.daemon.gauges.source_thread.DEADLINE_S": DEADLINE_S}
+
+    def host(self, used: str) -> None:
+        beside = self._file.with_suffix(".new")
+        beside.write_text(f"host {used} 64GiB\n")
+        beside.rename(self._file)
+
+    def gauges(self) -> dict[str, dict[str, Any]]:
+        return {row["gauge"]: row for row in self.daemon.status()["governor"]["gauges"]}
+
+    def source(self, name: str = "nvidia") -> dict[str, Any]:
+        rows = self.daemon.status()["governor"]["sources"]
+        return next((row for row in rows if row["source"] == name), {"state": "not sampled yet"})
+
+    def problems(self) -> str:
+        return "\n".join(self.daemon.ask(messages.HealthQuery)["problems"])
+
+    def until_state(self, state: str) -> dict[str, Any]:
+        return until(lambda: row if (row := self.source())["state"] == state else {}, f"the source to be {state}")
+
+    def until_read(self, used_bytes: int) -> None:
+        """Every card is read anew, and shows this."""
+
+        def shown() -> bool:
+            rows = self.gauges()
+            return all(name in rows and not rows[name]["stale"] for name in (FIRST, SECOND)) and (
+                rows[FIRST]["used_bytes"] == used_bytes
+            )
+
+        until(shown, "both cards to be read")
+
+    def until_hanging(self) -> None:
+        self.hang.until_there()
+        row = self.until_state("hanging")
+        assert row["problem"] and row["since_s"] > DEADLINE_S
+        assert "gauge source nvidia hangs for" in self.problems()
+
+
+@pytest.fixture
+def site(tmp_path: Path, library: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    monkeypatch.setenv("STANDIN_CARDS", str(tmp_path / "cards"))
+    monkeypatch.setenv("STANDIN_HANG", str(tmp_path / "hang"))
+    made = Site(tmp_path, library)
+    with made.daemon:
+        yield made
+        made.hang.end()
+
+
+def begin(site: Site, point: str) -> None:
+    """The daemon runs, and the library hangs there."""
+    if point in FROM_THE_START:
+        site.hang.begin(point)
+        site.daemon.start()
+    else:
+        site.daemon.start()
+        site.until_read(10 * GIB)
+        site.hang.begin(point)
+    site.until_hanging()
+
+
+# ---- disturbances while it hangs
+
+
+def nothing(site: Site) -> None:
+    pass
+
+
+def reload(site: Site) -> None:
+    os.kill(site.daemon.pid, signal.SIGHUP)
+    until(lambda: "setting changed" in site.daemon.log or site.source()["state"] == "hanging", "the reload")
+
+
+def restart(site: Site) -> None:
+    assert site.daemon.terminate() == 0
+    site.daemon.start()
+    site.until_hanging()
+
+
+def kill(site: Site) -> None:
+    site.daemon.kill()
+    site.daemon.start()
+    site.until_hanging()
+
+
+# ---- how it ends
+
+
+def returns(site: Site) -> None:
+    site.cards.cards[0].used_bytes = 11 * GIB
+    site.cards.show()
+    site.hang.end()
+
+
+def raises(site: Site) -> None:
+    """The call returns an error, and so do later ones until the card works again."""
+    for card in site.cards.cards:
+        card.error = LOST
+    site.cards.show()
+    site.hang.end()
+    site.until_state("failing")
+    for card in site.cards.cards:
+        card.error = 0
+    returns(site)
+
+
+def vanishes(site: Site) -> None:
+    """The driver is unloaded, and loaded anew."""
+    site.cards.hide()
+    site.hang.end()
+    until(lambda: site.source()["state"] in ("failing", "absent"), "the driver's end to be seen")
+    if site.gauges().keys() - {"host"}:
+        until(lambda: "cannot be read" in site.problems(), "the driver's end to be a problem")
+    site.cards.show()
+    assert site.daemon.terminate() == 0  # an absent driver is asked for once a minute only
+    site.daemon.start()
+    returns(site)
+
+
+Step = Callable[[Site], None]
+POINTS = (*FROM_THE_START, *LATER)
+ENDINGS: tuple[Step, ...] = (returns, raises, vanishes)
+DISTURBANCES: tuple[Step, ...] = (nothing, reload, restart, kill)
+TABLE = [
+    (point, disturbance, ending)
+    for row, point in enumerate(POINTS)
+    for column, ending in enumerate(ENDINGS)
+    for number, disturbance in enumerate(DISTURBANCES)
+    # Each point with each ending; disturbances in turn. WHOLE_TABLE in the environment: all with all.
+    if "WHOLE_TABLE" in os.environ or number == (row + column) % len(DISTURBANCES)
+]
+
+
+@pytest.mark.parametrize(("point", "disturbance", "ending"), TABLE)
+def test_a_library_that_hangs_leaves_the_rest_alone_and_is_read_again_once_it_answers(
+    site: Site, point: str, disturbance: Step, ending: Step
+) -> None:
+    begin(site, point)
+    disturbance(site)
+    site.host("99%")
+    until(lambda: site.gauges()["host"]["mode"] == "emergency", "the host's own gauge to go on")
+    rows = site.gauges()
+    assert not rows["host"]["stale"]
+    assert all(rows[name]["stale"] and rows[name]["age_s"] > DEADLINE_S for name in rows.keys() - {"host"})
+    with pytest.raises(NoGauge):
+        site.daemon.client().reserve_device(FIRST, GIB)
+    ending(site)
+    site.until_read(11 * GIB)
+    until(lambda: not site.problems(), "health to be well again")
+    with site.daemon.client().reserve_device(FIRST, GIB):
+        pass
+    assert site.daemon.terminate() == 0
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_a_stop_waits_for_no_library_that_hangs_for_ever(site: Site, point: str) -> None:
+    begin(site, point)
+    assert site.daemon.terminate() == 0
+    assert "gauge sources hang, and are left behind" in site.daemon.log
+
+
+def test_a_stop_waits_for_no_library_that_hangs_as_it_is_closed(site: Site) -> None:
+    site.daemon.start()
+    site.until_read(10 * GIB)
+    site.hang.begin("shut")
+    assert site.daemon.terminate() == 0
+
+
+def test_a_stop_waits_for_no_destructor_of_a_library_that_hangs(site: Site) -> None:
+    begin(site, "read 0")
+    site.hang.begin("read 0", "exit")
+    assert site.daemon.terminate() == 0
+
+
+def test_a_full_card_behind_a_hanging_library_is_not_taken_for_an_empty_one(site: Site) -> None:
+    site.daemon.start()
+    site.until_read(10 * GIB)
+    site.hang.begin("read 0")
+    site.cards.cards[0].used_bytes = 79 * GIB
+    site.cards.show()
+    site.until_hanging()
+    with pytest.raises(NoGauge, match=r"cannot be read \(nvidia: no answer for .* s old"):
+        site.daemon.client().reserve_device(FIRST, 60 * GIB)
+
+
+def test_cards_that_fail_from_the_start_are_a_problem(site: Site) -> None:
+    for card in site.cards.cards:
+        card.error = LOST
+    site.cards.show()
+    site.daemon.start()
+    site.until_state("failing")
+    assert "gauge source nvidia cannot be read: nvidia:0: NVMLError" in site.problems()
+    assert set(site.gauges()) == {"host"}
+
+
+def test_one_card_of_several_that_fails_from_the_start_is_a_problem(site: Site) -> None:
+    site.cards.cards[1].error = LOST
+    site.cards.show()
+    site.daemon.start()
+    site.until_state("failing")
+    assert "nvidia:1: NVMLError" in site.problems()
+    assert site.gauges()[FIRST]["used_bytes"] == 10 * GIB
