@@ -83,7 +83,7 @@ class PressureSection:
     )
     critical_idle_s: float = setting(
         DURATION,
-        "critical and emergency: entries that are idle for this time are evicted",
+        "critical and emergency: entries that are idle for this time are evicted too",
         30.0,
         low=0.01,
         high=365 * DAY_S,
@@ -91,7 +91,8 @@ class PressureSection:
     )
     pass_share: float = setting(
         SHARE,
-        "pressure: the largest share of a device's entries that one pass evicts",
+        """pressure and critical: the largest share of a device's entries that one pass evicts to bring the device under
+        `pressure`""",
         0.25,
         low=0.01,
         high=1.0,

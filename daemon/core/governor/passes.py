@@ -25,6 +25,8 @@ from .table import Agents, Mask, Rows, Table, exact_sum
 
 STUCK_FALL: Final = 0.01
 """A device is no longer stuck once its gauge has fallen by this share of the total."""
+_LOWERING: Final = (Mode.PRESSURE, Mode.WORKFLOW_AWARE, Mode.CRITICAL, Mode.EMERGENCY)
+"""Modes whose passes bring the device under the pressure threshold, whatever entries are idle."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,28 +139,43 @@ def choose(
     spare_bytes = table.bytes - table.ordered_bytes - limits.block_bytes * circumstances.floor_blocks
     if spare_bytes <= 0:
         return np.zeros(0, np.int64)
+    # Both before the first pause: rows may be added during one.
+    idle = eligible & (table.used_at[: table.end] <= now - _idle_s(circumstances.mode, limits))
     need_bytes = lacking_bytes(circumstances, limits) - leaving_bytes
-    match circumstances.mode:
-        case Mode.PRESSURE if need_bytes > 0:
-            rows = np.flatnonzero(eligible)
-            # The product of a share and a count may lie a rounding error above a whole number.
-            most = math.ceil(limits.pass_share * len(table) - 1e-9)
-            return (yield from _above_floor(table, rows, ranking.by_density, need_bytes, most, spare_bytes))
-        case Mode.WORKFLOW_AWARE if need_bytes > 0:
-            rows = np.flatnonzero(eligible)
-            by_distance = partial(ranking.by_distance, distances=distances())
-            return (yield from _above_floor(table, rows, by_distance, need_bytes, len(rows), spare_bytes))
+    if circumstances.mode not in _LOWERING or need_bytes <= 0:
+        return (yield from _idle(table, idle, spare_bytes))
+    rows = np.flatnonzero(eligible)
+    # The product of a share and a count may lie a rounding error above a whole number.
+    most = math.ceil(limits.pass_share * len(table) - 1e-9)
+    order: Callable[[Table, Rows], ranking.Rank] = ranking.by_density
+    if circumstances.mode is Mode.WORKFLOW_AWARE:
+        order = partial(ranking.by_distance, distances=distances())
+    if circumstances.mode in (Mode.WORKFLOW_AWARE, Mode.EMERGENCY):
+        most = len(rows)
+    needed = yield from _above_floor(table, rows, order, need_bytes, most, spare_bytes)
+    idle[needed] = False
+    rest = yield from _idle(table, idle, spare_bytes - exact_sum(table.size_bytes[needed]))
+    return np.concatenate([needed, rest])
+
+
+def _idle_s(mode: Mode, limits: GovernorLimits) -> float:
+    """The time for which an entry must be idle so that the mode evicts it whatever the device lacks."""
+    match mode:
         case Mode.RELAXED:
-            idle_s = limits.relaxed_idle_s
+            return limits.relaxed_idle_s
         case Mode.NORMAL:
-            idle_s = limits.normal_idle_s
+            return limits.normal_idle_s
         case Mode.CRITICAL | Mode.EMERGENCY:
-            idle_s = limits.critical_idle_s
+            return limits.critical_idle_s
         case _:
-            return np.zeros(0, np.int64)
-    rows = np.flatnonzero(eligible & (table.used_at[: table.end] <= now - idle_s))
-    if len(rows) > ranking.SORTED_WHOLE and exact_sum(table.size_bytes[rows]) <= spare_bytes:
-        return rows  # all of them, so unordered: sorting so many costs more than the rest of the pass
+            return math.inf
+
+
+def _idle(table: Table, idle: Mask, spare_bytes: int) -> ranking.Steps:
+    """All idle rows, within the bytes that may go; least recently used first if they do not all fit."""
+    rows = np.flatnonzero(idle)
+    if exact_sum(table.size_bytes[rows]) <= spare_bytes and len(rows) > ranking.SORTED_WHOLE:
+        return rows  # unordered: sorting so many costs more than the rest of the pass
     return (yield from _above_floor(table, rows, ranking.by_age, math.inf, len(rows), spare_bytes))
 
 
