@@ -14,7 +14,7 @@ from msgspec import Meta, Struct, field
 
 from .declared import Answer, Counted, Done, GaugeRequest, GovernorRequest
 from .modes import Mode, Tier
-from .schema import Bytes, Count, Id, Key, Keys, Name, Seconds, SecondsOrNone, SomeBytes, Token
+from .schema import Bytes, Count, Id, Key, Keys, Milliseconds, Name, Seconds, SecondsOrNone, SomeBytes, Token
 
 STEPS_MAX: Final = 1024
 DEPENDENCIES_MAX: Final = 64
@@ -29,6 +29,8 @@ GaugeName = Annotated[str, Meta(min_length=1, max_length=GAUGE_CHARS_MAX)]
 """The name of a device, or `host`."""
 AgentName = Annotated[str, Meta(max_length=AGENT_CHARS_MAX)]
 """The name of an agent. Empty: no agent."""
+EntryKind = Literal["unknown", "encoder", "kv"]
+"""What a device's entry is, for the estimate of what computing it again takes."""
 WorkflowName = Annotated[str, Meta(min_length=1, max_length=WORKFLOW_CHARS_MAX)]
 
 
@@ -147,6 +149,7 @@ class RegisterEntry(GovernorRequest, frozen=True):
     """Registers a tree of tensors in this client's VRAM. For a registered key the sizes are replaced, the uses kept.
 
     `uses`: the number of uses under the former daemon, for an entry that is registered again after a restart.
+    `cost_ms`: the time that computing the tensors took; 0: not known, and estimated from `kind` and `tokens`.
     """
 
     answered_by = Registered
@@ -157,6 +160,8 @@ class RegisterEntry(GovernorRequest, frozen=True):
     tokens: Count = 0
     agent: AgentName = ""
     uses: Count = 0
+    cost_ms: Milliseconds = 0.0
+    kind: EntryKind = "unknown"
 
 
 class UseEntries(GovernorRequest, frozen=True):
@@ -180,6 +185,7 @@ class AcknowledgeOrder(GovernorRequest, frozen=True):
 
     `offloaded`: now in the ring. `dropped`: deleted without a copy in the ring. `kept`: in use by this client, so they
     stay device entries. `freed_bytes`: the memory returned to the driver for the entries of this message.
+    `copy_s`: how long copying the offloaded entries to the host took; 0 if it was not measured.
     """
 
     answered_by = Done
@@ -190,6 +196,7 @@ class AcknowledgeOrder(GovernorRequest, frozen=True):
     dropped: Keys = field(default_factory=list)
     kept: Keys = field(default_factory=list)
     freed_bytes: Bytes = 0
+    copy_s: SecondsOrNone = 0.0
 
 
 class Reserved(Answer, frozen=True):

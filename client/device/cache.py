@@ -11,16 +11,17 @@ from __future__ import annotations
 
 import weakref
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self, get_args
 
 from ...errors import DaemonUnavailable, UnderPressure, UsageError
-from ...ipc.governance import AGENT_CHARS_MAX
+from ...ipc.governance import AGENT_CHARS_MAX, EntryKind
 from ...ipc.modes import Mode
 from ...ipc.schema import NUMBER_MAX
 from ..core.aside import aside
 from ..core.device_reservation import DeviceReservation
 from ..core.fields import check_count, check_key, check_name, check_seconds, check_timeout
 from ..core.lease import Lease
+from ..core.put_options import check_cost
 from .entries import DeviceEntries, DeviceEntry, DeviceLease, DeviceTally, ToHost
 from .interface import Device
 from .registration import Registration
@@ -79,6 +80,8 @@ class DeviceCache:
         *,
         tokens: int = 0,
         agent: str = "",
+        cost_ms: float = 0.0,
+        kind: EntryKind = "unknown",
         to_host: ToHost | None = None,
         wait: bool = False,
         timeout_s: float | None = None,
@@ -96,6 +99,10 @@ class DeviceCache:
             tokens: the number of encoder tokens that the tensors stand for, a measure of the cost of computing them
                 again.
             agent: the agent that the entry belongs to, for workflows.
+            cost_ms: milliseconds that computing the tensors took; 0: not known. An entry whose copy to the host takes
+                longer is dropped instead of offloaded.
+            kind: what the tensors are: "encoder", "kv" or "unknown". Without `cost_ms`, the cost is estimated from
+                `tokens`, by the configured time for this kind.
             to_host: called on offload with the tree's copy in host memory, instead of `Client.put` under the key. Its
                 result says whether the host tier has stored the copy. It is called in this cache's thread, and released
                 with the entry. `get` never finds such an entry after its offload; only the owner of the copy can
@@ -111,6 +118,9 @@ class DeviceCache:
         key = check_key(key)
         tokens = check_count("tokens", tokens, NUMBER_MAX)
         check_name("agent", agent, AGENT_CHARS_MAX, least=0)
+        cost_ms = check_cost(cost_ms)
+        if kind not in get_args(EntryKind):
+            raise UsageError(f"kind is {kind!r}; it must be one of {', '.join(get_args(EntryKind))}")
         limit_s = check_timeout(timeout_s, self._client.timeout_s)
         registration = Registration(key)
         if self.closed:
@@ -127,7 +137,7 @@ class DeviceCache:
             registration.settle("refused", blocked)
             return registration
         entry = DeviceEntry(key, tensors, size_bytes, tokens, agent, registration, [self._device.mark()])
-        entry.to_host = to_host
+        entry.to_host, entry.cost_ms, entry.kind = to_host, cost_ms, kind
         if not aside(partial(self._entries.put, entry)):
             registration.settle("lost", DaemonUnavailable("the device cache is closed"))
             return registration

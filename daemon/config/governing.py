@@ -11,7 +11,7 @@ from pathlib import Path
 from ...ipc.modes import Tier
 from ..gauges import registry
 from ..policy.modes import Thresholds
-from .sections import DAY_S, GIB, HOUR_S, MIB, TIB
+from .sections import DAY_S, HOUR_S, MIB, TIB
 from .settings import ADDRESS, COUNT, DURATION, MODE, PATH, SHARE, SIZE, choice, setting
 
 
@@ -114,19 +114,32 @@ class PressureSection:
         high=DAY_S,
         reload=True,
     )
-    copy_bytes_per_s: int = setting(
+    copy_bytes_per_s: int | None = setting(
         SIZE,
-        "offload: assumed speed of a copy to the host and back, in bytes a second",
-        2 * GIB,
+        """offload: speed of a copy between a device and the host, in bytes a second; an entry whose copy takes longer
+        than computing it again is dropped; none: measured, at the start and by each offload""",
+        None,
         low=1 * MIB,
         high=16 * TIB,
+        optional=True,
         reload=True,
+    )
+    encoder_s_per_token: float = setting(
+        DURATION,
+        "offload: time to compute a token of an encoder's output again; a cost that the put reports counts instead",
+        100e-6,
+        low=0.0,
+        high=10.0,
+        reload=True,
+    )
+    kv_s_per_token: float = setting(
+        DURATION, "offload: time to compute a token of KV again", 60e-6, low=0.0, high=10.0, reload=True
     )
     compute_s_per_token: float = setting(
         DURATION,
-        """offload: assumed time to compute a token again; an entry whose copy takes longer is dropped. An entry
-        without tokens is always copied""",
-        20e-6,
+        """offload: time to compute a token of any other entry again. An entry without tokens and cost is always
+        copied""",
+        60e-6,
         low=0.0,
         high=10.0,
         reload=True,

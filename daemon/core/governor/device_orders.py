@@ -21,7 +21,7 @@ import numpy as np
 from ....errors import UnknownOrder
 from ....ipc import messages
 from ..deadlines import Deadlines
-from . import passes
+from .copies import CopyRates
 from .device_record import DeviceRecord, Owner
 from .limits import GovernorLimits
 from .outbox import GovernorOutbox
@@ -50,9 +50,10 @@ class OpenOrder:
 class DeviceOrders:
     """The orders of all devices that still have rows."""
 
-    def __init__(self, limits: GovernorLimits, outbox: GovernorOutbox) -> None:
+    def __init__(self, limits: GovernorLimits, outbox: GovernorOutbox, copies: CopyRates) -> None:
         self._limits = limits
         self._outbox = outbox
+        self._copies = copies
         self._last = 0
         self._open: dict[int, OpenOrder] = {}
         self._unsent: deque[int] = deque()
@@ -84,7 +85,7 @@ class DeviceOrders:
             return
         table = device.table
         self.detach(device, rows, now)
-        offload = passes.offloads(table, rows, host_accepts, self._limits)
+        offload = self._copies.offloads(device.name, table, rows, host_accepts, now)
         groups = table.owner[rows].astype(np.int64) * 2 + ~offload
         if groups.max(initial=0) < 2 * _SLOTS_OF_16_BITS:
             groups = groups.astype(np.uint16)  # sorted by counting

@@ -25,6 +25,7 @@ import numpy as np
 from ....errors import LimitReached, NoGauge, OwnedElsewhere, UnderPressure
 from ....ipc import messages
 from . import device_room, passes
+from .copies import KINDS, CopyRates
 from .device_acknowledgement import carry_out, take_back
 from .device_orders import DeviceOrders
 from .device_promotion import Promotions
@@ -52,7 +53,8 @@ class Devices:
         self._outbox = outbox
         self._outlook = outlook
         self._devices: dict[str, DeviceRecord] = {}
-        self._orders = DeviceOrders(limits, outbox)
+        self.copies = CopyRates(limits)
+        self._orders = DeviceOrders(limits, outbox, self.copies)
         self._work: deque[Iterator[None]] = deque()
         self._promotions = Promotions(limits, outlook)
         self._now = 0.0
@@ -66,6 +68,7 @@ class Devices:
         """Applies from now on."""
         self._limits = limits
         self._orders.change_limits(limits)
+        self.copies.change_limits(limits)
 
     # ---- clients
 
@@ -126,7 +129,8 @@ class Devices:
         if row is None:
             self._add(device, owner, message, now)
         else:
-            table.replace(row, message.size_bytes, message.tokens, message.agent)
+            kind = KINDS.index(message.kind)
+            table.replace(row, message.size_bytes, message.tokens, message.agent, message.cost_ms, kind)
             table.use(np.array([row]), now)
             self._outbox.counters.renewed += 1
         return messages.Registered(message.id, renewed=row is not None)
@@ -167,7 +171,8 @@ class Devices:
         """
         self._now = now
         order, rows = self._orders.find(client, message)
-        carry_out(order, rows, message, self._orders, self._promotions, self._outbox, now + self._limits.retry_s, now)
+        kept_until = now + self._limits.retry_s
+        carry_out(order, rows, message, self._orders, self._promotions, self.copies, self._outbox, kept_until, now)
         self._mark_responsive(order.owner)
         if len(rows):
             self._orders.extend_deadline(order.owner, now)
@@ -186,6 +191,7 @@ class Devices:
             if not device.owners:
                 del self._devices[device.name]
                 self._promotions.closed(device.name)
+                self.copies.closed(device.name)
         self._promotions.remembered.client_left(client)
 
     # ---- gauges
@@ -224,7 +230,8 @@ class Devices:
         if device is None:
             return PassPlan()
         rows = at_once(self._choose(device, circumstances, now))
-        return passes.plan_of(device.table, rows, circumstances.host_accepts, self._limits)
+        offload = self.copies.offloads(name, device.table, rows, circumstances.host_accepts, now)
+        return passes.plan_of(device.table, rows, offload)
 
     # ---- time
 
@@ -249,7 +256,11 @@ class Devices:
 
     def status(self) -> list[dict[str, Any]]:
         """One row for each device."""
-        return [device.status() for device in self._devices.values()]
+        rates = self.copies
+        return [
+            {**device.status(), "copy_bytes_per_s": round(rates.bytes_per_s(device.name, self._now))}
+            for device in self._devices.values()
+        ]
 
     def owners(self) -> list[dict[str, Any]]:
         """One row for each owner and device."""
@@ -267,6 +278,7 @@ class Devices:
             device.check_invariants()
         self._orders.check_invariants(list(self._devices.values()))
         self._promotions.check_invariants(self._devices)
+        self.copies.check_invariants(set(self._devices))
         count = self._outbox.counters
         resident = sum(len(device.table) for device in self._devices.values())
         gone = count.offloaded + count.dropped + count.released + count.gone_with_owner
@@ -296,7 +308,9 @@ class Devices:
         if trace is not None:
             uses = max(trace.uses + 1, message.uses)
             counters.promoted += 1
-        device.table.add(message.key, owner.slot, message.size_bytes, message.tokens, message.agent, uses, now)
+        sizes = message.size_bytes, message.tokens
+        kind = KINDS.index(message.kind)
+        device.table.add(message.key, owner.slot, *sizes, message.agent, uses, now, message.cost_ms, kind)
         counters.registered += 1
         self._clear_stuck(device)
 

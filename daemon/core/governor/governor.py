@@ -41,6 +41,7 @@ from .events import (
     GovernorLimitsChanged,
     GovernorReceived,
     GovernorTick,
+    MemoryCopyMeasured,
     Sampled,
 )
 from .floors import Floors
@@ -81,6 +82,7 @@ class Governor:
             Sampled: self._sampled,
             HostHolds: self.host.holds,
             GovernorLimitsChanged: self._limits_changed,
+            MemoryCopyMeasured: self._memory_copy_measured,
             GovernorTick: self._tick,
         }
         requests: dict[type[Any], Callable[[int, Any, float], None]] = {
@@ -199,6 +201,9 @@ class Governor:
         self.host.change_limits(limits)
         self.workflows.change_limits(limits.workflows_max, limits.workflow_steps_max)
         self._drills.change_limits(limits)
+
+    def _memory_copy_measured(self, event: MemoryCopyMeasured, now: float) -> None:
+        self.devices.copies.memory_measured(event.bytes_per_s)
 
     def _tick(self, event: GovernorTick, now: float) -> None:
         self.reservations.expire(now, DUE_MAX)

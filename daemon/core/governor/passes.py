@@ -1,8 +1,8 @@
 """One pass over a device's entries: the entries that each mode orders away, and when the next pass may begin.
 
-Owns which entries each mode chooses and how many, never below the queueing floor; whether an entry is worth its copy to
-the host; when a pass is over; and that a pass which lowered nothing is not repeated. Does not own messages, order
-numbers or promotion.
+Owns which entries each mode chooses and how many, never below the queueing floor; when a pass is over; and that a pass
+which lowered nothing is not repeated. Does not own messages, order numbers, promotion, nor whether an entry is worth
+its copy to the host (copies).
 
 Invariant: nothing here changes a table.
 """
@@ -185,16 +185,8 @@ def lacking_bytes(circumstances: Circumstances, limits: GovernorLimits) -> int:
     return math.floor(over) + 1 if over >= 0 else 0
 
 
-def offloads(table: Table, rows: Rows, host_accepts: bool, limits: GovernorLimits) -> Mask:
-    """One bool for each row: true if it is offloaded to the host tier, false if it is dropped."""
-    if not host_accepts:
-        return np.zeros(len(rows), np.bool_)
-    return ranking.worth_copying(table, rows, limits.copy_bytes_per_s, limits.compute_s_per_token)
-
-
-def plan_of(table: Table, rows: Rows, host_accepts: bool, limits: GovernorLimits) -> PassPlan:
-    """The amounts of an order for these rows."""
-    offload = offloads(table, rows, host_accepts, limits)
+def plan_of(table: Table, rows: Rows, offload: Mask) -> PassPlan:
+    """The amounts of an order for these rows, of which those in `offload` go to the host tier."""
     return PassPlan(
         int(offload.sum()),
         exact_sum(table.size_bytes[rows[offload]]),

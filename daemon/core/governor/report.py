@@ -59,6 +59,7 @@ _EMPTY: dict[str, Any] = {
     "ordered_bytes": 0,
     "owners": 0,
     "stuck": "",
+    "copy_bytes_per_s": 0,
 }
 
 

@@ -165,6 +165,7 @@ def device(name: str, **changed: Any) -> dict[str, Any]:
         "reserved_bytes": GIB,
         "owners": 2,
         "stuck": "",
+        "copy_bytes_per_s": 9_000_000_000,
         "floor_blocks": 35,
         "capacity_blocks": 40960,
         "queueing": {

@@ -122,6 +122,9 @@ def test_a_value_out_of_range_is_named_and_nothing_is_put(cache: tensord.DeviceC
         ("tokens", True),
         ("agent", "x" * 129),
         ("agent", 5),
+        ("cost_ms", -1.0),
+        ("cost_ms", float("nan")),
+        ("kind", "picture"),
     ]
     for named, value in wrong:
         with pytest.raises(UsageError, match=named):
@@ -168,6 +171,18 @@ def test_an_offloaded_entry_comes_back_bit_identical(
             assert np.array_equal(host_values(lease.tree), values(n)) and lease.tree["n"] == n
     assert (cache.size, cache.total_tokens) == (6, 18)
     running.until(lambda status: status["governor"]["counters"]["promoted"] == 6, "the daemon to hear of it")
+
+
+def test_the_cost_that_a_put_reports_decides_whether_its_entry_is_copied_or_dropped(
+    card: FakeCard, vram: FakeVram
+) -> None:
+    with watching(card, pressure_copy_bytes_per_s="1MiB") as daemon:  # 31 ms for an entry
+        daemon.start()
+        with tensord.DeviceCache(daemon.client(), vram) as cache:
+            put_some(cache, vram, range(1), tokens=1, cost_ms=1000.0, kind="kv")
+            put_some(cache, vram, range(1, 2), tokens=1_000_000, cost_ms=1.0, kind="kv")
+            filled_until(card, 0.93, lambda: cache.size == 0, "both to leave")
+            assert (cache.client.contains(key(0)), cache.client.contains(key(1))) == (True, False)
 
 
 def test_an_entry_in_use_stays_until_its_lease_ends(

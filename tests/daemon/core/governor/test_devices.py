@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tensord.daemon.core.governor.copies import ASSUMED_BYTES_PER_S
 from tensord.daemon.core.governor.devices import Circumstances
 from tensord.errors import BelowFloor, DeviceFull, LimitReached, NoGauge, OwnedElsewhere, UnderPressure, UnknownOrder
 from tensord.ipc import messages
@@ -109,6 +110,7 @@ def test_status_names_owners_and_what_they_have(registry: Registry) -> None:
         "ordered_bytes": 40,
         "owners": 3,
         "stuck": "",
+        "copy_bytes_per_s": ASSUMED_BYTES_PER_S,
     }
 
 

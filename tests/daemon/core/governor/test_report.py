@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+from tensord.daemon.core.governor.copies import ASSUMED_BYTES_PER_S
 from tensord.ipc import messages
 from tensord.ipc.modes import HOST_GAUGE
 
@@ -86,6 +87,7 @@ def test_status_shows_gauges_devices_owners_and_workflows(make: Make) -> None:
         "ordered_bytes": 30 * MIB,
         "owners": 2,
         "stuck": "",
+        "copy_bytes_per_s": ASSUMED_BYTES_PER_S,
         "reserved_bytes": 3 * MIB,
         "capacity_blocks": 50,
     }
