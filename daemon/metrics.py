@@ -114,6 +114,7 @@ _DEVICE: Final = (
         "Bytes of the entries that their owners were ordered to release, and have not released yet.",
     ),
     ("reserved_bytes", "reserved_bytes", "Free memory that clients have reserved."),
+    ("waiting_reservations", "waiting_reservations", "Reservations that wait until memory is free."),
     ("owners", "owners", "Clients with entries on the device."),
     ("floor_blocks", "floor_blocks", "Number of blocks below which no entry is evicted; from the queueing model."),
     ("capacity_blocks", "capacity_blocks", "Blocks that the device has."),

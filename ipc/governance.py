@@ -24,11 +24,14 @@ AGENT_CHARS_MAX: Final = 128
 WORKFLOW_CHARS_MAX: Final = 128
 ARRIVALS_MAX: Final = 1_000_000
 BLOCKS_MAX: Final = 1 << 32
+PRIORITY_MAX: Final = 100
+"""The highest priority of a reservation; the lowest is its negative."""
 
 GaugeName = Annotated[str, Meta(min_length=1, max_length=GAUGE_CHARS_MAX)]
 """The name of a device, or `host`."""
 AgentName = Annotated[str, Meta(max_length=AGENT_CHARS_MAX)]
 """The name of an agent. Empty: no agent."""
+Priority = Annotated[int, Meta(ge=-PRIORITY_MAX, le=PRIORITY_MAX)]
 EntryKind = Literal["unknown", "encoder", "kv"]
 """What a device's entry is, for the estimate of what computing it again takes."""
 WorkflowName = Annotated[str, Meta(min_length=1, max_length=WORKFLOW_CHARS_MAX)]
@@ -117,8 +120,8 @@ class Order(Answer, frozen=True):
     """A push: tells a client to offload, drop or promote entries.
 
     `promote`: the client reads the entries from the host tier and registers them again. The client acknowledges
-    `offload` and `drop` with the number `order`; it does not acknowledge `promote`. `reason`: the mode, or the budget
-    that was exceeded.
+    `offload` and `drop` with the number `order`; it does not acknowledge `promote`. `reason`: the mode, `budget` or
+    `reservation`.
     """
 
     order: Token
@@ -208,13 +211,19 @@ class Reserved(Answer, frozen=True):
 
 
 class ReserveDevice(GovernorRequest, frozen=True):
-    """Reserves free memory of a device for `for_s` at most. Answered by Reserved, or by an Error with the reason."""
+    """Reserves free memory of a device for `for_s` at most. Answered by Reserved, or by an Error with the reason.
+
+    A reservation that does not fit waits up to `wait_s` for its answer. Requests of a device are granted by priority,
+    the highest first, then in order of arrival. Cached entries leave for a request of priority 0 or more.
+    """
 
     answered_by = Reserved
     id: Id
     device: GaugeName
     size_bytes: SomeBytes
     for_s: Seconds
+    priority: Priority = 0
+    wait_s: SecondsOrNone = 0.0
 
 
 class ReleaseReservation(GovernorRequest, frozen=True):

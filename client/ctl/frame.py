@@ -181,7 +181,11 @@ def _tiers(store: Document, governor: Document, width: int) -> list[Text]:
 
 
 def _device_remarks(device: Document) -> str:
-    said = [f"{what} {size(device[f'{what}_bytes'])}" for what in ("ordered", "reserved") if device[f"{what}_bytes"]]
+    said = [
+        f"{what} {size(device[f'{what}_bytes'])}"
+        for what in ("ordered", "reserved", "waiting")
+        if device[f"{what}_bytes"]
+    ]
     if device["floor_blocks"]:
         said.append(f"floor {short(device['floor_blocks'])} of {short(device['capacity_blocks'])} blocks")
     if device["stuck"]:

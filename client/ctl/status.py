@@ -254,6 +254,11 @@ def _device(device: dict[str, Any]) -> str:
         said.append(f"leaving {number(device['ordered_entries'])} ({size(device['ordered_bytes'])})")
     if device["reserved_bytes"]:
         said.append(f"reserved {size(device['reserved_bytes'])}")
+    if device["waiting_reservations"]:
+        said.append(
+            f"{counted(device['waiting_reservations'], 'reservation waits', 'reservations wait')} for "
+            f"{size(device['waiting_bytes'])}"
+        )
     if device["floor_blocks"]:
         said.append(f"floor {number(device['floor_blocks'])} of {number(device['capacity_blocks'])} blocks")
     return "; ".join(said)

@@ -22,7 +22,7 @@ from ....errors import UnknownOrder
 from ....ipc import messages
 from ..deadlines import Deadlines
 from .copies import CopyRates
-from .device_record import DeviceRecord, Owner
+from .device_record import SLOW_S, DeviceRecord, Owner
 from .limits import GovernorLimits
 from .outbox import GovernorOutbox
 from .passes import Pass
@@ -99,6 +99,7 @@ class DeviceOrders:
             owner = device.owner_of_slot(int(groups[begin]) // 2)
             kind: Literal["offload", "drop"] = "drop" if groups[begin] % 2 else "offload"
             if not owner.orders:
+                owner.waits_since = now
                 self._due.set(owner, now + self._limits.ack_s)
             for turn, at in enumerate(range(begin, end, self._limits.keys_per_request_max)):
                 part = slice(at, min(at + self._limits.keys_per_request_max, end))
@@ -175,7 +176,21 @@ class DeviceOrders:
     def extend_deadline(self, owner: Owner, now: float) -> None:
         """Restarts the deadline of an owner that acknowledged a part of its orders."""
         if owner.orders:
+            owner.waits_since = now
             self._due.set(owner, now + self._limits.ack_s)
+
+    def leave_slow_owners(self, device: DeviceRecord, now: float) -> None:
+        """Takes the orders of slow owners out of the current pass, which then ends without them."""
+        if device.current_pass is None:
+            return
+        for owner in device.owners.values():
+            if not owner.slow(now):
+                continue
+            for number in owner.orders:
+                part_of, self._open[number].part_of = self._open[number].part_of, None
+                if part_of is not None:
+                    part_of.open_orders -= 1
+                    part_of.closed_at = max(part_of.closed_at, owner.waits_since + SLOW_S)
 
     def detach(self, device: DeviceRecord, rows: Rows, now: float) -> None:
         """Removes these rows from their orders, open or late."""
@@ -229,4 +244,4 @@ class DeviceOrders:
             self._due.drop(order.owner)
         if order.part_of is not None:
             order.part_of.open_orders -= 1
-            order.part_of.closed_at = now
+            order.part_of.closed_at = max(order.part_of.closed_at, now)

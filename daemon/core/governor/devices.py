@@ -34,6 +34,7 @@ from .limits import GovernorLimits
 from .outbox import GovernorOutbox
 from .passes import Circumstances, Outlook, Pass, PassPlan
 from .ranking import SORTED_WHOLE, Steps, at_once
+from .reservation_queue import Room
 from .table import Rows, runs
 
 __all__ = ["Circumstances", "Devices", "Outlook", "PassPlan"]
@@ -204,15 +205,32 @@ class Devices:
         if device is None:
             return
         before = device.stuck
+        self._orders.leave_slow_owners(device, now)
         device.settle(circumstances)
         if device.stuck != before:
             self._outbox.announce("stuck", device=name, why=device.stuck)
             if device.stuck:
                 self._outbox.log("warning", "device stuck", device=name, why=device.stuck)
-        if device.current_pass is None and not device.stuck:
-            self._begin(device, circumstances, now)
+        self._begin(device, circumstances, now)
         self._promote(device, circumstances, now)
         self._orders.send(ORDERS_A_SLICE)
+
+    def make_room(self, name: str, circumstances: Circumstances, now: float) -> None:
+        """Begins a pass for a waiting reservation, without a new sample."""
+        self._now = now
+        device = self._devices.get(name)
+        if device is not None and circumstances.wanted_bytes:
+            self._begin(device, circumstances, now)
+            self._orders.send(ORDERS_A_SLICE)
+
+    def room(self, name: str, circumstances: Circumstances, now: float) -> Room:
+        """A device's memory, for a reservation."""
+        total_bytes, free_bytes = circumstances.total_bytes, circumstances.total_bytes - circumstances.used_bytes
+        device = self._devices.get(name)
+        if device is None:
+            return Room(total_bytes, free_bytes)
+        table = device.table
+        return Room(total_bytes, free_bytes, table.bytes, device.pinned_bytes(now), table.ordered_bytes)
 
     def mode_changed(self, name: str, now: float) -> None:
         """Ends `stuck`: the next pass is of another kind, and repeats nothing."""
@@ -322,18 +340,18 @@ class Devices:
         table = device.table
         return passes.choose(
             table,
-            device.may_go(slice(table.end), now),
+            device.may_go_soon(slice(table.end), now),
             circumstances,
             self._limits,
             lambda: device.distances.of(table.agents, self._outlook),
-            device.leaving_bytes(circumstances),
+            device.leaving_bytes(circumstances, now),
             now,
         )
 
     def _begin(self, device: DeviceRecord, circumstances: Circumstances, now: float) -> None:
-        if not len(device.table):
+        if device.current_pass is not None or device.stuck or not len(device.table):
             return
-        lowers = passes.lacking_bytes(circumstances, self._limits) > 0
+        lowers = passes.lowers(circumstances, self._limits)
         device.current_pass = Pass(circumstances.used_bytes, lowers)
         slices = self._slices(device, device.current_pass, circumstances)
         if len(device.table) > SORTED_WHOLE:
@@ -351,8 +369,8 @@ class Devices:
         for begin in range(0, len(rows), ROWS_A_SLICE):
             yield
             part = rows[begin : begin + ROWS_A_SLICE]
-            part = part[device.may_go(part, self._now) & (table.serial[part] <= last_serial)]
-            reason = circumstances.mode.value
+            part = part[device.may_go_soon(part, self._now) & (table.serial[part] <= last_serial)]
+            reason = passes.reason(circumstances, self._limits)
             self._orders.order_away(device, part, circumstances.host_accepts, reason, self._now, current_pass)
         current_pass.begun, current_pass.closed_at = False, self._now
         if current_pass.ordered:

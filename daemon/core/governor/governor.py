@@ -3,6 +3,7 @@
     handle(event, now) ─┬─ tiers          readings, modes, and subscribers
                         ├─ devices        entries of all owners, orders, budgets
                         ├─ reservations   reserved free memory
+                        ├─ queue          reservations that wait for memory
                         ├─ workflows      how soon an agent's entries are needed
                         ├─ floors         the blocks that keep queues bounded
                         ├─ host           how much the ring may keep, and when puts are refused
@@ -49,6 +50,7 @@ from .host import Host, accepts_offload
 from .limits import GovernorLimits
 from .outbox import GovernorClient, GovernorOutbox
 from .passes import Circumstances
+from .reservation_queue import ReservationQueue, Room
 from .reservations import Reservations
 from .tiers import Changes, Gauge, Tiers
 from .workflows import Workflows
@@ -71,6 +73,7 @@ class Governor:
         self.tiers = Tiers(limits.thresholds, self._outbox)
         self.devices = Devices(limits, self._outbox, self.workflows)
         self.reservations = Reservations(limits)
+        self.queue = ReservationQueue(limits, self._outbox, self.reservations)
         self.floors = Floors(limits)
         self.host = Host(limits, self._outbox)
         self._drills = Drills(self.tiers, self.devices, self.host, self._circumstances, limits)
@@ -115,13 +118,14 @@ class Governor:
 
     def next_timer(self) -> float | None:
         """When the next Tick is due. Not after the time of the last event if a pass was postponed."""
-        timers = (self.devices.next_timer(), self.reservations.next_timer())
+        timers = (self.devices.next_timer(), self.reservations.next_timer(), self.queue.next_timer())
         return min((timer for timer in timers if timer is not None), default=None)
 
     @property
     def sample_every_s(self) -> float:
-        """The interval between readings of the gauges: shorter while any tier is at pressure or above."""
-        return self.limits.sample_pressed_s if self.tiers.pressed else self.limits.sample_s
+        """The interval between readings of the gauges: shorter while any tier is at pressure or above, or a reservation
+        waits."""
+        return self.limits.sample_pressed_s if self.tiers.pressed or len(self.queue) else self.limits.sample_s
 
     @property
     def clients(self) -> dict[int, GovernorClient]:
@@ -152,6 +156,7 @@ class Governor:
         self.tiers.check_invariants()
         self.devices.check_invariants()
         self.reservations.check_invariants()
+        self.queue.check_invariants(set(self.clients))
         self.workflows.check_invariants()
         self.host.check_invariants()
         self.floors.check_invariants()
@@ -172,6 +177,7 @@ class Governor:
         client = event.client
         del self.clients[client]
         self._drills.client_left(client)
+        self.queue.client_left(client)
         self.reservations.client_left(client, now)
         self.devices.client_left(client, now)
         self._apply_changes(self.tiers.client_left(client, now), now)
@@ -180,6 +186,7 @@ class Governor:
             self._outbox.announce("workflow", client=client, workflow=name, change="ended")
         if ended:
             self._workflows_changed(now)
+        self._serve_waiting(now)
 
     def _received(self, event: GovernorReceived, now: float) -> None:
         message = event.message
@@ -197,6 +204,7 @@ class Governor:
         self.tiers.change_thresholds(limits.thresholds)
         self.devices.change_limits(limits)
         self.reservations.change_limits(limits)
+        self.queue.change_limits(limits)
         self.floors.change_limits(limits, now)
         self.host.change_limits(limits)
         self.workflows.change_limits(limits.workflows_max, limits.workflow_steps_max)
@@ -207,6 +215,8 @@ class Governor:
 
     def _tick(self, event: GovernorTick, now: float) -> None:
         self.reservations.expire(now, DUE_MAX)
+        self.queue.expire(now, DUE_MAX, lambda device: self._room(device, now))
+        self._serve_waiting(now)
         self.devices.tick(now)
 
     # ---- requests
@@ -243,8 +253,9 @@ class Governor:
         gauge = self._gauge_of(message.device)
         if gauge is None:
             raise NoGauge(f"device {message.device!r} has no gauge, so no memory of it can be reserved")
-        free_bytes = gauge.sample.total_bytes - gauge.sample.used_bytes
-        self._outbox.send(client, self.reservations.reserve(client, message, free_bytes, now))
+        self.queue.ask(client, message, self._room(message.device, now), now)
+        if not gauge.sample.stale:
+            self.devices.make_room(message.device, self._circumstances(gauge, now), now)
 
     def _release_reservation(self, client: int, message: messages.ReleaseReservation, now: float) -> None:
         self.reservations.release(client, message.reservation, now)
@@ -300,7 +311,7 @@ class Governor:
             if gauge.sample.tier is Tier.HOST:
                 self.host.gauge_gone(now)
             else:
-                self.devices.gauge_gone(gauge.sample.gauge, now)
+                self._device_gone(gauge.sample.gauge, now)
         for gauge in changes.moved:
             if gauge.sample.tier is Tier.DEVICE:
                 self.devices.mode_changed(gauge.sample.gauge, now)
@@ -311,7 +322,24 @@ class Governor:
                 self.host.sampled(gauge, now)
             else:
                 self.reservations.sampled(gauge.sample.gauge, gauge.sample.began_at)
+                self._serve_waiting(now)
                 self.devices.sampled(gauge.sample.gauge, self._circumstances(gauge, now), now)
+
+    def _device_gone(self, device: str, now: float) -> None:
+        self.devices.gauge_gone(device, now)
+        gone = NoGauge(f"device {device!r} has no gauge any more, so no memory of it can be reserved")
+        self.queue.refuse_all(device, gone)
+
+    def _serve_waiting(self, now: float) -> None:
+        """Grants the waiting reservations that fit."""
+        for device in self.queue.devices():
+            gauge = self._gauge_of(device)
+            if gauge is not None:
+                self.queue.grant(device, gauge.sample.total_bytes - gauge.sample.used_bytes, now)
+
+    def _room(self, device: str, now: float) -> Room:
+        gauge = self._gauge_of(device)
+        return Room(0, 0) if gauge is None else self.devices.room(device, self._circumstances(gauge, now), now)
 
     def _gauge_of(self, device: str) -> Gauge | None:
         gauge = self.tiers.find(device)
@@ -344,5 +372,6 @@ class Governor:
             host_accepts=accepts_offload(self.tiers.find(HOST_GAUGE)),
             floor_blocks=self.floors.blocks(sample.gauge, now),
             refuses=refuses,
-            reserved_bytes=self.reservations.bytes_of(sample.gauge),
+            reserved_bytes=self.reservations.bytes_of(sample.gauge) + self.queue.waiting_bytes(sample.gauge),
+            wanted_bytes=self.queue.wanted_bytes(sample.gauge, sample.total_bytes - sample.used_bytes),
         )

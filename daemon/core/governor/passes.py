@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, Protocol
 
@@ -34,6 +34,8 @@ class Circumstances:
     """The circumstances of a device by its last sample, which was begun at `began_at`.
 
     `host_accepts`: the host tier is below pressure. `refuses`: why new entries are refused; empty if they are accepted.
+    `reserved_bytes`: free memory that is promised to reservations, or that they wait for. `wanted_bytes`: what must
+    leave for waiting reservations.
     """
 
     mode: Mode
@@ -44,6 +46,7 @@ class Circumstances:
     floor_blocks: int = 0
     refuses: str = ""
     reserved_bytes: int = 0
+    wanted_bytes: int = 0
 
 
 class Outlook(Protocol):
@@ -141,8 +144,9 @@ def choose(
         return np.zeros(0, np.int64)
     # Both before the first pause: rows may be added during one.
     idle = eligible & (table.used_at[: table.end] <= now - _idle_s(circumstances.mode, limits))
-    need_bytes = lacking_bytes(circumstances, limits) - leaving_bytes
-    if circumstances.mode not in _LOWERING or need_bytes <= 0:
+    for_reservations = is_for_reservations(circumstances, limits)
+    need_bytes = needed_bytes(circumstances, limits) - leaving_bytes
+    if need_bytes <= 0:
         return (yield from _idle(table, idle, spare_bytes))
     rows = np.flatnonzero(eligible)
     # The product of a share and a count may lie a rounding error above a whole number.
@@ -150,7 +154,7 @@ def choose(
     order: Callable[[Table, Rows], ranking.Rank] = ranking.by_density
     if circumstances.mode is Mode.WORKFLOW_AWARE:
         order = partial(ranking.by_distance, distances=distances())
-    if circumstances.mode in (Mode.WORKFLOW_AWARE, Mode.EMERGENCY):
+    if for_reservations or circumstances.mode in (Mode.WORKFLOW_AWARE, Mode.EMERGENCY):
         most = len(rows)
     needed = yield from _above_floor(table, rows, order, need_bytes, most, spare_bytes)
     idle[needed] = False
@@ -177,6 +181,27 @@ def _idle(table: Table, idle: Mask, spare_bytes: int) -> ranking.Steps:
     if exact_sum(table.size_bytes[rows]) <= spare_bytes and len(rows) > ranking.SORTED_WHOLE:
         return rows  # unordered: sorting so many costs more than the rest of the pass
     return (yield from _above_floor(table, rows, ranking.by_age, math.inf, len(rows), spare_bytes))
+
+
+def needed_bytes(circumstances: Circumstances, limits: GovernorLimits) -> int:
+    """How many bytes less must be used, for the mode and for waiting reservations; the larger of both."""
+    lacking = lacking_bytes(circumstances, limits) if circumstances.mode in _LOWERING else 0
+    return max(lacking, circumstances.wanted_bytes)
+
+
+def is_for_reservations(circumstances: Circumstances, limits: GovernorLimits) -> bool:
+    """Whether waiting reservations need more than the mode does."""
+    return needed_bytes(replace(circumstances, wanted_bytes=0), limits) < circumstances.wanted_bytes
+
+
+def lowers(circumstances: Circumstances, limits: GovernorLimits) -> bool:
+    """Whether a pass is meant to lower the gauge."""
+    return lacking_bytes(circumstances, limits) > 0 or circumstances.wanted_bytes > 0
+
+
+def reason(circumstances: Circumstances, limits: GovernorLimits) -> str:
+    """The reason of a pass's orders."""
+    return "reservation" if is_for_reservations(circumstances, limits) else circumstances.mode.value
 
 
 def lacking_bytes(circumstances: Circumstances, limits: GovernorLimits) -> int:

@@ -65,9 +65,9 @@ _EMPTY: dict[str, Any] = {
 
 def _devices(governor: Governor, now: float) -> list[dict[str, Any]]:
     """The devices with entries, with reservations, or with counted requests."""
-    floors, reservations = governor.floors, governor.reservations
+    floors, reservations, queue = governor.floors, governor.reservations, governor.queue
     rows = {row["device"]: row for row in governor.devices.status()}
-    for device in sorted((floors.devices() | reservations.devices()) - rows.keys()):
+    for device in sorted((floors.devices() | reservations.devices() | {*queue.devices()}) - rows.keys()):
         rows[device] = {"device": device, **_EMPTY}
     found = []
     for device, row in rows.items():
@@ -77,6 +77,8 @@ def _devices(governor: Governor, now: float) -> list[dict[str, Any]]:
             row
             | {
                 "reserved_bytes": reservations.bytes_of(device),
+                "waiting_reservations": queue.count(device),
+                "waiting_bytes": queue.waiting_bytes(device),
                 "floor_blocks": floors.blocks(device, now),
                 "capacity_blocks": capacity_blocks,
                 "queueing": floors.metrics(device, capacity_blocks, now),

@@ -163,6 +163,8 @@ def device(name: str, **changed: Any) -> dict[str, Any]:
         "ordered_entries": 12,
         "ordered_bytes": 240 * MIB,
         "reserved_bytes": GIB,
+        "waiting_reservations": 0,
+        "waiting_bytes": 0,
         "owners": 2,
         "stuck": "",
         "copy_bytes_per_s": 9_000_000_000,

@@ -146,6 +146,10 @@ def test_keys_and_tensors_that_are_none_are_named(cache: tensord.DeviceCache, vr
         cache.reserve(0)
     with pytest.raises(UsageError, match="for_s"):
         cache.reserve(10, for_s=float("nan"))
+    with pytest.raises(UsageError, match="wait_s"):
+        cache.reserve(10, wait_s=-1.0)
+    with pytest.raises(UsageError, match="priority"):
+        cache.reserve(10, priority=101)
     with pytest.raises(UsageError, match=CARD):
         tensord.DeviceCache(cache.client, vram)
 
@@ -308,16 +312,43 @@ def test_no_more_is_reserved_than_is_free(cache: tensord.DeviceCache, card: Fake
     with cache.reserve(TOTAL_BYTES // 2 - 1000) as held:
         assert held.lasts_s > 0
         with pytest.raises(DeviceFull, match="1000"):
-            other.reserve_device(CARD, 2000)
+            other.reserve_device(CARD, 2000, wait_s=0)
         other.reserve_device(CARD, 1000).release()
     until(lambda: reserves(other, TOTAL_BYTES // 2 - 1000), "it to be free again")
     with pytest.raises(NoGauge, match="has no gauge"):
         other.reserve_device("card7", 1000)
 
 
+def test_idle_entries_leave_for_a_reservation_and_come_from_the_host_afterwards(
+    cache: tensord.DeviceCache, vram: FakeVram, card: FakeCard, running: Daemon
+) -> None:
+    put_some(cache, vram, range(9), tokens=1)
+    card.occupy(TOTAL_BYTES - 12 * ENTRY_BYTES)
+    used_bytes = TOTAL_BYTES - 3 * ENTRY_BYTES
+    running.until(lambda status: status["governor"]["gauges"][0]["used_bytes"] >= used_bytes, "the gauge to show it")
+    with running.client().reserve_device(CARD, 8 * ENTRY_BYTES, wait_s=10.0):
+        assert cache.size <= 4
+        assert card.reading()[0] <= TOTAL_BYTES - 8 * ENTRY_BYTES
+    for n in range(9):
+        with held(cache, key(n)) as lease:
+            assert np.array_equal(host_values(lease.tree), values(n))
+
+
+def test_a_refused_reservation_says_how_much_is_pinned(
+    cache: tensord.DeviceCache, vram: FakeVram, card: FakeCard, running: Daemon
+) -> None:
+    put_some(cache, vram, range(4), tokens=1)
+    leases = [cache.get(key(n)) for n in range(4)]
+    card.occupy(TOTAL_BYTES // 2)
+    running.until(lambda status: status["governor"]["gauges"][0]["used_bytes"] > TOTAL_BYTES // 2, "the gauge")
+    with pytest.raises(DeviceFull, match=f"of {4 * ENTRY_BYTES} cached bytes {4 * ENTRY_BYTES} are pinned"):
+        cache.reserve(TOTAL_BYTES // 2, wait_s=1.0)
+    assert cache.size == len(leases)
+
+
 def reserves(client: tensord.Client, size_bytes: int) -> bool:
     try:
-        client.reserve_device(CARD, size_bytes).release()
+        client.reserve_device(CARD, size_bytes, wait_s=0).release()
     except DeviceFull:
         return False
     return True

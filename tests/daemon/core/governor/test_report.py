@@ -89,6 +89,8 @@ def test_status_shows_gauges_devices_owners_and_workflows(make: Make) -> None:
         "stuck": "",
         "copy_bytes_per_s": ASSUMED_BYTES_PER_S,
         "reserved_bytes": 3 * MIB,
+        "waiting_reservations": 0,
+        "waiting_bytes": 0,
         "capacity_blocks": 50,
     }
     assert status["owners"][0] == {
