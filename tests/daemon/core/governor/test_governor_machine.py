@@ -135,24 +135,22 @@ class AnyOrder(RuleBasedStateMachine):
 
     def hear_of_reservations(self) -> None:
         """Judges the answers to reservations that may have waited."""
-        for client in self.stand.answers:
-            for answer in self.stand.answers[client]:
-                waiting = self.waiting.get(getattr(answer, "id", 0))
-                if waiting is None or waiting[0] != client:
-                    continue
-                del self.waiting[answer.id]
-                _, device, priority, _ = waiting
-                if isinstance(answer, messages.Error):
-                    self.refused[answer.code] += 1
-                    continue
-                before = [
-                    n for n, (_, d, p, _) in self.waiting.items() if d == device and (-p, n) < (-priority, answer.id)
-                ]
-                assert not before, "a reservation was overtaken"
-                self.tokens[answer.reservation] = client
-                gauge = next(g for g in self.stand.status()["gauges"] if g["gauge"] == device)
-                free = gauge["total_bytes"] - gauge["used_bytes"]
-                assert self.stand.device(device)["reserved_bytes"] <= free, "more was reserved than is free"
+        came = [
+            (client, answer, self.waiting.pop(answer.id))
+            for client, answers in self.stand.answers.items()
+            for answer in answers
+            if self.waiting.get(getattr(answer, "id", 0), (None,))[0] == client
+        ]
+        for client, answer, (_, device, priority, _) in came:
+            if isinstance(answer, messages.Error):
+                self.refused[answer.code] += 1
+                continue
+            ranks = [(-p, n) for n, (_, d, p, _) in self.waiting.items() if d == device]
+            assert min(ranks, default=(101, 0)) > (-priority, answer.id), "a reservation was overtaken"
+            self.tokens[answer.reservation] = client
+            gauge = next(g for g in self.stand.status()["gauges"] if g["gauge"] == device)
+            free = gauge["total_bytes"] - gauge["used_bytes"]
+            assert self.stand.device(device)["reserved_bytes"] <= free, "more was reserved than is free"
         assert all(until >= self.stand.now for _, _, _, until in self.waiting.values()), "a wait without an end"
 
     def after(self, began_at: float | None = None, asked: bool = False) -> None:
