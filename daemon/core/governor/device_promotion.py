@@ -11,6 +11,7 @@ used.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -93,6 +94,11 @@ class Remembered:
         chosen = chosen[np.lexsort((serials[chosen], turns[chosen]))]
         keys: list[bytes] = table.keys[rows[chosen]].tolist()
         return [(key, _described(table, row)) for key, row in zip(keys, rows[chosen].tolist(), strict=True)]
+
+    def agents(self, device: str) -> AbstractSet[str]:
+        """The agents of a device's remembered entries."""
+        table = self._tables.get(device)
+        return table.agents.known() if table else set()
 
     def client_left(self, client: int) -> None:
         """Forgets the client's entries."""

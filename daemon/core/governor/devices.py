@@ -36,6 +36,7 @@ from .passes import Circumstances, Outlook, Pass, PassPlan
 from .ranking import SORTED_WHOLE, Steps, at_once
 from .reservation_queue import Room
 from .table import Rows, runs
+from .workflows import Workflows
 
 __all__ = ["Circumstances", "Devices", "Outlook", "PassPlan"]
 
@@ -250,6 +251,16 @@ class Devices:
         rows = at_once(self._choose(device, circumstances, now))
         offload = self.copies.offloads(name, device.table, rows, circumstances.host_accepts, now)
         return passes.plan_of(device.table, rows, offload)
+
+    def concerned_by(self, workflows: Workflows) -> set[str]:
+        """The devices whose entries the workflows' steps may rank: open by a workflow's client, or with entries of its
+        agents, resident or offloaded."""
+        remembered = self._promotions.remembered
+        return {
+            name
+            for name, device in self._devices.items()
+            if workflows.concerns(device.owners, device.table.agents.known() | remembered.agents(name))
+        }
 
     # ---- time
 

@@ -184,8 +184,7 @@ class Governor:
         ended = self.workflows.client_left(client)
         for name in ended:
             self._outbox.announce("workflow", client=client, workflow=name, change="ended")
-        if ended:
-            self._workflows_changed(now)
+        self._workflows_changed(now)
         self._serve_waiting(now)
 
     def _received(self, event: GovernorReceived, now: float) -> None:
@@ -197,6 +196,7 @@ class Governor:
             self._outbox.refuse(event.client, id_of(message), error)
 
     def _sampled(self, event: Sampled, now: float) -> None:
+        self._workflows_changed(now)
         self._apply_changes(self.tiers.sampled(event.samples, now), now)
 
     def _limits_changed(self, event: GovernorLimitsChanged, now: float) -> None:
@@ -230,6 +230,7 @@ class Governor:
         if device == HOST_GAUGE:
             raise NoGauge(f"{device!r} is the host tier's gauge, not a device: give the device's name")
         self.devices.open(client, device)
+        self._workflows_changed(now)
         gauge = self.tiers.find(device)
         state = None if gauge is None else gauge.to_message()
         self._outbox.send(client, messages.DeviceOpened(message.id, state, self.reading_wanted_s(device)))
@@ -302,7 +303,9 @@ class Governor:
         self._outbox.announce("workflow", client=client, workflow=message.workflow, change=change, **more)
 
     def _workflows_changed(self, now: float) -> None:
-        self._apply_changes(self.tiers.set_workflow(len(self.workflows) > 0, now), now)
+        """The devices that a step graph concerns may have changed."""
+        devices = self.devices.concerned_by(self.workflows) if len(self.workflows) else ()
+        self._apply_changes(self.tiers.set_workflow(devices, now), now)
 
     def _apply_changes(self, changes: Changes, now: float) -> None:
         """Passes changes of gauges, which are in their new state already, to every part."""

@@ -14,6 +14,7 @@ are Python integers, since clients state the sizes and tokens. An agent's name i
 from __future__ import annotations
 
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from itertools import repeat
 from typing import Any, Final, TypeAlias
@@ -73,6 +74,10 @@ class Agents:
 
     def __len__(self) -> int:
         return len(self._numbers)
+
+    def known(self) -> AbstractSet[str]:
+        """The names that rows have."""
+        return self._numbers.keys()
 
     def number(self, name: str) -> int | None:
         """The number of a name; None if no row has it."""

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from ....ipc import messages
-from ....ipc.modes import LEVELS, Mode, Tier
+from ....ipc.modes import LEVELS, Mode
 from ...policy.modes import Thresholds, TierMode
 from .events import Sample
 from .outbox import GovernorOutbox
@@ -93,7 +93,7 @@ class Tiers:
         self.transitions: deque[tuple[float, dict[str, Any]]] = deque(maxlen=TRANSITIONS_SHOWN)
         self.thresholds = thresholds
         self._outbox = outbox
-        self._workflow = False
+        self._workflow: frozenset[str] = frozenset()
         self._real: dict[str, Gauge] = {}
         self._drilled: dict[str, Gauge] = {}
         self._drillers: dict[str, int] = {}
@@ -122,10 +122,10 @@ class Tiers:
         """How long the gauge has been in its mode."""
         return max(0.0, now - self._announced[name][1])
 
-    def new_state(self, tier: Tier) -> TierMode:
+    def new_state(self, name: str) -> TierMode:
         """The mode of a gauge without any reading."""
         state = TierMode(self.thresholds)
-        state.workflow = self._workflow and tier is Tier.DEVICE
+        state.workflow = name in self._workflow
         return state
 
     def sampled(self, samples: Iterable[Sample], now: float) -> Changes:
@@ -135,7 +135,7 @@ class Tiers:
         for name, sample in read.items():
             gauge = self._real.get(name)
             if gauge is None:
-                gauge = self._real[name] = Gauge(replace(sample, began_at=float("-inf")), self.new_state(sample.tier))
+                gauge = self._real[name] = Gauge(replace(sample, began_at=float("-inf")), self.new_state(name))
             if gauge.take(sample) and name not in self._drilled:
                 fresh.append(gauge)
         lost = {name: self._real.pop(name) for name in list(self._real) if name not in read}
@@ -152,7 +152,7 @@ class Tiers:
         gauge = self._drilled.get(name)
         if gauge is None:
             real = self._real.get(name)
-            state = self.new_state(sample.tier) if real is None else deepcopy(real.state)
+            state = self.new_state(name) if real is None else deepcopy(real.state)
             gauge = self._drilled[name] = Gauge(sample, state)
         gauge.sample = sample
         gauge.state.sample(gauge.share)
@@ -173,11 +173,14 @@ class Tiers:
             self._announce_gone(gauge, now)
         return Changes((), moved, tuple(gone))
 
-    def set_workflow(self, workflow: bool, now: float) -> Changes:
-        """Sets whether there is a step graph. It never applies to the host's gauge."""
+    def set_workflow(self, devices: Iterable[str], now: float) -> Changes:
+        """Sets the devices that a step graph concerns. It never concerns the host."""
+        workflow = frozenset(devices)
+        if workflow == self._workflow:
+            return Changes()
         self._workflow = workflow
         for gauge in [*self._real.values(), *self._drilled.values()]:
-            gauge.state.workflow = workflow and gauge.sample.tier is Tier.DEVICE
+            gauge.state.workflow = gauge.sample.gauge in workflow
         return Changes((), self._announce_modes(now))
 
     def change_thresholds(self, thresholds: Thresholds) -> None:
@@ -198,7 +201,7 @@ class Tiers:
             name = gauge.sample.gauge
             assert gauge is self.find(name)
             assert gauge.mode is self._announced[name][0], f"the mode {gauge.mode} of {name} was not announced"
-            assert gauge.state.workflow == (self._workflow and gauge.sample.tier is Tier.DEVICE)
+            assert gauge.state.workflow == (name in self._workflow)
         assert self.subscribers <= self._outbox.clients.keys()
         assert set(self._drillers.values()) <= self._outbox.clients.keys()
 
