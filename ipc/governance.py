@@ -215,6 +215,8 @@ class ReserveDevice(GovernorRequest, frozen=True):
 
     A reservation that does not fit waits up to `wait_s` for its answer. Requests of a device are granted by priority,
     the highest first, then in order of arrival. Cached entries leave for a request of priority 0 or more.
+
+    `promotes`: the memory is for an entry of the host tier, so the device must stay below pressure. Never waits.
     """
 
     answered_by = Reserved
@@ -224,6 +226,7 @@ class ReserveDevice(GovernorRequest, frozen=True):
     for_s: Seconds
     priority: Priority = 0
     wait_s: SecondsOrNone = 0.0
+    promotes: bool = False
 
 
 class ReleaseReservation(GovernorRequest, frozen=True):

@@ -58,9 +58,17 @@ class DeviceReservation:
 
 
 def reserve(
-    link: Link, device: str, size_bytes: int, for_s: float, priority: int, wait_s: float | None, timeout_s: float
+    link: Link,
+    device: str,
+    size_bytes: int,
+    for_s: float,
+    priority: int,
+    wait_s: float | None,
+    timeout_s: float,
+    *,
+    promotes: bool = False,
 ) -> DeviceReservation:
-    """See `Client.reserve_device`."""
+    """See `Client.reserve_device`. `promotes`: for an entry of the host tier; the device must stay below pressure."""
     check_name("device", device)
     size_bytes = check_count("size_bytes", size_bytes, SIZE_BYTES_MAX, least=1)
     lasts_s = check_seconds("for_s", for_s, above_0=True)
@@ -71,7 +79,7 @@ def reserve(
     if connected is None:
         raise link.unavailable()
     asked: Future[Any] = link.ask(
-        lambda number: messages.ReserveDevice(number, device, size_bytes, lasts_s, priority, waits_s),
+        lambda number: messages.ReserveDevice(number, device, size_bytes, lasts_s, priority, waits_s, promotes),
         timeout_s,
         connected=connected,
     )

@@ -10,15 +10,16 @@ tensor is lost because the daemon is away.
 from __future__ import annotations
 
 import weakref
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self, get_args
 
-from ...errors import DaemonUnavailable, UnderPressure, UsageError
+from ...errors import DaemonUnavailable, NoGauge, TensordError, UnderPressure, UsageError
 from ...ipc.governance import AGENT_CHARS_MAX, EntryKind
 from ...ipc.modes import Mode
 from ...ipc.schema import NUMBER_MAX
 from ..core.aside import aside
-from ..core.device_reservation import DeviceReservation
+from ..core.device_reservation import DeviceReservation, reserve
 from ..core.fields import check_count, check_key, check_name, check_seconds, check_timeout
 from ..core.lease import Lease
 from ..core.put_options import check_cost
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from ..core.cache import Client
 
 USES_EVERY_S: Final = 0.25
+_PROMOTION_S: Final = 10.0
+_PROMOTION_ASK_S: Final = 0.5
 
 
 class DeviceCache:
@@ -150,8 +153,8 @@ class DeviceCache:
         """A lease on the entry of `key`: from the device, else from the host tier, else None. Sends no message.
 
         Args:
-            promote: whether to copy an entry of the host tier to the device and register it there again, if there is
-                room. The call waits for this copy.
+            promote: whether to copy an entry of the host tier to the device and register it there again, if the device
+                stays below pressure with it. The call asks the daemon, and waits for this copy.
 
         Raises:
             BadKey: the key is not 32 bytes.
@@ -320,14 +323,30 @@ class DeviceCache:
         )
 
     def _promoted(self, key: bytes, host: Lease) -> DeviceLease | None:
-        entry = self._upkeep.moves.promoted(key, host)
-        if entry is None:
-            return None
-        lease = aside(partial(self._put_promoted, entry))
+        try:
+            room = self._room_for(host.payload_bytes)
+        except TensordError:
+            return None  # no room, or nobody who knows: the host tier's copy is there
+        with room:
+            entry = self._upkeep.moves.promoted(key, host)
+            lease = None if entry is None else aside(partial(self._put_promoted, entry))
         if lease is not None:
             self._device.lend(lease.tree)
             self._upkeep.wake()
         return lease
+
+    def _room_for(self, size_bytes: int) -> AbstractContextManager[object]:
+        """Memory for an entry of the host tier: counts until the gauge shows the entry.
+
+        Raises:
+            DeviceFull, LimitReached: the device would not stay below pressure, or is not known to.
+            DaemonUnavailable, TimedOut: the daemon did not answer.
+        """
+        link, name, wait_s = self._client.link, self._device.name, 0.0
+        try:
+            return reserve(link, name, max(size_bytes, 1), _PROMOTION_S, 0, wait_s, _PROMOTION_ASK_S, promotes=True)
+        except NoGauge:
+            return nullcontext()
 
     def _put_promoted(self, entry: DeviceEntry) -> DeviceLease | None:
         with self._entries.lock:

@@ -74,7 +74,7 @@ class Moves:
                 moved.unknown.append(key)
                 continue
             uses = entry.uses
-            if entry.in_use or not _reached(list(entry.marks), deadline):
+            if entry.in_use or not self._is_reached(entry, deadline, moved):
                 moved.kept.append(key)
                 continue
             leaving.append((entry, uses, self._copied(entry, moved) if offload else None))
@@ -131,6 +131,16 @@ class Moves:
         entry.cost_ms, entry.kind = cost_ms, kind
         return entry
 
+    def _is_reached(self, entry: DeviceEntry, deadline: float, moved: MoveResult) -> bool:
+        """Whether the streams have reached the entry's marks by the deadline. An entry whose mark raises stays."""
+        marks: list[Mark] = list(entry.marks)
+        try:
+            return all(mark.wait(max(0.0, deadline - time.monotonic())) for mark in marks)
+        except Exception as error:
+            _log.warning("%s stays on %s, its stream cannot be awaited: %s", entry.key.hex(), self._device.name, error)
+            moved.error = error
+            return False
+
     def _copied(self, entry: DeviceEntry, moved: MoveResult) -> HostCopy | None:
         marks = list(entry.marks)
         began_s = time.monotonic()
@@ -157,10 +167,6 @@ class Moves:
     def _tokens(self, key: bytes) -> int:
         found = self._client.peek(key)
         return found.tokens if found is not None else 0
-
-
-def _reached(marks: list[Mark], deadline: float) -> bool:
-    return all(mark.wait(max(0.0, deadline - time.monotonic())) for mark in marks)
 
 
 def _is_stored(put: HostCopy) -> bool:

@@ -214,6 +214,11 @@ class Promotions:
             self.remembered.put_off(device.name, [key for key, _ in entries], now + limits.retry_s)
         return wanted
 
+    def coming_bytes(self, device: str, now: float) -> int:
+        """Bytes of the entries that were asked for and are not in the gauge yet."""
+        asked = self._asked.get(device, {}).values()
+        return sum(one.trace.size_bytes for one in asked if one.registered_at is not None or one.until > now)
+
     def check_invariants(self, devices: Collection[str]) -> None:
         """Asserts what the module's docstring promises."""
         self.remembered.check_invariants()

@@ -118,9 +118,7 @@ class Devices:
         row = table.find(message.key)
         if row is not None and table.owner[row] != owner.slot:
             other = device.owner_of_slot(int(table.owner[row])).client
-            raise OwnedElsewhere(
-                f"client {other} has registered key {message.key.hex()} on {device.name}: use its entry, or another key"
-            )
+            raise OwnedElsewhere(self._outbox.owned_elsewhere(other, message.key, device.name))
         if row is None and circumstances.refuses:
             raise UnderPressure(circumstances.refuses)
         rows = device_room.victims(device, row, message, circumstances, self._limits, now)
@@ -227,11 +225,12 @@ class Devices:
     def room(self, name: str, circumstances: Circumstances, now: float) -> Room:
         """A device's memory, for a reservation."""
         total_bytes, free_bytes = circumstances.total_bytes, circumstances.total_bytes - circumstances.used_bytes
+        calm_bytes = passes.calm_bytes(circumstances, self._limits) - self._promotions.coming_bytes(name, now)
         device = self._devices.get(name)
         if device is None:
-            return Room(total_bytes, free_bytes)
+            return Room(total_bytes, free_bytes, calm_bytes)
         table = device.table
-        return Room(total_bytes, free_bytes, table.bytes, device.pinned_bytes(now), table.ordered_bytes)
+        return Room(total_bytes, free_bytes, calm_bytes, table.bytes, device.pinned_bytes(now), table.ordered_bytes)
 
     def mode_changed(self, name: str, now: float) -> None:
         """Ends `stuck`: the next pass is of another kind, and repeats nothing."""

@@ -194,6 +194,11 @@ def is_for_reservations(circumstances: Circumstances, limits: GovernorLimits) ->
     return needed_bytes(replace(circumstances, wanted_bytes=0), limits) < circumstances.wanted_bytes
 
 
+def calm_bytes(circumstances: Circumstances, limits: GovernorLimits) -> int:
+    """How many bytes more may be used with the device still below the pressure threshold; negative if it is not."""
+    return math.ceil(limits.thresholds.pressure * circumstances.total_bytes) - 1 - circumstances.used_bytes
+
+
 def lowers(circumstances: Circumstances, limits: GovernorLimits) -> bool:
     """Whether a pass is meant to lower the gauge."""
     return lacking_bytes(circumstances, limits) > 0 or circumstances.wanted_bytes > 0

@@ -28,11 +28,13 @@ from .reservations import Reservations
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """A device's memory. `free_bytes`: by the gauge, without regard to reservations. `cached_bytes`: of entries;
-    `pinned_bytes` and `leaving_bytes`: of those that may not go, and of those that are ordered away."""
+    """A device's memory. `free_bytes`: by the gauge, without regard to reservations. `calm_bytes`: what can be taken
+    with the device still below pressure, promotions under way deducted. `cached_bytes`: of entries; `pinned_bytes` and
+    `leaving_bytes`: of those that may not go, and of those that are ordered away."""
 
     total_bytes: int
     free_bytes: int
+    calm_bytes: int = 0
     cached_bytes: int = 0
     pinned_bytes: int = 0
     leaving_bytes: int = 0
@@ -95,12 +97,14 @@ class ReservationQueue:
             DeviceFull: the device is smaller; or fewer bytes are free, and the request does not wait.
         """
         self._reservations.check_count(client, self._of_client[client])
+        if message.promotes:
+            self._check_calm(message, room)
         device, rank = message.device, (-message.priority, self._arrived + 1)
         before = [number for ahead, number in self._ranks.get(device, ()) if ahead <= -message.priority]
         if not before and self._fits(message, room.free_bytes):
             self._outbox.send(client, self._reservations.grant(client, message, now))
             return
-        if not message.wait_s or message.size_bytes > room.total_bytes:
+        if message.promotes or not message.wait_s or message.size_bytes > room.total_bytes:
             raise self._full(message, room, len(before))
         self._arrived += 1
         self._waiting[self._arrived] = _Waiting(client, message)
@@ -153,6 +157,15 @@ class ReservationQueue:
 
     def _fits(self, message: messages.ReserveDevice, free_bytes: int) -> bool:
         return message.size_bytes <= free_bytes - self._reservations.bytes_of(message.device)
+
+    def _check_calm(self, message: messages.ReserveDevice, room: Room) -> None:
+        device = message.device
+        left_bytes = room.calm_bytes - self._reservations.bytes_of(device) - self.waiting_bytes(device)
+        if message.size_bytes > left_bytes:
+            raise DeviceFull(
+                f"{message.size_bytes} bytes to promote to {device}, and {max(0, left_bytes)} are left below pressure: "
+                "use the host tier's copy"
+            )
 
     def _full(self, message: messages.ReserveDevice, room: Room, before: int) -> DeviceFull:
         device = message.device

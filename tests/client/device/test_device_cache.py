@@ -177,6 +177,23 @@ def test_an_offloaded_entry_comes_back_bit_identical(
     running.until(lambda status: status["governor"]["counters"]["promoted"] == 6, "the daemon to hear of it")
 
 
+def test_promotions_leave_the_card_below_pressure(
+    cache: tensord.DeviceCache, vram: FakeVram, card: FakeCard, running: Daemon
+) -> None:
+    put_some(cache, vram, range(4), tokens=1)
+    assert cache.offload(*map(key, range(4)), wait=True) == 4
+    occupied = int(0.85 * TOTAL_BYTES) - 2 * ENTRY_BYTES - ENTRY_BYTES // 2
+    card.occupy(occupied)
+    running.until(lambda status: status["governor"]["gauges"][0]["used_bytes"] == occupied, "the gauge to show it")
+    leases = [held(cache, key(n), promote=True) for n in range(4)]
+    assert [lease.tier for lease in leases].count("device") <= 2
+    # What was just promoted counts twice until a later reading: by the gauge, and as promised.
+    until(lambda: [held(cache, key(n), promote=True).tier for n in range(4)].count("device") == 2, "two to fit")
+    assert card.reading()[0] < 0.85 * TOTAL_BYTES
+    for n, lease in enumerate(leases):
+        assert np.array_equal(host_values(lease.tree), values(n))
+
+
 def test_the_cost_that_a_put_reports_decides_whether_its_entry_is_copied_or_dropped(
     card: FakeCard, vram: FakeVram
 ) -> None:

@@ -489,7 +489,8 @@ def busy() -> Registry:
 
 def test_another_owners_key_cannot_be_registered(busy: Registry) -> None:
     before = busy.snapshot()
-    with pytest.raises(OwnedElsewhere, match=f"client 2 has registered key {key(1).hex()} on {GPU}"):
+    told = rf"client 2 \(client 2, pid 2\) has registered key {key(1).hex()} on {GPU}, .*Client.put.*with a parameter"
+    with pytest.raises(OwnedElsewhere, match=told):
         busy.register(1, 1, 99, agent="another")
     assert busy.snapshot() == before
 

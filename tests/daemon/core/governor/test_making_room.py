@@ -178,6 +178,52 @@ def test_memory_that_a_reservation_waits_for_is_not_promoted_into(make: Make) ->
     assert card.stand.orders(1, "promote") == []
 
 
+# ---- promotions
+
+
+def test_promotions_leave_the_card_below_pressure_each_counted_before_the_gauge_shows_it(make: Make) -> None:
+    stand = make()
+    stand.sample(0.78)
+
+    def promote(client: int) -> Any:
+        return stand.ask(client, messages.ReserveDevice, GPU, 40 * MIB, 10.0, promotes=True)
+
+    first = promote(1)
+    assert isinstance(first, messages.Reserved)
+    assert f"{30 * MIB - 1} are left below pressure" in refused(promote(2), "DeviceFull")
+    stand.ask(1, messages.ReleaseReservation, first.reservation)
+    refused(promote(2), "DeviceFull")
+    stand.sample(0.82)
+    refused(promote(2), "DeviceFull")
+    stand.sample(0.78)
+    assert isinstance(promote(2), messages.Reserved)
+
+
+def test_a_promotion_waits_for_nothing_and_makes_no_entry_leave(make: Make) -> None:
+    card = Card(make, others=500)
+    card.requests += 1
+    message = messages.ReserveDevice(card.requests, GPU, 100 * MIB, 30.0, 9, 5.0, promotes=True)
+    card.stand.say(2, message)
+    refused(card.answer(2, card.requests), "DeviceFull")
+    assert card.ordered() == []
+
+
+def test_what_the_daemon_asked_back_counts_for_further_promotions(make: Make) -> None:
+    stand = make()
+    stand.open(1)
+    stand.register(1, 1, 100 * MIB, tokens=0, agent="a")
+    stand.sample(0.5)
+    stand.pass_time(700)
+    stand.sample(0.5)
+    (order,) = stand.orders(1)
+    stand.carry_out(1, order)
+    stand.ask(1, messages.RegisterWorkflow, "w", [messages.Step("b", 0), messages.Step("a", 1)])
+    stand.sample(0.6)
+    assert stand.orders(1, "promote")
+    refused(stand.ask(2, messages.ReserveDevice, GPU, 150 * MIB, 10.0, promotes=True), "DeviceFull")
+    assert isinstance(stand.ask(2, messages.ReserveDevice, GPU, 140 * MIB, 10.0, promotes=True), messages.Reserved)
+
+
 # ---- each state of a reservation crossed with what may happen
 
 

@@ -180,7 +180,7 @@ def test_a_small_request_does_not_overtake_a_large_one_of_its_priority() -> None
 def test_a_refusal_says_how_much_is_free_cached_pinned_and_leaving() -> None:
     desk = Desk(40)
     desk.ask(1, 90, 0.0, wait_s=5.0)
-    desk.queue.expire(5.0, 10, lambda device: Room(100, 40, 60, 30, 20))
+    desk.queue.expire(5.0, 10, lambda device: Room(100, 40, 25, 60, 30, 20))
     ((_, refusal),) = desk.answers()
     assert "90 bytes to reserve" in refusal.text and "40 are free" in refusal.text
     assert "of 60 cached bytes 30 are pinned and 20 are leaving" in refusal.text
