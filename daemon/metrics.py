@@ -252,6 +252,7 @@ def _tiers(governor: Figures) -> Iterator[Metric]:
     for name, figure, help_text in (
         ("gauge_used_bytes", "used_bytes", "Used bytes of the memory that the gauge measures."),
         ("gauge_total_bytes", "total_bytes", "Total bytes of the memory that the gauge measures."),
+        ("gauge_baseline_bytes", "baseline_bytes", "Used bytes that are held by plan; modes are about the rest."),
         ("gauge_stale", "stale", "1 while no source can read the gauge; its other metrics show the last reading."),
         ("gauge_refuses", "refuses", "1 while new entries are refused."),
         ("gauge_mode_seconds", "since_s", "Time since the gauge entered its mode."),

@@ -47,7 +47,8 @@ _STEP_NAMES: Final = {
 
 
 class TierState(Struct, frozen=True):
-    """The current state of one gauge. `refuses`: no new entries are accepted until the mode is left.
+    """The current state of one gauge. `refuses`: no new entries are accepted until the mode is left. `baseline_bytes`:
+    the used bytes that are held by plan; the mode is about the rest.
 
     Example:
         >>> host = cache.modes()["host"]
@@ -61,6 +62,7 @@ class TierState(Struct, frozen=True):
     used_bytes: Bytes
     total_bytes: Bytes
     refuses: bool = False
+    baseline_bytes: Bytes = 0
 
 
 class Step(Struct, frozen=True, omit_defaults=True, rename=_STEP_NAMES):
@@ -227,6 +229,20 @@ class ReserveDevice(GovernorRequest, frozen=True):
     priority: Priority = 0
     wait_s: SecondsOrNone = 0.0
     promotes: bool = False
+
+
+class DeclareBaseline(GovernorRequest, frozen=True):
+    """Says how much of a device is held by plan: its modes are about the rest. Replaces the former declaration.
+
+    `stays`: the operator's declaration, until the daemon ends. Otherwise the client's, until its connection ends; those
+    of several clients add up. 0 bytes: ends the declaration.
+    """
+
+    answered_by = Done
+    id: Id
+    device: GaugeName
+    size_bytes: Bytes
+    stays: bool = False
 
 
 class ReleaseReservation(GovernorRequest, frozen=True):

@@ -20,6 +20,7 @@ import click
 from tensord import __version__
 
 from ...errors import TensordError
+from .baseline import baseline
 from .completion import completion
 from .configuration import config
 from .daemon import NAME, Daemon
@@ -92,6 +93,7 @@ for _command in (
     clients,
     watch,
     limit,
+    baseline,
     evict,
     clear,
     drill,

@@ -142,6 +142,9 @@ def _gauges(governor: Document, width: int, glyphs: str) -> list[Text]:
         line.append(f"{gauge['mode']:<14}", style)
         line.append(f" {age(gauge['since_s']):>6}")
         lines.append(line)
+        if gauge["baseline_bytes"]:
+            beside = f"beside a {gauge['baseline']} baseline of {size(gauge['baseline_bytes'])}"
+            lines.append(Text(f"{'':<{_NAME_CHARS}} {beside}", _ASIDE))
         if remarks := _remarks(gauge):
             lines.append(Text(f"{'':<{_NAME_CHARS}} {remarks}", _ALARM))
     return lines if governor["gauges"] else [*lines, Text("no gauge: the use of the tiers is unknown", _ASIDE)]

@@ -231,6 +231,8 @@ def _gauge(gauge: dict[str, Any]) -> str:
         ),
         f"from {gauge['source']}",
     ]
+    if gauge["baseline_bytes"]:
+        said[0] += f" beside a {gauge['baseline']} baseline of {size(gauge['baseline_bytes'])}"
     if gauge["source"] == "drill":
         said[1] = "a DRILL: made-up readings"
     if gauge["source"] == "file":

@@ -12,7 +12,7 @@ from ...ipc.modes import Tier
 from ..gauges import registry
 from ..policy.modes import Thresholds
 from .sections import DAY_S, HOUR_S, MIB, TIB
-from .settings import ADDRESS, COUNT, DURATION, MODE, PATH, SHARE, SIZE, choice, setting
+from .settings import ADDRESS, COUNT, DURATION, MODE, PATH, SHARE, SIZE, SIZES, choice, setting
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,6 +176,23 @@ class DeviceSection:
     reservations_max: int = setting(COUNT, "reservations of one client", 64, low=1, high=65_536, reload=True)
     reserve_s_max: float = setting(
         DURATION, "time after which a reservation ends", 60.0, low=0.05, high=DAY_S, reload=True
+    )
+    baseline: tuple[tuple[str, int], ...] | None = setting(
+        SIZES,
+        """bytes of a device that are held by plan, as by an inference engine: modes are about the rest; one size for
+        all devices, or by name; none: no plan""",
+        None,
+        optional=True,
+        reload=True,
+    )
+    baseline_learn_s: float | None = setting(
+        DURATION,
+        "learn a device's baseline from what is no entry and has been held steadily for this time; none: do not learn",
+        None,
+        low=60.0,
+        high=DAY_S,
+        optional=True,
+        reload=True,
     )
     workflows_max: int = setting(COUNT, "workflows registered at once", 256, low=1, high=65_536, reload=True)
     workflow_steps_max: int = setting(

@@ -101,6 +101,8 @@ def governor_limits(config: Config) -> GovernorLimits:
         workflows_max=device.workflows_max,
         workflow_steps_max=device.workflow_steps_max,
         lookahead_steps=device.lookahead_steps,
+        baselines=device.baseline or (),
+        baseline_learn_s=device.baseline_learn_s,
         block_bytes=queueing.block_bytes,
         window_s=queueing.window_s,
     )

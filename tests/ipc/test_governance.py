@@ -33,6 +33,7 @@ EXCHANGES: list[tuple[Message, Message | None]] = [
     (m.UseEntries(CARD, [KEY, KEY]), None),
     (m.ReleaseEntries(16, CARD, [KEY]), m.Counted(16, 1)),
     (m.AcknowledgeOrder(17, CARD, 1, [KEY], [KEY], [KEY], 4096, 0.5), m.Done(17)),
+    (m.DeclareBaseline(60, CARD, 72 << 30, True), m.Done(60)),
     (m.ReserveDevice(18, CARD, 4096, 1.5, -3, 2.5, True), m.Reserved(18, 7, 1.5)),
     (m.ReleaseReservation(19, 1), m.Done(19)),
     (m.ReadDevice(CARD, 1, 2), None),

@@ -70,6 +70,20 @@ class AsyncPressureCalls(AsyncClientBase):
         """
         self._client.request_completed(device, service_s, blocks)
 
+    async def declare_baseline(self, device: str, size_bytes: int, *, timeout_s: float | None = None) -> None:
+        """Says that this process holds `size_bytes` of a device by plan, as an engine's weights and KV cache. The
+        device's modes are about the rest.
+
+        Lasts until the client is closed, also with a new daemon; 0 ends it. The declarations of several clients add up.
+        Without a daemon, sends it once there is one.
+
+        Raises:
+            UsageError: a value is out of its range.
+            NoGauge: `device` is the host's gauge.
+            LimitReached: devices_max.
+        """
+        await asyncio.to_thread(self._client.declare_baseline, device, size_bytes, timeout_s=timeout_s)
+
     async def reserve_device(
         self,
         device: str,

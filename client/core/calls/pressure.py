@@ -83,6 +83,21 @@ class PressureCalls(ClientBase):
         """
         queueing.completed(self._governor, device, service_s, blocks)
 
+    def declare_baseline(self, device: str, size_bytes: int, *, timeout_s: float | None = None) -> None:
+        """Says that this process holds `size_bytes` of a device by plan, as an engine's weights and KV cache. The
+        device's modes are about the rest.
+
+        Lasts until the client is closed, also with a new daemon; 0 ends it. The declarations of several clients add up.
+        Without a daemon, sends it once there is one.
+
+        Raises:
+            UsageError: a value is out of its range.
+            NoGauge: `device` is the host's gauge.
+            LimitReached: devices_max.
+        """
+        self._attach()
+        self._baselines.declare(device, size_bytes, check_timeout(timeout_s, self._timeout_s))
+
     def reserve_device(
         self,
         device: str,

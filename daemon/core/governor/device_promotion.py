@@ -197,7 +197,7 @@ class Promotions:
         wanted: dict[int, list[tuple[bytes, OffloadedEntry]]] = {}
         if circumstances.mode not in _PROMOTING or not len(self.remembered):
             return wanted
-        bytes_max = limits.thresholds.pressure * circumstances.total_bytes
+        bytes_max = circumstances.at(limits.thresholds.pressure)
         after_bytes = circumstances.used_bytes + circumstances.reserved_bytes
         after_bytes += sum(one.trace.size_bytes for one in asked.values())
         coming = [one.trace for one in asked.values() if one.registered_at is None]

@@ -224,13 +224,13 @@ class Devices:
 
     def room(self, name: str, circumstances: Circumstances, now: float) -> Room:
         """A device's memory, for a reservation."""
-        total_bytes, free_bytes = circumstances.total_bytes, circumstances.total_bytes - circumstances.used_bytes
-        calm_bytes = passes.calm_bytes(circumstances, self._limits) - self._promotions.coming_bytes(name, now)
+        coming_bytes = self._promotions.coming_bytes(name, now)
+        return device_room.room(self._devices.get(name), circumstances, coming_bytes, self._limits, now)
+
+    def held_bytes(self, name: str) -> int:
+        """The bytes of a device's entries."""
         device = self._devices.get(name)
-        if device is None:
-            return Room(total_bytes, free_bytes, calm_bytes)
-        table = device.table
-        return Room(total_bytes, free_bytes, calm_bytes, table.bytes, device.pinned_bytes(now), table.ordered_bytes)
+        return 0 if device is None else device.table.bytes
 
     def mode_changed(self, name: str, now: float) -> None:
         """Ends `stuck`: the next pass is of another kind, and repeats nothing."""

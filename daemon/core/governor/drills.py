@@ -105,7 +105,8 @@ class Drills:
 
     def _begin(self, sample: Sample) -> Gauge:
         known = self._tiers.find(sample.gauge)
-        return Gauge(sample, self._tiers.new_state(sample.gauge) if known is None else deepcopy(known.state))
+        state = self._tiers.new_state(sample.gauge) if known is None else deepcopy(known.state)
+        return Gauge(sample, state, self._tiers.baseline_of)
 
     def _check_room(self, gauges: int, name: str) -> None:
         if gauges >= self._limits.devices_max:

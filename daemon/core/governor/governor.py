@@ -26,10 +26,10 @@ from typing import Any, Final
 from ....errors import NoGauge, TensordError
 from ....ipc import messages
 from ....ipc.declared import handlers, id_of
-from ....ipc.modes import HOST_GAUGE, Mode, Tier
-from ....ipc.schema import SIZE_BYTES_MAX
+from ....ipc.modes import HOST_GAUGE, Tier
 from ..host_memory import HostHolds
-from . import report
+from . import circumstances, report
+from .baselines import Baseline, Baselines
 from .counters import GovernorCounters
 from .devices import Devices
 from .drills import Drills
@@ -43,10 +43,11 @@ from .events import (
     GovernorReceived,
     GovernorTick,
     MemoryCopyMeasured,
+    Sample,
     Sampled,
 )
 from .floors import Floors
-from .host import Host, accepts_offload
+from .host import Host
 from .limits import GovernorLimits
 from .outbox import GovernorClient, GovernorOutbox
 from .passes import Circumstances
@@ -70,7 +71,8 @@ class Governor:
         self._outbox = GovernorOutbox()
         self.workflows = Workflows(limits.workflows_max, limits.workflow_steps_max)
         self.unix_at_zero_s = unix_at_zero_s
-        self.tiers = Tiers(limits.thresholds, self._outbox)
+        self.baselines = Baselines(limits)
+        self.tiers = Tiers(limits.thresholds, self._outbox, self._baseline_of)
         self.devices = Devices(limits, self._outbox, self.workflows)
         self.reservations = Reservations(limits)
         self.queue = ReservationQueue(limits, self._outbox, self.reservations)
@@ -97,6 +99,7 @@ class Governor:
             messages.AcknowledgeOrder: self._acknowledge_order,
             messages.ReserveDevice: self._reserve_device,
             messages.ReleaseReservation: self._release_reservation,
+            messages.DeclareBaseline: self._declare_baseline,
             messages.RegisterWorkflow: self._register_workflow,
             messages.AdvanceWorkflow: self._advance_workflow,
             messages.EndWorkflow: self._end_workflow,
@@ -157,6 +160,7 @@ class Governor:
         self.devices.check_invariants()
         self.reservations.check_invariants()
         self.queue.check_invariants(set(self.clients))
+        self.baselines.check_invariants(set(self.clients))
         self.workflows.check_invariants()
         self.host.check_invariants()
         self.floors.check_invariants()
@@ -178,6 +182,7 @@ class Governor:
         del self.clients[client]
         self._drills.client_left(client)
         self.queue.client_left(client)
+        self.baselines.client_left(client)
         self.reservations.client_left(client, now)
         self.devices.client_left(client, now)
         self._apply_changes(self.tiers.client_left(client, now), now)
@@ -197,6 +202,12 @@ class Governor:
 
     def _sampled(self, event: Sampled, now: float) -> None:
         self._workflows_changed(now)
+        devices = {sample.gauge for sample in event.samples if sample.tier is Tier.DEVICE}
+        self.baselines.keep_only(devices.__contains__)
+        for sample in event.samples:
+            if sample.tier is Tier.DEVICE and not sample.stale:
+                others_bytes = max(0, sample.used_bytes - self.devices.held_bytes(sample.gauge))
+                self.baselines.read(sample.gauge, others_bytes, sample.total_bytes, now)
         self._apply_changes(self.tiers.sampled(event.samples, now), now)
 
     def _limits_changed(self, event: GovernorLimitsChanged, now: float) -> None:
@@ -204,6 +215,7 @@ class Governor:
         self.tiers.change_thresholds(limits.thresholds)
         self.devices.change_limits(limits)
         self.reservations.change_limits(limits)
+        self.baselines.change_limits(limits)
         self.queue.change_limits(limits)
         self.floors.change_limits(limits, now)
         self.host.change_limits(limits)
@@ -237,8 +249,9 @@ class Governor:
 
     def _register_entry(self, client: int, message: messages.RegisterEntry, now: float) -> None:
         gauge = self._gauge_of(message.device)
-        circumstances = self._without_gauge(message.device, now) if gauge is None else self._circumstances(gauge, now)
-        self._outbox.send(client, self.devices.register(client, message, circumstances, now))
+        unknown = circumstances.without_gauge(self, message.device, now)
+        under = unknown if gauge is None else self._circumstances(gauge, now)
+        self._outbox.send(client, self.devices.register(client, message, under, now))
 
     def _use_entries(self, client: int, message: messages.UseEntries, now: float) -> None:
         self.devices.use(client, message, now)
@@ -260,6 +273,12 @@ class Governor:
 
     def _release_reservation(self, client: int, message: messages.ReleaseReservation, now: float) -> None:
         self.reservations.release(client, message.reservation, now)
+        self._outbox.send(client, messages.Done(message.id))
+
+    def _declare_baseline(self, client: int, message: messages.DeclareBaseline, now: float) -> None:
+        if message.device == HOST_GAUGE:
+            raise NoGauge(f"{HOST_GAUGE!r} is the host tier's gauge, which has no baseline: give the device's name")
+        self.baselines.declare(client, message)
         self._outbox.send(client, messages.Done(message.id))
 
     def _register_workflow(self, client: int, message: messages.RegisterWorkflow, now: float) -> None:
@@ -344,37 +363,14 @@ class Governor:
         gauge = self._gauge_of(device)
         return Room(0, 0) if gauge is None else self.devices.room(device, self._circumstances(gauge, now), now)
 
+    def _baseline_of(self, sample: Sample) -> Baseline:
+        if sample.tier is Tier.HOST:
+            return Baseline(0, "")
+        return self.baselines.of(sample.gauge, sample.total_bytes)
+
     def _gauge_of(self, device: str) -> Gauge | None:
         gauge = self.tiers.find(device)
         return gauge if gauge is not None and gauge.sample.tier is Tier.DEVICE else None
 
-    def _without_gauge(self, device: str, now: float) -> Circumstances:
-        """The circumstances of a device of unknown size: only its budgets and its floor limit it."""
-        return Circumstances(
-            mode=Mode.RELAXED,
-            used_bytes=0,
-            total_bytes=SIZE_BYTES_MAX,
-            began_at=float("-inf"),
-            host_accepts=accepts_offload(self.tiers.find(HOST_GAUGE)),
-            floor_blocks=self.floors.blocks(device, now),
-        )
-
     def _circumstances(self, gauge: Gauge, now: float) -> Circumstances:
-        sample = gauge.sample
-        refuses = ""
-        if gauge.refuses:
-            refuses = (
-                f"device {sample.gauge} is {gauge.share:.1%} full, and emergency begins at "
-                f"{self.limits.thresholds.emergency:.1%}: it accepts entries again when emergency ends"
-            )
-        return Circumstances(
-            mode=gauge.mode,
-            used_bytes=sample.used_bytes,
-            total_bytes=sample.total_bytes,
-            began_at=sample.began_at,
-            host_accepts=accepts_offload(self.tiers.find(HOST_GAUGE)),
-            floor_blocks=self.floors.blocks(sample.gauge, now),
-            refuses=refuses,
-            reserved_bytes=self.reservations.bytes_of(sample.gauge) + self.queue.waiting_bytes(sample.gauge),
-            wanted_bytes=self.queue.wanted_bytes(sample.gauge, sample.total_bytes - sample.used_bytes),
-        )
+        return circumstances.of_gauge(self, gauge, now)

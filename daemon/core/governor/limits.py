@@ -20,7 +20,8 @@ class GovernorLimits:
     """Bytes, counts, seconds and shares. None stands for "no limit"; for `copy_bytes_per_s`: measured.
 
     Two are not settings: at most `devices_max` devices are known by name, and at most `remembered_max` offloaded
-    entries are remembered for promotion; the oldest are forgotten first.
+    entries are remembered for promotion; the oldest are forgotten first. `baselines`: bytes by device; the empty name:
+    of all other devices.
     """
 
     thresholds: Thresholds = field(default_factory=Thresholds)
@@ -47,6 +48,8 @@ class GovernorLimits:
     workflows_max: int = 256
     workflow_steps_max: int = 16_384
     lookahead_steps: int = 1
+    baselines: tuple[tuple[str, int], ...] = ()
+    baseline_learn_s: float | None = None
     block_bytes: int = 2 << 20
     window_s: float = 60.0
 

@@ -35,7 +35,7 @@ class Circumstances:
 
     `host_accepts`: the host tier is below pressure. `refuses`: why new entries are refused; empty if they are accepted.
     `reserved_bytes`: free memory that is promised to reservations, or that they wait for. `wanted_bytes`: what must
-    leave for waiting reservations.
+    leave for waiting reservations. `baseline_bytes`: the used bytes that are held by plan.
     """
 
     mode: Mode
@@ -47,6 +47,11 @@ class Circumstances:
     refuses: str = ""
     reserved_bytes: int = 0
     wanted_bytes: int = 0
+    baseline_bytes: int = 0
+
+    def at(self, share: float) -> float:
+        """The used bytes at this share of what is left beside the baseline."""
+        return self.baseline_bytes + share * (self.total_bytes - self.baseline_bytes)
 
 
 class Outlook(Protocol):
@@ -196,7 +201,7 @@ def is_for_reservations(circumstances: Circumstances, limits: GovernorLimits) ->
 
 def calm_bytes(circumstances: Circumstances, limits: GovernorLimits) -> int:
     """How many bytes more may be used with the device still below the pressure threshold; negative if it is not."""
-    return math.ceil(limits.thresholds.pressure * circumstances.total_bytes) - 1 - circumstances.used_bytes
+    return math.ceil(circumstances.at(limits.thresholds.pressure)) - 1 - circumstances.used_bytes
 
 
 def lowers(circumstances: Circumstances, limits: GovernorLimits) -> bool:
@@ -211,7 +216,7 @@ def reason(circumstances: Circumstances, limits: GovernorLimits) -> str:
 
 def lacking_bytes(circumstances: Circumstances, limits: GovernorLimits) -> int:
     """How many bytes less must be used for the device to be under the pressure threshold; 0 if it is."""
-    over = circumstances.used_bytes - limits.thresholds.pressure * circumstances.total_bytes
+    over = circumstances.used_bytes - circumstances.at(limits.thresholds.pressure)
     return math.floor(over) + 1 if over >= 0 else 0
 
 

@@ -42,6 +42,8 @@ def _gauge(governor: Governor, gauge: Gauge, now: float) -> dict[str, Any]:
         "source": sample.source,
         "used_bytes": sample.used_bytes,
         "total_bytes": sample.total_bytes,
+        "baseline_bytes": gauge.baseline.size_bytes,
+        "baseline": gauge.baseline.source,
         "share": round(gauge.share, 4),
         "mode": gauge.mode.value,
         "level": gauge.level.value,

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import tensord
-from tensord.errors import BadGraph, BadStep, DaemonUnavailable, LimitReached, UsageError
+from tensord.errors import BadGraph, BadStep, DaemonUnavailable, LimitReached, NoGauge, UsageError
 from tensord.ipc.modes import Mode, Tier
 
 from ...daemon_process import PATIENCE_S, Daemon, until
@@ -298,6 +298,41 @@ def test_asyncio_gets_changes_by_callback_and_by_iteration(running: Daemon, gaug
 
     called, iterated = asyncio.run(hear())
     assert called == iterated == [Mode.NORMAL, Mode.CRITICAL]
+
+
+# ---- baselines
+
+
+def baseline(daemon: Daemon, card: str = "card0") -> int:
+    return next(row["baseline_bytes"] for row in daemon.status()["governor"]["gauges"] if row["gauge"] == card)
+
+
+def test_a_declared_baseline_lasts_through_a_new_daemon_until_its_client_is_closed(
+    running: Daemon, gauges: Gauges
+) -> None:
+    gauges.show(card0=900)
+    client = running.client()
+    client.declare_baseline("card0", 900)
+    assert (baseline(running), baseline(running, "card1")) == (900, 0)
+    running.until(lambda _: client.modes()["card0"].baseline_bytes in (0, 900), "the state")
+    running.kill()
+    running.start()
+    running.until(lambda status: bool(status["governor"]["gauges"]), "the first sample")
+    until(lambda: baseline(running) == 900, "the client to declare it again")
+    client.declare_baseline("card0", 0)
+    assert baseline(running) == 0
+    client.declare_baseline("card0", 500)
+    client.close()
+    until(lambda: baseline(running) == 0, "the declaration to end")
+
+
+def test_a_baseline_that_is_none_is_refused_and_changes_nothing(running: Daemon) -> None:
+    client = running.client()
+    with pytest.raises(UsageError, match="size_bytes"):
+        client.declare_baseline("card0", -1)
+    with pytest.raises(NoGauge, match="host"):
+        client.declare_baseline("host", 5)
+    assert baseline(running) == 0
 
 
 # ---- workflows

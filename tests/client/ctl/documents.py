@@ -144,6 +144,8 @@ def gauge(name: str, used_bytes: int, total_bytes: int, mode: str, **changed: An
         "source": "cgroup" if name == "host" else "nvidia",
         "used_bytes": used_bytes,
         "total_bytes": total_bytes,
+        "baseline_bytes": 0,
+        "baseline": "",
         "share": used_bytes / total_bytes,
         "mode": mode,
         "level": mode,

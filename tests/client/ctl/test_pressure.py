@@ -23,6 +23,12 @@ def test_a_gauge_is_shown_with_its_mode_share_and_source() -> None:
     assert line("gauge", CARD).split(maxsplit=1)[1] == (f"{CARD}: pressure for 3m12s, 87.5 % of 80.0 GiB; from nvidia")
 
 
+def test_a_gauge_is_shown_with_its_baseline() -> None:
+    gauge = {**documents.gauge(CARD, 1, 4, "relaxed"), "baseline_bytes": 72 * GIB, "baseline": "declared"}
+    text = " ".join(word for line in lines(gauges=[gauge]) for word in line.split())
+    assert "beside a declared baseline of 72.0 GiB; from nvidia" in text
+
+
 def test_made_up_readings_are_said_to_be() -> None:
     assert "a DRILL: made-up readings" in line("gauge", OTHER)
     assert any("REFUSES new entries" in line for line in lines())

@@ -100,7 +100,7 @@ class AnyOrder(RuleBasedStateMachine):
         budget=st.sampled_from([None, None, 150 * MIB]),
         entries=st.sampled_from([1000, 1000, 6]),
         tokens=st.sampled_from([None, None, 90]),
-        disturbed=st.sampled_from(["", "", "floors", "drills", "limits", "gauges"]),
+        disturbed=st.sampled_from(["", "", "floors", "drills", "limits", "gauges", "baselines"]),
     )
     def start(self, budget: int | None, entries: int, tokens: int | None, disturbed: str) -> None:
         self.stand = Seen(
@@ -197,7 +197,9 @@ class AnyOrder(RuleBasedStateMachine):
     def judge(self, client: int, order: messages.Order) -> None:
         card, now = self.cards[order.device], self.stand.now
         gauge = next((g for g in self.stand.status()["gauges"] if g["gauge"] == order.device), None)
-        lacks = gauge is not None and gauge["used_bytes"] >= 0.85 * gauge["total_bytes"]
+        lacks = gauge is not None and gauge["used_bytes"] - gauge["baseline_bytes"] >= 0.85 * (
+            gauge["total_bytes"] - gauge["baseline_bytes"]
+        )
         assert client not in card.silent, "an order to who does not answer"
         assert len(set(order.keys)) == len(order.keys) > 0
         for each in order.keys:
@@ -501,6 +503,20 @@ class AnyOrder(RuleBasedStateMachine):
         self.stand.say(client, messages.RequestCompleted(device, 0.5, blocks))
         self.after()
 
+    @precondition(lambda self: self.disturbed == "baselines")
+    @rule(data=st.data(), device=ONE_DEVICE, size=st.sampled_from([0, 300, 800, 2000]), stays=st.booleans())
+    def declare_baseline(self, data: st.DataObject, device: str, size: int, stays: bool) -> None:
+        client = self.client_of(data)
+        answer = self.ask(client, messages.DeclareBaseline, device, size * MIB, stays)
+        assert isinstance(answer, messages.Done)
+        self.after()
+
+    @precondition(lambda self: self.disturbed == "baselines")
+    @rule(configured=st.sampled_from([(), (("", 500 * MIB),)]), learn_s=st.sampled_from([None, 1.0]))
+    def change_baselines(self, configured: tuple[tuple[str, int], ...], learn_s: float | None) -> None:
+        self.stand.change_limits(baselines=configured, baseline_learn_s=learn_s)
+        self.after()
+
     @precondition(lambda self: self.disturbed == "limits")
     @rule(budget=st.sampled_from([None, 60 * MIB, 90 * MIB]), entries=st.sampled_from([3, 4, 1000]))
     def change_limits(self, budget: int | None, entries: int) -> None:
@@ -534,6 +550,8 @@ class AnyOrder(RuleBasedStateMachine):
         stand = self.stand
         for client in list(stand.answers):
             stand.leave(client)
+        for row in stand.status()["gauges"]:
+            assert row["baseline_bytes"] <= 0.95 * row["total_bytes"]
         stand.do(Sampled(()))
         stand.settle()
         counters, status = stand.status()["counters"], stand.status()
