@@ -304,7 +304,8 @@ def test_asyncio_gets_changes_by_callback_and_by_iteration(running: Daemon, gaug
 
 
 def baseline(daemon: Daemon, card: str = "card0") -> int:
-    return next(row["baseline_bytes"] for row in daemon.status()["governor"]["gauges"] if row["gauge"] == card)
+    found: dict[str, int] = {row["gauge"]: row["baseline_bytes"] for row in daemon.status()["governor"]["gauges"]}
+    return found[card]
 
 
 def test_a_declared_baseline_lasts_through_a_new_daemon_until_its_client_is_closed(

@@ -117,7 +117,7 @@ def test_an_entry_put_again_during_its_copy_stays(owner: Owner) -> None:
 
 def test_an_entry_whose_stream_cannot_be_awaited_stays_and_the_others_of_its_order_leave(owner: Owner) -> None:
     class Broken:
-        def wait(self, timeout_s: float) -> bool:
+        def wait(self, timeout_s: float | None = None) -> bool:
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
     owner.put(1).marks.append(Broken())

@@ -89,7 +89,7 @@ def test_a_baseline_is_one_size_for_all_devices_or_one_for_each(text: str, sizes
     "text", ["", "a=", "=1GiB", "a=1GiB, a=2GiB", "17TiB", "a=b", ",".join(f"c{n}=1" for n in range(65))]
 )
 def test_a_baseline_that_is_no_size_is_refused(text: str) -> None:
-    with pytest.raises(BadConfiguration, match="device.baseline"):
+    with pytest.raises(BadConfiguration, match=r"device\.baseline"):
         Config.load(["--device-baseline", text], {})
 
 

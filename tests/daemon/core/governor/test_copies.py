@@ -88,9 +88,9 @@ def test_dropped_and_unmeasured_entries_are_no_measurement() -> None:
     registry.pass_time(100)
     (order,) = registry.sample(95, mode=Mode.CRITICAL)
     before = registry.devices.copies.bytes_per_s(GPU, registry.now)
-    for each, how in zip(order.keys, ("dropped", "kept", "offloaded"), strict=True):
+    for entry, how in zip(order.keys, ("dropped", "kept", "offloaded"), strict=True):
         seconds = 0.0 if how == "offloaded" else 5.0
-        message = messages.AcknowledgeOrder(1, GPU, order.order, **{how: [each]}, copy_s=seconds)  # type: ignore[arg-type]
+        message = messages.AcknowledgeOrder(1, GPU, order.order, **{how: [entry]}, copy_s=seconds)  # type: ignore[arg-type]
         registry.devices.acknowledge(1, message, registry.now)
     assert registry.devices.copies.bytes_per_s(GPU, registry.now) == before
 

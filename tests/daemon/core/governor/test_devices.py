@@ -534,9 +534,9 @@ def test_an_acknowledgement_of_what_was_not_ordered_changes_nothing(
     ((owner, order),) = [(client, order) for client, order in busy.orders if client == 3]
     assert owner == 3 and len(order.keys) == 4
     said = {"order": order.order, "device": GPU, **said}
-    lists = {name: [key(each) for each in said.pop(name, [])] for name in ("offloaded", "dropped", "kept")}
+    offloaded, dropped, kept = ([key(each) for each in said.get(name, [])] for name in ("offloaded", "dropped", "kept"))
     before = busy.snapshot()
-    message = messages.AcknowledgeOrder(1, said["device"], said["order"], **lists, freed_bytes=5)
+    message = messages.AcknowledgeOrder(1, said["device"], said["order"], offloaded, dropped, kept, freed_bytes=5)
     with pytest.raises(UnknownOrder):
         busy.devices.acknowledge(client, message, busy.now)
     assert busy.snapshot() == before
