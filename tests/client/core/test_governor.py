@@ -7,6 +7,7 @@ import logging
 import os
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -298,6 +299,35 @@ def test_asyncio_gets_changes_by_callback_and_by_iteration(running: Daemon, gaug
 
     called, iterated = asyncio.run(hear())
     assert called == iterated == [Mode.NORMAL, Mode.CRITICAL]
+
+
+# ---- reservations
+
+
+def waits(status: dict[str, Any]) -> bool:
+    """Whether a reservation waits for memory."""
+    return any(row["waiting_reservations"] for row in status["governor"]["devices"])
+
+
+@pytest.mark.parametrize("how", ["kill", "terminate"])
+def test_a_reservation_that_waits_ends_with_its_daemon_and_the_next_one_grants_it(
+    running: Daemon, gauges: Gauges, how: str
+) -> None:
+    gauges.show(card0=900)
+    running.until(lambda status: status["governor"]["gauges"][0]["used_bytes"] == 900, "the reading")
+    client = running.client()
+    with ThreadPoolExecutor(1) as waiting:
+        asked = waiting.submit(client.reserve_device, "card0", 500, wait_s=PATIENCE_S)
+        running.until(waits, "it to wait")
+        getattr(running, how)()
+        with pytest.raises(DaemonUnavailable):
+            asked.result(PATIENCE_S)
+    gauges.show(card0=100)
+    running.start()
+    client.wait_connected(PATIENCE_S)
+    running.until(lambda status: bool(status["governor"]["gauges"]), "the first sample")
+    with client.reserve_device("card0", 500) as reservation:
+        assert reservation.size_bytes == 500
 
 
 # ---- baselines
