@@ -43,6 +43,7 @@ from .actors.timing import measure_lag
 from .config import usage
 from .config.config import Config
 from .config.limits import governor_limits, quota_rules, store_limits, wire_limits
+from .copy_rate import report_memory_rate
 from .core.governor import events as governor_events
 from .core.governor.governor import Governor
 from .core.governor.limits import DEVICES_MAX
@@ -180,6 +181,7 @@ class _Daemon:
             running.append(tasks.create_task(self._grow(memory, parts.store)))
             running.append(tasks.create_task(_scrub(memory, parts.store)))
             running.append(tasks.create_task(learned_state.keep_saving(memory, policy)))
+            running.append(tasks.create_task(report_memory_rate(parts.governor.inbox.tell_now)))
             running.append(tasks.create_task(_fail_with(serving)))
             _log.info(
                 "serving",

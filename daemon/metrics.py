@@ -114,6 +114,7 @@ _DEVICE: Final = (
         "Bytes of the entries that their owners were ordered to release, and have not released yet.",
     ),
     ("reserved_bytes", "reserved_bytes", "Free memory that clients have reserved."),
+    ("waiting_reservations", "waiting_reservations", "Reservations that wait until memory is free."),
     ("owners", "owners", "Clients with entries on the device."),
     ("floor_blocks", "floor_blocks", "Number of blocks below which no entry is evicted; from the queueing model."),
     ("capacity_blocks", "capacity_blocks", "Blocks that the device has."),
@@ -259,6 +260,7 @@ def _tiers(governor: Figures) -> Iterator[Metric]:
     for name, figure, help_text in (
         ("gauge_used_bytes", "used_bytes", "Used bytes of the memory that the gauge measures."),
         ("gauge_total_bytes", "total_bytes", "Total bytes of the memory that the gauge measures."),
+        ("gauge_baseline_bytes", "baseline_bytes", "Used bytes that are held by plan; modes are about the rest."),
         ("gauge_stale", "stale", "1 while no source can read the gauge; its other metrics show the last reading."),
         ("gauge_age_seconds", "age_s", "Time since the reading in use began."),
         ("gauge_refuses", "refuses", "1 while new entries are refused."),

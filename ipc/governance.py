@@ -14,7 +14,7 @@ from msgspec import Meta, Struct, field
 
 from .declared import Answer, Counted, Done, GaugeRequest, GovernorRequest
 from .modes import Mode, Tier
-from .schema import Bytes, Count, Id, Key, Keys, Name, Seconds, SecondsOrNone, SomeBytes, Token
+from .schema import Bytes, Count, Id, Key, Keys, Milliseconds, Name, Seconds, SecondsOrNone, SomeBytes, Token
 
 STEPS_MAX: Final = 1024
 DEPENDENCIES_MAX: Final = 64
@@ -24,11 +24,16 @@ AGENT_CHARS_MAX: Final = 128
 WORKFLOW_CHARS_MAX: Final = 128
 ARRIVALS_MAX: Final = 1_000_000
 BLOCKS_MAX: Final = 1 << 32
+PRIORITY_MAX: Final = 100
+"""The highest priority of a reservation; the lowest is its negative."""
 
 GaugeName = Annotated[str, Meta(min_length=1, max_length=GAUGE_CHARS_MAX)]
 """The name of a device, or `host`."""
 AgentName = Annotated[str, Meta(max_length=AGENT_CHARS_MAX)]
 """The name of an agent. Empty: no agent."""
+Priority = Annotated[int, Meta(ge=-PRIORITY_MAX, le=PRIORITY_MAX)]
+EntryKind = Literal["unknown", "encoder", "kv"]
+"""What a device's entry is, for the estimate of what computing it again takes."""
 WorkflowName = Annotated[str, Meta(min_length=1, max_length=WORKFLOW_CHARS_MAX)]
 
 
@@ -42,7 +47,8 @@ _STEP_NAMES: Final = {
 
 
 class TierState(Struct, frozen=True):
-    """The current state of one gauge. `refuses`: no new entries are accepted until the mode is left.
+    """The current state of one gauge. `refuses`: no new entries are accepted until the mode is left. `baseline_bytes`:
+    the used bytes that are held by plan; the mode is about the rest.
 
     Example:
         >>> host = cache.modes()["host"]
@@ -56,6 +62,7 @@ class TierState(Struct, frozen=True):
     used_bytes: Bytes
     total_bytes: Bytes
     refuses: bool = False
+    baseline_bytes: Bytes = 0
 
 
 class Step(Struct, frozen=True, omit_defaults=True, rename=_STEP_NAMES):
@@ -115,8 +122,8 @@ class Order(Answer, frozen=True):
     """A push: tells a client to offload, drop or promote entries.
 
     `promote`: the client reads the entries from the host tier and registers them again. The client acknowledges
-    `offload` and `drop` with the number `order`; it does not acknowledge `promote`. `reason`: the mode, or the budget
-    that was exceeded.
+    `offload` and `drop` with the number `order`; it does not acknowledge `promote`. `reason`: the mode, `budget` or
+    `reservation`.
     """
 
     order: Token
@@ -147,6 +154,7 @@ class RegisterEntry(GovernorRequest, frozen=True):
     """Registers a tree of tensors in this client's VRAM. For a registered key the sizes are replaced, the uses kept.
 
     `uses`: the number of uses under the former daemon, for an entry that is registered again after a restart.
+    `cost_ms`: the time that computing the tensors took; 0: not known, and estimated from `kind` and `tokens`.
     """
 
     answered_by = Registered
@@ -157,6 +165,8 @@ class RegisterEntry(GovernorRequest, frozen=True):
     tokens: Count = 0
     agent: AgentName = ""
     uses: Count = 0
+    cost_ms: Milliseconds = 0.0
+    kind: EntryKind = "unknown"
 
 
 class UseEntries(GovernorRequest, frozen=True):
@@ -180,6 +190,7 @@ class AcknowledgeOrder(GovernorRequest, frozen=True):
 
     `offloaded`: now in the ring. `dropped`: deleted without a copy in the ring. `kept`: in use by this client, so they
     stay device entries. `freed_bytes`: the memory returned to the driver for the entries of this message.
+    `copy_s`: how long copying the offloaded entries to the host took; 0 if it was not measured.
     """
 
     answered_by = Done
@@ -190,6 +201,7 @@ class AcknowledgeOrder(GovernorRequest, frozen=True):
     dropped: Keys = field(default_factory=list)
     kept: Keys = field(default_factory=list)
     freed_bytes: Bytes = 0
+    copy_s: SecondsOrNone = 0.0
 
 
 class Reserved(Answer, frozen=True):
@@ -201,13 +213,36 @@ class Reserved(Answer, frozen=True):
 
 
 class ReserveDevice(GovernorRequest, frozen=True):
-    """Reserves free memory of a device for `for_s` at most. Answered by Reserved, or by an Error with the reason."""
+    """Reserves free memory of a device for `for_s` at most. Answered by Reserved, or by an Error with the reason.
+
+    A reservation that does not fit waits up to `wait_s` for its answer. Requests of a device are granted by priority,
+    the highest first, then in order of arrival. Cached entries leave for a request of priority 0 or more.
+
+    `promotes`: the memory is for an entry of the host tier, so the device must stay below pressure. Never waits.
+    """
 
     answered_by = Reserved
     id: Id
     device: GaugeName
     size_bytes: SomeBytes
     for_s: Seconds
+    priority: Priority = 0
+    wait_s: SecondsOrNone = 0.0
+    promotes: bool = False
+
+
+class DeclareBaseline(GovernorRequest, frozen=True):
+    """Says how much of a device is held by plan: its modes are about the rest. Replaces the former declaration.
+
+    `stays`: the operator's declaration, until the daemon ends. Otherwise the client's, until its connection ends; those
+    of several clients add up. 0 bytes: ends the declaration.
+    """
+
+    answered_by = Done
+    id: Id
+    device: GaugeName
+    size_bytes: Bytes
+    stays: bool = False
 
 
 class ReleaseReservation(GovernorRequest, frozen=True):

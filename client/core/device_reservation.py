@@ -9,12 +9,16 @@ from __future__ import annotations
 
 from concurrent.futures import Future
 from functools import partial
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from ...ipc import messages
+from ...ipc.governance import PRIORITY_MAX
 from ...ipc.schema import SIZE_BYTES_MAX
 from .fields import check_count, check_name, check_seconds
 from .link import SAY_S, Connected, Link
+
+RESERVE_WAIT_S: Final = 5.0
+"""How long a reservation waits by default until memory is free."""
 
 
 class DeviceReservation:
@@ -53,16 +57,29 @@ class DeviceReservation:
         self.release()
 
 
-def reserve(link: Link, device: str, size_bytes: int, for_s: float, timeout_s: float) -> DeviceReservation:
-    """See `Client.reserve_device`."""
+def reserve(
+    link: Link,
+    device: str,
+    size_bytes: int,
+    for_s: float,
+    priority: int,
+    wait_s: float | None,
+    timeout_s: float,
+    *,
+    promotes: bool = False,
+) -> DeviceReservation:
+    """See `Client.reserve_device`. `promotes`: for an entry of the host tier; the device must stay below pressure."""
     check_name("device", device)
     size_bytes = check_count("size_bytes", size_bytes, SIZE_BYTES_MAX, least=1)
     lasts_s = check_seconds("for_s", for_s, above_0=True)
+    waits_s = min(RESERVE_WAIT_S, timeout_s) if wait_s is None else check_seconds("wait_s", wait_s)
+    priority = check_count("priority", priority, PRIORITY_MAX, least=-PRIORITY_MAX)
+    timeout_s += waits_s
     connected = link.connection
     if connected is None:
         raise link.unavailable()
     asked: Future[Any] = link.ask(
-        lambda number: messages.ReserveDevice(number, device, size_bytes, lasts_s),
+        lambda number: messages.ReserveDevice(number, device, size_bytes, lasts_s, priority, waits_s, promotes),
         timeout_s,
         connected=connected,
     )

@@ -46,12 +46,13 @@ class PutOptions(NamedTuple):
         return self._replace(
             tokens=check_count("tokens", self.tokens, NUMBER_MAX),
             ttl_s=None if self.ttl_s is None else check_seconds("ttl_s", self.ttl_s, above_0=True),
-            cost_ms=_checked_cost(self.cost_ms),
+            cost_ms=check_cost(self.cost_ms),
             parent=None if self.parent is None else check_key(self.parent),
         )
 
 
-def _checked_cost(cost_ms: object) -> float:
+def check_cost(cost_ms: object) -> float:
+    """Milliseconds that a payload took to compute. Raises UsageError for a value out of range."""
     value = number(cost_ms)
     if 0 <= value <= COST_MS_MAX:
         return value

@@ -12,6 +12,7 @@ from concurrent.futures import Future
 from typing import Any, Literal
 
 from ...ipc import messages
+from ...ipc.governance import EntryKind
 from .answers import PendingRequest
 from .link import SAY_S, Connected, Link
 
@@ -100,11 +101,13 @@ def ask_register(
     tokens: int,
     agent: str,
     uses: int,
+    cost_ms: float,
+    kind: EntryKind,
     then: Then,
 ) -> None:
     """Registers an entry of a device."""
     link.ask(
-        lambda number: messages.RegisterEntry(number, device, key, size_bytes, tokens, agent, uses),
+        lambda number: messages.RegisterEntry(number, device, key, size_bytes, tokens, agent, uses, cost_ms, kind),
         SAY_S,
         connected=connected,
         then=then,
@@ -136,11 +139,12 @@ def ask_acknowledge(
     dropped: list[bytes],
     kept: list[bytes],
     freed_bytes: int,
+    copy_s: float,
     then: Then,
 ) -> None:
     """Reports what became of the entries that an order named."""
     link.ask(
-        lambda number: messages.AcknowledgeOrder(number, device, order, offloaded, dropped, kept, freed_bytes),
+        lambda number: messages.AcknowledgeOrder(number, device, order, offloaded, dropped, kept, freed_bytes, copy_s),
         SAY_S,
         connected=connected,
         then=then,

@@ -21,6 +21,7 @@ from tensord import __version__
 
 from ...errors import TensordError
 from .advise import advise
+from .baseline import baseline
 from .completion import completion
 from .configuration import config
 from .daemon import NAME, Daemon
@@ -102,6 +103,7 @@ for _command in (
     watch,
     record,
     limit,
+    baseline,
     evict,
     clear,
     drill,

@@ -143,6 +143,9 @@ def _gauges(governor: Document, width: int, glyphs: str) -> list[Text]:
         line.append(f"{gauge['mode']:<14}", style)
         line.append(f" {age(gauge['since_s']):>6}")
         lines.append(line)
+        if gauge["baseline_bytes"]:
+            beside = f"beside a {gauge['baseline']} baseline of {size(gauge['baseline_bytes'])}"
+            lines.append(Text(f"{'':<{_NAME_CHARS}} {beside}", _ASIDE))
         if remarks := _remarks(gauge):
             lines.append(Text(f"{'':<{_NAME_CHARS}} {remarks}", _ALARM))
     if not governor["gauges"]:
@@ -185,7 +188,11 @@ def _tiers(store: Document, governor: Document, width: int) -> list[Text]:
 
 
 def _device_remarks(device: Document) -> str:
-    said = [f"{what} {size(device[f'{what}_bytes'])}" for what in ("ordered", "reserved") if device[f"{what}_bytes"]]
+    said = [
+        f"{what} {size(device[f'{what}_bytes'])}"
+        for what in ("ordered", "reserved", "waiting")
+        if device[f"{what}_bytes"]
+    ]
     if device["floor_blocks"]:
         said.append(f"floor {short(device['floor_blocks'])} of {short(device['capacity_blocks'])} blocks")
     if device["stuck"]:

@@ -232,6 +232,8 @@ def _gauge(gauge: dict[str, Any]) -> str:
         ),
         f"from {gauge['source']}, read {age(gauge['age_s'])} ago",
     ]
+    if gauge["baseline_bytes"]:
+        said[0] += f" beside a {gauge['baseline']} baseline of {size(gauge['baseline_bytes'])}"
     if gauge["source"] == "drill":
         said[1] = "a DRILL: made-up readings"
     if gauge["source"] == "file":
@@ -260,6 +262,11 @@ def _device(device: dict[str, Any]) -> str:
         said.append(f"leaving {number(device['ordered_entries'])} ({size(device['ordered_bytes'])})")
     if device["reserved_bytes"]:
         said.append(f"reserved {size(device['reserved_bytes'])}")
+    if device["waiting_reservations"]:
+        said.append(
+            f"{counted(device['waiting_reservations'], 'reservation waits', 'reservations wait')} for "
+            f"{size(device['waiting_bytes'])}"
+        )
     if device["floor_blocks"]:
         said.append(f"floor {number(device['floor_blocks'])} of {number(device['capacity_blocks'])} blocks")
     return "; ".join(said)

@@ -10,17 +10,19 @@ tensor is lost because the daemon is away.
 from __future__ import annotations
 
 import weakref
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self, get_args
 
-from ...errors import DaemonUnavailable, UnderPressure, UsageError
-from ...ipc.governance import AGENT_CHARS_MAX
+from ...errors import DaemonUnavailable, NoGauge, TensordError, UnderPressure, UsageError
+from ...ipc.governance import AGENT_CHARS_MAX, EntryKind
 from ...ipc.modes import Mode
 from ...ipc.schema import NUMBER_MAX
 from ..core.aside import aside
-from ..core.device_reservation import DeviceReservation
+from ..core.device_reservation import DeviceReservation, reserve
 from ..core.fields import check_count, check_key, check_name, check_seconds, check_timeout
 from ..core.lease import Lease
+from ..core.put_options import check_cost
 from .entries import DeviceEntries, DeviceEntry, DeviceLease, DeviceTally, ToHost
 from .interface import Device
 from .registration import Registration
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
     from ..core.cache import Client
 
 USES_EVERY_S: Final = 0.25
+_PROMOTION_S: Final = 10.0
+_PROMOTION_ASK_S: Final = 0.5
 
 
 class DeviceCache:
@@ -79,6 +83,8 @@ class DeviceCache:
         *,
         tokens: int = 0,
         agent: str = "",
+        cost_ms: float = 0.0,
+        kind: EntryKind = "unknown",
         to_host: ToHost | None = None,
         wait: bool = False,
         timeout_s: float | None = None,
@@ -96,6 +102,10 @@ class DeviceCache:
             tokens: the number of encoder tokens that the tensors stand for, a measure of the cost of computing them
                 again.
             agent: the agent that the entry belongs to, for workflows.
+            cost_ms: milliseconds that computing the tensors took; 0: not known. An entry whose copy to the host takes
+                longer is dropped instead of offloaded.
+            kind: what the tensors are: "encoder", "kv" or "unknown". Without `cost_ms`, the cost is estimated from
+                `tokens`, by the configured time for this kind.
             to_host: called on offload with the tree's copy in host memory, instead of `Client.put` under the key. Its
                 result says whether the host tier has stored the copy. It is called in this cache's thread, and released
                 with the entry. `get` never finds such an entry after its offload; only the owner of the copy can
@@ -111,6 +121,9 @@ class DeviceCache:
         key = check_key(key)
         tokens = check_count("tokens", tokens, NUMBER_MAX)
         check_name("agent", agent, AGENT_CHARS_MAX, least=0)
+        cost_ms = check_cost(cost_ms)
+        if kind not in get_args(EntryKind):
+            raise UsageError(f"kind is {kind!r}; it must be one of {', '.join(get_args(EntryKind))}")
         limit_s = check_timeout(timeout_s, self._client.timeout_s)
         registration = Registration(key)
         if self.closed:
@@ -127,7 +140,7 @@ class DeviceCache:
             registration.settle("refused", blocked)
             return registration
         entry = DeviceEntry(key, tensors, size_bytes, tokens, agent, registration, [self._device.mark()])
-        entry.to_host = to_host
+        entry.to_host, entry.cost_ms, entry.kind = to_host, cost_ms, kind
         if not aside(partial(self._entries.put, entry)):
             registration.settle("lost", DaemonUnavailable("the device cache is closed"))
             return registration
@@ -140,8 +153,8 @@ class DeviceCache:
         """A lease on the entry of `key`: from the device, else from the host tier, else None. Sends no message.
 
         Args:
-            promote: whether to copy an entry of the host tier to the device and register it there again, if there is
-                room. The call waits for this copy.
+            promote: whether to copy an entry of the host tier to the device and register it there again, if the device
+                stays below pressure with it. The call asks the daemon, and waits for this copy.
 
         Raises:
             BadKey: the key is not 32 bytes.
@@ -246,10 +259,20 @@ class DeviceCache:
         is gone."""
         return self._upkeep.refuses
 
-    def reserve(self, size_bytes: int, for_s: float = 30.0, *, timeout_s: float | None = None) -> DeviceReservation:
-        """Reserves free memory of the device for `for_s` seconds, so that no other client of the daemon can reserve it.
+    def reserve(
+        self,
+        size_bytes: int,
+        for_s: float = 30.0,
+        *,
+        priority: int = 0,
+        wait_s: float | None = None,
+        timeout_s: float | None = None,
+    ) -> DeviceReservation:
+        """Reserves memory of the device for `for_s` seconds, so that no other client of the daemon can reserve it.
         See `Client.reserve_device`."""
-        return self._client.reserve_device(self._device.name, size_bytes, for_s, timeout_s=timeout_s)
+        return self._client.reserve_device(
+            self._device.name, size_bytes, for_s, priority=priority, wait_s=wait_s, timeout_s=timeout_s
+        )
 
     # ---- the cache
 
@@ -300,14 +323,30 @@ class DeviceCache:
         )
 
     def _promoted(self, key: bytes, host: Lease) -> DeviceLease | None:
-        entry = self._upkeep.moves.promoted(key, host)
-        if entry is None:
-            return None
-        lease = aside(partial(self._put_promoted, entry))
+        try:
+            room = self._room_for(host.payload_bytes)
+        except TensordError:
+            return None  # no room, or nobody who knows: the host tier's copy is there
+        with room:
+            entry = self._upkeep.moves.promoted(key, host)
+            lease = None if entry is None else aside(partial(self._put_promoted, entry))
         if lease is not None:
             self._device.lend(lease.tree)
             self._upkeep.wake()
         return lease
+
+    def _room_for(self, size_bytes: int) -> AbstractContextManager[object]:
+        """Memory for an entry of the host tier: counts until the gauge shows the entry.
+
+        Raises:
+            DeviceFull, LimitReached: the device would not stay below pressure, or is not known to.
+            DaemonUnavailable, TimedOut: the daemon did not answer.
+        """
+        link, name, wait_s = self._client.link, self._device.name, 0.0
+        try:
+            return reserve(link, name, max(size_bytes, 1), _PROMOTION_S, 0, wait_s, _PROMOTION_ASK_S, promotes=True)
+        except NoGauge:
+            return nullcontext()
 
     def _put_promoted(self, entry: DeviceEntry) -> DeviceLease | None:
         with self._entries.lock:

@@ -19,6 +19,7 @@ from itertools import count
 from typing import Any, Final, Literal, Protocol, Self
 
 from ...errors import DaemonUnavailable
+from ...ipc.governance import EntryKind
 from ..core.lease import Lease
 from ..core.puts import PutState
 from .interface import Device, Mark
@@ -57,6 +58,7 @@ class DeviceEntry:
     `uses`: the number of uses since the put, the put included. `before`: the entry that a put replaced, kept until the
     daemon accepts the put. `said`: a registration is in flight. `known`: a daemon has registered the entry. `serial`:
     distinguishes entries of one key. `to_host`: replaces `Client.put` under the key on offload.
+    `cost_ms` and `kind`: what computing the tensors again takes, as reported by the put.
     """
 
     key: bytes
@@ -70,6 +72,8 @@ class DeviceEntry:
     uses: int = 1
     before: DeviceEntry | None = None
     to_host: ToHost | None = None
+    cost_ms: float = 0.0
+    kind: EntryKind = "unknown"
     said: bool = False
     known: bool = False
     serial: int = field(default_factory=_serials.__next__)

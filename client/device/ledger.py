@@ -211,6 +211,8 @@ class Ledger:
             tokens=entry.tokens,
             agent=entry.agent,
             uses=uses,
+            cost_ms=entry.cost_ms,
+            kind=entry.kind,
             then=lambda answer: self._post(partial(self._on_registered, entry, before, connected, answer)),
         )
 

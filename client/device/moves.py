@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from ...errors import DeviceFull, TensordError, TimedOut
+from ...ipc.governance import EntryKind
 from ..core.lease import Lease
 from .entries import DeviceEntries, DeviceEntry, HostCopy
 from .interface import Device, Mark
@@ -35,7 +36,7 @@ _log = logging.getLogger("tensord")
 @dataclass(slots=True)
 class MoveResult:
     """The keys of a move, each in one list. `unknown`: not in the table, or deleted meanwhile. `stayed`: the keys of
-    `kept` that the host tier has no copy of."""
+    `kept` that the host tier has no copy of. `copy_s`: how long copying to the host tier took."""
 
     offloaded: list[bytes] = field(default_factory=list)
     dropped: list[bytes] = field(default_factory=list)
@@ -43,6 +44,7 @@ class MoveResult:
     unknown: list[bytes] = field(default_factory=list)
     stayed: list[bytes] = field(default_factory=list)
     freed_bytes: int = 0
+    copy_s: float = field(default=0.0, compare=False)
     error: Exception | None = None
 
 
@@ -53,7 +55,7 @@ class Moves:
         self._client = client
         self._device = device
         self._entries = entries
-        self._remembered: dict[bytes, tuple[int, str]] = {}
+        self._remembered: dict[bytes, tuple[int, str, float, EntryKind]] = {}
 
     def away(
         self, keys: Iterable[bytes], *, offload: bool, has_daemon: Callable[[], bool], may_drop: bool = True
@@ -72,7 +74,7 @@ class Moves:
                 moved.unknown.append(key)
                 continue
             uses = entry.uses
-            if entry.in_use or not _reached(list(entry.marks), deadline):
+            if entry.in_use or not self._is_reached(entry, deadline, moved):
                 moved.kept.append(key)
                 continue
             leaving.append((entry, uses, self._copied(entry, moved) if offload else None))
@@ -124,36 +126,47 @@ class Moves:
         size_bytes = self._device.size_of(tree)
         if size_bytes == 0:
             return None
-        tokens, agent = self._remembered.get(key) or (self._tokens(key), "")
-        return DeviceEntry(key, tree, size_bytes, tokens, agent, Registration(key), [self._device.mark()])
+        tokens, agent, cost_ms, kind = self._remembered.get(key) or (self._tokens(key), "", 0.0, "unknown")
+        entry = DeviceEntry(key, tree, size_bytes, tokens, agent, Registration(key), [self._device.mark()])
+        entry.cost_ms, entry.kind = cost_ms, kind
+        return entry
+
+    def _is_reached(self, entry: DeviceEntry, deadline: float, moved: MoveResult) -> bool:
+        """Whether the streams have reached the entry's marks by the deadline. An entry whose mark raises stays."""
+        marks: list[Mark] = list(entry.marks)
+        try:
+            return all(mark.wait(max(0.0, deadline - time.monotonic())) for mark in marks)
+        except Exception as error:
+            _log.warning("%s stays on %s, its stream cannot be awaited: %s", entry.key.hex(), self._device.name, error)
+            moved.error = error
+            return False
 
     def _copied(self, entry: DeviceEntry, moved: MoveResult) -> HostCopy | None:
         marks = list(entry.marks)
+        began_s = time.monotonic()
         try:
             host = self._device.to_host(entry.tree, marks[-1])
             if entry.to_host is not None:
                 return entry.to_host(host)
-            return self._client.put(entry.key, host, tokens=entry.tokens, timeout_s=_PUT_S)
+            return self._client.put(entry.key, host, tokens=entry.tokens, cost_ms=entry.cost_ms, timeout_s=_PUT_S)
         except Exception as error:
             _log.warning("%s of %s is not copied to the host tier: %s", entry.key.hex(), self._device.name, error)
             if not isinstance(error, TensordError):
                 moved.error = error
             return None
+        finally:
+            moved.copy_s += time.monotonic() - began_s
 
     def _remember(self, entry: DeviceEntry) -> None:
         with self._entries.lock:
             self._remembered.pop(entry.key, None)
-            self._remembered[entry.key] = entry.tokens, entry.agent
+            self._remembered[entry.key] = entry.tokens, entry.agent, entry.cost_ms, entry.kind
             if len(self._remembered) > REMEMBERED_MAX:
                 del self._remembered[next(iter(self._remembered))]
 
     def _tokens(self, key: bytes) -> int:
         found = self._client.peek(key)
         return found.tokens if found is not None else 0
-
-
-def _reached(marks: list[Mark], deadline: float) -> bool:
-    return all(mark.wait(max(0.0, deadline - time.monotonic())) for mark in marks)
 
 
 def _is_stored(put: HostCopy) -> bool:

@@ -264,6 +264,7 @@ class OrderRunner:
             dropped=moved.dropped,
             kept=moved.kept,
             freed_bytes=moved.freed_bytes,
+            copy_s=moved.copy_s,
             then=lambda answer: self._post(partial(self._on_acknowledged, order, moved, connected, answer)),
         )
 

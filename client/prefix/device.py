@@ -116,6 +116,7 @@ class DeviceSequences:
             tree_of(sequence.layers, resident),
             tokens=len(sequence.tokens),
             agent=sequence.agent,
+            kind="kv",
             to_host=self._to_host,
         )
         if registration.state not in ("refused", "lost"):

@@ -105,7 +105,7 @@ class GovernorActor:
                     self._readings[type(request)](client, request)
                 elif client in self._clients:
                     self._handle(events.GovernorReceived(client, request))
-            case events.Sampled() | HostHolds() | events.GovernorLimitsChanged():
+            case events.Sampled() | HostHolds() | events.GovernorLimitsChanged() | events.MemoryCopyMeasured():
                 self._handle(message)
             case Joined():
                 self._clients[message.client] = message

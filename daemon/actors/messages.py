@@ -165,7 +165,16 @@ StoreMessage = (
 )
 
 
-GovernorMessage = Joined | Left | Governed | Queried | governor.Sampled | HostHolds | governor.GovernorLimitsChanged
+GovernorMessage = (
+    Joined
+    | Left
+    | Governed
+    | Queried
+    | governor.Sampled
+    | HostHolds
+    | governor.GovernorLimitsChanged
+    | governor.MemoryCopyMeasured
+)
 
 
 class WatchEvent(Struct, frozen=True):

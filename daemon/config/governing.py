@@ -11,8 +11,8 @@ from pathlib import Path
 from ...ipc.modes import Tier
 from ..gauges import registry
 from ..policy.modes import Thresholds
-from .sections import DAY_S, GIB, HOUR_S, MIB, TIB
-from .settings import ADDRESS, COUNT, DURATION, MODE, PATH, SHARE, SIZE, choice, setting
+from .sections import DAY_S, HOUR_S, MIB, TIB
+from .settings import ADDRESS, COUNT, DURATION, MODE, PATH, SHARE, SIZE, SIZES, choice, setting
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +83,7 @@ class PressureSection:
     )
     critical_idle_s: float = setting(
         DURATION,
-        "critical and emergency: entries that are idle for this time are evicted",
+        "critical and emergency: entries that are idle for this time are evicted too",
         30.0,
         low=0.01,
         high=365 * DAY_S,
@@ -91,7 +91,8 @@ class PressureSection:
     )
     pass_share: float = setting(
         SHARE,
-        "pressure: the largest share of a device's entries that one pass evicts",
+        """pressure and critical: the largest share of a device's entries that one pass evicts to bring the device under
+        `pressure`""",
         0.25,
         low=0.01,
         high=1.0,
@@ -113,19 +114,32 @@ class PressureSection:
         high=DAY_S,
         reload=True,
     )
-    copy_bytes_per_s: int = setting(
+    copy_bytes_per_s: int | None = setting(
         SIZE,
-        "offload: assumed speed of a copy to the host and back, in bytes a second",
-        2 * GIB,
+        """offload: speed of a copy between a device and the host, in bytes a second; an entry whose copy takes longer
+        than computing it again is dropped; none: measured, at the start and by each offload""",
+        None,
         low=1 * MIB,
         high=16 * TIB,
+        optional=True,
         reload=True,
+    )
+    encoder_s_per_token: float = setting(
+        DURATION,
+        "offload: time to compute a token of an encoder's output again; a cost that the put reports counts instead",
+        100e-6,
+        low=0.0,
+        high=10.0,
+        reload=True,
+    )
+    kv_s_per_token: float = setting(
+        DURATION, "offload: time to compute a token of KV again", 60e-6, low=0.0, high=10.0, reload=True
     )
     compute_s_per_token: float = setting(
         DURATION,
-        """offload: assumed time to compute a token again; an entry whose copy takes longer is dropped. An entry
-        without tokens is always copied""",
-        20e-6,
+        """offload: time to compute a token of any other entry again. An entry without tokens and cost is always
+        copied""",
+        60e-6,
         low=0.0,
         high=10.0,
         reload=True,
@@ -162,6 +176,23 @@ class DeviceSection:
     reservations_max: int = setting(COUNT, "reservations of one client", 64, low=1, high=65_536, reload=True)
     reserve_s_max: float = setting(
         DURATION, "time after which a reservation ends", 60.0, low=0.05, high=DAY_S, reload=True
+    )
+    baseline: tuple[tuple[str, int], ...] | None = setting(
+        SIZES,
+        """bytes of a device that are held by plan, as by an inference engine: modes are about the rest; one size for
+        all devices, or by name; none: no plan""",
+        None,
+        optional=True,
+        reload=True,
+    )
+    baseline_learn_s: float | None = setting(
+        DURATION,
+        "learn a device's baseline from what is no entry and has been held steadily for this time; none: do not learn",
+        None,
+        low=60.0,
+        high=DAY_S,
+        optional=True,
+        reload=True,
     )
     workflows_max: int = setting(COUNT, "workflows registered at once", 256, low=1, high=65_536, reload=True)
     workflow_steps_max: int = setting(

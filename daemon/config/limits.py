@@ -90,6 +90,8 @@ def governor_limits(config: Config) -> GovernorLimits:
         retry_s=pressure.retry_s,
         copy_bytes_per_s=pressure.copy_bytes_per_s,
         compute_s_per_token=pressure.compute_s_per_token,
+        encoder_s_per_token=pressure.encoder_s_per_token,
+        kv_s_per_token=pressure.kv_s_per_token,
         max_bytes=device.max_bytes,
         max_tokens=device.max_tokens,
         max_entries=device.max_entries,
@@ -99,6 +101,8 @@ def governor_limits(config: Config) -> GovernorLimits:
         workflows_max=device.workflows_max,
         workflow_steps_max=device.workflow_steps_max,
         lookahead_steps=device.lookahead_steps,
+        baselines=device.baseline or (),
+        baseline_learn_s=device.baseline_learn_s,
         block_bytes=queueing.block_bytes,
         window_s=queueing.window_s,
     )

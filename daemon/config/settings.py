@@ -32,6 +32,8 @@ from ...ipc.quantities import (
 )
 
 PREFIX: Final = "TENSORD_"
+SIZES_MAX: Final = 64
+SIZES_BYTES_MAX: Final = 16 << 40
 
 _WORDS = {"true": True, "yes": True, "on": True, "1": True,
           "false": False, "no": False, "off": False, "0": False}  # fmt: skip
@@ -96,6 +98,26 @@ def _address(given: Any) -> str:
     return str(given)
 
 
+def _sizes(given: Any) -> tuple[tuple[str, int], ...]:
+    """Sizes by name; the name is empty for a size without one."""
+    if isinstance(given, bool):
+        raise ValueError
+    given = given if isinstance(given, str) else str(given)
+    pairs = [part.rpartition("=") for part in given.split(",")]
+    found = {name.strip(): read_size(size.strip()) for name, _, size in pairs}
+    named = all(name.strip() or not equals for name, equals, _ in pairs)
+    if not named or len(found) < len(pairs) or len(found) > SIZES_MAX or max(found.values()) > SIZES_BYTES_MAX:
+        raise ValueError
+    return tuple(sorted(found.items()))
+
+
+def _show_sizes(value: tuple[tuple[str, int], ...]) -> str:
+    return ", ".join(f"{name}={show_size(size)}" if name else show_size(size) for name, size in value)
+
+
+SIZES: Final = Kind(
+    "a size such as 72GiB, or up to 64 of NAME=SIZE separated by commas, each at most 16TiB", _sizes, _show_sizes
+)
 SIZE: Final = Kind(SIZE_WANTS, read_size, show_size)
 DURATION: Final = Kind(DURATION_WANTS, read_duration, show_duration)
 COUNT: Final = Kind("a whole number", _count, str)

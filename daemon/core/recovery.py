@@ -88,11 +88,15 @@ def recover(
         entry.uses = memory.index.uses(entry.slot)
     # The policy learns of the entries in the order of their last use.
     adopted.sort(key=lambda one: one.entry.used_at)
+    restored: list[SpanEntry] = []
     for one in _parents_first(adopted):
         entry, header = one.entry, one.header
         if memory.restore_entry(entry, now, one.record, header.parent):
             counters.recovered += 1
             expiry.recovered(entry, header.expires_s or None)
+            restored.append(entry)
+    restored.sort(key=lambda entry: (entry.created_at, entry.number))
+    memory.policy.recovered(entry.number for entry in restored)
 
 
 def _parents_first(adopted: list[_Adopted]) -> Iterator[_Adopted]:

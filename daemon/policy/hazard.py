@@ -26,7 +26,7 @@ is more. It never shrinks.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, Final
 
 import msgpack
@@ -122,6 +122,14 @@ class Hazard(Replacement, name="hazard"):
         if known.put_at[slot]:
             known.put_at[slot] = self._put_bytes
             self._victims.changed(slot, self._rank)
+
+    def recovered(self, by_put: Iterable[int]) -> None:
+        """The window has the spans that were put last, whichever were used since."""
+        known, put_bytes = self._records, 0
+        for slot in map(known.slot, by_put):
+            put_bytes += known.size[slot]
+            known.put_at[slot] = known.put_at[slot] and put_bytes
+        self._due = 0
 
     def may_go(self, span_id: int, it_may: bool) -> None:
         slot = self._records.slot(span_id)

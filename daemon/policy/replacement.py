@@ -14,7 +14,7 @@ of this package, so that a new policy needs no line anywhere else.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import ClassVar, Literal
 
 from .candidate import Candidate
@@ -87,6 +87,11 @@ class Replacement(ABC):
 
     def put_again(self, span_id: int) -> None:
         """A put named the key of a known span. `accessed` was called before. Default: a put is no more than a use."""
+        return
+
+    def recovered(self, by_put: Iterable[int]) -> None:
+        """Says in which order all known spans were put, the latest last. They were inserted in the order of their last
+        uses. Called once, after a restart. Default: the order of last uses is enough."""
         return
 
     def drained(self, *, reads: bool) -> None:

@@ -48,6 +48,7 @@ CLIENT_NEVER: dict[str, Call] = {
     "close": lambda c: c.close(),
     "connected": lambda c: c.connected,
     "contains": lambda c: c.contains(KEY),
+    "declare_baseline": lambda c: c.declare_baseline(DEVICE, 1024),
     "current": lambda c: c.current(NAMESPACE),
     "get": lambda c: c.get(KEY, verify=True),
     "get_into": lambda c: c.get_into(KEY, np.zeros(3)),

@@ -55,7 +55,7 @@ def engine(stage: Stage, socket: Path, folder: Path, first: int) -> None:
                 stage.tell(found)
             case ("reserve", int(size_bytes)):
                 try:
-                    stage.tell(cache.reserve(size_bytes, for_s=30).size_bytes)
+                    stage.tell(cache.reserve(size_bytes, for_s=30, wait_s=0).size_bytes)
                 except DeviceFull:
                     stage.tell(0)
 

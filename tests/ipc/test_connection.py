@@ -72,6 +72,7 @@ REQUESTS: list[Message] = [
     m.UseEntries("0000:65:00.0", [KEY, KEY]),
     m.ReleaseEntries(16, "0000:65:00.0", [KEY]),
     m.AcknowledgeOrder(17, "0000:65:00.0", 1, [KEY], [], [], 4096),
+    m.DeclareBaseline(44, "0000:65:00.0", 72 << 30),
     m.ReserveDevice(18, "0000:65:00.0", 4096, 1.5),
     m.ReleaseReservation(19, 1),
     m.ReadDevice("0000:65:00.0", 1, 2),

@@ -70,22 +70,56 @@ class AsyncPressureCalls(AsyncClientBase):
         """
         self._client.request_completed(device, service_s, blocks)
 
-    async def reserve_device(
-        self, device: str, size_bytes: int, for_s: float = 30.0, *, timeout_s: float | None = None
-    ) -> DeviceReservation:
-        """Reserves `size_bytes` of a device's free memory against other processes. Allocates nothing.
+    async def declare_baseline(self, device: str, size_bytes: int, *, timeout_s: float | None = None) -> None:
+        """Says that this process holds `size_bytes` of a device by plan, as an engine's weights and KV cache. The
+        device's modes are about the rest.
 
-        Use the result in a `with`, and allocate in it.
-
-        Args:
-            for_s: seconds until the reservation ends by itself; the daemon may set a lower limit.
-            timeout_s: seconds to wait for the daemon's answer.
+        Lasts until the client is closed, also with a new daemon; 0 ends it. The declarations of several clients add up.
+        Without a daemon, sends it once there is one.
 
         Raises:
             UsageError: a value is out of its range.
-            DeviceFull: less is free; the message says how much.
+            NoGauge: `device` is the host's gauge.
+            LimitReached: devices_max.
+        """
+        await asyncio.to_thread(self._client.declare_baseline, device, size_bytes, timeout_s=timeout_s)
+
+    async def reserve_device(
+        self,
+        device: str,
+        size_bytes: int,
+        for_s: float = 30.0,
+        *,
+        priority: int = 0,
+        wait_s: float | None = None,
+        timeout_s: float | None = None,
+    ) -> DeviceReservation:
+        """Reserves `size_bytes` of a device's memory against other processes. Allocates nothing.
+
+        Use the result in a `with`, and allocate in it. If less is free, the call waits, and cached entries that are not
+        in use are ordered to leave the device.
+
+        Args:
+            for_s: seconds until the reservation ends by itself; the daemon may set a lower limit.
+            priority: from -100 to 100. Of the reservations that wait, the highest priority is served first, then the
+                first that came. Entries stay for a reservation below 0: it waits until memory is free otherwise.
+            wait_s: seconds to wait until so much is free, at most `device.reserve_s_max`; 0: refused at once. Default:
+                5 s, at most `timeout_s`.
+            timeout_s: seconds to wait for the daemon's answer, after `wait_s`.
+
+        Raises:
+            UsageError: a value is out of its range.
+            DeviceFull: less is free; the message says how much is free, cached and pinned.
             NoGauge: nothing measures how full the device is, or its gauge cannot be read now.
             LimitReached: reservations_max.
             DaemonUnavailable, TimedOut: the daemon did not answer.
         """
-        return await asyncio.to_thread(self._client.reserve_device, device, size_bytes, for_s, timeout_s=timeout_s)
+        return await asyncio.to_thread(
+            self._client.reserve_device,
+            device,
+            size_bytes,
+            for_s,
+            priority=priority,
+            wait_s=wait_s,
+            timeout_s=timeout_s,
+        )

@@ -11,6 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from ....ipc import messages
+from .copies import CopyRates
 from .device_orders import DeviceOrders, OpenOrder
 from .device_promotion import Promotions
 from .device_record import Owner
@@ -24,6 +25,7 @@ def carry_out(
     message: messages.AcknowledgeOrder,
     orders: DeviceOrders,
     promotions: Promotions,
+    copies: CopyRates,
     outbox: GovernorOutbox,
     kept_until: float,
     now: float,
@@ -32,8 +34,10 @@ def carry_out(
     device, table, counters = order.device, order.device.table, outbox.counters
     gone = len(message.offloaded) + len(message.dropped)
     offloaded, dropped, kept = np.split(rows, [len(message.offloaded), gone])
+    offloaded_bytes = exact_sum(table.size_bytes[offloaded])
+    copies.copied(device.name, offloaded_bytes, message.copy_s, now)
     counters.offloaded += len(offloaded)
-    counters.offloaded_bytes += exact_sum(table.size_bytes[offloaded])
+    counters.offloaded_bytes += offloaded_bytes
     counters.dropped += len(dropped)
     counters.dropped_bytes += exact_sum(table.size_bytes[dropped])
     counters.kept += len(kept)

@@ -21,8 +21,8 @@ import numpy as np
 from ....errors import UnknownOrder
 from ....ipc import messages
 from ..deadlines import Deadlines
-from . import passes
-from .device_record import DeviceRecord, Owner
+from .copies import CopyRates
+from .device_record import SLOW_S, DeviceRecord, Owner
 from .limits import GovernorLimits
 from .outbox import GovernorOutbox
 from .passes import Pass
@@ -50,9 +50,10 @@ class OpenOrder:
 class DeviceOrders:
     """The orders of all devices that still have rows."""
 
-    def __init__(self, limits: GovernorLimits, outbox: GovernorOutbox) -> None:
+    def __init__(self, limits: GovernorLimits, outbox: GovernorOutbox, copies: CopyRates) -> None:
         self._limits = limits
         self._outbox = outbox
+        self._copies = copies
         self._last = 0
         self._open: dict[int, OpenOrder] = {}
         self._unsent: deque[int] = deque()
@@ -84,7 +85,7 @@ class DeviceOrders:
             return
         table = device.table
         self.detach(device, rows, now)
-        offload = passes.offloads(table, rows, host_accepts, self._limits)
+        offload = self._copies.offloads(device.name, table, rows, host_accepts, now)
         groups = table.owner[rows].astype(np.int64) * 2 + ~offload
         if groups.max(initial=0) < 2 * _SLOTS_OF_16_BITS:
             groups = groups.astype(np.uint16)  # sorted by counting
@@ -98,6 +99,7 @@ class DeviceOrders:
             owner = device.owner_of_slot(int(groups[begin]) // 2)
             kind: Literal["offload", "drop"] = "drop" if groups[begin] % 2 else "offload"
             if not owner.orders:
+                owner.waits_since = now
                 self._due.set(owner, now + self._limits.ack_s)
             for turn, at in enumerate(range(begin, end, self._limits.keys_per_request_max)):
                 part = slice(at, min(at + self._limits.keys_per_request_max, end))
@@ -174,7 +176,21 @@ class DeviceOrders:
     def extend_deadline(self, owner: Owner, now: float) -> None:
         """Restarts the deadline of an owner that acknowledged a part of its orders."""
         if owner.orders:
+            owner.waits_since = now
             self._due.set(owner, now + self._limits.ack_s)
+
+    def leave_slow_owners(self, device: DeviceRecord, now: float) -> None:
+        """Takes the orders of slow owners out of the current pass, which then ends without them."""
+        if device.current_pass is None:
+            return
+        for owner in device.owners.values():
+            if not owner.slow(now):
+                continue
+            for number in owner.orders:
+                part_of, self._open[number].part_of = self._open[number].part_of, None
+                if part_of is not None:
+                    part_of.open_orders -= 1
+                    part_of.closed_at = max(part_of.closed_at, owner.waits_since + SLOW_S)
 
     def detach(self, device: DeviceRecord, rows: Rows, now: float) -> None:
         """Removes these rows from their orders, open or late."""
@@ -228,4 +244,4 @@ class DeviceOrders:
             self._due.drop(order.owner)
         if order.part_of is not None:
             order.part_of.open_orders -= 1
-            order.part_of.closed_at = now
+            order.part_of.closed_at = max(order.part_of.closed_at, now)

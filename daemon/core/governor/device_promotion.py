@@ -11,6 +11,7 @@ used.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -93,6 +94,11 @@ class Remembered:
         chosen = chosen[np.lexsort((serials[chosen], turns[chosen]))]
         keys: list[bytes] = table.keys[rows[chosen]].tolist()
         return [(key, _described(table, row)) for key, row in zip(keys, rows[chosen].tolist(), strict=True)]
+
+    def agents(self, device: str) -> AbstractSet[str]:
+        """The agents of a device's remembered entries."""
+        table = self._tables.get(device)
+        return table.agents.known() if table else set()
 
     def client_left(self, client: int) -> None:
         """Forgets the client's entries."""
@@ -191,7 +197,7 @@ class Promotions:
         wanted: dict[int, list[tuple[bytes, OffloadedEntry]]] = {}
         if circumstances.mode not in _PROMOTING or not len(self.remembered):
             return wanted
-        bytes_max = limits.thresholds.pressure * circumstances.total_bytes
+        bytes_max = circumstances.at(limits.thresholds.pressure)
         after_bytes = circumstances.used_bytes + circumstances.reserved_bytes
         after_bytes += sum(one.trace.size_bytes for one in asked.values())
         coming = [one.trace for one in asked.values() if one.registered_at is None]
@@ -207,6 +213,11 @@ class Promotions:
         for entries in wanted.values():
             self.remembered.put_off(device.name, [key for key, _ in entries], now + limits.retry_s)
         return wanted
+
+    def coming_bytes(self, device: str, now: float) -> int:
+        """Bytes of the entries that were asked for and are not in the gauge yet."""
+        asked = self._asked.get(device, {}).values()
+        return sum(one.trace.size_bytes for one in asked if one.registered_at is not None or one.until > now)
 
     def check_invariants(self, devices: Collection[str]) -> None:
         """Asserts what the module's docstring promises."""

@@ -17,23 +17,30 @@ from typing import Any, Final
 import numpy as np
 
 from .passes import STUCK_FALL, Circumstances, Distances, Pass
-from .table import FREE, RESIDENT, Mask, Rows, Table
+from .table import FREE, ORDERED, RESIDENT, Mask, Rows, Table, exact_sum
 
 _AHEAD: Final = 4096
 _HEAD: Final = 64
 _RETURNS_MAX: Final = 1024
+SLOW_S: Final = 1.0
+"""An owner acknowledges at least each 256 MiB that it has copied, so it is rarely silent for so long."""
 
 
 @dataclass(slots=True, eq=False)
 class Owner:
-    """A client's entries on one device. `orders`: its open orders; `unresponsive`: it missed a deadline and has sent
-    nothing since."""
+    """A client's entries on one device. `orders`: its open orders; `waits_since`: when it was sent the first of them,
+    or last acknowledged a part; `unresponsive`: it missed a deadline and has sent nothing since."""
 
     device: DeviceRecord
     client: int
     slot: int
     orders: set[int] = field(default_factory=set)
+    waits_since: float = 0.0
     unresponsive: bool = False
+
+    def slow(self, now: float) -> bool:
+        """Whether the owner acknowledges nothing for SLOW_S, as if it were stopped. Others do not wait for it."""
+        return bool(self.orders) and now >= self.waits_since + SLOW_S
 
 
 class ColdestRows:
@@ -123,20 +130,35 @@ class DeviceRecord:
         """One bool for each row: it is resident, was not kept recently, and its owner responds."""
         table = self.table
         mask: Mask = (table.state[rows] == RESIDENT) & (table.not_before[rows] <= now)
-        silent = [owner is not None and owner.unresponsive for owner in self._slots]
-        if any(silent):
-            mask &= ~np.array(silent)[table.owner[rows]]
-        return mask
+        silent = [owner for owner in self.owners.values() if owner.unresponsive]
+        return mask & ~self._owned_by(rows, silent) if silent else mask
+
+    def may_go_soon(self, rows: Rows | slice, now: float) -> Mask:
+        """As `may_go`, without the rows of slow owners: a pass that chose them would wait for them in vain."""
+        mask, slow = self.may_go(rows, now), self._slow(now)
+        return mask & ~self._owned_by(rows, slow) if slow else mask
 
     def freed_by_driver(self, freed_bytes: int, now: float) -> None:
         """Records memory that drivers got back. Samples begun before do not show it."""
         if freed_bytes:
             self._freed.append((now, freed_bytes))
 
-    def leaving_bytes(self, circumstances: Circumstances) -> int:
-        """Bytes that the sample shows as used, and that are ordered away or already freed."""
+    def leaving_bytes(self, circumstances: Circumstances, now: float) -> int:
+        """Bytes that the sample shows as used, and that are ordered away from owners that are not slow, or already
+        freed."""
         unseen = sum(freed for at, freed in self._freed if at >= circumstances.began_at)
-        return self.table.ordered_bytes + unseen
+        table, slow = self.table, self._slow(now)
+        held_bytes = 0
+        if slow:
+            every = slice(table.end)
+            held = (table.state[every] == ORDERED) & self._owned_by(every, slow)
+            held_bytes = exact_sum(table.size_bytes[np.flatnonzero(held)])
+        return table.ordered_bytes - held_bytes + unseen
+
+    def pinned_bytes(self, now: float) -> int:
+        """Bytes of resident entries that may not go: in use by their owners, or of owners that do not respond."""
+        resident = self.table.state[: self.table.end] == RESIDENT
+        return exact_sum(self.table.size_bytes[np.flatnonzero(resident & ~self.may_go(slice(self.table.end), now))])
 
     def settle(self, circumstances: Circumstances) -> None:
         """Processes a sample: ends a pass that is over, and ends `stuck` if the sample shows a fall."""
@@ -175,6 +197,14 @@ class DeviceRecord:
             }
             for owner in self.owners.values()
         ]
+
+    def _slow(self, now: float) -> list[Owner]:
+        return [owner for owner in self.owners.values() if owner.slow(now)]
+
+    def _owned_by(self, rows: Rows | slice, owners: list[Owner]) -> Mask:
+        """One bool for each row: it is of one of these owners."""
+        mask: Mask = np.isin(self.table.owner[rows], [owner.slot for owner in owners])
+        return mask
 
     def check_invariants(self) -> None:
         """Asserts what the module's docstring promises."""

@@ -12,11 +12,12 @@ import numpy as np
 
 from ....errors import BelowFloor, DeviceFull
 from ....ipc import messages
-from . import ranking
+from . import passes, ranking
 from .device_record import DeviceRecord
 from .limits import GovernorLimits
 from .passes import Circumstances
 from .ranking import Amounts
+from .reservation_queue import Room
 from .table import ORDERED, Rows
 
 
@@ -70,6 +71,18 @@ def victims(
         f"{device.name}: {_exceeded(after, limits)}, and the evictable entries do not suffice: release entries, "
         "raise the budget, or wait until owners have carried out their orders"
     )
+
+
+def room(
+    device: DeviceRecord | None, circumstances: Circumstances, coming_bytes: int, limits: GovernorLimits, now: float
+) -> Room:
+    """A device's memory, for a reservation. `coming_bytes`: of promotions under way."""
+    total_bytes, free_bytes = circumstances.total_bytes, circumstances.total_bytes - circumstances.used_bytes
+    calm_bytes = passes.calm_bytes(circumstances, limits) - coming_bytes
+    if device is None:
+        return Room(total_bytes, free_bytes, calm_bytes)
+    table = device.table
+    return Room(total_bytes, free_bytes, calm_bytes, table.bytes, device.pinned_bytes(now), table.ordered_bytes)
 
 
 def has_room(device: DeviceRecord, more: Amounts, limits: GovernorLimits) -> bool:

@@ -25,6 +25,7 @@ import numpy as np
 from ....errors import LimitReached, NoGauge, OwnedElsewhere, UnderPressure
 from ....ipc import messages
 from . import device_room, passes
+from .copies import KINDS, CopyRates
 from .device_acknowledgement import carry_out, take_back
 from .device_orders import DeviceOrders
 from .device_promotion import Promotions
@@ -33,7 +34,9 @@ from .limits import GovernorLimits
 from .outbox import GovernorOutbox
 from .passes import Circumstances, Outlook, Pass, PassPlan
 from .ranking import SORTED_WHOLE, Steps, at_once
+from .reservation_queue import Room
 from .table import Rows, runs
+from .workflows import Workflows
 
 __all__ = ["Circumstances", "Devices", "Outlook", "PassPlan"]
 
@@ -52,7 +55,8 @@ class Devices:
         self._outbox = outbox
         self._outlook = outlook
         self._devices: dict[str, DeviceRecord] = {}
-        self._orders = DeviceOrders(limits, outbox)
+        self.copies = CopyRates(limits)
+        self._orders = DeviceOrders(limits, outbox, self.copies)
         self._work: deque[Iterator[None]] = deque()
         self._promotions = Promotions(limits, outlook)
         self._now = 0.0
@@ -66,6 +70,7 @@ class Devices:
         """Applies from now on."""
         self._limits = limits
         self._orders.change_limits(limits)
+        self.copies.change_limits(limits)
 
     # ---- clients
 
@@ -113,9 +118,7 @@ class Devices:
         row = table.find(message.key)
         if row is not None and table.owner[row] != owner.slot:
             other = device.owner_of_slot(int(table.owner[row])).client
-            raise OwnedElsewhere(
-                f"client {other} has registered key {message.key.hex()} on {device.name}: use its entry, or another key"
-            )
+            raise OwnedElsewhere(self._outbox.owned_elsewhere(other, message.key, device.name))
         if row is None and circumstances.refuses:
             raise UnderPressure(circumstances.refuses)
         rows = device_room.victims(device, row, message, circumstances, self._limits, now)
@@ -126,7 +129,8 @@ class Devices:
         if row is None:
             self._add(device, owner, message, now)
         else:
-            table.replace(row, message.size_bytes, message.tokens, message.agent)
+            kind = KINDS.index(message.kind)
+            table.replace(row, message.size_bytes, message.tokens, message.agent, message.cost_ms, kind)
             table.use(np.array([row]), now)
             self._outbox.counters.renewed += 1
         return messages.Registered(message.id, renewed=row is not None)
@@ -167,7 +171,8 @@ class Devices:
         """
         self._now = now
         order, rows = self._orders.find(client, message)
-        carry_out(order, rows, message, self._orders, self._promotions, self._outbox, now + self._limits.retry_s, now)
+        kept_until = now + self._limits.retry_s
+        carry_out(order, rows, message, self._orders, self._promotions, self.copies, self._outbox, kept_until, now)
         self._mark_responsive(order.owner)
         if len(rows):
             self._orders.extend_deadline(order.owner, now)
@@ -186,6 +191,7 @@ class Devices:
             if not device.owners:
                 del self._devices[device.name]
                 self._promotions.closed(device.name)
+                self.copies.closed(device.name)
         self._promotions.remembered.client_left(client)
 
     # ---- gauges
@@ -198,15 +204,33 @@ class Devices:
         if device is None:
             return
         before = device.stuck
+        self._orders.leave_slow_owners(device, now)
         device.settle(circumstances)
         if device.stuck != before:
             self._outbox.announce("stuck", device=name, why=device.stuck)
             if device.stuck:
                 self._outbox.log("warning", "device stuck", device=name, why=device.stuck)
-        if device.current_pass is None and not device.stuck:
-            self._begin(device, circumstances, now)
+        self._begin(device, circumstances, now)
         self._promote(device, circumstances, now)
         self._orders.send(ORDERS_A_SLICE)
+
+    def make_room(self, name: str, circumstances: Circumstances, now: float) -> None:
+        """Begins a pass for a waiting reservation, without a new sample."""
+        self._now = now
+        device = self._devices.get(name)
+        if device is not None and circumstances.wanted_bytes:
+            self._begin(device, circumstances, now)
+            self._orders.send(ORDERS_A_SLICE)
+
+    def room(self, name: str, circumstances: Circumstances, now: float) -> Room:
+        """A device's memory, for a reservation."""
+        coming_bytes = self._promotions.coming_bytes(name, now)
+        return device_room.room(self._devices.get(name), circumstances, coming_bytes, self._limits, now)
+
+    def held_bytes(self, name: str) -> int:
+        """The bytes of a device's entries."""
+        device = self._devices.get(name)
+        return 0 if device is None else device.table.bytes
 
     def mode_changed(self, name: str, now: float) -> None:
         """Ends `stuck`: the next pass is of another kind, and repeats nothing."""
@@ -224,7 +248,18 @@ class Devices:
         if device is None:
             return PassPlan()
         rows = at_once(self._choose(device, circumstances, now))
-        return passes.plan_of(device.table, rows, circumstances.host_accepts, self._limits)
+        offload = self.copies.offloads(name, device.table, rows, circumstances.host_accepts, now)
+        return passes.plan_of(device.table, rows, offload)
+
+    def concerned_by(self, workflows: Workflows) -> set[str]:
+        """The devices whose entries the workflows' steps may rank: open by a workflow's client, or with entries of its
+        agents, resident or offloaded."""
+        remembered = self._promotions.remembered
+        return {
+            name
+            for name, device in self._devices.items()
+            if workflows.concerns(device.owners, device.table.agents.known() | remembered.agents(name))
+        }
 
     # ---- time
 
@@ -249,7 +284,11 @@ class Devices:
 
     def status(self) -> list[dict[str, Any]]:
         """One row for each device."""
-        return [device.status() for device in self._devices.values()]
+        rates = self.copies
+        return [
+            {**device.status(), "copy_bytes_per_s": round(rates.bytes_per_s(device.name, self._now))}
+            for device in self._devices.values()
+        ]
 
     def owners(self) -> list[dict[str, Any]]:
         """One row for each owner and device."""
@@ -267,6 +306,7 @@ class Devices:
             device.check_invariants()
         self._orders.check_invariants(list(self._devices.values()))
         self._promotions.check_invariants(self._devices)
+        self.copies.check_invariants(set(self._devices))
         count = self._outbox.counters
         resident = sum(len(device.table) for device in self._devices.values())
         gone = count.offloaded + count.dropped + count.released + count.gone_with_owner
@@ -296,7 +336,9 @@ class Devices:
         if trace is not None:
             uses = max(trace.uses + 1, message.uses)
             counters.promoted += 1
-        device.table.add(message.key, owner.slot, message.size_bytes, message.tokens, message.agent, uses, now)
+        sizes = message.size_bytes, message.tokens
+        kind = KINDS.index(message.kind)
+        device.table.add(message.key, owner.slot, *sizes, message.agent, uses, now, message.cost_ms, kind)
         counters.registered += 1
         self._clear_stuck(device)
 
@@ -308,18 +350,18 @@ class Devices:
         table = device.table
         return passes.choose(
             table,
-            device.may_go(slice(table.end), now),
+            device.may_go_soon(slice(table.end), now),
             circumstances,
             self._limits,
             lambda: device.distances.of(table.agents, self._outlook),
-            device.leaving_bytes(circumstances),
+            device.leaving_bytes(circumstances, now),
             now,
         )
 
     def _begin(self, device: DeviceRecord, circumstances: Circumstances, now: float) -> None:
-        if not len(device.table):
+        if device.current_pass is not None or device.stuck or not len(device.table):
             return
-        lowers = passes.lacking_bytes(circumstances, self._limits) > 0
+        lowers = passes.lowers(circumstances, self._limits)
         device.current_pass = Pass(circumstances.used_bytes, lowers)
         slices = self._slices(device, device.current_pass, circumstances)
         if len(device.table) > SORTED_WHOLE:
@@ -337,8 +379,8 @@ class Devices:
         for begin in range(0, len(rows), ROWS_A_SLICE):
             yield
             part = rows[begin : begin + ROWS_A_SLICE]
-            part = part[device.may_go(part, self._now) & (table.serial[part] <= last_serial)]
-            reason = circumstances.mode.value
+            part = part[device.may_go_soon(part, self._now) & (table.serial[part] <= last_serial)]
+            reason = passes.reason(circumstances, self._limits)
             self._orders.order_away(device, part, circumstances.host_accepts, reason, self._now, current_pass)
         current_pass.begun, current_pass.closed_at = False, self._now
         if current_pass.ordered:

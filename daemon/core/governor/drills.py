@@ -70,7 +70,7 @@ class Drills:
             self._check_room(len(shadows), message.gauge)
             gauge = self._shadows.setdefault(client, {})[message.gauge] = self._begin(sample)
         real = self._tiers.find(message.gauge)
-        gauge.state.workflow = (self._tiers.new_state(sample.tier) if real is None else real.state).workflow
+        gauge.state.workflow = (self._tiers.new_state(sample.gauge) if real is None else real.state).workflow
         before = gauge.mode
         gauge.sample = sample
         gauge.state.sample(gauge.share)
@@ -90,7 +90,7 @@ class Drills:
         if known is None:
             self._check_room(len(self._tiers), message.gauge)
         sample = sample_of(message, now)
-        before = (known.state if known is not None else self._tiers.new_state(sample.tier)).mode
+        before = (known.state if known is not None else self._tiers.new_state(sample.gauge)).mode
         changes = self._tiers.drill(client, sample, now)
         return self._drilled(message, before, changes.fresh[0], now), changes
 
@@ -105,7 +105,8 @@ class Drills:
 
     def _begin(self, sample: Sample) -> Gauge:
         known = self._tiers.find(sample.gauge)
-        return Gauge(sample, self._tiers.new_state(sample.tier) if known is None else deepcopy(known.state))
+        state = self._tiers.new_state(sample.gauge) if known is None else deepcopy(known.state)
+        return Gauge(sample, state, self._tiers.baseline_of)
 
     def _check_room(self, gauges: int, name: str) -> None:
         if gauges >= self._limits.devices_max:

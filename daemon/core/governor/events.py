@@ -97,6 +97,13 @@ class GovernorLimitsChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class MemoryCopyMeasured:
+    """How fast this machine copies memory, in bytes a second."""
+
+    bytes_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class GovernorTick:
     """Time has passed, or the governor asked to continue (`next_timer`)."""
 
@@ -108,5 +115,6 @@ Event = (
     | Sampled
     | HostHolds
     | GovernorLimitsChanged
+    | MemoryCopyMeasured
     | GovernorTick
 )

@@ -3,6 +3,7 @@
     handle(event, now) ─┬─ tiers          readings, modes, and subscribers
                         ├─ devices        entries of all owners, orders, budgets
                         ├─ reservations   reserved free memory
+                        ├─ queue          reservations that wait for memory
                         ├─ workflows      how soon an agent's entries are needed
                         ├─ floors         the blocks that keep queues bounded
                         ├─ host           how much the ring may keep, and when puts are refused
@@ -25,10 +26,10 @@ from typing import Any, Final
 from ....errors import NoGauge, TensordError
 from ....ipc import messages
 from ....ipc.declared import handlers, id_of
-from ....ipc.modes import HOST_GAUGE, Mode, Tier
-from ....ipc.schema import SIZE_BYTES_MAX
+from ....ipc.modes import HOST_GAUGE, Tier
 from ..host_memory import HostHolds
-from . import report
+from . import circumstances, report
+from .baselines import Baseline, Baselines
 from .counters import GovernorCounters
 from .devices import Devices
 from .drills import Drills
@@ -41,14 +42,17 @@ from .events import (
     GovernorLimitsChanged,
     GovernorReceived,
     GovernorTick,
+    MemoryCopyMeasured,
+    Sample,
     Sampled,
     SourceState,
 )
 from .floors import Floors
-from .host import Host, accepts_offload
+from .host import Host
 from .limits import GovernorLimits
 from .outbox import GovernorClient, GovernorOutbox
 from .passes import Circumstances
+from .reservation_queue import ReservationQueue, Room
 from .reservations import Reservations
 from .tiers import Changes, Gauge, Tiers
 from .workflows import Workflows
@@ -68,9 +72,11 @@ class Governor:
         self._outbox = GovernorOutbox()
         self.workflows = Workflows(limits.workflows_max, limits.workflow_steps_max)
         self.unix_at_zero_s = unix_at_zero_s
-        self.tiers = Tiers(limits.thresholds, self._outbox)
+        self.baselines = Baselines(limits)
+        self.tiers = Tiers(limits.thresholds, self._outbox, self._baseline_of)
         self.devices = Devices(limits, self._outbox, self.workflows)
         self.reservations = Reservations(limits)
+        self.queue = ReservationQueue(limits, self._outbox, self.reservations)
         self.floors = Floors(limits)
         self.host = Host(limits, self._outbox)
         self.sources: tuple[SourceState, ...] = ()
@@ -83,6 +89,7 @@ class Governor:
             Sampled: self._sampled,
             HostHolds: self.host.holds,
             GovernorLimitsChanged: self._limits_changed,
+            MemoryCopyMeasured: self._memory_copy_measured,
             GovernorTick: self._tick,
         }
         requests: dict[type[Any], Callable[[int, Any, float], None]] = {
@@ -94,6 +101,7 @@ class Governor:
             messages.AcknowledgeOrder: self._acknowledge_order,
             messages.ReserveDevice: self._reserve_device,
             messages.ReleaseReservation: self._release_reservation,
+            messages.DeclareBaseline: self._declare_baseline,
             messages.RegisterWorkflow: self._register_workflow,
             messages.AdvanceWorkflow: self._advance_workflow,
             messages.EndWorkflow: self._end_workflow,
@@ -115,13 +123,14 @@ class Governor:
 
     def next_timer(self) -> float | None:
         """When the next Tick is due. Not after the time of the last event if a pass was postponed."""
-        timers = (self.devices.next_timer(), self.reservations.next_timer())
+        timers = (self.devices.next_timer(), self.reservations.next_timer(), self.queue.next_timer())
         return min((timer for timer in timers if timer is not None), default=None)
 
     @property
     def sample_every_s(self) -> float:
-        """The interval between readings of the gauges: shorter while any tier is at pressure or above."""
-        return self.limits.sample_pressed_s if self.tiers.pressed else self.limits.sample_s
+        """The interval between readings of the gauges: shorter while any tier is at pressure or above, or a reservation
+        waits."""
+        return self.limits.sample_pressed_s if self.tiers.pressed or len(self.queue) else self.limits.sample_s
 
     @property
     def clients(self) -> dict[int, GovernorClient]:
@@ -152,6 +161,8 @@ class Governor:
         self.tiers.check_invariants()
         self.devices.check_invariants()
         self.reservations.check_invariants()
+        self.queue.check_invariants(set(self.clients))
+        self.baselines.check_invariants(set(self.clients))
         self.workflows.check_invariants()
         self.host.check_invariants()
         self.floors.check_invariants()
@@ -172,14 +183,16 @@ class Governor:
         client = event.client
         del self.clients[client]
         self._drills.client_left(client)
+        self.queue.client_left(client)
+        self.baselines.client_left(client)
         self.reservations.client_left(client, now)
         self.devices.client_left(client, now)
         self._apply_changes(self.tiers.client_left(client, now), now)
         ended = self.workflows.client_left(client)
         for name in ended:
             self._outbox.announce("workflow", client=client, workflow=name, change="ended")
-        if ended:
-            self._workflows_changed(now)
+        self._workflows_changed(now)
+        self._serve_waiting(now)
 
     def _received(self, event: GovernorReceived, now: float) -> None:
         message = event.message
@@ -191,6 +204,13 @@ class Governor:
 
     def _sampled(self, event: Sampled, now: float) -> None:
         self.sources = event.sources
+        self._workflows_changed(now)
+        devices = {sample.gauge for sample in event.samples if sample.tier is Tier.DEVICE}
+        self.baselines.keep_only(devices.__contains__)
+        for sample in event.samples:
+            if sample.tier is Tier.DEVICE and not sample.stale:
+                others_bytes = max(0, sample.used_bytes - self.devices.held_bytes(sample.gauge))
+                self.baselines.read(sample.gauge, others_bytes, sample.total_bytes, now)
         self._apply_changes(self.tiers.sampled(event.samples, now), now)
 
     def _limits_changed(self, event: GovernorLimitsChanged, now: float) -> None:
@@ -198,13 +218,20 @@ class Governor:
         self.tiers.change_thresholds(limits.thresholds)
         self.devices.change_limits(limits)
         self.reservations.change_limits(limits)
+        self.baselines.change_limits(limits)
+        self.queue.change_limits(limits)
         self.floors.change_limits(limits, now)
         self.host.change_limits(limits)
         self.workflows.change_limits(limits.workflows_max, limits.workflow_steps_max)
         self._drills.change_limits(limits)
 
+    def _memory_copy_measured(self, event: MemoryCopyMeasured, now: float) -> None:
+        self.devices.copies.memory_measured(event.bytes_per_s)
+
     def _tick(self, event: GovernorTick, now: float) -> None:
         self.reservations.expire(now, DUE_MAX)
+        self.queue.expire(now, DUE_MAX, lambda device: self._room(device, now))
+        self._serve_waiting(now)
         self.devices.tick(now)
 
     # ---- requests
@@ -218,14 +245,16 @@ class Governor:
         if device == HOST_GAUGE:
             raise NoGauge(f"{device!r} is the host tier's gauge, not a device: give the device's name")
         self.devices.open(client, device)
+        self._workflows_changed(now)
         gauge = self.tiers.find(device)
         state = None if gauge is None else gauge.to_message()
         self._outbox.send(client, messages.DeviceOpened(message.id, state, self.reading_wanted_s(device)))
 
     def _register_entry(self, client: int, message: messages.RegisterEntry, now: float) -> None:
         gauge = self._gauge_of(message.device)
-        circumstances = self._without_gauge(message.device, now) if gauge is None else self._circumstances(gauge, now)
-        self._outbox.send(client, self.devices.register(client, message, circumstances, now))
+        unknown = circumstances.without_gauge(self, message.device, now)
+        under = unknown if gauge is None else self._circumstances(gauge, now)
+        self._outbox.send(client, self.devices.register(client, message, under, now))
 
     def _use_entries(self, client: int, message: messages.UseEntries, now: float) -> None:
         self.devices.use(client, message, now)
@@ -248,11 +277,17 @@ class Governor:
                 f"last reading is {now - sample.began_at:.3g} s old, so no memory of it can be reserved: try again "
                 "when `tensorctl health` no longer names it"
             )
-        free_bytes = sample.total_bytes - sample.used_bytes
-        self._outbox.send(client, self.reservations.reserve(client, message, free_bytes, now))
+        self.queue.ask(client, message, self._room(message.device, now), now)
+        self.devices.make_room(message.device, self._circumstances(gauge, now), now)
 
     def _release_reservation(self, client: int, message: messages.ReleaseReservation, now: float) -> None:
         self.reservations.release(client, message.reservation, now)
+        self._outbox.send(client, messages.Done(message.id))
+
+    def _declare_baseline(self, client: int, message: messages.DeclareBaseline, now: float) -> None:
+        if message.device == HOST_GAUGE:
+            raise NoGauge(f"{HOST_GAUGE!r} is the host tier's gauge, which has no baseline: give the device's name")
+        self.baselines.declare(client, message)
         self._outbox.send(client, messages.Done(message.id))
 
     def _register_workflow(self, client: int, message: messages.RegisterWorkflow, now: float) -> None:
@@ -296,7 +331,9 @@ class Governor:
         self._outbox.announce("workflow", client=client, workflow=message.workflow, change=change, **more)
 
     def _workflows_changed(self, now: float) -> None:
-        self._apply_changes(self.tiers.set_workflow(len(self.workflows) > 0, now), now)
+        """The devices that a step graph concerns may have changed."""
+        devices = self.devices.concerned_by(self.workflows) if len(self.workflows) else ()
+        self._apply_changes(self.tiers.set_workflow(devices, now), now)
 
     def _apply_changes(self, changes: Changes, now: float) -> None:
         """Passes changes of gauges, which are in their new state already, to every part."""
@@ -305,7 +342,7 @@ class Governor:
             if gauge.sample.tier is Tier.HOST:
                 self.host.gauge_gone(now)
             else:
-                self.devices.gauge_gone(gauge.sample.gauge, now)
+                self._device_gone(gauge.sample.gauge, now)
         for gauge in changes.moved:
             if gauge.sample.tier is Tier.DEVICE:
                 self.devices.mode_changed(gauge.sample.gauge, now)
@@ -316,38 +353,33 @@ class Governor:
                 self.host.sampled(gauge, now)
             else:
                 self.reservations.sampled(gauge.sample.gauge, gauge.sample.began_at)
+                self._serve_waiting(now)
                 self.devices.sampled(gauge.sample.gauge, self._circumstances(gauge, now), now)
+
+    def _device_gone(self, device: str, now: float) -> None:
+        self.devices.gauge_gone(device, now)
+        gone = NoGauge(f"device {device!r} has no gauge any more, so no memory of it can be reserved")
+        self.queue.refuse_all(device, gone)
+
+    def _serve_waiting(self, now: float) -> None:
+        """Grants the waiting reservations that fit."""
+        for device in self.queue.devices():
+            gauge = self._gauge_of(device)
+            if gauge is not None:
+                self.queue.grant(device, gauge.sample.total_bytes - gauge.sample.used_bytes, now)
+
+    def _room(self, device: str, now: float) -> Room:
+        gauge = self._gauge_of(device)
+        return Room(0, 0) if gauge is None else self.devices.room(device, self._circumstances(gauge, now), now)
+
+    def _baseline_of(self, sample: Sample) -> Baseline:
+        if sample.tier is Tier.HOST:
+            return Baseline(0, "")
+        return self.baselines.of(sample.gauge, sample.total_bytes)
 
     def _gauge_of(self, device: str) -> Gauge | None:
         gauge = self.tiers.find(device)
         return gauge if gauge is not None and gauge.sample.tier is Tier.DEVICE else None
 
-    def _without_gauge(self, device: str, now: float) -> Circumstances:
-        """The circumstances of a device of unknown size: only its budgets and its floor limit it."""
-        return Circumstances(
-            mode=Mode.RELAXED,
-            used_bytes=0,
-            total_bytes=SIZE_BYTES_MAX,
-            began_at=float("-inf"),
-            host_accepts=accepts_offload(self.tiers.find(HOST_GAUGE)),
-            floor_blocks=self.floors.blocks(device, now),
-        )
-
     def _circumstances(self, gauge: Gauge, now: float) -> Circumstances:
-        sample = gauge.sample
-        refuses = ""
-        if gauge.refuses:
-            refuses = (
-                f"device {sample.gauge} is {gauge.share:.1%} full, and emergency begins at "
-                f"{self.limits.thresholds.emergency:.1%}: it accepts entries again when emergency ends"
-            )
-        return Circumstances(
-            mode=gauge.mode,
-            used_bytes=sample.used_bytes,
-            total_bytes=sample.total_bytes,
-            began_at=sample.began_at,
-            host_accepts=accepts_offload(self.tiers.find(HOST_GAUGE)),
-            floor_blocks=self.floors.blocks(sample.gauge, now),
-            refuses=refuses,
-            reserved_bytes=self.reservations.bytes_of(sample.gauge),
-        )
+        return circumstances.of_gauge(self, gauge, now)

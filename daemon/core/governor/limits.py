@@ -17,10 +17,11 @@ REMEMBERED_MAX: Final = 65_536
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GovernorLimits:
-    """Bytes, counts, seconds and shares. None stands for "no limit".
+    """Bytes, counts, seconds and shares. None stands for "no limit"; for `copy_bytes_per_s`: measured.
 
     Two are not settings: at most `devices_max` devices are known by name, and at most `remembered_max` offloaded
-    entries are remembered for promotion; the oldest are forgotten first.
+    entries are remembered for promotion; the oldest are forgotten first. `baselines`: bytes by device; the empty name:
+    of all other devices.
     """
 
     thresholds: Thresholds = field(default_factory=Thresholds)
@@ -32,8 +33,10 @@ class GovernorLimits:
     pass_share: float = 0.25
     ack_s: float = 10.0
     retry_s: float = 30.0
-    copy_bytes_per_s: int = 2 << 30
-    compute_s_per_token: float = 20e-6
+    copy_bytes_per_s: int | None = None
+    compute_s_per_token: float = 60e-6
+    encoder_s_per_token: float = 100e-6
+    kv_s_per_token: float = 60e-6
     max_bytes: int | None = None
     max_tokens: int | None = None
     max_entries: int = 1_000_000
@@ -45,6 +48,8 @@ class GovernorLimits:
     workflows_max: int = 256
     workflow_steps_max: int = 16_384
     lookahead_steps: int = 1
+    baselines: tuple[tuple[str, int], ...] = ()
+    baseline_learn_s: float | None = None
     block_bytes: int = 2 << 20
     window_s: float = 60.0
 

@@ -29,6 +29,15 @@ class GovernorOutbox(Outbox[GovernorClient, Effect]):
         self.counters = GovernorCounters()
         super().__init__(self.counters.refused)
 
+    def owned_elsewhere(self, owner: int, key: bytes, device: str) -> str:
+        """Why a key cannot be registered, and what its second process can do."""
+        peer = self.clients.get(owner)
+        who = f"client {owner}" if peer is None else f"client {owner} ({peer.name}, pid {peer.pid})"
+        return (
+            f"{who} has registered key {key.hex()} on {device}, where a key has one entry: share the payload by "
+            "Client.put, which both processes read, or register this copy under a key with a parameter of this process"
+        )
+
     def log(self, level: str, event: str, **fields: Any) -> None:
         """Writes one log line for the operator."""
         self.add(GovernorLog(level, event, fields))

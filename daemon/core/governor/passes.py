@@ -1,8 +1,8 @@
 """One pass over a device's entries: the entries that each mode orders away, and when the next pass may begin.
 
-Owns which entries each mode chooses and how many, never below the queueing floor; whether an entry is worth its copy to
-the host; when a pass is over; and that a pass which lowered nothing is not repeated. Does not own messages, order
-numbers or promotion.
+Owns which entries each mode chooses and how many, never below the queueing floor; when a pass is over; and that a pass
+which lowered nothing is not repeated. Does not own messages, order numbers, promotion, nor whether an entry is worth
+its copy to the host (copies).
 
 Invariant: nothing here changes a table.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, Protocol
 
@@ -25,6 +25,8 @@ from .table import Agents, Mask, Rows, Table, exact_sum
 
 STUCK_FALL: Final = 0.01
 """A device is no longer stuck once its gauge has fallen by this share of the total."""
+_LOWERING: Final = (Mode.PRESSURE, Mode.WORKFLOW_AWARE, Mode.CRITICAL, Mode.EMERGENCY)
+"""Modes whose passes bring the device under the pressure threshold, whatever entries are idle."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,8 @@ class Circumstances:
     """The circumstances of a device by its last sample, which was begun at `began_at`.
 
     `host_accepts`: the host tier is below pressure. `refuses`: why new entries are refused; empty if they are accepted.
+    `reserved_bytes`: free memory that is promised to reservations, or that they wait for. `wanted_bytes`: what must
+    leave for waiting reservations. `baseline_bytes`: the used bytes that are held by plan.
     """
 
     mode: Mode
@@ -42,6 +46,12 @@ class Circumstances:
     floor_blocks: int = 0
     refuses: str = ""
     reserved_bytes: int = 0
+    wanted_bytes: int = 0
+    baseline_bytes: int = 0
+
+    def at(self, share: float) -> float:
+        """The used bytes at this share of what is left beside the baseline."""
+        return self.baseline_bytes + share * (self.total_bytes - self.baseline_bytes)
 
 
 class Outlook(Protocol):
@@ -137,47 +147,81 @@ def choose(
     spare_bytes = table.bytes - table.ordered_bytes - limits.block_bytes * circumstances.floor_blocks
     if spare_bytes <= 0:
         return np.zeros(0, np.int64)
-    need_bytes = lacking_bytes(circumstances, limits) - leaving_bytes
-    match circumstances.mode:
-        case Mode.PRESSURE if need_bytes > 0:
-            rows = np.flatnonzero(eligible)
-            # The product of a share and a count may lie a rounding error above a whole number.
-            most = math.ceil(limits.pass_share * len(table) - 1e-9)
-            return (yield from _above_floor(table, rows, ranking.by_density, need_bytes, most, spare_bytes))
-        case Mode.WORKFLOW_AWARE if need_bytes > 0:
-            rows = np.flatnonzero(eligible)
-            by_distance = partial(ranking.by_distance, distances=distances())
-            return (yield from _above_floor(table, rows, by_distance, need_bytes, len(rows), spare_bytes))
+    # Both before the first pause: rows may be added during one.
+    idle = eligible & (table.used_at[: table.end] <= now - _idle_s(circumstances.mode, limits))
+    for_reservations = is_for_reservations(circumstances, limits)
+    need_bytes = needed_bytes(circumstances, limits) - leaving_bytes
+    if need_bytes <= 0:
+        return (yield from _idle(table, idle, spare_bytes))
+    rows = np.flatnonzero(eligible)
+    # The product of a share and a count may lie a rounding error above a whole number.
+    most = math.ceil(limits.pass_share * len(table) - 1e-9)
+    order: Callable[[Table, Rows], ranking.Rank] = ranking.by_density
+    if circumstances.mode is Mode.WORKFLOW_AWARE:
+        order = partial(ranking.by_distance, distances=distances())
+    if for_reservations or circumstances.mode in (Mode.WORKFLOW_AWARE, Mode.EMERGENCY):
+        most = len(rows)
+    needed = yield from _above_floor(table, rows, order, need_bytes, most, spare_bytes)
+    idle[needed] = False
+    rest = yield from _idle(table, idle, spare_bytes - exact_sum(table.size_bytes[needed]))
+    return np.concatenate([needed, rest])
+
+
+def _idle_s(mode: Mode, limits: GovernorLimits) -> float:
+    """The time for which an entry must be idle so that the mode evicts it whatever the device lacks."""
+    match mode:
         case Mode.RELAXED:
-            idle_s = limits.relaxed_idle_s
+            return limits.relaxed_idle_s
         case Mode.NORMAL:
-            idle_s = limits.normal_idle_s
+            return limits.normal_idle_s
         case Mode.CRITICAL | Mode.EMERGENCY:
-            idle_s = limits.critical_idle_s
+            return limits.critical_idle_s
         case _:
-            return np.zeros(0, np.int64)
-    rows = np.flatnonzero(eligible & (table.used_at[: table.end] <= now - idle_s))
-    if len(rows) > ranking.SORTED_WHOLE and exact_sum(table.size_bytes[rows]) <= spare_bytes:
-        return rows  # all of them, so unordered: sorting so many costs more than the rest of the pass
+            return math.inf
+
+
+def _idle(table: Table, idle: Mask, spare_bytes: int) -> ranking.Steps:
+    """All idle rows, within the bytes that may go; least recently used first if they do not all fit."""
+    rows = np.flatnonzero(idle)
+    if exact_sum(table.size_bytes[rows]) <= spare_bytes and len(rows) > ranking.SORTED_WHOLE:
+        return rows  # unordered: sorting so many costs more than the rest of the pass
     return (yield from _above_floor(table, rows, ranking.by_age, math.inf, len(rows), spare_bytes))
+
+
+def needed_bytes(circumstances: Circumstances, limits: GovernorLimits) -> int:
+    """How many bytes less must be used, for the mode and for waiting reservations; the larger of both."""
+    lacking = lacking_bytes(circumstances, limits) if circumstances.mode in _LOWERING else 0
+    return max(lacking, circumstances.wanted_bytes)
+
+
+def is_for_reservations(circumstances: Circumstances, limits: GovernorLimits) -> bool:
+    """Whether waiting reservations need more than the mode does."""
+    return needed_bytes(replace(circumstances, wanted_bytes=0), limits) < circumstances.wanted_bytes
+
+
+def calm_bytes(circumstances: Circumstances, limits: GovernorLimits) -> int:
+    """How many bytes more may be used with the device still below the pressure threshold; negative if it is not."""
+    return math.ceil(circumstances.at(limits.thresholds.pressure)) - 1 - circumstances.used_bytes
+
+
+def lowers(circumstances: Circumstances, limits: GovernorLimits) -> bool:
+    """Whether a pass is meant to lower the gauge."""
+    return lacking_bytes(circumstances, limits) > 0 or circumstances.wanted_bytes > 0
+
+
+def reason(circumstances: Circumstances, limits: GovernorLimits) -> str:
+    """The reason of a pass's orders."""
+    return "reservation" if is_for_reservations(circumstances, limits) else circumstances.mode.value
 
 
 def lacking_bytes(circumstances: Circumstances, limits: GovernorLimits) -> int:
     """How many bytes less must be used for the device to be under the pressure threshold; 0 if it is."""
-    over = circumstances.used_bytes - limits.thresholds.pressure * circumstances.total_bytes
+    over = circumstances.used_bytes - circumstances.at(limits.thresholds.pressure)
     return math.floor(over) + 1 if over >= 0 else 0
 
 
-def offloads(table: Table, rows: Rows, host_accepts: bool, limits: GovernorLimits) -> Mask:
-    """One bool for each row: true if it is offloaded to the host tier, false if it is dropped."""
-    if not host_accepts:
-        return np.zeros(len(rows), np.bool_)
-    return ranking.worth_copying(table, rows, limits.copy_bytes_per_s, limits.compute_s_per_token)
-
-
-def plan_of(table: Table, rows: Rows, host_accepts: bool, limits: GovernorLimits) -> PassPlan:
-    """The amounts of an order for these rows."""
-    offload = offloads(table, rows, host_accepts, limits)
+def plan_of(table: Table, rows: Rows, offload: Mask) -> PassPlan:
+    """The amounts of an order for these rows, of which those in `offload` go to the host tier."""
     return PassPlan(
         int(offload.sum()),
         exact_sum(table.size_bytes[rows[offload]]),

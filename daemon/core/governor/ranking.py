@@ -54,14 +54,6 @@ def by_distance(table: Table, rows: Rows, distances: NDArray[np.float64]) -> Ran
     return (steps.__getitem__, lambda places: table.used_at[rows[places]])
 
 
-def worth_copying(table: Table, rows: Rows, copy_bytes_per_s: int, compute_s_per_token: float) -> Mask:
-    """Whether copying an entry takes no longer than computing it again, as estimated from its tokens. True without
-    tokens."""
-    tokens = table.tokens[rows]
-    worth: Mask = (tokens == 0) | (table.size_bytes[rows] / copy_bytes_per_s <= tokens * compute_s_per_token)
-    return worth
-
-
 def at_once(steps: Steps) -> Rows:
     """Runs all steps without a pause."""
     while True:

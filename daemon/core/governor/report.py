@@ -44,6 +44,8 @@ def _gauge(governor: Governor, gauge: Gauge, now: float) -> dict[str, Any]:
         "source": sample.source,
         "used_bytes": sample.used_bytes,
         "total_bytes": sample.total_bytes,
+        "baseline_bytes": gauge.baseline.size_bytes,
+        "baseline": gauge.baseline.source,
         "share": round(gauge.share, 4),
         "mode": gauge.mode.value,
         "level": gauge.level.value,
@@ -73,14 +75,15 @@ _EMPTY: dict[str, Any] = {
     "ordered_bytes": 0,
     "owners": 0,
     "stuck": "",
+    "copy_bytes_per_s": 0,
 }
 
 
 def _devices(governor: Governor, now: float) -> list[dict[str, Any]]:
     """The devices with entries, with reservations, or with counted requests."""
-    floors, reservations = governor.floors, governor.reservations
+    floors, reservations, queue = governor.floors, governor.reservations, governor.queue
     rows = {row["device"]: row for row in governor.devices.status()}
-    for device in sorted((floors.devices() | reservations.devices()) - rows.keys()):
+    for device in sorted((floors.devices() | reservations.devices() | {*queue.devices()}) - rows.keys()):
         rows[device] = {"device": device, **_EMPTY}
     found = []
     for device, row in rows.items():
@@ -90,6 +93,8 @@ def _devices(governor: Governor, now: float) -> list[dict[str, Any]]:
             row
             | {
                 "reserved_bytes": reservations.bytes_of(device),
+                "waiting_reservations": queue.count(device),
+                "waiting_bytes": queue.waiting_bytes(device),
                 "floor_blocks": floors.blocks(device, now),
                 "capacity_blocks": capacity_blocks,
                 "queueing": floors.metrics(device, capacity_blocks, now),

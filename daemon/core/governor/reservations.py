@@ -1,12 +1,13 @@
 """Reservations of a device's free memory, so that two clients that read the same gauge do not both take it.
 
-Owns the reservations: client, device, bytes and end. Does not own the gauges: the caller passes the free bytes.
+Owns the granted reservations: client, device, bytes and end. Does not own the gauges, nor the requests that wait until
+memory is free (reservation_queue), which also checks that a reservation fits.
 
 An ended reservation still counts until a reading that was begun after its end: only that reading shows what its owner
 has taken meanwhile. Ended reservations are kept as sums, at most ENDED_MAX for each device; beyond that the latest two
 become one, which counts until a reading later than both. The sums of at most devices_max devices are kept.
 
-Invariant: when a reservation is granted, it and all that count on its device are at most what the gauge showed as free.
+Invariant: the bytes of a device are those of its active and its ended reservations.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections import Counter, deque
 from dataclasses import dataclass
 from typing import Final
 
-from ....errors import DeviceFull, LimitReached, UnknownOrder
+from ....errors import LimitReached, UnknownOrder
 from ....ipc import messages
 from ..deadlines import Deadlines
 from .limits import GovernorLimits
@@ -60,32 +61,27 @@ class Reservations:
         """Applies to later reservations."""
         self._limits = limits
 
-    def reserve(self, client: int, message: messages.ReserveDevice, free_bytes: int, now: float) -> messages.Reserved:
-        """Reserves memory. `free_bytes`: free bytes by the gauge, without regard to reservations.
+    def active_bytes(self, device: str) -> int:
+        """The bytes of the reservations that have not ended."""
+        return self._bytes[device] - sum(size for _, size in self._ended.get(device, ()))
 
-        Raises:
-            LimitReached: the client has as many reservations as allowed; the text names reservations_max.
-            DeviceFull: fewer bytes are free and unreserved.
-        """
-        held = self._of_client.get(client, ())
-        if len(held) >= self._limits.reservations_max:
+    def check_count(self, client: int, waiting: int) -> None:
+        """Raises LimitReached if the client has as many reservations as allowed, `waiting` ones included."""
+        held = len(self._of_client.get(client, ())) + waiting
+        if held >= self._limits.reservations_max:
             raise LimitReached(
-                f"{len(held)} reservations of this client, and reservations_max is "
+                f"{held} reservations of this client, and reservations_max is "
                 f"{self._limits.reservations_max}: release one first"
             )
-        device, reserved_bytes = message.device, self._bytes[message.device]
-        left_bytes = max(0, free_bytes - reserved_bytes)
-        if message.size_bytes > left_bytes:
-            raise DeviceFull(
-                f"{message.size_bytes} bytes to reserve on {device}, and {left_bytes} are free "
-                f"({reserved_bytes} more are reserved): reserve less, or wait until memory is freed"
-            )
+
+    def grant(self, client: int, message: messages.ReserveDevice, now: float) -> messages.Reserved:
+        """Reserves memory. The caller has checked that so much is free beside `bytes_of`."""
         lasts_s = min(message.for_s, self._limits.reserve_s_max)
         self._last_token += 1
         token = self._last_token
-        self._active[token] = ReservedMemory(client, device, message.size_bytes)
+        self._active[token] = ReservedMemory(client, message.device, message.size_bytes)
         self._of_client.setdefault(client, set()).add(token)
-        self._bytes[device] += message.size_bytes
+        self._bytes[message.device] += message.size_bytes
         self._timers.set(token, now + lasts_s)
         return messages.Reserved(message.id, token, lasts_s)
 

@@ -14,6 +14,7 @@ are Python integers, since clients state the sizes and tokens. An agent's name i
 from __future__ import annotations
 
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from itertools import repeat
 from typing import Any, Final, TypeAlias
@@ -39,6 +40,8 @@ _COLUMNS: Final[dict[str, Any]] = {
     "size_bytes": np.int64,
     "tokens": np.int64,
     "uses": np.int64,
+    "cost_ms": np.float64,
+    "kind": np.uint8,
     "used_at": np.float64,
     "not_before": np.float64,
     "order": np.int64,
@@ -71,6 +74,10 @@ class Agents:
 
     def __len__(self) -> int:
         return len(self._numbers)
+
+    def known(self) -> AbstractSet[str]:
+        """The names that rows have."""
+        return self._numbers.keys()
 
     def number(self, name: str) -> int | None:
         """The number of a name; None if no row has it."""
@@ -121,6 +128,8 @@ class Table:
     size_bytes: Rows
     tokens: Rows
     uses: Rows
+    cost_ms: NDArray[np.float64]
+    kind: NDArray[np.uint8]
     used_at: NDArray[np.float64]
     not_before: NDArray[np.float64]
     order: Rows
@@ -155,7 +164,18 @@ class Table:
         """The row of each key, int64; -1 for an unknown key."""
         return np.fromiter(map(self._rows.get, keys, repeat(-1)), np.int64, len(keys))
 
-    def add(self, key: bytes, owner: int, size_bytes: int, tokens: int, agent: str, uses: int, now: float) -> int:
+    def add(
+        self,
+        key: bytes,
+        owner: int,
+        size_bytes: int,
+        tokens: int,
+        agent: str,
+        uses: int,
+        now: float,
+        cost_ms: float = 0.0,
+        kind: int = 0,
+    ) -> int:
         """Adds a row for a key without one."""
         row = self._free.pop() if self._free else int(self._take(1)[0])
         self._rows[key] = row
@@ -165,6 +185,7 @@ class Table:
         self.size_bytes[row] = size_bytes
         self.tokens[row] = tokens
         self.uses[row] = min(uses, USES_MAX)
+        self.cost_ms[row], self.kind[row] = cost_ms, kind
         self.used_at[row] = now
         self.not_before[row] = 0.0
         self.order[row] = 0
@@ -189,6 +210,7 @@ class Table:
         self.size_bytes[own] = other.size_bytes[rows]
         self.tokens[own] = other.tokens[rows]
         self.uses[own] = other.uses[rows]
+        self.cost_ms[own], self.kind[own] = other.cost_ms[rows], other.kind[rows]
         self.used_at[own] = now
         self.not_before[own] = 0.0
         self.order[own] = 0
@@ -200,8 +222,8 @@ class Table:
         self.all_tokens += exact_sum(self.tokens[own])
         self._own(owner, len(rows), size_bytes)
 
-    def replace(self, row: int, size_bytes: int, tokens: int, agent: str) -> None:
-        """Replaces size, tokens and agent of a row; all else is kept."""
+    def replace(self, row: int, size_bytes: int, tokens: int, agent: str, cost_ms: float = 0.0, kind: int = 0) -> None:
+        """Replaces what a registration says of a row; its uses, owner and order are kept."""
         more_bytes, more_tokens = size_bytes - int(self.size_bytes[row]), tokens - int(self.tokens[row])
         self.bytes += more_bytes
         self.all_tokens += more_tokens
@@ -210,6 +232,7 @@ class Table:
             self.ordered_bytes += more_bytes
             self.ordered_tokens += more_tokens
         self.size_bytes[row], self.tokens[row] = size_bytes, tokens
+        self.cost_ms[row], self.kind[row] = cost_ms, kind
         number = self.agents.take(agent)
         self.agents.give(int(self.agent[row]))
         self.agent[row] = number

@@ -14,14 +14,15 @@ stale, or not newer than the last, changes no mode; an older one changes nothing
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from ....ipc import messages
-from ....ipc.modes import LEVELS, Mode, Tier
+from ....ipc.modes import LEVELS, Mode
 from ...policy.modes import Thresholds, TierMode
+from .baselines import Baseline
 from .events import Sample
 from .outbox import GovernorOutbox
 
@@ -29,17 +30,30 @@ TRANSITIONS_SHOWN: Final = 32
 """The latest transitions that status lists."""
 
 
+def no_baseline(sample: Sample) -> Baseline:
+    """The whole tier counts."""
+    return Baseline(0, "")
+
+
 @dataclass(slots=True)
 class Gauge:
-    """One gauge's last reading, and the mode that its readings have led to."""
+    """One gauge's last reading, and the mode that its readings have led to. `baseline_of`: gives the baseline."""
 
     sample: Sample
     state: TierMode
+    baseline_of: Callable[[Sample], Baseline] = no_baseline
+
+    @property
+    def baseline(self) -> Baseline:
+        """What is held by plan."""
+        return self.baseline_of(self.sample)
 
     @property
     def share(self) -> float:
-        """Used bytes divided by total bytes. May exceed 1."""
-        return self.sample.used_bytes / max(self.sample.total_bytes, 1)
+        """Used bytes divided by total bytes, both without the baseline. May exceed 1."""
+        baseline_bytes = self.baseline.size_bytes
+        used_bytes = max(0, self.sample.used_bytes - baseline_bytes)
+        return used_bytes / max(self.sample.total_bytes - baseline_bytes, 1)
 
     @property
     def mode(self) -> Mode:
@@ -71,8 +85,9 @@ class Gauge:
 
     def to_message(self) -> messages.TierState:
         sample = self.sample
+        baseline_bytes = self.baseline.size_bytes
         return messages.TierState(
-            sample.gauge, sample.tier, self.mode, sample.used_bytes, sample.total_bytes, self.refuses
+            sample.gauge, sample.tier, self.mode, sample.used_bytes, sample.total_bytes, self.refuses, baseline_bytes
         )
 
 
@@ -88,12 +103,18 @@ class Changes:
 class Tiers:
     """All gauges by name. Every method that changes gauges returns the changes."""
 
-    def __init__(self, thresholds: Thresholds, outbox: GovernorOutbox) -> None:
+    def __init__(
+        self,
+        thresholds: Thresholds,
+        outbox: GovernorOutbox,
+        baseline_of: Callable[[Sample], Baseline] = no_baseline,
+    ) -> None:
+        self.baseline_of = baseline_of
         self.subscribers: set[int] = set()
         self.transitions: deque[tuple[float, dict[str, Any]]] = deque(maxlen=TRANSITIONS_SHOWN)
         self.thresholds = thresholds
         self._outbox = outbox
-        self._workflow = False
+        self._workflow: frozenset[str] = frozenset()
         self._real: dict[str, Gauge] = {}
         self._drilled: dict[str, Gauge] = {}
         self._drillers: dict[str, int] = {}
@@ -122,10 +143,10 @@ class Tiers:
         """How long the gauge has been in its mode."""
         return max(0.0, now - self._announced[name][1])
 
-    def new_state(self, tier: Tier) -> TierMode:
+    def new_state(self, name: str) -> TierMode:
         """The mode of a gauge without any reading."""
         state = TierMode(self.thresholds)
-        state.workflow = self._workflow and tier is Tier.DEVICE
+        state.workflow = name in self._workflow
         return state
 
     def sampled(self, samples: Iterable[Sample], now: float) -> Changes:
@@ -135,7 +156,8 @@ class Tiers:
         for name, sample in read.items():
             gauge = self._real.get(name)
             if gauge is None:
-                gauge = self._real[name] = Gauge(replace(sample, began_at=float("-inf")), self.new_state(sample.tier))
+                before = replace(sample, began_at=float("-inf"))
+                gauge = self._real[name] = Gauge(before, self.new_state(name), self.baseline_of)
             if gauge.take(sample) and name not in self._drilled:
                 fresh.append(gauge)
         lost = {name: self._real.pop(name) for name in list(self._real) if name not in read}
@@ -152,8 +174,8 @@ class Tiers:
         gauge = self._drilled.get(name)
         if gauge is None:
             real = self._real.get(name)
-            state = self.new_state(sample.tier) if real is None else deepcopy(real.state)
-            gauge = self._drilled[name] = Gauge(sample, state)
+            state = self.new_state(name) if real is None else deepcopy(real.state)
+            gauge = self._drilled[name] = Gauge(sample, state, self.baseline_of)
         gauge.sample = sample
         gauge.state.sample(gauge.share)
         return Changes((gauge,), self._announce_modes(now))
@@ -173,11 +195,14 @@ class Tiers:
             self._announce_gone(gauge, now)
         return Changes((), moved, tuple(gone))
 
-    def set_workflow(self, workflow: bool, now: float) -> Changes:
-        """Sets whether there is a step graph. It never applies to the host's gauge."""
+    def set_workflow(self, devices: Iterable[str], now: float) -> Changes:
+        """Sets the devices that a step graph concerns. It never concerns the host."""
+        workflow = frozenset(devices)
+        if workflow == self._workflow:
+            return Changes()
         self._workflow = workflow
         for gauge in [*self._real.values(), *self._drilled.values()]:
-            gauge.state.workflow = workflow and gauge.sample.tier is Tier.DEVICE
+            gauge.state.workflow = gauge.sample.gauge in workflow
         return Changes((), self._announce_modes(now))
 
     def change_thresholds(self, thresholds: Thresholds) -> None:
@@ -198,7 +223,7 @@ class Tiers:
             name = gauge.sample.gauge
             assert gauge is self.find(name)
             assert gauge.mode is self._announced[name][0], f"the mode {gauge.mode} of {name} was not announced"
-            assert gauge.state.workflow == (self._workflow and gauge.sample.tier is Tier.DEVICE)
+            assert gauge.state.workflow == (name in self._workflow)
         assert self.subscribers <= self._outbox.clients.keys()
         assert set(self._drillers.values()) <= self._outbox.clients.keys()
 

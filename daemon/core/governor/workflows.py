@@ -15,7 +15,8 @@ Invariants: a workflow's step only rises. Every answer refers to the present ste
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -132,6 +133,12 @@ class Workflows:
         for name in names:
             self._end(name)
         return names
+
+    def concerns(self, clients: Collection[int], agents: AbstractSet[str]) -> bool:
+        """Whether one of these clients has registered a workflow, or a workflow contains one of these agents."""
+        if not agents.isdisjoint(self._of_agent.keys()):
+            return True
+        return any(workflow.client in clients for workflow in self._workflows.values())
 
     def distance(self, agent: str) -> float:
         """Steps until the agent runs in the workflow where it runs soonest; or FINISHED, or UNKNOWN."""

@@ -7,13 +7,14 @@ import logging
 import os
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import tensord
-from tensord.errors import BadGraph, BadStep, DaemonUnavailable, LimitReached, UsageError
+from tensord.errors import BadGraph, BadStep, DaemonUnavailable, LimitReached, NoGauge, UsageError
 from tensord.ipc.modes import Mode, Tier
 
 from ...daemon_process import PATIENCE_S, Daemon, until
@@ -298,6 +299,71 @@ def test_asyncio_gets_changes_by_callback_and_by_iteration(running: Daemon, gaug
 
     called, iterated = asyncio.run(hear())
     assert called == iterated == [Mode.NORMAL, Mode.CRITICAL]
+
+
+# ---- reservations
+
+
+def waits(status: dict[str, Any]) -> bool:
+    """Whether a reservation waits for memory."""
+    return any(row["waiting_reservations"] for row in status["governor"]["devices"])
+
+
+@pytest.mark.parametrize("how", ["kill", "terminate"])
+def test_a_reservation_that_waits_ends_with_its_daemon_and_the_next_one_grants_it(
+    running: Daemon, gauges: Gauges, how: str
+) -> None:
+    gauges.show(card0=900)
+    running.until(lambda status: status["governor"]["gauges"][0]["used_bytes"] == 900, "the reading")
+    client = running.client()
+    with ThreadPoolExecutor(1) as waiting:
+        asked = waiting.submit(client.reserve_device, "card0", 500, wait_s=PATIENCE_S)
+        running.until(waits, "it to wait")
+        getattr(running, how)()
+        with pytest.raises(DaemonUnavailable):
+            asked.result(PATIENCE_S)
+    gauges.show(card0=100)
+    running.start()
+    client.wait_connected(PATIENCE_S)
+    running.until(lambda status: bool(status["governor"]["gauges"]), "the first sample")
+    with client.reserve_device("card0", 500) as reservation:
+        assert reservation.size_bytes == 500
+
+
+# ---- baselines
+
+
+def baseline(daemon: Daemon, card: str = "card0") -> int:
+    found: dict[str, int] = {row["gauge"]: row["baseline_bytes"] for row in daemon.status()["governor"]["gauges"]}
+    return found[card]
+
+
+def test_a_declared_baseline_lasts_through_a_new_daemon_until_its_client_is_closed(
+    running: Daemon, gauges: Gauges
+) -> None:
+    gauges.show(card0=900)
+    client = running.client()
+    client.declare_baseline("card0", 900)
+    assert (baseline(running), baseline(running, "card1")) == (900, 0)
+    running.until(lambda _: client.modes()["card0"].baseline_bytes in (0, 900), "the state")
+    running.kill()
+    running.start()
+    running.until(lambda status: bool(status["governor"]["gauges"]), "the first sample")
+    until(lambda: baseline(running) == 900, "the client to declare it again")
+    client.declare_baseline("card0", 0)
+    assert baseline(running) == 0
+    client.declare_baseline("card0", 500)
+    client.close()
+    until(lambda: baseline(running) == 0, "the declaration to end")
+
+
+def test_a_baseline_that_is_none_is_refused_and_changes_nothing(running: Daemon) -> None:
+    client = running.client()
+    with pytest.raises(UsageError, match="size_bytes"):
+        client.declare_baseline("card0", -1)
+    with pytest.raises(NoGauge, match="host"):
+        client.declare_baseline("host", 5)
+    assert baseline(running) == 0
 
 
 # ---- workflows

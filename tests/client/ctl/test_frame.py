@@ -55,6 +55,12 @@ def test_a_bar_has_its_width(used_share: float, thresholds: list[float], width: 
     assert len(bar(used_share, thresholds, width, "").plain) == width
 
 
+def test_a_baseline_is_shown_under_its_gauge() -> None:
+    gauge = {**documents.gauge(CARD, 1, 4, "relaxed"), "baseline_bytes": 72 << 30, "baseline": "learned"}
+    lines = drawn(documents.status(governor=documents.governor(gauges=[gauge])), [])
+    assert any("beside a learned baseline of 72.0 GiB" in line for line in lines)
+
+
 def test_drilled_stale_stuck_refusing_and_silent_parts_are_highlighted() -> None:
     quiet = documents.governor(gauges=[documents.gauge("host", 1, 4, "relaxed")])
     client = [documents.client(2)]

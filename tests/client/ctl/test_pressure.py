@@ -25,6 +25,12 @@ def test_a_gauge_is_shown_with_its_mode_share_and_source() -> None:
     )
 
 
+def test_a_gauge_is_shown_with_its_baseline() -> None:
+    gauge = {**documents.gauge(CARD, 1, 4, "relaxed"), "baseline_bytes": 72 * GIB, "baseline": "declared"}
+    text = " ".join(word for line in lines(gauges=[gauge]) for word in line.split())
+    assert "beside a declared baseline of 72.0 GiB; from nvidia" in text
+
+
 def test_made_up_readings_are_said_to_be() -> None:
     assert "a DRILL: made-up readings" in line("gauge", OTHER)
     assert any("REFUSES new entries" in line for line in lines())

@@ -123,6 +123,9 @@ def test_a_value_out_of_range_is_named_and_nothing_is_put(cache: tensord.DeviceC
         ("tokens", True),
         ("agent", "x" * 129),
         ("agent", 5),
+        ("cost_ms", -1.0),
+        ("cost_ms", float("nan")),
+        ("kind", "picture"),
     ]
     for named, value in wrong:
         with pytest.raises(UsageError, match=named):
@@ -144,6 +147,10 @@ def test_keys_and_tensors_that_are_none_are_named(cache: tensord.DeviceCache, vr
         cache.reserve(0)
     with pytest.raises(UsageError, match="for_s"):
         cache.reserve(10, for_s=float("nan"))
+    with pytest.raises(UsageError, match="wait_s"):
+        cache.reserve(10, wait_s=-1.0)
+    with pytest.raises(UsageError, match="priority"):
+        cache.reserve(10, priority=101)
     with pytest.raises(UsageError, match=CARD):
         tensord.DeviceCache(cache.client, vram)
 
@@ -169,6 +176,35 @@ def test_an_offloaded_entry_comes_back_bit_identical(
             assert np.array_equal(host_values(lease.tree), values(n)) and lease.tree["n"] == n
     assert (cache.size, cache.total_tokens) == (6, 18)
     running.until(lambda status: status["governor"]["counters"]["promoted"] == 6, "the daemon to hear of it")
+
+
+def test_promotions_leave_the_card_below_pressure(
+    cache: tensord.DeviceCache, vram: FakeVram, card: FakeCard, running: Daemon
+) -> None:
+    put_some(cache, vram, range(4), tokens=1)
+    assert cache.offload(*map(key, range(4)), wait=True) == 4
+    occupied = int(0.85 * TOTAL_BYTES) - 2 * ENTRY_BYTES - ENTRY_BYTES // 2
+    card.occupy(occupied)
+    running.until(lambda status: status["governor"]["gauges"][0]["used_bytes"] == occupied, "the gauge to show it")
+    leases = [held(cache, key(n), promote=True) for n in range(4)]
+    assert [lease.tier for lease in leases].count("device") <= 2
+    # What was just promoted counts twice until a later reading: by the gauge, and as promised.
+    until(lambda: [held(cache, key(n), promote=True).tier for n in range(4)].count("device") == 2, "two to fit")
+    assert card.reading()[0] < 0.85 * TOTAL_BYTES
+    for n, lease in enumerate(leases):
+        assert np.array_equal(host_values(lease.tree), values(n))
+
+
+def test_the_cost_that_a_put_reports_decides_whether_its_entry_is_copied_or_dropped(
+    card: FakeCard, vram: FakeVram
+) -> None:
+    with watching(card, pressure_copy_bytes_per_s="1MiB") as daemon:  # 31 ms for an entry
+        daemon.start()
+        with tensord.DeviceCache(daemon.client(), vram) as cache:
+            put_some(cache, vram, range(1), tokens=1, cost_ms=1000.0, kind="kv")
+            put_some(cache, vram, range(1, 2), tokens=1_000_000, cost_ms=1.0, kind="kv")
+            filled_until(card, 0.93, lambda: cache.size == 0, "both to leave")
+            assert (cache.client.contains(key(0)), cache.client.contains(key(1))) == (True, False)
 
 
 def test_an_entry_in_use_stays_until_its_lease_ends(
@@ -294,16 +330,43 @@ def test_no_more_is_reserved_than_is_free(cache: tensord.DeviceCache, card: Fake
     with cache.reserve(TOTAL_BYTES // 2 - 1000) as held:
         assert held.lasts_s > 0
         with pytest.raises(DeviceFull, match="1000"):
-            other.reserve_device(CARD, 2000)
+            other.reserve_device(CARD, 2000, wait_s=0)
         other.reserve_device(CARD, 1000).release()
     until(lambda: reserves(other, TOTAL_BYTES // 2 - 1000), "it to be free again")
     with pytest.raises(NoGauge, match="has no gauge"):
         other.reserve_device("card7", 1000)
 
 
+def test_idle_entries_leave_for_a_reservation_and_come_from_the_host_afterwards(
+    cache: tensord.DeviceCache, vram: FakeVram, card: FakeCard, running: Daemon
+) -> None:
+    put_some(cache, vram, range(9), tokens=1)
+    card.occupy(TOTAL_BYTES - 12 * ENTRY_BYTES)
+    used_bytes = TOTAL_BYTES - 3 * ENTRY_BYTES
+    running.until(lambda status: status["governor"]["gauges"][0]["used_bytes"] >= used_bytes, "the gauge to show it")
+    with running.client().reserve_device(CARD, 8 * ENTRY_BYTES, wait_s=10.0):
+        assert cache.size <= 4
+        assert card.reading()[0] <= TOTAL_BYTES - 8 * ENTRY_BYTES
+    for n in range(9):
+        with held(cache, key(n)) as lease:
+            assert np.array_equal(host_values(lease.tree), values(n))
+
+
+def test_a_refused_reservation_says_how_much_is_pinned(
+    cache: tensord.DeviceCache, vram: FakeVram, card: FakeCard, running: Daemon
+) -> None:
+    put_some(cache, vram, range(4), tokens=1)
+    leases = [cache.get(key(n)) for n in range(4)]
+    card.occupy(TOTAL_BYTES // 2)
+    running.until(lambda status: status["governor"]["gauges"][0]["used_bytes"] > TOTAL_BYTES // 2, "the gauge")
+    with pytest.raises(DeviceFull, match=f"of {4 * ENTRY_BYTES} cached bytes {4 * ENTRY_BYTES} are pinned"):
+        cache.reserve(TOTAL_BYTES // 2, wait_s=1.0)
+    assert cache.size == len(leases)
+
+
 def reserves(client: tensord.Client, size_bytes: int) -> bool:
     try:
-        client.reserve_device(CARD, size_bytes).release()
+        client.reserve_device(CARD, size_bytes, wait_s=0).release()
     except DeviceFull:
         return False
     return True

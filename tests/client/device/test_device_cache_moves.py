@@ -115,6 +115,18 @@ def test_an_entry_put_again_during_its_copy_stays(owner: Owner) -> None:
     assert key(1) in owner.entries
 
 
+def test_an_entry_whose_stream_cannot_be_awaited_stays_and_the_others_of_its_order_leave(owner: Owner) -> None:
+    class Broken:
+        def wait(self, timeout_s: float | None = None) -> bool:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    owner.put(1).marks.append(Broken())
+    owner.put(2)
+    moved = owner.away(1, 2)
+    assert (moved.kept, moved.offloaded) == ([key(1)], [key(2)])
+    assert "illegal memory access" in str(moved.error)
+
+
 def test_an_entry_deleted_during_its_copy_is_not_reported_as_moved(owner: Owner) -> None:
     owner.put(1)
     owner.device.meanwhile = lambda: owner.entries.delete([key(1)])

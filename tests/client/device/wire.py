@@ -130,7 +130,7 @@ class HostTier:
         self.trees: dict[bytes, Any] = {}
         self.full = False
 
-    def put(self, key: bytes, tree: Any, *, tokens: int, timeout_s: float) -> Put:
+    def put(self, key: bytes, tree: Any, *, tokens: int, cost_ms: float, timeout_s: float) -> Put:
         put = Put(key)
         if self.full:
             put.settle("refused")

@@ -69,9 +69,33 @@ def test_every_setting_can_be_written_as_it_is_shown() -> None:
     assert all(source.startswith("env ") for source in again.sources.values())
 
 
+@pytest.mark.parametrize(
+    ("text", "sizes"),
+    [
+        ("72GiB", (("", 72 << 30),)),
+        ("0000:65:00.0=72GiB, 0000:66:00.0=1GiB", (("0000:65:00.0", 72 << 30), ("0000:66:00.0", 1 << 30))),
+        ("1GiB, a=2GiB", (("", 1 << 30), ("a", 2 << 30))),
+        ("none", None),
+    ],
+)
+def test_a_baseline_is_one_size_for_all_devices_or_one_for_each(text: str, sizes: object) -> None:
+    config = Config.load(["--device-baseline", text], {})
+    assert config.device.baseline == sizes
+    setting = next(said for key, said, _ in settings_of(Config) if key == "device.baseline")
+    assert setting.parse("device.baseline", setting.show(sizes), "test") == sizes
+
+
+@pytest.mark.parametrize(
+    "text", ["", "a=", "=1GiB", "a=1GiB, a=2GiB", "17TiB", "a=b", ",".join(f"c{n}=1" for n in range(65))]
+)
+def test_a_baseline_that_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(BadConfiguration, match=r"device\.baseline"):
+        Config.load(["--device-baseline", text], {})
+
+
 def test_every_setting_has_a_bound_or_a_closed_set_of_values() -> None:
     paths = {"socket", "status_socket", "gauges.file", "metrics.socket"}
-    unbounded = {"instance", "socket_group", "metrics.listen", *paths}
+    unbounded = {"instance", "socket_group", "metrics.listen", "device.baseline", *paths}  # the last: bounds of its own
     for key, said, default in settings_of(Config):
         closed = said.kind.wants.startswith(("one of", "true or false"))
         assert closed or key in unbounded or (said.low is not None and said.high is not None), key

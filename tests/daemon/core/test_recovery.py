@@ -8,6 +8,7 @@ import pytest
 
 from tensord.daemon.core.events import Accessed, Tick
 from tensord.daemon.core.recovery import Recovered
+from tensord.daemon.policy.registry import POLICIES
 from tensord.ipc import messages
 from tensord.shm.allocator import SpanAllocator
 from tensord.shm.index import IndexWriter
@@ -161,6 +162,27 @@ def test_reads_before_a_restart_count_as_of_then_so_what_was_put_after_them_is_n
         read = memory.entries.find(key(1))
         assert read is not None and stand.now - read.used_at == pytest.approx(1.0, abs=0.2)
     finish(stand)
+
+
+@pytest.mark.parametrize("policy", [name for name, policy in POLICIES.items() if not policy.new_may_go_first])
+def test_what_was_just_put_into_a_full_ring_stays_after_a_restart_though_others_were_read_since(policy: str) -> None:
+    ring = 200
+    stand = Stand(ring * SPAN, policy=policy)
+    stand.join(1)
+    for number in range(ring + 40):
+        stand.now += 0.1
+        assert stand.put(number, cost_ms=1000.0) == "stored"
+    stand.now += 0.1
+    assert stand.put(1000, cost_ms=0.001) == "stored"
+    for number in sorted(stand.stored())[-61:-1]:
+        stand.now += 0.1
+        stand.do(Accessed([stand.pin(number).span_id]))
+    stand.views.clear()
+    restart(stand, now=stand.now + 1)
+    for number in range(2000, 2000 + ring // 20):
+        stand.now += 0.1
+        assert stand.put(number, cost_ms=1000.0) == "stored"
+        assert stand.find(key(1000)) is not None, f"gone after {number - 1999} puts"
 
 
 def test_span_ids_are_not_used_again() -> None:

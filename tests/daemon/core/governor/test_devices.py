@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tensord.daemon.core.governor.copies import ASSUMED_BYTES_PER_S
 from tensord.daemon.core.governor.devices import Circumstances
 from tensord.errors import BelowFloor, DeviceFull, LimitReached, NoGauge, OwnedElsewhere, UnderPressure, UnknownOrder
 from tensord.ipc import messages
@@ -109,6 +110,7 @@ def test_status_names_owners_and_what_they_have(registry: Registry) -> None:
         "ordered_bytes": 40,
         "owners": 3,
         "stuck": "",
+        "copy_bytes_per_s": ASSUMED_BYTES_PER_S,
     }
 
 
@@ -487,7 +489,8 @@ def busy() -> Registry:
 
 def test_another_owners_key_cannot_be_registered(busy: Registry) -> None:
     before = busy.snapshot()
-    with pytest.raises(OwnedElsewhere, match=f"client 2 has registered key {key(1).hex()} on {GPU}"):
+    told = rf"client 2 \(client 2, pid 2\) has registered key {key(1).hex()} on {GPU}, .*Client.put.*with a parameter"
+    with pytest.raises(OwnedElsewhere, match=told):
         busy.register(1, 1, 99, agent="another")
     assert busy.snapshot() == before
 
@@ -531,9 +534,9 @@ def test_an_acknowledgement_of_what_was_not_ordered_changes_nothing(
     ((owner, order),) = [(client, order) for client, order in busy.orders if client == 3]
     assert owner == 3 and len(order.keys) == 4
     said = {"order": order.order, "device": GPU, **said}
-    lists = {name: [key(each) for each in said.pop(name, [])] for name in ("offloaded", "dropped", "kept")}
+    offloaded, dropped, kept = ([key(each) for each in said.get(name, [])] for name in ("offloaded", "dropped", "kept"))
     before = busy.snapshot()
-    message = messages.AcknowledgeOrder(1, said["device"], said["order"], **lists, freed_bytes=5)
+    message = messages.AcknowledgeOrder(1, said["device"], said["order"], offloaded, dropped, kept, freed_bytes=5)
     with pytest.raises(UnknownOrder):
         busy.devices.acknowledge(client, message, busy.now)
     assert busy.snapshot() == before

@@ -73,7 +73,11 @@ class Model:
             for each in order.keys:
                 entry = self.entries[number(each)]
                 assert entry.client == client and not entry.open and entry.not_before <= self.registry.now
-                if order.reason in IDLE_S:
+                if order.reason in ("critical", "emergency"):
+                    assert circumstances is not None
+                    lacks = circumstances.used_bytes >= 0.85 * TOTAL
+                    assert lacks or entry.used_at <= self.registry.now - IDLE_S[order.reason]
+                elif order.reason in IDLE_S:
                     assert entry.used_at <= self.registry.now - IDLE_S[order.reason]
                 entry.order, entry.open = order.order, True
             self.counts["ordered"] += len(order.keys)

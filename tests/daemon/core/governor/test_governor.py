@@ -45,6 +45,7 @@ def test_a_workflow_that_is_registered_is_entered_and_one_that_ended_is_left(mak
     stand.ask(2, messages.Subscribe)
     stand.sample(0.75)
     stand.sample(0.75, HOST_GAUGE)
+    stand.open(1)
     stand.ask(1, messages.RegisterWorkflow, "w", [Step("a", 0)])
     assert (stand.mode(), stand.mode(HOST_GAUGE)) == (Mode.WORKFLOW_AWARE, Mode.NORMAL)
     stand.ask(1, messages.EndWorkflow, "w")
@@ -55,6 +56,7 @@ def test_a_workflow_that_is_registered_is_entered_and_one_that_ended_is_left(mak
 def test_the_workflow_mode_is_left_with_the_last_workflows_client(make: Make) -> None:
     stand = make()
     stand.sample(0.75)
+    stand.open(1, 2)
     stand.ask(1, messages.RegisterWorkflow, "a", [Step("a", 0)])
     stand.ask(2, messages.RegisterWorkflow, "b", [Step("b", 0)])
     stand.leave(1)
@@ -63,6 +65,45 @@ def test_the_workflow_mode_is_left_with_the_last_workflows_client(make: Make) ->
     assert stand.mode() is Mode.NORMAL
     ended = [told for told in stand.told if told["event"] == "workflow" and told["change"] == "ended"]
     assert [told["workflow"] for told in ended] == ["a", "b"]
+
+
+def test_a_step_graph_changes_nothing_for_the_cards_of_others(make: Make) -> None:
+    """Neither the mode of the other card, nor whose entries leave it."""
+
+    def gone(with_graph: bool) -> tuple[str, list[bytes]]:
+        stand = make(pass_share=1.0, normal_idle_s=5.0)
+        stand.open(1)
+        stand.open(2, device=OTHER)
+        for number, agent in enumerate(("x", "y", "")):
+            stand.register(1, number, 10 * MIB, agent="a")
+            stand.register(2, number, 10 * MIB, device=OTHER, agent=agent, tokens=0)
+        if with_graph:
+            stand.ask(1, messages.RegisterWorkflow, "w", [Step("a", 0)])
+        stand.sample(0.5)
+        stand.sample(0.75, OTHER)
+        stand.sample(0.75)
+        stand.pass_time(10)
+        stand.sample(0.75, OTHER)
+        assert stand.mode() is (Mode.WORKFLOW_AWARE if with_graph else Mode.NORMAL)
+        return stand.mode(OTHER).value, [each for order in stand.orders(2) for each in order.keys]
+
+    assert gone(with_graph=True) == gone(with_graph=False) == ("normal", [key(0), key(1), key(2)])
+
+
+def test_a_graph_of_a_client_without_a_card_counts_where_its_agents_have_entries(make: Make) -> None:
+    stand = make()
+    stand.open(1)
+    stand.open(2, device=OTHER)
+    stand.sample(0.75)
+    stand.sample(0.75, OTHER)
+    stand.ask(3, messages.RegisterWorkflow, "w", [Step("a", 0)])
+    assert (stand.mode(), stand.mode(OTHER)) == (Mode.NORMAL, Mode.NORMAL)
+    stand.register(1, 1, agent="a")
+    stand.sample(0.75)
+    assert (stand.mode(), stand.mode(OTHER)) == (Mode.WORKFLOW_AWARE, Mode.NORMAL)
+    stand.ask(1, messages.ReleaseEntries, GPU, [key(1)])
+    stand.sample(0.75)
+    assert stand.mode() is Mode.NORMAL
 
 
 def test_the_victims_depend_on_the_workflows_current_step(make: Make) -> None:

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tensord.daemon.core.effects import Send
+from tensord.daemon.core.governor.device_record import SLOW_S
 from tensord.daemon.core.governor.effects import Effect
 from tensord.daemon.core.governor.events import Event, GovernorTick, Sampled
 from tensord.ipc import messages
@@ -33,7 +34,7 @@ SHARES = [0.3, 0.6, 0.75, 0.84, 0.86, 0.9, 0.93, 0.97, 1.1]
 AGENTS = ["", "a", "b", "c"]
 ENTRIES = st.tuples(NUMBERS, st.integers(1, 5).map(lambda n: n * 10 * MIB), st.integers(0, 30), st.sampled_from(AGENTS))
 IDLE_S = {"relaxed": 40.0, "normal": 20.0, "critical": 5.0, "emergency": 5.0}
-ACK_S, RETRY_S, PASS_SHARE, BLOCK = 3.0, 6.0, 0.5, 10 * MIB
+ACK_S, RETRY_S, PASS_SHARE, BLOCK, RESERVE_S_MAX = 3.0, 6.0, 0.5, 10 * MIB, 8.0
 
 
 @dataclass
@@ -57,11 +58,21 @@ class Card:
     silent: set[int] = field(default_factory=set)
     passes: set[int] = field(default_factory=set)
     closed_at: float = float("-inf")
+    waits: dict[int, float] = field(default_factory=dict)
 
     def close(self, entry: Entry, now: float) -> None:
         if entry.open and entry.order in self.passes:
             self.closed_at = now
         entry.open = False
+
+    def open_of(self, client: int) -> set[int]:
+        return {entry.order for entry in self.entries.values() if entry.open and entry.client == client}
+
+    def leave_slow(self, now: float) -> None:
+        """The current pass does not wait for owners that have been silent for SLOW_S."""
+        for client, since in self.waits.items():
+            if now >= since + SLOW_S:
+                self.passes -= self.open_of(client)
 
     def resident_bytes(self) -> int:
         return sum(entry.size for entry in self.entries.values() if not entry.open)
@@ -89,7 +100,7 @@ class AnyOrder(RuleBasedStateMachine):
         budget=st.sampled_from([None, None, 150 * MIB]),
         entries=st.sampled_from([1000, 1000, 6]),
         tokens=st.sampled_from([None, None, 90]),
-        disturbed=st.sampled_from(["", "", "floors", "drills", "limits", "gauges"]),
+        disturbed=st.sampled_from(["", "", "floors", "drills", "limits", "gauges", "baselines"]),
     )
     def start(self, budget: int | None, entries: int, tokens: int | None, disturbed: str) -> None:
         self.stand = Seen(
@@ -107,7 +118,7 @@ class AnyOrder(RuleBasedStateMachine):
             remembered_max=3,
             workflows_max=2,
             reservations_max=2,
-            reserve_s_max=8.0,
+            reserve_s_max=RESERVE_S_MAX,
         )
         self.cards = {name: Card() for name in DEVICES}
         self.counted: Counter[str] = Counter()
@@ -116,16 +127,42 @@ class AnyOrder(RuleBasedStateMachine):
         self.told = 0
         self.disturbed = disturbed
         self.tokens: dict[int, int] = {}
+        self.waiting: dict[int, tuple[int, str, int, float]] = {}
         self.join(DEVICES)
         self.join(DEVICES)
 
     # ---- what an event brought
 
-    def after(self, began_at: float | None = None) -> None:
-        """Judges the orders that came, and learns of owners that are late. `began_at`: the event was this reading."""
+    def hear_of_reservations(self) -> None:
+        """Judges the answers to reservations that may have waited."""
+        came = [
+            (client, answer, self.waiting.pop(answer.id))
+            for client, answers in self.stand.answers.items()
+            for answer in answers
+            if self.waiting.get(getattr(answer, "id", 0), (None,))[0] == client
+        ]
+        for client, answer, (_, device, priority, _) in came:
+            if isinstance(answer, messages.Error):
+                self.refused[answer.code] += 1
+                continue
+            ranks = [(-p, n) for n, (_, d, p, _) in self.waiting.items() if d == device]
+            assert min(ranks, default=(101, 0)) > (-priority, answer.id), "a reservation was overtaken"
+            self.tokens[answer.reservation] = client
+            gauge = next(g for g in self.stand.status()["gauges"] if g["gauge"] == device)
+            free = gauge["total_bytes"] - gauge["used_bytes"]
+            assert self.stand.device(device)["reserved_bytes"] <= free, "more was reserved than is free"
+        assert all(until >= self.stand.now for _, _, _, until in self.waiting.values()), "a wait without an end"
+
+    def after(self, began_at: float | None = None, asked: bool = False) -> None:
+        """Judges the orders that came, and learns of owners that are late. `began_at`: the event was this reading;
+        `asked`: it was a request for a reservation."""
         stand = self.stand
         stand.settle()
         passed: dict[str, set[int]] = {}
+        if began_at is not None:
+            for card in self.cards.values():
+                card.leave_slow(stand.now)
+        self.hear_of_reservations()
         for client, order in stand.orders_now:
             if order.kind == "promote":
                 assert not any(key(n) in order.keys for n in self.cards[order.device].entries)
@@ -139,10 +176,12 @@ class AnyOrder(RuleBasedStateMachine):
         stand.orders_now.clear()
         for device, orders in passed.items():
             card = self.cards[device]
-            assert began_at is not None, "a pass without a reading"
+            assert began_at is not None or asked, "a pass without a reading"
             open_orders = {e.order for e in card.entries.values() if e.open} & card.passes
             assert not open_orders, "a second pass before the first was acknowledged"
-            assert began_at > card.closed_at, "a second pass on a reading of before the first had ended"
+            assert began_at is None or began_at > card.closed_at, (
+                "a second pass on a reading from before the first had ended"
+            )
             card.passes = orders
         for told in stand.told[self.told :]:
             if told["event"] == "owner":
@@ -157,6 +196,10 @@ class AnyOrder(RuleBasedStateMachine):
 
     def judge(self, client: int, order: messages.Order) -> None:
         card, now = self.cards[order.device], self.stand.now
+        gauge = next((g for g in self.stand.status()["gauges"] if g["gauge"] == order.device), None)
+        lacks = gauge is not None and gauge["used_bytes"] - gauge["baseline_bytes"] >= 0.85 * (
+            gauge["total_bytes"] - gauge["baseline_bytes"]
+        )
         assert client not in card.silent, "an order to who does not answer"
         assert len(set(order.keys)) == len(order.keys) > 0
         for each in order.keys:
@@ -164,13 +207,16 @@ class AnyOrder(RuleBasedStateMachine):
             assert entry.client == client, "an order to who does not own it"
             assert not entry.open, "ordered twice"
             assert entry.not_before <= now, "ordered again too soon"
-            if order.reason in IDLE_S:
+            if order.reason in IDLE_S and not (order.reason in ("critical", "emergency") and lacks):
                 assert entry.used_at <= now - IDLE_S[order.reason], f"not idle in {order.reason}"
+            if not card.open_of(client):
+                card.waits[client] = now
             entry.order, entry.open = order.order, True
             self.counted["ordered"] += 1
-        if order.reason in ("pressure", "workflow_aware"):
-            gauge = next(g for g in self.stand.status()["gauges"] if g["gauge"] == order.device)
-            assert gauge["used_bytes"] >= 0.85 * gauge["total_bytes"], "ordered without need"
+        if order.reason == "reservation":
+            assert self.stand.device(order.device)["waiting_reservations"], "nobody waits for it"
+        elif order.reason in ("pressure", "workflow_aware"):
+            assert lacks, "ordered without need"
         elif order.reason != "budget":
             assert self.stand.mode(order.device) == order.reason
 
@@ -223,6 +269,7 @@ class AnyOrder(RuleBasedStateMachine):
             if not card.owners:
                 self.cards[name] = Card()
         self.tokens = {token: owner for token, owner in self.tokens.items() if owner != client}
+        self.waiting = {n: waiting for n, waiting in self.waiting.items() if waiting[0] != client}
         self.after()
 
     @rule(
@@ -314,6 +361,7 @@ class AnyOrder(RuleBasedStateMachine):
                 self.counted[f"{outcome}_bytes"] += entry.size
                 del card.entries[number]
         if any(said.values()):
+            card.waits[client] = self.stand.now
             self.counted["freed_bytes"] += freed
             self.heard(card, client)
             answer = self.ask(client, messages.AcknowledgeOrder, device, order, **said, freed_bytes=freed)
@@ -423,16 +471,22 @@ class AnyOrder(RuleBasedStateMachine):
             self.ask(client, messages.EndWorkflow, name)
         self.after()
 
-    @rule(data=st.data(), device=ONE_DEVICE, size=st.integers(1, 600))
-    def reserve(self, data: st.DataObject, device: str, size: int) -> None:
+    @rule(
+        data=st.data(),
+        device=ONE_DEVICE,
+        size=st.sampled_from([1, 50, 100, 200, 400, 600]),
+        priority=st.sampled_from([0, 0, 7, -1]),
+        wait_s=st.sampled_from([0.0, 1.0, 6.0, 60.0]),
+    )
+    def reserve(self, data: st.DataObject, device: str, size: int, priority: int, wait_s: float) -> None:
         client = self.client_of(data)
-        answer = self.ask(client, messages.ReserveDevice, device, size * MIB, 5.0)
-        if isinstance(answer, messages.Reserved):
-            self.tokens[answer.reservation] = client
-            gauge = next(g for g in self.stand.status()["gauges"] if g["gauge"] == device)
-            free = gauge["total_bytes"] - gauge["used_bytes"]
-            assert self.stand.device(device)["reserved_bytes"] <= free, "more was reserved than is free"
+        self.stand.do(GovernorTick())
         self.after()
+        number = self.stand._requests = self.stand._requests + 1
+        self.waiting[number] = client, device, priority, self.stand.now + min(wait_s, RESERVE_S_MAX)
+        self.stand.say(client, messages.ReserveDevice(number, device, size * MIB, 5.0, priority, wait_s))
+        self.after(asked=True)
+        assert wait_s or number not in self.waiting
 
     @precondition(lambda self: self.tokens)
     @rule(data=st.data())
@@ -447,6 +501,20 @@ class AnyOrder(RuleBasedStateMachine):
         client = min(self.stand.answers)
         self.stand.say(client, messages.RequestsArrived(device, count))
         self.stand.say(client, messages.RequestCompleted(device, 0.5, blocks))
+        self.after()
+
+    @precondition(lambda self: self.disturbed == "baselines")
+    @rule(data=st.data(), device=ONE_DEVICE, size=st.sampled_from([0, 300, 800, 2000]), stays=st.booleans())
+    def declare_baseline(self, data: st.DataObject, device: str, size: int, stays: bool) -> None:
+        client = self.client_of(data)
+        answer = self.ask(client, messages.DeclareBaseline, device, size * MIB, stays)
+        assert isinstance(answer, messages.Done)
+        self.after()
+
+    @precondition(lambda self: self.disturbed == "baselines")
+    @rule(configured=st.sampled_from([(), (("", 500 * MIB),)]), learn_s=st.sampled_from([None, 1.0]))
+    def change_baselines(self, configured: tuple[tuple[str, int], ...], learn_s: float | None) -> None:
+        self.stand.change_limits(baselines=configured, baseline_learn_s=learn_s)
         self.after()
 
     @precondition(lambda self: self.disturbed == "limits")
@@ -482,6 +550,8 @@ class AnyOrder(RuleBasedStateMachine):
         stand = self.stand
         for client in list(stand.answers):
             stand.leave(client)
+        for row in stand.status()["gauges"]:
+            assert row["baseline_bytes"] <= 0.95 * row["total_bytes"]
         stand.do(Sampled(()))
         stand.settle()
         counters, status = stand.status()["counters"], stand.status()

@@ -30,7 +30,9 @@ def registry_of(count: int, size: int = 10, **limits: Any) -> Registry:
     ("mode", "idle_s"),
     [(Mode.RELAXED, 600.0), (Mode.NORMAL, 120.0), (Mode.CRITICAL, 30.0), (Mode.EMERGENCY, 30.0)],
 )
-def test_only_entries_idle_for_the_modes_time_are_evicted(mode: Mode, idle_s: float) -> None:
+def test_on_a_device_under_its_threshold_only_entries_idle_for_the_modes_time_are_evicted(
+    mode: Mode, idle_s: float
+) -> None:
     registry = Registry()
     for each in (1, 2, 3, 4):
         registry.register(1, each)
@@ -63,6 +65,31 @@ def test_pressure_takes_at_most_its_share_of_the_entries_in_one_pass() -> None:
     assert ordered(registry.sample(95)) == [1, 2, 3]
     registry.carry_out(freed=3)
     assert ordered(registry.sample(92)) == [4, 5, 6], "a tenth of 27 entries, rounded up"
+
+
+@pytest.mark.parametrize("mode", [Mode.PRESSURE, Mode.CRITICAL, Mode.EMERGENCY])
+def test_entries_in_use_leave_in_each_mode_from_pressure_up_until_the_device_is_under_its_threshold(mode: Mode) -> None:
+    registry = registry_of(20, size=1, pass_share=1.0)
+    registry.use(1, *range(1, 21))
+    assert len(ordered(registry.sample(90, mode=mode))) == 6, "90 - 6 is the first below 85"
+    registry.carry_out(freed=6)
+    assert registry.sample(84, mode=mode) == []
+
+
+@pytest.mark.parametrize("mode", [Mode.CRITICAL, Mode.EMERGENCY])
+def test_critical_and_emergency_take_what_pressure_takes_and_everything_idle_besides(mode: Mode) -> None:
+    registry = registry_of(10, size=1, pass_share=1.0)
+    registry.use(1, 1, 1, 1, 2, 2, 2)
+    registry.pass_time(100)
+    registry.use(1, *range(3, 11))
+    went = ordered(registry.sample(86, mode=mode))
+    assert went[:2] == [3, 4], "pressure's: used least, although just now"
+    assert sorted(went[2:]) == [1, 2], "idle, although used most"
+
+
+def test_a_pass_in_critical_takes_the_share_of_pressure_and_one_in_emergency_has_no_limit() -> None:
+    assert ordered(registry_of(20, size=1, pass_share=0.1).sample(95, mode=Mode.CRITICAL)) == [1, 2]
+    assert ordered(registry_of(20, size=1, pass_share=0.1).sample(97, mode=Mode.EMERGENCY)) == list(range(1, 14))
 
 
 def test_pressure_spares_what_is_used_often_however_long_ago() -> None:

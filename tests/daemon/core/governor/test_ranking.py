@@ -148,11 +148,6 @@ def test_an_entry_that_may_not_go_is_passed_over_for_smaller_ones() -> None:
     assert enough(sizes, np.zeros(4, np.int64), Amounts(bytes=8), 10) is None
 
 
-def test_entries_without_tokens_and_those_dear_to_compute_are_worth_their_copy() -> None:
-    table = table_of([(1000, 0, 1, 0.0), (1000, 10, 1, 0.0), (1001, 10, 1, 0.0)])
-    assert ranking.worth_copying(table, np.arange(3), 100, 1.0).tolist() == [True, True, False]
-
-
 def test_the_plain_sum_of_sizes_decides_where_it_is_enough() -> None:
     sizes = [5, 5, 5, 5]
     for need in range(1, 21):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+from tensord.daemon.core.governor.copies import ASSUMED_BYTES_PER_S
 from tensord.ipc import messages
 from tensord.ipc.modes import HOST_GAUGE
 
@@ -51,6 +52,8 @@ def test_status_shows_gauges_devices_owners_and_workflows(make: Make) -> None:
             "source": "test",
             "used_bytes": 930 * MIB,
             "total_bytes": TOTAL,
+            "baseline_bytes": 0,
+            "baseline": "",
             "share": 0.93,
             "mode": "critical",
             "level": "critical",
@@ -65,6 +68,8 @@ def test_status_shows_gauges_devices_owners_and_workflows(make: Make) -> None:
             "source": "test",
             "used_bytes": 500 * MIB,
             "total_bytes": TOTAL,
+            "baseline_bytes": 0,
+            "baseline": "",
             "share": 0.5,
             "mode": "relaxed",
             "level": "relaxed",
@@ -84,11 +89,14 @@ def test_status_shows_gauges_devices_owners_and_workflows(make: Make) -> None:
         "entries": 2,
         "bytes": 50 * MIB,
         "tokens": 12,
-        "ordered_entries": 0,
-        "ordered_bytes": 0,
+        "ordered_entries": 1,
+        "ordered_bytes": 30 * MIB,
         "owners": 2,
         "stuck": "",
+        "copy_bytes_per_s": ASSUMED_BYTES_PER_S,
         "reserved_bytes": 3 * MIB,
+        "waiting_reservations": 0,
+        "waiting_bytes": 0,
         "capacity_blocks": 50,
     }
     assert status["owners"][0] == {
@@ -98,7 +106,7 @@ def test_status_shows_gauges_devices_owners_and_workflows(make: Make) -> None:
         "device": GPU,
         "entries": 1,
         "bytes": 30 * MIB,
-        "ordered_entries": 0,
+        "ordered_entries": 1,
         "unresponsive": False,
     }
     assert status["workflows"] == [{"workflow": "w", "client": 2, "step": 1, "agents": 2, "steps": 2}]
@@ -123,6 +131,6 @@ def test_asking_for_status_changes_nothing(make: Make) -> None:
     stand = make()
     stand.open(1)
     stand.register(1, 1)
-    stand.sample(0.93)
+    stand.sample(0.5)
     assert stand.status() == stand.status()
     assert stand.governor.next_timer() is None

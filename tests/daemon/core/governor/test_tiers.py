@@ -167,6 +167,7 @@ def test_thresholds_that_were_changed_count_from_the_next_reading_on(make: Make)
 @pytest.mark.parametrize(("share", "mode"), [(0.5, "relaxed"), (0.75, "workflow_aware"), (0.9, "workflow_aware")])
 def test_a_workflow_names_normal_and_pressure_anew_and_no_other_level(make: Make, share: float, mode: str) -> None:
     stand = make()
+    stand.open(1)
     stand.ask(1, messages.RegisterWorkflow, "w", [messages.Step("a", 0)])
     stand.sample(share)
     assert stand.mode() == mode

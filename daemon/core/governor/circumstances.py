@@ -1,0 +1,53 @@
+"""Gathers a device's circumstances from the governor's parts. Owns only their form (`passes.Circumstances`).
+
+Invariant: nothing is changed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ....ipc.modes import HOST_GAUGE, Mode
+from ....ipc.schema import SIZE_BYTES_MAX
+from .host import accepts_offload
+from .passes import Circumstances
+from .tiers import Gauge
+
+if TYPE_CHECKING:
+    from .governor import Governor
+
+
+def without_gauge(governor: Governor, device: str, now: float) -> Circumstances:
+    """The circumstances of a device of unknown size: only its budgets and its floor limit it."""
+    return Circumstances(
+        mode=Mode.RELAXED,
+        used_bytes=0,
+        total_bytes=SIZE_BYTES_MAX,
+        began_at=float("-inf"),
+        host_accepts=accepts_offload(governor.tiers.find(HOST_GAUGE)),
+        floor_blocks=governor.floors.blocks(device, now),
+    )
+
+
+def of_gauge(governor: Governor, gauge: Gauge, now: float) -> Circumstances:
+    """The circumstances of a device by its gauge."""
+    sample, queue, baseline_bytes = gauge.sample, governor.queue, gauge.baseline.size_bytes
+    refuses = ""
+    if gauge.refuses:
+        beside = f" beside its baseline of {baseline_bytes} bytes" if baseline_bytes else ""
+        refuses = (
+            f"device {sample.gauge} is {gauge.share:.1%} full{beside}, and emergency begins at "
+            f"{governor.limits.thresholds.emergency:.1%}: it accepts entries again when emergency ends"
+        )
+    return Circumstances(
+        mode=gauge.mode,
+        used_bytes=sample.used_bytes,
+        total_bytes=sample.total_bytes,
+        began_at=sample.began_at,
+        host_accepts=accepts_offload(governor.tiers.find(HOST_GAUGE)),
+        floor_blocks=governor.floors.blocks(sample.gauge, now),
+        refuses=refuses,
+        reserved_bytes=governor.reservations.bytes_of(sample.gauge) + queue.waiting_bytes(sample.gauge),
+        wanted_bytes=queue.wanted_bytes(sample.gauge, sample.total_bytes - sample.used_bytes),
+        baseline_bytes=baseline_bytes,
+    )

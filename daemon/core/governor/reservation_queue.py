@@ -1,0 +1,195 @@
+"""The reservations that wait until memory is free: by priority, then in order of arrival.
+
+Owns the waiting requests, their deadlines, and their answers. Does not own granted reservations (reservations), which
+entries leave for a waiting one (passes), nor the gauges: the caller passes a device's `Room`.
+
+A request is granted only if no request waits before it, so a large one is not overtaken by small ones for ever. It
+waits for `wait_s`, and is then refused with the state of the device. A granted reservation, and not the wait, makes a
+promise: memory is promised once a reading shows it as free.
+
+Invariants: a request is answered once, or its client has left. A client has at most reservations_max requests and
+reservations together. A waiting request has a deadline.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ....errors import DeviceFull, TensordError
+from ....ipc import messages
+from ..deadlines import Deadlines
+from .limits import GovernorLimits
+from .outbox import GovernorOutbox
+from .reservations import Reservations
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """A device's memory. `free_bytes`: by the gauge, without regard to reservations. `calm_bytes`: what can be taken
+    with the device still below pressure, promotions under way deducted. `cached_bytes`: of entries; `pinned_bytes` and
+    `leaving_bytes`: of those that may not go, and of those that are ordered away."""
+
+    total_bytes: int
+    free_bytes: int
+    calm_bytes: int = 0
+    cached_bytes: int = 0
+    pinned_bytes: int = 0
+    leaving_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    client: int
+    message: messages.ReserveDevice
+
+
+class ReservationQueue:
+    """The waiting requests of all devices. The oldest of the highest priority is served first."""
+
+    def __init__(self, limits: GovernorLimits, outbox: GovernorOutbox, reservations: Reservations) -> None:
+        self._limits = limits
+        self._outbox = outbox
+        self._reservations = reservations
+        self._arrived = 0
+        self._waiting: dict[int, _Waiting] = {}
+        self._ranks: dict[str, list[tuple[int, int]]] = {}
+        self._timers: Deadlines[int] = Deadlines()
+        self._of_client: Counter[int] = Counter()
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def change_limits(self, limits: GovernorLimits) -> None:
+        """Applies to later requests."""
+        self._limits = limits
+
+    def devices(self) -> list[str]:
+        """The devices that requests wait for."""
+        return list(self._ranks)
+
+    def count(self, device: str) -> int:
+        """The number of waiting requests."""
+        return len(self._ranks.get(device, ()))
+
+    def waiting_bytes(self, device: str) -> int:
+        """The bytes of all waiting requests."""
+        return sum(self._waiting[number].message.size_bytes for _, number in self._ranks.get(device, ()))
+
+    def wanted_bytes(self, device: str, free_bytes: int) -> int:
+        """How many bytes of entries must leave for the waiting requests. Those below priority 0 make no entry leave.
+
+        Ended reservations count as free here: the next reading shows whether their memory was taken.
+        """
+        ranks = self._ranks.get(device, ())
+        wanted = [self._waiting[number].message.size_bytes for rank, number in ranks if rank <= 0]
+        if not wanted:
+            return 0
+        return max(0, sum(wanted) + self._reservations.active_bytes(device) - free_bytes)
+
+    def ask(self, client: int, message: messages.ReserveDevice, room: Room, now: float) -> None:
+        """Grants a reservation, or lets it wait.
+
+        Raises:
+            LimitReached: the client has as many reservations as allowed; the text names reservations_max.
+            DeviceFull: the device is smaller; or fewer bytes are free, and the request does not wait.
+        """
+        self._reservations.check_count(client, self._of_client[client])
+        if message.promotes:
+            self._check_calm(message, room)
+        device, rank = message.device, (-message.priority, self._arrived + 1)
+        before = [number for ahead, number in self._ranks.get(device, ()) if ahead <= -message.priority]
+        if not before and self._fits(message, room.free_bytes):
+            self._outbox.send(client, self._reservations.grant(client, message, now))
+            return
+        if message.promotes or not message.wait_s or message.size_bytes > room.total_bytes:
+            raise self._full(message, room, len(before))
+        self._arrived += 1
+        self._waiting[self._arrived] = _Waiting(client, message)
+        insort(self._ranks.setdefault(device, []), rank)
+        self._timers.set(self._arrived, now + min(message.wait_s, self._limits.reserve_s_max))
+        self._of_client[client] += 1
+
+    def grant(self, device: str, free_bytes: int, now: float) -> None:
+        """Grants the first requests, as far as they fit what the gauge shows as free."""
+        while ranks := self._ranks.get(device):
+            waiting = self._waiting[ranks[0][1]]
+            if not self._fits(waiting.message, free_bytes):
+                return
+            self._remove(ranks[0][1])
+            self._outbox.send(waiting.client, self._reservations.grant(waiting.client, waiting.message, now))
+
+    def expire(self, now: float, most: int, room_of: Callable[[str], Room]) -> None:
+        """Refuses up to `most` requests whose wait is over."""
+        for _ in range(most):
+            number = self._timers.pop_due(now)
+            if number is None:
+                break
+            message = self._waiting[number].message
+            before = self._ranks[message.device].index((-message.priority, number))
+            self._refuse(number, self._full(message, room_of(message.device), before))
+
+    def refuse_all(self, device: str, error: TensordError) -> None:
+        """Refuses all requests of a device."""
+        for _, number in list(self._ranks.get(device, ())):
+            self._refuse(number, error)
+
+    def client_left(self, client: int) -> None:
+        """Forgets the client's requests."""
+        for number in [number for number, waiting in self._waiting.items() if waiting.client == client]:
+            self._remove(number)
+
+    def next_timer(self) -> float | None:
+        """When `expire` is due."""
+        return self._timers.next_timer()
+
+    def check_invariants(self, clients: set[int]) -> None:
+        """Asserts what the module's docstring promises."""
+        self._timers.check_invariants()
+        ranked = [number for ranks in self._ranks.values() for _, number in ranks]
+        assert sorted(ranked) == sorted(self._waiting) and all(self._ranks.values())
+        assert all(number in self._timers for number in self._waiting) and len(self._timers) == len(self._waiting)
+        assert all(ranks == sorted(ranks) for ranks in self._ranks.values())
+        assert Counter(waiting.client for waiting in self._waiting.values()) == +self._of_client
+        assert self._of_client.keys() <= clients, "a request of a client that left"
+
+    def _fits(self, message: messages.ReserveDevice, free_bytes: int) -> bool:
+        return message.size_bytes <= free_bytes - self._reservations.bytes_of(message.device)
+
+    def _check_calm(self, message: messages.ReserveDevice, room: Room) -> None:
+        device = message.device
+        left_bytes = room.calm_bytes - self._reservations.bytes_of(device) - self.waiting_bytes(device)
+        if message.size_bytes > left_bytes:
+            raise DeviceFull(
+                f"{message.size_bytes} bytes to promote to {device}, and {max(0, left_bytes)} are left below pressure: "
+                "use the host tier's copy"
+            )
+
+    def _full(self, message: messages.ReserveDevice, room: Room, before: int) -> DeviceFull:
+        device = message.device
+        reserved_bytes = self._reservations.bytes_of(device)
+        left_bytes = max(0, room.free_bytes - reserved_bytes)
+        waits = f", and {before} reservations wait before this one" if before else ""
+        return DeviceFull(
+            f"{message.size_bytes} bytes to reserve on {device}, and {left_bytes} are free "
+            f"({reserved_bytes} more are reserved){waits}; of {room.cached_bytes} cached bytes {room.pinned_bytes} are "
+            f"pinned and {room.leaving_bytes} are leaving: reserve less, wait longer (wait_s), or release entries"
+        )
+
+    def _refuse(self, number: int, error: TensordError) -> None:
+        waiting = self._waiting[number]
+        self._remove(number)
+        self._outbox.refuse(waiting.client, waiting.message.id, error)
+
+    def _remove(self, number: int) -> None:
+        waiting = self._waiting.pop(number)
+        self._timers.drop(number)
+        device = waiting.message.device
+        self._ranks[device].remove((-waiting.message.priority, number))
+        if not self._ranks[device]:
+            del self._ranks[device]
+        self._of_client[waiting.client] -= 1
+        if not self._of_client[waiting.client]:
+            del self._of_client[waiting.client]
