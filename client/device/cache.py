@@ -90,6 +90,9 @@ class DeviceCache:
         stays. A key names one content: a put under a key that was offloaded earlier does not replace the copy in the
         host tier.
 
+        A tensor keeps the whole memory that it is a view of. Entries whose tensors are views of the same memory, such
+        as the parts of one batch, count equal shares of it. It is free once the last of them is gone.
+
         Args:
             key: 32 bytes, as made by `Namespace.key`.
             tensors: a tree of tensors, as for `Client.put`.
@@ -116,8 +119,8 @@ class DeviceCache:
         if self.closed:
             registration.settle("lost", DaemonUnavailable("the device cache is closed"))
             return registration
-        size_bytes = self._device.size_of(tensors)
-        if size_bytes <= 0:
+        memory = self._device.memory_of(tensors)
+        if not memory:
             raise UsageError(f"the tensors use no memory of {self._device.name}: put tensors that lie on it")
         blocked = self._blocked()
         if blocked is not None and key not in self._entries:
@@ -126,7 +129,7 @@ class DeviceCache:
                 self._entries.tally.blocked += 1
             registration.settle("refused", blocked)
             return registration
-        entry = DeviceEntry(key, tensors, size_bytes, tokens, agent, registration, [self._device.mark()])
+        entry = DeviceEntry(key, tensors, memory, tokens, agent, registration, [self._device.mark()])
         entry.to_host = to_host
         if not aside(partial(self._entries.put, entry)):
             registration.settle("lost", DaemonUnavailable("the device cache is closed"))
@@ -224,8 +227,9 @@ class DeviceCache:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the device's memory that the entries hold."""
-        return self._entries.bytes
+        """Bytes of the device's memory that the entries keep from being freed. Memory that several entries share counts
+        once, in full, until the last of them is gone."""
+        return self._entries.size_bytes
 
     @property
     def total_tokens(self) -> int:

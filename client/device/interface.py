@@ -10,7 +10,7 @@ Invariants: values that are not tensors pass through unchanged.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any, Protocol, runtime_checkable
 
 from ...errors import UsageError
@@ -44,8 +44,10 @@ class Device(Protocol):
         """(used, total) bytes of the whole GPU, other processes included, as its driver reports them."""
         ...
 
-    def size_of(self, tree: Any) -> int:
-        """Bytes of this GPU that the tree's tensors occupy. Memory shared by several tensors counts once, in full.
+    def memory_of(self, tree: Any) -> dict[Hashable, int]:
+        """The bytes of each piece of memory of this GPU that the tree's tensors keep from being freed, by what
+        identifies the piece while one of its tensors lives. Views of one tensor have one piece. Its bytes are those of
+        the whole piece, however small the view.
 
         Raises:
             UsageError: a tensor lies on another device; the message names its place in the tree.

@@ -121,11 +121,11 @@ class Moves:
             # An engine may be waiting for this call. It uses the host tier's copy instead.
             _log.warning("%s is not promoted to %s: %s", key.hex(), self._device.name, error)
             return None
-        size_bytes = self._device.size_of(tree)
-        if size_bytes == 0:
+        memory = self._device.memory_of(tree)
+        if not memory:
             return None
         tokens, agent = self._remembered.get(key) or (self._tokens(key), "")
-        return DeviceEntry(key, tree, size_bytes, tokens, agent, Registration(key), [self._device.mark()])
+        return DeviceEntry(key, tree, memory, tokens, agent, Registration(key), [self._device.mark()])
 
     def _copied(self, entry: DeviceEntry, moved: MoveResult) -> HostCopy | None:
         marks = list(entry.marks)

@@ -14,7 +14,7 @@ import ctypes
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from contextlib import ExitStack
 from types import ModuleType
 from typing import Any, Final
@@ -110,21 +110,22 @@ class TorchDevice:
         free_bytes, total_bytes = self._accelerator.mem_get_info(self._index)
         return total_bytes - free_bytes, total_bytes
 
-    def size_of(self, tree: Any) -> int:
-        """As in Device. Does not include the rounding of sizes by the allocator.
+    def memory_of(self, tree: Any) -> dict[Hashable, int]:
+        """As in Device: the tensors' storages. Does not include the rounding of sizes by the allocator.
 
         Raises:
             UnsupportedLeaf: a tensor on this device has no plain memory, or a dtype that no payload can have.
         """
-        storages: dict[int, int] = {}
+        storages: dict[Hashable, int] = {}
 
         def add(leaf: Any, place: str) -> None:
             if self._lies_here(leaf, place):
                 storage = leaf.untyped_storage()
-                storages[storage.data_ptr()] = storage.nbytes()
+                if storage.nbytes():
+                    storages[storage.data_ptr()] = storage.nbytes()
 
         mapped(tree, add)
-        return sum(storages.values())
+        return storages
 
     def mark(self) -> TorchMark:
         """As in Device."""

@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 import threading
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -139,7 +139,7 @@ class FakeTensor:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the elements. The bytes used on the card are `device.size_of(tensor)`."""
+        """Bytes of the elements. The bytes used on the card are those of `device.memory_of(tensor)`."""
         return self._array.nbytes
 
     def __getitem__(self, index: int | slice | tuple[int | slice, ...]) -> FakeTensor:
@@ -261,17 +261,18 @@ class FakeVram:
         """As in Device."""
         return self.card.reading()
 
-    def size_of(self, tree: Any) -> int:
+    def memory_of(self, tree: Any) -> dict[Hashable, int]:
         """As in Device."""
-        blocks: dict[int, int] = {}
+        blocks: dict[Hashable, int] = {}
 
         def add(leaf: Any, place: str) -> None:
             if isinstance(leaf, FakeTensor):
                 block = self._own(leaf, place)._storage.block
-                blocks[id(block)] = len(block.buffer)
+                if len(block.buffer):
+                    blocks[id(block)] = len(block.buffer)
 
         mapped(tree, add)
-        return sum(blocks.values())
+        return blocks
 
     def mark(self) -> FakeMark:
         """As in Device."""

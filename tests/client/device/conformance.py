@@ -69,6 +69,11 @@ class Rig(ABC):
         """A tensor of some other device."""
 
 
+def size_of(device: Device, tree: Any) -> int:
+    """How much of the device's memory the tree's tensors keep."""
+    return sum(device.memory_of(tree).values())
+
+
 def bits(leaf: Any) -> tuple[str, tuple[int, ...], bytes]:
     """Dtype, shape and bytes of a host leaf, for comparison to the bit."""
     if isinstance(leaf, np.ndarray):
@@ -147,7 +152,7 @@ class Conformance:
             host = device.to_host(on_device, device.mark())
             assert with_arrays(host, bits) == expected
             again = device.to_device(stored(host))
-            assert device.size_of(again) == device.size_of(on_device)
+            assert size_of(device, again) == size_of(device, on_device)
             assert with_arrays(device.to_host(again, device.mark()), bits) == expected
 
         check()
@@ -188,14 +193,20 @@ class Conformance:
 
     def test_memory_that_several_tensors_share_counts_once(self, rig: Rig) -> None:
         base = rig.empty(8 * KIB)
-        assert rig.device.size_of(base) == 8 * KIB
-        assert rig.device.size_of({"a": base, "b": [base[:KIB], (base[KIB:], 3, "x")], "c": base}) == 8 * KIB
-        assert rig.device.size_of([base[:1]]) == 8 * KIB
-        assert rig.device.size_of([base, rig.empty(4 * KIB)]) == 12 * KIB
+        assert size_of(rig.device, base) == 8 * KIB
+        assert size_of(rig.device, {"a": base, "b": [base[:KIB], (base[KIB:], 3, "x")], "c": base}) == 8 * KIB
+        assert size_of(rig.device, [base[:1]]) == 8 * KIB
+        assert size_of(rig.device, [base, rig.empty(4 * KIB)]) == 12 * KIB
+
+    def test_views_of_one_tensor_are_known_as_one_piece_of_memory(self, rig: Rig) -> None:
+        batch, other = rig.empty(8 * KIB), rig.empty(8 * KIB)
+        parts = [rig.device.memory_of({"x": batch[n * KIB : (n + 1) * KIB]}) for n in range(8)]
+        assert all(part == parts[0] == rig.device.memory_of(batch) for part in parts)
+        assert not parts[0].keys() & rig.device.memory_of(other).keys()
 
     def test_a_tree_on_the_host_has_no_size_on_the_device(self, rig: Rig) -> None:
-        assert rig.device.size_of({"a": np.zeros(KIB), "b": [1, "x", None, b"y", 1.5]}) == 0
-        assert rig.device.size_of(3) == 0
+        assert size_of(rig.device, {"a": np.zeros(KIB), "b": [1, "x", None, b"y", 1.5]}) == 0
+        assert size_of(rig.device, 3) == 0
 
     def test_a_view_of_any_strides_goes_and_comes_back(self, rig: Rig) -> None:
         array = np.arange(4 * 6 * 8, dtype="<i4").reshape(4, 6, 8)
@@ -250,7 +261,7 @@ class Conformance:
         del tensor
         collected()
         made = rig.device.to_device(np.ones(rig.full_at_bytes // 2, np.uint8))
-        assert rig.device.size_of(made) == rig.full_at_bytes // 2
+        assert size_of(rig.device, made) == rig.full_at_bytes // 2
 
     def test_a_promoted_tree_is_complete_before_the_caller_gets_it(self, rig: Rig) -> None:
         array = np.arange(16 * KIB, dtype="<i4")
@@ -268,13 +279,13 @@ class Conformance:
 
     def test_tensors_of_another_device_are_refused_by_place(self, rig: Rig) -> None:
         with pytest.raises(UsageError, match=r"tree\['a'\]\[1\] lies on"):
-            rig.device.size_of({"a": [1, rig.another()]})
+            size_of(rig.device, {"a": [1, rig.another()]})
 
     def test_a_tree_that_contains_itself_is_refused(self, rig: Rig) -> None:
         endless: list[Any] = []
         endless.append({"x": endless})
         with pytest.raises(UsageError, match=r"tree\[0\]\['x'\] is a list that contains itself"):
-            rig.device.size_of(endless)
+            size_of(rig.device, endless)
 
     def test_several_threads_copy_at_once(self, rig: Rig) -> None:
         expected = [np.full(5 * KIB + number, number, "<i4") for number in range(6)]

@@ -52,8 +52,8 @@ class Owner:
     def put(self, number: int) -> DeviceEntry:
         tensor = self.device.upload(values(number))
         registration = Registration(key(number))
-        size_bytes = self.device.size_of(tensor)
-        entry = DeviceEntry(key(number), tensor, size_bytes, 1, "", registration, [self.device.mark()])
+        memory = self.device.memory_of(tensor)
+        entry = DeviceEntry(key(number), tensor, memory, 1, "", registration, [self.device.mark()])
         assert self.entries.put(entry)
         return entry
 

@@ -200,7 +200,7 @@ def test_without_a_card_it_says_so() -> None:
 def test_leaves_that_no_payload_can_have_are_refused_by_place(rig: StandinRig) -> None:
     sparse = torch.zeros(3, 3).to_sparse()
     with pytest.raises(UnsupportedLeaf, match=r"tree\['s'\].*to_dense"):
-        rig.device.size_of({"s": sparse})
+        rig.device.memory_of({"s": sparse})
     with pytest.raises(UnsupportedLeaf, match=r"^tree\[1\]: "):
         rig.device.to_device([1, np.array(["x"])])
 

@@ -120,6 +120,13 @@ class Wire:
         device = self.governor.devices._devices.get(CARD)
         return set(device.table._rows) if device else set()
 
+    def sizes(self) -> dict[bytes, int]:
+        """The bytes that the daemon counts for each key."""
+        device = self.governor.devices._devices.get(CARD)
+        if device is None:
+            return {}
+        return {key: int(device.table.size_bytes[row]) for key, row in device.table._rows.items()}
+
 
 class HostTier:
     """What offloaded trees are put into: the ring, as far as a conversation needs one."""
