@@ -80,6 +80,15 @@ class Device(Protocol):
         """
         ...
 
+    def outgoing(self, tree: Any, mark: Mark) -> Any:
+        """The tree with an `Outgoing` (outgoing.py) for every tensor, which reads the tensor's bytes as they were when
+        `mark` was reached. Waits for the mark like `to_host`. The caller neither writes nor drops the tensors before
+        the last read.
+
+        Raises: as `to_host`.
+        """
+        ...
+
     def to_device(self, tree: Any) -> Any:
         """The tree with a tensor on this device for every numpy array and CPU tensor. Returns once the copies are
         complete. The tensors are lent to the calling thread's current stream.

@@ -19,8 +19,10 @@ from typing import TYPE_CHECKING, Final
 
 from ...errors import DeviceFull, TensordError, TimedOut
 from ..core.lease import Lease
+from ..core.put_options import PutOptions
 from .entries import DeviceEntries, DeviceEntry, HostCopy
 from .interface import Device, Mark
+from .outgoing import payload_of
 from .registration import Registration
 
 if TYPE_CHECKING:
@@ -130,10 +132,16 @@ class Moves:
     def _copied(self, entry: DeviceEntry, moved: MoveResult) -> HostCopy | None:
         marks = list(entry.marks)
         try:
-            host = self._device.to_host(entry.tree, marks[-1])
             if entry.to_host is not None:
-                return entry.to_host(host)
-            return self._client.put(entry.key, host, tokens=entry.tokens, timeout_s=_PUT_S)
+                return entry.to_host(self._device.to_host(entry.tree, marks[-1]))
+            link = self._client.link
+            leaving = self._device.outgoing(entry.tree, marks[-1])
+            payload = payload_of(leaving, self._device.name, depth_max=link.limits.tree_depth_max)
+            options = PutOptions(entry.tokens).checked()
+            put = link.puts.put(entry.key, payload, options, deadline=time.monotonic() + _PUT_S)
+            if payload.failure is not None:
+                raise payload.failure
+            return put
         except Exception as error:
             _log.warning("%s of %s is not copied to the host tier: %s", entry.key.hex(), self._device.name, error)
             if not isinstance(error, TensordError):

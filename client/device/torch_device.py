@@ -16,6 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable
 from contextlib import ExitStack
+from functools import partial
 from types import ModuleType
 from typing import Any, Final
 
@@ -24,7 +25,9 @@ import numpy as np
 from ...errors import DeviceFull, UnsupportedLeaf, UsageError
 from ...shm.dtypes import name_of_torch
 from ...shm.tensors import tensor_over
+from ...shm.tree import Spec
 from .interface import Mark, mapped
+from .outgoing import Outgoing
 
 __all__ = ["TorchDevice", "TorchMark"]
 
@@ -158,6 +161,20 @@ class TorchDevice:
                 ) from None
         return copy
 
+    def outgoing(self, tree: Any, mark: Mark) -> Any:
+        """As in Device. A tensor whose elements do not lie in C order is copied to the host as by `to_host`."""
+        mark.wait()
+
+        def leaving(leaf: Any, place: str) -> Any:
+            if not self._lies_here(leaf, place):
+                return leaf
+            plain = leaf.detach()
+            if not plain.is_contiguous() or plain.is_conj() or plain.is_neg():
+                return self.to_host(leaf, mark)
+            return Outgoing(Spec(tuple(plain.shape), plain.dtype), partial(self._read, plain))
+
+        return mapped(tree, leaving)
+
     def to_device(self, tree: Any) -> Any:
         """As in Device. Copies from memory that is registered with the driver need no intermediate buffer."""
         sources: list[Any] = []
@@ -194,6 +211,15 @@ class TorchDevice:
         return max(0, before_bytes - after_bytes)
 
     # ---- private
+
+    def _read(self, tensor: Any, to: Array, start: int, stop: int) -> None:
+        """Copies bytes of a contiguous tensor straight to `to`. If that is not pinned, the driver takes buffers of its
+        own."""
+        landing = tensor_over(self._torch, to)
+        with ExitStack() as stack:
+            self._enter(stack)
+            landing.copy_(tensor.reshape(-1).view(self._torch.uint8)[start:stop], non_blocking=True)
+            self._marked(self._copies).wait()
 
     def _enter(self, stack: ExitStack) -> None:
         stack.enter_context(self._torch.no_grad())

@@ -20,14 +20,17 @@ import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
 
 from ..client.device.interface import Mark, mapped
+from ..client.device.outgoing import Outgoing
 from ..errors import DeviceFull, UnsupportedLeaf, UsageError
 from ..shm.dtypes import dtype_named, name_of
 from ..shm.tensors import loaded_torch, tensor_source
+from ..shm.tree import Spec
 from .fake_card import FakeCard
 from .fake_stream import FakeMark, FakeStream, Hold
 
@@ -306,6 +309,18 @@ class FakeVram:
         self.copies.mark().wait()
         return copy
 
+    def outgoing(self, tree: Any, mark: Mark) -> Any:
+        """As in Device."""
+        mark.wait()
+
+        def leaving(leaf: Any, place: str) -> Any:
+            if not isinstance(leaf, FakeTensor):
+                return leaf
+            source = self._own(leaf, place)._array
+            return Outgoing(Spec(source.shape, name_of(source.dtype)), partial(self._read, source))
+
+        return mapped(tree, leaving)
+
     def to_device(self, tree: Any) -> Any:
         """As in Device."""
         sources: list[Array] = []
@@ -331,6 +346,11 @@ class FakeVram:
         return self._allocator.give_back()
 
     # ---- private
+
+    def _read(self, source: Array, to: Array, start: int, stop: int) -> None:
+        raw = np.ascontiguousarray(source).reshape(-1).view(np.uint8)[start:stop]
+        self.copies.enqueue(lambda: np.copyto(to, raw))
+        self.copies.mark().wait()
 
     def _empty(self, shape: tuple[int, ...], dtype: Any, stream: FakeStream) -> FakeTensor:
         plain = np.dtype(dtype)

@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tensord.client.device.interface import Device, Mark
+from tensord.client.device.outgoing import payload_of
 from tensord.errors import DeviceFull, UsageError
 from tensord.shm.dtypes import dtype_named, name_of
 from tensord.shm.recipe import recipe
@@ -156,6 +157,55 @@ class Conformance:
             assert with_arrays(device.to_host(again, device.mark()), bits) == expected
 
         check()
+
+    def test_what_leaves_is_the_payload_of_its_copy_on_the_host_in_any_pieces(self, rig: Rig) -> None:
+        device = rig.device
+
+        @settings(max_examples=30, deadline=None)
+        @given(trees(arrays(rig.dtypes)), st.integers(40, 300))
+        def check(tree: Any, piece_bytes: int) -> None:
+            on_device = with_arrays(tree, rig.upload)
+            expected = encode(device.to_host(on_device, device.mark()))
+            payload = payload_of(device.outgoing(on_device, device.mark()), device.name, depth_max=32)
+            assert (payload.header, payload.payload_bytes) == (expected.header, expected.payload_bytes)
+            wanted, found = (np.zeros(payload.payload_bytes, np.uint8) for _ in "12")
+            expected.write_into(wanted)
+            for start in range(0, payload.payload_bytes, piece_bytes):
+                stop = min(start + piece_bytes, payload.payload_bytes)
+                payload.write_range(found[start:stop], start, stop)
+            assert found.tobytes() == wanted.tobytes()
+
+        check()
+
+    def test_what_leaves_is_as_it_was_when_the_mark_was_reached(self, rig: Rig) -> None:
+        array = np.arange(KIB, dtype="<i4")
+        found = np.zeros(4 * KIB, np.uint8)
+        with rig.hold():
+            tensor = rig.upload(array)
+            mark = rig.device.mark()
+            copying = threading.Thread(target=lambda: rig.device.outgoing(tensor, mark).read(found, 0, 4 * KIB))
+            copying.start()
+        copying.join(PATIENCE_S)
+        assert found.tobytes() == array.tobytes()
+
+    def test_a_read_of_what_leaves_is_complete_when_it_returns(self, rig: Rig) -> None:
+        array = np.arange(16 * KIB, dtype="<i4")
+        tensor = rig.upload(array)
+        leaving = rig.device.outgoing({"x": [tensor, 1]}, rig.device.mark())
+        rig.slow_copies()
+        found = np.zeros(4 * KIB, np.uint8)
+        leaving["x"][0].read(found, 5 * KIB, 9 * KIB)
+        assert found.tobytes() == array.tobytes()[5 * KIB : 9 * KIB]
+
+    def test_views_of_any_strides_leave_as_their_copies_on_the_host(self, rig: Rig) -> None:
+        tensor = rig.upload(np.arange(4 * 6 * 8, dtype="<i4").reshape(4, 6, 8))
+        views = {"rows": tensor[1:3], "columns": tensor[:, 1:4, 2:3], "single": tensor[3, 5, 7]}
+        expected = encode(rig.device.to_host(views, rig.device.mark()))
+        payload = payload_of(rig.device.outgoing(views, rig.device.mark()), rig.device.name, depth_max=32)
+        wanted, found = (np.zeros(expected.payload_bytes, np.uint8) for _ in "12")
+        expected.write_into(wanted)
+        payload.write_into(found)
+        assert found.tobytes() == wanted.tobytes()
 
     def test_large_tensors_go_and_come_back_whole(self, rig: Rig) -> None:
         array = np.random.default_rng(7).integers(0, 256, (3, 100 * KIB + 1), np.uint8)
