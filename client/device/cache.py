@@ -144,7 +144,7 @@ class DeviceCache:
 
         Args:
             promote: whether to copy an entry of the host tier to the device and register it there again, if there is
-                room. The call waits for this copy.
+                room, and the device is not paused. The call waits for this copy.
 
         Raises:
             BadKey: the key is not 32 bytes.
@@ -159,7 +159,7 @@ class DeviceCache:
             self._entries.tally.misses += 1
             return None
         self._entries.tally.host_hits += 1
-        if promote and not self.closed and not self._upkeep.refuses:
+        if promote and not self.closed and not self._upkeep.refuses and not self._device.paused:
             lease = self._promoted(key, host)
             if lease is not None:
                 host.release()

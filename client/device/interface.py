@@ -11,6 +11,7 @@ Invariants: values that are not tensors pass through unchanged.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from contextlib import AbstractContextManager
 from typing import Any, Protocol, runtime_checkable
 
 from ...errors import UsageError
@@ -39,6 +40,17 @@ class Device(Protocol):
 
     name: str
     reports: bool
+
+    @property
+    def paused(self) -> bool:
+        """Whether work waits, within `pause()` or for a reason of the device's own, such as the capture of a CUDA
+        graph. Cheap."""
+        ...
+
+    def pause(self) -> AbstractContextManager[None]:
+        """For the block, the device does nothing: `mark`, `lend` and `memory_of` return at once, `give_back` returns 0,
+        no mark is reached, and all other calls wait for the end. Waits for the piece of work that is under way."""
+        ...
 
     def reading(self) -> tuple[int, int]:
         """(used, total) bytes of the whole GPU, other processes included, as its driver reports them."""
@@ -100,8 +112,8 @@ class Device(Protocol):
         ...
 
     def give_back(self) -> int:
-        """Returns memory that this process has cached, without a tensor in it, to the driver. Returns the number of
-        bytes."""
+        """Returns memory without a tensor in it to the driver: at least that of tensors that `to_device` made. Returns
+        the number of bytes."""
         ...
 
 

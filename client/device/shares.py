@@ -40,9 +40,10 @@ class Storage:
 
 
 class Holder(Protocol):
-    """An entry. `memory`: the bytes of its storages, by what identifies a storage. `held`: these storages, while the
-    entry is counted; else empty."""
+    """An entry. `key`, `serial`: which one. `memory`: the bytes of its storages, by what identifies a storage. `held`:
+    these storages, while the entry is counted; else empty."""
 
+    key: bytes
     serial: int
     memory: Mapping[Hashable, int]
     held: tuple[Storage, ...]

@@ -271,14 +271,57 @@ class Conformance:
     def test_a_dropped_tensor_moves_no_gauge_until_the_memory_is_given_back(self, rig: Rig) -> None:
         rig.device.give_back()
         before_bytes = rig.gauge()
-        tensor = rig.empty(64 * KIB)
+        tensor = rig.device.to_device(np.zeros(64 * KIB, np.uint8))
         with_it_bytes = rig.gauge()
         assert with_it_bytes - before_bytes >= 64 * KIB
         del tensor
         collected()
+        # It was lent to this stream.
+        assert rig.device.mark().wait(PATIENCE_S)
         assert rig.gauge() == with_it_bytes
         assert rig.device.give_back() == with_it_bytes - before_bytes
         assert rig.gauge() == before_bytes
+
+    def test_within_a_pause_nothing_is_done_and_what_must_not_wait_does_not(self, rig: Rig) -> None:
+        device, array = rig.device, np.arange(KIB, dtype="<i4")
+        tensor = rig.upload(array)
+        mark = device.mark()
+        paused = [device.paused]
+        assert mark.wait(PATIENCE_S)
+        done: list[Any] = []
+        late = [
+            lambda: device.to_host(tensor, device.mark()),
+            lambda: device.outgoing(tensor, mark),
+            lambda: device.to_device(array),
+            device.reading,
+        ]
+        threads = [threading.Thread(target=lambda call=call: done.append(call())) for call in late]
+        with device.pause():
+            paused.append(device.paused)
+            for thread in threads:
+                thread.start()
+            later = device.mark()
+            device.lend(tensor)
+            assert device.memory_of(tensor) and device.give_back() == 0
+            assert not mark.wait(0) and not later.wait(0.001)
+        assert [*paused, device.paused] == [False, True, False]
+        for thread in threads:
+            thread.join(PATIENCE_S)
+        assert len(done) == 4
+        assert mark.wait(PATIENCE_S) and later.wait(PATIENCE_S)
+
+    def test_a_pause_begins_after_the_work_that_is_under_way(self, rig: Rig) -> None:
+        array = np.arange(16 * KIB, dtype="<i4")
+        tensor = rig.upload(array)
+        assert rig.device.mark().wait(PATIENCE_S)
+        rig.slow_copies()
+        copies: list[Any] = []
+        copying = threading.Thread(target=lambda: copies.append(rig.device.to_host(tensor, rig.device.mark())))
+        copying.start()
+        with rig.device.pause():
+            pass
+        copying.join(PATIENCE_S)
+        assert bits(copies[0]) == bits(array)
 
     def test_only_unused_memory_is_returned(self, rig: Rig) -> None:
         kept = rig.upload(np.arange(KIB, dtype="<i8"))

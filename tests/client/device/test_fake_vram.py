@@ -16,7 +16,8 @@ import pytest
 
 from tensord.errors import DeviceFull, UnsupportedLeaf, UsageError
 from tensord.shm.dtypes import _DTYPES
-from tensord.testing.fake_vram import BLOCK_BYTES, FakeCard, FakeStream, FakeVram
+from tensord.testing.fake_allocator import BLOCK_BYTES
+from tensord.testing.fake_vram import FakeCard, FakeStream, FakeVram
 
 from ...daemon_process import PATIENCE_S
 from .conformance import CAPACITY_BYTES, GARBAGE, KIB, Conformance, Rig, bits, collected, size_of

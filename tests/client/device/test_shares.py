@@ -20,6 +20,7 @@ _serials = count(1)
 @dataclass(eq=False)
 class Entry:
     memory: Mapping[Hashable, int]
+    key: bytes = b""
     serial: int = field(default_factory=_serials.__next__)
     held: tuple[Storage, ...] = ()
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from tensord.client.device import torch_device
+from tensord.client.device import pci_address, stages
 from tensord.client.device.torch_device import TorchDevice
 from tensord.errors import DeviceFull, UnsupportedLeaf, UsageError
 from tensord.shm.dtypes import _TORCH_NAMES
@@ -137,7 +137,7 @@ def test_conjugates_and_gradients_are_resolved_on_the_way(rig: StandinRig) -> No
 
 
 def test_a_copy_of_more_than_the_stage_is_whole(rig: StandinRig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_device, "STAGE_BYTES", 1000)
+    monkeypatch.setattr(stages, "STAGE_BYTES", 1000)
     array = np.random.default_rng(3).integers(0, 256, 10_001, np.uint8)
     trees = [rig.upload(array), rig.upload(array[:1000]), rig.upload(array[:7])]
     host = rig.device.to_host(trees, rig.device.mark())
@@ -171,7 +171,7 @@ def test_the_pci_address_comes_from_the_driver_if_torch_lacks_it(monkeypatch: py
             told.value = b"00000000:0A:00.0"
             return 0
 
-    monkeypatch.setattr(torch_device, "_library", lambda *names: Driver())
+    monkeypatch.setattr(pci_address, "_library", lambda *names: Driver())
     assert TorchDevice(accelerator=Accelerator(KIB)).name == "0000:0a:00.0"
 
 
@@ -179,7 +179,7 @@ def test_without_either_it_is_the_uuid_and_without_that_a_name_is_asked_for(monk
     def missing(*names: str) -> Any:
         raise OSError("no such library")
 
-    monkeypatch.setattr(torch_device, "_library", missing)
+    monkeypatch.setattr(pci_address, "_library", missing)
     assert TorchDevice(accelerator=Accelerator(KIB, uuid="AB-1")).name == "gpu-ab-1"
     with pytest.raises(UsageError, match="pass name="):
         TorchDevice(accelerator=Accelerator(KIB))
