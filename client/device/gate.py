@@ -28,7 +28,8 @@ class Gate:
     """Open, until someone closes it. Thread-safe; work may be nested.
 
     `pools`: how many threads allocate from a private pool of torch now, this library's own not counted. Torch ends the
-    process if a pool is destroyed meanwhile.
+    process if a pool is destroyed meanwhile. An engine may leave and enter a graph's pool in the middle of a capture,
+    so the count may be below 0; only 0 means that there are none.
     """
 
     def __init__(self) -> None:
@@ -95,7 +96,7 @@ class Gate:
     def pool_left(self) -> None:
         """Undoes one `pool_entered` of the same thread."""
         with self._changed:
-            self.pools = max(0, self.pools - (self._worker != threading.get_ident()))
+            self.pools -= self._worker != threading.get_ident()
 
 
 GATE: Final = Gate()

@@ -98,7 +98,7 @@ class Pools:
         except Exception as error:
             self._give_up(error)
             return None
-        own = [segment for segment in segments if segment["device"] == self._index]
+        own = [segment for segment in segments if segment.get("device", self._index) == self._index]
         if any(segment["allocated_size"] for segment in own):
             return None
         return sum(segment["total_size"] for segment in own)

@@ -335,6 +335,10 @@ def test_captures_and_pools_of_torch_tell_the_gate_however_often_it_is_followed(
         assert gate.pools == 1
         module._cuda_endAllocateToPool(0, (1, 0))
         assert gate.pools == 0
+        # As engines do in the middle of a capture.
+        module._cuda_endAllocateToPool(0, (1, 0))
+        module._cuda_beginAllocateCurrentThreadToPool(0, (1, 0))
+        assert gate.pools == 0
         with gate.work():
             module._cuda_beginAllocateCurrentThreadToPool(0, (1, 0))
             assert gate.pools == 0
