@@ -101,7 +101,7 @@ class Pools:
         own = [segment for segment in segments if segment.get("device", self._index) == self._index]
         if any(segment["allocated_size"] for segment in own):
             return None
-        return sum(segment["total_size"] for segment in own)
+        return sum(int(segment["total_size"]) for segment in own)
 
     def _give_up(self, error: Exception) -> None:
         """An allocator without pools or statistics: a pluggable one, or another backend."""

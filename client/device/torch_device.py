@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Hashable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from types import ModuleType
@@ -36,7 +36,8 @@ from .torch_mark import TorchMark
 __all__ = ["TorchDevice", "TorchMark"]
 
 Array = np.ndarray[Any, Any]
-_BRIEF_S: Final = 5e-3
+_GIVE_BACK_S: Final = 0.1
+"""Seconds that a return of memory waits for another thread's piece of work. The next return makes up for it."""
 _log = logging.getLogger("tensord")
 
 
@@ -116,11 +117,8 @@ class TorchDevice:
         """As in Device."""
         if self.gate.closed:
             return True
-        capturing: Callable[[], bool] | None = getattr(self._accelerator, "is_current_stream_capturing", None)
-        if capturing is None:
-            return False
         with self.current():
-            return capturing()
+            return self._is_capturing()
 
     def pause(self) -> AbstractContextManager[None]:
         """As in Device. Pauses all TorchDevices of the process."""
@@ -226,7 +224,7 @@ class TorchDevice:
     def give_back(self) -> int:
         """As in Device: see `gives_back`. Returns 0 while the device is paused, and where the allocator in use has
         neither pools nor statistics."""
-        with self.gate.work_now(_BRIEF_S) as may, self.current():
+        with self.gate.work_now(_GIVE_BACK_S) as may, self.current():
             if not may:
                 return 0
             if self._pools is not None:
@@ -257,13 +255,17 @@ class TorchDevice:
 
     def is_capturing(self, stream: Any) -> bool:
         """Whether work on a stream goes into a CUDA graph now."""
-        capturing: Callable[[], bool] | None = getattr(self._accelerator, "is_current_stream_capturing", None)
-        if capturing is None:
-            return False
         with self._accelerator.stream(stream):
-            return capturing()
+            return self._is_capturing()
 
     # ---- private
+
+    def _is_capturing(self) -> bool:
+        try:
+            return bool(self._accelerator.is_current_stream_capturing())
+        except RuntimeError:
+            # The driver does not tell this of the default stream while another stream is captured.
+            return True
 
     def _read(self, tensor: Any, to: Array, start: int, stop: int) -> None:
         """Copies bytes of a contiguous tensor straight to `to`. If that is not pinned, the driver takes buffers of its

@@ -258,6 +258,22 @@ def test_a_capture_that_tells_nobody_is_seen_by_its_own_thread(card: Accelerator
     assert mark.wait(PATIENCE_S)
 
 
+def test_a_driver_that_does_not_tell_of_the_default_stream_fails_no_call(
+    card: Accelerator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As while another thread captures by other means than torch's."""
+
+    def refuses() -> bool:
+        raise RuntimeError("operation would make the legacy stream depend on a capturing blocking stream")
+
+    device = TorchDevice(0, accelerator=card)
+    with monkeypatch.context() as patched:
+        patched.setattr(card, "is_current_stream_capturing", refuses)
+        mark = device.mark()
+        assert not mark.wait(0)
+    assert mark.wait(PATIENCE_S)
+
+
 def test_copies_that_a_capture_interrupts_go_on_after_it(card: Accelerator, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tensord.client.device.stages.STAGE_BYTES", KIB)
     device = TorchDevice(0, accelerator=card)
