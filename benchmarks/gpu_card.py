@@ -33,8 +33,18 @@ class Report:
     def check(self, name: str, held: bool | None, seen: str) -> None:
         """Records and prints a check."""
         self.checks.append({"check": name, "held": held, "seen": seen})
-        verdict = "cannot tell" if held is None else "held" if held else "FAILED"
-        print(f"{verdict:>12}  {name}: {seen}", flush=True)
+        print(f"{_verdict(held):>12}  {name}: {seen}", flush=True)
+
+    def table(self) -> str:
+        """All checks, the failed ones first, then those that this machine could not decide."""
+        order = {False: 0, None: 1, True: 2}
+        width = max((len(check["check"]) for check in self.checks), default=0)
+        lines = [
+            f"{_verdict(check['held']):<11}  {check['check']:<{width}}  {check['seen']}".rstrip()
+            for check in sorted(self.checks, key=lambda check: order[check["held"]])
+        ]
+        counts = [sum(check["held"] is held for check in self.checks) for held in (True, False, None)]
+        return "\n".join([*lines, "{} held, {} failed, {} could not be decided here".format(*counts)])
 
     def figure(self, name: str, bytes_per_s: float | None) -> None:
         """Records and prints a figure, in GB/s."""
@@ -45,6 +55,10 @@ class Report:
     @property
     def failed(self) -> bool:
         return any(check["held"] is False for check in self.checks)
+
+
+def _verdict(held: bool | None) -> str:
+    return "cannot tell" if held is None else "held" if held else "FAILED"
 
 
 class Nvml:

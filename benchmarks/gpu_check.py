@@ -1,13 +1,22 @@
-"""Checks and times the device cache on a real NVIDIA card.
+"""Checks and times the device cache on a real NVIDIA card. Run this first on a machine with one.
 
     python benchmarks/gpu_check.py [--json PATH] [--device 0] [--entries 8] [--entry-bytes 67108864]
 
-Starts a daemon of its own that reads its gauge through NVML. Checks that the gauge is the card's, that entries of a
-DeviceCache are offloaded into the ring and come back bit-identical, that the driver gets the memory back, and that the
-daemon has no GPU context. Then times copies from the ring to the card, with the ring unregistered and registered with
-the driver. The exit status is 0 if all checks held, 1 if a check failed, 2 if there is no card.
+Takes some minutes. It needs tensord[torch,nvidia], torch with CUDA, and about 1 GiB of free memory on the card and in
+/dev/shm; nothing else has to be stopped or configured. A second card, and root for the check of a small /dev/shm, are
+used if they are there.
 
-Owns: these checks and figures; no figure is asserted. Needs tensord[torch,nvidia] and torch with CUDA.
+It starts daemons of its own. First it checks that the daemon's gauge is the card's, that entries of a DeviceCache are
+offloaded into the ring and come back bit-identical, that the driver gets the memory back, and that the daemon has no
+GPU context; and times copies from the ring to the card, with the ring unregistered and registered with the driver. Then
+it plays scenes (gpu_scenes.py): settings of torch's allocator, CUDA_VISIBLE_DEVICES, a second card, captures of CUDA
+graphs, forks, two owners, an emergency, late streams, both ways of an offload, and Docker's /dev/shm of 64 MiB.
+
+It ends with a table of all checks. "cannot tell" is for what this machine cannot decide; it says why. The exit status
+is 0 if no check failed, 1 if one did, 2 if there is no card. Please send the table, or the file of --json, with a
+report.
+
+Owns: its checks and figures; no figure is asserted.
 """
 
 from __future__ import annotations
@@ -27,6 +36,7 @@ from typing import Any, Final
 
 import numpy as np
 from gpu_card import NoCard, Nvml, Report, registered
+from gpu_play import play, plays
 from harness import table
 from peers.tensord_peer import serving
 from worker import key_of
@@ -39,6 +49,7 @@ from tensord.shm.tensors import tensor_over
 MIB: Final = 1 << 20
 PATIENCE_S: Final = 60.0
 ROUNDS: Final = 5
+SCENE_BYTES_MAX: Final = 16 * MIB
 IDLE_S: Final = 3.0
 # Other programs may use the card meanwhile. The changes that the checks look for are far larger.
 NOISE_BYTES: Final = 192 * MIB
@@ -254,7 +265,7 @@ def the_card(index: int) -> tuple[Any, TorchDevice, Nvml]:
     except ImportError:
         raise NoCard("nvidia-ml-py is missing; install tensord[nvidia]") from None
     try:
-        device = TorchDevice(index)
+        device = TorchDevice(index, gives_back="all")
     except UsageError as error:
         raise NoCard(str(error)) from None
     torch.cuda.set_device(index)
@@ -286,6 +297,9 @@ def run(index: int, entries: int, entry_bytes: int) -> Report:
         check_cache(report, client, device, nvml, torch, entries, entry_bytes)
         check_context(report, client, nvml)
         time_copies(report, client, torch, entries, entry_bytes)
+    torch.cuda.empty_cache()
+    for one in plays(torch.cuda.device_count()):
+        play(report, one, index, min(entry_bytes, SCENE_BYTES_MAX))
     return report
 
 
@@ -314,7 +328,9 @@ def main(words: Sequence[str] | None = None) -> int:
         (name, "not measured" if value is None else f"{value:.2f} GB/s") for name, value in report.figures.items()
     ]
     print()
-    print(table(["ring → card", "measured"], rows))
+    print(table(["copies", "measured"], rows))
+    print()
+    print(report.table())
     if asked.json is not None:
         asked.json.write_text(json.dumps(asdict(report), indent=2) + "\n")
     return 1 if report.failed else 0

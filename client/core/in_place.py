@@ -100,7 +100,14 @@ class InPlacePuts:
         except TensordError:
             self.spans.keep(span, connected)
             raise
-        checksum = writer.write(payload, span.taken.offset + SPAN_HEADER_BYTES)
+        try:
+            checksum = writer.write(payload, span.taken.offset + SPAN_HEADER_BYTES)
+        except TensordError as error:
+            # A payload that is read from a device. What was copied is in a span that is not committed.
+            del pin
+            self._in_flight.not_sent(pending, error)
+            self._say(messages.ReturnSpan(span.number), connected=connected)
+            return True
         # The daemon frees no span that it was sent a Commit of. It frees one that it took back once the pin is gone.
         del pin
         pending.commit = replace(pending.commit, checksum=checksum)

@@ -278,7 +278,7 @@ class PutSender:
                 # The put has ended. The daemon expects every part to be announced, but needs no more bytes.
                 self._send_part(pending, messages.Part(number, region.offset + start, size_bytes - start, True))
                 return
-            payload.write_range(memory[start:stop], start, stop)
+            self._write_part(pending, payload, memory[start:stop], start, stop)
             part = messages.Part(number, region.offset + start, stop - start, stop == size_bytes)
             pending.parts.append(part)
             self._send_part(pending, part)
@@ -309,11 +309,25 @@ class PutSender:
                     if not self.in_flight.hold(pending, region):
                         self._send_part(pending, messages.Part(pending.commit.id, 0, size_bytes - start, True))
                         return
-                    payload.write_range(memory, start, stop)
+                    self._write_part(pending, payload, memory, start, stop)
                     part = messages.Part(pending.commit.id, region.offset, stop - start, stop == size_bytes)
                     self._send_part(pending, part)
         except TensordError as error:
             self.in_flight.not_sent(pending, error)
+
+    def _write_part(self, pending: Pending, payload: Payload, to: Bytes, start: int, stop: int) -> None:
+        """Copies a part of a put whose Commit is sent. If that fails, the daemon would wait for the rest, so the
+        connection ends, and with it what the daemon has of the put.
+
+        Raises:
+            TensordError: the payload is read from a device, and that failed.
+        """
+        try:
+            payload.write_range(to, start, stop)
+        except TensordError as error:
+            self.in_flight.not_sent(pending, error)
+            self._end_connection()
+            raise
 
     def _send_copied(self, unsent: list[Pending]) -> None:
         """Sends the Commits of these puts together, and clears the list."""

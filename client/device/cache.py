@@ -96,6 +96,9 @@ class DeviceCache:
         stays. A key names one content: a put under a key that was offloaded earlier does not replace the copy in the
         host tier.
 
+        A tensor keeps the whole memory that it is a view of. Entries whose tensors are views of the same memory, such
+        as the parts of one batch, count equal shares of it. It is free once the last of them is gone.
+
         Args:
             key: 32 bytes, as made by `Namespace.key`.
             tensors: a tree of tensors, as for `Client.put`.
@@ -129,8 +132,8 @@ class DeviceCache:
         if self.closed:
             registration.settle("lost", DaemonUnavailable("the device cache is closed"))
             return registration
-        size_bytes = self._device.size_of(tensors)
-        if size_bytes <= 0:
+        memory = self._device.memory_of(tensors)
+        if not memory:
             raise UsageError(f"the tensors use no memory of {self._device.name}: put tensors that lie on it")
         blocked = self._blocked()
         if blocked is not None and key not in self._entries:
@@ -139,7 +142,7 @@ class DeviceCache:
                 self._entries.tally.blocked += 1
             registration.settle("refused", blocked)
             return registration
-        entry = DeviceEntry(key, tensors, size_bytes, tokens, agent, registration, [self._device.mark()])
+        entry = DeviceEntry(key, tensors, memory, tokens, agent, registration, [self._device.mark()])
         entry.to_host, entry.cost_ms, entry.kind = to_host, cost_ms, kind
         if not aside(partial(self._entries.put, entry)):
             registration.settle("lost", DaemonUnavailable("the device cache is closed"))
@@ -154,7 +157,7 @@ class DeviceCache:
 
         Args:
             promote: whether to copy an entry of the host tier to the device and register it there again, if the device
-                stays below pressure with it. The call asks the daemon, and waits for this copy.
+                stays below pressure with it and is not paused. The call asks the daemon, and waits for this copy.
 
         Raises:
             BadKey: the key is not 32 bytes.
@@ -169,7 +172,7 @@ class DeviceCache:
             self._entries.tally.misses += 1
             return None
         self._entries.tally.host_hits += 1
-        if promote and not self.closed and not self._upkeep.refuses:
+        if promote and not self.closed and not self._upkeep.refuses and not self._device.paused:
             lease = self._promoted(key, host)
             if lease is not None:
                 host.release()
@@ -237,8 +240,9 @@ class DeviceCache:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the device's memory that the entries hold."""
-        return self._entries.bytes
+        """Bytes of the device's memory that the entries keep from being freed. Memory that several entries share counts
+        once, in full, until the last of them is gone."""
+        return self._entries.size_bytes
 
     @property
     def total_tokens(self) -> int:

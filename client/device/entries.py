@@ -12,7 +12,7 @@ do so at any point of any thread.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
@@ -24,6 +24,7 @@ from ..core.lease import Lease
 from ..core.puts import PutState
 from .interface import Device, Mark
 from .registration import Registration
+from .shares import Shares, Storage
 
 DeviceTier = Literal["device", "host"]
 _MARKS: Final = 4
@@ -54,20 +55,22 @@ ToHost = Callable[[Any], HostCopy]
 class DeviceEntry:
     """Tensors in this process's VRAM.
 
-    `marks`: points that streams must reach before the tensors may be copied or dropped. `leases`: the present leases.
-    `uses`: the number of uses since the put, the put included. `before`: the entry that a put replaced, kept until the
-    daemon accepts the put. `said`: a registration is in flight. `known`: a daemon has registered the entry. `serial`:
-    distinguishes entries of one key. `to_host`: replaces `Client.put` under the key on offload.
+    `memory`: as `Device.memory_of` returns it. `held`: see shares.py. `marks`: points that streams must reach
+    before the tensors may be copied or dropped. `leases`: the present leases. `uses`: the number of uses since the
+    put, the put included. `before`: the entry that a put replaced, kept until the daemon accepts the put. `said`: a
+    registration is in flight. `known`: a daemon has registered the entry. `serial`: distinguishes entries of one
+    key. `to_host`: replaces `Client.put` under the key on offload.
     `cost_ms` and `kind`: what computing the tensors again takes, as reported by the put.
     """
 
     key: bytes
     tree: Any
-    size_bytes: int
+    memory: Mapping[Hashable, int]
     tokens: int
     agent: str
     registration: Registration
     marks: list[Mark] = field(default_factory=list)
+    held: tuple[Storage, ...] = ()
     leases: dict[int, None] = field(default_factory=dict)
     uses: int = 1
     before: DeviceEntry | None = None
@@ -82,6 +85,16 @@ class DeviceEntry:
     def in_use(self) -> bool:
         """Whether a lease on the entry exists."""
         return bool(self.leases)
+
+    @property
+    def size_bytes(self) -> int:
+        """The bytes that the entry counts: of each of its storages its present share, which other entries change."""
+        return sum(storage.share_bytes for storage in self.held) or sum(self.memory.values())
+
+    @property
+    def version(self) -> tuple[int, int]:
+        """What the daemon is told of the entry, for comparison: its serial and bytes."""
+        return self.serial, self.size_bytes
 
     def give_up(self) -> None:
         """Settles the registration as lost, unless the daemon's answer is outstanding. The entry has left the cache."""
@@ -200,8 +213,8 @@ class DeviceEntries:
         self.lock = threading.RLock()
         self.closed = False
         self.tokens = 0
-        self.bytes = 0
         self.tally = DeviceTally()
+        self._shares = Shares()
         self.unsynced: dict[bytes, None] = {}
         """Keys whose present entry, or absence, the daemon does not know, in order of the change."""
         self.unreported_uses: dict[bytes, int] = {}
@@ -213,6 +226,11 @@ class DeviceEntries:
 
     def __contains__(self, key: object) -> bool:
         return key in self._table
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the entries' storages, each counted once."""
+        return self._shares.bytes
 
     def find(self, key: bytes) -> DeviceEntry | None:
         """The present entry of a key, or None."""
@@ -338,7 +356,8 @@ class DeviceEntries:
             self._table.clear()
             self.unsynced.clear()
             self.unreported_uses.clear()
-            self.bytes = self.tokens = 0
+            self._shares.clear()
+            self.tokens = 0
             return left
 
     def close_in_child(self) -> list[DeviceEntry]:
@@ -347,13 +366,16 @@ class DeviceEntries:
         return self.close()
 
     def _count(self, entry: DeviceEntry, sign: int) -> None:
+        """Counts an entry of the table, or counts it no more. Entries whose share of a storage has changed with it are
+        to be registered anew."""
         self.tokens += sign * entry.tokens
-        self.bytes += sign * entry.size_bytes
+        for other in self._shares.add(entry) if sign > 0 else self._shares.remove(entry):
+            self.unsynced[other.key] = None
 
     def check_invariants(self) -> None:
         """Asserts that the totals agree with the table."""
         with self.lock:
             assert self.tokens == sum(entry.tokens for entry in self._table.values())
-            assert self.bytes == sum(entry.size_bytes for entry in self._table.values())
+            self._shares.check_invariants(self._table.values())
             assert all(entry.key == key for key, entry in self._table.items())
             assert not self.closed or not self._table

@@ -10,7 +10,8 @@ Invariants: values that are not tensors pass through unchanged.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
+from contextlib import AbstractContextManager
 from typing import Any, Protocol, runtime_checkable
 
 from ...errors import UsageError
@@ -40,12 +41,25 @@ class Device(Protocol):
     name: str
     reports: bool
 
+    @property
+    def paused(self) -> bool:
+        """Whether work waits, within `pause()` or for a reason of the device's own, such as the capture of a CUDA
+        graph. Cheap."""
+        ...
+
+    def pause(self) -> AbstractContextManager[None]:
+        """For the block, the device does nothing: `mark`, `lend` and `memory_of` return at once, `give_back` returns 0,
+        no mark is reached, and all other calls wait for the end. Waits for the piece of work that is under way."""
+        ...
+
     def reading(self) -> tuple[int, int]:
         """(used, total) bytes of the whole GPU, other processes included, as its driver reports them."""
         ...
 
-    def size_of(self, tree: Any) -> int:
-        """Bytes of this GPU that the tree's tensors occupy. Memory shared by several tensors counts once, in full.
+    def memory_of(self, tree: Any) -> dict[Hashable, int]:
+        """The bytes of each piece of memory of this GPU that the tree's tensors keep from being freed, by what
+        identifies the piece while one of its tensors lives. Views of one tensor have one piece. Its bytes are those of
+        the whole piece, however small the view.
 
         Raises:
             UsageError: a tensor lies on another device; the message names its place in the tree.
@@ -78,6 +92,15 @@ class Device(Protocol):
         """
         ...
 
+    def outgoing(self, tree: Any, mark: Mark) -> Any:
+        """The tree with an `Outgoing` (outgoing.py) for every tensor, which reads the tensor's bytes as they were when
+        `mark` was reached. Waits for the mark like `to_host`. The caller neither writes nor drops the tensors before
+        the last read.
+
+        Raises: as `to_host`.
+        """
+        ...
+
     def to_device(self, tree: Any) -> Any:
         """The tree with a tensor on this device for every numpy array and CPU tensor. Returns once the copies are
         complete. The tensors are lent to the calling thread's current stream.
@@ -89,8 +112,8 @@ class Device(Protocol):
         ...
 
     def give_back(self) -> int:
-        """Returns memory that this process has cached, without a tensor in it, to the driver. Returns the number of
-        bytes."""
+        """Returns memory without a tensor in it to the driver: at least that of tensors that `to_device` made. Returns
+        the number of bytes."""
         ...
 
 

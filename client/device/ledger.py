@@ -39,14 +39,14 @@ Post = Callable[[Callable[[], None]], None]
 class Ledger:
     """The daemon's knowledge of one cache's entries.
 
-    `connected`: the present connection, or None. `registered`: the serial with which each key was registered.
+    `connected`: the present connection, or None. `registered`: the version with which each key was registered.
     `under_way`: entries whose registration is unanswered. `unwelcome`: keys that a former daemon had and the present
     one refused. `resume_at`: the monotonic time before which nothing is sent; 0 if sending is not paused.
     """
 
     def __init__(self, link: Link, device_name: str, entries: DeviceEntries, post: Post) -> None:
         self.connected: Connected | None = None
-        self.registered: dict[bytes, int] = {}
+        self.registered: dict[bytes, tuple[int, int]] = {}
         self.under_way: dict[bytes, DeviceEntry] = {}
         self.unwelcome: deque[bytes] = deque()
         self.resume_at = 0.0
@@ -123,7 +123,7 @@ class Ledger:
                 entry = self._entries.find(key)
                 if key in self.under_way:
                     self._later.add(key)
-                elif entry is not None and self.registered.get(key) != entry.serial:
+                elif entry is not None and self.registered.get(key) != entry.version:
                     wanted.append(entry)
                 elif entry is None and key in self.registered:
                     released.append(key)
@@ -147,7 +147,7 @@ class Ledger:
         """Records that the daemon still has the keys, so that each is released, or registered again."""
         with self._entries.lock:
             for key in keys:
-                self.registered.setdefault(key, 0)
+                self.registered.setdefault(key, (0, 0))
                 self._entries.unsynced[key] = None
 
     # ---- uses
@@ -200,23 +200,31 @@ class Ledger:
             if before is None:
                 uses = entry.uses
                 self._entries.unreported_uses.pop(key, None)
-        self.registered[key] = entry.serial
+            version = entry.version
+        self.registered[key] = version
         self.under_way[key] = entry
         requests.ask_register(
             self._link,
             connected,
             self._device_name,
             key,
-            size_bytes=entry.size_bytes,
+            size_bytes=version[1],
             tokens=entry.tokens,
             agent=entry.agent,
             uses=uses,
             cost_ms=entry.cost_ms,
             kind=entry.kind,
-            then=lambda answer: self._post(partial(self._on_registered, entry, before, connected, answer)),
+            then=lambda answer: self._post(partial(self._on_registered, entry, version, before, connected, answer)),
         )
 
-    def _on_registered(self, entry: DeviceEntry, before: int | None, connected: Connected, answer: Future[Any]) -> None:
+    def _on_registered(
+        self,
+        entry: DeviceEntry,
+        version: tuple[int, int],
+        before: tuple[int, int] | None,
+        connected: Connected,
+        answer: Future[Any],
+    ) -> None:
         if connected is not self.connected:
             return
         key = entry.key
@@ -231,7 +239,7 @@ class Ledger:
             self._entries.agreed(entry)
             entry.registration.settle("registered")
             return
-        if self.registered.get(key) == entry.serial:
+        if self.registered.get(key) == version:
             if before is None:
                 del self.registered[key]
             else:
@@ -243,6 +251,10 @@ class Ledger:
             self.resume_at = time.monotonic() + _PAUSE_S
             return
         refusal = error if isinstance(error, TensordError) else TensordError(str(error))
+        if before is not None and before[0] == entry.serial:
+            # The daemon has the entry, with the share of its memory that it had before.
+            _log.info("%s of %s stays at %d bytes: %s", key.hex(), self._device_name, before[1], refusal)
+            return
         if entry.known:
             # A former daemon had the entry. The present daemon has no room for it, so it is offloaded.
             _log.info("%s of %s is not registered again: %s", key.hex(), self._device_name, refusal)

@@ -20,8 +20,10 @@ from typing import TYPE_CHECKING, Final
 from ...errors import DeviceFull, TensordError, TimedOut
 from ...ipc.governance import EntryKind
 from ..core.lease import Lease
+from ..core.put_options import PutOptions
 from .entries import DeviceEntries, DeviceEntry, HostCopy
 from .interface import Device, Mark
+from .outgoing import payload_of
 from .registration import Registration
 
 if TYPE_CHECKING:
@@ -123,11 +125,11 @@ class Moves:
             # An engine may be waiting for this call. It uses the host tier's copy instead.
             _log.warning("%s is not promoted to %s: %s", key.hex(), self._device.name, error)
             return None
-        size_bytes = self._device.size_of(tree)
-        if size_bytes == 0:
+        memory = self._device.memory_of(tree)
+        if not memory:
             return None
         tokens, agent, cost_ms, kind = self._remembered.get(key) or (self._tokens(key), "", 0.0, "unknown")
-        entry = DeviceEntry(key, tree, size_bytes, tokens, agent, Registration(key), [self._device.mark()])
+        entry = DeviceEntry(key, tree, memory, tokens, agent, Registration(key), [self._device.mark()])
         entry.cost_ms, entry.kind = cost_ms, kind
         return entry
 
@@ -145,10 +147,16 @@ class Moves:
         marks = list(entry.marks)
         began_s = time.monotonic()
         try:
-            host = self._device.to_host(entry.tree, marks[-1])
             if entry.to_host is not None:
-                return entry.to_host(host)
-            return self._client.put(entry.key, host, tokens=entry.tokens, cost_ms=entry.cost_ms, timeout_s=_PUT_S)
+                return entry.to_host(self._device.to_host(entry.tree, marks[-1]))
+            link = self._client.link
+            leaving = self._device.outgoing(entry.tree, marks[-1])
+            payload = payload_of(leaving, self._device.name, depth_max=link.limits.tree_depth_max)
+            options = PutOptions(entry.tokens, cost_ms=entry.cost_ms).checked()
+            put = link.puts.put(entry.key, payload, options, deadline=time.monotonic() + _PUT_S)
+            if payload.failure is not None:
+                raise payload.failure
+            return put
         except Exception as error:
             _log.warning("%s of %s is not copied to the host tier: %s", entry.key.hex(), self._device.name, error)
             if not isinstance(error, TensordError):

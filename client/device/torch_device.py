@@ -1,73 +1,64 @@
 """A GPU through torch: CUDA, or HIP, for which torch uses the same names.
 
-Owns: the calls of torch, one side stream, and two buffers of pinned memory for copies to the host. Does not own: the
-tensors, torch's caching allocator.
+Owns: the calls of torch, and one side stream. Does not own: the tensors, torch's caching allocator, private pools in it
+(pools.py), buffers for copies (stages.py), the pause while a CUDA graph is captured (gate.py).
 
-Invariants: only making a TorchDevice imports torch and makes a GPU context. All memory that a copy reads or writes is
-referenced until the copy is complete, so that no allocator reuses it earlier. No call here may run while the process
-captures a CUDA graph, as with any call that allocates, frees or synchronises.
+Invariants: only making a TorchDevice imports torch and makes a GPU context, on its own GPU only: the calls of all
+threads are made with that GPU as the current one. All memory that a copy reads or writes is referenced until the copy
+is complete, so that no allocator reuses it earlier. What allocates, frees, copies or asks for an event passes the gate.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections import deque
-from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+from collections.abc import Hashable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from types import ModuleType
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
 
 from ...errors import DeviceFull, UnsupportedLeaf, UsageError
 from ...shm.dtypes import name_of_torch
 from ...shm.tensors import tensor_over
+from ...shm.tree import Spec
+from .gate import GATE, Gate, follow_torch
 from .gpu_name import gpu_name
 from .interface import Mark, mapped
+from .outgoing import Outgoing
+from .pools import Pools
+from .stages import Stages
+from .torch_mark import TorchMark
 
 __all__ = ["TorchDevice", "TorchMark"]
 
 Array = np.ndarray[Any, Any]
-STAGE_BYTES: Final = 16 << 20
-"""Bytes of each of the two pinned buffers for copies to the host. Pinning the destination itself would cost a system
-call per page, and torch keeps pinned memory, rounded up to a power of two, until the process ends."""
+_GIVE_BACK_S: Final = 0.1
+"""Seconds that a return of memory waits for another thread's piece of work. The next return makes up for it."""
 _log = logging.getLogger("tensord")
-_PAUSE_S_MIN: Final = 50e-6
-_PAUSE_S_MAX: Final = 5e-3
-
-
-class TorchMark:
-    """A recorded CUDA event."""
-
-    __slots__ = ("_event",)
-
-    def __init__(self, event: Any) -> None:
-        self._event = event
-
-    def wait(self, timeout_s: float | None = None) -> bool:
-        """Waits until the stream has reached the event. False if it has not within `timeout_s` seconds."""
-        if timeout_s is None:
-            self._event.synchronize()
-            return True
-        deadline = time.monotonic() + timeout_s
-        pause_s = _PAUSE_S_MIN
-        while not self._event.query():
-            left_s = deadline - time.monotonic()
-            if left_s <= 0:
-                return False
-            time.sleep(min(pause_s, left_s))
-            pause_s = min(2 * pause_s, _PAUSE_S_MAX)
-        return True
 
 
 class TorchDevice:
     """A Device: one CUDA or HIP GPU of this process.
 
+    Copies that it makes on the GPU, as for a promoted entry, lie in private pools of torch's allocator. `give_back`
+    returns the memory of these pools to the driver, once no tensor lies there, and no other memory: what torch's
+    allocator keeps besides is the engine's, which may have measured how much it needs. So a tensor that the process
+    allocated itself, and registered, returns to torch's allocator when it is offloaded: the process can use the memory
+    again, other processes cannot.
+
+    While a CUDA graph is captured through `torch.cuda.CUDAGraph`, by any thread, all work of TorchDevices waits.
+    `pause()` makes it wait in other cases. A tensor that a graph reads when it is replayed must stay leased for as long
+    as the graph is.
+
     Args:
         device: torch's index of the GPU, "cuda:1", or a torch.device; None for the current one.
         name: the name of the GPU's gauge; None for its PCI address, or the UUID of a MIG slice.
+        gives_back: "pool", as above. "all": no private pools; `give_back` returns all unused memory of torch's
+            allocator, by `torch.cuda.empty_cache()`. For a process whose own tensors are to be freed for others.
         accelerator: a replacement for torch.cuda.
 
     Raises:
@@ -81,12 +72,22 @@ class TorchDevice:
         'registered'
     """
 
-    def __init__(self, device: Any = None, *, name: str | None = None, accelerator: Any = None) -> None:
+    def __init__(
+        self,
+        device: Any = None,
+        *,
+        name: str | None = None,
+        gives_back: Literal["pool", "all"] = "pool",
+        accelerator: Any = None,
+    ) -> None:
+        if gives_back not in ("pool", "all"):
+            raise UsageError(f"gives_back is {gives_back!r}; it is 'pool' or 'all'")
         torch = self._torch = _torch()
         if accelerator is None:
             accelerator = torch.cuda
             if not accelerator.is_available():
                 raise UsageError(f"torch {torch.__version__} sees no CUDA or HIP card; FakeVram needs none")
+            follow_torch(torch)
         self._accelerator = accelerator
         kind: str = getattr(accelerator, "device_type", "cuda")
         if device is not None and not isinstance(device, int):
@@ -101,40 +102,59 @@ class TorchDevice:
         self._device = torch.device(kind, index)
         self.reports = True
         self.name = name if name is not None else gpu_name(torch, accelerator, index)
-        self._copies = accelerator.Stream(device=index)
-        self._stages: list[Any] = []
+        self.gate: Final[Gate] = getattr(accelerator, "gate", GATE)
+        with self.current():
+            self._copies = accelerator.Stream(device=index)
+        self._stages = Stages(torch, self._marked, self._work)
+        self._pools = Pools(torch, accelerator, index, self.name, self.gate) if gives_back == "pool" else None
         self._copying = threading.Lock()
+        self._told = False
 
     # ---- Device
 
+    @property
+    def paused(self) -> bool:
+        """As in Device."""
+        if self.gate.closed:
+            return True
+        with self.current():
+            return self._is_capturing()
+
+    def pause(self) -> AbstractContextManager[None]:
+        """As in Device. Pauses all TorchDevices of the process."""
+        return self.gate.pause()
+
     def reading(self) -> tuple[int, int]:
         """As in Device."""
-        free_bytes, total_bytes = self._accelerator.mem_get_info(self._index)
+        with self.gate.work(), self.current():
+            free_bytes, total_bytes = self._accelerator.mem_get_info(self._index)
         return total_bytes - free_bytes, total_bytes
 
-    def size_of(self, tree: Any) -> int:
-        """As in Device. Does not include the rounding of sizes by the allocator.
+    def memory_of(self, tree: Any) -> dict[Hashable, int]:
+        """As in Device: the tensors' storages. Does not include the rounding of sizes by the allocator.
 
         Raises:
             UnsupportedLeaf: a tensor on this device has no plain memory, or a dtype that no payload can have.
         """
-        storages: dict[int, int] = {}
+        storages: dict[Hashable, int] = {}
 
         def add(leaf: Any, place: str) -> None:
             if self._lies_here(leaf, place):
                 storage = leaf.untyped_storage()
-                storages[storage.data_ptr()] = storage.nbytes()
+                if storage.nbytes():
+                    storages[storage.data_ptr()] = storage.nbytes()
 
         mapped(tree, add)
-        return sum(storages.values())
+        return storages
 
     def mark(self) -> TorchMark:
         """As in Device."""
-        return self._marked(self._accelerator.current_stream(self._index))
+        with self.current():
+            return TorchMark(self, self._accelerator.current_stream(self._index))
 
     def lend(self, tree: Any) -> None:
         """As in Device."""
-        with self._accelerator.device(self._index):
+        with self.current():
             stream = self._accelerator.current_stream(self._index)
 
             def add(leaf: Any, place: str) -> None:
@@ -147,37 +167,51 @@ class TorchDevice:
         """As in Device; the leaves are CPU tensors. Only a tensor that is not one plain block of memory, with
         dimensions in any order, needs a copy on the GPU."""
         mark.wait()
-        with self._copying, ExitStack() as stack:
-            self._enter(stack)
+        with self._copying:
             try:
                 pairs: list[tuple[Any, Any]] = []
                 copy = mapped(tree, lambda leaf, place: self._paired(leaf, place, pairs))
-                self._copy_down(pairs)
+                self._stages.copy_down(pairs)
             except self._accelerator.OutOfMemoryError as error:
                 raise DeviceFull(
                     f"{self.name} has no room to make a strided tensor contiguous; keep contiguous ones: {error}"
                 ) from None
         return copy
 
+    def outgoing(self, tree: Any, mark: Mark) -> Any:
+        """As in Device. A tensor whose elements do not lie in C order is copied to the host as by `to_host`."""
+        mark.wait()
+
+        def leaving(leaf: Any, place: str) -> Any:
+            if not self._lies_here(leaf, place):
+                return leaf
+            plain = leaf.detach()
+            if not plain.is_contiguous() or plain.is_conj() or plain.is_neg():
+                return self.to_host(leaf, mark)
+            return Outgoing(Spec(tuple(plain.shape), plain.dtype), partial(self._read, plain))
+
+        return mapped(tree, leaving)
+
     def to_device(self, tree: Any) -> Any:
         """As in Device. Copies from memory that is registered with the driver need no intermediate buffer."""
         sources: list[Any] = []
         mapped(tree, lambda leaf, place: sources.append(self._on_host(leaf, place)))
         tensors: deque[Any] = deque()
-        with ExitStack() as stack:
+        size_bytes = sum(source.nbytes for source in sources if source is not None)
+        try:
             # Allocated on the side stream, so the copies need not wait for work queued on the caller's stream.
-            self._enter(stack)
-            try:
+            with self._work(), self._allocating(size_bytes):
                 for source in sources:
                     tensors.append(None if source is None else self._torch.empty_like(source, device=self._device))
-            except self._accelerator.OutOfMemoryError as error:
-                tensors.clear()
-                self.give_back()
-                raise DeviceFull(f"{self.name} has no room for the tensors to promote: {error}") from None
-            for tensor, source in zip(tensors, sources, strict=True):
-                if source is not None:
+        except self._accelerator.OutOfMemoryError as error:
+            tensors.clear()
+            self.give_back()
+            raise DeviceFull(f"{self.name} has no room for the tensors to promote: {error}") from None
+        for tensor, source in zip(tensors, sources, strict=True):
+            if source is not None:
+                with self._work():
                     tensor.copy_(source, non_blocking=True)
-            self._marked(self._copies).wait()
+                    self.event(self._copies).synchronize()
 
         def chosen(leaf: Any, _: str) -> Any:
             tensor = tensors.popleft()
@@ -188,44 +222,93 @@ class TorchDevice:
         return made
 
     def give_back(self) -> int:
-        """As in Device. Uses torch's own statistics, so that other processes do not count.
+        """As in Device: see `gives_back`. Returns 0 while the device is paused, and where the allocator in use has
+        neither pools nor statistics."""
+        with self.gate.work_now(_GIVE_BACK_S) as may, self.current():
+            if not may:
+                return 0
+            if self._pools is not None:
+                return self._pools.release()
+            # Torch's own statistics, so that other processes do not count.
+            before_bytes = self._reserved_bytes()
+            try:
+                self._accelerator.empty_cache()
+            except RuntimeError as error:
+                self._tell("returns no memory", error)
+            return max(0, before_bytes - self._reserved_bytes())
 
-        A pluggable allocator has none: then the free bytes of the whole device are compared. An allocator that cannot
-        empty its cache gives nothing back.
-        """
-        before_bytes = self._held_bytes()
-        try:
-            self._accelerator.empty_cache()
-        except RuntimeError as error:
-            _log.debug("%s: the allocator cannot empty its cache: %s", self.name, error)
-            return 0
-        after_bytes = self._held_bytes()
-        return 0 if before_bytes is None or after_bytes is None else max(0, before_bytes - after_bytes)
+    # ---- for the parts of this package
+
+    def current(self) -> AbstractContextManager[object]:
+        """A block with this GPU as the calling thread's current one. A call without it would make a context on GPU 0,
+        which takes some 500 MiB there."""
+        block: AbstractContextManager[object] = self._accelerator.device(self._index)
+        return block
+
+    def event(self, stream: Any) -> Any:
+        """An event, recorded on a stream."""
+        with self.current():
+            # blocking=True: a thread that waits for the event sleeps instead of spinning.
+            event = self._accelerator.Event(blocking=True)
+            event.record(stream)
+            return event
+
+    def is_capturing(self, stream: Any) -> bool:
+        """Whether work on a stream goes into a CUDA graph now."""
+        with self._accelerator.stream(stream):
+            return self._is_capturing()
 
     # ---- private
 
-    def _held_bytes(self) -> int | None:
-        """The bytes that the allocator has from the driver, else those in use on the device; None if unknown."""
+    def _is_capturing(self) -> bool:
         try:
-            held_bytes: int = self._accelerator.memory_reserved(self._index)
-            return held_bytes
+            return bool(self._accelerator.is_current_stream_capturing())
         except RuntimeError:
-            pass
+            # The driver does not tell this of the default stream while another stream is captured.
+            return True
+
+    def _read(self, tensor: Any, to: Array, start: int, stop: int) -> None:
+        """Copies bytes of a contiguous tensor straight to `to`. If that is not pinned, the driver takes buffers of its
+        own."""
+        landing = tensor_over(self._torch, to)
+        with self._work():
+            landing.copy_(tensor.reshape(-1).view(self._torch.uint8)[start:stop], non_blocking=True)
+            self.event(self._copies).synchronize()
+
+    @contextmanager
+    def _work(self) -> Iterator[None]:
+        """A piece of work on the side stream."""
+        with (
+            self.gate.work(),
+            self._torch.no_grad(),
+            self.current(),
+            self._accelerator.stream(self._copies),
+        ):
+            yield
+
+    def _marked(self) -> TorchMark:
+        return TorchMark(self, self._copies)
+
+    @contextmanager
+    def _allocating(self, size_bytes: int) -> Iterator[None]:
+        if self._pools is None:
+            yield
+            return
+        with self._pools.allocating(size_bytes):
+            yield
+
+    def _reserved_bytes(self) -> int:
+        """What torch's allocator has of the driver; 0 if the allocator in use does not tell."""
         try:
-            return self.reading()[0]
-        except RuntimeError:
-            return None
+            return int(self._accelerator.memory_reserved(self._index))
+        except RuntimeError as error:
+            self._tell("does not tell how much memory it returns", error)
+            return 0
 
-    def _enter(self, stack: ExitStack) -> None:
-        stack.enter_context(self._torch.no_grad())
-        stack.enter_context(self._accelerator.device(self._index))
-        stack.enter_context(self._accelerator.stream(self._copies))
-
-    def _marked(self, stream: Any) -> TorchMark:
-        # blocking=True: a thread that waits for the event sleeps instead of spinning.
-        event = self._accelerator.Event(blocking=True)
-        event.record(stream)
-        return TorchMark(event)
+    def _tell(self, what: str, error: Exception) -> None:
+        if not self._told:
+            self._told = True
+            _log.warning("%s: torch's allocator %s: %s", self.name, what, error)
 
     def _lies_here(self, leaf: Any, place: str) -> bool:
         if not isinstance(leaf, self._torch.Tensor):
@@ -248,46 +331,18 @@ class TorchDevice:
         if not self._lies_here(leaf, place):
             return leaf
         torch = self._torch
-        plain = leaf.detach().resolve_conj().resolve_neg()
+        with self._work(), self._allocating(leaf.nbytes):
+            plain = leaf.detach().resolve_conj().resolve_neg()
         order = sorted(range(plain.dim()), key=plain.stride, reverse=True)
         block = plain.permute(order)
         if not block.is_contiguous():
             order = list(range(plain.dim()))
-            block = plain.contiguous()
+            with self._work(), self._allocating(leaf.nbytes):
+                block = plain.contiguous()
         host = torch.empty(block.shape, dtype=block.dtype, device="cpu")
         if block.numel():
             pairs.append((block.reshape(-1).view(torch.uint8), host.reshape(-1).view(torch.uint8)))
         return host.permute([order.index(at) for at in range(len(order))])
-
-    def _copy_down(self, pairs: Iterable[tuple[Any, Any]]) -> None:
-        """Copies bytes from the GPU to the host. One buffer is filled while the other one is copied on."""
-        stages = self._made_stages()
-        on_their_way: deque[tuple[TorchMark, Array, Array]] = deque()
-        number = 0
-        for source, host in pairs:
-            for start in range(0, len(source), STAGE_BYTES):
-                if len(on_their_way) == len(stages):
-                    _land(*on_their_way.popleft())
-                piece = source[start : start + STAGE_BYTES]
-                stage = stages[number % len(stages)][: len(piece)]
-                stage.copy_(piece, non_blocking=True)
-                landing = host[start : start + STAGE_BYTES].numpy()
-                on_their_way.append((self._marked(self._copies), stage.numpy(), landing))
-                number += 1
-        while on_their_way:
-            _land(*on_their_way.popleft())
-
-    def _made_stages(self) -> list[Any]:
-        if not self._stages:
-            empty: Callable[..., Any] = self._torch.empty
-            try:
-                self._stages = [
-                    empty(STAGE_BYTES, dtype=self._torch.uint8, device="cpu", pin_memory=True) for _ in "12"
-                ]
-            except RuntimeError:
-                # No pinned memory is available. Copies are slower.
-                self._stages = [empty(STAGE_BYTES, dtype=self._torch.uint8, device="cpu") for _ in "12"]
-        return self._stages
 
     def _on_host(self, leaf: Any, place: str) -> Any:
         """A CPU tensor over the leaf's memory; None for leaves that pass through unchanged."""
@@ -298,11 +353,6 @@ class TorchDevice:
             except UnsupportedLeaf as error:
                 raise UnsupportedLeaf(f"{place}: {error}") from None
         return leaf if isinstance(leaf, self._torch.Tensor) and leaf.device.type == "cpu" else None
-
-
-def _land(mark: TorchMark, stage: Array, landing: Array) -> None:
-    mark.wait()
-    np.copyto(landing, stage)
 
 
 def _torch() -> ModuleType:

@@ -3,6 +3,8 @@
 Owns: the thread, its events and its schedule; the device's state as reported by the daemon. Does not own: the tables
 (entries.py), the daemon's knowledge of them (ledger.py), the orders (orders.py).
 
+While the device is paused, orders wait.
+
 Invariants: this thread alone sends the messages of its cache, so that the daemon gets them in the order of the changes.
 Ledger and orders are used by this thread only, except where they say otherwise. Only `stop` ends the thread: errors are
 logged, and shown as `error`.
@@ -37,6 +39,8 @@ if TYPE_CHECKING:
     from ..core.cache import Client
 
 _PAUSE_S: Final = 0.1
+_AGAIN_S: Final = 0.01
+"""Seconds until a paused device is looked at again: engines capture many graphs, one soon after the other."""
 _GIVE_BACK_S: Final = 1.0
 _END_S: Final = 2.0
 _log = logging.getLogger("tensord")
@@ -189,7 +193,7 @@ class Upkeep:
         self._orders.send_released_away()
         if self.ledger.tell_differences():
             self.wake()
-        if self._orders:
+        if self._orders and not self.device.paused:
             error = self._orders.do_some(refuses=self.refuses)
             if error is not None:
                 self.error = error
@@ -197,7 +201,7 @@ class Upkeep:
         if now >= self._flush_at:
             self._flush_at = now + self._uses_every_s
             self.ledger.flush_uses()
-        if self._report_every_s and now >= self._report_at:
+        if self._report_every_s and now >= self._report_at and not self.device.paused:
             self._report_at = now + self._report_every_s
             self._report()
         if self.refuses and now >= self._give_back_at:
@@ -207,10 +211,12 @@ class Upkeep:
             self.device.give_back()
 
     def _take_events(self) -> None:
-        wait_s = 0.0 if self._orders else max(0.0, self._flush_at - time.monotonic())
+        wait_s = max(0.0, self._flush_at - time.monotonic())
+        if self._orders:
+            wait_s = min(wait_s, _AGAIN_S) if self.device.paused else 0.0
         if self.ledger.resume_at:
             wait_s = min(wait_s, max(0.0, self.ledger.resume_at - time.monotonic()))
-        if self._report_every_s:
+        if self._report_every_s and not self.device.paused:
             wait_s = min(wait_s, max(0.0, self._report_at - time.monotonic()))
         with suppress(Empty):
             event = self._events.get(timeout=wait_s) if wait_s else self._events.get_nowait()

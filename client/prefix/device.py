@@ -100,7 +100,7 @@ class DeviceSequences:
         Raises:
             UsageError: an array lies on another device.
         """
-        return self._cache.device.size_of(tree_of(layers, None)) > 0
+        return bool(self._cache.device.memory_of(tree_of(layers, None)))
 
     def put(self, sequence: PrefixSequence) -> PrefixPut:
         """Keeps a sequence without copying its arrays, which must not be written any more. Replaces a sequence with the

@@ -82,7 +82,7 @@ class PagedSnapshots:
             if own is not None and (own.state == "sent" or (own.state == "stored" and self._client.contains(key))):
                 self._own.move_to_end(key)
                 return own.wait(patience_s) if wait else own
-        if self._device is not None and self._device.size_of(state):
+        if self._device is not None and self._device.memory_of(state):
             state = self._device.to_host(state, self._device.mark())
         put = self._client.put(key, state, agent=agent, cost_ms=cost_ms, ttl_s=ttl_s, timeout_s=timeout_s)
         with self._lock:

@@ -5,7 +5,7 @@ here.
     device = FakeVram(card)                       this process's tensors on it
     tensor = device.upload(array)                 asynchronous, like every operation on a FakeTensor
 
-Owns: the tensors, and a caching allocator. A dropped tensor's memory returns to the allocator, and gauges change only
+Owns: the tensors. A dropped tensor's memory returns to a caching allocator (fake_allocator.py), and gauges change only
 with `give_back()`. Does not own: the card's account (fake_card.py), the execution of streams (fake_stream.py).
 
 Invariants: new memory and freed memory is filled with 0xA5, so that a read before its stream has written the data, or
@@ -17,102 +17,28 @@ from __future__ import annotations
 
 import math
 import threading
-from collections import defaultdict, deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections import deque
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
 
+from ..client.device.gate import Gate
 from ..client.device.interface import Mark, mapped
+from ..client.device.outgoing import Outgoing
 from ..errors import DeviceFull, UnsupportedLeaf, UsageError
 from ..shm.dtypes import dtype_named, name_of
 from ..shm.tensors import loaded_torch, tensor_source
+from ..shm.tree import Spec
+from .fake_allocator import BLOCK_BYTES, GARBAGE, Allocator, Storage
 from .fake_card import FakeCard
 from .fake_stream import FakeMark, FakeStream, Hold
 
 __all__ = ["FakeCard", "FakeMark", "FakeStream", "FakeTensor", "FakeVram", "Hold"]
 
 Array = np.ndarray[Any, Any]
-GARBAGE: Final = 0xA5
-BLOCK_BYTES: Final = 512
-"""Memory of a tensor is a multiple of this size, as with torch's allocator."""
-
-
-class _Block:
-    """A block of the card's memory that this process has reserved, allocated under `stream`."""
-
-    __slots__ = ("buffer", "stream")
-
-    def __init__(self, buffer: Array, stream: FakeStream) -> None:
-        self.buffer = buffer
-        self.stream = stream
-
-
-class _Allocator:
-    """The process's free blocks, by stream and size."""
-
-    def __init__(self, card: FakeCard) -> None:
-        self.card = card
-        self._lock = threading.Lock()
-        self._cached: defaultdict[tuple[FakeStream, int], list[_Block]] = defaultdict(list)
-        # Finalizers run at any point, also while this thread holds the lock, so they append freed blocks here.
-        self._freed: deque[_Block] = deque()
-
-    def allocate(self, block_bytes: int, stream: FakeStream) -> _Block:
-        with self._lock:
-            self._collect()
-            if cached := self._cached[stream, block_bytes]:
-                return cached.pop()
-            try:
-                self.card.take(block_bytes)
-            except DeviceFull:
-                self._give_back()
-                self.card.take(block_bytes)
-        return _Block(np.full(block_bytes, GARBAGE, np.uint8), stream)
-
-    def free(self, block: _Block, lent_to: tuple[FakeStream, ...]) -> None:
-        """Frees a block once each stream in `lent_to` has executed its queued work. Called by finalizers."""
-        if lent_to:
-            lent_to[0].enqueue_from_finalizer(lambda: self.free(block, lent_to[1:]))
-            return
-        block.stream.enqueue_from_finalizer(lambda: block.buffer.fill(GARBAGE))
-        self._freed.append(block)
-
-    def give_back(self) -> int:
-        with self._lock:
-            self._collect()
-            return self._give_back()
-
-    def cached_bytes(self) -> int:
-        with self._lock:
-            self._collect()
-            return sum(block_bytes * len(blocks) for (_, block_bytes), blocks in self._cached.items())
-
-    def _collect(self) -> None:
-        while self._freed:
-            block = self._freed.popleft()
-            self._cached[block.stream, len(block.buffer)].append(block)
-
-    def _give_back(self) -> int:
-        given_bytes = sum(block_bytes * len(blocks) for (_, block_bytes), blocks in self._cached.items())
-        self._cached.clear()
-        self.card.give(given_bytes)
-        return given_bytes
-
-
-class _Storage:
-    """Owns a block as long as a tensor uses it."""
-
-    __slots__ = ("_allocator", "block", "lent_to")
-
-    def __init__(self, allocator: _Allocator, block: _Block) -> None:
-        self._allocator = allocator
-        self.block = block
-        self.lent_to: set[FakeStream] = set()
-
-    def __del__(self) -> None:
-        self._allocator.free(self.block, tuple(self.lent_to))
 
 
 class FakeTensor:
@@ -120,7 +46,7 @@ class FakeTensor:
 
     __slots__ = ("_array", "_storage", "device")
 
-    def __init__(self, device: FakeVram, storage: _Storage, array: Array) -> None:
+    def __init__(self, device: FakeVram, storage: Storage, array: Array) -> None:
         self.device = device
         self._storage = storage
         self._array = array
@@ -139,7 +65,7 @@ class FakeTensor:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the elements. The bytes used on the card are `device.size_of(tensor)`."""
+        """Bytes of the elements. The bytes used on the card are those of `device.memory_of(tensor)`."""
         return self._array.nbytes
 
     def __getitem__(self, index: int | slice | tuple[int | slice, ...]) -> FakeTensor:
@@ -183,6 +109,21 @@ class FakeTensor:
         return self._array.copy()
 
 
+class _GatedMark:
+    """A mark that is not reached while the device is paused."""
+
+    __slots__ = ("_gate", "_mark")
+
+    def __init__(self, gate: Gate, mark: FakeMark) -> None:
+        self._gate = gate
+        self._mark = mark
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        if timeout_s is not None and self._gate.closed:
+            return False
+        return self._mark.wait(timeout_s)
+
+
 class FakeVram:
     """A Device on a FakeCard, with this process's tensors. Thread-safe, but not usable after a fork.
 
@@ -208,7 +149,8 @@ class FakeVram:
         self.card = card
         self.stream: Final = FakeStream()
         self.copies: Final = FakeStream()
-        self._allocator = _Allocator(card)
+        self._allocator = Allocator(card)
+        self._gate = Gate()
         self._threads = threading.local()
 
     # ---- tensors and streams
@@ -257,25 +199,36 @@ class FakeVram:
 
     # ---- Device
 
+    @property
+    def paused(self) -> bool:
+        """As in Device."""
+        return self._gate.closed
+
+    def pause(self) -> AbstractContextManager[None]:
+        """As in Device."""
+        return self._gate.pause()
+
     def reading(self) -> tuple[int, int]:
         """As in Device."""
-        return self.card.reading()
+        with self._gate.work():
+            return self.card.reading()
 
-    def size_of(self, tree: Any) -> int:
+    def memory_of(self, tree: Any) -> dict[Hashable, int]:
         """As in Device."""
-        blocks: dict[int, int] = {}
+        blocks: dict[Hashable, int] = {}
 
         def add(leaf: Any, place: str) -> None:
             if isinstance(leaf, FakeTensor):
                 block = self._own(leaf, place)._storage.block
-                blocks[id(block)] = len(block.buffer)
+                if len(block.buffer):
+                    blocks[id(block)] = len(block.buffer)
 
         mapped(tree, add)
-        return sum(blocks.values())
+        return blocks
 
-    def mark(self) -> FakeMark:
+    def mark(self) -> Mark:
         """As in Device."""
-        return self.current_stream.mark()
+        return _GatedMark(self._gate, self.current_stream.mark())
 
     def lend(self, tree: Any) -> None:
         """As in Device."""
@@ -301,35 +254,55 @@ class FakeVram:
             self.copies.enqueue(lambda: np.copyto(host, source))
             return host
 
-        copy = mapped(tree, copied)
-        self.copies.mark().wait()
+        with self._gate.work():
+            copy = mapped(tree, copied)
+            self.copies.mark().wait()
         return copy
+
+    def outgoing(self, tree: Any, mark: Mark) -> Any:
+        """As in Device."""
+        mark.wait()
+
+        def leaving(leaf: Any, place: str) -> Any:
+            if not isinstance(leaf, FakeTensor):
+                return leaf
+            source = self._own(leaf, place)._array
+            return Outgoing(Spec(source.shape, name_of(source.dtype)), partial(self._read, source))
+
+        return mapped(tree, leaving)
 
     def to_device(self, tree: Any) -> Any:
         """As in Device."""
         sources: list[Array] = []
         mapped(tree, lambda leaf, place: _collected(leaf, place, sources))
         tensors: deque[FakeTensor] = deque()
-        try:
-            for source in sources:
-                tensors.append(self._empty(source.shape, source.dtype, self.copies))
-        except DeviceFull:
-            tensors.clear()
-            self.give_back()
-            raise
-        with self.on(self.copies):
+        with self._gate.work(), self.on(self.copies):
+            try:
+                for source in sources:
+                    tensors.append(self._empty(source.shape, source.dtype, self.copies))
+            except DeviceFull:
+                tensors.clear()
+                self.give_back()
+                raise
             for tensor, source in zip(tensors, sources, strict=True):
                 tensor.copy_(source)
-            self.mark().wait()
+            self.copies.mark().wait()
         made = mapped(tree, lambda leaf, _: tensors.popleft() if _is_array(leaf) else leaf)
         self.lend(made)
         return made
 
     def give_back(self) -> int:
-        """As in Device."""
-        return self._allocator.give_back()
+        """As in Device. Returns all unused memory of this process, also that of tensors that it made itself."""
+        with self._gate.work_now() as may:
+            return self._allocator.give_back() if may else 0
 
     # ---- private
+
+    def _read(self, source: Array, to: Array, start: int, stop: int) -> None:
+        raw = np.ascontiguousarray(source).reshape(-1).view(np.uint8)[start:stop]
+        with self._gate.work():
+            self.copies.enqueue(lambda: np.copyto(to, raw))
+            self.copies.mark().wait()
 
     def _empty(self, shape: tuple[int, ...], dtype: Any, stream: FakeStream) -> FakeTensor:
         plain = np.dtype(dtype)
@@ -337,7 +310,7 @@ class FakeVram:
             raise UnsupportedLeaf(f"a tensor of dtype {plain}, which no leaf can have; take a plain one")
         wanted_bytes = math.prod(shape) * plain.itemsize
         block_bytes = -(-wanted_bytes // BLOCK_BYTES) * BLOCK_BYTES
-        storage = _Storage(self._allocator, self._allocator.allocate(block_bytes, stream))
+        storage = Storage(self._allocator, self._allocator.allocate(block_bytes, stream))
         return FakeTensor(self, storage, np.ndarray(shape, plain, storage.block.buffer))
 
     def _own(self, tensor: FakeTensor, place: str) -> FakeTensor:

@@ -9,7 +9,7 @@ import smoke
 from smoke import COMMANDS, ROOT, Command
 
 # Started by other scripts, or by nobody.
-NO_COMMANDS = {f"benchmarks/{name}.py" for name in ("harness", "smoke", "soak_worker", "worker")}
+NO_COMMANDS = {f"benchmarks/{name}.py" for name in ("gpu_scenes", "harness", "smoke", "soak_worker", "worker")}
 
 
 def test_every_script_is_among_the_commands() -> None:

@@ -365,7 +365,7 @@ class Governor:
         """Grants the waiting reservations that fit."""
         for device in self.queue.devices():
             gauge = self._gauge_of(device)
-            if gauge is not None:
+            if gauge is not None and not gauge.sample.stale:
                 self.queue.grant(device, gauge.sample.total_bytes - gauge.sample.used_bytes, now)
 
     def _room(self, device: str, now: float) -> Room:

@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tensord.client.device.interface import Device, Mark
+from tensord.client.device.outgoing import payload_of
 from tensord.errors import DeviceFull, UsageError
 from tensord.shm.dtypes import dtype_named, name_of
 from tensord.shm.recipe import recipe
@@ -67,6 +68,11 @@ class Rig(ABC):
     @abstractmethod
     def another(self) -> Any:
         """A tensor of some other device."""
+
+
+def size_of(device: Device, tree: Any) -> int:
+    """How much of the device's memory the tree's tensors keep."""
+    return sum(device.memory_of(tree).values())
 
 
 def bits(leaf: Any) -> tuple[str, tuple[int, ...], bytes]:
@@ -147,10 +153,59 @@ class Conformance:
             host = device.to_host(on_device, device.mark())
             assert with_arrays(host, bits) == expected
             again = device.to_device(stored(host))
-            assert device.size_of(again) == device.size_of(on_device)
+            assert size_of(device, again) == size_of(device, on_device)
             assert with_arrays(device.to_host(again, device.mark()), bits) == expected
 
         check()
+
+    def test_what_leaves_is_the_payload_of_its_copy_on_the_host_in_any_pieces(self, rig: Rig) -> None:
+        device = rig.device
+
+        @settings(max_examples=30, deadline=None)
+        @given(trees(arrays(rig.dtypes)), st.integers(40, 300))
+        def check(tree: Any, piece_bytes: int) -> None:
+            on_device = with_arrays(tree, rig.upload)
+            expected = encode(device.to_host(on_device, device.mark()))
+            payload = payload_of(device.outgoing(on_device, device.mark()), device.name, depth_max=32)
+            assert (payload.header, payload.payload_bytes) == (expected.header, expected.payload_bytes)
+            wanted, found = (np.zeros(payload.payload_bytes, np.uint8) for _ in "12")
+            expected.write_into(wanted)
+            for start in range(0, payload.payload_bytes, piece_bytes):
+                stop = min(start + piece_bytes, payload.payload_bytes)
+                payload.write_range(found[start:stop], start, stop)
+            assert found.tobytes() == wanted.tobytes()
+
+        check()
+
+    def test_what_leaves_is_as_it_was_when_the_mark_was_reached(self, rig: Rig) -> None:
+        array = np.arange(KIB, dtype="<i4")
+        found = np.zeros(4 * KIB, np.uint8)
+        with rig.hold():
+            tensor = rig.upload(array)
+            mark = rig.device.mark()
+            copying = threading.Thread(target=lambda: rig.device.outgoing(tensor, mark).read(found, 0, 4 * KIB))
+            copying.start()
+        copying.join(PATIENCE_S)
+        assert found.tobytes() == array.tobytes()
+
+    def test_a_read_of_what_leaves_is_complete_when_it_returns(self, rig: Rig) -> None:
+        array = np.arange(16 * KIB, dtype="<i4")
+        tensor = rig.upload(array)
+        leaving = rig.device.outgoing({"x": [tensor, 1]}, rig.device.mark())
+        rig.slow_copies()
+        found = np.zeros(4 * KIB, np.uint8)
+        leaving["x"][0].read(found, 5 * KIB, 9 * KIB)
+        assert found.tobytes() == array.tobytes()[5 * KIB : 9 * KIB]
+
+    def test_views_of_any_strides_leave_as_their_copies_on_the_host(self, rig: Rig) -> None:
+        tensor = rig.upload(np.arange(4 * 6 * 8, dtype="<i4").reshape(4, 6, 8))
+        views = {"rows": tensor[1:3], "columns": tensor[:, 1:4, 2:3], "single": tensor[3, 5, 7]}
+        expected = encode(rig.device.to_host(views, rig.device.mark()))
+        payload = payload_of(rig.device.outgoing(views, rig.device.mark()), rig.device.name, depth_max=32)
+        wanted, found = (np.zeros(expected.payload_bytes, np.uint8) for _ in "12")
+        expected.write_into(wanted)
+        payload.write_into(found)
+        assert found.tobytes() == wanted.tobytes()
 
     def test_large_tensors_go_and_come_back_whole(self, rig: Rig) -> None:
         array = np.random.default_rng(7).integers(0, 256, (3, 100 * KIB + 1), np.uint8)
@@ -188,14 +243,20 @@ class Conformance:
 
     def test_memory_that_several_tensors_share_counts_once(self, rig: Rig) -> None:
         base = rig.empty(8 * KIB)
-        assert rig.device.size_of(base) == 8 * KIB
-        assert rig.device.size_of({"a": base, "b": [base[:KIB], (base[KIB:], 3, "x")], "c": base}) == 8 * KIB
-        assert rig.device.size_of([base[:1]]) == 8 * KIB
-        assert rig.device.size_of([base, rig.empty(4 * KIB)]) == 12 * KIB
+        assert size_of(rig.device, base) == 8 * KIB
+        assert size_of(rig.device, {"a": base, "b": [base[:KIB], (base[KIB:], 3, "x")], "c": base}) == 8 * KIB
+        assert size_of(rig.device, [base[:1]]) == 8 * KIB
+        assert size_of(rig.device, [base, rig.empty(4 * KIB)]) == 12 * KIB
+
+    def test_views_of_one_tensor_are_known_as_one_piece_of_memory(self, rig: Rig) -> None:
+        batch, other = rig.empty(8 * KIB), rig.empty(8 * KIB)
+        parts = [rig.device.memory_of({"x": batch[n * KIB : (n + 1) * KIB]}) for n in range(8)]
+        assert all(part == parts[0] == rig.device.memory_of(batch) for part in parts)
+        assert not parts[0].keys() & rig.device.memory_of(other).keys()
 
     def test_a_tree_on_the_host_has_no_size_on_the_device(self, rig: Rig) -> None:
-        assert rig.device.size_of({"a": np.zeros(KIB), "b": [1, "x", None, b"y", 1.5]}) == 0
-        assert rig.device.size_of(3) == 0
+        assert size_of(rig.device, {"a": np.zeros(KIB), "b": [1, "x", None, b"y", 1.5]}) == 0
+        assert size_of(rig.device, 3) == 0
 
     def test_a_view_of_any_strides_goes_and_comes_back(self, rig: Rig) -> None:
         array = np.arange(4 * 6 * 8, dtype="<i4").reshape(4, 6, 8)
@@ -210,14 +271,57 @@ class Conformance:
     def test_a_dropped_tensor_moves_no_gauge_until_the_memory_is_given_back(self, rig: Rig) -> None:
         rig.device.give_back()
         before_bytes = rig.gauge()
-        tensor = rig.empty(64 * KIB)
+        tensor = rig.device.to_device(np.zeros(64 * KIB, np.uint8))
         with_it_bytes = rig.gauge()
         assert with_it_bytes - before_bytes >= 64 * KIB
         del tensor
         collected()
+        # It was lent to this stream.
+        assert rig.device.mark().wait(PATIENCE_S)
         assert rig.gauge() == with_it_bytes
         assert rig.device.give_back() == with_it_bytes - before_bytes
         assert rig.gauge() == before_bytes
+
+    def test_within_a_pause_nothing_is_done_and_what_must_not_wait_does_not(self, rig: Rig) -> None:
+        device, array = rig.device, np.arange(KIB, dtype="<i4")
+        tensor = rig.upload(array)
+        mark = device.mark()
+        paused = [device.paused]
+        assert mark.wait(PATIENCE_S)
+        done: list[Any] = []
+        late = [
+            lambda: device.to_host(tensor, device.mark()),
+            lambda: device.outgoing(tensor, mark),
+            lambda: device.to_device(array),
+            device.reading,
+        ]
+        threads = [threading.Thread(target=lambda call=call: done.append(call())) for call in late]
+        with device.pause():
+            paused.append(device.paused)
+            for thread in threads:
+                thread.start()
+            later = device.mark()
+            device.lend(tensor)
+            assert device.memory_of(tensor) and device.give_back() == 0
+            assert not mark.wait(0) and not later.wait(0.001)
+        assert [*paused, device.paused] == [False, True, False]
+        for thread in threads:
+            thread.join(PATIENCE_S)
+        assert len(done) == 4
+        assert mark.wait(PATIENCE_S) and later.wait(PATIENCE_S)
+
+    def test_a_pause_begins_after_the_work_that_is_under_way(self, rig: Rig) -> None:
+        array = np.arange(16 * KIB, dtype="<i4")
+        tensor = rig.upload(array)
+        assert rig.device.mark().wait(PATIENCE_S)
+        rig.slow_copies()
+        copies: list[Any] = []
+        copying = threading.Thread(target=lambda: copies.append(rig.device.to_host(tensor, rig.device.mark())))
+        copying.start()
+        with rig.device.pause():
+            pass
+        copying.join(PATIENCE_S)
+        assert bits(copies[0]) == bits(array)
 
     def test_only_unused_memory_is_returned(self, rig: Rig) -> None:
         kept = rig.upload(np.arange(KIB, dtype="<i8"))
@@ -250,7 +354,7 @@ class Conformance:
         del tensor
         collected()
         made = rig.device.to_device(np.ones(rig.full_at_bytes // 2, np.uint8))
-        assert rig.device.size_of(made) == rig.full_at_bytes // 2
+        assert size_of(rig.device, made) == rig.full_at_bytes // 2
 
     def test_a_promoted_tree_is_complete_before_the_caller_gets_it(self, rig: Rig) -> None:
         array = np.arange(16 * KIB, dtype="<i4")
@@ -268,13 +372,13 @@ class Conformance:
 
     def test_tensors_of_another_device_are_refused_by_place(self, rig: Rig) -> None:
         with pytest.raises(UsageError, match=r"tree\['a'\]\[1\] lies on"):
-            rig.device.size_of({"a": [1, rig.another()]})
+            size_of(rig.device, {"a": [1, rig.another()]})
 
     def test_a_tree_that_contains_itself_is_refused(self, rig: Rig) -> None:
         endless: list[Any] = []
         endless.append({"x": endless})
         with pytest.raises(UsageError, match=r"tree\[0\]\['x'\] is a list that contains itself"):
-            rig.device.size_of(endless)
+            size_of(rig.device, endless)
 
     def test_several_threads_copy_at_once(self, rig: Rig) -> None:
         expected = [np.full(5 * KIB + number, number, "<i4") for number in range(6)]

@@ -1,7 +1,8 @@
 """What stands for torch.cuda where there is no GPU: CPU tensors that are accounted for, and streams that are late.
 
-Owns: an account with a caching allocator as torch's own, streams, events, and copies that are done when their stream
-comes to them. It does nothing for the code under test: what it does not wait for, it sees as garbage.
+Owns: an account with a caching allocator as torch's own, with private pools; streams, events, and copies that are done
+when their stream comes to them. It does nothing for the code under test: what that does not wait for, it sees as
+garbage; a call of it on another card than its own is in `contexts`, and one that ruins a capture in `ruined`.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any, Final, Self
 import torch
 from torch.overrides import TorchFunctionMode
 
+from tensord.client.device.gate import Gate
 from tensord.testing.fake_stream import FakeMark, FakeStream, Hold
 
 GARBAGE: Final = 0xA5
@@ -40,18 +42,67 @@ class LateStream(torch.Stream):
 
 
 class LateEvent:
-    def __init__(self, blocking: bool = False) -> None:
+    def __init__(self, card: Accelerator) -> None:
+        self._card = card
         self._mark: FakeMark | None = None
 
     def record(self, stream: LateStream) -> None:
+        self._card.called("event.record")
         self._mark = stream.belt.mark()
 
     def query(self) -> bool:
+        self._card.called("event.query")
         return self._mark is None or self._mark.wait(0)
 
     def synchronize(self) -> None:
+        self._card.called("event.synchronize")
         if self._mark is not None:
             self._mark.wait()
+
+
+class Reserved:
+    """Memory that an allocator or a pool has of the driver: what is cached in it, and what tensors hold."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self.cached: defaultdict[int, int] = defaultdict(int)
+        self.freed: list[int] = []
+
+    def collect(self) -> None:
+        while self.freed:
+            self.cached[self.freed.pop()] += 1
+
+    def release(self) -> int:
+        """Returns what is cached to the driver."""
+        self.collect()
+        given_bytes = sum(size * count for size, count in self.cached.items())
+        self.bytes -= given_bytes
+        self.cached.clear()
+        return given_bytes
+
+
+class Pool:
+    """As torch.cuda.MemPool, which ends the process where this one notes a ruined capture."""
+
+    def __init__(self, card: Accelerator) -> None:
+        card.called("MemPool")
+        self.card = card
+        self.reserved = Reserved()
+        card.pools[id(self)] = self.reserved
+
+    def snapshot(self) -> list[dict[str, int]]:
+        self.reserved.collect()
+        cached = sum(size * count for size, count in self.reserved.cached.items())
+        held = self.reserved.bytes - cached
+        return [{"device": self.card.index, "total_size": self.reserved.bytes, "allocated_size": held}]
+
+    def __del__(self) -> None:
+        self.card.called("~MemPool")
+        if self.card.in_pools:
+            self.card.ruined.append("~MemPool")
+        self.card.released_bytes += self.reserved.release()
+        if not self.reserved.bytes:
+            self.card.pools.pop(id(self), None)
 
 
 class Accelerator:
@@ -60,39 +111,75 @@ class Accelerator:
     device_type = "cpu"
     OutOfMemoryError = OutOfMemoryError
     Stream = LateStream
-    Event = LateEvent
 
-    def __init__(self, total_bytes: int, **properties: object) -> None:
+    def __init__(self, total_bytes: int, *, index: int = 0, **properties: object) -> None:
         self.total_bytes = total_bytes
+        self.index = index
+        self.gate = Gate()
         self.properties = SimpleNamespace(**properties)
         self.default = LateStream()
         self.lent: list[tuple[int, LateStream]] = []
+        self.contexts: set[int] = set()
+        self.ruined: list[str] = []
+        self.capturing = False
+        self.in_pools = 0
+        self.pools: dict[int, Reserved] = {}
+        self.released_bytes = 0
         self._threads = threading.local()
-        self._cached: defaultdict[int, int] = defaultdict(int)
-        self._freed: list[int] = []
-        self._reserved_bytes = 0
+        self._reserved = Reserved()
 
     # ---- what TorchDevice calls
 
     def device_count(self) -> int:
-        return 1
+        return 1 + self.index
 
     def current_device(self) -> int:
-        return 0
+        return getattr(self._threads, "device", 0)
 
     def get_device_properties(self, index: int) -> SimpleNamespace:
         return self.properties
 
     def mem_get_info(self, index: int) -> tuple[int, int]:
-        return self.total_bytes - self._reserved_bytes, self.total_bytes
+        self.called("mem_get_info")
+        return self.total_bytes - self.memory_reserved(index), self.total_bytes
 
     def memory_reserved(self, index: int) -> int:
-        return self._reserved_bytes
+        return self._reserved.bytes + sum(reserved.bytes for reserved in self.pools.values())
 
     def empty_cache(self) -> None:
-        self._collect()
-        self._reserved_bytes -= sum(size * count for size, count in self._cached.items())
-        self._cached.clear()
+        self.called("empty_cache")
+        self._reserved.release()
+
+    def synchronize(self, index: int) -> None:
+        self.called("synchronize")
+
+    def is_current_stream_capturing(self) -> bool:
+        return self.capturing and self.current_stream() is self.default
+
+    def Event(self, blocking: bool = False) -> LateEvent:
+        return LateEvent(self)
+
+    @property
+    def MemPool(self) -> Any:
+        """Callable, and with the class's attributes, as torch's is."""
+        card = self
+
+        class Made(Pool):
+            def __init__(self) -> None:
+                super().__init__(card)
+
+        return Made
+
+    @contextmanager
+    def use_mem_pool(self, pool: Pool, device: int) -> Iterator[None]:
+        before = getattr(self._threads, "reserved", None)
+        self._threads.reserved = pool.reserved
+        self.in_pools += 1
+        try:
+            yield
+        finally:
+            self.in_pools -= 1
+            self._threads.reserved = before
 
     def current_stream(self, index: int = 0) -> LateStream:
         stream: LateStream = getattr(self._threads, "stream", self.default)
@@ -103,21 +190,32 @@ class Accelerator:
         before = self.current_stream()
         self._threads.stream = stream
         try:
-            with _OnCard(self):
+            with self._seen():
                 yield
         finally:
             self._threads.stream = before
 
     @contextmanager
     def device(self, index: int) -> Iterator[None]:
-        with _OnCard(self):
-            yield
+        before = self.current_device()
+        self._threads.device = index
+        try:
+            with self._seen():
+                yield
+        finally:
+            self._threads.device = before
+
+    def called(self, what: str) -> None:
+        """A call that would make a context on the current device, and that a capture does not bear."""
+        self.contexts.add(self.current_device())
+        if self.capturing:
+            self.ruined.append(what)
 
     # ---- what tests call
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """A tensor full of garbage, made under the current stream."""
-        with _OnCard(self):
+        with self._seen():
             return torch.empty(shape, dtype=dtype, device=CARD)
 
     def launch(self, kernel: Callable[[], object]) -> None:
@@ -126,27 +224,49 @@ class Accelerator:
     def hold(self) -> Hold:
         return self.current_stream().belt.hold()
 
+    @contextmanager
+    def capture(self) -> Iterator[None]:
+        """As a CUDA graph is captured: by the current stream of this thread, with the gate told."""
+        with self.gate.pause():
+            self.capturing = True
+            try:
+                yield
+            finally:
+                self.capturing = False
+
     # ---- inside
 
+    @contextmanager
+    def _seen(self) -> Iterator[None]:
+        """What the thread calls within is seen once, however many of these blocks are around it."""
+        if getattr(self._threads, "seen", False):
+            yield
+            return
+        self._threads.seen = True
+        try:
+            with _OnCard(self):
+                yield
+        finally:
+            self._threads.seen = False
+
     def allocated(self, tensor: torch.Tensor) -> torch.Tensor:
-        self._collect()
+        self.called("empty")
+        reserved: Reserved = getattr(self._threads, "reserved", None) or self._reserved
+        reserved.collect()
         storage = tensor.untyped_storage()
         wanted_bytes = storage.nbytes()
-        if self._cached[wanted_bytes]:
-            self._cached[wanted_bytes] -= 1
+        if reserved.cached[wanted_bytes]:
+            reserved.cached[wanted_bytes] -= 1
         else:
-            if self._reserved_bytes + wanted_bytes > self.total_bytes:
-                self.empty_cache()
-            if self._reserved_bytes + wanted_bytes > self.total_bytes:
-                raise OutOfMemoryError(f"{wanted_bytes} of {self.total_bytes - self._reserved_bytes} bytes free")
-            self._reserved_bytes += wanted_bytes
+            if self.memory_reserved(0) + wanted_bytes > self.total_bytes:
+                self._reserved.release()
+            if self.memory_reserved(0) + wanted_bytes > self.total_bytes:
+                free_bytes = self.total_bytes - self.memory_reserved(0)
+                raise OutOfMemoryError(f"{wanted_bytes} of {free_bytes} bytes free")
+            reserved.bytes += wanted_bytes
         torch.empty(0, dtype=torch.uint8).set_(storage).fill_(GARBAGE)
-        weakref.finalize(storage, self._freed.append, wanted_bytes)
+        weakref.finalize(storage, reserved.freed.append, wanted_bytes)
         return tensor
-
-    def _collect(self) -> None:
-        while self._freed:
-            self._cached[self._freed.pop()] += 1
 
 
 class _OnCard(TorchFunctionMode):
@@ -165,6 +285,7 @@ class _OnCard(TorchFunctionMode):
         if func is torch.Tensor.contiguous and not args[0].is_contiguous():
             return self._card.allocated(torch.empty(args[0].shape, dtype=args[0].dtype)).copy_(args[0])
         if func is torch.Tensor.copy_ and named.get("non_blocking"):
+            self._card.called("copy_")
             into, source = args
             self._card.launch(lambda: into.copy_(source))
             return into

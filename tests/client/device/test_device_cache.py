@@ -20,6 +20,7 @@ from tensord.testing.fake_vram import FakeCard, FakeStream, FakeVram
 from ...daemon_process import Daemon, until
 from .card import (
     CARD,
+    ELEMENTS,
     ENTRY_BYTES,
     TOTAL_BYTES,
     filled,
@@ -110,6 +111,47 @@ def test_deleted_entries_are_gone_here_and_there_and_leases_on_them_stay_right(
     running.until(lambda status: status["governor"]["counters"]["released"] == 4, "the daemon to hear of it")
     assert np.array_equal(host_values(lease.tree), values(0))
     assert device_row(running)["entries"] == 0
+
+
+def test_views_of_one_batch_count_it_once_here_and_with_the_daemon(
+    cache: tensord.DeviceCache, vram: FakeVram, card: FakeCard, running: Daemon
+) -> None:
+    batch = vram.empty((8, ELEMENTS), np.float32)
+    puts = [cache.put(key(n), {"a": batch[n]}) for n in range(8)]
+    del batch
+    assert all(put.wait(30).state == "registered" for put in puts)
+    assert cache.size_bytes == 8 * ENTRY_BYTES
+    until(lambda: device_row(running)["bytes"] == 8 * ENTRY_BYTES, "the daemon to count the batch once")
+    cache.delete(*(key(n) for n in range(5)))
+    gc.collect()
+    assert cache.size_bytes == 8 * ENTRY_BYTES
+    until(lambda: device_row(running)["entries"] == 3, "the daemon to hear of it")
+    until(lambda: abs(device_row(running)["bytes"] - 8 * ENTRY_BYTES) <= 3, "the others to count all of the batch")
+    assert vram.cached_bytes == 0
+    assert cache.offload(key(5), key(6), wait=True) == 2
+    assert cache.size_bytes == 8 * ENTRY_BYTES and vram.cached_bytes == 0
+    until(lambda: device_row(running)["bytes"] == 8 * ENTRY_BYTES, "the last one to count all of it")
+    assert cache.offload(key(7), wait=True) == 1
+    until(lambda: card.reading()[0] == 0, "the batch to be freed with its last view")
+    assert cache.tally.freed_bytes == 8 * ENTRY_BYTES
+    assert cache.size_bytes == 0
+
+
+def test_a_share_that_the_daemon_has_no_room_for_stays_as_it_was(card: FakeCard, vram: FakeVram) -> None:
+    """The entry is not offloaded for that: it was there before, and the total is the same."""
+    with watching(card, device_max_bytes=4 * ENTRY_BYTES) as daemon:
+        cache = tensord.DeviceCache(daemon.start().client(), vram)
+        batch = vram.empty((2, 2 * ELEMENTS), np.float32)
+        for n in range(2):
+            assert cache.put(key(n), {"a": batch[n]}, wait=True).state == "registered"
+        until(lambda: device_row(daemon)["bytes"] == 4 * ENTRY_BYTES, "both to count their share")
+        lease = held(cache, key(1))
+        cache.delete(key(0))
+        put_some(cache, vram, range(2, 3))
+        until(lambda: device_row(daemon)["entries"] >= 1, "the daemon to hear of it")
+        assert cache.contains(key(1)) and cache.error is None
+        lease.release()
+        cache.close()
 
 
 # ---- what a caller may get wrong

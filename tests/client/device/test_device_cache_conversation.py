@@ -49,6 +49,11 @@ class Conversation(RuleBasedStateMachine):
             self.put(key, 1, 1)
         self.exchange()
 
+    def found(self, key: bytes) -> DeviceEntry:
+        entry = self.entries.find(key)
+        assert entry is not None
+        return entry
+
     def exchange(self) -> None:
         """All that is to be said, until nothing is."""
         quiet = 0
@@ -71,8 +76,18 @@ class Conversation(RuleBasedStateMachine):
         tensor = self.device.upload(np.full(blocks * ENTRY_BYTES, key[0], np.uint8))
         registration = Registration(key)
         self.registrations.append(registration)
-        size_bytes = self.device.size_of(tensor)
-        assert self.entries.put(DeviceEntry(key, tensor, size_bytes, tokens, "", registration, [self.device.mark()]))
+        memory = self.device.memory_of(tensor)
+        assert self.entries.put(DeviceEntry(key, tensor, memory, tokens, "", registration, [self.device.mark()]))
+
+    @rule(keys=st.lists(st.sampled_from(KEYS), min_size=2, max_size=3, unique=True))
+    def put_parts_of_a_batch(self, keys: list[bytes]) -> None:
+        batch = self.device.empty((len(keys), ENTRY_BYTES), np.uint8)
+        for part, key in enumerate(keys):
+            tensor = batch[part].fill_(key[0])
+            self.registrations.append(Registration(key))
+            memory = self.device.memory_of(tensor)
+            marks = [self.device.mark()]
+            assert self.entries.put(DeviceEntry(key, tensor, memory, 1, "", self.registrations[-1], marks))
 
     @rule(key=st.sampled_from(KEYS))
     def delete(self, key: bytes) -> None:
@@ -153,6 +168,7 @@ class Conversation(RuleBasedStateMachine):
                 self.sample(0.1)
             self.exchange()
             assert set(self.entries.keys()) == self.wire.registered() == set(self.upkeep.ledger.registered)
+            assert self.wire.sizes() == {key: self.found(key).size_bytes for key in self.entries.keys()}  # noqa: SIM118
             codes = {error.code for error in self.wire.errors}
             assert codes <= {"UnderPressure", "DeviceFull"} | ({"UnknownOrder"} if self.somebody_was_late else set())
             assert all(r.state != "sent" for r in self.registrations if r.key in self.entries)

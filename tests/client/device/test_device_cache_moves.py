@@ -11,7 +11,6 @@ import pytest
 from tensord.client.core.puts import Put
 from tensord.client.device import orders
 from tensord.client.device.entries import DeviceEntries, DeviceEntry, DeviceLease
-from tensord.client.device.interface import Mark
 from tensord.client.device.moves import MoveResult, Moves
 from tensord.client.device.registration import Registration
 from tensord.client.device.upkeep import Upkeep
@@ -29,10 +28,9 @@ class Vram(FakeVram):
 
     meanwhile: Callable[[], object] = staticmethod(lambda: None)
 
-    def to_host(self, tree: Any, mark: Mark) -> Any:
-        copy = super().to_host(tree, mark)
+    def _read(self, source: Any, to: Any, start: int, stop: int) -> None:
+        super()._read(source, to, start, stop)
         self.meanwhile()
-        return copy
 
 
 class Owner:
@@ -52,8 +50,8 @@ class Owner:
     def put(self, number: int) -> DeviceEntry:
         tensor = self.device.upload(values(number))
         registration = Registration(key(number))
-        size_bytes = self.device.size_of(tensor)
-        entry = DeviceEntry(key(number), tensor, size_bytes, 1, "", registration, [self.device.mark()])
+        memory = self.device.memory_of(tensor)
+        entry = DeviceEntry(key(number), tensor, memory, 1, "", registration, [self.device.mark()])
         assert self.entries.put(entry)
         return entry
 

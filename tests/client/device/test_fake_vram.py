@@ -16,10 +16,11 @@ import pytest
 
 from tensord.errors import DeviceFull, UnsupportedLeaf, UsageError
 from tensord.shm.dtypes import _DTYPES
-from tensord.testing.fake_vram import BLOCK_BYTES, FakeCard, FakeStream, FakeVram
+from tensord.testing.fake_allocator import BLOCK_BYTES
+from tensord.testing.fake_vram import FakeCard, FakeStream, FakeVram
 
 from ...daemon_process import PATIENCE_S
-from .conformance import CAPACITY_BYTES, GARBAGE, KIB, Conformance, Rig, bits, collected
+from .conformance import CAPACITY_BYTES, GARBAGE, KIB, Conformance, Rig, bits, collected, size_of
 
 
 class FakeRig(Rig):
@@ -159,7 +160,7 @@ def test_a_full_card_names_what_is_free(rig: FakeRig) -> None:
     kept = rig.device.empty(CAPACITY_BYTES - 2 * KIB, np.uint8)
     with pytest.raises(DeviceFull, match=rf"card0 has {2 * KIB} of its {CAPACITY_BYTES} bytes free, {3 * KIB} are"):
         rig.device.empty(3 * KIB, np.uint8)
-    assert rig.device.size_of(kept) == rig.gauge()
+    assert size_of(rig.device, kept) == rig.gauge()
     assert rig.device.cached_bytes == 0
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from tensord.client.device import gpu_name, torch_device
+from tensord.client.device import gpu_name, stages
 from tensord.client.device.torch_device import TorchDevice
 from tensord.errors import DeviceFull, UnsupportedLeaf, UsageError
 from tensord.shm.dtypes import _TORCH_NAMES
@@ -139,7 +139,7 @@ def test_conjugates_and_gradients_are_resolved_on_the_way(rig: StandinRig) -> No
 
 
 def test_a_copy_of_more_than_the_stage_is_whole(rig: StandinRig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_device, "STAGE_BYTES", 1000)
+    monkeypatch.setattr(stages, "STAGE_BYTES", 1000)
     array = np.random.default_rng(3).integers(0, 256, 10_001, np.uint8)
     trees = [rig.upload(array), rig.upload(array[:1000]), rig.upload(array[:7])]
     host = rig.device.to_host(trees, rig.device.mark())
@@ -294,7 +294,7 @@ def test_without_a_card_it_says_so() -> None:
 def test_leaves_that_no_payload_can_have_are_refused_by_place(rig: StandinRig) -> None:
     sparse = torch.zeros(3, 3).to_sparse()
     with pytest.raises(UnsupportedLeaf, match=r"tree\['s'\].*to_dense"):
-        rig.device.size_of({"s": sparse})
+        rig.device.memory_of({"s": sparse})
     with pytest.raises(UnsupportedLeaf, match=r"^tree\[1\]: "):
         rig.device.to_device([1, np.array(["x"])])
 

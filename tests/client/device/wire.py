@@ -9,14 +9,19 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
+
+from tensord.client.core.put_options import PutOptions
 from tensord.client.core.puts import Put
 from tensord.client.device.upkeep import Upkeep
 from tensord.daemon.core.effects import Send
 from tensord.daemon.core.governor.events import Event, GovernorClientJoined, GovernorClientLeft, GovernorReceived
 from tensord.daemon.core.governor.governor import Governor
 from tensord.daemon.core.governor.limits import GovernorLimits
-from tensord.errors import DaemonUnavailable
+from tensord.errors import DaemonUnavailable, TensordError
 from tensord.ipc import messages
+from tensord.shm.payload import Payload
+from tensord.shm.recipe import recipe
 
 CARD = "card0"
 LIMITS = GovernorLimits(relaxed_idle_s=50.0, normal_idle_s=20.0, critical_idle_s=5.0, max_entries=5, retry_s=10.0)
@@ -36,6 +41,7 @@ class Wire:
         self.answered: deque[messages.Message] = deque()
         self.connection: Any = None
         self.listeners = self
+        self.puts: Any = None
         self._asked: dict[int, tuple[Future[Any], Callable[[Future[Any]], None]]] = {}
         self._number = 0
 
@@ -120,22 +126,37 @@ class Wire:
         device = self.governor.devices._devices.get(CARD)
         return set(device.table._rows) if device else set()
 
+    def sizes(self) -> dict[bytes, int]:
+        """The bytes that the daemon counts for each key."""
+        device = self.governor.devices._devices.get(CARD)
+        if device is None:
+            return {}
+        return {key: int(device.table.size_bytes[row]) for key, row in device.table._rows.items()}
+
 
 class HostTier:
     """What offloaded trees are put into: the ring, as far as a conversation needs one."""
 
     def __init__(self, wire: Wire) -> None:
         self.link = wire
+        wire.puts = self
         self.governor = SimpleNamespace(watch=lambda: None)
         self.trees: dict[bytes, Any] = {}
         self.full = False
 
-    def put(self, key: bytes, tree: Any, *, tokens: int, cost_ms: float, timeout_s: float) -> Put:
+    def put(self, key: bytes, payload: Payload, options: PutOptions, *, deadline: float) -> Put:
+        """As the client's PutSender."""
         put = Put(key)
+        memory = np.zeros(payload.payload_bytes, np.uint8)
+        try:
+            payload.write_into(memory)
+        except TensordError as error:
+            put.settle("refused", error)
+            return put
         if self.full:
             put.settle("refused")
         else:
-            self.trees[key] = tree
+            self.trees[key] = recipe(payload.header).view(memory)
             put.settle("stored")
         return put
 

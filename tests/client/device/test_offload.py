@@ -1,0 +1,263 @@
+"""An offload is copied from the card straight to where its put stands, and shows whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tensord
+from tensord.client.core.ring_writer import IN_PLACE_BYTES
+from tensord.testing.fake_vram import FakeCard, FakeVram
+
+from ...daemon_process import MIB, Daemon, until
+from .card import CARD, card_folder, held, key, watching
+
+SMALL_BYTES = IN_PLACE_BYTES // 4
+LARGE_BYTES = 3 * IN_PLACE_BYTES
+
+# How a put of some bytes goes, and what the daemon and the client are told so that it does.
+WAYS: dict[str, tuple[int, dict[str, object]]] = {
+    "in the inbox": (SMALL_BYTES, {}),
+    "in the inbox in parts": (9 * MIB, {"write_in_place": "off", "limits_inbox_bytes_max": 32 * MIB}),
+    "through the inbox": (9 * MIB, {"write_in_place": "off", "limits_inbox_bytes_max": 4 * MIB}),
+    "in place": (LARGE_BYTES, {}),
+}
+
+
+class Vram(FakeVram):
+    """Tells of each read, before it copies; what `on_read` raises is the card's failure."""
+
+    def __init__(self, card: FakeCard) -> None:
+        super().__init__(card)
+        self.landings: list[tuple[int, int]] = []
+        self.on_read: Callable[[int], object] = lambda at: None
+        self.hosted = 0
+
+    def _read(self, source: Any, to: Any, start: int, stop: int) -> None:
+        self.landings.append((to.ctypes.data, stop - start))
+        self.on_read(start)
+        super()._read(source, to, start, stop)
+
+    def to_host(self, tree: Any, mark: Any) -> Any:
+        self.hosted += 1
+        return super().to_host(tree, mark)
+
+
+@pytest.fixture
+def card() -> Iterator[FakeCard]:
+    with card_folder() as folder, FakeCard(folder, CARD, 256 * MIB) as made:
+        yield made
+
+
+@pytest.fixture
+def vram(card: FakeCard) -> Vram:
+    return Vram(card)
+
+
+def values(number: int, size_bytes: int) -> Any:
+    return np.random.default_rng(number).integers(0, 256, size_bytes, np.uint8)
+
+
+def put(cache: tensord.DeviceCache, vram: Vram, number: int, size_bytes: int) -> None:
+    tensor = vram.upload(values(number, size_bytes))
+    assert cache.put(key(number), {"a": tensor, "n": number}, wait=True).state == "registered"
+
+
+def shared_memory() -> list[tuple[int, int, str]]:
+    """The mappings of this process that are of shared memory: start, end, and name."""
+    found = []
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        place, permissions, *_, name = line.split(maxsplit=5)
+        if "s" in permissions and ("tensord" in name or "memfd" in name):
+            start, end = (int(part, 16) for part in place.split("-"))
+            found.append((start, end, name))
+    return found
+
+
+def served(card: FakeCard, more: dict[str, object]) -> Daemon:
+    return watching(card, ring_bytes=64 * MIB, **more)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_an_offload_is_copied_once_into_shared_memory(card: FakeCard, vram: Vram, way: str) -> None:
+    size_bytes, more = WAYS[way]
+    with served(card, more) as daemon:
+        cache = tensord.DeviceCache(daemon.start().client(), vram)
+        put(cache, vram, 1, size_bytes)
+        assert cache.offload(key(1), wait=True) == 1
+        places = shared_memory()
+        assert sum(length for _, length in vram.landings) == size_bytes
+        assert all(any(start <= at < end for start, end, _ in places) for at, _ in vram.landings)
+        ring = [place for place in places if "ring" in place[2]]
+        in_ring = [any(start <= at < end for start, end, _ in ring) for at, _ in vram.landings]
+        assert all(in_ring) if way == "in place" else not any(in_ring)
+        assert vram.hosted == 0
+        with held(cache, key(1)) as lease:
+            assert lease.tier == "host" and np.array_equal(lease.tree["a"], values(1, size_bytes))
+        cache.close()
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("at", ["first", "last"])
+def test_a_card_that_fails_in_the_middle_of_a_copy_shows_nothing_and_the_next_offload_works(
+    card: FakeCard, vram: Vram, way: str, at: str
+) -> None:
+    size_bytes, more = WAYS[way]
+    with served(card, more) as daemon:
+        cache = tensord.DeviceCache(daemon.start().client(), vram)
+        put(cache, vram, 1, size_bytes)
+
+        def fails(start: int) -> None:
+            if at == "first" or sum(length for _, length in vram.landings) == size_bytes:
+                raise RuntimeError("the driver said no")
+
+        vram.on_read = fails
+        assert cache.offload(key(1), wait=True) == 0
+        assert "the driver said no" in str(cache.error)
+        assert cache.contains(key(1))
+        vram.on_read = lambda start: None
+        other = cache.client
+        until(lambda: other.connected, "the client to be connected")
+        assert other.get(key(1)) is None
+        daemon.until(lambda status: status["store"]["puts_in_flight"] == 0, "the daemon to give the put up")
+        until(lambda: cache.offload(key(1), wait=True) == 1, "the next offload")
+        found = other.get(key(1))
+        assert found is not None and np.array_equal(found.tree["a"], values(1, size_bytes))
+        assert len(other.link.puts.in_flight) == 0
+        cache.close()
+
+
+# ---- what happens in the middle of an offload: state x disturbance
+
+
+def killed(daemon: Daemon, cache: tensord.DeviceCache) -> None:
+    daemon.kill()
+    daemon.start()
+
+
+def stopped_for_a_while(daemon: Daemon, cache: tensord.DeviceCache) -> None:
+    """The daemon stands still until some of the payload is copied without it."""
+    os.kill(daemon.pid, signal.SIGSTOP)
+    vram: Any = cache.device
+
+    def goes_on() -> None:
+        try:
+            until(lambda: sum(length for _, length in vram.landings) >= SMALL_BYTES, "a part of the payload")
+        finally:
+            os.kill(daemon.pid, signal.SIGCONT)
+
+    threading.Thread(target=goes_on).start()
+
+
+def put_by_another(daemon: Daemon, cache: tensord.DeviceCache) -> None:
+    size_bytes = cache.size_bytes
+    stored = daemon.client().put(key(1), {"a": values(1, size_bytes), "n": 1}, wait=True)
+    assert stored.state in ("stored", "existed")
+
+
+def deleted(daemon: Daemon, cache: tensord.DeviceCache) -> None:
+    cache.delete(key(1))
+
+
+def put_anew(daemon: Daemon, cache: tensord.DeviceCache) -> None:
+    entry = cache._entries.find(key(1))
+    assert entry is not None
+    cache.put(key(1), entry.tree)
+
+
+def forked(daemon: Daemon, cache: tensord.DeviceCache) -> None:
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if cache.closed else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def client_closed(daemon: Daemon, cache: tensord.DeviceCache) -> None:
+    cache.client.close()
+
+
+def ring_filled(daemon: Daemon, cache: tensord.DeviceCache) -> None:
+    """By entries that a reader holds. They are released when the reader, a client of the daemon's, is closed."""
+    holder = daemon.client()
+    held_open[:] = [holder, []]
+    for number in range(100, 300):
+        if holder.put(key(number), np.zeros(MIB // 2), wait=True).state != "stored":
+            return
+        held_open[1].append(holder.get(key(number)))
+    raise AssertionError("the ring took more than it has")
+
+
+held_open: list[Any] = []
+
+DISTURBANCES = [killed, stopped_for_a_while, put_by_another, deleted, put_anew, forked, client_closed, ring_filled]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("disturbance", DISTURBANCES, ids=lambda each: each.__name__)
+def test_whatever_happens_in_the_middle_the_payload_is_whole_or_not_there(
+    card: FakeCard, vram: Vram, way: str, disturbance: Callable[[Daemon, tensord.DeviceCache], None]
+) -> None:
+    size_bytes, more = WAYS[way]
+    with served(card, more) as daemon:
+        client = daemon.start().client()
+        cache = tensord.DeviceCache(client, vram)
+        put(cache, vram, 1, size_bytes)
+        happened: list[int] = []
+
+        def once(start: int) -> None:
+            if not happened:
+                happened.append(start)
+                disturbance(daemon, cache)
+
+        vram.on_read = once
+        cache.offload(key(1), wait=True, timeout_s=20.0)
+        assert happened
+        for lease in held_open[1] if held_open else ():
+            lease.release()
+        held_open.clear()
+        reader = daemon.client()
+        until(lambda: reader.connected, "a client to be connected")
+        found = reader.get(key(1))
+        assert found is None or np.array_equal(found.tree["a"], values(1, size_bytes))
+        if found is None and disturbance is not deleted and disturbance is not client_closed:
+            assert cache.contains(key(1)), "neither here nor there"
+            until(lambda: client.connected, "the client to be connected")
+            until(lambda: cache.offload(key(1), wait=True) == 1 or not cache.contains(key(1)), "another try")
+            found = reader.get(key(1))
+            assert found is not None and np.array_equal(found.tree["a"], values(1, size_bytes))
+        cache.close()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_an_owner_that_is_killed_in_the_middle_leaves_nothing(card: FakeCard, way: str) -> None:
+    size_bytes, more = WAYS[way]
+    with served(card, more) as daemon:
+        daemon.start()
+        reading, writing = os.pipe()
+        child = os.fork()
+        if child == 0:
+            try:
+                owner = Vram(FakeCard(card.folder, CARD, 256 * MIB))
+                cache = tensord.DeviceCache(tensord.Client(daemon.socket), owner)
+                put(cache, owner, 1, size_bytes)
+                never, _ = os.pipe()
+                owner.on_read = lambda start: (os.write(writing, b"x"), os.read(never, 1))
+                cache.offload(key(1), wait=True)
+            finally:
+                os._exit(1)
+        os.close(writing)
+        assert os.read(reading, 1) == b"x"
+        os.close(reading)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        reader = daemon.client()
+        assert reader.get(key(1)) is None
+        stored = reader.put(key(1), {"a": values(1, size_bytes), "n": 1}, wait=True)
+        assert stored.state == "stored"

@@ -1,0 +1,371 @@
+"""What TorchDevice does with a process's own memory on a card, and what it leaves alone."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tensord.client.device import pools
+from tensord.client.device.gate import Gate, follow_torch
+from tensord.client.device.torch_device import TorchDevice
+from tensord.errors import DeviceFull, UsageError
+
+from ...daemon_process import PATIENCE_S
+from .conformance import CAPACITY_BYTES, KIB, bits
+from .standin import Accelerator
+
+PLACE = {"pci_domain_id": 0, "pci_bus_id": 0x65, "pci_device_id": 0}
+
+
+@pytest.fixture
+def card() -> Accelerator:
+    return Accelerator(CAPACITY_BYTES, **PLACE)
+
+
+def promoted(device: TorchDevice, size_bytes: int) -> Any:
+    return device.to_device(np.arange(size_bytes // 4, dtype="<i4"))
+
+
+# ---- whose memory goes back
+
+
+def test_only_memory_of_copies_made_here_goes_back_to_the_driver(card: Accelerator) -> None:
+    """An engine has measured what it needs for its largest batch, and its allocator keeps that."""
+    device = TorchDevice(0, accelerator=card)
+    activations = card.empty((256 * KIB,), torch.uint8)
+    del activations
+    made = promoted(device, 64 * KIB)
+    gc.collect()
+    assert device.give_back() == 0
+    del made
+    gc.collect()
+    assert device.give_back() == 64 * KIB
+    assert card.memory_reserved(0) == 256 * KIB
+    assert len(device._pools or ()) == 0 and not card.pools
+
+
+def test_a_caller_may_have_all_unused_memory_returned(card: Accelerator) -> None:
+    device = TorchDevice(0, gives_back="all", accelerator=card)
+    own, made = card.empty((256 * KIB,), torch.uint8), promoted(device, 64 * KIB)
+    assert not card.pools
+    del own, made
+    gc.collect()
+    assert device.give_back() == 320 * KIB
+    assert card.memory_reserved(0) == 0
+    with pytest.raises(UsageError, match="gives_back is 'some'"):
+        TorchDevice(0, gives_back="some", accelerator=card)  # type: ignore[arg-type]
+
+
+def test_small_tensors_share_a_pool_and_it_goes_with_the_last_of_them(
+    card: Accelerator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pools, "POOL_BYTES", 16 * KIB)
+    device = TorchDevice(0, accelerator=card)
+    made = [promoted(device, 4 * KIB) for _ in range(10)]
+    assert len(card.pools) == 3
+    large = promoted(device, 100 * KIB)
+    assert len(card.pools) == 4
+    del made[1:4], large
+    gc.collect()
+    assert device.give_back() == 100 * KIB
+    assert len(card.pools) == 3
+    del made[0]
+    gc.collect()
+    assert device.give_back() == 16 * KIB
+    made.clear()
+    gc.collect()
+    assert device.give_back() == 24 * KIB
+    assert not card.pools and card.memory_reserved(0) == 0
+
+
+def test_a_promotion_without_room_keeps_no_memory(card: Accelerator) -> None:
+    device = TorchDevice(0, accelerator=card)
+    with pytest.raises(DeviceFull):
+        device.to_device([np.zeros(KIB), np.zeros(CAPACITY_BYTES, np.uint8)])
+    gc.collect()
+    assert device.give_back() + card.released_bytes > 0
+    assert card.memory_reserved(0) == 0
+
+
+def test_a_pool_is_not_destroyed_while_another_thread_allocates_from_one(card: Accelerator) -> None:
+    """Torch would end the process."""
+    device = TorchDevice(0, accelerator=card)
+    promoted(device, KIB)
+    gc.collect()
+    card.gate.pool_entered()
+    assert device.give_back() == 0
+    card.gate.pool_left()
+    assert device.give_back() == KIB
+    assert not card.ruined
+
+
+def test_two_threads_that_promote_and_give_back_ruin_nothing(card: Accelerator) -> None:
+    device = TorchDevice(0, accelerator=card)
+    wrong: list[Any] = []
+
+    def work() -> None:
+        try:
+            for number in range(40):
+                made = promoted(device, 4 * KIB)
+                if bits(device.to_host(made, device.mark())) != bits(np.arange(KIB, dtype="<i4")):
+                    wrong.append(number)
+                del made
+                device.give_back()
+        except BaseException as error:
+            wrong.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    assert not wrong and not card.ruined
+    gc.collect()
+    device.give_back()
+    assert card.memory_reserved(0) == 0
+
+
+# ---- allocators without pools or statistics
+
+
+class Pluggable(Accelerator):
+    """As with torch's CUDAPluggableAllocator: neither statistics, nor pools, nor an `empty_cache`."""
+
+    @staticmethod
+    def _refuses(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("CUDAPluggableAllocator does not yet support this")
+
+    memory_reserved = empty_cache = _refuses
+
+    def allocated(self, tensor: torch.Tensor) -> torch.Tensor:
+        self.called("empty")
+        return tensor
+
+    def mem_get_info(self, index: int) -> tuple[int, int]:
+        return 0, self.total_bytes
+
+    @property
+    def MemPool(self) -> Any:
+        made = SimpleNamespace(snapshot=None)
+        return type("MemPool", (), {"__new__": self._refuses, **vars(made)})
+
+
+@pytest.mark.parametrize("gives_back", ["pool", "all"])
+def test_a_pluggable_allocator_is_served_and_named_once_in_the_log(
+    gives_back: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    device = TorchDevice(0, gives_back=gives_back, accelerator=Pluggable(CAPACITY_BYTES, **PLACE))
+    with caplog.at_level(logging.WARNING, "tensord"):
+        for _ in range(3):
+            made = promoted(device, 4 * KIB)
+            assert bits(device.to_host(made, device.mark())) == bits(np.arange(KIB, dtype="<i4"))
+            assert device.give_back() == 0
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line.startswith("0000:65:00.0: torch's allocator") and "does not yet support" in line
+
+
+def test_a_pool_whose_state_is_not_told_is_left_alone(card: Accelerator, caplog: pytest.LogCaptureFixture) -> None:
+    device = TorchDevice(0, accelerator=card)
+    made = promoted(device, 4 * KIB)
+    assert device._pools is not None
+    device._pools._pools[0].pool.snapshot = Pluggable._refuses
+    del made
+    gc.collect()
+    assert device.give_back() == 0 and device.give_back() == 0
+    assert len(caplog.records) == 1
+    assert promoted(device, 4 * KIB) is not None
+
+
+def test_an_older_torch_without_pools_keeps_what_it_has(card: Accelerator, caplog: pytest.LogCaptureFixture) -> None:
+    class Older(Accelerator):
+        MemPool = None
+
+    older = Older(CAPACITY_BYTES, **PLACE)
+    with caplog.at_level(logging.INFO, "tensord"):
+        device = TorchDevice(0, accelerator=older)
+    assert "has no private pools" in caplog.text
+    promoted(device, 4 * KIB)
+    gc.collect()
+    assert device.give_back() == 0
+    assert older.memory_reserved(0) == 4 * KIB
+
+
+# ---- contexts on other cards
+
+
+@pytest.mark.parametrize("gives_back", ["pool", "all"])
+def test_no_call_makes_a_context_on_another_card(gives_back: Any) -> None:
+    """The calling thread's current card is 0; the device is card 1."""
+    card = Accelerator(CAPACITY_BYTES, index=1, **PLACE)
+    device = TorchDevice(1, gives_back=gives_back, accelerator=card)
+    card.contexts.clear()
+
+    def all_calls() -> None:
+        made = device.to_device({"a": np.arange(KIB), "b": np.zeros((8, 8), "<f4")})
+        made["b"] = made["b"][:, :3]
+        mark = device.mark()
+        assert mark.wait(PATIENCE_S)
+        device.lend(made)
+        device.to_host(made, mark)
+        leaving = device.outgoing(made, mark)
+        leaving["a"].read(np.zeros(8 * KIB, np.uint8), 0, 8 * KIB)
+        device.memory_of(made)
+        device.reading()
+        del made, leaving
+        gc.collect()
+        device.give_back()
+        assert not device.paused
+
+    all_calls()
+    thread = threading.Thread(target=all_calls)
+    thread.start()
+    thread.join(PATIENCE_S)
+    assert card.contexts == {1}
+
+
+# ---- captures
+
+
+def test_what_an_engines_thread_calls_during_a_capture_does_not_ruin_it(card: Accelerator) -> None:
+    device = TorchDevice(0, accelerator=card)
+    tensor = promoted(device, KIB)
+    before = device.mark()
+    with card.capture():
+        assert device.paused
+        marks = [before, device.mark()]
+        device.lend(tensor)
+        device.memory_of(tensor)
+        assert not any(mark.wait(0) for mark in marks)
+        assert device.give_back() == 0
+    assert not card.ruined
+    assert all(mark.wait(PATIENCE_S) for mark in marks)
+
+
+def test_a_capture_that_tells_nobody_is_seen_by_its_own_thread(card: Accelerator) -> None:
+    device = TorchDevice(0, accelerator=card)
+    card.capturing = True
+    mark = device.mark()
+    assert device.paused and not mark.wait(0.01)
+    assert not card.ruined
+    card.capturing = False
+    assert mark.wait(PATIENCE_S)
+
+
+def test_a_driver_that_does_not_tell_of_the_default_stream_fails_no_call(
+    card: Accelerator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As while another thread captures by other means than torch's."""
+
+    def refuses() -> bool:
+        raise RuntimeError("operation would make the legacy stream depend on a capturing blocking stream")
+
+    device = TorchDevice(0, accelerator=card)
+    with monkeypatch.context() as patched:
+        patched.setattr(card, "is_current_stream_capturing", refuses)
+        mark = device.mark()
+        assert not mark.wait(0)
+    assert mark.wait(PATIENCE_S)
+
+
+def test_copies_that_a_capture_interrupts_go_on_after_it(card: Accelerator, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tensord.client.device.stages.STAGE_BYTES", KIB)
+    device = TorchDevice(0, accelerator=card)
+    array = np.random.default_rng(3).integers(0, 256, 64 * KIB, np.uint8)
+    tensor = device.to_device(array)
+    stop, copies = threading.Event(), []
+
+    def copy() -> None:
+        while not stop.is_set():
+            copies.append(bits(device.to_host(tensor, device.mark())) == bits(array))
+            made = device.to_device(array)
+            copies.append(bits(device.to_host(made, device.mark())) == bits(array))
+            del made
+            device.give_back()
+
+    threads = [threading.Thread(target=copy) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    while len(copies) < 40:
+        with card.capture():
+            pass
+    stop.set()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    assert all(copies) and not card.ruined
+
+
+class Graph:
+    """As torch.cuda.CUDAGraph."""
+
+    fails = False
+
+    def capture_begin(self, pool: Any = None, capture_error_mode: str = "global") -> None:
+        if self.fails:
+            raise RuntimeError("a capture is under way already")
+
+    def capture_end(self) -> None:
+        if self.fails:
+            raise RuntimeError("the capture failed")
+
+
+def like_torch() -> Any:
+    graph = type("CUDAGraph", (Graph,), dict(vars(Graph)))
+
+    def _cuda_beginAllocateCurrentThreadToPool(device: int, pool: Any) -> None:
+        pass
+
+    def _cuda_endAllocateToPool(device: int, pool: Any) -> None:
+        pass
+
+    calls = {call.__name__: call for call in (_cuda_beginAllocateCurrentThreadToPool, _cuda_endAllocateToPool)}
+    return SimpleNamespace(
+        cuda=SimpleNamespace(CUDAGraph=graph, memory=SimpleNamespace(**calls)), _C=SimpleNamespace(**calls)
+    )
+
+
+def test_captures_and_pools_of_torch_tell_the_gate_however_often_it_is_followed() -> None:
+    fake, gate = like_torch(), Gate()
+    for _ in range(3):
+        follow_torch(fake, gate)
+    graph = fake.cuda.CUDAGraph()
+    closed = [gate.closed]
+    graph.capture_begin(pool=None, capture_error_mode="thread_local")
+    closed.append(gate.closed)
+    graph.capture_end()
+    closed.append(gate.closed)
+    graph.fails = True
+    for call in (graph.capture_begin, graph.capture_end):
+        with pytest.raises(RuntimeError):
+            call()
+        closed.append(gate.closed)
+    assert closed == [False, True, False, False, False]
+    for module in (fake.cuda.memory, fake._C):
+        module._cuda_beginAllocateCurrentThreadToPool(0, (1, 0))
+        assert gate.pools == 1
+        module._cuda_endAllocateToPool(0, (1, 0))
+        assert gate.pools == 0
+        # As engines do in the middle of a capture.
+        module._cuda_endAllocateToPool(0, (1, 0))
+        module._cuda_beginAllocateCurrentThreadToPool(0, (1, 0))
+        assert gate.pools == 0
+        with gate.work():
+            module._cuda_beginAllocateCurrentThreadToPool(0, (1, 0))
+            assert gate.pools == 0
+            module._cuda_endAllocateToPool(0, (1, 0))
+
+
+def test_the_names_that_torch_is_followed_by_are_torchs_own() -> None:
+    assert {"capture_begin", "capture_end"} <= vars(torch.cuda.CUDAGraph).keys()
+    for module in (torch.cuda.memory, torch._C):
+        assert hasattr(module, "_cuda_beginAllocateCurrentThreadToPool")
+        assert hasattr(module, "_cuda_endAllocateToPool")
+    names = torch.cuda.use_mem_pool.__wrapped__.__code__.co_names  # type: ignore[attr-defined]
+    assert {"_cuda_beginAllocateCurrentThreadToPool", "_cuda_endAllocateToPool"} <= set(names)
+    assert {"snapshot", "id"} <= vars(torch.cuda.MemPool).keys()
