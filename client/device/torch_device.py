@@ -59,6 +59,10 @@ class TorchMark:
             pause_s = min(2 * pause_s, _PAUSE_S_MAX)
         return True
 
+    def hold(self, stream: Any) -> None:
+        """Lets work that is queued on a stream from now on begin after the event. Does not wait."""
+        stream.wait_event(self._event)
+
 
 class TorchDevice:
     """A Device: one CUDA or HIP GPU of this process.
