@@ -1,4 +1,4 @@
-"""TorchBlocks keeps every BlockDevice's promises: on a stand-in for torch.cuda, and on a real card where there is one."""
+"""TorchBlocks keeps every BlockDevice's promises: on a stand-in for torch.cuda, and on a card where there is one."""
 
 from __future__ import annotations
 
