@@ -4,8 +4,9 @@
 
 Starts a daemon of its own that reads its gauge through NVML. Checks that the gauge is the card's, that entries of a
 DeviceCache are offloaded into the ring and come back bit-identical, that the driver gets the memory back, and that the
-daemon has no GPU context. Then times copies from the ring to the card, with the ring unregistered and registered with
-the driver. The exit status is 0 if all checks held, 1 if a check failed, 2 if there is no card.
+daemon has no GPU context. Where vLLM with CUDA is installed, checks the KV connector's copies (gpu_kv.py), on a second
+card too. Then times copies from the ring to the card, with the ring unregistered and registered with the driver. The
+exit status is 0 if all checks held, 1 if a check failed, 2 if there is no card.
 
 Owns: these checks and figures; no figure is asserted. Needs tensord[torch,nvidia] and torch with CUDA.
 """
@@ -27,6 +28,7 @@ from typing import Any, Final
 
 import numpy as np
 from gpu_card import NoCard, Nvml, Report, registered
+from gpu_kv import check_kv
 from harness import table
 from peers.tensord_peer import serving
 from worker import key_of
@@ -285,6 +287,7 @@ def run(index: int, entries: int, entry_bytes: int) -> Report:
         check_gauge(report, client, nvml, device.name)
         check_cache(report, client, device, nvml, torch, entries, entry_bytes)
         check_context(report, client, nvml)
+        check_kv(report, str(daemon.socket), client, torch, index)
         time_copies(report, client, torch, entries, entry_bytes)
     return report
 

@@ -62,7 +62,7 @@ class RingMapping(mmap):
     identity: bytes
     inode: int
     fd = -1
-    _index: mmap
+    index: mmap
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
         # `close` is bound early: at the interpreter's exit, `os` may be gone before the last lease.
@@ -72,7 +72,7 @@ class RingMapping(mmap):
     def begin(self, lane: Lane, ring_fd: int, instance_id: int, index: mmap) -> None:
         """Sets the lane and the ring's index, and duplicates `ring_fd`, which stays the caller's."""
         self.lane = lane
-        self._index = index
+        self.index = index
         self.fd = os.dup(ring_fd)
         self.inode = os.fstat(ring_fd).st_ino
         self.identity = _IDENTITY.pack(instance_id, self.inode)
@@ -86,7 +86,7 @@ class RingMapping(mmap):
         registration made after this count was read is good for an entry that was pinned before the same count is read
         again: the pages of pinned entries stay.
         """
-        return punches_of(self._index)
+        return punches_of(self.index)
 
     def is_resident(self, start: int, size_bytes: int) -> bool:
         """Whether all pages of these bytes are in memory and were written. Reads none of them."""

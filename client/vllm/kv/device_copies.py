@@ -25,7 +25,7 @@ import numpy as np
 from ...core.ring_mapping import RingMapping
 from ...device.interface import BlockDevice, BlockStream, Mark
 from .copies import Copies, Saved
-from .registered_ring import RegisteredRing
+from .registered_ring import CHUNK_BYTES, RegisteredRing
 from .staging import LoadBuffers, StorePlaces
 
 Array = np.ndarray[Any, Any]
@@ -48,14 +48,15 @@ class DeviceCopies(Copies):
         *,
         registered_bytes_max: int,
         store_bytes_max: int,
-        chunk_bytes: int | None = None,
+        chunk_bytes: int = CHUNK_BYTES,
     ) -> None:
         self._device = device
         self._kv_caches = kv_caches
         """Keeps the KV cache's memory."""
         self._up, self._down = device.stream(to_host=False), device.stream(to_host=True)
-        options = {} if chunk_bytes is None else {"chunk_bytes": chunk_bytes}
-        self._ring = RegisteredRing(device, lambda: self._up.mark().wait(), registered_bytes_max, **options)
+        self._ring = RegisteredRing(
+            device, lambda: self._up.mark().wait(), registered_bytes_max, chunk_bytes=chunk_bytes
+        )
         layers = [_layers(kv_caches, refs) for refs in kv_caches.group_data_refs]
         self._buffers = LoadBuffers(device, max((int(each[BYTES].sum()) for each in layers), default=0))
         self._places = StorePlaces(device, store_bytes_max)
@@ -88,6 +89,11 @@ class DeviceCopies(Copies):
     def registered_bytes(self) -> int:
         """Bytes of the ring that are registered now."""
         return self._ring.registered_bytes
+
+    @property
+    def refusal(self) -> str:
+        """Why the driver refused the last registration that it refused; "" if it refused none."""
+        return self._ring.refusal
 
 
 class DeviceGroup:

@@ -75,6 +75,8 @@ class RegisteredRing:
         self._rings: dict[int, _Ring] = {}
         self._rest_until_s = 0.0
         self._refusals = 0
+        self.refusal = ""
+        """The driver's last refusal."""
         self.registered_bytes = 0
 
     def edges(self, array: Array) -> Array | None:
@@ -138,6 +140,7 @@ class RegisteredRing:
         return True
 
     def _refuse(self, refusal: str, size_bytes: int) -> None:
+        self.refusal = refusal
         self._refusals += 1
         if self._refusals == REFUSALS_MAX:
             _log.warning(

@@ -17,7 +17,7 @@ from tensord.client.vllm.kv.registered_ring import REFUSALS_MAX
 from tensord.client.vllm.settings import KVSettings
 from tensord.errors import BadConfiguration
 from tensord.ipc import messages
-from tensord.testing.fake_stream import Hold
+from tensord.testing.fake_stream import FakeStream, Hold
 
 from ...client.device.standin import Accelerator
 from ...daemon_process import MIB, RING_BYTES, Daemon, until
@@ -48,8 +48,14 @@ def stand(daemon: Daemon, card: Accelerator) -> Iterator[WorkerStand]:
 
 def up(stand: WorkerStand) -> Hold:
     """Stops the stream for loads."""
+    return loads(stand).hold()
+
+
+def loads(stand: WorkerStand) -> FakeStream:
+    """The stream for loads."""
     assert isinstance(stand.copies, DeviceCopies)
-    return stand.copies._up.stream.belt.hold()  # type: ignore[attr-defined]
+    stream: FakeStream = stand.copies._up.stream.belt  # type: ignore[attr-defined]
+    return stream
 
 
 def with_chunks(stand: WorkerStand, *numbers: int) -> Array:
@@ -250,8 +256,7 @@ def test_a_card_that_fails_while_it_copies_fails_the_load_and_no_job(stand: Work
     def broken() -> None:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
-    assert isinstance(stand.copies, DeviceCopies)
-    stand.copies._up.stream.belt.enqueue(broken)  # type: ignore[attr-defined]
+    loads(stand).enqueue(broken)
     job = stand.load([1], [[20, 21], []])
     assert stand.finished(job)[job].success
     assert stand.worker.take_failed() == {job}

@@ -131,7 +131,8 @@ class WorkerStand:
 
     def reported(self) -> WorkerReport:
         """The worker's next report, for which a scheduler gives its pins back."""
-        report: WorkerReport = until(self.worker.report, "the worker reports")
+        report = until(self.worker.report, "the worker reports")
+        assert report is not None
         for ticket in report.done:
             self._leases.pop(ticket).clear()
         return report
