@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -28,7 +28,9 @@ class Bench(Protocol):
     """Cards, counted from 0 as torch counts them. `flags`: the daemon's, for the cards' gauges."""
 
     cards: int
-    flags: tuple[str, ...]
+
+    @property
+    def flags(self) -> Sequence[str]: ...
 
     def device(self, index: int, *, gives_back: str = "pool") -> Device: ...
 
@@ -100,8 +102,8 @@ class TorchBench:
     @contextmanager
     def late(self, index: int) -> Iterator[None]:
         torch = self._torch
-        with torch.cuda.device(index), torch.cuda.stream(torch.cuda.Stream()):  # type: ignore[no-untyped-call]
-            torch.cuda._sleep(int(LATE_S * 1.5e9))  # type: ignore[no-untyped-call]
+        with torch.cuda.device(index), torch.cuda.stream(torch.cuda.Stream()):
+            torch.cuda._sleep(int(LATE_S * 1.5e9))
             yield
 
     def capture(self, index: int, meanwhile: Callable[[], object]) -> bool:

@@ -5,15 +5,15 @@ Does not own: any check or figure.
 
 from __future__ import annotations
 
-import ctypes
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from tensord.client.device.host_registration import HostRegistration
+
 GIB: Final = 1 << 30
-REGISTER_READ_ONLY: Final = 8
 # The driver registers less than 64 GiB in one call.
 CHUNK_BYTES: Final = 32 * GIB
 
@@ -98,31 +98,18 @@ class Nvml:
 
 @contextmanager
 def registered(address: int, length_bytes: int) -> Iterator[str]:
-    """Registers this read-only mapping with the driver for the block. Yields "", or the driver's refusal.
-
-    Calls the driver directly: a failure of a call of the runtime stays set, and the next torch call raises it.
-    """
-    driver = ctypes.CDLL("libcuda.so.1")
-    driver.cuMemHostRegister_v2.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint]
-    driver.cuMemHostUnregister.argtypes = [ctypes.c_void_p]
+    """Registers this read-only mapping with the driver for the block. Yields "", or the driver's refusal."""
+    registration = HostRegistration()
     done: list[int] = []
     why = ""
     try:
         for at in range(address, address + length_bytes, CHUNK_BYTES):
-            size_bytes = min(CHUNK_BYTES, address + length_bytes - at)
-            status = driver.cuMemHostRegister_v2(at, size_bytes, REGISTER_READ_ONLY)
-            if status != 0:
-                why = f"cuMemHostRegister gave {status} ({_error_name(driver, status)})"
+            why = registration.register(at, min(CHUNK_BYTES, address + length_bytes - at))
+            if why:
                 break
             done.append(at)
         yield why
     finally:
         # Unregisters before the mapping and the process end.
         for at in done:
-            driver.cuMemHostUnregister(at)
-
-
-def _error_name(driver: ctypes.CDLL, status: int) -> str:
-    name = ctypes.c_char_p()
-    driver.cuGetErrorName(status, ctypes.byref(name))
-    return (name.value or b"unknown").decode()
+            registration.unregister(at)

@@ -4,7 +4,8 @@
 
 Takes some minutes. It needs tensord[torch,nvidia], torch with CUDA, and about 1 GiB of free memory on the card and in
 /dev/shm; nothing else has to be stopped or configured. A second card, and root for the check of a small /dev/shm, are
-used if they are there.
+used if they are there. Where vLLM with CUDA is installed, the KV connector's copies are checked too (gpu_kv.py).
+
 
 It starts daemons of its own. First it checks that the daemon's gauge is the card's, that entries of a DeviceCache are
 offloaded into the ring and come back bit-identical, that the driver gets the memory back, and that the daemon has no
@@ -36,6 +37,7 @@ from typing import Any, Final
 
 import numpy as np
 from gpu_card import NoCard, Nvml, Report, registered
+from gpu_kv import check_kv
 from gpu_play import play, plays
 from harness import table
 from peers.tensord_peer import serving
@@ -296,6 +298,7 @@ def run(index: int, entries: int, entry_bytes: int) -> Report:
         check_gauge(report, client, nvml, device.name)
         check_cache(report, client, device, nvml, torch, entries, entry_bytes)
         check_context(report, client, nvml)
+        check_kv(report, str(daemon.socket), client, torch, index)
         time_copies(report, client, torch, entries, entry_bytes)
     torch.cuda.empty_cache()
     for one in plays(torch.cuda.device_count()):

@@ -246,7 +246,10 @@ def two_owners(stage: Stage) -> None:
             owners.append(subprocess.Popen(command, env=os.environ | more, **pipes))
         try:
             said = [each.stdout.readline().strip() for each in owners]  # type: ignore[union-attr]
-            entries = lambda: sum(row["entries"] for row in client.status()["governor"]["devices"])  # noqa: E731
+
+            def entries() -> int:
+                return sum(row["entries"] for row in client.status()["governor"]["devices"])
+
             until(lambda: entries() == 4, "the entries of both owners") if said == ["ready"] * 2 else None
             stage.check("two processes have entries on one card", entries() == 4, f"{entries()} entries; {said}")
             used_bytes = stage.bench.used_bytes(stage.index)[0]

@@ -39,6 +39,7 @@ from ..shm.layout import (
     SPAN_HEADER_BYTES,
     SpanHeader,
     aligned,
+    count_punch,
     expiry_word,
     pack_lane_header,
 )
@@ -113,6 +114,8 @@ class Segments:
             self.index = IndexWriter.create(superblock.geometry, self._index_map)
             # Last: an index with a superblock is complete.
             self._index_map[: len(packed)] = packed
+        # The daemon before may have been killed between a punch and its count, and `opened` may have punched.
+        count_punch(self._index_map)
 
     @classmethod
     def open(
@@ -164,6 +167,9 @@ class Segments:
     def punch(self, start: int, size_bytes: int) -> None:
         """Returns pages of the ring to the kernel. Slow: call it in a thread. None may be read until `allocate`."""
         segments.punch(self._ring_fd, start, size_bytes)
+        # SYNC POINT: after the pages are gone, and before the core may place a span in new ones. A client that
+        # registered the former pages with a GPU's driver then finds another count when it reads the span.
+        count_punch(self._index_map)
 
     def found(self) -> Iterator[Recovered]:
         """The slots of the index as a former daemon left them. Published slots are marked as unverified."""

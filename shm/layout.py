@@ -30,6 +30,7 @@ import zlib
 from binascii import crc_hqx
 from dataclasses import dataclass, replace
 from math import ceil
+from mmap import mmap
 from typing import Final
 
 from ..errors import Corrupt, LayoutMismatch
@@ -62,6 +63,10 @@ LANE_WORDS: Final = 4096
 LANE_LOG_WORDS: Final = 8192
 LANE_HEADER_WORDS: Final = PAGE_BYTES // 8
 LANE_BYTES: Final = PAGE_BYTES + 8 * (LANE_WORDS + LANE_LOG_WORDS)
+
+PUNCHES_AT: Final = 2048
+"""Where the superblock's page has the count of punches. It grows after pages of the ring were returned to the system
+and before a span is placed there, and at each start of a daemon. 0: the daemon does not count."""
 
 _MAGIC: Final = int.from_bytes(b"TENSORD\0", "little")
 _LANE_MAGIC: Final = int.from_bytes(b"TNSRLANE", "little")
@@ -128,6 +133,17 @@ def unpack_reuse(word: int) -> tuple[int, int]:
 def reuse_used_s(word: int) -> float:
     """The time of the last use in a reuse word, rounded up to a tick, in seconds."""
     return (word >> REUSE_USED_SHIFT & REUSE_TICKS_MAX) / REUSE_TICKS_PER_S
+
+
+def punches_of(index: bytes | memoryview | mmap) -> int:
+    """The count of punches in an index (PUNCHES_AT)."""
+    count: int = _WORD.unpack_from(index, PUNCHES_AT)[0]
+    return count
+
+
+def count_punch(index: mmap) -> None:
+    """Raises the count of punches. Never to 0."""
+    _WORD.pack_into(index, PUNCHES_AT, punches_of(index) % ((1 << 64) - 1) + 1)
 
 
 def span_id(epoch: int, counter: int) -> int:

@@ -18,7 +18,7 @@ import numpy as np
 
 from ...errors import Corrupt
 from ...shm.lanes import Lane
-from ...shm.layout import ALIGN_BYTES, KEY_BYTES, SPAN_HEADER_BYTES, SpanHeader, span_bytes
+from ...shm.layout import ALIGN_BYTES, KEY_BYTES, SPAN_HEADER_BYTES, SpanHeader, punches_of, span_bytes
 
 Array = np.ndarray[Any, Any]
 
@@ -62,18 +62,35 @@ class RingMapping(mmap):
     identity: bytes
     inode: int
     fd = -1
+    index: mmap
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
         # `close` is bound early: at the interpreter's exit, `os` may be gone before the last lease.
         if self.fd >= 0:
             close(self.fd)
 
-    def begin(self, lane: Lane, ring_fd: int, instance_id: int) -> None:
-        """Sets the lane, and duplicates `ring_fd`, which stays the caller's."""
+    def begin(self, lane: Lane, ring_fd: int, instance_id: int, index: mmap) -> None:
+        """Sets the lane and the ring's index, and duplicates `ring_fd`, which stays the caller's."""
         self.lane = lane
+        self.index = index
         self.fd = os.dup(ring_fd)
         self.inode = os.fstat(ring_fd).st_ino
         self.identity = _IDENTITY.pack(instance_id, self.inode)
+
+    @property
+    def punches(self) -> int:
+        """Changes after the daemon returned pages of the ring to the system, and before an entry lies in new ones.
+        0 if the daemon does not count.
+
+        A GPU's driver keeps reading the pages that it has registered, also when the ring has other pages there. A
+        registration made after this count was read is good for an entry that was pinned before the same count is read
+        again: the pages of pinned entries stay.
+        """
+        return punches_of(self.index)
+
+    def is_resident(self, start: int, size_bytes: int) -> bool:
+        """Whether all pages of these bytes are in memory and were written. Reads none of them."""
+        return os.lseek(self.fd, start, os.SEEK_HOLE) >= start + size_bytes
 
     def copied(self, start: int, size_bytes: int) -> Array:
         """Copies bytes that may not be pinned, as uint8 of shape (size_bytes,). Pages that are gone read as zeros."""

@@ -54,6 +54,11 @@ class RingReader:
         """The number of the ring's file, by which the same memory is known again."""
         return self._map.inode
 
+    @property
+    def mapping(self) -> RingMapping:
+        """The ring's memory, mapped read-only."""
+        return self._map
+
     def __len__(self) -> int:
         """The bytes of the ring that are mapped."""
         return len(self._map)

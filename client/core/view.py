@@ -79,7 +79,7 @@ class View:
                 f"the index has {index_bytes} bytes; its superblock says {superblock.geometry.index_bytes}"
             )
         ring = RingMapping(ring_fd, superblock.ring_bytes, MAP_SHARED, PROT_READ)
-        ring.begin(lane, ring_fd, superblock.instance_id)
+        ring.begin(lane, ring_fd, superblock.instance_id, memory)
         return cls(ring, IndexReader(memory, superblock.geometry), superblock, _identity(index_fd))
 
     def is_over(self, index_fd: int) -> bool:

@@ -13,6 +13,7 @@ from difflib import get_close_matches
 from typing import Any, Final
 
 from ...errors import BadConfiguration
+from ...shm.layout import RING_BYTES_MAX
 
 PREFIX: Final = "tensord."
 WAIT_S_MOST: Final = 60.0
@@ -58,11 +59,16 @@ class KVSettings:
     """The settings of the KV connector, of which `Settings` describes the same keys.
 
     Keys of vLLM's offloading connector, as `blocks_per_chunk`, keep their meaning.
+
+    Args:
+        registered_bytes_max: `tensord.registered_bytes_max`, the most bytes of the ring that each worker registers with
+            its GPU's driver, which page-locks them. 0 registers nothing: blocks are then copied through a buffer.
     """
 
     socket: str | None = None
     revision: str = ""
     tenant: str = ""
+    registered_bytes_max: int = 32 << 30
 
     @classmethod
     def read(cls, extra_config: Mapping[str, Any]) -> KVSettings:
@@ -71,7 +77,13 @@ class KVSettings:
         Raises:
             BadConfiguration: as for `Settings.read`.
         """
-        return cls(**_read(extra_config, list(cls.__dataclass_fields__), "kv_connector_extra_config"))
+        ours = _read(extra_config, list(cls.__dataclass_fields__), "kv_connector_extra_config")
+        most = ours.get("registered_bytes_max", cls.registered_bytes_max)
+        if isinstance(most, bool) or not isinstance(most, int) or not 0 <= most <= RING_BYTES_MAX:
+            raise BadConfiguration(
+                f"{PREFIX}registered_bytes_max={most!r} must be a number of bytes from 0 to {RING_BYTES_MAX}"
+            )
+        return cls(**ours)
 
 
 def _read(extra_config: Mapping[str, Any], fields: Sequence[str], where: str) -> dict[str, Any]:

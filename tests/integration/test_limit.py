@@ -112,3 +112,28 @@ def test_a_daemon_that_is_killed_while_limited_is_followed_by_one_that_has_the_r
         lease = other.get(key(number), verify=True)
         assert lease is not None and is_payload(lease.tree, number)
     assert daemon.store("found_corrupt") == 0
+
+
+def test_a_client_sees_that_pages_went_before_anything_lies_in_new_ones(daemon: Daemon) -> None:
+    """A GPU's driver that has registered the ring keeps the pages that went."""
+    client = daemon.client()
+    grown(daemon)
+    fill(client, 0, 40)
+    view = client.link.view
+    assert view is not None
+    ring = view._ring
+    counted = ring.punches
+    assert counted > 0 and ring.is_resident(0, RING_BYTES)
+    fill(client, 100, 40)
+    assert ring.punches == counted, "pages that are used again are the same pages"
+    limit(daemon, 4 * MIB)
+    daemon.until(lambda status: status["store"]["resident_bytes"] <= 4 * MIB, "pages given back")
+    assert ring.punches > counted and not ring.is_resident(0, RING_BYTES)
+    counted = ring.punches
+    limit(daemon, RING_BYTES)
+    grown(daemon)
+    fill(client, 200, 80)
+    assert ring.punches == counted and ring.is_resident(0, 4 * MIB)
+    daemon.kill()
+    daemon.start()
+    until(lambda: ring.punches > counted, "the next daemon counts its start")

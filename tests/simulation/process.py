@@ -58,7 +58,7 @@ class Held:
         mapping, handle = self.mapping, self.handle
         assert mapping is not None and handle is not None
         ring = RingMapping(mapping.fd, len(mapping), MAP_SHARED, PROT_READ)
-        ring.begin(mapping.lane, mapping.fd, 0)
+        ring.begin(mapping.lane, mapping.fd, 0, mapping.index)
         ring.identity = mapping.identity
         lease = RingReader(ring, {}).borrow(handle)
         assert lease is not None, f"key {self.number}: a pinned span cannot be borrowed"

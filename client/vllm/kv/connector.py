@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any
 
 import vllm
+from vllm import _custom_ops as ops
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorBase_V1, KVConnectorRole
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import OffloadingWorkerMetadata
@@ -28,17 +29,20 @@ from vllm.v1.kv_offload.base import CanonicalKVCaches
 
 from ....errors import BadConfiguration
 from ...core.namespace import Namespace
+from ...device.torch_blocks import TorchBlocks
 from ...identity.engine import Nameless, kv_namespace
 from .. import adapters, encoder_cache
 from ..plugin import log_with_vllm
 from ..presence import engine_client_name
 from ..settings import KVSettings
+from .copies import Copies, HostCopies
+from .device_copies import DeviceCopies
 from .idle import IdleScheduler, IdleWorker
 from .jobs import WorkerReport
 from .layout import layout_of, why_not_covered
 from .scheduler import KVManager
 from .spec import TensordOffloadingSpec
-from .worker import KVWorker, groups_of
+from .worker import STORE_BYTES_MAX, KVWorker
 
 _log = logging.getLogger("tensord")
 
@@ -116,7 +120,7 @@ class TensordKVConnector(OffloadingConnector):  # type: ignore[misc, unused-igno
                 settings.socket,
                 engine_client_name(vllm_config, f"worker {rank}"),
                 rank=rank,
-                groups=groups_of(kv_caches, config.cache.blocks_per_chunk),
+                copies=_copies(kv_caches, config.cache.blocks_per_chunk, settings),
                 adapters=adapters.held if lora else None,
             )
             return self._worker
@@ -207,6 +211,20 @@ def _manager(
         tokens_per_hash=config.cache.tokens_per_hash,
         stores=stores,
         finds=finds,
+    )
+
+
+def _copies(kv_caches: CanonicalKVCaches, blocks_per_chunk: int, settings: KVSettings) -> Copies:
+    """The copies for where the KV cache is: in host memory, or on one GPU."""
+    (device,) = {cache.tensor.device for cache in kv_caches.tensors}
+    if device.type == "cpu":
+        return HostCopies(kv_caches, blocks_per_chunk)
+    return DeviceCopies(
+        TorchBlocks(device.index, ops.swap_blocks_batch),
+        kv_caches,
+        blocks_per_chunk,
+        registered_bytes_max=settings.registered_bytes_max,
+        store_bytes_max=STORE_BYTES_MAX,
     )
 
 

@@ -2,7 +2,8 @@
 
 Owns: the list of what is covered. Does not own: the configuration's part of the name (identity.engine).
 
-Invariants: an engine that is not covered shares nothing. What is covered is tested with a real engine.
+Invariants: an engine that is not covered shares nothing. What is covered is tested with a real engine on a CPU; KV on a
+GPU is tested with a stand-in for the GPU, and was not run on one.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ VERSION_END: Final = Version("0.33")
 """vLLM's versions from VERSION_LEAST on and before VERSION_END are tested."""
 GROUPS: Final = (FullAttentionSpec, SlidingWindowSpec)
 """Kinds of KV cache groups. Subclasses, as for latent attention, are not among them."""
+DEVICES: Final = ("cpu", "cuda")
+"""The project has run "cpu" only."""
 DTYPES: Final = (torch.float32, torch.bfloat16, torch.float16)
 FORM: Final = 1
 """Version of the stored form. Raise it whenever a block with the same name is stored in another form."""
@@ -32,8 +35,9 @@ def why_not_covered(vllm_config: Any, kv_cache_config: Any, version: str) -> str
         )
     parallel = vllm_config.parallel_config
     device = vllm_config.device_config.device_type
-    if device != "cpu":
-        return f"KV on the device {device!r} is not supported yet, only on the CPU: leave --kv-transfer-config out"
+    if device not in DEVICES or (device == "cuda" and torch.version.hip):
+        kind = "an AMD GPU" if torch.version.hip else f"the device {device!r}"
+        return f"KV on {kind} is not supported, only on CPUs and NVIDIA GPUs: leave --kv-transfer-config out"
     for name in ("pipeline", "prefill_context", "decode_context"):
         size = getattr(parallel, f"{name}_parallel_size")
         if size > 1:

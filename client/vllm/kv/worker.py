@@ -1,12 +1,15 @@
 """A worker's side: copies chunks from the ring into the KV cache, and stores chunks of the KV cache.
 
-Owns: two threads. The copier copies between KV cache, ring and private memory, and never touches the daemon, so a step
-that waits for a copy does not wait for the daemon. The background thread puts the private copies. Does not own:
-decisions, which come with the jobs.
+Owns: two threads. The copier begins copies between KV cache, ring and private memory, and never touches the daemon, so
+a step that waits for a copy does not wait for the daemon. The background thread puts the private copies. Does not own:
+the copies (copies.py for host memory, device_copies.py for a GPU), nor decisions, which come with the jobs.
+
+    submit ─→ copier: checks chunks, queues copies ─→ in flight ─→ mark reached: ended by the thread that sees it first,
+                                                                   a step, the copier or the background thread
 
 Invariants
 - A load is complete, or its failure is reported: no chunk is used whose key, form or checksum is wrong.
-- The ring is read only before the load's ticket is reported as done.
+- The ring is read only before the load's ticket is reported as done. Copies of a GPU are complete by then.
 - A store that was waited for reads the KV cache no more.
 - Copies that wait to be put take at most STORE_BYTES_MAX. Chunks beyond that are not stored.
 """
@@ -20,10 +23,10 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from queue import SimpleQueue
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-from vllm.v1.kv_offload.base import CanonicalKVCaches, GPULoadStoreSpec, OffloadingWorker, TransferResult
+from vllm.v1.kv_offload.base import GPULoadStoreSpec, OffloadingWorker, TransferResult
 
 from ....errors import Corrupt
 from ....shm.copy import checksum_of
@@ -36,59 +39,18 @@ from ...core.ring_mapping import Handle
 from ...core.ring_reader import RingReader
 from ..background import IDLE_S, Background
 from ..stats import LookupCounts
+from .copies import Copies, Group, Saved
 from .jobs import DAMAGED_MAX, LoadChunks, StoreChunks, WorkerReport
+from .transfers import Transfer, Transfers
 
 STORE_BYTES_MAX: Final = 512 << 20
 RINGS_MAX: Final = 2
 """Rings kept mapped: the present one, and the one before, which loads in progress may still name."""
 
-Array = np.ndarray[Any, Any]
 Place = tuple[int, int, list[int]]
 """A chunk of a job: its position among the job's chunks, the first of its blocks that is copied, the blocks' numbers in
 the KV cache."""
 _log = logging.getLogger("tensord")
-
-
-class Group:
-    """One KV cache group: the memory of its layers.
-
-    Args:
-        layers: for each layer the KV cache, (blocks, n) uint8 with n >= the layer's bytes, and the layer's bytes.
-        blocks_per_chunk: blocks in a stored chunk.
-    """
-
-    def __init__(self, layers: Sequence[tuple[Array, int]], blocks_per_chunk: int) -> None:
-        self._layers = layers
-        self.shape = (blocks_per_chunk, sum(size_bytes for _, size_bytes in layers))
-
-    def save(self, blocks: Sequence[int]) -> Array:
-        """A copy of a whole chunk's blocks, as uint8 of `shape`."""
-        chunk: Array = np.empty(self.shape, np.uint8)
-        at = 0
-        for memory, size_bytes in self._layers:
-            for row, block in enumerate(blocks):
-                np.copyto(chunk[row, at : at + size_bytes], memory[block, :size_bytes])
-            at += size_bytes
-        return chunk
-
-    def load(self, chunk: Array, first: int, blocks: Sequence[int]) -> None:
-        """Copies blocks of a chunk, from its block `first` on, to these blocks of the KV cache. Block 0 stands for
-        none."""
-        at = 0
-        for memory, size_bytes in self._layers:
-            for row, block in enumerate(blocks, first):
-                if block:
-                    np.copyto(memory[block, :size_bytes], chunk[row, at : at + size_bytes])
-            at += size_bytes
-
-
-def groups_of(kv_caches: CanonicalKVCaches, blocks_per_chunk: int) -> list[Group]:
-    """The groups of vLLM's KV caches, which are in host memory."""
-    memory = [cache.tensor.numpy().view(np.uint8) for cache in kv_caches.tensors]
-    return [
-        Group([(memory[ref.tensor_idx], ref.page_size_bytes) for ref in refs], blocks_per_chunk)
-        for refs in kv_caches.group_data_refs
-    ]
 
 
 class KVWorker(OffloadingWorker):  # type: ignore[misc, unused-ignore]
@@ -96,6 +58,7 @@ class KVWorker(OffloadingWorker):  # type: ignore[misc, unused-ignore]
 
     Args:
         rank: this worker's number.
+        copies: the copies of the worker's KV cache.
         adapters: returns the digests of the held LoRA adapters by vLLM's number; None without LoRA.
     """
 
@@ -105,23 +68,23 @@ class KVWorker(OffloadingWorker):  # type: ignore[misc, unused-ignore]
         client_name: str,
         *,
         rank: int,
-        groups: Sequence[Group],
+        copies: Copies,
         adapters: Callable[[], dict[int, str]] | None = None,
     ) -> None:
         self._rank = rank
-        self._groups = groups
+        self._copies = copies
         self._adapters = adapters
         self._told_adapters: dict[int, str] = {}
         self._lock = threading.Lock()
-        self._finished: list[TransferResult] = []
+        self._transfers = Transfers()
         self._failed_jobs: set[int] = set()
         self._news = WorkerReport()
         self._damaged: set[bytes] = set()
         self._storing_bytes = 0
-        self._pending: dict[int, threading.Event] = {}
+        self._tidy_at_s = 0.0
         self._rings: OrderedDict[bytes, RingReader] = OrderedDict()
         self._client: Client | None = None
-        self._jobs: SimpleQueue[tuple[int, Callable[[int], int]] | None] = SimpleQueue()
+        self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._background = Background(socket, client_name, "tensord-vllm-kv-put", self._tick, LookupCounts())
         self._background.start()
         self._copier = threading.Thread(target=self._copy, name="tensord-vllm-kv-copy", daemon=True)
@@ -136,13 +99,8 @@ class KVWorker(OffloadingWorker):  # type: ignore[misc, unused-ignore]
         return self._submit(job_id, partial(self._load, src_spec, dst_spec))
 
     def get_finished(self) -> list[TransferResult]:
-        """The jobs that are over. All count as successful for vLLM, which ends the engine otherwise; `take_failed`
-        tells which loads failed."""
-        if not self._finished:
-            return []
-        with self._lock:
-            finished, self._finished = self._finished, []
-        return finished
+        """The jobs that are over. All count as successful; `take_failed` tells which loads failed."""
+        return self._transfers.take_finished()
 
     def take_failed(self) -> set[int]:
         """The loads that failed since the last call, of those that `get_finished` has returned or is about to."""
@@ -167,100 +125,126 @@ class KVWorker(OffloadingWorker):  # type: ignore[misc, unused-ignore]
 
     def wait(self, job_ids: set[int]) -> None:
         """Waits until these jobs' copies are done. They need no daemon."""
-        for job_id in job_ids:
-            pending = self._pending.get(job_id)
-            if pending is not None:
-                pending.wait()
+        self._transfers.wait(job_ids)
 
     def shutdown(self) -> None:
         """Ends both threads once queued copies are made, and put or given up. Idempotent."""
         self._jobs.put(None)
         self._copier.join()
+        self._transfers.wait_all()
         self._background.close()
+        self._copies.close()
         self._rings.clear()
 
-    def _submit(self, job_id: int, job: Callable[[int], int]) -> bool:
-        self._pending[job_id] = threading.Event()
-        self._jobs.put((job_id, job))
+    def _submit(self, job_id: int, job: Callable[[Transfer], None]) -> bool:
+        transfer = self._transfers.begin(job_id, self._copies.mark)
+        self._jobs.put(partial(self._queue, job, transfer))
         return True
 
     # ---- the copier thread
 
     def _copy(self) -> None:
-        while (taken := self._jobs.get()) is not None:
-            job_id, job = taken
-            began_s = time.monotonic()
-            size_bytes = 0
+        while (job := self._jobs.get()) is not None:
             try:
-                size_bytes = job(job_id)
+                job()
             except Exception:
                 _log.exception("tensord: a copy of KV blocks failed; the blocks are computed, or not stored")
-            with self._lock:
-                self._finished.append(TransferResult(job_id, True, size_bytes, time.monotonic() - began_s))
-            self._pending.pop(job_id).set()
             # The job refers to memory that others have released already.
-            del taken, job
+            del job
 
-    def _load(self, chunks: LoadChunks, blocks: GPULoadStoreSpec, job_id: int) -> int:
+    def _queue(self, job: Callable[[Transfer], None], transfer: Transfer) -> None:
+        try:
+            job(transfer)
+        except BaseException:
+            transfer.failed = True
+            raise
+        finally:
+            self._transfers.queued(transfer)
+
+    def _load(self, chunks: LoadChunks, blocks: GPULoadStoreSpec, transfer: Transfer) -> None:
         handles = chunks.handles[self._rank]
         failed: set[int] = set()
         damaged: set[bytes] = set()
-        copied_bytes = 0
+        leases: list[Lease] = []
+        transfer.end = partial(self._loaded, chunks, transfer.job_id, leases, failed, damaged)
+        if transfer.failed:
+            return
         try:
             for group, (position, first, numbers) in self._places(chunks.counts, blocks):
                 failed.add(position)
                 lease = self._borrow(handles[position])
                 if lease is None:
-                    return copied_bytes
+                    return
                 if not _is_sound(lease, handles[position], group.shape):
                     damaged.add(handles[position][-32:])
-                    return copied_bytes
-                group.load(lease.tree, first, numbers)
-                copied_bytes += lease.payload_bytes
+                    return
+                leases.append(lease)
+                group.load(lease.tree, first, numbers, transfer.after)
+                transfer.size_bytes += lease.payload_bytes
                 failed.discard(position)
-        except BaseException:
-            # What was copied until then is not known.
-            failed.update(range(len(handles)))
-            raise
         finally:
-            with self._lock:
-                self._news.done[chunks.ticket] += 1
-                if failed:
-                    self._failed_jobs.add(job_id)
-                    self._news.failed[chunks.ticket] = failed
-                    self._news.damaged |= damaged
-            if damaged:
-                self._damaged = (self._damaged if len(self._damaged) < DAMAGED_MAX else set()) | damaged
-                self._background.post(lambda client: requests.send_evict(client.link, list(damaged)))
-        return copied_bytes
+            # Also after a failure: the copies before it read the ring.
+            transfer.mark = self._copies.loaded()
+
+    def _loaded(
+        self,
+        chunks: LoadChunks,
+        job_id: int,
+        leases: list[Lease],
+        failed: set[int],
+        damaged: set[bytes],
+        whole: bool,
+    ) -> None:
+        """Ends a load, whose chunks are not read any more."""
+        leases.clear()
+        if not whole:
+            # What was copied is not known.
+            failed.update(range(len(chunks.handles[self._rank])))
+        with self._lock:
+            self._news.done[chunks.ticket] += 1
+            if failed:
+                self._failed_jobs.add(job_id)
+                self._news.failed[chunks.ticket] = failed
+                self._news.damaged |= damaged
+        if damaged:
+            self._damaged = (self._damaged if len(self._damaged) < DAMAGED_MAX else set()) | damaged
+            self._background.post(lambda client: requests.send_evict(client.link, list(damaged)))
 
     def _borrow(self, handle: bytes) -> Lease | None:
         self._map_ring()
         ring = self._rings.get(handle[:16])
         return ring.borrow(handle) if ring is not None else None
 
-    def _store(self, blocks: GPULoadStoreSpec, chunks: StoreChunks, job_id: int) -> int:
-        copied_bytes = 0
+    def _store(self, blocks: GPULoadStoreSpec, chunks: StoreChunks, transfer: Transfer) -> None:
         client = self._client
         able = client is not None and client.connected and not self._background.late
-        if not able or not self._has_adapter(chunks.adapter):
-            return copied_bytes
-        for group, (position, first, numbers) in self._places(chunks.counts, blocks):
-            if first or len(numbers) < group.shape[0]:
-                # A part of the chunk lies outside of a sliding window.
-                continue
-            size_bytes = group.shape[0] * group.shape[1]
-            with self._lock:
-                room = self._storing_bytes + size_bytes <= STORE_BYTES_MAX
-                self._storing_bytes += size_bytes if room else 0
-            if not room:
-                break
-            put = partial(self._put, chunks, position, group.save(numbers))
-            copied_bytes += size_bytes
-            if not self._background.post(put):
-                self._stored(size_bytes)
-                break
-        return copied_bytes
+        if transfer.failed or not able or not self._has_adapter(chunks.adapter):
+            return
+        saved: list[tuple[int, Saved]] = []
+        transfer.end = partial(self._saved, chunks, saved)
+        try:
+            for group, (position, first, numbers) in self._places(chunks.counts, blocks):
+                if first or len(numbers) < group.shape[0]:
+                    # A part of the chunk lies outside of a sliding window.
+                    continue
+                size_bytes = group.shape[0] * group.shape[1]
+                if self._storing_bytes + size_bytes > STORE_BYTES_MAX:
+                    break
+                taken = group.save(numbers, transfer.after)
+                if taken is None:
+                    break
+                self._stored(-size_bytes)
+                saved.append((position, taken))
+                transfer.size_bytes += size_bytes
+        finally:
+            transfer.mark = self._copies.saved()
+
+    def _saved(self, chunks: StoreChunks, saved: list[tuple[int, Saved]], whole: bool) -> None:
+        """Ends a store: its chunks are to be put, if they were saved."""
+        for position, taken in saved:
+            if not whole or not self._background.post(partial(self._put, chunks, position, taken)):
+                self._stored(taken.chunk.nbytes)
+                taken.give_back()
 
     def _places(self, counts: Sequence[int], blocks: GPULoadStoreSpec) -> Iterator[tuple[Group, Place]]:
         """The chunks of a job with their groups.
@@ -270,7 +254,7 @@ class KVWorker(OffloadingWorker):  # type: ignore[misc, unused-ignore]
         """
         at = position = 0
         for group, count, size, index in zip(
-            self._groups, counts, blocks.group_sizes, blocks.block_indices, strict=True
+            self._copies.groups, counts, blocks.group_sizes, blocks.block_indices, strict=True
         ):
             per_chunk = group.shape[0]
             first = index % per_chunk
@@ -283,6 +267,11 @@ class KVWorker(OffloadingWorker):  # type: ignore[misc, unused-ignore]
                 at += taken
                 first = 0
             position += count
+
+    def _tidy(self) -> None:
+        with self._lock:
+            rings = [ring.mapping for ring in self._rings.values()]
+        self._copies.tidy(rings)
 
     def _has_adapter(self, adapter: tuple[int, str] | None) -> bool:
         """Whether the worker still holds the adapter that the keys stand for. True without an adapter."""
@@ -314,9 +303,13 @@ class KVWorker(OffloadingWorker):  # type: ignore[misc, unused-ignore]
     def _tick(self, client: Client) -> float:
         self._client = client
         self._map_ring()
+        self._transfers.end_reached()
+        if (now := time.monotonic()) >= self._tidy_at_s:
+            self._tidy_at_s = now + IDLE_S
+            self._jobs.put(self._tidy)
         return IDLE_S
 
-    def _put(self, chunks: StoreChunks, position: int, chunk: Array, client: Client) -> None:
+    def _put(self, chunks: StoreChunks, position: int, saved: Saved, client: Client) -> None:
         try:
             key, parent = chunks.keys[self._rank][position], chunks.parents[self._rank][position]
             # The daemon may not have evicted a damaged entry yet. It does so before this put, which comes after it on
@@ -325,9 +318,10 @@ class KVWorker(OffloadingWorker):  # type: ignore[misc, unused-ignore]
             self._damaged.discard(key)
             if client.connected and (replaces or not client.contains(key)):
                 # Refused if the parent is gone: no lookup would reach the chunk.
-                client.put(key, chunk, agent=chunks.agent, parent=parent or None)
+                client.put(key, saved.chunk, agent=chunks.agent, parent=parent or None)
         finally:
-            self._stored(chunk.nbytes)
+            self._stored(saved.chunk.nbytes)
+            saved.give_back()
 
 
 def _is_sound(lease: Lease, handle: bytes, shape: tuple[int, int]) -> bool:

@@ -1,12 +1,14 @@
 """What stands for torch.cuda where there is no GPU: CPU tensors that are accounted for, and streams that are late.
 
-Owns: an account with a caching allocator as torch's own, with private pools; streams, events, and copies that are done
-when their stream comes to them. It does nothing for the code under test: what that does not wait for, it sees as
-garbage; a call of it on another card than its own is in `contexts`, and one that ruins a capture in `ruined`.
+Owns: an account with a caching allocator as torch's own, with private pools; streams, events, copies that are done
+when their stream comes to them, and a driver that registers memory. It does nothing for the code under test: what that
+does not wait for, it sees as garbage; a copy from memory that the driver does not know fails; a call of it on another
+card than its own is in `contexts`, and one that ruins a capture in `ruined`.
 """
 
 from __future__ import annotations
 
+import ctypes
 import threading
 import weakref
 from collections import defaultdict
@@ -39,6 +41,10 @@ class LateStream(torch.Stream):
 
     def __init__(self, device: int = 0) -> None:
         self.belt = FakeStream()
+
+    def wait_event(self, event: Any) -> None:
+        if event._mark is not None:
+            self.belt.enqueue(event._mark.wait)
 
 
 class LateEvent:
@@ -105,6 +111,36 @@ class Pool:
             self.card.pools.pop(id(self), None)
 
 
+class Driver:
+    """The calls of libcuda.so.1 that register memory. `refusal` is the status of the next registrations, 0 for none.
+
+    `ranges`: what is registered, by address. `overlaps`: registrations of what is registered already.
+    """
+
+    def __init__(self) -> None:
+        self.refusal = 0
+        self.ranges: dict[int, int] = {}
+        self.overlaps = 0
+        self.calls = 0
+
+    def cuMemHostRegister_v2(self, address: int, size_bytes: int, flags: int) -> int:
+        self.calls += 1
+        if self.refusal:
+            return self.refusal
+        if flags != 8 or address % 4096:
+            return 1
+        self.overlaps += any(at < address + size_bytes and address < at + size for at, size in self.ranges.items())
+        self.ranges[address] = size_bytes
+        return 0
+
+    def cuMemHostUnregister(self, address: int) -> int:
+        return 0 if self.ranges.pop(address, 0) else 713
+
+    def cuGetErrorName(self, status: int, name: Any) -> int:
+        name._obj.value = b"CUDA_ERROR_%d" % status
+        return 0
+
+
 class Accelerator:
     """One card of `total_bytes`, whose tensors torch takes for CPU tensors."""
 
@@ -125,8 +161,16 @@ class Accelerator:
         self.in_pools = 0
         self.pools: dict[int, Reserved] = {}
         self.released_bytes = 0
+        self.driver = Driver()
+        self.locked: dict[int, int] = {}
+        """Page-locked memory: bytes by address."""
+        self.lockable = True
+        self.swap_fails = False
+        self.copied: list[tuple[int, int, int]] = []
+        """Copies that were made, each as source, target and bytes."""
         self._threads = threading.local()
         self._reserved = Reserved()
+        self._memory: dict[int, int] = {}
 
     # ---- what TorchDevice calls
 
@@ -234,6 +278,30 @@ class Accelerator:
             finally:
                 self.capturing = False
 
+    def swap_blocks_batch(
+        self, sources: torch.Tensor, targets: torch.Tensor, sizes: torch.Tensor, is_src_access_order_any: bool = False
+    ) -> None:
+        """As vLLM's. Each address must be the card's, or page-locked or registered when the copy is queued and made."""
+        if self.swap_fails:
+            raise RuntimeError("cuMemcpyBatchAsync failed at index 0 with error 700")
+        copies = [(int(a), int(b), int(c)) for a, b, c in zip(sources, targets, sizes, strict=True)]
+        for copy in copies:
+            self._check(*copy)
+
+        def run() -> None:
+            for source, target, size in copies:
+                self._check(source, target, size)
+                ctypes.memmove(target, source, size)
+            self.copied.extend(copies)
+
+        self.launch(run)
+
+    def _check(self, source: int, target: int, size: int) -> None:
+        known = [*self._memory.items(), *self.driver.ranges.items(), *(self.locked.items() if self.lockable else ())]
+        for address in (source, target) if self.lockable else ():
+            if not any(at <= address and address + size <= at + whole for at, whole in known):
+                raise RuntimeError(f"{size} bytes at {address:#x} are in no memory that the card knows, or in two")
+
     # ---- inside
 
     @contextmanager
@@ -266,6 +334,7 @@ class Accelerator:
             reserved.bytes += wanted_bytes
         torch.empty(0, dtype=torch.uint8).set_(storage).fill_(GARBAGE)
         weakref.finalize(storage, reserved.freed.append, wanted_bytes)
+        self._memory[storage.data_ptr()] = wanted_bytes
         return tensor
 
 
@@ -282,6 +351,12 @@ class _OnCard(TorchFunctionMode):
         named = kwargs or {}
         if func in (torch.empty, torch.empty_like) and named.get("device") == CARD:
             return self._card.allocated(func(*args, **named))
+        if func is torch.empty and named.pop("pin_memory", False):
+            if not self._card.lockable:
+                raise RuntimeError("no page-locked memory")
+            locked = func(*args, **named)
+            self._card.locked[locked.data_ptr()] = locked.numel()
+            return locked
         if func is torch.Tensor.contiguous and not args[0].is_contiguous():
             return self._card.allocated(torch.empty(args[0].shape, dtype=args[0].dtype)).copy_(args[0])
         if func is torch.Tensor.copy_ and named.get("non_blocking"):

@@ -81,9 +81,16 @@ def test_parallelism_that_was_not_tested_shares_nothing(
     assert f"{name}=2" in why
 
 
-def test_kv_on_a_gpu_is_refused(config: VllmConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kv_on_a_card_of_nvidia_is_covered_and_on_other_devices_refused(
+    config: VllmConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(config.device_config, "device_type", "cuda")
-    assert "'cuda' is not supported yet" in (why_not_covered(config, caches(FULL), "0.32.0") or "")
+    assert why_not_covered(config, caches(FULL), "0.32.0") is None
+    monkeypatch.setattr(torch.version, "hip", "7.1")
+    assert "KV on an AMD GPU is not supported" in (why_not_covered(config, caches(FULL), "0.32.0") or "")
+    monkeypatch.setattr(config.device_config, "device_type", "xpu")
+    monkeypatch.setattr(torch.version, "hip", None)
+    assert "KV on the device 'xpu' is not supported" in (why_not_covered(config, caches(FULL), "0.32.0") or "")
 
 
 @pytest.mark.parametrize(

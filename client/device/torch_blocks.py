@@ -1,0 +1,165 @@
+"""Copies of blocks between host memory and a GPU through torch, by address.
+
+Owns: the streams of the copies, and the calls of torch and of the driver. Does not own: any memory, and what is copied
+when.
+
+Invariants: each call selects its GPU, so the calling thread's own choice does not matter. No call here may run while
+the process captures a CUDA graph. The project has not run this module on a GPU; benchmarks/gpu_check.py checks it on
+one.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from ...errors import UsageError
+from .host_registration import HostRegistration
+from .interface import Mark
+
+Array = np.ndarray[Any, Any]
+Swap = Callable[..., object]
+"""`vllm._custom_ops.swap_blocks_batch`, or a function like it: (sources, targets, sizes, is_src_access_order_any=),
+three int64 CPU tensors. It queues the copies on the current stream."""
+
+
+_PAUSE_S_MIN: Final = 50e-6
+_PAUSE_S_MAX: Final = 5e-3
+
+
+class BlockMark:
+    """A recorded CUDA event."""
+
+    __slots__ = ("_event",)
+
+    def __init__(self, event: Any) -> None:
+        self._event = event
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Waits until the stream has reached the event. False if it has not within `timeout_s` seconds."""
+        if timeout_s is None:
+            self._event.synchronize()
+            return True
+        deadline = time.monotonic() + timeout_s
+        pause_s = _PAUSE_S_MIN
+        while not self._event.query():
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                return False
+            time.sleep(min(pause_s, left_s))
+            pause_s = min(2 * pause_s, _PAUSE_S_MAX)
+        return True
+
+    def hold(self, stream: Any) -> None:
+        """Lets work that is queued on a stream from now on begin after the event. Does not wait."""
+        stream.wait_event(self._event)
+
+
+class TorchBlocks:
+    """A BlockDevice: one CUDA GPU of this process.
+
+    Args:
+        index: torch's index of the GPU.
+        swap: queues the copies.
+        accelerator: a replacement for torch.cuda.
+        driver: a replacement for libcuda.so.1.
+
+    Raises:
+        UsageError: torch sees no such GPU.
+    """
+
+    def __init__(self, index: int, swap: Swap, *, accelerator: Any = None, driver: Any = None) -> None:
+        accelerator = torch.cuda if accelerator is None else accelerator
+        if not 0 <= index < accelerator.device_count():
+            raise UsageError(f"device is {index}, and torch sees {accelerator.device_count()} cards")
+        self.index = index
+        self._accelerator = accelerator
+        self._swap = swap
+        self._lock = threading.Lock()
+        self._driver = driver
+        self._registration: HostRegistration | None = None
+
+    def mark(self) -> BlockMark:
+        """As in BlockDevice."""
+        return self.marked(self._accelerator.current_stream(self.index))
+
+    def stream(self, *, to_host: bool) -> TorchBlockStream:
+        """As in BlockDevice."""
+        return TorchBlockStream(self, self._accelerator, self._swap, to_host=to_host)
+
+    def page_locked(self, size_bytes: int) -> Array:
+        """As in BlockDevice. Torch rounds the memory up to a power of two, and keeps it until the process ends."""
+        with self._accelerator.device(self.index):
+            try:
+                memory = torch.empty(size_bytes, dtype=torch.uint8, device="cpu", pin_memory=True)
+            except RuntimeError:
+                # Without page-locked memory copies are slower.
+                memory = torch.empty(size_bytes, dtype=torch.uint8, device="cpu")
+        return memory.numpy()
+
+    def register(self, address: int, size_bytes: int) -> str:
+        """As in BlockDevice."""
+        with self._lock, self._accelerator.device(self.index):
+            try:
+                if self._registration is None:
+                    self._registration = HostRegistration(self._driver)
+                # The driver's call needs a context in this thread. A call of the runtime, as this one, sets it.
+                self.mark()
+                return self._registration.register(address, size_bytes)
+            except (OSError, AttributeError, RuntimeError) as error:
+                return f"the driver cannot be called: {error}"
+
+    def unregister(self, address: int) -> None:
+        """As in BlockDevice.
+
+        Raises:
+            RuntimeError: the driver refused.
+        """
+        with self._lock, self._accelerator.device(self.index):
+            assert self._registration is not None, "nothing is registered"
+            self.mark()
+            refusal = self._registration.unregister(address)
+        if refusal:
+            raise RuntimeError(refusal)
+
+    def marked(self, stream: Any) -> BlockMark:
+        """A mark after the work queued on one of the GPU's streams."""
+        with self._accelerator.device(self.index):
+            # blocking=True: a thread that waits for the event sleeps instead of spinning.
+            event = self._accelerator.Event(blocking=True)
+            event.record(stream)
+        return BlockMark(event)
+
+
+class TorchBlockStream:
+    """A BlockStream: one CUDA stream."""
+
+    def __init__(self, device: TorchBlocks, accelerator: Any, swap: Swap, *, to_host: bool) -> None:
+        self._device = device
+        self._accelerator = accelerator
+        self._swap = swap
+        # Sources in host memory are complete before a copy is queued, so the driver may read them at any time. Those in
+        # GPU memory are written by other streams, so they are read in the order of this stream.
+        self._any_order = not to_host
+        with accelerator.device(device.index):
+            self.stream = accelerator.Stream(device=device.index)
+
+    def copy(self, copies: Array, after: Mark | None = None) -> None:
+        """As in BlockStream."""
+        if after is not None:
+            assert isinstance(after, BlockMark), "marks of another device"
+            after.hold(self.stream)
+        if not copies.shape[1]:
+            return
+        sources, targets, sizes = (torch.from_numpy(np.ascontiguousarray(row)) for row in copies)
+        with self._accelerator.device(self._device.index), self._accelerator.stream(self.stream):
+            self._swap(sources, targets, sizes, is_src_access_order_any=self._any_order)
+
+    def mark(self) -> BlockMark:
+        """As in BlockStream."""
+        return self._device.marked(self.stream)

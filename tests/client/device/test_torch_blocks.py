@@ -1,0 +1,189 @@
+"""TorchBlocks keeps every BlockDevice's promises: on a stand-in for torch.cuda, and on a card where there is one."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tensord.client.device.host_registration import HostRegistration
+from tensord.client.device.interface import BlockStream
+from tensord.client.device.torch_blocks import TorchBlocks, TorchBlockStream
+from tensord.errors import UsageError
+
+from .block_conformance import BLOCK_BYTES, BLOCKS, Array, BlockConformance, BlockRig, locked, whole
+from .standin import Accelerator, Driver, LateEvent, LateStream
+
+MIB = 1 << 20
+
+
+class StandinRig(BlockRig):
+    def __init__(self) -> None:
+        self.card = Accelerator(MIB)
+        self.device: TorchBlocks = TorchBlocks(
+            0, self.card.swap_blocks_batch, accelerator=self.card, driver=self.card.driver
+        )
+        self.memory = self.card.empty((BLOCKS, BLOCK_BYTES), torch.uint8)
+
+    @property
+    def address(self) -> int:
+        return self.memory.data_ptr()
+
+    def write(self, values: Array) -> None:
+        source = torch.from_numpy(values)
+        self.card.launch(lambda: self.memory.copy_(source))
+
+    def read(self) -> Array:
+        return self.memory.numpy().copy()
+
+    def hold(self) -> AbstractContextManager[Any]:
+        return self.card.hold()
+
+    def slow(self, stream: BlockStream) -> None:
+        assert isinstance(stream, TorchBlockStream)
+        stream.stream.belt.delay_s = 0.02
+
+
+class CudaRig(BlockRig):
+    def __init__(self) -> None:
+        ops = pytest.importorskip("vllm._custom_ops")
+        self.device = TorchBlocks(0, ops.swap_blocks_batch)
+        self.memory = torch.zeros((BLOCKS, BLOCK_BYTES), dtype=torch.uint8, device="cuda:0")
+
+    @property
+    def address(self) -> int:
+        return self.memory.data_ptr()
+
+    def write(self, values: Array) -> None:
+        self.memory.copy_(torch.from_numpy(values).pin_memory(), non_blocking=True)
+
+    def read(self) -> Array:
+        with torch.cuda.stream(torch.cuda.Stream()):  # type: ignore[no-untyped-call]
+            read: Array = self.memory.cpu().numpy()
+            return read
+
+    @contextmanager
+    def hold(self) -> Iterator[None]:
+        torch.cuda._sleep(500_000_000)  # type: ignore[no-untyped-call]
+        yield
+
+    def slow(self, stream: BlockStream) -> None:
+        assert isinstance(stream, TorchBlockStream)
+        with torch.cuda.stream(stream.stream):
+            torch.cuda._sleep(100_000_000)  # type: ignore[no-untyped-call]
+
+
+class TestOnAStandIn(BlockConformance):
+    @pytest.fixture
+    def rig(self) -> StandinRig:
+        return StandinRig()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available() or bool(torch.version.hip), reason="no CUDA card")
+class TestOnACard(BlockConformance):
+    @pytest.fixture
+    def rig(self) -> CudaRig:
+        return CudaRig()
+
+
+@pytest.fixture
+def rig() -> StandinRig:
+    return StandinRig()
+
+
+def test_without_page_locked_memory_copies_are_made_all_the_same(rig: StandinRig) -> None:
+    rig.card.lockable = False
+    source = locked(rig)
+    source[:] = 7
+    up = rig.device.stream(to_host=False)
+    up.copy(whole(rig, source, to_host=False))
+    assert up.mark().wait()
+    assert (rig.read() == 7).all()
+
+
+def test_copies_to_the_host_are_read_in_stream_order_and_others_in_any(rig: StandinRig) -> None:
+    orders = []
+
+    def swap(*arrays: Any, is_src_access_order_any: bool) -> None:
+        orders.append(is_src_access_order_any)
+
+    device = TorchBlocks(0, swap, accelerator=rig.card)
+    for to_host in (True, False):
+        device.stream(to_host=to_host).copy(whole(rig, np.empty(1), to_host=to_host))
+    assert orders == [False, True]
+
+
+def test_a_refusal_names_the_call_and_the_error(rig: StandinRig) -> None:
+    rig.card.driver.refusal = 801
+    assert rig.device.register(4096, 4096) == "cuMemHostRegister gave 801 (CUDA_ERROR_801)"
+    with pytest.raises(RuntimeError, match="cuMemHostUnregister gave 713"):
+        rig.device.unregister(4096)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a driver")
+def test_without_a_driver_nothing_is_registered_and_it_says_so(rig: StandinRig) -> None:
+    device = TorchBlocks(0, rig.card.swap_blocks_batch, accelerator=rig.card)
+    assert "the driver cannot be called: libcuda.so.1" in device.register(4096, 4096)
+
+
+def test_the_driver_gets_the_read_only_flag() -> None:
+    class Recorder(Driver):
+        flags = 0
+
+        def cuMemHostRegister_v2(self, address: int, size_bytes: int, flags: int) -> int:
+            self.flags = flags
+            return 0
+
+    driver = Recorder()
+    assert HostRegistration(driver).register(ctypes.c_void_p(4096).value or 0, 4096) == ""
+    assert driver.flags == 8
+
+
+def test_a_card_that_is_not_there_is_refused(rig: StandinRig) -> None:
+    with pytest.raises(UsageError, match="device is 1, and torch sees 1 cards"):
+        TorchBlocks(1, rig.card.swap_blocks_batch, accelerator=rig.card)
+
+
+def test_each_call_selects_its_card_whichever_the_calling_thread_has_chosen(rig: StandinRig) -> None:
+    chosen = [0]
+
+    class TwoCards(Accelerator):
+        def device_count(self) -> int:
+            return 2
+
+        @contextmanager
+        def device(self, index: int) -> Iterator[None]:
+            before, chosen[0] = chosen[0], index
+            try:
+                with super().device(index):
+                    yield
+            finally:
+                chosen[0] = before
+
+        class Event(LateEvent):
+            def record(self, stream: LateStream) -> None:
+                assert chosen == [1], "an event of another card than its stream"
+                super().record(stream)
+
+    class OnCard(Driver):
+        def cuMemHostRegister_v2(self, address: int, size_bytes: int, flags: int) -> int:
+            assert chosen == [1], "a registration in another card's context"
+            return super().cuMemHostRegister_v2(address, size_bytes, flags)
+
+    def swap(*arrays: Any, is_src_access_order_any: bool) -> None:
+        assert chosen == [1], "copies on another card's stream"
+
+    cards = TwoCards(MIB)
+    device = TorchBlocks(1, swap, accelerator=cards, driver=OnCard())
+    assert device.mark().wait()
+    stream = device.stream(to_host=False)
+    stream.copy(whole(rig, device.page_locked(BLOCKS * BLOCK_BYTES), to_host=False), device.mark())
+    assert stream.mark().wait()
+    assert device.register(4096, 4096) == ""
+    device.unregister(4096)
+    assert chosen == [0]

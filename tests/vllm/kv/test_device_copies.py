@@ -1,0 +1,321 @@
+"""Copies of a KV cache on a stand-in card: what may be read when, and what becomes of errors.
+
+Owns: what only a card's copies promise. test_worker.py has what both kinds promise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from tensord.client.core.ring_mapping import RingMapping
+from tensord.client.vllm.kv import registered_ring, staging
+from tensord.client.vllm.kv.device_copies import DeviceCopies
+from tensord.client.vllm.kv.registered_ring import REFUSALS_MAX
+from tensord.client.vllm.settings import KVSettings
+from tensord.errors import BadConfiguration
+from tensord.ipc import messages
+from tensord.testing.fake_stream import FakeStream, Hold
+
+from ...client.device.standin import Accelerator
+from ...daemon_process import MIB, RING_BYTES, Daemon, until
+from ...faults.raw import RawClient
+from .worker_stand import PER_CHUNK, STORED_BYTES, Array, WorkerStand
+
+CHUNK_BYTES = PER_CHUNK * STORED_BYTES[0]
+
+
+@pytest.fixture
+def daemon() -> Iterator[Daemon]:
+    with Daemon(memory_prefault=True) as daemon:
+        daemon.start()
+        daemon.until(lambda status: status["store"]["resident_bytes"] == RING_BYTES, "the whole ring is there")
+        yield daemon
+
+
+@pytest.fixture
+def card() -> Accelerator:
+    return Accelerator(8 * MIB)
+
+
+@pytest.fixture
+def stand(daemon: Daemon, card: Accelerator) -> Iterator[WorkerStand]:
+    with WorkerStand(daemon, card) as stand:
+        yield stand
+
+
+def up(stand: WorkerStand) -> Hold:
+    """Stops the stream for loads."""
+    return loads(stand).hold()
+
+
+def loads(stand: WorkerStand) -> FakeStream:
+    """The stream for loads."""
+    assert isinstance(stand.copies, DeviceCopies)
+    stream: FakeStream = stand.copies._up.stream.belt  # type: ignore[attr-defined]
+    return stream
+
+
+def with_chunks(stand: WorkerStand, *numbers: int) -> Array:
+    """Stores chunks of blocks 1 and 2; gives the blocks."""
+    stand.write(sum(numbers))
+    for number in numbers:
+        stand.finished(stand.store([number], [[1, 2], []]))
+    stand.stored(*numbers)
+    return stand.blocks(0, [1, 2])
+
+
+def loaded(stand: WorkerStand, number: int) -> Array:
+    stand.zero()
+    job = stand.load([number], [[20, 21], []])
+    stand.finished(job)
+    stand.reported()
+    return stand.blocks(0, [20, 21])
+
+
+def from_ring(stand: WorkerStand) -> int:
+    """Bytes copied from the ring without a buffer."""
+    assert stand.card is not None and stand.worker._client is not None
+    view = stand.worker._client.link.view
+    assert view is not None
+    begin = np.frombuffer(view.ring.mapping, np.uint8).ctypes.data
+    return sum(size for source, _, size in stand.card.copied if begin <= source < begin + len(view.ring))
+
+
+def test_a_store_has_what_the_step_computed_though_the_card_was_late(stand: WorkerStand, card: Accelerator) -> None:
+    with card.hold():
+        stand.write(5)
+        job = stand.store([1], [[1, 2], []])
+        assert stand.worker.get_finished() == []
+        assert not stand.client.contains(b"\0" * 32)
+    stand.finished(job)
+    stand.stored(1)
+    expected = stand.blocks(0, [1, 2])
+    assert np.array_equal(loaded(stand, 1), expected)
+
+
+def test_a_load_comes_after_what_the_card_was_told_before(stand: WorkerStand, card: Accelerator) -> None:
+    """A block that an earlier step cleared for its next user is loaded after that."""
+    expected = with_chunks(stand, 1)
+    with card.hold():
+        stand.zero()
+        job = stand.load([1], [[20, 21], []])
+    stand.finished(job)
+    assert np.array_equal(stand.blocks(0, [20, 21]), expected)
+
+
+def test_pins_are_held_while_the_card_reads_the_ring(stand: WorkerStand) -> None:
+    with_chunks(stand, 1)
+    with up(stand):
+        job = stand.load([1], [[20, 21], []])
+        until(lambda: stand.worker._transfers._in_flight, "the copies are queued")
+        assert stand.worker.get_finished() == []
+        assert stand.worker.report() is None
+        assert stand.daemon.status()["pins"] == 1
+    stand.finished(job)
+    assert stand.reported().done == {job: 1}
+
+
+def test_the_ring_is_read_without_a_buffer_where_it_is_registered(stand: WorkerStand, card: Accelerator) -> None:
+    expected = with_chunks(stand, 1)
+    assert np.array_equal(loaded(stand, 1), expected)
+    assert from_ring(stand) == CHUNK_BYTES
+    assert list(card.driver.ranges.values()) == [RING_BYTES]
+
+
+def test_a_ring_that_cannot_be_registered_is_read_through_a_buffer_and_said_once(
+    stand: WorkerStand, card: Accelerator, caplog: pytest.LogCaptureFixture
+) -> None:
+    card.driver.refusal = 801
+    expected = with_chunks(stand, 1)
+    for _ in range(REFUSALS_MAX + 3):
+        assert np.array_equal(loaded(stand, 1), expected)
+    assert from_ring(stand) == 0
+    assert card.driver.calls == REFUSALS_MAX
+    assert caplog.text.count("cuMemHostRegister gave 801") == 1
+
+
+@pytest.mark.parametrize(("bytes_max", "direct"), [(0, 0), (RING_BYTES - 1, 0), (RING_BYTES, CHUNK_BYTES)])
+def test_no_more_than_the_setting_is_registered(daemon: Daemon, card: Accelerator, bytes_max: int, direct: int) -> None:
+    with WorkerStand(daemon, card, registered_bytes_max=bytes_max) as stand:
+        expected = with_chunks(stand, 1)
+        assert np.array_equal(loaded(stand, 1), expected)
+        assert from_ring(stand) == direct
+        assert sum(card.driver.ranges.values()) <= bytes_max
+
+
+def test_chunks_larger_than_the_buffers_are_loaded_in_parts(
+    daemon: Daemon, card: Accelerator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(staging, "LOAD_BYTES", 1)
+    card.driver.refusal = 801
+    with WorkerStand(daemon, card) as stand:
+        stand.write(1)
+        stand.finished(stand.store(range(1, 9), [range(1, 17), []]))
+        stand.stored(*range(1, 9))
+        expected = stand.blocks(0, range(1, 17))
+        stand.zero()
+        # A buffer that is written again too early is read late.
+        loads(stand).delay_s = 0.02
+        stand.finished(stand.load(range(1, 9), [range(8, 24), []]))
+        assert np.array_equal(stand.blocks(0, range(8, 24)), expected)
+        assert sum(card.locked.values()) <= staging.SLAB_BYTES + staging.LOADS * STORED_BYTES[0]
+
+
+def test_pages_that_the_daemon_gave_back_are_not_read_any_more(
+    daemon: Daemon, card: Accelerator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver keeps the pages that it registered, with the bytes that were there."""
+    with WorkerStand(daemon, card) as stand:
+        now_s = [100.0]
+        assert isinstance(stand.copies, DeviceCopies)
+        stand.copies._ring._clock = lambda: now_s[0]
+        expected = with_chunks(stand, 1)
+        assert np.array_equal(loaded(stand, 1), expected)
+        assert card.driver.ranges
+        _limit(daemon, 4 * MIB)
+        daemon.until(lambda status: status["store"]["resident_bytes"] <= 4 * MIB, "pages were given back")
+        until(lambda: not card.driver.ranges, "the driver gives the pages back too")
+        copied = from_ring(stand)
+        expected = with_chunks(stand, 2)
+        assert np.array_equal(loaded(stand, 2), expected)
+        assert from_ring(stand) == copied, "a ring with missing pages is not registered"
+        _limit(daemon, RING_BYTES)
+        daemon.until(lambda status: status["store"]["resident_bytes"] == RING_BYTES, "the ring is whole again")
+        loaded(stand, 2)
+        assert not card.driver.ranges, "memory that was given back under pressure is not taken again at once"
+        now_s[0] += registered_ring.REST_S
+        expected = with_chunks(stand, 3)
+        assert np.array_equal(loaded(stand, 3), expected)
+        assert from_ring(stand) > copied and card.driver.ranges
+
+
+def test_a_larger_ring_after_a_restart_is_registered_anew_and_the_former_mapping_given_up(
+    daemon: Daemon, card: Accelerator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registered_ring, "REST_S", 0.0)
+    with WorkerStand(daemon, card) as stand:
+        expected = with_chunks(stand, 1)
+        assert np.array_equal(loaded(stand, 1), expected)
+        (former,) = card.driver.ranges
+        daemon.kill()
+        daemon.flags["ring_bytes"] = 2 * RING_BYTES
+        daemon.start()
+        daemon.until(lambda status: status["store"]["resident_bytes"] == 2 * RING_BYTES, "the ring has grown")
+        until(lambda: _mapped_bytes(stand) == 2 * RING_BYTES, "the worker maps all of it")
+        until(lambda: former not in card.driver.ranges, "the former mapping is given up")
+        assert np.array_equal(loaded(stand, 1), expected)
+        until(lambda: list(card.driver.ranges.values()) == [2 * RING_BYTES], "the larger ring is registered")
+
+
+def test_a_former_mapping_stays_registered_until_copies_from_it_are_complete(daemon: Daemon, card: Accelerator) -> None:
+    with WorkerStand(daemon, card) as stand:
+        with_chunks(stand, 1)
+        loaded(stand, 1)
+        assert isinstance(stand.copies, DeviceCopies)
+        ring = stand.copies._ring
+        (mapping,) = [each.mapping for each in ring._rings.values()]
+        assert isinstance(mapping, RingMapping)
+        ended: list[bool] = []
+        settle = ring._settle
+
+        def settled() -> None:
+            ended.append(bool(card.driver.ranges))
+            settle()
+            assert len(card.copied) == before + 4
+            assert card.driver.ranges
+
+        ring._settle = settled
+        with up(stand):
+            before = len(card.copied)
+            job = stand.load([1], [[20, 21], []])
+            until(lambda: stand.worker._transfers._in_flight, "the copies are queued")
+            stand.worker._jobs.put(lambda: ring.keep_only(()))
+        until(lambda: not card.driver.ranges, "the mapping is given up")
+        assert ended == [True]
+        stand.finished(job)
+        assert not stand.worker.take_failed()
+
+
+def test_an_error_of_the_copies_fails_the_load_and_no_job(stand: WorkerStand, card: Accelerator) -> None:
+    with_chunks(stand, 1, 2)
+    card.swap_fails = True
+    job = stand.load([1, 2], [[20, 21, 22, 23], []])
+    assert stand.finished(job)[job].success, "vLLM ends the engine otherwise"
+    assert stand.worker.take_failed() == {job}
+    report = stand.reported()
+    assert (report.done, report.failed, report.damaged) == ({job: 1}, {job: {0, 1}}, set())
+    store = stand.store([3], [[1, 2], []])
+    assert stand.finished(store)[store].success
+    card.swap_fails = False
+    expected = with_chunks(stand, 4)
+    assert not stand.client.contains(b"\3" * 32)
+    assert np.array_equal(loaded(stand, 4), expected)
+
+
+def test_a_card_that_fails_while_it_copies_fails_the_load_and_no_job(stand: WorkerStand, card: Accelerator) -> None:
+    with_chunks(stand, 1)
+
+    def broken() -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    loads(stand).enqueue(broken)
+    job = stand.load([1], [[20, 21], []])
+    assert stand.finished(job)[job].success
+    assert stand.worker.take_failed() == {job}
+    assert stand.reported().failed == {job: {0}}
+
+
+def test_a_card_that_gives_no_mark_fails_the_load_and_no_job(
+    stand: WorkerStand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_chunks(stand, 1)
+
+    def broken() -> None:
+        raise RuntimeError("CUDA error: device lost")
+
+    monkeypatch.setattr(stand.copies, "mark", broken)
+    load, store = stand.load([1], [[20, 21], []]), stand.store([2], [[1, 2], []])
+    assert all(result.success for result in stand.finished(load, store).values())
+    assert stand.worker.take_failed() == {load}
+    stand.reported()
+    monkeypatch.undo()
+    monkeypatch.setattr(stand.copies, "loaded", broken)
+    load = stand.load([1], [[20, 21], []])
+    assert stand.finished(load)[load].success
+    assert stand.worker.take_failed() == {load}
+    stand.reported()
+
+
+def test_more_chunks_than_page_locked_memory_are_stored_as_far_as_there_is_room(
+    daemon: Daemon, card: Accelerator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(staging, "SLAB_BYTES", 2 * CHUNK_BYTES)
+    with WorkerStand(daemon, card, store_bytes_max=2 * CHUNK_BYTES) as stand:
+        stand.write(1)
+        stand.finished(stand.store([1, 2, 3], [[1, 2, 3, 4, 5, 6], []]))
+        stand.stored(1, 2)
+        assert stand.client.get(b"\0" * 32) is None
+        expected = with_chunks(stand, 4)
+        assert np.array_equal(loaded(stand, 4), expected), "places come back after a put"
+        assert sum(card.locked.values()) <= 2 * CHUNK_BYTES + staging.LOADS * staging.LOAD_BYTES
+
+
+def test_the_limit_on_registered_memory_is_a_setting() -> None:
+    assert KVSettings.read({}).registered_bytes_max == 32 << 30
+    assert KVSettings.read({"tensord.registered_bytes_max": 0}).registered_bytes_max == 0
+    with pytest.raises(BadConfiguration, match=r"tensord\.registered_bytes_max=-1 must be a number of bytes from 0"):
+        KVSettings.read({"tensord.registered_bytes_max": -1})
+
+
+def _limit(daemon: Daemon, limit_bytes: int) -> None:
+    with RawClient(daemon.socket, attach=False) as operator:
+        operator.ask(lambda number: messages.Limit(number, limit_bytes))
+
+
+def _mapped_bytes(stand: WorkerStand) -> int:
+    client = stand.worker._client
+    view = client.link.view if client is not None else None
+    return len(view.ring) if view is not None else 0

@@ -1,0 +1,89 @@
+"""The checks of the KV connector on a real card run here on a stand-in, and find what is wrong with it."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import tensord
+from tensord.client.device.torch_blocks import TorchBlocks
+
+from ...client.device.standin import Accelerator
+from ...daemon_process import MIB, Daemon
+
+BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
+HOLD_S = 0.5
+
+
+@pytest.fixture
+def gpu_kv(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import gpu_kv
+
+    yield gpu_kv
+    for name in ("gpu_kv", "gpu_card"):
+        sys.modules.pop(name, None)
+
+
+@pytest.fixture
+def daemon() -> Iterator[Daemon]:
+    with Daemon(memory_prefault=True, ring_bytes=64 * MIB) as daemon:
+        daemon.start()
+        daemon.until(lambda status: status["store"]["resident_bytes"] == 64 * MIB, "the whole ring is there")
+        yield daemon
+
+
+def kv_card(gpu_kv: Any, card: Accelerator) -> Any:
+    def hold() -> None:
+        threading.Timer(HOLD_S, card.hold().release).start()
+
+    def memory() -> list[torch.Tensor]:
+        shape = (gpu_kv.BLOCKS, gpu_kv.PAGE_BYTES)
+        return [card.empty(shape, torch.int8).random_(-128, 128) for _ in range(gpu_kv.LAYERS)]
+
+    return gpu_kv.KVCard(
+        memory(),
+        memory(),
+        TorchBlocks(0, card.swap_blocks_batch, accelerator=card, driver=card.driver),
+        TorchBlocks(0, card.swap_blocks_batch, accelerator=card, driver=gpu_kv.RefusingDriver()),
+        launch=card.launch,
+        hold=hold,
+        synchronize=lambda: card.default.belt.mark().wait(),
+    )
+
+
+def checked(gpu_kv: Any, daemon: Daemon, card: Accelerator) -> dict[str, bool | None]:
+    report = gpu_kv.Report()
+    with tensord.Client(daemon.socket) as client:
+        assert client.wait_connected(30)
+        gpu_kv.check_card(report, str(daemon.socket), client, kv_card(gpu_kv, card), "KV")
+    return {check["check"]: check["held"] for check in report.checks}
+
+
+def test_all_checks_hold_on_a_stand_in(gpu_kv: Any, daemon: Daemon) -> None:
+    held = checked(gpu_kv, daemon, Accelerator(256 * MIB))
+    assert len(held) == 18
+    assert [name for name, found in held.items() if not found] == []
+
+
+def test_a_card_that_waits_for_nothing_does_not_pass(
+    gpu_kv: Any, daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tensord.client.device.torch_blocks import BlockMark
+
+    monkeypatch.setattr(BlockMark, "hold", lambda mark, stream: None)
+    held = checked(gpu_kv, daemon, Accelerator(256 * MIB))
+    assert held["KV, staged: a store has what a late card computed"] is False
+
+
+def test_without_a_card_of_vllm_nothing_is_decided(gpu_kv: Any) -> None:
+    report = gpu_kv.Report()
+    gpu_kv.check_kv(report, "", None, torch, 0)
+    (check,) = report.checks
+    assert check["held"] is None

@@ -1,0 +1,159 @@
+"""What a worker promises wherever its KV cache lies: in host memory, and on a stand-in card with the ring registered,
+with a ring that cannot be registered, and with no page-locked memory at all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tensord.client.core.ring_mapping import Handle
+from tensord.shm.layout import SPAN_HEADER_BYTES
+
+from ...client.device.standin import Accelerator
+from ...daemon_process import MIB, Daemon, until
+from .worker_stand import BLOCKS, STORED_BYTES, WorkerStand, key
+
+EDGES_BYTES = 64 << 10
+"""Registrations so small that many chunks lie across two of them."""
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[Daemon]:
+    with Daemon(memory_prefault=True) as daemon:
+        daemon.start()
+        daemon.until(lambda status: status["store"]["resident_bytes"] == 16 * MIB, "the whole ring is there")
+        yield daemon
+
+
+def _card(lockable: bool = True, refusal: int = 0) -> Accelerator:
+    card = Accelerator(8 * MIB)
+    card.lockable, card.driver.refusal = lockable, refusal
+    return card
+
+
+@pytest.fixture(params=["host", "registered", "edges", "staged", "pageable"])
+def stand(request: pytest.FixtureRequest, daemon: Daemon) -> Iterator[WorkerStand]:
+    card, options = {
+        "host": (None, {}),
+        "registered": (_card(), {}),
+        "edges": (_card(), {"chunk_bytes": EDGES_BYTES}),
+        "staged": (_card(refusal=801), {}),
+        "pageable": (_card(lockable=False, refusal=801), {}),
+    }[request.param]
+    with WorkerStand(daemon, card, **options) as stand:
+        yield stand
+        if card is not None and request.param in ("registered", "edges"):
+            assert card.driver.overlaps == 0
+    assert card is None or not card.driver.ranges, "the driver still knows the ring"
+    stand.daemon.until(lambda status: not status["pins"], "pins are given back")
+    with daemon.client() as client:
+        client.clear()
+
+
+def test_blocks_come_back_as_they_were_stored(stand: WorkerStand) -> None:
+    stand.write(1)
+    jobs = stand.store([1, 2, 3], [[5, 9, 7, 3], [4, 8]])
+    stand.finished(jobs)
+    stand.stored(1, 2, 3)
+    expected = [stand.blocks(0, [5, 9, 7, 3]), stand.blocks(1, [4, 8])]
+    stand.write(2)
+    job = stand.load([1, 2, 3], [[11, 12, 13, 14], [15, 16]])
+    result = stand.finished(job)[job]
+    assert result.success and result.transfer_size and result.transfer_size >= 4 * STORED_BYTES[0] + 2 * STORED_BYTES[1]
+    assert stand.worker.take_failed() == set()
+    assert stand.reported().done == {job: 1}
+    assert np.array_equal(stand.blocks(0, [11, 12, 13, 14]), expected[0])
+    assert np.array_equal(stand.blocks(1, [15, 16]), expected[1])
+
+
+def test_many_chunks_in_many_jobs_come_back_each_in_its_place(stand: WorkerStand) -> None:
+    for number in range(40):
+        stand.write(number)
+        stand.finished(stand.store([number], [[2 + number % 5, 9], []]))
+    stand.stored(*range(40))
+    for number in range(40):
+        job = stand.load([number], [[20, 21], []])
+        stand.finished(job)
+        stand.reported()
+        loaded = stand.blocks(0, [20, 21]).copy()
+        stand.write(number)
+        stand.worker.wait({stand.store([number], [[2 + number % 5, 9], []])})
+        assert np.array_equal(loaded, stand.blocks(0, [2 + number % 5, 9])), number
+    assert not stand.worker.take_failed()
+
+
+def test_only_the_blocks_that_were_asked_for_are_written(stand: WorkerStand) -> None:
+    stand.write(1)
+    stand.finished(stand.store([1, 2, 3], [[1, 2, 3, 4], [5, 6]]))
+    stand.stored(1, 2, 3)
+    right, other = stand.blocks(0, [2, 3, 4]), stand.blocks(1, [6])
+    stand.zero()
+    # Block 0 stands for none: it is shared by all requests.
+    job = stand.load([1, 2, 3], [[20, 0, 22], [23]], [1, 1])
+    stand.finished(job)
+    stand.reported()
+    assert np.array_equal(stand.blocks(0, [20]), right[:1])
+    assert np.array_equal(stand.blocks(0, [22]), right[2:])
+    assert np.array_equal(stand.blocks(1, [23]), other)
+    untouched = [number for number in range(BLOCKS) if number not in (20, 22)]
+    assert not stand.blocks(0, untouched).any()
+    assert not stand.blocks(1, range(BLOCKS - 1)).any()
+
+
+def test_a_step_that_waited_for_a_store_may_write_the_blocks(stand: WorkerStand) -> None:
+    stand.write(1)
+    job = stand.store([1], [[6, 7], []])
+    stand.worker.wait({job})
+    expected = stand.blocks(0, [6, 7])
+    stand.zero()
+    stand.finished(job)
+    stand.stored(1)
+    load = stand.load([1], [[6, 7], []])
+    stand.finished(load)
+    stand.reported()
+    assert np.array_equal(stand.blocks(0, [6, 7]), expected)
+
+
+def test_stored_blocks_are_put_though_the_engine_takes_no_step_any_more(stand: WorkerStand) -> None:
+    stand.write(1)
+    stand.store([1], [[6, 7], []])
+    stand.stored(1)
+
+
+def test_a_damaged_chunk_is_not_loaded_and_is_evicted(stand: WorkerStand) -> None:
+    stand.write(1)
+    stand.finished(stand.store([1, 2], [[1, 2, 3, 4], []]))
+    stand.stored(1, 2)
+    _damage(stand, 2)
+    stand.zero()
+    job = stand.load([1, 2], [[20, 21, 22, 23], []])
+    assert stand.finished(job)[job].success
+    assert stand.worker.take_failed() == {job}
+    report = stand.reported()
+    assert (report.failed, report.damaged) == ({job: {1}}, {key(2)})
+    assert not stand.blocks(0, [22, 23]).any()
+    until(lambda: not stand.client.contains(key(2)), "the damaged chunk is evicted")
+
+
+def test_a_chunk_that_is_gone_fails_its_load_alone(stand: WorkerStand) -> None:
+    stand.write(1)
+    stand.finished(stand.store([1], [[1, 2], []]))
+    stand.stored(1)
+    bad = stand.load([1], [[20, 21, 22], []])
+    good = stand.load([1], [[20, 21], []])
+    assert all(result.success for result in stand.finished(bad, good).values())
+    assert stand.worker.take_failed() == {bad}
+    until(lambda: not stand._leases or stand.reported(), "all pins are given back")
+
+
+def _damage(stand: WorkerStand, number: int) -> None:
+    lease = stand.client.get(key(number))
+    assert lease is not None
+    named: Any = Handle.unpack(lease.handle() or b"")
+    (ring,) = [path for path in stand.daemon.segments() if path.name.endswith(".ring")]
+    with ring.open("r+b") as memory:
+        memory.seek(named.offset + SPAN_HEADER_BYTES + named.payload_bytes - 100)
+        memory.write(b"\xff" * 8)
