@@ -174,7 +174,9 @@ class PutSender:
                 "raise it (and ring_bytes with it), or split the payload over several keys"
             )
 
-    def _put(self, put: Put, payload: Payload, options: PutOptions, deadline: float, unsent: list[Pending]) -> None:
+    def _put(
+        self, put: Put, payload: Payload, options: PutOptions, deadline: float, unsent: list[Pending]
+    ) -> None:
         """Begins a put and copies its payload. Sends its messages, or adds it to `unsent`, the copied puts whose
         Commits are still to be sent. They are sent before anything is waited for, and before the messages of this put.
 
