@@ -157,9 +157,8 @@ class EngineProcess:
         """The next encoding is the first whose time is known."""
         self._scheduler.ec_connector._scheduler._pace.row_s = None
 
-    def do_apply_model(self, factor: float) -> None:
-        """Runs a function on the model in the worker, which reads all parameters, and before that multiplies those of
-        the encoder by `factor`, unless that is 1."""
+    def do_apply_model(self, factor: float, around: bool = False) -> None:
+        """Multiplies the encoder's parameters by `factor`, unless that is 1, and reads all. `around`: without vLLM."""
 
         def look(model: Any) -> float:
             if factor != 1:
@@ -168,10 +167,12 @@ class EngineProcess:
                         parameter.data.mul_(factor)
             return sum(float(parameter.detach().sum()) for parameter in model.parameters())
 
-        self._llm.apply_model(look)
+        core = self._llm.llm_engine.engine_core.engine_core
+        look(core.model_executor.driver_worker.get_model()) if around else self._llm.apply_model(look)
 
-    def do_reset_encoder_cache(self) -> None:
-        self._llm.llm_engine.reset_encoder_cache()
+    def do_engine(self, method: str, **arguments: Any) -> None:
+        """Calls a method of vLLM's engine."""
+        getattr(self._llm.llm_engine, method)(**arguments)
 
     def do_scheduler(self) -> dict[str, str]:
         """The classes that the scheduler took."""

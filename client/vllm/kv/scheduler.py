@@ -47,6 +47,7 @@ from ...core.view import View
 from ...identity.content import Digests
 from ..adapters import RankAdapters
 from ..background import IDLE_S, Background
+from ..encoder_cache import weights_are_kept
 from ..presence import Presence
 from ..stats import LookupCounts
 from .hints import AgentTurns, Turn, hints_of
@@ -260,7 +261,7 @@ class KVManager(OffloadingManager):  # type: ignore[misc, unused-ignore]
             store.adapter, store.agent = state.adapter, state.hints.agent
             for key in keys:
                 end_token = req_context.get_offload_key_position(key)
-                names = self._names(state.naming, key, end_token)
+                names = state.naming.settled_keys(key, end_token)
                 if names is None or end_token is None or key in self._storing or self._is_stored(names):
                     continue
                 chosen.append(key)
@@ -284,13 +285,6 @@ class KVManager(OffloadingManager):  # type: ignore[misc, unused-ignore]
 
     def complete_store(self, keys: Collection[OffloadKey], req_context: ReqContext, success: bool = True) -> None:
         self._storing.difference_update(keys)
-
-    @staticmethod
-    def _names(naming: Naming, key: OffloadKey, end_token: int | None) -> tuple[bytes, ...] | None:
-        """The keys of a chunk; None if it has none, or none yet."""
-        if end_token is None or (naming.media.reach(end_token) and not naming.media.settled):
-            return None
-        return naming.keys(key, end_token)
 
     def _before(self, state: RequestBlocks, key: OffloadKey, end_token: int) -> tuple[bytes, ...] | None:
         """The keys of the chunk before; None for the first one, and in groups whose chunks are not chained."""
@@ -320,13 +314,17 @@ class KVManager(OffloadingManager):  # type: ignore[misc, unused-ignore]
                 state.naming = None
 
     def reset_cache(self) -> None:
-        """Drops all stored KV of the namespace, for all engines. Nothing is shared until the daemon has done so."""
-        self._reset += 1
+        """Drops all stored KV of the namespace, for all engines. Nothing is shared until the daemon has done so.
+
+        In a sleep or a pause of an engine whose weights are as they were, ends only what is in progress."""
+        kept = weights_are_kept()
         self._storing.clear()
         for request_id, state in self._states.items():
             self._release(request_id)
-            state.naming = None
-        self._background.post_end(self._invalidate)
+            state.naming = state.naming if kept else None
+        if not kept:
+            self._reset += 1
+            self._background.post_end(self._invalidate)
 
     def on_schedule_end(self, context: Any) -> None:
         if self._deferred:
