@@ -253,6 +253,7 @@ class Governor:
     def _advance_workflow(self, client: int, message: messages.AdvanceWorkflow, now: float) -> None:
         self.workflows.advance(client, message.workflow, message.step)
         self._confirm_workflow(client, message, "advanced", step=message.step)
+        self._report_agents()
 
     def _end_workflow(self, client: int, message: messages.EndWorkflow, now: float) -> None:
         self.workflows.end(client, message.workflow)
@@ -285,7 +286,13 @@ class Governor:
         self._outbox.send(client, messages.Done(message.id))
         self._outbox.announce("workflow", client=client, workflow=message.workflow, change=change, **more)
 
+    def _report_agents(self) -> None:
+        """Tells the store's replacement policy which agents have no step left, and which have one again."""
+        for turned in self.workflows.take_turned():
+            self._outbox.add(turned)
+
     def _workflows_changed(self, now: float) -> None:
+        self._report_agents()
         self._apply_changes(self.tiers.set_workflow(len(self.workflows) > 0, now), now)
 
     def _apply_changes(self, changes: Changes, now: float) -> None:

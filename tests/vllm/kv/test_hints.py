@@ -130,6 +130,21 @@ def test_vllms_kv_load_tiers_decide_whether_a_request_loads(kv: KVStand, tiers: 
     assert (computed <= 2 * BLOCK_TOKENS) == loads
 
 
+def test_blocks_of_agents_whose_steps_are_past_are_those_of_finished_agents(
+    kv: KVStand, client: tensord.Client
+) -> None:
+    steps = [tensord.AgentStep("reader"), tensord.AgentStep("writer", ("reader",), 1)]
+    _, read = kv.store(kv.first, text=fresh_text(), params=turn("reader"))
+    _, written = kv.store(kv.second, text=fresh_text(), params=turn("writer"))
+    described(kv, read | written, TURN_ENDED)
+    with client.workflow("ticket", tensord.AgentStepGraph(steps)) as workflow:
+        workflow.advance(1, wait=True)
+        described(kv, read, FINISHED)
+        described(kv, written, TURN_ENDED)
+        with client.workflow("again", tensord.AgentStepGraph(steps)):
+            described(kv, read, RUNS)
+
+
 def test_when_the_ring_is_full_blocks_of_an_ended_agent_go_before_those_of_a_live_one(
     kv: KVStand, client: tensord.Client
 ) -> None:
