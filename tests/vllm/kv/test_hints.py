@@ -17,6 +17,12 @@ from .conftest import BLOCK_BYTES, BLOCK_TOKENS, KVStand, asked, fresh_text
 RUNS, TURN_ENDED, FINISHED = "its agent runs", "its agent's turn has ended", "its agent has finished"
 
 
+@pytest.fixture(autouse=True)
+def room(client: tensord.Client) -> None:
+    """The ring is empty, so that no block of a test is evicted before it is looked at."""
+    client.clear()
+
+
 def known(kv: KVStand, key: bytes) -> tuple[str, list[str]]:
     """The agent of an entry, and the words in which the replacement policy describes the entry."""
     found: dict[str, Any] = kv.daemon.ask(partial(messages.WhyQuery, key=key))
@@ -149,7 +155,6 @@ def test_when_the_ring_is_full_blocks_of_an_ended_agent_go_before_those_of_a_liv
     kv: KVStand, client: tensord.Client
 ) -> None:
     """The live agent's blocks are the older ones, so without hints they would be the first to go."""
-    client.clear()
     _, live = kv.store(kv.first, text=fresh_text(), params=turn("live"))
     _, ended = kv.store(kv.first, text=fresh_text(), params=turn("ends", **{"tensord.agent_ends": True}))
     described(kv, live, TURN_ENDED)
