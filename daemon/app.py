@@ -240,7 +240,7 @@ class _Daemon:
             Governor(governor_limits(config)),
             config.queues.store_inbox_max,
             clock=time.monotonic,
-            press=actor.inbox.tell_now,
+            tell_store=actor.inbox.tell_now,
             reading=lambda message: pressure.reading(message),
             hasten=lambda: pressure.hasten(),
             tell_watchers=watchers.tell,

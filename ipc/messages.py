@@ -331,14 +331,14 @@ class EvictPrefixes(StoreRequest, frozen=True):
 
 
 class AgentTurn(StoreRequest, frozen=True):
-    """Says when an agent will run again.
+    """Says when an agent runs.
 
-    "tool_call": its model call ended in a tool call, and it continues with the result. "turn_ended": its turn ended,
-    and it continues after the next input. "finished": it never runs again.
+    "began": a turn of it begins. "tool_call": its model call ended in a tool call, and it continues with the result.
+    "turn_ended": its turn ended, and it continues after the next input. "finished": it never runs again.
     """
 
     answered_by = Done
     needs_lane = False
     id: Id
     agent: Name
-    state: Literal["tool_call", "turn_ended", "finished"]
+    state: Literal["began", "tool_call", "turn_ended", "finished"]

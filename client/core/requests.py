@@ -66,8 +66,8 @@ def ask_evict_prefixes(link: Link, tag: bytes, timeout_s: float) -> PendingReque
     return link.ask(lambda number: messages.EvictPrefixes(number, tag), timeout_s)
 
 
-def send_agent_turn(link: Link, agent: str, state: Literal["tool_call", "turn_ended", "finished"]) -> None:
-    """Tells the daemon what an agent does next, without waiting for the answer."""
+def send_agent_turn(link: Link, agent: str, state: Literal["began", "tool_call", "turn_ended", "finished"]) -> None:
+    """Tells the daemon when an agent runs, without waiting for the answer."""
     link.ask(lambda number: messages.AgentTurn(number, agent, state), SAY_S)
 
 

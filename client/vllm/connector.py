@@ -57,7 +57,7 @@ class TensordECConnector(ECConnectorBase):  # type: ignore[misc, unused-ignore]
             _log.warning("tensord: engines with pipeline_parallel_size over 1 share no encoder outputs")
         elif role == ECConnectorRole.SCHEDULER:
             self._scheduler = _scheduler_side(vllm_config, settings, self.is_producer, self.is_consumer)
-            encoder_cache.listen_for_resets(self._weights_changed)
+            encoder_cache.listen_for_resets(self._caches_reset)
             if _has_tower_lora(vllm_config):
                 adapters.install_engine()
         else:
@@ -112,9 +112,9 @@ class TensordECConnector(ECConnectorBase):  # type: ignore[misc, unused-ignore]
         if self._scheduler is not None:
             self._scheduler.adapters_changed(held)
 
-    def _weights_changed(self) -> None:
+    def _caches_reset(self) -> None:
         if self._scheduler is not None:
-            self._scheduler.weights_changed()
+            self._scheduler.caches_reset(weights_kept=encoder_cache.weights_are_kept())
 
     # ---- a worker's side
 

@@ -1,8 +1,8 @@
-"""vLLM's encoder cache manager, extended by a notice that the weights have changed.
+"""vLLM's encoder cache manager, extended by a notice of resets, which come with changes of weights.
 
-Owns: the listeners in this process. Does not own: what is cached and for how long, which vLLM's class decides
-unchanged, so that the scheduler sees the behaviour of its version; nor sharing between engines, which is the
-connector's.
+Owns: the listeners in this process, and whether a reset comes with the weights as they were. Does not own: what is
+cached and for how long, which vLLM's class decides unchanged, so that the scheduler sees the behaviour of its version;
+nor sharing between engines, which is the connector's.
 
     ec_manager_config={"encoder_cache_manager_cls": "tensord.client.vllm.TensordEncoderCacheManager"}
 """
@@ -10,8 +10,10 @@ connector's.
 from __future__ import annotations
 
 import logging
+import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from vllm.v1.core import encoder_cache_manager as theirs
@@ -21,14 +23,16 @@ from ...errors import BadConfiguration
 _log = logging.getLogger("tensord")
 
 Listener = Callable[[], None]
+_within = threading.local()
 _listeners: list[weakref.ReferenceType[Listener]] = []
 
 
 def listen_for_resets(callback: Listener) -> None:
-    """Calls `callback` whenever the weights of an engine in this process have changed, or may have.
+    """Calls `callback` whenever the caches of an engine in this process were reset, or its weights may have changed.
 
-    These occasions are a reset of the engine's manager (sleep, a pause that clears caches, reset_encoder_cache), and
-    each change that `weights` detects. The call comes in the scheduler's thread between two steps, often several times
+    These occasions are a reset of the engine's caches (sleep, a pause that clears caches, reset_encoder_cache), and
+    each change that `weights` detects. In the call, `weights_are_kept` says whether the weights are as they were. The
+    call comes in the scheduler's thread between two steps, often several times
     for one change, and must not wait. Exceptions of the callback are logged. The callback is held weakly: keep its
     object, and pass no lambda.
     """
@@ -41,7 +45,7 @@ def listen_for_resets(callback: Listener) -> None:
 
 
 def tell_listeners() -> None:
-    """Calls all listeners: the weights have changed, or may have."""
+    """Calls all listeners: caches were reset, or the weights may have changed."""
     for reference in _listeners.copy():
         callback = reference()
         if callback is None:
@@ -50,6 +54,21 @@ def tell_listeners() -> None:
             callback()
         except Exception:
             _log.exception("tensord: a listener failed on a change of weights; outputs of old weights may be shared")
+
+
+@contextmanager
+def keeping_weights() -> Iterator[None]:
+    """Within it, this thread's resets come with the weights as they were."""
+    _within.kept = True
+    try:
+        yield
+    finally:
+        _within.kept = False
+
+
+def weights_are_kept() -> bool:
+    """Whether a reset in progress in this thread is known to come with the weights as they were."""
+    return getattr(_within, "kept", False)
 
 
 class _NotifiesOnReset:
@@ -66,7 +85,8 @@ class TensordEncoderDecoderCacheManager(_NotifiesOnReset, theirs.EncoderDecoderC
 
 
 class TensordEncoderCacheManager(_NotifiesOnReset, theirs.EncoderCacheManager):
-    """vLLM's manager. Its `reset` also ends sharing under the model's present name."""
+    """vLLM's manager. Its `reset` also ends sharing under the model's present name, unless the engine has proved that
+    its weights are as they were."""
 
     @classmethod
     def create_manager(cls, *, cache_size: int, vllm_config: Any) -> theirs.EncoderCacheManager:

@@ -97,9 +97,9 @@ class Lookups:
         """Records that stored outputs are another model's. The next lookup tells the daemon."""
         if not self._changes and self.named:
             _log.warning(
-                "tensord: the model of this engine was changed in place, or its encoder cache was reset, so other "
-                "engines cannot know its present weights. From now on it shares encoder outputs with no other engine, "
-                "and finds only its own. To share again, restart it from files that have these weights"
+                "tensord: the model of this engine was changed in place, or may have been, so other engines cannot "
+                "know its present weights. From now on it shares encoder outputs with no other engine, and finds only "
+                "its own. To share again, restart it from files that have these weights"
             )
         self._changes += 1
 

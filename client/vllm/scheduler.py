@@ -191,13 +191,13 @@ class SchedulerSide:
                 self._current = None
         self._unavailable.discard(request_id)
 
-    def weights_changed(self) -> None:
-        """Stops sharing until the daemon has confirmed a new generation, since stored outputs were made by other
-        weights. The next lookup asks the daemon, so several calls for one change make one request."""
-        self._lookups.weights_changed()
+    def caches_reset(self, *, weights_kept: bool) -> None:
+        """The engine's caches are empty. With other weights, the next lookup has the daemon raise the generation."""
+        if not weights_kept:
+            self._lookups.weights_changed()
+            self._claims.end_saves()
         for asking in self._asking.values():
             self._release(asking)
-        self._claims.end_saves()
         self._plan.free_all()
         self._damaged.clear()
 

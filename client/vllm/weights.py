@@ -1,4 +1,4 @@
-"""Detects changes of weights that vLLM does not report to its encoder cache manager.
+"""Detects changes of an engine's weights.
 
 Owns: the hooks, and the comparison of a model before and after a call. Does not own: the reaction to a change.
 
@@ -10,6 +10,10 @@ A call that vLLM documents as changing weights counts as a change, also if it fa
 weights alone does not. Around any other call (`apply_model`, an extension's method, a function) the model is compared:
 its weights, and its modules' classes, hooks and attributes (identity.attributes).
 
+A reset of caches, a sleep and a wake-up change no weights by themselves, but a caller that changed them around vLLM's
+methods resets the caches afterwards. There the weights are compared with those at the last comparison, the first of
+which is made when the engine starts. A sleep of level 2 discards the weights, and counts as a change.
+
 Invariants: a call that may have changed the weights is reported before the next step is scheduled. A needless report
 costs encoding again; a missing report would serve another model's outputs.
 """
@@ -19,7 +23,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any, Final
 
@@ -27,7 +31,7 @@ import torch
 
 from ..identity.attributes import attributes_now
 from . import adapters
-from .encoder_cache import tell_listeners
+from .encoder_cache import keeping_weights, tell_listeners, weights_are_kept
 
 SAMPLES: Final = 256
 """Number of values of each tensor that are compared, evenly spread."""
@@ -85,9 +89,18 @@ def install() -> None:
     """Hooks the engine core of this process. Idempotent. `listen_for_resets` calls it; no other process needs the
     hooks."""
     from vllm.v1.engine.core import EngineCore
+    from vllm.v1.executor.abstract import Executor
 
     _hook(EngineCore, "collective_rpc", _watched_calls)
     _hook(EngineCore, "set_weight_version", _watched_versions)
+    # `_reset_caches` resets the KV connector too: for a sleep, and for a pause that clears caches.
+    for name in ("reset_encoder_cache", "_reset_caches"):
+        _hook(EngineCore, name, _watched_resets)
+    _hook(EngineCore, "sleep", _watched_sleeps)
+    _hook(EngineCore, "wake_up", _watched_wakes)
+    # The engine core calls one of these when it starts, after it has made its connectors.
+    for name in ("init_ec_output_aggregator", "init_kv_output_aggregator"):
+        _hook(Executor, name, _marked_starts)
 
 
 def _hook(owner: type, name: str, around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
@@ -143,27 +156,37 @@ def model_marks(worker: Any, keep: bool) -> bytes:
         in a form of its own, as linear layers on the CPU do, are not covered; operations on the parameters of such
         layers have no effect.
     """
-    digest = hashlib.sha256()
-    samples: dict[torch.device, list[torch.Tensor]] = defaultdict(list)
     kept: list[Any] = []
     inside: list[torch.Tensor] = []
-    model = worker.get_model()
-    digest.update(attributes_now(model, kept, inside).encode())
+    digest = hashlib.sha256(attributes_now(worker.get_model(), kept, inside).encode())
     worker._tensord_kept = kept if keep else None
-    for tensor in inside:
-        if tensor.numel():
-            samples[tensor.device].append(_sample(tensor.detach()))
+    digest.update(_values(inside))
+    digest.update(weight_marks(worker))
+    return digest.digest()
+
+
+def weight_marks(worker: Any) -> bytes:
+    """A digest of the worker's weights as they are now: the part of `model_marks` about parameters and buffers."""
+    digest = hashlib.sha256()
+    model = worker.get_model()
+    found: list[torch.Tensor] = []
     for tensors in (model.named_parameters, model.named_buffers):
         for name, tensor in tensors(remove_duplicate=False):
             operations = -1 if tensor.is_inference() else tensor._version
             told = (name, tensor.dtype, tuple(tensor.shape), tensor.data_ptr(), operations)
             digest.update(repr(told).encode())
-            if tensor.numel():
-                samples[tensor.device].append(_sample(tensor.detach()))
-    for found in samples.values():
-        # All samples of a device in one copy.
-        digest.update(torch.cat(found).cpu().numpy().data)
+            found.append(tensor)
+    digest.update(_values(found))
     return digest.digest()
+
+
+def _values(tensors: Sequence[torch.Tensor]) -> bytes:
+    """Samples of all tensors' values. Those of a device are copied at once."""
+    samples: dict[torch.device, list[torch.Tensor]] = defaultdict(list)
+    for tensor in tensors:
+        if tensor.numel():
+            samples[tensor.device].append(_sample(tensor.detach()))
+    return b"".join(torch.cat(found).cpu().numpy().tobytes() for found in samples.values())
 
 
 def _sample(tensor: torch.Tensor) -> torch.Tensor:
@@ -188,3 +211,71 @@ def _watched_versions(original: Callable[..., Any]) -> Callable[..., Any]:
                 tell_listeners()
 
     return set_weight_version
+
+
+# ---- resets, sleep
+
+
+def _watched_resets(original: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(original)
+    def reset(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if weights_are_kept():
+            return original(self, *args, **kwargs)
+        if not _are_same(self.model_executor):
+            tell_listeners()
+            return original(self, *args, **kwargs)
+        with keeping_weights():
+            # vLLM's own encoder cache manager tells nobody.
+            tell_listeners()
+            return original(self, *args, **kwargs)
+
+    return reset
+
+
+def _watched_sleeps(original: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(original)
+    def sleep(self: Any, level: int = 1, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return original(self, level, *args, **kwargs)
+        finally:
+            if level > 1:
+                tell_listeners()
+
+    return sleep
+
+
+def _watched_wakes(original: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(original)
+    def wake_up(self: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            if not _are_same(self.model_executor):
+                tell_listeners()
+
+    return wake_up
+
+
+def _marked_starts(original: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(original)
+    def init_output_aggregator(self: Any, *args: Any, **kwargs: Any) -> Any:
+        _are_same(self)
+        return original(self, *args, **kwargs)
+
+    return init_output_aggregator
+
+
+def _are_same(executor: Any) -> bool:
+    """Whether the weights in all workers are as at the last call. False if they cannot be compared.
+
+    The weights of a sleeping engine count as the same: they are compared when it wakes up.
+    """
+    if "weights" in getattr(executor, "sleeping_tags", ()):
+        return True
+    known = getattr(executor, "_tensord_marks", None)
+    try:
+        executor._tensord_marks = executor.collective_rpc(weight_marks)
+    except Exception:
+        executor._tensord_marks = None
+        _log.debug("tensord: the weights could not be compared", exc_info=True)
+    return known is not None and executor._tensord_marks == known

@@ -1,8 +1,8 @@
 """The governor actor: runs the governor's core, which decides about modes, device entries and workflows.
 
 Owns: the governor's inbox. Turns the messages in it into events of the core, and carries the core's effects out:
-answers and pushes to sessions, the limits under pressure (`Pressed`) to the store, and log lines. Does not own the
-decisions (the core), nor any shared memory.
+answers and pushes to sessions, the limits under pressure (`Pressed`) and the states of agents to the store, and log
+lines. Does not own the decisions (the core), nor any shared memory.
 
 Invariant: the core is called from one task only, and its effects are carried out in order.
 """
@@ -17,6 +17,7 @@ from typing import Any, assert_never
 from ...ipc import messages
 from ...ipc.declared import handlers
 from ..core.effects import Announce, Send
+from ..core.events import AgentsTurned
 from ..core.governor import effects, events
 from ..core.governor.governor import Governor
 from ..core.host_memory import HostHolds, Pressed
@@ -33,7 +34,8 @@ class GovernorActor:
 
     Args:
         clock: gives monotonic seconds.
-        press: sends the store the limits under pressure (`Pressed`). Must not block.
+        tell_store: sends the store the limits under pressure (`Pressed`), and what step graphs say of agents. Must not
+            block.
         reading: gives the gauges a device reading from a client. Must not block.
         hasten: called when `sample_every_s` has become shorter. Must not block.
         tell_watchers: sends an event to all watchers of the status socket. Must not block.
@@ -46,7 +48,7 @@ class GovernorActor:
         inbox_max: int,
         *,
         clock: Callable[[], float],
-        press: Callable[[Pressed], object],
+        tell_store: Callable[[Pressed | AgentsTurned], object],
         reading: Callable[[messages.ReadDevice], object],
         hasten: Callable[[], object],
         tell_watchers: Callable[[WatchEvent], object],
@@ -55,7 +57,7 @@ class GovernorActor:
         self.inbox: Mailbox[GovernorMessage] = Mailbox(inbox_max)
         self._governor = governor
         self._clock = clock
-        self._press = press
+        self._tell_store = tell_store
         self._reading = reading
         self._hasten = hasten
         self._tell_watchers = tell_watchers
@@ -124,8 +126,8 @@ class GovernorActor:
             match effect:
                 case Send(client, message):
                     self._clients[client].deliver(Deliver(message))
-                case Pressed():
-                    self._press(effect)
+                case Pressed() | AgentsTurned():
+                    self._tell_store(effect)
                 case Announce(body):
                     self._tell_watchers(WatchEvent(body))
                 case effects.GovernorLog(level, event_name, fields):

@@ -17,7 +17,7 @@ from ...ipc import messages
 from ...ipc.peer import Peer
 from ..config.config import Config
 from ..core.effects import Copy, Seal
-from ..core.events import Allocated, Copied, Moved, Punched
+from ..core.events import AgentsTurned, Allocated, Copied, Moved, Punched
 from ..core.governor import events as governor
 from ..core.host_memory import HostHolds, Pressed
 from ..core.limits import StoreLimits
@@ -160,6 +160,7 @@ StoreMessage = (
     | Reconfigured
     | Reloaded
     | Pressed
+    | AgentsTurned
     | Punched
     | Allocated
 )

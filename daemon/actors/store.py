@@ -187,7 +187,7 @@ class StoreActor:
                 if not self._copying[client]:
                     del self._copying[client]
                 self._handle(message)
-            case Pressed() | events.Punched() | events.Allocated() | events.Moved():
+            case Pressed() | events.AgentsTurned() | events.Punched() | events.Allocated() | events.Moved():
                 self._handle(message)
             case effects.Copy() | effects.Seal():
                 self._handle(self._copier.copy_now(message))

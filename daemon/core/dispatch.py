@@ -18,6 +18,7 @@ from .effects import Forget
 from .entries import SpanEntry
 from .events import (
     Accessed,
+    AgentsTurned,
     Allocated,
     ClientJoined,
     ClientLeft,
@@ -78,6 +79,7 @@ class Dispatch:
             Pressed: self._pressed,
             Punched: self._punched,
             Allocated: self._allocated,
+            AgentsTurned: self._agents_turned,
             LimitsChanged: self._limits_changed,
             FoundCorrupt: self._found_corrupt,
             Tick: self._tick,
@@ -131,6 +133,12 @@ class Dispatch:
 
     def _scanned(self, event: Scanned, now: float) -> None:
         self._parts.reclaim.scanned(event.pinned, now)
+
+    def _agents_turned(self, event: AgentsTurned, now: float) -> None:
+        for agent in event.finished:
+            self._parts.memory.policy.turn(agent, "finished", now)
+        for agent in event.awaited:
+            self._parts.memory.policy.turn(agent, "began", now)
 
     def _pressed(self, event: Pressed, now: float) -> None:
         before = self._parts.idle_sweep.pressed

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
+from typing import Final
 
 from msgspec import Struct
 
@@ -20,6 +21,9 @@ from ...ipc import messages
 from ...shm.prefix import PrefixRecord, Tokens
 from .host_memory import Pressed
 from .limits import StoreLimits
+
+AGENTS_MAX: Final = 1024
+"""Agents in one AgentsTurned, so that the event stays short."""
 
 
 class ClientJoined(Struct, frozen=True):
@@ -149,6 +153,14 @@ class Tick(Struct, frozen=True):
     """Time has passed, or the store asked to continue (`next_timer`)."""
 
 
+class AgentsTurned(Struct, frozen=True):
+    """Step graphs have changed. Agents of `finished` have no step left in any of them, agents of `awaited` have one. At
+    most AGENTS_MAX agents in all."""
+
+    finished: Sequence[str] = ()
+    awaited: Sequence[str] = ()
+
+
 Event = (
     ClientJoined
     | ClientLeft
@@ -164,6 +176,7 @@ Event = (
     | Pressed
     | Punched
     | Allocated
+    | AgentsTurned
     | LimitsChanged
     | FoundCorrupt
     | Tick

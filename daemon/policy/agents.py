@@ -29,14 +29,24 @@ class AgentStates:
         self._changed = changed
 
     def report(self, name: str, state: str) -> None:
-        """A client has reported the agent's state: "tool_call", "turn_ended" or "finished"."""
-        self._set(number_of(name), _REPORTED[state])
+        """A client has reported the agent's state: "began", "tool_call", "turn_ended" or "finished".
+
+        "began" ends the state "finished" and no other: the first uses of a turn are to count for the state in which the
+        agent waited.
+        """
+        if state == "began":
+            self._runs(number_of(name))
+        else:
+            self._set(number_of(name), _REPORTED[state])
 
     def after_use(self, number: int, name: str) -> int:
-        """The agent of an entry of the agent `number` after a use by the agent `name`, which runs then."""
+        """The agent of an entry of the agent `number` after a use by the agent `name`, which runs then.
+
+        A put is no such use: it may have been sent before the agent was reported as finished.
+        """
         found = joined(number, name)
-        if name and found > SHARED and self.states[found] == FINISHED:
-            self._set(found, RUNNING)
+        if name:
+            self._runs(found)
         return found
 
     def learned(self) -> bytes:
@@ -52,6 +62,10 @@ class AgentStates:
         if len(states) != _NUMBERS:
             raise ValueError(f"{len(states)} states of agents, and not {_NUMBERS}")
         self.states[RUNNING:] = bytes(min(each, FINISHED) for each in states[RUNNING:])
+
+    def _runs(self, number: int) -> None:
+        if self.states[number] == FINISHED:
+            self._set(number, RUNNING)
 
     def _set(self, number: int, state: int) -> None:
         if number > SHARED and self.states[number] != state:

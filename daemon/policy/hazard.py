@@ -6,7 +6,8 @@ come (`hazards`). The cost is the time that this use would save (`costs`). The b
 
 An entry's class is made of four traits: how often it was used, its depth in its sequence, the time without a use before
 its last use, and the state of its agent. The states of an agent (it runs, waits for a tool, has finished) are ordinary
-traits: their effect on reuse is learned too.
+traits: their effect on reuse is learned too. Only entries of a finished agent are worth less than all others: what was
+learned about the time before its end says nothing of the time after it.
 
 The window: a new entry is in the window until a WINDOW_SHARE of the stored bytes was put after it. Entries in the
 window are worth more than all others. A block with a parent is never in the window; it must be worth its place from the
@@ -65,6 +66,8 @@ JUDGES_MIN: Final = 16
 """With fewer entries than this, no block is refused: each entry is a large part of the store."""
 FINISHED_ODDS: Final = 0.05
 """The odds of a further use for entries of a finished agent, relative to others, before enough is learned."""
+FINISHED_RANK: Final = -1e-300
+"""The worth of a finished agent's entries outside of the window: below every learned worth, and nothing in a sum."""
 TICK: Final = 2.0**-20
 """The least difference between the times of two uses, in mean pauses."""
 USES_MAX: Final = 65_535
@@ -113,7 +116,9 @@ class Hazard(Replacement, name="hazard"):
     def accessed(self, span_id: int, now: float, agent: str = "") -> None:
         self._clock.pass_to(now)
         known, slot = self._records, self._records.slot(span_id)
-        known.set_remembered(slot, self._use(known.digest[slot], known.remembered(slot), agent))
+        before = known.remembered(slot)
+        number = self._agents.after_use(before.agent, agent)
+        known.set_remembered(slot, self._use(known.digest[slot], before, number))
         self._victims.changed(slot, self._rank)
 
     def put_again(self, span_id: int) -> None:
@@ -256,18 +261,19 @@ class Hazard(Replacement, name="hazard"):
         gap = (self._last_gap if new.depth else 0) if ghost is None else ghost.traits % GAPS
         before = ghost or Ghost(0.0, 0, 0, NO_AGENT, 0.0)
         of = traits_of(1, new.depth, gap)
-        return self._use(digest, before._replace(traits=of, weight=self._costs.weight(new)), new.agent, new.uses)
+        before = before._replace(traits=of, weight=self._costs.weight(new))
+        return self._use(digest, before, joined(before.agent, new.agent), new.uses)
 
-    def _use(self, digest: int, before: Ghost, agent: str, earlier: int = 0) -> Ghost:
+    def _use(self, digest: int, before: Ghost, agent: int, earlier: int = 0) -> Ghost:
         """The record after a use (or the put), from the record before it. Updates the ages, and ends a round if due.
-        `earlier`: the number of uses under earlier daemons that no record tells of."""
+        `agent`: the number of the entry's agent from now on. `earlier`: the number of uses under earlier daemons that
+        no record tells of."""
         unused = self._clock.now - before.used_at if before.uses else 0.0
         uses = min(before.uses + 1 + earlier, USES_MAX)
         gap = gap_of(unused) if unused > 0 else before.traits % GAPS
         of = often(uses) * 3 * GAPS + before.traits // GAPS % 3 * GAPS + gap
-        number = self._agents.after_use(before.agent, agent)
         self._used_at = max(self._clock.now, self._used_at + TICK)
-        self._ages.use(digest, of, number, self._used_at, again=unused > 0)
+        self._ages.use(digest, of, agent, self._used_at, again=unused > 0)
         self._last_gap = gap
         self._uses += 1
         self._hazards.uses += 1
@@ -275,7 +281,7 @@ class Hazard(Replacement, name="hazard"):
             self._ages.sweep(self._clock.now)
             if self._hazards.refresh_one():
                 self._due = 0
-        return Ghost(self._used_at, uses, of, number, before.weight)
+        return Ghost(self._used_at, uses, of, agent, before.weight)
 
     def _reached(self, of: int, agent: int, at: int) -> None:
         self._hazards.reached(self._row(of, agent), at)
@@ -300,6 +306,8 @@ class Hazard(Replacement, name="hazard"):
         used_at, weight = known.used_at[slot], known.weight[slot]
         if known.put_at[slot] > self._window_from:
             return (NEW_WORTH * weight, used_at)
+        if self._agents.states[known.agent[slot]] == FINISHED:
+            return (FINISHED_RANK, used_at)
         row, at = self._row(known.traits[slot], known.agent[slot]), bucket(self._as_of - used_at)
         return (row.index[at] * weight, used_at if at >= row.peak else -used_at)
 
@@ -318,7 +326,9 @@ class Hazard(Replacement, name="hazard"):
         new = self._in_window(slots)
         worths = np.where(new, NEW_WORTH, self._hazards.index[rows, at])
         worths *= known.column(known.weight, slots)
-        return worths, np.where(new | (at >= self._hazards.peak[rows]), used_at, -used_at)
+        finished = (states == FINISHED) & ~new
+        worths[finished] = FINISHED_RANK
+        return worths, np.where(new | finished | (at >= self._hazards.peak[rows]), used_at, -used_at)
 
     def _in_window(self, slots: Slots) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]]:
         return self._records.column(self._records.put_at, slots) > self._window_from

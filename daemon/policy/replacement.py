@@ -20,7 +20,7 @@ from typing import ClassVar, Literal
 from .candidate import Candidate
 from .explained import Explained
 
-Turn = Literal["tool_call", "turn_ended", "finished"]
+Turn = Literal["began", "tool_call", "turn_ended", "finished"]
 
 
 class Replacement(ABC):

@@ -59,7 +59,7 @@ def _governor(hasten: Callable[[], object], sample_s: float, sample_pressed_s: f
         Governor(GovernorLimits(sample_s=sample_s, sample_pressed_s=sample_pressed_s)),
         64,
         clock=time.monotonic,
-        press=lambda _: None,
+        tell_store=lambda _: None,
         reading=lambda _: None,
         hasten=hasten,
         tell_watchers=lambda _: None,

@@ -475,7 +475,9 @@ class World:
             lambda: messages.Pin(request, key, 5.0),
             lambda: messages.Unpin(request, key),
             lambda: messages.Limit(request, chance.choice([ring_bytes, ring_bytes, ring_bytes // 2])),
-            lambda: messages.AgentTurn(request, "agent 1", chance.choice(["tool_call", "turn_ended", "finished"])),
+            lambda: messages.AgentTurn(
+                request, "agent 1", chance.choice(["began", "tool_call", "turn_ended", "finished"])
+            ),
             lambda: messages.Clear(request, None if chance.random() < 0.1 else tag),
             lambda: messages.Invalidate(request, tag, process.eras[tag]),
             lambda: messages.EvictPrefixes(request, TAGS[2]),

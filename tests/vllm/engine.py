@@ -138,6 +138,8 @@ class Engine:
         likely: int = 5,
         salt: str | None = None,
         params: dict[str, Any] | None = None,
+        session: str | None = None,
+        hints: list[dict[str, Any]] | None = None,
     ) -> None:
         """Tells it to generate, and does not wait: `result` or `stopped` follows.
 
@@ -147,18 +149,20 @@ class Engine:
             likely: of how many tokens, at each place of the answer, the logarithms of their chances are told.
             salt: vLLM's cache_salt: requests with different ones share no KV.
             params: vLLM's kv_transfer_params.
+            session: vLLM's session_id.
+            hints: the actions of vLLM's kv_hints.
         """
         self.wait_up()
         about = {"uuids": uuids, "text": text, "tokens": tokens, "likely": likely, "salt": salt, "params": params}
-        self._say("generate", pictures=pictures, **about)
+        self._say("generate", pictures=pictures, session=session, hints=hints, **about)
 
     def result(self) -> Answer:
         """What the request says that was begun."""
         return Answer(**self._answer())
 
-    def add(self, *pictures: int, text: str = "what is this?", tokens: int = 8) -> str:
-        """Queues a request, which goes on with each `step`, and gives its name."""
-        name: str = self.ask("add", pictures=pictures, uuids=None, text=text, tokens=tokens, likely=5)
+    def add(self, *pictures: int, text: str = "what is this?", tokens: int = 8, **about: Any) -> str:
+        """Queues a request, which goes on with each `step`, and gives its name. `about` is as for `begin`."""
+        name: str = self.ask("add", pictures=pictures, uuids=None, text=text, tokens=tokens, likely=5, **about)
         return name
 
     def step(self) -> dict[str, Answer]:

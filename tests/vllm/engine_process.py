@@ -106,9 +106,12 @@ class EngineProcess:
         likely: int,
         salt: str | None = None,
         params: dict[str, Any] | None = None,
+        session: str | None = None,
+        hints: list[dict[str, Any]] | None = None,
     ) -> str:
         """Queues a request, whose name it gives. It goes on with each step."""
         from vllm import SamplingParams
+        from vllm.v1.kv_hints import KvHintAction, KvHintsEnvelope
 
         prompt: dict[str, Any] = {"prompt": PROMPT.format(pictures=self._a_picture * len(pictures), text=text)}
         if pictures:
@@ -126,7 +129,8 @@ class EngineProcess:
             logprobs=likely or None,
             extra_args={"kv_transfer_params": params} if params else None,
         )
-        self._llm.llm_engine.add_request(name, prompt, asked)
+        told = KvHintsEnvelope("0.1", name, [KvHintAction(**each) for each in hints]) if hints else None
+        self._llm.llm_engine.add_request(name, prompt, asked, session_id=session, kv_hints=told)
         return name
 
     def do_step(self) -> dict[str, dict[str, Any]]:
@@ -153,9 +157,8 @@ class EngineProcess:
         """The next encoding is the first whose time is known."""
         self._scheduler.ec_connector._scheduler._pace.row_s = None
 
-    def do_apply_model(self, factor: float) -> None:
-        """Runs a function on the model in the worker, which reads all parameters, and before that multiplies those of
-        the encoder by `factor`, unless that is 1."""
+    def do_apply_model(self, factor: float, around: bool = False) -> None:
+        """Multiplies the encoder's parameters by `factor`, unless that is 1, and reads all. `around`: without vLLM."""
 
         def look(model: Any) -> float:
             if factor != 1:
@@ -164,10 +167,12 @@ class EngineProcess:
                         parameter.data.mul_(factor)
             return sum(float(parameter.detach().sum()) for parameter in model.parameters())
 
-        self._llm.apply_model(look)
+        core = self._llm.llm_engine.engine_core.engine_core
+        look(core.model_executor.driver_worker.get_model()) if around else self._llm.apply_model(look)
 
-    def do_reset_encoder_cache(self) -> None:
-        self._llm.llm_engine.reset_encoder_cache()
+    def do_engine(self, method: str, **arguments: Any) -> None:
+        """Calls a method of vLLM's engine."""
+        getattr(self._llm.llm_engine, method)(**arguments)
 
     def do_scheduler(self) -> dict[str, str]:
         """The classes that the scheduler took."""

@@ -17,6 +17,7 @@ from vllm.sampling_params import SamplingParams
 from vllm.v1.core import encoder_cache_manager as theirs
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine.core import EngineCore
+from vllm.v1.executor.abstract import Executor as TheirExecutor
 from vllm.v1.request import Request
 
 from tensord.client.vllm import TensordEncoderCacheManager, encoder_cache, weights
@@ -64,10 +65,14 @@ def schedule(cache: Any, one: Request, at: int = 0) -> None:
 class Listener:
     def __init__(self) -> None:
         self.heard = 0
+        self.resets = 0
         encoder_cache.listen_for_resets(self.changed)
 
     def changed(self) -> None:
-        self.heard += 1
+        if encoder_cache.weights_are_kept():
+            self.resets += 1
+        else:
+            self.heard += 1
 
 
 @pytest.fixture
@@ -254,18 +259,26 @@ def test_a_listener_that_raises_is_logged_and_the_next_one_is_called(
     del failing
 
 
-class Executor:
+class Executor(TheirExecutor):  # type: ignore[misc, unused-ignore]
     """Says what reached the workers, and what a listener had heard by then."""
+
+    is_sleeping: Any = False
+
+    def _init_executor(self) -> None:
+        pass
+
+    def check_health(self) -> None:
+        pass
 
     def __init__(self, heard: Callable[[], int]) -> None:
         self.calls: list[tuple[Any, int]] = []
         self.model: torch.nn.Module = torch.nn.Linear(4, 4)
-        self.is_sleeping = False
         self.heard = heard
         self.error: Exception | None = None
+        self.sleeping_tags: set[str] = set()
 
-    def collective_rpc(self, method: Any, timeout: Any, args: Any, kwargs: Any) -> list[Any]:
-        if method is weights.model_marks:
+    def collective_rpc(self, method: Any, timeout: Any = None, args: Any = (), kwargs: Any = None) -> list[Any]:
+        if method in (weights.model_marks, weights.weight_marks):
             return [method(self, *args)]
         self.calls.append((method, self.heard()))
         if callable(method):
@@ -421,6 +434,96 @@ def test_a_replaced_tensor_is_freed_when_the_function_has_returned(core: EngineC
     core.collective_rpc(method=lambda worker: worker.get_model().__setitem__(2, torch.nn.ReLU()))
     gc.collect()
     assert replaced() is None
+
+
+@pytest.fixture
+def started(core: EngineCore, listener: Listener) -> EngineCore:
+    """The core after its start, with as much of a scheduler as a reset and a sleep need."""
+    manager = made(10)
+    scheduler: Any = SimpleNamespace(
+        encoder_cache_manager=manager,
+        reset_encoder_cache=manager.reset,
+        has_unfinished_requests=lambda: False,
+        finish_requests=lambda *_: None,
+        set_pause_state=lambda _: None,
+    )
+    scheduler.kept = []
+    scheduler.reset_prefix_cache = lambda *_: scheduler.kept.append(encoder_cache.weights_are_kept()) or True
+    core.scheduler = scheduler
+    core.mm_receiver_cache = None
+    executor: Any = core.model_executor
+    executor.init_ec_output_aggregator()
+    type(executor).is_sleeping = property(lambda self: bool(self.sleeping_tags))
+    return core
+
+
+@pytest.fixture(autouse=True)
+def no_sleep() -> Iterator[None]:
+    yield
+    Executor.is_sleeping = False
+
+
+def test_a_reset_of_caches_with_the_weights_of_the_start_is_no_change(started: EngineCore, listener: Listener) -> None:
+    started.reset_encoder_cache()
+    started.pause_scheduler()
+    assert (listener.heard, listener.resets > 0) == (0, True)
+    assert started.scheduler.kept == [True], "the KV connector is told that the weights are kept"
+
+
+@pytest.mark.parametrize("change", [_adds, _writes_around_the_counter, _replaces, _transposes])
+def test_a_reset_after_a_change_around_vllms_methods_is_noticed_and_the_next_reset_is_none(
+    started: EngineCore, listener: Listener, change: Any
+) -> None:
+    change(started.model_executor.model)
+    started.pause_scheduler()
+    assert listener.heard > 0
+    assert started.scheduler.kept == [False]
+    heard = listener.heard
+    started.reset_encoder_cache()
+    assert listener.heard == heard
+
+
+def test_a_reset_counts_as_a_change_where_the_weights_of_the_start_are_not_known(
+    core: EngineCore, started: EngineCore, listener: Listener
+) -> None:
+    del started.model_executor._tensord_marks
+    started.reset_encoder_cache()
+    assert listener.heard > 0
+    heard = listener.heard
+    started.model_executor.model = torch.nn.Linear(4, 4, device="meta")
+    started.reset_encoder_cache()
+    assert listener.heard > heard, "weights that cannot be read"
+
+
+def test_a_sleep_that_keeps_the_weights_is_no_change(started: EngineCore, listener: Listener) -> None:
+    started.sleep(1)
+    assert started.model_executor.sleeping_tags
+    started.reset_encoder_cache()
+    started.wake_up(["kv_cache"])
+    started.wake_up(["weights"])
+    assert (listener.heard, started.model_executor.sleeping_tags) == (0, set())
+    assert [method for method, _ in started.model_executor.calls if method in ("sleep", "wake_up")] == [
+        "sleep",
+        "wake_up",
+        "wake_up",
+    ]
+
+
+def test_a_sleep_after_which_the_weights_are_others_is_a_change_at_the_wake_up(
+    started: EngineCore, listener: Listener
+) -> None:
+    started.sleep(1)
+    _adds(started.model_executor.model)
+    assert listener.heard == 0
+    started.wake_up()
+    assert listener.heard == 1
+
+
+def test_a_sleep_that_discards_the_weights_is_a_change(started: EngineCore, listener: Listener) -> None:
+    started.sleep(0)
+    assert listener.heard == 0
+    started.sleep(2)
+    assert listener.heard == 1
 
 
 def test_a_function_that_only_reads_and_an_extensions_method_that_does_are_no_change(

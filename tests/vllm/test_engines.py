@@ -186,11 +186,55 @@ def test_a_call_that_changes_the_model_ends_sharing_and_says_so_once_and_how_to_
     assert "To share again, restart it from files" in one.log
 
 
+@pytest.mark.parametrize("calls", [["reset_encoder_cache"], ["reset_mm_cache"], ["sleep", "wake_up"]])
+def test_sharing_goes_on_after_resets_and_a_sleep_that_keep_the_weights(stand: Stand, calls: list[str]) -> None:
+    for _ in range(2):
+        old, new = fresh(), fresh()
+        stand.encode(stand.first, old)
+        for call in calls:
+            stand.second.ask("engine", method=call)
+        with encoding(stand.second) as by_second:
+            assert stand.second.generate(old) == stand.plain.generate(old)
+            assert by_second() == 0
+        stand.encode(stand.second, new)
+        with encoding(stand.first) as by_first:
+            assert stand.first.generate(new) == stand.plain.generate(new)
+            assert by_first() == 0
+        # Its own cache was emptied: the connector finds the output again.
+        stand.second.ask("engine", method=calls[0])
+        with encoding(stand.second) as by_second:
+            if "sleep" in calls:
+                stand.second.ask("engine", method="wake_up")
+            stand.second.generate(new)
+            assert by_second() == 0
+
+
+def test_after_a_sleep_that_discards_the_weights_nothing_is_shared(
+    stand: Stand, model: Path, start_engine: StartEngine
+) -> None:
+    """vLLM's CPU build ignores the sleep, and keeps the weights."""
+    pictures = [fresh(), fresh()]
+    for picture in pictures:
+        stand.encode(stand.first, picture)
+    with start_engine(model, socket=stand.daemon.socket, ec_manager_config=MANAGER) as one:
+        one.wait_up()
+        stand.attached(one)
+        one.generate(pictures[0])
+        assert one.encoded() == 0
+        one.ask("engine", method="sleep", level=2)
+        one.ask("engine", method="wake_up")
+        assert one.generate(pictures[1]) == stand.plain.generate(pictures[1])
+        assert one.encoded() == 1
+
+
 def test_after_new_weights_nothing_that_the_old_ones_made_is_used(stand: Stand, others: tuple[Engine, Engine]) -> None:
     one, another = others
     old, new = fresh(), fresh()
     right, _ = stand.encode(one, old)
-    another.ask("reset_encoder_cache")
+    # Twice: the weights are what they were, but have been others meanwhile.
+    for factor in (2, 0.5):
+        another.ask("apply_model", factor=factor, around=True)
+        another.ask("engine", method="reset_encoder_cache")
     with encoding(another) as by_another:
         assert another.generate(old) == right
         assert by_another() == 1
@@ -198,7 +242,8 @@ def test_after_new_weights_nothing_that_the_old_ones_made_is_used(stand: Stand, 
         stand.encode(one, new)
         another.generate(new)
         assert by_another() == 2
-        one.ask("reset_encoder_cache")
+        one.ask("apply_model", factor=2, around=True)
+        one.ask("engine", method="reset_encoder_cache")
         newest = fresh()
         stand.encode(one, newest)
         another.generate(newest)

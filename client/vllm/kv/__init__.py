@@ -4,6 +4,7 @@
     spec        the parts that vLLM's offloading connector asks for
     layout      which models, KV layouts and configurations are covered
     keys        names of blocks
+    hints       a request's agent, and the turns of agents
     scheduler   the scheduler's side: lookups, pins, what is stored
     jobs        messages between the manager and the workers
     worker      a worker's side: checks, loads, stores; transfers has the jobs until they are over

@@ -101,7 +101,7 @@ class TensordKVConnector(OffloadingConnector):  # type: ignore[misc, unused-igno
             TensordOffloadingSpec(config, make, _no_worker), vllm_config, kv_cache_config
         )
         self._manager = self.connector_scheduler.manager
-        encoder_cache.listen_for_resets(self._weights_changed)
+        encoder_cache.listen_for_resets(self._caches_reset)
         if vllm_config.lora_config is not None:
             adapters.install_engine()
 
@@ -153,8 +153,8 @@ class TensordKVConnector(OffloadingConnector):  # type: ignore[misc, unused-igno
         if self._manager is not None:
             self._manager.adapters_changed(held)
 
-    def _weights_changed(self) -> None:
-        if self._manager is not None:
+    def _caches_reset(self) -> None:
+        if self._manager is not None and not encoder_cache.weights_are_kept():
             self._manager.weights_changed()
 
     # ---- a worker's side

@@ -106,6 +106,12 @@ class Naming:
         keys = self._known[block] = tuple(made)
         return keys
 
+    def settled_keys(self, block: bytes, end_token: int | None) -> tuple[bytes, ...] | None:
+        """`keys`, but None also if the position is not known, or a digest is not there yet."""
+        if end_token is None or (self.media.reach(end_token) and not self.media.settled):
+            return None
+        return self.keys(block, end_token)
+
 
 def media_of(request: Any) -> tuple[list[int], list[Any]]:
     """The offsets of a request's media in its prompt, in order, and their processed items; None for a missing one."""

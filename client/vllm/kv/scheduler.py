@@ -26,7 +26,9 @@ from functools import partial
 from typing import Any, Final
 
 from vllm.v1.kv_offload.base import (
+    Locality,
     LookupResult,
+    Medium,
     OffloadingManager,
     OffloadKey,
     PrepareStoreOutput,
@@ -45,11 +47,13 @@ from ...core.view import View
 from ...identity.content import Digests
 from ..adapters import RankAdapters
 from ..background import IDLE_S, Background
+from ..encoder_cache import weights_are_kept
 from ..presence import Presence
 from ..stats import LookupCounts
+from .hints import AgentTurns, Turn, hints_of
 from .jobs import DAMAGED_MAX, LoadChunks, StoreChunks, WorkerReport
 from .keys import Naming, RequestMedia, media_of
-from .request import Pinned, RequestBlocks, agent_of
+from .request import Pinned, RequestBlocks
 
 PINS_MAX: Final = 3072
 """Most entries pinned at once. A client's lane has 4096 words, which other parts of the engine use too."""
@@ -102,6 +106,7 @@ class KVManager(OffloadingManager):  # type: ignore[misc, unused-ignore]
         self._coming: Any = None
         self._states: dict[str, RequestBlocks] = {}
         self._with_pins: dict[str, RequestBlocks] = {}
+        self._turns = AgentTurns(self._report_turn)
         self._pins = 0
         self._tickets = 0
         self._loading: dict[int, tuple[int, list[OffloadKey], list[Pinned], RequestBlocks]] = {}
@@ -125,23 +130,27 @@ class KVManager(OffloadingManager):  # type: ignore[misc, unused-ignore]
         request, self._coming = self._coming, None
         if request is not None and request.request_id == req_context.req_id:
             state = self._begin(request)
-            state.agent = agent_of(req_context.kv_transfer_params)
+            state.loads = req_context.load_tier_filter.allows(Medium.CPU, Locality.LOCAL)
+            state.hints = hints_of(req_context.kv_transfer_params, req_context.kv_hints, request.session_id)
             self._states[req_context.req_id] = state
             req_context.set_state(state)
+            self._turns.begin(state.hints)
         return RequestOffloadingContext()
 
     def on_request_finished(self, req_context: ReqContext) -> None:
         self._release(req_context.req_id)
         state = self._states.pop(req_context.req_id, None)
-        if state is not None and state.agent:
-            ended = partial(requests.send_agent_turn, agent=state.agent, state="turn_ended")
-            self._background.post(lambda client: ended(client.link))
+        if state is not None:
+            self._turns.end(state.hints)
 
     def scheduled(self, request_ids: Iterable[str]) -> None:
         """Releases what was pinned for these requests and is not loaded: they compute from here on."""
         if self._with_pins:
             for request_id in self._with_pins.keys() & request_ids:
                 self._release(request_id)
+
+    def _report_turn(self, agent: str, state: Turn) -> None:
+        self._background.post(lambda client: requests.send_agent_turn(client.link, agent, state))
 
     def _begin(self, request: Any) -> RequestBlocks:
         view, adapter = self._view(), None
@@ -163,10 +172,10 @@ class KVManager(OffloadingManager):  # type: ignore[misc, unused-ignore]
 
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
         state = req_context.get_state(RequestBlocks)
-        if state is None or state.naming is None or not self._finds or self._off or key in state.failed:
+        if state is None or state.naming is None or not (self._finds and state.loads) or self._off:
             return LookupResult.MISS
-        if key in state.pinned:
-            return LookupResult.HIT
+        if key in state.failed or key in state.pinned:
+            return LookupResult.HIT if key in state.pinned else LookupResult.MISS
         end_token = req_context.get_offload_key_position(key)
         view = self._view()
         if view is None or end_token is None or self._pins + self._ranks > PINS_MAX:
@@ -249,10 +258,10 @@ class KVManager(OffloadingManager):  # type: ignore[misc, unused-ignore]
         chosen: list[OffloadKey] = []
         store = StoreChunks([], [[] for _ in range(self._ranks)], [[] for _ in range(self._ranks)])
         if state is not None and state.naming is not None and self._can_store():
-            store.adapter, store.agent = state.adapter, state.agent
+            store.adapter, store.agent = state.adapter, state.hints.agent
             for key in keys:
                 end_token = req_context.get_offload_key_position(key)
-                names = self._names(state.naming, key, end_token)
+                names = state.naming.settled_keys(key, end_token)
                 if names is None or end_token is None or key in self._storing or self._is_stored(names):
                     continue
                 chosen.append(key)
@@ -266,8 +275,7 @@ class KVManager(OffloadingManager):  # type: ignore[misc, unused-ignore]
         return PrepareStoreOutput(chosen, store, [])
 
     def _can_store(self) -> bool:
-        client = self._client
-        return self._stores and not self._off and client is not None and client.connected
+        return self._stores and not self._off and self._client is not None and self._client.connected
 
     def _is_stored(self, names: Sequence[bytes]) -> bool:
         """Whether all parts of a chunk are stored, as far as known without damage. The eviction of a damaged part may
@@ -277,13 +285,6 @@ class KVManager(OffloadingManager):  # type: ignore[misc, unused-ignore]
 
     def complete_store(self, keys: Collection[OffloadKey], req_context: ReqContext, success: bool = True) -> None:
         self._storing.difference_update(keys)
-
-    @staticmethod
-    def _names(naming: Naming, key: OffloadKey, end_token: int | None) -> tuple[bytes, ...] | None:
-        """The keys of a chunk; None if it has none, or none yet."""
-        if end_token is None or (naming.media.reach(end_token) and not naming.media.settled):
-            return None
-        return naming.keys(key, end_token)
 
     def _before(self, state: RequestBlocks, key: OffloadKey, end_token: int) -> tuple[bytes, ...] | None:
         """The keys of the chunk before; None for the first one, and in groups whose chunks are not chained."""
@@ -313,13 +314,17 @@ class KVManager(OffloadingManager):  # type: ignore[misc, unused-ignore]
                 state.naming = None
 
     def reset_cache(self) -> None:
-        """Drops all stored KV of the namespace, for all engines. Nothing is shared until the daemon has done so."""
-        self._reset += 1
+        """Drops all stored KV of the namespace, for all engines. Nothing is shared until the daemon has done so.
+
+        In a sleep or a pause of an engine whose weights are as they were, ends only what is in progress."""
+        kept = weights_are_kept()
         self._storing.clear()
         for request_id, state in self._states.items():
             self._release(request_id)
-            state.naming = None
-        self._background.post_end(self._invalidate)
+            state.naming = state.naming if kept else None
+        if not kept:
+            self._reset += 1
+            self._background.post_end(self._invalidate)
 
     def on_schedule_end(self, context: Any) -> None:
         if self._deferred:
@@ -350,8 +355,7 @@ class KVManager(OffloadingManager):  # type: ignore[misc, unused-ignore]
         return self._changed or self._reset > 0
 
     def _view(self) -> View | None:
-        client = self._client
-        return client.link.view if client is not None else None
+        return self._client.link.view if self._client is not None else None
 
     def _release(self, request_id: str) -> None:
         state = self._with_pins.pop(request_id, None)

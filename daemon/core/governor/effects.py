@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..effects import Announce, Send
+from ..events import AgentsTurned
 from ..host_memory import Pressed
 
 
@@ -19,4 +20,4 @@ class GovernorLog:
     fields: dict[str, Any]
 
 
-Effect = Send | Pressed | Announce | GovernorLog
+Effect = Send | Pressed | AgentsTurned | Announce | GovernorLog

@@ -298,6 +298,7 @@ class Governor:
     def _advance_workflow(self, client: int, message: messages.AdvanceWorkflow, now: float) -> None:
         self.workflows.advance(client, message.workflow, message.step)
         self._confirm_workflow(client, message, "advanced", step=message.step)
+        self._report_agents()
 
     def _end_workflow(self, client: int, message: messages.EndWorkflow, now: float) -> None:
         self.workflows.end(client, message.workflow)
@@ -330,8 +331,14 @@ class Governor:
         self._outbox.send(client, messages.Done(message.id))
         self._outbox.announce("workflow", client=client, workflow=message.workflow, change=change, **more)
 
+    def _report_agents(self) -> None:
+        """Tells the store's replacement policy which agents have no step left, and which have one again."""
+        for turned in self.workflows.take_turned():
+            self._outbox.add(turned)
+
     def _workflows_changed(self, now: float) -> None:
-        """The devices that a step graph concerns may have changed."""
+        """The devices that a step graph concerns may have changed, and the agents that have no step left."""
+        self._report_agents()
         devices = self.devices.concerned_by(self.workflows) if len(self.workflows) else ()
         self._apply_changes(self.tiers.set_workflow(devices, now), now)
 

@@ -23,6 +23,7 @@ from typing import Any, Final
 from ....errors import BadGraph, BadStep, LimitReached
 from ....ipc import messages
 from ....ipc.steps import AgentStepGraph
+from ..events import AGENTS_MAX, AgentsTurned
 
 FINISHED: Final = 2e9
 UNKNOWN: Final = 1e9
@@ -56,6 +57,7 @@ class Workflows:
         self._ended: dict[str, None] = {}
         self._distances: dict[str, float] = {}  # the smallest distance of each agent that was asked for
         self._up_next: dict[int, tuple[str, ...]] = {}
+        self._turned: dict[str, None] = {}  # agents whose steps have changed since `take_turned`
 
     def __len__(self) -> int:
         return len(self._workflows)
@@ -100,6 +102,7 @@ class Workflows:
         for agent in agents:
             self._of_agent.setdefault(agent, {})[name] = FINISHED
             self._ended.pop(agent, None)
+            self._turned[agent] = None
         self._outdated[name] = None
         self._changed()
         return step
@@ -114,6 +117,8 @@ class Workflows:
         if step < workflow.step:
             raise BadStep(f"workflow {name!r} is at step {workflow.step}, and step {step} is earlier: steps must rise")
         if step > workflow.step:
+            past = (each.agent_id for each in workflow.graph if workflow.step <= each.step_index < step)
+            self._turned.update(dict.fromkeys(past))
             workflow.step = step
             self._outdated[name] = None
             self._changed()
@@ -164,6 +169,19 @@ class Workflows:
             }
             found = self._up_next[lookahead] = tuple(sorted(agents, key=self.distance))
         return found
+
+    def take_turned(self) -> list[AgentsTurned]:
+        """The agents whose steps have changed since the last call, by whether a step of them is left in any workflow.
+        Agents that no workflow knows any more are left out."""
+        finished: list[str] = []
+        awaited: list[str] = []
+        for agent in self._turned:
+            distance = self.distance(agent)
+            if distance != UNKNOWN:
+                (finished if distance == FINISHED else awaited).append(agent)
+        self._turned.clear()
+        parts = [AgentsTurned(finished[at : at + AGENTS_MAX]) for at in range(0, len(finished), AGENTS_MAX)]
+        return parts + [AgentsTurned((), awaited[at : at + AGENTS_MAX]) for at in range(0, len(awaited), AGENTS_MAX)]
 
     def status(self) -> list[dict[str, Any]]:
         """One row for each workflow; `agents` and `steps` are counts."""
@@ -232,6 +250,7 @@ class Workflows:
         self._steps -= workflow.graph.size()
         self._outdated.pop(name, None)
         for agent in workflow.agents:
+            self._turned[agent] = None
             distances = self._of_agent[agent]
             if distances.pop(name) == self._distances.get(agent):
                 del self._distances[agent]

@@ -19,7 +19,7 @@ def test_between_two_turns_of_a_flood_everybody_else_on_the_loop_has_one() -> No
             Governor(GovernorLimits()),
             64,
             clock=lambda: 0.0,  # messages that take no time: only their number ends a turn
-            press=lambda _: None,
+            tell_store=lambda _: None,
             reading=lambda _: None,
             hasten=lambda: None,
             tell_watchers=lambda _: None,

@@ -43,7 +43,9 @@ def a_governor_actor() -> None:
         """Nobody listens here."""
 
     governor = Governor(GovernorLimits())
-    GovernorActor(governor, 64, clock=lambda: 0.0, press=ignore, reading=ignore, hasten=ignore, tell_watchers=ignore)
+    GovernorActor(
+        governor, 64, clock=lambda: 0.0, tell_store=ignore, reading=ignore, hasten=ignore, tell_watchers=ignore
+    )
 
 
 def documents() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensord.daemon.core.events import FoundCorrupt, Tick
+from tensord.daemon.core.events import AgentsTurned, FoundCorrupt, Tick
 from tensord.daemon.core.matching import USES_MAX, USES_SLICE
 from tensord.daemon.core.sequences import REBUILD_SLICE
 from tensord.daemon.core.sweeps import SLICE
@@ -498,6 +498,13 @@ def test_the_policy_gets_the_reported_state_of_an_agent() -> None:
     noted = Noted(stand)
     stand.send(1, messages.AgentTurn(3, "planner", "finished"))
     assert (noted.turns, stand.last()) == ([("planner", "finished")], messages.Done(3))
+
+
+def test_the_policy_is_told_of_agents_whose_step_graph_has_ended_or_begun_again() -> None:
+    stand = stand_of(4)
+    noted = Noted(stand)
+    stand.do(AgentsTurned(["planner"], ["coder"]))
+    assert noted.turns == [("planner", "finished"), ("coder", "began")]
 
 
 def test_the_policy_knows_what_a_put_says() -> None:

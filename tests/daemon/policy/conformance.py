@@ -12,7 +12,7 @@ from tensord.daemon.policy.candidate import Candidate
 from tensord.daemon.policy.replacement import Replacement, Turn
 
 AGENTS = ("", "one", "two")
-TURNS: tuple[Turn, ...] = ("tool_call", "turn_ended", "finished")
+TURNS: tuple[Turn, ...] = ("began", "tool_call", "turn_ended", "finished")
 
 
 class AnyPolicy(RuleBasedStateMachine):

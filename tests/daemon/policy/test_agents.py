@@ -36,6 +36,18 @@ def test_an_agent_that_finished_runs_again_with_its_next_use(agents: AgentStates
     assert agents.states[number] == RUNNING and len(changes) == 2
 
 
+def test_a_turn_that_begins_ends_the_state_finished_and_no_other(agents: AgentStates) -> None:
+    number = number_of("coder")
+    for state in ("tool_call", "turn_ended"):
+        agents.report("coder", state)
+        before = agents.states[number]
+        agents.report("coder", "began")
+        assert agents.states[number] == before, "the turn's first uses count for the state in which the agent waited"
+    agents.report("coder", "finished")
+    agents.report("coder", "began")
+    assert agents.states[number] == RUNNING
+
+
 def test_a_report_without_a_name_or_without_news_changes_nothing(agents: AgentStates, changes: list[None]) -> None:
     before = bytes(agents.states)
     agents.report("", "finished")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable
-from itertools import pairwise
+from itertools import islice, pairwise
 
 import pytest
 
@@ -151,6 +151,34 @@ def test_those_of_agents_that_have_finished_go_first() -> None:
     policy.check_invariants()
 
 
+def test_those_of_a_finished_agent_go_first_also_if_those_of_waiting_agents_never_came_back() -> None:
+    policy, now = Hazard(), 0.0
+    for number in range(1, 600):
+        now += 4
+        policy.inserted(Candidate(number, key_of(number), 64, 16, agent="waits"), now)
+        policy.turn("waits", "turn_ended", now)
+    for number in range(1001, 1011):
+        policy.inserted(Candidate(number, key_of(number), 64, 16, agent="done"), now)
+    policy.turn("done", "finished", now)
+    put_long_ago(policy, now)
+    assert list(islice(policy.coldest(), 10)) == list(range(1001, 1011)), "the one unused for longest first"
+    policy.check_invariants()
+
+
+def test_a_put_that_was_sent_before_its_agent_finished_and_ends_after_it_changes_nothing() -> None:
+    policy, now = agents_at_work()
+    for number in (1001, 1002):
+        policy.inserted(Candidate(number, key_of(number), 64, 16, agent="one"), now)
+    policy.turn("one", "finished", now)
+    put_long_ago(policy, now)
+    before = policy.rank(1001)[0]
+    policy.inserted(Candidate(1003, key_of(1003), 64, 16, agent="one"), now)
+    assert policy.rank(1001)[0] == before
+    policy.turn("one", "began", now)
+    assert policy.rank(1001)[0] > before
+    policy.check_invariants()
+
+
 def test_entries_that_agents_share_outlive_the_end_of_one_agent() -> None:
     policy, now = agents_at_work()
     for number in (1001, 1002):
@@ -230,7 +258,7 @@ def test_all_that_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> N
         agent = f"agent {turn // 10}"
         cache.ask(chance.randrange(20), 1000 + turn, agent=agent)
         if not turn % 10:
-            cache.policy.turn(agent, chance.choice(("tool_call", "turn_ended", "finished")), cache.now)
+            cache.policy.turn(agent, chance.choice(("began", "tool_call", "turn_ended", "finished")), cache.now)
     policy = cache.policy
     policy.check_invariants()
     known = len(policy)

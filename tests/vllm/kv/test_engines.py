@@ -220,6 +220,36 @@ def test_a_reset_of_the_cache_with_its_connector_drops_stored_blocks_for_all_eng
     assert asked(kv.second, text=new)[1] <= 2 * BLOCK_TOKENS
 
 
+@pytest.mark.parametrize("calls", [["reset_encoder_cache"], ["sleep", "wake_up"]])
+def test_sharing_goes_on_after_a_reset_and_a_sleep_that_keep_the_weights_and_no_block_is_dropped(
+    kv: KVStand, calls: list[str]
+) -> None:
+    text, new = fresh_text(), fresh_text()
+    right, keys = kv.store(kv.first, text=text)
+    for call in calls:
+        kv.second.ask("engine", method=call)
+    answer, computed = asked(kv.second, text=text)
+    assert answer == right
+    assert computed <= 2 * BLOCK_TOKENS
+    assert keys <= kv.keys()
+    kv.store(kv.second, text=new)
+    assert asked(kv.first, text=new)[1] <= 2 * BLOCK_TOKENS
+
+
+def test_a_reset_after_a_change_of_weights_around_vllms_methods_ends_sharing(
+    kv: KVStand, kv_model: Path, start_engine: StartEngine
+) -> None:
+    text = fresh_text()
+    with start_engine(kv_model, **with_kv(kv.daemon.socket)) as one:
+        one.wait_up()
+        kv.attached(one)
+        kv.store(kv.first, text=text)
+        one.ask("apply_model", factor=2, around=True)
+        one.ask("engine", method="reset_encoder_cache")
+        assert asked(one, text=text)[1] > len(text)
+        assert one.log.count("From now on it shares no KV") == 1
+
+
 def test_an_engine_with_both_connectors_neither_encodes_nor_computes_what_another_one_did(
     kv: KVStand, kv_model: Path, start_engine: StartEngine
 ) -> None:

@@ -1,18 +1,26 @@
-"""A request may name its agent: its blocks belong to the agent, and the replacement policy learns of the turn's end."""
+"""A request may name its agent: its blocks belong to it, and the replacement policy learns of its turns and its end."""
 
 from __future__ import annotations
 
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 
+import tensord
 from tensord.ipc import messages
 
-from ...daemon_process import until
-from .conftest import BLOCK_TOKENS, KVStand, asked, fresh_text
+from ...daemon_process import RING_BYTES, until
+from .conftest import BLOCK_BYTES, BLOCK_TOKENS, KVStand, asked, fresh_text
 
-TURN_ENDED = "its agent's turn has ended"
+RUNS, TURN_ENDED, FINISHED = "its agent runs", "its agent's turn has ended", "its agent has finished"
+
+
+@pytest.fixture(autouse=True)
+def room(client: tensord.Client) -> None:
+    """The ring is empty, so that no block of a test is evicted before it is looked at."""
+    client.clear()
 
 
 def known(kv: KVStand, key: bytes) -> tuple[str, list[str]]:
@@ -21,22 +29,149 @@ def known(kv: KVStand, key: bytes) -> tuple[str, list[str]]:
     return found["entry"]["agent"], found["standing"]["like"]
 
 
+def described(kv: KVStand, keys: set[bytes], words: str) -> None:
+    """Returns when the policy describes all these entries so."""
+    until(lambda: all(words in known(kv, key)[1] for key in keys), f"the policy knows: {words}")
+
+
+def turn(agent: str, **more: Any) -> dict[str, Any]:
+    """The kv_transfer_params of a request of the agent."""
+    return {"tensord.agent": agent, **more}
+
+
 def test_blocks_belong_to_the_requests_agent_whose_turn_ends_with_the_request(kv: KVStand) -> None:
     text = fresh_text()
-    right, keys = kv.store(kv.first, text=text, params={"tensord.agent": "planner"})
+    right, keys = kv.store(kv.first, text=text, params=turn("planner"))
     assert len(keys) >= len(text) // BLOCK_TOKENS
     assert {known(kv, key)[0] for key in keys} == {"planner"}
-    until(lambda: all(TURN_ENDED in known(kv, key)[1] for key in keys), "the policy knows that the turn has ended")
+    described(kv, keys, TURN_ENDED)
     # The agent is no part of a key.
     answer, computed = asked(kv.second, text=text)
     assert answer == right
     assert computed <= 2 * BLOCK_TOKENS
 
 
+def test_an_agent_ends_with_the_request_that_says_so_and_runs_again_with_its_next_request(kv: KVStand) -> None:
+    text = fresh_text()
+    right, keys = kv.store(kv.first, text=text, params=turn("comes back", **{"tensord.agent_ends": True}))
+    described(kv, keys, FINISHED)
+    kv.second.add(text=text, params=turn("comes back"))
+    described(kv, keys, RUNS)
+    until(lambda: right in kv.second.step().values(), "the answer")
+    kv.settled(kv.second)
+    described(kv, keys, TURN_ENDED)
+
+
+def test_a_turn_ends_with_the_last_of_an_agents_requests_and_the_agent_with_it(kv: KVStand) -> None:
+    _, keys = kv.store(kv.first, text=fresh_text(), params=turn("many"))
+    described(kv, keys, TURN_ENDED)
+    ending = kv.first.add(text=fresh_text(), tokens=1, params=turn("many", **{"tensord.agent_ends": True}))
+    lasting = kv.first.add(text=fresh_text(), tokens=64, params=turn("many"))
+    until(lambda: ending in kv.first.step(), "the first of them ends")
+    _, other = kv.store(kv.second, text=fresh_text(), params=turn("witness"))
+    described(kv, other, TURN_ENDED)
+    assert all(TURN_ENDED in known(kv, key)[1] for key in keys), "it ended while a request of it was running"
+    until(lambda: lasting in kv.first.step(), "the last of them ends")
+    kv.settled(kv.first)
+    described(kv, keys, FINISHED)
+
+
+@pytest.mark.parametrize("asker", ["kv_hints", "session_id"])
+def test_vllms_kv_hints_and_its_session_id_name_the_agent_too(kv: KVStand, asker: str) -> None:
+    name = f"by {asker}"
+    hint = {"action_id": "1", "action_version": "1", "payload": turn(name, **{"tensord.agent_ends": True})}
+    others = {"action_id": "0", "action_type": "kv.retain", "action_version": "1.0", "payload": {"directives": "all"}}
+    if asker == "kv_hints":
+        about: dict[str, Any] = {"hints": [others, {"action_type": "tensord", **hint}], "params": turn("another")}
+    else:
+        about = {"session": name, "hints": [others]}
+    _, keys = kv.store(kv.first, text=fresh_text(), **about)
+    assert {known(kv, key)[0] for key in keys} == {name}
+    described(kv, keys, FINISHED if asker == "kv_hints" else TURN_ENDED)
+
+
 @pytest.mark.parametrize("name", [None, 7, ["planner"], "x" * 10_000, "\ud800"])
 def test_a_request_with_an_invalid_name_is_answered_and_its_blocks_belong_to_no_agent(kv: KVStand, name: Any) -> None:
     text = fresh_text()
-    answer, keys = kv.store(kv.first, text=text, params={"tensord.agent": name})
+    answer, keys = kv.store(kv.first, text=text, params=turn(name))
     assert answer == kv.plain.generate(text=text)
     assert {known(kv, key)[0] for key in keys} == {""}
-    assert "tensord.agent in kv_transfer_params is" in kv.first.log
+    assert kv.first.log.count("tensord.agent in kv_transfer_params is") == 1
+
+
+@pytest.mark.parametrize(
+    ("about", "said"),
+    [
+        ({"params": turn("odd", **{"tensord.agent_ends": "yes"})}, "tensord.agent_ends in kv_transfer_params is 'yes'"),
+        ({"params": {"tensord.agent_ends": True}}, "tensord.agent_ends in kv_transfer_params needs tensord.agent"),
+        (
+            {"params": turn("odd", **{"tensord.agent_end": True})},
+            "'tensord.agent_end' in kv_transfer_params is unknown",
+        ),
+        ({"session": "s" * 500}, "session_id"),
+        (
+            {"hints": [{"action_id": "1", "action_type": "tensord", "action_version": "9", "payload": {}}]},
+            "an action of kv_hints has version '9', and this is '1'",
+        ),
+    ],
+)
+def test_an_invalid_hint_is_logged_once_and_the_request_is_answered(kv: KVStand, about: Any, said: str) -> None:
+    text = fresh_text()
+    # Each kind of value is logged once in an engine's life, so other tests say nothing of these in the second engine.
+    for _ in range(2):
+        answer = kv.second.generate(text=text, **about)
+        assert answer == kv.plain.generate(text=text)
+    assert kv.second.log.count(f"tensord: {said}") == 1
+
+
+@pytest.mark.parametrize(
+    ("tiers", "loads"),
+    [([], False), ([{"medium": "STORAGE"}], False), ([{"locality": "REMOTE"}], False), ([{"medium": "CPU"}], True)],
+)
+def test_vllms_kv_load_tiers_decide_whether_a_request_loads(kv: KVStand, tiers: Any, loads: bool) -> None:
+    text = fresh_text()
+    right, _ = kv.store(kv.first, text=text)
+    answer, computed = asked(kv.second, text=text, params={"kv_load_tiers": tiers})
+    assert answer == right
+    assert (computed <= 2 * BLOCK_TOKENS) == loads
+
+
+def test_blocks_of_agents_whose_steps_are_past_are_those_of_finished_agents(
+    kv: KVStand, client: tensord.Client
+) -> None:
+    steps = [tensord.AgentStep("reader"), tensord.AgentStep("writer", ("reader",), 1)]
+    _, read = kv.store(kv.first, text=fresh_text(), params=turn("reader"))
+    _, written = kv.store(kv.second, text=fresh_text(), params=turn("writer"))
+    described(kv, read | written, TURN_ENDED)
+    with client.workflow("ticket", tensord.AgentStepGraph(steps)) as workflow:
+        workflow.advance(1, wait=True)
+        described(kv, read, FINISHED)
+        described(kv, written, TURN_ENDED)
+        with client.workflow("again", tensord.AgentStepGraph(steps)):
+            described(kv, read, RUNS)
+
+
+def test_when_the_ring_is_full_blocks_of_an_ended_agent_go_before_those_of_a_live_one(
+    kv: KVStand, client: tensord.Client
+) -> None:
+    """The live agent's blocks are the older ones, so without hints they would be the first to go."""
+    _, live = kv.store(kv.first, text=fresh_text(), params=turn("live"))
+    _, ended = kv.store(kv.first, text=fresh_text(), params=turn("ends", **{"tensord.agent_ends": True}))
+    described(kv, live, TURN_ENDED)
+    described(kv, ended, FINISHED)
+    namespace = tensord.Namespace(model="more", revision="1", dtype="uint8", processor="none")
+    # Of a block's size: where a larger put needs contiguous room, the places of blocks decide too.
+    noise = np.full(BLOCK_BYTES, 0xA5, np.uint8)
+    there = kv.keys()
+    for number in range(2 * RING_BYTES // BLOCK_BYTES):
+        key = namespace.key("encoder", "image", number.to_bytes(4))
+        client.put(key, noise, wait=True, timeout_s=30)
+        # Learned: entries that nobody reads would go before both agents' blocks.
+        assert client.get(key) is not None
+        there = kv.keys()
+        if not ended & there:
+            break
+        assert live <= there, "a live agent's block went while the ended agent had one"
+    assert not ended & there, "the ended agent's blocks stayed"
+    assert live & there, "both went at once"
+    client.clear()

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tensord.daemon.core.events import AGENTS_MAX
 from tensord.daemon.core.governor.workflows import ENDED_AGENTS_MAX, FINISHED, UNKNOWN, Workflows
 from tensord.errors import BadGraph, BadStep, LimitReached, TensordError
 from tensord.ipc.messages import Step
@@ -47,6 +48,39 @@ def test_an_agent_that_runs_again_has_not_finished(make: Callable[..., Workflows
     workflows.advance(1, "w", 2)
     assert workflows.distance("coder") == 4
     assert workflows.distance("planner") == FINISHED
+
+
+def told(workflows: Workflows) -> tuple[set[str], set[str]]:
+    """The agents that are told to have no step left, and those that have one."""
+    parts = workflows.take_turned()
+    assert all(len(part.finished) + len(part.awaited) <= AGENTS_MAX for part in parts)
+    assert not workflows.take_turned(), "told twice"
+    return {agent for part in parts for agent in part.finished}, {agent for part in parts for agent in part.awaited}
+
+
+def test_each_change_tells_which_agents_have_no_step_left_in_any_workflow(make: Callable[..., Workflows]) -> None:
+    workflows = make()
+    workflows.register(1, "w", PLAN)
+    assert told(workflows) == (set(), {"planner", "coder", "tester"})
+    workflows.advance(1, "w", 2)
+    assert told(workflows) == ({"planner"}, {"coder"})
+    workflows.register(2, "next", [Step("planner", 3), Step("other", 0)])
+    assert told(workflows) == (set(), {"planner", "other"})
+    workflows.advance(1, "w", 7)
+    assert told(workflows) == ({"coder", "tester"}, set())
+    workflows.advance(1, "w", 7)
+    assert told(workflows) == (set(), set())
+    workflows.end(1, "w")
+    assert told(workflows) == ({"coder", "tester"}, {"planner"})
+    workflows.client_left(2)
+    assert told(workflows) == (set(), set()), "without a workflow nothing is known of any agent"
+
+
+def test_many_agents_are_told_in_parts(make: Callable[..., Workflows]) -> None:
+    workflows = make(workflows_max=5)
+    for number in range(3):
+        workflows.register(1, f"w{number}", [Step(f"{number}-{step}", step) for step in range(1000)])
+    assert len(told(workflows)[1]) == 3000
 
 
 def test_an_agent_of_several_workflows_is_as_near_as_in_the_nearest(make: Callable[..., Workflows]) -> None:

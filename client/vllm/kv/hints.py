@@ -1,0 +1,127 @@
+"""Hints of a request about its agent, and the turns of agents that follow from requests.
+
+Owns: how a request names its agent and the agent's end, and which of an agent's requests begin and end its turn. Does
+not own: what the replacement policy does about turns (the daemon), nor vLLM's own hints, which vLLM's connector obeys.
+
+A request names its agent in one of three places. The first that names one decides about it and its end:
+
+    kv_hints            an action of the type "tensord", version "1", whose payload has the keys below
+    kv_transfer_params  the keys below
+    session_id          the agent's name
+
+Invariants: an invalid hint is logged once of its kind and ignored, because a client's request must not end the engine.
+No other action of kv_hints is read.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Literal, NamedTuple
+
+from ....errors import UsageError
+from ....ipc.schema import AGENT_NAME_CHARS_MAX
+from ...core.fields import check_name
+
+AGENT: Final = "tensord.agent"
+AGENT_ENDS: Final = "tensord.agent_ends"
+ACTION: Final = "tensord"
+ACTION_VERSION: Final = "1"
+Turn = Literal["began", "turn_ended", "finished"]
+_log = logging.getLogger("tensord")
+_warned: set[str] = set()
+
+
+class AgentHints(NamedTuple):
+    """`agent`: the agent that the request's blocks belong to, "" for none. `ends`: the agent ends with the request."""
+
+    agent: str = ""
+    ends: bool = False
+
+
+NO_HINTS: Final = AgentHints()
+
+
+class AgentTurns:
+    """The agents with requests in this engine.
+
+    A turn lasts from the first request of an agent until no request of it is left. `report` receives each agent's name
+    and new state.
+    """
+
+    def __init__(self, report: Callable[[str, Turn], None]) -> None:
+        self._report = report
+        self._running: dict[str, int] = {}
+        self._ending: set[str] = set()
+
+    def begin(self, hints: AgentHints) -> None:
+        """A request begins."""
+        agent = hints.agent
+        if agent:
+            running = self._running[agent] = self._running.get(agent, 0) + 1
+            if running == 1:
+                self._report(agent, "began")
+
+    def end(self, hints: AgentHints) -> None:
+        """A request of `begin` has ended."""
+        agent = hints.agent
+        if not agent:
+            return
+        if hints.ends:
+            self._ending.add(agent)
+        self._running[agent] -= 1
+        if not self._running[agent]:
+            del self._running[agent]
+            self._report(agent, "finished" if agent in self._ending else "turn_ended")
+            self._ending.discard(agent)
+
+
+def hints_of(params: Any, kv_hints: Any, session_id: Any) -> AgentHints:
+    """The hints of a request, from vLLM's fields of these names."""
+    given: list[tuple[str, Any]] = []
+    for action in getattr(kv_hints, "actions", None) or ():
+        if action.action_type != ACTION:
+            continue
+        if action.action_version == ACTION_VERSION:
+            given.append(("kv_hints", action.payload))
+        else:
+            _warn(
+                "kv_hints",
+                f"an action of kv_hints has version {action.action_version!r}, and this is {ACTION_VERSION!r}",
+            )
+    given.append(("kv_transfer_params", params))
+    for place, fields in given:
+        found = _read(place, fields) if isinstance(fields, Mapping) else NO_HINTS
+        if found.agent:
+            return found
+    return AgentHints(_name("session_id", session_id)) if session_id is not None else NO_HINTS
+
+
+def _read(place: str, fields: Mapping[Any, Any]) -> AgentHints:
+    for name in fields:
+        if isinstance(name, str) and name.startswith("tensord.") and name not in (AGENT, AGENT_ENDS):
+            _warn(place, f"{name[:40]!r} in {place} is unknown: the keys are {AGENT} and {AGENT_ENDS}")
+    agent = _name(f"{AGENT} in {place}", fields[AGENT]) if AGENT in fields else ""
+    ends = fields.get(AGENT_ENDS, False)
+    if not isinstance(ends, bool):
+        _warn(f"{AGENT_ENDS} in {place}", f"{AGENT_ENDS} in {place} is {str(ends)[:40]!r}: give true or false")
+        ends = False
+    elif ends and AGENT not in fields:
+        _warn(f"{place}, {AGENT_ENDS} alone", f"{AGENT_ENDS} in {place} needs {AGENT} beside it")
+    return AgentHints(agent, ends)
+
+
+def _name(what: str, name: Any) -> str:
+    """A name of an agent; "" if it is not valid."""
+    try:
+        check_name(what, name, AGENT_NAME_CHARS_MAX, least=0)
+    except UsageError as error:
+        _warn(what, str(error))
+        return ""
+    return str(name)
+
+
+def _warn(kind: str, text: str) -> None:
+    if kind not in _warned:
+        _warned.add(kind)
+        _log.warning("tensord: %s. Ignored, and not logged again", text)
