@@ -209,7 +209,7 @@ def test_a_read_only_array_is_refused_to_copy_into(client: tensord.Client) -> No
         client.get_into(KEY, out)
 
 
-@pytest.mark.parametrize("content", ["text", 5, None, np.array([object()])], ids=repr)
+@pytest.mark.parametrize("content", ["text", 5, None, np.array([object()])], ids=["text", "number", "none", "objects"])
 def test_content_that_has_no_bytes_is_refused(content: Any) -> None:
     ns = tensord.Namespace(model="m", revision="1", dtype="float32", processor="none")
     with pytest.raises(BadNamespace, match="cannot be hashed"):
