@@ -195,6 +195,7 @@ def families(status: Figures) -> Iterator[Metric]:
         (((kind,), count) for kind, count in sorted(quotas["refusals"].items())),
     )
     yield from _histograms(store.get("departures", {}))
+    yield from _latency(status["latency"])
     if governor:
         yield from _tiers(governor)
         yield from _devices(governor)
@@ -248,10 +249,27 @@ def _histograms(departures: Figures) -> Iterator[Metric]:
     ):
         family = HistogramMetricFamily(f"tensord_{name}", help_text, labels=("reason",))
         for reason, histogram in sorted(departures.get(figure, {}).items()):
-            bounds = [*map(floatToGoString, histogram["bounds"]), "+Inf"]
-            buckets = list(zip(bounds, accumulate(histogram["counts"]), strict=True))
-            family.add_metric((reason,), buckets, histogram["sum"])
+            family.add_metric((reason,), *_buckets(histogram))
         yield family
+
+
+def _latency(latency: Figures) -> Iterator[Metric]:
+    """Times of requests by kind, and how late the event loop was."""
+    family = HistogramMetricFamily(
+        "tensord_request_seconds", "Time from a request's arrival to its answer, by kind of request.", labels=("kind",)
+    )
+    for kind, histogram in latency["kinds"].items():
+        family.add_metric((kind,), *_buckets(histogram))
+    yield family
+    buckets, total = _buckets(latency["event_loop_lag"])
+    lag = "Time by which the event loop ran a timer too late."
+    yield HistogramMetricFamily("tensord_event_loop_lag_seconds", lag, buckets=buckets, sum_value=total)
+
+
+def _buckets(histogram: Figures) -> tuple[list[tuple[str, int]], float]:
+    """Cumulative buckets by upper bound, and the sum."""
+    bounds = [*map(floatToGoString, histogram["bounds"]), "+Inf"]
+    return list(zip(bounds, accumulate(histogram["counts"]), strict=True)), histogram["sum"]
 
 
 def _tiers(governor: Figures) -> Iterator[Metric]:

@@ -138,8 +138,9 @@ class Documents:
                 return {"entries": rows}
 
     async def status(self) -> dict[str, Any]:
-        """The body of the answer to a StatusQuery."""
-        return await self.answer(messages.StatusQuery(0))
+        """The body of the answer to a StatusQuery, with that to a LatencyQuery as `latency`."""
+        status, latency = messages.StatusQuery(0), messages.LatencyQuery(0)
+        return {**await self.answer(status), "latency": await self.answer(latency)}
 
     async def health(self) -> dict[str, Any]:
         """The body of the answer to a HealthQuery."""

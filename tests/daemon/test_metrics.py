@@ -44,6 +44,15 @@ def test_the_text_is_what_a_scraper_reads() -> None:
     assert at(samples, "tensord_queueing_stable", device=CARD) == 1
 
 
+def test_times_of_requests_are_histograms_by_kind() -> None:
+    samples = told(documents.status())
+    assert at(samples, "tensord_request_seconds_bucket", kind="Commit", le="0.001") == 5
+    assert at(samples, "tensord_request_seconds_bucket", kind="Commit", le="0.01") == 7
+    assert at(samples, "tensord_request_seconds_count", kind="Commit") == 8
+    assert at(samples, "tensord_event_loop_lag_seconds_bucket", le="+Inf") == 91
+    assert at(samples, "tensord_event_loop_lag_seconds_sum") == 0.02
+
+
 def test_both_formats_say_the_same() -> None:
     status = documents.status()
     wanted = "application/openmetrics-text; version=1.0.0"

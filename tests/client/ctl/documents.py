@@ -14,6 +14,10 @@ def status(**changed: Any) -> dict[str, Any]:
     """A daemon with a card under pressure, and another in a drill. `changed` replaces figures of the first level."""
     return {
         "version": "0.1.0",
+        "latency": {
+            "kinds": {"Commit": {"bounds": [0.001, 0.01], "counts": [5, 2, 1], "sum": 0.05}},
+            "event_loop_lag": {"bounds": [0.001, 0.01], "counts": [90, 1, 0], "sum": 0.02},
+        },
         "protocol": 1,
         "instance": "system",
         "epoch": 3,
