@@ -138,6 +138,9 @@ class InPlacePuts:
             span = self.spans.wait(size_bytes, connected, deadline)
             if span is not None:
                 return span
+        # Before the put: what waits for room would take room beside the put, or before it.
+        if unneeded := self.spans.withdraw(size_bytes, connected):
+            self._say(*unneeded, connected=connected)
         self._again_at = time.monotonic() + _AGAIN_S
         return None
 

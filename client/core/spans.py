@@ -101,6 +101,17 @@ class Spans:
             self._needed = requests[0].id if requests else None
             return [*(messages.ReturnSpan(span.number) for span in returned), *requests]
 
+    def withdraw(self, size_bytes: int, connected: object) -> list[messages.ReturnSpan]:
+        """The messages that end the wait for spans for a payload of `size_bytes`. An answer on its way is ignored."""
+        with self._lock:
+            self._follow(connected)
+            unneeded = [number for number, size in self._asked.items() if _fits(size_bytes, size)]
+            for number in unneeded:
+                del self._asked[number]
+            # Another put that waits for one of them asks again.
+            self._lock.notify_all()
+        return [messages.ReturnSpan(number) for number in unneeded]
+
     def used(self, size_bytes: int) -> None:
         """A put of `size_bytes` has used a span. After the first put in a while, none is asked for in advance."""
         with self._lock:

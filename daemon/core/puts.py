@@ -76,8 +76,8 @@ class PutProgress:
 
     @property
     def missing_bytes(self) -> int:
-        """Bytes of the payload that have not arrived."""
-        return self.commit.payload_bytes - self.received_bytes
+        """Bytes of the payload that have not arrived. A TakeSpan announces none: `taken_spans` bounds what is taken."""
+        return 0 if self.takes else self.commit.payload_bytes - self.received_bytes
 
     @property
     def need(self) -> Need:
@@ -175,7 +175,7 @@ class PutTable:
             self._idle.set(put.number, now + self._idle_s)
 
     def take(self, client: int, uid: int, commit: messages.Commit, now: float) -> None:
-        """Adds a TakeSpan, as a put that is never filled. It waits for room, unless it is held."""
+        """Adds a TakeSpan, as a put that is never filled. It waits for room."""
         put = self.begin(client, uid, commit, now)
         put.takes = True
         self.takers[client] += 1
