@@ -102,13 +102,17 @@ class TakeSpan(StoreRequest, frozen=True):
     """Asks for a span of the ring, to write a payload of up to `payload_bytes` into. Only for a client that was sent a
     WritableRing. The span is the client's until a Commit names it, ReturnSpan returns it, or its time is over.
 
-    `ahead`: no payload waits for the span yet. It is refused if clients have taken a certain share of the ring.
+    `ahead`: no payload waits for the span yet. It is refused if clients have taken a certain share of the ring. The
+    entry of the client's last Commit stays while such a span waits for room, because the next put may continue it.
+    `parent`: the key that the Commit of the span will name as its parent. The parent's entry stays until the span is
+    used, returned or taken back; without `ahead` only.
     """
 
     answered_by = SpanTaken
     id: Id
     payload_bytes: SomeBytes
     ahead: bool = False
+    parent: Key | None = None
 
 
 class ReturnSpan(StoreRequest, frozen=True):

@@ -69,8 +69,10 @@ class InPlacePuts:
         self._refused_by: object | None = None
         self._again_at = 0.0
 
-    def put(self, make: Callable[[int], Pending], payload: Payload, deadline: float) -> bool:
-        """Carries a put out. `make(span)` makes it, for the span of that number.
+    def put(
+        self, make: Callable[[int], Pending], payload: Payload, deadline: float, parent: bytes | None = None
+    ) -> bool:
+        """Carries a put out. `make(span)` makes it, for the span of that number. `parent`: its parent's key.
 
         Returns:
             False if the put has to go through the inbox. Nothing of it is in flight then.
@@ -86,7 +88,7 @@ class InPlacePuts:
         writer = self._writer_of(view, connected)
         if writer is None:
             return False
-        span = self._span(payload.payload_bytes, connected, deadline)
+        span = self._span(payload.payload_bytes, connected, deadline, parent)
         if span is None:
             return False
         end = span.taken.offset + span_bytes(payload.payload_bytes)
@@ -132,7 +134,7 @@ class InPlacePuts:
         if unneeded := self.spans.unneeded(connected):
             self._say(*unneeded, connected=connected)
 
-    def _span(self, size_bytes: int, connected: object, deadline: float) -> Span | None:
+    def _span(self, size_bytes: int, connected: object, deadline: float, parent: bytes | None) -> Span | None:
         """A span that was given, or is given in time."""
         span = self.spans.take(size_bytes, connected)
         if span is not None or time.monotonic() < self._again_at:
@@ -140,11 +142,14 @@ class InPlacePuts:
         deadline = min(deadline, time.monotonic() + SPAN_S_MAX)
         # Twice, since the span that was on its way may have been asked for in advance, and refused as such.
         for _ in range(2):
-            if requests := self.spans.needed(size_bytes, connected):
+            if requests := self.spans.needed(size_bytes, connected, parent):
                 self._say(*requests, connected=connected)
             span = self.spans.wait(size_bytes, connected, deadline)
             if span is not None:
                 return span
+        # Before the put: what waits for room would take room beside the put, or before it.
+        if unneeded := self.spans.withdraw(size_bytes, connected):
+            self._say(*unneeded, connected=connected)
         self._again_at = time.monotonic() + _AGAIN_S
         return None
 

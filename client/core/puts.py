@@ -187,7 +187,7 @@ class PutSender:
             commit = partial(self._commit, put, size_bytes, tree_bytes, options)
             in_place = self._in_place
             if in_place is not None and in_place.put(
-                lambda span: Pending(put, commit(span=span), None, whole=False), payload, deadline
+                lambda span: Pending(put, commit(span=span), None, whole=False), payload, deadline, options.parent
             ):
                 return
         while True:

@@ -89,17 +89,30 @@ class Spans:
             self._lock.wait_for(found_or_over, max(0.0, deadline - time.monotonic()))
             return span
 
-    def needed(self, size_bytes: int, connected: object) -> list[messages.ReturnSpan | messages.TakeSpan]:
+    def needed(
+        self, size_bytes: int, connected: object, parent: bytes | None = None
+    ) -> list[messages.ReturnSpan | messages.TakeSpan]:
         """The messages to send for a put of `size_bytes` that found no span; none if one is asked for already. Spans of
-        other sizes are returned first, since they may take the room that the put needs."""
+        other sizes are returned first, since they may take the room that the put needs. `parent`: the put's parent."""
         with self._lock:
             self._follow(connected)
             if self._is_asked(size_bytes) or time.monotonic() < self._refused_at + UNUSED_S:
                 return []
             returned, self._given = self._given, []
-            requests = self._ask(size_bytes, 1, ahead=False)
+            requests = self._ask(size_bytes, 1, ahead=False, parent=parent)
             self._needed = requests[0].id if requests else None
             return [*(messages.ReturnSpan(span.number) for span in returned), *requests]
+
+    def withdraw(self, size_bytes: int, connected: object) -> list[messages.ReturnSpan]:
+        """The messages that end the wait for spans for a payload of `size_bytes`. An answer on its way is ignored."""
+        with self._lock:
+            self._follow(connected)
+            unneeded = [number for number, size in self._asked.items() if _fits(size_bytes, size)]
+            for number in unneeded:
+                del self._asked[number]
+            # Another put that waits for one of them asks again.
+            self._lock.notify_all()
+        return [messages.ReturnSpan(number) for number in unneeded]
 
     def used(self, size_bytes: int) -> None:
         """A put of `size_bytes` has used a span. After the first put in a while, none is asked for in advance."""
@@ -161,9 +174,9 @@ class Spans:
             self._follow(None)
             self._lock.notify_all()
 
-    def _ask(self, size_bytes: int, count: int, *, ahead: bool) -> list[messages.TakeSpan]:
+    def _ask(self, size_bytes: int, count: int, *, ahead: bool, parent: bytes | None = None) -> list[messages.TakeSpan]:
         free = SPANS_PER_CLIENT_MAX - len(self._given) - len(self._asked)
-        requests = [messages.TakeSpan(self._next_id(), size_bytes, ahead) for _ in range(min(count, free))]
+        requests = [messages.TakeSpan(self._next_id(), size_bytes, ahead, parent) for _ in range(min(count, free))]
         self._asked |= {request.id: size_bytes for request in requests}
         return requests
 

@@ -1,9 +1,9 @@
 """Bounds the room that puts take for bytes that have not arrived, for each client and for each uid.
 
-A put takes room for its whole span with its first part, since spans are contiguous; one that its client writes in place
-takes room before any byte is written. The missing bytes of its payload
+A put takes room for its whole span with its first part, since spans are contiguous. The missing bytes of its payload
 are announced bytes. A put that would exceed the bound of its client or uid is held until enough bytes of earlier puts
-have arrived. If its uid has no other announced bytes, a put of any size is admitted.
+have arrived. If its uid has no other announced bytes, a put of any size is admitted. Spans that clients take to write
+into are no announced bytes: `taken_spans` bounds them.
 
 Owns the sums, and the held puts. Decides nothing about room.
 
@@ -122,7 +122,7 @@ class Arrivals:
         assert (sums["uid"], sums["client"]) == (self._of_uid, self._of_client)
         assert len(self._held) == len(self._due)
         for put in self._held:
-            assert (put.received_bytes or put.takes) and not put.admitted and put in self._due
+            assert put.received_bytes and not put.takes and not put.admitted and put in self._due
             assert put.uid in self._of_uid, "a put is held although its uid has no announced bytes"
 
     def _admits(self, put: PutProgress) -> bool:

@@ -110,7 +110,7 @@ class Intake:
             self._outbox.refuse(client, commit.id, error)
             return
         uid = self._outbox.clients[client].uid
-        span = None if commit.span is None else self.taken.remove(client, commit.span)
+        span = self.taken.named_by(client, commit)
         refusal = (
             unwritten(commit, span)
             or unfit(commit, self._limits, self._memory.budget, self.ring_bytes)
@@ -156,7 +156,7 @@ class Intake:
         except Refusal as error:
             self._outbox.send(client, messages.Error.of(error, request.id))
             return
-        self.puts.take(client, self._outbox.clients[client].uid, commit, now)
+        self.parents.began(self.puts.take(client, self._outbox.clients[client].uid, commit, now, ahead=request.ahead))
         self.changed = True
 
     def return_span(self, client: int, request: messages.ReturnSpan, now: float) -> None:

@@ -40,9 +40,11 @@ class Parents:
 
     def refusal(self, parent: bytes | None, put: PutProgress | None = None) -> ParentGone | None:
         """The refusal of a put whose parent is neither stored nor in flight, so that the put takes no room. None if the
-        parent is stored, hidden as a victim, or in flight since before `put`."""
+        parent is stored, hidden as a victim, or in flight since before `put`. A span is refused by its Commit only."""
         entries = self._memory.entries
-        if parent is None or entries.find(parent) or entries.hidden(parent) or self._puts.in_flight(parent, put):
+        if parent is None or (put is not None and put.takes):
+            return None
+        if entries.find(parent) or entries.hidden(parent) or self._puts.in_flight(parent, put):
             return None
         return parent_gone(parent)
 
@@ -101,9 +103,9 @@ class Parents:
 
     def admission_test(self, put: PutProgress) -> Callable[[int], bool] | None:
         """The test whether the policy prefers the put to a victim. None: no test; only puts with a stored parent are
-        tested."""
+        tested, and no spans, of whose puts too little is known."""
         memory, commit = self._memory, put.commit
-        parent = memory.entries.find(commit.parent) if commit.parent is not None else None
+        parent = memory.entries.find(commit.parent) if commit.parent is not None and not put.takes else None
         if parent is None:
             return None
         new = Candidate(

@@ -44,10 +44,10 @@ class Stage(Enum):
 @dataclass(slots=True, eq=False)
 class PutProgress:
     """One put. `received_bytes` of the payload have arrived in parts; `handed_bytes` were handed to the copier.
-    `admitted`: the put may take room for bytes that have not arrived. `span`: the span that its client has written the
-    payload into, until the put gets it as its entry. `told`: the client knows the entry's span. `takes`: this is no
-    put, but a TakeSpan that waits for room. `waits_for_parent`: the payload is complete in the ring, and the put waits
-    for its parent (`parents`)."""
+    `admitted`: the put may take room for bytes that have not arrived. `span`: the span that its client has written
+    the payload into, until the put gets it as its entry. `told`: the client knows the entry's span. `takes`: this
+    is no put, but a TakeSpan that waits for room; `ahead`: it is for a later put. `waits_for_parent`: the payload
+    is complete in the ring, and the put waits for its parent (`parents`)."""
 
     number: int
     client: int
@@ -58,6 +58,7 @@ class PutProgress:
     span: SpanEntry | None = None
     told: bool = False
     takes: bool = False
+    ahead: bool = False
     parts: deque[messages.Part] = field(default_factory=deque)
     copying: deque[int] = field(default_factory=deque)
     received_bytes: int = 0
@@ -76,8 +77,8 @@ class PutProgress:
 
     @property
     def missing_bytes(self) -> int:
-        """Bytes of the payload that have not arrived."""
-        return self.commit.payload_bytes - self.received_bytes
+        """Bytes of the payload that have not arrived. A TakeSpan announces none: `taken_spans` bounds what is taken."""
+        return 0 if self.takes else self.commit.payload_bytes - self.received_bytes
 
     @property
     def need(self) -> Need:
@@ -174,13 +175,14 @@ class PutTable:
         else:
             self._idle.set(put.number, now + self._idle_s)
 
-    def take(self, client: int, uid: int, commit: messages.Commit, now: float) -> None:
-        """Adds a TakeSpan, as a put that is never filled. It waits for room, unless it is held."""
+    def take(self, client: int, uid: int, commit: messages.Commit, now: float, *, ahead: bool) -> PutProgress:
+        """Adds a TakeSpan, as a put that is never filled. It waits for room."""
         put = self.begin(client, uid, commit, now)
-        put.takes = True
+        put.takes, put.ahead = True, ahead
         self.takers[client] += 1
         self.taking_bytes += span_bytes(commit.payload_bytes)
         self._wait(put, now)
+        return put
 
     def written(self, put: PutProgress, span: SpanEntry, now: float) -> None:
         """Records that the put's payload is in `span` already."""

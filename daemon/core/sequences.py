@@ -23,7 +23,7 @@ more, and is about to end (`expiry`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from itertools import islice, takewhile
 from typing import Final
 
@@ -98,8 +98,8 @@ class Sequences:
         return entry.key in self._followed
 
     @property
-    def followed(self) -> Iterable[bytes]:
-        """The parent keys of puts in flight."""
+    def followed(self) -> Mapping[bytes, int]:
+        """The parent keys of puts in flight and of taken spans, each with the number of these."""
         return self._followed
 
     # ---- changes of entries, as `span_table` reports them

@@ -8,11 +8,14 @@ Owns which client may take spans, how many, and the spans that no Commit has nam
 
 Invariants: once a client was told of a span, the span is freed only after a scan, since the client may be writing it.
 All taken spans together have at most 1/TAKEN_SHARE of the ring's budget, except for a single one that a put waits for.
+The parent that a span is taken for stays until the span is removed. While a span that is taken in advance waits for
+room, the entry of the client's last Commit before it stays: the next put may continue it.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterator
 from typing import Final
 
@@ -24,7 +27,7 @@ from ...shm.layout import NAMESPACE_TAG_BYTES, span_bytes
 from .deadlines import Deadlines
 from .entries import SpanEntry
 from .outbox import StoreOutbox
-from .puts import PutProgress, PutTable
+from .puts import PutProgress, PutTable, Stage
 from .span_table import SpanTable
 
 TAKEN_SHARE: Final = 16
@@ -42,6 +45,8 @@ class TakenSpans:
         self._puts = puts
         self._spans: dict[int, dict[int, SpanEntry]] = {}
         self._due: Deadlines[Place] = Deadlines()
+        self._parents: dict[Place, bytes] = {}
+        self._last: dict[int, bytes] = {}
         self.size_bytes = 0
         """Total bytes of these spans."""
 
@@ -78,11 +83,22 @@ class TakenSpans:
                 f"may have {most} bytes, 1/{TAKEN_SHARE} of max_bytes. Put through the inbox, or raise max_bytes"
             )
         key = make_key(bytes(NAMESPACE_TAG_BYTES), hashlib.sha256(b"%d %d" % (client, request.id)).digest(), 0)
-        return messages.Commit(request.id, key, request.payload_bytes, 1, acks=False)
+        parent = self._last.get(client) if request.ahead else request.parent
+        return messages.Commit(request.id, key, request.payload_bytes, 1, acks=False, parent=parent)
+
+    def named_by(self, client: int, commit: messages.Commit) -> SpanEntry | None:
+        """Removes the span that a Commit names, and returns it. None if it names none, or the client does not have it.
+        The put's key is the client's last from now on."""
+        self._last[client] = commit.key
+        return None if commit.span is None else self.remove(client, commit.span)
 
     def give(self, put: PutProgress, entry: SpanEntry, now: float) -> None:
         """Ends the wait of a TakeSpan: tells the client its span."""
-        client, request = put.client, put.commit.id
+        client, request, parent = put.client, put.commit.id, put.commit.parent
+        if put.ahead:
+            self._unfollow(parent)
+        elif parent is not None:
+            self._parents[client, request] = parent
         self._puts.answered(put)
         self._puts.forget(put)
         self._spans.setdefault(client, {})[request] = entry
@@ -100,6 +116,7 @@ class TakenSpans:
         if not own:
             del self._spans[client]
         self._due.drop((client, request))
+        self._unfollow(self._parents.pop((client, request), None))
         self.size_bytes -= entry.span_bytes
         return entry
 
@@ -111,6 +128,7 @@ class TakenSpans:
 
     def client_left(self, client: int) -> None:
         """Revokes all spans of the client."""
+        self._last.pop(client, None)
         for request in list(self._spans.get(client, ())):
             self.take_back(client, request)
 
@@ -133,3 +151,11 @@ class TakenSpans:
         assert len(places) == len(self._due) and all(place in self._due for place in places)
         assert all(self._spans.values())
         assert self.size_bytes == sum(entry.span_bytes for entry in self)
+        assert self._parents.keys() <= places
+        named = [put.commit.parent for put in self._puts if put.stage is not Stage.ENDING]
+        expected = Counter(parent for parent in (*named, *self._parents.values()) if parent is not None)
+        assert expected == self._memory.sequences.followed, "a parent is kept for nothing, or not kept"
+
+    def _unfollow(self, parent: bytes | None) -> None:
+        if parent is not None:
+            self._memory.sequences.unfollow(parent)

@@ -142,6 +142,24 @@ def test_a_put_to_a_stopped_daemon_returns_and_is_stored_later() -> None:
         daemon.until(lambda s: s["store"]["puts_in_flight"] == 0, "the span that came too late to be given up")
 
 
+def test_a_put_that_waited_too_long_for_a_span_goes_through_the_inbox_and_asks_for_none() -> None:
+    with (
+        Daemon(ring_bytes=RING_BYTES) as daemon,
+        tensord.Client(daemon.start().socket, timeout_s=PATIENCE_S) as client,
+    ):
+        assert client.put(key(1), picture(1), wait=True).state == "stored"
+        in_place = client.link.puts._in_place
+        assert in_place is not None
+        daemon.pause()
+        try:
+            put = client.put(key(2), picture(2, 3 * IN_PLACE_BYTES))
+            assert not in_place.spans._asked
+        finally:
+            daemon.resume()
+        assert put.wait(PATIENCE_S).state == "stored"
+        assert not in_place.spans._given, "a span that came too late was kept"
+
+
 def test_a_child_of_a_fork_cannot_write_the_ring_of_its_parent() -> None:
     with Daemon(ring_bytes=RING_BYTES) as daemon, tensord.Client(daemon.start().socket) as client:
         assert client.put(key(1), picture(1), wait=True).state == "stored"

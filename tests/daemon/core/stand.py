@@ -394,8 +394,8 @@ class Stand:
         self.settle()
         return self.ended(client, request)
 
-    def take_span(self, client: int, request: int, payload_bytes: int = 64, *, ahead: bool = False) -> None:
-        self.send(client, messages.TakeSpan(request, payload_bytes, ahead))
+    def take_span(self, client: int, request: int, payload_bytes: int = 64, **more: Any) -> None:
+        self.send(client, messages.TakeSpan(request, payload_bytes, **more))
 
     def taken(self, client: int, request: int) -> messages.SpanTaken | None:
         """The span that a client was given; None if it was not."""

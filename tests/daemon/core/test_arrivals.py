@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from tensord.daemon.core.arrivals import HOLD_S
+from tensord.daemon.core.events import Tick
 from tensord.ipc import messages
 
 from .stand import SPAN, Make, Stand, key
@@ -86,6 +88,32 @@ def test_a_client_that_sends_the_first_byte_of_many_puts_takes_room_for_no_more_
     stand.settle()
     assert stand.ended(2, 100) == "stored"
     assert stand.store.status()["announced_bytes"] == 4000
+
+
+def test_a_put_is_admitted_while_its_client_waits_for_a_span(make: Make) -> None:
+    stand = make(64 * SPAN, announced_bytes_max=100, announced_uid_bytes_max=100)
+    for number in range(64):
+        stand.put(number)
+    stand.take_span(1, 1, 3000)
+    assert stand.scans == 1 and stand.taken(1, 1) is None, "the span waits for room"
+    stand.begin(1, 2, key(100), 3000)
+    assert stand.store.status()["announced_bytes"] == 2999
+    stand.now += 2 * HOLD_S
+    stand.do(Tick())
+    stand.settle()
+    stand.part(1, 2, 2999, last=True)
+    stand.settle()
+    assert stand.ended(1, 2) == "stored"
+    stand.check()
+
+
+def test_a_client_with_announced_bytes_gets_a_span_at_once(make: Make) -> None:
+    stand = make(64 * SPAN, announced_bytes_max=100, announced_uid_bytes_max=100)
+    stand.begin(1, 1, key(1), 200)
+    stand.take_span(1, 2)
+    stand.settle()
+    assert stand.taken(1, 2) is not None
+    stand.check()
 
 
 def test_a_put_too_large_to_be_announced_beside_others_gets_in_alone(make: Make) -> None:

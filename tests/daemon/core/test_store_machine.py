@@ -176,12 +176,13 @@ class AnyOrder(RuleBasedStateMachine):
     def put_is_sent(self, data: st.DataObject, number: int, cells: int, pieces: int) -> None:
         self.put(data, number, cells, 2, pieces)
 
-    @rule(data=st.data(), cells=st.integers(1, 9))
-    def client_takes_a_span(self, data: st.DataObject, cells: int) -> None:
+    @rule(data=st.data(), cells=st.integers(1, 9), parent=st.none() | NUMBERS, ahead=st.booleans())
+    def client_takes_a_span(self, data: st.DataObject, cells: int, parent: int | None, ahead: bool) -> None:
         client = self.some_client(data)
         self.requests += 1
         self.taken[client, self.requests] = (cells, None)
-        self.stand.take_span(client, self.requests, cells * 100)
+        name = None if parent is None else self.key(parent)
+        self.stand.take_span(client, self.requests, cells * 100, ahead=ahead, parent=name)
 
     @precondition(lambda self: self.taken)
     @rule(data=st.data())

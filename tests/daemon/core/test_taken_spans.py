@@ -299,3 +299,76 @@ def test_spans_that_wait_for_room_count_as_no_puts_of_their_client(make: Make) -
     stand.settle()
     assert stand.ended(1, 10) == "stored"
     stand.check()
+
+
+def test_the_parent_that_a_span_is_taken_for_stays_until_the_span_is_used(make: Make) -> None:
+    stand = make(4 * SPAN)
+    for number in range(1, 5):
+        stand.put(number)
+    stand.take_span(1, 1, parent=key(1))
+    stand.settle()
+    assert stand.stored() == {1, 3, 4}, "room was made of the oldest other entry"
+    for number in range(10, 14):
+        assert stand.put(number, client=2) == "stored"
+    assert 1 in stand.stored(), "it stays while the span is written"
+    stand.write(1, 1)
+    stand.put_span(1, 2, key(20), span=1, parent=key(1))
+    stand.settle()
+    assert stand.ended(1, 2) == "stored"
+    stand.check()
+
+
+def test_the_parent_of_a_returned_span_may_go(make: Make) -> None:
+    stand = make(4 * SPAN)
+    for number in range(1, 5):
+        stand.put(number)
+    stand.take_span(1, 1, parent=key(1))
+    stand.settle()
+    stand.send(1, messages.ReturnSpan(1))
+    for number in range(10, 14):
+        assert stand.put(number, client=2) == "stored"
+    assert 1 not in stand.stored()
+    stand.check()
+
+
+def test_a_span_for_a_child_of_a_parent_that_is_gone_is_given_and_its_commit_is_refused(make: Make) -> None:
+    stand = make(4 * SPAN)
+    stand.take_span(1, 1, parent=key(9))
+    stand.settle()
+    stand.write(1, 1)
+    stand.put_span(1, 2, key(1), span=1, parent=key(9))
+    stand.settle()
+    assert stand.ended(1, 2) == "ParentGone"
+    stand.check()
+
+
+def test_a_span_taken_in_advance_costs_its_client_no_last_put(make: Make) -> None:
+    stand = make(RING)
+    for number in range(64):
+        stand.put(number)
+        if number < 63:
+            stand.pin(number)
+    stand.take_span(1, 1, ahead=True)
+    stand.settle()
+    assert error_of(stand, 1, 1) == "StoreFull"
+    assert 63 in stand.stored(), "the next put may continue it"
+    stand.take_span(1, 2)
+    stand.settle()
+    assert stand.taken(1, 2) is not None, "a span for a put with no parent is worth it"
+    stand.check()
+
+
+def test_a_put_in_flight_when_its_client_asks_for_a_span_in_advance_stays_for_its_child(make: Make) -> None:
+    stand = make(RING)
+    take(stand)
+    for number in range(63):
+        stand.put(number)
+        stand.pin(number)
+    stand.put_span(1, 3, key(100), span=1)
+    stand.take_span(1, 2, ahead=True)
+    stand.settle()
+    assert stand.ended(1, 3) == "stored"
+    assert error_of(stand, 1, 2) == "StoreFull"
+    assert 100 in stand.stored()
+    assert not stand.store.memory.sequences.followed
+    stand.check()
