@@ -25,6 +25,7 @@
     │   └── Invalidated           the key is of a past generation of its namespace
     ├── Unavailable               no answer; reads are misses meanwhile
     │   ├── DaemonUnavailable     no daemon listens at the socket, or it ended
+    │   │   └── ProcessLimit      this process can open no file, or start no thread
     │   ├── SocketForbidden       the user may not connect to the socket
     │   └── TimedOut              no answer within the caller's timeout
     ├── ReferenceLost             the items of a reference are no longer stored: send their trees
@@ -162,6 +163,11 @@ class Unavailable(TensordError):
 
 class DaemonUnavailable(Unavailable):
     """No daemon listens at the socket, or the daemon ended."""
+
+
+class ProcessLimit(DaemonUnavailable):
+    """This process can open no file, or start no thread, so the daemon is out of its reach. The message names the
+    limit."""
 
 
 class SocketForbidden(Unavailable):
