@@ -14,7 +14,7 @@
     │   └── UnknownOrder          an acknowledgement or a reservation that the daemon does not know
     ├── Refusal                   the daemon refused; nothing changed, and no stored entry was lost
     │   ├── ObjectTooLarge        larger than the ring or than object_bytes_max
-    │   ├── StoreFull             no room: all stored entries are pinned or in flight
+    │   ├── StoreFull             no room: what is stored is pinned, in flight, or worth more
     │   ├── LimitReached          a configured limit is reached
     │   ├── UnderPressure         the tier is in emergency mode, and accepts puts again when that ends
     │   ├── BelowFloor            room could be made only by eviction below the queueing floor
@@ -122,7 +122,8 @@ class ObjectTooLarge(Refusal):
 
 
 class StoreFull(Refusal):
-    """No room: all stored entries are pinned or in flight."""
+    """No room: the stored entries are pinned, in flight, entries of uids within their shares, or likely to be used more
+    than the later blocks of a long sequence. The message says which."""
 
 
 class LimitReached(Refusal):
