@@ -4,7 +4,7 @@ Owns: the order of starting and stopping, and the signals. SIGTERM keeps the rin
 SIGINT, or the setting `drop`, removes them. SIGHUP reloads the configuration. Does not own the work of the actors.
 
 Invariant: the memory is opened before the sockets and closed after them, under the instance's lock. A reload applies
-all changed settings that need no restart, or none.
+all changed settings that need no restart, or none. A signal during the start is carried out after the start.
 """
 
 from __future__ import annotations
@@ -133,6 +133,9 @@ class _Daemon:
     async def run(self) -> None:
         config = self._config
         began = time.monotonic()
+        started: asyncio.Future[_Parts] = asyncio.get_running_loop().create_future()
+        # Before the sockets listen: whoever can connect takes the daemon for started, and may send signals.
+        self._catch_signals(started)
         memory = Segments.open(
             config.instance,
             config.ring_bytes,
@@ -147,7 +150,7 @@ class _Daemon:
             memory.former = last.document()
             with Sockets(config, self._activated) as sockets:
                 drop = False
-                await self._serve(memory, sockets, began)
+                await self._serve(memory, sockets, began, started)
         except BaseException as error:
             failure = error
             raise
@@ -157,7 +160,7 @@ class _Daemon:
             memory.close(drop=drop or self._drop)
             self._notifier.close()
 
-    async def _serve(self, memory: Segments, sockets: Sockets, began: float) -> None:
+    async def _serve(self, memory: Segments, sockets: Sockets, began: float, started: asyncio.Future[_Parts]) -> None:
         _warn_of_sizes(memory, self._config)
         policy = by_name(self._config.policy)
         ring_bytes = memory.superblock.limit_bytes
@@ -168,7 +171,7 @@ class _Daemon:
         sessions: set[Session] = set()
         listeners = self._listeners(memory, sockets, parts, documents, sessions)
         metrics = MetricsServer(sockets.metrics, documents.status, documents.health)
-        self._catch_signals(parts.store, parts.governor)
+        started.set_result(parts)
         serving = asyncio.create_task(parts.store.run())
         stalls.start()
         async with asyncio.TaskGroup() as tasks:
@@ -290,16 +293,21 @@ class _Daemon:
             Listener(sockets.status, "status_clients", self._quotas, serve_reader),
         ]
 
-    def _catch_signals(self, actor: StoreActor, governor: GovernorActor) -> None:
+    def _catch_signals(self, started: asyncio.Future[_Parts]) -> None:
+        """SIGHUP reloads the configuration once the parts are `started`."""
         loop = asyncio.get_running_loop()
 
         def stop(*, drop: bool) -> None:
             self._drop = self._drop or drop
             self._stop.set()
 
+        def reload(started: asyncio.Future[_Parts]) -> None:
+            parts = started.result()
+            self._reload(parts.store, parts.governor)
+
         loop.add_signal_handler(signal.SIGTERM, lambda: stop(drop=False))
         loop.add_signal_handler(signal.SIGINT, lambda: stop(drop=True))
-        loop.add_signal_handler(signal.SIGHUP, lambda: self._reload(actor, governor))
+        loop.add_signal_handler(signal.SIGHUP, started.add_done_callback, reload)
 
     def _reload(self, actor: StoreActor, governor: GovernorActor) -> None:
         self._notifier.send(notify.reloading())

@@ -6,6 +6,7 @@ protocol (`connection`).
 
 from __future__ import annotations
 
+import errno
 import grp
 import os
 import pwd
@@ -15,6 +16,7 @@ import struct
 from pathlib import Path
 
 from ..errors import BadConfiguration, DaemonUnavailable, SocketForbidden, TimedOut
+from .descriptors import no_descriptor
 from .places import CONTROL_NAME, SOCKET_PATH_BYTES_MAX
 
 
@@ -23,6 +25,7 @@ def connect(path: str | os.PathLike[str], timeout_s: float) -> socket.socket:
 
     Raises:
         DaemonUnavailable: no daemon listens at `path`.
+        ProcessLimit: this process can open no more files.
         SocketForbidden: this user may not connect.
         TimedOut: the daemon's backlog stayed full for `timeout_s`.
         BadConfiguration: `path` is too long for a Unix socket.
@@ -37,9 +40,11 @@ def connect(path: str | os.PathLike[str], timeout_s: float) -> socket.socket:
     try:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     except OSError as error:
+        if error.errno == errno.EMFILE:
+            raise no_descriptor() from None
         raise DaemonUnavailable(
-            f"cannot create a socket to connect to the daemon at {where} ({error.strerror}): close files, or raise "
-            "the limit on open files (`ulimit -n`)"
+            f"cannot create a socket to connect to the daemon at {where} ({error.strerror}): free memory and files of "
+            "this host"
         ) from None
     try:
         # A non-blocking connect fails at once if the backlog is full. A blocking connect waits for as long as the

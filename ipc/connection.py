@@ -20,6 +20,7 @@ from ..errors import (
     DaemonUnavailable,
     LimitReached,
     MessageTooLarge,
+    ProcessLimit,
     ProtocolError,
     UsageError,
     VersionMismatch,
@@ -49,6 +50,8 @@ from .states import (
 FDS_MAX: Final = 8
 """The most descriptors that may wait for the message that declares them, and the most in one sendmsg call."""
 
+Cut = ProtocolError | ProcessLimit | None
+"""The error of a read that lost descriptors."""
 Delivery = tuple[Any, tuple[int, ...]]
 """A message and its descriptors. The receiver of the message owns the descriptors."""
 
@@ -60,7 +63,7 @@ class Arrival:
     messages: list[Delivery] = field(default_factory=list)
     discarded: list[int] = field(default_factory=list)  # descriptors that the caller closes
     replies: bytearray = field(default_factory=bytearray)  # bytes to send to the peer before anything else
-    failure: ProtocolError | None = None  # if set, the connection is CLOSED: send `replies`, then close the socket
+    failure: Cut = None  # if set, the connection is CLOSED: send `replies`, then close the socket
 
 
 class Connection:
@@ -88,6 +91,7 @@ class Connection:
         self._parts_due: set[int] = set()  # ids of commits that miss their last part
         self._watched = False  # a Watch came, so that Events are allowed
         self._fds: deque[int] = deque()
+        self._cut: Cut = None
 
     @classmethod
     def control_server(cls, limits: ClientLimits) -> Connection:
@@ -116,7 +120,7 @@ class Connection:
 
     # ---- what comes in
 
-    def receive_data(self, data: bytes, fds: Sequence[int] = (), cut: ProtocolError | None = None) -> Arrival:
+    def receive_data(self, data: bytes, fds: Sequence[int] = (), cut: Cut = None) -> Arrival:
         """Processes the result of one read. `cut`: the error of a read that lost descriptors.
 
         An error of the peer is not raised: it is in `Arrival.failure`.
@@ -129,17 +133,18 @@ class Connection:
             arrival.discarded += self.close()
         return arrival
 
-    def _read(self, data: bytes, cut: ProtocolError | None, arrival: Arrival) -> None:
+    def _read(self, data: bytes, cut: Cut, arrival: Arrival) -> None:
+        self._cut = cut
         try:
             for found in self._reader.feed(data):
                 self._take(found, arrival)
             self._refuse_undeclared()
             if cut is not None:
                 raise cut
-        except ProtocolError as failure:
+        except (ProtocolError, ProcessLimit) as failure:
             self._fail(failure, arrival)
 
-    def _fail(self, failure: ProtocolError, arrival: Arrival) -> None:
+    def _fail(self, failure: ProtocolError | ProcessLimit, arrival: Arrival) -> None:
         """Ends the connection for an error of the peer. A server sends the peer the error."""
         arrival.failure = failure
         arrival.discarded += self.close()
@@ -203,7 +208,7 @@ class Connection:
 
     def _fds_for(self, name: str, count: int) -> tuple[int, ...]:
         if count > len(self._fds):
-            raise ProtocolError(
+            raise self._cut or ProtocolError(
                 f"{name} declares {count} descriptors, {len(self._fds)} came with it: send them in the same "
                 "sendmsg call as the message's first byte"
             )

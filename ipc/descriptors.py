@@ -10,13 +10,15 @@ call that sends them, and the kernel ends a read after bytes that came with desc
 from __future__ import annotations
 
 import array
+import errno
 import os
+import resource
 import socket
 from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
-from ..errors import LimitReached, ProtocolError
+from ..errors import DaemonUnavailable, LimitReached, ProcessLimit, ProtocolError
 from .connection import FDS_MAX
 
 READ_BYTES: Final = 32_768
@@ -31,7 +33,7 @@ class Chunk(NamedTuple):
 
     data: bytes
     fds: Sequence[int]
-    cut: ProtocolError | None  # set if descriptors of this read were lost
+    cut: ProtocolError | ProcessLimit | None  # set if descriptors of this read were lost
 
 
 def read(sock: socket.socket, most_bytes: int = READ_BYTES) -> Chunk:
@@ -39,17 +41,33 @@ def read(sock: socket.socket, most_bytes: int = READ_BYTES) -> Chunk:
     data, ancillary, flags, _ = sock.recvmsg(most_bytes, _ANCILLARY_BYTES, _FLAGS)
     if not ancillary and not flags & socket.MSG_CTRUNC:
         return Chunk(data, (), None)
+    cut: ProtocolError | ProcessLimit | None = None
     fds = array.array("i")
     for level, kind, content in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             fds.frombytes(content[: len(content) - len(content) % _ITEM_BYTES])
-    cut = None
     if flags & socket.MSG_CTRUNC:
-        cut = ProtocolError(
-            f"descriptors were lost: more than {FDS_MAX} came in one call, or this process has reached its limit on "
-            "open files (RLIMIT_NOFILE)"
+        # The kernel drops those that the buffer has no room for, and those that this process may not open.
+        cut = (
+            no_descriptor()
+            if len(fds) < FDS_MAX
+            else ProtocolError(f"descriptors were lost: more than {FDS_MAX} came in one call")
         )
     return Chunk(data, fds.tolist(), cut)
+
+
+def no_descriptor() -> ProcessLimit:
+    """The error of this process when it can open no more files."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return ProcessLimit(
+        f"process {os.getpid()} has no file descriptor left: its limit is {limit} (RLIMIT_NOFILE). Close files, or "
+        "raise the limit (`ulimit -n`)"
+    )
+
+
+def unreachable(error: OSError) -> DaemonUnavailable:
+    """The error of a client that cannot take what the daemon sends."""
+    return no_descriptor() if error.errno == errno.EMFILE else DaemonUnavailable(str(error))
 
 
 def write(sock: socket.socket, data: bytes | bytearray | memoryview, fds: Sequence[int]) -> int:

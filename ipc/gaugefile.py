@@ -34,6 +34,7 @@ but hardly more than twice as much."""
 USED_WANTS: Final = f"{SIZE_WANTS}, or a share of TOTAL such as 75%"
 
 _SHARE = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)%")
+_FRACTION = re.compile(r"[0-9]{1,9}\.[0-9]{1,9}")
 _SHOWN_CHARS_MAX = 64
 
 
@@ -128,7 +129,8 @@ def _reading(number: int, used: str, total: str) -> tuple[int, int]:
     if share is not None:
         used_bytes = round(Decimal(share[1]) * total_bytes / 100)
     else:
-        used_bytes = _size(number, "USED", used, USED_WANTS)
+        meant = f"; a share of {used} is {float(used) * 100:.9g}%" if _FRACTION.fullmatch(used) else ""
+        used_bytes = _size(number, "USED", used, USED_WANTS + meant)
     most = min(OVERFULL_MAX * total_bytes, SIZE_BYTES_MAX)
     if used_bytes > most:
         _refuse(number, "USED", used, f"{most} bytes at most, for a TOTAL of {total}")

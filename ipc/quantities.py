@@ -25,13 +25,15 @@ _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(us|ms|s|m|h|d)")
 
 
 def read_size(given: object) -> int:
-    """The bytes of a number or of a text such as "4GiB". Raises ValueError."""
+    """The bytes of a number or of a text such as "4GiB". Raises ValueError, also for a fraction of a byte."""
     if isinstance(given, int) and not isinstance(given, bool):
         return given
     match = _SIZE.fullmatch(str(given).strip())
     if match is None or match[2].upper() not in _BYTES:
         raise ValueError(f"{given!r} is not {SIZE_WANTS}")
     unit_bytes = _BYTES[match[2].upper()]
+    if unit_bytes == 1 and "." in match[1]:
+        raise ValueError(f"{given!r} is a fraction of a byte; wanted: {SIZE_WANTS}")
     return round(float(match[1]) * unit_bytes) if "." in match[1] else int(match[1]) * unit_bytes
 
 

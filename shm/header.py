@@ -41,6 +41,7 @@ NDIM_MAX: Final = 64
 INLINE_BYTES_MAX: Final = 256
 INT_MIN: Final = -(1 << 63)
 INT_MAX: Final = (1 << 64) - 1
+INT_RANGE: Final = "the range from -2**63 to 2**64 - 1"
 
 _TOKENS: Final = frozenset({type(None), bool, int, float, str, bytes})
 _BYTE: Final[DType] = np.dtype(np.uint8)

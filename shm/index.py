@@ -376,8 +376,13 @@ class IndexWriter:
 
 def bad_key(key: object) -> BadKey:
     """The error for a value that is not a key."""
-    size = f"{len(key)} bytes" if isinstance(key, (bytes, bytearray, memoryview)) else type(key).__name__
-    return BadKey(f"a key is {KEY_BYTES} bytes, as Namespace.key() makes them; this one is {size}")
+    if isinstance(key, memoryview) and (key.ndim != 1 or key.format != "B"):
+        found = f"a memoryview of shape {key.shape} and format {key.format!r}; bytes(key) makes bytes of it"
+    elif isinstance(key, (bytes, bytearray, memoryview)):
+        found = f"{len(key)} bytes"
+    else:
+        found = type(key).__name__
+    return BadKey(f"a key is {KEY_BYTES} bytes, as Namespace.key() makes them; this one is {found}")
 
 
 def _second_bucket(first: int, second: int, mask: int) -> int:

@@ -146,9 +146,7 @@ class _Encoder:
             self._tokens.append(node)
         elif kind is int:
             if not form.INT_MIN <= node <= form.INT_MAX:
-                raise UnsupportedLeaf(
-                    f"{self._where()} is an int of {node.bit_length()} bits, the limit is 64; pass it as str or bytes"
-                )
+                raise UnsupportedLeaf(f"{self._where()} is an int out of {form.INT_RANGE}; pass it as str or bytes")
             self._tokens += (form.INT, node)
         elif kind is str or kind is bytes:
             self._text(node)
@@ -196,7 +194,7 @@ class _Encoder:
         if type(key) not in (str, int, bytes) or (type(key) is int and not form.INT_MIN <= key <= form.INT_MAX):
             raise UnsupportedLeaf(
                 f"{self._where()} has the key {reprlib.repr(key)} of type {type(key).__name__}; "
-                "keys are str, bytes, or int of 64 bits"
+                f"keys are str, bytes, or int in {form.INT_RANGE}"
             )
         self._tokens.append(key)
 

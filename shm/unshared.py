@@ -7,15 +7,17 @@ child maps the same file privately at the same address: it reads the file's byte
 The mappings lie in a range of addresses in which the kernel places nothing on its own, so that the child's range is
 free. `make_private` makes a mapping of this process private.
 
-Invariants: arrays over the memory stay valid at their addresses, in the parent and in every child.
+Invariants: arrays over the memory stay valid at their addresses, in the parent and in every child. A mapping ends with
+its last array, even if a signal handler raises an exception at that moment: the interpreter calls C functions only.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
-from typing import Any, Final
-from weakref import finalize
+from functools import partial
+from typing import Any, Final, NamedTuple
+from weakref import ref
 
 _PROT_READ_WRITE: Final = 3
 _MAP_SHARED, _MAP_PRIVATE, _MAP_FIXED_NOREPLACE = 1, 2, 0x100000
@@ -34,10 +36,35 @@ _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 _libc.mremap.restype = ctypes.c_void_p
 _libc.mremap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p]
 _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+_libc.close.argtypes = [ctypes.c_int]
 
-_mapped: dict[int, tuple[int, int, int]] = {}
-"""By address: the size in bytes, a descriptor of the file, and the pid of the process that mapped it. The descriptor is
--1 if the mapping is private."""
+
+class _End(ref[Any]):
+    """A weak reference to the memory of a mapping. Its callback is a C function with all of its arguments bound.
+
+    Python code as a callback could be interrupted by a signal handler's exception, and the mapping would stay for ever.
+    The interpreter passes the reference itself as the last argument. `munmap` and `close` of C ignore it.
+    """
+
+    __slots__ = ()
+    _as_parameter_: Final = 0
+    """What ctypes passes for the reference."""
+
+
+class _Mapping(NamedTuple):
+    size_bytes: int
+    fd: int
+    """A descriptor of the file; -1 if the mapping is private."""
+    process: int
+    """The pid of the process that mapped it."""
+    ends: tuple[_End, ...] = ()
+    """What happens once the memory is collected."""
+    close: _End | None = None
+    """Closes `fd` once the memory is collected."""
+
+
+_mapped: dict[int, _Mapping] = {}
+"""By address."""
 _place = _FIRST_PLACE
 
 
@@ -61,14 +88,13 @@ class Unshared:
         except OSError:
             os.close(own_fd)
             raise
-        _mapped[self.address] = size_bytes, own_fd, os.getpid()
         if _libc.madvise(self.address, size_bytes, _MADV_DONTFORK):
             error = _last_error()
-            _unmap(self.address)
+            _libc.munmap(self.address, size_bytes)
+            os.close(own_fd)
             raise error
         self.memory: Any = (ctypes.c_ubyte * size_bytes).from_address(self.address)
-        # Not at interpreter exit, when arrays may still be written.
-        finalize(self.memory, _unmap, self.address).atexit = False
+        _mapped[self.address] = _ending(self.memory, self.address, size_bytes, own_fd)
 
     def make_private(self) -> None:
         """Makes later writes visible only to this process and its children. Arrays stay valid at their addresses.
@@ -79,7 +105,8 @@ class Unshared:
             OSError: there is not enough memory. The mapping is shared as before.
         """
         address = self.address
-        size_bytes, fd, process = _mapped[address]
+        mapping = _mapped[address]
+        size_bytes, fd = mapping.size_bytes, mapping.fd
         if fd < 0:
             return
         # Maps the file at another address first. If that fails, the present mapping is intact.
@@ -91,7 +118,7 @@ class Unshared:
             raise error
         # SYNC POINT: after the mapping is replaced. If a fork happens in between, the child finds the address taken and
         # keeps the mapping there.
-        _mapped[address] = size_bytes, -1, process
+        _mapped[address] = mapping._replace(fd=-1, close=None)
         os.close(fd)
 
 
@@ -102,8 +129,9 @@ def after_fork_in_child() -> None:
     Mappings that this process made itself stay as they are.
     """
     here = os.getpid()
-    for address, (size_bytes, fd, process) in list(_mapped.items()):
-        if process == here or fd < 0:
+    for address, mapping in list(_mapped.items()):
+        size_bytes, fd = mapping.size_bytes, mapping.fd
+        if mapping.process == here or fd < 0:
             continue
         try:
             found = _map(address, size_bytes, _MAP_PRIVATE | _MAP_FIXED_NOREPLACE, fd)
@@ -111,7 +139,7 @@ def after_fork_in_child() -> None:
             found = None
         if found == address:
             # Children of this child inherit the private mapping, so nothing needs the file any more.
-            _mapped[address] = size_bytes, -1, here
+            _mapped[address] = mapping._replace(fd=-1, process=here, close=None)
         else:
             # Another mapping has this address. This module must not unmap it.
             del _mapped[address]
@@ -135,12 +163,14 @@ def _map(address: int | None, size_bytes: int, flags: int, fd: int) -> int:
     return found
 
 
-def _unmap(address: int) -> None:
-    size_bytes, fd, _ = _mapped.pop(address, (0, -1, 0))
-    if size_bytes:
-        _libc.munmap(address, size_bytes)
-    if fd >= 0:
-        os.close(fd)
+def _ending(memory: Any, address: int, size_bytes: int, fd: int) -> _Mapping:
+    """A mapping whose account, range and descriptor end with `memory`."""
+    # SYNC POINT: the interpreter calls the last callback first. The account goes before the range, because another
+    # thread may map the same range at once.
+    close = _End(memory, partial(_libc.close, fd))
+    unmap = _End(memory, partial(_libc.munmap, address, size_bytes))
+    forget = _End(memory, partial(_mapped.pop, address))
+    return _Mapping(size_bytes, fd, os.getpid(), (unmap, forget), close)
 
 
 def _last_error() -> OSError:

@@ -14,7 +14,7 @@
     │   └── UnknownOrder          an acknowledgement or a reservation that the daemon does not know
     ├── Refusal                   the daemon refused; nothing changed, and no stored entry was lost
     │   ├── ObjectTooLarge        larger than the ring or than object_bytes_max
-    │   ├── StoreFull             no room: all stored entries are pinned or in flight
+    │   ├── StoreFull             no room: what is stored is pinned, in flight, or worth more
     │   ├── LimitReached          a configured limit is reached
     │   ├── UnderPressure         the tier is in emergency mode, and accepts puts again when that ends
     │   ├── BelowFloor            room could be made only by eviction below the queueing floor
@@ -25,6 +25,7 @@
     │   └── Invalidated           the key is of a past generation of its namespace
     ├── Unavailable               no answer; reads are misses meanwhile
     │   ├── DaemonUnavailable     no daemon listens at the socket, or it ended
+    │   │   └── ProcessLimit      this process can open no file, or start no thread
     │   ├── SocketForbidden       the user may not connect to the socket
     │   └── TimedOut              no answer within the caller's timeout
     ├── ReferenceLost             the items of a reference are no longer stored: send their trees
@@ -121,7 +122,8 @@ class ObjectTooLarge(Refusal):
 
 
 class StoreFull(Refusal):
-    """No room: all stored entries are pinned or in flight."""
+    """No room: the stored entries are pinned, in flight, entries of uids within their shares, or likely to be used more
+    than the later blocks of a long sequence. The message says which."""
 
 
 class LimitReached(Refusal):
@@ -162,6 +164,11 @@ class Unavailable(TensordError):
 
 class DaemonUnavailable(Unavailable):
     """No daemon listens at the socket, or the daemon ended."""
+
+
+class ProcessLimit(DaemonUnavailable):
+    """This process can open no file, or start no thread, so the daemon is out of its reach. The message names the
+    limit."""
 
 
 class SocketForbidden(Unavailable):

@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 import threading
 
-from ...errors import DaemonUnavailable, TensordError
+from ...errors import TensordError
+from ...ipc.descriptors import unreachable
 
 _log = logging.getLogger("tensord")
 _not_warned = threading.Lock()
@@ -18,7 +19,7 @@ _not_warned = threading.Lock()
 
 def absence(error: TensordError | OSError, *, warn: bool) -> TensordError:
     """The reason why there is no daemon. With `warn`, logs it if this process has not logged one yet."""
-    why = error if isinstance(error, TensordError) else DaemonUnavailable(str(error))
+    why = error if isinstance(error, TensordError) else unreachable(error)
     if warn and _not_warned.acquire(blocking=False):
         _log.warning("%s. Until a daemon answers, every lookup is a miss and nothing is stored", why)
     return why

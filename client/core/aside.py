@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import _thread
 import os
+import resource
 import sys
 import threading
 from collections.abc import Callable
@@ -22,7 +23,7 @@ from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Any, Final, TypeVar
 
-from ...errors import DaemonUnavailable
+from ...errors import DaemonUnavailable, ProcessLimit
 
 Result = TypeVar("Result")
 _IDLE_MAX: Final = 2
@@ -84,6 +85,23 @@ def aside(work: Callable[[], Result]) -> Result:
         # An error's traceback refers to this frame: without this there is a cycle, which keeps the caller's payload
         # alive.
         del task
+
+
+def begin(thread: threading.Thread) -> None:
+    """Starts a thread.
+
+    Raises:
+        ProcessLimit: this process can start no more threads.
+    """
+    try:
+        aside(thread.start)
+    except (RuntimeError, MemoryError):
+        limit, _ = resource.getrlimit(resource.RLIMIT_NPROC)
+        most = "none" if limit == resource.RLIM_INFINITY else str(limit)
+        raise ProcessLimit(
+            f"process {os.getpid()} can start no thread: its user's limit is {most} (RLIMIT_NPROC), and its cgroup and "
+            "its memory have limits too. End threads, or raise the limit (`ulimit -u`, TasksMax of a service)"
+        ) from None
 
 
 def _have_threads() -> None:

@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, Protocol, Self
 
-from ...errors import Refusal, Unavailable, UsageError
+from ...errors import ProcessLimit, Refusal, Unavailable, UsageError
 from ...ipc import messages
 from ...ipc.modes import Mode, Tier
-from .aside import aside
+from .aside import aside, begin
 from .fields import check_name
 from .link import SAY_S, Connected, Link
 from .listeners import ListenerMessage
@@ -150,10 +150,15 @@ class GovernorListener:
 
     def _listen(self, subscription: Subscription) -> None:
         with self._lock:
-            self._subscriptions = (*self._subscriptions, subscription)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="tensord-modes", daemon=True)
-                self._thread.start()
+            before, self._subscriptions = self._subscriptions, (*self._subscriptions, subscription)
+            if self._thread is not None:
+                return
+            self._thread = threading.Thread(target=self._run, name="tensord-modes", daemon=True)
+            try:
+                begin(self._thread)
+            except ProcessLimit:
+                self._thread, self._subscriptions = None, before
+                raise
 
     def subscribe(self, timeout_s: float) -> None:
         """Subscribes to modes on this connection and all later ones, and waits for the current state.

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from msgspec.structs import replace
 
 from ...errors import DaemonUnavailable, Invalidated, LimitReached, TensordError, Unavailable
 from ...ipc import messages
+from ...ipc.blocking import BlockingChannel
 from ...shm.layout import NAMESPACE_TAG_BYTES
 from .inbox import Region
 from .inboxes import Inboxes
@@ -225,3 +226,14 @@ class PutsInFlight:
 
 def state_for(error: TensordError) -> PutState:
     return "lost" if isinstance(error, Unavailable) else "refused"
+
+
+def send_on(
+    channel: BlockingChannel,
+    timeout_s: float,
+    *sent: messages.Message,
+    fds: Sequence[int] = (),
+    connected: object = None,
+) -> None:
+    """`Link.send` on a channel that is not attached yet."""
+    channel.send(*sent, fds=fds, timeout_s=timeout_s)

@@ -14,6 +14,7 @@ retired inbox, because they cannot change.
 
 from __future__ import annotations
 
+import errno
 import threading
 import time
 from collections.abc import Callable
@@ -21,10 +22,19 @@ from contextlib import suppress
 from functools import partial
 from typing import Final
 
-from ...errors import DaemonUnavailable, NotEnoughMemory, ObjectTooLarge, TensordError, TimedOut, Unavailable
+from ...errors import (
+    DaemonUnavailable,
+    NotEnoughMemory,
+    ObjectTooLarge,
+    ProcessLimit,
+    TensordError,
+    TimedOut,
+    Unavailable,
+)
 from ...ipc import messages
+from ...ipc.descriptors import no_descriptor
 from ...shm.layout import ALIGN_BYTES, aligned
-from .aside import aside
+from .aside import aside, begin
 from .inbox import Inbox, Region
 
 START_BYTES: Final = 1 << 20
@@ -55,7 +65,7 @@ class Inboxes:
         needed.
 
         Raises:
-            DaemonUnavailable, NotEnoughMemory: there is no inbox, and none can be created.
+            DaemonUnavailable, NotEnoughMemory, ProcessLimit: there is no inbox, and none can be created.
         """
         inbox, connected = self.current, self._connection()
         if (
@@ -75,6 +85,8 @@ class Inboxes:
             if inbox.size_bytes < wanted and self._may_grow():
                 try:
                     return self._make(wanted)
+                except ProcessLimit:
+                    pass  # the inbox stays as large as it is
                 except TensordError as error:
                     # A put that is larger than the inbox is streamed through it, which needs a daemon.
                     if isinstance(error, Unavailable) and aligned(size_bytes) > inbox.size_bytes:
@@ -158,7 +170,9 @@ class Inboxes:
         inbox = self._asked.pop(request, None)
         if inbox is not None and not inbox.prefaulted:
             inbox.prefaulted = True
-            threading.Thread(target=inbox.prefault, name="tensord-prefault", daemon=True).start()
+            # Without a thread, the pages are faulted in by the puts.
+            with suppress(ProcessLimit):
+                begin(threading.Thread(target=inbox.prefault, name="tensord-prefault", daemon=True))
 
     def refused(self, request: int, error: TensordError) -> Inbox | None:
         """The daemon refused an inbox: closes it. If it was the current one, the largest that is left becomes current.
@@ -265,6 +279,8 @@ class Inboxes:
         try:
             inbox = Inbox(size_bytes, self._next_id())
         except OSError as error:
+            if error.errno == errno.EMFILE:
+                raise no_descriptor() from None
             raise NotEnoughMemory(f"no inbox of {size_bytes} bytes can be made: {error}") from error
         self._all[inbox.number] = inbox
         before, self.current = self.current, inbox

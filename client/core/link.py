@@ -23,7 +23,7 @@ from typing import Any, Final
 
 from tensord import __version__
 
-from ...errors import DaemonUnavailable, TensordError, TimedOut
+from ...errors import DaemonUnavailable, ProcessLimit, TensordError, TimedOut
 from ...ipc import messages
 from ...ipc.blocking import BlockingChannel
 from ...ipc.schema import PROTOCOL_VERSION, ClientLimits
@@ -32,9 +32,9 @@ from ...shm.lanes import Lane
 from . import forks
 from .absence import absence
 from .answers import Answers, PendingRequest, settle
-from .aside import aside
+from .aside import aside, begin
 from .held_claims import HeldClaims
-from .in_flight import WENT
+from .in_flight import WENT, send_on
 from .listeners import Connected as Connected
 from .listeners import ListenerMessage, Listeners
 from .puts import PutSender
@@ -106,8 +106,14 @@ class Link:
         with self._lock:
             if self._thread is None and not self._stopping.is_set():
                 self._tried.clear()
-                (thread := threading.Thread(target=self._run, name="tensord-link", daemon=True)).start()
-                self._thread = thread
+                thread = threading.Thread(target=self._run, name="tensord-link", daemon=True)
+                try:
+                    begin(thread)
+                    self._thread = thread
+                except ProcessLimit as error:
+                    # As without a daemon. The next call tries again.
+                    self.error = error
+                    self._tried.set()
 
     def close(self) -> None:
         """Ends the connection. Views of leases stay valid, and their pins stay. While the interpreter ends, nothing is
@@ -257,7 +263,7 @@ class Link:
                     # channel.
                     self.puts.disconnected()
                 # Before other threads may send: a Commit that came before its inbox would be refused.
-                self.puts.in_flight.send_again(partial(_send_on, channel), channel)
+                self.puts.in_flight.send_again(partial(send_on, channel, _SEND_S), channel)
                 self.puts.in_flight.why_lost = WENT
                 self.listeners.connect(self._attached)
                 self._serve(channel)
@@ -391,10 +397,3 @@ class Link:
         self.answers.fail_all(self.error or DaemonUnavailable(f"the connection to the daemon at {self.path} ended"))
         self.listeners.tell(lambda listener: listener.detached())
         self.puts.disconnected()
-
-
-def _send_on(
-    channel: BlockingChannel, *sent: messages.Message, fds: Sequence[int] = (), connected: object = None
-) -> None:
-    """`Link.send` on a channel that is not attached yet."""
-    channel.send(*sent, fds=fds, timeout_s=_SEND_S)

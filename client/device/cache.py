@@ -46,6 +46,7 @@ class DeviceCache:
 
     Raises:
         UsageError: the client has an open cache of this device already, or a value is out of its range.
+        ProcessLimit: this process can start no thread for the moves.
 
     Example:
         >>> import tempfile

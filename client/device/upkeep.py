@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ...errors import DaemonUnavailable, Unavailable
 from ...ipc import messages
 from ..core import requests
-from ..core.aside import aside
+from ..core.aside import aside, begin
 from ..core.link import Connected, Link
 from ..core.listeners import ListenerMessage
 from ..core.waiting import LockEvent
@@ -91,7 +91,7 @@ class Upkeep:
     def start(self) -> None:
         """Starts the thread and listens to the link."""
         self._thread = threading.Thread(target=self._run, name=f"tensord-device-{self.device.name}", daemon=True)
-        aside(self._thread.start)
+        begin(self._thread)
         self._link.listeners.add(self)
         self._governor.watch()
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import tensord
-from tensord.errors import BadKey, ObjectTooLarge, TimedOut, UnsupportedLeaf, UsageError
+from tensord.errors import BadKey, LimitReached, ObjectTooLarge, TimedOut, UnsupportedLeaf, UsageError
 from tensord.ipc import messages
 
 from ..daemon_process import MIB, PATIENCE_S, Daemon
@@ -134,3 +134,24 @@ def test_a_batch_of_numpy_views_is_what_it_was_at_the_call(daemon: Daemon) -> No
             assert put.wait(30).state == "stored"
             lease = client.get(key(number))
             assert lease is not None and np.array_equal(lease.tree, before[number])
+
+
+def test_a_daemon_that_does_not_answer_gets_as_many_puts_as_may_be_in_flight_and_the_others_are_refused() -> None:
+    with Daemon(limits_commits_in_flight_max=5) as daemon, daemon.start().client() as client:
+        client.put(key(0), payload(0, 4096), wait=True)
+        daemon.pause()
+        puts = client.put_many(items(range(1, 9)), timeout_s=0.2)
+        assert states(puts) == ["sent"] * 5 + ["refused"] * 3
+        assert all(isinstance(put.error, LimitReached) for put in puts[5:])
+        daemon.resume()
+        assert [put.wait(PATIENCE_S).state for put in puts[:5]] == ["stored"] * 5
+
+
+def test_a_daemon_that_does_not_answer_gets_as_many_puts_as_the_inbox_has_room_for_and_the_others_are_lost() -> None:
+    with Daemon(limits_inbox_bytes_max=MIB) as daemon, daemon.start().client() as client:
+        client.put(key(0), payload(0, 4096), wait=True)
+        daemon.pause()
+        puts = client.put_many(items(range(1, 9), MIB // 4), timeout_s=0.2)
+        assert set(states(puts)) == {"sent", "lost"}
+        assert all(isinstance(put.error, TimedOut) for put in puts if put.state == "lost")
+        daemon.resume()

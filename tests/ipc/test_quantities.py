@@ -22,6 +22,13 @@ def test_an_invalid_size_is_refused_with_its_text_and_the_format(text: str) -> N
     assert SIZE_WANTS in str(refused.value)
 
 
+@pytest.mark.parametrize("given_", ["0.97", "1.5B", 1.5, "2.0"])
+def test_a_fraction_of_a_byte_is_refused(given_: object) -> None:
+    with pytest.raises(ValueError, match="is a fraction of a byte; wanted: a size in bytes"):
+        read_size(given_)
+    assert read_size("1.5KiB") == 1536
+
+
 @pytest.mark.parametrize("text", ["soon", "-5s", "5y", ""])
 def test_an_invalid_duration_is_refused_with_its_text_and_the_format(text: str) -> None:
     with pytest.raises(ValueError, match="is not a duration") as refused:

@@ -353,6 +353,12 @@ def test_an_object_that_is_not_a_key_is_refused_by_name(bad: object) -> None:
         reader.find(cast(bytes, bad))
 
 
+def test_a_memoryview_that_is_not_a_key_is_described_by_its_shape() -> None:
+    _, reader = index_over(2)
+    with pytest.raises(BadKey, match=r"shape \(4, 9\) and format 'B'; bytes\(key\) makes bytes of it"):
+        reader.find(cast(bytes, memoryview(bytes(36)).cast("B", (4, 9))))
+
+
 def test_a_step_out_of_turn_is_a_programmers_error() -> None:
     writer, _ = index_over(1)
     slot = writer.reserve(key(1), 1, 0, 1, 1)

@@ -15,6 +15,7 @@ import pytest
 from tensord.shm import unshared
 from tensord.shm.unshared import Unshared
 
+from ..interruptions import interrupt
 from ..memory_bench import memory_file
 
 SIZE_BYTES = 1 << 16
@@ -95,6 +96,44 @@ def test_a_mapping_ends_with_its_last_array_in_parent_and_child() -> None:
     assert address not in unshared._mapped
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("private", [False, True])
+@pytest.mark.parametrize("cyclic", [False, True])
+def test_a_signal_handlers_exception_at_no_instruction_keeps_a_mapping_or_its_descriptor(
+    private: bool, cyclic: bool
+) -> None:
+    fd = memory_file(SIZE_BYTES)
+    descriptors = len(os.listdir("/proc/self/fd"))
+
+    def held() -> tuple[int, list[object]]:
+        mapped = Unshared(fd, SIZE_BYTES)
+        if private:
+            mapped.make_private()
+        held: list[object] = [np.ndarray((8,), np.uint8, mapped.memory)]
+        if cyclic:
+            held.append(held)
+        return mapped.address, held
+
+    for number in range(1000):
+        address, arrays = held()
+        holder = [arrays]
+        del arrays
+
+        def drop(holder: list[list[object]] = holder) -> None:
+            holder.clear()
+            gc.collect()
+
+        place = interrupt(number, drop)
+        drop()
+        assert not is_mapped(address), place
+        assert address not in unshared._mapped, place
+        assert len(os.listdir("/proc/self/fd")) == descriptors, place
+        if not place:
+            break
+    assert not place
+    os.close(fd)
+
+
 def test_a_child_leaves_alone_what_came_to_lie_in_its_place() -> None:
     fd = memory_file(SIZE_BYTES)
     mapped = Unshared(fd, SIZE_BYTES)
@@ -120,7 +159,7 @@ def test_a_child_leaves_alone_what_came_to_lie_in_its_place() -> None:
 def test_a_child_keeps_no_descriptor_of_it_which_its_program_may_close() -> None:
     fd = memory_file(SIZE_BYTES)
     mapped = Unshared(fd, SIZE_BYTES)
-    own_fd = unshared._mapped[mapped.address][1]
+    own_fd = unshared._mapped[mapped.address].fd
     os.close(fd)
 
     def taken() -> bool:

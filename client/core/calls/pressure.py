@@ -35,6 +35,7 @@ class PressureCalls(ClientBase):
 
         Raises:
             UsageError: `callback` is no function, or `gauge` no valid name of a gauge.
+            ProcessLimit: this process can start no thread for the callbacks.
         """
         self._attach()
         return self._governor.on_mode(callback, gauge, self._timeout_s)

@@ -104,7 +104,9 @@ class PutCalls(ClientBase):
             timeout_s: seconds to wait for room in the inbox and, with `wait`, for the daemon; for all puts together.
 
         Returns:
-            The puts, in the order of `items`. Each has its own state: one may be refused while others are stored.
+            The puts, in the order of `items`. Each has its own state: one may be refused while others are stored. If
+            the daemon does not answer, at most commits_in_flight_max puts are sent, and stay "sent". Once `timeout_s`
+            is over, each further put ends: "refused" with LimitReached, or "lost" with TimedOut if the inbox is full.
 
         Raises:
             BadKey, UnsupportedLeaf, UsageError: as for `put`. No payload is stored then.
