@@ -97,14 +97,14 @@ class InPlacePuts:
             self._say(messages.ReturnSpan(span.number), connected=connected)
             return False
         pending = make(span.number)
+        # Until the daemon's answer: it may have taken the span back meanwhile, and restores it only while it is pinned.
+        pending.pin = pin
         try:
             self._in_flight.begin(pending, deadline)
         except TensordError:
             self.spans.keep(span, connected)
             raise
         checksum = writer.write(payload, span.taken.offset + SPAN_HEADER_BYTES)
-        # The daemon frees no span that it was sent a Commit of. It frees one that it took back once the pin is gone.
-        del pin
         pending.commit = replace(pending.commit, checksum=checksum)
         self.spans.used(payload.payload_bytes)
         if self._in_flight.send_on(pending, connected):
