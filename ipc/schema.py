@@ -27,7 +27,8 @@ INBOXES_PER_CLIENT_MAX: Final = 16
 SPANS_PER_CLIENT_MAX: Final = 16
 """Spans that a client may have taken, or asked for, to write payloads into."""
 SPAN_S: Final = 10.0
-"""Seconds after which the daemon takes a span back that no Commit named. A client uses no span for half as long."""
+"""Seconds after which the daemon takes a span back that no Commit named. A client uses no span that it has had for half
+as long. A Commit may name a span that was taken back, as long as the client has pinned it since before."""
 TEXT_CHARS_MAX: Final = 2000
 NUMBER_MAX: Final = (1 << 63) - 1
 SIZE_BYTES_MAX: Final = 1 << 48

@@ -217,7 +217,7 @@ class PutsInFlight:
         with self._lock:
             if self._pending.pop(pending.commit.id, None) is None:
                 return
-            regions, pending.regions = pending.regions, {}
+            regions, pending.regions, pending.pin = pending.regions, {}, None
             self._lock.notify_all()
         for region in regions.values():
             region.release()

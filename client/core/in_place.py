@@ -97,6 +97,8 @@ class InPlacePuts:
             self._say(messages.ReturnSpan(span.number), connected=connected)
             return False
         pending = make(span.number)
+        # Until the daemon's answer: it may have taken the span back meanwhile, and restores it only while it is pinned.
+        pending.pin = pin
         try:
             self._in_flight.begin(pending, deadline)
         except TensordError:
@@ -106,12 +108,10 @@ class InPlacePuts:
             checksum = writer.write(payload, span.taken.offset + SPAN_HEADER_BYTES)
         except TensordError as error:
             # A payload that is read from a device. What was copied is in a span that is not committed.
-            del pin
+            pending.pin = None
             self._in_flight.not_sent(pending, error)
             self._say(messages.ReturnSpan(span.number), connected=connected)
             return True
-        # The daemon frees no span that it was sent a Commit of. It frees one that it took back once the pin is gone.
-        del pin
         pending.commit = replace(pending.commit, checksum=checksum)
         self.spans.used(payload.payload_bytes)
         if self._in_flight.send_on(pending, connected):

@@ -79,8 +79,9 @@ class Put:
 class Pending:
     """A put in flight. It can be sent again while its whole payload stands in its inbox.
 
-    `inbox`: None for a put that is written in place. `regions`: by their offset in `inbox`. `whole`: the payload is in
-    one region, not streamed. `connected`: the connection on which the putting thread sent the Commit.
+    `inbox`: None for a put that is written in place; `pin` is then the pin of its span. `regions`: by their offset in
+    `inbox`. `whole`: the payload is in one region, not streamed. `connected`: the connection on which the putting
+    thread sent the Commit.
     """
 
     put: Put
@@ -91,6 +92,7 @@ class Pending:
     whole: bool = True
     sent_again: bool = False
     connected: object | None = None
+    pin: object | None = None
 
     @property
     def complete(self) -> bool:

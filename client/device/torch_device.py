@@ -298,11 +298,14 @@ class TorchDevice:
             yield
 
     def _reserved_bytes(self) -> int:
-        """What torch's allocator has of the driver; 0 if the allocator in use does not tell."""
+        """What torch's allocator has of the driver, else what is used of the whole device; 0 if nothing tells."""
         try:
             return int(self._accelerator.memory_reserved(self._index))
         except RuntimeError as error:
             self._tell("does not tell how much memory it returns", error)
+        try:
+            return self.reading()[0]
+        except RuntimeError:
             return 0
 
     def _tell(self, what: str, error: Exception) -> None:

@@ -143,7 +143,7 @@ def unwritten(commit: messages.Commit, span: SpanEntry | None) -> TensordError |
     if span is None:
         return TimedOut(
             f"the client does not have the span that it wrote {commit.payload_bytes} bytes into: the daemon takes a "
-            f"span back after {SPAN_S:g} s. Put again"
+            f"span back after {SPAN_S:g} s, and frees it unless it is pinned. Put again"
         )
     if commit.checksum is None or commit.payload_bytes > span.payload_bytes:
         return BadMessage(

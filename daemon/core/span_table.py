@@ -4,7 +4,7 @@
                  │               │      ↑_______________│ scan: pinned → republish
                  │ discard       └ retire → RETIRED ─ scan: unpinned → free; pinned → waits for the next scan
                  ↓                            ↑   ↑
-               free     FILLING ─ revoke ─────┘   │
+               free     FILLING ─ revoke ─────┘   │    (restore_revoked: back to FILLING)
                                 begin_move → copied → end_move: the entry gets the copy, its old span becomes RETIRED
 
 Owns the state of every span, the entries, the spans that wait for a scan, and the moves in progress. Reports each
@@ -173,6 +173,19 @@ class SpanTable:
         entry.state, entry.reason = EntryState.RETIRED, "revoked"
         self._fresh[entry.span_id] = entry
         self.spans.retired_bytes += entry.span_bytes
+
+    def is_retired(self, entry: SpanEntry) -> bool:
+        """Whether the span waits for a scan that frees it."""
+        return entry.state is EntryState.RETIRED and self.spans.find(entry.span_id) is entry
+
+    def restore_revoked(self, entry: SpanEntry) -> None:
+        """Makes a revoked span that was not freed one that a client may be writing. Its slot stays revoked."""
+        for table in (self._fresh, self._held, self._scanning or {}):
+            table.pop(entry.span_id, None)
+        entry.state, entry.reason = EntryState.FILLING, ""
+        self._filling[entry.span_id] = entry
+        self.spans.count_entry(entry)
+        self.spans.retired_bytes -= entry.span_bytes
 
     def publish(
         self, entry: SpanEntry, now: float, record: PrefixRecord | None = None, parent: SpanEntry | None = None

@@ -2,6 +2,7 @@
 
     TakeSpan ─→ room, as for any put ─→ SpanTaken ─→ the client pins the span and writes ─→ Commit names it ─→ the put
                                                   └→ ReturnSpan, the client left, or SPAN_S have passed ─→ revoked
+    SPAN_S have passed ─→ revoked, and kept while it is pinned ─→ Commit names it after all ─→ the put
 
 Owns which client may take spans, how many, and the spans that no Commit has named yet. Does not own the search for room
 (`intake`), the table of what waits for room (`puts`), nor the put that a span goes to.
@@ -9,7 +10,8 @@ Owns which client may take spans, how many, and the spans that no Commit has nam
 Invariants: once a client was told of a span, the span is freed only after a scan, since the client may be writing it.
 All taken spans together have at most 1/TAKEN_SHARE of the ring's budget, except for a single one that a put waits for.
 The parent that a span is taken for stays until the span is removed. While a span that is taken in advance waits for
-room, the entry of the client's last Commit before it stays: the next put may continue it.
+room, the entry of the client's last Commit before it stays: the next put may continue it. A span whose time is over is
+no taken span any more. A Commit gets it nevertheless as long as no scan has freed it: its bytes are the client's then.
 """
 
 from __future__ import annotations
@@ -47,6 +49,7 @@ class TakenSpans:
         self._due: Deadlines[Place] = Deadlines()
         self._parents: dict[Place, bytes] = {}
         self._last: dict[int, bytes] = {}
+        self._late: dict[int, dict[int, SpanEntry]] = {}
         self.size_bytes = 0
         """Total bytes of these spans."""
 
@@ -90,7 +93,9 @@ class TakenSpans:
         """Removes the span that a Commit names, and returns it. None if it names none, or the client does not have it.
         The put's key is the client's last from now on."""
         self._last[client] = commit.key
-        return None if commit.span is None else self.remove(client, commit.span)
+        if commit.span is None:
+            return None
+        return self.remove(client, commit.span) or self._restore(client, commit.span)
 
     def give(self, put: PutProgress, entry: SpanEntry, now: float) -> None:
         """Ends the wait of a TakeSpan: tells the client its span."""
@@ -129,6 +134,7 @@ class TakenSpans:
     def client_left(self, client: int) -> None:
         """Revokes all spans of the client."""
         self._last.pop(client, None)
+        self._late.pop(client, None)
         for request in list(self._spans.get(client, ())):
             self.take_back(client, request)
 
@@ -138,8 +144,26 @@ class TakenSpans:
             place = self._due.pop_due(now)
             if place is None:
                 return count > 0
-            self.take_back(*place)
+            self._revoke_late(*place)
         return True
+
+    def _revoke_late(self, client: int, request: int) -> None:
+        """Revokes a span that its client may still be writing. It counts as taken no more."""
+        entry = self.remove(client, request)
+        assert entry is not None
+        self._memory.revoke(entry)
+        late = {number: each for number, each in self._late.get(client, {}).items() if self._memory.is_retired(each)}
+        if len(late) >= SPANS_PER_CLIENT_MAX:
+            del late[next(iter(late))]
+        self._late[client] = {**late, request: entry}
+
+    def _restore(self, client: int, request: int) -> SpanEntry | None:
+        """A span that was revoked late, and that no scan has freed: nobody else has written it."""
+        entry = self._late.get(client, {}).pop(request, None)
+        if entry is None or not self._memory.is_retired(entry):
+            return None
+        self._memory.restore_revoked(entry)
+        return entry
 
     def next_timer(self) -> float | None:
         return self._due.next_timer()
@@ -152,6 +176,7 @@ class TakenSpans:
         assert all(self._spans.values())
         assert self.size_bytes == sum(entry.span_bytes for entry in self)
         assert self._parents.keys() <= places
+        assert all(len(late) <= SPANS_PER_CLIENT_MAX for late in self._late.values())
         named = [put.commit.parent for put in self._puts if put.stage is not Stage.ENDING]
         expected = Counter(parent for parent in (*named, *self._parents.values()) if parent is not None)
         assert expected == self._memory.sequences.followed, "a parent is kept for nothing, or not kept"

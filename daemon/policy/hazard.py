@@ -338,8 +338,8 @@ class Hazard(Replacement, name="hazard"):
 
     def _explained(self, ghost: Ghost, *, in_window: bool) -> Explained:
         row, at = self._row(ghost.traits, ghost.agent), bucket(self._as_of - ghost.used_at)
-        worth = self._worth(ghost)
         deep, state = ghost.traits // GAPS % 3, self._agents.states[ghost.agent]
+        worth = FINISHED_RANK if state == FINISHED and not in_window else self._worth(ghost)
         like = traits(often(ghost.uses), OFTEN_MAX, deep, state)
         return Explained(worth, ghost.uses, like, row.comes_back(at), in_window)
 

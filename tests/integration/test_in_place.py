@@ -19,7 +19,7 @@ from tensord.shm import segments
 from tensord.shm.lanes import Lane
 from tensord.shm.layout import PAGE_BYTES
 
-from ..daemon_process import MIB, PATIENCE_S, Daemon
+from ..daemon_process import MIB, PATIENCE_S, Daemon, until
 from ..faults.payloads import is_payload, payload
 from ..faults.payloads import key as payload_key
 from ..faults.raw import RawClient
@@ -158,6 +158,29 @@ def test_a_put_that_waited_too_long_for_a_span_goes_through_the_inbox_and_asks_f
             daemon.resume()
         assert put.wait(PATIENCE_S).state == "stored"
         assert not in_place.spans._given, "a span that came too late was kept"
+
+
+def test_a_payload_written_in_place_stays_pinned_until_the_daemon_has_answered(written: list[int]) -> None:
+    with (
+        Daemon(ring_bytes=RING_BYTES) as daemon,
+        tensord.Client(daemon.start().socket, timeout_s=PATIENCE_S) as client,
+    ):
+        for number in range(3):
+            assert client.put(key(number), picture(number), wait=True).state == "stored"
+        in_place = client.link.puts._in_place
+        assert in_place is not None
+        view = in_place._view()
+        assert view is not None
+        until(lambda: in_place.spans._given, "a span for the next put")
+        daemon.pause()
+        try:
+            put = client.put(key(3), picture(3))
+            assert len(written) == 4
+            assert view.lane.in_use == 1
+        finally:
+            daemon.resume()
+        assert put.wait(PATIENCE_S).state == "stored"
+        assert view.lane.in_use == 0
 
 
 def test_a_child_of_a_fork_cannot_write_the_ring_of_its_parent() -> None:

@@ -148,8 +148,12 @@ def test_nothing_is_copied_and_nobody_waits_until_the_pause_ends(
     if state is an_offload_of_its_owner:
         until(lambda: not scene.cache.contains(key(0)), "what its owner wanted, to be done")
     assert scene.cache.offload(key(0), wait=True, timeout_s=PATIENCE_S) in (0, 1)
-    with held(scene.cache, key(1), promote=True) as lease:
-        assert lease.tier == "device"
+    until(lambda: promoted_tier(scene, key(1)) == "device", "the card to be below pressure, and the entry on it")
+
+
+def promoted_tier(scene: Scene, wanted: bytes) -> str:
+    with held(scene.cache, wanted, promote=True) as lease:
+        return lease.tier
 
 
 def test_an_order_that_came_during_a_pause_is_carried_out_after_it(scene: Scene) -> None:

@@ -165,10 +165,13 @@ def test_each_call_selects_its_card_whichever_the_calling_thread_has_chosen(rig:
             finally:
                 chosen[0] = before
 
-        class Event(LateEvent):
-            def record(self, stream: LateStream) -> None:
-                assert chosen == [1], "an event of another card than its stream"
-                super().record(stream)
+        def Event(self, blocking: bool = False) -> LateEvent:
+            return OnItsCard(self)
+
+    class OnItsCard(LateEvent):
+        def record(self, stream: LateStream) -> None:
+            assert chosen == [1], "an event of another card than its stream"
+            super().record(stream)
 
     class OnCard(Driver):
         def cuMemHostRegister_v2(self, address: int, size_bytes: int, flags: int) -> int:

@@ -273,7 +273,7 @@ class Blind(Pluggable):
 @pytest.mark.parametrize(("kind", "freed_bytes"), [(Accelerator, KIB), (Pluggable, KIB), (Blind, 0), (Bare, 0)])
 def test_memory_is_given_back_whatever_the_allocator_can_tell(kind: type[Accelerator], freed_bytes: int) -> None:
     card = kind(8 * KIB, **PLACE)
-    device = TorchDevice(accelerator=card)
+    device = TorchDevice(accelerator=card, gives_back="all")
     tensor = card.empty((KIB,), torch.uint8)
     del tensor
     assert device.give_back() == freed_bytes

@@ -97,11 +97,89 @@ def test_the_commit_of_a_span_that_was_taken_back_is_refused(make: Make) -> None
     stand = make(RING)
     take(stand)
     stand.write(1, 1)
+    stand.views.clear()
     stand.pass_time(SPAN_S + 1)
     stand.put_span(1, 2, key(1), span=1)
     stand.settle()
     assert stand.ended(1, 2) == "TimedOut"
     assert stand.find(key(1)) is None
+    stand.check()
+
+
+@pytest.mark.parametrize("scanned", ["before", "meanwhile", "after"])
+def test_a_client_that_takes_longer_to_write_than_a_span_lasts_gets_it_as_long_as_it_pins_it(
+    make: Make, scanned: str
+) -> None:
+    stand = make(RING)
+    take(stand)
+    view = stand.write(1, 1)
+    assert view is not None
+    stand.now += 10 * SPAN_S
+    stand.go_on()
+    assert stand.scans == 1
+    if scanned == "before":
+        stand.settle()
+        for number in range(10, 80):
+            assert stand.put(number, client=2) == "stored"
+    stand.put_span(1, 2, key(1), span=1)
+    if scanned == "meanwhile":
+        stand.scan()
+    stand.settle()
+    assert stand.ended(1, 2) == "stored"
+    found = stand.find(key(1))
+    assert found is not None and found.content == view.content
+    assert not stand.store.memory.has_pinned_retired
+    stand.check()
+
+
+def test_a_refused_commit_of_a_span_that_was_taken_back_late_frees_it_after_a_scan(make: Make) -> None:
+    stand = make(RING)
+    take(stand)
+    stand.write(1, 1)
+    stand.pass_time(SPAN_S + 1)
+    stand.put_span(1, 2, key(1), 65, span=1)
+    assert stand.ended(1, 2) == "BadMessage"
+    stand.settle()
+    stand.check()
+    stand.views.clear()
+    stand.pass_time(60)
+    assert stand.store.memory.ring.used_bytes == 0
+    stand.check()
+
+
+def test_a_client_that_stops_with_a_pinned_span_leaves_the_share_of_taken_spans_to_others(make: Make) -> None:
+    stand = make(RING)
+    take(stand, 1, 1, RING // 2)
+    stand.write(1, 1)
+    take(stand, 2, 1)
+    assert stand.taken(2, 1) is None
+    stand.pass_time(SPAN_S + 1)
+    take(stand, 2, 2)
+    assert stand.taken(2, 2) is not None
+    stand.check()
+
+
+def test_a_span_that_was_taken_back_late_goes_to_one_commit(make: Make) -> None:
+    stand = make(RING)
+    take(stand)
+    stand.write(1, 1)
+    stand.pass_time(SPAN_S + 1)
+    for request, number in ((2, 1), (3, 2)):
+        stand.put_span(1, request, key(number), span=1)
+    stand.settle()
+    assert (stand.ended(1, 2), stand.ended(1, 3)) == ("stored", "TimedOut")
+    stand.check()
+
+
+def test_a_span_taken_back_late_is_freed_once_its_client_has_left(make: Make) -> None:
+    stand = make(RING)
+    take(stand)
+    stand.write(1, 1)
+    stand.pass_time(SPAN_S + 1)
+    stand.leave(1)
+    stand.views.clear()
+    stand.pass_time(60)
+    assert stand.store.memory.ring.used_bytes == 0
     stand.check()
 
 
