@@ -17,7 +17,8 @@ import ctypes
 import os
 from functools import partial
 from typing import Any, Final, NamedTuple
-from weakref import ref
+
+from .collected import Collected, libc_close
 
 _PROT_READ_WRITE: Final = 3
 _MAP_SHARED, _MAP_PRIVATE, _MAP_FIXED_NOREPLACE = 1, 2, 0x100000
@@ -36,19 +37,6 @@ _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 _libc.mremap.restype = ctypes.c_void_p
 _libc.mremap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p]
 _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-_libc.close.argtypes = [ctypes.c_int]
-
-
-class _End(ref[Any]):
-    """A weak reference to the memory of a mapping. Its callback is a C function with all of its arguments bound.
-
-    Python code as a callback could be interrupted by a signal handler's exception, and the mapping would stay for ever.
-    The interpreter passes the reference itself as the last argument. `munmap` and `close` of C ignore it.
-    """
-
-    __slots__ = ()
-    _as_parameter_: Final = 0
-    """What ctypes passes for the reference."""
 
 
 class _Mapping(NamedTuple):
@@ -57,9 +45,9 @@ class _Mapping(NamedTuple):
     """A descriptor of the file; -1 if the mapping is private."""
     process: int
     """The pid of the process that mapped it."""
-    ends: tuple[_End, ...] = ()
+    ends: tuple[Collected, ...] = ()
     """What happens once the memory is collected."""
-    close: _End | None = None
+    close: Collected | None = None
     """Closes `fd` once the memory is collected."""
 
 
@@ -167,9 +155,9 @@ def _ending(memory: Any, address: int, size_bytes: int, fd: int) -> _Mapping:
     """A mapping whose account, range and descriptor end with `memory`."""
     # SYNC POINT: the interpreter calls the last callback first. The account goes before the range, because another
     # thread may map the same range at once.
-    close = _End(memory, partial(_libc.close, fd))
-    unmap = _End(memory, partial(_libc.munmap, address, size_bytes))
-    forget = _End(memory, partial(_mapped.pop, address))
+    close = Collected(memory, partial(libc_close, fd))
+    unmap = Collected(memory, partial(_libc.munmap, address, size_bytes))
+    forget = Collected(memory, partial(_mapped.pop, address))
     return _Mapping(size_bytes, fd, os.getpid(), (unmap, forget), close)
 
 

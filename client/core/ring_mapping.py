@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Callable
 from dataclasses import dataclass
 from mmap import mmap
 from typing import Any, Final
@@ -17,6 +16,7 @@ from typing import Any, Final
 import numpy as np
 
 from ...errors import Corrupt
+from ...shm.collected import close_with
 from ...shm.lanes import Lane
 from ...shm.layout import ALIGN_BYTES, KEY_BYTES, SPAN_HEADER_BYTES, SpanHeader, punches_of, span_bytes
 
@@ -64,16 +64,13 @@ class RingMapping(mmap):
     fd = -1
     index: mmap
 
-    def __del__(self, close: Callable[[int], None] = os.close) -> None:
-        # `close` is bound early: at the interpreter's exit, `os` may be gone before the last lease.
-        if self.fd >= 0:
-            close(self.fd)
-
     def begin(self, lane: Lane, ring_fd: int, instance_id: int, index: mmap) -> None:
-        """Sets the lane and the ring's index, and duplicates `ring_fd`, which stays the caller's."""
+        """Sets the lane and the ring's index, and duplicates `ring_fd`, which stays the caller's. The duplicate ends
+        with the mapping."""
         self.lane = lane
         self.index = index
         self.fd = os.dup(ring_fd)
+        close_with(self, self.fd)
         self.inode = os.fstat(ring_fd).st_ino
         self.identity = _IDENTITY.pack(instance_id, self.inode)
 
