@@ -185,9 +185,13 @@ class Accelerator:
 
     def mem_get_info(self, index: int) -> tuple[int, int]:
         self.called("mem_get_info")
-        return self.total_bytes - self.memory_reserved(index), self.total_bytes
+        return self.total_bytes - self._taken_bytes(), self.total_bytes
 
     def memory_reserved(self, index: int) -> int:
+        return self._taken_bytes()
+
+    def _taken_bytes(self) -> int:
+        """What the allocator has of the driver, whether or not it has statistics."""
         return self._reserved.bytes + sum(reserved.bytes for reserved in self.pools.values())
 
     def empty_cache(self) -> None:
@@ -326,10 +330,10 @@ class Accelerator:
         if reserved.cached[wanted_bytes]:
             reserved.cached[wanted_bytes] -= 1
         else:
-            if self.memory_reserved(0) + wanted_bytes > self.total_bytes:
+            if self._taken_bytes() + wanted_bytes > self.total_bytes:
                 self._reserved.release()
-            if self.memory_reserved(0) + wanted_bytes > self.total_bytes:
-                free_bytes = self.total_bytes - self.memory_reserved(0)
+            if self._taken_bytes() + wanted_bytes > self.total_bytes:
+                free_bytes = self.total_bytes - self._taken_bytes()
                 raise OutOfMemoryError(f"{wanted_bytes} of {free_bytes} bytes free")
             reserved.bytes += wanted_bytes
         torch.empty(0, dtype=torch.uint8).set_(storage).fill_(GARBAGE)
