@@ -188,8 +188,8 @@ class Hazard(Replacement, name="hazard"):
         return int(self._records.column(self._records.size, slots)[self._in_window(slots)].sum())
 
     def worth(self, span_id: int) -> float:
-        self._begin_round()
-        return self._worth(self._records.remembered(self._records.slot(span_id)))
+        known, slot = self._records, self._records.slot(span_id)
+        return self._standing(known.remembered(slot), in_window=known.put_at[slot] > self._window_from)
 
     def explain(self, span_id: int) -> Explained:
         self._begin_round()
@@ -336,10 +336,15 @@ class Hazard(Replacement, name="hazard"):
     def _worth(self, ghost: Ghost) -> float:
         return self._row(ghost.traits, ghost.agent).index[bucket(self._as_of - ghost.used_at)] * ghost.weight
 
+    def _standing(self, ghost: Ghost, *, in_window: bool) -> float:
+        """The worth by which an entry is ranked outside of the window; in it, the worth that it will have."""
+        finished = not in_window and self._agents.states[ghost.agent] == FINISHED
+        return FINISHED_RANK if finished else self._worth(ghost)
+
     def _explained(self, ghost: Ghost, *, in_window: bool) -> Explained:
         row, at = self._row(ghost.traits, ghost.agent), bucket(self._as_of - ghost.used_at)
         deep, state = ghost.traits // GAPS % 3, self._agents.states[ghost.agent]
-        worth = FINISHED_RANK if state == FINISHED and not in_window else self._worth(ghost)
+        worth = self._standing(ghost, in_window=in_window)
         like = traits(often(ghost.uses), OFTEN_MAX, deep, state)
         return Explained(worth, ghost.uses, like, row.comes_back(at), in_window)
 
