@@ -87,8 +87,8 @@ demo: $(STAMPS)/demo
 	@if $(BIN)/python -c 'import torch, transformers' 2>/dev/null; then example=shared_kv; else example=chat_prefix; fi; \
 	  echo "$(BIN)/python examples/$$example.py"; $(BIN)/python examples/$$example.py
 
-# A file of tests runs in one of two processes: more than half of the time is spent waiting for daemons.
-PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile
+# A file of tests runs in one of three processes: more than half of the time is spent waiting for daemons.
+PYTEST := $(BIN)/python -m pytest -n 3 --dist loadfile
 
 # gcc builds the fence's litmus test; systemd's own tools check the units.
 test: $(STAMPS)/test
