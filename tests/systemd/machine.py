@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import time
+from itertools import count
 from pathlib import Path
 from typing import Final, Self
 
@@ -20,6 +21,7 @@ _PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 UNIT_PATH: Final = "/etc/systemd/system:/run/units:/usr/lib/systemd/system"
 # No measurement: how long anything may take before a test gives up.
 PATIENCE_S: Final = 60.0
+_numbers = count()
 
 _TARGETS: Final = ("basic", "sysinit", "sockets", "paths", "timers", "slices", "shutdown", "multi-user", "exit")
 _SYSTEMD_UNITS: Final = (
@@ -66,7 +68,7 @@ class Machine:
             shutil.copy(Path("/lib/systemd/system") / name, units)
         found = _cgroup2()
         assert found is not None, "missing() says why no machine can be booted"
-        self._cgroup = found / f"tensord-test-{os.getpid()}"
+        self._cgroup = found / f"tensord-test-{os.getpid()}-{next(_numbers)}"
         self._cgroup.mkdir()
         with self._console.open("wb") as console:
             self._process = subprocess.Popen(

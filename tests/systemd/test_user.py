@@ -70,7 +70,7 @@ def test_the_documented_commands_serve_a_user_and_an_uninstallation_removes_ever
     session("~/tensord/bin/tensorctl install --user --uninstall")
     assert session("find ~/.config ~/.local -type f -o -type l") == f"{HOME}/.config/tensord/tensord.toml\n"
     assert session("systemctl --user is-active tensord.service tensord.socket", check=False).split() == ["inactive"] * 2
-    session("~/tensord/bin/tensorctl purge")
+    session("~/tensord/bin/tensorctl purge --yes")
 
 
 def test_the_unit_of_a_pipx_installation_runs_its_link(session: Session) -> None:
@@ -79,4 +79,4 @@ def test_the_unit_of_a_pipx_installation_runs_its_link(session: Session) -> None
     session("~/.local/bin/tensorctl install --user")
     assert "ExecStart=%h/.local/bin/tensord\n" in session("cat ~/.config/systemd/user/tensord.service")
     session("systemctl --user enable --now tensord.service && ~/.local/bin/tensorctl health")
-    session("~/.local/bin/tensorctl install --user --uninstall && ~/.local/bin/tensorctl purge")
+    session("~/.local/bin/tensorctl install --user --uninstall && ~/.local/bin/tensorctl purge --yes")

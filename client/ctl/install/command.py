@@ -112,7 +112,9 @@ def _after_installation(places: Places, program: Path) -> str:
 
 def _after_removal(places: Places) -> str:
     program = Path(sys.executable).with_name("tensorctl")
-    purge = f"{program} purge" if not places.system else f"runuser -u tensord -- {program} purge --instance system"
+    purge = f"{program} purge --yes"
+    if places.system:
+        purge = f"runuser -u tensord -- {program} purge --yes --instance system"
     return f"\nremoved; the stored entries stay in memory until this frees them:\n  {purge}"
 
 
