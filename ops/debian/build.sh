@@ -34,7 +34,7 @@ find "$environment" -name __pycache__ -prune -exec rm -r {} +
 units=$package/usr/lib/systemd
 install -D -m 644 -t "$units/system" "$checkout"/systemd/*.{service,socket,timer}
 install -D -m 644 -t "$units/user" "$checkout"/systemd/user/*.{service,socket,timer}
-sed -i '/^# pipx/d; s|^ExecStart=.*|ExecStart=/usr/bin/tensord|' "$units/user/tensord.service"
+sed -i '/^# pipx/d; s|^ExecStart=.*|ExecStart=/usr/bin/tensord|; s|^ExecReload=.*|ExecReload=/usr/bin/tensorctl reload|' "$units/user/tensord.service"
 install -D -m 644 -t "$package/usr/lib/sysusers.d" "$checkout/systemd/sysusers.d/tensord.conf"
 install -D -m 644 -t "$package/usr/lib/tmpfiles.d" "$checkout/systemd/tmpfiles.d/tensord.conf"
 install -D -m 644 -t "$package/etc/tensord" "$checkout/systemd/tensord.toml"

@@ -6,6 +6,7 @@ Owns: the places, and the program's path in the units. Does not own: the texts (
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,16 +72,22 @@ def texts(places: Places, program: str, folder: Path = SHIPPED) -> dict[Path, st
     """The text of every file by its place; `program`: what ExecStart= names (see `start_word`)."""
     units = sorted((folder if places.system else folder / "user").glob("tensord*.*"))
     found = {places.units / unit.name: unit.read_text() for unit in units if unit.suffix != ".toml"}
-    shipped = f"ExecStart={_SHIPPED_START[places.system]}\n"
-    service = places.units / SERVICE
-    assert shipped in found[service], f"{SERVICE} of the package has no line {shipped!r}"
-    found[service] = found[service].replace(shipped, f"ExecStart={program}\n")
+    shipped, service = _SHIPPED_START[places.system], places.units / SERVICE
+    for line in (f"ExecStart={shipped}\n", f"ExecReload={_ctl_of(shipped)} reload\n"):
+        assert line in found[service], f"{SERVICE} of the package has no line {line!r}"
+        run = line.replace(_ctl_of(shipped), _ctl_of(program)).replace(shipped, program)
+        found[service] = found[service].replace(line, run)
     found[places.config] = (folder / "tensord.toml").read_text()
     if places.sysusers is not None:
         found[places.sysusers] = (folder / "sysusers.d/tensord.conf").read_text()
     if places.tmpfiles is not None:
         found[places.tmpfiles] = (folder / "tmpfiles.d/tensord.conf").read_text()
     return found
+
+
+def _ctl_of(program: str) -> str:
+    """The word for tensorctl beside `program`, a word for tensord."""
+    return re.sub(r'tensord("?)$', r"tensorctl\1", program)
 
 
 def start_word(program: Path, home: Path | None = None) -> str:

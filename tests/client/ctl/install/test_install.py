@@ -41,8 +41,10 @@ def test_everything_that_the_service_needs_is_laid_in_place(alone: Ctl, tmp_path
     assert found.keys() == {*expected, "var/lib/tensord/installed.json"}
     for path, name in expected.items():
         text = (files.SHIPPED / name).read_text()
-        assert found[path] == text.replace("/opt/tensord/bin/tensord\n", f"{PROGRAM}\n"), path
+        text = text.replace("/opt/tensord/bin/tensord\n", f"{PROGRAM}\n")
+        assert found[path] == text.replace("/opt/tensord/bin/tensorctl", str(PROGRAM.with_name("tensorctl"))), path
     assert f"ExecStart={PROGRAM}\n" in found["etc/systemd/system/tensord.service"]
+    assert f"ExecReload={PROGRAM.with_name('tensorctl')} reload\n" in found["etc/systemd/system/tensord.service"]
     alone("install", "--root", str(root), "--uninstall")
     assert laid(root) == {}
 
@@ -67,6 +69,8 @@ def test_the_units_of_a_user_stand_in_the_home_and_run_the_program_of_the_enviro
         *(f".config/systemd/user/{unit.name}" for unit in (files.SHIPPED / "user").iterdir()),
     }
     assert f"ExecStart={PROGRAM}\n" in texts[tmp_path / ".config/systemd/user/tensord.service"]
+    reload = f"ExecReload={PROGRAM.with_name('tensorctl')} reload\n"
+    assert reload in texts[tmp_path / ".config/systemd/user/tensord.service"]
     moved = files.user_places(tmp_path, {"XDG_CONFIG_HOME": "/c", "XDG_STATE_HOME": "/s"})
     assert (moved.units, moved.record) == (Path("/c/systemd/user"), Path("/s/tensord/installed.json"))
 
