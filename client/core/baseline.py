@@ -16,7 +16,7 @@ from .governor import GovernorListener
 from .link import SAY_S, Connected, Link
 
 
-class Baselines:
+class DeclaredBaselines:
     """The declarations of one client. The governor's listener refers to them once there is one."""
 
     def __init__(self, link: Link, governor: GovernorListener) -> None:

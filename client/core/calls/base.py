@@ -18,7 +18,7 @@ from ....ipc.blocking import BlockingChannel
 from ....ipc.connection import Connection
 from .. import forks
 from ..aside import aside
-from ..baseline import Baselines
+from ..baseline import DeclaredBaselines
 from ..fields import check_timeout
 from ..governor import GovernorListener
 from ..lease import Lease
@@ -37,7 +37,7 @@ class ClientBase:
         self._timeout_s = timeout_s
         self._tally = ComputeTally()
         self._governor = GovernorListener(link)
-        self._baselines = Baselines(link, self._governor)
+        self._baselines = DeclaredBaselines(link, self._governor)
         self._closed = weakref.finalize(self, link.close)
         forks.watch(link)
 

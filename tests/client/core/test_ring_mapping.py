@@ -26,7 +26,7 @@ def test_a_signal_handlers_exception_at_no_instruction_keeps_the_rings_descripto
 
     def held() -> list[Any]:
         ring = RingMapping(fd, SIZE_BYTES, MAP_SHARED, PROT_READ)
-        ring.begin(cast(Any, object()), fd, 1, ring)
+        ring.begin(cast(Any, object()), fd, 1, cast(Any, None))
         held: list[Any] = [np.frombuffer(ring, np.uint8)]
         if cyclic:
             held.append(held)
