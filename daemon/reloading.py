@@ -34,7 +34,7 @@ class Accepted:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class ReloadVerdict:
     """The result of reload number `number`, from 1. `refused`: why nothing has changed; empty if it was accepted.
     `waiting`: settings that differ and need a restart."""
 
@@ -77,7 +77,7 @@ class Verdict:
 
 def reload(
     running: Config, load: Callable[[], Config], ring_bytes: int, max_entries: int, number: int, unix_s: float
-) -> tuple[Verdict, Accepted | None]:
+) -> tuple[ReloadVerdict, Accepted | None]:
     """Loads the configuration anew and checks all parts of it. Changes nothing."""
     try:
         found = running.reloaded(load())
@@ -85,5 +85,5 @@ def reload(
         stores = store_limits(found.config, ring_bytes, max_entries)
         accepted = Accepted(found.config, stores, governor_limits(found.config))
     except BadConfiguration as error:
-        return Verdict(number, unix_s, refused=str(error)), None
-    return Verdict(number, unix_s, "", tuple(found.applied), tuple(found.waiting)), accepted
+        return ReloadVerdict(number, unix_s, refused=str(error)), None
+    return ReloadVerdict(number, unix_s, "", tuple(found.applied), tuple(found.waiting)), accepted

@@ -24,7 +24,7 @@ from ..core.lease import Lease
 from ..core.puts import PutState
 from .interface import Device, Mark
 from .registration import Registration
-from .shares import Shares, Storage
+from .shares import SharedStorage, Shares
 
 DeviceTier = Literal["device", "host"]
 _MARKS: Final = 4
@@ -70,7 +70,7 @@ class DeviceEntry:
     agent: str
     registration: Registration
     marks: list[Mark] = field(default_factory=list)
-    held: tuple[Storage, ...] = ()
+    held: tuple[SharedStorage, ...] = ()
     leases: dict[int, None] = field(default_factory=dict)
     uses: int = 1
     before: DeviceEntry | None = None

@@ -16,14 +16,14 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Mapping
 from typing import Final, Protocol
 
-__all__ = ["Holder", "Shares", "Storage"]
+__all__ = ["Holder", "Shares", "SharedStorage"]
 
 _EXACT_MAX: Final = 32
 """Holders of a storage up to which each change of their shares is reported. Beyond that, a change is reported once the
 shares differ by an eighth, so that the views of an engine's whole KV memory cost no message for every pair of them."""
 
 
-class Storage:
+class SharedStorage:
     """Memory of `bytes` bytes. `reported`: the number of holders when their shares were last reported."""
 
     __slots__ = ("bytes", "holders", "reported")
@@ -46,7 +46,7 @@ class Holder(Protocol):
     key: bytes
     serial: int
     memory: Mapping[Hashable, int]
-    held: tuple[Storage, ...]
+    held: tuple[SharedStorage, ...]
 
 
 class Shares:
@@ -54,15 +54,15 @@ class Shares:
 
     def __init__(self) -> None:
         self.bytes = 0
-        self._storages: dict[Hashable, Storage] = {}
+        self._storages: dict[Hashable, SharedStorage] = {}
 
     def add(self, holder: Holder) -> Iterable[Holder]:
         """Counts an entry. Returns the entries whose share has changed and is to be reported."""
-        held: list[Storage] = []
+        held: list[SharedStorage] = []
         for identity, size_bytes in holder.memory.items():
             storage = self._storages.get(identity)
             if storage is None:
-                storage = self._storages[identity] = Storage(size_bytes)
+                storage = self._storages[identity] = SharedStorage(size_bytes)
                 self.bytes += size_bytes
             storage.holders[holder.serial] = holder
             held.append(storage)
@@ -97,7 +97,7 @@ class Shares:
             assert [self._storages[identity] for identity in holder.memory] == list(holder.held)
 
 
-def _changed(storages: Iterable[Storage]) -> Iterable[Holder]:
+def _changed(storages: Iterable[SharedStorage]) -> Iterable[Holder]:
     found: dict[int, Holder] = {}
     for storage in storages:
         count = len(storage.holders)

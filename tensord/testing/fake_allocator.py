@@ -16,7 +16,7 @@ from ..errors import DeviceFull
 from .fake_card import FakeCard
 from .fake_stream import FakeStream
 
-__all__ = ["BLOCK_BYTES", "GARBAGE", "Allocator", "Block", "Storage"]
+__all__ = ["BLOCK_BYTES", "GARBAGE", "Allocator", "Block", "CountedStorage"]
 
 Array = np.ndarray[Any, Any]
 GARBAGE: Final = 0xA5
@@ -86,7 +86,7 @@ class Allocator:
         return given_bytes
 
 
-class Storage:
+class CountedStorage:
     """Owns a block as long as a tensor uses it."""
 
     __slots__ = ("_allocator", "block", "lent_to")

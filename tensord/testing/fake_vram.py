@@ -32,7 +32,7 @@ from ..errors import DeviceFull, UnsupportedLeaf, UsageError
 from ..shm.dtypes import dtype_named, name_of
 from ..shm.tensors import loaded_torch, tensor_source
 from ..shm.tree import Spec
-from .fake_allocator import BLOCK_BYTES, GARBAGE, Allocator, Storage
+from .fake_allocator import BLOCK_BYTES, GARBAGE, Allocator, CountedStorage
 from .fake_card import FakeCard
 from .fake_stream import FakeMark, FakeStream, Hold
 
@@ -46,7 +46,7 @@ class FakeTensor:
 
     __slots__ = ("_array", "_storage", "device")
 
-    def __init__(self, device: FakeVram, storage: Storage, array: Array) -> None:
+    def __init__(self, device: FakeVram, storage: CountedStorage, array: Array) -> None:
         self.device = device
         self._storage = storage
         self._array = array
@@ -310,7 +310,7 @@ class FakeVram:
             raise UnsupportedLeaf(f"a tensor of dtype {plain}, which no leaf can have; take a plain one")
         wanted_bytes = math.prod(shape) * plain.itemsize
         block_bytes = -(-wanted_bytes // BLOCK_BYTES) * BLOCK_BYTES
-        storage = Storage(self._allocator, self._allocator.allocate(block_bytes, stream))
+        storage = CountedStorage(self._allocator, self._allocator.allocate(block_bytes, stream))
         return FakeTensor(self, storage, np.ndarray(shape, plain, storage.block.buffer))
 
     def _own(self, tensor: FakeTensor, place: str) -> FakeTensor:

@@ -17,7 +17,7 @@ from .device_record import DeviceRecord
 from .limits import GovernorLimits
 from .passes import Circumstances
 from .ranking import Amounts
-from .reservation_queue import Room
+from .reservation_queue import FreeRoom
 from .table import ORDERED, Rows
 
 
@@ -75,14 +75,14 @@ def victims(
 
 def room(
     device: DeviceRecord | None, circumstances: Circumstances, coming_bytes: int, limits: GovernorLimits, now: float
-) -> Room:
+) -> FreeRoom:
     """A device's memory, for a reservation. `coming_bytes`: of promotions under way."""
     total_bytes, free_bytes = circumstances.total_bytes, circumstances.total_bytes - circumstances.used_bytes
     calm_bytes = passes.calm_bytes(circumstances, limits) - coming_bytes
     if device is None:
-        return Room(total_bytes, free_bytes, calm_bytes)
+        return FreeRoom(total_bytes, free_bytes, calm_bytes)
     table = device.table
-    return Room(total_bytes, free_bytes, calm_bytes, table.bytes, device.pinned_bytes(now), table.ordered_bytes)
+    return FreeRoom(total_bytes, free_bytes, calm_bytes, table.bytes, device.pinned_bytes(now), table.ordered_bytes)
 
 
 def has_room(device: DeviceRecord, more: Amounts, limits: GovernorLimits) -> bool:

@@ -34,7 +34,7 @@ from .limits import GovernorLimits
 from .outbox import GovernorOutbox
 from .passes import Circumstances, Outlook, Pass, PassPlan
 from .ranking import SORTED_WHOLE, Steps, at_once
-from .reservation_queue import Room
+from .reservation_queue import FreeRoom
 from .table import Rows, runs
 from .workflows import Workflows
 
@@ -222,7 +222,7 @@ class Devices:
             self._begin(device, circumstances, now)
             self._orders.send(ORDERS_A_SLICE)
 
-    def room(self, name: str, circumstances: Circumstances, now: float) -> Room:
+    def room(self, name: str, circumstances: Circumstances, now: float) -> FreeRoom:
         """A device's memory, for a reservation."""
         coming_bytes = self._promotions.coming_bytes(name, now)
         return device_room.room(self._devices.get(name), circumstances, coming_bytes, self._limits, now)

@@ -52,7 +52,7 @@ from .host import Host
 from .limits import GovernorLimits
 from .outbox import GovernorClient, GovernorOutbox
 from .passes import Circumstances
-from .reservation_queue import ReservationQueue, Room
+from .reservation_queue import FreeRoom, ReservationQueue
 from .reservations import Reservations
 from .tiers import Changes, Gauge, Tiers
 from .workflows import Workflows
@@ -375,9 +375,9 @@ class Governor:
             if gauge is not None and not gauge.sample.stale:
                 self.queue.grant(device, gauge.sample.total_bytes - gauge.sample.used_bytes, now)
 
-    def _room(self, device: str, now: float) -> Room:
+    def _room(self, device: str, now: float) -> FreeRoom:
         gauge = self._gauge_of(device)
-        return Room(0, 0) if gauge is None else self.devices.room(device, self._circumstances(gauge, now), now)
+        return FreeRoom(0, 0) if gauge is None else self.devices.room(device, self._circumstances(gauge, now), now)
 
     def _baseline_of(self, sample: Sample) -> Baseline:
         if sample.tier is Tier.HOST:

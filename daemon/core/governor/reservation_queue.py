@@ -1,7 +1,7 @@
 """The reservations that wait until memory is free: by priority, then in order of arrival.
 
 Owns the waiting requests, their deadlines, and their answers. Does not own granted reservations (reservations), which
-entries leave for a waiting one (passes), nor the gauges: the caller passes a device's `Room`.
+entries leave for a waiting one (passes), nor the gauges: the caller passes a device's `FreeRoom`.
 
 A request is granted only if no request waits before it, so a large one is not overtaken by small ones for ever. It
 waits for `wait_s`, and is then refused with the state of the device. A granted reservation, and not the wait, makes a
@@ -27,7 +27,7 @@ from .reservations import Reservations
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class FreeRoom:
     """A device's memory. `free_bytes`: by the gauge, without regard to reservations. `calm_bytes`: what can be taken
     with the device still below pressure, promotions under way deducted. `cached_bytes`: of entries; `pinned_bytes` and
     `leaving_bytes`: of those that may not go, and of those that are ordered away."""
@@ -89,7 +89,7 @@ class ReservationQueue:
             return 0
         return max(0, sum(wanted) + self._reservations.active_bytes(device) - free_bytes)
 
-    def ask(self, client: int, message: messages.ReserveDevice, room: Room, now: float) -> None:
+    def ask(self, client: int, message: messages.ReserveDevice, room: FreeRoom, now: float) -> None:
         """Grants a reservation, or lets it wait.
 
         Raises:
@@ -121,7 +121,7 @@ class ReservationQueue:
             self._remove(ranks[0][1])
             self._outbox.send(waiting.client, self._reservations.grant(waiting.client, waiting.message, now))
 
-    def expire(self, now: float, most: int, room_of: Callable[[str], Room]) -> None:
+    def expire(self, now: float, most: int, room_of: Callable[[str], FreeRoom]) -> None:
         """Refuses up to `most` requests whose wait is over."""
         for _ in range(most):
             number = self._timers.pop_due(now)
@@ -158,7 +158,7 @@ class ReservationQueue:
     def _fits(self, message: messages.ReserveDevice, free_bytes: int) -> bool:
         return message.size_bytes <= free_bytes - self._reservations.bytes_of(message.device)
 
-    def _check_calm(self, message: messages.ReserveDevice, room: Room) -> None:
+    def _check_calm(self, message: messages.ReserveDevice, room: FreeRoom) -> None:
         device = message.device
         left_bytes = room.calm_bytes - self._reservations.bytes_of(device) - self.waiting_bytes(device)
         if message.size_bytes > left_bytes:
@@ -167,7 +167,7 @@ class ReservationQueue:
                 "use the host tier's copy"
             )
 
-    def _full(self, message: messages.ReserveDevice, room: Room, before: int) -> DeviceFull:
+    def _full(self, message: messages.ReserveDevice, room: FreeRoom, before: int) -> DeviceFull:
         device = message.device
         reserved_bytes = self._reservations.bytes_of(device)
         left_bytes = max(0, room.free_bytes - reserved_bytes)

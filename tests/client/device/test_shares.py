@@ -12,7 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from tensord.client.device.shares import _EXACT_MAX, Shares, Storage
+from tensord.client.device.shares import _EXACT_MAX, SharedStorage, Shares
 
 _serials = count(1)
 
@@ -22,7 +22,7 @@ class Entry:
     memory: Mapping[Hashable, int]
     key: bytes = b""
     serial: int = field(default_factory=_serials.__next__)
-    held: tuple[Storage, ...] = ()
+    held: tuple[SharedStorage, ...] = ()
 
     @property
     def size_bytes(self) -> int:

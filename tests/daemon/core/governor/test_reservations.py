@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from tensord.daemon.core.effects import Send
 from tensord.daemon.core.governor.limits import GovernorLimits
 from tensord.daemon.core.governor.outbox import GovernorClient, GovernorOutbox
-from tensord.daemon.core.governor.reservation_queue import ReservationQueue, Room
+from tensord.daemon.core.governor.reservation_queue import FreeRoom, ReservationQueue
 from tensord.daemon.core.governor.reservations import ENDED_MAX, Reservations
 from tensord.errors import DeviceFull, LimitReached, UnknownOrder
 from tensord.ipc import messages
@@ -32,8 +32,8 @@ class Desk:
         self.total_bytes = 1 << 40
 
     @property
-    def room(self) -> Room:
-        return Room(self.total_bytes, self.free_bytes)
+    def room(self) -> FreeRoom:
+        return FreeRoom(self.total_bytes, self.free_bytes)
 
     def ask(self, client: int, size_bytes: int, now: float, for_s: float = 10.0, **more: Any) -> None:
         """A request; its answer may come later."""
@@ -180,7 +180,7 @@ def test_a_small_request_does_not_overtake_a_large_one_of_its_priority() -> None
 def test_a_refusal_says_how_much_is_free_cached_pinned_and_leaving() -> None:
     desk = Desk(40)
     desk.ask(1, 90, 0.0, wait_s=5.0)
-    desk.queue.expire(5.0, 10, lambda device: Room(100, 40, 25, 60, 30, 20))
+    desk.queue.expire(5.0, 10, lambda device: FreeRoom(100, 40, 25, 60, 30, 20))
     ((_, refusal),) = desk.answers()
     assert "90 bytes to reserve" in refusal.text and "40 are free" in refusal.text
     assert "of 60 cached bytes 30 are pinned and 20 are leaving" in refusal.text
