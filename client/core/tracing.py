@@ -21,7 +21,7 @@ from contextlib import AbstractContextManager, nullcontext
 from importlib.util import find_spec
 from typing import Any, Final, TypeVar
 
-from ... import __version__
+from tensord import __version__
 
 Call = TypeVar("Call", bound=Callable[..., Any])
 Attributes = Mapping[str, str | int]

@@ -82,7 +82,12 @@ class Shares:
         return _changed(held)
 
     def clear(self) -> None:
-        """Counts nothing."""
+        """Counts nothing. Ends the references between storages and entries: the tensors are freed at once, and not by
+        the garbage collector."""
+        for storage in self._storages.values():
+            for holder in storage.holders.values():
+                holder.held = ()
+            storage.holders.clear()
         self._storages.clear()
         self.bytes = 0
 
