@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from itertools import count
@@ -50,6 +52,22 @@ def test_the_last_view_counts_what_it_keeps_from_being_freed() -> None:
     assert views[2].size_bytes == shares.bytes == 107
     assert not shares.remove(views[2])
     assert shares.bytes == 0
+
+
+def test_cleared_entries_are_freed_at_once_and_not_by_the_garbage_collector() -> None:
+    shares = Shares()
+    views = [Entry({"batch": 100, ("own", n): 7}) for n in range(3)]
+    for view in views:
+        shares.add(view)
+    left = [weakref.ref(view) for view in views]
+    gc.disable()
+    try:
+        shares.clear()
+        views.clear()
+        del view
+        assert [each() for each in left] == [None] * 3
+    finally:
+        gc.enable()
 
 
 def test_whom_a_change_concerns_is_named_and_nobody_else() -> None:
