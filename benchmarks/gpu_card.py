@@ -16,10 +16,22 @@ from tensord.client.device.host_registration import HostRegistration
 GIB: Final = 1 << 30
 # The driver registers less than 64 GiB in one call.
 CHUNK_BYTES: Final = 32 * GIB
+PATIENCE_S: Final = 60.0
+"""Seconds until a check gives up; no measurement."""
 
 
 class NoCard(Exception):
     """This machine has no card to check; the message says what is missing."""
+
+
+def until(condition: Callable[[], Any], what: str) -> Any:
+    """Waits until `condition` is true, and returns its value. Raises TimeoutError after PATIENCE_S."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not (found := condition()):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{what} did not come within {PATIENCE_S:g} s")
+        time.sleep(0.02)
+    return found
 
 
 @dataclass

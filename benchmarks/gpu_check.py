@@ -36,7 +36,7 @@ from statistics import median
 from typing import Any, Final
 
 import numpy as np
-from gpu_card import NoCard, Nvml, Report, registered
+from gpu_card import PATIENCE_S, NoCard, Nvml, Report, registered, until
 from gpu_kv import check_kv
 from gpu_play import play, plays
 from harness import table
@@ -49,22 +49,11 @@ from tensord.errors import UsageError
 from tensord.shm.tensors import tensor_over
 
 MIB: Final = 1 << 20
-PATIENCE_S: Final = 60.0
 ROUNDS: Final = 5
 SCENE_BYTES_MAX: Final = 16 * MIB
 IDLE_S: Final = 3.0
 # Other programs may use the card meanwhile. The changes that the checks look for are far larger.
 NOISE_BYTES: Final = 192 * MIB
-
-
-def until(condition: Callable[[], Any], what: str) -> Any:
-    """Waits until `condition` is true, and returns its value. Raises TimeoutError after PATIENCE_S."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not (found := condition()):
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"{what} did not come within {PATIENCE_S:g} s")
-        time.sleep(0.02)
-    return found
 
 
 # ---- tensors

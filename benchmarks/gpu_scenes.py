@@ -26,14 +26,13 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from gpu_bench import Bench, bench_of
-from gpu_card import NoCard
+from gpu_card import PATIENCE_S, NoCard, until
 from peers.tensord_peer import serving
 from worker import key_of
 
 import tensord
 
 MIB: Final = 1 << 20
-PATIENCE_S: Final = 60.0
 SMALL_SHM_BYTES: Final = 64 * MIB
 
 
@@ -67,16 +66,6 @@ class Stage:
             ) as cache,
         ):
             yield cache
-
-
-def until(condition: Callable[[], Any], what: str) -> Any:
-    """Waits until `condition` is true, and returns its value. Raises TimeoutError after PATIENCE_S."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not (found := condition()):
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"{what} did not come within {PATIENCE_S:g} s")
-        time.sleep(0.02)
-    return found
 
 
 def _round_trip(stage: Stage, cache: tensord.DeviceCache, number: int, index: int) -> str:
