@@ -80,6 +80,16 @@ def test_idle_entries_leave_for_a_reservation_that_does_not_fit(make: Make) -> N
     assert card.stand.device()["reserved_bytes"] == 250 * MIB
 
 
+def test_a_waiting_reservation_is_granted_by_a_reading_that_is_not_stale(make: Make) -> None:
+    card = Card(make)
+    request = card.reserve(2, 250)
+    card.carry_out()
+    card.sample(stale=True)
+    assert card.answer(2, request) is None, "nobody knows what is free"
+    card.sample()
+    assert isinstance(card.answer(2, request), messages.Reserved)
+
+
 def test_in_relaxed_too_entries_just_used_leave_if_a_reservation_needs_them(make: Make) -> None:
     card = Card(make, others=100)
     request = card.reserve(2, 700)
