@@ -85,6 +85,8 @@ def test_a_waiting_reservation_is_granted_by_a_reading_that_is_not_stale(make: M
     request = card.reserve(2, 250)
     card.carry_out()
     card.sample(stale=True)
+    card.stand.open(3)
+    card.stand.leave(3)
     assert card.answer(2, request) is None, "nobody knows what is free"
     card.sample()
     assert isinstance(card.answer(2, request), messages.Reserved)
