@@ -24,7 +24,9 @@ def named(card: str | None, cards: Sequence[str]) -> str:
     Raises:
         BadParameter: there is no such card, or several; the message names them.
     """
-    known = ", ".join(cards) or "none"
+    if not cards:
+        raise click.BadParameter("the daemon reads no card; `tensorctl doctor` says why", param_hint="'--card'")
+    known = ", ".join(cards)
     if card is None:
         if len(cards) == 1:
             return cards[0]

@@ -85,8 +85,10 @@ def record(daemon: Daemon, file: Path, for_s: float | None, count: int) -> None:
     benchmarks/replay.py replays it. The daemon records nothing while this command does not run.
     """
     recording, written = Recording(secrets.token_bytes(16)), 0
+    # Before the file is made: without a daemon there is nothing to record.
+    header = recording.header(daemon.status())
     with _created(file) as lines:
-        lines.write(recording.header(daemon.status()))
+        lines.write(header)
         try:
             for row, at_s in _requests(daemon, recording, for_s):
                 lines.write(recording.line(row, at_s))
@@ -106,6 +108,8 @@ def _created(file: Path) -> IO[str]:
         return lzma.open(file, "xt") if file.suffix == ".xz" else file.open("x")
     except FileExistsError:
         raise click.UsageError(f"{file} exists already: remove it, or name another file") from None
+    except OSError as error:
+        raise click.UsageError(f"{file} cannot be made ({error.strerror}): name a file in a folder of yours") from None
 
 
 def _requests(daemon: Daemon, recording: Recording, for_s: float | None) -> Iterator[tuple[list[Any], float]]:

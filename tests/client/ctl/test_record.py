@@ -89,6 +89,19 @@ def test_a_file_that_exists_is_not_overwritten(daemon: Daemon, tmp_path: Path, c
     assert file.read_text() == "mine"
 
 
+def test_a_folder_that_is_not_there_is_named(daemon: Daemon, tmp_path: Path, ctl: Ctl) -> None:
+    file = tmp_path / "none" / "requests.jsonl"
+    told = ctl("record", str(file), code=2).err
+    assert f"{file} cannot be made (No such file or directory): name a file in a folder of yours" in told
+
+
+def test_without_a_daemon_no_file_is_left(daemon: Daemon, tmp_path: Path, ctl: Ctl) -> None:
+    daemon.kill()
+    file = tmp_path / "requests.jsonl"
+    assert "start it with" in ctl("record", str(file), code=1).err
+    assert not file.exists()
+
+
 def test_watchers_get_either_requests_or_all_other_events() -> None:
     watchers = Watchers(4)
     recording, watching = watchers.add(requests=True), watchers.add(requests=False)
