@@ -50,5 +50,5 @@ def test_a_card_that_is_not_there_is_named(carded: Daemon, capsys: pytest.Captur
 def test_the_only_card_need_not_be_named() -> None:
     assert named(None, CARDS[:1]) == CARDS[0]
     assert named("1", CARDS) == CARDS[1]
-    with pytest.raises(click.BadParameter, match="are none"):
+    with pytest.raises(click.BadParameter, match="the daemon reads no card"):
         named(None, [])
