@@ -89,7 +89,7 @@ class Gate:
             self._changed.notify_all()
 
     def pool_entered(self) -> None:
-        """A thread allocates from a private pool from now on."""
+        """Records that a thread begins to allocate from a private pool."""
         with self._changed:
             self.pools += self._worker != threading.get_ident()
 

@@ -64,7 +64,7 @@ class Baselines:
             self._steady.clear()
 
     def declare(self, client: int, message: messages.DeclareBaseline) -> None:
-        """Takes a declaration in place of the client's, or the operator's, former one; 0 bytes: there is none any more.
+        """Sets what a client, or the operator, declares for a device. 0 bytes: removes the former declaration.
 
         Raises:
             LimitReached: too many devices have a declaration; the text names devices_max.
