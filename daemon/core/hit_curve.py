@@ -8,7 +8,8 @@ difference to all requests counts as hits, since such keys have short distances 
 
 The error of a point is twice its standard error, plus the misses that there are among as many average requests as that
 difference. The groups give the standard error: each has the keys with one part of the hashes, so their hit ratios are
-GROUPS independent estimates. Without sampling there is no error.
+GROUPS independent estimates. Without sampling that part is 0. Requests whose distance lies in the same column of the
+histogram as the size may be on either side of it; they are a part of the error too.
 
 The histograms are halved every HALVE_AFTER sampled requests, so older requests count less and less.
 
@@ -81,13 +82,15 @@ class _Histogram:
             sampled_share: the share of the keys that are in the sample.
         """
         counts, column = self.table(), column_of(size_bytes)
-        hits = counts[:, :column].sum(axis=1) + _within(size_bytes) * counts[:, column]
+        below = _within(size_bytes)
+        hits = counts[:, :column].sum(axis=1) + below * counts[:, column]
         requests = counts.sum(axis=1)
         total = float(requests.sum())
         if total == 0:
             return 0.0, 1.0
         ratio = min(max((float(hits.sum()) + unsampled) / max(total + unsampled, 1.0), 0.0), 1.0)
-        error = 2 * _standard_error(hits, requests, sampled_share) + (1 - ratio) * abs(unsampled) / total
+        blurred = max(below, 1 - below) * float(counts[:, column].sum()) if below else 0.0
+        error = 2 * _standard_error(hits, requests, sampled_share) + ((1 - ratio) * abs(unsampled) + blurred) / total
         return ratio, min(error, 1.0)
 
 

@@ -12,7 +12,7 @@ Invariant: a sum covers its stretch with an error of at most one part in SLOTS o
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -27,6 +27,8 @@ SLOTS: Final = 16
 """Parts of a stretch; sums drop one part at a time."""
 REQUESTS: Final = "requests"
 """The event that lists requests for a recording."""
+SAMPLED_PER_S_MAX: Final = 10_000
+"""Sampled requests in a second, of some 4 µs each. With more, the sample is halved."""
 ROWS_MAX: Final = 256
 """Requests of one event."""
 
@@ -97,24 +99,20 @@ class Hits:
         self.recording = False
         """Whether requests are kept for `take_rows`."""
         self._rows: list[Row] = []
+        self._paced_at, self._sampled_since = 0.0, 0
 
     def looked_up(self, hits: int, misses: int, now: float) -> None:
         """Counts lookups from the lanes' counters."""
         self._add((hits, hits + misses, 0, 0, 0), now)
 
-    def used(self, entries: Iterable[SpanEntry], capacity_bytes: int, now: float) -> None:
+    def used(self, entries: Collection[SpanEntry], capacity_bytes: int, now: float) -> None:
         """Counts requests for stored entries."""
-        before = self._counts.as_tuple()
-        for entry in entries:
-            self._request(entry, capacity_bytes, here=True)
-        self._add_requests(before, now)
+        self._requests(entries, capacity_bytes, now, here=True)
 
     def stored(self, entry: SpanEntry, capacity_bytes: int, now: float) -> None:
         """Counts a request for a key that was missing and is stored now."""
         self._put_bytes += entry.span_bytes
-        before = self._counts.as_tuple()
-        self._request(entry, capacity_bytes, here=False)
-        self._add_requests(before, now)
+        self._requests([entry], capacity_bytes, now, here=False)
 
     def recovered(self, entry: SpanEntry, capacity_bytes: int) -> None:
         """Takes an entry that a restarted daemon found for a recently used one."""
@@ -151,10 +149,27 @@ class Hits:
         here = counts.here / counts.requests if counts.requests else 0.0
         return {"here": here, **self._curve.as_dict(capacity_bytes, self._distances.factor)}
 
-    def _request(self, entry: SpanEntry, capacity_bytes: int, *, here: bool) -> None:
-        self._curve.asked(1)
+    def _requests(self, entries: Collection[SpanEntry], capacity_bytes: int, now: float, *, here: bool) -> None:
+        before = self._counts.as_tuple()
+        self._curve.asked(len(entries))
         if self.recording:
-            self._rows.append((entry.key.hex(), entry.payload_bytes, entry.tokens, here))
+            self._rows += [(entry.key.hex(), entry.payload_bytes, entry.tokens, here) for entry in entries]
+        chosen = self._distances.chosen(entries)
+        for entry in chosen:
+            self._sampled(entry, capacity_bytes, here=here)
+        self._pace(len(chosen), now)
+        self._add_requests(before, now)
+
+    def _pace(self, sampled: int, now: float) -> None:
+        """Halves the sample while it takes too much time."""
+        if now >= self._paced_at + 1:
+            self._paced_at, self._sampled_since = now, 0
+        self._sampled_since += sampled
+        if self._sampled_since > SAMPLED_PER_S_MAX:
+            self._sampled_since = 0
+            self._distances.thin()
+
+    def _sampled(self, entry: SpanEntry, capacity_bytes: int, *, here: bool) -> None:
         number = number_of(entry.key)
         distance_bytes = self._distances.asked(number, entry.span_bytes, capacity_bytes)
         if distance_bytes is None:

@@ -4,7 +4,7 @@ The reuse distance of a request is the size of all entries that were requested s
 with the entry itself. A cache of that size, or a larger one, that evicts the least recently used entry (LRU) has the
 entry. Keys are sampled by a hash, and distances are scaled by the same factor: the spatial sampling of SHARDS
 (Waldspurger et al., FAST 2015). The sample is halved whenever more than `keys_max` keys are held, so its memory is
-bounded.
+bounded, and on request, so that its time is.
 
 Owns: the order and the sizes of the sampled keys. Does not own the store's entries, nor the counts of hits. Entries
 count one by one: a block of a sequence counts although it is of no use without the blocks before it.
@@ -16,17 +16,20 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
-from typing import Final
+from collections.abc import Iterable
+from typing import Final, Protocol, TypeVar
 from zlib import crc32
 
 KEY_BYTES: Final = 512
 """The most bytes of the process's memory that one key takes."""
-KEYS_MAX: Final = 4096
+KEYS_MAX: Final = 8192
 KEYS_MIN: Final = 64
 MEMORY_SHARE: Final = 100
 """The keys may take 1/MEMORY_SHARE of the ring's bytes."""
 REACH: Final = 8
 """Distances up to this multiple of the capacity are known."""
+THINNED_MIN: Final = 512
+"""With fewer keys `thin` does nothing: the sample would tell too little."""
 FAR: Final = 1 << 62
 """The distance of a key that is not held: its first request, or one whose distance is beyond REACH."""
 
@@ -41,6 +44,15 @@ def keys_for(ring_bytes: int) -> int:
 def number_of(key: bytes) -> int:
     """A hash of the key. Its lower 32 bits choose the sample; the others tell keys apart whose lower bits are equal."""
     return crc32(key) | hash(key) >> _HASH_BITS << _HASH_BITS
+
+
+class Keyed(Protocol):
+    """An entry, as far as the sample needs it."""
+
+    key: bytes
+
+
+Entry = TypeVar("Entry", bound=Keyed)
 
 
 class ReuseDistances:
@@ -64,6 +76,16 @@ class ReuseDistances:
     def factor(self) -> int:
         """One key in `factor` keys is in the sample."""
         return self._mask + 1
+
+    def chosen(self, entries: Iterable[Entry]) -> list[Entry]:
+        """The entries whose keys are in the sample, in their order."""
+        mask = self._mask
+        return [entry for entry in entries if not crc32(entry.key) & mask]
+
+    def thin(self) -> None:
+        """Halves the sample, unless few keys are held."""
+        if len(self._held) >= THINNED_MIN:
+            self._halve()
 
     def asked(self, number: int, size_bytes: int, capacity_bytes: int) -> int | None:
         """Records a request for a key's entry of `size_bytes`, in a store of `capacity_bytes`.
@@ -115,12 +137,14 @@ class ReuseDistances:
         self._held[number] = (self._last, size_bytes)
         self._add(self._last, size_bytes)
         self._bytes += size_bytes
-        self._fit(capacity_bytes)
         while len(self._held) > self._keys_max:
-            self._mask = 2 * self._mask + 1
-            for each in [each for each in self._held if each & self._mask]:
-                self._drop(each)
-            self._fit(capacity_bytes)
+            self._halve()
+        self._fit(capacity_bytes)
+
+    def _halve(self) -> None:
+        self._mask = 2 * self._mask + 1
+        for number in [number for number in self._held if number & self._mask]:
+            self._drop(number)
 
     def _fit(self, capacity_bytes: int) -> None:
         while self._bytes * self.factor > REACH * capacity_bytes:

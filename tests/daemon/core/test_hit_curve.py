@@ -95,8 +95,8 @@ def test_each_namespace_has_a_curve_of_its_own_requests_in_the_common_ring() -> 
     assert every["namespace"] is None
     assert (soon["namespace"], late["namespace"]) == (b"namespa0".hex(), b"namespa1".hex())
     for size_bytes, ratio, error in soon["points"]:
-        assert error == 0
-        assert ratio == pytest.approx(exact(requests, size_bytes)[0], abs=0.02)
+        assert error < 0.1, "without a sample"
+        assert ratio == pytest.approx(exact(requests, size_bytes)[0], abs=min(0.02, error + 0.001))
     for size_bytes, ratio, _ in late["points"]:
         assert ratio == pytest.approx(exact(requests, size_bytes)[1], abs=0.02)
 

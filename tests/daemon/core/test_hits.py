@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tensord.daemon.core.events import Accessed
-from tensord.daemon.core.hits import SLOTS, Recent
+from tensord.daemon.core.hits import SAMPLED_PER_S_MAX, SLOTS, Hits, Recent
 from tensord.ipc import messages
 
 from .stand import SPAN, Make, Stand, key
@@ -96,6 +97,20 @@ def test_an_entry_removed_explicitly_is_no_hit_under_lru_either(make: Make) -> N
     stand.send(1, messages.Evict(1, [key(1)]))
     ask(stand, 1)
     assert told(stand)["since_start"] == {"requests": 2, "here": 0, "lru": 0}
+
+
+def test_many_uses_thin_the_sample_so_that_they_take_a_bounded_part_of_the_event_loop() -> None:
+    hits = Hits(1 << 30)
+    entries: list[Any] = [SimpleNamespace(key=key(number), span_bytes=SPAN) for number in range(1000)]
+    for second in range(9):
+        for _ in range(SAMPLED_PER_S_MAX // len(entries)):
+            hits.used(entries, 1 << 30, float(2 * second))
+    assert hits.as_dict(20.0)["sampled"] == 1, "as many in a second as may be"
+    for _ in range(2 * SAMPLED_PER_S_MAX // len(entries)):
+        hits.used(entries, 1 << 30, 30.0)
+    assert hits.as_dict(30.0)["sampled"] == 2
+    counts = hits.as_dict(30.0)["since_start"]
+    assert counts["here"] == counts["requests"]
 
 
 def test_the_sample_has_what_a_new_daemon_found(make: Make) -> None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -19,6 +20,7 @@ from tensord.daemon.policy.distances import (
     KEYS_MAX,
     KEYS_MIN,
     REACH,
+    THINNED_MIN,
     ReuseDistances,
     keys_for,
     number_of,
@@ -101,6 +103,22 @@ def test_a_sample_stays_within_its_bounds_whatever_is_asked(requests: list[tuple
     for key, size_bytes in requests:
         distances.asked(number(key), size_bytes, 100)
         distances.check_invariants(100)
+
+
+def test_thinning_halves_the_sample_until_few_keys_are_left() -> None:
+    distances = ReuseDistances(5000)
+    for key in range(4 * THINNED_MIN):
+        distances.asked(number(key), 1, 10**6)
+    factors = []
+    for _ in range(5):
+        distances.thin()
+        distances.check_invariants(10**6)
+        factors.append(distances.factor)
+    assert factors[:2] == [2, 4]
+    assert factors[-1] == factors[-2], "few keys tell too little"
+    assert len(distances) < THINNED_MIN
+    entries = [SimpleNamespace(key=hashlib.sha256(b"%d" % key).digest()) for key in range(4 * THINNED_MIN)]
+    assert len(distances.chosen(entries)) == len(distances)
 
 
 def test_a_key_beyond_the_reach_is_as_far_as_one_never_asked_for() -> None:
