@@ -76,7 +76,8 @@ def advise(daemon: Daemon, as_json: bool) -> None:
     """The hit ratios that a ring of another size would give.
 
     The daemon estimates them from a sample of the keys, for least recently used. "found here" is what its own policy
-    found of the same requests. ERROR: in points, of the sampling and of the histogram's resolution. Namespaces are shown by their tags, the busiest first.
+    found of the same requests. ERROR: in points, of the sampling and of the histogram's resolution. Namespaces are
+    shown by their tags, the busiest first.
     """
     answer = daemon.ask(AdviseQuery)
     click.echo(json.dumps(answer, indent=2) if as_json else advice_text(answer))
