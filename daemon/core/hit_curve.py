@@ -65,14 +65,20 @@ class _Histogram:
 
     def __init__(self) -> None:
         self.counts = array("d", bytes(8 * GROUPS * _COLUMNS))
+        self.requests = 0.0
+
+    def add(self, place: int, requests: int) -> None:
+        """Counts requests. `place`: the row of their group times _COLUMNS, plus their column."""
+        self.counts[place] += requests
+        self.requests += requests
+
+    def halve(self) -> None:
+        self.table()[:] *= 0.5
+        self.requests *= 0.5
 
     def table(self) -> Array:
         """The counts as (GROUPS, _COLUMNS) float64, the same memory."""
         return np.frombuffer(self.counts).reshape(GROUPS, _COLUMNS)
-
-    @property
-    def requests(self) -> float:
-        return float(self.table().sum())
 
     def point(self, size_bytes: int, unsampled: float, sampled_share: float) -> tuple[float, float]:
         """The hit ratio of a cache of `size_bytes`, and its error.
@@ -119,9 +125,9 @@ class HitCurve:
     def sampled(self, namespace: bytes, number: int, distance_bytes: int, factor: int) -> None:
         """Counts a sampled request. `factor`: the number of requests that it stands for."""
         place = (number >> _GROUP_SHIFT & GROUPS - 1) * _COLUMNS + column_of(distance_bytes)
-        self._all.counts[place] += factor
+        self._all.add(place, factor)
         own = self._by_namespace.get(namespace) or self._histogram_of(namespace)
-        own.counts[place] += factor
+        own.add(place, factor)
         self._sampled += 1
         if self._sampled >= HALVE_AFTER:
             self._halve()
@@ -152,7 +158,7 @@ class HitCurve:
 
     def _halve(self) -> None:
         for each in (self._all, *self._by_namespace.values()):
-            each.table()[:] *= 0.5
+            each.halve()
         self._asked *= 0.5
         self._sampled //= 2
 
