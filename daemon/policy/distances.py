@@ -46,13 +46,13 @@ def number_of(key: bytes) -> int:
     return crc32(key) | hash(key) >> _HASH_BITS << _HASH_BITS
 
 
-class Keyed(Protocol):
+class Sized(Protocol):
     """An entry, as far as the sample needs it."""
 
     key: bytes
 
 
-Entry = TypeVar("Entry", bound=Keyed)
+Entry = TypeVar("Entry", bound=Sized)
 
 
 class ReuseDistances:
