@@ -38,6 +38,8 @@ def carry_out(
     copies.copied(device.name, offloaded_bytes, message.copy_s, now)
     counters.offloaded += len(offloaded)
     counters.offloaded_bytes += offloaded_bytes
+    if len(offloaded):
+        outbox.offload_took(order.owner.client, now - order.sent_at, offloaded_bytes)
     counters.dropped += len(dropped)
     counters.dropped_bytes += exact_sum(table.size_bytes[dropped])
     counters.kept += len(kept)

@@ -34,7 +34,7 @@ _SLOTS_OF_16_BITS = 1 << 15
 @dataclass(slots=True)
 class OpenOrder:
     """An order. `rows`: the rows that it names, until it is sent; `count`: the rows under it; `open`: neither done nor
-    late."""
+    late; `sent_at`: when it was sent, in the governor's seconds."""
 
     number: int
     device: DeviceRecord
@@ -45,6 +45,7 @@ class OpenOrder:
     count: int
     part_of: Pass | None
     open: bool = True
+    sent_at: float = 0.0
 
 
 class DeviceOrders:
@@ -117,7 +118,7 @@ class DeviceOrders:
         # Every owner's first order is sent before any owner's second.
         self._unsent.extend(number for _, number in sorted(turns))
 
-    def send(self, most: int) -> None:
+    def send(self, most: int, now: float) -> None:
         """Sends up to `most` orders to owners."""
         for _ in range(most):
             if not self._unsent:
@@ -126,6 +127,7 @@ class DeviceOrders:
             if order is None or order.rows is None or not order.open:
                 continue
             table = order.device.table
+            order.sent_at = now
             rows, order.rows = order.rows[table.order[order.rows] == order.number], None
             size_bytes = exact_sum(table.size_bytes[rows])
             words = messages.Order(order.number, order.device.name, order.kind, table.keys[rows].tolist(), order.reason)

@@ -124,7 +124,7 @@ class Devices:
         rows = device_room.victims(device, row, message, circumstances, self._limits, now)
         # The owner drops the entries that the host does not accept.
         self._orders.order_away(device, rows, circumstances.host_accepts, "budget", now)
-        self._orders.send(ORDERS_A_SLICE)
+        self._orders.send(ORDERS_A_SLICE, self._now)
         self._mark_responsive(owner)
         if row is None:
             self._add(device, owner, message, now)
@@ -212,7 +212,7 @@ class Devices:
                 self._outbox.log("warning", "device stuck", device=name, why=device.stuck)
         self._begin(device, circumstances, now)
         self._promote(device, circumstances, now)
-        self._orders.send(ORDERS_A_SLICE)
+        self._orders.send(ORDERS_A_SLICE, self._now)
 
     def make_room(self, name: str, circumstances: Circumstances, now: float) -> None:
         """Begins a pass for a waiting reservation, without a new sample."""
@@ -220,7 +220,7 @@ class Devices:
         device = self._devices.get(name)
         if device is not None and circumstances.wanted_bytes:
             self._begin(device, circumstances, now)
-            self._orders.send(ORDERS_A_SLICE)
+            self._orders.send(ORDERS_A_SLICE, self._now)
 
     def room(self, name: str, circumstances: Circumstances, now: float) -> FreeRoom:
         """A device's memory, for a reservation."""
@@ -273,9 +273,9 @@ class Devices:
         if self._work:
             if next(self._work[0], _DONE) is _DONE:
                 self._work.popleft()
-            self._orders.send(1)
+            self._orders.send(1, self._now)
         else:
-            self._orders.send(ORDERS_A_SLICE)
+            self._orders.send(ORDERS_A_SLICE, self._now)
         while late := self._orders.pop_late_owner(now):
             owner, rows = late
             take_back(owner, rows, self._outbox, now + self._limits.retry_s)

@@ -20,4 +20,14 @@ class GovernorLog:
     fields: dict[str, Any]
 
 
-Effect = Send | Pressed | AgentsTurned | Announce | GovernorLog
+@dataclass(frozen=True, slots=True)
+class OffloadTook:
+    """An owner has acknowledged offloaded entries, `took_s` seconds after it was ordered to."""
+
+    client: int
+    name: str
+    took_s: float
+    size_bytes: int
+
+
+Effect = Send | Pressed | AgentsTurned | Announce | GovernorLog | OffloadTook

@@ -6,6 +6,7 @@ import gc
 import logging
 import os
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 
 import tensord
 from tensord.errors import BadKey, DaemonUnavailable, DeviceFull, NoGauge, UnderPressure, UsageError
+from tensord.ipc import messages
 from tensord.ipc.modes import Mode
 from tensord.testing.fake_vram import FakeCard, FakeStream, FakeVram
 
@@ -198,6 +200,19 @@ def test_keys_and_tensors_that_are_none_are_named(cache: tensord.DeviceCache, vr
 
 
 # ---- pressure
+
+
+def test_the_time_of_an_offload_is_measured_from_the_order_to_its_acknowledgement(
+    cache: tensord.DeviceCache, vram: FakeVram, card: FakeCard, running: Daemon
+) -> None:
+    put_some(cache, vram, range(2))
+    assert "Offload" not in running.ask(messages.LatencyQuery)["kinds"]
+    began_s = time.monotonic()
+    filled_until(card, 0.93, lambda: cache.size == 0, "both to be offloaded")
+    running.until(lambda status: status["governor"]["counters"]["offloaded"] == 2, "the acknowledgements")
+    took = running.ask(messages.LatencyQuery)["kinds"]["Offload"]
+    assert 1 <= sum(took["counts"]) <= 2
+    assert 0 < took["sum"] / sum(took["counts"]) < time.monotonic() - began_s
 
 
 def test_an_offloaded_entry_comes_back_bit_identical(

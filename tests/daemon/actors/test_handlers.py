@@ -14,6 +14,7 @@ from tensord.daemon.actors.mailbox import Mailbox
 from tensord.daemon.actors.status import Documents
 from tensord.daemon.core.governor.governor import Governor
 from tensord.daemon.core.governor.limits import GovernorLimits
+from tensord.daemon.core.request_times import RequestTimes
 
 from ..core.stand import Stand
 from .stand import serving
@@ -44,7 +45,14 @@ def a_governor_actor() -> None:
 
     governor = Governor(GovernorLimits())
     GovernorActor(
-        governor, 64, clock=lambda: 0.0, tell_store=ignore, reading=ignore, hasten=ignore, tell_watchers=ignore
+        governor,
+        64,
+        clock=lambda: 0.0,
+        tell_store=ignore,
+        reading=ignore,
+        hasten=ignore,
+        tell_watchers=ignore,
+        times=RequestTimes(1.0, 1),
     )
 
 
