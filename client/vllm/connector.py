@@ -21,7 +21,7 @@ from vllm.distributed.ec_transfer.ec_connector.base import ECConnectorBase, ECCo
 from ..identity.content import dtype_name
 from ..identity.engine import Nameless, encoder_namespace
 from ..identity.loading import loading_begins
-from . import adapters, encoder_cache
+from . import adapters, encoder_cache, sleeping
 from .plugin import log_with_vllm
 from .presence import engine_client_name
 from .scheduler import SchedulerSide
@@ -47,6 +47,8 @@ class TensordECConnector(ECConnectorBase):  # type: ignore[misc, unused-ignore]
         # Without vLLM's plugins, no earlier call has set this up.
         log_with_vllm()
         settings = Settings.read(vllm_config.ec_transfer_config.ec_connector_extra_config)
+        if role == ECConnectorRole.SCHEDULER and (settings.sleep_at or settings.reset_encoder_at):
+            sleeping.install()
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
         if vllm_config.model_config.is_encoder_decoder:

@@ -13,34 +13,56 @@ from difflib import get_close_matches
 from typing import Any, Final
 
 from ...errors import BadConfiguration
+from ...ipc.modes import LEVELS, Mode
 from ...shm.layout import RING_BYTES_MAX
 
 PREFIX: Final = "tensord."
 WAIT_S_MOST: Final = 60.0
+IDLE_S_MOST: Final = 86400.0
+ACTS_AT: Final = ("", *(mode.value for mode in LEVELS[LEVELS.index(Mode.PRESSURE) :]))
+"""The values of settings that name the mode of a card from which an idle engine gives memory back; "": never."""
 NEARLY: Final = 0.85
 """Similarity (difflib's ratio) from which an unknown key counts as a misspelt one: two letters swapped or left out."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
-    """The connector's settings. Keys of other connectors are ignored, except keys of tensord without their prefix.
+class SharedSettings:
+    """The settings that both connectors have.
 
     Args:
         socket: `tensord.socket`, the daemon's control socket; by default found as by `Client`.
-        wait_s_max: `tensord.wait_s_max`, the most seconds for which a request waits while another engine encodes its
-            input.
         revision: `tensord.revision`, a name for the weights instead of a fingerprint of their files. Engines with the
             same revision must have the same weights; tensord does not check this.
         tenant: `tensord.tenant`, a salt. Engines with different tenants share nothing.
-        canary: `tensord.canary`, the share of hits that are encoded anyway and compared with the stored output. The
-            first hit of each namespace is compared too. 0 compares none.
+        sleep_at: `tensord.sleep_at`, the mode of the engine's card from which on the engine sleeps while it is idle:
+            "pressure", "critical" or "emergency"; "" for never. It wakes up for its next request. Needs vLLM's
+            `enable_sleep_mode`.
+        sleep_idle_s: `tensord.sleep_idle_s`, the seconds without a request after which the engine counts as idle.
     """
 
     socket: str | None = None
-    wait_s_max: float = 2.0
     revision: str = ""
     tenant: str = ""
+    sleep_at: str = ""
+    sleep_idle_s: float = 30.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(SharedSettings):
+    """The EC connector's settings. Keys of other connectors are ignored, except keys of tensord without their prefix.
+
+    Args:
+        wait_s_max: `tensord.wait_s_max`, the most seconds for which a request waits while another engine encodes its
+            input.
+        canary: `tensord.canary`, the share of hits that are encoded anyway and compared with the stored output. The
+            first hit of each namespace is compared too. 0 compares none.
+        reset_encoder_at: `tensord.reset_encoder_at`, the mode of the engine's card from which on an idle engine empties
+            its encoder cache, as `sleep_at`. The memory goes back to the engine's allocator of torch.
+    """
+
+    wait_s_max: float = 2.0
     canary: float = 1e-4
+    reset_encoder_at: str = ""
 
     @classmethod
     def read(cls, extra_config: Mapping[str, Any]) -> Settings:
@@ -55,8 +77,8 @@ class Settings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class KVSettings:
-    """The settings of the KV connector, of which `Settings` describes the same keys.
+class KVSettings(SharedSettings):
+    """The settings of the KV connector.
 
     Keys of vLLM's offloading connector, as `blocks_per_chunk`, keep their meaning.
 
@@ -65,9 +87,6 @@ class KVSettings:
             its GPU's driver, which page-locks them. 0 registers nothing: blocks are then copied through a buffer.
     """
 
-    socket: str | None = None
-    revision: str = ""
-    tenant: str = ""
     registered_bytes_max: int = 32 << 30
 
     @classmethod
@@ -93,6 +112,11 @@ def _read(extra_config: Mapping[str, Any], fields: Sequence[str], where: str) ->
         if name not in known:
             _check_foreign(name, known, where)
     ours = {name.removeprefix(PREFIX): extra_config[name] for name in known if name in extra_config}
+    for name in ("sleep_at", "reset_encoder_at"):
+        if ours.get(name, "") not in ACTS_AT:
+            raise BadConfiguration(f"{PREFIX}{name}={ours[name]!r} must be one of {', '.join(map(repr, ACTS_AT))}")
+    if "sleep_idle_s" in ours:
+        ours["sleep_idle_s"] = _number(ours, "sleep_idle_s", 0.0, IDLE_S_MOST, "seconds")
     for name in ("socket", "revision", "tenant"):
         value = ours.get(name, "")
         if not isinstance(value, str):

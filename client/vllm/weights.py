@@ -32,6 +32,7 @@ import torch
 from ..identity.attributes import attributes_now
 from . import adapters
 from .encoder_cache import keeping_weights, tell_listeners, weights_are_kept
+from .hooks import hook
 
 SAMPLES: Final = 256
 """Number of values of each tensor that are compared, evenly spread."""
@@ -91,25 +92,16 @@ def install() -> None:
     from vllm.v1.engine.core import EngineCore
     from vllm.v1.executor.abstract import Executor
 
-    _hook(EngineCore, "collective_rpc", _watched_calls)
-    _hook(EngineCore, "set_weight_version", _watched_versions)
+    hook(EngineCore, "collective_rpc", _watched_calls)
+    hook(EngineCore, "set_weight_version", _watched_versions)
     # `_reset_caches` resets the KV connector too: for a sleep, and for a pause that clears caches.
     for name in ("reset_encoder_cache", "_reset_caches"):
-        _hook(EngineCore, name, _watched_resets)
-    _hook(EngineCore, "sleep", _watched_sleeps)
-    _hook(EngineCore, "wake_up", _watched_wakes)
+        hook(EngineCore, name, _watched_resets)
+    hook(EngineCore, "sleep", _watched_sleeps)
+    hook(EngineCore, "wake_up", _watched_wakes)
     # The engine core calls one of these when it starts, after it has made its connectors.
     for name in ("init_ec_output_aggregator", "init_kv_output_aggregator"):
-        _hook(Executor, name, _marked_starts)
-
-
-def _hook(owner: type, name: str, around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    original = getattr(owner, name, None)
-    if original is None or hasattr(original, "_tensord_hook"):
-        return
-    hooked = around(original)
-    hooked._tensord_hook = True  # type: ignore[attr-defined]
-    setattr(owner, name, hooked)
+        hook(Executor, name, _marked_starts)
 
 
 def _watched_calls(original: Callable[..., Any]) -> Callable[..., Any]:

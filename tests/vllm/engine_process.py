@@ -21,6 +21,8 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Any, Final
 
+CARD: Final = "ENGINE_CARD"
+"""As in engine_worker, which is imported by vLLM and not here."""
 PROMPT: Final = "USER: {pictures}{text} ASSISTANT:"
 
 
@@ -55,6 +57,11 @@ class EngineProcess:
     def __init__(self, talk: Talk, options: dict[str, Any]) -> None:
         from vllm import LLM
 
+        if CARD in os.environ:
+            from vllm.platforms import current_platform
+
+            # The CPU has no sleep mode. The worker has a fake card that it gives back: engine_worker.
+            type(current_platform).is_sleep_mode_available = lambda platform: True
         if options["unnamed"]:
             leave_unnamed(options["unnamed"])
         self._talk = talk
@@ -170,9 +177,10 @@ class EngineProcess:
         core = self._llm.llm_engine.engine_core.engine_core
         look(core.model_executor.driver_worker.get_model()) if around else self._llm.apply_model(look)
 
-    def do_engine(self, method: str, **arguments: Any) -> None:
-        """Calls a method of vLLM's engine."""
-        getattr(self._llm.llm_engine, method)(**arguments)
+    def do_engine(self, method: str, **arguments: Any) -> Any:
+        """Calls a method of vLLM's engine. Gives its result if that is a truth value."""
+        result = getattr(self._llm.llm_engine, method)(**arguments)
+        return result if isinstance(result, bool) else None
 
     def do_scheduler(self) -> dict[str, str]:
         """The classes that the scheduler took."""

@@ -17,6 +17,9 @@ COUNTS: Final = "ENGINE_COUNTS"
 """The environment's name for the file."""
 
 before_encoding: list[Callable[[], object]] = []
+CARD: Final = "ENGINE_CARD"
+"""The environment's name for the fake card that stands for the CPU worker's memory: "FOLDER NAME BYTES"."""
+
 encode_s = 0.0
 """Each run takes so much longer: a real encoder is slower than this model's."""
 encode_each_s = 0.0
@@ -53,5 +56,23 @@ def _watch() -> None:
     Llava.embed_multimodal = counted
 
 
+def _lie_on_a_card() -> None:
+    """vLLM's CPU worker ignores a sleep. Here it holds bytes of a fake card until then, and again when it wakes up."""
+    from vllm.v1.worker.cpu_worker import CPUWorker
+
+    from tensord.client.vllm import sleeping
+    from tensord.testing.fake_card import FakeCard
+
+    folder, name, size = os.environ[CARD].split()
+    card = FakeCard(folder, name)
+    card.occupy(int(size))
+
+    CPUWorker.sleep = lambda self, level=1: card.occupy(0)
+    CPUWorker.wake_up = lambda self, tags=None: card.occupy(int(size))
+    sleeping.sleeping_bytes = lambda worker: (name, int(size))
+
+
 if COUNTS in os.environ:
     _watch()
+if CARD in os.environ:
+    _lie_on_a_card()

@@ -31,7 +31,7 @@ from ....errors import BadConfiguration
 from ...core.namespace import Namespace
 from ...device.torch_blocks import TorchBlocks
 from ...identity.engine import Nameless, kv_namespace
-from .. import adapters, encoder_cache
+from .. import adapters, encoder_cache, sleeping
 from ..plugin import log_with_vllm
 from ..presence import engine_client_name
 from ..settings import KVSettings
@@ -73,6 +73,8 @@ class TensordKVConnector(OffloadingConnector):  # type: ignore[misc, unused-igno
         settings = KVSettings.read(transfer.kv_connector_extra_config)
         _check_hashes(vllm_config.cache_config.prefix_caching_hash_algo)
         why_not = why_not_covered(vllm_config, kv_cache_config, vllm.__version__)
+        if role == KVConnectorRole.SCHEDULER and settings.sleep_at:
+            sleeping.install()
         if role == KVConnectorRole.SCHEDULER:
             self._begin_scheduler(vllm_config, kv_cache_config, settings, why_not)
         else:

@@ -1,0 +1,240 @@
+"""An idle engine sleeps while its card is full, and wakes up for its next request.
+
+The card is a fake one: vLLM's CPU worker, which cannot sleep, holds bytes of it, gives them back when it is told to
+sleep, and takes them again when it wakes up (engine_worker). All else is vLLM's and tensord's.
+
+| what happens while the engine sleeps        | test                                            |
+|---------------------------------------------|-------------------------------------------------|
+| a request, room on the card                 | answers_as_before                               |
+| a request, no room on the card              | waits_for_room                                  |
+| the daemon is killed, or stopped            | without_a_daemon                                |
+| a call that needs the model                 | is_carried_out_by_a_woken_engine                |
+| sleep and wake_up by somebody else          | somebody_elses_sleep                            |
+| another engine needs the card               | take_turns                                      |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from tensord.client.vllm.settings import KVSettings, Settings
+from tensord.errors import BadConfiguration
+from tensord.testing.fake_card import FakeCard
+
+from ..client.device.card import CARD, card_folder, watching
+from ..daemon_process import Daemon, until
+from .conftest import StartEngine, fresh
+from .engine import PATIENCE_S, Answer, Engine
+
+TOTAL_BYTES: Final = 100 << 20
+ENGINE_BYTES: Final = 60 << 20
+# With the engine's bytes, a card in mode pressure; without, a relaxed one.
+OTHERS_BYTES: Final = 30 << 20
+SLEPT: Final = "it sleeps; freed"
+WAITS: Final = "waits for memory to wake up"
+SLEEPS: Final = {"tensord.sleep_at": "pressure", "tensord.sleep_idle_s": 0.2}
+
+
+class CardStand:
+    """A card, a daemon that watches it, and an engine on it that sleeps from mode pressure on."""
+
+    def __init__(self, card: FakeCard, daemon: Daemon, model: Path, start_engine: StartEngine) -> None:
+        self.card = card
+        self.daemon = daemon
+        self._model = model
+        self._start_engine = start_engine
+        self.engine = self.start(ENGINE_BYTES, **SLEEPS)
+        self.engine.wait_up()
+
+    def start(self, size_bytes: int, *, sleep_mode: bool = True, **extra: Any) -> Engine:
+        """Starts another engine, which takes so many bytes of the card when it loads its model."""
+        return self._start_engine(
+            self._model,
+            separate=True,
+            environ={"ENGINE_CARD": f"{self.card.folder} {self.card.name} {size_bytes}"},
+            enable_sleep_mode=sleep_mode,
+            ec_transfer_config={
+                "ec_connector": "TensordECConnector",
+                "ec_role": "ec_both",
+                "ec_connector_extra_config": {"tensord.socket": str(self.daemon.socket), "tensord.canary": 0, **extra},
+            },
+        )
+
+    def used(self) -> int:
+        return self.card.reading()[0]
+
+    def asleep(self) -> None:
+        """Fills the card, and returns when the engine has given its bytes back."""
+        slept = self.engine.log.count(SLEPT)
+        self.card.occupy(OTHERS_BYTES)
+        until(lambda: self.engine.log.count(SLEPT) > slept, "the engine sleeps", PATIENCE_S)
+        assert self.used() == OTHERS_BYTES
+
+    def ready(self) -> None:
+        """Whatever a test did: the daemon runs, the card has room, and the engine is awake and attached."""
+        if self.daemon.running:
+            self.daemon.resume()
+        else:
+            self.daemon.start()
+        self.card.occupy(0)
+        self.engine.generate()
+        until(lambda: any(not row["orphaned"] for row in self.daemon.client_rows()), "the engine is attached")
+
+
+@pytest.fixture(scope="module")
+def module_stand(model: Path, start_engine: StartEngine) -> Iterator[CardStand]:
+    with card_folder() as folder, FakeCard(folder, CARD, TOTAL_BYTES) as card, watching(card) as daemon:
+        daemon.start()
+        yield CardStand(card, daemon, model, start_engine)
+
+
+@pytest.fixture
+def stand(module_stand: CardStand) -> CardStand:
+    module_stand.ready()
+    return module_stand
+
+
+def test_an_idle_engine_sleeps_while_its_card_is_full_and_answers_its_next_request_as_before(stand: CardStand) -> None:
+    picture = fresh()
+    before = stand.engine.generate(picture)
+    stand.asleep()
+    assert stand.engine.generate(picture) == before
+    assert stand.used() == OTHERS_BYTES + ENGINE_BYTES, "it answered without its memory"
+
+
+def test_an_engine_goes_on_sharing_after_a_sleep(stand: CardStand) -> None:
+    picture = fresh()
+    stand.engine.generate(picture)
+    stand.asleep()
+    before = stand.engine.encoded()
+    stand.engine.generate(picture)
+    assert stand.engine.encoded() == before, "the picture was encoded again"
+
+
+def test_requests_wait_for_room_on_the_card_and_are_answered_in_their_order(stand: CardStand) -> None:
+    pictures = [fresh() for _ in range(3)]
+    before = [stand.engine.generate(picture) for picture in pictures]
+    stand.asleep()
+    stand.card.occupy(2 * OTHERS_BYTES)
+    waited = stand.engine.log.count(WAITS)
+    names = [stand.engine.add(picture) for picture in pictures]
+    until(lambda: stand.engine.log.count(WAITS) > waited, "the engine says that it waits", PATIENCE_S)
+    assert stand.used() == 2 * OTHERS_BYTES, "it woke up into a full card"
+    stand.card.occupy(OTHERS_BYTES)
+    answers: dict[str, Answer] = {}
+    while len(answers) < len(names):
+        answers.update(stand.engine.step())
+    assert [answers[name] for name in names] == before
+    assert list(answers) == names
+
+
+def test_a_request_that_is_aborted_while_the_engine_sleeps_leaves_it_as_it_was(stand: CardStand) -> None:
+    picture = fresh()
+    before = stand.engine.generate(picture)
+    stand.asleep()
+    stand.card.occupy(2 * OTHERS_BYTES)
+    stand.engine.ask("abort", name=stand.engine.add(picture))
+    stand.card.occupy(OTHERS_BYTES)
+    assert stand.engine.generate(picture) == before
+
+
+@pytest.mark.parametrize("how", ["killed", "stopped"])
+def test_a_sleeping_engine_without_a_daemon_wakes_up_for_its_next_request(stand: CardStand, how: str) -> None:
+    picture = fresh()
+    before = stand.engine.generate(picture)
+    stand.asleep()
+    stand.daemon.kill() if how == "killed" else stand.daemon.pause()
+    assert stand.engine.generate(picture) == before
+    assert stand.used() == OTHERS_BYTES + ENGINE_BYTES
+
+
+def test_a_daemon_started_anew_lets_the_engine_sleep_again(stand: CardStand) -> None:
+    stand.asleep()
+    stand.daemon.kill()
+    stand.engine.generate()
+    slept = stand.engine.log.count(SLEPT)
+    stand.daemon.start()
+    until(lambda: stand.engine.log.count(SLEPT) > slept, "the engine sleeps", PATIENCE_S)
+
+
+def test_a_call_that_needs_the_model_is_carried_out_by_a_woken_engine(stand: CardStand) -> None:
+    stand.asleep()
+    stand.engine.ask("engine", method="reset_encoder_cache")
+    assert stand.used() == OTHERS_BYTES + ENGINE_BYTES, "the call reached a sleeping engine"
+
+
+def test_the_question_whether_an_engine_sleeps_does_not_wake_it_up(stand: CardStand) -> None:
+    stand.asleep()
+    assert stand.engine.ask("engine", method="is_sleeping")
+    assert stand.used() == OTHERS_BYTES
+
+
+def test_somebody_elses_sleep_is_ended_by_nobody_else(stand: CardStand) -> None:
+    picture = fresh()
+    before = stand.engine.generate(picture)
+    stand.asleep()
+    stand.engine.ask("engine", method="sleep")
+    stand.card.occupy(0)
+    name = stand.engine.add(picture)
+    # Answered by the core after the request.
+    assert stand.engine.ask("engine", method="is_sleeping")
+    assert stand.used() == 0, "a request ended a sleep that somebody asked for"
+    stand.engine.ask("engine", method="wake_up")
+    answers: dict[str, Answer] = {}
+    while name not in answers:
+        answers.update(stand.engine.step())
+    assert answers[name] == before
+
+
+def test_two_engines_that_do_not_fit_on_a_card_take_turns(stand: CardStand) -> None:
+    picture = fresh()
+    before = stand.engine.generate(picture)
+    slept = stand.engine.log.count(SLEPT)
+    with stand.start(OTHERS_BYTES, **SLEEPS) as other:
+        other.wait_up()  # the card is under pressure with both
+        until(lambda: stand.engine.log.count(SLEPT) > slept, "the first engine sleeps", PATIENCE_S)
+        assert other.generate(picture) == before
+        assert stand.engine.generate(picture) == before
+        until(lambda: SLEPT in other.log or stand.engine.log.count(SLEPT) > slept + 1, "one sleeps again", PATIENCE_S)
+        assert other.generate(picture) == before
+        assert stand.engine.generate(picture) == before
+
+
+def test_an_idle_engine_empties_its_encoder_cache_where_that_is_asked_for(stand: CardStand) -> None:
+    with stand.start(ENGINE_BYTES, **{"tensord.reset_encoder_at": "pressure", "tensord.sleep_idle_s": 0}) as other:
+        stand.engine.ask("engine", method="sleep")
+        until(lambda: stand.used() == 0, "the first engine's bytes are free")
+        other.wait_up()
+        stand.card.occupy(OTHERS_BYTES)
+        until(lambda: "its encoder cache was reset" in other.log, "the cache is reset", PATIENCE_S)
+        assert SLEPT not in other.log
+    stand.card.occupy(0)
+    until(lambda: stand.used() == 0, "the other engine's bytes are free")
+    stand.engine.ask("engine", method="wake_up")
+
+
+def test_an_engine_without_a_sleep_mode_or_a_process_says_why_it_does_not_sleep(
+    stand: CardStand, model: Path, start_engine: StartEngine
+) -> None:
+    with stand.start(0, sleep_mode=False, **SLEEPS) as off:
+        off.wait_up()
+        assert "start the engine with enable_sleep_mode" in off.log
+    connector = {"ec_connector_extra_config": {"tensord.socket": str(stand.daemon.socket), **SLEEPS}}
+    with start_engine(model, socket=stand.daemon.socket, connector=connector) as within:
+        within.wait_up()
+        assert "VLLM_ENABLE_V1_MULTIPROCESSING=0" in within.log
+    with start_engine(model, socket=stand.daemon.socket, connector=connector, separate=True) as no_card:
+        no_card.wait_up()
+        assert "its workers use no GPU" in no_card.log
+
+
+@pytest.mark.parametrize("settings", [Settings, KVSettings])
+def test_a_mode_that_is_none_and_times_out_of_range_are_refused_when_the_engine_starts(settings: Any) -> None:
+    with pytest.raises(BadConfiguration, match=r"tensord\.sleep_at='full' must be one of '', 'pressure', 'critical'"):
+        settings.read({"tensord.sleep_at": "full"})
+    with pytest.raises(BadConfiguration, match=r"tensord\.sleep_idle_s=-1 must be seconds from 0 to 86400"):
+        settings.read({"tensord.sleep_idle_s": -1})
