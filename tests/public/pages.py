@@ -52,7 +52,8 @@ ELSEWHERE: Final = {
     ("docs/transformers.md", "import cached"): TRANSFORMERS,
     ("docs/transformers.md", "import prefix_cached"): TRANSFORMERS,
     ("docs/transformers.md", "shared.past_key_values(ids)"): TRANSFORMERS,
-    ("docs/vllm.md", "--ec-transfer-config"): SERVES,
+    ("docs/vllm.md", "--ec-manager-config"): SERVES,
+    ("docs/vllm.md", "--enable-sleep-mode"): SERVES,
     ("docs/vllm.md", "--kv-transfer-config"): SERVES,
     ("docs/vllm.md", "from vllm import"): VLLM,
 }

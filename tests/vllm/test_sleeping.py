@@ -36,7 +36,8 @@ ENGINE_BYTES: Final = 60 << 20
 OTHERS_BYTES: Final = 30 << 20
 SLEPT: Final = "it sleeps; freed"
 WAITS: Final = "waits for memory to wake up"
-SLEEPS: Final = {"tensord.sleep_at": "pressure", "tensord.sleep_idle_s": 0.2}
+RESETS: Final[dict[str, Any]] = {"tensord.reset_encoder_at": "pressure", "tensord.sleep_idle_s": 0}
+SLEEPS: Final[dict[str, Any]] = {"tensord.sleep_at": "pressure", "tensord.sleep_idle_s": 0.2}
 
 
 class CardStand:
@@ -205,7 +206,7 @@ def test_two_engines_that_do_not_fit_on_a_card_take_turns(stand: CardStand) -> N
 
 
 def test_an_idle_engine_empties_its_encoder_cache_where_that_is_asked_for(stand: CardStand) -> None:
-    with stand.start(ENGINE_BYTES, **{"tensord.reset_encoder_at": "pressure", "tensord.sleep_idle_s": 0}) as other:
+    with stand.start(ENGINE_BYTES, **RESETS) as other:
         stand.engine.ask("engine", method="sleep")
         until(lambda: stand.used() == 0, "the first engine's bytes are free")
         other.wait_up()
