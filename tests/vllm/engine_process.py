@@ -182,6 +182,23 @@ class EngineProcess:
         result = getattr(self._llm.llm_engine, method)(**arguments)
         return result if isinstance(result, bool) else None
 
+    def do_calls(self, method: str) -> list[str]:
+        """Calls a method of vLLM's engine. Gives the names of what reached its workers."""
+        executor = self._llm.llm_engine.engine_core.engine_core.model_executor
+        reached: list[str] = []
+        theirs = executor.collective_rpc
+
+        def heard(called: Any, *arguments: Any, **named: Any) -> Any:
+            reached.append(called if isinstance(called, str) else called.__name__)
+            return theirs(called, *arguments, **named)
+
+        executor.collective_rpc = heard
+        try:
+            self.do_engine(method)
+        finally:
+            del executor.collective_rpc
+        return reached
+
     def do_scheduler(self) -> dict[str, str]:
         """The classes that the scheduler took."""
         scheduler = self._scheduler

@@ -12,11 +12,13 @@ again by its engine.
 from __future__ import annotations
 
 import logging
-from functools import partial
+from collections.abc import Callable
+from functools import partial, wraps
 from typing import Any
 
 import vllm
 from vllm import _custom_ops as ops
+from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorBase_V1, KVConnectorRole
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import OffloadingWorkerMetadata
@@ -24,6 +26,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.config import build
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import OffloadingConnectorScheduler
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.worker import OffloadingConnectorWorker
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
+from vllm.v1.executor.abstract import Executor
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.kv_offload.base import CanonicalKVCaches
 
@@ -32,6 +35,7 @@ from ...core.namespace import Namespace
 from ...device.torch_blocks import TorchBlocks
 from ...identity.engine import Nameless, kv_namespace
 from .. import adapters, encoder_cache, sleeping
+from ..hooks import hook
 from ..plugin import log_with_vllm
 from ..presence import engine_client_name
 from ..settings import KVSettings
@@ -103,6 +107,7 @@ class TensordKVConnector(OffloadingConnector):  # type: ignore[misc, unused-igno
             TensordOffloadingSpec(config, make, _no_worker), vllm_config, kv_cache_config
         )
         self._manager = self.connector_scheduler.manager
+        hook(Executor, "sleep", _settled_sleeps)
         encoder_cache.listen_for_resets(self._caches_reset)
         if vllm_config.lora_config is not None:
             adapters.install_engine()
@@ -161,6 +166,11 @@ class TensordKVConnector(OffloadingConnector):  # type: ignore[misc, unused-igno
 
     # ---- a worker's side
 
+    def settle(self) -> None:
+        """Waits until no copy of this worker reads or writes the KV cache."""
+        if self._worker is not None:
+            self._worker.settle()
+
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
         """vLLM's results, and the requests whose load failed. These compute their blocks."""
         loads = dict(getattr(self.connector_worker, "_load_jobs", ()))
@@ -175,6 +185,25 @@ class TensordKVConnector(OffloadingConnector):  # type: ignore[misc, unused-igno
         if news is not None and theirs is not None:
             news.completed_jobs, news.transfer_stats = theirs.completed_jobs, theirs.transfer_stats
         return news or theirs
+
+
+def _settled_sleeps(original: Callable[..., Any]) -> Callable[..., Any]:
+    """A sleep frees the KV cache, which copies of blocks may still use after the engine's last step."""
+
+    @wraps(original)
+    def sleep(self: Any, *args: Any, **kwargs: Any) -> Any:
+        self.collective_rpc(settle)
+        return original(self, *args, **kwargs)
+
+    return sleep
+
+
+def settle(worker: Any) -> None:
+    """`TensordKVConnector.settle` of the worker, in whose process it runs."""
+    group = get_kv_transfer_group() if has_kv_transfer_group() else None
+    for connector in getattr(group, "_connectors", [group]):
+        if isinstance(connector, TensordKVConnector):
+            connector.settle()
 
 
 def _check_hashes(algorithm: str) -> None:

@@ -127,6 +127,10 @@ class KVWorker(OffloadingWorker):  # type: ignore[misc, unused-ignore]
         """Waits until these jobs' copies are done. They need no daemon."""
         self._transfers.wait(job_ids)
 
+    def settle(self) -> None:
+        """Waits until no copy reads or writes the KV cache. They need no daemon."""
+        self._transfers.wait_all()
+
     def shutdown(self) -> None:
         """Ends both threads once queued copies are made, and put or given up. Idempotent."""
         self._jobs.put(None)

@@ -5,6 +5,7 @@ Owns: what only a card's copies promise. test_worker.py has what both kinds prom
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 
 import numpy as np
@@ -94,6 +95,25 @@ def test_a_store_has_what_the_step_computed_though_the_card_was_late(stand: Work
     stand.stored(1)
     expected = stand.blocks(0, [1, 2])
     assert np.array_equal(loaded(stand, 1), expected)
+
+
+def test_a_sleep_waits_for_copies_of_the_kv_cache_that_it_frees(stand: WorkerStand, card: Accelerator) -> None:
+    order: list[str] = []
+
+    def settle() -> None:
+        stand.worker.settle()
+        order.append("settled")
+
+    settling = threading.Thread(target=settle)
+    with card.hold():
+        stand.write(5)
+        job = stand.store([1], [[1, 2], []])
+        settling.start()
+        settling.join(0.2)  # one that does not wait ends in that time
+        order.append("copied")
+    settling.join()
+    assert order == ["copied", "settled"]
+    stand.finished(job)
 
 
 def test_a_load_comes_after_what_the_card_was_told_before(stand: WorkerStand, card: Accelerator) -> None:

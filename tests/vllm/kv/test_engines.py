@@ -236,6 +236,12 @@ def test_sharing_goes_on_after_a_reset_and_a_sleep_that_keep_the_weights_and_no_
     assert asked(kv.first, text=new)[1] <= 2 * BLOCK_TOKENS
 
 
+def test_a_sleep_begins_when_the_workers_have_ended_their_copies_of_blocks(kv: KVStand) -> None:
+    reached = kv.first.ask("calls", method="sleep")
+    kv.first.ask("engine", method="wake_up")
+    assert reached.index("settle") < reached.index("sleep")
+
+
 def test_a_reset_after_a_change_of_weights_around_vllms_methods_ends_sharing(
     kv: KVStand, kv_model: Path, start_engine: StartEngine
 ) -> None:
