@@ -182,22 +182,13 @@ class EngineProcess:
         result = getattr(self._llm.llm_engine, method)(**arguments)
         return result if isinstance(result, bool) else None
 
-    def do_calls(self, method: str) -> list[str]:
-        """Calls a method of vLLM's engine. Gives the names of what reached its workers."""
-        executor = self._llm.llm_engine.engine_core.engine_core.model_executor
-        reached: list[str] = []
-        theirs = executor.collective_rpc
-
-        def heard(called: Any, *arguments: Any, **named: Any) -> Any:
-            reached.append(called if isinstance(called, str) else called.__name__)
-            return theirs(called, *arguments, **named)
-
-        executor.collective_rpc = heard
-        try:
-            self.do_engine(method)
-        finally:
-            del executor.collective_rpc
-        return reached
+    def do_sleep_and_lose_kv(self) -> None:
+        """Sleeps and wakes up. The KV cache is lost, as on a GPU; on the CPU vLLM keeps it."""
+        core = self._llm.llm_engine.engine_core.engine_core
+        core.sleep(1)
+        for tensor in core.model_executor.driver_worker.worker.model_runner.kv_caches:
+            tensor.zero_()
+        core.wake_up()
 
     def do_scheduler(self) -> dict[str, str]:
         """The classes that the scheduler took."""

@@ -14,19 +14,22 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import partial, wraps
-from typing import Any
+from typing import Any, Final
 
 import vllm
 from vllm import _custom_ops as ops
 from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorBase_V1, KVConnectorRole
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
-from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import OffloadingWorkerMetadata
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import (
+    OffloadingConnectorMetadata,
+    OffloadingWorkerMetadata,
+)
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.config import build_offloading_config
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import OffloadingConnectorScheduler
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.worker import OffloadingConnectorWorker
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
-from vllm.v1.executor.abstract import Executor
+from vllm.utils.import_utils import resolve_obj_by_qualname
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.kv_offload.base import CanonicalKVCaches
 
@@ -48,6 +51,8 @@ from .scheduler import KVManager
 from .spec import TensordOffloadingSpec
 from .worker import STORE_BYTES_MAX, KVWorker
 
+_FREES_KV: Final = ("sleep", "discard", "checkpoint_prepare")
+"""Methods of vLLM's workers after which the KV cache may be lost."""
 _log = logging.getLogger("tensord")
 
 
@@ -107,7 +112,6 @@ class TensordKVConnector(OffloadingConnector):  # type: ignore[misc, unused-igno
             TensordOffloadingSpec(config, make, _no_worker), vllm_config, kv_cache_config
         )
         self._manager = self.connector_scheduler.manager
-        hook(Executor, "sleep", _settled_sleeps)
         encoder_cache.listen_for_resets(self._caches_reset)
         if vllm_config.lora_config is not None:
             adapters.install_engine()
@@ -120,6 +124,8 @@ class TensordKVConnector(OffloadingConnector):  # type: ignore[misc, unused-igno
         if lora:
             adapters.install()
         config = build_offloading_config(vllm_config, kv_cache_config)
+        for name in _FREES_KV:
+            hook(resolve_obj_by_qualname(vllm_config.parallel_config.worker_cls), name, _settled)
 
         def make(kv_caches: CanonicalKVCaches) -> KVWorker:
             rank = config.parallel.rank
@@ -167,8 +173,12 @@ class TensordKVConnector(OffloadingConnector):  # type: ignore[misc, unused-igno
     # ---- a worker's side
 
     def settle(self) -> None:
-        """Waits until no copy of this worker reads or writes the KV cache."""
+        """Makes all copies of blocks that the steps so far have asked for. Returns when none uses the KV cache.
+
+        vLLM hands the stores of a step over in the next one, which may come after the KV cache was lost.
+        """
         if self._worker is not None:
+            self.connector_worker.handle_preemptions(OffloadingConnectorMetadata(load_jobs={}, store_jobs={}))
             self._worker.settle()
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
@@ -187,23 +197,18 @@ class TensordKVConnector(OffloadingConnector):  # type: ignore[misc, unused-igno
         return news or theirs
 
 
-def _settled_sleeps(original: Callable[..., Any]) -> Callable[..., Any]:
-    """A sleep frees the KV cache, which copies of blocks may still use after the engine's last step."""
+def _settled(original: Callable[..., Any]) -> Callable[..., Any]:
+    """A worker's method that frees the KV cache: it is called when no copy of blocks uses it any more."""
 
     @wraps(original)
-    def sleep(self: Any, *args: Any, **kwargs: Any) -> Any:
-        self.collective_rpc(settle)
+    def freed(self: Any, *args: Any, **kwargs: Any) -> Any:
+        group = get_kv_transfer_group() if has_kv_transfer_group() else None
+        for connector in getattr(group, "_connectors", [group]):
+            if isinstance(connector, TensordKVConnector):
+                connector.settle()
         return original(self, *args, **kwargs)
 
-    return sleep
-
-
-def settle(worker: Any) -> None:
-    """`TensordKVConnector.settle` of the worker, in whose process it runs."""
-    group = get_kv_transfer_group() if has_kv_transfer_group() else None
-    for connector in getattr(group, "_connectors", [group]):
-        if isinstance(connector, TensordKVConnector):
-            connector.settle()
+    return freed
 
 
 def _check_hashes(algorithm: str) -> None:
