@@ -96,12 +96,17 @@ def begin(thread: threading.Thread) -> None:
     try:
         aside(thread.start)
     except (RuntimeError, MemoryError):
-        limit, _ = resource.getrlimit(resource.RLIMIT_NPROC)
-        most = "none" if limit == resource.RLIM_INFINITY else str(limit)
-        raise ProcessLimit(
-            f"process {os.getpid()} can start no thread: its user's limit is {most} (RLIMIT_NPROC), and its cgroup and "
-            "its memory have limits too. End threads, or raise the limit (`ulimit -u`, TasksMax of a service)"
-        ) from None
+        raise no_thread() from None
+
+
+def no_thread() -> ProcessLimit:
+    """The error of a process that can start no more threads."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NPROC)
+    most = "none" if limit == resource.RLIM_INFINITY else str(limit)
+    return ProcessLimit(
+        f"process {os.getpid()} can start no thread: its user's limit is {most} (RLIMIT_NPROC), and its cgroup and "
+        "its memory have limits too. End threads, or raise the limit (`ulimit -u`, TasksMax of a service)"
+    )
 
 
 def _have_threads() -> None:

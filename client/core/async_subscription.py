@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, Self
 
+from .async_calls.threads import in_thread
 from .governor import CHANGES_MAX, ModeChange, Subscription, TierState
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ class AsyncSubscription:
 
     async def open(self, client: Client, callback: Callable[[ModeChange], object] | None, gauge: str | None) -> Self:
         """Subscribes at the daemon, and starts the task that calls `callback`, if given. For the library."""
-        self._inner = await asyncio.to_thread(client.on_mode, self._on_change, gauge)
+        self._inner = await in_thread(client.on_mode, self._on_change, gauge)
         if callback is not None:
             self._task = asyncio.create_task(self._call(callback), name="tensord-modes")
         return self

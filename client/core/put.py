@@ -6,6 +6,8 @@ Invariants: an outcome is settled once, by puts.py.
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal, Self
 
@@ -105,3 +107,13 @@ class Pending:
     def sent(self) -> bool:
         """Whether a daemon may know of the put, and may read its regions until it answers."""
         return self.sent_again or self.connected is not None
+
+
+def wait_for_all(puts: Iterable[Put], deadline: float) -> None:
+    """Waits until no put is "sent" any more.
+
+    Raises:
+        TimedOut: one is at `deadline`, in seconds of `time.monotonic()`; it goes on.
+    """
+    for put in puts:
+        put.wait(max(0.0, deadline - time.monotonic()))

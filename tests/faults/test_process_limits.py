@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import resource
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +70,39 @@ def test_a_client_without_free_descriptors_misses_and_says_the_limit_until_some_
     assert (state, error) == ("lost", ProcessLimit.__name__), text
     assert f"its limit is {FILES} (RLIMIT_NOFILE)" in text
     assert again == "stored"
+
+
+def test_an_async_call_for_which_no_thread_can_be_started_says_the_limit_and_is_not_made_later(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def called() -> None:
+        begun, over = threading.Event(), threading.Event()
+
+        def busy() -> None:
+            begun.set()
+            over.wait()
+
+        async with tensord.AsyncClient(daemon.socket) as client:
+            assert await client.wait_connected(PATIENCE_S)
+            loop = asyncio.get_running_loop()
+            pool = ThreadPoolExecutor(2)
+            loop.set_default_executor(pool)
+            working = loop.run_in_executor(None, busy)
+            begun.wait()
+            with monkeypatch.context() as patched:
+                patched.setattr(threading.Thread, "start", no_thread_more)
+                with pytest.raises(ProcessLimit, match="RLIMIT_NPROC"):
+                    await client.put(key(1), payload(1))
+            over.set()
+            await working
+            # Queued after the first one.
+            assert (await client.put(key(2), payload(2), wait=True)).state == "stored"
+            assert not await client.contains(key(1))
+
+    def no_thread_more(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    asyncio.run(called())
 
 
 def may_start_no_thread(stage: Stage, path: Path) -> Any:

@@ -197,6 +197,58 @@ def test_real_signals_at_random_moments_of_calls_leave_the_client_as_good_as_new
     stand.check_end()
 
 
+@pytest.mark.parametrize("size_bytes", [MIB // 2, 24 * MIB], ids=["inbox", "in place"])
+@pytest.mark.parametrize("call", ["put", "put_many", "get_or_compute"])
+def test_the_array_of_a_cancelled_put_is_the_tasks_again_and_never_stored_with_what_comes_after(
+    call: str, size_bytes: int
+) -> None:
+    async def cancelled(large: Daemon) -> None:
+        async with tensord.AsyncClient(large.socket) as client:
+            assert await client.wait_connected(PATIENCE_S)
+            array = np.empty(size_bytes, np.uint8)
+            calls: dict[str, Callable[[bytes], Any]] = {
+                "put": lambda name: client.put(name, array, wait=True),
+                "put_many": lambda name: client.put_many([(name, array)], wait=True),
+                "get_or_compute": lambda name: client.get_or_compute(name, lambda: array),
+            }
+            for number in range(30):
+                name = key(number)
+                array.fill(1)
+                task = asyncio.create_task(calls[call](name))
+                await asyncio.sleep(0.0005 * number)
+                task.cancel()
+                await asyncio.wait([task])
+                array.fill(2)
+                await asyncio.to_thread(
+                    large.until, lambda status: not status["store"]["puts_in_flight"], "the put to be carried out"
+                )
+                lease = await client.get(name)
+                assert lease is None or (lease.tree == 1).all()
+
+    with Daemon(ring_bytes="64MiB") as large:
+        asyncio.run(cancelled(large.start()))
+
+
+def test_a_cancelled_get_into_writes_nothing_more_into_the_tasks_array() -> None:
+    async def cancelled(large: Daemon) -> None:
+        async with tensord.AsyncClient(large.socket) as client:
+            assert await client.wait_connected(PATIENCE_S)
+            array = np.ones(24 * MIB, np.uint8)
+            assert (await client.put(key(1), array, wait=True)).state == "stored"
+            for number in range(30):
+                task = asyncio.create_task(client.get_into(key(1), array))
+                await asyncio.sleep(0.0003 * number)
+                task.cancel()
+                await asyncio.wait([task])
+                array.fill(2)
+                # As long as it takes to copy the entry.
+                assert await client.get_into(key(1), np.empty_like(array))
+                assert (array == 2).all()
+
+    with Daemon(ring_bytes="64MiB") as large:
+        asyncio.run(cancelled(large.start()))
+
+
 def test_tasks_cancelled_at_any_moment_leave_an_async_client_as_good_as_new(daemon: Daemon) -> None:
     """Each task is cancelled after so many turns of the loop; a claim is given back though nobody has it."""
 

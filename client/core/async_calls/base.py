@@ -5,13 +5,13 @@ Owns: the end of the subscriptions. Does not own: the link, which the synchronou
 
 from __future__ import annotations
 
-import asyncio
 import weakref
 from typing import Any, Self
 
 from ..async_subscription import AsyncSubscription
 from ..cache import Client
 from ..once import ComputeTally
+from .threads import in_thread
 
 
 class AsyncClientBase:
@@ -38,7 +38,7 @@ class AsyncClientBase:
 
     async def wait_connected(self, timeout_s: float | None = None) -> bool:
         """Waits until the daemon is there, for at most `timeout_s` seconds; returns False if it is still not there."""
-        return await asyncio.to_thread(self._client.wait_connected, timeout_s)
+        return await in_thread(self._client.wait_connected, timeout_s)
 
     async def status(self) -> dict[str, Any]:
         """Returns the daemon's status, as `tensorctl status --json` prints it.
@@ -46,13 +46,13 @@ class AsyncClientBase:
         Raises:
             DaemonUnavailable, SocketForbidden, TimedOut: the daemon did not answer.
         """
-        return await asyncio.to_thread(self._client.status)
+        return await in_thread(self._client.status)
 
     async def close(self) -> None:
         """Ends the connection and all subscriptions. Leases and their views stay valid for as long as they live."""
         for subscription in list(self._subscriptions):
             subscription.close()
-        await asyncio.to_thread(self._client.close)
+        await in_thread(self._client.close)
 
     async def __aenter__(self) -> Self:
         await self.wait_connected()

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from ..namespace import Namespace
 from .base import AsyncClientBase
+from .threads import in_thread
 
 
 class AsyncEntryCalls(AsyncClientBase):
@@ -21,7 +20,7 @@ class AsyncEntryCalls(AsyncClientBase):
             BadKey: a key is not 32 bytes.
             DaemonUnavailable, TimedOut: the daemon did not answer.
         """
-        return await asyncio.to_thread(self._client.touch, *keys)
+        return await in_thread(self._client.touch, *keys)
 
     async def evict(self, *keys: bytes) -> int:
         """Removes entries. Leases on them stay valid.
@@ -33,7 +32,7 @@ class AsyncEntryCalls(AsyncClientBase):
             BadKey: a key is not 32 bytes.
             DaemonUnavailable, TimedOut: the daemon did not answer.
         """
-        return await asyncio.to_thread(self._client.evict, *keys)
+        return await in_thread(self._client.evict, *keys)
 
     async def clear(self, namespace: Namespace | None = None) -> int:
         """Removes all entries of a namespace; without a namespace, all entries of the ring.
@@ -44,7 +43,7 @@ class AsyncEntryCalls(AsyncClientBase):
         Raises:
             DaemonUnavailable, TimedOut: the daemon did not answer.
         """
-        return await asyncio.to_thread(self._client.clear, namespace)
+        return await in_thread(self._client.clear, namespace)
 
     async def current(self, namespace: Namespace) -> Namespace:
         """Returns the namespace at its current generation. Sends no message. Call it before you load the weights.
@@ -65,7 +64,7 @@ class AsyncEntryCalls(AsyncClientBase):
             LimitReached: namespaces_max, or the namespace is at its last generation.
             DaemonUnavailable, TimedOut: the daemon did not answer. It may have done it; a second call does no harm.
         """
-        return await asyncio.to_thread(self._client.invalidate, namespace)
+        return await in_thread(self._client.invalidate, namespace)
 
     async def pin(self, key: bytes, for_s: float) -> float:
         """Keeps an entry from being evicted for at most `for_s` seconds, without a lease.
@@ -79,7 +78,7 @@ class AsyncEntryCalls(AsyncClientBase):
             LimitReached: pins_per_client_max or pinned_share_max.
             DaemonUnavailable, TimedOut: the daemon did not answer.
         """
-        return await asyncio.to_thread(self._client.pin, key, for_s)
+        return await in_thread(self._client.pin, key, for_s)
 
     async def unpin(self, key: bytes) -> None:
         """Ends a pin before its time.
@@ -88,4 +87,4 @@ class AsyncEntryCalls(AsyncClientBase):
             BadKey: `key` is not 32 bytes.
             DaemonUnavailable, TimedOut: the daemon did not answer.
         """
-        await asyncio.to_thread(self._client.unpin, key)
+        await in_thread(self._client.unpin, key)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,7 @@ from ..entry import Entry, Reuse
 from ..lease import Batch, Lease
 from ..ring_reader import RingReader
 from .base import AsyncClientBase
+from .threads import to_its_end
 
 
 class AsyncLookupCalls(AsyncClientBase):
@@ -65,7 +65,7 @@ class AsyncLookupCalls(AsyncClientBase):
             BadKey: `key` is not 32 bytes.
             UsageError: the entry is not a single array of `out`'s shape and dtype.
         """
-        return await asyncio.to_thread(self._client.get_into, key, out)
+        return await to_its_end(self._client.get_into, key, out)
 
     async def contains(self, key: bytes) -> bool:
         """Returns whether a `get` would hit now. Takes no lease and counts no use.

@@ -5,7 +5,6 @@ Does not own: subscriptions of an event loop (async_subscription.py).
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 
 from ....ipc.steps import AgentStepGraph
@@ -14,6 +13,7 @@ from ..device_reservation import DeviceReservation
 from ..governor import ModeChange, TierState
 from ..workflow import Workflow
 from .base import AsyncClientBase
+from .threads import in_thread
 
 
 class AsyncPressureCalls(AsyncClientBase):
@@ -37,7 +37,7 @@ class AsyncPressureCalls(AsyncClientBase):
         Raises:
             DaemonUnavailable, TimedOut: the daemon did not answer.
         """
-        return await asyncio.to_thread(self._client.modes)
+        return await in_thread(self._client.modes)
 
     async def workflow(self, name: str, graph: AgentStepGraph) -> Workflow:
         """Tells the daemon which agents run in which order, until `Workflow.end`. Use the result in a `with`.
@@ -49,7 +49,7 @@ class AsyncPressureCalls(AsyncClientBase):
             BadGraph: the steps cannot be run in any order, or another client has a workflow of this name.
             LimitReached: workflows_max or workflow_steps_max.
         """
-        return await asyncio.to_thread(self._client.workflow, name, graph)
+        return await in_thread(self._client.workflow, name, graph)
 
     async def request_arrived(self, device: str, count: int = 1) -> None:
         """Reports `count` new inference requests, for the queueing floor of `device`. Without a daemon, does nothing.
@@ -82,7 +82,7 @@ class AsyncPressureCalls(AsyncClientBase):
             NoGauge: `device` is the host's gauge.
             LimitReached: devices_max.
         """
-        await asyncio.to_thread(self._client.declare_baseline, device, size_bytes, timeout_s=timeout_s)
+        await in_thread(self._client.declare_baseline, device, size_bytes, timeout_s=timeout_s)
 
     async def reserve_device(
         self,
@@ -114,7 +114,7 @@ class AsyncPressureCalls(AsyncClientBase):
             LimitReached: reservations_max.
             DaemonUnavailable, TimedOut: the daemon did not answer.
         """
-        return await asyncio.to_thread(
+        return await in_thread(
             self._client.reserve_device,
             device,
             size_bytes,

@@ -16,10 +16,12 @@ from ....errors import TimedOut
 from ..claim import Claim
 from ..fields import check_timeout
 from ..once import AwaitAnswer, Compute, StoreValue
+from ..put import wait_for_all
 from ..puts import Put
 from ..reservation import Reservation
 from ..tracing import key_of, span, traced
 from .base import AsyncClientBase
+from .threads import in_thread, to_its_end
 
 Value = TypeVar("Value")
 
@@ -63,7 +65,8 @@ class AsyncPutCalls(AsyncClientBase):
             UsageError: `tokens`, `ttl_s`, `cost_ms` or `agent` is out of its range.
             TimedOut: with `wait`, the daemon did not answer in time; the put goes on.
         """
-        return await asyncio.to_thread(
+        deadline = time.monotonic() + check_timeout(timeout_s, self._client.timeout_s)
+        put = await to_its_end(
             self._client.put,
             key,
             tree,
@@ -72,9 +75,9 @@ class AsyncPutCalls(AsyncClientBase):
             cost_ms=cost_ms,
             agent=agent,
             parent=parent,
-            wait=wait,
             timeout_s=timeout_s,
         )
+        return await in_thread(put.wait, max(0.0, deadline - time.monotonic())) if wait else put
 
     async def put_many(
         self,
@@ -88,10 +91,19 @@ class AsyncPutCalls(AsyncClientBase):
         timeout_s: float | None = None,
     ) -> list[Put]:
         """As `Client.put_many`. The copies run in a thread."""
-        call = self._client.put_many
-        return await asyncio.to_thread(
-            call, items, tokens=tokens, ttl_s=ttl_s, cost_ms=cost_ms, agent=agent, wait=wait, timeout_s=timeout_s
+        deadline = time.monotonic() + check_timeout(timeout_s, self._client.timeout_s)
+        puts = await to_its_end(
+            self._client.put_many,
+            items,
+            tokens=tokens,
+            ttl_s=ttl_s,
+            cost_ms=cost_ms,
+            agent=agent,
+            timeout_s=timeout_s,
         )
+        if wait:
+            await in_thread(wait_for_all, puts, deadline)
+        return puts
 
     async def reserve(self, spec: Any, *, timeout_s: float | None = None) -> Reservation:
         """Returns arrays in shared memory to write a payload into, which saves one copy.
@@ -104,7 +116,7 @@ class AsyncPutCalls(AsyncClientBase):
             UnsupportedLeaf: a leaf of `spec` is of a type that `put` does not take.
             ObjectTooLarge, DaemonUnavailable, TimedOut: there is no room; the message says why.
         """
-        return await asyncio.to_thread(self._client.reserve, spec, timeout_s=timeout_s)
+        return await in_thread(self._client.reserve, spec, timeout_s=timeout_s)
 
     @traced("tensord.get_or_compute", "key", key_of)
     async def get_or_compute(
@@ -136,7 +148,7 @@ class AsyncPutCalls(AsyncClientBase):
                         with span("tensord.compute"):
                             outcome = await _computed(compute)
                     case StoreValue(value, claim, cost_ms):
-                        outcome = await asyncio.to_thread(
+                        outcome = await to_its_end(
                             self._client.store, key, value, tokens=tokens, ttl_s=ttl_s, claim=claim, cost_ms=cost_ms
                         )
             except BaseException as raised:
@@ -153,11 +165,11 @@ class AsyncPutCalls(AsyncClientBase):
             BadKey: `key` is not 32 bytes.
             UsageError: `within_s` is out of its range.
         """
-        return await asyncio.to_thread(self._client.claim, key, within_s=within_s)
+        return await in_thread(self._client.claim, key, within_s=within_s)
 
 
 async def _computed(compute: Callable[[], Any]) -> Any:
-    return await compute() if inspect.iscoroutinefunction(compute) else await asyncio.to_thread(compute)
+    return await compute() if inspect.iscoroutinefunction(compute) else await in_thread(compute)
 
 
 async def _answer(future: Future[Any], deadline: float) -> Any:

@@ -21,6 +21,7 @@ from ..claim import Claim
 from ..fields import check_key, check_pairs, check_seconds
 from ..inbox import Region
 from ..once import AwaitAnswer, Compute, Steps, StoreValue, compute_once
+from ..put import wait_for_all
 from ..put_options import PutOptions
 from ..puts import Put
 from ..reservation import Reservation
@@ -124,8 +125,7 @@ class PutCalls(ClientBase):
                 puts[-1].settle("refused", error)
         self._link.puts.put_many(encoded, options, deadline=deadline)
         if wait:
-            for put in puts:
-                put.wait(max(0.0, deadline - time.monotonic()))
+            wait_for_all(puts, deadline)
         return puts
 
     def reserve(self, spec: Any, *, timeout_s: float | None = None) -> Reservation:
