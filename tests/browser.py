@@ -173,6 +173,7 @@ class Tab:
 
     def picture(self) -> str:
         """The tab from top to bottom as PNG, in base64."""
+        self.call("Emulation.setScrollbarsHidden", hidden=True)
         data: str = self.call("Page.captureScreenshot", captureBeyondViewport=True)["data"]
         return data
 

@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 
 from tensord.client.ctl import tables
+from tensord.daemon import page
 
 from ..browser import Browser, Tab, needs_chromium
+from ..client.ctl import documents
 from ..daemon_process import Daemon
 
 pytestmark = needs_chromium
@@ -209,12 +211,71 @@ def test_every_text_can_be_read_in_light_and_dark(tab: Tab, scheme: str) -> None
     assert dark == (scheme == "dark")
 
 
+def test_what_an_operator_must_look_at_is_said_in_words(tab: Tab) -> None:
+    """Figures that are written down, shown by the page of a daemon that has none of these troubles."""
+    card = documents.gauge(documents.CARD, 79 * documents.GIB, 80 * documents.GIB, "emergency", source="drill")
+    stale = documents.gauge("host", 9, 10, "critical", stale=True, age_s=75.0, baseline="learned", baseline_bytes=2048)
+    governor = documents.governor(
+        gauges=[card, stale],
+        sources=[documents.source("nvidia", state="hangs", why="a call has not returned", problem=True)],
+        devices=[documents.device(documents.CARD, stuck="engine-1 holds 3 GiB")],
+        owners=[documents.owner(1, unresponsive=True)],
+    )
+    slow = {"kind": "Commit", "took_s": 1.5, "payload_bytes": 2048, "client": 1, "name": HOSTILE, "unix_s": 40.0}
+    curve = {"namespace": "ab", "requests": 12, "points": [[8, 0.5, 0]]}
+    told = page.figures(
+        documents.status(governor=governor),
+        {"problems": ["found_corrupt is 1 and must be 0"]},
+        [documents.client(1), documents.client(None)],
+        [documents.entry(7)],
+        {"slow_s": 0.01, "requests": [slow]},
+        {
+            "policy": "lru",
+            "capacity_bytes": 8,
+            "curves": [{"namespace": "ab", "requests": 12, "points": [[8, 0.5, 0]]}],
+        },
+        100.0,
+    )
+    tab.run(f"document.getElementById('pause').click(); show({json.dumps(told)}, null)")
+    assert rows(tab, "problems") == [["found_corrupt is 1 and must be 0"]]
+    drilled, read, source = rows(tab, "gauges")
+    assert drilled[2:5] == ["98.8 %", "79.0 GiB", "emergency"]
+    assert drilled[-1] == "DRILL: made-up readings; REFUSES new entries"
+    assert read[-1] == "STALE: cannot be read, its value of 1m15s ago is used; beside a learned baseline of 2.00 KiB"
+    assert source[0] == "source" and source[-1] == "nvidia: hangs for 5m00s. a call has not returned"
+    assert rows(tab, "devices")[0][-2:] == ["35 of 41.0k blocks", "STUCK: engine-1 holds 3 GiB"]
+    assert [row[-1] for row in rows(tab, "clients")] == ["NOT ANSWERING", "orphaned"]
+    assert rows(tab, "slow") == [["1m00s ago", "Commit", "1500", "2.00 KiB", f"{HOSTILE} (1)"]]
+    assert rows(tab, "namespaces") == [["ab", "12", "50.0 %"]]
+    assert [row[2] for row in rows(tab, "transitions")] == ["normal → pressure", "relaxed → normal"]
+    assert tab.run("document.querySelectorAll('.alarm').length") >= 5
+    assert tab.run("document.querySelector('#gauges .bar i').style.width") == "98.75%"
+    # Trouble that is over leaves no trace.
+    tab.run("document.getElementById('pause').click()")
+    tab.until(f"{SHOWN} && document.querySelectorAll('.alarm').length === 1", "the daemon's own figures")
+    assert tab.run("document.getElementById('problems').hidden")
+    assert tab.faults == []
+
+
 def test_figures_are_written_as_tensorctl_writes_them(tab: Tab) -> None:
     def shown(name: str, values: list[Any]) -> list[str]:
         found: list[str] = tab.run(f"{json.dumps(values)}.map(value => {name}(value))")
         return found
 
-    sizes = [0, 1, 1023, 1024, 1500, 1 << 20, 5_000_000, 123_456_789, (1 << 30) - 1, 40_000_000_000, 7 << 40]
+    sizes = [
+        0,
+        1,
+        1023,
+        1024,
+        1500,
+        1 << 20,
+        5_000_000,
+        99_000_000,
+        123_456_789,
+        (1 << 30) - 1,
+        40_000_000_000,
+        7 << 40,
+    ]
     assert shown("size", sizes) == [tables.size(value) for value in sizes]
     ages = [-1, 0, 0.0004, 0.0123, 0.9999, 1, 59.9, 60, 3599, 3600, 86_399, 86_400, 8_640_000, 86_400_000]
     assert shown("age", ages) == [tables.age(value) for value in ages]
