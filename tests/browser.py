@@ -173,8 +173,8 @@ class Tab:
 
     def picture(self) -> str:
         """The tab from top to bottom as PNG, in base64."""
-        self.call("Emulation.setScrollbarsHidden", hidden=True)
-        data: str = self.call("Page.captureScreenshot", captureBeyondViewport=True)["data"]
+        self.size(self.run("innerWidth"), self.run("document.documentElement.scrollHeight"))
+        data: str = self.call("Page.captureScreenshot")["data"]
         return data
 
     @property

@@ -229,11 +229,7 @@ def test_what_an_operator_must_look_at_is_said_in_words(tab: Tab) -> None:
         [documents.client(1), documents.client(None)],
         [documents.entry(7)],
         {"slow_s": 0.01, "requests": [slow]},
-        {
-            "policy": "lru",
-            "capacity_bytes": 8,
-            "curves": [{"namespace": "ab", "requests": 12, "points": [[8, 0.5, 0]]}],
-        },
+        {"policy": "lru", "capacity_bytes": 8, "curves": [curve]},
         100.0,
     )
     tab.run(f"document.getElementById('pause').click(); show({json.dumps(told)}, null)")
