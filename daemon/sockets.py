@@ -148,7 +148,7 @@ def _clear(path: Path) -> None:
         except OSError:
             path.unlink(missing_ok=True)
             return
-    raise InstanceBusy(f"another process listens at {path}; stop it, or set another --socket")
+    raise InstanceBusy(f"another process listens at {path}; stop it, or set another path for this socket")
 
 
 def _give_to_group(path: Path, group: str) -> None:
