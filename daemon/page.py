@@ -16,6 +16,9 @@ ROWS_MAX: Final = 10
 CARDS_MAX: Final = 64
 """The most gauges, devices and failing sources of gauges."""
 
+KEY_DIGITS: Final = 28
+"""The first hexadecimal digits of an entry's key, as in `tensorctl top`. Nobody can ask for an entry by them."""
+
 Document = Mapping[str, Any]
 
 _DAEMON: Final = ("version", "instance", "pid", "epoch", "uptime_s")
@@ -67,7 +70,7 @@ def figures(
         "transitions": _first(governor["transitions"][::-1]),
         "clients": _first(_ranked(clients, governor["owners"])),
         "entries": {
-            **_first(sorted(entries, key=lambda entry: -entry["uses"])),
+            **_first(_most_used(entries)),
             "examined": len(entries),
             "stored": status["store"]["entries"],
         },
@@ -78,6 +81,16 @@ def figures(
 
 def _first(rows: Sequence[Any], most: int = ROWS_MAX) -> dict[str, Any]:
     return {"rows": list(rows[:most]), "more": max(0, len(rows) - most)}
+
+
+def _most_used(entries: Sequence[Document]) -> list[dict[str, Any]]:
+    return [
+        {
+            **{name: entry[name] for name in ("uses", "payload_bytes", "tokens", "used_unix_s")},
+            "key": entry["key"][:KEY_DIGITS],
+        }
+        for entry in sorted(entries, key=lambda entry: -entry["uses"])
+    ]
 
 
 def _ranked(clients: Sequence[Document], owners: Sequence[Document]) -> list[dict[str, Any]]:
