@@ -90,10 +90,11 @@ demo: $(STAMPS)/demo
 # A file of tests runs in one of three processes: more than half of the time is spent waiting for daemons.
 PYTEST := $(BIN)/python -m pytest -n 3 --dist loadfile
 
-# gcc builds the fence's litmus test; systemd's own tools check the units.
+# gcc builds the fence's litmus test; systemd's own tools check the units; Chromium opens the daemon's page.
 test: $(STAMPS)/test
 	$(call debian,gcc,gcc libc6-dev)
 	$(call debian,systemd-analyze,systemd)
+	$(call debian,chromium,chromium)
 	$(PYTEST) $(ARGS)
 
 # Installs tensord in a machine of its own with the commands of docs/systemd.md, which need the distribution's Python.
@@ -153,6 +154,7 @@ http-load: $(PEERS)/.installed
 check: lint
 	$(call debian,gcc,gcc libc6-dev)
 	$(call debian,systemd-analyze,systemd)
+	$(call debian,chromium,chromium)
 	$(PYTEST) $(ARGS)
 
 smoke: $(STAMPS)/test

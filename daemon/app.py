@@ -35,6 +35,7 @@ from .actors.governor import GovernorActor
 from .actors.listener import Listener
 from .actors.messages import Grown, Reconfigured, Reloaded, Scrubbed
 from .actors.metrics import MetricsServer
+from .actors.page import PageServer
 from .actors.pressure import PressureActor
 from .actors.session import Session, welcome_for
 from .actors.status import Documents, StatusSession, Watchers
@@ -171,15 +172,13 @@ class _Daemon:
         sessions: set[Session] = set()
         listeners = self._listeners(memory, sockets, parts, documents, sessions)
         metrics = MetricsServer(sockets.metrics, documents.status, documents.health)
+        page = PageServer(sockets.page, documents)
         started.set_result(parts)
         serving = asyncio.create_task(parts.store.run())
         stalls.start()
         async with asyncio.TaskGroup() as tasks:
-            running = [tasks.create_task(listener.run()) for listener in listeners]
-            running.append(tasks.create_task(parts.governor.run()))
-            running.append(tasks.create_task(parts.pressure.run()))
-            running.append(tasks.create_task(metrics.run()))
-            running.append(tasks.create_task(self._watchdog()))
+            runs = (parts.governor.run, parts.pressure.run, metrics.run, page.run, self._watchdog)
+            running = [tasks.create_task(run()) for run in (*(each.run for each in listeners), *runs)]
             running.append(tasks.create_task(measure_lag(self._times)))
             running.append(tasks.create_task(self._grow(memory, parts.store)))
             running.append(tasks.create_task(_scrub(memory, parts.store)))

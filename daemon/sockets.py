@@ -2,6 +2,7 @@
 
     control, status    one Unix socket each
     metrics            a Unix socket, and also TCP if the configuration or a service manager says so
+    page               none, a Unix socket, or TCP on the loopback interface, as the configuration says
 
 Owns: the sockets' files, modes and group. Does not own the acceptance of connections (`actors.listener`).
 
@@ -26,10 +27,14 @@ from .config.settings import host_and_port
 BACKLOG: Final = 512
 # The umask for new sockets: no other user may connect before the mode is set.
 _UMASK: Final = 0o177
+_WITHOUT_TCP: Final = {
+    "metrics.listen": "let it listen for the daemon: docs/metrics.md",
+    "http": "set the path of a Unix socket: docs/page.md",
+}
 
 
 class Sockets:
-    """`control`, `status` and `metrics`, non-blocking and listening, for as long as the `with` block lasts.
+    """`control`, `status`, `metrics` and `page`, non-blocking and listening, for as long as the `with` block lasts.
 
     Raises:
         SocketForbidden, InstanceBusy, BadConfiguration: one of the sockets cannot be created. None is left behind then.
@@ -42,6 +47,7 @@ class Sockets:
             self.control = activated.get("control") or self._listen(config.socket, config.socket_mode, config)
             self.status = activated.get("status") or self._listen(config.status_socket, config.status_mode, config)
             self.metrics = self._metrics(config, activated.get("metrics"))
+            self.page = self._page(config)
         except BaseException:
             self._close()
             raise
@@ -64,8 +70,18 @@ class Sockets:
         if given is None or given.family != socket.AF_UNIX:
             listening.append(self._listen(self._metrics_path(config), config.metrics.mode, config))
         if config.metrics.listen is not None and (given is None or given.family == socket.AF_UNIX):
-            listening += self._listen_by_tcp(config.metrics.listen)
+            listening += self._listen_by_tcp("metrics.listen", config.metrics.listen)
         return listening
+
+    def _page(self, config: Config) -> list[socket.socket]:
+        if config.http is None:
+            return []
+        path = config.page_socket
+        return (
+            self._listen_by_tcp("http", config.http)
+            if path is None
+            else [self._listen(path, config.status_mode, config)]
+        )
 
     def _metrics_path(self, config: Config) -> Path:
         """The configured path. By default, the socket is in the folder of the control socket, also if a service manager
@@ -98,8 +114,8 @@ class Sockets:
         listening.setblocking(False)
         return listening
 
-    def _listen_by_tcp(self, listen: str) -> list[socket.socket]:
-        """One socket for each address of the host name."""
+    def _listen_by_tcp(self, key: str, listen: str) -> list[socket.socket]:
+        """One socket for each address of the host name. `key`: the setting that `listen` is the value of."""
         host, port = host_and_port(listen)
         made: list[socket.socket] = []
         try:
@@ -110,8 +126,8 @@ class Sockets:
                 made[-1].setblocking(False)
         except OSError as error:
             raise BadConfiguration(
-                f"metrics.listen = {listen!r}: {error.strerror or error}; set another address, or none. If the service "
-                "manager forbids TCP, let it listen for the daemon: docs/metrics.md"
+                f"{key} = {listen!r}: {error.strerror or error}; set another address, or none. If the service "
+                f"manager forbids TCP, {_WITHOUT_TCP[key]}"
             ) from error
         return made
 
@@ -132,7 +148,7 @@ def _clear(path: Path) -> None:
         except OSError:
             path.unlink(missing_ok=True)
             return
-    raise InstanceBusy(f"another process listens at {path}; stop it, or set another --socket")
+    raise InstanceBusy(f"another process listens at {path}; stop it, or set another path for this socket")
 
 
 def _give_to_group(path: Path, group: str) -> None:

@@ -1,10 +1,9 @@
 """Draws docs/dashboard.png: the Grafana dashboard of ops/, from what a real Prometheus scraped of a daemon under load.
 
-    python docs/dashboard.py [--seconds 240] [--to docs/dashboard.png]
+    python -m docs.dashboard [--seconds 240] [--to docs/dashboard.png]
 
 Needs `prometheus` (Debian has it) and matplotlib (`pip install tensord[pictures]`). Every panel's expressions are those
-of ops/grafana.json; Prometheus evaluates them. Only the drawing is not Grafana's. The load is made up: payloads of
-popular keys, sequences that share prefixes, and tensors on a stand-in card that fills up and is freed.
+of ops/grafana.json; Prometheus evaluates them. Only the drawing is not Grafana's. The load is made up (load.py).
 """
 
 from __future__ import annotations
@@ -12,11 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import shutil
-import signal
-import socket
-import subprocess
 import sys
 import tempfile
 import textwrap
@@ -26,25 +21,20 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import matplotlib as mpl
 import numpy as np
 
-import tensord
-from tensord import NormalLayer, PrefixCache
-from tensord.testing.fake_vram import FakeCard, FakeVram
+from docs.load import CARD, CARD_BYTES, MIB, Load, free_port, running, running_daemon, until
+from tensord.testing.fake_vram import FakeCard
 
 mpl.use("agg")
 import matplotlib.pyplot as plt
 
 ROOT: Final = Path(__file__).parents[1]
 DASHBOARD: Final = ROOT / "ops" / "grafana.json"
-MIB: Final = 1 << 20
-CARD: Final = "0000:65:00.0"
-CARD_BYTES: Final = 512 * MIB
 SCRAPE_S: Final = 2
 UNITS: Final = {"bytes": "MiB", "Bps": "MiB/s", "percentunit": "%", "ops": "/s", "reqps": "/s", "s": "s"}
 SCALES: Final = {"bytes": 1 / MIB, "Bps": 1 / MIB, "percentunit": 100.0}
@@ -64,50 +54,13 @@ def main() -> None:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         card = stack.enter_context(FakeCard(folder, CARD, CARD_BYTES))
         metrics, at = free_port(), free_port()
-        control = stack.enter_context(running_daemon(folder, card.gauge_file, metrics))
+        control = stack.enter_context(running_daemon(folder, card.gauge_file, metrics_listen=f"127.0.0.1:{metrics}"))
         prometheus = stack.enter_context(running_prometheus(folder, metrics, at))
         began = time.time()
         load = Load(control, card)
         load.run(asked.seconds)
         draw(json.loads(DASHBOARD.read_text()), prometheus, began + 4 * SCRAPE_S, time.time() - SCRAPE_S, asked.to)
     print(f"wrote {asked.to}")
-
-
-def free_port() -> int:
-    """A TCP port of the loopback interface that nothing listens on."""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port: int = taken.getsockname()[1]
-    return port
-
-
-@contextmanager
-def running(command: list[str]) -> Iterator[None]:
-    """A process, ended by SIGINT: the daemon then removes its memory."""
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        yield
-    finally:
-        process.send_signal(signal.SIGINT)
-        process.wait(30)
-
-
-@contextmanager
-def running_daemon(folder: Path, gauge_file: Path, port: int) -> Iterator[Path]:
-    """A daemon of its own instance; yields its socket."""
-    control = folder / "control.sock"
-    settings = {
-        "instance": f"dashboard-{os.getpid()}",
-        "ring-bytes": "256MiB",
-        "socket": control,
-        "gauges-device": "file",
-        "gauges-file": gauge_file,
-        "gauges-sample-s": "0.5",
-        "metrics-listen": f"127.0.0.1:{port}",
-    }
-    flags = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
-    with running([sys.executable, "-m", "tensord.daemon", *flags]):
-        until(control.exists)
-        yield control
 
 
 @contextmanager
@@ -136,77 +89,6 @@ def is_ready(address: str) -> bool:
             return bool(answer.status == 200)
     except OSError:
         return False
-
-
-def until(true: Any) -> None:
-    """Waits up to a minute."""
-    ends = time.monotonic() + 60
-    while not true():
-        if time.monotonic() > ends:
-            sys.exit("a process did not start within 60 s")
-        time.sleep(0.05)
-
-
-class Load:
-    """What clients do: payloads of popular keys, sequences that share prefixes, and tensors on a card."""
-
-    def __init__(self, control: Path, card: FakeCard) -> None:
-        self._client = tensord.Client(control)
-        assert self._client.wait_connected(30)
-        self._card = FakeVram(card)
-        self._device = tensord.DeviceCache(self._client, self._card)
-        self._space = tensord.Namespace(model="example/vision", revision="1", dtype="uint8", processor="1")
-        language = tensord.Namespace(model="example/language", revision="1", dtype="float32", processor="1")
-        self._prefixes = PrefixCache(self._client, self._client.current(language))
-        self._drawn = np.random.default_rng(1)
-        self._held: list[Any] = []
-        self._turn = 0
-
-    def run(self, seconds: float) -> None:
-        """Turns of about 50 ms until the time is over. The card is fullest in the middle."""
-        began = time.monotonic()
-        while (part := (time.monotonic() - began) / seconds) < 1:
-            self._turn += 1
-            self._pictures()
-            if self._turn % 5 == 0:
-                self._sequence()
-            self._fill(int(CARD_BYTES * (0.45 + 0.5 * math.sin(math.pi * part) ** 2)))
-            time.sleep(0.05)
-
-    def _pictures(self) -> None:
-        for number in self._drawn.zipf(1.2, 8):
-            key = self._space.key("encoder", "image", int(number).to_bytes(8, "little"))
-            encode = partial(np.zeros, (64 << 10) * (1 + int(number) % 40), np.uint8)
-            self._client.get_or_compute(key, encode, tokens=256)
-
-    def _sequence(self) -> None:
-        conversation = int(self._drawn.integers(12))
-        turns = 300 + 40 * (self._turn // 5 % 20)
-        tokens = np.concatenate([np.arange(512), np.full(turns, 1000 + conversation)]).astype(np.uint32)
-        match = self._prefixes.match(tokens)
-        if match is not None:
-            with match:
-                pass
-        cached = np.zeros((1, 2, len(tokens), 8), np.float32)
-        self._prefixes.put(tokens, [NormalLayer({"k": cached, "v": cached})])
-
-    def _fill(self, wanted_bytes: int) -> None:
-        """Registers tensors, of which the daemon takes what the card lacks, and allocates the engine's own."""
-        block_bytes = 8 * MIB
-        if self._turn % 4 == 0:
-            tensor = self._card.empty(4 * MIB, np.uint8)
-            key = self._space.key("encoder", "image", b"device" + self._turn.to_bytes(8, "little"))
-            try:
-                self._device.put(key, tensor, tokens=512)
-            except tensord.errors.TensordError:
-                pass  # refused in an emergency, as it has to be
-        while len(self._held) * block_bytes < wanted_bytes - CARD_BYTES // 4:
-            try:
-                self._held.append(self._card.empty(block_bytes, np.uint8))
-            except MemoryError:
-                break
-        while len(self._held) * block_bytes > wanted_bytes - CARD_BYTES // 4:
-            self._held.pop()
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ from .sections import DAY_S, GIB, KIB, MIB, TIB, LimitsSection, LogSection, Memo
 from .settings import (
     COUNT,
     DURATION,
+    LOOPBACK,
     MODE,
     PATH,
     SIZE,
@@ -115,6 +116,13 @@ class Config:
         0o660,
         low=0o600,
         high=0o777,
+    )
+    http: str | None = setting(
+        LOOPBACK,
+        """where a read-only page for browsers is served; by TCP, every user of this host may read it; a Unix socket
+        gets status_mode; none: no page""",
+        None,
+        optional=True,
     )
     ring_bytes: int = setting(
         SIZE,
@@ -215,6 +223,11 @@ class Config:
         config._check()
         return config
 
+    @property
+    def page_socket(self) -> Path | None:
+        """The path in `http`; None if it is an address, or if no page is served."""
+        return Path(self.http) if self.http is not None and self.http.startswith("/") else None
+
     def is_derived(self, key: str) -> bool:
         """True if the setting is not configured. Its value may then be different at each load."""
         return self.sources[key] == "default"
@@ -281,15 +294,17 @@ class Config:
             raise BadConfiguration(f"[pressure] {error}; given: {given}") from None
         if "file" in (self.gauges.device, self.gauges.host) and self.gauges.file is None:
             raise BadConfiguration(f"{self._described('gauges.file')}: name the file for gauges.device or gauges.host")
-        sockets = ("socket", "status_socket", "metrics.socket")
+        sockets = ["socket", "status_socket", "metrics.socket"]
+        if self.page_socket is not None:
+            sockets.append("http")
         for first, second in combinations(sockets, 2):
-            if self.value(first) == self.value(second):
+            if str(self.value(first)) == str(self.value(second)):
                 raise BadConfiguration(f"{self._described(second)}: must differ from {self._described(first)}")
         for key in (*sockets, "gauges.file"):
-            if self.value(key) is not None and not self.value(key).is_absolute():
+            if self.value(key) is not None and not os.path.isabs(self.value(key)):
                 raise BadConfiguration(f"{self._described(key)}: must be an absolute path")
         for key in sockets:
-            path: Path = self.value(key)
+            path: Path | str = self.value(key)
             if len(os.fsencode(path)) > places.SOCKET_PATH_BYTES_MAX:
                 raise BadConfiguration(
                     f"{self._described(key)}: the path has {len(os.fsencode(path))} bytes; a socket's path may have at "

@@ -98,6 +98,13 @@ def _address(given: Any) -> str:
     return str(given)
 
 
+def _loopback(given: Any) -> str:
+    text = _text(given)
+    if not text.startswith("/") and host_and_port(text)[0] not in ("127.0.0.1", "::1"):
+        raise ValueError(text)
+    return text
+
+
 def _sizes(given: Any) -> tuple[tuple[str, int], ...]:
     """Sizes by name; the name is empty for a size without one."""
     if isinstance(given, bool):
@@ -125,6 +132,7 @@ SHARE: Final = Kind("a share such as 0.5 or 50%", _share, lambda value: f"{Decim
 SWITCH: Final = Kind("true or false", _switch, lambda value: "true" if value else "false")
 MODE: Final = Kind("an octal file mode such as 0660", _mode, lambda value: f"{value:04o}")
 TEXT: Final = Kind("text", _text, str)
+LOOPBACK: Final = Kind("127.0.0.1:PORT, [::1]:PORT or the absolute path of a Unix socket", _loopback, str)
 ADDRESS: Final = Kind("HOST:PORT such as 127.0.0.1:9477 or [::1]:9477", _address, str)
 PATH: Final = Kind("an absolute path", lambda given: Path(_text(given)), str)
 

@@ -81,6 +81,29 @@ def test_tcp_is_listened_on_where_it_is_asked_for(tmp_path: Path, host: str) -> 
             socket.create_connection(each.getsockname()[:2]).close()
 
 
+@pytest.mark.parametrize(
+    "host",
+    ["127.0.0.1", pytest.param("[::1]", marks=pytest.mark.skipif(not has_ipv6(), reason="no IPv6 here"))],
+)
+def test_the_page_is_listened_on_where_it_is_asked_for_and_nowhere_else(tmp_path: Path, host: str) -> None:
+    with Sockets(configured(tmp_path), {}) as sockets:
+        assert sockets.page == []
+    with Sockets(configured(tmp_path, f"--http={host}:0"), {}) as sockets:
+        (made,) = sockets.page
+        assert made.getsockname()[0] == host.strip("[]")
+        assert not made.getblocking()
+        socket.create_connection(made.getsockname()[:2]).close()
+    path = tmp_path / "page.sock"
+    (tmp_path / "other").mkdir()
+    with Sockets(configured(tmp_path, f"--http={path}", "--status-mode=0600"), {}) as sockets:
+        (made,) = sockets.page
+        assert made.getsockname() == str(path)
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        with pytest.raises(InstanceBusy, match="stop it, or set another path for this socket"):
+            Sockets(configured(tmp_path / "other", f"--http={path}"), {})
+    assert os.listdir(tmp_path) == ["other"]
+
+
 def test_an_address_that_cannot_be_had_is_refused_by_name_and_leaves_nothing_behind(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"

@@ -37,6 +37,11 @@ ELSEWHERE: Final = {
     ("docs/metrics.md", "localhost/readyz"): "test_pages.py asks a daemon's socket for the same page",
     ("docs/metrics.md", "tensord --metrics-listen"): "test_pages.py has the daemon check the flags",
     ("docs/metrics.md", "systemctl enable"): "it needs a booted systemd: tests/systemd/test_units.py checks the unit",
+    ("docs/page.md", "tensord --http"): "test_pages.py has the daemon check the flags",
+    (
+        "docs/page.md",
+        "ssh -L",
+    ): "it needs a second host: tests/integration/test_page.py asks the socket that it forwards to",
     ("docs/prefix_cache.md", "TorchDevice(0)"): GPU,
     ("docs/pressure.md", "TorchDevice(0)"): GPU,
     ("docs/processor_cache.md", "vllm serve"): SERVES,

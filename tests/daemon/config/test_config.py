@@ -95,12 +95,39 @@ def test_a_baseline_that_is_no_size_is_refused(text: str) -> None:
 
 def test_every_setting_has_a_bound_or_a_closed_set_of_values() -> None:
     paths = {"socket", "status_socket", "gauges.file", "metrics.socket"}
-    unbounded = {"instance", "socket_group", "metrics.listen", "device.baseline", *paths}  # the last: bounds of its own
+    baseline = {"device.baseline"}  # it has bounds of its own
+    unbounded = {"instance", "socket_group", "http", "metrics.listen", *baseline, *paths}
     for key, said, default in settings_of(Config):
         closed = said.kind.wants.startswith(("one of", "true or false"))
         assert closed or key in unbounded or (said.low is not None and said.high is not None), key
         assert said.doc, key
         assert (default is dataclasses.MISSING) == bool(said.derived), key
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        *("0.0.0.0:80", "[::]:80", "10.0.0.1:80", "localhost:80", "host.example:80", "127.0.0.1", "127.0.0.1:65536"),
+        *(":80", "9478", "page.sock", "127.0.0.1:80 ", "http://127.0.0.1:80", "", "/with\nline"),
+    ],
+)
+def test_a_page_for_others_than_this_host_is_refused(given: str) -> None:
+    allowed = r"must be 127\.0\.0\.1:PORT, \[::1\]:PORT or the absolute path of a Unix socket, or none"
+    with pytest.raises(BadConfiguration, match=allowed):
+        load(f"--http={given}")
+
+
+@pytest.mark.parametrize("given", ["127.0.0.1:9478", "[::1]:0", "/run/tensord/page.sock"])
+def test_a_page_for_this_host_is_served_where_the_setting_says(given: str) -> None:
+    assert load(f"--http={given}").http == given
+    assert load("--http=none").http is None
+
+
+def test_a_page_needs_a_socket_of_its_own() -> None:
+    with pytest.raises(BadConfiguration, match=r"http = /run/a \(flag --http\): must differ from status_socket"):
+        load("--status-socket=/run/a", "--http=/run/a")
+    with pytest.raises(BadConfiguration, match=r"http = .*: the path has 200 bytes; a socket's path may have at most"):
+        load("--http=/" + 199 * "x")
 
 
 def test_switches() -> None:

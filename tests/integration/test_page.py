@@ -1,0 +1,297 @@
+"""The page for browsers as a daemon serves it: over TCP and a Unix socket, and what it refuses. In a real browser:
+test_page_in_a_browser.py."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import re
+import signal
+import socket
+import stat
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pytest
+
+from tensord.daemon import page
+from tensord.daemon.actors.page import CONNECTIONS_MAX, ENTRIES_FRESH_S, FRESH_S
+
+from ..client.ctl import documents
+from ..daemon_process import PATIENCE_S, Daemon, until
+
+OWN_NAMES: Final = ("localhost", "LOCALHOST:80", "127.0.0.1:9478", "[::1]:9478", "[::1]")
+FOREIGN: Final = (
+    "evil.example",
+    "localhost.evil.example",
+    "127.0.0.1.evil.example:80",
+    "10.0.0.1",
+    "0.0.0.0",
+    "x@localhost",
+)
+
+
+def connect(at: Path | int) -> socket.socket:
+    """A connection to a Unix socket or a port of 127.0.0.1."""
+    if isinstance(at, int):
+        return socket.create_connection(("127.0.0.1", at), timeout=PATIENCE_S)
+    sock = socket.socket(socket.AF_UNIX)
+    sock.settimeout(PATIENCE_S)
+    sock.connect(str(at))
+    return sock
+
+
+def asked(
+    at: Path | int, path: str = "/page.json", method: str = "GET", host: str = "localhost"
+) -> tuple[http.client.HTTPResponse, str]:
+    connection = http.client.HTTPConnection(host)
+    connection.sock = connect(at)
+    connection.request(method, path, headers={"Host": host})
+    response = connection.getresponse()
+    text = response.read().decode()
+    connection.close()
+    return response, text
+
+
+def figures(at: Path | int) -> dict[str, Any]:
+    response, text = asked(at)
+    assert response.status == 200, text
+    told: dict[str, Any] = json.loads(text)
+    return told
+
+
+def port_of(daemon: Daemon) -> int:
+    found = until(lambda: re.findall(r"serving page.*127\.0\.0\.1:(\d+)'\]", daemon.log), "the address")
+    return int(found[-1])
+
+
+@pytest.fixture
+def serving() -> Iterator[Daemon]:
+    with Daemon(http="127.0.0.1:0") as running:
+        yield running.start()
+
+
+def test_no_page_is_served_unless_it_is_asked_for(daemon: Daemon) -> None:
+    until(lambda: "serving metrics" in daemon.log, "its sockets")
+    assert sorted(path.name for path in daemon.folder.glob("*.sock")) == [
+        "control.sock",
+        "metrics.sock",
+        "notify.sock",
+        "status.sock",
+    ]
+    assert "serving page" not in daemon.log
+
+
+def test_the_page_has_the_figures_of_the_daemon(serving: Daemon) -> None:
+    client = serving.client(name="engine")
+    keys = [bytes([number]) * 32 for number in range(3)]
+    for key in keys:
+        client.put(key, np.zeros(5000, np.uint8), tokens=5, wait=True)
+    client.get(keys[0])
+    client.get(b"\xff" * 32)
+    serving.until(lambda now: now["store"]["hits"] == 1 and now["store"]["misses"] == 1, "the lane was drained")
+    serving.until(lambda now: now["governor"]["gauges"], "the first sample")
+    told = figures(port_of(serving))
+    status = serving.status()
+    assert (told["instance"], told["pid"], told["epoch"]) == (serving.instance, serving.pid, status["epoch"])
+    assert told["store"]["entries"] == told["entries"]["stored"] == 3
+    assert told["store"]["used_bytes"] == status["store"]["used_bytes"]
+    assert (told["store"]["hits"], told["store"]["misses"]) == (1, 1)
+    assert [gauge["gauge"] for gauge in told["gauges"]["rows"]] == ["host"]
+    assert [(row["name"], row["hits"]) for row in told["clients"]["rows"]] == [("engine", 1)]
+    assert told["entries"]["rows"][0]["key"] == keys[0].hex()[:28]
+    assert {row["namespace"] for row in told["namespaces"]["rows"]} == {key[:8].hex() for key in keys}
+
+
+@pytest.mark.parametrize("path", ["/", "/page.json"])
+@pytest.mark.parametrize("host", OWN_NAMES)
+def test_a_request_to_a_name_of_this_host_is_answered(serving: Daemon, host: str, path: str) -> None:
+    assert asked(port_of(serving), path, host=host)[0].status == 200
+
+
+@pytest.mark.parametrize("path", ["/", "/page.json"])
+@pytest.mark.parametrize("host", FOREIGN)
+def test_a_request_to_any_other_name_reads_nothing(serving: Daemon, host: str, path: str) -> None:
+    response, text = asked(port_of(serving), path, host=host)
+    assert response.status == 403
+    assert repr(host) in text and "use localhost, 127.0.0.1 or [::1]" in text
+    assert serving.instance not in text
+
+
+def test_a_request_that_names_no_host_reads_nothing(serving: Daemon) -> None:
+    with connect(port_of(serving)) as sock:
+        sock.sendall(b"GET /page.json HTTP/1.0\r\n\r\n")
+        assert sock.makefile("rb").read().startswith(b"HTTP/1.1 403 ")
+
+
+def test_the_page_can_be_read_and_nothing_else(serving: Daemon) -> None:
+    port = port_of(serving)
+    assert asked(port, "/", "HEAD")[1] == ""
+    for method in ("POST", "PUT", "DELETE", "OPTIONS"):
+        response, _ = asked(port, "/page.json", method)
+        assert (response.status, response.getheader("Allow")) == (405, "GET, HEAD")
+    for path in ("/metrics", "/page.html", "/../etc/passwd", "//evil.example/"):
+        assert asked(port, path)[0].status == 404
+
+
+@pytest.mark.parametrize(
+    ("path", "host"), [("/", "localhost"), ("/page.json", "localhost"), ("/x", "localhost"), ("/", "x")]
+)
+def test_every_answer_forbids_what_the_page_does_not_need(serving: Daemon, path: str, host: str) -> None:
+    response, _ = asked(port_of(serving), path, host=host)
+    policy = response.getheader("Content-Security-Policy") or ""
+    assert policy.startswith("default-src 'none'; ")
+    assert "unsafe" not in policy and "http" not in policy and "*" not in policy
+    assert response.getheader("X-Content-Type-Options") == "nosniff"
+    assert response.getheader("Cache-Control") == "no-store"
+    assert response.getheader("Access-Control-Allow-Origin") is None
+
+
+def test_the_page_names_no_outside_resource(serving: Daemon) -> None:
+    _, text = asked(port_of(serving), "/")
+    assert re.findall(r"https?:|//[\w.]+\.\w|@import|innerHTML|<\w[^>]* on\w+=", text) == []
+
+
+@pytest.mark.parametrize("mode", [0o660, 0o666])
+def test_on_a_unix_socket_the_page_has_the_mode_of_the_status_socket(mode: int) -> None:
+    with Daemon(status_mode=f"{mode:04o}") as daemon:
+        path = daemon.folder / "page.sock"
+        daemon.flags["http"] = path
+        daemon.start()
+        assert stat.S_IMODE(path.stat().st_mode) == mode
+        assert figures(path)["pid"] == daemon.pid
+        daemon.kill()
+        assert path.is_socket()
+        daemon.start()
+        assert figures(path)["pid"] == daemon.pid
+        daemon.terminate()
+        assert not path.exists()
+
+
+def test_a_port_or_path_that_cannot_be_had_ends_the_daemon_with_the_name_of_the_setting(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        with Daemon(http=address) as daemon:
+            said = daemon.refused()
+            assert re.search(rf"http = '{address}': Address already in use.*; set another address, or none", said)
+            assert not daemon.segments()
+    mine = tmp_path / "mine"
+    mine.write_text("mine")
+    with Daemon(http=mine) as daemon:
+        assert f"{mine} exists and is not a socket; remove it, or set another socket" in daemon.refused()
+    assert mine.read_text() == "mine"
+
+
+def test_a_reload_with_another_http_says_that_it_needs_a_restart(serving: Daemon) -> None:
+    file = serving.folder / "tensord.toml"
+    file.write_text('http = "127.0.0.1:0"\n')
+    with Daemon(config=file) as daemon:
+        daemon.start()
+        port = port_of(daemon)
+        file.write_text('http = "none"\n')
+        os.kill(daemon.pid, signal.SIGHUP)
+        until(lambda: "reload applied" in daemon.log, "the verdict")
+        assert 'event="setting needs a restart" key=http before=127.0.0.1:0 after=none' in daemon.log
+        assert figures(port)["pid"] == daemon.pid
+
+
+def test_a_reader_learns_no_whole_key(serving: Daemon) -> None:
+    key = bytes(range(100, 132))
+    serving.client().put(key, np.zeros(100, np.uint8), wait=True)
+    response, text = asked(port_of(serving))
+    assert response.status == 200 and key.hex()[:28] in text
+    assert key.hex()[:32] not in text
+
+
+def test_many_readers_cost_the_daemon_no_more_questions_than_one(serving: Daemon) -> None:
+    port, began = port_of(serving), time.monotonic()
+    told = [figures(port) for _ in range(50)]
+    took_s = time.monotonic() - began
+    assert len({each["unix_s"] for each in told}) <= took_s / FRESH_S + 1
+    assert told[0]["unix_s"] <= time.time() and ENTRIES_FRESH_S > FRESH_S
+
+
+def test_connections_that_say_nothing_keep_no_reader_and_no_client_out(serving: Daemon) -> None:
+    port, client = port_of(serving), serving.client()
+    with ExitStack() as silent:
+        for number in range(CONNECTIONS_MAX - 1):
+            sock = silent.enter_context(connect(port))
+            sock.sendall(b"GET /page.json HTTP/1.1\r\nHo"[: number % 27])
+        assert figures(port)["pid"] == serving.pid
+        for _ in range(2 * CONNECTIONS_MAX):
+            silent.enter_context(connect(port))
+        client.put(b"k" * 32, np.zeros(100, np.uint8), wait=True)
+        assert serving.store("entries") == 1
+    until(lambda: figures(port)["store"]["entries"] == 1, "newer figures")
+
+
+def test_a_reader_that_does_not_read_harms_no_other_one(serving: Daemon) -> None:
+    port = port_of(serving)
+    with ExitStack() as silent:
+        for _ in range(CONNECTIONS_MAX - 1):
+            sock = silent.enter_context(connect(port))
+            sock.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert figures(port)["pid"] == serving.pid
+
+
+def told_of(**changed: Any) -> dict[str, Any]:
+    given = {
+        "status": documents.status(),
+        "health": {"problems": []},
+        "clients": [documents.client(1)],
+        "entries": [documents.entry(1)],
+        "slow": {"slow_s": 0.01, "requests": []},
+        "advice": {"policy": "lru", "capacity_bytes": 8, "curves": [{"namespace": None, "requests": 0, "points": []}]},
+        "unix_s": 1_700_000_100.0,
+        **changed,
+    }
+    return page.figures(**given)
+
+
+def slow(took_s: float) -> dict[str, Any]:
+    return {"kind": "Commit", "took_s": took_s, "payload_bytes": 1, "client": 1, "name": "n", "unix_s": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("name", "make"),
+    [
+        ("clients", lambda: {"clients": [documents.client(number) for number in range(500)]}),
+        ("entries", lambda: {"entries": [documents.entry(number) for number in range(500)]}),
+        ("slow", lambda: {"slow": {"slow_s": 0.01, "requests": [slow(number) for number in range(500)]}}),
+        ("problems", lambda: {"health": {"problems": [str(number) for number in range(500)]}}),
+    ],
+)
+def test_a_long_list_is_cut_and_says_by_how_much(name: str, make: Callable[[], dict[str, Any]]) -> None:
+    listed = told_of(**make())[name]
+    assert len(listed["rows"]) == page.ROWS_MAX
+    assert listed["more"] == 500 - page.ROWS_MAX
+
+
+def test_lists_begin_with_what_an_operator_looks_for() -> None:
+    rows = [documents.client(1, hits=9), documents.client(2), documents.client(3, pins=99_999), documents.client(4)]
+    owners = [documents.owner(2, bytes=7), documents.owner(4, bytes=5, unresponsive=True)]
+    status = documents.status(governor=documents.governor(owners=owners))
+    told = told_of(
+        status=status,
+        clients=rows,
+        entries=[documents.entry(number) for number in (3, 9, 5)],
+        slow={"slow_s": 0.01, "requests": [slow(2.0), slow(3.0), slow(1.0)]},
+        advice={
+            "policy": "lru",
+            "capacity_bytes": 8,
+            "curves": [
+                {"namespace": None, "requests": 9.0, "points": [[4, 0.1, 0.0], [8, 0.2, 0.0]]},
+                {"namespace": "ab", "requests": 5.0, "points": [[4, 0.3, 0.0], [8, 0.4, 0.0]]},
+            ],
+        },
+    )
+    assert [row["client"] for row in told["clients"]["rows"]] == [4, 2, 3, 1]
+    assert [row["uses"] for row in told["entries"]["rows"]] == [9, 5, 3]
+    assert [row["took_s"] for row in told["slow"]["rows"]] == [3.0, 2.0, 1.0]
+    assert told["namespaces"]["rows"] == [{"namespace": "ab", "requests": 5.0, "hit_ratio": 0.4}]
+    assert [row["mode"] for row in told["transitions"]["rows"]] == ["pressure", "normal"]

@@ -1,0 +1,308 @@
+"""The page in a real Chromium, from a daemon that runs: what people see, also while the daemon is away."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+from typing import Any, Final
+
+import numpy as np
+import pytest
+
+from tensord.client.ctl import tables
+from tensord.daemon import page
+
+from ..browser import Browser, Tab, needs_chromium
+from ..client.ctl import documents
+from ..daemon_process import Daemon
+
+pytestmark = needs_chromium
+HOSTILE: Final = "<img src=x onerror=alert(1)>"
+ELSEWHERE: Final = "evil.example"
+SAYS: Final = "document.getElementById('says').textContent"
+SHOWN: Final = f"{SAYS} === '' && document.getElementById('daemon').textContent"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with Browser(ELSEWHERE) as running:
+        yield running
+
+
+@pytest.fixture
+def serving() -> Iterator[Daemon]:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with Daemon(http=f"127.0.0.1:{port}") as running:
+        yield running.start()
+
+
+@pytest.fixture
+def tab(browser: Browser, serving: Daemon) -> Tab:
+    """A tab that shows the page."""
+    opened = browser.open(url_of(serving))
+    opened.until(SHOWN, "the first figures")
+    return opened
+
+
+def url_of(daemon: Daemon) -> str:
+    return f"http://{daemon.flags['http']}/"
+
+
+def rows(tab: Tab, section: str) -> list[list[str]]:
+    """The texts of a table."""
+    found: list[list[str]] = tab.run(
+        f"[...document.querySelectorAll('#{section} tbody tr')]"
+        ".map(row => [...row.cells].map(cell => cell.textContent))"
+    )
+    return found
+
+
+def facts(tab: Tab, section: str) -> dict[str, str]:
+    """The figures of a section, by name."""
+    found: dict[str, str] = tab.run(
+        f"Object.fromEntries([...document.querySelectorAll('#{section} dl > div')]"
+        ".map(each => [...each.children].map(part => part.textContent)))"
+    )
+    return found
+
+
+def test_the_page_shows_the_daemon_s_figures_as_they_change_and_says_no_error(tab: Tab, serving: Daemon) -> None:
+    assert facts(tab, "ring")["entries"] == "0"
+    assert tab.run("document.querySelector('#entries .aside').textContent") == "no entry is stored"
+    client = serving.client(name="engine")
+    for number in range(3):
+        client.put(bytes([number]) * 32, np.zeros(5000, np.uint8), tokens=5, wait=True)
+    client.get(bytes(32))
+    tab.until("[...document.querySelectorAll('#ring dd')].some(each => each.textContent === '15')", "15 tokens")
+    tab.until("document.querySelector('#entries tbody td')?.textContent", "the entries, asked for less often")
+    assert facts(tab, "ring")["entries"] == "3"
+    assert rows(tab, "gauges")[0][0] == "host"
+    assert rows(tab, "gauges")[0][4] in ("relaxed", "normal", "pressure", "critical", "emergency")
+    assert [row[1] for row in rows(tab, "clients")] == ["engine"]
+    assert {row[1] for row in rows(tab, "entries")} == {(bytes([number]) * 32).hex()[:28] for number in range(3)}
+    assert sorted(row[0] for row in rows(tab, "namespaces")) == sorted(
+        (bytes([number]) * 8).hex() for number in range(3)
+    )
+    assert tab.run("document.title") == f"tensord {serving.instance}"
+    assert tab.faults == []
+
+
+def test_a_name_that_is_html_is_shown_as_text(tab: Tab, serving: Daemon) -> None:
+    with serving.client(name=HOSTILE):
+        tab.until("document.querySelector('#clients tbody td')", "the client")
+        assert [row[1] for row in rows(tab, "clients")] == [HOSTILE]
+        assert tab.run("document.images.length") == 0
+    assert tab.faults == []
+
+
+def test_a_script_that_got_into_the_page_does_not_run(tab: Tab) -> None:
+    tab.run("document.body.insertAdjacentHTML('beforeend', '<img src=x onerror=document.title=1>')")
+    tab.run(
+        "document.body.append(Object.assign(document.createElement('script'), {textContent: 'document.title = 2'}))"
+    )
+    tab.run("document.body.append(Object.assign(document.createElement('img'), {src: 'http://127.0.0.2/'}))")
+    told = [each["params"]["entry"]["text"] for each in tab.faults if each["method"] == "Log.entryAdded"]
+    assert len([text for text in told if "Content Security Policy" in text]) >= 3, told
+    assert tab.run("document.title").startswith("tensord ")
+
+
+def test_while_the_daemon_is_away_the_page_says_so_and_goes_on_when_it_is_back(tab: Tab, serving: Daemon) -> None:
+    shown = tab.run("document.getElementById('daemon').textContent")
+    assert f"pid {serving.pid}," in shown
+    serving.terminate()
+    tab.until(f"{SAYS}.startsWith('The daemon cannot be reached')", "the end of the daemon")
+    assert "The figures below are those of " in tab.run(SAYS)
+    assert tab.run("document.body.className") == "old"
+    assert tab.run("document.getElementById('daemon').textContent").split(":")[0] == shown.split(":")[0]
+    serving.start()
+    tab.until(f"{SHOWN}.includes('pid {serving.pid},')", "the next daemon")
+    assert tab.run("document.body.className") == ""
+    serving.kill()
+    tab.until(f"{SAYS}.startsWith('The daemon cannot be reached')", "the end of the daemon")
+    serving.start()
+    tab.until(f"{SHOWN}.includes('pid {serving.pid},')", "the next daemon")
+
+
+def test_a_daemon_that_hangs_is_named_after_five_seconds(tab: Tab, serving: Daemon) -> None:
+    serving.pause()
+    tab.until(f"{SAYS}.startsWith('The daemon did not answer within 5 s.')", "the message")
+    serving.resume()
+    tab.until(SHOWN, "newer figures")
+
+
+def test_a_daemon_of_another_version_gets_its_own_page(tab: Tab) -> None:
+    tab.run("window.former = true; last.version = '0.0.0'")
+    tab.until("window.former === undefined", "the page of the other version")
+    tab.until(SHOWN, "its figures")
+
+
+def test_a_page_that_nobody_sees_asks_for_nothing(tab: Tab, browser: Browser) -> None:
+    browser.open()
+    tab.until("document.hidden", "the other tab in front")
+    assert tab.run("(async () => { await ask(); return asking; })()") is False
+    assert tab.run("performance.clearResourceTimings(); ask(); asking") is False
+    tab.call("Page.bringToFront")
+    tab.until("!document.hidden && performance.getEntriesByType('resource').length", "the next question")
+
+
+def test_the_page_is_paused_and_goes_on_by_the_keyboard_alone(tab: Tab) -> None:
+    tab.press("Tab", 9)
+    assert tab.run("document.activeElement.id") == "pause"
+    assert tab.run("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+    tab.press("Enter", 13, "\r")
+    assert tab.run(SAYS).startswith("Paused. The figures below are those of ")
+    assert tab.run("document.getElementById('pause').getAttribute('aria-pressed')") == "true"
+    assert tab.run("(async () => { await ask(); return asking; })()") is False
+    tab.press("Enter", 13, "\r")
+    tab.until(SHOWN, "newer figures")
+    # Every table that may be wider than the screen can be reached, so that the arrows scroll it.
+    for _ in range(tab.run("[...document.querySelectorAll('.scroll')].filter(each => each.offsetParent).length")):
+        tab.press("Tab", 9)
+        assert tab.run("document.activeElement.className") == "scroll"
+        assert tab.run("document.activeElement.getAttribute('aria-label')")
+
+
+def test_what_a_reader_has_selected_stays_selected(tab: Tab) -> None:
+    tab.run("getSelection().selectAllChildren(document.querySelector('#ring dd'))")
+    selected = tab.run("getSelection().toString()")
+    tab.run("performance.clearResourceTimings()")
+    tab.until("performance.getEntriesByType('resource').length >= 2 && !asking", "two answers more")
+    assert selected
+    assert tab.run("getSelection().toString()") == selected
+
+
+@pytest.mark.parametrize("width", [320, 760, 1920])
+def test_no_screen_is_too_small(tab: Tab, serving: Daemon, width: int) -> None:
+    with serving.client(name="n" * 60) as client:
+        client.put(bytes(32), np.zeros(5000, np.uint8), wait=True)
+        tab.until("document.querySelector('#clients tbody td')", "the client")
+        tab.size(width, 700)
+        assert tab.run("document.documentElement.scrollWidth") <= width
+        assert tab.run("document.getElementById('pause').getBoundingClientRect().right") <= width
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_text_can_be_read_in_light_and_dark(tab: Tab, scheme: str) -> None:
+    """A contrast of 4.5 and more, for every colour (WCAG 2.2, 1.4.3)."""
+    tab.scheme(scheme)
+    kinds = json.dumps(["relaxed", "normal", "workflow_aware", "pressure", "critical", "emergency", "alarm", "aside"])
+    tab.run(
+        f"{kinds}.map(name => {{ const line = document.createElement('p'); text(line, name); kind(line, name);"
+        " document.body.append(line); }) && 0"
+    )
+    contrasts = tab.run(
+        """[...document.querySelectorAll("body *")].filter(each => each.checkVisibility()
+            && [...each.childNodes].some(node => node.nodeType === 3 && node.data.trim())).map(each => {
+          const numbers = (colour) => colour.match(/[0-9.]+/g).map(Number);
+          const light = (colour) => numbers(colour).slice(0, 3).map(part => part / 255)
+            .map(part => part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4)
+            .reduce((sum, part, at) => sum + part * [0.2126, 0.7152, 0.0722][at], 0);
+          let ground = each;
+          while (numbers(getComputedStyle(ground).backgroundColor)[3] === 0) ground = ground.parentElement;
+          const [a, b] = [light(getComputedStyle(each).color), light(getComputedStyle(ground).backgroundColor)];
+          return [each.textContent, (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05)];
+        })"""
+    )
+    assert len(contrasts) > 40
+    assert [each for each in contrasts if each[1] < 4.5] == []
+    dark = tab.run("getComputedStyle(document.body).backgroundColor") == "rgb(13, 17, 23)"
+    assert dark == (scheme == "dark")
+
+
+def test_what_an_operator_must_look_at_is_said_in_words(tab: Tab) -> None:
+    """Figures that are written down, shown by the page of a daemon that has none of these troubles."""
+    card = documents.gauge(documents.CARD, 79 * documents.GIB, 80 * documents.GIB, "emergency", source="drill")
+    stale = documents.gauge("host", 9, 10, "critical", stale=True, age_s=75.0, baseline="learned", baseline_bytes=2048)
+    governor = documents.governor(
+        gauges=[card, stale],
+        sources=[documents.source("nvidia", state="hangs", why="a call has not returned", problem=True)],
+        devices=[documents.device(documents.CARD, stuck="engine-1 holds 3 GiB")],
+        owners=[documents.owner(1, unresponsive=True)],
+    )
+    slow = {"kind": "Commit", "took_s": 1.5, "payload_bytes": 2048, "client": 1, "name": HOSTILE, "unix_s": 40.0}
+    curve = {"namespace": "ab", "requests": 12, "points": [[8, 0.5, 0]]}
+    told = page.figures(
+        documents.status(governor=governor),
+        {"problems": ["found_corrupt is 1 and must be 0"]},
+        [documents.client(1), documents.client(None)],
+        [documents.entry(7)],
+        {"slow_s": 0.01, "requests": [slow]},
+        {"policy": "lru", "capacity_bytes": 8, "curves": [curve]},
+        100.0,
+    )
+    tab.run(f"document.getElementById('pause').click(); show({json.dumps(told)}, null)")
+    assert rows(tab, "problems") == [["found_corrupt is 1 and must be 0"]]
+    drilled, read, source = rows(tab, "gauges")
+    assert drilled[2:5] == ["98.8 %", "79.0 GiB", "emergency"]
+    assert drilled[-1] == "DRILL: made-up readings; REFUSES new entries"
+    assert read[-1] == "STALE: cannot be read, its value of 1m15s ago is used; beside a learned baseline of 2.00 KiB"
+    assert source[0] == "source" and source[-1] == "nvidia: hangs for 5m00s. a call has not returned"
+    assert rows(tab, "devices")[0][-2:] == ["35 of 41.0k blocks", "STUCK: engine-1 holds 3 GiB"]
+    assert [row[-1] for row in rows(tab, "clients")] == ["NOT ANSWERING", "orphaned"]
+    assert rows(tab, "slow") == [["1m00s ago", "Commit", "1500", "2.00 KiB", f"{HOSTILE} (1)"]]
+    assert rows(tab, "namespaces") == [["ab", "12", "50.0 %"]]
+    assert [row[2] for row in rows(tab, "transitions")] == ["normal → pressure", "relaxed → normal"]
+    assert tab.run("document.querySelectorAll('.alarm').length") >= 5
+    assert tab.run("document.querySelector('#gauges .bar i').style.width") == "98.75%"
+    # Trouble that is over leaves no trace.
+    tab.run("document.getElementById('pause').click()")
+    tab.until(f"{SHOWN} && document.querySelectorAll('.alarm').length === 1", "the daemon's own figures")
+    assert tab.run("document.getElementById('problems').hidden")
+    assert tab.faults == []
+
+
+def test_figures_are_written_as_tensorctl_writes_them(tab: Tab) -> None:
+    def shown(name: str, values: list[Any]) -> list[str]:
+        found: list[str] = tab.run(f"{json.dumps(values)}.map(value => {name}(value))")
+        return found
+
+    sizes = [
+        0,
+        1,
+        1023,
+        1024,
+        1500,
+        1 << 20,
+        5_000_000,
+        99_000_000,
+        123_456_789,
+        (1 << 30) - 1,
+        40_000_000_000,
+        7 << 40,
+    ]
+    assert shown("size", sizes) == [tables.size(value) for value in sizes]
+    ages = [-1, 0, 0.0004, 0.0123, 0.9999, 1, 59.9, 60, 3599, 3600, 86_399, 86_400, 8_640_000, 86_400_000]
+    assert shown("age", ages) == [tables.age(value) for value in ages]
+    counts = [0, 9999, 10_000, 123_456, 999_949, 999_950, 12_345_678, 5_000_000_000, 7_000_000_000_000]
+    assert shown("short", counts) == [tables.short(value) for value in counts]
+    assert tab.run("[share(1, 3), share(0, 0), share(2, 2)]") == [tables.share(1, 3), "-", "100.0 %"]
+
+
+def test_a_name_of_another_site_that_leads_to_this_host_shows_nothing(browser: Browser, serving: Daemon) -> None:
+    """DNS rebinding."""
+    tab = browser.open(url_of(serving).replace("127.0.0.1", ELSEWHERE))
+    shown = tab.run("document.body.textContent")
+    assert shown.startswith("403 Forbidden: the Host of the request is 'evil.example:")
+    assert serving.instance not in tab.run("fetch('/page.json').then(answer => answer.text())")
+
+
+def test_another_site_can_neither_read_the_figures_nor_frame_the_page(browser: Browser, serving: Daemon) -> None:
+    tab = browser.open()
+    url = url_of(serving)
+    assert tab.run(f"fetch('{url}page.json').then(answer => answer.text(), () => 'refused')") == "refused"
+    tab.run(
+        "new Promise(loaded => document.body.append(Object.assign(document.createElement('iframe'), "
+        f"{{src: '{url}', onload: loaded}})))"
+    )
+    told = [each["params"]["entry"]["text"] for each in tab.faults if each["method"] == "Log.entryAdded"]
+    assert any("frame-ancestors" in text for text in told), told
+
+
+def test_many_tabs_are_served_at_once(browser: Browser, serving: Daemon) -> None:
+    tabs = [browser.open(url_of(serving)) for _ in range(12)]
+    for tab in tabs:
+        tab.call("Page.bringToFront")
+        tab.until(SHOWN, "the figures")
+    assert [tab.faults for tab in tabs] == [[]] * len(tabs)
