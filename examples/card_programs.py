@@ -95,6 +95,10 @@ class Memory(ABC):
             NoRoom: others hold the memory.
         """
 
+    @abstractmethod
+    def ran_out(self) -> None:
+        """Makes room for the next request, after an out-of-memory error."""
+
     def take_counts(self) -> Tally:
         """The counts since the last call."""
         taken, self.tally = self.tally, Tally()
@@ -122,7 +126,7 @@ class Memory(ABC):
 
 
 class Alone(Memory):
-    """A cache of a fixed number of entries, the least recently used leaves first. Knows no other process."""
+    """A cache of a fixed number of entries, the least recently used leaves first. After an error half of it goes."""
 
     def __init__(self, card: FakeCard, entries_max: int) -> None:
         super().__init__(card)
@@ -137,13 +141,20 @@ class Alone(Memory):
 
     def keep(self, name: str, tensor: FakeTensor, kind: Kind, cost_ms: float) -> None:
         self._entries[name] = tensor
-        while len(self._entries) > self._entries_max:
-            self._entries.popitem(last=False)
-            self.tally.dropped += 1
+        self._drop_to(self._entries_max)
+
+    def ran_out(self) -> None:
+        self._drop_to(len(self._entries) // 2)
+        self.device.give_back()
 
     @contextmanager
     def room(self, size_bytes: int) -> Iterator[None]:
         yield
+
+    def _drop_to(self, entries_max: int) -> None:
+        while len(self._entries) > entries_max:
+            self._entries.popitem(last=False)
+            self.tally.dropped += 1
 
 
 class Governed(Memory):
@@ -177,6 +188,9 @@ class Governed(Memory):
             reservation = self._waited(size_bytes)
         with reservation:
             yield
+
+    def ran_out(self) -> None:
+        pass  # the daemon makes room
 
     def take_counts(self) -> Tally:
         tally = self._cache.tally
@@ -220,6 +234,7 @@ class Program(ABC):
                 self.answer(request, held)
         except DeviceFull:
             tally.out_of_memory += 1
+            self.memory.ran_out()
         except NoRoom:
             tally.refused += 1
         else:

@@ -41,15 +41,22 @@ def own_daemon(folder: Path, name: str, **settings: object) -> Iterator[Path]:
     ours = {key: value for key, value in os.environ.items() if not key.startswith("TENSORD_")}
     process = subprocess.Popen([sys.executable, "-m", "tensord.daemon", *flags], env=ours)
     try:
-        with tensord.Client(socket) as client:
-            deadline = time.monotonic() + PATIENCE_S
-            while not client.wait_connected(0.1):
-                if process.poll() is not None or time.monotonic() > deadline:
-                    raise SystemExit("the daemon does not serve; its messages are above")
+        deadline = time.monotonic() + PATIENCE_S
+        while not _serves(socket):
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise SystemExit("the daemon does not serve; its messages are above")
         yield socket
     finally:
         process.send_signal(signal.SIGINT)  # SIGTERM would keep its memory for the next daemon
         process.wait(PATIENCE_S)
+
+
+def _serves(socket: Path) -> bool:
+    if not socket.exists():  # a client would log that there is no daemon
+        time.sleep(0.02)
+        return False
+    with tensord.Client(socket) as client:
+        return client.wait_connected(0.1)
 
 
 class OwnProcess:

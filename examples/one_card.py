@@ -7,7 +7,7 @@ stand-in (`tensord.testing`): its capacity holds across processes, and an alloca
 programs would like to keep 99 MiB together. The same day (card_day.py) is replayed twice, in M minutes (2) together:
 
 - Alone: each program keeps a cache of its own, as large as if it had the card for itself, and allocates when a request
-  comes. An allocation that fails is an out-of-memory error, and the request fails.
+  comes. An allocation that fails is an out-of-memory error: the request fails, and the program drops half of its cache.
 - Governed: a private daemon watches the card. The caches are `DeviceCache`s, each program announces its allocations by
   `reserve`, with a wait, and the chat engine drops adapters that it can load again when the card's mode says so.
 
@@ -42,6 +42,7 @@ from tensord.testing.fake_card import FakeCard
 
 PROGRAMS: Final = ("chat", "coder", "images")
 MINUTES: Final = 2.0
+MINUTES_MAX: Final = 48.0  # an image job lasts half an hour of the day, and reservations wait for 30 s
 RING_BYTES: Final = 192 * MIB
 MODES: Final = list(tensord.Mode)  # from the emptiest to the fullest; there is no workflow here
 LOOKS_AN_HOUR: Final = 50
@@ -58,6 +59,8 @@ def settings(hour_s: float) -> dict[str, object]:
         "pressure_relaxed_idle_s": 4 * hour_s,
         "pressure_normal_idle_s": hour_s,
         "pressure_critical_idle_s": hour_s / 4,
+        # Entries that a request is reading are not ordered away again for so long.
+        "pressure_retry_s": max(0.05, hour_s / 10),
         "log_level": "error",
     }
 
@@ -187,14 +190,13 @@ def table(seen: Seen) -> str:
         "adapters given up": lambda tally: str(tally.given_up),
         "wrong bytes": lambda tally: str(tally.wrong),
     }
-    days = {"alone": seen.alone, "governed": seen.governed}
-    columns = {
-        f"{day}: {name}": tally
-        for day, counted in days.items()
-        for name, tally in {**counted.programs, "all": counted.sums}.items()
-    }
-    lines = [["", *columns]]
-    lines += [[name, *(show(tally) for tally in columns.values())] for name, show in rows.items()]
+    columns = [
+        (name, with_tensord, tally)
+        for with_tensord, day in (("no", seen.alone), ("yes", seen.governed))
+        for name, tally in {**day.programs, "all": day.sums}.items()
+    ]
+    lines = [["", *(name for name, _, _ in columns)], ["with tensord", *(answer for _, answer, _ in columns)]]
+    lines += [[name, *(show(tally) for _, _, tally in columns)] for name, show in rows.items()]
     return aligned(lines)
 
 
@@ -219,8 +221,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--minutes", type=float, default=MINUTES, help="of both days together; default: %(default)g")
     parser.add_argument("--json", type=Path, metavar="PATH", help="write the counts there")
     given = parser.parse_args(argv)
-    if given.minutes <= 0:
-        parser.error(f"--minutes is {given.minutes:g}; it must be more than 0")
+    if not 0 < given.minutes <= MINUTES_MAX:
+        parser.error(f"--minutes is {given.minutes:g}; it must be more than 0 and at most {MINUTES_MAX:g}")
     hour_s = given.minutes * 60 / (2 * HOURS)
     print(f"A card of {CARD_BYTES // MIB} MiB, {len(PROGRAMS)} programs; an hour takes {hour_s:.2g} s")
     seen = both_days(hour_s)
