@@ -42,7 +42,7 @@ from tensord.testing.fake_card import FakeCard
 
 PROGRAMS: Final = ("chat", "coder", "images")
 MINUTES: Final = 2.0
-MINUTES_MAX: Final = 48.0  # an image job lasts half an hour of the day, and reservations wait for 30 s
+MINUTES_MAX: Final = 2.0 * HOURS * 60  # both days as long as they are
 RING_BYTES: Final = 192 * MIB
 MODES: Final = list(tensord.Mode)  # from the emptiest to the fullest; there is no workflow here
 LOOKS_AN_HOUR: Final = 50
@@ -136,7 +136,7 @@ def replay(folder: Path, socket: Path | None, card: FakeCard, hour_s: float) -> 
             began = time.monotonic()
             for program in programs:
                 program.tell((hour, began))
-            used_bytes = highest_use(card, programs, hour_s / LOOKS_AN_HOUR)
+            used_bytes = highest_use(card, programs, hour_s)
             tallies = {program.name: program.hear() for program in programs}
             for name, tally in tallies.items():
                 day.programs[name].add(tally)
@@ -144,13 +144,14 @@ def replay(folder: Path, socket: Path | None, card: FakeCard, hour_s: float) -> 
     return day
 
 
-def highest_use(card: FakeCard, programs: Sequence[OwnProcess], every_s: float) -> int:
-    """The highest use of the card, in bytes, until all programs have answered."""
+def highest_use(card: FakeCard, programs: Sequence[OwnProcess], hour_s: float) -> int:
+    """The highest use of the card, in bytes, until all programs have answered, or are PATIENCE_S late."""
     busy = [program.answers for program in programs]
+    deadline = time.monotonic() + hour_s + PATIENCE_S
     used_bytes = 0
-    while busy:
+    while busy and time.monotonic() < deadline:
         used_bytes = max(used_bytes, card.reading()[0])
-        answered = wait(busy, every_s)
+        answered = wait(busy, hour_s / LOOKS_AN_HOUR)
         busy = [connection for connection in busy if connection not in answered]
     return used_bytes
 
@@ -158,7 +159,7 @@ def highest_use(card: FakeCard, programs: Sequence[OwnProcess], every_s: float) 
 def print_heads() -> None:
     """Prints the heads of the hours' table."""
     columns = f"{'requests':>8} {'hits':>9} {'OOM':>4} {'waits':>5} {'s':>5}"
-    print(f"\n{'':21}" + "".join(f" | {name:<{len(columns)}}" for name in PROGRAMS))
+    print(f"\n{'':21}" + "".join(f" | {name:<{len(columns)}}" for name in PROGRAMS).rstrip())
     print(f"{'hour':>4} {'card':>5} {'mode':<10}" + f" | {columns}" * len(PROGRAMS))
 
 
@@ -169,7 +170,7 @@ def print_hour(hour: int, used_bytes: int, mode: str, tallies: dict[str, Tally])
         f"{tally.waits or '':>5} {f'{tally.waited_s:.2f}' if tally.waits else '':>5}"
         for tally in (tallies[name] for name in PROGRAMS)
     ]
-    print(f"{hour:>4} {used_bytes / CARD_BYTES:>5.0%} {mode:<10}" + "".join(cells), flush=True)
+    print((f"{hour:>4} {used_bytes / CARD_BYTES:>5.0%} {mode:<10}" + "".join(cells)).rstrip(), flush=True)
 
 
 def table(seen: Seen) -> str:
