@@ -19,14 +19,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
 import os
-import signal
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from multiprocessing.connection import Connection
@@ -36,6 +33,7 @@ from typing import Any, Final
 import numpy as np
 import tiny_decoder
 from conversation import AGENTS, FOLLOW_UP, QUESTIONS, Conversation
+from demonstration import PATIENCE_S, OwnProcess, own_daemon
 from tiny_decoder import PICTURE_TOKENS, Decoder, Keys
 
 import tensord
@@ -44,7 +42,6 @@ GENERATED: Final = 24
 PORTION_TOKENS: Final = 256
 DIFFERENCE_MAX: Final = 1e-3  # of values around 1
 RING_BYTES: Final = 64 << 20
-PATIENCE_S: Final = 60.0
 
 
 # ---- a turn
@@ -222,58 +219,6 @@ class Seen:
         return [text for fulfilled, text in wanted if not fulfilled]
 
 
-@contextmanager
-def own_daemon(folder: Path) -> Iterator[Path]:
-    """A daemon with a private name and private sockets; yields its control socket."""
-    socket = folder / "control.sock"
-    named = ["--config", os.devnull, "--instance", f"demo-prefix-{os.getpid()}", "--socket", str(socket)]
-    sized = ["--ring-bytes", str(RING_BYTES), "--log-level", "warning"]
-    ours = {name: value for name, value in os.environ.items() if not name.startswith("TENSORD_")}
-    process = subprocess.Popen([sys.executable, "-m", "tensord.daemon", *named, *sized], env=ours)
-    try:
-        with tensord.Client(socket) as client:
-            deadline = time.monotonic() + PATIENCE_S
-            while not client.wait_connected(0.1):
-                if process.poll() is not None or time.monotonic() > deadline:
-                    raise RuntimeError(f"the daemon did not serve; exit code {process.returncode}")
-        yield socket
-    finally:
-        process.send_signal(signal.SIGINT)  # SIGTERM would keep its memory for the next daemon
-        process.wait(PATIENCE_S)
-
-
-class OwnProcess:
-    """A process that runs `act(name, *given, orders)`, seen from the demonstration. It ends at the order None."""
-
-    def __init__(self, name: str, act: Callable[..., None], *given: Any) -> None:
-        spawn = multiprocessing.get_context("spawn")
-        self.name = name
-        self._orders, theirs = spawn.Pipe()
-        self._process = spawn.Process(target=act, args=(name, *given, theirs), daemon=True)
-        self._process.start()
-        theirs.close()  # so that the pipe ends when the process ends
-
-    def tell(self, order: object) -> None:
-        self._orders.send(order)
-
-    def hear(self) -> Any:
-        """The next answer. Raises RuntimeError if none comes in time, or the process has ended."""
-        if not self._orders.poll(PATIENCE_S):
-            raise RuntimeError(f"{self.name} did not answer within {PATIENCE_S:g} s")
-        try:
-            return self._orders.recv()
-        except EOFError:
-            self._process.join(PATIENCE_S)
-            raise RuntimeError(f"{self.name} ended with exit code {self._process.exitcode}") from None
-
-    def end(self) -> None:
-        try:
-            self._orders.send(None)
-        except BrokenPipeError:
-            pass
-        self._process.join(PATIENCE_S)
-
-
 class Agent(OwnProcess):
     """An agent's process."""
 
@@ -307,7 +252,7 @@ def run(kind: tiny_decoder.Kind) -> Seen:
     """Runs and prints all rounds."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tensord-demo-")))
-        socket = stack.enter_context(own_daemon(folder))
+        socket = stack.enter_context(own_daemon(folder, "prefix", ring_bytes=RING_BYTES))
         agents = []
         with one_thread_each():
             for name in AGENTS:

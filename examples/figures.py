@@ -1,4 +1,4 @@
-"""The sums over the demo's processes: the figures, and the table.
+"""The sums over the demo's processes: the figures, and the table. `aligned` prints tables of other examples too.
 
 Owns: the sums. Does not own: the lookups (shared_vision.py).
 """
@@ -91,6 +91,11 @@ def table(all_seen: Sequence[Seen]) -> str:
     lines = [list(HEADS)]
     lines += [line(str(number), [seen]) for number, seen in enumerate(all_seen, 1)]
     lines.append(line("all", all_seen))
+    return aligned(lines)
+
+
+def aligned(lines: Sequence[Sequence[str]]) -> str:
+    """Columns of equal width; the first line is the head."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     written = ["  ".join(cell.rjust(width) for cell, width in zip(cells, widths, strict=True)) for cells in lines]
     return "\n".join([written[0], "-" * len(written[0]), *written[1:]])

@@ -15,22 +15,19 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import multiprocessing
-import os
-import signal
-import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+from demonstration import PATIENCE_S, OwnProcess, own_daemon
 
 import tensord
 from tensord.testing.fake_vram import FakeCard, FakeVram
@@ -43,9 +40,16 @@ HOST_BYTES: Final = 1024 * MIB
 RING_BYTES: Final = 256 * MIB
 AGENTS: Final = ("planner", "coder", "critic")
 ENTRIES_EACH: Final = 8
-PATIENCE_S: Final = 60.0
 # The daemon's default times are minutes; these are short for the demonstration.
-SAMPLE_S, PRESSED_S, IDLE_S = 0.1, 0.05, 0.5
+IDLE_S: Final = 0.5
+SETTINGS: Final[dict[str, object]] = {
+    "ring_bytes": RING_BYTES,
+    "gauges_sample_s": 0.1,
+    "gauges_sample_pressed_s": 0.05,
+    "pressure_normal_idle_s": IDLE_S,
+    "pressure_critical_idle_s": IDLE_S,
+    "log_level": "error",
+}
 REFILL_S: Final = 2.0
 MODES: Final = ("relaxed", "normal", "workflow_aware", "pressure", "critical", "emergency")
 
@@ -129,10 +133,8 @@ def be_agent(agent: str, socket: Path, folder: Path, orders: Connection) -> None
             "mode": lambda _: str(cache.mode),
         }
         orders.send("ready")
-        while True:
-            what, argument = orders.recv()
-            if what == "end":
-                break
+        while (order := orders.recv()) is not None:
+            what, argument = order
             orders.send(done[what](argument))
         cache.close()
 
@@ -155,66 +157,20 @@ def _fetch(cache: Any, agent: str, number: int) -> str:
         return "same" if same else "changed"
 
 
-class Agent:
+class Agent(OwnProcess):
     """An agent's process, seen from the demonstration."""
 
     def __init__(self, name: str, socket: Path, folder: Path) -> None:
-        spawn = multiprocessing.get_context("spawn")
-        self.name = name
-        self._orders, theirs = spawn.Pipe()
-        self._process = spawn.Process(target=be_agent, args=(name, socket, folder, theirs), daemon=True)
-        self._process.start()
-        theirs.close()
-        self._answer()
+        super().__init__(name, be_agent, socket, folder)
+        self.hear()
 
     def ask(self, what: str, argument: Any = None) -> Any:
         """Sends an order, and returns its result."""
-        self._orders.send((what, argument))
-        return self._answer()
-
-    def end(self) -> None:
-        self._orders.send(("end", None))
-        self._process.join(PATIENCE_S)
-
-    def _answer(self) -> Any:
-        if not self._orders.poll(PATIENCE_S):
-            raise RuntimeError(f"{self.name} did not answer within {PATIENCE_S:g} s")
-        return self._orders.recv()
+        self.tell((what, argument))
+        return self.hear()
 
 
 # ---- the demonstration
-
-
-@contextmanager
-def daemon(folder: Path, gauge_file: Path) -> Iterator[Path]:
-    """A private daemon with the card's gauge; yields its socket."""
-    socket = folder / "control.sock"
-    settings = {
-        "instance": f"demo-pressure-{os.getpid()}",
-        "socket": socket,
-        "ring-bytes": RING_BYTES,
-        "gauges-device": "file",
-        "gauges-host": "file",
-        "gauges-file": gauge_file,
-        "gauges-sample-s": SAMPLE_S,
-        "gauges-sample-pressed-s": PRESSED_S,
-        "pressure-normal-idle-s": IDLE_S,
-        "pressure-critical-idle-s": IDLE_S,
-        "log-level": "error",
-    }
-    flags = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
-    ours = {name: value for name, value in os.environ.items() if not name.startswith("TENSORD_")}
-    process = subprocess.Popen([sys.executable, "-m", "tensord.daemon", "--config", os.devnull, *flags], env=ours)
-    try:
-        with tensord.Client(socket) as client:
-            deadline = time.monotonic() + PATIENCE_S
-            while not client.wait_connected(0.1):
-                if process.poll() is not None or time.monotonic() > deadline:
-                    raise RuntimeError(f"the daemon did not serve; exit code {process.returncode}")
-        yield socket
-    finally:
-        process.send_signal(signal.SIGINT)
-        process.wait(PATIENCE_S)
 
 
 class Demonstration:
@@ -372,7 +328,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         card = stack.enter_context(FakeCard(folder, CARD, CARD_BYTES))
         host = stack.enter_context(FakeCard(folder, "host", HOST_BYTES))
         host.occupy(HOST_BYTES // 5)
-        socket = stack.enter_context(daemon(folder, card.gauge_file))
+        watched = {"gauges_device": "file", "gauges_host": "file", "gauges_file": card.gauge_file}
+        socket = stack.enter_context(own_daemon(folder, "pressure", **SETTINGS, **watched))
         cache = stack.enter_context(tensord.Client(socket, name="engine", timeout_s=PATIENCE_S, required=True))
         agents = []
         for name in AGENTS:

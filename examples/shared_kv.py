@@ -23,8 +23,9 @@ from pathlib import Path
 from typing import Any, Final
 
 import tiny_decoder
-from chat_prefix import PATIENCE_S, OwnProcess, one_thread_each, own_daemon
+from chat_prefix import RING_BYTES, one_thread_each
 from conversation import FOLLOW_UP, QUESTIONS, SYSTEM
+from demonstration import PATIENCE_S, OwnProcess, own_daemon
 from tiny_decoder import AGENT, BEGIN, USER
 
 import tensord
@@ -92,7 +93,7 @@ def run() -> list[Answer]:
     system = 1 + len(tiny_decoder.tokens_of(SYSTEM))
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tensord-demo-")))
-        socket = stack.enter_context(own_daemon(folder))
+        socket = stack.enter_context(own_daemon(folder, "kv", ring_bytes=RING_BYTES))
         processes = []
         with one_thread_each():
             for name in PROCESSES:

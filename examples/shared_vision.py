@@ -18,7 +18,6 @@ import json
 import multiprocessing
 import os
 import random
-import signal
 import subprocess
 import sys
 import tempfile
@@ -31,6 +30,7 @@ from typing import Any, Final
 
 import numpy as np
 import photographs
+from demonstration import own_daemon
 from encoder import TOKEN_FLOATS, TOKEN_PIXELS, Encoder
 from figures import Figures, Seen, figures, table
 from photographs import Photograph
@@ -39,7 +39,6 @@ import tensord
 
 SIDE: Final = 448
 TOKENS: Final = (SIDE // TOKEN_PIXELS) ** 2
-START_S: Final = 30.0
 GONE_S: Final = 10.0
 # A wait has a limit; on a busy machine an encoding may be slow.
 ENCODE_S_MAX: Final = 60.0
@@ -133,26 +132,6 @@ def several(count: int, passes: int, socket: Path) -> Iterator[list[Running]]:
             one.process.join()
 
 
-@contextmanager
-def own_daemon(folder: Path) -> Iterator[tuple[Path, tensord.Client]]:
-    """A daemon with a private name and private sockets; yields its control socket, and a client."""
-    socket = folder / "control.sock"
-    named = ["--config", os.devnull, "--instance", f"demo-{os.getpid()}", "--socket", str(socket)]
-    sized = ["--ring-bytes", "256MiB", "--log-level", "warning"]
-    ours = {name: value for name, value in os.environ.items() if not name.startswith("TENSORD_")}
-    daemon = subprocess.Popen([sys.executable, "-m", "tensord.daemon", *named, *sized], env=ours)
-    try:
-        deadline = time.monotonic() + START_S
-        with tensord.Client(socket, name="vision") as cache:
-            while not cache.wait_connected(0.1):
-                if daemon.poll() is not None or time.monotonic() > deadline:
-                    raise SystemExit("the daemon does not serve; its messages are above")
-            yield socket, cache
-    finally:
-        daemon.send_signal(signal.SIGINT)  # SIGTERM would keep its memory for the next daemon
-        daemon.wait()
-
-
 def equal_to_fresh(cache: tensord.Client, encoder: Encoder, pictures: Sequence[Photograph]) -> int:
     """The number of shared embeddings that equal a fresh encoding byte for byte."""
     equal = 0
@@ -213,7 +192,8 @@ def main() -> int:
     )
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="tensord-demo-"))
-        socket, cache = stack.enter_context(own_daemon(Path(folder)))
+        socket = stack.enter_context(own_daemon(Path(folder), "vision", ring_bytes="256MiB"))
+        cache = stack.enter_context(tensord.Client(socket, name="vision", required=True))
         running = stack.enter_context(several(arguments.processes, arguments.passes, socket))
         all_seen = [one.orders.recv() for one in running]
         equal = equal_to_fresh(cache, encoder, pictures)

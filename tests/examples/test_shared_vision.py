@@ -49,7 +49,7 @@ def test_every_photograph_is_encoded_once_and_the_figures_add_up(tmp_path: Path)
     }
     assert f"equal to a fresh encoding: {PICTURES} of {PICTURES}" in printed
     assert "pins 1 → 0" in printed
-    assert not [name for name in os.listdir("/dev/shm") if f"demo-{demo.pid}" in name]
+    assert not [name for name in os.listdir("/dev/shm") if f"demo-vision-{demo.pid}" in name]
 
 
 def test_a_daemon_that_cannot_start_ends_the_demo_with_the_reason(tmp_path: Path) -> None:
