@@ -15,6 +15,10 @@ from .urls import split
 
 _SCHEMES: Final = {
     "dir": (".directory", "DirectoryStore"),
+    "redis": (".valkey", "ValkeyStore"),
+    "rediss": (".valkey", "ValkeyStore"),
+    "valkey": (".valkey", "ValkeyStore"),
+    "valkeys": (".valkey", "ValkeyStore"),
 }
 """For each scheme the module and the class of its store."""
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-from tensord.daemon.tiers.form import OBJECT_HEADER_BYTES
+from tensord.daemon.tiers.form import OBJECT_HEADER_BYTES, Buffer
 from tensord.daemon.tiers.registry import open_store
 from tensord.daemon.tiers.store import RemotePut, RemoteStore
 from tensord.errors import BadKey, TierFull, TierTimedOut, TierUnavailable, UsageError
@@ -101,7 +101,7 @@ class AnyStore:
 
     def test_a_payload_in_parts_is_one_payload(self, store: RemoteStore) -> None:
         entry = made(1, 3 * MIB)
-        parts = [
+        parts: list[Buffer] = [
             entry.payload[:1000],
             memoryview(entry.payload)[1000:1_400_000].cast("H"),
             bytearray(entry.payload[1_400_000:]),
