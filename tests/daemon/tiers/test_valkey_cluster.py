@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -29,33 +28,42 @@ class Cluster(Server):
     def __init__(self, first: RedisServer, second: RedisServer) -> None:
         self.servers = [first, second]
         self.url = f"redis://{HOST}:{first.port}?cluster=yes"
-        self.clients = [redis.Redis(HOST, server.port) for server in self.servers]
+        self.clients: list[Any] = [redis.Redis(HOST, server.port) for server in self.servers]
         for number, client in enumerate(self.clients):
             client.execute_command("CLUSTER ADDSLOTSRANGE", number * HALF, number * HALF + HALF - 1)
             client.execute_command("CLUSTER SET-CONFIG-EPOCH", number + 1)
         self.clients[0].execute_command("CLUSTER MEET", HOST, second.port)
         self.ids = [client.execute_command("CLUSTER MYID").decode() for client in self.clients]
-        self._agreed()
+        self.wait()
 
     def slot(self, key: bytes) -> int:
         return int(self.clients[0].execute_command("CLUSTER KEYSLOT", name_of(key)))
 
-    def home(self, key: bytes) -> redis.Redis:
-        return self.clients[self.slot(key) // HALF]
+    def give(self, slot: int, owner: int) -> None:
+        """From now on the server `owner` has the slot."""
+        for client in (self.clients[owner], self.clients[1 - owner]):
+            client.execute_command("CLUSTER SETSLOT", slot, "STABLE")
+            client.execute_command("CLUSTER SETSLOT", slot, "NODE", self.ids[owner])
 
     def raw(self, key: bytes) -> bytes:
-        found = self.home(key).get(name_of(key))
+        found = self.clients[self.slot(key) // HALF].get(name_of(key))
         assert isinstance(found, bytes)
         return found
 
     def set_raw(self, key: bytes, stored: bytes) -> None:
-        self.home(key).set(name_of(key), stored)
+        self.clients[self.slot(key) // HALF].set(name_of(key), stored)
 
     def fill(self) -> None:
         for client in self.clients:
-            used: Any = client.info("memory")
-            client.config_set("maxmemory", used["used_memory"] + 500_000)
+            client.config_set("maxmemory", client.info("memory")["used_memory"] + 100_000)
             client.config_set("maxmemory-policy", "noeviction")
+            name = f"filler{{{name_of(key_of(2))}}}"  # the part in braces chooses the slot
+            if client is self.clients[self.slot(key_of(2)) // HALF]:
+                try:
+                    while True:
+                        client.append(name, bytes(50_000))
+                except redis.exceptions.OutOfMemoryError:
+                    pass
 
     def pause(self) -> None:
         for server in self.servers:
@@ -71,38 +79,46 @@ class Cluster(Server):
 
     def restart(self) -> None:
         for server in self.servers:
-            server.start()
-        self._agreed()
+            if not server.running:
+                server.start()
+        self.wait()
+
+    def reset(self) -> None:
+        """As it was at first, for the next test."""
+        self.restart()
+        for client in self.clients:
+            client.config_set("maxmemory", 0)
+            client.flushall()
 
     def close(self) -> None:
         for client in self.clients:
             client.close()
 
-    def _agreed(self) -> None:
-        until(lambda: all(self._knows_all(client) for client in self.clients), "the cluster to agree on its slots")
+    def wait(self) -> None:
+        """Until both servers serve all slots. A restarted one takes two seconds."""
+        until(lambda: all(self._serves(client) for client in self.clients), "the cluster to serve its slots")
 
-    def _knows_all(self, client: redis.Redis) -> bool:
+    def _serves(self, client: Any) -> bool:
         info = client.execute_command("CLUSTER INFO")
-        nodes = client.execute_command("CLUSTER NODES")
-        text = str(info) + str(nodes)
-        return "cluster_slots_assigned" in text and text.count("connected") >= 2 and self._slots(client) == 2 * HALF
-
-    def _slots(self, client: redis.Redis) -> int:
-        rows: Any = client.execute_command("CLUSTER SLOTS")
-        found = rows if isinstance(rows, dict) else {(row[0], row[1]): row for row in rows}
-        return sum(last - first + 1 for first, last in found)
+        return (info["cluster_state"], info["cluster_slots_ok"], info["cluster_size"]) == ("ok", str(2 * HALF), "2")
 
 
 def name_of(key: bytes) -> str:
     return f"tensord-1:{key.hex()}"
 
 
-@pytest.fixture
-def backend() -> Iterator[Cluster]:
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
     with ExitStack() as stack:
-        cluster = Cluster(*(stack.enter_context(RedisServer(*WORDS)) for _ in range(2)))
-        stack.callback(cluster.close)
-        yield cluster
+        made_once = Cluster(*(stack.enter_context(RedisServer(*WORDS)) for _ in range(2)))
+        stack.callback(made_once.close)
+        yield made_once
+
+
+@pytest.fixture
+def backend(cluster: Cluster) -> Iterator[Cluster]:
+    yield cluster
+    cluster.reset()
 
 
 class TestCluster(AnyStore, AnyServer):
@@ -135,13 +151,14 @@ def test_a_slot_that_has_moved_is_followed(backend: Cluster) -> None:
     put(store, made(number))
     slot = backend.slot(key_of(number))
     backend.clients[0].delete(name_of(key_of(number)))
-    for client in reversed(backend.clients):
-        client.execute_command("CLUSTER SETSLOT", slot, "NODE", backend.ids[1])
+    backend.give(slot, 1)
     assert get(store, key_of(number)) is None
     put(store, made(number))
     assert backend.clients[1].exists(name_of(key_of(number)))
     assert get(store, key_of(number)) is not None
     store.close()
+    backend.clients[1].flushall()
+    backend.give(slot, 0)
 
 
 def test_a_slot_that_is_moving_is_served_by_both_servers(backend: Cluster) -> None:
@@ -157,6 +174,8 @@ def test_a_slot_that_is_moving_is_served_by_both_servers(backend: Cluster) -> No
     assert not backend.clients[0].dbsize()
     assert backend.clients[1].dbsize() == 1
     store.close()
+    backend.clients[1].flushall()
+    backend.give(slot, 0)
 
 
 def test_the_death_of_one_server_costs_its_own_keys_only(backend: Cluster) -> None:
@@ -168,7 +187,7 @@ def test_the_death_of_one_server_costs_its_own_keys_only(backend: Cluster) -> No
         with pytest.raises(TierUnavailable):
             get(store, key_of(there))
         assert get(store, key_of(here)) is not None
-    backend.servers[1].start()
+    backend.restart()
     assert get(store, key_of(there)) is None
     store.close()
 
@@ -199,8 +218,10 @@ def test_a_cluster_that_has_no_server_for_a_slot_is_named(backend: Cluster) -> N
         client.execute_command("CLUSTER DELSLOTS", slot)
     store = backend.open()
     with pytest.raises(TierUnavailable, match=f"no server of the cluster has slot {slot}"):
-        store.get_into(key_of(here), memoryview(bytearray(1000)), time.monotonic() + 5)
+        get(store, key_of(here))
     store.close()
+    backend.clients[0].execute_command("CLUSTER ADDSLOTS", slot)
+    backend.give(slot, 0)
 
 
 def test_without_the_option_a_single_server_says_it_is_no_cluster() -> None:
