@@ -95,18 +95,15 @@ class DirectoryStore(RemoteStore):
         self._left_s(deadline)
         with self._told():
             try:
-                fd = os.open(self._path(key), _READ)
+                size_bytes = self._read(self._path(key), into, deadline)
             except FileNotFoundError:
                 self._root.stat()
                 return None
             except OSError as error:
-                if error.errno == errno.ELOOP:  # a symbolic link, which is no object
+                # A symbolic link, which is no object, or a file of NFS that another host has removed.
+                if error.errno in (errno.ELOOP, errno.ESTALE):
                     return None
                 raise
-            try:
-                size_bytes = self._read(fd, into, deadline)
-            finally:
-                os.close(fd)
         return None if size_bytes is None else self._checked(key, into[:size_bytes])
 
     def put_from(self, key: bytes, parts: Sequence[Buffer], meta: Meta, deadline: float) -> None:
@@ -132,22 +129,26 @@ class DirectoryStore(RemoteStore):
         name = key.hex()
         return self._base / name[2 * _FOLDER_BYTE : 2 * _FOLDER_BYTE + 2] / name
 
-    def _read(self, fd: int, into: memoryview, deadline: float) -> int | None:
+    def _read(self, path: Path, into: memoryview, deadline: float) -> int | None:
         """Reads a file; its length. None if it does not fit, or is no file."""
-        about = os.fstat(fd)
-        if not stat.S_ISREG(about.st_mode) or about.st_size > len(into):
-            return None
-        at = 0
-        while at < about.st_size:
-            self._left_s(deadline)
-            read = os.preadv(fd, [into[at : min(at + PIECE_BYTES, about.st_size)]], at)
-            if not read:
-                break  # the file was cut meanwhile: its length is wrong
-            at += read
-        if abs(time.time() - about.st_mtime) > TOUCH_EVERY_S:
-            with suppress(OSError):  # a read-only mount, or another user's file
-                os.utime(fd)
-        return at
+        fd = os.open(path, _READ)
+        try:
+            about = os.fstat(fd)
+            if not stat.S_ISREG(about.st_mode) or about.st_size > len(into):
+                return None
+            at = 0
+            while at < about.st_size:
+                self._left_s(deadline)
+                read = os.preadv(fd, [into[at : min(at + PIECE_BYTES, about.st_size)]], at)
+                if not read:
+                    break  # the file was cut meanwhile: its length is wrong
+                at += read
+            if abs(time.time() - about.st_mtime) > TOUCH_EVERY_S:
+                with suppress(OSError):  # a read-only mount, or another user's file
+                    os.utime(fd)
+            return at
+        finally:
+            os.close(fd)
 
     def _write(self, path: Path, pieces: list[memoryview], deadline: float) -> None:
         temporary = self._base / TMP / f"{self._writer}-{next(self._numbers)}"

@@ -1,6 +1,6 @@
 """The form of an entry in a remote store: 192 bytes of header, then the payload as it lies in the ring.
 
-    object = magic, format version, key, lengths, checksum, metadata, CRC-32 of these; then tree header and leaves
+    object = magic, format version, key, lengths, checksum, metadata, zeros, CRC-32 of these; tree header and leaves
 
 The header is as long as the header of a span in the ring (`shm.layout.SpanHeader`). So an object that is read to the
 start of a new span has its payload in its final place, and the span's header then replaces the object's. The header is
@@ -18,8 +18,8 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Final
 
 import numpy as np
@@ -37,6 +37,7 @@ Buffer = bytes | bytearray | memoryview
 _MAGIC: Final = b"TNSROBJ\0"
 _FIELDS: Final = struct.Struct("<8sI32sQIQQIdddB32s")
 _CRC: Final = struct.Struct("<I")
+_CRC_AT: Final = OBJECT_HEADER_BYTES - _CRC.size
 _NO_KEY: Final = bytes(KEY_BYTES)
 
 
@@ -117,12 +118,8 @@ def object_header(key: bytes, payload_bytes: int, meta: Meta) -> bytes:
         meta.parent is not None,
         meta.parent or _NO_KEY,
     )
-    return (fields + _CRC.pack(zlib.crc32(fields))).ljust(OBJECT_HEADER_BYTES, b"\0")
-
-
-def payload_bytes_of(parts: Sequence[Buffer]) -> int:
-    """The bytes of a payload that is given in parts."""
-    return sum(memoryview(part).nbytes for part in parts)
+    fields = fields.ljust(_CRC_AT, b"\0")
+    return fields + _CRC.pack(zlib.crc32(fields))
 
 
 def check(key: bytes, stored: memoryview, now_unix_s: float) -> RemoteEntry | None:
@@ -141,8 +138,8 @@ def check(key: bytes, stored: memoryview, now_unix_s: float) -> RemoteEntry | No
         raise Corrupt(f"an object begins with {magic!r}, not with {_MAGIC!r}")
     if version != OBJECT_FORMAT:
         raise Corrupt(f"an object has format version {version}, this tensord reads {OBJECT_FORMAT}")
-    [crc] = _CRC.unpack_from(stored, _FIELDS.size)
-    if crc != zlib.crc32(stored[: _FIELDS.size]):
+    [crc] = _CRC.unpack_from(stored, _CRC_AT)
+    if crc != zlib.crc32(stored[:_CRC_AT]):
         raise Corrupt(f"the header of an object is damaged: its fields do not have the check {crc:#x}")
     if own_key != key:
         raise Corrupt(f"the object of key {key.hex()} has the key {own_key.hex()}")
@@ -150,6 +147,11 @@ def check(key: bytes, stored: memoryview, now_unix_s: float) -> RemoteEntry | No
         raise Corrupt(
             f"an object has {len(stored)} bytes; its header names {OBJECT_HEADER_BYTES} + {payload}, of which {tree} "
             "are the tree's"
+        )
+    if not all(0 <= number < inf for number in (cost, ttl, expires)) or prefix > payload:
+        raise Corrupt(
+            f"an object has impossible metadata: cost_ms {cost}, ttl_s {ttl}, expires_unix_s {expires}, prefix_bytes "
+            f"{prefix}"
         )
     if expires and now_unix_s >= expires:
         return None

@@ -155,6 +155,8 @@ class ValkeyNodes:
         if error.code not in ("MOVED", "ASK") or not self._cluster:
             return None
         host, _, port = error.text.rpartition(" ")[2].rpartition(":")
+        if not port.isdecimal():
+            return None
         target = (host or address[0], int(port))
         if error.code == "MOVED":
             with self._lock:
@@ -192,9 +194,11 @@ class ValkeyNodes:
                 continue
             if isinstance(rows, ServerError):
                 raise self._refusal(rows)
-            slots: dict[int, Address] = {}
-            for first, last, (host, port, *_), *_ in rows:
-                slots.update(dict.fromkeys(range(first, last + 1), (host.decode() if host else address[0], port)))
+            try:
+                slots = _slots_in(rows, address[0])
+            except (AttributeError, TypeError, ValueError):
+                failed = failed or TierUnavailable(f"{self.shown(address)} has sent a map of slots that is none")
+                continue
             with self._lock:
                 self._slots = slots
                 self._known = list(dict.fromkeys(slots.values()))
@@ -264,7 +268,7 @@ class ValkeyNodes:
             raise timed_out(shown) from None
         except (AuthenticationError, ResponseError) as error:
             raise self._refusal(ServerError("AUTH", str(error))) from None
-        except (RedisError, OSError) as error:
+        except (RedisError, OSError, UnicodeError) as error:  # UnicodeError: of a host name
             hint = "check that a server runs there, and use rediss:// or valkeys:// for one with TLS"
             if "CERTIFICATE_VERIFY" in str(error):
                 hint = "name the host as its certificate does, and its authority's file by ssl_ca_certs in the URL"
@@ -290,6 +294,15 @@ class ValkeyNodes:
             case "MOVED" | "ASK":
                 return TierRefused(f"{shown} is a server of a cluster: add cluster=yes to the URL ({error.text})")
         return TierRefused(f"{shown} refuses the command: {error.text}")
+
+
+def _slots_in(rows: Any, host: str) -> dict[int, Address]:
+    """The map in a reply to CLUSTER SLOTS. `host` stands for the server itself, where the reply names none."""
+    slots: dict[int, Address] = {}
+    for first, last, (named, port, *_), *_ in rows:
+        own = range(max(first, 0), min(last, SLOTS - 1) + 1)
+        slots.update(dict.fromkeys(own, (named.decode() if named else host, int(port))))
+    return slots
 
 
 def _slot_of(name: bytes) -> int:

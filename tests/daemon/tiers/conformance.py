@@ -1,7 +1,7 @@
 """The conformance suite of all remote stores: what each promises to its caller.
 
 The test file of a store derives `AnyStore`, and says by a fixture `backend` how the store is reached and how its bytes
-are changed behind its back. One with a server of its own derives `AnyServer` too.
+are changed behind its back. One with a server of its own derives `AnyServer` (`server_conformance.py`) too.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pytest
 from tensord.daemon.tiers.form import OBJECT_HEADER_BYTES, Buffer
 from tensord.daemon.tiers.registry import open_store
 from tensord.daemon.tiers.store import RemotePut, RemoteStore
-from tensord.errors import BadKey, TierFull, TierTimedOut, TierUnavailable, UsageError
+from tensord.errors import BadKey, TierTimedOut, TierUnavailable, UsageError
 from tensord.shm.layout import SpanHeader
 from tensord.shm.recipe import recipe
 from tensord.shm.tree import encode
@@ -43,27 +43,6 @@ class Backend(ABC):
     @abstractmethod
     def set_raw(self, key: bytes, stored: bytes) -> None:
         """Replaces them."""
-
-
-class Server(Backend):
-    """A store with a process of its own."""
-
-    @abstractmethod
-    def fill(self) -> None:
-        """From now on there is no room for 1 MiB."""
-
-    @abstractmethod
-    def pause(self) -> None: ...
-
-    @abstractmethod
-    def resume(self) -> None: ...
-
-    @abstractmethod
-    def kill(self) -> None: ...
-
-    @abstractmethod
-    def restart(self) -> None:
-        """Starts it again, at the same address and without objects."""
 
 
 class AnyStore:
@@ -217,11 +196,10 @@ class AnyStore:
         entry = made(1, parent=key_of(3), ttl_s=1.0)
         put(store, entry)
         raw = backend.raw(entry.key)
-        fields_bytes = len(raw[:OBJECT_HEADER_BYTES].rstrip(b"\0"))
-        for at in range(fields_bytes):
+        for at in range(OBJECT_HEADER_BYTES):
             backend.set_raw(entry.key, raw[:at] + bytes([raw[at] ^ 16]) + raw[at + 1 :])
             assert get(store, entry.key) is None, f"byte {at} of the header"
-        assert store.corrupt == fields_bytes
+        assert store.corrupt == OBJECT_HEADER_BYTES
 
     def test_the_object_of_another_key_is_a_counted_miss(self, backend: Backend, store: RemoteStore) -> None:
         entry = made(1)
@@ -356,104 +334,6 @@ class AnyStore:
         assert store.unclaim(key_of(1), b"host 1", soon()) is False
         assert other.claim(key_of(1), b"host 2", 60.0, soon()) is True
         other.close()
-
-
-class AnyServer:
-    """What a store with a server of its own promises besides. `backend` yields a Server."""
-
-    @pytest.fixture
-    def store(self, backend: Server) -> Iterator[RemoteStore]:
-        store = backend.open()
-        yield store
-        store.close()
-
-    def test_a_full_store_says_so_and_keeps_serving(self, backend: Server, store: RemoteStore) -> None:
-        small = made(1)
-        put(store, small)
-        backend.fill()
-        with pytest.raises(TierFull, match=r"bytes"):
-            put(store, made(2, MIB))
-        assert get(store, small.key) in (None, (small.payload, small.meta))
-        assert get(store, key_of(2)) is None
-        assert store.corrupt == 0
-
-    @pytest.mark.parametrize("connected", [True, False])
-    def test_a_stopped_server_costs_no_more_than_the_deadline(self, backend: Server, connected: bool) -> None:
-        store = backend.open()
-        entry = made(1, 8 * MIB)
-        if connected:
-            put(store, entry)
-        backend.pause()
-        try:
-            buffer = memoryview(bytearray(entry.stored_bytes))
-            for call in (
-                lambda at: store.get_into(entry.key, buffer, at),
-                lambda at: store.put_from(entry.key, [entry.payload], entry.meta, at),
-                lambda at: store.lengths([entry.key], at),
-                lambda at: store.get_many_into([entry.key], [buffer], at),
-                lambda at: store.remove([entry.key], at),
-                lambda at: store.claim(entry.key, b"me", 1.0, at),
-            ):
-                deadline = time.monotonic() + 0.2
-                with pytest.raises(TierTimedOut, match="deadline"):
-                    call(deadline)
-                assert time.monotonic() >= deadline - 0.01
-        finally:
-            backend.resume()
-        put(store, entry)
-        assert get(store, entry.key, 8 * MIB) == (entry.payload, entry.meta)
-        assert store.corrupt == 0
-        store.close()
-
-    def test_a_killed_server_is_an_error_and_a_restarted_one_serves(self, backend: Server, store: RemoteStore) -> None:
-        entry = made(1)
-        put(store, entry)
-        backend.kill()
-        for _ in range(2):
-            with pytest.raises(TierUnavailable) as raised:
-                get(store, entry.key)
-            assert "://127.0.0.1:" in str(raised.value)
-            with pytest.raises(TierUnavailable):
-                put(store, entry)
-            with pytest.raises(TierUnavailable):
-                store.lengths([entry.key], soon())
-        backend.restart()
-        assert get(store, entry.key) is None
-        put(store, entry)
-        assert get(store, entry.key) == (entry.payload, entry.meta)
-
-    def test_a_store_opens_without_its_server_and_uses_it_once_it_is_there(self, backend: Server) -> None:
-        backend.kill()
-        store = backend.open()
-        with pytest.raises(TierUnavailable):
-            get(store, key_of(1))
-        backend.restart()
-        put(store, made(1))
-        assert get(store, key_of(1)) is not None
-        store.close()
-
-    def test_a_server_that_dies_during_a_read_is_an_error_and_no_bytes(self, backend: Server) -> None:
-        """The reader waits for a stopped server when it is killed."""
-        store = backend.open()
-        put(store, made(1))
-        backend.pause()
-        reading = threading.Event()
-        raised: list[BaseException] = []
-
-        def read() -> None:
-            reading.set()
-            try:
-                get(store, key_of(1))
-            except BaseException as error:
-                raised.append(error)
-
-        reader = threading.Thread(target=read)
-        reader.start()
-        assert reading.wait(30)
-        backend.kill()
-        reader.join(60)
-        assert len(raised) == 1 and isinstance(raised[0], TierUnavailable)
-        store.close()
 
 
 def write_on(stage: Stage, url: str, key: bytes) -> None:

@@ -18,9 +18,10 @@ from tensord.daemon.tiers.registry import open_store
 from tensord.daemon.tiers.store import RemotePut
 from tensord.errors import BadConfiguration, TierFull, TierRefused, TierTimedOut, TierUnavailable
 
-from .conformance import MIB, AnyServer, AnyStore, Server
+from .conformance import MIB, AnyStore
 from .entries import get, key_of, made, put, soon
 from .redis_server import HOST, RedisServer
+from .server_conformance import AnyServer, Server
 
 
 def name_of(key: bytes) -> str:
@@ -341,3 +342,29 @@ def test_a_wrong_url_is_refused_with_what_to_write(url: str, says: str) -> None:
         open_store(url)
     assert says in str(raised.value)
     assert "secret" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("host", "says"),
+    [
+        ("..", "cannot be reached"),
+        ("no-such-host.invalid", "cannot be reached"),
+        (f"{HOST}:1", "check that a server runs there"),
+    ],
+)
+def test_an_address_that_cannot_be_reached_is_named(host: str, says: str) -> None:
+    store = open_store(f"redis://{host}")
+    with pytest.raises(TierUnavailable, match=says):
+        put(store, made(1))
+    store.close()
+
+
+def test_connections_with_tls_are_used_again(certificates: Path) -> None:
+    with RedisServer(tls=certificates) as server:
+        store = open_store(f"rediss://{HOST}:{server.port}?ssl_ca_certs={certificates}/ca.pem")
+        put(store, *(made(number) for number in range(10)))
+        direct = redis.Redis(HOST, server.port, ssl=True, ssl_ca_certs=str(certificates / "ca.pem"))
+        about: Any = direct.info("stats")
+        assert about["total_connections_received"] == 2, "one of the store, one of the test"
+        direct.close()
+        store.close()

@@ -14,9 +14,10 @@ from tensord.daemon.tiers.store import RemotePut
 from tensord.errors import TierRefused, TierUnavailable
 from tests.daemon_process import until
 
-from .conformance import AnyServer, AnyStore, Server
+from .conformance import AnyStore
 from .entries import get, key_of, made, payload_of, put, soon
 from .redis_server import HOST, RedisServer
+from .server_conformance import AnyServer, Server
 
 HALF = 8192
 WORDS = ("--cluster-enabled", "yes", "--cluster-require-full-coverage", "no", "--cluster-node-timeout", "60000")
