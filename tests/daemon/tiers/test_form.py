@@ -60,6 +60,26 @@ def test_impossible_metadata_is_corrupt_although_its_check_is_right(meta: dict[s
         check(key_of(1), memoryview(stored(**meta)), NOW_S)
 
 
+def with_right_check(raw: bytes, at: int, field: bytes) -> memoryview:
+    """An object with another value at `at` of its header, and the CRC-32 of such a header."""
+    changed = bytearray(raw)
+    changed[at : at + len(field)] = field
+    changed[188:192] = zlib.crc32(changed[:188]).to_bytes(4, "little")
+    return memoryview(changed)
+
+
+def test_an_object_of_another_format_version_is_not_read() -> None:
+    with pytest.raises(Corrupt, match="format version 2, this tensord reads 1"):
+        check(key_of(1), with_right_check(stored(), 8, b"\2"), NOW_S)
+
+
+@pytest.mark.parametrize("payload_bytes", [0, 999, 1001, 1 << 63])
+def test_an_object_of_another_length_than_its_header_names_is_corrupt(payload_bytes: int) -> None:
+    raw = with_right_check(stored(), 44, payload_bytes.to_bytes(8, "little"))
+    with pytest.raises(Corrupt, match=f"its header names 192 \\+ {payload_bytes}"):
+        check(key_of(1), raw, NOW_S)
+
+
 @given(st.binary(max_size=400))
 def test_no_bytes_end_a_check_in_another_way_than_corrupt(raw: bytes) -> None:
     with pytest.raises(Corrupt):

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import redis
+from redis.exceptions import OutOfMemoryError
 
 from tensord.daemon.tiers.registry import open_store
 from tensord.daemon.tiers.store import RemotePut
@@ -49,7 +50,7 @@ class Redis(Server):
         try:
             while True:
                 self.direct.append("filler", bytes(100_000))
-        except redis.exceptions.OutOfMemoryError:
+        except OutOfMemoryError:
             pass
 
     def pause(self) -> None:

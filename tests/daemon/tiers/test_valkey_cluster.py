@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import redis
+from redis.exceptions import OutOfMemoryError
 
 from tensord.daemon.tiers.registry import open_store
 from tensord.daemon.tiers.store import RemotePut
@@ -63,7 +64,7 @@ class Cluster(Server):
                 try:
                     while True:
                         client.append(name, bytes(50_000))
-                except redis.exceptions.OutOfMemoryError:
+                except OutOfMemoryError:
                     pass
 
     def pause(self) -> None:
@@ -156,7 +157,9 @@ def test_a_slot_that_has_moved_is_followed(backend: Cluster) -> None:
     assert get(store, key_of(number)) is None
     put(store, made(number))
     assert backend.clients[1].exists(name_of(key_of(number)))
+    told = backend.clients[0].info("errorstats")["errorstat_MOVED"]
     assert get(store, key_of(number)) is not None
+    assert backend.clients[0].info("errorstats")["errorstat_MOVED"] == told, "the store knows the new server by now"
     store.close()
     backend.clients[1].flushall()
     backend.give(slot, 0)
@@ -191,6 +194,24 @@ def test_the_death_of_one_server_costs_its_own_keys_only(backend: Cluster) -> No
     backend.restart()
     assert get(store, key_of(there)) is None
     store.close()
+
+
+def test_a_server_that_takes_over_from_a_dead_one_is_found(backend: Cluster) -> None:
+    store = backend.open()
+    there = keys_by_home(backend)[1][0]
+    slot = backend.slot(key_of(there))
+    put(store, made(there))
+    backend.servers[1].kill()
+    with pytest.raises(TierUnavailable):
+        get(store, key_of(there))
+    backend.clients[0].execute_command("CLUSTER SETSLOT", slot, "NODE", backend.ids[0])
+    assert get(store, key_of(there)) is None
+    put(store, made(there))
+    assert get(store, key_of(there)) is not None
+    store.close()
+    backend.clients[0].flushall()
+    backend.restart()
+    backend.give(slot, 1)
 
 
 def test_a_cluster_is_found_by_any_server_that_lives(backend: Cluster) -> None:
