@@ -6,7 +6,8 @@
 ROOT must exist, so that an object never goes to the disk below a mount that is missing. An object is written to a file
 in tmp/ and renamed into its place when it is whole. A writer that is killed leaves a file in tmp/, which any process
 removes an hour later. Without `fsync`, a machine that loses power may leave files of wrong length or content under the
-name of an object. Their checksum is wrong, so they are misses.
+name of an object. Their checksum is wrong, so they are misses. Files have the mode 0660 and folders 0770, less the
+umask: users that share a directory need a group in common.
 
 Owns: the files. Does not own: the bound on their size, and removal of old ones (`directory_room`).
 

@@ -35,6 +35,7 @@ LEFTOVER_S: Final = 3600.0
 LOW: Final = 0.9
 """The share of the limit to which a scan evicts."""
 _HIGH: Final = 0.95
+_JOIN_S: Final = 5.0
 _SCAN_SHARE: Final = 16
 
 
@@ -87,13 +88,13 @@ class DirectoryRoom:
                     self._ask()
 
     def close(self) -> None:
-        """Ends the thread. A scan that is under way ends at its next folder."""
+        """Ends the thread. A scan that is under way ends at its next folder. One that hangs is left behind."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
             thread = self._thread
         if thread is not None:
-            thread.join()
+            thread.join(_JOIN_S)
 
     def _make_room(self, size_bytes: int, deadline: float) -> None:
         if self._thread is None:

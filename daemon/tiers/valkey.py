@@ -37,6 +37,8 @@ from .valkey_wire import ServerError, ValkeyWire, command
 EXPIRY_S: Final = 86400.0
 VALUE_BYTES_MAX: Final = 512 << 20
 """The most bytes of a value that a server takes by default (proto-max-bulk-len)."""
+BATCH_BYTES: Final = 32 << 20
+"""The most bytes that are asked for at once. The server keeps a copy of each reply until it is read."""
 _EXPIRY_S_MAX: Final = 10 * 365 * 86400.0
 _PORT: Final = 6379
 _RELEASE: Final = b"if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0"
@@ -142,6 +144,8 @@ class ValkeyStore(RemoteStore):
             connect_with["credential_provider"] = PasswordFile(user, path, address)
         elif user or password:
             connect_with |= {"username": user, "password": password}
+        if secure:  # the default of redis-py differs from release to release
+            given.setdefault("ssl_check_hostname", given.get("ssl_cert_reqs") != "none")
         expiry_s = given.pop("expiry", EXPIRY_S)
         idle_max = given.pop("connections", 8)
         nodes = ValkeyNodes(
@@ -166,18 +170,15 @@ class ValkeyStore(RemoteStore):
     def get_many_into(
         self, keys: Sequence[bytes], buffers: Sequence[memoryview], deadline: float
     ) -> list[RemoteEntry | None]:
-        self._left_s(deadline)
+        found: list[RemoteEntry | None] = []
         into = [writable_bytes(buffer) for _, buffer in zip(keys, buffers, strict=True)]
-        commands = [_of(key, b"GET") for key in keys]
-
-        def read(position: int, wire: ValkeyWire) -> int | ServerError | None:
-            return wire.payload(into[position], deadline)
-
-        lengths = self._nodes.run(commands, read, deadline)
-        return [
-            None if length is None or length > len(memory) else self._checked(key, memory[:length])
-            for key, memory, length in zip(keys, into, lengths, strict=True)
-        ]
+        start = batch_bytes = 0
+        for end, memory in enumerate(into):
+            if end > start and batch_bytes + len(memory) > BATCH_BYTES:
+                found += self._get(keys[start:end], into[start:end], deadline)
+                start, batch_bytes = end, 0
+            batch_bytes += len(memory)
+        return found + self._get(keys[start:], into[start:], deadline)
 
     def put_from(self, key: bytes, parts: Sequence[Buffer], meta: Meta, deadline: float) -> None:
         self.put_many_from([RemotePut(key, parts, meta)], deadline)
@@ -210,6 +211,18 @@ class ValkeyStore(RemoteStore):
 
     def close(self) -> None:
         self._nodes.close()
+
+    def _get(self, keys: Sequence[bytes], into: Sequence[memoryview], deadline: float) -> list[RemoteEntry | None]:
+        self._left_s(deadline)
+
+        def read(position: int, wire: ValkeyWire) -> int | ServerError | None:
+            return wire.payload(into[position], deadline)
+
+        lengths = self._nodes.run([_of(key, b"GET") for key in keys], read, deadline)
+        return [
+            None if length is None or length > len(memory) else self._checked(key, memory[:length])
+            for key, memory, length in zip(keys, into, lengths, strict=True)
+        ]
 
     def _set(self, entry: RemotePut, now_unix_s: float) -> ValkeyCommand | None:
         """The command that stores an entry. None if the time of the entry is over."""

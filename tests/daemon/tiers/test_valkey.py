@@ -271,6 +271,20 @@ def test_a_full_server_refuses_one_of_a_batch_and_the_connection_goes_on(backend
     store.close()
 
 
+def test_a_batch_of_large_objects_does_not_fill_the_servers_memory_with_replies(backend: Redis) -> None:
+    store = backend.open()
+    entries = [made(number, 12 * MIB) for number in range(8)]
+    put(store, *entries)
+    backend.direct.config_resetstat()
+    before: Any = backend.direct.info("memory")
+    buffers = [memoryview(bytearray(entry.stored_bytes)) for entry in entries]
+    found = store.get_many_into([entry.key for entry in entries], buffers, soon())
+    assert all(each is not None for each in found)
+    after: Any = backend.direct.info("memory")
+    assert after["used_memory_peak"] - before["used_memory"] < 60 * MIB
+    store.close()
+
+
 @pytest.mark.parametrize(
     "says",
     [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"$abc\r\n", b":" + b"1" * 100_000, b"*1\r\n", b"$99999999999999999\r\n"],
