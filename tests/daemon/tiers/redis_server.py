@@ -6,6 +6,7 @@ Owns: the processes and folders, which are gone when their `with` blocks end.
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import signal
 import socket
@@ -89,7 +90,7 @@ class RedisServer:
 
 def _free_port() -> int:
     """A port that nobody uses now, below those that the system gives to clients. A cluster's bus has it plus 10,000."""
-    for port in range(21000 + os.getpid() % 4000, 30000):
+    for port in random.Random().sample(range(20000, 22700), 100):
         with socket.socket() as first, socket.socket() as second:
             try:
                 first.bind((HOST, port))

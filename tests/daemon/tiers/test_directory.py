@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -89,6 +90,31 @@ def test_an_object_of_most_of_the_limit_gets_room(backend: Folder) -> None:
     put(store, *(made(number, MIB) for number in range(8)))
     put(store, made(8, 9 * MIB))
     assert get(store, key_of(8), 9 * MIB) is not None
+    store.close()
+
+
+def test_puts_that_exceed_the_limit_only_together_are_stored_or_refused_and_later_ones_stored(backend: Folder) -> None:
+    store = DirectoryStore(backend.root, 10 * MIB)
+    wrong: list[BaseException] = []
+
+    def write(number: int) -> None:
+        try:
+            put(store, made(number, 6 * MIB))
+        except TierFull:
+            pass
+        except BaseException as error:
+            wrong.append(error)
+
+    for _ in range(3):
+        threads = [threading.Thread(target=write, args=(number,)) for number in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not wrong
+        assert backend.stored_bytes() <= 10 * MIB
+        put(store, made(9, 6 * MIB))
+        assert get(store, key_of(9), 6 * MIB) is not None
     store.close()
 
 
