@@ -71,8 +71,8 @@ $(BIN)/python:
 	@echo "making $(VENV)"; "$(PYTHON)" -m venv $(VENV)
 
 $(STAMPS)/demo: EXTRAS := demo
-$(STAMPS)/test: EXTRAS := test,bench,demo,torch,blake3,top,amd,nvidia
-$(STAMPS)/check: EXTRAS := dev,test,bench,demo,torch,blake3,top,amd,nvidia
+$(STAMPS)/test: EXTRAS := test,bench,demo,torch,blake3,top,amd,nvidia,valkey
+$(STAMPS)/check: EXTRAS := dev,test,bench,demo,torch,blake3,top,amd,nvidia,valkey
 $(STAMPS)/bench: EXTRAS := bench,torch
 $(STAMPS)/%: $(NEEDS) | $(BIN)/python
 	@echo "installing tensord[$(EXTRAS)] into $(VENV)"
@@ -90,9 +90,12 @@ demo: $(STAMPS)/demo
 # A file of tests runs in one of three processes: more than half of the time is spent waiting for daemons.
 PYTEST := $(BIN)/python -m pytest -n 3 --dist loadfile
 
-# gcc builds the fence's litmus test; systemd's own tools check the units; Chromium opens the daemon's page.
+# gcc builds the fence's litmus test; systemd's own tools check the units; Chromium opens the daemon's page; redis-server is a
+# store of the tests.
 test: $(STAMPS)/test
 	$(call debian,gcc,gcc libc6-dev)
+	$(call debian,openssl,openssl)
+	$(call debian,redis-server,redis-server)
 	$(call debian,systemd-analyze,systemd)
 	$(call debian,chromium,chromium)
 	$(PYTEST) $(ARGS)
@@ -153,6 +156,8 @@ http-load: $(PEERS)/.installed
 
 check: lint
 	$(call debian,gcc,gcc libc6-dev)
+	$(call debian,openssl,openssl)
+	$(call debian,redis-server,redis-server)
 	$(call debian,systemd-analyze,systemd)
 	$(call debian,chromium,chromium)
 	$(PYTEST) $(ARGS)

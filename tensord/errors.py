@@ -22,12 +22,16 @@
     │   ├── NoGauge               the device, or its use of memory, is not known to the daemon
     │   ├── OwnedElsewhere        another client has registered the key on the device
     │   ├── ParentGone       a block whose parent is not stored
-    │   └── Invalidated           the key is of a past generation of its namespace
+    │   ├── Invalidated           the key is of a past generation of its namespace
+    │   ├── TierFull              a remote store has no room
+    │   └── TierRefused           a remote store refuses the credentials, the call, or access to its folder
     ├── Unavailable               no answer; reads are misses meanwhile
     │   ├── DaemonUnavailable     no daemon listens at the socket, or it ended
     │   │   └── ProcessLimit      this process can open no file, or start no thread
     │   ├── SocketForbidden       the user may not connect to the socket
-    │   └── TimedOut              no answer within the caller's timeout
+    │   ├── TimedOut              no answer within the caller's timeout
+    │   └── TierUnavailable       a remote store cannot be reached, or has failed
+    │       └── TierTimedOut      a remote store has not answered by the deadline
     ├── ReferenceLost             the items of a reference are no longer stored: send their trees
     ├── ProtocolError             a fault of the peer; its connection is closed
     │   ├── BadMessage            not a message, or a field is out of its range
@@ -158,6 +162,14 @@ class Invalidated(Refusal):
     """The key is older than the last invalidation of its namespace: it names a result of old weights."""
 
 
+class TierFull(Refusal):
+    """A remote store has no room for the object. The message names the store and its limit."""
+
+
+class TierRefused(Refusal):
+    """A remote store refuses the credentials, the call, or access to its folder."""
+
+
 class Unavailable(TensordError):
     """The daemon did not answer. Reads are misses meanwhile."""
 
@@ -177,6 +189,14 @@ class SocketForbidden(Unavailable):
 
 class TimedOut(Unavailable, TimeoutError):
     """No answer within the caller's timeout."""
+
+
+class TierUnavailable(Unavailable):
+    """A remote store cannot be reached, or has failed. Entries of the host are served as before."""
+
+
+class TierTimedOut(TierUnavailable, TimeoutError):
+    """A remote store has not answered by the deadline of the call."""
 
 
 class ReferenceLost(TensordError):

@@ -1,0 +1,234 @@
+"""A directory as a remote store: on a local disk, or on a file system that several hosts mount.
+
+    ROOT/tensord-1/6c/6c41….            one file for each object, in 256 folders by byte 8 of the key
+    ROOT/tensord-1/tmp/HOST-PID-N       an object that is being written
+
+ROOT must exist, so that an object never goes to the disk below a mount that is missing. An object is written to a file
+in tmp/ and renamed into its place when it is whole. A writer that is killed leaves a file in tmp/, which any process
+removes an hour later. Without `fsync`, a machine that loses power may leave files of wrong length or content under the
+name of an object. Their checksum is wrong, so they are misses. Files have the mode 0660 and folders 0770, less the
+umask: users that share a directory need a group in common.
+
+Owns: the files. Does not own: the bound on their size, and removal of old ones (`directory_room`).
+
+Deadlines are looked at between pieces of 4 MiB. A file system that hangs blocks the call for as long: mount NFS with
+`soft` and a `timeo` of a few seconds.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import stat
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from itertools import count
+from pathlib import Path
+from typing import Final
+
+from ...errors import BadConfiguration, TensordError, TierFull, TierRefused, TierUnavailable
+from ...ipc.quantities import SIZE_WANTS, read_size
+from .directory_room import TMP, DirectoryRoom
+from .form import OBJECT_HEADER_BYTES, Buffer, Meta, RemoteEntry, object_header
+from .store import NAME, RemoteStore, writable_bytes
+from .urls import options, shown, split, switch
+
+PIECE_BYTES: Final = 4 << 20
+BYTES_DEFAULT: Final = 100 << 30
+TOUCH_EVERY_S: Final = 60.0
+"""How much older than a read the time of a file may be. Eviction goes by it, and each change costs a write."""
+_FOLDER_BYTE: Final = 8  # the digest begins here: before it is the tag of the namespace, alike in many keys
+_READ: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+_WRITE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+_OPTIONS: Final = {
+    "bytes": (read_size, SIZE_WANTS),
+    "fsync": (switch, "yes or no"),
+}
+
+
+class DirectoryStore(RemoteStore):
+    """A directory, with at most `limit_bytes` of objects. `fsync` writes each object to the disk before its rename."""
+
+    def __init__(self, root: Path, limit_bytes: int = BYTES_DEFAULT, *, fsync: bool = False) -> None:
+        super().__init__(f"dir://{root}")
+        self._root = root
+        self._base = root / NAME
+        self._fsync = fsync
+        self._room = DirectoryRoom(self._base, limit_bytes)
+        self._numbers = count(1)
+        self._writer = f"{socket.gethostname()}-{os.getpid()}-{id(self):x}"
+        self._closed = False
+
+    @classmethod
+    def of_url(cls, url: str) -> DirectoryStore:
+        """The store of a URL such as dir:///mnt/tensord?bytes=100GiB&fsync=yes.
+
+        Raises:
+            BadConfiguration: the URL has no absolute path, or a wrong option.
+        """
+        parts = split(url)
+        if parts.netloc or not parts.path.startswith("/"):
+            raise BadConfiguration(f"{shown(url)} names no absolute path: write dir:///PATH, with three slashes")
+        given = options(url, _OPTIONS)
+        limit_bytes = given.get("bytes", BYTES_DEFAULT)
+        if limit_bytes <= 0:
+            raise BadConfiguration(f"{shown(url)}: bytes = {limit_bytes} must be at least 1")
+        return cls(Path(parts.path), limit_bytes, fsync=given.get("fsync", False))
+
+    def lengths(self, keys: Sequence[bytes], deadline: float) -> list[int | None]:
+        found: list[int | None] = []
+        with self._told():
+            for key in keys:
+                self._left_s(deadline)
+                try:
+                    about = os.stat(self._path(key), follow_symlinks=False)
+                    found.append(about.st_size if stat.S_ISREG(about.st_mode) else None)
+                except FileNotFoundError:
+                    found.append(None)
+            if None in found:
+                self._root.stat()
+        return found
+
+    def get_into(self, key: bytes, buffer: memoryview, deadline: float) -> RemoteEntry | None:
+        into = writable_bytes(buffer)
+        self._left_s(deadline)
+        with self._told():
+            try:
+                size_bytes = self._read(self._path(key), into, deadline)
+            except FileNotFoundError:
+                self._root.stat()
+                return None
+            except OSError as error:
+                # A symbolic link, which is no object, or a file of NFS that another host has removed.
+                if error.errno in (errno.ELOOP, errno.ESTALE):
+                    return None
+                raise
+        return None if size_bytes is None else self._checked(key, into[:size_bytes])
+
+    def put_from(self, key: bytes, parts: Sequence[Buffer], meta: Meta, deadline: float) -> None:
+        pieces = [memoryview(part).cast("B") for part in parts]
+        payload_bytes = sum(map(len, pieces))
+        pieces.insert(0, memoryview(object_header(key, payload_bytes, meta)))
+        self._left_s(deadline)
+        with self._told(), self._room.writing(OBJECT_HEADER_BYTES + payload_bytes, deadline):
+            self._write(self._path(key), pieces, deadline)
+
+    def remove(self, keys: Sequence[bytes], deadline: float) -> None:
+        with self._told():
+            for key in keys:
+                self._left_s(deadline)
+                with suppress(FileNotFoundError):
+                    os.unlink(self._path(key))
+
+    def close(self) -> None:
+        self._closed = True
+        self._room.close()
+
+    def _path(self, key: bytes) -> Path:
+        name = key.hex()
+        return self._base / name[2 * _FOLDER_BYTE : 2 * _FOLDER_BYTE + 2] / name
+
+    def _read(self, path: Path, into: memoryview, deadline: float) -> int | None:
+        """Reads a file; its length. None if it does not fit, or is no file."""
+        fd = os.open(path, _READ)
+        try:
+            about = os.fstat(fd)
+            if not stat.S_ISREG(about.st_mode) or about.st_size > len(into):
+                return None
+            at = 0
+            while at < about.st_size:
+                self._left_s(deadline)
+                read = os.preadv(fd, [into[at : min(at + PIECE_BYTES, about.st_size)]], at)
+                if not read:
+                    break  # the file was cut meanwhile: its length is wrong
+                at += read
+            if abs(time.time() - about.st_mtime) > TOUCH_EVERY_S:
+                with suppress(OSError):  # a read-only mount, or another user's file
+                    os.utime(fd)
+            return at
+        finally:
+            os.close(fd)
+
+    def _write(self, path: Path, pieces: list[memoryview], deadline: float) -> None:
+        temporary = self._base / TMP / f"{self._writer}-{next(self._numbers)}"
+        fd = self._made(temporary)
+        try:
+            try:
+                for piece in _pieces(pieces):
+                    self._left_s(deadline)
+                    while piece:
+                        piece = piece[os.write(fd, piece) :]
+                if self._fsync:
+                    os.fsync(fd)
+            finally:
+                os.close(fd)
+            self._left_s(deadline)
+            try:
+                os.replace(temporary, path)
+            except FileNotFoundError:
+                _make_folder(path.parent)
+                os.replace(temporary, path)
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(temporary)
+            raise
+        if self._fsync:
+            _sync_folder(path.parent)
+
+    def _made(self, temporary: Path) -> int:
+        """A new file, and the folders above it except for the root."""
+        try:
+            return os.open(temporary, _WRITE, 0o660)
+        except FileNotFoundError:
+            _make_folder(self._base)
+            _make_folder(temporary.parent)
+            return os.open(temporary, _WRITE, 0o660)
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """Turns errors of the system into errors of tensord."""
+        if self._closed:
+            raise TierUnavailable(f"{self.address} was closed by this process: open a new store")
+        try:
+            yield
+        except OSError as error:
+            if isinstance(error, TensordError):
+                raise
+            raise self._error(error) from None
+
+    def _error(self, error: OSError) -> TensordError:
+        said = f"{self.address}: {error.strerror}"
+        match error.errno:
+            case errno.ENOSPC | errno.EDQUOT | errno.EFBIG:
+                return TierFull(
+                    f"{said}: the file system or a quota is full before the store's own limit of "
+                    f"{self._room.limit_bytes} bytes; free space, or lower `bytes` in the URL"
+                )
+            case errno.EACCES | errno.EPERM | errno.EROFS:
+                return TierRefused(
+                    f"{said} ({error.filename or self._base}): give uid {os.geteuid()} access, or choose another folder"
+                )
+            case errno.ENOENT | errno.ENOTDIR if not self._root.is_dir():
+                return TierUnavailable(f"{said}: {self._root} is not a folder; mount it, or make it")
+        return TierUnavailable(f"{said} ({error.filename or self._base}): look at the file system and its server")
+
+
+def _pieces(parts: list[memoryview]) -> Iterator[memoryview]:
+    for part in parts:
+        for start in range(0, len(part), PIECE_BYTES):
+            yield part[start : start + PIECE_BYTES]
+
+
+def _make_folder(folder: Path) -> None:
+    with suppress(FileExistsError):
+        folder.mkdir(0o770)
+
+
+def _sync_folder(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

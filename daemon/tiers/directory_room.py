@@ -1,0 +1,188 @@
+"""The bound on the bytes of a directory, and eviction of the objects that were used longest ago.
+
+Several processes and hosts write into one directory, and none of them keeps a table of it. Each process estimates the
+bytes: the total of its last scan, and its own puts since. A thread of its own scans after each sixteenth of the limit
+that the process has put, and when the estimate is near the limit. It evicts by the times of the files, which a read
+renews at most once a minute, until LOW of the limit is used.
+
+Owns: the estimate, the thread, and the removal of old objects and of files that a killed writer left. Does not own: the
+reading and writing of objects (`directory`).
+
+Limits: until the first scan has ended, an estimate has this process's puts only. Between two scans, the directory may
+exceed its limit by a sixteenth for each other process that writes. A scan reads the whole directory, twice if it
+evicts.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import threading
+import time
+from array import array
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from ...errors import TierFull
+
+TMP: Final = "tmp"
+LEFTOVER_S: Final = 3600.0
+"""The age of a file in tmp/ from which on its writer is taken for dead. Clocks of hosts differ by less."""
+LOW: Final = 0.9
+"""The share of the limit to which a scan evicts."""
+_HIGH: Final = 0.95
+_JOIN_S: Final = 5.0
+_SCAN_SHARE: Final = 16
+
+
+class DirectoryRoom:
+    """At most `limit_bytes` of objects in the folders of `base`."""
+
+    def __init__(self, base: Path, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        self._base = base
+        self._changed = threading.Condition()
+        self._scanned_bytes = 0
+        self._put_bytes = 0  # since the last scan began; the scan may have counted some of them too
+        self._writing_bytes = 0
+        self._wanted_bytes = 0  # the largest object that waits for room
+        self._scans = 0
+        self._scan_asked = False
+        self._closed = False
+        self._thread: threading.Thread | None = None
+
+    @property
+    def used_bytes(self) -> int:
+        """The estimate of the bytes in the directory. It counts no puts of other processes since the last scan."""
+        return self._scanned_bytes + self._put_bytes + self._writing_bytes
+
+    @contextmanager
+    def writing(self, size_bytes: int, deadline: float) -> Iterator[None]:
+        """Counts an object that is written within the block. Waits for eviction if the limit would be exceeded.
+
+        Raises:
+            TierFull: the object is larger than the limit, or eviction has made no room for it by the deadline.
+        """
+        if size_bytes > self.limit_bytes:
+            raise TierFull(
+                f"dir://{self._base.parent}: an object of {size_bytes} bytes is larger than the limit of "
+                f"{self.limit_bytes} bytes; raise `bytes` in the URL"
+            )
+        with self._changed:
+            self._make_room(size_bytes, deadline)
+            self._writing_bytes += size_bytes
+        written_bytes = 0
+        try:
+            yield
+            written_bytes = size_bytes
+        finally:
+            with self._changed:
+                self._writing_bytes -= size_bytes
+                self._put_bytes += written_bytes
+                due = self._put_bytes > self.limit_bytes // _SCAN_SHARE
+                if due or self.used_bytes > self.limit_bytes * _HIGH:
+                    self._ask()
+
+    def close(self) -> None:
+        """Ends the thread. A scan that is under way ends at its next folder. One that hangs is left behind."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+            thread = self._thread
+        if thread is not None:
+            thread.join(_JOIN_S)
+
+    def _make_room(self, size_bytes: int, deadline: float) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="tensord-directory", daemon=True)
+            self._thread.start()
+            self._ask()
+        scans = self._scans
+        while self.used_bytes + size_bytes > self.limit_bytes and not self._closed:
+            self._wanted_bytes = max(self._wanted_bytes, size_bytes)
+            self._ask()
+            left_s = deadline - time.monotonic()
+            # A scan that was under way did not know what is wanted. The second one did.
+            if left_s <= 0 or self._scans >= scans + 2:
+                raise TierFull(
+                    f"dir://{self._base.parent}: {self.used_bytes} of {self.limit_bytes} bytes are used, and eviction "
+                    f"has made no room for {size_bytes} more; raise `bytes` in the URL, or the deadline"
+                )
+            self._changed.wait(left_s)
+
+    def _ask(self) -> None:
+        self._scan_asked = True
+        self._changed.notify_all()
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._scan_asked or self._closed)
+                if self._closed:
+                    return
+                self._scan_asked = False
+                self._scanned_bytes += self._put_bytes
+                self._put_bytes = 0
+                wanted_bytes, self._wanted_bytes = self._wanted_bytes, 0
+                free_bytes = wanted_bytes + self._writing_bytes
+            with suppress(OSError):  # the puts meet the same fault, and report it
+                self._scanned_bytes = self._scan(free_bytes)
+            with self._changed:
+                self._scans += 1
+                self._changed.notify_all()
+
+    def _scan(self, free_bytes: int) -> int:
+        """Removes leftovers, and old objects if `free_bytes` are not free. The bytes that remain."""
+        oldest = time.time() - LEFTOVER_S
+        for entry, about in self._files(TMP):
+            if about.st_mtime < oldest:
+                _remove(entry)
+        times, sizes = array("q"), array("q")
+        for folder in self._folders():
+            for _, about in self._files(folder):
+                times.append(about.st_mtime_ns)
+                sizes.append(about.st_size)
+        total_bytes = sum(sizes)
+        if self._closed or total_bytes <= min(self.limit_bytes * _HIGH, self.limit_bytes - free_bytes):
+            return total_bytes
+        excess_bytes = total_bytes - max(0, min(int(self.limit_bytes * LOW), self.limit_bytes - free_bytes))
+        order = np.argsort(np.frombuffer(times, np.int64), kind="stable")
+        freed = np.cumsum(np.frombuffer(sizes, np.int64)[order])
+        last = times[order[min(int(np.searchsorted(freed, excess_bytes)), len(order) - 1)]]
+        return total_bytes - self._evict(last, excess_bytes)
+
+    def _evict(self, last_ns: int, excess_bytes: int) -> int:
+        """Removes objects whose time is at most `last_ns`, until `excess_bytes` are free. The bytes that were freed."""
+        freed_bytes = 0
+        for folder in self._folders():
+            for entry, about in self._files(folder):
+                if about.st_mtime_ns <= last_ns and freed_bytes < excess_bytes:
+                    _remove(entry)
+                    freed_bytes += about.st_size
+        return freed_bytes
+
+    def _folders(self) -> list[str]:
+        """The folders of objects. In a random order, so that processes which evict at once begin at different ones."""
+        with suppress(FileNotFoundError), os.scandir(self._base) as found:
+            names = [entry.name for entry in found if len(entry.name) == 2 and entry.is_dir(follow_symlinks=False)]
+            return [names[number] for number in np.random.default_rng().permutation(len(names))]
+        return []
+
+    def _files(self, folder: str) -> Iterator[tuple[os.DirEntry[str], os.stat_result]]:
+        if self._closed:
+            return
+        with suppress(FileNotFoundError), os.scandir(self._base / folder) as found:
+            for entry in found:
+                with suppress(FileNotFoundError):  # another process has evicted it
+                    about = entry.stat(follow_symlinks=False)
+                    if stat.S_ISREG(about.st_mode):
+                        yield entry, about
+
+
+def _remove(entry: os.DirEntry[str]) -> None:
+    with suppress(FileNotFoundError):
+        os.unlink(entry.path)

@@ -1,0 +1,136 @@
+"""The interface of remote stores, and what all of them do alike.
+
+Owns: the interface, the count of corrupt objects, and deadlines. Does not own: any connection or file, nor the decision
+what is stored.
+
+Rules for all stores:
+- Calls block. They may come from several threads at once, and never from the event loop.
+- Every call but `close` has a deadline: seconds of `time.monotonic()`. It ends by then with an answer or an error.
+- After a call has returned or raised, the store does not touch the caller's buffers any more. What is left in the
+  buffer of a read that found nothing is undefined.
+- A wrong object is a miss: `corrupt` counts it, and `last_corrupt` says what was wrong. The entry may be put again.
+- `lengths` is a hint: an object may be gone, or be another one, when it is read.
+- A store is not used after a fork in the child; the child opens one of its own.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from ...errors import Corrupt, TierTimedOut, UsageError
+from .form import OBJECT_FORMAT, Buffer, Meta, RemoteEntry, check
+
+NAME: Final = f"tensord-{OBJECT_FORMAT}"
+"""What the names of all objects begin with, so that builds of different formats share no object."""
+
+
+class RemotePut(NamedTuple):
+    """An entry to be stored: its key, its payload in parts, and its metadata."""
+
+    key: bytes
+    parts: Sequence[Buffer]
+    meta: Meta
+
+
+class RemoteStore(ABC):
+    """A store behind the ring, shared by hosts. `address` names it without credentials, for messages.
+
+    Raises, in every call:
+        TierUnavailable: the store cannot be reached, or has failed.
+        TierTimedOut: the deadline is over. A subclass of TierUnavailable.
+        TierRefused: the store refuses the credentials, the call, or access to a folder.
+        TierFull: the store has no room. Raised by puts only.
+    """
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.corrupt = 0
+        """How many wrong objects were read."""
+        self.last_corrupt = ""
+        self._counting = threading.Lock()
+
+    @abstractmethod
+    def lengths(self, keys: Sequence[bytes], deadline: float) -> list[int | None]:
+        """The bytes of each key's object, with its header: what its buffer must have. None if it is not stored."""
+
+    @abstractmethod
+    def get_into(self, key: bytes, buffer: memoryview, deadline: float) -> RemoteEntry | None:
+        """Reads an object into a writable, contiguous buffer of bytes: header, then payload. None for a miss.
+
+        An object that is longer than the buffer is a miss.
+        """
+
+    @abstractmethod
+    def put_from(self, key: bytes, parts: Sequence[Buffer], meta: Meta, deadline: float) -> None:
+        """Stores a payload, given in parts, under `key`, in place of what is stored there. Readers find the old object
+        or the new one, never a part of either."""
+
+    @abstractmethod
+    def remove(self, keys: Sequence[bytes], deadline: float) -> None:
+        """Removes the objects of keys, if they are stored."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Ends connections and threads. May be called more than once. Other calls raise TierUnavailable afterwards."""
+
+    def get_many_into(
+        self, keys: Sequence[bytes], buffers: Sequence[memoryview], deadline: float
+    ) -> list[RemoteEntry | None]:
+        """`get_into` for many keys. An error ends the whole call."""
+        return [self.get_into(key, buffer, deadline) for key, buffer in zip(keys, buffers, strict=True)]
+
+    def put_many_from(self, entries: Sequence[RemotePut], deadline: float) -> None:
+        """`put_from` for many entries, in their order. After an error, the entries before it may be stored."""
+        for entry in entries:
+            self.put_from(*entry, deadline)
+
+    def claim(self, key: bytes, owner: bytes, seconds: float, deadline: float) -> bool | None:
+        """Claims `key` for `owner` among all hosts, for at most `seconds`. False if another owner has the claim. None
+        if the store has no means for claims: then every host computes for itself."""
+        return None
+
+    def unclaim(self, key: bytes, owner: bytes, deadline: float) -> bool | None:
+        """Ends a claim of `owner`. False if `owner` does not have the claim; None as for `claim`."""
+        return None
+
+    def _checked(self, key: bytes, stored: memoryview) -> RemoteEntry | None:
+        """`check` of an object that was read. A wrong one is counted, and a miss."""
+        try:
+            return check(key, stored, time.time())
+        except Corrupt as error:
+            self._count_corrupt(str(error))
+            return None
+
+    def _count_corrupt(self, what: str) -> None:
+        with self._counting:
+            self.corrupt += 1
+            self.last_corrupt = f"{self.address}: {what}"
+
+    def _left_s(self, deadline: float) -> float:
+        """The seconds until the deadline.
+
+        Raises:
+            TierTimedOut: there are none.
+        """
+        left_s = deadline - time.monotonic()
+        if left_s <= 0:
+            raise TierTimedOut(
+                f"{self.address} has not answered by the deadline of the call: the store or the way to it is slow or "
+                "stopped; the call counts as a miss"
+            )
+        return left_s
+
+
+def writable_bytes(buffer: memoryview) -> memoryview:
+    """`buffer` as bytes.
+
+    Raises:
+        UsageError: it is read-only or not contiguous.
+    """
+    if buffer.readonly or not buffer.c_contiguous:
+        raise UsageError("the buffer of a read is read-only or not contiguous; pass writable, contiguous memory")
+    return buffer.cast("B")

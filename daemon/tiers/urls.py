@@ -1,0 +1,59 @@
+"""The URLs of remote stores: their options, with bounds, and messages that show no password.
+
+Owns: reading the options behind the question mark. Does not own: which options a store has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+from urllib.parse import SplitResult, parse_qsl, urlsplit
+
+from ...errors import BadConfiguration
+
+
+def split(url: str) -> SplitResult:
+    """The parts of a store's URL.
+
+    Raises:
+        BadConfiguration: `url` is not a URL.
+    """
+    try:
+        parts = urlsplit(url)
+        parts.port  # noqa: B018 - raises if the port is no number
+    except ValueError as error:
+        raise BadConfiguration(f"the URL of a remote store cannot be read: {error}") from None
+    return parts
+
+
+def shown(url: str) -> str:
+    """`url` without user, password and options, for messages."""
+    parts = split(url)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+
+
+def options(url: str, kinds: Mapping[str, tuple[Callable[[str], Any], str]]) -> dict[str, Any]:
+    """The options of `url`, by name. `kinds` has for each the reader, which raises ValueError, and what it wants.
+
+    Raises:
+        BadConfiguration: an option is unknown, given twice, or has a value that its reader refuses.
+    """
+    found: dict[str, Any] = {}
+    for name, text in parse_qsl(split(url).query, keep_blank_values=True):
+        if name not in kinds:
+            raise BadConfiguration(
+                f"{shown(url)} has the unknown option {name!r}; the options are {', '.join(sorted(kinds))}"
+            )
+        if name in found:
+            raise BadConfiguration(f"{shown(url)} has the option {name!r} twice; give it once")
+        read, wants = kinds[name]
+        try:
+            found[name] = read(text)
+        except ValueError:
+            raise BadConfiguration(f"{shown(url)}: {name} = {text!r} must be {wants}") from None
+    return found
+
+
+def switch(text: str) -> bool:
+    """The value of "yes" or "no". Raises ValueError."""
+    return ("no", "yes").index(text) == 1

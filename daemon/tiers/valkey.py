@@ -1,0 +1,264 @@
+"""Valkey or Redis as a remote store: a server, or a cluster.
+
+    tensord-1:KEY           an object, with a time to live; KEY in hexadecimal
+    tensord-1:claim:KEY     a claim: its owner, with a time to live
+
+Owns: the commands, and the names of keys. Does not own: connections and clusters (`valkey_nodes`).
+
+An object is read into the caller's buffer from the socket, and written to the socket from the caller's memory, without
+a copy in between. A claim is best effort: a server that fails over to a replica may forget it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import unquote
+
+from ...errors import BadConfiguration, TierFull, TierRefused
+from ...ipc.quantities import DURATION_WANTS, read_duration
+from .form import OBJECT_HEADER_BYTES, Buffer, Meta, RemoteEntry, object_header
+from .store import NAME, RemotePut, RemoteStore, writable_bytes
+from .urls import options, shown, split, switch
+
+try:
+    from redis.connection import Connection, SSLConnection
+    from redis.credentials import CredentialProvider
+except ImportError:
+    raise BadConfiguration(
+        "redis://, rediss://, valkey:// and valkeys:// need redis-py: pip install 'tensord[valkey]'"
+    ) from None
+
+from .valkey_nodes import ValkeyCommand, ValkeyNodes
+from .valkey_wire import ServerError, ValkeyWire, command
+
+EXPIRY_S: Final = 86400.0
+VALUE_BYTES_MAX: Final = 512 << 20
+"""The most bytes of a value that a server takes by default (proto-max-bulk-len)."""
+BATCH_BYTES: Final = 32 << 20
+"""The most bytes that are asked for at once. The server keeps a copy of each reply until it is read."""
+_EXPIRY_S_MAX: Final = 10 * 365 * 86400.0
+_PORT: Final = 6379
+_RELEASE: Final = b"if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0"
+
+
+def _expiry(text: str) -> float | None:
+    if text == "none":
+        return None
+    expiry_s = read_duration(text)
+    if not 1 <= expiry_s <= _EXPIRY_S_MAX:
+        raise ValueError
+    return expiry_s
+
+
+def _file(text: str) -> str:
+    if not text.startswith("/"):
+        raise ValueError
+    return text
+
+
+def _count(text: str) -> int:
+    if not 1 <= int(text) <= 1024:
+        raise ValueError
+    return int(text)
+
+
+def _reqs(text: str) -> str:
+    if text not in ("required", "none"):
+        raise ValueError
+    return text
+
+
+_FILE: Final = (_file, "an absolute path")
+_OPTIONS: Final[dict[str, tuple[Callable[[str], Any], str]]] = {
+    "expiry": (_expiry, f"{DURATION_WANTS}, from 1s to 10 years, or none"),
+    "cluster": (switch, "yes or no"),
+    "connections": (_count, "a number of idle connections to each server, from 1 to 1024"),
+    "password_file": _FILE,
+}
+_TLS_OPTIONS: Final[dict[str, tuple[Callable[[str], Any], str]]] = {
+    "ssl_ca_certs": _FILE,
+    "ssl_certfile": _FILE,
+    "ssl_keyfile": _FILE,
+    "ssl_cert_reqs": (_reqs, "required or none"),
+    "ssl_check_hostname": (switch, "yes or no"),
+}
+
+
+class PasswordFile(CredentialProvider):  # type: ignore[misc, unused-ignore]
+    """Credentials whose password is read from a file for each new connection, so that it may change."""
+
+    def __init__(self, user: str | None, path: Path, address: str) -> None:
+        self._user = user
+        self._path = path
+        self._address = address
+
+    def get_credentials(self) -> tuple[str] | tuple[str, str]:
+        """(password) or (user, password).
+
+        Raises:
+            TierRefused: the file cannot be read.
+        """
+        try:
+            password = self._path.read_text().rstrip("\n")
+        except (OSError, ValueError) as error:
+            raise TierRefused(f"{self._address}: the password_file cannot be read: {error}") from None
+        return (self._user, password) if self._user else (password,)
+
+
+class ValkeyStore(RemoteStore):
+    """The store at `nodes`. `expiry_s` is the time that an object is kept after its put; None keeps it for ever."""
+
+    def __init__(self, nodes: ValkeyNodes, expiry_s: float | None = EXPIRY_S) -> None:
+        super().__init__(nodes.shown(nodes.seed))
+        self._nodes = nodes
+        self._expiry_s = expiry_s
+
+    @classmethod
+    def of_url(cls, url: str) -> ValkeyStore:
+        """The store of a URL such as valkeys://user:password@host:6379/0?expiry=1h&cluster=yes.
+
+        Raises:
+            BadConfiguration: the URL has no host, or a wrong database or option.
+        """
+        parts = split(url)
+        address = shown(url)
+        secure = parts.scheme in ("rediss", "valkeys")
+        given = options(url, {**_OPTIONS, **_TLS_OPTIONS} if secure else _OPTIONS)
+        database = parts.path.strip("/")
+        if not parts.hostname:
+            raise BadConfiguration(f"{address} names no host: write {parts.scheme}://HOST:PORT")
+        if database and not (database.isdecimal() and len(database) < 6):
+            raise BadConfiguration(f"{address}: the database {database!r} must be a number")
+        cluster = given.pop("cluster", False)
+        if cluster and database.strip("0"):
+            raise BadConfiguration(f"{address}: a cluster has only database 0, not {database}")
+        user, password = (unquote(text) if text else None for text in (parts.username, parts.password))
+        connect_with: dict[str, Any] = {"db": int(database or 0)}
+        if "password_file" in given:
+            if password:
+                raise BadConfiguration(f"{address} has a password and a password_file; leave one out")
+            path = Path(given.pop("password_file"))
+            connect_with["credential_provider"] = PasswordFile(user, path, address)
+        elif user or password:
+            connect_with |= {"username": user, "password": password}
+        if secure:  # the default of redis-py differs from release to release
+            given.setdefault("ssl_check_hostname", given.get("ssl_cert_reqs") != "none")
+        expiry_s = given.pop("expiry", EXPIRY_S)
+        idle_max = given.pop("connections", 8)
+        nodes = ValkeyNodes(
+            parts.scheme,
+            (parts.hostname, parts.port or _PORT),
+            SSLConnection if secure else Connection,
+            connect_with | given,
+            cluster=cluster,
+            idle_max=idle_max,
+        )
+        return cls(nodes, expiry_s)
+
+    def lengths(self, keys: Sequence[bytes], deadline: float) -> list[int | None]:
+        self._left_s(deadline)
+        commands = [_of(key, b"STRLEN") for key in keys]
+        found = self._nodes.run(commands, lambda _, wire: wire.answer(deadline), deadline)
+        return [length or None for length in found]
+
+    def get_into(self, key: bytes, buffer: memoryview, deadline: float) -> RemoteEntry | None:
+        return self.get_many_into([key], [buffer], deadline)[0]
+
+    def get_many_into(
+        self, keys: Sequence[bytes], buffers: Sequence[memoryview], deadline: float
+    ) -> list[RemoteEntry | None]:
+        found: list[RemoteEntry | None] = []
+        into = [writable_bytes(buffer) for _, buffer in zip(keys, buffers, strict=True)]
+        start = batch_bytes = 0
+        for end, memory in enumerate(into):
+            if end > start and batch_bytes + len(memory) > BATCH_BYTES:
+                found += self._get(keys[start:end], into[start:end], deadline)
+                start, batch_bytes = end, 0
+            batch_bytes += len(memory)
+        return found + self._get(keys[start:], into[start:], deadline)
+
+    def put_from(self, key: bytes, parts: Sequence[Buffer], meta: Meta, deadline: float) -> None:
+        self.put_many_from([RemotePut(key, parts, meta)], deadline)
+
+    def put_many_from(self, entries: Sequence[RemotePut], deadline: float) -> None:
+        self._left_s(deadline)
+        now_unix_s = time.time()
+        commands = [self._set(entry, now_unix_s) for entry in entries]
+        kept = [each for each in commands if each is not None]
+        self._nodes.run(kept, lambda _, wire: wire.answer(deadline), deadline)
+
+    def remove(self, keys: Sequence[bytes], deadline: float) -> None:
+        self._left_s(deadline)
+        commands = [_of(key, b"UNLINK") for key in keys]
+        self._nodes.run(commands, lambda _, wire: wire.answer(deadline), deadline)
+
+    def claim(self, key: bytes, owner: bytes, seconds: float, deadline: float) -> bool:
+        self._left_s(deadline)
+        name = _claim_name(key)
+        pieces = command(b"SET", name, owner, b"NX", b"PX", max(1, round(seconds * 1000)))
+        [reply] = self._nodes.run([ValkeyCommand(name, pieces)], lambda _, wire: wire.answer(deadline), deadline)
+        return reply is not None
+
+    def unclaim(self, key: bytes, owner: bytes, deadline: float) -> bool:
+        self._left_s(deadline)
+        name = _claim_name(key)
+        pieces = command(b"EVAL", _RELEASE, 1, name, owner)
+        [reply] = self._nodes.run([ValkeyCommand(name, pieces)], lambda _, wire: wire.answer(deadline), deadline)
+        return bool(reply == 1)
+
+    def close(self) -> None:
+        self._nodes.close()
+
+    def _get(self, keys: Sequence[bytes], into: Sequence[memoryview], deadline: float) -> list[RemoteEntry | None]:
+        self._left_s(deadline)
+
+        def read(position: int, wire: ValkeyWire) -> int | ServerError | None:
+            return wire.payload(into[position], deadline)
+
+        lengths = self._nodes.run([_of(key, b"GET") for key in keys], read, deadline)
+        return [
+            None if length is None or length > len(memory) else self._checked(key, memory[:length])
+            for key, memory, length in zip(keys, into, lengths, strict=True)
+        ]
+
+    def _set(self, entry: RemotePut, now_unix_s: float) -> ValkeyCommand | None:
+        """The command that stores an entry. None if the time of the entry is over."""
+        parts = [memoryview(part).cast("B") for part in entry.parts]
+        payload_bytes = sum(map(len, parts))
+        header = object_header(entry.key, payload_bytes, entry.meta)
+        value_bytes = OBJECT_HEADER_BYTES + payload_bytes
+        if value_bytes > VALUE_BYTES_MAX:
+            raise TierFull(
+                f"{self.address}: an object of {value_bytes} bytes is larger than a value's {VALUE_BYTES_MAX} bytes"
+            )
+        times_s = [self._expiry_s] if self._expiry_s is not None else []
+        if entry.meta.expires_unix_s:
+            times_s.append(entry.meta.expires_unix_s - now_unix_s)
+        ttl_ms = round(min(times_s) * 1000) if times_s else None
+        if ttl_ms is not None and ttl_ms <= 0:
+            return None
+        name = _name(entry.key)
+        words = 3 if ttl_ms is None else 5
+        pieces: list[Buffer] = [
+            b"*%d\r\n$3\r\nSET\r\n$%d\r\n%s\r\n$%d\r\n" % (words, len(name), name, value_bytes),
+            header,
+            *parts,
+            b"\r\n" if ttl_ms is None else b"\r\n" + b"".join(command(b"PX", ttl_ms)[1:]),
+        ]
+        return ValkeyCommand(name, pieces)
+
+
+def _name(key: bytes) -> bytes:
+    return f"{NAME}:{key.hex()}".encode()
+
+
+def _claim_name(key: bytes) -> bytes:
+    return f"{NAME}:claim:{key.hex()}".encode()
+
+
+def _of(key: bytes, word: bytes) -> ValkeyCommand:
+    name = _name(key)
+    return ValkeyCommand(name, command(word, name))

@@ -1,0 +1,346 @@
+"""The conformance suite of all remote stores: what each promises to its caller.
+
+The test file of a store derives `AnyStore`, and says by a fixture `backend` how the store is reached and how its bytes
+are changed behind its back. One with a server of its own derives `AnyServer` (`server_conformance.py`) too.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+
+from tensord.daemon.tiers.form import OBJECT_HEADER_BYTES, Buffer
+from tensord.daemon.tiers.registry import open_store
+from tensord.daemon.tiers.store import RemotePut, RemoteStore
+from tensord.errors import BadKey, TierTimedOut, TierUnavailable, UsageError
+from tensord.shm.layout import SpanHeader
+from tensord.shm.recipe import recipe
+from tensord.shm.tree import encode
+from tests.processes import Child, Stage
+
+from .entries import get, key_of, made, made_of, payload_of, put, soon
+
+MIB = 1 << 20
+
+
+class Backend(ABC):
+    """Where a store keeps its objects."""
+
+    url: str
+
+    def open(self) -> RemoteStore:
+        return open_store(self.url)
+
+    @abstractmethod
+    def raw(self, key: bytes) -> bytes:
+        """The stored bytes of a key."""
+
+    @abstractmethod
+    def set_raw(self, key: bytes, stored: bytes) -> None:
+        """Replaces them."""
+
+
+class AnyStore:
+    """The suite. A class derived from it has a fixture `backend`, which yields a Backend."""
+
+    @pytest.fixture
+    def store(self, backend: Backend) -> Iterator[RemoteStore]:
+        store = backend.open()
+        yield store
+        store.close()
+
+    # ---- what is put is found
+
+    @pytest.mark.parametrize("payload_bytes", [1, 63, 4096, 65_537, MIB, 34 * MIB])
+    def test_a_payload_comes_back_as_it_was_put(self, store: RemoteStore, payload_bytes: int) -> None:
+        entry = made(1, payload_bytes, tokens=77, cost_ms=12.5, prefix_bytes=0, ttl_s=60.0, parent=key_of(2))
+        put(store, entry)
+        assert get(store, entry.key, payload_bytes) == (entry.payload, entry.meta)
+
+    def test_a_tree_is_the_same_on_the_other_host(self, backend: Backend, store: RemoteStore) -> None:
+        tree = {"embedding": np.arange(600, dtype=np.float16).reshape(20, 30), "grid": (4, 5), "text": "ä" * 300}
+        encoded = encode(tree)
+        payload = bytearray(encoded.payload_bytes)
+        encoded.write_into(payload)
+        entry = made_of(key_of(1), bytes(payload), tree_bytes=len(encoded.header))
+        put(store, entry)
+        other = backend.open()
+        found = get(other, entry.key)
+        other.close()
+        assert found is not None
+        payload_found, meta = found
+        viewed = recipe(payload_found[: meta.tree_bytes]).view(np.frombuffer(payload_found, np.uint8))
+        np.testing.assert_array_equal(viewed["embedding"], tree["embedding"])
+        assert (viewed["grid"], viewed["text"]) == (tree["grid"], tree["text"])
+
+    def test_a_payload_in_parts_is_one_payload(self, store: RemoteStore) -> None:
+        entry = made(1, 3 * MIB)
+        parts: list[Buffer] = [
+            entry.payload[:1000],
+            memoryview(entry.payload)[1000:1_400_000].cast("H"),
+            bytearray(entry.payload[1_400_000:]),
+        ]
+        store.put_from(entry.key, parts, entry.meta, soon())
+        assert get(store, entry.key, 3 * MIB) == (entry.payload, entry.meta)
+
+    def test_a_read_into_a_larger_buffer_leaves_the_rest_alone(self, store: RemoteStore) -> None:
+        entry = made(1)
+        put(store, entry)
+        buffer = bytearray(b"\x5a" * (entry.stored_bytes + 100))
+        assert store.get_into(entry.key, memoryview(buffer), soon()) is not None
+        assert buffer[entry.stored_bytes :] == b"\x5a" * 100
+
+    def test_an_object_lies_in_its_buffer_as_a_span_lies_in_the_ring(self, store: RemoteStore) -> None:
+        entry = made(1)
+        put(store, entry)
+        span = bytearray(entry.stored_bytes)
+        found = store.get_into(entry.key, memoryview(span), soon())
+        assert found is not None
+        meta = found.meta
+        header = SpanHeader(entry.key, 7, found.payload_bytes, meta.tree_bytes, meta.checksum, meta.tokens, 1.0, 0.0, 0)
+        packed = header.pack()
+        span[: len(packed)] = packed
+        assert SpanHeader.unpack(bytes(span)) == header
+        assert span[len(packed) :] == entry.payload
+
+    def test_what_was_never_put_is_a_miss(self, store: RemoteStore) -> None:
+        put(store, made(1))
+        assert get(store, key_of(2)) is None
+        assert store.lengths([key_of(2)], soon()) == [None]
+        assert store.corrupt == 0
+
+    def test_lengths_are_those_of_the_buffers_to_read_into(self, store: RemoteStore) -> None:
+        small, large = made(1, 10), made(2, 70_000)
+        put(store, small, large)
+        keys = [large.key, key_of(3), small.key]
+        assert store.lengths(keys, soon()) == [large.stored_bytes, None, small.stored_bytes]
+        assert store.lengths([], soon()) == []
+        exact = memoryview(bytearray(large.stored_bytes))
+        assert payload_of(store.get_into(large.key, exact, soon()), exact) == (large.payload, large.meta)
+
+    def test_a_put_of_the_same_key_replaces_the_payload(self, store: RemoteStore) -> None:
+        for payload_bytes in (5000, 90_000, 3):
+            entry = made_of(key_of(1), np.random.default_rng(payload_bytes).bytes(payload_bytes))
+            put(store, entry)
+            assert get(store, entry.key) == (entry.payload, entry.meta)
+        assert store.lengths([key_of(1)], soon()) == [entry.stored_bytes]
+
+    def test_a_removed_key_is_a_miss(self, store: RemoteStore) -> None:
+        entries = [made(number) for number in range(3)]
+        put(store, *entries)
+        store.remove([entries[0].key, key_of(9), entries[2].key], soon())
+        assert [get(store, entry.key) is not None for entry in entries] == [False, True, False]
+
+    def test_many_are_read_and_put_in_one_call(self, store: RemoteStore) -> None:
+        entries = [made(number, 1000 * number + 1) for number in range(20)]
+        store.put_many_from([RemotePut(entry.key, [entry.payload], entry.meta) for entry in entries], soon())
+        keys = [entry.key for entry in entries]
+        keys[5], keys[11] = key_of(50), key_of(51)
+        buffers = [memoryview(bytearray(entry.stored_bytes)) for entry in entries]
+        found = store.get_many_into(keys, buffers, soon())
+        for number, entry in enumerate(entries):
+            expected = None if number in (5, 11) else (entry.payload, entry.meta)
+            assert payload_of(found[number], buffers[number]) == expected
+        assert store.get_many_into([], [], soon()) == []
+
+    def test_an_object_larger_than_the_buffer_is_a_miss_and_the_next_read_is_right(self, store: RemoteStore) -> None:
+        large, small = made(1, 3 * MIB), made(2)
+        put(store, large, small)
+        assert get(store, large.key, 3 * MIB - 1) is None
+        assert get(store, small.key) == (small.payload, small.meta)
+        assert store.corrupt == 0
+
+    def test_an_entry_whose_time_is_over_is_a_miss(self, store: RemoteStore) -> None:
+        over, not_over = made(1, expires_unix_s=time.time() - 1), made(2, expires_unix_s=time.time() + 3600)
+        put(store, over, not_over)
+        assert get(store, over.key) is None
+        assert get(store, not_over.key) == (not_over.payload, not_over.meta)
+        assert store.corrupt == 0
+
+    # ---- nothing wrong is returned
+
+    @pytest.mark.parametrize(
+        "damage",
+        [
+            pytest.param(lambda raw: raw[:-1], id="cut by one byte"),
+            pytest.param(lambda raw: raw[: len(raw) // 2], id="cut in half"),
+            pytest.param(lambda raw: raw[:OBJECT_HEADER_BYTES], id="only a header"),
+            pytest.param(lambda raw: raw[:100], id="half a header"),
+            pytest.param(lambda raw: b"", id="empty"),
+            pytest.param(lambda raw: raw + b"\0", id="one byte more"),
+            pytest.param(lambda raw: raw[:-9] + bytes([raw[-9] ^ 1]) + raw[-8:], id="a bit of the payload"),
+            pytest.param(lambda raw: bytes(len(raw)), id="zeros"),
+            pytest.param(lambda raw: raw[:8] + (2).to_bytes(4, "little") + raw[12:], id="another format version"),
+        ],
+    )
+    def test_changed_bytes_are_a_counted_miss(
+        self, backend: Backend, store: RemoteStore, damage: Callable[[bytes], bytes]
+    ) -> None:
+        entry, other = made(1), made(2)
+        put(store, entry, other)
+        backend.set_raw(entry.key, damage(backend.raw(entry.key)))
+        assert get(store, entry.key) is None
+        assert store.corrupt == 1
+        assert store.address in store.last_corrupt
+        assert get(store, other.key) == (other.payload, other.meta)
+        put(store, entry)
+        assert get(store, entry.key) == (entry.payload, entry.meta)
+        assert store.corrupt == 1
+
+    def test_a_flipped_bit_anywhere_in_the_header_is_a_counted_miss(self, backend: Backend, store: RemoteStore) -> None:
+        entry = made(1, parent=key_of(3), ttl_s=1.0)
+        put(store, entry)
+        raw = backend.raw(entry.key)
+        for at in range(OBJECT_HEADER_BYTES):
+            backend.set_raw(entry.key, raw[:at] + bytes([raw[at] ^ 16]) + raw[at + 1 :])
+            assert get(store, entry.key) is None, f"byte {at} of the header"
+        assert store.corrupt == OBJECT_HEADER_BYTES
+
+    def test_the_object_of_another_key_is_a_counted_miss(self, backend: Backend, store: RemoteStore) -> None:
+        entry = made(1)
+        past = bytearray(entry.key)
+        past[-4:] = (2).to_bytes(4, "little")
+        put(store, made_of(bytes(past), b"old weights"), entry)
+        backend.set_raw(entry.key, backend.raw(bytes(past)))
+        assert get(store, entry.key) is None
+        assert store.corrupt == 1
+
+    def test_a_corrupt_object_of_a_batch_is_a_miss_of_its_own(self, backend: Backend, store: RemoteStore) -> None:
+        entries = [made(number) for number in range(4)]
+        put(store, *entries)
+        backend.set_raw(entries[1].key, backend.raw(entries[1].key)[:-1] + b"?")
+        backend.set_raw(entries[2].key, backend.raw(entries[2].key) + bytes(4 * MIB))
+        buffers = [memoryview(bytearray(entry.stored_bytes)) for entry in entries]
+        found = store.get_many_into([entry.key for entry in entries], buffers, soon())
+        assert [each is not None for each in found] == [True, False, False, True]
+        assert payload_of(found[3], buffers[3]) == (entries[3].payload, entries[3].meta)
+
+    def test_two_writers_of_one_key_never_mix_their_payloads(self, backend: Backend, store: RemoteStore) -> None:
+        key = key_of(1)
+        payloads = [bytes([letter]) * (700_000 + letter) for letter in b"AB"]
+        failed: list[BaseException] = []
+
+        def write(payload: bytes) -> None:
+            own = backend.open()
+            try:
+                for _ in range(30):
+                    put(own, made_of(key, payload))
+            except BaseException as error:
+                failed.append(error)
+            finally:
+                own.close()
+
+        put(store, made_of(key, payloads[0]))
+        writers = [threading.Thread(target=write, args=(payload,)) for payload in payloads]
+        for writer in writers:
+            writer.start()
+        while any(writer.is_alive() for writer in writers):
+            found = get(store, key)
+            assert found is not None and found[0] in payloads
+        assert not failed
+        assert store.corrupt == 0
+
+    def test_a_killed_writer_leaves_the_old_object_or_the_new_one(self, backend: Backend, store: RemoteStore) -> None:
+        key = key_of(1)
+        whole = {bytes([number]) * (8 * MIB + number) for number in range(1, 5)}
+        for _ in range(4):
+            with Child(write_on, backend.url, key) as writer:
+                for _ in range(3):
+                    writer.hear()
+                writer.kill()
+            found = get(store, key, 9 * MIB)
+            assert found is not None and found[0] in whole
+        assert store.corrupt == 0
+
+    def test_many_threads_may_share_a_store(self, store: RemoteStore) -> None:
+        entries = [made(number, 50_000 + number) for number in range(40)]
+        wrong: list[object] = []
+
+        def work(first: int) -> None:
+            try:
+                for entry in entries[first::8]:
+                    put(store, entry)
+                    if get(store, entry.key) != (entry.payload, entry.meta):
+                        wrong.append(entry.key)
+            except BaseException as error:
+                wrong.append(error)
+
+        threads = [threading.Thread(target=work, args=(first,)) for first in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not wrong
+
+    # ---- faults
+
+    def test_a_call_whose_deadline_is_over_raises_and_changes_nothing(self, store: RemoteStore) -> None:
+        entry = made(1)
+        buffer = memoryview(bytearray(10_000))
+        past = time.monotonic() - 0.001
+        put(store, made(2))
+        for call in (
+            lambda: store.put_from(entry.key, [entry.payload], entry.meta, past),
+            lambda: store.get_into(key_of(2), buffer, past),
+            lambda: store.get_many_into([key_of(2)], [buffer], past),
+            lambda: store.lengths([key_of(2)], past),
+            lambda: store.remove([key_of(2)], past),
+        ):
+            with pytest.raises(TierTimedOut, match="deadline"):
+                call()
+        assert not any(buffer)
+        assert [length is not None for length in store.lengths([key_of(1), key_of(2)], soon())] == [False, True]
+
+    def test_a_store_is_closed_once_or_twice_and_says_so_afterwards(self, backend: Backend) -> None:
+        store = backend.open()
+        put(store, made(1))
+        store.close()
+        store.close()
+        with pytest.raises(TierUnavailable, match="closed"):
+            get(store, key_of(1))
+        with pytest.raises(TierUnavailable, match="closed"):
+            put(store, made(1))
+        backend.open().close()  # without a call in between
+
+    def test_a_callers_mistake_is_named(self, store: RemoteStore) -> None:
+        entry = made(1)
+        with pytest.raises(BadKey, match="31 bytes"):
+            store.put_from(entry.key[:31], [entry.payload], entry.meta, soon())
+        with pytest.raises(UsageError, match="read-only"):
+            store.get_into(entry.key, memoryview(bytes(10_000)), soon())
+        with pytest.raises(UsageError, match="payload of 3 bytes"):
+            store.put_from(entry.key, [b"abc"], entry.meta, soon())
+
+    # ---- claims
+
+    def test_one_owner_has_a_claim_or_the_store_has_no_claims(self, backend: Backend, store: RemoteStore) -> None:
+        other = backend.open()
+        first = store.claim(key_of(1), b"host 1", 60.0, soon())
+        if first is None:
+            assert store.unclaim(key_of(1), b"host 1", soon()) is None
+            other.close()
+            return
+        assert first
+        assert other.claim(key_of(1), b"host 2", 60.0, soon()) is False
+        assert other.claim(key_of(2), b"host 2", 60.0, soon()) is True
+        assert other.unclaim(key_of(1), b"host 2", soon()) is False
+        assert other.claim(key_of(1), b"host 2", 60.0, soon()) is False
+        assert store.unclaim(key_of(1), b"host 1", soon()) is True
+        assert store.unclaim(key_of(1), b"host 1", soon()) is False
+        assert other.claim(key_of(1), b"host 2", 60.0, soon()) is True
+        other.close()
+
+
+def write_on(stage: Stage, url: str, key: bytes) -> None:
+    """Puts payloads of 8 MiB under one key, until it is killed."""
+    store = open_store(url)
+    entries = [made_of(key, bytes([number]) * (8 * MIB + number)) for number in range(1, 5)]
+    while True:
+        for entry in entries:
+            put(store, entry)
+            stage.tell("put")

@@ -1,0 +1,67 @@
+"""Entries for the tests of remote stores."""
+
+from __future__ import annotations
+
+import time
+from typing import NamedTuple
+
+import numpy as np
+
+from tensord.daemon.tiers.form import OBJECT_HEADER_BYTES, Meta, RemoteEntry
+from tensord.daemon.tiers.store import RemoteStore
+from tensord.shm.copy import checksum_of
+from tensord.shm.keys import make_key
+
+PATIENCE_S = 30.0
+
+
+class Made(NamedTuple):
+    key: bytes
+    payload: bytes
+    meta: Meta
+
+    @property
+    def stored_bytes(self) -> int:
+        return OBJECT_HEADER_BYTES + len(self.payload)
+
+
+def soon() -> float:
+    """A deadline that only a hang exceeds."""
+    return time.monotonic() + PATIENCE_S
+
+
+def key_of(number: int) -> bytes:
+    rng = np.random.default_rng(number)
+    return make_key(b"a model.", rng.bytes(20), 3)
+
+
+def made(number: int, payload_bytes: int = 5000, **meta: object) -> Made:
+    """An entry of its own for each number."""
+    payload = np.random.default_rng(number).bytes(payload_bytes)
+    return made_of(key_of(number), payload, **meta)
+
+
+def made_of(key: bytes, payload: bytes, **meta: object) -> Made:
+    given: dict[str, object] = {
+        "tree_bytes": min(len(payload), 40),
+        "checksum": checksum_of(np.frombuffer(payload, np.uint8)),
+        **meta,
+    }
+    return Made(key, payload, Meta(**given))  # type: ignore[arg-type]
+
+
+def put(store: RemoteStore, *entries: Made) -> None:
+    for entry in entries:
+        store.put_from(entry.key, [entry.payload], entry.meta, soon())
+
+
+def get(store: RemoteStore, key: bytes, room_bytes: int = 1 << 20) -> tuple[bytes, Meta] | None:
+    """The payload and its metadata, read into a buffer that had other bytes before."""
+    buffer = memoryview(bytearray(b"\xa5" * (OBJECT_HEADER_BYTES + room_bytes)))
+    return payload_of(store.get_into(key, buffer, soon()), buffer)
+
+
+def payload_of(found: RemoteEntry | None, buffer: memoryview) -> tuple[bytes, Meta] | None:
+    if found is None:
+        return None
+    return bytes(buffer[OBJECT_HEADER_BYTES : OBJECT_HEADER_BYTES + found.payload_bytes]), found.meta

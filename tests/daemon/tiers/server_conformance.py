@@ -1,0 +1,135 @@
+"""What a remote store with a server of its own promises, besides the suite of all stores."""
+
+from __future__ import annotations
+
+import threading
+import time
+from abc import abstractmethod
+from collections.abc import Iterator
+
+import pytest
+
+from tensord.daemon.tiers.store import RemoteStore
+from tensord.errors import TierFull, TierTimedOut, TierUnavailable
+
+from .conformance import MIB, Backend
+from .entries import get, key_of, made, put, soon
+
+
+class Server(Backend):
+    """A store with a process of its own."""
+
+    @abstractmethod
+    def fill(self) -> None:
+        """From now on there is no room for 1 MiB."""
+
+    @abstractmethod
+    def pause(self) -> None: ...
+
+    @abstractmethod
+    def resume(self) -> None: ...
+
+    @abstractmethod
+    def kill(self) -> None: ...
+
+    @abstractmethod
+    def restart(self) -> None:
+        """Starts it again, at the same address and without objects."""
+
+
+class AnyServer:
+    """What a store with a server of its own promises besides. `backend` yields a Server."""
+
+    @pytest.fixture
+    def store(self, backend: Server) -> Iterator[RemoteStore]:
+        store = backend.open()
+        yield store
+        store.close()
+
+    def test_a_full_store_says_so_and_keeps_serving(self, backend: Server, store: RemoteStore) -> None:
+        small = made(1)
+        put(store, small)
+        backend.fill()
+        with pytest.raises(TierFull, match=r"bytes"):
+            put(store, made(2, MIB))
+        assert get(store, small.key) in (None, (small.payload, small.meta))
+        assert get(store, key_of(2)) is None
+        assert store.corrupt == 0
+
+    @pytest.mark.parametrize("connected", [True, False])
+    def test_a_stopped_server_costs_no_more_than_the_deadline(self, backend: Server, connected: bool) -> None:
+        store = backend.open()
+        entry = made(1, 8 * MIB)
+        if connected:
+            put(store, entry)
+        backend.pause()
+        try:
+            buffer = memoryview(bytearray(entry.stored_bytes))
+            for call in (
+                lambda at: store.get_into(entry.key, buffer, at),
+                lambda at: store.put_from(entry.key, [entry.payload], entry.meta, at),
+                lambda at: store.lengths([entry.key], at),
+                lambda at: store.get_many_into([entry.key], [buffer], at),
+                lambda at: store.remove([entry.key], at),
+                lambda at: store.claim(entry.key, b"me", 1.0, at),
+            ):
+                deadline = time.monotonic() + 0.2
+                with pytest.raises(TierTimedOut, match="deadline"):
+                    call(deadline)
+                assert time.monotonic() >= deadline - 0.01
+        finally:
+            backend.resume()
+        put(store, entry)
+        assert get(store, entry.key, 8 * MIB) == (entry.payload, entry.meta)
+        assert store.corrupt == 0
+        store.close()
+
+    def test_a_killed_server_is_an_error_and_a_restarted_one_serves(self, backend: Server, store: RemoteStore) -> None:
+        entry = made(1)
+        put(store, entry)
+        backend.kill()
+        for _ in range(2):
+            with pytest.raises(TierUnavailable) as raised:
+                get(store, entry.key)
+            assert "://127.0.0.1:" in str(raised.value)
+            with pytest.raises(TierUnavailable):
+                put(store, entry)
+            with pytest.raises(TierUnavailable):
+                store.lengths([entry.key], soon())
+        backend.restart()
+        assert get(store, entry.key) is None
+        put(store, entry)
+        assert get(store, entry.key) == (entry.payload, entry.meta)
+
+    def test_a_store_opens_without_its_server_and_uses_it_once_it_is_there(self, backend: Server) -> None:
+        backend.kill()
+        store = backend.open()
+        with pytest.raises(TierUnavailable):
+            get(store, key_of(1))
+        backend.restart()
+        put(store, made(1))
+        assert get(store, key_of(1)) is not None
+        store.close()
+
+    def test_a_server_that_dies_during_a_read_is_an_error_and_no_bytes(self, backend: Server) -> None:
+        """The reader waits for a stopped server when it is killed."""
+        store = backend.open()
+        put(store, made(1))
+        backend.pause()
+        reading = threading.Event()
+        raised: list[BaseException] = []
+
+        def read() -> None:
+            reading.set()
+            try:
+                get(store, key_of(1))
+            except BaseException as error:
+                raised.append(error)
+
+        reader = threading.Thread(target=read)
+        reader.start()
+        assert reading.wait(30)
+        backend.kill()
+        reader.join(60)
+        assert len(raised) == 1 and isinstance(raised[0], TierUnavailable)
+        store.close()

@@ -1,0 +1,299 @@
+"""A directory as a remote store: the conformance suite, and what only a directory has."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from tensord.daemon.tiers.directory import DirectoryStore
+from tensord.daemon.tiers.directory_room import LEFTOVER_S
+from tensord.daemon.tiers.registry import open_store
+from tensord.errors import BadConfiguration, TierFull, TierUnavailable
+from tests.daemon_process import until
+from tests.processes import Child
+
+from .conformance import MIB, AnyStore, Backend, write_on
+from .entries import get, key_of, made, put, soon
+
+ROOT = Path(__file__).parents[3]
+
+
+class Folder(Backend):
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.url = f"dir://{root}?bytes=200MiB"
+
+    def path(self, key: bytes) -> Path:
+        [found] = self.root.glob(f"tensord-1/??/{key.hex()}")
+        return found
+
+    def raw(self, key: bytes) -> bytes:
+        return self.path(key).read_bytes()
+
+    def set_raw(self, key: bytes, stored: bytes) -> None:
+        next(iter(self.root.glob(f"tensord-1/??/{key.hex()}")), self.root / "none").write_bytes(stored)
+
+    def stored_bytes(self) -> int:
+        total = 0
+        for path in self.root.glob("tensord-1/??/*"):
+            with suppress(FileNotFoundError):  # evicted meanwhile
+                total += path.stat().st_size
+        return total
+
+    def leftovers(self) -> list[Path]:
+        return list(self.root.glob("tensord-1/tmp/*"))
+
+
+@pytest.fixture
+def backend(tmp_path: Path) -> Folder:
+    return Folder(tmp_path)
+
+
+class TestDirectory(AnyStore):
+    pass
+
+
+def test_an_object_larger_than_the_limit_is_refused_and_the_rest_is_served(backend: Folder) -> None:
+    store = DirectoryStore(backend.root, MIB)
+    put(store, made(1))
+    with pytest.raises(TierFull, match=f"an object of {MIB + 192} bytes is larger than the limit of {MIB} bytes"):
+        put(store, made(2, MIB))
+    assert get(store, key_of(1)) is not None
+    assert get(store, key_of(2)) is None
+    store.close()
+
+
+def test_a_directory_stays_within_its_bytes_and_keeps_what_was_used_last(backend: Folder) -> None:
+    store = DirectoryStore(backend.root, 10 * MIB)
+    for number in range(100):
+        put(store, made(number, MIB // 2))
+        os.utime(backend.path(key_of(number)), (number, number))  # put long ago, in this order
+        if number > 5:
+            assert get(store, key_of(5)) is not None, "a read renews the time of an object"
+        assert backend.stored_bytes() <= 10 * MIB
+    assert get(store, key_of(99)) is not None
+    assert get(store, key_of(0)) is None
+    assert store.corrupt == 0
+    store.close()
+
+
+def test_an_object_of_most_of_the_limit_gets_room(backend: Folder) -> None:
+    store = DirectoryStore(backend.root, 10 * MIB)
+    put(store, *(made(number, MIB) for number in range(8)))
+    put(store, made(8, 9 * MIB))
+    assert get(store, key_of(8), 9 * MIB) is not None
+    store.close()
+
+
+def test_puts_that_exceed_the_limit_only_together_are_stored_or_refused_and_later_ones_stored(backend: Folder) -> None:
+    store = DirectoryStore(backend.root, 10 * MIB)
+    wrong: list[BaseException] = []
+
+    def write(number: int) -> None:
+        try:
+            put(store, made(number, 6 * MIB))
+        except TierFull:
+            pass
+        except BaseException as error:
+            wrong.append(error)
+
+    for _ in range(3):
+        threads = [threading.Thread(target=write, args=(number,)) for number in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not wrong
+        assert backend.stored_bytes() <= 10 * MIB
+        put(store, made(9, 6 * MIB))
+        assert get(store, key_of(9), 6 * MIB) is not None
+    store.close()
+
+
+def test_processes_that_each_stay_below_the_limit_stay_below_it_together(backend: Folder) -> None:
+    stores = [DirectoryStore(backend.root, 10 * MIB) for _ in range(2)]
+    leftover = backend.root / "tensord-1/tmp/host-1-1"
+    leftover.parent.mkdir(parents=True)
+    for number, store in enumerate(stores):
+        leftover.touch()
+        os.utime(leftover, (1, 1))
+        put(store, made(100 + number, 10))
+        until(lambda: not leftover.exists(), "the store's first scan, while the directory is nearly empty")
+    for number in range(18):
+        put(stores[number % 2], made(number, MIB))
+    until(lambda: backend.stored_bytes() <= 10 * MIB, "one of the stores to evict what the other one has put")
+    for store in stores:
+        store.close()
+
+
+def test_files_of_killed_writers_are_removed_and_those_of_live_ones_stay(backend: Folder) -> None:
+    store = DirectoryStore(backend.root, 4 * MIB)
+    put(store, made(1))
+    fresh = backend.root / "tensord-1/tmp/host-1-1"
+    while not backend.leftovers():
+        with Child(write_on, backend.url, key_of(2)) as writer:
+            until(backend.leftovers, "the writer to begin a file")
+            writer.kill()
+    for left in backend.leftovers():
+        past = time.time() - LEFTOVER_S - 60
+        os.utime(left, (past, past))
+    fresh.write_bytes(b"begun")
+    for number in range(10, 20):  # each sixteenth of the limit is followed by a scan
+        put(store, made(number, MIB // 2))
+    until(lambda: backend.leftovers() == [fresh], "the file of the killed writer to go")
+    store.close()
+
+
+def test_files_that_are_no_objects_are_left_alone(backend: Folder) -> None:
+    mine = backend.root / "notes"
+    mine.write_bytes(bytes(20 * MIB))
+    os.utime(mine, (1, 1))
+    store = DirectoryStore(backend.root, 4 * MIB)
+    put(store, *(made(number, MIB) for number in range(10)))
+    store.close()
+    assert mine.stat().st_size == 20 * MIB
+
+
+@pytest.mark.parametrize("planted", ["symlink", "fifo", "folder"])
+def test_what_is_no_file_in_an_objects_place_is_a_miss(backend: Folder, planted: str) -> None:
+    store = DirectoryStore(backend.root)
+    put(store, made(1))
+    path = backend.path(key_of(1))
+    path.unlink()
+    if planted == "symlink":
+        path.symlink_to("/etc/hostname")
+    elif planted == "fifo":
+        os.mkfifo(path)
+    else:
+        path.mkdir()
+    assert get(store, key_of(1)) is None
+    assert store.lengths([key_of(1)], soon()) == [None]
+    store.close()
+
+
+def test_a_missing_folder_is_named_and_used_once_it_is_there(tmp_path: Path) -> None:
+    root = tmp_path / "mount"
+    store = open_store(f"dir://{root}")
+    for call in (
+        lambda: put(store, made(1)),
+        lambda: get(store, key_of(1)),
+        lambda: store.lengths([key_of(1)], soon()),
+    ):
+        with pytest.raises(TierUnavailable, match=f"{root} is not a folder; mount it, or make it"):
+            call()
+    assert not root.exists(), "nothing is written below a mount that is missing"
+    root.mkdir()
+    assert get(store, key_of(1)) is None
+    put(store, made(1))
+    assert get(store, key_of(1)) is not None
+    shutil.rmtree(root / "tensord-1")
+    assert get(store, key_of(1)) is None
+    put(store, made(1))
+    assert get(store, key_of(1)) is not None
+    store.close()
+
+
+def test_with_fsync_an_object_is_found_too(backend: Folder) -> None:
+    store = open_store(backend.url + "&fsync=yes")
+    put(store, made(1), made(1))
+    assert get(store, key_of(1)) is not None
+    store.close()
+
+
+def _on_a_disk_of_2_mib(program: str) -> str:
+    """Runs Python in a mount namespace of its own, with a file system of 2 MiB at /mnt. What it has printed."""
+    unshare = shutil.which("unshare")
+    if os.geteuid() or unshare is None:
+        pytest.skip("needs root and unshare(1)")
+    shell = 'mount -t tmpfs -o size=2m,mode=777 none /mnt; exec "$@"'
+    command = [unshare, "--mount", "--propagation", "private", "sh", "-ec", shell, "sh", sys.executable, "-c", program]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, env=environ, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.root
+def test_a_full_disk_is_named_and_leaves_no_half_object() -> None:
+    said = _on_a_disk_of_2_mib(
+        """
+import os
+from tensord.daemon.tiers.registry import open_store
+from tensord.errors import TierFull
+from tests.daemon.tiers.entries import get, key_of, made, put
+store = open_store("dir:///mnt?bytes=100MiB")
+put(store, made(1))
+try:
+    put(store, made(2, 3 << 20))
+except TierFull as error:
+    print(error)
+assert os.listdir("/mnt/tensord-1/tmp") == [], "the file that could not be written is gone"
+assert get(store, key_of(1)) is not None and get(store, key_of(2)) is None
+put(store, made(3))
+assert get(store, key_of(3)) is not None
+store.close()
+""",
+    )
+    assert "No space left on device" in said
+    assert "free space, or lower `bytes` in the URL" in said
+
+
+@pytest.mark.root
+def test_a_directory_without_write_access_is_read_and_refuses_puts() -> None:
+    said = _on_a_disk_of_2_mib(
+        """
+import os, subprocess
+from tensord.daemon.tiers.registry import open_store
+from tensord.errors import TierRefused
+from tests.daemon.tiers.entries import get, key_of, made, put
+store = open_store("dir:///mnt")
+put(store, made(1))
+path = "/mnt/tensord-1"
+os.utime(next(os.path.join(folder, name) for folder, _, names in os.walk(path) for name in names), (1, 1))
+def refused():
+    try:
+        put(store, made(2))
+    except TierRefused as error:
+        print(error)
+    assert get(store, key_of(1)) is not None
+subprocess.run(["mount", "-o", "remount,ro", "/mnt"], check=True)
+refused()
+subprocess.run(["mount", "-o", "remount,rw", "/mnt"], check=True)
+subprocess.run(["chmod", "-R", "a+rX,a-w", path], check=True)
+os.setuid(65534)
+refused()
+store.close()
+""",
+    )
+    first, second = said.splitlines()
+    assert "Read-only file system" in first and "choose another folder" in first
+    assert "Permission denied" in second and "give uid 65534 access" in second
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("dir://mnt/tensord", "write dir:///PATH, with three slashes"),
+        ("dir:", "write dir:///PATH, with three slashes"),
+        ("dir:///mnt?bytes=many", "bytes = 'many' must be a size in bytes such as 4GiB"),
+        ("dir:///mnt?bytes=0", "bytes = 0 must be at least 1"),
+        ("dir:///mnt?fsync=1", "fsync = '1' must be yes or no"),
+        ("dir:///mnt?size=1GiB", "unknown option 'size'; the options are bytes, fsync"),
+        ("dir:///mnt?bytes=1&bytes=2", "'bytes' twice"),
+        ("memcached://host", "memcached: is no kind of remote store; a URL begins with dir://"),
+        ("/mnt/tensord", "no scheme: is no kind of remote store"),
+        ("redis://[::1", "cannot be read"),
+    ],
+)
+def test_a_wrong_url_is_refused_with_what_to_write(url: str, says: str) -> None:
+    with pytest.raises(BadConfiguration) as raised:
+        open_store(url)
+    assert says in str(raised.value)

@@ -1,0 +1,107 @@
+"""The form of an object: what its reader may rely on."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tensord.daemon.tiers.form import OBJECT_HEADER_BYTES, Meta, check, object_header
+from tensord.errors import Corrupt, UsageError
+from tensord.shm.layout import SPAN_HEADER_BYTES, TREE_BYTES_MAX, SpanHeader
+
+from .entries import key_of, made
+
+NOW_S = 1e9
+
+
+def stored(**meta: object) -> bytes:
+    entry = made(1, 1000, **meta)
+    return object_header(entry.key, len(entry.payload), entry.meta) + entry.payload
+
+
+def test_the_header_is_as_long_as_a_spans() -> None:
+    assert OBJECT_HEADER_BYTES == SPAN_HEADER_BYTES == len(object_header(key_of(1), 100, Meta(10, 0)))
+
+
+def test_the_format_of_version_1_never_changes() -> None:
+    """Another host may run another release: what a header means is fixed for its version."""
+    meta = Meta(40, 0x1122334455667788, 1024, 12.5, 96, 60.0, 2e9, bytes(range(32, 64)))
+    header = object_header(bytes(range(32)), 5000, meta)
+    key, parent = bytes(range(32)), bytes(range(32, 64))
+    numbers = (5000, 40, 0x1122334455667788, 1024, 96, 12.5, 60.0, 2e9, 1)
+    fields = struct.pack("<8sI32sQIQQIdddB32s", b"TNSROBJ\0", 1, key, *numbers, parent).ljust(188, b"\0")
+    assert header == fields + zlib.crc32(fields).to_bytes(4, "little")
+
+
+def test_an_object_is_found_until_its_time_is_over() -> None:
+    raw = memoryview(stored(expires_unix_s=NOW_S))
+    found = check(key_of(1), raw, NOW_S - 0.001)
+    assert found is not None and found.payload_bytes == 1000
+    assert check(key_of(1), raw, NOW_S) is None
+
+
+@pytest.mark.parametrize(
+    "meta",
+    [
+        {"cost_ms": float("nan")},
+        {"cost_ms": -1.0},
+        {"ttl_s": float("inf")},
+        {"ttl_s": -0.5},
+        {"expires_unix_s": float("nan")},
+        {"prefix_bytes": 1001},
+    ],
+)
+def test_impossible_metadata_is_corrupt_although_its_check_is_right(meta: dict[str, float]) -> None:
+    with pytest.raises(Corrupt, match="impossible metadata"):
+        check(key_of(1), memoryview(stored(**meta)), NOW_S)
+
+
+def with_right_check(raw: bytes, at: int, field: bytes) -> memoryview:
+    """An object with another value at `at` of its header, and the CRC-32 of such a header."""
+    changed = bytearray(raw)
+    changed[at : at + len(field)] = field
+    changed[188:192] = zlib.crc32(changed[:188]).to_bytes(4, "little")
+    return memoryview(changed)
+
+
+def test_an_object_of_another_format_version_is_not_read() -> None:
+    with pytest.raises(Corrupt, match="format version 2, this tensord reads 1"):
+        check(key_of(1), with_right_check(stored(), 8, b"\2"), NOW_S)
+
+
+@pytest.mark.parametrize("payload_bytes", [0, 999, 1001, 1 << 63])
+def test_an_object_of_another_length_than_its_header_names_is_corrupt(payload_bytes: int) -> None:
+    raw = with_right_check(stored(), 44, payload_bytes.to_bytes(8, "little"))
+    with pytest.raises(Corrupt, match=f"its header names 192 \\+ {payload_bytes}"):
+        check(key_of(1), raw, NOW_S)
+
+
+@given(st.binary(max_size=400))
+def test_no_bytes_end_a_check_in_another_way_than_corrupt(raw: bytes) -> None:
+    with pytest.raises(Corrupt):
+        check(key_of(1), memoryview(raw), NOW_S)
+
+
+@given(st.integers(0, 1191), st.integers(1, 255))
+def test_no_changed_byte_of_an_object_goes_unnoticed(at: int, change: int) -> None:
+    raw = bytearray(stored())
+    raw[at] ^= change
+    with pytest.raises(Corrupt):
+        check(key_of(1), memoryview(raw), NOW_S)
+
+
+@pytest.mark.parametrize(("payload_bytes", "tree_bytes"), [(0, 0), (10, 0), (10, 11), (1 << 20, TREE_BYTES_MAX + 1)])
+def test_a_payload_without_a_whole_tree_is_not_stored(payload_bytes: int, tree_bytes: int) -> None:
+    with pytest.raises(UsageError, match=f"{payload_bytes} bytes with a tree header of {tree_bytes}"):
+        object_header(key_of(1), payload_bytes, Meta(tree_bytes, 0))
+
+
+def test_the_metadata_of_a_span_keeps_all_but_the_times_of_its_host() -> None:
+    header = SpanHeader(key_of(1), 7, 1000, 40, 99, 12, 100.0, 160.0, 1000, 8, 2.5, 60.0, 0, key_of(2))
+    meta = Meta.of_span(header, boot_unix_s=5000.0)
+    assert meta == Meta(40, 99, 12, 2.5, 8, 60.0, 5160.0, key_of(2))
+    assert Meta.of_span(SpanHeader(key_of(1), 7, 1000, 40, 99, 0, 100.0, 0.0, 0), 5000.0).expires_unix_s == 0
