@@ -176,7 +176,10 @@ def _trouble(store: dict[str, Any]) -> list[tuple[str, str]]:
 
 def pressure(governor: dict[str, Any]) -> list[tuple[str, str]]:
     """The fill of the tiers, its consequences, and the owners that do not carry out orders."""
-    rows = [("gauge", _gauge(gauge)) for gauge in governor["gauges"]]
+    rows: list[tuple[str, str]] = []
+    for gauge in governor["gauges"]:
+        rows.append(("gauge", _gauge(gauge)))
+        rows += [("process", _process(gauge["gauge"], each)) for each in gauge.get("processes", ())]
     if not rows:
         rows = [("gauges", "none: the use of the tiers is unknown")]
     rows += [("SOURCE", source_text(source)) for source in governor.get("sources", ()) if source["problem"]]
@@ -243,6 +246,17 @@ def _gauge(gauge: dict[str, Any]) -> str:
     if gauge["refuses"]:
         said.append("REFUSES new entries")
     return "; ".join(said)
+
+
+def _process(gauge: str, process: dict[str, Any]) -> str:
+    """A process on a card. A name is missing if the process is in another pid namespace than the daemon."""
+    held = "bytes unknown" if process["bytes"] is None else size(process["bytes"])
+    if process["name"] is None:
+        client = "unknown whether a client"
+    else:
+        client = "no client" if process["client"] is None else f"client {process['client']}"
+    name = process["name"] or "unknown"
+    return f"{gauge}: pid {process['pid']} ({name}), {held}, {client}"
 
 
 def source_text(source: dict[str, Any]) -> str:

@@ -111,7 +111,8 @@ class GovernorActor:
                 self._handle(message)
             case Joined():
                 self._clients[message.client] = message
-                self._handle(events.GovernorClientJoined(message.client, message.name, message.pid))
+                pids = message.pid, message.peer.pid
+                self._handle(events.GovernorClientJoined(message.client, message.name, *pids))
             case Left(client):
                 if self._clients.pop(client, None) is not None:
                     self._handle(events.GovernorClientLeft(client))

@@ -177,7 +177,7 @@ class Governor:
 
     def _client_joined(self, event: GovernorClientJoined, now: float) -> None:
         assert event.client not in self.clients, "client numbers are not used again"
-        self.clients[event.client] = GovernorClient(event.name, event.pid)
+        self.clients[event.client] = GovernorClient(event.name, event.pid, event.peer_pid)
 
     def _client_left(self, event: GovernorClientLeft, now: float) -> None:
         client = event.client

@@ -3,6 +3,7 @@ on the number of entries."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +40,7 @@ def _gauge(governor: Governor, gauge: Gauge, now: float) -> dict[str, Any]:
     sample = gauge.sample
     return {
         **sample.shown,
+        **_processes(governor, sample.shown),
         "gauge": sample.gauge,
         "tier": sample.tier.value,
         "source": sample.source,
@@ -54,6 +56,18 @@ def _gauge(governor: Governor, gauge: Gauge, now: float) -> dict[str, Any]:
         "since_s": governor.tiers.in_mode_s(sample.gauge, now),
         "refuses": gauge.refuses,
     }
+
+
+def _processes(governor: Governor, shown: Mapping[str, Any]) -> dict[str, Any]:
+    """The processes of a gauge, each with the number of its client; None for a process that is none.
+
+    A process without a name is one that the daemon does not see, so that its pid may be another's here.
+    """
+    if "processes" not in shown:
+        return {}
+    clients = {client.peer_pid: number for number, client in governor.clients.items() if client.peer_pid}
+    rows = shown["processes"]
+    return {"processes": [{**row, "client": clients.get(row["pid"]) if row["name"] else None} for row in rows]}
 
 
 def _source(source: SourceState, now: float) -> dict[str, Any]:

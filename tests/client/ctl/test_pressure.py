@@ -48,6 +48,17 @@ def test_a_source_that_hangs_is_said_to_with_since_when() -> None:
     assert not any("SOURCE" in line for line in lines())
 
 
+def test_every_process_on_a_card_is_shown_clients_or_not() -> None:
+    assert line("process", "5001").split(maxsplit=1)[1] == f"{CARD}: pid 5001 (python3), 40.0 GiB, client 1"
+    assert line("process", "pid 77 ").split(maxsplit=1)[1] == f"{CARD}: pid 77 (python3), 20.0 GiB, no client"
+
+
+def test_a_process_of_another_pid_namespace_is_said_to_be_unknown() -> None:
+    unseen = {**documents.process(9, 1, name=None), "bytes": None}
+    gauge = {**documents.gauge(CARD, 1, 2, "normal"), "processes": [unseen]}
+    assert "pid 9 (unknown), bytes unknown, unknown whether a client" in line("process", "pid 9", gauges=[gauge])
+
+
 def test_without_gauges_that_is_said() -> None:
     assert line("gauges", "is unknown", gauges=[], devices=[])
 

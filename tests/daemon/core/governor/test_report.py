@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 from tensord.daemon.core.governor.copies import ASSUMED_BYTES_PER_S
+from tensord.daemon.core.governor.events import GovernorClientJoined
 from tensord.ipc import messages
 from tensord.ipc.modes import HOST_GAUGE
 
@@ -25,6 +26,20 @@ def test_status_of_a_governor_that_knows_nothing_has_every_section(make: Make) -
     assert status["transitions"] == []
     assert status["remembered"] == status["reservations"] == 0
     assert status["counters"]["refused"] == status["counters"]["transitions"] == {}
+
+
+def test_processes_on_a_card_are_shown_as_clients_by_the_pid_that_the_daemon_sees(make: Make) -> None:
+    """A process without a name is in another pid namespace: its pid may be a client's here."""
+    stand = make()
+    stand.answers[9] = []
+    stand.do(GovernorClientJoined(9, "in a container", 1, peer_pid=5000))
+    rows = [{"pid": pid, "name": name, "bytes": 7} for pid, name in ((5000, "a"), (1, "init"), (5000, None))]
+    stand.sample(0.5, processes=rows)
+    (gauge,) = stand.status()["gauges"]
+    assert [row["client"] for row in gauge["processes"]] == [9, None, None]
+    stand.leave(9)
+    (gauge,) = stand.status()["gauges"]
+    assert [row["client"] for row in gauge["processes"]] == [None, None, None]
 
 
 def test_status_shows_gauges_devices_owners_and_workflows(make: Make) -> None:
