@@ -214,6 +214,7 @@ def pressure(governor: dict[str, Any]) -> list[tuple[str, str]]:
                 ),
             )
         )
+    rows += [("neighbour", _neighbour(each)) for each in governor.get("neighbours", ())]
     rows += [
         (
             "workflow",
@@ -257,6 +258,19 @@ def _process(gauge: str, process: dict[str, Any]) -> str:
         client = "no client" if process["client"] is None else f"client {process['client']}"
     name = process["name"] or "unknown"
     return f"{gauge}: pid {process['pid']} ({name}), {held}, {client}"
+
+
+def _neighbour(neighbour: dict[str, Any]) -> str:
+    """A server that is no client, and what it did when it was asked last."""
+    card = f" on {neighbour['card']}" if neighbour["card"] else ""
+    said = neighbour["outcome"]
+    if neighbour["freed_bytes"]:
+        said += f", {size(neighbour['freed_bytes'])}"
+    if neighbour["since_s"] is not None:
+        said += f", {age(neighbour['since_s'])} ago"
+    if neighbour["why"]:
+        said += f": {neighbour['why']}"
+    return f"{neighbour['neighbour']}{card}: {'is being asked; before: ' if neighbour['asking'] else ''}{said}"
 
 
 def source_text(source: dict[str, Any]) -> str:

@@ -37,6 +37,7 @@ ELSEWHERE: Final = {
     ("docs/metrics.md", "localhost/readyz"): "test_pages.py asks a daemon's socket for the same page",
     ("docs/metrics.md", "tensord --metrics-listen"): "test_pages.py has the daemon check the flags",
     ("docs/metrics.md", "systemctl enable"): "it needs a booted systemd: tests/systemd/test_units.py checks the unit",
+    ("docs/neighbours.md", "tensorctl room"): "tests/daemon/neighbours/test_room.py runs it",
     ("docs/prefix_cache.md", "TorchDevice(0)"): GPU,
     ("docs/pressure.md", "TorchDevice(0)"): GPU,
     ("docs/processor_cache.md", "vllm serve"): SERVES,

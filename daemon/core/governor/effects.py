@@ -9,6 +9,7 @@ from typing import Any
 from ..effects import Announce, Send
 from ..events import AgentsTurned
 from ..host_memory import Pressed
+from .limits import NeighbourPlace
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,4 +21,14 @@ class GovernorLog:
     fields: dict[str, Any]
 
 
-Effect = Send | Pressed | AgentsTurned | Announce | GovernorLog
+@dataclass(frozen=True, slots=True)
+class AskNeighbour:
+    """Asks a neighbour to give its memory back, if it is idle. Answered once by a NeighbourAnswered with `number`,
+    after `answer_s` seconds at the latest."""
+
+    number: int
+    place: NeighbourPlace
+    answer_s: float
+
+
+Effect = Send | Pressed | AgentsTurned | Announce | GovernorLog | AskNeighbour

@@ -105,6 +105,15 @@ class MemoryCopyMeasured:
 
 
 @dataclass(frozen=True, slots=True)
+class NeighbourAnswered:
+    """The end of an AskNeighbour. "done": it accepted to free its memory; "busy": it was left alone."""
+
+    number: int
+    outcome: Literal["done", "busy", "failed"]
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class GovernorTick:
     """Time has passed, or the governor asked to continue (`next_timer`)."""
 
@@ -117,5 +126,6 @@ Event = (
     | HostHolds
     | GovernorLimitsChanged
     | MemoryCopyMeasured
+    | NeighbourAnswered
     | GovernorTick
 )

@@ -24,6 +24,7 @@ def status(governor: Governor, now: float) -> dict[str, Any]:
         "devices": _devices(governor, now),
         "owners": governor.devices.owners(),
         "workflows": governor.workflows.status(),
+        "neighbours": governor.rooms.status(now),
         "host": {
             "resident_bytes": host.resident_bytes,
             "wanted_bytes": host.wanted_bytes,

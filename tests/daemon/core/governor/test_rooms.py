@@ -1,0 +1,308 @@
+"""Room for an operator: who is asked when, what each freed by the gauge, and what the answer says of it."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import pytest
+
+from tensord.daemon.core.governor.events import NeighbourAnswered
+from tensord.daemon.core.governor.limits import NeighbourPlace
+from tensord.daemon.core.governor.rooms import SETTLE_S
+from tensord.ipc import messages
+
+from .stand import GPU, MIB, TOTAL, Make, Stand, refused
+
+VLLM = NeighbourPlace("vllm", "127.0.0.1", 8000)
+OLLAMA = NeighbourPlace("ollama", "127.0.0.1", 11434)
+ELSEWHERE = NeighbourPlace("comfyui", "127.0.0.1", 8188, "0000:66:00.0")
+BOTH = (VLLM, OLLAMA)
+OPERATOR, ENGINE = 2, 1
+
+
+class Site:
+    """A card of 1,000 MiB of which `used` are used, and an operator (client 2). Readings are 0.25 s apart."""
+
+    def __init__(self, make: Make, used: int = 900, neighbours: tuple[NeighbourPlace, ...] = BOTH, **limits: Any):
+        self.stand: Stand = make(neighbours=neighbours, **limits)
+        self.used = used
+        self.requests = 500
+        self.sample()
+
+    def sample(self, used: int | None = None, **more: Any) -> None:
+        self.used = self.used if used is None else used
+        self.stand.sample(self.used * MIB, **{"after_s": 0.25, **more})
+
+    def make_room(self, size: int, for_s: float = 600.0, wait_s: float = 60.0, client: int = OPERATOR) -> int:
+        self.requests += 1
+        message = messages.MakeRoom(self.requests, GPU, size * MIB, for_s, wait_s)
+        self.stand.say(client, message)
+        self.stand.settle()
+        return self.requests
+
+    def answer(self, request: int, client: int = OPERATOR) -> Any:
+        found = [each for each in self.stand.answers[client] if getattr(each, "id", None) == request]
+        assert len(found) <= 1, "answered twice"
+        return found[0] if found else None
+
+    @property
+    def asked(self) -> list[NeighbourPlace]:
+        return [each.place for each in self.stand.neighbours_asked]
+
+    def answered(self, outcome: Literal["done", "busy", "failed"], why: str = "") -> None:
+        """The neighbour that was asked last has answered."""
+        self.stand.do(NeighbourAnswered(self.stand.neighbours_asked[-1].number, outcome, why))
+
+    def settle(self) -> None:
+        """Readings without a change, until a step must be over."""
+        for _ in range(int(SETTLE_S / 0.25) + 1):
+            self.sample()
+
+    def known(self, place: NeighbourPlace) -> dict[str, Any]:
+        rows = {row["neighbour"]: row for row in self.stand.status()["neighbours"]}
+        row: dict[str, Any] = rows[place.name]
+        return row
+
+
+def steps(answer: messages.RoomMade) -> list[tuple[str, str, int]]:
+    return [(step.who, step.outcome, step.freed_bytes // MIB) for step in answer.steps]
+
+
+def test_room_that_is_free_is_held_for_the_operator_and_nobody_is_asked(make: Make) -> None:
+    site = Site(make, used=100)
+    answer = site.answer(site.make_room(800))
+    assert answer.made and answer.lasts_s == 600.0 and answer.steps == []
+    assert site.asked == [] and site.stand.device()["reserved_bytes"] == 800 * MIB
+
+
+def test_the_room_outlives_the_connection_that_asked_until_its_time_is_up(make: Make) -> None:
+    site = Site(make, used=100)
+    site.make_room(800, for_s=600.0)
+    site.stand.leave(OPERATOR)
+    site.sample()
+    assert "are free" in refused(site.stand.ask(ENGINE, messages.ReserveDevice, GPU, 200 * MIB, 5.0), "DeviceFull")
+    site.stand.pass_time(600.0)
+    site.sample()
+    assert isinstance(site.stand.ask(ENGINE, messages.ReserveDevice, GPU, 200 * MIB, 5.0), messages.Reserved)
+
+
+def test_room_is_held_for_room_s_max_at_most(make: Make) -> None:
+    site = Site(make, used=100, room_s_max=90.0, reserve_s_max=60.0)
+    assert site.answer(site.make_room(800)).lasts_s == 90.0
+
+
+def test_an_operator_ends_the_rooms_of_a_card_and_no_other_reservation(make: Make) -> None:
+    site = Site(make, used=100)
+    site.make_room(300)
+    site.make_room(200)
+    site.stand.ask(ENGINE, messages.ReserveDevice, GPU, 100 * MIB, 50.0)
+    assert site.stand.ask(3, messages.EndRoom, GPU).count == 2
+    site.sample()
+    assert site.stand.device()["reserved_bytes"] == 100 * MIB
+
+
+def test_cached_tensors_leave_before_a_neighbour_is_asked(make: Make) -> None:
+    site = Site(make)
+    site.stand.open(ENGINE)
+    site.stand.register(ENGINE, 1, 300 * MIB)
+    request = site.make_room(350)
+    (order,) = site.stand.orders(ENGINE)
+    site.sample()
+    assert site.asked == [], "the owner has not carried it out"
+    site.stand.carry_out(ENGINE, order, freed_bytes=300 * MIB)
+    site.sample(600)
+    answer = site.answer(request)
+    assert answer.made and steps(answer) == [("cached tensors", "freed", 300)] and site.asked == []
+
+
+def test_neighbours_are_asked_in_the_declared_order_one_at_a_time_until_there_is_room(make: Make) -> None:
+    site = Site(make)
+    request = site.make_room(500)
+    site.sample()
+    assert site.asked == [VLLM]
+    site.sample(890)
+    assert site.asked == [VLLM], "it has not answered"
+    site.answered("done")
+    site.sample(700)
+    assert site.asked == [VLLM], "its memory may go on falling"
+    site.sample()
+    site.sample()
+    assert site.asked == [VLLM, OLLAMA] and site.answer(request) is None
+    site.answered("done")
+    site.sample(450)
+    answer = site.answer(request)
+    assert answer.made and answer.missing_bytes == 0
+    assert steps(answer) == [
+        ("cached tensors", "nothing", 0),
+        ("vllm 127.0.0.1:8000", "freed", 200),
+        ("ollama 127.0.0.1:11434", "freed", 250),
+    ]
+    assert site.stand.device()["reserved_bytes"] == 500 * MIB
+    assert site.known(OLLAMA)["outcome"] == "freed" and site.known(OLLAMA)["freed_bytes"] == 250 * MIB
+
+
+def test_a_neighbour_that_is_busy_is_left_alone_and_the_next_one_asked_at_once(make: Make) -> None:
+    site = Site(make)
+    request = site.make_room(500)
+    site.sample()
+    site.answered("busy", "3 requests are under way")
+    assert site.asked == [VLLM, OLLAMA]
+    site.answered("done")
+    site.sample(300)
+    answer = site.answer(request)
+    assert steps(answer)[1:] == [("vllm 127.0.0.1:8000", "left alone", 0), ("ollama 127.0.0.1:11434", "freed", 600)]
+    assert answer.steps[1].why == "3 requests are under way"
+
+
+def test_a_neighbour_that_says_yes_and_frees_nothing_is_found_out_by_the_gauge(make: Make) -> None:
+    site = Site(make, neighbours=(OLLAMA,))
+    request = site.make_room(500)
+    site.sample()
+    site.answered("done")
+    site.settle()
+    answer = site.answer(request)
+    assert not answer.made and answer.missing_bytes == 400 * MIB
+    assert steps(answer)[1] == ("ollama 127.0.0.1:11434", "nothing", 0)
+    assert "the card's gauge did not fall" in answer.steps[1].why
+    assert len([each for each in site.stand.logged if each.event == "neighbour asked for memory"]) == 1
+    assert all(row["reserved_bytes"] == 0 for row in site.stand.status()["devices"])
+
+
+def test_a_neighbour_that_fails_is_named_with_the_reason_and_its_memory_counts_if_it_died(make: Make) -> None:
+    site = Site(make)
+    request = site.make_room(500)
+    site.sample()
+    site.answered("failed", "no answer within 20 s")
+    site.sample()
+    site.sample()
+    assert site.asked == [VLLM, OLLAMA]
+    site.answered("failed", "the connection was closed")
+    site.sample(200)
+    answer = site.answer(request)
+    assert answer.made
+    assert [(step.outcome, step.why, step.freed_bytes // MIB) for step in answer.steps[1:]] == [
+        ("failed", "no answer within 20 s", 0),
+        ("failed", "the connection was closed", 700),
+    ]
+    assert site.known(VLLM)["why"] == "no answer within 20 s"
+    assert [each.level for each in site.stand.logged if each.fields.get("neighbour") == VLLM.name] == ["warning"]
+
+
+def test_a_neighbour_on_another_card_is_not_asked(make: Make) -> None:
+    site = Site(make, neighbours=(ELSEWHERE, OLLAMA))
+    site.make_room(500)
+    site.sample()
+    assert site.asked == [OLLAMA]
+
+
+def test_without_neighbours_the_answer_comes_with_the_next_reading_and_says_what_is_missing(make: Make) -> None:
+    site = Site(make, neighbours=())
+    request = site.make_room(500)
+    site.sample()
+    answer = site.answer(request)
+    assert not answer.made and answer.missing_bytes == 400 * MIB
+    assert f"{500 * MIB} bytes to reserve on {GPU}, and {100 * MIB} are free" in answer.why
+    assert steps(answer) == [("cached tensors", "nothing", 0)]
+
+
+def test_entries_in_use_stay_and_the_answer_says_how_many_bytes_they_have(make: Make) -> None:
+    site = Site(make, neighbours=())
+    site.stand.open(ENGINE)
+    site.stand.register(ENGINE, 1, 300 * MIB)
+    request = site.make_room(350)
+    (order,) = site.stand.orders(ENGINE)
+    site.stand.carry_out(ENGINE, order, freed_bytes=0, keep=True)
+    site.sample()
+    answer = site.answer(request)
+    assert not answer.made
+    assert answer.steps[0].why == f"of {300 * MIB} cached bytes {300 * MIB} are in use"
+
+
+def test_the_wait_ends_with_a_neighbour_that_never_answers(make: Make) -> None:
+    site = Site(make)
+    request = site.make_room(500, wait_s=3.0)
+    site.sample()
+    site.stand.pass_time(4.0)
+    answer = site.answer(request)
+    assert not answer.made and steps(answer)[1] == ("vllm 127.0.0.1:8000", "asked", 0)
+    assert site.known(VLLM)["asking"]
+    again = site.make_room(500)
+    site.sample()
+    assert site.asked == [VLLM, OLLAMA], "a neighbour that is being asked is not asked again"
+    site.answered("done")
+    site.sample(100)
+    assert "another room" in site.answer(again).steps[1].why
+    site.stand.do(NeighbourAnswered(site.stand.neighbours_asked[0].number, "failed", "no answer within 20 s"))
+    assert not site.known(VLLM)["asking"] and site.known(VLLM)["why"] == "no answer within 20 s"
+
+
+def test_memory_that_comes_free_by_other_means_ends_the_asking(make: Make) -> None:
+    site = Site(make)
+    request = site.make_room(500)
+    site.sample()
+    site.sample(300)
+    assert site.answer(request).made
+    site.answered("done")
+    site.settle()
+    assert site.asked == [VLLM]
+
+
+def test_an_operator_who_leaves_ends_the_asking(make: Make) -> None:
+    site = Site(make)
+    site.make_room(500)
+    site.sample()
+    site.stand.leave(OPERATOR)
+    site.answered("done")
+    site.settle()
+    assert site.asked == [VLLM]
+    site.stand.join(4)
+    assert site.make_room(500, client=4), "the card is free for another room"
+    assert site.stand.answers[4] == []
+
+
+def test_one_room_is_made_on_a_card_at_a_time(make: Make) -> None:
+    site = Site(make)
+    site.make_room(500)
+    second = site.make_room(100)
+    assert "one room is made on a device at a time" in refused(site.answer(second), "LimitReached")
+
+
+def test_room_is_refused_without_a_gauge_or_with_a_stale_one_or_larger_than_the_card(make: Make) -> None:
+    site = Site(make)
+    refused(site.stand.ask(OPERATOR, messages.MakeRoom, "none", MIB, 5.0, 5.0), "NoGauge")
+    too_large = site.stand.ask(OPERATOR, messages.MakeRoom, GPU, TOTAL + 1, 5.0, 5.0)
+    assert str(TOTAL + 1) in refused(too_large, "DeviceFull")
+    site.sample(stale=True)
+    assert "cannot be read" in refused(site.stand.ask(OPERATOR, messages.MakeRoom, GPU, MIB, 5.0, 5.0), "NoGauge")
+
+
+def test_a_gauge_that_vanishes_ends_the_wait(make: Make) -> None:
+    site = Site(make)
+    request = site.make_room(500)
+    site.sample()
+    site.stand.lose()
+    answer = site.answer(request)
+    assert not answer.made and "no gauge any more" in answer.why
+
+
+def test_the_operator_has_as_many_rooms_as_a_client_reservations(make: Make) -> None:
+    site = Site(make, used=100, reservations_max=1)
+    assert site.answer(site.make_room(100)).made
+    assert "reservations_max is 1" in refused(site.answer(site.make_room(100)), "LimitReached")
+
+
+def test_a_reload_forgets_neighbours_that_are_no_longer_configured(make: Make) -> None:
+    site = Site(make)
+    site.make_room(500)
+    site.sample()
+    site.stand.change_limits(neighbours=(OLLAMA,))
+    assert [row["neighbour"] for row in site.stand.status()["neighbours"]] == [OLLAMA.name]
+    site.answered("busy", "x")
+    site.answered("done")
+    site.sample(100)
+    assert [row["neighbour"] for row in site.stand.status()["neighbours"]] == [OLLAMA.name]
+
+
+@pytest.mark.parametrize("place", [VLLM, NeighbourPlace("ollama", "::1", 11434)])
+def test_a_neighbours_name_says_what_and_where_it_is(place: NeighbourPlace) -> None:
+    assert place.name in ("vllm 127.0.0.1:8000", "ollama [::1]:11434")
