@@ -39,6 +39,8 @@ SETTLE_S: Final = 5.0
 CALM_READINGS: Final = 2
 """Readings without a fall after which a step that has freed memory is over."""
 WHY_CHARS_MAX: Final = 300
+_LATE: Final = {"done": "asked", "busy": "left alone", "failed": "failed"}
+"""The outcome of an answer that no room waits for any more."""
 
 
 @dataclass(slots=True)
@@ -62,8 +64,10 @@ class _Making:
 
 @dataclass(frozen=True, slots=True)
 class _LastAsked:
-    """What a neighbour did when it was asked last, at monotonic time `at`."""
+    """What a neighbour did when it was asked last, at monotonic time `at`. `number`: of the question; 0: none was
+    asked."""
 
+    number: int
     outcome: str
     why: str
     freed_bytes: int
@@ -174,8 +178,11 @@ class Rooms:
         making = next((each for each in self._making.values() if each.number == event.number), None)
         why = event.why[:WHY_CHARS_MAX]
         if making is None:
-            # The room was made by other means, or its client has left.
-            self._note(place, {"done": "asked", "busy": "left alone"}.get(event.outcome, event.outcome), why, 0)
+            # The room was there before the answer, or its client has left.
+            known = self._known.get(place.name)
+            freed = known is not None and known.number == event.number and known.freed_bytes > 0
+            if event.outcome == "failed" or not freed:
+                self._note(event.number, place, _LATE[event.outcome], why, 0)
         elif event.outcome == "busy":
             self._step(making, place, "left alone", 0, why)
             self._ask_next(making)
@@ -258,10 +265,10 @@ class Rooms:
         self, making: _Making, place: NeighbourPlace, outcome: messages.RoomOutcome, freed_bytes: int, why: str
     ) -> None:
         making.steps.append(messages.RoomStep(place.name, outcome, freed_bytes, why))
-        self._note(place, outcome, why, freed_bytes)
+        self._note(making.number if making.asking is place else 0, place, outcome, why, freed_bytes)
 
-    def _note(self, place: NeighbourPlace, outcome: str, why: str, freed_bytes: int) -> None:
-        self._known[place.name] = _LastAsked(outcome, why, freed_bytes, self._clock())
+    def _note(self, number: int, place: NeighbourPlace, outcome: str, why: str, freed_bytes: int) -> None:
+        self._known[place.name] = _LastAsked(number, outcome, why, freed_bytes, self._clock())
         level = "info" if outcome in ("freed", "left alone", "asked") else "warning"
         more = {"why": why} if why else {}
         self._outbox.log(
