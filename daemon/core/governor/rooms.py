@@ -110,7 +110,7 @@ class Rooms:
         self._known: dict[str, _LastAsked] = {}
 
     def change_limits(self, limits: GovernorLimits) -> None:
-        """Applies to later rooms."""
+        """Applies from now on: a neighbour that is no longer among them is not asked, and forgotten."""
         self._limits = limits
         names = {place.name for place in limits.neighbours}
         self._known = {name: known for name, known in self._known.items() if name in names}
@@ -227,6 +227,8 @@ class Rooms:
         making.asking, making.answered_at, making.failed = None, None, None
         while making.left:
             place = making.left.popleft()
+            if place not in self._limits.neighbours:
+                continue
             if place.name in (each.name for each in self._under_way.values()):
                 self._step(making, place, "failed", 0, "it has not answered since it was asked for another room")
                 continue
@@ -268,7 +270,8 @@ class Rooms:
         self._note(making.number if making.asking is place else 0, place, outcome, why, freed_bytes)
 
     def _note(self, number: int, place: NeighbourPlace, outcome: str, why: str, freed_bytes: int) -> None:
-        self._known[place.name] = _LastAsked(number, outcome, why, freed_bytes, self._clock())
+        if place in self._limits.neighbours:
+            self._known[place.name] = _LastAsked(number, outcome, why, freed_bytes, self._clock())
         level = "info" if outcome in ("freed", "left alone", "asked") else "warning"
         more = {"why": why} if why else {}
         self._outbox.log(

@@ -104,6 +104,16 @@ def test_an_operator_ends_the_rooms_of_a_card_and_no_other_reservation(make: Mak
     assert site.stand.device()["reserved_bytes"] == 100 * MIB
 
 
+def test_a_room_on_another_card_stays_when_the_rooms_of_a_card_are_ended(make: Make) -> None:
+    site = Site(make, used=100)
+    site.stand.sample(0.1, "0000:66:00.0")
+    other = site.stand.ask(OPERATOR, messages.MakeRoom, "0000:66:00.0", 300 * MIB, 600.0, 5.0)
+    assert other.made and site.answer(site.make_room(300)).made
+    assert site.stand.ask(OPERATOR, messages.EndRoom, GPU).count == 1
+    site.sample()
+    assert site.stand.device("0000:66:00.0")["reserved_bytes"] == 300 * MIB
+
+
 def test_cached_tensors_leave_before_a_neighbour_is_asked(make: Make) -> None:
     site = Site(make)
     site.stand.open(ENGINE)
@@ -142,6 +152,18 @@ def test_neighbours_are_asked_in_the_declared_order_one_at_a_time_until_there_is
     ]
     assert site.stand.device()["reserved_bytes"] == 500 * MIB
     assert site.known(OLLAMA)["outcome"] == "freed" and site.known(OLLAMA)["freed_bytes"] == 250 * MIB
+
+
+def test_a_reading_that_began_before_the_answer_says_nothing_of_what_was_freed(make: Make) -> None:
+    site = Site(make)
+    site.make_room(500)
+    site.sample()
+    site.stand.now += 1
+    answered_at = site.stand.now
+    site.answered("failed", "no answer")
+    for number in range(4):
+        site.sample(after_s=0.0001, began_at=answered_at - 0.01 + 0.001 * number)
+    assert site.asked == [VLLM]
 
 
 def test_a_neighbour_that_is_busy_is_left_alone_and_the_next_one_asked_at_once(make: Make) -> None:
@@ -314,6 +336,18 @@ def test_a_reload_forgets_neighbours_that_are_no_longer_configured(make: Make) -
     site.answered("done")
     site.sample(100)
     assert [row["neighbour"] for row in site.stand.status()["neighbours"]] == [OLLAMA.name]
+    assert site.known(OLLAMA)["outcome"] == "freed"
+    site.stand.change_limits(neighbours=(OLLAMA, VLLM))
+    assert site.known(OLLAMA)["outcome"] == "freed" and site.known(VLLM)["outcome"] == "never asked"
+
+
+def test_a_neighbour_that_a_reload_removes_is_not_asked_for_the_room_under_way(make: Make) -> None:
+    site = Site(make)
+    request = site.make_room(500)
+    site.sample()
+    site.stand.change_limits(neighbours=())
+    site.answered("busy", "x")
+    assert site.asked == [VLLM] and not site.answer(request).made
 
 
 @pytest.mark.parametrize("place", [VLLM, NeighbourPlace("ollama", "::1", 11434)])
