@@ -6,6 +6,7 @@ Owns: its arguments and output. Does not own: who gives memory back, and when (t
 from __future__ import annotations
 
 import json
+from typing import Final
 
 import click
 import msgspec
@@ -17,7 +18,14 @@ from .daemon import Daemon, pass_daemon, understood
 from .parameters import DURATION, SIZE
 from .tables import age, counted, pairs, size
 
-_SAID = {"freed": "freed", "nothing": "freed nothing", "left alone": "left alone", "asked": "asked", "failed": "FAILED"}
+_TIME_S_MAX: Final = 86400.0
+_SAID: Final = {
+    "freed": "freed",
+    "nothing": "freed nothing",
+    "left alone": "left alone",
+    "asked": "asked",
+    "failed": "FAILED",
+}
 
 
 def step_text(step: messages.RoomStep) -> str:
@@ -65,6 +73,9 @@ def room(
     Exit code 0: the memory is free and held.
     Exit code 1: it is not; the output says who freed what, and why not more.
     """
+    for option, given_s in (("--for", for_s), ("--wait", wait_s)):
+        if not 0 < given_s <= _TIME_S_MAX:
+            raise click.UsageError(f"{option} {given_s:g} s: must be above 0 and at most {_TIME_S_MAX:g} s")
     with understood("status"):
         cards = [each["gauge"] for each in daemon.status()["governor"]["gauges"] if each["tier"] == Tier.DEVICE]
     name = named(card, cards)
@@ -72,9 +83,6 @@ def room(
         count = daemon.order(lambda number: messages.EndRoom(number, name), messages.Counted).count
         click.echo(f"{name}: {counted(count, 'room', 'rooms')} ended")
         return
-    for option, given in (("--for", for_s), ("--wait", wait_s)):
-        if given <= 0:
-            raise click.BadParameter("must be above 0", param_hint=f"'{option}'")
     made = daemon.order(
         lambda number: messages.MakeRoom(number, name, size_bytes, for_s, wait_s),
         messages.RoomMade,
