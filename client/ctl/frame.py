@@ -227,7 +227,7 @@ def _processes(processes: Sequence[tuple[str, Document]], most: int) -> list[Tex
             str(each["pid"]),
             cut(each["name"] or "unknown", 20, _CUT),
             "unknown" if each["bytes"] is None else size(each["bytes"]),
-            "unknown" if each["name"] is None else "no" if each["client"] is None else str(each["client"]),
+            "unknown" if not each["seen"] else "no" if each["client"] is None else str(each["client"]),
         )
         for gauge, each in ordered[:most]
     ]

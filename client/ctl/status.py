@@ -250,9 +250,9 @@ def _gauge(gauge: dict[str, Any]) -> str:
 
 
 def _process(gauge: str, process: dict[str, Any]) -> str:
-    """A process on a card. A name is missing if the process is in another pid namespace than the daemon."""
+    """A process on a card. Its name is missing if it is in another pid namespace than the daemon, or hidden from it."""
     held = "bytes unknown" if process["bytes"] is None else size(process["bytes"])
-    if process["name"] is None:
+    if not process["seen"]:
         client = "unknown whether a client"
     else:
         client = "no client" if process["client"] is None else f"client {process['client']}"

@@ -4,7 +4,8 @@ Owns: the names of processes, the form of the list, and the list that the amdgpu
 Does not own the calls of a library (nvidia).
 
 A driver tells pids of the host. Where the daemon runs in a pid namespace of its own, as in a container, such a pid is
-another process there or none, so no name is given.
+another process there or none: then the process is not `seen`, and has no name. Neither has a process that is hidden
+from the daemon's user (hidepid, ProtectProc).
 
 Invariants: nothing here raises for what a process does meanwhile, as end. At most PROCESSES_MAX processes of a GPU are
 listed, those with the most bytes.
@@ -26,17 +27,18 @@ _HOST_NAMESPACE: Final = "pid:[4026531836]"
 
 
 def listed(used: Mapping[int, int | None], root: Path = Path("/")) -> dict[str, Any]:
-    """The fields for status of a GPU's processes.
+    """The fields for status of a GPU's processes. `seen`: the pid is that of the same process for the daemon.
 
     Args:
         used: bytes by the pid of the host; None if the driver does not tell them.
         root: the folder that has /proc.
     """
     most = sorted(used.items(), key=lambda each: (-(each[1] or 0), each[0]))[:PROCESSES_MAX]
-    names = _sees_pids_of_the_host(root)
+    seen = _sees_pids_of_the_host(root)
     return {
         "processes": [
-            {"pid": pid, "name": _name(root, pid) if names else None, "bytes": size_bytes} for pid, size_bytes in most
+            {"pid": pid, "name": _name(root, pid) if seen else None, "bytes": size_bytes, "seen": seen}
+            for pid, size_bytes in most
         ]
     }
 

@@ -31,10 +31,10 @@ def test_status_lists_every_process_on_a_card_clients_or_not(tmp_path: Path, mon
         (client,) = (row["client"] for row in daemon.client_rows())
         sees = os.readlink("/proc/self/ns/pid") == "pid:[4026531836]"
         name = Path("/proc/self/comm").read_text().strip()
-        own = {"name": name, "client": client} if sees else {"name": None, "client": None}
+        own = {"name": name if sees else None, "client": client if sees else None}
         daemon.until(lambda status: status["governor"]["gauges"], "the first sample")
         (gauge,) = daemon.status()["governor"]["gauges"]
         assert gauge["processes"] == [
-            {"pid": os.getpid(), "bytes": 9 * GIB, **own},
-            {"pid": NO_PROCESS, "bytes": GIB, "name": None, "client": None},
+            {"pid": os.getpid(), "bytes": 9 * GIB, "seen": sees, **own},
+            {"pid": NO_PROCESS, "bytes": GIB, "seen": sees, "name": None, "client": None},
         ]

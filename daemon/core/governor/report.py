@@ -60,15 +60,18 @@ def _gauge(governor: Governor, gauge: Gauge, now: float) -> dict[str, Any]:
 
 
 def _processes(governor: Governor, shown: Mapping[str, Any]) -> dict[str, Any]:
-    """The processes of a gauge, each with the number of its client; None for a process that is none.
+    """The processes of a gauge, each with the number of its client, and the client's name if it is hidden otherwise.
 
-    A process without a name is one that the daemon does not see, so that its pid may be another's here.
+    The pid of a process that is not seen may be another process's for the daemon, so it is compared to no client's.
     """
     if "processes" not in shown:
         return {}
-    clients = {client.peer_pid: number for number, client in governor.clients.items() if client.peer_pid}
-    rows = shown["processes"]
-    return {"processes": [{**row, "client": clients.get(row["pid"]) if row["name"] else None} for row in rows]}
+    clients = {client.peer_pid: (number, client.name) for number, client in governor.clients.items() if client.peer_pid}
+    rows = []
+    for row in shown["processes"]:
+        number, name = clients.get(row["pid"], (None, None)) if row["seen"] else (None, None)
+        rows.append({**row, "client": number, "name": row["name"] or name})
+    return {"processes": rows}
 
 
 def _source(source: SourceState, now: float) -> dict[str, Any]:

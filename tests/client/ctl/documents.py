@@ -217,8 +217,8 @@ def owner(client: int, **changed: Any) -> dict[str, Any]:
     }
 
 
-def process(pid: int, gib: int, client: int | None = None, name: str | None = "python3") -> dict[str, Any]:
-    return {"pid": pid, "name": name, "bytes": gib * GIB, "client": client}
+def process(pid: int, gib: int, client: int | None = None, name: str = "python3") -> dict[str, Any]:
+    return {"pid": pid, "name": name, "bytes": gib * GIB, "client": client, "seen": True}
 
 
 def governor(**changed: Any) -> dict[str, Any]:

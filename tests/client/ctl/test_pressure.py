@@ -54,9 +54,11 @@ def test_every_process_on_a_card_is_shown_clients_or_not() -> None:
 
 
 def test_a_process_of_another_pid_namespace_is_said_to_be_unknown() -> None:
-    unseen = {**documents.process(9, 1, name=None), "bytes": None}
+    unseen = {**documents.process(9, 1), "name": None, "bytes": None, "seen": False}
     gauge = {**documents.gauge(CARD, 1, 2, "normal"), "processes": [unseen]}
     assert "pid 9 (unknown), bytes unknown, unknown whether a client" in line("process", "pid 9", gauges=[gauge])
+    hidden = {**documents.gauge(CARD, 1, 2, "normal"), "processes": [{**unseen, "seen": True}]}
+    assert "pid 9 (unknown), bytes unknown, no client" in line("process", "pid 9", gauges=[hidden])
 
 
 def test_without_gauges_that_is_said() -> None:

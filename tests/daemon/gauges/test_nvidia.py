@@ -142,11 +142,11 @@ def test_every_process_on_a_card_is_shown_with_its_name_and_bytes(
     with Reader("nvidia", root, **environ, STANDIN_PROCESSES=str(listing)) as reader:
         shown = reader.read()["shown"]
     assert shown["0000:65:00.0"]["processes"] == [
-        {"pid": 12, "name": "python3", "bytes": 20 * GIB},
-        {"pid": 11, "name": "ollama", "bytes": 9 * GIB},
-        {"pid": 13, "name": None, "bytes": None},
+        {"pid": 12, "name": "python3", "bytes": 20 * GIB, "seen": True},
+        {"pid": 11, "name": "ollama", "bytes": 9 * GIB, "seen": True},
+        {"pid": 13, "name": None, "bytes": None, "seen": True},
     ]
-    assert shown["0000:66:00.0"]["processes"] == [{"pid": 11, "name": "ollama", "bytes": 7 * GIB}]
+    assert shown["0000:66:00.0"]["processes"] == [{"pid": 11, "name": "ollama", "bytes": 7 * GIB, "seen": True}]
     assert shown["0000:67:00.0"]["processes"] == []
 
 

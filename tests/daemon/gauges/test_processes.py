@@ -48,7 +48,7 @@ def test_the_processes_that_compute_on_an_amd_card_are_shown_with_their_bytes(tm
     proc(tmp_path, p11="python3", p12="ollama")
     readings = SysfsSource(tmp_path).read(0.0)
     shown = {name: reading.shown["processes"] for name, reading in readings.items()}  # type: ignore[union-attr]
-    first, second = {"pid": 11, "name": "python3"}, {"pid": 12, "name": "ollama"}
+    first, second = {"pid": 11, "name": "python3", "seen": True}, {"pid": 12, "name": "ollama", "seen": True}
     assert shown == {
         "0000:c1:00.0": [{**second, "bytes": 8000}, {**first, "bytes": 1000}],
         "0001:c4:00.0": [{**second, "bytes": 2000}],
@@ -72,7 +72,7 @@ def test_without_the_list_no_process_is_shown(tmp_path: Path) -> None:
 def test_in_a_pid_namespace_of_its_own_the_daemon_names_no_process(tmp_path: Path) -> None:
     """The host's pid 11 is another process there."""
     proc(tmp_path, "pid:[4026532500]", p11="python3")
-    assert listed({11: 5}, tmp_path) == {"processes": [{"pid": 11, "name": None, "bytes": 5}]}
+    assert listed({11: 5}, tmp_path) == {"processes": [{"pid": 11, "name": None, "bytes": 5, "seen": False}]}
 
 
 def test_only_the_processes_with_the_most_bytes_are_listed(tmp_path: Path) -> None:
