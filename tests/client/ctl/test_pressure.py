@@ -96,3 +96,22 @@ def test_any_names_and_figures_fit_100_columns() -> None:
     )
     assert max(map(len, shown)) <= WIDTH
     assert not any("\x1b" in line for line in shown)
+
+
+def test_a_neighbour_is_shown_with_what_it_did_when_it_was_asked_last() -> None:
+    asked = {
+        "neighbour": "ollama 127.0.0.1:11434",
+        "card": CARD,
+        "asking": False,
+        "outcome": "failed",
+        "why": "no answer within 20 s",
+        "freed_bytes": 0,
+        "since_s": 65.0,
+    }
+    assert line("neighbour", "ollama", neighbours=[asked]).split(maxsplit=1)[1] == (
+        f"ollama 127.0.0.1:11434 on {CARD}: failed, 1m05s ago: no answer within 20 s"
+    )
+    never = {**asked, "card": None, "outcome": "never asked", "why": "", "since_s": None, "asking": True}
+    assert line("neighbour", "ollama", neighbours=[never]).endswith("11434: is being asked; before: never asked")
+    freed = {**asked, "card": None, "outcome": "freed", "why": "", "freed_bytes": 6 * GIB}
+    assert line("neighbour", "ollama", neighbours=[freed]).endswith("11434: freed, 6.00 GiB, 1m05s ago")
