@@ -14,7 +14,7 @@ from msgspec import Meta, Struct, field
 
 from .declared import Answer, Counted, Done, GaugeRequest, GovernorRequest
 from .modes import Mode, Tier
-from .schema import Bytes, Count, Id, Key, Keys, Milliseconds, Name, Seconds, SecondsOrNone, SomeBytes, Token
+from .schema import Bytes, Count, Id, Key, Keys, Milliseconds, Name, Seconds, SecondsOrNone, SomeBytes, Text, Token
 
 STEPS_MAX: Final = 1024
 DEPENDENCIES_MAX: Final = 64
@@ -32,6 +32,7 @@ GaugeName = Annotated[str, Meta(min_length=1, max_length=GAUGE_CHARS_MAX)]
 AgentName = Annotated[str, Meta(max_length=AGENT_CHARS_MAX)]
 """The name of an agent. Empty: no agent."""
 Priority = Annotated[int, Meta(ge=-PRIORITY_MAX, le=PRIORITY_MAX)]
+RoomOutcome = Literal["freed", "nothing", "left alone", "asked", "failed"]
 EntryKind = Literal["unknown", "encoder", "kv"]
 """What a device's entry is, for the estimate of what computing it again takes."""
 WorkflowName = Annotated[str, Meta(min_length=1, max_length=WORKFLOW_CHARS_MAX)]
@@ -251,6 +252,55 @@ class ReleaseReservation(GovernorRequest, frozen=True):
     answered_by = Done
     id: Id
     reservation: Token
+
+
+class RoomStep(Struct, frozen=True):
+    """What one holder of a device's memory did for a room: the cached tensors, or a neighbour by its name.
+
+    `freed_bytes`: the fall of the device's gauge during the step. `outcome`: "freed"; "nothing", if nothing could go,
+    or a neighbour accepted the request and the gauge did not fall; "left alone", if it is busy; "asked", if it has not
+    answered yet; "failed". `why`: the reason, unless it freed.
+    """
+
+    who: Name
+    outcome: RoomOutcome
+    freed_bytes: Bytes = 0
+    why: Text = ""
+
+
+class RoomMade(Answer, frozen=True):
+    """Answers MakeRoom. `made`: the bytes are free, and reserved for `lasts_s`. Else `missing_bytes` are not free, and
+    `why` has the state of the device."""
+
+    id: Id
+    made: bool
+    lasts_s: SecondsOrNone = 0.0
+    missing_bytes: Bytes = 0
+    steps: Annotated[list[RoomStep], Meta(max_length=STEPS_MAX)] = field(default_factory=list)
+    why: Text = ""
+
+
+class MakeRoom(GovernorRequest, frozen=True):
+    """Makes room on a device: cached entries leave, then the configured neighbours are asked for theirs, until
+    `size_bytes` are free. They are reserved for `for_s` at most, also after the end of this connection.
+
+    `wait_s`: the most seconds until the answer.
+    """
+
+    answered_by = RoomMade
+    id: Id
+    device: GaugeName
+    size_bytes: SomeBytes
+    for_s: Seconds
+    wait_s: Seconds
+
+
+class EndRoom(GovernorRequest, frozen=True):
+    """Ends the reservations that MakeRoom has left on a device. The answer counts them."""
+
+    answered_by = Counted
+    id: Id
+    device: GaugeName
 
 
 class ReadDevice(GaugeRequest, frozen=True):

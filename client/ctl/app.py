@@ -37,6 +37,7 @@ from .purge import purge
 from .record import record
 from .reload import reload
 from .report import report
+from .room import room
 from .status import health, status
 from .top import top
 from .why import why
@@ -104,6 +105,7 @@ for _command in (
     record,
     limit,
     baseline,
+    room,
     evict,
     clear,
     drill,

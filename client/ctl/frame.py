@@ -74,11 +74,14 @@ def frame(
             Text(),
             *_tiers(status["store"], governor, max(width, WIDTH_MIN)),
         ]
-        # Three lists, each with a blank line, a head, and a line that counts the rest.
-        most = LIST_MAX if height is None else max(1, (height - len(fixed) - 3 * 3) // 3)
+        processes = [(gauge["gauge"], each) for gauge in governor["gauges"] for each in gauge.get("processes", ())]
+        # Three or four lists, each with a blank line, a head, and a line that counts the rest.
+        lists = 4 if processes else 3
+        most = LIST_MAX if height is None else max(1, (height - len(fixed) - 3 * lists) // lists)
         lines = [
             *fixed,
             *_transitions(governor["transitions"], most, now_unix_s),
+            *_processes(processes, most),
             *_clients(clients, governor["owners"], most),
             *_entries(entries, status["store"]["entries"], most, now_unix_s),
         ]
@@ -211,6 +214,25 @@ def _transitions(transitions: Sequence[Document], most: int, now_unix_s: float) 
         for each in list(transitions)[: -most - 1 : -1]
     ]
     return [Text(), *_listed(("TRANSITION", "GAUGE", "MODE", "AT"), rows, left_out=len(transitions) - len(rows))]
+
+
+def _processes(processes: Sequence[tuple[str, Document]], most: int) -> list[Text]:
+    """The processes on all cards, those with the most bytes first. Nothing if no source lists processes."""
+    if not processes:
+        return []
+    ordered = sorted(processes, key=lambda each: -(each[1]["bytes"] or 0))
+    rows = [
+        (
+            cut(gauge, _NAME_CHARS, _CUT),
+            str(each["pid"]),
+            cut(each["name"] or "unknown", 20, _CUT),
+            "unknown" if each["bytes"] is None else size(each["bytes"]),
+            "unknown" if not each["seen"] else "no" if each["client"] is None else str(each["client"]),
+        )
+        for gauge, each in ordered[:most]
+    ]
+    head = ("CARD", "PID", "PROCESS", "ON CARD", "CLIENT")
+    return [Text(), *_listed(head, rows, right=(1, 3, 4), left_out=len(ordered) - len(rows))]
 
 
 def _clients(clients: Sequence[Document], owners: Sequence[Document], most: int) -> list[Text]:

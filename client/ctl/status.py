@@ -176,7 +176,10 @@ def _trouble(store: dict[str, Any]) -> list[tuple[str, str]]:
 
 def pressure(governor: dict[str, Any]) -> list[tuple[str, str]]:
     """The fill of the tiers, its consequences, and the owners that do not carry out orders."""
-    rows = [("gauge", _gauge(gauge)) for gauge in governor["gauges"]]
+    rows: list[tuple[str, str]] = []
+    for gauge in governor["gauges"]:
+        rows.append(("gauge", _gauge(gauge)))
+        rows += [("process", _process(gauge["gauge"], each)) for each in gauge.get("processes", ())]
     if not rows:
         rows = [("gauges", "none: the use of the tiers is unknown")]
     rows += [("SOURCE", source_text(source)) for source in governor.get("sources", ()) if source["problem"]]
@@ -211,6 +214,7 @@ def pressure(governor: dict[str, Any]) -> list[tuple[str, str]]:
                 ),
             )
         )
+    rows += [("neighbour", _neighbour(each)) for each in governor.get("neighbours", ())]
     rows += [
         (
             "workflow",
@@ -243,6 +247,30 @@ def _gauge(gauge: dict[str, Any]) -> str:
     if gauge["refuses"]:
         said.append("REFUSES new entries")
     return "; ".join(said)
+
+
+def _process(gauge: str, process: dict[str, Any]) -> str:
+    """A process on a card. Its name is missing if it is in another pid namespace than the daemon, or hidden from it."""
+    held = "bytes unknown" if process["bytes"] is None else size(process["bytes"])
+    if not process["seen"]:
+        client = "unknown whether a client"
+    else:
+        client = "no client" if process["client"] is None else f"client {process['client']}"
+    name = process["name"] or "unknown"
+    return f"{gauge}: pid {process['pid']} ({name}), {held}, {client}"
+
+
+def _neighbour(neighbour: dict[str, Any]) -> str:
+    """A server that is no client, and what it did when it was asked last."""
+    card = f" on {neighbour['card']}" if neighbour["card"] else ""
+    said = neighbour["outcome"]
+    if neighbour["freed_bytes"]:
+        said += f", {size(neighbour['freed_bytes'])}"
+    if neighbour["since_s"] is not None:
+        said += f", {age(neighbour['since_s'])} ago"
+    if neighbour["why"]:
+        said += f": {neighbour['why']}"
+    return f"{neighbour['neighbour']}{card}: {'is being asked; before: ' if neighbour['asking'] else ''}{said}"
 
 
 def source_text(source: dict[str, Any]) -> str:

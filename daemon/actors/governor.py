@@ -1,8 +1,8 @@
 """The governor actor: runs the governor's core, which decides about modes, device entries and workflows.
 
 Owns: the governor's inbox. Turns the messages in it into events of the core, and carries the core's effects out:
-answers and pushes to sessions, the limits under pressure (`Pressed`) and the states of agents to the store, and log
-lines. Does not own the decisions (the core), nor any shared memory.
+answers and pushes to sessions, the limits under pressure (`Pressed`) and the states of agents to the store, requests to
+neighbours, and log lines. Does not own the decisions (the core), nor any shared memory.
 
 Invariant: the core is called from one task only, and its effects are carried out in order.
 """
@@ -25,6 +25,7 @@ from ..core.request_times import RequestTimes
 from ..logs import logger
 from .mailbox import Mailbox
 from .messages import Deliver, Governed, GovernorMessage, Joined, Left, Queried, WatchEvent
+from .neighbours import NeighbourAsker
 from .pump import Pump
 
 OFFLOAD: Final = "Offload"
@@ -71,6 +72,7 @@ class GovernorActor:
         self._unix_at_zero = unix_at_zero
         self._clients: dict[int, Joined] = {}
         self._pump = Pump(self.inbox, self._receive, clock)
+        self._neighbours = NeighbourAsker(self.inbox.tell_now)
         self._every_s = governor.sample_every_s
         readings: dict[type[Any], Callable[[int, Any], None]] = {messages.ReadDevice: self._read_device}
         self._readings = handlers(messages.GaugeRequest, readings)
@@ -116,9 +118,12 @@ class GovernorActor:
                     self._handle(events.GovernorReceived(client, request))
             case events.Sampled() | HostHolds() | events.GovernorLimitsChanged() | events.MemoryCopyMeasured():
                 self._handle(message)
+            case events.NeighbourAnswered():
+                self._handle(message)
             case Joined():
                 self._clients[message.client] = message
-                self._handle(events.GovernorClientJoined(message.client, message.name, message.pid))
+                pids = message.pid, message.peer.pid
+                self._handle(events.GovernorClientJoined(message.client, message.name, *pids))
             case Left(client):
                 if self._clients.pop(client, None) is not None:
                     self._handle(events.GovernorClientLeft(client))
@@ -135,6 +140,8 @@ class GovernorActor:
                     self._clients[client].deliver(Deliver(message))
                 case Pressed() | AgentsTurned():
                     self._tell_store(effect)
+                case effects.AskNeighbour():
+                    self._neighbours.ask(effect)
                 case Announce(body):
                     self._tell_watchers(WatchEvent(body))
                 case effects.GovernorLog(level, event_name, fields):

@@ -175,6 +175,7 @@ GovernorMessage = (
     | HostHolds
     | governor.GovernorLimitsChanged
     | governor.MemoryCopyMeasured
+    | governor.NeighbourAnswered
 )
 
 

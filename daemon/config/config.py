@@ -24,6 +24,7 @@ from ...shm import segments
 from ..policy.modes import Thresholds
 from ..policy.registry import POLICIES
 from .governing import DeviceSection, GaugesSection, MetricsSection, PressureSection, QueueingSection
+from .neighbours import NeighboursSection, is_loopback
 from .sections import DAY_S, GIB, KIB, MIB, TIB, LimitsSection, LogSection, MemorySection, QueuesSection, QuotasSection
 from .settings import (
     COUNT,
@@ -181,6 +182,7 @@ class Config:
     pressure: PressureSection
     device: DeviceSection
     queueing: QueueingSection
+    neighbours: NeighboursSection
     metrics: MetricsSection
     log: LogSection
     sources: Mapping[str, str] = dataclasses.field(compare=False, repr=False)
@@ -294,6 +296,12 @@ class Config:
             raise BadConfiguration(f"[pressure] {error}; given: {given}") from None
         if "file" in (self.gauges.device, self.gauges.host) and self.gauges.file is None:
             raise BadConfiguration(f"{self._described('gauges.file')}: name the file for gauges.device or gauges.host")
+        outside = [place.name for place in self.neighbours.servers or () if not is_loopback(place)]
+        if outside and not self.neighbours.beyond_loopback:
+            raise BadConfiguration(
+                f"{self._described('neighbours.servers')}: {', '.join(outside)} is not on loopback: set "
+                "neighbours.beyond_loopback = true if it is to be asked all the same"
+            )
         sockets = ["socket", "status_socket", "metrics.socket"]
         if self.page_socket is not None:
             sockets.append("http")

@@ -177,6 +177,9 @@ class DeviceSection:
     reserve_s_max: float = setting(
         DURATION, "time after which a reservation ends", 60.0, low=0.05, high=DAY_S, reload=True
     )
+    room_s_max: float = setting(
+        DURATION, "time after which room that `tensorctl room` has made ends", HOUR_S, low=0.05, high=DAY_S, reload=True
+    )
     baseline: tuple[tuple[str, int], ...] | None = setting(
         SIZES,
         """bytes of a device that are held by plan, as by an inference engine: modes are about the rest; one size for

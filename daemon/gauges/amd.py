@@ -21,6 +21,7 @@ from typing import Any, Final
 from ...ipc.modes import Tier
 from .library import LibrarySource, Unit
 from .offers import offer
+from .processes import computing, listed
 from .reading import GaugeAbsent, GaugeFailed, Reading, pci_name
 from .sysfs import computes_in_gtt, is_apu
 
@@ -67,6 +68,9 @@ class Rocml:
         self.sliced: frozenset[int] = frozenset()
         self._driver = root / "sys/module/amdgpu"
         self._devices = root / "sys/bus/pci/devices"
+        self._root = root
+        self._names: dict[int, str] = {}
+        self._processes: dict[str, dict[int, int | None]] = {}
         self._places: dict[int, tuple[int, int, int, int]] = {}
         self._apus: dict[int, bool] = {}
         self._captured = _CapturedLog()
@@ -97,6 +101,7 @@ class Rocml:
         count = int(self._rocml.smi_get_device_count())
         if count < 0:
             raise GaugeFailed(f"pyrsmi counts {count} GPUs: {self._captured}")
+        self._processes = computing(self._root) or {}
         return range(count)
 
     def address(self, unit: int) -> str:
@@ -107,6 +112,7 @@ class Rocml:
         domain, bus, device, function = self._place(unit)
         before = sum(self._place(index) == self._place(unit) for index in range(unit))
         name = pci_name(domain, bus, device, function + before)
+        self._names[unit] = name
         self._apus[unit] = is_apu(self._devices / name)
         return name
 
@@ -125,6 +131,10 @@ class Rocml:
     def read(self, unit: Unit) -> Reading:
         """As in Library."""
         assert isinstance(unit, int)
+        reading, used = self._read_memory(unit), self._processes.get(self._names[unit])
+        return reading if used is None else reading.showing(listed(used, self._root))
+
+    def _read_memory(self, unit: int) -> Reading:
         vram = self._memory(unit, "VRAM")
         if not self._apus[unit]:
             return vram

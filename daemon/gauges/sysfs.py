@@ -11,6 +11,7 @@ from typing import Final
 
 from ...ipc.modes import Tier
 from .offers import offer
+from .processes import computing, listed
 from .reading import GaugeAbsent, GaugeFailed, Reading, Result
 
 _CARD: Final = re.compile(r"card[0-9]+")
@@ -29,6 +30,7 @@ class SysfsSource:
     name: Final = "sysfs"
 
     def __init__(self, root: Path = Path("/")) -> None:
+        self._root = root
         self._folder = root / "sys/class/drm"
         self._listed: dict[str, None] = {}
         self._apus: dict[str, bool] = {}
@@ -36,11 +38,13 @@ class SysfsSource:
     def read(self, now: float) -> Result:
         """As in Source. A gauge has the name of the folder that the card's link points to: its PCI address."""
         result: Result = {}
+        processes = computing(self._root) or {}
         for device in self._devices():
             name = device.name
             self._listed[name] = None
             try:
-                result[name] = self._read(device)
+                reading = self._read(device)
+                result[name] = reading.showing(listed(processes[name], self._root)) if name in processes else reading
             except GaugeFailed as failed:
                 result[name] = failed
         for name in self._listed:

@@ -73,6 +73,8 @@ REQUESTS: list[Message] = [
     m.ReleaseEntries(16, "0000:65:00.0", [KEY]),
     m.AcknowledgeOrder(17, "0000:65:00.0", 1, [KEY], [], [], 4096),
     m.DeclareBaseline(44, "0000:65:00.0", 72 << 30),
+    m.MakeRoom(45, "0000:65:00.0", 8 << 30, 600.0, 60.0),
+    m.EndRoom(46, "0000:65:00.0"),
     m.ReserveDevice(18, "0000:65:00.0", 4096, 1.5),
     m.ReleaseReservation(19, 1),
     m.ReadDevice("0000:65:00.0", 1, 2),

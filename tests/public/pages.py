@@ -42,6 +42,7 @@ ELSEWHERE: Final = {
         "docs/page.md",
         "ssh -L",
     ): "it needs a second host: tests/integration/test_page.py asks the socket that it forwards to",
+    ("docs/neighbours.md", "tensorctl room"): "tests/daemon/neighbours/test_room.py runs it",
     ("docs/prefix_cache.md", "TorchDevice(0)"): GPU,
     ("docs/pressure.md", "TorchDevice(0)"): GPU,
     ("docs/processor_cache.md", "vllm serve"): SERVES,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ....errors import NoGauge
 from ....ipc.modes import HOST_GAUGE, Mode
 from ....ipc.schema import SIZE_BYTES_MAX
 from .host import accepts_offload
@@ -27,6 +28,24 @@ def without_gauge(governor: Governor, device: str, now: float) -> Circumstances:
         host_accepts=accepts_offload(governor.tiers.find(HOST_GAUGE)),
         floor_blocks=governor.floors.blocks(device, now),
     )
+
+
+def readable(gauge: Gauge | None, device: str, now: float) -> Gauge:
+    """The gauge of a device, for a reservation.
+
+    Raises:
+        NoGauge: there is none, or it cannot be read now.
+    """
+    if gauge is None:
+        raise NoGauge(f"device {device!r} has no gauge, so no memory of it can be reserved")
+    sample = gauge.sample
+    if sample.stale:
+        raise NoGauge(
+            f"the gauge of {sample.gauge} cannot be read ({sample.source}: {sample.shown.get('failure', '')}); its "
+            f"last reading is {now - sample.began_at:.3g} s old, so no memory of it can be reserved: try again "
+            "when `tensorctl health` no longer names it"
+        )
+    return gauge
 
 
 def of_gauge(governor: Governor, gauge: Gauge, now: float) -> Circumstances:

@@ -232,6 +232,11 @@ class Devices:
         device = self._devices.get(name)
         return 0 if device is None else device.table.bytes
 
+    def is_passing(self, name: str) -> bool:
+        """Whether a pass over a device's entries is under way."""
+        device = self._devices.get(name)
+        return device is not None and device.current_pass is not None
+
     def mode_changed(self, name: str, now: float) -> None:
         """Ends `stuck`: the next pass is of another kind, and repeats nothing."""
         device = self._devices.get(name)

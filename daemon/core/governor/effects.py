@@ -9,6 +9,7 @@ from typing import Any
 from ..effects import Announce, Send
 from ..events import AgentsTurned
 from ..host_memory import Pressed
+from .limits import NeighbourPlace
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,4 +31,14 @@ class OffloadTook:
     size_bytes: int
 
 
-Effect = Send | Pressed | AgentsTurned | Announce | GovernorLog | OffloadTook
+@dataclass(frozen=True, slots=True)
+class AskNeighbour:
+    """Asks a neighbour to give its memory back, if it is idle. Answered once by a NeighbourAnswered with `number`,
+    after `answer_s` seconds at the latest."""
+
+    number: int
+    place: NeighbourPlace
+    answer_s: float
+
+
+Effect = Send | Pressed | AgentsTurned | Announce | GovernorLog | OffloadTook | AskNeighbour

@@ -22,11 +22,12 @@ OWNERS_EVERY_S: Final = 2.0
 
 @dataclass(frozen=True, slots=True)
 class GovernorClientJoined:
-    """A client has connected and may send messages."""
+    """A client has connected and may send messages. `peer_pid`: its pid as the daemon sees it; 0: not known."""
 
     client: int
     name: str
     pid: int
+    peer_pid: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +105,15 @@ class MemoryCopyMeasured:
 
 
 @dataclass(frozen=True, slots=True)
+class NeighbourAnswered:
+    """The end of an AskNeighbour. "done": it accepted to free its memory; "busy": it was left alone."""
+
+    number: int
+    outcome: Literal["done", "busy", "failed"]
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class GovernorTick:
     """Time has passed, or the governor asked to continue (`next_timer`)."""
 
@@ -116,5 +126,6 @@ Event = (
     | HostHolds
     | GovernorLimitsChanged
     | MemoryCopyMeasured
+    | NeighbourAnswered
     | GovernorTick
 )

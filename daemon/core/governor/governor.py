@@ -4,6 +4,7 @@
                         ├─ devices        entries of all owners, orders, budgets
                         ├─ reservations   reserved free memory
                         ├─ queue          reservations that wait for memory
+        ├─ rooms          room that is made for an operator, also by neighbours that are no clients
                         ├─ workflows      how soon an agent's entries are needed
                         ├─ floors         the blocks that keep queues bounded
                         ├─ host           how much the ring may keep, and when puts are refused
@@ -43,6 +44,7 @@ from .events import (
     GovernorReceived,
     GovernorTick,
     MemoryCopyMeasured,
+    NeighbourAnswered,
     Sample,
     Sampled,
     SourceState,
@@ -54,6 +56,7 @@ from .outbox import GovernorClient, GovernorOutbox
 from .passes import Circumstances
 from .reservation_queue import FreeRoom, ReservationQueue
 from .reservations import Reservations
+from .rooms import Rooms
 from .tiers import Changes, Gauge, Tiers
 from .workflows import Workflows
 
@@ -77,6 +80,16 @@ class Governor:
         self.devices = Devices(limits, self._outbox, self.workflows)
         self.reservations = Reservations(limits)
         self.queue = ReservationQueue(limits, self._outbox, self.reservations)
+        self.rooms = Rooms(
+            limits,
+            self._outbox,
+            self.queue,
+            self.reservations,
+            gauge_of=self._gauge_of,
+            room_of=lambda device: self._room(device, self._now),
+            passing=self.devices.is_passing,
+            clock=lambda: self._now,
+        )
         self.floors = Floors(limits)
         self.host = Host(limits, self._outbox)
         self.sources: tuple[SourceState, ...] = ()
@@ -89,7 +102,8 @@ class Governor:
             Sampled: self._sampled,
             HostHolds: self.host.holds,
             GovernorLimitsChanged: self._limits_changed,
-            MemoryCopyMeasured: self._memory_copy_measured,
+            MemoryCopyMeasured: lambda event, _: self.devices.copies.memory_measured(event.bytes_per_s),
+            NeighbourAnswered: self.rooms.answered,
             GovernorTick: self._tick,
         }
         requests: dict[type[Any], Callable[[int, Any, float], None]] = {
@@ -101,12 +115,14 @@ class Governor:
             messages.AcknowledgeOrder: self._acknowledge_order,
             messages.ReserveDevice: self._reserve_device,
             messages.ReleaseReservation: self._release_reservation,
+            messages.MakeRoom: self._make_room,
+            messages.EndRoom: self.rooms.end,
             messages.DeclareBaseline: self._declare_baseline,
             messages.RegisterWorkflow: self._register_workflow,
             messages.AdvanceWorkflow: self._advance_workflow,
             messages.EndWorkflow: self._end_workflow,
-            messages.RequestsArrived: self._requests_arrived,
-            messages.RequestCompleted: self._request_completed,
+            messages.RequestsArrived: lambda _, message, now: self.floors.arrived(message, now),
+            messages.RequestCompleted: lambda _, message, now: self.floors.completed(message, now),
             messages.Drill: self._drill,
         }
         self._requests = handlers(messages.GovernorRequest, requests)
@@ -162,6 +178,7 @@ class Governor:
         self.devices.check_invariants()
         self.reservations.check_invariants()
         self.queue.check_invariants(set(self.clients))
+        self.rooms.check_invariants(set(self.clients))
         self.baselines.check_invariants(set(self.clients))
         self.workflows.check_invariants()
         self.host.check_invariants()
@@ -177,13 +194,14 @@ class Governor:
 
     def _client_joined(self, event: GovernorClientJoined, now: float) -> None:
         assert event.client not in self.clients, "client numbers are not used again"
-        self.clients[event.client] = GovernorClient(event.name, event.pid)
+        self.clients[event.client] = GovernorClient(event.name, event.pid, event.peer_pid)
 
     def _client_left(self, event: GovernorClientLeft, now: float) -> None:
         client = event.client
         del self.clients[client]
         self._drills.client_left(client)
         self.queue.client_left(client)
+        self.rooms.client_left(client)
         self.baselines.client_left(client)
         self.reservations.client_left(client, now)
         self.devices.client_left(client, now)
@@ -220,13 +238,11 @@ class Governor:
         self.reservations.change_limits(limits)
         self.baselines.change_limits(limits)
         self.queue.change_limits(limits)
+        self.rooms.change_limits(limits)
         self.floors.change_limits(limits, now)
         self.host.change_limits(limits)
         self.workflows.change_limits(limits.workflows_max, limits.workflow_steps_max)
         self._drills.change_limits(limits)
-
-    def _memory_copy_measured(self, event: MemoryCopyMeasured, now: float) -> None:
-        self.devices.copies.memory_measured(event.bytes_per_s)
 
     def _tick(self, event: GovernorTick, now: float) -> None:
         self.reservations.expire(now, DUE_MAX)
@@ -267,17 +283,13 @@ class Governor:
         self._outbox.send(client, messages.Done(message.id))
 
     def _reserve_device(self, client: int, message: messages.ReserveDevice, now: float) -> None:
-        gauge = self._gauge_of(message.device)
-        if gauge is None:
-            raise NoGauge(f"device {message.device!r} has no gauge, so no memory of it can be reserved")
-        sample = gauge.sample
-        if sample.stale:
-            raise NoGauge(
-                f"the gauge of {sample.gauge} cannot be read ({sample.source}: {sample.shown.get('failure', '')}); its "
-                f"last reading is {now - sample.began_at:.3g} s old, so no memory of it can be reserved: try again "
-                "when `tensorctl health` no longer names it"
-            )
+        gauge = circumstances.readable(self._gauge_of(message.device), message.device, now)
         self.queue.ask(client, message, self._room(message.device, now), now)
+        self.devices.make_room(message.device, self._circumstances(gauge, now), now)
+
+    def _make_room(self, client: int, message: messages.MakeRoom, now: float) -> None:
+        gauge = circumstances.readable(self._gauge_of(message.device), message.device, now)
+        self.rooms.begin(client, message, now)
         self.devices.make_room(message.device, self._circumstances(gauge, now), now)
 
     def _release_reservation(self, client: int, message: messages.ReleaseReservation, now: float) -> None:
@@ -304,12 +316,6 @@ class Governor:
         self.workflows.end(client, message.workflow)
         self._confirm_workflow(client, message, "ended")
         self._workflows_changed(now)
-
-    def _requests_arrived(self, client: int, message: messages.RequestsArrived, now: float) -> None:
-        self.floors.arrived(message, now)
-
-    def _request_completed(self, client: int, message: messages.RequestCompleted, now: float) -> None:
-        self.floors.completed(message, now)
 
     def _drill(self, client: int, message: messages.Drill, now: float) -> None:
         if not message.act:
@@ -362,6 +368,7 @@ class Governor:
                 self.reservations.sampled(gauge.sample.gauge, gauge.sample.began_at)
                 self._serve_waiting(now)
                 self.devices.sampled(gauge.sample.gauge, self._circumstances(gauge, now), now)
+                self.rooms.sampled(gauge.sample.gauge, now)
 
     def _device_gone(self, device: str, now: float) -> None:
         self.devices.gauge_gone(device, now)

@@ -15,13 +15,31 @@ DEVICES_MAX: Final = 64
 REMEMBERED_MAX: Final = 65_536
 
 
+@dataclass(frozen=True, slots=True)
+class NeighbourPlace:
+    """Where a neighbour is: a server that is no client, and can be asked to give memory of its card back.
+
+    `kind`: the adapter, as "ollama". `card`: the device that it uses; "" if it may be any.
+    """
+
+    kind: str
+    host: str
+    port: int
+    card: str = ""
+
+    @property
+    def name(self) -> str:
+        """The neighbour's name in status and answers, as "ollama 127.0.0.1:11434"."""
+        return f"{self.kind} [{self.host}]:{self.port}" if ":" in self.host else f"{self.kind} {self.host}:{self.port}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GovernorLimits:
     """Bytes, counts, seconds and shares. None stands for "no limit"; for `copy_bytes_per_s`: measured.
 
     Two are not settings: at most `devices_max` devices are known by name, and at most `remembered_max` offloaded
     entries are remembered for promotion; the oldest are forgotten first. `baselines`: bytes by device; the empty name:
-    of all other devices.
+    of all other devices. `neighbours`: in the order in which they are asked for memory.
     """
 
     thresholds: Thresholds = field(default_factory=Thresholds)
@@ -44,6 +62,9 @@ class GovernorLimits:
     keys_per_request_max: int = 1024
     reservations_max: int = 64
     reserve_s_max: float = 60.0
+    room_s_max: float = 3600.0
+    neighbours: tuple[NeighbourPlace, ...] = ()
+    neighbour_answer_s: float = 20.0
     remembered_max: int = REMEMBERED_MAX
     workflows_max: int = 256
     workflow_steps_max: int = 16_384

@@ -16,10 +16,11 @@ from .effects import Effect, GovernorLog, OffloadTook
 
 @dataclass(frozen=True, slots=True)
 class GovernorClient:
-    """The peer of a connection."""
+    """The peer of a connection. `pid`: as it sees itself; `peer_pid`: as the daemon sees it, 0 if it does not."""
 
     name: str
     pid: int
+    peer_pid: int = 0
 
 
 class GovernorOutbox(Outbox[GovernorClient, Effect]):

@@ -23,7 +23,7 @@ from ....ipc import messages
 from ..deadlines import Deadlines
 from .limits import GovernorLimits
 from .outbox import GovernorOutbox
-from .reservations import Reservations
+from .reservations import OPERATOR, Reservations
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +44,7 @@ class FreeRoom:
 class _Waiting:
     client: int
     message: messages.ReserveDevice
+    told: Callable[[messages.Reserved | TensordError], object] | None = None
 
 
 class ReservationQueue:
@@ -89,8 +90,16 @@ class ReservationQueue:
             return 0
         return max(0, sum(wanted) + self._reservations.active_bytes(device) - free_bytes)
 
-    def ask(self, client: int, message: messages.ReserveDevice, room: FreeRoom, now: float) -> None:
-        """Grants a reservation, or lets it wait.
+    def ask(
+        self,
+        client: int,
+        message: messages.ReserveDevice,
+        room: FreeRoom,
+        now: float,
+        told: Callable[[messages.Reserved | TensordError], object] | None = None,
+    ) -> None:
+        """Grants a reservation, or lets it wait. With `told`, it becomes the operator's, and `told` gets the answer in
+        place of the client. The client waits for it all the same.
 
         Raises:
             LimitReached: the client has as many reservations as allowed; the text names reservations_max.
@@ -102,14 +111,15 @@ class ReservationQueue:
         device, rank = message.device, (-message.priority, self._arrived + 1)
         before = [number for ahead, number in self._ranks.get(device, ()) if ahead <= -message.priority]
         if not before and self._fits(message, room.free_bytes):
-            self._outbox.send(client, self._reservations.grant(client, message, now))
+            self._grant(_Waiting(client, message, told), now)
             return
         if message.promotes or not message.wait_s or message.size_bytes > room.total_bytes:
             raise self._full(message, room, len(before))
         self._arrived += 1
-        self._waiting[self._arrived] = _Waiting(client, message)
+        self._waiting[self._arrived] = _Waiting(client, message, told)
         insort(self._ranks.setdefault(device, []), rank)
-        self._timers.set(self._arrived, now + min(message.wait_s, self._limits.reserve_s_max))
+        wait_s_max = self._limits.reserve_s_max if told is None else self._limits.room_s_max
+        self._timers.set(self._arrived, now + min(message.wait_s, wait_s_max))
         self._of_client[client] += 1
 
     def grant(self, device: str, free_bytes: int, now: float) -> None:
@@ -119,7 +129,17 @@ class ReservationQueue:
             if not self._fits(waiting.message, free_bytes):
                 return
             self._remove(ranks[0][1])
-            self._outbox.send(waiting.client, self._reservations.grant(waiting.client, waiting.message, now))
+            self._grant(waiting, now)
+
+    def waits(self, message: messages.ReserveDevice) -> bool:
+        """Whether this very request waits."""
+        return any(waiting.message is message for waiting in self._waiting.values())
+
+    def end(self, message: messages.ReserveDevice, room: FreeRoom) -> None:
+        """Refuses a waiting request before its wait is over."""
+        number = next(number for number, waiting in self._waiting.items() if waiting.message is message)
+        before = self._ranks[message.device].index((-message.priority, number))
+        self._refuse(number, self._full(message, room, before))
 
     def expire(self, now: float, most: int, room_of: Callable[[str], FreeRoom]) -> None:
         """Refuses up to `most` requests whose wait is over."""
@@ -181,7 +201,17 @@ class ReservationQueue:
     def _refuse(self, number: int, error: TensordError) -> None:
         waiting = self._waiting[number]
         self._remove(number)
-        self._outbox.refuse(waiting.client, waiting.message.id, error)
+        if waiting.told is None:
+            self._outbox.refuse(waiting.client, waiting.message.id, error)
+        else:
+            self._outbox.count_refusal(waiting.client, error)
+            waiting.told(error)
+
+    def _grant(self, waiting: _Waiting, now: float) -> None:
+        if waiting.told is None:
+            self._outbox.send(waiting.client, self._reservations.grant(waiting.client, waiting.message, now))
+        else:
+            waiting.told(self._reservations.grant(OPERATOR, waiting.message, now))
 
     def _remove(self, number: int) -> None:
         waiting = self._waiting.pop(number)

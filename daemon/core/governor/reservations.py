@@ -21,6 +21,8 @@ from ....ipc import messages
 from ..deadlines import Deadlines
 from .limits import GovernorLimits
 
+OPERATOR: Final = 0
+"""The owner of reservations that no client's end ends. No client has this number."""
 ENDED_MAX: Final = 64
 """Sums of ended reservations kept for each device."""
 
@@ -76,7 +78,8 @@ class Reservations:
 
     def grant(self, client: int, message: messages.ReserveDevice, now: float) -> messages.Reserved:
         """Reserves memory. The caller has checked that so much is free beside `bytes_of`."""
-        lasts_s = min(message.for_s, self._limits.reserve_s_max)
+        limits = self._limits
+        lasts_s = min(message.for_s, limits.room_s_max if client == OPERATOR else limits.reserve_s_max)
         self._last_token += 1
         token = self._last_token
         self._active[token] = ReservedMemory(client, message.device, message.size_bytes)
@@ -95,6 +98,13 @@ class Reservations:
         if reservation is None or reservation.client != client:
             raise UnknownOrder(f"this client has no reservation {token}: it has ended, or never existed")
         self._end(token, now)
+
+    def release_all(self, client: int, device: str, now: float) -> int:
+        """Ends the client's reservations of a device. Returns their number."""
+        tokens = [each for each in self._of_client.get(client, ()) if self._active[each].device == device]
+        for token in sorted(tokens):
+            self._end(token, now)
+        return len(tokens)
 
     def client_left(self, client: int, now: float) -> None:
         """Ends all reservations of the client."""

@@ -217,11 +217,15 @@ def owner(client: int, **changed: Any) -> dict[str, Any]:
     }
 
 
+def process(pid: int, gib: int, client: int | None = None, name: str = "python3") -> dict[str, Any]:
+    return {"pid": pid, "name": name, "bytes": gib * GIB, "client": client, "seen": True}
+
+
 def governor(**changed: Any) -> dict[str, Any]:
     return {
         "gauges": [
             gauge("host", 30 * GIB, 64 * GIB, "relaxed"),
-            gauge(CARD, 70 * GIB, 80 * GIB, "pressure"),
+            {**gauge(CARD, 70 * GIB, 80 * GIB, "pressure"), "processes": [process(5001, 40, 1), process(77, 20)]},
             gauge(OTHER, 79 * GIB, 80 * GIB, "emergency", source="drill"),
         ],
         "sources": [source("nvidia")],

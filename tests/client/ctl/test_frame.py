@@ -96,6 +96,17 @@ def test_owners_that_do_not_answer_come_first() -> None:
     assert [line.split()[0] for line in lines[at + 1 : at + 4]] == ["2", "1", "3"]
 
 
+def test_the_processes_with_the_most_bytes_on_cards_come_first_clients_or_not() -> None:
+    lines = drawn()
+    at = next(number for number, line in enumerate(lines) if line.startswith("CARD"))
+    assert [line.split()[1:] for line in lines[at + 1 : at + 3]] == [
+        ["5001", "python3", "40.0", "GiB", "1"],
+        ["77", "python3", "20.0", "GiB", "no"],
+    ]
+    bare = documents.governor(gauges=[documents.gauge("host", 1, 4, "relaxed")])
+    assert not any(line.startswith("CARD") for line in drawn(documents.status(governor=bare)))
+
+
 def test_the_last_transition_comes_first() -> None:
     lines = drawn()
     at = next(number for number, line in enumerate(lines) if line.startswith("TRANSITION"))
@@ -118,7 +129,12 @@ def test_any_figures_and_names_fit(width: int) -> None:
     huge = {figure: HUGE for figure, value in documents.store().items() if type(value) is int}
     row = {figure: HUGE for figure, value in documents.device(name).items() if type(value) is int}
     governor = documents.governor(
-        gauges=[documents.gauge(name, HUGE, 1, "workflow_aware", stale=True, source="drill", since_s=1e9)],
+        gauges=[
+            {
+                **documents.gauge(name, HUGE, 1, "workflow_aware", stale=True, source="drill", since_s=1e9),
+                "processes": [documents.process(HUGE, HUGE, HUGE, name)],
+            }
+        ],
         devices=[documents.device(name, **row, stuck="why " * 50)],
         owners=[documents.owner(HUGE, bytes=HUGE, unresponsive=True)],
     )
@@ -130,8 +146,11 @@ def test_any_figures_and_names_fit(width: int) -> None:
 def test_a_crowd_fits_the_rows_that_there_are() -> None:
     clients = [documents.client(number) for number in range(500)]
     entries = [documents.entry(number) for number in range(500)]
+    rows = [documents.process(number, 1) for number in range(64)]
+    gauge = {**documents.gauge(CARD, 1, 2, "normal"), "processes": rows}
+    status = documents.status(governor=documents.governor(gauges=[gauge]))
     for height in (30, 50, 100):
-        lines = drawn(clients=clients, entries=entries, height=height)
+        lines = drawn(status, clients, entries, height=height)
         assert len(lines) <= height
         assert any(line.startswith("and 4") and line.endswith("more") for line in lines)
 

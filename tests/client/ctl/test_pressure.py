@@ -48,6 +48,19 @@ def test_a_source_that_hangs_is_said_to_with_since_when() -> None:
     assert not any("SOURCE" in line for line in lines())
 
 
+def test_every_process_on_a_card_is_shown_clients_or_not() -> None:
+    assert line("process", "5001").split(maxsplit=1)[1] == f"{CARD}: pid 5001 (python3), 40.0 GiB, client 1"
+    assert line("process", "pid 77 ").split(maxsplit=1)[1] == f"{CARD}: pid 77 (python3), 20.0 GiB, no client"
+
+
+def test_a_process_of_another_pid_namespace_is_said_to_be_unknown() -> None:
+    unseen = {**documents.process(9, 1), "name": None, "bytes": None, "seen": False}
+    gauge = {**documents.gauge(CARD, 1, 2, "normal"), "processes": [unseen]}
+    assert "pid 9 (unknown), bytes unknown, unknown whether a client" in line("process", "pid 9", gauges=[gauge])
+    hidden = {**documents.gauge(CARD, 1, 2, "normal"), "processes": [{**unseen, "seen": True}]}
+    assert "pid 9 (unknown), bytes unknown, no client" in line("process", "pid 9", gauges=[hidden])
+
+
 def test_without_gauges_that_is_said() -> None:
     assert line("gauges", "is unknown", gauges=[], devices=[])
 
@@ -83,3 +96,22 @@ def test_any_names_and_figures_fit_100_columns() -> None:
     )
     assert max(map(len, shown)) <= WIDTH
     assert not any("\x1b" in line for line in shown)
+
+
+def test_a_neighbour_is_shown_with_what_it_did_when_it_was_asked_last() -> None:
+    asked = {
+        "neighbour": "ollama 127.0.0.1:11434",
+        "card": CARD,
+        "asking": False,
+        "outcome": "failed",
+        "why": "no answer within 20 s",
+        "freed_bytes": 0,
+        "since_s": 65.0,
+    }
+    assert line("neighbour", "ollama", neighbours=[asked]).split(maxsplit=1)[1] == (
+        f"ollama 127.0.0.1:11434 on {CARD}: failed, 1m05s ago: no answer within 20 s"
+    )
+    never = {**asked, "card": None, "outcome": "never asked", "why": "", "since_s": None, "asking": True}
+    assert line("neighbour", "ollama", neighbours=[never]).endswith("11434: is being asked; before: never asked")
+    freed = {**asked, "card": None, "outcome": "freed", "why": "", "freed_bytes": 6 * GIB}
+    assert line("neighbour", "ollama", neighbours=[freed]).endswith("11434: freed, 6.00 GiB, 1m05s ago")

@@ -95,8 +95,8 @@ def test_a_baseline_that_is_no_size_is_refused(text: str) -> None:
 
 def test_every_setting_has_a_bound_or_a_closed_set_of_values() -> None:
     paths = {"socket", "status_socket", "gauges.file", "metrics.socket"}
-    baseline = {"device.baseline"}  # it has bounds of its own
-    unbounded = {"instance", "socket_group", "http", "metrics.listen", *baseline, *paths}
+    own_bounds = {"device.baseline", "neighbours.servers"}
+    unbounded = {"instance", "socket_group", "http", "metrics.listen", *own_bounds, *paths}
     for key, said, default in settings_of(Config):
         closed = said.kind.wants.startswith(("one of", "true or false"))
         assert closed or key in unbounded or (said.low is not None and said.high is not None), key

@@ -1,8 +1,8 @@
 """Reads a source in a process of its own: the libraries' state, and what tests do to them, end with it.
 
 `python reader.py SOURCE [ROOT]`; each line of standard input is a time to read at, answered with one line of JSON:
-{"gauges": {name: [used, total] or "why not"}}, or {"failed": why, "absent": whether nothing is there to read}. A line
-`close` closes the source, and is answered with {}.
+{"gauges": {name: [used, total] or "why not"}, "shown": {name: further fields}}, or {"failed": why, "absent": whether
+nothing is there to read}. A line `close` closes the source, and is answered with {}.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ def answer(source: Source, now: float) -> dict[str, Any]:
         "gauges": {
             name: [got.used_bytes, got.total_bytes] if isinstance(got, Reading) else str(got)
             for name, got in result.items()
-        }
+        },
+        "shown": {name: got.shown for name, got in result.items() if isinstance(got, Reading)},
     }
 
 

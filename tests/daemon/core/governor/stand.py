@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from tensord.daemon.core.effects import Announce, Send
-from tensord.daemon.core.governor.effects import Effect, GovernorLog
+from tensord.daemon.core.governor.effects import AskNeighbour, Effect, GovernorLog
 from tensord.daemon.core.governor.events import (
     Event,
     GovernorClientJoined,
@@ -46,6 +46,7 @@ class Stand:
         self.pressed: list[Pressed] = []
         self.told: list[dict[str, Any]] = []
         self.logged: list[GovernorLog] = []
+        self.neighbours_asked: list[AskNeighbour] = []
         self.gauges: dict[str, Sample] = {}
         self._requests = 0
 
@@ -64,6 +65,8 @@ class Stand:
                     self.told.append(body)
                 case GovernorLog():
                     self.logged.append(effect)
+                case AskNeighbour():
+                    self.neighbours_asked.append(effect)
         return effects
 
     def join(self, *clients: int) -> None:

@@ -1,0 +1,68 @@
+"""vLLM's server as a neighbour: it is put to sleep at level 1, which copies its weights to the host's memory.
+
+Owns: the endpoints /is_sleeping, /metrics and /sleep. It does not wake the server: waking it while its memory is taken
+would end it.
+
+The endpoints need VLLM_SERVER_DEV_MODE=1, and a server that was started with --enable-sleep-mode.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from msgspec import Struct
+
+from .http import Http, NeighbourFailed
+from .neighbour import offer
+
+_NOT_FOUND: Final = 404
+_COUNTED: Final = ("vllm:num_requests_running", "vllm:num_requests_waiting")
+
+
+class Sleeping(Struct):
+    """The answer of /is_sleeping."""
+
+    is_sleeping: bool
+
+
+class VllmServer:
+    """A server of vLLM as a Neighbour."""
+
+    def __init__(self, http: Http) -> None:
+        self._http = http
+
+    def busy(self) -> str:
+        """As in Neighbour, by the requests that its metrics count as running or waiting."""
+        try:
+            if self._http.get_as("/is_sleeping", Sleeping).is_sleeping:
+                return "it sleeps already"
+        except NeighbourFailed as failed:
+            if failed.status != _NOT_FOUND:
+                raise
+            raise NeighbourFailed(
+                "it has no /is_sleeping: start it with VLLM_SERVER_DEV_MODE=1 and --enable-sleep-mode", failed.status
+            ) from None
+        requests = _counted(self._http.get("/metrics").decode(errors="replace"))
+        return f"{requests:g} requests run or wait" if requests else ""
+
+    def free(self) -> None:
+        """As in Neighbour."""
+        self._http.post("/sleep?level=1")
+
+
+def _counted(metrics: str) -> float:
+    """The sum of the counts of requests of all its engines. Raises NeighbourFailed if there is none to be found."""
+    found = []
+    for line in metrics.splitlines():
+        name, _, value = line.rpartition(" ")
+        if name.partition("{")[0] in _COUNTED:
+            try:
+                found.append(float(value))
+            except ValueError:
+                raise NeighbourFailed(f"/metrics has {line!r}, which is no count") from None
+    if not found:
+        raise NeighbourFailed(f"/metrics has no {_COUNTED[0]}, so whether it is idle is unknown")
+    return sum(found)
+
+
+offer("vllm", 8000, VllmServer)

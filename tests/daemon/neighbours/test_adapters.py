@@ -1,0 +1,167 @@
+"""The adapters against servers that speak the documented interface, or do not: what a question ends with, and when."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+
+import pytest
+
+from tensord.daemon.core.governor.limits import NeighbourPlace
+from tensord.daemon.neighbours import http
+from tensord.daemon.neighbours.registry import PORTS, ask
+from tensord.testing import FakeCard
+
+from .servers import (
+    GIB,
+    StandIn,
+    StandInComfy,
+    StandInOllama,
+    StandInVllm,
+    die,
+    drip,
+    flood,
+    hang,
+    headers,
+    nested,
+    redirect,
+    refuse,
+    rubbish,
+)
+
+Misdeed = Callable[[BaseHTTPRequestHandler, StandIn], None]
+EVERY: list[type[StandIn]] = [StandInOllama, StandInComfy, StandInVllm]
+PATIENCE_S = 30.0
+
+
+@pytest.fixture
+def card(tmp_path: Path) -> FakeCard:
+    return FakeCard(tmp_path / "cards", "0000:65:00.0", 80 * GIB)
+
+
+def asked(server: StandIn, answer_s: float = PATIENCE_S) -> tuple[str, str]:
+    return ask(NeighbourPlace(server.kind, "127.0.0.1", server.port), answer_s)
+
+
+def test_ollama_unloads_every_model_on_the_card_and_no_other(card: FakeCard) -> None:
+    with StandInOllama(card, 9 * GIB) as server:
+        assert asked(server) == ("done", "")
+        assert server.card.held_bytes == 0 and list(server.models) == ["in-ram"]
+        assert server.requests[1] == (
+            "POST",
+            "/api/generate",
+            {"model": "llama3:8b", "keep_alive": 0, "stream": False},
+        )
+        assert asked(server) == ("busy", "it has no model on a card")
+
+
+def test_comfyui_is_asked_to_free_when_its_queue_is_empty_only(card: FakeCard) -> None:
+    with StandInComfy(card, 9 * GIB) as server:
+        server.running = 3
+        assert asked(server) == ("busy", "3 prompts run or wait")
+        assert server.paths == ["GET /queue"]
+        server.running = 0
+        assert asked(server) == ("done", "")
+        assert server.paths[-1] == "POST /free"
+
+
+@pytest.mark.parametrize(("running", "waiting"), [(1, 0), (0, 2)])
+def test_vllm_with_requests_is_left_alone(card: FakeCard, running: int, waiting: int) -> None:
+    with StandInVllm(card, 9 * GIB) as server:
+        server.running, server.waiting = running, waiting
+        assert asked(server) == ("busy", f"{running + waiting} requests run or wait")
+        assert not server.sleeps
+
+
+def test_an_idle_vllm_is_put_to_sleep_once(card: FakeCard) -> None:
+    with StandInVllm(card, 9 * GIB) as server:
+        assert asked(server) == ("done", "")
+        assert server.sleeps and server.card.held_bytes == 0
+        assert asked(server) == ("busy", "it sleeps already")
+        assert server.paths.count("POST /sleep?level=1") == 1
+
+
+def test_a_vllm_without_the_endpoints_says_how_to_start_it(card: FakeCard) -> None:
+    with StandInVllm(card, 9 * GIB, dev_mode=False) as server:
+        outcome, why = asked(server)
+        assert outcome == "failed" and "VLLM_SERVER_DEV_MODE=1" in why
+
+
+def test_a_vllm_whose_requests_are_not_counted_is_not_taken_for_idle(card: FakeCard) -> None:
+    class Uncounted(StandInVllm):
+        def answer(self, method: str, path: str, body: object) -> tuple[int, object]:
+            return (200, "other 0.0\n") if path == "/metrics" else super().answer(method, path, body)
+
+    with Uncounted(card, 9 * GIB) as server:
+        outcome, why = asked(server)
+        assert outcome == "failed" and "whether it is idle is unknown" in why
+        assert not server.sleeps
+
+
+@pytest.mark.parametrize("make", EVERY)
+@pytest.mark.parametrize(
+    ("act", "why"),
+    [
+        (die, ""),
+        (rubbish, "BadStatusLine"),
+        (nested, "does not answer as documented"),
+        (flood, "answers with more than"),
+        (headers, "got more than"),
+        (redirect, "HTTP 302"),
+        (refuse, "HTTP 500 out of? luck"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_whatever_a_server_answers_is_a_failure_in_one_printable_line(
+    card: FakeCard, make: type[StandIn], act: Misdeed, why: str
+) -> None:
+    with make(card, GIB) as server:
+        server.instead = lambda handler: act(handler, server)
+        outcome, said = asked(server)
+        assert outcome == "failed" and why in said
+        assert said.isprintable() and len(said) <= 200
+        assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize("act", [hang, drip])
+def test_a_server_that_hangs_or_drips_is_left_at_the_deadline(card: FakeCard, act: Misdeed) -> None:
+    """A socket's timeout alone would not end it: each byte begins it anew."""
+    with StandInComfy(card, GIB) as server:
+        server.instead = lambda handler: act(handler, server)
+        assert asked(server, 0.3) == ("failed", "no answer to /queue within 0.3 s")
+
+
+def test_all_requests_of_a_question_share_one_deadline(card: FakeCard) -> None:
+    now = [100.0]
+    with StandInComfy(card, GIB) as server:
+        asking = http.Http("127.0.0.1", server.port, 5.0, clock=lambda: now[0])
+        asking.get("/queue")
+        now[0] += 5.0
+        with pytest.raises(http.NeighbourFailed, match="no answer to /free within 5 s"):
+            asking.post("/free", {})
+        assert server.paths == ["GET /queue"]
+
+
+def test_where_no_server_listens_that_is_said() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    outcome, why = ask(NeighbourPlace("ollama", "127.0.0.1", port), PATIENCE_S)
+    assert outcome == "failed" and "refused" in why
+
+
+def test_no_thread_is_left_of_a_question(card: FakeCard) -> None:
+    before = set(threading.enumerate())
+    with StandInOllama(card, GIB) as server:
+        asked(server)
+    deadline = time.monotonic() + PATIENCE_S
+    while (left := set(threading.enumerate()) - before) and time.monotonic() < deadline:
+        time.sleep(0.005)
+    assert not left
+
+
+def test_every_kind_of_neighbour_has_a_stand_in() -> None:
+    assert sorted(PORTS) == sorted(each.kind for each in EVERY)
