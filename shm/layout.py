@@ -236,7 +236,7 @@ class Superblock:
     @staticmethod
     def other_version(page: bytes) -> int | None:
         """The layout version of an index that another release wrote; None if this release's, or if it is no index."""
-        magic, version, *_ = _SUPERBLOCK.unpack_from(page)
+        magic, version = _SUPERBLOCK.unpack_from(page)[:2]
         return int(version) if magic == _MAGIC and version != LAYOUT_VERSION else None
 
     @classmethod
@@ -244,8 +244,7 @@ class Superblock:
         """Reads the superblock from the first page of an index.
 
         Raises:
-            LayoutMismatch: the page has no superblock, or one of another layout version; the message names both
-                versions.
+            LayoutMismatch: the page has no superblock, or one of another version; the message names both versions.
         """
         if len(page) < _SUPERBLOCK.size:
             raise LayoutMismatch(f"the index has {len(page)} bytes, too few for a superblock")

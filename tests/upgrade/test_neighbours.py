@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
@@ -56,6 +57,11 @@ for line in sys.stdin:
             told = bool((lease.tree == array(name, size)).all())
         elif act == "compute":
             told = bool((client.get_or_compute(key(name), lambda: array(name, size)) == array(name, size)).all())
+        elif act == "writes":
+            told = any(" rw-s " in line and line.endswith(".ring\\n") for line in open("/proc/self/maps"))
+        elif act == "invalidate":
+            ns = tensord.Namespace(model="m", revision="1", dtype="float32", processor="none")
+            told = client.invalidate(ns).model
         elif act == "status":
             told = client.status()["protocol"]
         elif act == "epoch":
@@ -141,6 +147,11 @@ def shares(one: Program, other: Program) -> None:
         assert reader.does("compute", f"{name} once", 5000) is True
 
 
+def stores(program: Program, name: str, size: int) -> None:
+    """After a restart: a put that met the end of the daemon before is lost, and repeated."""
+    until(lambda: program.does("put", name, size) in ("stored", "existed"), f"{name} to be stored")
+
+
 def test_clients_of_the_release_before_work_with_this_daemon(daemon: Daemon, former: Release) -> None:
     daemon.start()
     with program(daemon, former.folder) as old, program(daemon, ROOT) as new:
@@ -178,7 +189,7 @@ def test_entries_views_and_clients_of_both_releases_outlive_an_upgrade_and_its_u
                 each.attached_to(epoch)
                 for name in ("of the old", "of the new"):
                     assert each.does("get", name, SIZES["large"]) is True
-                assert each.does("put", f"more {epoch} {each is old}"[:16], SIZES["large"]) == "stored"
+                stores(each, f"more {epoch} {each is old}"[:16], SIZES["large"])
             assert old.does("held", "of the new", SIZES["large"]) and new.does("held", "of the old", SIZES["large"])
 
 
@@ -187,7 +198,7 @@ def test_tensorctl_orders_a_daemon_of_the_release_before(daemon: Daemon, former:
     client = daemon.start().client()
     assert client.put(b"k" * 32, 1, wait=True).state == "stored"
     words = [sys.executable, "-m", "tensord.client.ctl", "--socket", str(daemon.socket)]
-    for command, said in ((["status"], "1 entr"), (["evict", "6b" * 32], ""), (["doctor"], "both|protocols")):
+    for command, said in ((["status"], "entries +1 of"), (["evict", "6b" * 32], ""), (["doctor"], "both|protocols")):
         told = subprocess.run([*words, *command], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S)
         assert re.search(said, told.stdout), told.stdout + told.stderr
         assert "FAIL" not in "".join(line for line in told.stdout.splitlines() if "versions" in line)
@@ -196,16 +207,19 @@ def test_tensorctl_orders_a_daemon_of_the_release_before(daemon: Daemon, former:
 
 def test_a_process_that_wrote_in_place_before_an_upgrade_is_told_to_upgrade_too(daemon: Daemon) -> None:
     """A client of protocol version 3 keeps its writable mapping: a put in place says why it is refused."""
+    numbers = count()
     runs(daemon, FORMER_PROTOCOL.folder)
     daemon.start()
     with program(daemon, FORMER_PROTOCOL.folder) as old:
         assert old.does("put", "in place", SIZES["huge"]) == "stored"
+        assert old.does("writes")
         daemon.terminate()
         runs(daemon, None)
         daemon.start()
         old.attached_to(2)
-        told = old.does("put", "in place again"[:16], SIZES["huge"])
-        assert re.match(r"LimitReached: .*version 3.*version 4.*same release", told), told
+        refused = re.compile(r"LimitReached: .*version 3.*version 4.*same release")
+        # For a second after a put that got no span in time it writes nothing in place.
+        until(lambda: refused.match(old.does("put", f"again {next(numbers)}", SIZES["huge"])), "a put in place")
         assert old.does("put", "small", SIZES["small"]) == "stored"
 
 
@@ -226,6 +240,6 @@ def test_a_ring_of_another_layout_is_set_aside_with_both_versions_named(daemon: 
         assert daemon.store("entries") == 0
         assert new.put(b"k" * 32, 1, wait=True).state == "stored"
         assert old.does("held", "of the old", SIZES["large"])
-        told = until(lambda: (said := old.does("epoch")) and "LayoutMismatch" in str(said) and said, "it to say why")
-        assert f"version {LAYOUT_VERSION}, this tensord writes 4" in told
-        assert old.does("get", "of the old") is None
+        why = f"LayoutMismatch.*version {LAYOUT_VERSION}\\b.* 4\\b"
+        until(lambda: re.search(why, str(old.does("invalidate"))), "it to say why it cannot attach")
+        assert old.does("get", "of the old", SIZES["large"]) is True
