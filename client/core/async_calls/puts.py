@@ -14,7 +14,7 @@ from typing import Any, TypeVar, cast
 
 from ....errors import TimedOut
 from ..claim import Claim
-from ..fields import check_timeout
+from ..fields import check_compute, check_timeout
 from ..once import AwaitAnswer, Compute, StoreValue
 from ..puts import Put
 from ..reservation import Reservation
@@ -117,6 +117,7 @@ class AsyncPutCalls(AsyncClientBase):
         timeout_s: float | None = None,
     ) -> Value:
         """As `Client.get_or_compute`. A coroutine function is awaited; any other function runs in a thread."""
+        check_compute(compute)
         steps = self._client.steps(key)
         deadline = time.monotonic() + check_timeout(timeout_s, self._client.timeout_s)
         outcome: Any = None
