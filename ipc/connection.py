@@ -281,8 +281,6 @@ class Connection:
     def revert_send(self, *messages: Message) -> None:
         """Reverts a `send` whose bytes were never written: its requests are no longer open. Not for Hello and Attach,
         which change the state."""
-        if self.protocol == PROTOCOL_FORMER:
-            messages = tuple(former.spoken(messages))
         for message in reversed(messages):
             if isinstance(message, m.Part):
                 if message.last:
