@@ -35,7 +35,7 @@ define distribution-python
 	  else echo "venv is missing: run 'apt-get install python3-venv' as root, then this again" >&2; exit 1; fi; fi
 endef
 
-.PHONY: help demo test crashes soak test-systemd deb simulate fuzz crossings test-vllm test-sglang http-load check lint smoke bench bench-peers bench-prefix bench-pressure bench-vllm clean
+.PHONY: help demo test crashes soak test-systemd deb release-check simulate fuzz crossings test-vllm test-sglang http-load check lint smoke bench bench-peers bench-prefix bench-pressure bench-vllm clean
 help:
 	@echo "make demo         four processes share encoded photographs; three share a card that fills up; agents share a prompt"
 	@echo "make test         the test suite"
@@ -48,6 +48,7 @@ help:
 	@echo "make http-load REQUESTS=15000  requests to vLLM's HTTP server under kills, stops, clears and replaced rings (SEED=, CONNECTOR=1)"
 	@echo "make test-systemd the service under a real systemd, in namespaces of its own; needs root"
 	@echo "make deb          a Debian package of the daemon with all that it needs, dist/tensord_*_amd64.deb"
+	@echo "make release-check  builds sdist and wheel into dist/, checks both, and uses each in a new environment as the README says"
 	@echo "make crashes KILLS=N  kills the daemon and clients at random lines, and compares every entry (SEED=, POINT= and AT= replay)"
 	@echo "make check        lint, types, layers and tests: what a change must pass"
 	@echo "make smoke        every benchmark and example once, in a short form: shows that they run"
@@ -74,6 +75,7 @@ $(STAMPS)/demo: EXTRAS := demo
 $(STAMPS)/test: EXTRAS := test,bench,demo,torch,blake3,top,amd,nvidia,valkey
 $(STAMPS)/check: EXTRAS := dev,test,bench,demo,torch,blake3,top,amd,nvidia,valkey
 $(STAMPS)/bench: EXTRAS := bench,torch
+$(STAMPS)/release: EXTRAS := release
 $(STAMPS)/%: $(NEEDS) | $(BIN)/python
 	@echo "installing tensord[$(EXTRAS)] into $(VENV)"
 	@$(PIP) install -c constraints.txt -e '.[$(EXTRAS)]'
@@ -111,6 +113,10 @@ deb:
 	$(call debian,dpkg-deb,dpkg)
 	$(distribution-python)
 	bash ops/debian/build.sh dist
+
+# What is checked before a version is tagged. Two new environments are made, used and removed.
+release-check: $(STAMPS)/release
+	$(BIN)/python ops/release_check.py dist
 
 # A failing seed prints itself; SEED=n replays it step by step.
 SEEDS ?= 1000

@@ -7,6 +7,8 @@ Invariants:
 - Everything here happens under the instance's lock.
 - The superblock is written last, so a ring and an index with a superblock are complete.
 - Files of another user are neither opened nor removed.
+- Memory of another layout version is removed, with its entries, which this release cannot read. Mappings that clients
+  have of it stay valid.
 - The daemon's epoch is above the epochs of all existing lanes and confirmed slots, even if the superblock is damaged.
   So no id of a lane or a span is used twice.
 """
@@ -26,6 +28,7 @@ from ..shm.layout import (
     ALIGN_BYTES,
     EPOCH_MAX,
     LANE_COUNTER_BITS,
+    LAYOUT_VERSION,
     PAGE_BYTES,
     RING_BYTES_MAX,
     SPAN_COUNTER_BITS,
@@ -67,7 +70,7 @@ def opened(instance: str, asked: ConfiguredSizes) -> Opened:
 
     Raises:
         InstanceBusy: another daemon serves the instance.
-        LayoutMismatch: the existing memory has another layout version, or impossible sizes.
+        LayoutMismatch: the existing memory is damaged, or has impossible sizes.
         NotEnoughMemory: the machine has no room for a new ring.
         NoFence: the kernel has no membarrier fence, without which no memory can be reused.
         SegmentError: a file of the same name belongs to another user, or the epochs are used up.
@@ -76,7 +79,7 @@ def opened(instance: str, asked: ConfiguredSizes) -> Opened:
         fence.check(expedited=False)
     lock_fd = segments.claim_instance(instance)
     try:
-        return _existing(instance, lock_fd, asked) or _created(instance, lock_fd, asked)
+        return _existing(instance, lock_fd, asked) or _created(instance, lock_fd, asked, _other_release(instance))
     except BaseException:
         lock = segments.segment_name(instance, "lock")
         if segments.existing(instance) == [lock]:
@@ -86,7 +89,7 @@ def opened(instance: str, asked: ConfiguredSizes) -> Opened:
 
 
 def _existing(instance: str, lock_fd: int, asked: ConfiguredSizes) -> Opened | None:
-    """The memory of a former daemon; None if it is not complete."""
+    """The memory of a former daemon; None if it is not complete, or has another layout version."""
     ring_name, index_name = (segments.segment_name(instance, part) for part in ("ring", "index"))
     there = segments.existing(instance)
     # Both are opened before either is checked: opening refuses files of other users, which must not be removed later.
@@ -96,7 +99,8 @@ def _existing(instance: str, lock_fd: int, asked: ConfiguredSizes) -> Opened | N
             return None
         former = _former_superblock(instance, ring_fd, index_fd)
         if former is None:
-            # A daemon was killed while it created its memory. No client can have attached to it.
+            # Another release wrote it, or a daemon was killed while it created its memory. No client can have attached
+            # to that.
             return None
         missing = _unused(segments.missing(ring_fd), former, ring_fd, index_fd)
         for start, size_bytes in missing:
@@ -164,9 +168,10 @@ def _attached(closing: ExitStack, name: str) -> int:
 
 
 def _former_superblock(instance: str, ring_fd: int, index_fd: int) -> Superblock | None:
-    """The superblock of a former daemon, with this daemon's epoch; None if the index was never completed."""
+    """The superblock of a former daemon, with this daemon's epoch; None if the index was never completed, or has
+    another layout version."""
     page = os.pread(index_fd, PAGE_BYTES, 0)
-    if not any(page):
+    if not any(page) or Superblock.other_version(page) is not None:
         return None
     former = Superblock.unpack(page)
     ring_bytes, index_bytes = os.fstat(ring_fd).st_size, os.fstat(index_fd).st_size
@@ -218,7 +223,25 @@ def header_at(ring_fd: int, offset: int) -> SpanHeader | None:
         return None
 
 
-def _created(instance: str, lock_fd: int, asked: ConfiguredSizes) -> Opened:
+def _other_release(instance: str) -> tuple[str, ...]:
+    """What an operator should know of memory that another release left, and that `_created` removes."""
+    name = segments.segment_name(instance, "index")
+    if name not in segments.existing(instance):
+        return ()
+    with ExitStack() as closing:
+        page = os.pread(_attached(closing, name), PAGE_BYTES, 0)
+    version = Superblock.other_version(page) if any(page) else None
+    if version is None:
+        return ()
+    told = (
+        f"the ring of the daemon before had layout version {version}, this release reads {LAYOUT_VERSION}: it was "
+        "freed with its entries, and the new ring is empty. Clients of the other release cannot use the new ring and "
+        "compute for themselves: install this release for them as well"
+    )
+    return (told,)
+
+
+def _created(instance: str, lock_fd: int, asked: ConfiguredSizes, notices: tuple[str, ...]) -> Opened:
     """A new ring and a new index."""
     ring_name, index_name, lock_name = (segments.segment_name(instance, part) for part in ("ring", "index", "lock"))
     # Lanes too: their pins belong to a ring that no longer exists, and a new lane may need the name of an old one.
@@ -235,7 +258,7 @@ def _created(instance: str, lock_fd: int, asked: ConfiguredSizes) -> Opened:
         undoing.pop_all()
     instance_id = secrets.randbits(63) | 1
     superblock = Superblock(instance_id, 1, size_bytes, geometry, size_bytes, asked.max_entries)
-    return Opened(superblock, lock_fd, ring_fd, index_fd, recovered=False)
+    return Opened(superblock, lock_fd, ring_fd, index_fd, recovered=False, notices=notices)
 
 
 def _created_segment(undoing: ExitStack, name: str, size_bytes: int) -> int:

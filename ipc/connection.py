@@ -25,11 +25,12 @@ from ..errors import (
     UsageError,
     VersionMismatch,
 )
+from . import former
 from . import messages as m
 from .declared import id_of
 from .decode import UnknownMessage, decode
 from .frames import CONTROL_FRAMES, DOCUMENT_FRAMES, FrameReader, pack
-from .schema import PROTOCOL_VERSION, ClientLimits, Message
+from .schema import PROTOCOL_FORMER, PROTOCOL_VERSION, ClientLimits, Message
 from .states import (
     ANSWERED_BY,
     CONTROL_ALLOWED,
@@ -72,6 +73,7 @@ class Connection:
     def __init__(self, *, serving: bool, control: bool, limits: ClientLimits) -> None:
         self.state = ConnectionState.FRESH
         self.serving = serving
+        self.protocol = PROTOCOL_VERSION  # what Hello says; the peer has accepted it once Welcome was sent
         self.limits = limits
         self._allowed = CONTROL_ALLOWED if control else STATUS_ALLOWED
         if serving:
@@ -173,7 +175,7 @@ class Connection:
         try:
             if not self.serving:
                 self._answer(message)
-            elif (refusal := self._refusal(message)) is not None:
+            elif (refusal := self._refusal(message, found)) is not None:
                 arrival.discarded += fds
                 number = id_of(message)
                 if number is not None:  # an Error without an id would end the connection
@@ -195,12 +197,16 @@ class Connection:
         if found.get("type") != ("Hello" if self.serving else "Welcome"):
             return
         theirs = found.get("protocol")
-        if type(theirs) is int and theirs != PROTOCOL_VERSION:
-            peer, here = ("client", "daemon") if self.serving else ("daemon", "client")
-            raise VersionMismatch(
-                f"the {peer} speaks protocol version {theirs}, this {here} {PROTOCOL_VERSION}: "
-                "install the same release of tensord on both sides"
-            )
+        if type(theirs) is not int or theirs == self.protocol:
+            return
+        if self.serving and theirs == PROTOCOL_FORMER:
+            self.protocol = theirs
+            return
+        peer, here = ("client", f"daemon {PROTOCOL_FORMER} and") if self.serving else ("daemon", "client")
+        raise VersionMismatch(
+            f"the {peer} speaks protocol version {theirs}, this {here} {self.protocol}: "
+            "install the same release of tensord on both sides"
+        )
 
     def _welcomed(self, message: Any) -> None:
         self.limits = message.limits
@@ -235,6 +241,8 @@ class Connection:
         """
         if self.state is ConnectionState.CLOSED:
             raise DaemonUnavailable(f"the connection is closed: {REMEDIES[self.state]}")
+        if self.protocol == PROTOCOL_FORMER and not self.serving:
+            messages = tuple(former.spoken(messages))
         declared = 0
         packed: list[bytes] = []
         for message in messages:
@@ -286,7 +294,9 @@ class Connection:
 
     # ---- both directions
 
-    def _refusal(self, message: Message) -> LimitReached | None:
+    def _refusal(self, message: Message, found: object = None) -> LimitReached | None:
+        if self.protocol == PROTOCOL_FORMER and (no := former.refusal(message) or former.refusal_of_put(found)):
+            return no
         most = self.limits.keys_per_request_max
         keys = getattr(message, "keys", ())
         if len(keys) <= most:
@@ -297,6 +307,8 @@ class Connection:
 
     def _request(self, message: Any) -> None:
         kind = type(message)
+        if kind is m.Hello:
+            self.protocol = message.protocol
         if kind not in self._allowed[self.state]:
             raise ProtocolError(f"{kind.__name__} on a connection that is {self.state}: {REMEDIES[self.state]}")
         if kind is m.Part:

@@ -13,6 +13,8 @@ from msgspec import Meta, Struct
 from ..errors import TensordError, from_code
 
 PROTOCOL_VERSION: Final = 4
+PROTOCOL_FORMER: Final = 3
+"""The version that is understood as well, on both sides (`former`)."""
 
 KEYS_MAX: Final = 1024
 TOKENS_MAX: Final = 4096

@@ -76,6 +76,8 @@ class AgentStepGraph:
         self._steps: dict[tuple[str, int], AgentStep] = {}
         self._indices: dict[str, list[int]] = {}  # in order of the agents' first addition
         self._sorted: list[AgentStep] | None = None
+        if not isinstance(steps, Iterable):
+            raise BadGraph(f"steps is {steps!r}: give AgentSteps")
         for step in steps:
             self.add_step(step)
 
@@ -117,8 +119,11 @@ class AgentStepGraph:
     def add_step(self, step: AgentStep) -> None:
         """Adds a step.
 
-        Raises BadGraph if the agent already has a step with that index, or the graph has STEPS_MAX steps.
+        Raises BadGraph if it is no AgentStep, if the agent already has a step with that index, or if the graph has
+        STEPS_MAX steps.
         """
+        if not isinstance(step, AgentStep):
+            raise BadGraph(f"a step is {step!r}: give an AgentStep")
         at = (step.agent_id, step.step_index)
         if at in self._steps:
             raise BadGraph(f"step_index = {step.step_index}: agent {step.agent_id!r} has that step already")

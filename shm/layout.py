@@ -233,13 +233,18 @@ class Superblock:
             self.max_entries,
         )
 
+    @staticmethod
+    def other_version(page: bytes) -> int | None:
+        """The layout version of an index that another release wrote; None if this release's, or if it is no index."""
+        magic, version = _SUPERBLOCK.unpack_from(page)[:2]
+        return int(version) if magic == _MAGIC and version != LAYOUT_VERSION else None
+
     @classmethod
     def unpack(cls, page: bytes | memoryview) -> Superblock:
         """Reads the superblock from the first page of an index.
 
         Raises:
-            LayoutMismatch: the page has no superblock, or one of another layout version; the message names both
-                versions.
+            LayoutMismatch: the page has no superblock, or one of another version; the message names both versions.
         """
         if len(page) < _SUPERBLOCK.size:
             raise LayoutMismatch(f"the index has {len(page)} bytes, too few for a superblock")
@@ -249,22 +254,13 @@ class Superblock:
             raise LayoutMismatch(
                 "the index does not begin with tensord's superblock; `tensorctl purge --instance NAME` removes it"
             )
-        if version != LAYOUT_VERSION:
-            raise LayoutMismatch(
-                f"the segments have layout version {version}, this tensord writes {LAYOUT_VERSION}; "
-                "run the version that wrote them, or free them with `tensorctl purge --instance NAME`"
-            )
+        _check_version(version)
         if not 0 < buckets <= 1 << 32 or buckets & (buckets - 1):
             raise LayoutMismatch(f"the superblock names {buckets} buckets, which is not a power of two")
         if not 0 < namespaces <= 1 << 32:
             raise LayoutMismatch(f"the superblock names room for the generations of {namespaces} namespaces")
         geometry = IndexGeometry(buckets, namespaces)
-        expected = [
-            geometry.buckets_at,
-            geometry.uses_at,
-            geometry.index_bytes,
-            geometry.generations_at,
-        ]
+        expected = [geometry.buckets_at, geometry.uses_at, geometry.index_bytes, geometry.generations_at]
         offsets.append(generations_at)
         if offsets != expected:
             raise LayoutMismatch(f"the superblock's offsets {offsets} are not those of its version: {expected}")
@@ -390,9 +386,15 @@ def unpack_lane_header(page: bytes | memoryview) -> int:
         LayoutMismatch: the page is not a lane's, or has another layout version.
     """
     magic, version, lane_id = _LANE_HEADER.unpack_from(page)
-    if magic != _LANE_MAGIC or version != LAYOUT_VERSION:
-        raise LayoutMismatch(
-            f"a lane with magic {magic:#x} and layout version {version}; expected magic {_LANE_MAGIC:#x} and layout "
-            f"version {LAYOUT_VERSION}"
-        )
+    if magic != _LANE_MAGIC:
+        raise LayoutMismatch(f"a lane with magic {magic:#x}; expected {_LANE_MAGIC:#x}")
+    _check_version(version)
     return int(lane_id)
+
+
+def _check_version(version: int) -> None:
+    if version != LAYOUT_VERSION:
+        raise LayoutMismatch(
+            f"the shared memory has layout version {version}, this tensord reads {LAYOUT_VERSION}: install the same "
+            "release of tensord for the daemon and its clients, and restart them"
+        )

@@ -68,7 +68,8 @@ class Client(LookupCalls, PutCalls, EntryCalls, PressureCalls):
         status_path = path.with_name(STATUS_NAME) if socket is not None else status_socket(os.environ)
         timeout_s = check_timeout(timeout_s, TIMEOUT_S)
         attach_s = check_timeout(attach_s, timeout_s, "attach_s")
-        if name:
+        given: object = name
+        if given is not None and not (isinstance(given, str) and not given):
             check_name("name", name, NAME_CHARS_MAX)
         program = printable(Path(sys.argv[0] or "python").name)[:NAME_CHARS_MAX]
         super().__init__(Link(path, name or program, timeout_s, required=required), status_path, timeout_s)

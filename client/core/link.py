@@ -26,7 +26,8 @@ from tensord import __version__
 from ...errors import DaemonUnavailable, ProcessLimit, TensordError, TimedOut
 from ...ipc import messages
 from ...ipc.blocking import BlockingChannel
-from ...ipc.schema import PROTOCOL_VERSION, ClientLimits
+from ...ipc.former import offered
+from ...ipc.schema import ClientLimits
 from ...shm import fence
 from ...shm.lanes import Lane
 from . import forks
@@ -248,7 +249,7 @@ class Link:
             if self.puts.in_flight.cut:
                 self.puts.disconnected()
             try:
-                channel = self._attach()
+                channel = offered(self._attach)
             except (TensordError, OSError) as error:
                 self.error = absence(error, warn=not (self.epoch or self._required))
                 self._tried.set()
@@ -278,13 +279,13 @@ class Link:
         self._tried.set()
         self._receive(channel)
 
-    def _attach(self) -> BlockingChannel:
+    def _attach(self, protocol: int) -> BlockingChannel:
         deadline = time.monotonic() + self._attach_timeout_s
         fenced = fence.register()
         channel = BlockingChannel.connect(self.path, self._attach_timeout_s)
         self._channel = channel
         try:
-            hello = messages.Hello(self.next_id(), PROTOCOL_VERSION, self.name, os.getpid(), fenced, __version__)
+            hello = messages.Hello(self.next_id(), protocol, self.name, os.getpid(), fenced, __version__)
             with suppress(DaemonUnavailable):
                 # If the daemon has closed the connection, the error that it sent is read below.
                 channel.send(hello, timeout_s=self._attach_timeout_s)

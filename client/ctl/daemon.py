@@ -23,7 +23,8 @@ from ...errors import DaemonUnavailable, TensordError, TimedOut, VersionMismatch
 from ...ipc import messages, places
 from ...ipc.channel import BlockingChannel
 from ...ipc.connection import Connection
-from ...ipc.schema import ENTRIES_MAX, PROTOCOL_VERSION
+from ...ipc.former import offered
+from ...ipc.schema import ENTRIES_MAX
 
 NAME: Final = "tensorctl"
 KEY_BYTES: Final = 32
@@ -161,15 +162,22 @@ class Daemon:
     def greeted(self) -> BlockingChannel:
         """A connection to the control socket, after Hello and Welcome."""
         if self._ordering is None:
-            channel = BlockingChannel.connect(self.control_path, self.timeout_s)
-            self._ordering = channel
+            self._ordering = offered(self._greeted_by)
+        return self._ordering
+
+    def _greeted_by(self, protocol: int) -> BlockingChannel:
+        channel = BlockingChannel.connect(self.control_path, self.timeout_s)
+        try:
             self.welcome = self._exchange(
                 channel,
-                lambda number: messages.Hello(number, PROTOCOL_VERSION, NAME, os.getpid(), False, __version__),
+                lambda number: messages.Hello(number, protocol, NAME, os.getpid(), False, __version__),
                 messages.Welcome,
                 self.timeout_s,
             )
-        return self._ordering
+        except BaseException:
+            channel.close()
+            raise
+        return channel
 
     @property
     def keys_per_request_max(self) -> int:

@@ -234,9 +234,9 @@ def _gauge(gauge: dict[str, Any]) -> str:
             f"{gauge['gauge']}: {gauge['mode']} for {age(gauge['since_s'])}, "
             f"{share(gauge['share'], 1)} of {size(gauge['total_bytes'])}"
         ),
-        f"from {gauge['source']}, read {age(gauge['age_s'])} ago",
+        f"from {gauge['source']}" + (f", read {age(gauge['age_s'])} ago" if "age_s" in gauge else ""),
     ]
-    if gauge["baseline_bytes"]:
+    if gauge.get("baseline_bytes"):
         said[0] += f" beside a {gauge['baseline']} baseline of {size(gauge['baseline_bytes'])}"
     if gauge["source"] == "drill":
         said[1] = "a DRILL: made-up readings"

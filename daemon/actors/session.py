@@ -23,7 +23,7 @@ from ...ipc import messages
 from ...ipc.channel import AsyncChannel
 from ...ipc.declared import handlers, id_of
 from ...ipc.peer import Peer
-from ...ipc.schema import PROTOCOL_VERSION, ClientLimits
+from ...ipc.schema import ClientLimits
 from ..core.rates import Rates
 from ..core.request_times import RequestTimes
 from ..logs import logger
@@ -65,7 +65,7 @@ class Session:
         rates: Rates,
         times: RequestTimes,
         *,
-        welcome: Callable[[int], messages.Welcome],
+        welcome: Callable[[messages.Hello], messages.Welcome],
         outbox_max: int,
         hello_s_max: float,
     ) -> None:
@@ -144,7 +144,7 @@ class Session:
                     # From here on the store and the governor must get a Left, however the connection ends.
                     self._joined = True
                     self._rates.joined(self._peer.uid)
-                    self._channel.send(self._welcome(message.id))
+                    self._channel.send(self._welcome(message))
                     return True
         except TimeoutError:
             if self._should_log("no Hello"):
@@ -243,9 +243,10 @@ _BY_BASE: Final[dict[type[Any], Callable[[Session, Any, Sequence[int]], Awaitabl
 _ROUTES: Final = handlers(messages.ControlRequest, _BY_BASE)
 
 
-def welcome_for(instance: str, epoch: int, limits: ClientLimits) -> Callable[[int], messages.Welcome]:
-    """A function that makes the answer to Hello, from the id of the request."""
-    return lambda request: messages.Welcome(request, PROTOCOL_VERSION, __version__, instance, epoch, limits)
+def welcome_for(instance: str, epoch: int, limits: ClientLimits) -> Callable[[messages.Hello], messages.Welcome]:
+    """A function that makes the answer to Hello. It has the client's protocol version, which the connection has
+    accepted."""
+    return lambda hello: messages.Welcome(hello.id, hello.protocol, __version__, instance, epoch, limits)
 
 
 def _close(fds: Sequence[int]) -> None:

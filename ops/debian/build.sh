@@ -14,7 +14,7 @@ trap 'rm -rf "$root"' EXIT
 chmod 755 "$root"
 package=$root/package environment=$root/package/opt/tensord
 
-version=$("$python" -c 'import sys, tomllib; print(tomllib.load(sys.stdin.buffer)["project"]["version"])' <"$checkout/pyproject.toml")
+version=$(sed -n 's/^__version__ = "\(.*\)"$/\1/p' "$checkout/tensord/__init__.py")
 version=$(sed 's/\.\(dev\)/~\1/; s/\([0-9]\)\(a\|b\|rc\)/\1~\2/' <<<"$version")
 
 # ---- the environment, without pip and without what only a shell's user needs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import os
 import subprocess
@@ -15,7 +16,7 @@ import pytest
 
 import tensord
 from tensord.daemon.app import main as serve
-from tensord.errors import BadKey, BadNamespace, Refusal, TensordError, UsageError
+from tensord.errors import BadGraph, BadKey, BadNamespace, Refusal, TensordError, UsageError
 
 from ..daemon_process import PATIENCE_S, Daemon
 
@@ -106,7 +107,7 @@ def test_client_arguments_that_fit_no_message_are_refused(daemon: Daemon) -> Non
     for field, wrong in (
         *(("timeout_s", time) for time in NO_TIMES),
         *(("attach_s", time) for time in NO_TIMES),
-        *(("name", name) for name in (SURROGATE, "x" * 129, 5)),
+        *(("name", name) for name in (SURROGATE, "x" * 129, 5, 0, np.zeros(2))),
     ):
         with pytest.raises(UsageError, match=field):
             tensord.Client(daemon.socket, **{field: wrong})
@@ -164,6 +165,30 @@ def test_numpy_scalars_are_taken_for_keys_and_names(client: tensord.Client, call
     TAKE_KEYS[call](client, np.bytes_(KEY))
     assert client.connected
     assert client.contains(KEY) is (call != "evict")
+
+
+def test_what_cannot_be_called_is_no_compute_stored_or_not(client: tensord.Client, daemon: Daemon) -> None:
+    wrong: Any
+
+    async def compute(wrong: Any) -> None:
+        async with tensord.AsyncClient(daemon.socket) as shared:
+            await shared.get_or_compute(KEY, wrong)
+
+    for _ in ("missing", "stored"):
+        for wrong in (None, 5, "x", np.zeros(2)):
+            with pytest.raises(UsageError, match="compute is"):
+                client.get_or_compute(KEY, wrong)
+            with pytest.raises(UsageError, match="compute is"):
+                asyncio.run(compute(wrong))
+        client.put(KEY, 1, wait=True)
+
+
+def test_what_is_no_step_makes_no_graph() -> None:
+    for wrong in (None, 5, "x", b"x", [1], np.zeros(2)):
+        with pytest.raises(BadGraph, match="step"):
+            tensord.AgentStepGraph(wrong)  # type: ignore[arg-type]
+        with pytest.raises(BadGraph, match="a step is"):
+            tensord.AgentStepGraph().add_step(wrong)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("call", NO_NAMESPACE)

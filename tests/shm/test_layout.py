@@ -47,7 +47,7 @@ WHOLE = Superblock(3, 1, 1 << 20, IndexGeometry(8), 1 << 20, 42).pack()
     [
         (b"", "0 bytes"),
         (bytes(4096), "does not begin with"),
-        (WHOLE[:8] + struct.pack("@Q", 99) + WHOLE[16:], "layout version 99, this tensord writes 5"),
+        (WHOLE[:8] + struct.pack("@Q", 99) + WHOLE[16:], "layout version 99, this tensord reads 5"),
         (WHOLE[:40] + struct.pack("@Q", 3) + WHOLE[48:], "3 buckets"),
         (WHOLE[:40] + struct.pack("@Q", 0) + WHOLE[48:], "0 buckets"),
         (WHOLE[:48] + struct.pack("@Q", 64) + WHOLE[56:], "offsets"),
@@ -160,5 +160,9 @@ def test_a_lanes_header_is_read_back(lane_id: int) -> None:
 
 
 def test_an_invalid_lane_header_is_refused() -> None:
-    with pytest.raises(LayoutMismatch, match=r"layout version 0; expected magic .* and layout version 5"):
+    with pytest.raises(LayoutMismatch, match=r"a lane with magic 0x0; expected 0x"):
         layout.unpack_lane_header(bytes(4096))
+    other = bytearray(layout.pack_lane_header(7))
+    other[8] += 1
+    with pytest.raises(LayoutMismatch, match=r"layout version 6, this tensord reads 5.*same release"):
+        layout.unpack_lane_header(bytes(other))

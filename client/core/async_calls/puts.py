@@ -14,7 +14,7 @@ from typing import Any, TypeVar, cast
 
 from ....errors import TimedOut
 from ..claim import Claim
-from ..fields import check_timeout
+from ..fields import check_compute, check_timeout
 from ..once import AwaitAnswer, Compute, StoreValue
 from ..put import wait_for_all
 from ..puts import Put
@@ -129,6 +129,7 @@ class AsyncPutCalls(AsyncClientBase):
         timeout_s: float | None = None,
     ) -> Value:
         """As `Client.get_or_compute`. A coroutine function is awaited; any other function runs in a thread."""
+        check_compute(compute)
         steps = self._client.steps(key)
         deadline = time.monotonic() + check_timeout(timeout_s, self._client.timeout_s)
         outcome: Any = None

@@ -18,7 +18,7 @@ from ....shm.recipe import recipe
 from ....shm.tree import encode, encode_spec
 from ..aside import aside
 from ..claim import Claim
-from ..fields import check_key, check_pairs, check_seconds
+from ..fields import check_compute, check_key, check_pairs, check_seconds
 from ..inbox import Region
 from ..once import AwaitAnswer, Compute, Steps, StoreValue, compute_once
 from ..put import wait_for_all
@@ -196,6 +196,7 @@ class PutCalls(ClientBase):
             BadKey: `key` is not 32 bytes.
             UnsupportedLeaf, UsageError: as for `put`.
         """
+        check_compute(compute)
         deadline = self._deadline(timeout_s)
         steps = self.steps(key)
         outcome: Any = None

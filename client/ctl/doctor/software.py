@@ -36,6 +36,13 @@ def versions(client: str, daemon: str | None, protocol: int, daemon_protocol: in
     if daemon is None or daemon_protocol is None:
         return ok(check, f"tensorctl {client}, protocol {protocol}; no daemon to compare with")
     text = f"tensorctl {client}, daemon {daemon}"
+    if abs(protocol - daemon_protocol) == 1:
+        return warn(
+            check,
+            f"{text}: they speak protocols {protocol} and {daemon_protocol}, of which they use the former; clients "
+            "write no payload in place",
+            "install the same version on both sides, and restart the daemon: it keeps its entries",
+        )
     if protocol != daemon_protocol:
         return fail(
             check,

@@ -6,10 +6,11 @@ from tensord.client.ctl.doctor.software import Binding
 from tensord.client.ctl.tables import WIDTH
 
 
-def test_another_protocol_fails_another_version_warns() -> None:
+def test_a_protocol_that_is_not_understood_fails_and_the_one_before_warns() -> None:
     assert software.versions("1.0", "1.0", 1, 1).level is Level.OK
     assert software.versions("1.1", "1.0", 1, 1).level is Level.WARN
-    assert software.versions("1.1", "1.0", 2, 1).level is Level.FAIL
+    assert software.versions("1.1", "1.0", 2, 1).level is Level.WARN
+    assert software.versions("1.2", "1.0", 3, 1).level is Level.FAIL
     assert software.versions("1.0", None, 1, None).level is Level.OK
 
 

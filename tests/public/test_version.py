@@ -1,0 +1,42 @@
+"""The version has one owner, and whoever reads it elsewhere gets the same."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+import tensord
+
+from .pages import ROOT
+
+
+def test_the_changelog_begins_with_the_version_of_the_package() -> None:
+    headings = re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert headings[0] in (tensord.__version__, "Unreleased")
+
+
+def test_the_readme_names_the_version_of_the_package() -> None:
+    series = ".".join(tensord.__version__.split(".")[:2])
+    assert f"version {series}:" in (ROOT / "README.md").read_text()
+
+
+def test_both_programs_print_the_version_of_the_package() -> None:
+    for module, program in (("tensord.daemon", "tensord"), ("tensord.client.ctl", "tensorctl")):
+        told = subprocess.run(
+            [sys.executable, "-m", module, "--version"], cwd=ROOT, capture_output=True, text=True, check=True
+        )
+        assert told.stdout == f"{program} {tensord.__version__}\n"
+
+
+def test_the_debian_package_has_the_version_of_the_package() -> None:
+    """Its script is run up to the version, which it reads without the package's dependencies."""
+    script = (ROOT / "ops" / "debian" / "build.sh").read_text()
+    (line,) = re.findall(r"^version=.*__version__.*$", script, re.MULTILINE)
+    told = subprocess.run(
+        ["bash", "-euc", f'checkout=$1\n{line}\necho "$version"', "bash", str(ROOT)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert told.stdout.strip() == tensord.__version__
