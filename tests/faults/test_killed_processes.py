@@ -309,9 +309,9 @@ def test_a_put_that_waits_for_the_next_daemon_is_sent_soon_however_long_there_wa
     attempts: list[None] = []
     attach = client.link._attach
 
-    def attached() -> Any:
+    def attached(protocol: int) -> Any:
         attempts.append(None)
-        return attach()
+        return attach(protocol)
 
     monkeypatch.setattr(client.link, "_attach", attached)
     monkeypatch.setattr(link, "_RETRY_MOST_S", 3600.0)
