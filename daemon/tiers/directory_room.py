@@ -147,7 +147,7 @@ class DirectoryRoom:
                 times.append(about.st_mtime_ns)
                 sizes.append(about.st_size)
         total_bytes = sum(sizes)
-        if self._closed or total_bytes <= min(self.limit_bytes * _HIGH, self.limit_bytes - free_bytes):
+        if self._closed or not sizes or total_bytes <= min(self.limit_bytes * _HIGH, self.limit_bytes - free_bytes):
             return total_bytes
         excess_bytes = total_bytes - max(0, min(int(self.limit_bytes * LOW), self.limit_bytes - free_bytes))
         order = np.argsort(np.frombuffer(times, np.int64), kind="stable")
