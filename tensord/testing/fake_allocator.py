@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict, deque
+from contextlib import suppress
 from typing import Any, Final
 
 import numpy as np
@@ -20,6 +21,7 @@ __all__ = ["BLOCK_BYTES", "GARBAGE", "Allocator", "Block", "CountedStorage"]
 
 Array = np.ndarray[Any, Any]
 GARBAGE: Final = 0xA5
+SYNC_S: Final = 1.0
 BLOCK_BYTES: Final = 512
 """Memory of a tensor is a multiple of this size, as with torch's allocator."""
 
@@ -43,6 +45,8 @@ class Allocator:
         self._cached: defaultdict[tuple[FakeStream, int], list[Block]] = defaultdict(list)
         # Finalizers run at any point, also while this thread holds the lock, so they append freed blocks here.
         self._freed: deque[Block] = deque()
+        self._lent: deque[FakeStream] = deque()
+        """Streams that have yet to reach the end of a freed block's last use, one for each such block."""
 
     def allocate(self, block_bytes: int, stream: FakeStream) -> Block:
         with self._lock:
@@ -59,12 +63,18 @@ class Allocator:
     def free(self, block: Block, lent_to: tuple[FakeStream, ...]) -> None:
         """Frees a block once each stream in `lent_to` has executed its queued work. Called by finalizers."""
         if lent_to:
+            self._lent.append(lent_to[0])
             lent_to[0].enqueue_from_finalizer(lambda: self.free(block, lent_to[1:]))
             return
         block.stream.enqueue_from_finalizer(lambda: block.buffer.fill(GARBAGE))
         self._freed.append(block)
 
     def give_back(self) -> int:
+        """Returns all free blocks to the card. As torch's `empty_cache` does, waits for streams that freed blocks were
+        lent to, SYNC_S at most for each."""
+        while self._lent:
+            with suppress(IndexError, RuntimeError):  # another thread took it; the stream has failed
+                self._lent.popleft().mark().wait(SYNC_S)
         with self._lock:
             self._collect()
             return self._give_back()

@@ -143,6 +143,19 @@ def test_memory_under_another_streams_work_is_not_handed_out_when_it_was_lent(ri
         device.give_back()
 
 
+def test_give_back_returns_dropped_memory_that_a_busy_stream_was_lent(rig: FakeRig) -> None:
+    device, other = rig.device, FakeStream()
+    tensor = device.upload(np.full(BLOCK_BYTES, 1, np.uint8))
+    with device.on(other):
+        device.lend({"x": tensor})
+    assert device.mark().wait(PATIENCE_S)
+    device.give_back()
+    other.delay_s = 0.02
+    del tensor
+    collected()
+    assert device.give_back() == BLOCK_BYTES
+
+
 def test_a_delay_makes_every_stream_operation_late(rig: FakeRig) -> None:
     rig.device.stream.delay_s = 0.02
     tensor = rig.device.upload(np.ones(4, np.uint8))
