@@ -77,35 +77,19 @@ class DirectoryStore(RemoteStore):
             raise BadConfiguration(f"{shown(url)}: bytes = {limit_bytes} must be at least 1")
         return cls(Path(parts.path), limit_bytes, fsync=given.get("fsync", False))
 
-    def lengths(self, keys: Sequence[bytes], deadline: float) -> list[int | None]:
-        found: list[int | None] = []
-        with self._told():
-            for key in keys:
-                self._left_s(deadline)
-                try:
-                    about = os.stat(self._path(key), follow_symlinks=False)
-                    found.append(about.st_size if stat.S_ISREG(about.st_mode) else None)
-                except FileNotFoundError:
-                    found.append(None)
-            if None in found:
-                self._root.stat()
+    def heads(self, keys: Sequence[bytes], deadline: float) -> list[RemoteEntry | None]:
+        found: list[RemoteEntry | None] = []
+        header = memoryview(bytearray(OBJECT_HEADER_BYTES))
+        for key in keys:
+            stored = self._found(key, header, deadline)
+            found.append(None if stored is None else self._head(key, stored[0]))
         return found
 
     def get_into(self, key: bytes, buffer: memoryview, deadline: float) -> RemoteEntry | None:
-        into = writable_bytes(buffer)
-        self._left_s(deadline)
-        with self._told():
-            try:
-                size_bytes = self._read(self._path(key), into, deadline)
-            except FileNotFoundError:
-                self._root.stat()
-                return None
-            except OSError as error:
-                # A symbolic link, which is no object, or a file of NFS that another host has removed.
-                if error.errno in (errno.ELOOP, errno.ESTALE):
-                    return None
-                raise
-        return None if size_bytes is None else self._checked(key, into[:size_bytes])
+        stored = self._found(key, writable_bytes(buffer), deadline)
+        if stored is None or stored[1] > len(stored[0]):
+            return None
+        return self._checked(key, stored[0])
 
     def put_from(self, key: bytes, parts: Sequence[Buffer], meta: Meta, deadline: float) -> None:
         pieces = [memoryview(part).cast("B") for part in parts]
@@ -130,24 +114,38 @@ class DirectoryStore(RemoteStore):
         name = key.hex()
         return self._base / name[2 * _FOLDER_BYTE : 2 * _FOLDER_BYTE + 2] / name
 
-    def _read(self, path: Path, into: memoryview, deadline: float) -> int | None:
-        """Reads a file; its length. None if it does not fit, or is no file."""
+    def _found(self, key: bytes, into: memoryview, deadline: float) -> tuple[memoryview, int] | None:
+        """The first bytes of an object, as many as `into` has, and the object's length. None if there is no object."""
+        self._left_s(deadline)
+        with self._told():
+            try:
+                return self._read(self._path(key), into, deadline)
+            except FileNotFoundError:
+                self._root.stat()
+                return None
+            except OSError as error:
+                # A symbolic link, which is no object, or a file of NFS that another host has removed.
+                if error.errno in (errno.ELOOP, errno.ESTALE):
+                    return None
+                raise
+
+    def _read(self, path: Path, into: memoryview, deadline: float) -> tuple[memoryview, int] | None:
         fd = os.open(path, _READ)
         try:
             about = os.fstat(fd)
-            if not stat.S_ISREG(about.st_mode) or about.st_size > len(into):
+            if not stat.S_ISREG(about.st_mode):
                 return None
-            at = 0
-            while at < about.st_size:
+            at, wanted = 0, min(about.st_size, len(into))
+            while at < wanted:
                 self._left_s(deadline)
-                read = os.preadv(fd, [into[at : min(at + PIECE_BYTES, about.st_size)]], at)
+                read = os.preadv(fd, [into[at : min(at + PIECE_BYTES, wanted)]], at)
                 if not read:
                     break  # the file was cut meanwhile: its length is wrong
                 at += read
             if abs(time.time() - about.st_mtime) > TOUCH_EVERY_S:
                 with suppress(OSError):  # a read-only mount, or another user's file
                     os.utime(fd)
-            return at
+            return into[:at], about.st_size
         finally:
             os.close(fd)
 

@@ -129,6 +129,21 @@ def check(key: bytes, stored: memoryview, now_unix_s: float) -> RemoteEntry | No
         Corrupt: `stored` is not an object of `key` in this format version, or its bytes were changed. The message
             names the difference.
     """
+    entry = check_header(key, stored, now_unix_s)
+    if entry is None:
+        return None
+    if entry.payload_bytes != len(stored) - OBJECT_HEADER_BYTES:
+        raise Corrupt(
+            f"an object has {len(stored)} bytes; its header names {OBJECT_HEADER_BYTES} + {entry.payload_bytes}"
+        )
+    found, checksum = checksum_of(np.frombuffer(stored[OBJECT_HEADER_BYTES:], np.uint8)), entry.meta.checksum
+    if found != checksum:
+        raise Corrupt(f"the payload of key {key.hex()} has the checksum {found:#018x}, its header {checksum:#018x}")
+    return entry
+
+
+def check_header(key: bytes, stored: memoryview, now_unix_s: float) -> RemoteEntry | None:
+    """As `check`, for an object's header alone. `stored`: at least the header."""
     if len(stored) < OBJECT_HEADER_BYTES:
         raise Corrupt(f"an object has {len(stored)} bytes, its header alone has {OBJECT_HEADER_BYTES}")
     magic, version, own_key, payload, tree, checksum, tokens, prefix, cost, ttl, expires, has_parent, parent = (
@@ -143,11 +158,8 @@ def check(key: bytes, stored: memoryview, now_unix_s: float) -> RemoteEntry | No
         raise Corrupt(f"the header of an object is damaged: its fields do not have the check {crc:#x}")
     if own_key != key:
         raise Corrupt(f"the object of key {key.hex()} has the key {own_key.hex()}")
-    if payload != len(stored) - OBJECT_HEADER_BYTES or not 0 < tree <= min(payload, TREE_BYTES_MAX):
-        raise Corrupt(
-            f"an object has {len(stored)} bytes; its header names {OBJECT_HEADER_BYTES} + {payload}, of which {tree} "
-            "are the tree's"
-        )
+    if not 0 < tree <= min(payload, TREE_BYTES_MAX) or payload > RING_BYTES_MAX:
+        raise Corrupt(f"an object's header names a payload of {payload} bytes, of which {tree} are the tree's")
     if not all(0 <= number < inf for number in (cost, ttl, expires)) or prefix > payload:
         raise Corrupt(
             f"an object has impossible metadata: cost_ms {cost}, ttl_s {ttl}, expires_unix_s {expires}, prefix_bytes "
@@ -155,9 +167,6 @@ def check(key: bytes, stored: memoryview, now_unix_s: float) -> RemoteEntry | No
         )
     if expires and now_unix_s >= expires:
         return None
-    found = checksum_of(np.frombuffer(stored[OBJECT_HEADER_BYTES:], np.uint8))
-    if found != checksum:
-        raise Corrupt(f"the payload of key {key.hex()} has the checksum {found:#018x}, its header {checksum:#018x}")
     return RemoteEntry(
         Meta(tree, checksum, tokens, cost, prefix, ttl, expires, parent if has_parent else None), payload
     )

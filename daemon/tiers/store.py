@@ -9,7 +9,7 @@ Rules for all stores:
 - After a call has returned or raised, the store does not touch the caller's buffers any more. What is left in the
   buffer of a read that found nothing is undefined.
 - A wrong object is a miss: `corrupt` counts it, and `last_corrupt` says what was wrong. The entry may be put again.
-- `lengths` is a hint: an object may be gone, or be another one, when it is read.
+- `heads` is a hint: an object may be gone, damaged, or another one, when it is read.
 - A store is not used after a fork in the child; the child opens one of its own.
 """
 
@@ -18,11 +18,11 @@ from __future__ import annotations
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from ...errors import Corrupt, TierTimedOut, UsageError
-from .form import OBJECT_FORMAT, Buffer, Meta, RemoteEntry, check
+from .form import OBJECT_FORMAT, Buffer, Meta, RemoteEntry, check, check_header
 
 NAME: Final = f"tensord-{OBJECT_FORMAT}"
 """What the names of all objects begin with, so that builds of different formats share no object."""
@@ -54,8 +54,9 @@ class RemoteStore(ABC):
         self._counting = threading.Lock()
 
     @abstractmethod
-    def lengths(self, keys: Sequence[bytes], deadline: float) -> list[int | None]:
-        """The bytes of each key's object, with its header: what its buffer must have. None if it is not stored."""
+    def heads(self, keys: Sequence[bytes], deadline: float) -> list[RemoteEntry | None]:
+        """What the header of each key's object says. Its buffer must have OBJECT_HEADER_BYTES + payload_bytes. None if
+        it is not stored."""
 
     @abstractmethod
     def get_into(self, key: bytes, buffer: memoryview, deadline: float) -> RemoteEntry | None:
@@ -99,8 +100,17 @@ class RemoteStore(ABC):
 
     def _checked(self, key: bytes, stored: memoryview) -> RemoteEntry | None:
         """`check` of an object that was read. A wrong one is counted, and a miss."""
+        return self._counted(check, key, stored)
+
+    def _head(self, key: bytes, stored: memoryview) -> RemoteEntry | None:
+        """`check_header` of a header that was read. A wrong one is counted, and a miss."""
+        return self._counted(check_header, key, stored)
+
+    def _counted(
+        self, checked: Callable[[bytes, memoryview, float], RemoteEntry | None], key: bytes, stored: memoryview
+    ) -> RemoteEntry | None:
         try:
-            return check(key, stored, time.time())
+            return checked(key, stored, time.time())
         except Corrupt as error:
             self._count_corrupt(str(error))
             return None

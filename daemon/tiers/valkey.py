@@ -158,11 +158,13 @@ class ValkeyStore(RemoteStore):
         )
         return cls(nodes, expiry_s)
 
-    def lengths(self, keys: Sequence[bytes], deadline: float) -> list[int | None]:
+    def heads(self, keys: Sequence[bytes], deadline: float) -> list[RemoteEntry | None]:
         self._left_s(deadline)
-        commands = [_of(key, b"STRLEN") for key in keys]
+        commands = [_of(key, b"GETRANGE", 0, OBJECT_HEADER_BYTES - 1) for key in keys]
         found = self._nodes.run(commands, lambda _, wire: wire.answer(deadline), deadline)
-        return [length or None for length in found]
+        return [
+            self._head(key, memoryview(stored)) if stored else None for key, stored in zip(keys, found, strict=True)
+        ]
 
     def get_into(self, key: bytes, buffer: memoryview, deadline: float) -> RemoteEntry | None:
         return self.get_many_into([key], [buffer], deadline)[0]
@@ -259,6 +261,6 @@ def _claim_name(key: bytes) -> bytes:
     return f"{NAME}:claim:{key.hex()}".encode()
 
 
-def _of(key: bytes, word: bytes) -> ValkeyCommand:
+def _of(key: bytes, word: bytes, *more: int) -> ValkeyCommand:
     name = _name(key)
-    return ValkeyCommand(name, command(word, name))
+    return ValkeyCommand(name, command(word, name, *more))

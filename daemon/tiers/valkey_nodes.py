@@ -286,7 +286,7 @@ class ValkeyNodes:
             case "AUTH" | "NOAUTH" | "WRONGPASS" | "NOPERM":
                 return TierRefused(
                     f"{shown} refuses the user or the command: {error.text}; put the user and password into the URL "
-                    "(password_file=PATH keeps it out of it), and allow GET, SET, STRLEN, UNLINK and EVAL on the keys "
+                    "(password_file=PATH keeps it out of it), and allow GET, GETRANGE, SET, UNLINK and EVAL on keys "
                     "tensord-*"
                 )
             case "CLUSTERDOWN" | "LOADING" | "MASTERDOWN" | "BUSY" | "TRYAGAIN" | "READONLY":

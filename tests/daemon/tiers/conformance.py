@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-from tensord.daemon.tiers.form import OBJECT_HEADER_BYTES, Buffer
+from tensord.daemon.tiers.form import OBJECT_HEADER_BYTES, Buffer, RemoteEntry
 from tensord.daemon.tiers.registry import open_store
 from tensord.daemon.tiers.store import RemotePut, RemoteStore
 from tensord.errors import BadKey, TierTimedOut, TierUnavailable, UsageError
@@ -111,24 +111,35 @@ class AnyStore:
     def test_what_was_never_put_is_a_miss(self, store: RemoteStore) -> None:
         put(store, made(1))
         assert get(store, key_of(2)) is None
-        assert store.lengths([key_of(2)], soon()) == [None]
+        assert store.heads([key_of(2)], soon()) == [None]
         assert store.corrupt == 0
 
-    def test_lengths_are_those_of_the_buffers_to_read_into(self, store: RemoteStore) -> None:
-        small, large = made(1, 10), made(2, 70_000)
+    def test_a_header_says_what_is_stored_and_how_large_its_buffer_must_be(self, store: RemoteStore) -> None:
+        small, large = made(1, 10), made(2, 70_000, tokens=5, cost_ms=1.5, parent=key_of(4))
         put(store, small, large)
         keys = [large.key, key_of(3), small.key]
-        assert store.lengths(keys, soon()) == [large.stored_bytes, None, small.stored_bytes]
-        assert store.lengths([], soon()) == []
+        expected = [RemoteEntry(large.meta, 70_000), None, RemoteEntry(small.meta, 10)]
+        assert store.heads(keys, soon()) == expected
+        assert store.heads([], soon()) == []
         exact = memoryview(bytearray(large.stored_bytes))
         assert payload_of(store.get_into(large.key, exact, soon()), exact) == (large.payload, large.meta)
+
+    def test_a_damaged_header_and_one_whose_time_is_over_are_no_headers(
+        self, backend: Backend, store: RemoteStore
+    ) -> None:
+        damaged, over = made(1), made(2, expires_unix_s=time.time() - 1)
+        put(store, damaged, over)
+        raw = backend.raw(damaged.key)
+        backend.set_raw(damaged.key, raw[:20] + bytes([raw[20] ^ 1]) + raw[21:])
+        assert store.heads([damaged.key, over.key], soon()) == [None, None]
+        assert store.corrupt == 1
 
     def test_a_put_of_the_same_key_replaces_the_payload(self, store: RemoteStore) -> None:
         for payload_bytes in (5000, 90_000, 3):
             entry = made_of(key_of(1), np.random.default_rng(payload_bytes).bytes(payload_bytes))
             put(store, entry)
             assert get(store, entry.key) == (entry.payload, entry.meta)
-        assert store.lengths([key_of(1)], soon()) == [entry.stored_bytes]
+        assert store.heads([key_of(1)], soon()) == [RemoteEntry(entry.meta, 3)]
 
     def test_a_removed_key_is_a_miss(self, store: RemoteStore) -> None:
         entries = [made(number) for number in range(3)]
@@ -288,13 +299,13 @@ class AnyStore:
             lambda: store.put_from(entry.key, [entry.payload], entry.meta, past),
             lambda: store.get_into(key_of(2), buffer, past),
             lambda: store.get_many_into([key_of(2)], [buffer], past),
-            lambda: store.lengths([key_of(2)], past),
+            lambda: store.heads([key_of(2)], past),
             lambda: store.remove([key_of(2)], past),
         ):
             with pytest.raises(TierTimedOut, match="deadline"):
                 call()
         assert not any(buffer)
-        assert [length is not None for length in store.lengths([key_of(1), key_of(2)], soon())] == [False, True]
+        assert [head is not None for head in store.heads([key_of(1), key_of(2)], soon())] == [False, True]
 
     def test_a_store_is_closed_once_or_twice_and_says_so_afterwards(self, backend: Backend) -> None:
         store = backend.open()

@@ -68,7 +68,7 @@ class AnyServer:
             for call in (
                 lambda at: store.get_into(entry.key, buffer, at),
                 lambda at: store.put_from(entry.key, [entry.payload], entry.meta, at),
-                lambda at: store.lengths([entry.key], at),
+                lambda at: store.heads([entry.key], at),
                 lambda at: store.get_many_into([entry.key], [buffer], at),
                 lambda at: store.remove([entry.key], at),
                 lambda at: store.claim(entry.key, b"me", 1.0, at),
@@ -95,7 +95,7 @@ class AnyServer:
             with pytest.raises(TierUnavailable):
                 put(store, entry)
             with pytest.raises(TierUnavailable):
-                store.lengths([entry.key], soon())
+                store.heads([entry.key], soon())
         backend.restart()
         assert get(store, entry.key) is None
         put(store, entry)

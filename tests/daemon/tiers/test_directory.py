@@ -175,7 +175,7 @@ def test_what_is_no_file_in_an_objects_place_is_a_miss(backend: Folder, planted:
     else:
         path.mkdir()
     assert get(store, key_of(1)) is None
-    assert store.lengths([key_of(1)], soon()) == [None]
+    assert store.heads([key_of(1)], soon()) == [None]
     store.close()
 
 
@@ -185,7 +185,7 @@ def test_a_missing_folder_is_named_and_used_once_it_is_there(tmp_path: Path) -> 
     for call in (
         lambda: put(store, made(1)),
         lambda: get(store, key_of(1)),
-        lambda: store.lengths([key_of(1)], soon()),
+        lambda: store.heads([key_of(1)], soon()),
     ):
         with pytest.raises(TierUnavailable, match=f"{root} is not a folder; mount it, or make it"):
             call()

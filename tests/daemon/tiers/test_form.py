@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensord.daemon.tiers.form import OBJECT_HEADER_BYTES, Meta, check, object_header
+from tensord.daemon.tiers.form import OBJECT_HEADER_BYTES, Meta, check, check_header, object_header
 from tensord.errors import Corrupt, UsageError
 from tensord.shm.layout import SPAN_HEADER_BYTES, TREE_BYTES_MAX, SpanHeader
 
@@ -73,11 +73,18 @@ def test_an_object_of_another_format_version_is_not_read() -> None:
         check(key_of(1), with_right_check(stored(), 8, b"\2"), NOW_S)
 
 
-@pytest.mark.parametrize("payload_bytes", [0, 999, 1001, 1 << 63])
+@pytest.mark.parametrize("payload_bytes", [999, 1001])
 def test_an_object_of_another_length_than_its_header_names_is_corrupt(payload_bytes: int) -> None:
     raw = with_right_check(stored(), 44, payload_bytes.to_bytes(8, "little"))
     with pytest.raises(Corrupt, match=f"its header names 192 \\+ {payload_bytes}"):
         check(key_of(1), raw, NOW_S)
+
+
+@pytest.mark.parametrize("payload_bytes", [0, 39, (1 << 48) + 1, 1 << 63])
+def test_a_header_that_names_an_impossible_length_is_corrupt(payload_bytes: int) -> None:
+    raw = with_right_check(stored(), 44, payload_bytes.to_bytes(8, "little"))
+    with pytest.raises(Corrupt, match=f"names a payload of {payload_bytes} bytes, of which 40 are"):
+        check_header(key_of(1), raw, NOW_S)
 
 
 @given(st.binary(max_size=400))

@@ -134,7 +134,7 @@ def test_a_server_with_tls_is_named_to_a_client_without(certificates: Path) -> N
 def test_wrong_credentials_are_refused_and_never_shown(who: str) -> None:
     with RedisServer("--requirepass", "secret", "--user", "tensord", "on", ">right", "~tensord-*", "+@all") as server:
         store = open_store(f"redis://{who}{HOST}:{server.port}")
-        for call in (lambda: get(store, key_of(1)), lambda: put(store, made(1)), lambda: store.lengths([b""], soon())):
+        for call in (lambda: get(store, key_of(1)), lambda: put(store, made(1)), lambda: store.heads([b""], soon())):
             with pytest.raises(TierRefused, match="put the user and password into the URL") as raised:
                 call()
             assert f"redis://{HOST}:{server.port}" in str(raised.value)

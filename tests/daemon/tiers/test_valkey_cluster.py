@@ -10,6 +10,7 @@ import pytest
 import redis
 from redis.exceptions import OutOfMemoryError
 
+from tensord.daemon.tiers.form import RemoteEntry
 from tensord.daemon.tiers.registry import open_store
 from tensord.daemon.tiers.store import RemotePut
 from tensord.errors import TierRefused, TierUnavailable
@@ -174,7 +175,7 @@ def test_a_slot_that_is_moving_is_served_by_both_servers(backend: Cluster) -> No
     assert get(store, key_of(number)) is None
     put(store, made(number))
     assert get(store, key_of(number)) is not None
-    assert store.lengths([key_of(number)], soon()) == [made(number).stored_bytes]
+    assert store.heads([key_of(number)], soon()) == [RemoteEntry(made(number).meta, len(made(number).payload))]
     assert not backend.clients[0].dbsize()
     assert backend.clients[1].dbsize() == 1
     store.close()
