@@ -48,7 +48,7 @@ class TensordECConnector(ECConnectorBase):  # type: ignore[misc, unused-ignore]
         log_with_vllm()
         settings = Settings.read(vllm_config.ec_transfer_config.ec_connector_extra_config)
         if role == ECConnectorRole.SCHEDULER and (settings.sleep_at or settings.reset_encoder_at):
-            sleeping.install()
+            sleeping.install(settings)
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
         if vllm_config.model_config.is_encoder_decoder:

@@ -19,7 +19,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import wraps
 from typing import Any, Final
@@ -37,7 +37,7 @@ from ..device.gpu_name import gpu_name
 from .background import IDLE_S, Background
 from .hooks import hook
 from .presence import client_name
-from .settings import KVSettings, Settings
+from .settings import Settings, SharedSettings
 from .stats import LookupCounts
 
 LEVEL: Final = 1
@@ -50,11 +50,17 @@ _ANSWERED: Final = frozenset({"is_sleeping", "is_scheduler_paused", "sleep", "wa
 _DECIDES: Final = frozenset({"sleep", "wake_up", "pause_scheduler"})
 _HELD: Final = frozenset({EngineCoreRequestType.ADD, EngineCoreRequestType.ABORT, EngineCoreRequestType.UTILITY})
 
+# What the connectors of the engine core that this process is making ask for.
+_asked: Final[list[SharedSettings]] = []
+
 _log = logging.getLogger("tensord")
 
 
-def install() -> None:
-    """Hooks the engine cores that this process is about to run. Idempotent. The connectors' scheduler sides call it."""
+def install(settings: SharedSettings) -> None:
+    """Has the engine core that this process is making sleep as the settings say.
+
+    The scheduler's side of each connector calls it. The core acts on the settings of all of them (`together`).
+    """
     if not envs.VLLM_ENABLE_V1_MULTIPROCESSING:
         _log.warning(
             "tensord: tensord.sleep_at and tensord.reset_encoder_at have no effect in an engine without a process of "
@@ -63,6 +69,7 @@ def install() -> None:
         return
     from vllm.v1.engine.core import DPEngineCoreProc, EngineCoreProc
 
+    _asked.append(settings)
     for core in (EngineCoreProc, DPEngineCoreProc):
         hook(core, "run_busy_loop", _watched_loops)
 
@@ -83,20 +90,8 @@ def _watched_loops(original: Callable[..., Any]) -> Callable[..., Any]:
 def begun(core: Any) -> Sleeper | None:
     """The sleeper of an engine's core, begun; None, with a line in the log, if the engine cannot sleep by itself."""
     config = core.vllm_config
-    settings = Settings()
-    for transfer, kind, extra in (
-        (config.kv_transfer_config, KVSettings, "kv_connector_extra_config"),
-        (config.ec_transfer_config, Settings, "ec_connector_extra_config"),
-    ):
-        if transfer is not None and "tensord" in str(transfer).lower():
-            read = kind.read(getattr(transfer, extra))
-            if read.sleep_at or getattr(read, "reset_encoder_at", ""):
-                settings = Settings(
-                    socket=read.socket,
-                    sleep_at=read.sleep_at,
-                    sleep_idle_s=read.sleep_idle_s,
-                    reset_encoder_at=getattr(read, "reset_encoder_at", ""),
-                )
+    settings = together(_asked)
+    _asked.clear()
     cards = dict.fromkeys(name for name, _ in core.model_executor.collective_rpc(sleeping_bytes))
     why = ""
     if not all(cards):
@@ -109,6 +104,24 @@ def begun(core: Any) -> Sleeper | None:
         _log.warning("tensord: this engine does not sleep by itself: %s", why)
         return None
     return Sleeper(core, settings, list(cards), client_name(config, "sleep"))
+
+
+def together(asked: Sequence[SharedSettings]) -> Settings:
+    """What the settings of an engine's connectors ask for together.
+
+    Where both name a mode, the engine acts at the less full one, and after the shorter idle time.
+    """
+
+    def least(name: str) -> str:
+        modes = [Mode(mode) for settings in asked if (mode := getattr(settings, name, ""))]
+        return min(modes, key=LEVELS.index) if modes else ""
+
+    return Settings(
+        socket=next((settings.socket for settings in asked if settings.socket), None),
+        sleep_at=least("sleep_at"),
+        sleep_idle_s=min((settings.sleep_idle_s for settings in asked), default=Settings.sleep_idle_s),
+        reset_encoder_at=least("reset_encoder_at"),
+    )
 
 
 def sleeping_bytes(worker: Any) -> tuple[str, int]:

@@ -22,6 +22,7 @@ from typing import Any, Final
 import pytest
 
 from tensord.client.vllm.settings import KVSettings, Settings
+from tensord.client.vllm.sleeping import together
 from tensord.errors import BadConfiguration
 from tensord.testing.fake_card import FakeCard
 
@@ -51,13 +52,28 @@ class CardStand:
         self.engine = self.start(ENGINE_BYTES, **SLEEPS)
         self.engine.wait_up()
 
-    def start(self, size_bytes: int, *, sleep_mode: bool = True, **extra: Any) -> Engine:
-        """Starts another engine, which takes so many bytes of the card when it loads its model."""
+    def start(
+        self, size_bytes: int, *, sleep_mode: bool = True, kv: dict[str, Any] | None = None, **extra: Any
+    ) -> Engine:
+        """Starts another engine, which takes so many bytes of the card when it loads its model.
+
+        Args:
+            kv: the settings of its KV connector; without them it has none.
+            extra: the settings of its EC connector.
+        """
+        shares_kv: dict[str, Any] = {}
+        if kv is not None:
+            shares_kv["kv_transfer_config"] = {
+                "kv_connector": "TensordKVConnector",
+                "kv_role": "kv_both",
+                "kv_connector_extra_config": {"tensord.socket": str(self.daemon.socket), **kv},
+            }
         return self._start_engine(
             self._model,
             separate=True,
             environ={"ENGINE_CARD": f"{self.card.folder} {self.card.name} {size_bytes}"},
             enable_sleep_mode=sleep_mode,
+            **shares_kv,
             ec_transfer_config={
                 "ec_connector": "TensordECConnector",
                 "ec_role": "ec_both",
@@ -216,6 +232,27 @@ def test_an_idle_engine_empties_its_encoder_cache_where_that_is_asked_for(stand:
     stand.card.occupy(0)
     until(lambda: stand.used() == 0, "the other engine's bytes are free")
     stand.engine.ask("engine", method="wake_up")
+
+
+def test_an_engine_does_what_either_of_its_connectors_asks_for(stand: CardStand) -> None:
+    with stand.start(0, kv=SLEEPS, **RESETS) as both:
+        both.wait_up()
+        both.generate()
+        stand.asleep()
+        stand.card.occupy(OTHERS_BYTES + ENGINE_BYTES)
+        until(lambda: SLEPT in both.log, "the engine sleeps", PATIENCE_S)
+        assert "sleeps from mode 'pressure' on, and resets its encoder cache from mode 'pressure' on" in both.log
+
+
+def test_of_two_settings_the_engine_follows_the_one_that_gives_memory_back_earlier() -> None:
+    kv = KVSettings(sleep_at="critical", sleep_idle_s=5.0)
+    ec = Settings(socket="/run/other.sock", sleep_at="pressure", reset_encoder_at="emergency", sleep_idle_s=20.0)
+    for asked in ([kv, ec], [ec, kv]):
+        settings = together(asked)
+        assert (settings.sleep_at, settings.reset_encoder_at) == ("pressure", "emergency")
+        assert (settings.sleep_idle_s, settings.socket) == (5.0, "/run/other.sock")
+    assert together([kv]).sleep_at == "critical"
+    assert together([]).sleep_at == ""
 
 
 def test_an_engine_without_a_sleep_mode_or_a_process_says_why_it_does_not_sleep(

@@ -77,7 +77,9 @@ class AsyncPutCalls(AsyncClientBase):
             parent=parent,
             timeout_s=timeout_s,
         )
-        return await in_thread(put.wait, max(0.0, deadline - time.monotonic())) if wait else put
+        if wait and put.state == "sent":
+            await in_thread(put.wait, max(0.0, deadline - time.monotonic()))
+        return put
 
     async def put_many(
         self,
@@ -101,7 +103,7 @@ class AsyncPutCalls(AsyncClientBase):
             agent=agent,
             timeout_s=timeout_s,
         )
-        if wait:
+        if wait and any(put.state == "sent" for put in puts):
             await in_thread(wait_for_all, puts, deadline)
         return puts
 

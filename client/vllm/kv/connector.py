@@ -83,7 +83,7 @@ class TensordKVConnector(OffloadingConnector):  # type: ignore[misc, unused-igno
         _check_hashes(vllm_config.cache_config.prefix_caching_hash_algo)
         why_not = why_not_covered(vllm_config, kv_cache_config, vllm.__version__)
         if role == KVConnectorRole.SCHEDULER and settings.sleep_at:
-            sleeping.install()
+            sleeping.install(settings)
         if role == KVConnectorRole.SCHEDULER:
             self._begin_scheduler(vllm_config, kv_cache_config, settings, why_not)
         else:
