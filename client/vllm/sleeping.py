@@ -114,7 +114,7 @@ def together(asked: Sequence[SharedSettings]) -> Settings:
 
     def least(name: str) -> str:
         modes = [Mode(mode) for settings in asked if (mode := getattr(settings, name, ""))]
-        return min(modes, key=LEVELS.index) if modes else ""
+        return min(modes, key=LEVELS.index).value if modes else ""
 
     return Settings(
         socket=next((settings.socket for settings in asked if settings.socket), None),

@@ -13,6 +13,9 @@ The claim on a key, from the first request to the last answer:
             B fails likewise → every waiter: alone
         voided               → every waiter: alone
 
+While a remote store is asked for a missing key, the daemon itself has the claim (`seek`), and every client that asks
+waits. If nothing is found in time, the first waiter gets the claim; this is not the one hand-over.
+
 Another client of the same uid may store the payload of a claim, by naming the token in its commit, or may abandon the
 claim. For example, an engine's scheduler claims a key, and a worker in another process stores the payload.
 
@@ -20,7 +23,8 @@ claim. For example, an engine's scheduler claims a key, and a worker in another 
 waiter one attempt.
 
 Invariants: a claim lasts `claim_s` from its grant or last renewal, and at most `claim_s_max` from its grant. A claim
-whose commit was completely received does not expire: the rest is the daemon's own work, which ends by itself. A token
+whose commit was completely received does not expire: the rest is the daemon's own work, which ends by itself. The
+daemon's own claim expires even then, since a remote store may be slower than the clients that wait. A token
 is never used twice, in any epoch. A key has at most one claim. A client has at most `per_client_max` claims and waits
 together.
 """
@@ -35,6 +39,8 @@ from ...errors import LimitReached
 from .deadlines import Deadlines
 
 TOKEN_COUNTER_BITS = 48
+NOBODY = 0
+"""In place of a client's number: the daemon itself. Clients have numbers from 1 on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +67,8 @@ class _Claim:
     handed_over: bool = False
     committing: bool = False
     orphaned: bool = False
+    seeks: bool = False
+    """The daemon has the claim while it asks the remote store. No client holds it."""
     waiters: dict[tuple[int, int], float] = field(default_factory=dict)
     """By client and request: the seconds within which this client would store the key if it got the claim."""
 
@@ -134,19 +142,34 @@ class ClaimTable:
         Raises:
             LimitReached: the client has as many claims and waits as it may; the text names claims_per_client_max.
         """
-        own = self._by_client.get(client)
-        if own is not None and len(own) >= self._per_client_max:
-            raise LimitReached(
-                f"this client has {len(own)} claims and waits, and claims_per_client_max is "
-                f"{self._per_client_max}: compute without a claim, or raise it"
-            )
+        self._admit(client)
         claim = self._by_key.get(key)
         if claim is None:
             return self._grant(key, client, uid, request, now, within_s)
-        claim.waiters[client, request] = within_s
-        self._of_client(client, uid).waits.add((key, request))
-        self.of_uid[uid] += 1
-        return Verdict(client, request, key, "wait", lasts_s=max(0.0, claim.expected_at - now))
+        return self._wait(claim, client, uid, request, now, within_s)
+
+    def seek(
+        self, key: bytes, client: int, request: int, now: float, uid: int, within_s: float, for_s: float
+    ) -> tuple[int, Verdict]:
+        """As `claim`, of a key that nobody has claimed: the daemon takes the claim for `for_s` seconds.
+
+        Returns:
+            The token of the daemon's claim, and "wait" for the client.
+
+        Raises:
+            LimitReached: as `claim`.
+        """
+        self._admit(client)
+        claim = self._begin(key, NOBODY, uid, now + for_s)
+        claim.expected_at = now + for_s
+        claim.seeks = claim.orphaned = True
+        self._timers.set(claim.token, now + for_s)
+        return claim.token, self._wait(claim, client, uid, request, now, within_s)
+
+    def sought(self, token: int, now: float) -> list[Verdict]:
+        """The remote store has nothing. Does nothing if the daemon's claim has ended."""
+        claim = self._by_token.get(token)
+        return [] if claim is None or not claim.seeks else self._failed(claim, now)
 
     def renew(self, token: int, client: int, now: float) -> None:
         """Renews a claim whose holder is alive. Does nothing if the claim has ended or another client holds it."""
@@ -168,7 +191,7 @@ class ClaimTable:
         Does nothing if the claim has ended, or is not one of this uid on this key. `committed` or `refused` follows.
         """
         claim = self._by_token.get(token)
-        if claim is not None and claim.uid == uid and claim.key == key:
+        if claim is not None and claim.uid == uid and claim.key == key and not claim.seeks:
             claim.committing = True
             self._timers.drop(token)
 
@@ -177,13 +200,13 @@ class ClaimTable:
         claim = self._by_key.get(key)
         return [] if claim is None else self._end(claim, "hit")
 
-    def refused(self, token: int, uid: int, key: bytes) -> list[Verdict]:
+    def refused(self, token: int, uid: int, key: bytes, now: float) -> list[Verdict]:
         """A commit under this claim was refused. Does nothing if the claim has ended, or is not one of this uid on this
         key."""
         claim = self._by_token.get(token)
         if claim is None or claim.uid != uid or claim.key != key:
             return []
-        return self._end(claim, "alone")
+        return self._failed(claim, now) if claim.seeks else self._end(claim, "alone")
 
     def void(self, tag: bytes) -> list[Verdict]:
         """Ends every claim in the namespace."""
@@ -233,7 +256,8 @@ class ClaimTable:
             due = self._timers.when(claim.token)
             assert (due is None) == claim.committing, "a claim has a deadline until its commit has come"
             assert due is None or due <= claim.ends_at
-            assert claim.committing or not claim.orphaned
+            assert claim.committing or claim.seeks or not claim.orphaned
+            assert claim.seeks == (claim.client == NOBODY)
             if not claim.orphaned:
                 held.setdefault(claim.client, set()).add(claim.token)
             for client, request in claim.waiters:
@@ -261,11 +285,30 @@ class ClaimTable:
         if not self.of_uid[uid]:
             del self.of_uid[uid]
 
-    def _grant(self, key: bytes, client: int, uid: int, request: int, now: float, within_s: float) -> Verdict:
+    def _admit(self, client: int) -> None:
+        own = self._by_client.get(client)
+        if own is not None and len(own) >= self._per_client_max:
+            raise LimitReached(
+                f"this client has {len(own)} claims and waits, and claims_per_client_max is "
+                f"{self._per_client_max}: compute without a claim, or raise it"
+            )
+
+    def _begin(self, key: bytes, client: int, uid: int, ends_at: float) -> _Claim:
         self._last_token += 1
-        claim = _Claim(key, client, uid, self._last_token, now + self._claim_s_max, now + within_s if within_s else 0.0)
+        claim = _Claim(key, client, uid, self._last_token, ends_at)
         self._by_key[key] = self._by_token[claim.token] = claim
         self._by_tag.setdefault(key[: self._tag_bytes], set()).add(key)
+        return claim
+
+    def _wait(self, claim: _Claim, client: int, uid: int, request: int, now: float, within_s: float) -> Verdict:
+        claim.waiters[client, request] = within_s
+        self._of_client(client, uid).waits.add((claim.key, request))
+        self.of_uid[uid] += 1
+        return Verdict(client, request, claim.key, "wait", lasts_s=max(0.0, claim.expected_at - now))
+
+    def _grant(self, key: bytes, client: int, uid: int, request: int, now: float, within_s: float) -> Verdict:
+        claim = self._begin(key, client, uid, now + self._claim_s_max)
+        claim.expected_at = now + within_s if within_s else 0.0
         self._of_client(client, uid).held.add(claim.token)
         self.of_uid[uid] += 1
         self._timers.set(claim.token, now + self._claim_s)
@@ -285,9 +328,9 @@ class ClaimTable:
         self._end(claim, "alone")
         verdict = self._grant(claim.key, client, uid, request, now, within_s)
         successor = self._by_key[claim.key]
-        successor.handed_over = True
+        successor.handed_over = not claim.seeks
         successor.waiters = waiters
-        self.handed_over += 1
+        self.handed_over += successor.handed_over
         return [verdict]
 
     def _end(self, claim: _Claim, answer: Literal["hit", "alone"]) -> list[Verdict]:

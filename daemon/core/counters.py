@@ -20,7 +20,7 @@ class StoreCounters:
     record in the access log, and `hits_unknown` are of spans without an entry. `put_bytes`: payload bytes of stored
     puts. `departures`: histograms of removed entries. `moves`: entries copied to another place of the ring to make
     room. `prefix_hits`: queries of which some tokens were cached. `prefix_uses_lost`: uses by queries that were not
-    reported to the policy.
+    reported to the policy. `remote`: fetches from the remote store and writes to it, by outcome (docs/remote.md).
     """
 
     puts: Counter[str] = field(default_factory=Counter)
@@ -44,6 +44,7 @@ class StoreCounters:
     prefix_tokens_asked: int = 0
     prefix_tokens_matched: int = 0
     prefix_uses_lost: int = 0
+    remote: Counter[str] = field(default_factory=Counter)
     departures: Departures = field(default_factory=Departures)
 
     def as_dict(self) -> dict[str, Any]:

@@ -33,7 +33,9 @@ from .events import (
     Punched,
     Received,
     RingGrown,
+    Saved,
     Scanned,
+    Sought,
     Tick,
 )
 from .expiry import RemovalProgress
@@ -70,6 +72,8 @@ class Dispatch:
             Received: self._requests.received,
             Copied: self._copied,
             Moved: self._moved,
+            Sought: self._sought,
+            Saved: self._saved,
             PrefixAsked: self._prefix_asked,
             Drained: self._drained,
             Scanned: self._scanned,
@@ -119,6 +123,14 @@ class Dispatch:
     def _moved(self, event: Moved, now: float) -> None:
         self._parts.reclaim.moved(event.number, copied=event.error is None)
 
+    def _sought(self, event: Sought, now: float) -> None:
+        found = self._parts.fetches.sought(event, now)
+        if found is not None:
+            self._parts.intake.fetch(*found, now)
+
+    def _saved(self, event: Saved, now: float) -> None:
+        self._parts.writes.saved(event, now)
+
     def _prefix_asked(self, event: PrefixAsked, now: float) -> None:
         try:
             self._parts.matching.asked(event, now)
@@ -132,7 +144,7 @@ class Dispatch:
             self._parts.intake.changed |= self._parts.reclaim.drained()
 
     def _scanned(self, event: Scanned, now: float) -> None:
-        self._parts.reclaim.scanned(event.pinned, now)
+        self._parts.reclaim.scanned(event.pinned | self._parts.writes.reading, now)
 
     def _agents_turned(self, event: AgentsTurned, now: float) -> None:
         for agent in event.finished:
@@ -171,6 +183,7 @@ class Dispatch:
         counters.log_lost += event.lost
         used = [entry for entry in map(self._parts.memory.stored, event.span_ids) if entry is not None]
         self._parts.expiry.used(used, now)
+        self._parts.writes.used(used, now)
         self._reads |= bool(used)
         counters.hits += hits
         counters.hits_unknown += len(event.span_ids) - len(used)
@@ -200,6 +213,8 @@ class Dispatch:
         self._parts.matching.change_limits(limits.prefix_tokens_max, limits.prefix_wait_s)
         self._parts.reclaim.change_limits(limits.rescan_s)
         self._parts.intake.change_limits(limits)
+        self._parts.fetches.change_limits(limits)
+        self._parts.writes.change_limits(limits)
         self._parts.reclaim.restart_search()
         self._parts.reclaim.trim()
 

@@ -23,6 +23,8 @@ class Copy(Struct, frozen=True):
     """Copies `part_bytes` of put `put_id`, from `inbox_offset` of the client's inbox with the number `inbox` to byte
     `ring_offset` of the ring.
 
+    A put of NOBODY is one of an entry that was found in the remote store: it is read from there.
+
     The last part comes with the span's header. The copier then checks the payload's tree, and the record of a block if
     the header names one, fills in the checksum, and writes the header, which precedes the payload, whose first byte is
     at `payload_offset`. Answered by Copied, also if the inbox is too short (`error`) or the client has left meanwhile.
@@ -119,6 +121,35 @@ class Announce(Struct, frozen=True):
     body: dict[str, Any]
 
 
+class Seek(Struct, frozen=True):
+    """Asks the remote store whether it has `key`. Answered by Sought."""
+
+    number: int
+    key: bytes
+
+
+class Save(Struct, frozen=True):
+    """Writes the published span at `offset` to the remote store. Its bytes do not change until Saved is handled."""
+
+    number: int
+    key: bytes
+    offset: int
+    payload_bytes: int
+
+
+class RemoveRemote(Struct, frozen=True):
+    """Removes objects from the remote store. Answered by Saved."""
+
+    number: int
+    keys: tuple[bytes, ...]
+
+
+class RemoteTurned(Struct, frozen=True):
+    """The remote store is left alone from now on, because of the error `why`; or, if that is empty, it serves again."""
+
+    why: str
+
+
 class Again(Struct, frozen=True):
     """Returns the rest of a request to the core: it comes back as Received with `counted`, before any later message of
     the client."""
@@ -141,6 +172,10 @@ Effect = (
     | HostHolds
     | Discard
     | Forget
+    | Seek
+    | Save
+    | RemoveRemote
+    | RemoteTurned
     | Announce
     | Again
 )

@@ -42,6 +42,8 @@ class SpanEntry:
     head, `sibling` the next older child of the same parent, `sibling_before` the next newer one. `depth`: the number of
     ancestors; `before_bytes`: the total bytes of the ancestors. Only `sequences` changes these fields.
 
+    `offered`: the entry waits to be written to the remote store, or was (`remote.writes`).
+
     `may_go`: the policy was told that the entry is evictable; `set_aside`: the entry is known to be in use. Only
     `eviction_order` changes these two.
     """
@@ -76,6 +78,7 @@ class SpanEntry:
     before_bytes: int = 0
     may_go: bool = False
     set_aside: bool = False
+    offered: bool = False
     number: int = field(init=False)
 
     def __post_init__(self) -> None:

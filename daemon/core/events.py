@@ -5,7 +5,7 @@ Owns the events' fields only. Invariants, which the actor that delivers the even
 - The Received events of a client come in the order of sending.
 - Each Copy and each Seal is answered by one Copied; the Copies of one client in the order of their effects.
 - Each Drain is answered by one Drained, each Scan by one Scanned, each Move by one Moved, each Punch by one Punched,
-  each Allocate by one Allocated.
+  each Allocate by one Allocated, each Seek by one Sought, each Save and each RemoveRemote by one Saved.
 """
 
 from __future__ import annotations
@@ -61,6 +61,35 @@ class Copied(Struct, frozen=True):
     checksum: int | None = None
     error: TensordError | None = None
     record: PrefixRecord | None = None
+
+
+class Found(Struct, frozen=True):
+    """What the header of an object in the remote store says. `lives_s`: the seconds until it expires; None: never."""
+
+    payload_bytes: int
+    tree_bytes: int
+    tokens: int = 0
+    cost_ms: float = 0.0
+    prefix_bytes: int = 0
+    lives_s: float | None = None
+    parent: bytes | None = None
+
+
+class Sought(Struct, frozen=True):
+    """A Seek was carried out, or failed with `error`. `found` is None if the store has no such object."""
+
+    number: int
+    found: Found | None = None
+    error: TensordError | None = None
+
+
+class Saved(Struct, frozen=True):
+    """A Save or a RemoveRemote was carried out, or failed with `error`. `written` is False if the store had the object
+    already."""
+
+    number: int
+    error: TensordError | None = None
+    written: bool = True
 
 
 class PrefixAsked(Struct, frozen=True):
@@ -167,6 +196,8 @@ Event = (
     | Received
     | Copied
     | Moved
+    | Sought
+    | Saved
     | PrefixAsked
     | Scanned
     | Drained

@@ -39,7 +39,7 @@ from .admission import (
     wrong_part,
 )
 from .arrivals import Arrivals
-from .claims import ClaimTable
+from .claims import NOBODY, ClaimTable
 from .effects import Discard
 from .entries import SpanEntry
 from .events import Copied
@@ -48,6 +48,7 @@ from .limits import StoreLimits
 from .outbox import StoreOutbox
 from .parents import Parents
 from .publication import Publication
+from .put_answers import PutAnswers
 from .puts import PutProgress, PutTable, Stage
 from .reclaim import Reclaim
 from .residency import Residency
@@ -69,6 +70,7 @@ class Intake:
         residency: Residency,
         reclaim: Reclaim,
         publication: Publication,
+        answers: PutAnswers,
         claims: ClaimTable,
         outbox: StoreOutbox,
         limits: StoreLimits,
@@ -78,6 +80,7 @@ class Intake:
         self._residency = residency
         self._reclaim = reclaim
         self._publication = publication
+        self._answers = answers
         self._claims = claims
         self._outbox = outbox
         self._limits = limits
@@ -109,7 +112,13 @@ class Intake:
             error = BadMessage(f"Commit id {commit.id} is in flight already; ids are not used twice")
             self._outbox.refuse(client, commit.id, error)
             return
-        uid = self._outbox.clients[client].uid
+        self._begin(client, self._outbox.clients[client].uid, commit, now)
+
+    def fetch(self, uid: int, commit: messages.Commit, now: float) -> None:
+        """Begins the put of an entry that was found in the remote store."""
+        self._begin(NOBODY, uid, commit, now)
+
+    def _begin(self, client: int, uid: int, commit: messages.Commit, now: float) -> None:
         span = self.taken.named_by(client, commit)
         refusal = (
             unwritten(commit, span)
@@ -123,9 +132,9 @@ class Intake:
         if refusal is None and stored is None and self._refuses:
             refusal = self._under_pressure()
         if refusal is not None:
-            self._refused(client, uid, commit, refusal)
+            self._answers.refused(client, uid, commit, refusal, now)
         elif stored is not None:
-            self._publication.existed(client, commit, stored, now)
+            self._answers.existed(client, commit, stored, now)
         else:
             put = self.puts.begin(client, uid, commit, now)
             self.parents.began(put)
@@ -326,7 +335,7 @@ class Intake:
         if put.takes:
             self._outbox.send(put.client, messages.Error.of(error, put.commit.id))
         else:
-            self._refused(put.client, put.uid, put.commit, error)
+            self._answers.refused(put.client, put.uid, put.commit, error, self._outbox.now)
         self._end(put)
 
     def _last_part_came(self, put: PutProgress) -> None:
@@ -346,7 +355,7 @@ class Intake:
             return False
         for part in put.parts:
             self._acknowledge(put, part.inbox_offset)
-        self._publication.existed(put.client, put.commit, stored, now)
+        self._answers.existed(put.client, put.commit, stored, now)
         self._end(put)
         return True
 
@@ -370,15 +379,6 @@ class Intake:
 
     def _under_pressure(self) -> UnderPressure:
         return UnderPressure(f"puts are refused while memory is short: {self._refuses}. Compute without storing it")
-
-    def _refused(self, client: int, uid: int, commit: messages.Commit, error: TensordError) -> None:
-        """Answers the client, if it is still connected, and the clients that wait for its claim."""
-        self._outbox.counters.puts["refused"] += 1
-        self._outbox.count_refusal(client, error)
-        body = messages.ErrorBody.of(error)
-        self._outbox.send(client, messages.Committed(commit.id, "refused", body))
-        if commit.claim is not None:
-            self._outbox.send_verdicts(self._claims.refused(commit.claim, uid, commit.key))
 
     def _acknowledge(self, put: PutProgress, inbox_offset: int) -> None:
         if put.commit.acks and put.commit.at is None:

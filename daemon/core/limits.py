@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields
 from ...errors import BadConfiguration
 
 _MAY_BE_NONE = ("max_tokens", "default_ttl_s")
+_MAY_BE_0 = ("pinned_bytes_max", "max_tokens", "prefix_wait_s", "remote_s", "remote_writes", "remote_queue_bytes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +22,8 @@ class StoreLimits:
     included. `announced_bytes_max` and `announced_uid_bytes_max`: limits on the room that the puts of one client, and
     of one uid, may take for bytes that have not arrived. `pinned_bytes_max`: limit on the bytes that all clients
     together pin by message (`Pin`). `parts_in_flight_max`: limit on the parts of one put that wait for the copier; it
-    is not a setting.
+    is not a setting. `remote_s`: the longest wait for the remote store; 0: there is none. `remote_queue_bytes`: the
+    bytes of entries that wait to be written there.
     """
 
     ring_bytes: int
@@ -45,13 +47,16 @@ class StoreLimits:
     prefix_tokens_max: int = 1 << 20
     prefix_wait_s: float = 1.0
     rescan_s: float = 0.05
+    remote_s: float = 0.0
+    remote_writes: bool = False
+    remote_queue_bytes: int = 0
 
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
             if value is None and field.name in _MAY_BE_NONE:
                 continue
-            smallest = 0 if field.name in ("pinned_bytes_max", "max_tokens", "prefix_wait_s") else None
+            smallest = 0 if field.name in _MAY_BE_0 else None
             if value is None or value < 0 or (value == 0 and smallest is None):
                 raise BadConfiguration(f"{field.name} = {value!r} must be more than 0")
         if self.claim_s > self.claim_s_max:

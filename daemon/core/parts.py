@@ -21,8 +21,12 @@ from .matching import Matching
 from .outbox import StoreOutbox
 from .pins import Pins
 from .publication import Publication
+from .put_answers import PutAnswers
 from .quotas import Quotas
 from .reclaim import Reclaim
+from .remote.fetches import Fetches
+from .remote.link import RemoteLink
+from .remote.writes import Writes
 from .removal_history import RemovalHistory
 from .residency import Residency
 from .residency_report import ResidencyReport
@@ -60,8 +64,12 @@ class Parts:
         self.residency = residency = Residency(memory, outbox)
         self.idle_sweep = IdleSweep(memory, room)
         self.reclaim = Reclaim(memory, room, residency, expiry, claims, outbox, limits.rescan_s)
-        self.publication = Publication(memory, expiry, claims, outbox, limits)
-        self.intake = Intake(memory, room, residency, self.reclaim, self.publication, claims, outbox, limits)
+        self.link = link = RemoteLink(outbox)
+        self.writes = writes = Writes(memory, link, outbox, limits)
+        self.fetches = fetches = Fetches(claims, link, writes, outbox, limits)
+        answers = PutAnswers(memory, expiry, claims, fetches, writes, outbox)
+        publication = Publication(memory, expiry, answers, outbox, limits)
+        self.intake = Intake(memory, room, residency, self.reclaim, publication, answers, claims, outbox, limits)
         self.residency_report = ResidencyReport(memory, residency, self.idle_sweep, outbox)
         self.sweeps = Sweeps(memory, expiry, outbox, quotas)
         self.matching = Matching(memory, expiry, outbox, limits.prefix_tokens_max, limits.prefix_wait_s)

@@ -1,7 +1,7 @@
-"""Turns a put whose payload is in the ring into an entry, and answers it.
+"""Turns a put whose payload is in the ring into an entry.
 
 Owns the span's header, and the last checks: the namespace may have been invalidated, the key stored, or the parent
-evicted while the payload was in flight. Does not own the put (`intake`).
+evicted while the payload was in flight. Does not own the put (`intake`), nor its answer (`put_answers`).
 
 Invariant: a refused publication changes nothing.
 """
@@ -9,15 +9,14 @@ Invariant: a refused publication changes nothing.
 from __future__ import annotations
 
 from ...errors import BadPrefix, TensordError
-from ...ipc import messages
 from ...shm.layout import SpanHeader
 from ...shm.prefix import PrefixRecord
 from .admission import parent_gone, too_far
-from .claims import ClaimTable
 from .entries import SpanEntry
 from .expiry import Expiry, RemovalProgress
 from .limits import StoreLimits
 from .outbox import StoreOutbox
+from .put_answers import PutAnswers
 from .puts import PutProgress
 from .span_table import SpanTable
 
@@ -26,11 +25,11 @@ class Publication:
     """Publishes one put after another."""
 
     def __init__(
-        self, memory: SpanTable, expiry: Expiry, claims: ClaimTable, outbox: StoreOutbox, limits: StoreLimits
+        self, memory: SpanTable, expiry: Expiry, answers: PutAnswers, outbox: StoreOutbox, limits: StoreLimits
     ) -> None:
         self._memory = memory
         self._expiry = expiry
-        self._claims = claims
+        self._answers = answers
         self._outbox = outbox
         self._limits = limits
 
@@ -69,14 +68,14 @@ class Publication:
             Invalidated: the key's namespace was invalidated meanwhile.
             BadPrefix, ParentGone, LimitReached: the block cannot be stored.
         """
-        entry, commit = put.entry, put.commit
+        entry = put.entry
         assert entry is not None
         past = self._memory.index.generations.refusal(put.key)
         if past is not None:
             raise past
         stored = self._memory.entries.find(put.key)
         if stored is not None:
-            self.existed(put.client, commit, stored, now)
+            self._answers.existed(put.client, put.commit, stored, now)
             return
         victim = self._memory.entries.hidden(put.key)
         if victim is not None:
@@ -84,24 +83,7 @@ class Publication:
         self._show(put, entry, record, parent, now)
         put.entry, put.told = None, False
         self._expiry.published(entry, now)
-        self._outbox.counters.puts["stored"] += 1
-        self._outbox.counters.put_bytes += commit.payload_bytes
-        self._outbox.send(put.client, messages.Committed(commit.id, "stored"))
-        self._outbox.announce(
-            "put",
-            client=put.client,
-            key=put.key.hex(),
-            payload_bytes=commit.payload_bytes,
-            tokens=commit.tokens,
-        )
-        self._outbox.send_verdicts(self._claims.committed(put.key))
-
-    def existed(self, client: int, commit: messages.Commit, stored: SpanEntry, now: float) -> None:
-        """Answers a put of a stored key. It counts as a use of the entry."""
-        self._expiry.used([stored], now)
-        self._memory.policy.put_again(stored.number)
-        self._outbox.counters.puts["existed"] += 1
-        self._outbox.send(client, messages.Committed(commit.id, "existed"))
+        self._answers.stored(put, entry, now)
 
     def _show(
         self,

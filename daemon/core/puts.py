@@ -26,6 +26,7 @@ from enum import Enum
 from ...ipc import messages
 from ...shm.layout import span_bytes
 from .arrivals import Arrivals
+from .claims import NOBODY
 from .deadlines import Deadlines
 from .entries import SpanEntry
 from .need import Need
@@ -69,6 +70,11 @@ class PutProgress:
     @property
     def key(self) -> bytes:
         return self.commit.key
+
+    @property
+    def fetched(self) -> bool:
+        """Whether the daemon itself puts the entry, which it has found in the remote store."""
+        return self.client == NOBODY
 
     @property
     def whole(self) -> bool:

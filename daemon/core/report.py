@@ -59,6 +59,7 @@ def status(store: Store, now: float) -> dict[str, Any]:
         "chain_blocks": memory.sequences.chained,
         "prefix_rebuilding": memory.sequences.rebuilding,
         "prefix_queries_waiting": store.matching.held,
+        "remote_state": _remote(store, now),
         "claims_granted": store.claims.granted,
         "claims_handed_over": store.claims.handed_over,
         **store.counters.as_dict(),
@@ -87,6 +88,24 @@ def by_uid(store: Store, besides: Iterable[int]) -> dict[int, dict[str, int]]:
             "announced_bytes": announced.get(uid, 0),
         }
     return rows
+
+
+def _remote(store: Store, now: float) -> dict[str, Any] | None:
+    """What the daemon knows of the remote store; None without one. `why`: the error for which it is left alone."""
+    if not store.limits.remote_s:
+        return None
+    speed = store.link.speed
+    return {
+        "serves": store.link.breaker.closed,
+        "why": store.link.breaker.why,
+        "left_alone": store.link.breaker.opened,
+        "fetches": len(store.fetches),
+        "writes": store.writes.under_way,
+        "queued": store.writes.queued,
+        "queued_bytes": store.writes.queued_bytes,
+        "answer_s": speed.answer_s.known(now),
+        "read_bytes_per_s": speed.bytes_per_s(now),
+    }
 
 
 def _pressed(pressed: Pressed) -> dict[str, Any] | None:

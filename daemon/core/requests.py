@@ -78,7 +78,12 @@ class Requests:
             return
         uid = self._outbox.clients[client].uid
         self._parts.quotas.admit("claims", uid, self._claims.of_uid[uid])
-        self._outbox.send_verdicts([self._claims.claim(request.key, client, request.id, now, uid, request.within_s)])
+        verdict = None
+        if not self._claims.claimed(request.key):
+            verdict = self._parts.fetches.begin(client, uid, request, now)
+        if verdict is None:
+            verdict = self._claims.claim(request.key, client, request.id, now, uid, request.within_s)
+        self._outbox.send_verdicts([verdict])
 
     def _renew(self, client: int, request: messages.Renew, now: float) -> None:
         for token in request.tokens:
@@ -97,6 +102,7 @@ class Requests:
         else:
             for entry in entries:
                 self._expiry.end(entry, RemovalProgress("explicit"))
+            self._parts.writes.evicted(keys[:SLICE], now)
         counted += len(entries)
         if len(keys) > SLICE:
             self._outbox.add(Again(client, type(request)(request.id, keys[SLICE:]), counted))

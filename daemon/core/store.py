@@ -2,7 +2,8 @@
 
     handle(event, now) ─┬─ dispatch  chooses the part that carries out the event
                         ├─ intake    puts: Commit, parts, room, copies
-                        │     └─ publication  turns a completely copied put into an entry
+                        │     ├─ publication  turns a completely copied put into an entry
+                        │     └─ put_answers  what follows from the end of a put
                         ├─ requests  every other message of a client
                         ├─ claims    which client computes a missing key
                         ├─ expiry    time to live, pins by message, ends of entries
@@ -10,6 +11,7 @@
                         ├─ matching  the longest cached prefix, and the uses that follow from it
                         ├─ idle_sweep  evicts idle entries under pressure, in slices
                         ├─ residency pages of the ring: punched out, taken back
+                        ├─ remote    fetches from the remote store, and writes to it
                         └─ reclaim   room: Drain, victims by policy, then Scan, Scanned, free
                                       └─ span_table  the state of every span
                                            ├─ allocated_spans  bytes, slots and ids of spans
@@ -95,6 +97,9 @@ class Store:
         self.intake = parts.intake
         self.sweeps = parts.sweeps
         self.matching = parts.matching
+        self.writes = parts.writes
+        self.fetches = parts.fetches
+        self.link = parts.link
         self._outbox = parts.outbox
         self._expiry = parts.expiry
         self._reclaim = parts.reclaim
@@ -240,6 +245,8 @@ class Store:
         puts.check_invariants(self._dispatch.commits_most)
         self.intake.taken.check_invariants()
         self.intake.parents.check_invariants()
+        self.fetches.check_invariants()
+        self.writes.check_invariants()
         spans = {entry.span_id for entry in self.intake.taken}
         spans |= {each.span_id for put in puts for each in (put.entry, put.span) if each is not None}
         assert spans == {entry.span_id for entry in self.memory.filling}

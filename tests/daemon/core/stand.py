@@ -20,8 +20,12 @@ from tensord.daemon.core.effects import (
     Forget,
     Move,
     Punch,
+    RemoteTurned,
+    RemoveRemote,
+    Save,
     Scan,
     Seal,
+    Seek,
     Send,
     WriteExpiry,
 )
@@ -34,12 +38,15 @@ from tensord.daemon.core.events import (
     Copied,
     Drained,
     Event,
+    Found,
     Moved,
     PrefixAsked,
     Punched,
     Received,
     RingGrown,
+    Saved,
     Scanned,
+    Sought,
     Tick,
 )
 from tensord.daemon.core.host_memory import HostHolds, Pressed
@@ -117,6 +124,12 @@ class Stand:
         self.views: list[View] = []
         self.copies: deque[Copy | Seal] = deque()
         self.moves: deque[Move] = deque()
+        self.seeks: deque[Seek] = deque()
+        self.writes: deque[tuple[Save | RemoveRemote, bytes]] = deque()
+        """Writes to the remote store, with the bytes that each must find in the ring."""
+        self.remote: dict[bytes, Found] = {}
+        """What is in the remote store."""
+        self.turned: list[str] = []
         self.scans = 0
         self.drains = 0
         self.holds_drains = False
@@ -185,6 +198,16 @@ class Stand:
                     assert client not in self.answers
                     assert not any(copy.client == client for copy in self.copies)
                     self.forgotten.append(client)
+                case Seek():
+                    self.seeks.append(effect)
+                case Save(_, key, offset, payload_bytes):
+                    assert self.headers[offset].key == key
+                    start = offset + SPAN_HEADER_BYTES
+                    self.writes.append((effect, bytes(self.bytes[start : start + payload_bytes])))
+                case RemoveRemote():
+                    self.writes.append((effect, b""))
+                case RemoteTurned(why):
+                    self.turned.append(why)
                 case WriteExpiry(offset, expires_s):
                     self.headers[offset] = replace(self.headers[offset], expires_s=expires_s)
                 case Announce(body):
@@ -235,6 +258,29 @@ class Stand:
             self.half_copied.add(put_id)
         checksum = 1 if copy.last and error is None else None
         self.do(Copied(copy.client, put_id, checksum, error, record))
+
+    def seek(self, at: int = 0, error: TensordError | None = None) -> None:
+        """The remote store answers the at-th Seek."""
+        effect = self.seeks[at]
+        del self.seeks[at]
+        self.do(Sought(effect.number, None if error else self.remote.get(effect.key), error))
+
+    def write_remote(self, at: int = 0, error: TensordError | None = None) -> None:
+        """Carries the at-th write to the remote store out, or has it fail."""
+        effect, content = self.writes[at]
+        del self.writes[at]
+        if isinstance(effect, RemoveRemote):
+            for key in effect.keys if error is None else ():
+                self.remote.pop(key, None)
+        else:
+            start = effect.offset + SPAN_HEADER_BYTES
+            self.touch(effect.offset, SPAN_HEADER_BYTES + effect.payload_bytes)
+            assert self.bytes[start : start + effect.payload_bytes] == content, "a span changed under a write"
+            header = self.headers[effect.offset]
+            if error is None:
+                sizes = header.payload_bytes, header.tree_bytes, header.tokens
+                self.remote[effect.key] = Found(*sizes, header.cost_ms, parent=header.parent)
+        self.do(Saved(effect.number, error))
 
     def move(self, at: int = 0, error: TensordError | None = None) -> None:
         """Carries the at-th Move out, or has it fail halfway."""
@@ -330,9 +376,21 @@ class Stand:
     def settle(self, *, copies: bool = True) -> None:
         """Carries out whatever is under way, until nothing is."""
         self.go_on()
-        while (copies and self.copies) or self.moves or self.scans or self.punches or self.allocations:
+        while (
+            (copies and self.copies)
+            or self.moves
+            or self.scans
+            or self.punches
+            or self.allocations
+            or self.seeks
+            or self.writes
+        ):
             while self.moves:
                 self.move()
+            while self.seeks:
+                self.seek()
+            while self.writes:
+                self.write_remote()
             if copies and self.copies:
                 self.copy()
             if self.scans:

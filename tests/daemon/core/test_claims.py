@@ -52,6 +52,7 @@ class ClaimsAgainstAList(RuleBasedStateMachine):
             "until": self.now + 10,
             "end": self.now + 35,
             "handed_over": handed_over,
+            "seeks": False,
             "committing": False,
             "waiters": [],
         }
@@ -68,7 +69,7 @@ class ClaimsAgainstAList(RuleBasedStateMachine):
             return
         (client, request), *rest = waiters
         assert self.told(verdicts) == [(client, request, "compute")]
-        self.grant(key, client, verdicts[0], handed_over=True)
+        self.grant(key, client, verdicts[0], handed_over=not claim["seeks"])
         self.model[key]["waiters"] = rest
 
     def held_by(self, client: int) -> int:
@@ -91,6 +92,39 @@ class ClaimsAgainstAList(RuleBasedStateMachine):
         else:
             assert self.told([verdict]) == [(client, self.request, "compute")]
             self.grant(key, client, verdict, handed_over=False)
+
+    @rule(key=st.sampled_from(KEYS), client=st.sampled_from(CLIENTS), for_s=st.sampled_from([2.0, 8.0]))
+    def daemon_seeks(self, key: bytes, client: int, for_s: float) -> None:
+        """The daemon takes the claim itself, for a client that waits."""
+        self.request += 1
+        if key in self.model or self.held_by(client) >= 6:
+            return
+        self.open.add((client, self.request))
+        token, verdict = self.claims.seek(key, client, self.request, self.now, uid_of(client), 0.0, for_s)
+        assert self.told([verdict]) == [(client, self.request, "wait")]
+        assert token not in self.tokens, "a token was used again"
+        self.tokens[token] = (client, key)
+        self.model[key] = {
+            "client": 0,
+            "uid": uid_of(client),
+            "token": token,
+            "until": self.now + for_s,
+            "end": self.now + for_s,
+            "handed_over": False,
+            "seeks": True,
+            "committing": False,
+            "waiters": [(client, self.request)],
+        }
+
+    @precondition(lambda self: self.tokens)
+    @rule(data=st.data())
+    def daemon_finds_nothing(self, data: st.DataObject) -> None:
+        token, claim = self.some_token(data)
+        verdicts = self.claims.sought(token, self.now)
+        if claim is None or not claim["seeks"]:
+            assert verdicts == []
+        else:
+            self.failed(self.tokens[token][1], verdicts)
 
     def some_token(self, data: st.DataObject) -> tuple[int, dict[str, Any] | None]:
         token = data.draw(st.sampled_from(sorted(self.tokens)))
@@ -121,7 +155,7 @@ class ClaimsAgainstAList(RuleBasedStateMachine):
         token, claim = self.some_token(data)
         client, key = self.tokens[token]
         self.claims.committing(token, uid_of(client), key)
-        if claim is not None:
+        if claim is not None and not claim["seeks"]:
             claim["committing"] = True
 
     @precondition(lambda self: self.tokens)
@@ -129,7 +163,10 @@ class ClaimsAgainstAList(RuleBasedStateMachine):
     def commit_is_refused(self, data: st.DataObject) -> None:
         token, claim = self.some_token(data)
         client, key = self.tokens[token]
-        verdicts = self.claims.refused(token, uid_of(client), key)
+        verdicts = self.claims.refused(token, uid_of(client), key, self.now)
+        if claim is not None and claim["seeks"]:
+            self.failed(key, verdicts)
+            return
         expected = [] if claim is None else self.ended(self.tokens[token][1], "alone")
         assert self.told(verdicts) == expected
 
@@ -246,12 +283,12 @@ def test_nobody_abandons_the_claim_of_another_user(claims: ClaimTable) -> None:
     token = claims.claim(KEY, 1, 0, 0.0, uid=1000).token
     claims.claim(KEY, 2, 0, 0.0, uid=1001)
     assert claims.abandon(token, 1001, 0.0) == []
-    assert claims.refused(token, 1001, KEY) == []
+    assert claims.refused(token, 1001, KEY, 0.0) == []
     assert len(claims) == 1
 
 
 def test_a_users_other_client_may_end_a_claim_that_it_was_handed(claims: ClaimTable) -> None:
     token = claims.claim(KEY, 1, 0, 0.0, uid=1000).token
     claims.claim(KEY, 2, 7, 0.0, uid=1000)
-    assert answers(claims.refused(token, 1000, KEY)) == [(2, "alone")]
+    assert answers(claims.refused(token, 1000, KEY, 0.0)) == [(2, "alone")]
     claims.check_invariants()

@@ -17,10 +17,10 @@ from hypothesis.stateful import (
 )
 
 from tensord.daemon.core.entries import EntryState
-from tensord.daemon.core.events import Accessed, Tick
+from tensord.daemon.core.events import Accessed, Found, Tick
 from tensord.daemon.core.host_memory import Pressed
 from tensord.daemon.policy.registry import POLICIES
-from tensord.errors import BadTree
+from tensord.errors import BadTree, TierUnavailable
 from tensord.ipc import messages
 
 from .blocks import TAG, block, name
@@ -68,6 +68,9 @@ class AnyOrder(RuleBasedStateMachine):
             put_idle_s=30,
             announced_bytes_max=1500,
             announced_uid_bytes_max=2500,
+            remote_s=4.0,
+            remote_writes=True,
+            remote_queue_bytes=1500,
         )
         self.grown = grown
 
@@ -154,7 +157,9 @@ class AnyOrder(RuleBasedStateMachine):
         self.commits.add((client, self.requests))
         self.parts_sent[client, self.requests] = pieces
         before, at = None if parent is None else self.key(parent), None if pieces else 0
-        self.stand.commit(client, self.requests, self.key(number), cells * 100, tokens=tokens, parent=before, at=at)
+        # A third of the entries is worth its write to the remote store at once.
+        about: dict[str, Any] = {"tokens": tokens, "cost_ms": float(number % 3 == 0), "parent": before, "at": at}
+        self.stand.commit(client, self.requests, self.key(number), cells * 100, **about)
         for piece in range(pieces):
             size = cells * 100 // pieces if piece < pieces - 1 else cells * 100 - cells * 100 // pieces * piece
             self.stand.part(client, self.requests, size, last=piece == pieces - 1)
@@ -298,6 +303,24 @@ class AnyOrder(RuleBasedStateMachine):
         at = data.draw(st.integers(0, len(self.stand.copies) - 1))
         self.stand.copy(at, BadTree("no tree") if fails == 9 else None)
 
+    @precondition(lambda self: self.stand.seeks)
+    @rule(data=st.data(), fails=st.integers(0, 5))
+    def remote_store_answers(self, data: st.DataObject, fails: int) -> None:
+        at = data.draw(st.integers(0, len(self.stand.seeks) - 1))
+        self.stand.seek(at, TierUnavailable("it is gone") if fails == 5 else None)
+
+    @precondition(lambda self: self.stand.writes)
+    @rule(data=st.data(), fails=st.integers(0, 5))
+    def remote_store_takes_a_write(self, data: st.DataObject, fails: int) -> None:
+        at = data.draw(st.integers(0, len(self.stand.writes) - 1))
+        self.stand.write_remote(at, TierUnavailable("it is gone") if fails == 5 else None)
+
+    @rule(number=NUMBERS, cells=st.integers(1, 24), parent=st.none() | NUMBERS, lives_s=st.sampled_from([None, 6.0]))
+    def another_host_stores(self, number: int, cells: int, parent: int | None, lives_s: float | None) -> None:
+        tag = b"first ns" if number < 5 else b"other ns"
+        above = None if parent is None else key(parent, tag)
+        self.stand.remote[key(number, tag)] = Found(cells * 100, 16, lives_s=lives_s, parent=above)
+
     @precondition(lambda self: self.stand.moves)
     @rule(data=st.data(), fails=st.integers(0, 9))
     def move(self, data: st.DataObject, fails: int) -> None:
@@ -342,9 +365,9 @@ class AnyOrder(RuleBasedStateMachine):
     def let_go(self, view: View) -> None:
         self.stand.views = [other for other in self.stand.views if other is not view]
 
-    @rule(data=st.data(), number=NUMBERS)
-    def claim(self, data: st.DataObject, number: int) -> None:
-        self.ask(data, messages.RequestClaim, self.key(number))
+    @rule(data=st.data(), number=NUMBERS, within_s=st.sampled_from([0.0, 3.0]))
+    def claim(self, data: st.DataObject, number: int, within_s: float) -> None:
+        self.ask(data, messages.RequestClaim, self.key(number), within_s)
 
     @rule(data=st.data(), abandon=st.booleans())
     def renew_or_abandon(self, data: st.DataObject, abandon: bool) -> None:

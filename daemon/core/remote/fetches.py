@@ -1,0 +1,175 @@
+"""Fetches: missing keys that the daemon seeks in the remote store before a client computes them.
+
+    a claim of a missing key ─ Seek → Sought ─ nothing, too late or an error → the first waiter gets the claim
+                                         └─ found → a put of the daemon's own (`intake`) ─ Copy → Copied → published:
+                                            every waiter hits
+
+Owns: which key is sought and for how long, the fetches under way, and what is counted. Does not own the claims, the put
+of what was found, nor the writes to the store.
+
+A client waits no longer than it would take to compute the entry: for the time that it has announced itself, else for
+the average of its namespace, else for UNKNOWN_S. A store that is slower than that is not asked.
+
+Invariants: a key is sought at most once at a time. No client waits while the breaker is open: it is probed on the side.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from ....errors import TensordError
+from ....ipc import messages
+from ....shm.keys import generation_of
+from ....shm.layout import NAMESPACE_TAG_BYTES
+from ..claims import ClaimTable, Verdict
+from ..effects import Seek
+from ..events import Sought
+from ..limits import StoreLimits
+from ..outbox import StoreOutbox
+from .link import RemoteLink
+from .writes import Writes
+
+SEEKS_MAX: Final = 16
+"""Keys that are sought at once."""
+UNKNOWN_S: Final = 0.05
+"""How long a client waits if nobody knows how long computing takes."""
+
+
+@dataclass(slots=True)
+class Fetch:
+    """One key that is sought. `token`: the daemon's claim; None for a probe, for which no client waits. `putting`: the
+    entry was found, and its put is under way since `putting_at`."""
+
+    number: int
+    key: bytes
+    uid: int
+    token: int | None
+    began_at: float
+    ends_at: float
+    payload_bytes: int = 0
+    putting_at: float | None = None
+
+
+class Fetches:
+    """The fetches of one store."""
+
+    def __init__(
+        self, claims: ClaimTable, link: RemoteLink, writes: Writes, outbox: StoreOutbox, limits: StoreLimits
+    ) -> None:
+        self._claims = claims
+        self._link = link
+        self._writes = writes
+        self._outbox = outbox
+        self._limits = limits
+        self._made = 0
+        self._under_way: dict[int, Fetch] = {}
+        self._keys: set[bytes] = set()
+
+    def __len__(self) -> int:
+        return len(self._under_way)
+
+    def change_limits(self, limits: StoreLimits) -> None:
+        """Applies to later fetches."""
+        self._limits = limits
+
+    def begin(self, client: int, uid: int, request: messages.RequestClaim, now: float) -> Verdict | None:
+        """Seeks a missing key that nobody has claimed. Returns "wait", or None if the client is to compute at once.
+
+        Raises:
+            LimitReached: as `ClaimTable.claim`.
+        """
+        for_s = self._worth(request.key, request.within_s, now)
+        if for_s <= 0:
+            return None
+        if not self._link.breaker.closed:
+            if self._link.breaker.may_probe(now):
+                self._link.breaker.probe()
+                self._seek(request.key, uid, None, self._limits.remote_s, now)
+            return None
+        token, verdict = self._claims.seek(request.key, client, request.id, now, uid, request.within_s, for_s)
+        self._seek(request.key, uid, token, for_s, now)
+        return verdict
+
+    def sought(self, event: Sought, now: float) -> tuple[int, messages.Commit] | None:
+        """Processes the store's answer. Returns the uid and the Commit of the put that carries the entry into the ring;
+        None if there is nothing to put."""
+        fetch = self._under_way[event.number]
+        counters, found = self._outbox.counters.remote, event.found
+        if event.error is not None:
+            self._end(fetch, "failed")
+            self._link.failed(event.error, now, probe=fetch.token is None)
+            self._lost(fetch, now)
+            return None
+        self._link.succeeded()
+        self._link.speed.answer_s.add(now - fetch.began_at, now)
+        left_s = fetch.ends_at - now
+        if found is None or fetch.token is None:
+            self._end(fetch, "probes" if fetch.token is None else "missed")
+            self._lost(fetch, now)
+            return None
+        if left_s <= 0:
+            counters["late"] += 1
+        elif self._link.speed.read_s(found.payload_bytes, now) > left_s:
+            self._end(fetch, "slow")
+            self._lost(fetch, now)
+            return None
+        fetch.payload_bytes, fetch.putting_at = found.payload_bytes, now
+        return fetch.uid, messages.Commit(
+            fetch.number,
+            fetch.key,
+            found.payload_bytes,
+            found.tree_bytes,
+            tokens=found.tokens,
+            ttl_s=found.lives_s,
+            claim=fetch.token,
+            cost_ms=found.cost_ms,
+            prefix_bytes=found.prefix_bytes,
+            parent=found.parent,
+            at=0,
+        )
+
+    def ended(self, number: int, now: float, error: TensordError | None) -> None:
+        """The put of a found entry has ended. Its claim was ended by `intake`."""
+        fetch = self._under_way[number]
+        assert fetch.putting_at is not None
+        if error is None:
+            self._link.speed.read(fetch.payload_bytes, now - fetch.putting_at, now)
+            self._outbox.counters.remote["fetched_bytes"] += fetch.payload_bytes
+            self._end(fetch, "fetched")
+            return
+        self._end(fetch, "failed")
+        self._link.failed(error, now, probe=False)
+
+    def check_invariants(self) -> None:
+        """Asserts what the module's docstring promises."""
+        assert self._keys == {fetch.key for fetch in self._under_way.values()}
+        assert len(self._keys) == len(self._under_way) <= SEEKS_MAX
+
+    def _worth(self, key: bytes, within_s: float, now: float) -> float:
+        """How long a client may wait for the store; 0 if it is better not to ask."""
+        if not self._limits.remote_s or len(self._under_way) >= SEEKS_MAX or key in self._keys or generation_of(key):
+            return 0.0
+        if self._writes.removes(key):
+            return 0.0
+        # A store that has not answered in time is slow now, and would only delay this client too.
+        if any(fetch.ends_at < now for fetch in self._under_way.values()):
+            return 0.0
+        cost_s = within_s or self._link.costs.of(key[:NAMESPACE_TAG_BYTES]) or UNKNOWN_S
+        for_s = min(cost_s, self._limits.remote_s)
+        return for_s if (self._link.speed.answer_s.known(now) or 0.0) < for_s else 0.0
+
+    def _seek(self, key: bytes, uid: int, token: int | None, for_s: float, now: float) -> None:
+        self._made += 1
+        self._under_way[self._made] = Fetch(self._made, key, uid, token, now, now + for_s)
+        self._keys.add(key)
+        self._outbox.add(Seek(self._made, key))
+
+    def _end(self, fetch: Fetch, outcome: str) -> None:
+        del self._under_way[fetch.number]
+        self._keys.discard(fetch.key)
+        self._outbox.counters.remote[outcome] += 1
+
+    def _lost(self, fetch: Fetch, now: float) -> None:
+        if fetch.token is not None:
+            self._outbox.send_verdicts(self._claims.sought(fetch.token, now))

@@ -1,0 +1,195 @@
+"""Writes: entries of the ring that are copied to the remote store in the background, for other hosts.
+
+    published ─ worth it? → queue ─ Save → Saved
+    used again ─ if its cost is unknown ──↗
+
+Owns: which entries are written, the queue, and the spans that a write reads. Does not own the fetches, nor the threads
+that write.
+
+An entry is worth its write if computing it takes longer than reading it back. If nobody knows how long computing takes,
+its second use decides. A full queue drops what is new, and counts it: the store is a cache, and the next put or use of
+the entry tries again.
+
+Invariants: a span in `reading` counts as pinned at every scan (`Dispatch`), so its bytes do not change under a write,
+whatever becomes of the entry. At most WRITES_MAX writes are under way, and at most `remote_queue_bytes` of entries
+wait.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from ....shm.keys import generation_of
+from ..effects import RemoveRemote, Save
+from ..entries import SpanEntry
+from ..events import Saved
+from ..limits import StoreLimits
+from ..outbox import StoreOutbox
+from ..span_table import SpanTable
+from .link import RemoteLink
+
+WRITES_MAX: Final = 2
+"""Writes under way at once. Each takes a thread, and a share of the host's memory bandwidth."""
+REMOVED_MAX: Final = 1024
+"""Keys whose removal waits. The oldest is forgotten: its object stays until the store evicts it."""
+
+
+@dataclass(slots=True)
+class _Write:
+    probe: bool
+    key: bytes = b""
+    span_id: int = 0
+    payload_bytes: int = 0
+    removed: tuple[bytes, ...] = ()
+
+
+class Writes:
+    """The writes of one store."""
+
+    def __init__(self, memory: SpanTable, link: RemoteLink, outbox: StoreOutbox, limits: StoreLimits) -> None:
+        self._memory = memory
+        self._link = link
+        self._outbox = outbox
+        self._limits = limits
+        self._queue: deque[SpanEntry] = deque()
+        self._removed: dict[bytes, None] = {}
+        self._made = 0
+        self._under_way: dict[int, _Write] = {}
+        self.queued_bytes = 0
+        self.reading: frozenset[int] = frozenset()
+        """The spans that a thread reads now."""
+
+    @property
+    def queued(self) -> int:
+        """The number of entries that wait."""
+        return len(self._queue)
+
+    @property
+    def under_way(self) -> int:
+        """The number of writes under way."""
+        return len(self._under_way)
+
+    def change_limits(self, limits: StoreLimits) -> None:
+        """Applies to later writes."""
+        self._limits = limits
+
+    def published(self, entry: SpanEntry, now: float) -> None:
+        """A client's put was published."""
+        if not self._limits.remote_writes:
+            return
+        cost_s = entry.cost_ms / 1e3
+        self._link.costs.reported(entry.tag, cost_s)
+        if cost_s > 0:
+            self._offer(entry, cost_s, now)
+
+    def used(self, entries: Iterable[SpanEntry], now: float) -> None:
+        """Published entries were used."""
+        if not self._limits.remote_writes:
+            return
+        for entry in entries:
+            if not entry.offered and entry.cost_ms == 0:
+                self._offer(entry, 0.0, now)
+
+    def evicted(self, keys: Iterable[bytes], now: float) -> None:
+        """A client has evicted keys by name: their objects are removed too."""
+        if not self._limits.remote_writes:
+            return
+        for key in keys:
+            if not generation_of(key):
+                self._removed[key] = None
+        while len(self._removed) > REMOVED_MAX:
+            del self._removed[next(iter(self._removed))]
+        self._start(now)
+
+    def removes(self, key: bytes) -> bool:
+        """Whether the key's object is about to be removed."""
+        return key in self._removed or any(key in write.removed for write in self._under_way.values())
+
+    def saved(self, event: Saved, now: float) -> None:
+        """Processes the outcome of a write, or of a removal."""
+        write = self._under_way.pop(event.number)
+        self.reading = frozenset(each.span_id for each in self._under_way.values() if each.span_id)
+        counters = self._outbox.counters.remote
+        if event.error is not None:
+            counters["write_failed"] += 1
+            self._link.failed(event.error, now, probe=write.probe)
+        else:
+            self._link.succeeded()
+            if write.span_id:
+                counters["written" if event.written else "there"] += 1
+                counters["written_bytes"] += write.payload_bytes if event.written else 0
+        self._start(now)
+
+    def check_invariants(self) -> None:
+        """Asserts what the module's docstring promises."""
+        assert self.queued_bytes == sum(entry.payload_bytes for entry in self._queue)
+        assert self.queued_bytes <= self._limits.remote_queue_bytes or len(self._queue) == 0
+        assert len(self._under_way) <= WRITES_MAX
+        assert self.reading == {write.span_id for write in self._under_way.values()} - {0}
+
+    def _offer(self, entry: SpanEntry, cost_s: float, now: float) -> None:
+        if generation_of(entry.key) or entry.prefix_bytes or entry.parent is not None:
+            return
+        if cost_s and cost_s < self._link.speed.read_s(entry.payload_bytes, now):
+            self._outbox.counters.remote["not_worth"] += 1
+            return
+        if self.queued_bytes + entry.payload_bytes > self._limits.remote_queue_bytes:
+            self._outbox.counters.remote["dropped"] += 1
+            return
+        entry.offered = True
+        self._queue.append(entry)
+        self.queued_bytes += entry.payload_bytes
+        self._start(now)
+
+    def _start(self, now: float) -> None:
+        """Begins as many writes as may be under way."""
+        while len(self._under_way) < WRITES_MAX:
+            if not (self._link.breaker.closed or self._link.breaker.may_probe(now)):
+                self._drop_all()
+                return
+            # An object that is being written is removed after its write.
+            written = {write.key for write in self._under_way.values()}
+            if removed := tuple(key for key in self._removed if key not in written):
+                for key in removed:
+                    del self._removed[key]
+                self._begin(_Write(self._probe(), removed=removed))
+                self._outbox.add(RemoveRemote(self._made, removed))
+                continue
+            entry = self._next()
+            if entry is None:
+                return
+            self._begin(_Write(self._probe(), entry.key, entry.span_id, entry.payload_bytes))
+            self._outbox.add(Save(self._made, entry.key, entry.offset, entry.payload_bytes))
+
+    def _next(self) -> SpanEntry | None:
+        """The next entry of the queue that is still published."""
+        while self._queue:
+            entry = self._queue.popleft()
+            self.queued_bytes -= entry.payload_bytes
+            if self._memory.entries.find(entry.key) is entry:
+                return entry
+            self._outbox.counters.remote["dropped"] += 1
+        return None
+
+    def _probe(self) -> bool:
+        if self._link.breaker.closed:
+            return False
+        self._link.breaker.probe()
+        return True
+
+    def _begin(self, write: _Write) -> None:
+        self._made += 1
+        self._under_way[self._made] = write
+        if write.span_id:
+            self.reading |= {write.span_id}
+
+    def _drop_all(self) -> None:
+        """The store is left alone: what waits is offered again when it is used or put again."""
+        self._outbox.counters.remote["dropped"] += len(self._queue)
+        for entry in self._queue:
+            entry.offered = False
+        self._queue.clear()
+        self.queued_bytes = 0
