@@ -30,10 +30,11 @@ from ..ipc.connection import Connection
 from ..ipc.peer import peer_of
 from ..shm.allocator import SpanAllocator
 from ..shm.clock import boot_s
-from . import ending, learned_state, logs, notify, reloading
+from . import ending, former, learned_state, logs, notify, reloading
+from .actors import remote
 from .actors.governor import GovernorActor
 from .actors.listener import Listener
-from .actors.messages import Grown, Reconfigured, Reloaded, Scrubbed
+from .actors.messages import Grown, Reconfigured, Reloaded
 from .actors.metrics import MetricsServer
 from .actors.page import PageServer
 from .actors.pressure import PressureActor
@@ -59,12 +60,11 @@ from .policy.registry import by_name
 from .policy.replacement import Replacement
 from .segments import Segments
 from .sockets import Sockets
+from .tiers.registry import open_store
 
 _log = logs.logger("tensord")
 READ_BYTES: Final = 8192
 """The most bytes read from one connection in one turn of the loop: some hundred small messages, less than 1 ms."""
-
-_SLOTS_AT_ONCE: Final = 256
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -99,8 +99,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         # One line of the log's format, and not a traceback of many.
         _log.exception("the daemon failed, by a fault of its own: report it")
         status = 1
-    if any(thread.name.startswith(THREAD_NAME) for thread in threading.enumerate()):
-        # A driver hangs in a library, whose destructor may wait for that call: they are left out.
+    if any(thread.name.startswith((THREAD_NAME, remote.THREAD_NAME)) for thread in threading.enumerate()):
+        # A driver hangs in a library, whose destructor may wait for that call: they are left out. So is the wait for
+        # writes to a remote store.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
@@ -162,11 +163,11 @@ class _Daemon:
             self._notifier.close()
 
     async def _serve(self, memory: Segments, sockets: Sockets, began: float, started: asyncio.Future[_Parts]) -> None:
-        _warn_of_sizes(memory, self._config)
+        former.warn(memory, self._config)
         policy = by_name(self._config.policy)
         ring_bytes = memory.superblock.limit_bytes
         parts = self._assembled(memory, self._store(memory, policy))
-        _recover(memory, parts, policy)
+        former.take_over(memory, parts.core, parts.store.inbox, policy)
         documents = Documents(parts.store.inbox, parts.governor.inbox)
         stalls = StallTrigger(self._config.gauges.psi_stall_s, parts.pressure.sample_now, _log)
         sessions: set[Session] = set()
@@ -181,7 +182,7 @@ class _Daemon:
             running = [tasks.create_task(run()) for run in (*(each.run for each in listeners), *runs)]
             running.append(tasks.create_task(measure_lag(self._times)))
             running.append(tasks.create_task(self._grow(memory, parts.store)))
-            running.append(tasks.create_task(_scrub(memory, parts.store)))
+            running.append(tasks.create_task(former.scrub(memory, parts.store.inbox)))
             running.append(tasks.create_task(learned_state.keep_saving(memory, policy)))
             running.append(tasks.create_task(report_memory_rate(parts.governor.inbox.tell_now)))
             running.append(tasks.create_task(_fail_with(serving)))
@@ -237,6 +238,7 @@ class _Daemon:
             want_requests=lambda: watchers.want_requests,
             tell_governor=lambda holds: governor.inbox.tell_now(holds),
             times=self._times,
+            remote=None if config.remote.url is None else open_store(config.remote.url),
         )
         governor = GovernorActor(
             Governor(governor_limits(config)),
@@ -351,47 +353,6 @@ class _Daemon:
                 await actor.inbox.tell(Grown(ready, error))
                 return
             await actor.inbox.tell(Grown(ready))
-
-
-def _warn_of_sizes(memory: Segments, config: Config) -> None:
-    """Logs where the memory differs from the configuration, and the notices of the start."""
-    if memory.former["end"] in ("killed", "failed"):
-        _log.warning("the daemon before this one did not stop", **memory.former)
-    for notice in memory.notices:
-        _log.warning("existing shared memory needs attention", what=notice)
-    if memory.shortage:
-        have_bytes = memory.superblock.limit_bytes
-        _log.error("the ring stays smaller than configured", have_bytes=have_bytes, why=memory.shortage)
-    namespaces_max = memory.superblock.geometry.namespaces_max
-    if namespaces_max != config.limits.namespaces_max:
-        _log.warning(
-            "limits.namespaces_max keeps its value from the creation of the memory; to change it, stop the daemon, run "
-            "tensorctl purge and start it again",
-            have=namespaces_max,
-            configured=config.limits.namespaces_max,
-        )
-
-
-def _recover(memory: Segments, parts: _Parts, policy: Replacement) -> None:
-    """Takes over the entries of a former daemon. If there are none, allocates the first piece of the ring."""
-    if memory.recovered:
-        parts.core.recover(memory.found(), boot_s(), memory.missing)
-        learned_state.load(memory, policy)
-        parts.store.inbox.tell_now(Grown(memory.ready_bytes))
-    else:
-        parts.store.inbox.tell_now(Grown(memory.grow(0, prefault=False)))
-
-
-async def _scrub(memory: Segments, actor: StoreActor) -> None:
-    """Checks the spans of a former daemon, one by one. Until a span is checked, every reader checks it itself."""
-    for number, slot in enumerate(memory.index.slots()):
-        if number % _SLOTS_AT_ONCE == 0:
-            # Reading all slots takes half a second of the loop at 262,000 entries.
-            await asyncio.sleep(0)
-        if not (slot.published and slot.unverified):
-            continue
-        sound = await asyncio.to_thread(memory.is_sound, slot)
-        await actor.inbox.tell(Scrubbed(slot.number, slot.span_id, sound))
 
 
 async def _fail_with(serving: asyncio.Task[None]) -> None:

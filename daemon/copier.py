@@ -199,7 +199,7 @@ class Copier:
                 case Move():
                     return self._move(job, job.part)
                 case Seal(client, put_id, payload_offset, header, checksum):
-                    return Copied(client, put_id, checksum, record=self._finish(payload_offset, header, checksum))
+                    return Copied(client, put_id, checksum, record=self.finish(payload_offset, header, checksum))
                 case Copy():
                     return self._carry_out(job, job.part)
         except TensordError as error:
@@ -253,7 +253,7 @@ class Copier:
         if part.header is None:
             self._checksums[put] = checksum
             return Copied(part.client, part.put_id)
-        record = self._finish(part.payload_offset, part.header, checksum.intdigest())
+        record = self.finish(part.payload_offset, part.header, checksum.intdigest())
         return Copied(part.client, part.put_id, checksum.intdigest(), record=record)
 
     def _inbox_of(self, client: int, number: int, what: str) -> Bytes:
@@ -262,7 +262,13 @@ class Copier:
             raise LimitReached(f"{what} names the client's inbox {number}, which is not open: send OpenInbox first")
         return inbox
 
-    def _finish(self, payload_offset: int, header: SpanHeader, checksum: int) -> PrefixRecord | None:
+    def finish(self, payload_offset: int, header: SpanHeader, checksum: int) -> PrefixRecord | None:
+        """Checks the tree, and a block's record, of a payload in the ring, and writes its span's header. Any thread may
+        call it.
+
+        Raises:
+            BadTree, BadPrefix: the payload is not what its header says.
+        """
         # The checks read the bytes in the ring. A client may change its inbox now, but not the copied bytes. A client
         # that has written a span writes no more after its Commit; it belongs to a user trusted with the ring.
         tree = self._ring[payload_offset : payload_offset + header.tree_bytes].tobytes()

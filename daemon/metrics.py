@@ -84,6 +84,8 @@ _STORE_TOTALS: Final = (
     ("moves", "moves", "Entries that were moved to another place of the ring to make room for a put."),
     ("moved_bytes", "moved_bytes", "Bytes of moved entries."),
     ("log_lost", "log_lost", "Hits that are missing in recency and frequency, because an access log overflowed."),
+    ("remote_read_bytes", "remote_read_bytes", "Bytes of payloads read from the remote store."),
+    ("remote_written_bytes", "remote_written_bytes", "Bytes of payloads written to the remote store."),
     ("recovered_entries", "recovered", "Entries taken over from a former daemon."),
     ("prefix_queries", "prefix_queries", "Queries for a cached prefix."),
     ("prefix_hits", "prefix_hits", "Queries of which at least one token was cached."),
@@ -93,11 +95,17 @@ _STORE_TOTALS: Final = (
     ("evicted_while_pinned", "evicted_while_pinned", "Must stay 0: entries evicted while a reader had pinned them."),
     ("found_corrupt", "found_corrupt", "Must stay 0: entries that differ from what was stored."),
 )
+_REMOTE: Final = (
+    ("remote_serves", "serves", "1 while the remote store is used, 0 while it is left alone after errors."),
+    ("remote_queued_bytes", "queued_bytes", "Payload bytes that wait to be written to the remote store."),
+)
+_REMOTE_TOTALS: Final = (("remote_corrupt", "corrupt", "Objects of the remote store that are not what was stored."),)
 _STORE_BY: Final = (
     ("puts", "puts", "outcome", "Puts that have ended."),
     ("evictions", "evictions", "reason", "Removed entries, by reason."),
     ("refusals", "refusals", "code", "Requests that the store refused, by the error's name."),
     ("claims", "claims", "answer", "Requests for a claim, by the daemon's answer."),
+    ("remote", "remote", "outcome", "Fetches from the remote store and writes to it, by outcome."),
 )
 _DEVICE: Final = (
     ("entries", "entries", "Entries in the device tier."),
@@ -183,6 +191,8 @@ def families(status: Figures) -> Iterator[Metric]:
     yield from _lookups(store, governor.get("counters", {}))
     yield from _hit_ratios(store["hit_ratios"])
     yield from _counters(store, _STORE_TOTALS)
+    yield from _gauges(status.get("remote") or {}, _REMOTE)
+    yield from _counters(status.get("remote") or {}, _REMOTE_TOTALS)
     for name, figure, label, help_text in _STORE_BY:
         yield _counter(name, help_text, (label,), (((key,), count) for key, count in sorted(store[figure].items())))
     quotas: Figures = status["quotas"]

@@ -119,6 +119,7 @@ def _traffic(body: dict[str, Any], store: dict[str, Any]) -> list[tuple[str, str
                 f"granted {number(store['claims_granted'])}, handed over {number(store['claims_handed_over'])}"
             ),
         ),
+        *([("remote", _remote(body["remote"], store))] if body["remote"] else []),
         (
             "reclaim",
             (
@@ -127,6 +128,14 @@ def _traffic(body: dict[str, Any], store: dict[str, Any]) -> list[tuple[str, str
             ),
         ),
     ]
+
+
+def _remote(remote: dict[str, Any], store: dict[str, Any]) -> str:
+    state = "serves" if remote["serves"] else f"LEFT ALONE ({remote['why']})"
+    return (
+        f"{remote['address']} {state}; {counts(store['remote'])}; read {size(store['remote_read_bytes'])}, written "
+        f"{size(store['remote_written_bytes'])}, waiting {size(remote['queued_bytes'])}, corrupt {number(remote['corrupt'])}"
+    )
 
 
 def _hit_ratio(figures: dict[str, Any]) -> str:

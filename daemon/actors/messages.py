@@ -17,7 +17,17 @@ from ...ipc import messages
 from ...ipc.peer import Peer
 from ..config.config import Config
 from ..core.effects import Copy, Seal
-from ..core.events import AgentsTurned, Allocated, Copied, Moved, Punched
+from ..core.events import (
+    AgentsTurned,
+    Allocated,
+    Copied,
+    GenerationRaised,
+    GenerationsTold,
+    Moved,
+    Punched,
+    Saved,
+    Sought,
+)
 from ..core.governor import events as governor
 from ..core.host_memory import HostHolds, Pressed
 from ..core.limits import StoreLimits
@@ -153,6 +163,10 @@ StoreMessage = (
     | Seal
     | Copied
     | Moved
+    | Sought
+    | Saved
+    | GenerationsTold
+    | GenerationRaised
     | Fenced
     | Grown
     | Scrubbed

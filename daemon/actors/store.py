@@ -13,25 +13,27 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, assert_never
 
 import numpy as np
 
-from ...errors import DaemonUnavailable, LimitReached, NotEnoughMemory, TensordError
+from ...errors import LimitReached, TensordError
 from ...ipc import messages
-from ...ipc.declared import handlers, id_of
-from ...ipc.schema import INBOXES_PER_CLIENT_MAX
+from ...ipc.declared import handlers
 from ...shm.clock import unix_at_boot_s
 from ...shm.prefix import HEADER_BYTES, MEDIA_BYTES, MEDIA_MAX, TOKEN_BYTES, PrefixRecord
 from ..config.config import Config
 from ..copier import Copier
 from ..core import effects, events
+from ..core.claims import NOBODY
 from ..core.host_memory import HostHolds, Pressed
 from ..core.request_times import RequestTimes
 from ..core.store import Store
 from ..logs import logger
 from ..segments import Segments
+from ..tiers.store import RemoteStore
+from .attachments import Attachments
 from .lane_room import LaneRoom
 from .lanes import LaneJobs
 from .mailbox import Mailbox
@@ -52,6 +54,7 @@ from .messages import (
 )
 from .pages import Pages
 from .pump import Pump
+from .remote import RemoteThreads, Request
 from .store_report import StoreReport
 
 _log = logger("store")
@@ -66,6 +69,7 @@ class StoreActor:
         tell_governor: sends the governor the sizes of the host tier. Must not block.
         want_requests: whether a watcher records requests.
         unix_at_zero: gives the Unix time at which `clock` was zero.
+        remote: the store behind the ring.
     """
 
     def __init__(
@@ -80,6 +84,7 @@ class StoreActor:
         want_requests: Callable[[], bool] = lambda: False,
         unix_at_zero: Callable[[], float] = unix_at_boot_s,
         times: RequestTimes | None = None,
+        remote: RemoteStore | None = None,
     ) -> None:
         self.inbox: Mailbox[StoreMessage] = Mailbox(config.queues.store_inbox_max)
         self._store = store
@@ -101,6 +106,15 @@ class StoreActor:
             config.limits.tree_depth_max,
             lambda copied: loop.call_soon_threadsafe(self.inbox.tell_now, copied),
         )
+        self._remote: RemoteThreads | None = None
+        if remote is not None:
+            self._remote = RemoteThreads(
+                remote,
+                memory.ring,
+                self._copier.finish,
+                lambda outcome: loop.call_soon_threadsafe(self.inbox.tell_now, outcome),
+                config.remote.timeout_s,
+            )
         self._report = StoreReport(
             store,
             memory,
@@ -112,6 +126,7 @@ class StoreActor:
             unix_at_zero=unix_at_zero,
             waiting=lambda: len(self.inbox),
             times=times or RequestTimes(config.log.slow_s, config.log.slow_max),
+            remote=self._remote,
         )
         self._lanes = LaneJobs(
             memory,
@@ -120,14 +135,7 @@ class StoreActor:
             begin=self._pump.begin,
             report=lambda fenced: loop.call_soon_threadsafe(self.inbox.tell_now, fenced),
         )
-
-        memory_requests: dict[type[Any], Callable[[Joined, Any, Sequence[int]], None]] = {
-            messages.Attach: self._attach,
-            messages.OpenInbox: self._open_inbox,
-            messages.OpenRing: self._open_ring,
-            messages.CloseInbox: self._close_inbox,
-        }
-        self._memory_requests = handlers(messages.AttachmentRequest, memory_requests)
+        self._attachments = Attachments(store, memory, self._copier, self._lane_room, self._send, self._tell_of)
         prefix_requests: dict[type[Any], Callable[[int, Any], None]] = {messages.MatchPrefix: self._match}
         self._prefix_requests = handlers(messages.PrefixRequest, prefix_requests)
 
@@ -182,12 +190,16 @@ class StoreActor:
                     self._prefix_requests[type(request)](client, request)
                 else:
                     self._handle(events.Received(client, request, counted))
-            case events.Copied(client):
+            case events.Copied(client) if client != NOBODY:
                 self._copying[client] -= 1
                 if not self._copying[client]:
                     del self._copying[client]
                 self._handle(message)
             case Pressed() | events.AgentsTurned() | events.Punched() | events.Allocated() | events.Moved():
+                self._handle(message)
+            case events.Copied() | events.Sought() | events.Saved():
+                self._handle(message)
+            case events.GenerationsTold() | events.GenerationRaised():
                 self._handle(message)
             case effects.Copy() | effects.Seal():
                 self._handle(self._copier.copy_now(message))
@@ -195,8 +207,8 @@ class StoreActor:
                 self._clients[client] = message
                 writes = message.may_write(self._config.write_in_place)
                 self._handle(events.ClientJoined(client, peer.uid, message.name, writes))
-            case MemoryRequest():
-                self._serve_memory(message)
+            case MemoryRequest(client):
+                self._attachments.serve(self._clients.get(client), message, self._config)
             case Left(client):
                 if (joined := self._clients.pop(client, None)) is not None:
                     self._tell_of(joined, "leave")
@@ -212,6 +224,8 @@ class StoreActor:
                 self._answer(message)
             case Reconfigured(limits, config):
                 self._config = self._report.config = config
+                if self._remote is not None:
+                    self._remote.timeout_s = config.remote.timeout_s
                 self._handle(events.LimitsChanged(limits))
             case Reloaded(verdict):
                 self._report.reload = verdict
@@ -224,6 +238,14 @@ class StoreActor:
             match effect:
                 case effects.Send(client, message):
                     self._send(client, Deliver(message))
+                case effects.Copy() if effect.client == NOBODY:
+                    self._ask_remote(effect)
+                case effects.Seek() | effects.Save() | effects.RemoveRemote():
+                    self._ask_remote(effect)
+                case effects.AskGenerations() | effects.RaiseGeneration():
+                    self._ask_remote(effect)
+                case effects.RemoteTurned(why):
+                    self._remote_turned(why)
                 case effects.Copy() | effects.Seal():
                     # A small copy is done by this actor, which is faster than waking the thread. Copies of one client
                     # keep their order, so a client with copies in the thread goes there too.
@@ -254,6 +276,17 @@ class StoreActor:
                     self.inbox.tell_first(Requested(client, request, counted), (self._clients[client].peer.uid, client))
                 case _:
                     assert_never(effect)
+
+    def _ask_remote(self, request: Request) -> None:
+        assert self._remote is not None, "without a remote store the limits allow no such effect"
+        self._remote.submit(request)
+
+    def _remote_turned(self, why: str) -> None:
+        self._tell_watchers(WatchEvent({"event": "remote", "serves": not why, "why": why}))
+        if why:
+            _log.warning("the remote store is left alone for now; entries of this host are served", why=why)
+        else:
+            _log.info("the remote store serves again")
 
     def _match(self, client: int, query: messages.MatchPrefix) -> None:
         """Copies a query out of the client's inbox and gives it to the core. The client may write there meanwhile, so
@@ -292,79 +325,9 @@ class StoreActor:
             _log.error("the checksum of a recovered entry is wrong; entry evicted", key=slot.key.hex())
             self._handle(events.FoundCorrupt(scrubbed.span_id))
 
-    def _serve_memory(self, asked: MemoryRequest) -> None:
-        client = self._clients.get(asked.client)
-        try:
-            if client is None:
-                raise DaemonUnavailable("the connection is closed")
-            self._memory_requests[type(asked.message)](client, asked.message, asked.fds)
-        except TensordError as error:
-            self._send(asked.client, Deliver(messages.Error.of(error, id_of(asked.message))))
-        finally:
-            for fd in asked.fds:
-                os.close(fd)
-
-    def _attach(self, client: Joined, request: messages.Attach, brought: Sequence[int]) -> None:
-        lanes_max, uid = self._config.limits.lanes_max, client.peer.uid
-        back = brought[0] if brought and self._memory.has_lane_for(brought[0]) else None
-        if back is None and len(self._memory.lanes) >= lanes_max:
-            raise LimitReached(
-                f"lanes_max is {lanes_max}, and that many lanes exist, including those of processes that only hold "
-                "views: raise it, or end processes that hold views they no longer need"
-            )
-        if back is None:
-            self._store.quotas.admit("lanes", uid, sum(lane.uid == uid for lane in self._memory.lanes))
-        try:
-            lane_id, fds = self._memory.lend_lane(client.client, uid=uid, fenced=client.fenced, brought=back)
-        except NotEnoughMemory as error:
-            self._lane_room.refused(error)
-            raise
-        except OSError as error:
-            raise NotEnoughMemory(f"the lane cannot be allocated: {error}") from error
-        if back is None:
-            self._lane_room.made()
-        superblock = self._memory.superblock
-        attached = messages.Attached(request.id, lane_id, superblock.ring_bytes, superblock.geometry.index_bytes)
-        self._send(client.client, Deliver(attached, fds, close=fds[2:]))
-        self._tell_of(client, "attach")
-
     def _tell_of(self, client: Joined, event: str) -> None:
         who = {"client": client.client, "name": client.name, "pid": client.pid, "uid": client.peer.uid}
         self._tell_watchers(WatchEvent({"event": event, **who}))
-
-    def _open_inbox(self, client: Joined, request: messages.OpenInbox, fds: Sequence[int]) -> None:
-        limits = self._config.limits
-        if request.inbox_bytes > limits.inbox_bytes_max:
-            raise LimitReached(
-                f"the inbox has {request.inbox_bytes} bytes; inbox_bytes_max is {limits.inbox_bytes_max}: open a "
-                "smaller inbox, or raise the limit"
-            )
-        uid = client.peer.uid
-        self._store.quotas.admit("inboxes", uid, self._copier.inboxes_bytes_of(uid), request.inbox_bytes)
-        try:
-            self._copier.open_inbox(
-                client.client,
-                fds[0],
-                request.inbox_bytes,
-                limits.inboxes_bytes_max,
-                uid,
-                request.inbox,
-                INBOXES_PER_CLIENT_MAX,
-            )
-        except OSError as error:
-            raise NotEnoughMemory(f"the inbox cannot be mapped: {error}") from error
-        self._send(client.client, Deliver(messages.Done(request.id)))
-
-    def _open_ring(self, client: Joined, request: messages.OpenRing, fds: Sequence[int]) -> None:
-        if not client.may_write(self._config.write_in_place):
-            raise LimitReached(
-                f"write_in_place is {self._config.write_in_place}, and the client runs as uid {client.peer.uid}: its "
-                "payloads go through its inbox"
-            )
-        self._send(client.client, Deliver(messages.WritableRing(request.id), [self._memory.writable_ring_fd]))
-
-    def _close_inbox(self, client: Joined, request: messages.CloseInbox, fds: Sequence[int]) -> None:
-        self._copier.close_inbox(client.client, request.inbox)
 
     def _send(self, client: int, delivery: Deliver) -> None:
         joined = self._clients.get(client)
@@ -384,6 +347,9 @@ class StoreActor:
             if not self.settled:
                 idle_s = self._keep_time()
         self._copier.stop()
+        if self._remote is not None and not await asyncio.to_thread(self._remote.close):
+            _log.error("a read of the remote store hangs, and would write into the next daemon's ring; ending at once")
+            os._exit(1)
         # The results of copies come through the loop. After one turn of the loop they are in the inbox.
         await asyncio.sleep(0)
         for message in self.inbox.drain():

@@ -26,6 +26,7 @@ from ..core.store import Store
 from ..segments import HeldLane, Segments
 from .lane_room import LaneRoom
 from .messages import Grown, Joined
+from .remote import RemoteThreads
 
 HELD_BY_MAX: Final = 4
 """Lanes listed of those that pin the entry of a query."""
@@ -42,6 +43,7 @@ class StoreReport:
         unix_at_zero: gives the Unix time at which `clock` was zero.
         waiting: gives the number of messages that wait for the actor.
         times: how long requests took.
+        remote: the threads of the remote store, if there is one.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class StoreReport:
         unix_at_zero: Callable[[], float],
         waiting: Callable[[], int],
         times: RequestTimes,
+        remote: RemoteThreads | None = None,
     ) -> None:
         self.config = config
         self.reload: dict[str, Any] = {"number": 0, "at_unix_s": 0.0, "refused": "", "applied": [], "waiting": []}
@@ -69,6 +72,7 @@ class StoreReport:
         self._clock = clock
         self._unix_at_zero = unix_at_zero
         self._waiting = waiting
+        self._remote = remote
         self._began = clock()
         self._unix_at_zero_first = unix_at_zero()
         self._grown_bytes = 0
@@ -135,6 +139,7 @@ class StoreReport:
     def _status(self, query: messages.StatusQuery) -> dict[str, Any]:
         superblock = self._memory.superblock
         lanes = self._memory.lanes
+        store = self._store.status(self._clock())
         return {
             "version": __version__,
             "protocol": messages.PROTOCOL_VERSION,
@@ -165,7 +170,8 @@ class StoreReport:
                 "requests_delayed": self._store.quotas.rates.delayed,
                 "uids": self._uid_rows(),
             },
-            "store": self._store.status(self._clock()),
+            "remote": None if self._remote is None else {**self._remote.status(), **store.pop("remote_state")},
+            "store": store,
         }
 
     def _uid_rows(self) -> list[dict[str, Any]]:
@@ -253,6 +259,9 @@ class StoreReport:
                 f"{store['withdrawn_bytes']} bytes of the ring cannot be allocated again; retrying: "
                 f"{store['regrow_error']}"
             )
+        remote = store["remote_state"]
+        if remote is not None and not remote["serves"]:
+            problems.append(f"the remote store is left alone for now: {remote['why']}")
         no_lane = self._lane_room.problem()
         if no_lane is not None:
             problems.append(no_lane)

@@ -23,8 +23,10 @@ from ...ipc import places
 from ...shm import segments
 from ..policy.modes import Thresholds
 from ..policy.registry import POLICIES
+from ..tiers.registry import open_store
 from .governing import DeviceSection, GaugesSection, MetricsSection, PressureSection, QueueingSection
 from .neighbours import NeighboursSection, is_loopback
+from .remote import RemoteSection
 from .sections import DAY_S, GIB, KIB, MIB, TIB, LimitsSection, LogSection, MemorySection, QueuesSection, QuotasSection
 from .settings import (
     COUNT,
@@ -183,6 +185,7 @@ class Config:
     device: DeviceSection
     queueing: QueueingSection
     neighbours: NeighboursSection
+    remote: RemoteSection
     metrics: MetricsSection
     log: LogSection
     sources: Mapping[str, str] = dataclasses.field(compare=False, repr=False)
@@ -296,6 +299,8 @@ class Config:
             raise BadConfiguration(f"[pressure] {error}; given: {given}") from None
         if "file" in (self.gauges.device, self.gauges.host) and self.gauges.file is None:
             raise BadConfiguration(f"{self._described('gauges.file')}: name the file for gauges.device or gauges.host")
+        if self.remote.url is not None:
+            open_store(self.remote.url).close()
         outside = [place.name for place in self.neighbours.servers or () if not is_loopback(place)]
         if outside and not self.neighbours.beyond_loopback:
             raise BadConfiguration(

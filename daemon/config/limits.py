@@ -35,6 +35,9 @@ def store_limits(config: Config, ring_bytes: int, max_entries: int) -> StoreLimi
         pins_per_client_max=limits.pins_per_client_max,
         pin_s_max=limits.pin_s_max,
         pinned_bytes_max=int(limits.pinned_share_max * ring_bytes),
+        remote_s=0.0 if config.remote.url is None else config.remote.timeout_s,
+        remote_writes=config.remote.url is not None and config.remote.write,
+        remote_queue_bytes=config.remote.queue_bytes,
     )
 
 

@@ -45,6 +45,8 @@ class StoreCounters:
     prefix_tokens_matched: int = 0
     prefix_uses_lost: int = 0
     remote: Counter[str] = field(default_factory=Counter)
+    remote_read_bytes: int = 0
+    remote_written_bytes: int = 0
     departures: Departures = field(default_factory=Departures)
 
     def as_dict(self) -> dict[str, Any]:

@@ -26,6 +26,8 @@ from .events import (
     Drained,
     Event,
     FoundCorrupt,
+    GenerationRaised,
+    GenerationsTold,
     HoldersCounted,
     LimitsChanged,
     Moved,
@@ -74,6 +76,8 @@ class Dispatch:
             Moved: self._moved,
             Sought: self._sought,
             Saved: self._saved,
+            GenerationsTold: self._generations_told,
+            GenerationRaised: self._generation_raised,
             PrefixAsked: self._prefix_asked,
             Drained: self._drained,
             Scanned: self._scanned,
@@ -130,6 +134,12 @@ class Dispatch:
 
     def _saved(self, event: Saved, now: float) -> None:
         self._parts.writes.saved(event, now)
+
+    def _generations_told(self, event: GenerationsTold, now: float) -> None:
+        self._parts.agreement.answered(event.told, event.error, now)
+
+    def _generation_raised(self, event: GenerationRaised, now: float) -> None:
+        self._parts.agreement.raised(event.tag, event.generation, event.error, now)
 
     def _prefix_asked(self, event: PrefixAsked, now: float) -> None:
         try:
@@ -213,6 +223,7 @@ class Dispatch:
         self._parts.matching.change_limits(limits.prefix_tokens_max, limits.prefix_wait_s)
         self._parts.reclaim.change_limits(limits.rescan_s)
         self._parts.intake.change_limits(limits)
+        self._parts.agreement.change_limits(limits)
         self._parts.fetches.change_limits(limits)
         self._parts.writes.change_limits(limits)
         self._parts.reclaim.restart_search()
@@ -236,6 +247,7 @@ class Dispatch:
         self._parts.matching.advance(now)
         for entry in self._parts.memory.sequences.rebuild():
             self._end_corrupt(entry)
+        self._parts.agreement.tick(now)
         self._parts.idle_sweep.advance(now)
         self._parts.reclaim.tick(now)
 

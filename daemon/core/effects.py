@@ -122,19 +122,28 @@ class Announce(Struct, frozen=True):
 
 
 class Seek(Struct, frozen=True):
-    """Asks the remote store whether it has `key`. Answered by Sought."""
+    """Asks the remote store whether it has `key`. Answered by Sought.
+
+    `asks_generation`: the store is first asked for the generation of the key's namespace, and for the key only if that
+    is the key's.
+    """
 
     number: int
     key: bytes
+    asks_generation: bool = False
 
 
 class Save(Struct, frozen=True):
-    """Writes the published span at `offset` to the remote store. Its bytes do not change until Saved is handled."""
+    """Writes the published span at `offset` to the remote store. Its bytes do not change until Saved is handled.
+
+    `asks_generation`: as for Seek.
+    """
 
     number: int
     key: bytes
     offset: int
     payload_bytes: int
+    asks_generation: bool = False
 
 
 class RemoveRemote(Struct, frozen=True):
@@ -142,6 +151,20 @@ class RemoveRemote(Struct, frozen=True):
 
     number: int
     keys: tuple[bytes, ...]
+
+
+class AskGenerations(Struct, frozen=True):
+    """Asks the remote store for its generations of namespaces. Answered by GenerationsTold."""
+
+    tags: tuple[bytes, ...]
+
+
+class RaiseGeneration(Struct, frozen=True):
+    """Has the remote store give out a generation that it has given to nobody, at least `least`. Answered by
+    GenerationRaised."""
+
+    tag: bytes
+    least: int
 
 
 class RemoteTurned(Struct, frozen=True):
@@ -175,6 +198,8 @@ Effect = (
     | Seek
     | Save
     | RemoveRemote
+    | AskGenerations
+    | RaiseGeneration
     | RemoteTurned
     | Announce
     | Again

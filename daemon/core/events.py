@@ -5,7 +5,8 @@ Owns the events' fields only. Invariants, which the actor that delivers the even
 - The Received events of a client come in the order of sending.
 - Each Copy and each Seal is answered by one Copied; the Copies of one client in the order of their effects.
 - Each Drain is answered by one Drained, each Scan by one Scanned, each Move by one Moved, each Punch by one Punched,
-  each Allocate by one Allocated, each Seek by one Sought, each Save and each RemoveRemote by one Saved.
+  each Allocate by one Allocated, each Seek by one Sought, each Save and each RemoveRemote by one Saved, each
+  AskGenerations by one GenerationsTold, each RaiseGeneration by one GenerationRaised.
 """
 
 from __future__ import annotations
@@ -76,20 +77,38 @@ class Found(Struct, frozen=True):
 
 
 class Sought(Struct, frozen=True):
-    """A Seek was carried out, or failed with `error`. `found` is None if the store has no such object."""
+    """A Seek was carried out, or failed with `error`. `found` is None if the store has no such object. `generation`:
+    the store's, if it was asked for."""
 
     number: int
     found: Found | None = None
     error: TensordError | None = None
+    generation: int | None = None
 
 
 class Saved(Struct, frozen=True):
     """A Save or a RemoveRemote was carried out, or failed with `error`. `written` is False if the store had the object
-    already."""
+    already. `generation`: as for Sought."""
 
     number: int
     error: TensordError | None = None
     written: bool = True
+    generation: int | None = None
+
+
+class GenerationsTold(Struct, frozen=True):
+    """An AskGenerations was carried out, or failed with `error`. `told`: the store's generation of each namespace."""
+
+    told: dict[bytes, int]
+    error: TensordError | None = None
+
+
+class GenerationRaised(Struct, frozen=True):
+    """A RaiseGeneration was carried out: `generation` is this host's. Or it failed with `error`."""
+
+    tag: bytes
+    generation: int | None = None
+    error: TensordError | None = None
 
 
 class PrefixAsked(Struct, frozen=True):
@@ -198,6 +217,8 @@ Event = (
     | Moved
     | Sought
     | Saved
+    | GenerationsTold
+    | GenerationRaised
     | PrefixAsked
     | Scanned
     | Drained

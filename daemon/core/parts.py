@@ -24,6 +24,7 @@ from .publication import Publication
 from .put_answers import PutAnswers
 from .quotas import Quotas
 from .reclaim import Reclaim
+from .remote.agreement import Agreement
 from .remote.fetches import Fetches
 from .remote.link import RemoteLink
 from .remote.writes import Writes
@@ -65,11 +66,12 @@ class Parts:
         self.idle_sweep = IdleSweep(memory, room)
         self.reclaim = Reclaim(memory, room, residency, expiry, claims, outbox, limits.rescan_s)
         self.link = link = RemoteLink(outbox)
-        self.writes = writes = Writes(memory, link, outbox, limits)
-        self.fetches = fetches = Fetches(claims, link, writes, outbox, limits)
+        self.sweeps = Sweeps(memory, expiry, outbox, quotas)
+        self.agreement = agreement = Agreement(memory, self.sweeps, claims, link, outbox, limits)
+        self.writes = writes = Writes(memory, link, agreement, outbox, limits)
+        self.fetches = fetches = Fetches(claims, link, agreement, writes, outbox, limits)
         answers = PutAnswers(memory, expiry, claims, fetches, writes, outbox)
         publication = Publication(memory, expiry, answers, outbox, limits)
         self.intake = Intake(memory, room, residency, self.reclaim, publication, answers, claims, outbox, limits)
         self.residency_report = ResidencyReport(memory, residency, self.idle_sweep, outbox)
-        self.sweeps = Sweeps(memory, expiry, outbox, quotas)
         self.matching = Matching(memory, expiry, outbox, limits.prefix_tokens_max, limits.prefix_wait_s)

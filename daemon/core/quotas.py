@@ -39,6 +39,7 @@ class Quotas:
         self.rules = rules
         self.rates = Rates(requests_per_s_max, own_uid)
         self.refusals: Counter[str] = Counter()
+        self.own_uid = own_uid
         self._exempt = frozenset({ROOT, own_uid})
 
     def change_limits(self, rules: dict[Kind, Quota], requests_per_s_max: float) -> None:

@@ -129,6 +129,7 @@ class Requests:
         if self._parts.sweeps.invalidate(client, request):
             # Puts in flight in this namespace are refused before publication.
             self._outbox.send_verdicts(self._claims.void(request.namespace))
+            self._parts.agreement.invalidated(request.namespace, now)
 
     def _evict_prefixes(self, client: int, request: messages.EvictPrefixes, now: float) -> None:
         self._parts.sweeps.evict_prefixes(client, request)

@@ -171,6 +171,7 @@ class Store:
             self._reclaim.next_timer(),
             self.residency.next_timer(),
             self.matching.next_timer(),
+            self._parts.agreement.next_timer(),
         )
         return min((timer for timer in timers if timer is not None), default=None)
 
@@ -245,6 +246,7 @@ class Store:
         puts.check_invariants(self._dispatch.commits_most)
         self.intake.taken.check_invariants()
         self.intake.parents.check_invariants()
+        self._parts.agreement.check_invariants()
         self.fetches.check_invariants()
         self.writes.check_invariants()
         spans = {entry.span_id for entry in self.intake.taken}

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from ...ipc import messages
+from .claims import NOBODY
 from .entries import SpanEntry
 from .expiry import Expiry, RemovalProgress
 from .outbox import StoreOutbox
@@ -73,8 +74,9 @@ class Sweeps:
         is_new = request.generation >= known
         raised = request.generation + 1 if is_new else known
         if is_new:
-            uid = self._outbox.clients[client].uid
-            if tag not in generations:
+            # The daemon follows an invalidation on another host.
+            uid = self._quotas.own_uid if client == NOBODY else self._outbox.clients[client].uid
+            if tag not in generations and client != NOBODY:
                 self._quotas.admit("namespaces", uid, generations.of_uid[uid])
             generations.raise_to(tag, raised, uid)
         self._begin(

@@ -2,6 +2,7 @@
 
     ROOT/tensord-1/6c/6c41….            one file for each object, in 256 folders by byte 8 of the key
     ROOT/tensord-1/tmp/HOST-PID-N       an object that is being written
+    ROOT/tensord-1/gen/TAG/N            an empty file for the generation N of a namespace; the highest counts
 
 ROOT must exist, so that an object never goes to the disk below a mount that is missing. An object is written to a file
 in tmp/ and renamed into its place when it is whole. A writer that is killed leaves a file in tmp/, which any process
@@ -36,6 +37,7 @@ from .store import NAME, RemoteStore, writable_bytes
 from .urls import options, shown, split, switch
 
 PIECE_BYTES: Final = 4 << 20
+GENERATIONS: Final = "gen"
 BYTES_DEFAULT: Final = 100 << 30
 TOUCH_EVERY_S: Final = 60.0
 """How much older than a read the time of a file may be. Eviction goes by it, and each change costs a write."""
@@ -106,9 +108,41 @@ class DirectoryStore(RemoteStore):
                 with suppress(FileNotFoundError):
                     os.unlink(self._path(key))
 
+    def generations(self, tags: Sequence[bytes], deadline: float) -> list[int]:
+        self._left_s(deadline)
+        with self._told():
+            found = [max(map(int, _listed(self._generation(tag))), default=0) for tag in tags]
+            if not all(found):
+                self._root.stat()
+            return found
+
+    def raise_generation(self, tag: bytes, least: int, deadline: float) -> int:
+        while True:
+            [known] = self.generations([tag], deadline)
+            number = max(known + 1, least)
+            with self._told():
+                folder = self._generation(tag)
+                for made in (self._base, folder.parent, folder):
+                    _make_folder(made)
+                try:
+                    os.close(os.open(folder / str(number), _WRITE, 0o660))
+                except FileExistsError:
+                    continue
+                _sync_folder(folder)
+                listed = sorted(map(int, _listed(folder)))
+                for lower in listed[:-1]:
+                    with suppress(FileNotFoundError):
+                        os.unlink(folder / str(lower))
+                # Another host may have given out this number, and a higher one, and removed this one since.
+                if listed[-1:] == [number]:
+                    return number
+
     def close(self) -> None:
         self._closed = True
         self._room.close()
+
+    def _generation(self, tag: bytes) -> Path:
+        return self._base / GENERATIONS / tag.hex()
 
     def _path(self, key: bytes) -> Path:
         name = key.hex()
@@ -222,6 +256,14 @@ def _pieces(parts: list[memoryview]) -> Iterator[memoryview]:
 def _make_folder(folder: Path) -> None:
     with suppress(FileExistsError):
         folder.mkdir(0o770)
+
+
+def _listed(folder: Path) -> list[str]:
+    """The names of a folder that are numbers; none of a folder that is missing."""
+    try:
+        return [name for name in os.listdir(folder) if name.isdecimal()]
+    except FileNotFoundError:
+        return []
 
 
 def _sync_folder(folder: Path) -> None:

@@ -78,6 +78,15 @@ class RemoteStore(ABC):
     def close(self) -> None:
         """Ends connections and threads. May be called more than once. Other calls raise TierUnavailable afterwards."""
 
+    @abstractmethod
+    def generations(self, tags: Sequence[bytes], deadline: float) -> list[int]:
+        """The generations of namespaces that the store has given out last; 0 for one that was never raised."""
+
+    @abstractmethod
+    def raise_generation(self, tag: bytes, least: int, deadline: float) -> int:
+        """Gives out a generation of a namespace: above all that were given out before, and at least `least`. No two
+        callers get the same one."""
+
     def get_many_into(
         self, keys: Sequence[bytes], buffers: Sequence[memoryview], deadline: float
     ) -> list[RemoteEntry | None]:

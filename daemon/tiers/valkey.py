@@ -2,6 +2,7 @@
 
     tensord-1:KEY           an object, with a time to live; KEY in hexadecimal
     tensord-1:claim:KEY     a claim: its owner, with a time to live
+    tensord-1:gen:TAG       the generation of a namespace, without a time to live
 
 Owns: the commands, and the names of keys. Does not own: connections and clusters (`valkey_nodes`).
 
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote
 
-from ...errors import BadConfiguration, TierFull, TierRefused
+from ...errors import BadConfiguration, TierFull, TierRefused, TierUnavailable
 from ...ipc.quantities import DURATION_WANTS, read_duration
 from .form import OBJECT_HEADER_BYTES, Buffer, Meta, RemoteEntry, object_header
 from .store import NAME, RemotePut, RemoteStore, writable_bytes
@@ -41,6 +42,10 @@ BATCH_BYTES: Final = 32 << 20
 """The most bytes that are asked for at once. The server keeps a copy of each reply until it is read."""
 _EXPIRY_S_MAX: Final = 10 * 365 * 86400.0
 _PORT: Final = 6379
+_RAISE: Final = (
+    b"local n = math.max(tonumber(redis.call('GET', KEYS[1]) or 0) + 1, tonumber(ARGV[1])) "
+    b"redis.call('SET', KEYS[1], n) return n"
+)
 _RELEASE: Final = b"if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0"
 
 
@@ -211,6 +216,19 @@ class ValkeyStore(RemoteStore):
         [reply] = self._nodes.run([ValkeyCommand(name, pieces)], lambda _, wire: wire.answer(deadline), deadline)
         return bool(reply == 1)
 
+    def generations(self, tags: Sequence[bytes], deadline: float) -> list[int]:
+        self._left_s(deadline)
+        commands = [ValkeyCommand(name, command(b"GET", name)) for name in map(_generation_name, tags)]
+        found = self._nodes.run(commands, lambda _, wire: wire.answer(deadline), deadline)
+        return [self._number(each) for each in found]
+
+    def raise_generation(self, tag: bytes, least: int, deadline: float) -> int:
+        self._left_s(deadline)
+        name = _generation_name(tag)
+        pieces = command(b"EVAL", _RAISE, 1, name, least)
+        [reply] = self._nodes.run([ValkeyCommand(name, pieces)], lambda _, wire: wire.answer(deadline), deadline)
+        return self._number(reply)
+
     def close(self) -> None:
         self._nodes.close()
 
@@ -225,6 +243,12 @@ class ValkeyStore(RemoteStore):
             None if length is None or length > len(memory) else self._checked(key, memory[:length])
             for key, memory, length in zip(keys, into, lengths, strict=True)
         ]
+
+    def _number(self, reply: Any) -> int:
+        try:
+            return int(reply or 0)
+        except (TypeError, ValueError):
+            raise TierUnavailable(f"{self.address} has sent {reply!r} as the number of a generation") from None
 
     def _set(self, entry: RemotePut, now_unix_s: float) -> ValkeyCommand | None:
         """The command that stores an entry. None if the time of the entry is over."""
@@ -259,6 +283,10 @@ def _name(key: bytes) -> bytes:
 
 def _claim_name(key: bytes) -> bytes:
     return f"{NAME}:claim:{key.hex()}".encode()
+
+
+def _generation_name(tag: bytes) -> bytes:
+    return f"{NAME}:gen:{tag.hex()}".encode()
 
 
 def _of(key: bytes, word: bytes, *more: int) -> ValkeyCommand:

@@ -38,9 +38,8 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_make_runs_it_with_what_the_extra_installs() -> None:
-    told = subprocess.run(
-        ["make", "--no-print-directory", "--dry-run", "release-check"], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S
-    )
+    command = ["make", "--no-print-directory", "--dry-run", "release-check"]
+    told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S)
     assert told.stdout.rstrip().endswith(".venv/bin/python ops/release_check.py dist"), told.stderr
     assert "tensord[release]" in told.stdout or (ROOT / ".venv" / ".stamps" / "release").exists()
 

@@ -119,6 +119,10 @@ class Daemon:
                     self._announce(body)
                 case effects.Again(number, message, counted):
                     self.do(events.Received(number, message, counted))
+                case effects.Seek() | effects.Save() | effects.RemoveRemote() | effects.RemoteTurned():
+                    raise AssertionError("this host has no remote store")
+                case effects.AskGenerations() | effects.RaiseGeneration():
+                    raise AssertionError("this host has no remote store")
                 case _:
                     assert_never(effect)
 

@@ -20,13 +20,13 @@ from typing import Final
 
 from ....errors import TensordError
 from ....ipc import messages
-from ....shm.keys import generation_of
 from ....shm.layout import NAMESPACE_TAG_BYTES
 from ..claims import ClaimTable, Verdict
 from ..effects import Seek
 from ..events import Sought
 from ..limits import StoreLimits
 from ..outbox import StoreOutbox
+from .agreement import Agreement
 from .link import RemoteLink
 from .writes import Writes
 
@@ -55,10 +55,17 @@ class Fetches:
     """The fetches of one store."""
 
     def __init__(
-        self, claims: ClaimTable, link: RemoteLink, writes: Writes, outbox: StoreOutbox, limits: StoreLimits
+        self,
+        claims: ClaimTable,
+        link: RemoteLink,
+        agreement: Agreement,
+        writes: Writes,
+        outbox: StoreOutbox,
+        limits: StoreLimits,
     ) -> None:
         self._claims = claims
         self._link = link
+        self._agreement = agreement
         self._writes = writes
         self._outbox = outbox
         self._limits = limits
@@ -102,6 +109,8 @@ class Fetches:
             self._lost(fetch, now)
             return None
         self._link.succeeded()
+        if event.generation is not None:
+            self._agreement.told(fetch.key[:NAMESPACE_TAG_BYTES], event.generation, now)
         self._link.speed.answer_s.add(now - fetch.began_at, now)
         left_s = fetch.ends_at - now
         if found is None or fetch.token is None:
@@ -135,7 +144,7 @@ class Fetches:
         assert fetch.putting_at is not None
         if error is None:
             self._link.speed.read(fetch.payload_bytes, now - fetch.putting_at, now)
-            self._outbox.counters.remote["fetched_bytes"] += fetch.payload_bytes
+            self._outbox.counters.remote_read_bytes += fetch.payload_bytes
             self._end(fetch, "fetched")
             return
         self._end(fetch, "failed")
@@ -148,9 +157,9 @@ class Fetches:
 
     def _worth(self, key: bytes, within_s: float, now: float) -> float:
         """How long a client may wait for the store; 0 if it is better not to ask."""
-        if not self._limits.remote_s or len(self._under_way) >= SEEKS_MAX or key in self._keys or generation_of(key):
+        if not self._limits.remote_s or len(self._under_way) >= SEEKS_MAX or key in self._keys:
             return 0.0
-        if self._writes.removes(key):
+        if self._agreement.shares(key) is False or self._writes.removes(key):
             return 0.0
         # A store that has not answered in time is slow now, and would only delay this client too.
         if any(fetch.ends_at < now for fetch in self._under_way.values()):
@@ -163,7 +172,7 @@ class Fetches:
         self._made += 1
         self._under_way[self._made] = Fetch(self._made, key, uid, token, now, now + for_s)
         self._keys.add(key)
-        self._outbox.add(Seek(self._made, key))
+        self._outbox.add(Seek(self._made, key, self._agreement.shares(key) is None))
 
     def _end(self, fetch: Fetch, outcome: str) -> None:
         del self._under_way[fetch.number]

@@ -22,13 +22,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from ....shm.keys import generation_of
+from ....shm.layout import NAMESPACE_TAG_BYTES
 from ..effects import RemoveRemote, Save
 from ..entries import SpanEntry
 from ..events import Saved
 from ..limits import StoreLimits
 from ..outbox import StoreOutbox
 from ..span_table import SpanTable
+from .agreement import Agreement
 from .link import RemoteLink
 
 WRITES_MAX: Final = 2
@@ -49,9 +50,12 @@ class _Write:
 class Writes:
     """The writes of one store."""
 
-    def __init__(self, memory: SpanTable, link: RemoteLink, outbox: StoreOutbox, limits: StoreLimits) -> None:
+    def __init__(
+        self, memory: SpanTable, link: RemoteLink, agreement: Agreement, outbox: StoreOutbox, limits: StoreLimits
+    ) -> None:
         self._memory = memory
         self._link = link
+        self._agreement = agreement
         self._outbox = outbox
         self._limits = limits
         self._queue: deque[SpanEntry] = deque()
@@ -98,8 +102,7 @@ class Writes:
         if not self._limits.remote_writes:
             return
         for key in keys:
-            if not generation_of(key):
-                self._removed[key] = None
+            self._removed[key] = None
         while len(self._removed) > REMOVED_MAX:
             del self._removed[next(iter(self._removed))]
         self._start(now)
@@ -112,15 +115,17 @@ class Writes:
         """Processes the outcome of a write, or of a removal."""
         write = self._under_way.pop(event.number)
         self.reading = frozenset(each.span_id for each in self._under_way.values() if each.span_id)
-        counters = self._outbox.counters.remote
+        counters = self._outbox.counters
         if event.error is not None:
-            counters["write_failed"] += 1
+            counters.remote["write_failed"] += 1
             self._link.failed(event.error, now, probe=write.probe)
         else:
             self._link.succeeded()
+            if event.generation is not None:
+                self._agreement.told(write.key[:NAMESPACE_TAG_BYTES], event.generation, now)
             if write.span_id:
-                counters["written" if event.written else "there"] += 1
-                counters["written_bytes"] += write.payload_bytes if event.written else 0
+                counters.remote["written" if event.written else "there"] += 1
+                counters.remote_written_bytes += write.payload_bytes if event.written else 0
         self._start(now)
 
     def check_invariants(self) -> None:
@@ -131,7 +136,7 @@ class Writes:
         assert self.reading == {write.span_id for write in self._under_way.values()} - {0}
 
     def _offer(self, entry: SpanEntry, cost_s: float, now: float) -> None:
-        if generation_of(entry.key) or entry.prefix_bytes or entry.parent is not None:
+        if entry.prefix_bytes or entry.parent is not None or self._agreement.shares(entry.key) is False:
             return
         if cost_s and cost_s < self._link.speed.read_s(entry.payload_bytes, now):
             self._outbox.counters.remote["not_worth"] += 1
@@ -162,14 +167,15 @@ class Writes:
             if entry is None:
                 return
             self._begin(_Write(self._probe(), entry.key, entry.span_id, entry.payload_bytes))
-            self._outbox.add(Save(self._made, entry.key, entry.offset, entry.payload_bytes))
+            asks = self._agreement.shares(entry.key) is None
+            self._outbox.add(Save(self._made, entry.key, entry.offset, entry.payload_bytes, asks))
 
     def _next(self) -> SpanEntry | None:
         """The next entry of the queue that is still published."""
         while self._queue:
             entry = self._queue.popleft()
             self.queued_bytes -= entry.payload_bytes
-            if self._memory.entries.find(entry.key) is entry:
+            if self._memory.entries.find(entry.key) is entry and self._agreement.shares(entry.key) is not False:
                 return entry
             self._outbox.counters.remote["dropped"] += 1
         return None

@@ -13,6 +13,7 @@ from tensord.daemon.core.effects import (
     Again,
     Allocate,
     Announce,
+    AskGenerations,
     Copy,
     Discard,
     Drain,
@@ -20,6 +21,7 @@ from tensord.daemon.core.effects import (
     Forget,
     Move,
     Punch,
+    RaiseGeneration,
     RemoteTurned,
     RemoveRemote,
     Save,
@@ -39,6 +41,8 @@ from tensord.daemon.core.events import (
     Drained,
     Event,
     Found,
+    GenerationRaised,
+    GenerationsTold,
     Moved,
     PrefixAsked,
     Punched,
@@ -57,7 +61,7 @@ from tensord.errors import BadPrefix, NotEnoughMemory, TensordError
 from tensord.ipc import messages
 from tensord.shm.allocator import SpanAllocator
 from tensord.shm.index import IndexWriter
-from tensord.shm.keys import make_key
+from tensord.shm.keys import generation_of, make_key
 from tensord.shm.layout import PAGE_BYTES, SPAN_HEADER_BYTES, IndexGeometry, SpanHeader, aligned
 from tensord.shm.prefix import PrefixRecord, Tokens
 
@@ -129,6 +133,8 @@ class Stand:
         """Writes to the remote store, with the bytes that each must find in the ring."""
         self.remote: dict[bytes, Found] = {}
         """What is in the remote store."""
+        self.remote_generations: dict[bytes, int] = {}
+        self.generation_requests: deque[AskGenerations | RaiseGeneration] = deque()
         self.turned: list[str] = []
         self.scans = 0
         self.drains = 0
@@ -206,6 +212,8 @@ class Stand:
                     self.writes.append((effect, bytes(self.bytes[start : start + payload_bytes])))
                 case RemoveRemote():
                     self.writes.append((effect, b""))
+                case AskGenerations() | RaiseGeneration():
+                    self.generation_requests.append(effect)
                 case RemoteTurned(why):
                     self.turned.append(why)
                 case WriteExpiry(offset, expires_s):
@@ -263,7 +271,28 @@ class Stand:
         """The remote store answers the at-th Seek."""
         effect = self.seeks[at]
         del self.seeks[at]
-        self.do(Sought(effect.number, None if error else self.remote.get(effect.key), error))
+        if error is not None:
+            self.do(Sought(effect.number, error=error))
+            return
+        generation = self.remote_generation(effect)
+        found = self.remote.get(effect.key) if generation in (None, generation_of(effect.key)) else None
+        self.do(Sought(effect.number, found, generation=generation))
+
+    def remote_generation(self, effect: Seek | Save) -> int | None:
+        """The remote store's generation of a key's namespace, if it is asked for."""
+        return self.remote_generations.get(effect.key[:8], 0) if effect.asks_generation else None
+
+    def answer_generations(self, error: TensordError | None = None) -> None:
+        """The remote store answers the oldest request about generations."""
+        effect = self.generation_requests.popleft()
+        if isinstance(effect, AskGenerations):
+            told = {} if error else {tag: self.remote_generations.get(tag, 0) for tag in effect.tags}
+            self.do(GenerationsTold(told, error))
+            return
+        if error is None:
+            known = self.remote_generations.get(effect.tag, 0)
+            self.remote_generations[effect.tag] = max(known + 1, effect.least)
+        self.do(GenerationRaised(effect.tag, None if error else self.remote_generations[effect.tag], error))
 
     def write_remote(self, at: int = 0, error: TensordError | None = None) -> None:
         """Carries the at-th write to the remote store out, or has it fail."""
@@ -277,10 +306,15 @@ class Stand:
             self.touch(effect.offset, SPAN_HEADER_BYTES + effect.payload_bytes)
             assert self.bytes[start : start + effect.payload_bytes] == content, "a span changed under a write"
             header = self.headers[effect.offset]
+            generation = self.remote_generation(effect)
+            if error is None and generation not in (None, generation_of(effect.key)):
+                self.do(Saved(effect.number, written=False, generation=generation))
+                return
             if error is None:
                 sizes = header.payload_bytes, header.tree_bytes, header.tokens
                 self.remote[effect.key] = Found(*sizes, header.cost_ms, parent=header.parent)
-        self.do(Saved(effect.number, error))
+        generation = None if isinstance(effect, RemoveRemote) or error else self.remote_generation(effect)
+        self.do(Saved(effect.number, error, generation=generation))
 
     def move(self, at: int = 0, error: TensordError | None = None) -> None:
         """Carries the at-th Move out, or has it fail halfway."""
@@ -384,6 +418,7 @@ class Stand:
             or self.allocations
             or self.seeks
             or self.writes
+            or self.generation_requests
         ):
             while self.moves:
                 self.move()
@@ -391,6 +426,8 @@ class Stand:
                 self.seek()
             while self.writes:
                 self.write_remote()
+            while self.generation_requests:
+                self.answer_generations()
             if copies and self.copies:
                 self.copy()
             if self.scans:

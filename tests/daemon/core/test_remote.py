@@ -7,6 +7,7 @@ either when the store is slow, fails, or is overtaken by clients.
 | the first client leaves          | a_client_that_leaves_leaves_the_fetch_to_those_who_wait  |
 | a client stores it               | a_put_that_overtakes_a_fetch_wins                        |
 | its namespace is invalidated     | what_is_found_after_an_invalidation_is_not_shown         |
+| … on another host                | a_host_that_is_new_follows_the_stores_number             |
 | it is evicted by name            | a_key_that_is_evicted_by_name_does_not_come_back         |
 | the ring is full of leased spans | a_found_entry_without_room_is_computed                   |
 | puts are refused                 | a_found_entry_without_room_is_computed                   |
@@ -25,7 +26,9 @@ from typing import Any
 
 import pytest
 
-from tensord.daemon.core.events import Found, Pressed
+from tensord.daemon.core.events import Found
+from tensord.daemon.core.host_memory import Pressed
+from tensord.daemon.core.remote.agreement import EVERY_S
 from tensord.daemon.core.remote.breaker import FAILURES_MAX, FIRST_S, LONGEST_S
 from tensord.daemon.core.remote.fetches import SEEKS_MAX, UNKNOWN_S
 from tensord.daemon.core.remote.writes import WRITES_MAX
@@ -64,7 +67,7 @@ def test_a_missing_key_that_is_found_is_a_hit_for_its_client(make: Make) -> None
     assert entry is not None
     assert (entry["payload_bytes"], entry["tokens"], entry["cost_ms"], entry["owner_uid"]) == (64, 3, 8.0, 1001)
     status = stand.store.status()
-    assert status["remote"] == {"fetched": 1, "fetched_bytes": 64}
+    assert (status["remote"], status["remote_read_bytes"]) == ({"fetched": 1}, 64)
     assert not status["puts"], "a fetched entry is no client's put"
 
 
@@ -125,9 +128,7 @@ def test_nobody_waits_longer_than_computing_takes(make: Make) -> None:
 
 
 @pytest.mark.parametrize(("cost_ms", "waits_s"), [(100.0, 0.1), (0.0, UNKNOWN_S), (9000.0, 2.0)])
-def test_the_wait_is_what_the_puts_of_a_namespace_took_to_compute(
-    make: Make, cost_ms: float, waits_s: float
-) -> None:
+def test_the_wait_is_what_the_puts_of_a_namespace_took_to_compute(make: Make, cost_ms: float, waits_s: float) -> None:
     stand = make(**REMOTE)
     stand.put(7, cost_ms=cost_ms)
     assert ask(stand, within_s=0.0).lasts_s == pytest.approx(waits_s)
@@ -233,17 +234,6 @@ def test_what_is_found_after_an_invalidation_is_not_shown(make: Make, copied: bo
     assert stand.store.status()["used_bytes"] == 0
 
 
-def test_a_generation_after_the_first_is_not_shared(make: Make) -> None:
-    """Other hosts count generations for themselves: their second one may be of other weights."""
-    stand = make(**REMOTE)
-    stand.send(1, messages.Invalidate(9, b"namespac", 0))
-    later = key(1, generation=1)
-    stand.send(1, messages.RequestClaim(10, later, 0.5))
-    assert stand.last(1).answer == "compute"
-    stand.put(later, cost_ms=50.0)
-    assert not stand.remote
-
-
 @pytest.mark.parametrize("refused", [False, True])
 def test_a_found_entry_without_room_is_computed(make: Make, refused: bool) -> None:
     stand = make(SPAN, **REMOTE)
@@ -284,7 +274,8 @@ def test_an_entry_that_takes_longer_to_compute_than_to_read_is_written(make: Mak
     stand = make(**REMOTE)
     stand.put(1, cost_ms=5.0)
     assert set(stand.remote) == {key(1)}
-    assert stand.store.status()["remote"] == {"written": 1, "written_bytes": 64}
+    status = stand.store.status()
+    assert (status["remote"], status["remote_written_bytes"]) == ({"written": 1}, 64)
 
 
 def test_an_entry_of_unknown_cost_is_written_at_its_next_use(make: Make) -> None:
@@ -397,6 +388,127 @@ def test_a_removal_waits_for_the_write_of_its_key(make: Make) -> None:
     assert len(stand.writes) == 1
     stand.settle()
     assert key(1) not in stand.remote
+
+
+# ---- generations
+
+TAG = b"namespac"
+
+
+def invalidate(stand: Stand, client: int = 1) -> int:
+    """A client invalidates the namespace. Its generation afterwards."""
+    stand.send(client, messages.Invalidate(900, TAG, stand.index.generations.current(TAG)))
+    return stand.index.generations.current(TAG)
+
+
+def shared(stand: Stand, number: int, generation: int) -> bool:
+    """Whether an entry of a generation goes to the store."""
+    name = key(number, generation=generation)
+    assert stand.put(name, cost_ms=50.0) == "stored"
+    return name in stand.remote
+
+
+def test_an_invalidation_is_told_to_the_store_and_its_number_is_shared(make: Make) -> None:
+    stand = make(**REMOTE)
+    assert shared(stand, 1, 0)
+    assert invalidate(stand) == 1
+    stand.settle()
+    assert stand.remote_generations == {TAG: 1}
+    assert shared(stand, 2, 1)
+
+
+def test_until_the_store_has_given_out_a_number_nothing_of_the_namespace_is_shared(make: Make) -> None:
+    stand = make(**REMOTE)
+    ask(stand)
+    stand.settle()
+    invalidate(stand)
+    stand.remote[key(2, generation=1)] = FOUND
+    stand.send(2, messages.RequestClaim(7, key(2, generation=1), 0.5))
+    assert stand.last(2).answer == "compute", "another host's first invalidation is not this one's"
+    stand.commit(1, 8, key(3, generation=1), 64, cost_ms=50.0, at=0)
+    stand.copy()
+    assert not stand.writes
+
+
+def test_hosts_that_invalidate_at_once_get_different_numbers(make: Make) -> None:
+    stand = make(**REMOTE)
+    assert shared(stand, 1, 0)
+    stand.remote_generations[TAG] = 1  # another host was first
+    assert invalidate(stand) == 1
+    assert stand.put(key(2, generation=1), cost_ms=50.0) == "stored"
+    stand.settle()
+    assert stand.remote_generations == {TAG: 2}
+    assert stand.index.generations.current(TAG) == 2
+    assert stand.find(key(2, generation=1)) is None, "the number may be another host's"
+    assert key(2, generation=1) not in stand.remote
+    assert shared(stand, 3, 2)
+
+
+def test_an_invalidation_on_another_host_ends_the_entries_of_this_one(make: Make) -> None:
+    stand = make(**REMOTE)
+    assert shared(stand, 1, 0)
+    stand.remote_generations[TAG] = 1
+    stand.pass_time(EVERY_S + 0.1)
+    assert stand.index.generations.current(TAG) == 1
+    assert stand.find(key(1)) is None
+    assert shared(stand, 2, 1)
+
+
+def test_a_host_that_is_new_follows_the_stores_number_before_it_reads(make: Make) -> None:
+    stand = make(**REMOTE)
+    stand.remote_generations[TAG] = 4
+    stand.remote[key(1)] = FOUND
+    ask(stand)
+    ask(stand, 2)
+    stand.settle()
+    assert verdicts(stand) == ["wait", "alone"], "its key is one of before the invalidation"
+    assert stand.index.generations.current(TAG) == 4
+    assert not stand.stored()
+    stand.remote[key(1, generation=4)] = FOUND
+    stand.send(1, messages.RequestClaim(70, key(1, generation=4), 0.5))
+    stand.settle()
+    assert stand.last(1).answer == "hit"
+
+
+def test_a_store_that_has_lost_its_numbers_gets_one_above_all_hosts(make: Make) -> None:
+    stand = make(**REMOTE)
+    invalidate(stand)
+    stand.settle()
+    stand.remote_generations.clear()
+    stand.pass_time(EVERY_S + 0.1)
+    assert stand.remote_generations == {TAG: 2}
+    assert stand.index.generations.current(TAG) == 2
+    assert shared(stand, 1, 2)
+
+
+def test_an_invalidation_while_the_store_fails_is_told_once_it_is_back(make: Make) -> None:
+    stand = make(**REMOTE)
+    assert shared(stand, 1, 0)
+    for number in range(10, 10 + FAILURES_MAX):
+        fail(stand, number)
+    invalidate(stand)
+    stand.pass_time(20)
+    assert not stand.remote_generations
+    name = key(2, generation=1)
+    stand.send(1, messages.RequestClaim(70, name, 0.5))
+    assert stand.last(1).answer == "compute"
+    # A probe, by another namespace's key.
+    stand.send(1, messages.RequestClaim(71, key(3, b"another."), 0.5))
+    stand.settle()
+    stand.pass_time(EVERY_S + 0.1)
+    assert stand.remote_generations == {TAG: 1}
+    assert shared(stand, 4, 1)
+
+
+@pytest.mark.parametrize("error", [TierUnavailable("gone"), TierTimedOut("slow")])
+def test_a_number_that_cannot_be_had_is_asked_for_again(make: Make, error: Any) -> None:
+    stand = make(**REMOTE)
+    assert shared(stand, 1, 0)
+    invalidate(stand)
+    stand.answer_generations(error)
+    assert not stand.remote_generations
+    stand.pass_time(EVERY_S + 0.1)
+    assert stand.remote_generations == {TAG: 1}
 
 
 # ---- failures

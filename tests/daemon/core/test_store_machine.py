@@ -321,6 +321,18 @@ class AnyOrder(RuleBasedStateMachine):
         above = None if parent is None else key(parent, tag)
         self.stand.remote[key(number, tag)] = Found(cells * 100, 16, lives_s=lives_s, parent=above)
 
+    @precondition(lambda self: self.stand.generation_requests)
+    @rule(fails=st.integers(0, 5))
+    def remote_store_answers_about_generations(self, fails: int) -> None:
+        self.stand.answer_generations(TierUnavailable("it is gone") if fails == 5 else None)
+
+    @precondition(lambda self: self.requests % 5 == 0)
+    @rule(by=st.integers(-1, 2))
+    def another_host_invalidates(self, by: int) -> None:
+        """Or the store has lost its numbers."""
+        known = self.stand.remote_generations.get(b"other ns", 0)
+        self.stand.remote_generations[b"other ns"] = max(0, known + by)
+
     @precondition(lambda self: self.stand.moves)
     @rule(data=st.data(), fails=st.integers(0, 9))
     def move(self, data: st.DataObject, fails: int) -> None:

@@ -301,6 +301,8 @@ class AnyStore:
             lambda: store.get_many_into([key_of(2)], [buffer], past),
             lambda: store.heads([key_of(2)], past),
             lambda: store.remove([key_of(2)], past),
+            lambda: store.generations([b"a model."], past),
+            lambda: store.raise_generation(b"a model.", 1, past),
         ):
             with pytest.raises(TierTimedOut, match="deadline"):
                 call()
@@ -326,6 +328,36 @@ class AnyStore:
             store.get_into(entry.key, memoryview(bytes(10_000)), soon())
         with pytest.raises(UsageError, match="payload of 3 bytes"):
             store.put_from(entry.key, [b"abc"], entry.meta, soon())
+
+    # ---- generations
+
+    def test_generations_are_given_out_once_each_and_only_rise(self, backend: Backend, store: RemoteStore) -> None:
+        tags = [b"a model.", b"another."]
+        assert store.generations(tags, soon()) == [0, 0]
+        assert store.raise_generation(tags[0], 1, soon()) == 1
+        assert store.raise_generation(tags[0], 1, soon()) == 2
+        assert store.raise_generation(tags[0], 9, soon()) == 9
+        other = backend.open()
+        assert other.generations(tags, soon()) == [9, 0]
+        assert other.raise_generation(tags[0], 3, soon()) == 10
+        other.close()
+        assert store.generations([], soon()) == []
+
+    def test_hosts_that_raise_a_generation_at_once_get_different_numbers(self, backend: Backend) -> None:
+        numbers: list[int] = []
+
+        def work() -> None:
+            own = backend.open()
+            numbers.extend(own.raise_generation(b"a model.", 1, soon()) for _ in range(25))
+            own.close()
+
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(set(numbers)) == 100
+        assert sorted(numbers) == list(range(1, 101))
 
     # ---- claims
 

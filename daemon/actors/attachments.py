@@ -1,0 +1,124 @@
+"""Serves the requests for shared memory: a lane, inboxes, and the ring for writing.
+
+Owns: the refusals, and which descriptors an answer brings. Does not own lanes (`Segments`), inboxes (`Copier`), nor the
+clients (`StoreActor`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ...errors import DaemonUnavailable, LimitReached, NotEnoughMemory, TensordError
+from ...ipc import messages
+from ...ipc.declared import handlers, id_of
+from ...ipc.schema import INBOXES_PER_CLIENT_MAX
+from ..config.config import Config
+from ..copier import Copier
+from ..core.store import Store
+from ..segments import Segments
+from .lane_room import LaneRoom
+from .messages import Deliver, Joined, MemoryRequest
+
+
+class Attachments:
+    """Serves one request after another.
+
+    Args:
+        send: sends an answer to a client; it closes the descriptors of one that cannot be sent.
+        tell: tells watchers of an event of a client.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        memory: Segments,
+        copier: Copier,
+        lane_room: LaneRoom,
+        send: Callable[[int, Deliver], None],
+        tell: Callable[[Joined, str], None],
+    ) -> None:
+        self._store = store
+        self._memory = memory
+        self._copier = copier
+        self._lane_room = lane_room
+        self._send = send
+        self._tell_of = tell
+        requests: dict[type[Any], Callable[[Joined, Any, Sequence[int], Config], None]] = {
+            messages.Attach: self._attach,
+            messages.OpenInbox: self._open_inbox,
+            messages.OpenRing: self._open_ring,
+            messages.CloseInbox: self._close_inbox,
+        }
+        self._requests = handlers(messages.AttachmentRequest, requests)
+
+    def serve(self, client: Joined | None, asked: MemoryRequest, config: Config) -> None:
+        """Carries a request out, or refuses it. Closes its descriptors."""
+        try:
+            if client is None:
+                raise DaemonUnavailable("the connection is closed")
+            self._requests[type(asked.message)](client, asked.message, asked.fds, config)
+        except TensordError as error:
+            self._send(asked.client, Deliver(messages.Error.of(error, id_of(asked.message))))
+        finally:
+            for fd in asked.fds:
+                os.close(fd)
+
+    def _attach(self, client: Joined, request: messages.Attach, brought: Sequence[int], config: Config) -> None:
+        lanes_max, uid = config.limits.lanes_max, client.peer.uid
+        back = brought[0] if brought and self._memory.has_lane_for(brought[0]) else None
+        if back is None and len(self._memory.lanes) >= lanes_max:
+            raise LimitReached(
+                f"lanes_max is {lanes_max}, and that many lanes exist, including those of processes that only hold "
+                "views: raise it, or end processes that hold views they no longer need"
+            )
+        if back is None:
+            self._store.quotas.admit("lanes", uid, sum(lane.uid == uid for lane in self._memory.lanes))
+        try:
+            lane_id, fds = self._memory.lend_lane(client.client, uid=uid, fenced=client.fenced, brought=back)
+        except NotEnoughMemory as error:
+            self._lane_room.refused(error)
+            raise
+        except OSError as error:
+            raise NotEnoughMemory(f"the lane cannot be allocated: {error}") from error
+        if back is None:
+            self._lane_room.made()
+        superblock = self._memory.superblock
+        attached = messages.Attached(request.id, lane_id, superblock.ring_bytes, superblock.geometry.index_bytes)
+        self._send(client.client, Deliver(attached, fds, close=fds[2:]))
+        self._tell_of(client, "attach")
+
+    def _open_inbox(self, client: Joined, request: messages.OpenInbox, fds: Sequence[int], config: Config) -> None:
+        limits = config.limits
+        if request.inbox_bytes > limits.inbox_bytes_max:
+            raise LimitReached(
+                f"the inbox has {request.inbox_bytes} bytes; inbox_bytes_max is {limits.inbox_bytes_max}: open a "
+                "smaller inbox, or raise the limit"
+            )
+        uid = client.peer.uid
+        self._store.quotas.admit("inboxes", uid, self._copier.inboxes_bytes_of(uid), request.inbox_bytes)
+        try:
+            self._copier.open_inbox(
+                client.client,
+                fds[0],
+                request.inbox_bytes,
+                limits.inboxes_bytes_max,
+                uid,
+                request.inbox,
+                INBOXES_PER_CLIENT_MAX,
+            )
+        except OSError as error:
+            raise NotEnoughMemory(f"the inbox cannot be mapped: {error}") from error
+        self._send(client.client, Deliver(messages.Done(request.id)))
+
+    def _open_ring(self, client: Joined, request: messages.OpenRing, fds: Sequence[int], config: Config) -> None:
+        if not client.may_write(config.write_in_place):
+            raise LimitReached(
+                f"write_in_place is {config.write_in_place}, and the client runs as uid {client.peer.uid}: its "
+                "payloads go through its inbox"
+            )
+        self._send(client.client, Deliver(messages.WritableRing(request.id), [self._memory.writable_ring_fd]))
+
+    def _close_inbox(self, client: Joined, request: messages.CloseInbox, fds: Sequence[int], config: Config) -> None:
+        self._copier.close_inbox(client.client, request.inbox)

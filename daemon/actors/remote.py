@@ -1,0 +1,189 @@
+"""Carries out the core's effects on the remote store, in threads.
+
+Owns: the threads, the deadlines, and the outcome of each effect. Does not own: what is read or written
+(`core.remote`), how (`daemon.tiers`), nor spans: the core has allocated them, and keeps those that are written.
+
+Invariants: every effect has an outcome. An object is read straight into its span, and nothing of the span is shown
+before its key, its checksum and its tree were checked there. No call of the store is made on the event loop.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Any, Final
+
+import numpy as np
+
+from ...errors import Corrupt, TensordError
+from ...shm.clock import unix_at_boot_s
+from ...shm.keys import generation_of
+from ...shm.layout import NAMESPACE_TAG_BYTES, SPAN_HEADER_BYTES, SpanHeader
+from ...shm.prefix import PrefixRecord
+from ..core.claims import NOBODY
+from ..core.effects import AskGenerations, Copy, RaiseGeneration, RemoveRemote, Save, Seek
+from ..core.events import Copied, Found, GenerationRaised, GenerationsTold, Saved, Sought
+from ..tiers.form import Meta, RemoteEntry
+from ..tiers.store import RemoteStore
+
+READERS: Final = 8
+WRITERS: Final = 2
+WRITE_S: Final = 30.0
+"""The deadline of a write. Nobody waits for one."""
+
+GRACE_S: Final = 1.0
+"""How much longer than its deadline a read may take before it counts as hanging."""
+THREAD_NAME: Final = "tensord-remote"
+
+Request = Seek | Copy | Save | RemoveRemote | AskGenerations | RaiseGeneration
+Outcome = Sought | Saved | Copied | GenerationsTold | GenerationRaised
+Finish = Callable[[int, SpanHeader, int], PrefixRecord | None]
+"""(payload_offset, header, checksum): checks a payload in the ring, and writes its span's header (`Copier.finish`)."""
+
+
+class RemoteThreads:
+    """The threads that use `store`.
+
+    Args:
+        ring: (ring_bytes,) uint8.
+        report: takes each outcome. It is called in the threads.
+        timeout_s: the seconds in which the store must answer a read.
+    """
+
+    def __init__(
+        self,
+        store: RemoteStore,
+        ring: np.ndarray[Any, np.dtype[np.uint8]],
+        finish: Finish,
+        report: Callable[[Outcome], object],
+        timeout_s: float,
+    ) -> None:
+        self.timeout_s = timeout_s
+        self._store = store
+        self._ring = ring.data
+        self._finish = finish
+        self._report = report
+        self._reads: set[Future[None]] = set()
+        self._readers = ThreadPoolExecutor(READERS, f"{THREAD_NAME}-read")
+        self._writers = ThreadPoolExecutor(WRITERS, f"{THREAD_NAME}-write")
+
+    def status(self) -> Mapping[str, Any]:
+        """The store's address, and the wrong objects that were read from it."""
+        store = self._store
+        return {"address": store.address, "corrupt": store.corrupt, "last_corrupt": store.last_corrupt}
+
+    def submit(self, effect: Request) -> None:
+        """Queues an effect. Its deadline runs from now."""
+        if not isinstance(effect, Save | RemoveRemote):
+            read = self._readers.submit(self._carry_out, effect, time.monotonic() + self.timeout_s)
+            self._reads = {each for each in self._reads if not each.done()} | {read}
+        else:
+            self._writers.submit(self._carry_out, effect, time.monotonic() + WRITE_S)
+
+    def close(self) -> bool:
+        """Drops what is queued, and waits for the reads under way, which write into the ring, until their deadlines.
+
+        Returns:
+            False if a read has not ended by then: the ring must not be given to another daemon.
+        """
+        self._readers.shutdown(wait=False, cancel_futures=True)
+        self._writers.shutdown(wait=False, cancel_futures=True)
+        ended = not wait(self._reads, self.timeout_s + GRACE_S).not_done
+        self._store.close()
+        return ended
+
+    def _carry_out(self, effect: Request, deadline: float) -> None:
+        try:
+            outcome = self._outcome(effect, deadline)
+        except TensordError as error:
+            outcome = _failed(effect, error)
+        except Exception as error:
+            # The error concerns one effect. The core must get an outcome, or its span is never freed.
+            outcome = _failed(effect, TensordError(f"{self._store.address}: the request failed: {error!r}"))
+        self._report(outcome)
+
+    def _outcome(self, effect: Request, deadline: float) -> Outcome:
+        match effect:
+            case Seek():
+                return self._seek(effect, deadline)
+            case Copy():
+                return self._read(effect, deadline)
+            case Save():
+                return self._write(effect, deadline)
+            case RemoveRemote(number, keys):
+                self._store.remove(keys, deadline)
+                return Saved(number)
+            case AskGenerations(tags):
+                return GenerationsTold(dict(zip(tags, self._store.generations(tags, deadline), strict=True)))
+            case RaiseGeneration(tag, least):
+                return GenerationRaised(tag, self._store.raise_generation(tag, least, deadline))
+
+    def _generation(self, effect: Seek | Save, deadline: float) -> int | None:
+        """The store's generation of the key's namespace; None if it is not asked for."""
+        if not effect.asks_generation:
+            return None
+        [generation] = self._store.generations([effect.key[:NAMESPACE_TAG_BYTES]], deadline)
+        return generation
+
+    def _seek(self, seek: Seek, deadline: float) -> Sought:
+        generation = self._generation(seek, deadline)
+        if generation not in (None, generation_of(seek.key)):
+            return Sought(seek.number, generation=generation)
+        [head] = self._store.heads([seek.key], deadline)
+        return Sought(seek.number, None if head is None else _found(head), generation=generation)
+
+    def _read(self, copy: Copy, deadline: float) -> Copied:
+        """Reads an object into its span, where the object's header stands in for the span's until it is checked."""
+        header = copy.header
+        assert header is not None
+        start, end = copy.payload_offset - SPAN_HEADER_BYTES, copy.payload_offset + header.payload_bytes
+        entry = self._store.get_into(header.key, self._ring[start:end], deadline)
+        if entry is None:
+            raise Corrupt(f"{self._store.address}: the object of {header.key.hex()} is gone, or is not what was stored")
+        if not _fits(entry, header):
+            raise Corrupt(f"{self._store.address}: the object of {header.key.hex()} was replaced by another meanwhile")
+        record = self._finish(copy.payload_offset, header, entry.meta.checksum)
+        return Copied(NOBODY, copy.put_id, entry.meta.checksum, record=record)
+
+    def _write(self, save: Save, deadline: float) -> Saved:
+        generation = self._generation(save, deadline)
+        if generation not in (None, generation_of(save.key)):
+            return Saved(save.number, written=False, generation=generation)
+        start = save.offset + SPAN_HEADER_BYTES
+        header = SpanHeader.unpack(bytes(self._ring[save.offset : start]))
+        meta = Meta.of_span(header, unix_at_boot_s())
+        [there] = self._store.heads([save.key], deadline)
+        if there is not None and there.payload_bytes == save.payload_bytes:
+            return Saved(save.number, written=False, generation=generation)
+        self._store.put_from(save.key, [self._ring[start : start + save.payload_bytes]], meta, deadline)
+        return Saved(save.number, generation=generation)
+
+
+def _found(head: RemoteEntry) -> Found:
+    meta = head.meta
+    lives_s = max(meta.expires_unix_s - time.time(), 0.001) if meta.expires_unix_s else None
+    return Found(
+        head.payload_bytes, meta.tree_bytes, meta.tokens, meta.cost_ms, meta.prefix_bytes, lives_s, meta.parent
+    )
+
+
+def _fits(entry: RemoteEntry, header: SpanHeader) -> bool:
+    """Whether an object is the one whose header was read before."""
+    meta = entry.meta
+    had = entry.payload_bytes, meta.tree_bytes, meta.tokens, meta.prefix_bytes, meta.parent
+    return had == (header.payload_bytes, header.tree_bytes, header.tokens, header.prefix_bytes, header.parent)
+
+
+def _failed(effect: Request, error: TensordError) -> Outcome:
+    match effect:
+        case Seek(number):
+            return Sought(number, error=error)
+        case Copy(_, put_id):
+            return Copied(NOBODY, put_id, error=error)
+        case Save(number) | RemoveRemote(number):
+            return Saved(number, error)
+        case AskGenerations():
+            return GenerationsTold({}, error)
+        case RaiseGeneration(tag):
+            return GenerationRaised(tag, error=error)

@@ -1,0 +1,170 @@
+"""Agreement of hosts on the generations of namespaces, by way of the remote store.
+
+An invalidation raises a namespace's generation on its own host. Two hosts that do so count alike, though their entries
+may be of different weights. So the store gives the numbers out, each one once, and only entries of the generation that
+store and host agree on are shared:
+
+    the store's generation     what follows
+    the host's                 entries are shared
+    higher                     another host has invalidated: this host invalidates too, and shares
+    lower                      the store has not heard: it is raised above both, this host follows, and shares
+
+Owns: the generations that were agreed on, and when the store is asked again. Does not own the table of the host
+(`shm.generations`), nor the end of entries (`sweeps`).
+
+Invariant: from an invalidation until the store has given out its number, nothing of the namespace is shared.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Final
+
+from ....errors import LimitReached, TensordError
+from ....ipc import messages
+from ....shm.keys import generation_of
+from ....shm.layout import NAMESPACE_TAG_BYTES
+from ..claims import NOBODY, ClaimTable
+from ..effects import AskGenerations, RaiseGeneration
+from ..limits import StoreLimits
+from ..outbox import StoreOutbox
+from ..span_table import SpanTable
+from ..sweeps import Sweeps
+from .link import RemoteLink
+
+EVERY_S: Final = 5.0
+"""How often the store is asked. So much later than the invalidation, at most, other hosts end their entries."""
+NAMESPACES_MAX: Final = 1024
+"""Namespaces that are agreed on at once. The one that was shared longest ago goes first, and is asked for again."""
+
+
+class Agreement:
+    """The generations that this host and one store agree on."""
+
+    def __init__(
+        self,
+        memory: SpanTable,
+        sweeps: Sweeps,
+        claims: ClaimTable,
+        link: RemoteLink,
+        outbox: StoreOutbox,
+        limits: StoreLimits,
+    ) -> None:
+        self._generations = memory.index.generations
+        self._sweeps = sweeps
+        self._claims = claims
+        self._link = link
+        self._outbox = outbox
+        self._limits = limits
+        self._agreed: OrderedDict[bytes, int] = OrderedDict()
+        self._to_raise: dict[bytes, int] = {}
+        """Namespaces whose generation the store has to raise, and at least to which number."""
+        self._raising: set[bytes] = set()
+        self._asking = False
+        self._ask_at = 0.0
+
+    def change_limits(self, limits: StoreLimits) -> None:
+        """Applies from now on."""
+        self._limits = limits
+
+    def next_timer(self) -> float | None:
+        """When `tick` is due; None while there is nothing to ask."""
+        waits = self._asking or not (self._agreed or self._to_raise.keys() - self._raising)
+        return None if waits or not self._limits.remote_s else self._ask_at
+
+    def shares(self, key: bytes) -> bool | None:
+        """Whether the key's entry may be shared. None: the store must be asked for its generation first."""
+        tag = key[:NAMESPACE_TAG_BYTES]
+        if tag in self._to_raise:
+            return False
+        agreed = self._agreed.get(tag)
+        if agreed is None:
+            return None
+        self._agreed.move_to_end(tag)
+        return agreed == generation_of(key)
+
+    def invalidated(self, tag: bytes, now: float) -> None:
+        """A client of this host has invalidated the namespace."""
+        if self._limits.remote_s:
+            self._agreed.pop(tag, None)
+            self._to_raise[tag] = self._generations.current(tag)
+            self._raise(now)
+
+    def told(self, tag: bytes, generation: int, now: float) -> None:
+        """The store has said what its generation is."""
+        here = self._generations.current(tag)
+        if tag in self._to_raise:
+            return
+        if generation < here:
+            self._agreed.pop(tag, None)
+            # The number of this host may be one that another host has taken for itself too.
+            self._to_raise[tag] = here + 1
+            self._raise(now)
+        else:
+            self._follow(tag, generation, now)
+
+    def raised(self, tag: bytes, generation: int | None, error: TensordError | None, now: float) -> None:
+        """The store has given out a generation, or could not."""
+        self._raising.discard(tag)
+        if error is not None or generation is None:
+            # `tick` tries again.
+            self._ask_at = now + EVERY_S
+            return
+        if generation >= self._generations.current(tag):
+            del self._to_raise[tag]
+            self._follow(tag, generation, now)
+        else:
+            self._raise(now)
+
+    def answered(self, told: dict[bytes, int], error: TensordError | None, now: float) -> None:
+        """The store has answered an AskGenerations."""
+        self._asking = False
+        self._ask_at = now + EVERY_S
+        if error is not None:
+            self._link.failed(error, now, probe=False)
+            return
+        self._link.succeeded()
+        for tag, generation in told.items():
+            self.told(tag, generation, now)
+
+    def tick(self, now: float) -> None:
+        """Asks the store for the generations of all shared namespaces, and to raise those that it has not raised."""
+        if not self._limits.remote_s or now < self._ask_at or self._asking:
+            return
+        self._ask_at = now + EVERY_S
+        if not self._link.breaker.closed:
+            # What was agreed on may have changed by the time that the store is back.
+            self._agreed.clear()
+            return
+        self._raise(now)
+        if self._agreed:
+            self._asking = True
+            self._outbox.add(AskGenerations(tuple(self._agreed)))
+
+    def check_invariants(self) -> None:
+        """Asserts what the module's docstring promises."""
+        assert not self._agreed.keys() & self._to_raise.keys()
+        assert self._raising <= self._to_raise.keys()
+        assert len(self._agreed) <= NAMESPACES_MAX
+        assert all(generation <= self._generations.current(tag) for tag, generation in self._agreed.items())
+
+    def _raise(self, now: float) -> None:
+        if not self._link.breaker.closed:
+            return
+        for tag in self._to_raise.keys() - self._raising:
+            self._raising.add(tag)
+            self._outbox.add(RaiseGeneration(tag, max(self._to_raise[tag], self._generations.current(tag))))
+
+    def _follow(self, tag: bytes, generation: int, now: float) -> None:
+        """This host takes over the store's generation, and ends its entries of earlier ones."""
+        if generation > self._generations.current(tag):
+            try:
+                self._sweeps.invalidate(NOBODY, messages.Invalidate(0, tag, generation - 1))
+            except LimitReached as error:
+                self._agreed.pop(tag, None)
+                self._outbox.count_refusal(NOBODY, error)
+                return
+            self._outbox.send_verdicts(self._claims.void(tag))
+        self._agreed[tag] = generation
+        if len(self._agreed) > NAMESPACES_MAX:
+            self._agreed.popitem(last=False)

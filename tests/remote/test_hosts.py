@@ -1,0 +1,414 @@
+"""Two hosts that share a remote store: what one has computed, the other reads; and nothing that happens to the store
+costs a host its own entries, an exception or a wrong byte.
+
+| state                       | disturbance                              | test                                     |
+|-----------------------------|------------------------------------------|------------------------------------------|
+| a key is sought             | store stopped, then goes on              | stopped_store_costs_one_wait             |
+| a key is sought             | daemon killed, started anew              | killed_during_a_fetch                    |
+| a key is sought             | SIGTERM                                  | asked_to_stop_during_a_fetch             |
+| a key is sought             | client closed                            | client_that_ends_while_it_waits          |
+| a key is sought             | the same key put by another client       | put_overtakes                            |
+| an entry is written         | daemon killed, started anew              | killed_during_a_write                    |
+| an entry is written         | SIGTERM                                  | asked_to_stop_during_a_write             |
+| an entry is written         | evicted, cleared, the ring full          | tests/daemon/core/test_remote.py         |
+| served                      | store killed, restarted                  | killed_store                             |
+| served                      | object damaged, replaced, of another key | wrong_bytes_in_the_store                 |
+| served                      | store full; password wrong; no store     | full_store, wrong_password, no_store     |
+| served                      | namespace invalidated on one host        | invalidation_on_one_host                 |
+| store killed                | namespace invalidated on both hosts      | hosts_that_invalidate_without_the_store  |
+| served                      | reload with write = false                | reload                                   |
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from tensord.daemon.tiers.form import OBJECT_HEADER_BYTES
+
+from ..daemon.tiers.redis_server import HOST, RedisServer
+from ..daemon_process import Daemon, until
+from .hosts import MIB, NAMESPACE, Host, aside, check, key, tree
+
+SIZES = [100, 100_000, 3 * MIB, 20 * MIB]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "store").mkdir()
+    return tmp_path / "store"
+
+
+@pytest.fixture
+def redis() -> Iterator[RedisServer]:
+    with RedisServer() as server:
+        yield server
+
+
+def url_of(server: RedisServer) -> str:
+    return f"valkey://{HOST}:{server.port}"
+
+
+@pytest.fixture(params=["directory", "redis"])
+def url(request: pytest.FixtureRequest) -> str:
+    if request.param == "directory":
+        return f"dir://{request.getfixturevalue('folder')}"
+    return url_of(request.getfixturevalue("redis"))
+
+
+def left_alone(host: Host) -> bool:
+    return not host.remote()["serves"]
+
+
+def objects(folder: Path) -> list[Path]:
+    """The files of a directory's objects."""
+    return [path for path in folder.glob("tensord-1/??/*") if path.is_file()]
+
+
+@pytest.mark.parametrize("payload_bytes", SIZES)
+def test_what_one_host_has_computed_another_reads(url: str, payload_bytes: int) -> None:
+    with Host(url) as first, Host(url) as second:
+        assert first.get(1, payload_bytes)
+        first.counted("written")
+        assert not second.get(1, payload_bytes), "it was computed twice"
+        assert second.remote()["fetched"] == 1
+        assert not second.get(1, payload_bytes)
+        assert second.remote()["fetched"] == 1, "a stored entry is not read again"
+        assert second.remote()["corrupt"] == 0
+
+
+def test_an_entry_outlives_its_ring_in_the_store(url: str) -> None:
+    with Host(url) as host:
+        assert host.get(1)
+        host.counted("written")
+        host.client.close()
+        host.daemon.interrupt()
+        host.start()
+        assert not host.get(1)
+
+
+def test_entries_that_were_evicted_for_others_come_back(url: str) -> None:
+    with Host(url, ring_bytes=8 * MIB) as host:
+        for number in range(12):
+            assert host.get(number, MIB)
+            host.counted("written", number + 1)
+        assert not any(host.get(number, MIB) for number in range(12))
+        assert host.remote()["fetched"] >= 4
+
+
+def test_all_who_wait_for_a_key_share_one_fetch(url: str) -> None:
+    with Host(url) as first, Host(url) as second:
+        first.get(1, 3 * MIB)
+        first.counted("written")
+        clients = [second.daemon.client() for _ in range(8)]
+        threads = [
+            aside(partial(client.get_or_compute, key(1), lambda: pytest.fail("computed"), timeout_s=60))
+            for client in clients
+        ]
+        for thread, _ in threads:
+            thread.join()
+        for _, [found] in threads:
+            assert found["number"] == 1
+        assert second.remote()["fetched"] == 1
+
+
+def test_a_host_without_a_store_shares_nothing_and_says_nothing_of_it() -> None:
+    with Daemon() as daemon:
+        daemon.start()
+        assert daemon.status()["remote"] is None
+
+
+# ---- faults
+
+
+def test_a_stopped_store_costs_one_wait_and_no_entry(redis: RedisServer) -> None:
+    with Host(url_of(redis), remote_timeout_s=0.5) as host:
+        assert host.get(1)
+        host.counted("written")
+        redis.pause()
+        try:
+            for number in range(100, 140):
+                assert host.get(number), "somebody else cannot have it"
+                assert not host.get(number), "its own entries are served"
+            until(lambda: not host.remote()["serves"], "the store is left alone")
+            waits = host.remote().get("failed", 0)
+            assert waits <= 20, "every miss has waited for it"
+            assert host.daemon.log.count("left alone") == 1
+        finally:
+            redis.resume()
+        until(lambda: host.get(len(host.computed) + 1000) and host.remote()["serves"], "the store is used again")
+        assert host.daemon.log.count("serves again") == 1
+
+
+def test_a_killed_store_costs_no_entry_and_a_restarted_one_is_used_again(redis: RedisServer) -> None:
+    with Host(url_of(redis)) as host:
+        assert host.get(1)
+        host.counted("written")
+        redis.kill()
+        for number in range(2, 12):
+            assert host.get(number)
+        assert not any(host.get(number) for number in range(1, 12))
+        until(lambda: not host.remote()["serves"], "the store is left alone")
+        assert "127.0.0.1" in host.remote()["why"]
+        redis.start()
+        until(lambda: host.get(len(host.computed) + 1000) and host.remote()["serves"], "the store is used again")
+
+
+def test_a_host_starts_without_its_store_and_says_so(redis: RedisServer) -> None:
+    redis.kill()
+    with Host(url_of(redis)) as host:
+        for number in range(6):
+            assert host.get(number)
+        until(lambda: "left alone" in host.daemon.log, "it says so")
+
+
+def test_a_wrong_password_is_told_and_local_entries_are_served() -> None:
+    with RedisServer("--requirepass", "right") as server:
+        for password, serves in (("right", True), ("wrong-and-secret", False)):
+            with Host(f"valkey://:{password}@{HOST}:{server.port}") as host:
+                assert host.get(1) is (not serves or password == "right")
+                assert not host.get(1)
+                if serves:
+                    host.counted("written")
+                    continue
+                until(partial(left_alone, host), "the store is left alone")
+                assert "refuses the user or the command" in host.remote()["why"]
+                told = f"{host.daemon.log}{host.daemon.status()}"
+                assert password not in told, "the password is told"
+
+
+def test_a_full_store_serves_what_it_has(redis: RedisServer) -> None:
+    with Host(url_of(redis)) as first, Host(url_of(redis)) as second:
+        first.get(1)
+        first.counted("written")
+        redis.kill()
+    with RedisServer("--maxmemory", "3mb", "--maxmemory-policy", "noeviction") as server, Host(url_of(server)) as first:
+        first.get(1)
+        first.counted("written")
+        first.get(2, 5 * MIB)
+        first.counted("write_failed")
+        with Host(url_of(server)) as second:
+            assert not second.get(1)
+            assert second.get(2, 5 * MIB)
+            assert second.remote()["serves"]
+
+
+@pytest.mark.parametrize("damage", ["a bit", "cut", "of another key", "zeros", "header only"])
+def test_wrong_bytes_in_the_store_are_computed_again(folder: Path, damage: str) -> None:
+    url = f"dir://{folder}"
+    with Host(url) as first:
+        first.get(1)
+        first.get(2)
+        first.counted("written", 2)
+    one, other = sorted(objects(folder), key=lambda path: path.name != key(1).hex())
+    raw = bytearray(one.read_bytes())
+    match damage:
+        case "a bit":
+            raw[OBJECT_HEADER_BYTES + 50_000] ^= 1
+        case "cut":
+            del raw[-1000:]
+        case "of another key":
+            raw[:] = other.read_bytes()
+        case "zeros":
+            raw[:] = bytes(len(raw))
+        case "header only":
+            del raw[OBJECT_HEADER_BYTES:]
+    one.write_bytes(raw)
+    with Host(url) as second:
+        assert second.get(1)
+        assert not second.get(1)
+        assert not second.get(2)
+        assert second.remote()["corrupt"] in (1, 2), "once when it is read, once when it is written anew"
+        assert second.remote()["serves"], "a wrong object is no failure of the store"
+
+
+def test_a_daemon_that_is_killed_during_a_fetch_leaves_nothing_wrong(redis: RedisServer) -> None:
+    with Host(url_of(redis)) as first, Host(url_of(redis)) as second:
+        first.get(1, 20 * MIB)
+        first.counted("written")
+        for _ in range(3):
+            redis.pause()
+            thread, outcome = aside(lambda: second.get(1, 20 * MIB, takes_s=60.0))
+            until(lambda: second.remote()["fetches"], "the key is sought")
+            second.daemon.kill()
+            redis.resume()
+            second.daemon.start()
+            thread.join()
+            assert not outcome or not isinstance(outcome[0], BaseException), outcome
+            second.client.close()
+            second.client = second.daemon.client()
+            assert second.client.get(key(1)) is None or second.computed
+            second.get(1, 20 * MIB)
+            second.client.evict(key(1))
+            second.idle()
+            first.client.evict(key(1))
+            first.get(1, 20 * MIB)
+            first.idle()
+
+
+def test_a_daemon_that_is_asked_to_stop_during_a_fetch_ends_in_the_stores_time(redis: RedisServer) -> None:
+    with Host(url_of(redis), remote_timeout_s=1.0) as host:
+        redis.pause()
+        thread, outcome = aside(lambda: host.get(1, takes_s=60.0))
+        until(lambda: host.remote()["fetches"], "the key is sought")
+        assert host.daemon.terminate() == 0
+        redis.resume()
+        host.daemon.start()
+        thread.join()
+        assert outcome and not isinstance(outcome[0], BaseException), outcome
+
+
+def test_a_daemon_that_is_asked_to_stop_during_a_write_does_not_wait_for_it(redis: RedisServer) -> None:
+    with Host(url_of(redis)) as host:
+        redis.pause()
+        try:
+            host.put(1)
+            until(lambda: host.remote()["writes"], "the entry is being written")
+            assert host.daemon.terminate() == 0
+        finally:
+            redis.resume()
+        host.daemon.start()
+        found = host.client.get(key(1))
+        until(lambda: host.client.connected, "the client is back")
+        found = host.client.get(key(1))
+        assert found is not None
+        check(found, 1)
+
+
+def test_a_daemon_that_is_killed_during_a_write_leaves_no_torn_object(redis: RedisServer) -> None:
+    with Host(url_of(redis)) as first, Host(url_of(redis)) as second:
+        redis.pause()
+        first.put(1, 20 * MIB)
+        until(lambda: first.remote()["writes"], "the entry is being written")
+        first.daemon.kill()
+        redis.resume()
+        second.get(1, 20 * MIB)
+        assert second.remote()["corrupt"] == 0
+
+
+def test_a_client_that_ends_while_it_waits_leaves_nothing_behind(redis: RedisServer) -> None:
+    with Host(url_of(redis)) as host:
+        redis.pause()
+        try:
+            client = host.daemon.client()
+            claim = client.claim(key(1), within_s=60.0)
+            until(lambda: claim.state == "waiting", "the key is sought")
+            client.close()
+        finally:
+            redis.resume()
+        host.idle()
+        assert host.daemon.store("claims_held") == host.daemon.store("claims_waiting") == 0
+
+
+def test_a_put_overtakes_a_fetch(redis: RedisServer) -> None:
+    with Host(url_of(redis)) as first, Host(url_of(redis)) as second:
+        first.get(1)
+        first.counted("written")
+        redis.pause()
+        try:
+            thread, outcome = aside(lambda: second.get(1, takes_s=60.0))
+            until(lambda: second.remote()["fetches"], "the key is sought")
+            other = second.daemon.client()
+            assert other.put(key(1), tree(1), wait=True).state == "stored"
+            thread.join()
+            assert outcome == [False]
+        finally:
+            redis.resume()
+        second.idle()
+        found = second.client.get(key(1))
+        assert found is not None
+        check(found, 1)
+
+
+def test_an_invalidation_on_one_host_reaches_the_other(url: str) -> None:
+    with Host(url) as first, Host(url) as second:
+        first.get(1)
+        first.counted("written")
+        assert not second.get(1)
+        assert second.client.invalidate(NAMESPACE).generation == 1
+        until(lambda: first.client.current(NAMESPACE).generation == 1, "the first host has heard of it")
+        until(lambda: first.client.get(key(1)) is None, "its entries of before are gone")
+        assert second.get(1, generation=1), "it got what was computed before"
+        second.counted("written")
+        assert not first.get(1, generation=1)
+
+
+def test_hosts_that_invalidate_without_the_store_share_nothing_before_they_agree(redis: RedisServer) -> None:
+    with Host(url_of(redis)) as first, Host(url_of(redis)) as second:
+        first.get(1)
+        first.counted("written")
+        assert not second.get(1)
+        redis.kill()
+        for host in (first, second):
+            assert host.client.invalidate(NAMESPACE).generation == 1
+            assert host.get(2, generation=1)
+        redis.start()
+        until(lambda: first.client.current(NAMESPACE).generation > 1, "one of two equal numbers is given up")
+        until(
+            lambda: first.client.current(NAMESPACE).generation == second.client.current(NAMESPACE).generation,
+            "the hosts agree",
+        )
+        generation = first.client.current(NAMESPACE).generation
+        assert first.get(2, generation=generation), "what is of before the agreement may be another host's"
+        first.counted("written", 2)
+        until(lambda: not second.get(len(second.computed) + 100, generation=generation) or True, "")
+        second.get(2, generation=generation)
+
+
+def test_a_key_that_is_evicted_by_name_is_gone_from_the_store(url: str) -> None:
+    with Host(url) as first, Host(url) as second:
+        first.get(1)
+        first.counted("written")
+        assert first.client.evict(key(1)) == 1
+        first.idle()
+        assert second.get(1), "it came back"
+
+
+def test_a_reload_ends_the_writing(folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "tensord.toml"
+    file.write_text(f'[remote]\nurl = "dir://{folder}"\n')
+    with Daemon(config=file) as daemon:
+        daemon.start()
+        client = daemon.client()
+        client.put(key(1), tree(1), cost_ms=500.0, wait=True)
+        until(lambda: len(objects(folder)) == 1, "it is written")
+        file.write_text(f'[remote]\nurl = "dir://{folder}"\nwrite = false\n')
+        os.kill(daemon.pid, signal.SIGHUP)
+        until(lambda: "remote.write" in daemon.log, "the reload is told")
+        client.put(key(2), tree(2), cost_ms=500.0, wait=True)
+        assert not daemon.status()["remote"]["queued"]
+        assert len(objects(folder)) == 1
+
+
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [
+        ("mooncake://here", "mooncake: is no kind of remote store; a URL begins with dir://"),
+        ("dir://relative", "names no absolute path"),
+        ("dir:///tmp?bytes=lots", "bytes = 'lots' must be"),
+        ("valkey://", "names no host"),
+        ("nothing", "must be a URL such as"),
+    ],
+)
+def test_a_url_that_is_none_is_refused_at_the_start(url: str, told: str) -> None:
+    with Daemon(remote_url=url) as daemon:
+        assert told in daemon.refused()
+
+
+@pytest.mark.parametrize("how", ["missing", "not writable"])
+def test_a_folder_that_cannot_be_used_is_told_and_local_entries_are_served(tmp_path: Path, how: str) -> None:
+    folder = tmp_path / "store"
+    if how == "not writable":
+        folder.write_text("a file, not a folder")
+    with Host(f"dir://{folder}") as host:
+        for number in range(5):
+            assert host.get(number)
+            assert not host.get(number)
+        until(lambda: not host.remote()["serves"], "the store is left alone")
+        assert f"{folder} is not a folder; mount it, or make it" in host.remote()["why"]
+        assert "left alone" in host.daemon.log
