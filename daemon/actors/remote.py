@@ -9,6 +9,7 @@ before its key, its checksum and its tree were checked there. No call of the sto
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -32,6 +33,8 @@ WRITERS: Final = 2
 WRITE_S: Final = 30.0
 """The deadline of a write. Nobody waits for one."""
 
+POLL_S: Final = 0.02
+"""The pause before the store is asked again for an entry that another host computes."""
 GRACE_S: Final = 1.0
 """How much longer than its deadline a read may take before it counts as hanging."""
 THREAD_NAME: Final = "tensord-remote"
@@ -64,6 +67,8 @@ class RemoteThreads:
         self._ring = ring.data
         self._finish = finish
         self._report = report
+        # Names this daemon among all that claim keys in the store.
+        self._owner = secrets.token_bytes(16)
         self._reads: set[Future[None]] = set()
         self._readers = ThreadPoolExecutor(READERS, f"{THREAD_NAME}-read")
         self._writers = ThreadPoolExecutor(WRITERS, f"{THREAD_NAME}-write")
@@ -127,11 +132,28 @@ class RemoteThreads:
         return generation
 
     def _seek(self, seek: Seek, deadline: float) -> Sought:
+        began = time.monotonic()
         generation = self._generation(seek, deadline)
         if generation not in (None, generation_of(seek.key)):
-            return Sought(seek.number, generation=generation)
+            return Sought(seek.number, generation=generation, answer_s=time.monotonic() - began)
         [head] = self._store.heads([seek.key], deadline)
-        return Sought(seek.number, None if head is None else _found(head), generation=generation)
+        answer_s, waited = time.monotonic() - began, False
+        until = min(began + seek.waits_s, deadline)
+        while head is None and seek.claims_s:
+            if self._store.claim(seek.key, self._owner, seek.claims_s, deadline) is not False:
+                break
+            waited = True
+            if time.monotonic() + POLL_S >= until:
+                break
+            time.sleep(POLL_S)
+            [head] = self._store.heads([seek.key], deadline)
+        return Sought(
+            seek.number,
+            None if head is None else _found(head),
+            generation=generation,
+            answer_s=answer_s,
+            waited=waited,
+        )
 
     def _read(self, copy: Copy, deadline: float) -> Copied:
         """Reads an object into its span, where the object's header stands in for the span's until it is checked."""

@@ -125,12 +125,15 @@ class Seek(Struct, frozen=True):
     """Asks the remote store whether it has `key`. Answered by Sought.
 
     `asks_generation`: the store is first asked for the generation of the key's namespace, and for the key only if that
-    is the key's.
+    is the key's. `claims_s`: if the store has no such key, it is claimed among all hosts for so many seconds; 0: it is
+    not. If another host has claimed it, its entry is waited for, up to `waits_s` seconds.
     """
 
     number: int
     key: bytes
     asks_generation: bool = False
+    claims_s: float = 0.0
+    waits_s: float = 0.0
 
 
 class Save(Struct, frozen=True):

@@ -78,12 +78,15 @@ class Found(Struct, frozen=True):
 
 class Sought(Struct, frozen=True):
     """A Seek was carried out, or failed with `error`. `found` is None if the store has no such object. `generation`:
-    the store's, if it was asked for."""
+    the store's, if it was asked for. `answer_s`: how long the store took to answer for the first time. `waited`:
+    another host had claimed the key."""
 
     number: int
     found: Found | None = None
     error: TensordError | None = None
     generation: int | None = None
+    answer_s: float = 0.0
+    waited: bool = False
 
 
 class Saved(Struct, frozen=True):

@@ -29,6 +29,7 @@ from pathlib import Path
 
 import pytest
 
+from tensord.client.core.claim import Claim
 from tensord.daemon.tiers.form import OBJECT_HEADER_BYTES
 
 from ..daemon.tiers.redis_server import HOST, RedisServer
@@ -63,6 +64,10 @@ def url(request: pytest.FixtureRequest) -> str:
 
 def left_alone(host: Host) -> bool:
     return not host.remote()["serves"]
+
+
+def granted(claim: Claim) -> bool:
+    return claim.state == "compute"
 
 
 def objects(folder: Path) -> list[Path]:
@@ -115,6 +120,28 @@ def test_all_who_wait_for_a_key_share_one_fetch(url: str) -> None:
         for _, [found] in threads:
             assert found["number"] == 1
         assert second.remote()["fetched"] == 1
+
+
+def test_what_two_hosts_miss_at_once_is_computed_by_one(redis: RedisServer) -> None:
+    with Host(url_of(redis)) as first, Host(url_of(redis)) as second:
+        for number in range(5):
+            claim = first.client.claim(key(number), within_s=30.0)
+            until(partial(granted, claim), "the first host computes")
+            thread, outcome = aside(partial(second.get, number, takes_s=30.0))
+            until(lambda: second.remote()["fetches"], "the second host waits")
+            assert first.client.put(key(number), tree(number), cost_ms=9000.0, wait=True).state == "stored"
+            claim.stored()
+            thread.join()
+            assert outcome == [False], "it was computed twice"
+        assert second.remote()["waited"] == 5
+
+
+def test_a_host_that_dies_while_it_computes_delays_others_no_longer_than_computing_takes(redis: RedisServer) -> None:
+    with Host(url_of(redis)) as first, Host(url_of(redis)) as second:
+        claim = first.client.claim(key(1), within_s=30.0)
+        until(partial(granted, claim), "the first host computes")
+        first.daemon.kill()
+        assert second.get(1, takes_s=0.3)
 
 
 def test_a_host_without_a_store_shares_nothing_and_says_nothing_of_it() -> None:

@@ -8,7 +8,8 @@ Owns: which key is sought and for how long, the fetches under way, and what is c
 of what was found, nor the writes to the store.
 
 A client waits no longer than it would take to compute the entry: for the time that it has announced itself, else for
-the average of its namespace, else for UNKNOWN_S. A store that is slower than that is not asked.
+the average of its namespace, else for UNKNOWN_S. A store that is slower than that is not asked. Within this time, an
+entry that another host computes is waited for.
 
 Invariants: a key is sought at most once at a time. No client waits while the breaker is open: it is probed on the side.
 """
@@ -34,6 +35,14 @@ SEEKS_MAX: Final = 16
 """Keys that are sought at once."""
 UNKNOWN_S: Final = 0.05
 """How long a client waits if nobody knows how long computing takes."""
+CLAIM_TIMES: Final = 3.0
+"""How long a host's claim lasts, in times of what computing takes. Nobody ends a claim earlier: what was computed is in
+the store by then, or is not computed."""
+CLAIM_S_LEAST: Final = 1.0
+CLAIM_S_MOST: Final = 60.0
+WAIT_SHARE: Final = 0.9
+"""The share of a client's wait that may be a wait for another host. The rest is for reading what that host has
+written."""
 
 
 @dataclass(slots=True)
@@ -111,7 +120,9 @@ class Fetches:
         self._link.succeeded()
         if event.generation is not None:
             self._agreement.told(fetch.key[:NAMESPACE_TAG_BYTES], event.generation, now)
-        self._link.speed.answer_s.add(now - fetch.began_at, now)
+        self._link.speed.answer_s.add(event.answer_s, now)
+        if event.waited:
+            counters["waited"] += 1
         left_s = fetch.ends_at - now
         if found is None or fetch.token is None:
             self._end(fetch, "probes" if fetch.token is None else "missed")
@@ -172,7 +183,9 @@ class Fetches:
         self._made += 1
         self._under_way[self._made] = Fetch(self._made, key, uid, token, now, now + for_s)
         self._keys.add(key)
-        self._outbox.add(Seek(self._made, key, self._agreement.shares(key) is None))
+        claims_s = min(max(CLAIM_TIMES * for_s, CLAIM_S_LEAST), CLAIM_S_MOST) if self._limits.remote_writes else 0.0
+        asks = self._agreement.shares(key) is None
+        self._outbox.add(Seek(self._made, key, asks, claims_s if token is not None else 0.0, WAIT_SHARE * for_s))
 
     def _end(self, fetch: Fetch, outcome: str) -> None:
         del self._under_way[fetch.number]

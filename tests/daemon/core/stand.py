@@ -267,16 +267,17 @@ class Stand:
         checksum = 1 if copy.last and error is None else None
         self.do(Copied(copy.client, put_id, checksum, error, record))
 
-    def seek(self, at: int = 0, error: TensordError | None = None) -> None:
-        """The remote store answers the at-th Seek."""
+    def seek(self, at: int = 0, error: TensordError | None = None, answer_s: float = 0.0) -> None:
+        """The remote store answers the at-th Seek, after so many seconds."""
         effect = self.seeks[at]
         del self.seeks[at]
+        self.now += answer_s
         if error is not None:
             self.do(Sought(effect.number, error=error))
             return
         generation = self.remote_generation(effect)
         found = self.remote.get(effect.key) if generation in (None, generation_of(effect.key)) else None
-        self.do(Sought(effect.number, found, generation=generation))
+        self.do(Sought(effect.number, found, generation=generation, answer_s=answer_s))
 
     def remote_generation(self, effect: Seek | Save) -> int | None:
         """The remote store's generation of a key's namespace, if it is asked for."""

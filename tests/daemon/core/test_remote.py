@@ -137,8 +137,7 @@ def test_the_wait_is_what_the_puts_of_a_namespace_took_to_compute(make: Make, co
 def test_a_store_that_is_slower_than_computing_is_not_asked_until_that_is_forgotten(make: Make) -> None:
     stand = make(**REMOTE)
     ask(stand, number=1, within_s=1.0)
-    stand.now += 0.5
-    stand.seek()
+    stand.seek(answer_s=0.5)
     assert ask(stand, number=2, within_s=0.4).answer == "compute"
     assert ask(stand, number=3, within_s=0.6).answer == "wait"
     stand.settle()
@@ -159,6 +158,16 @@ def test_a_payload_that_would_come_too_late_is_not_read(make: Make) -> None:
     assert not stand.copies
     assert verdicts(stand)[-1] == "compute"
     assert stand.store.status()["remote"]["slow"] == 1
+
+
+def test_a_key_that_is_not_found_is_claimed_among_hosts_for_longer_than_computing_takes(make: Make) -> None:
+    stand = make(**REMOTE)
+    ask(stand, within_s=1.0)
+    [seek] = stand.seeks
+    assert [seek.claims_s, seek.waits_s] == pytest.approx([3.0, 0.9])
+    reads_only = make(**{**REMOTE, "remote_writes": False})
+    ask(reads_only, within_s=1.0)
+    assert not reads_only.seeks[0].claims_s, "what it computes comes to nobody"
 
 
 def test_while_an_answer_is_overdue_no_other_client_waits(make: Make) -> None:
@@ -435,7 +444,9 @@ def test_hosts_that_invalidate_at_once_get_different_numbers(make: Make) -> None
     assert shared(stand, 1, 0)
     stand.remote_generations[TAG] = 1  # another host was first
     assert invalidate(stand) == 1
-    assert stand.put(key(2, generation=1), cost_ms=50.0) == "stored"
+    stand.commit(1, 8, key(2, generation=1), 64, cost_ms=50.0, at=0)
+    stand.copy()
+    assert stand.find(key(2, generation=1)) is not None
     stand.settle()
     assert stand.remote_generations == {TAG: 2}
     assert stand.index.generations.current(TAG) == 2

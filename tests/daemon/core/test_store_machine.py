@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import chain, product
 from typing import Any
 
@@ -17,7 +18,7 @@ from hypothesis.stateful import (
 )
 
 from tensord.daemon.core.entries import EntryState
-from tensord.daemon.core.events import Accessed, Found, Tick
+from tensord.daemon.core.events import Accessed, Found, LimitsChanged, Tick
 from tensord.daemon.core.host_memory import Pressed
 from tensord.daemon.policy.registry import POLICIES
 from tensord.errors import BadTree, TierUnavailable
@@ -575,6 +576,8 @@ class AnyOrder(RuleBasedStateMachine):
         assert stand.holds is not None and stand.holds.settled
         assert stand.holds.resident_bytes == stand.holds.wanted_bytes == RING_BYTES
         assert stand.store.memory.ring.used_bytes == 0, "memory leaked"
+        # A remote store would be asked for its generations for ever.
+        stand.do(LimitsChanged(replace(stand.limits, remote_s=0.0)))
         assert stand.store.next_timer() is None
         assert stand.store.status()["evicted_while_pinned"] == 0
         stand.check()
