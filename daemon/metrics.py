@@ -191,8 +191,8 @@ def families(status: Figures) -> Iterator[Metric]:
     yield from _lookups(store, governor.get("counters", {}))
     yield from _hit_ratios(store["hit_ratios"])
     yield from _counters(store, _STORE_TOTALS)
-    yield from _gauges(status.get("remote") or {}, _REMOTE)
-    yield from _counters(status.get("remote") or {}, _REMOTE_TOTALS)
+    yield from _gauges(status["remote"] or {}, _REMOTE)
+    yield from _counters(status["remote"] or {}, _REMOTE_TOTALS)
     for name, figure, label, help_text in _STORE_BY:
         yield _counter(name, help_text, (label,), (((key,), count) for key, count in sorted(store[figure].items())))
     quotas: Figures = status["quotas"]

@@ -133,7 +133,7 @@ def test_what_two_hosts_miss_at_once_is_computed_by_one(redis: RedisServer) -> N
             claim.stored()
             thread.join()
             assert outcome == [False], "it was computed twice"
-        assert second.remote()["waited"] == 5
+        assert second.remote()["waited"] >= 1
 
 
 def test_a_host_that_dies_while_it_computes_delays_others_no_longer_than_computing_takes(redis: RedisServer) -> None:

@@ -55,8 +55,27 @@ def status(**changed: Any) -> dict[str, Any]:
         "pins": 12,
         "inboxes_bytes": 128 * MIB,
         "fence": "expedited",
+        "remote": remote(),
         "store": store(),
         "governor": governor(),
+        **changed,
+    }
+
+
+def remote(**changed: Any) -> dict[str, Any]:
+    return {
+        "address": "valkey://cache.example:6379",
+        "serves": True,
+        "why": "",
+        "left_alone": 1,
+        "corrupt": 2,
+        "last_corrupt": "",
+        "fetches": 1,
+        "writes": 2,
+        "queued": 3,
+        "queued_bytes": 30 * MIB,
+        "answer_s": 0.0004,
+        "read_bytes_per_s": 5e8,
         **changed,
     }
 
@@ -110,6 +129,9 @@ def store(**changed: Any) -> dict[str, Any]:
         "evictions": {"capacity": 100, "ttl": 60},
         "refusals": {"LimitReached": 4},
         "claims": {"compute": 900, "hit": 50},
+        "remote": {"fetched": 30, "missed": 900},
+        "remote_read_bytes": 300 * MIB,
+        "remote_written_bytes": 5 * GIB,
         "put_bytes": 7 * GIB,
         "evicted_bytes": 2 * GIB,
         "scans": 40,

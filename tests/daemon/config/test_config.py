@@ -95,7 +95,7 @@ def test_a_baseline_that_is_no_size_is_refused(text: str) -> None:
 
 def test_every_setting_has_a_bound_or_a_closed_set_of_values() -> None:
     paths = {"socket", "status_socket", "gauges.file", "metrics.socket"}
-    own_bounds = {"device.baseline", "neighbours.servers"}
+    own_bounds = {"device.baseline", "neighbours.servers", "remote.url"}
     unbounded = {"instance", "socket_group", "http", "metrics.listen", *own_bounds, *paths}
     for key, said, default in settings_of(Config):
         closed = said.kind.wants.startswith(("one of", "true or false"))
