@@ -133,8 +133,9 @@ def _traffic(body: dict[str, Any], store: dict[str, Any]) -> list[tuple[str, str
 def _remote(remote: dict[str, Any], store: dict[str, Any]) -> str:
     state = "serves" if remote["serves"] else f"LEFT ALONE ({remote['why']})"
     return (
-        f"{remote['address']} {state}; {counts(store['remote'])}; read {size(store['remote_read_bytes'])}, written "
-        f"{size(store['remote_written_bytes'])}, waiting {size(remote['queued_bytes'])}, corrupt {number(remote['corrupt'])}"
+        f"{remote['address']} {state}; {counts(store['remote'])}; read {size(store['remote_read_bytes'])}, "
+        f"written {size(store['remote_written_bytes'])}, waiting {size(remote['queued_bytes'])}, "
+        f"corrupt {number(remote['corrupt'])}"
     )
 
 
