@@ -35,7 +35,7 @@ define distribution-python
 	  else echo "venv is missing: run 'apt-get install python3-venv' as root, then this again" >&2; exit 1; fi; fi
 endef
 
-.PHONY: help demo test crashes soak test-systemd deb release-check simulate fuzz crossings test-vllm test-sglang http-load check lint smoke bench bench-peers bench-prefix bench-pressure bench-vllm clean
+.PHONY: help demo test crashes soak test-systemd test-remote deb release-check simulate fuzz crossings test-vllm test-sglang http-load check lint smoke bench bench-peers bench-prefix bench-pressure bench-vllm clean
 help:
 	@echo "make demo         four processes share encoded photographs; three share a card that fills up; agents share a prompt"
 	@echo "make test         the test suite"
@@ -47,6 +47,7 @@ help:
 	@echo "make test-sglang  the tests with the caches of SGLang and LMCache, without a GPU or an engine; installs 2.6 GB"
 	@echo "make http-load REQUESTS=15000  requests to vLLM's HTTP server under kills, stops, clears and replaced rings (SEED=, CONNECTOR=1)"
 	@echo "make test-systemd the service under a real systemd, in namespaces of its own; needs root"
+	@echo "make test-remote  hosts that share a remote store, in namespaces of the network of their own; needs root"
 	@echo "make deb          a Debian package of the daemon with all that it needs, dist/tensord_*_amd64.deb"
 	@echo "make release-check  builds sdist and wheel into dist/, checks both, and uses each in a new environment as the README says"
 	@echo "make crashes KILLS=N  kills the daemon and clients at random lines, and compares every entry (SEED=, POINT= and AT= replay)"
@@ -107,6 +108,11 @@ test-systemd: $(STAMPS)/test
 	$(call debian,/lib/systemd/systemd,systemd)
 	$(distribution-python)
 	$(BIN)/python -m pytest -m booted tests/systemd $(ARGS)
+
+test-remote: $(STAMPS)/test
+	$(call debian,redis-server,redis-server)
+	$(call debian,tc,iproute2)
+	$(BIN)/python -m pytest -m "network or not network" tests/remote $(ARGS)
 
 # A Debian package with an environment of its own, of the distribution's Python: it runs on the release that it is built on.
 deb:

@@ -1,0 +1,124 @@
+"""Three hosts with network addresses of their own around one Redis server: `make test-remote`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from ..daemon_process import until
+from .hosts import MIB, NAMESPACE, Host
+from .network import HubRedis, Network, missing
+
+pytestmark = [pytest.mark.network, pytest.mark.skipif(bool(missing()), reason=missing() or "can be made")]
+HOSTS = 3
+
+
+class Cluster:
+    """The network, its server and its hosts."""
+
+    def __init__(self, network: Network, redis: HubRedis, hosts: list[Host]) -> None:
+        self.network = network
+        self.redis = redis
+        self.hosts = hosts
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    with ExitStack() as stack:
+        network = stack.enter_context(Network(HOSTS))
+        redis = stack.enter_context(HubRedis(network, tmp_path))
+        hosts = [
+            stack.enter_context(Host(redis.url, prefix=network.host(number), remote_timeout_s=0.5))
+            for number in range(HOSTS)
+        ]
+        yield Cluster(network, redis, hosts)
+
+
+def served(host: Host, numbers: range) -> None:
+    """Every one of these entries of the host's own is a hit."""
+    assert not any(host.get(number) for number in numbers)
+
+
+def used_again(host: Host) -> None:
+    """Waits until the host uses the store again. It misses keys of its own meanwhile."""
+    numbers = iter(range(10_000 + 1000 * len(host.computed), 10**9))
+    until(lambda: host.get(next(numbers)) and host.remote()["serves"], "the store is used again")
+
+
+def test_what_one_host_has_encoded_all_others_read(cluster: Cluster) -> None:
+    first, *others = cluster.hosts
+    for number in range(20):
+        assert first.get(number, MIB)
+    first.counted("written", 20)
+    for host in others:
+        assert not any(host.get(number, MIB) for number in range(20))
+        assert host.remote()["fetched"] == 20
+
+
+def test_a_host_that_is_cut_off_serves_its_own_entries_and_comes_back(cluster: Cluster) -> None:
+    first, second, third = cluster.hosts
+    assert first.get(1)
+    first.counted("written")
+    assert not second.get(1)
+    cluster.network.cut(1)
+    assert second.get(2), "nobody else can be reached"
+    served(second, range(1, 3))
+    assert first.get(3)
+    first.counted("written", 2)
+    assert not third.get(3), "the others go on"
+    for number in range(100, 130):
+        assert second.get(number)
+    until(lambda: not second.remote()["serves"], "the store is left alone")
+    assert first.remote()["serves"] and third.remote()["serves"]
+    cluster.network.join(1)
+    used_again(second)
+    assert not second.get(3)
+
+
+def test_the_killed_server_costs_no_host_an_entry(cluster: Cluster) -> None:
+    for number, host in enumerate(cluster.hosts):
+        assert host.get(number)
+        host.counted("written")
+    cluster.redis.kill()
+    for number, host in enumerate(cluster.hosts):
+        served(host, range(number, number + 1))
+        for own in range(100 * (number + 1), 100 * (number + 1) + 6):
+            assert host.get(own)
+        served(host, range(100 * (number + 1), 100 * (number + 1) + 6))
+        until(lambda host=host: not host.remote()["serves"], "the store is left alone")  # type: ignore[misc]
+    cluster.redis.start()
+    for host in cluster.hosts:
+        used_again(host)
+    first, second, _ = cluster.hosts
+    written = first.remote()["written"]
+    assert first.get(5000)
+    first.counted("written", written + 1)
+    assert not second.get(5000)
+
+
+def test_a_slow_link_makes_nobody_wait_longer_than_computing_takes(cluster: Cluster) -> None:
+    first, second, _ = cluster.hosts
+    for number in range(6):
+        assert first.get(number, 2 * MIB)
+    first.counted("written", 6)
+    cluster.network.slow(1, "8mbit")  # 1 MB/s: an entry would take two seconds
+    assert all(second.get(number, 2 * MIB, takes_s=0.1) for number in range(6))
+    cluster.network.quick(1)
+    second.idle()
+    assert not any(second.get(number, 2 * MIB) for number in range(6))
+
+
+def test_an_invalidation_reaches_every_host(cluster: Cluster) -> None:
+    first, *others = cluster.hosts
+    assert first.get(1)
+    first.counted("written")
+    assert not any(host.get(1) for host in others)
+    first.client.invalidate(NAMESPACE)
+    for host in others:
+        until(lambda host=host: host.client.current(NAMESPACE).generation == 1, "it has heard")  # type: ignore[misc]
+    assert first.get(1, generation=1)
+    first.counted("written", 2)
+    assert not any(host.get(1, generation=1) for host in others)
