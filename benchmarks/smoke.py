@@ -48,6 +48,7 @@ COMMANDS: Final = (
     Command("benchmarks/governor.py", ("--quick", "--entries", "2000")),
     Command("benchmarks/prefix.py", ("--sequences", "200", "--client-sequences", "20", "--rounds", "1")),
     Command("benchmarks/fairness.py", ("--quick",)),
+    Command("benchmarks/remote.py", ("--quick",)),
     Command("benchmarks/fingerprint.py", ("--gib", "0.05", "--rounds", "1")),
     Command("benchmarks/turns.py", ("--entries", "4096")),
     Command("benchmarks/soak.py", ("--minutes", "0.1")),

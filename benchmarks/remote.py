@@ -1,0 +1,235 @@
+"""Measures what a remote store costs and gains: Redis on loopback behind one daemon, and a daemon without a store.
+
+    python benchmarks/remote.py [--quick] [--json PATH]
+
+Owns: the daemons, the server and the rounds. A round measures every figure once with the store and once without, so a
+slow minute of the machine affects both. A figure is the ratio of the medians over all rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing.synchronize import Event
+from pathlib import Path
+from statistics import median
+from typing import Any, Final
+
+import numpy as np
+from bars import Figure, figures_table, save_figures
+from peers.tensord_peer import WAIT_S, serving
+
+import tensord
+from tensord.daemon.tiers.registry import open_store
+
+MIB: Final = 1 << 20
+RING_BYTES: Final = 512 * MIB
+HIT_BYTES: Final = 64 << 10
+PUT_BYTES: Final = MIB
+LARGE_BYTES: Final = 16 * MIB
+COST_MS: Final = 10_000.0
+READ_MAX, HIT_MAX, PUT_MAX, FAULT_HIT_MAX, MISS_MAX = 1.3, 1.1, 1.2, 1.2, 1.05
+NAMESPACE: Final = tensord.Namespace(model="bench", revision="1", dtype="uint8", processor="none")
+
+
+class Server:
+    """A redis-server on a free port of the loopback."""
+
+    def __init__(self, folder: Path) -> None:
+        program = shutil.which("redis-server")
+        if program is None:
+            raise SystemExit("redis-server is missing: apt-get install redis-server")
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        words = ["--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
+        words += ["--maxmemory", "2gb", "--maxmemory-policy", "volatile-lru", "--dir", str(folder)]
+        self.process = subprocess.Popen([program, *words], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+        self.url = f"redis://127.0.0.1:{self.port}"
+        while socket.socket().connect_ex(("127.0.0.1", self.port)):
+            if self.process.poll() is not None:
+                raise SystemExit("redis-server has ended")
+            time.sleep(0.01)
+
+
+@contextmanager
+def _served() -> Iterator[Server]:
+    with tempfile.TemporaryDirectory(prefix="tensord-bench-") as folder:
+        server = Server(Path(folder))
+        try:
+            yield server
+        finally:
+            server.process.kill()
+            server.process.wait()
+
+
+def _flood(socket_path: Path, on: Event, ends: Event) -> None:
+    """Puts entries that are worth writing to the store while `on` is set; returns when `ends` is set."""
+    value = np.empty(PUT_BYTES, np.uint8)
+    with tensord.Client(socket_path, name="flood", timeout_s=WAIT_S, required=True) as client:
+        while not ends.is_set():
+            if on.wait(0.1):
+                client.put(_key(os.urandom(8)), value, cost_ms=COST_MS)
+
+
+def _key(name: bytes) -> bytes:
+    return NAMESPACE.key("encoder", "image", name)
+
+
+def _us(call: Callable[[], Any]) -> float:
+    before = time.perf_counter_ns()
+    call()
+    return (time.perf_counter_ns() - before) / 1e3
+
+
+def _hits_us(client: tensord.Client, keys: list[bytes], calls: int) -> list[float]:
+    samples = []
+    for call in range(calls):
+        key = keys[call % len(keys)]
+        before = time.perf_counter_ns()
+        lease = client.get(key)
+        samples.append((time.perf_counter_ns() - before) / 1e3)
+        if lease is None:
+            client.put(key, np.empty(HIT_BYTES, np.uint8), wait=True)
+            samples.pop()
+    return samples
+
+
+def _misses_us(client: tensord.Client, calls: int) -> list[float]:
+    value = np.zeros(100, np.uint8)
+    return [_us(lambda: client.get_or_compute(_key(os.urandom(8)), lambda: value)) for _ in range(calls)]
+
+
+def _settled(client: tensord.Client) -> dict[str, Any]:
+    """Waits until nothing is read from the store or written to it. Its figures."""
+    while True:
+        remote: dict[str, Any] = client.status()["remote"]
+        if not any(remote[name] for name in ("fetches", "writes", "queued")):
+            return remote
+        time.sleep(0.02)
+
+
+def _reads(client: tensord.Client, server: Server, calls: int) -> tuple[list[float], list[float]]:
+    """The times of reads of 16 MB into the ring, and of the store's own reads into memory, one after the other."""
+    value = np.random.default_rng(1).integers(0, 256, LARGE_BYTES, np.uint8)
+    keys = [_key(b"large %d" % number) for number in range(8)]
+    for key in keys:
+        client.put(key, value, cost_ms=COST_MS, wait=True)
+        _settled(client)
+    store = open_store(server.url)
+    buffer = memoryview(bytearray(LARGE_BYTES + 4096))
+    fetched, own = [], []
+    for call in range(calls):
+        client.clear()
+        key = keys[call % len(keys)]
+        own.append(_us(lambda key=key: store.get_into(key, buffer, time.monotonic() + WAIT_S)))  # type: ignore[misc]
+        fetched.append(_us(lambda key=key: client.get_or_compute(key, _never)))  # type: ignore[misc]
+    store.close()
+    return fetched, own
+
+
+def _never() -> Any:
+    raise RuntimeError("the store has the entry, and it was computed")
+
+
+def measured(quick: bool, told: Callable[[str], None]) -> list[Figure]:
+    """All figures. `quick` takes few samples."""
+    rounds, hits, puts, reads, misses = (1, 200, 10, 4, 20) if quick else (5, 5000, 200, 24, 1000)
+    us: dict[str, list[float]] = defaultdict(list)
+    spawn = multiprocessing.get_context("spawn")
+    with _served() as server, serving(RING_BYTES, f"--remote-url={server.url}") as shared, serving(RING_BYTES) as alone:
+        ends = spawn.Event()
+        switches = {"with": spawn.Event(), "without": spawn.Event()}
+        daemons = {"with": shared, "without": alone}
+        floods = [spawn.Process(target=_flood, args=(daemons[on].socket, switches[on], ends)) for on in daemons]
+        clients = {
+            on: tensord.Client(daemon.socket, name="quiet", timeout_s=WAIT_S, required=True)
+            for on, daemon in daemons.items()
+        }
+        try:
+            told("reads of 16 MB")
+            us["read"], us["get_into"] = _reads(clients["with"], server, reads)
+            keys = [_key(b"hit %d" % number) for number in range(64)]
+            for client in clients.values():
+                for key in keys:
+                    client.put(key, np.empty(HIT_BYTES, np.uint8), wait=True)
+                us["warm"] = _hits_us(client, keys, hits)
+            for flood in floods:
+                flood.start()
+            value = np.ones(PUT_BYTES, np.uint8)
+            for number in range(rounds):
+                for on, client in clients.items():
+                    told(f"round {number + 1} of {rounds}: a flood of puts, {on} the store")
+                    switches[on].set()
+                    time.sleep(0.3)
+                    us[f"hit {on}"] += _hits_us(client, keys, hits)
+                    us[f"put {on}"] += [
+                        _us(lambda client=client: client.put(_key(os.urandom(8)), value, cost_ms=COST_MS))  # type: ignore[misc]
+                        for _ in range(puts)
+                    ]
+                    switches[on].clear()
+                    time.sleep(0.5)
+                _settled(clients["with"])
+            told("hits with the server running, stopped and killed; misses with it killed")
+            for _ in range(rounds):
+                us["hit, served"] += _hits_us(clients["with"], keys, hits)
+                os.kill(server.process.pid, signal.SIGSTOP)
+                us["hit, stopped"] += _hits_us(clients["with"], keys, hits)
+                os.kill(server.process.pid, signal.SIGCONT)
+            server.process.kill()
+            server.process.wait()
+            while clients["with"].status()["remote"]["serves"]:
+                _misses_us(clients["with"], 1)
+            for _ in range(rounds):
+                us["hit, killed"] += _hits_us(clients["with"], keys, hits)
+                for on, client in clients.items():
+                    us[f"miss {on}"] += _misses_us(client, misses)
+        finally:
+            ends.set()
+            for flood in floods:
+                if flood.pid is not None:
+                    flood.join()
+            for client in clients.values():
+                client.close()
+
+    def ratio(of: str, against: str) -> float:
+        return median(us[of]) / median(us[against])
+
+    for name, samples in us.items():
+        told(f"{name:>14}: {median(samples):10.1f} µs, median of {len(samples)}")
+    return [
+        Figure(
+            "16 MB from the store into the ring, against its own get_into", ratio("read", "get_into"), READ_MAX, "×"
+        ),
+        Figure("hit while entries are written to the store", ratio("hit with", "hit without"), HIT_MAX, "×"),
+        Figure("put returns while entries are written to it", ratio("put with", "put without"), PUT_MAX, "×"),
+        Figure("hit, server stopped", ratio("hit, stopped", "hit, served"), FAULT_HIT_MAX, "×"),
+        Figure("hit, server killed", ratio("hit, killed", "hit, served"), FAULT_HIT_MAX, "×"),
+        Figure("miss with the store left alone, against none", ratio("miss with", "miss without"), MISS_MAX, "×"),
+    ]
+
+
+def main() -> None:
+    """Measures, and prints a table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="one short round; its figures mean little")
+    parser.add_argument("--json", type=Path, help="write the figures there")
+    given = parser.parse_args()
+    figures = measured(given.quick, lambda what: print(what, flush=True))
+    print(figures_table(figures))
+    if given.json is not None:
+        save_figures(given.json, figures)
+
+
+if __name__ == "__main__":
+    main()
