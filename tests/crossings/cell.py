@@ -32,6 +32,7 @@ from ..processes import Child
 from . import party
 from .disturbances import BY_NAME as DISTURBANCES
 from .payloads import ENTRY_BYTES, key_of, namespace, words, wrong
+from .remote import FOLDER
 from .states import BY_NAME as STATES
 
 RING_BYTES: Final = 5 * MIB
@@ -75,10 +76,11 @@ class Cells:
 
 
 def _daemon(cards: Path) -> Daemon:
-    """A small ring, so that it is overwritten soon, and gauges that tests control."""
+    """A small ring, so that it is overwritten soon, gauges that tests control, and a remote store behind the ring."""
     for name, capacity_bytes in (("card", MIB), ("host", 16 * MIB)):
         with FakeCard(cards, name, capacity_bytes):
             pass
+    (cards / FOLDER).mkdir(exist_ok=True)
     return Daemon(
         ring_bytes=RING_BYTES,
         policy="lru",
@@ -90,6 +92,7 @@ def _daemon(cards: Path) -> Daemon:
         gauges_file=cards / "gauges",
         gauges_sample_s="30ms",
         gauges_sample_pressed_s="30ms",
+        remote_url=f"dir://{cards / FOLDER}?bytes=64MiB",
     )
 
 

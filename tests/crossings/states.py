@@ -7,8 +7,9 @@ from typing import Final
 from .chains import CHAINS
 from .held import HELD
 from .in_place import IN_PLACE
+from .remote import REMOTE
 from .state import State
 from .under_way import UNDER_WAY
 
-STATES: Final[list[type[State]]] = [*UNDER_WAY, *IN_PLACE, *HELD, *CHAINS]
+STATES: Final[list[type[State]]] = [*UNDER_WAY, *IN_PLACE, *HELD, *CHAINS, *REMOTE]
 BY_NAME: Final = {state.name: state for state in STATES}
