@@ -206,6 +206,7 @@ class Devices:
         self._now = now
         device = self._devices.get(name)
         if device is not None and circumstances.wanted_bytes:
+            self._passes.ask_again(device)
             self._passes.begin(device, circumstances, now)
             self._orders.send(ORDERS_A_SLICE, self._now)
 
@@ -228,7 +229,7 @@ class Devices:
         """Ends `stuck`: the next pass is of another kind, and repeats nothing."""
         device = self._devices.get(name)
         if device is not None:
-            self._passes.clear_stuck(device)
+            self._passes.mode_changed(device)
 
     def gauge_gone(self, name: str, now: float) -> None:
         """The device's fill level is unknown from now on. Orders stay in force."""
