@@ -135,6 +135,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.disturbed = disturbed
         self.tokens: dict[int, int] = {}
         self.waiting: dict[int, tuple[int, str, int, float]] = {}
+        self.ended: set[str] = set()
         self.join(DEVICES)
         self.join(DEVICES)
 
@@ -148,6 +149,7 @@ class AnyOrder(RuleBasedStateMachine):
             for answer in answers
             if self.waiting.get(getattr(answer, "id", 0), (None,))[0] == client
         ]
+        self.ended = {device for _, _, (_, device, _, _) in came}
         for client, answer, (_, device, priority, _) in came:
             if isinstance(answer, messages.Error):
                 self.refused[answer.code] += 1
@@ -224,7 +226,8 @@ class AnyOrder(RuleBasedStateMachine):
         lacks = gauge is not None and gauge["used_bytes"] - gauge["baseline_bytes"] >= 0.85 * (
             gauge["total_bytes"] - gauge["baseline_bytes"]
         )
-        waits = self.stand.device(order.device)["waiting_reservations"] > 0
+        # A wait that is over ends with the Tick after the reading.
+        waits = self.stand.device(order.device)["waiting_reservations"] > 0 or order.device in self.ended
         assert client not in card.silent, "an order to who does not answer"
         if order.reason != "budget" and client in card.vain:
             assert now >= card.vain[client] + WAITING_RETRY_S, "asked in vain again at once"
