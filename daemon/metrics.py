@@ -335,7 +335,7 @@ def _devices(governor: Figures) -> Iterator[Metric]:
         yield _gauge(f"device_{name}", help_text, ("device",), _by_device(devices, figure))
     yield _gauge(
         "device_stuck",
-        "1 after an eviction pass that did not lower the used bytes; the pass is not repeated.",
+        "1 after an eviction pass that did not lower the used bytes; it is not repeated, unless a reservation waits.",
         ("device",),
         (((each["device"],), bool(each["stuck"])) for each in devices),
     )

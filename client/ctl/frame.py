@@ -1,4 +1,4 @@
-"""One screen of `top`: gauges, tiers, lookups, entries, clients, transitions.
+"""One screen of `top`: gauges, tiers, lookups, entries, clients, neighbours, transitions.
 
 Owns: the conversion of documents to lines for rich. Does not own: queries, the terminal. Importing it needs the extra
 `top`; the importer reports if that is missing.
@@ -19,7 +19,7 @@ from rich.text import Text
 from ...ipc.modes import Mode
 from .daemon import understood
 from .live import client_state
-from .status import source_text
+from .status import neighbour_text, source_text
 from .tables import age, cut, number, printable, share, short, size, table, wrapped
 
 WIDTH_MIN: Final = 80
@@ -75,13 +75,18 @@ def frame(
             *_tiers(status["store"], governor, max(width, WIDTH_MIN)),
         ]
         processes = [(gauge["gauge"], each) for gauge in governor["gauges"] for each in gauge.get("processes", ())]
-        # Three or four lists, each with a blank line, a head, and a line that counts the rest.
+        # Three to five lists, each with a blank line, a head, and a line that counts the rest.
         lists = 4 if processes else 3
-        most = LIST_MAX if height is None else max(1, (height - len(fixed) - 3 * lists) // lists)
+        # On a small screen neighbours are left out.
+        fits = height is None or height - len(fixed) >= 4 * (lists + 1)
+        neighbours = governor.get("neighbours", ()) if fits else ()
+        lists += bool(neighbours)
+        most = LIST_MAX if height is None else max(1, (height - len(fixed)) // lists - 3)
         lines = [
             *fixed,
             *_transitions(governor["transitions"], most, now_unix_s),
             *_processes(processes, most),
+            *_neighbours(neighbours, most),
             *_clients(clients, governor["owners"], most),
             *_entries(entries, status["store"]["entries"], most, now_unix_s),
         ]
@@ -233,6 +238,22 @@ def _processes(processes: Sequence[tuple[str, Document]], most: int) -> list[Tex
     ]
     head = ("CARD", "PID", "PROCESS", "ON CARD", "CLIENT")
     return [Text(), *_listed(head, rows, right=(1, 3, 4), left_out=len(ordered) - len(rows))]
+
+
+def _neighbours(neighbours: Sequence[Document], most: int) -> list[Text]:
+    """The neighbours in the order in which they are asked. Nothing if none is configured."""
+    if not neighbours:
+        return []
+    rows = [
+        (
+            cut(each["neighbour"], _KEY_CHARS, _CUT),
+            cut(each["card"] or "any", _NAME_CHARS, _CUT),
+            neighbour_text(each),
+        )
+        for each in neighbours[:most]
+    ]
+    head = ("NEIGHBOUR", "CARD", "WHEN ASKED LAST")
+    return [Text(), *_listed(head, rows, left_out=len(neighbours) - len(rows))]
 
 
 def _clients(clients: Sequence[Document], owners: Sequence[Document], most: int) -> list[Text]:

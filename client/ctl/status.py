@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import click
@@ -273,14 +273,19 @@ def _process(gauge: str, process: dict[str, Any]) -> str:
 def _neighbour(neighbour: dict[str, Any]) -> str:
     """A server that is no client, and what it did when it was asked last."""
     card = f" on {neighbour['card']}" if neighbour["card"] else ""
-    said = neighbour["outcome"]
+    return f"{neighbour['neighbour']}{card}: {neighbour_text(neighbour)}"
+
+
+def neighbour_text(neighbour: Mapping[str, Any]) -> str:
+    """What a neighbour did when it was asked last."""
+    said: str = neighbour["outcome"]
     if neighbour["freed_bytes"]:
         said += f", {size(neighbour['freed_bytes'])}"
     if neighbour["since_s"] is not None:
         said += f", {age(neighbour['since_s'])} ago"
     if neighbour["why"]:
         said += f": {neighbour['why']}"
-    return f"{neighbour['neighbour']}{card}: {'is being asked; before: ' if neighbour['asking'] else ''}{said}"
+    return f"{'is being asked; before: ' if neighbour['asking'] else ''}{said}"
 
 
 def source_text(source: dict[str, Any]) -> str:

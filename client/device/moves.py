@@ -12,6 +12,7 @@ between has changed the uses. A reader that left in between had added its mark b
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -51,13 +52,17 @@ class MoveResult:
 
 
 class Moves:
-    """Moves entries of one cache. Keeps tokens and agent of offloaded entries, to restore them on promotion."""
+    """Moves entries of one cache. Keeps tokens and agent of offloaded entries, to restore them on promotion.
+
+    `in_vain_at`: when entries last left and no memory went back to the driver; inf if some has gone back since.
+    """
 
     def __init__(self, client: Client, device: Device, entries: DeviceEntries) -> None:
         self._client = client
         self._device = device
         self._entries = entries
         self._remembered: dict[bytes, tuple[int, str, float, EntryKind]] = {}
+        self.in_vain_at = math.inf
 
     def away(
         self, keys: Iterable[bytes], *, offload: bool, has_daemon: Callable[[], bool], may_drop: bool = True
@@ -99,6 +104,7 @@ class Moves:
         if moved.offloaded or moved.dropped:
             try:
                 moved.freed_bytes = self._device.give_back()
+                self.in_vain_at = math.inf if moved.freed_bytes else time.monotonic()
             except Exception as error:
                 _log.exception("%s: memory could not be returned to the driver", self._device.name)
                 moved.error = error

@@ -37,7 +37,7 @@ __all__ = ["TorchDevice", "TorchMark"]
 
 Array = np.ndarray[Any, Any]
 _GIVE_BACK_S: Final = 0.1
-"""Seconds that a return of memory waits for another thread's piece of work. The next return makes up for it."""
+"""Seconds that a return of memory waits for another thread's piece of work. Upkeep then tries once more."""
 _log = logging.getLogger("tensord")
 
 

@@ -13,6 +13,7 @@ logged, and shown as `error`.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -204,10 +205,12 @@ class Upkeep:
         if self._report_every_s and now >= self._report_at and not self.device.paused:
             self._report_at = now + self._report_every_s
             self._report()
-        if self.refuses and now >= self._give_back_at:
-            # Memory of refused or deleted tensors stays in this process's allocator. If no entry is left to evict, no
-            # order would ever return that memory to the driver, and the emergency would last.
+        in_vain = now >= self.moves.in_vain_at + _GIVE_BACK_S and not self.device.paused
+        if in_vain or (self.refuses and now >= self._give_back_at):
+            # Memory of refused or deleted tensors stays in this process's allocator, and that of a move if other work
+            # on the device took long. If no entry is left to evict, no order would ever return it to the driver.
             self._give_back_at = now + _GIVE_BACK_S
+            self.moves.in_vain_at = math.inf
             self.device.give_back()
 
     def _take_events(self) -> None:

@@ -108,7 +108,8 @@ class PressureSection:
     )
     retry_s: float = setting(
         DURATION,
-        "time until an entry is ordered again after its owner kept it or did not answer",
+        """time until an entry is ordered again after its owner kept it or did not answer; while a reservation waits,
+        1 s at most""",
         30.0,
         low=0.05,
         high=DAY_S,

@@ -39,6 +39,8 @@ from .fake_stream import FakeMark, FakeStream, Hold
 __all__ = ["FakeCard", "FakeMark", "FakeStream", "FakeTensor", "FakeVram", "Hold"]
 
 Array = np.ndarray[Any, Any]
+_GIVE_BACK_S: Final = 1.0
+"""Seconds that a return of memory waits for another thread's piece of work."""
 
 
 class FakeTensor:
@@ -292,8 +294,9 @@ class FakeVram:
         return made
 
     def give_back(self) -> int:
-        """As in Device. Returns all unused memory of this process, also that of tensors that it made itself."""
-        with self._gate.work_now() as may:
+        """As in Device. Returns all unused memory of this process, also that of tensors that it made itself. Returns 0
+        while the device is paused."""
+        with self._gate.work_now(_GIVE_BACK_S) as may:
             return self._allocator.give_back() if may else 0
 
     # ---- private

@@ -46,8 +46,12 @@ def carry_out(
     counters.freed_bytes += message.freed_bytes
     if order.part_of is not None:
         order.part_of.left += gone
+        if gone:
+            order.part_of.left_of.add(order.owner.client)
         order.part_of.freed_bytes += message.freed_bytes
     device.freed_by_driver(message.freed_bytes, now)
+    if message.freed_bytes:
+        order.owner.vain_s = 0.0
     promotions.remembered.add(device.name, order.owner.client, table, offloaded, now)
     orders.detach(device, rows, now)
     table.remove(rows[:gone])

@@ -24,12 +24,18 @@ _HEAD: Final = 64
 _RETURNS_MAX: Final = 1024
 SLOW_S: Final = 1.0
 """An owner acknowledges at least each 256 MiB that it has copied, so it is rarely silent for so long."""
+WAITING_RETRY_S: Final = 1.0
+"""While a reservation waits, an entry that was in use is ordered again after so long, if that is less than retry_s. An
+owner that returned nothing is asked again after so long, then after twice as long each time, up to retry_s."""
 
 
 @dataclass(slots=True, eq=False)
 class Owner:
     """A client's entries on one device. `orders`: its open orders; `waits_since`: when it was sent the first of them,
-    or last acknowledged a part; `unresponsive`: it missed a deadline and has sent nothing since."""
+    or last acknowledged a part; `unresponsive`: it missed a deadline and has sent nothing since.
+
+    `vain_at`: when a pass that took its entries and lowered nothing was last judged; `vain_s`: for how long from then
+    on no pass takes its entries; 0 if it returned something since."""
 
     device: DeviceRecord
     client: int
@@ -37,10 +43,16 @@ class Owner:
     orders: set[int] = field(default_factory=set)
     waits_since: float = 0.0
     unresponsive: bool = False
+    vain_at: float = -math.inf
+    vain_s: float = 0.0
 
     def slow(self, now: float) -> bool:
         """Whether the owner acknowledges nothing for SLOW_S, as if it were stopped. Others do not wait for it."""
         return bool(self.orders) and now >= self.waits_since + SLOW_S
+
+    def returned_nothing(self, now: float, most_s: float) -> None:
+        """Records that a pass took its entries in vain."""
+        self.vain_at, self.vain_s = now, min(max(2 * self.vain_s, WAITING_RETRY_S), most_s)
 
 
 class ColdestRows:
@@ -133,10 +145,17 @@ class DeviceRecord:
         silent = [owner for owner in self.owners.values() if owner.unresponsive]
         return mask & ~self._owned_by(rows, silent) if silent else mask
 
-    def may_go_soon(self, rows: Rows | slice, now: float) -> Mask:
-        """As `may_go`, without the rows of slow owners: a pass that chose them would wait for them in vain."""
-        mask, slow = self.may_go(rows, now), self._slow(now)
-        return mask & ~self._owned_by(rows, slow) if slow else mask
+    def may_go_soon(self, rows: Rows | slice, now: float, *, retry_s: float, waiting: bool) -> Mask:
+        """As `may_go`, without the rows that a pass would choose in vain: those of slow owners, and of owners that
+        returned nothing lately. `waiting`: a reservation waits, so both they and rows that were kept are tried earlier
+        than after `retry_s`."""
+        mask = self.may_go(rows, now + max(0.0, retry_s - WAITING_RETRY_S) if waiting else now)
+        vain = [
+            owner
+            for owner in self.owners.values()
+            if owner.slow(now) or now < owner.vain_at + owner.vain_s or (self.stuck and not waiting and owner.vain_s)
+        ]
+        return mask & ~self._owned_by(rows, vain) if vain else mask
 
     def freed_by_driver(self, freed_bytes: int, now: float) -> None:
         """Records memory that drivers got back. Samples begun before do not show it."""
@@ -160,16 +179,18 @@ class DeviceRecord:
         resident = self.table.state[: self.table.end] == RESIDENT
         return exact_sum(self.table.size_bytes[np.flatnonzero(resident & ~self.may_go(slice(self.table.end), now))])
 
-    def settle(self, circumstances: Circumstances) -> None:
+    def settle(self, circumstances: Circumstances, now: float, retry_s: float) -> None:
         """Processes a sample: ends a pass that is over, and ends `stuck` if the sample shows a fall."""
         while self._freed and self._freed[0][0] < circumstances.began_at:
             self._freed.popleft()
         fall = STUCK_FALL * circumstances.total_bytes
         if self.stuck and circumstances.used_bytes <= self._stuck_used_bytes - fall:
             self.stuck = ""
-        if self.current_pass is not None and self.current_pass.over(circumstances):
-            self.stuck = self.current_pass.why_stuck(circumstances)
-            self._stuck_used_bytes = circumstances.used_bytes
+        if self.current_pass is None:
+            return
+        self.current_pass.watch(circumstances)
+        if self.current_pass.over(circumstances):
+            self._judge(self.current_pass, circumstances, now, retry_s)
             self.current_pass = None
 
     def status(self) -> dict[str, Any]:
@@ -197,6 +218,16 @@ class DeviceRecord:
             }
             for owner in self.owners.values()
         ]
+
+    def _judge(self, ended: Pass, circumstances: Circumstances, now: float, retry_s: float) -> None:
+        """A pass that was not meant to lower the gauge, or by which no entry left, shows nothing."""
+        if not ended.lowers or not ended.left:
+            return
+        self.stuck = ended.why_stuck(circumstances)
+        self._stuck_used_bytes = circumstances.used_bytes
+        for client in ended.left_of if self.stuck else ():
+            if client in self.owners:
+                self.owners[client].returned_nothing(now, retry_s)
 
     def _slow(self, now: float) -> list[Owner]:
         return [owner for owner in self.owners.values() if owner.slow(now)]

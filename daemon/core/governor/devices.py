@@ -1,23 +1,18 @@
 """The registry of the device tier: the entries of all owners, the orders to evict them, and the acknowledgements.
 
-Owns devices, their tables, orders and acknowledgements, passes from sample to sample, promotion. Does not own modes,
-workflows, reservations or queueing: the governor passes a device's `Circumstances` with each sample and request.
+Owns devices, their tables, orders and acknowledgements, promotion. Does not own the course of a pass (device_passes),
+modes, workflows, reservations or queueing: the governor passes a device's `Circumstances` with each sample and request.
 
     registered ──→ resident ──order──→ ordered ──acknowledged──→ gone (offloaded: remembered)
                        ↑                  │
                        └─── kept, late ───┘
 
-A pass is done in slices. `sampled` does the first slice, and all of a small table; `tick`, which `next_timer` requests
-at once, does the next one, and sends a few orders at a time.
-
 Invariants: registered == resident + offloaded + dropped + released + gone_with_owner. A refused request changes
-nothing. A device has at most one current pass.
+nothing.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator
 from typing import Any, Final
 
 import numpy as np
@@ -28,12 +23,13 @@ from . import device_room, passes
 from .copies import KINDS, CopyRates
 from .device_acknowledgement import carry_out, take_back
 from .device_orders import DeviceOrders
+from .device_passes import DevicePasses
 from .device_promotion import Promotions
 from .device_record import DeviceRecord, Owner
 from .limits import GovernorLimits
 from .outbox import GovernorOutbox
-from .passes import Circumstances, Outlook, Pass, PassPlan
-from .ranking import SORTED_WHOLE, Steps, at_once
+from .passes import Circumstances, Outlook, PassPlan
+from .ranking import at_once
 from .reservation_queue import FreeRoom
 from .table import Rows, runs
 from .workflows import Workflows
@@ -42,9 +38,6 @@ __all__ = ["Circumstances", "Devices", "Outlook", "PassPlan"]
 
 ORDERS_A_SLICE: Final = 4
 """Orders sent at a time, of keys_per_request_max keys each."""
-ROWS_A_SLICE: Final = 16_384
-"""Rows ordered away at a time."""
-_DONE: Final = object()
 
 
 class Devices:
@@ -53,11 +46,10 @@ class Devices:
     def __init__(self, limits: GovernorLimits, outbox: GovernorOutbox, outlook: Outlook) -> None:
         self._limits = limits
         self._outbox = outbox
-        self._outlook = outlook
         self._devices: dict[str, DeviceRecord] = {}
         self.copies = CopyRates(limits)
         self._orders = DeviceOrders(limits, outbox, self.copies)
-        self._work: deque[Iterator[None]] = deque()
+        self._passes = DevicePasses(limits, outbox, self._orders, outlook)
         self._promotions = Promotions(limits, outlook)
         self._now = 0.0
 
@@ -70,6 +62,7 @@ class Devices:
         """Applies from now on."""
         self._limits = limits
         self._orders.change_limits(limits)
+        self._passes.change_limits(limits)
         self.copies.change_limits(limits)
 
     # ---- clients
@@ -203,14 +196,8 @@ class Devices:
         device = self._devices.get(name)
         if device is None:
             return
-        before = device.stuck
-        self._orders.leave_slow_owners(device, now)
-        device.settle(circumstances)
-        if device.stuck != before:
-            self._outbox.announce("stuck", device=name, why=device.stuck)
-            if device.stuck:
-                self._outbox.log("warning", "device stuck", device=name, why=device.stuck)
-        self._begin(device, circumstances, now)
+        self._passes.settle(device, circumstances, now)
+        self._passes.begin(device, circumstances, now)
         self._promote(device, circumstances, now)
         self._orders.send(ORDERS_A_SLICE, self._now)
 
@@ -219,7 +206,8 @@ class Devices:
         self._now = now
         device = self._devices.get(name)
         if device is not None and circumstances.wanted_bytes:
-            self._begin(device, circumstances, now)
+            self._passes.ask_again(device)
+            self._passes.begin(device, circumstances, now)
             self._orders.send(ORDERS_A_SLICE, self._now)
 
     def room(self, name: str, circumstances: Circumstances, now: float) -> FreeRoom:
@@ -241,7 +229,7 @@ class Devices:
         """Ends `stuck`: the next pass is of another kind, and repeats nothing."""
         device = self._devices.get(name)
         if device is not None:
-            self._clear_stuck(device)
+            self._passes.mode_changed(device)
 
     def gauge_gone(self, name: str, now: float) -> None:
         """The device's fill level is unknown from now on. Orders stay in force."""
@@ -252,7 +240,7 @@ class Devices:
         device = self._devices.get(name)
         if device is None:
             return PassPlan()
-        rows = at_once(self._choose(device, circumstances, now))
+        rows = at_once(self._passes.choose(device, circumstances, now))
         offload = self.copies.offloads(name, device.table, rows, circumstances.host_accepts, now)
         return passes.plan_of(device.table, rows, offload)
 
@@ -270,14 +258,13 @@ class Devices:
 
     def next_timer(self) -> float | None:
         """When `tick` is due: at once while orders wait to be sent."""
-        return self._now if self._work or self._orders.unsent else self._orders.next_timer()
+        return self._now if self._passes.unfinished or self._orders.unsent else self._orders.next_timer()
 
     def tick(self, now: float) -> None:
         """Sends the next orders, continues a pass, and processes missed deadlines."""
         self._now = now
-        if self._work:
-            if next(self._work[0], _DONE) is _DONE:
-                self._work.popleft()
+        if self._passes.unfinished:
+            self._passes.go_on(now)
             self._orders.send(1, self._now)
         else:
             self._orders.send(ORDERS_A_SLICE, self._now)
@@ -329,11 +316,6 @@ class Devices:
             owner.device.coldest.thaw(self._now)
             self._outbox.announce("owner", client=owner.client, device=owner.device.name, unresponsive=False)
 
-    def _clear_stuck(self, device: DeviceRecord) -> None:
-        if device.stuck:
-            device.stuck = ""
-            self._outbox.announce("stuck", device=device.name, why="")
-
     def _add(self, device: DeviceRecord, owner: Owner, message: messages.RegisterEntry, now: float) -> None:
         counters = self._outbox.counters
         uses = max(1, message.uses)
@@ -345,53 +327,11 @@ class Devices:
         kind = KINDS.index(message.kind)
         device.table.add(message.key, owner.slot, *sizes, message.agent, uses, now, message.cost_ms, kind)
         counters.registered += 1
-        self._clear_stuck(device)
+        self._passes.clear_stuck(device)
 
     def _remove(self, device: DeviceRecord, rows: Rows, now: float) -> None:
         self._orders.detach(device, rows, now)
         device.table.remove(rows)
-
-    def _choose(self, device: DeviceRecord, circumstances: Circumstances, now: float) -> Steps:
-        table = device.table
-        return passes.choose(
-            table,
-            device.may_go_soon(slice(table.end), now),
-            circumstances,
-            self._limits,
-            lambda: device.distances.of(table.agents, self._outlook),
-            device.leaving_bytes(circumstances, now),
-            now,
-        )
-
-    def _begin(self, device: DeviceRecord, circumstances: Circumstances, now: float) -> None:
-        if device.current_pass is not None or device.stuck or not len(device.table):
-            return
-        lowers = passes.lowers(circumstances, self._limits)
-        device.current_pass = Pass(circumstances.used_bytes, lowers)
-        slices = self._slices(device, device.current_pass, circumstances)
-        if len(device.table) > SORTED_WHOLE:
-            # A pass without an entry to evict ends before its first pause.
-            if next(slices, "over") is None:
-                self._work.append(slices)
-            return
-        for _ in slices:
-            pass
-
-    def _slices(self, device: DeviceRecord, current_pass: Pass, circumstances: Circumstances) -> Iterator[None]:
-        """One pass: chooses rows, then orders them away as far as they have not changed meanwhile."""
-        table, last_serial = device.table, device.table.last_serial
-        rows = yield from self._choose(device, circumstances, self._now)
-        for begin in range(0, len(rows), ROWS_A_SLICE):
-            yield
-            part = rows[begin : begin + ROWS_A_SLICE]
-            part = part[device.may_go_soon(part, self._now) & (table.serial[part] <= last_serial)]
-            reason = passes.reason(circumstances, self._limits)
-            self._orders.order_away(device, part, circumstances.host_accepts, reason, self._now, current_pass)
-        current_pass.begun, current_pass.closed_at = False, self._now
-        if current_pass.ordered:
-            self._outbox.counters.passes += 1
-        else:
-            device.current_pass = None
 
     def _promote(self, device: DeviceRecord, circumstances: Circumstances, now: float) -> None:
         for client, entries in self._promotions.take(device, circumstances, self._limits, now).items():

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final, Protocol
 
@@ -100,18 +100,28 @@ class Pass:
     """A pass that has begun and is not settled. `begun`: rows are still being chosen and ordered.
 
     `ordered`: entries ordered so far. `open_orders`: orders neither acknowledged nor late; `closed_at`: when the last
-    of them was closed. `left`: entries that are gone; `freed_bytes`: bytes that drivers got back for them. `lowers`:
-    the pass is meant to lower the gauge. Below pressure a pass evicts idle entries whatever the gauge shows afterwards.
+    of them was closed. `left`: entries that are gone, of the clients `left_of`; `freed_bytes`: bytes that drivers got
+    back for them. `fell`: a reading that was begun after `began_at` showed less than the `used_bytes` before: memory
+    that came back, and may have been taken since. `lowers`: the pass is meant to lower the gauge. Below pressure a pass
+    evicts idle entries whatever the gauge shows afterwards.
     """
 
     used_bytes: int
     lowers: bool
+    began_at: float
     begun: bool = True
     ordered: int = 0
     open_orders: int = 0
     closed_at: float = 0.0
     left: int = 0
+    left_of: set[int] = field(default_factory=set)
     freed_bytes: int = 0
+    fell: bool = False
+
+    def watch(self, circumstances: Circumstances) -> None:
+        """Takes a sample that came while the pass was not over, or the one that ends it."""
+        if circumstances.began_at > self.began_at and circumstances.used_bytes < self.used_bytes:
+            self.fell = True
 
     def over(self, circumstances: Circumstances) -> bool:
         """Whether the sample can show the whole effect of the pass."""
@@ -119,12 +129,12 @@ class Pass:
 
     def why_stuck(self, circumstances: Circumstances) -> str:
         """Why another pass would be useless: entries left, and the gauge did not fall. Empty otherwise."""
-        if not self.lowers or not self.left or self.freed_bytes or circumstances.used_bytes < self.used_bytes:
+        if not self.lowers or not self.left or self.freed_bytes or self.fell:
             return ""
         return (
             f"{self.left} entries left in the last pass, and {circumstances.used_bytes} bytes are still used "
-            f"({self.used_bytes} before): their owners returned nothing to the driver. No further pass until the mode "
-            f"changes, an entry is registered, or the gauge falls by {STUCK_FALL:.0%}"
+            f"({self.used_bytes} before): their owners returned nothing to the driver. They are not asked again until "
+            f"the mode changes, an entry is registered, the gauge falls by {STUCK_FALL:.0%}, or a reservation waits"
         )
 
 

@@ -243,6 +243,19 @@ def process(pid: int, gib: int, client: int | None = None, name: str = "python3"
     return {"pid": pid, "name": name, "bytes": gib * GIB, "client": client, "seen": True}
 
 
+def neighbour(name: str, **changed: Any) -> dict[str, Any]:
+    return {
+        "neighbour": name,
+        "card": None,
+        "asking": False,
+        "outcome": "never asked",
+        "why": "",
+        "freed_bytes": 0,
+        "since_s": None,
+        **changed,
+    }
+
+
 def governor(**changed: Any) -> dict[str, Any]:
     return {
         "gauges": [

@@ -107,6 +107,18 @@ def test_the_processes_with_the_most_bytes_on_cards_come_first_clients_or_not() 
     assert not any(line.startswith("CARD") for line in drawn(documents.status(governor=bare)))
 
 
+def test_neighbours_come_with_what_they_did_when_they_were_asked_last() -> None:
+    neighbours = [
+        documents.neighbour("ollama 127.0.0.1:11434", outcome="freed", freed_bytes=6 << 30, since_s=65.0),
+        documents.neighbour("comfyui 127.0.0.1:8188", card=CARD, asking=True),
+    ]
+    lines = drawn(documents.status(governor=documents.governor(neighbours=neighbours)))
+    at = next(number for number, line in enumerate(lines) if line.startswith("NEIGHBOUR"))
+    assert lines[at + 1].split() == ["ollama", "127.0.0.1:11434", "any", "freed,", "6.00", "GiB,", "1m05s", "ago"]
+    assert lines[at + 2].split(maxsplit=2)[2] == f"{CARD}  is being asked; before: never asked"
+    assert not any(line.startswith("NEIGHBOUR") for line in drawn())
+
+
 def test_the_last_transition_comes_first() -> None:
     lines = drawn()
     at = next(number for number, line in enumerate(lines) if line.startswith("TRANSITION"))
@@ -137,6 +149,7 @@ def test_any_figures_and_names_fit(width: int) -> None:
         ],
         devices=[documents.device(name, **row, stuck="why " * 50)],
         owners=[documents.owner(HUGE, bytes=HUGE, unresponsive=True)],
+        neighbours=[documents.neighbour(name, card=name, why="why " * 70, freed_bytes=HUGE)],
     )
     status = documents.status(instance=name, governor=governor, store=documents.store(**huge))
     lines = drawn(status, [documents.client(HUGE, name=name)], [documents.entry(1, uses=HUGE)], width)
@@ -148,11 +161,13 @@ def test_a_crowd_fits_the_rows_that_there_are() -> None:
     entries = [documents.entry(number) for number in range(500)]
     rows = [documents.process(number, 1) for number in range(64)]
     gauge = {**documents.gauge(CARD, 1, 2, "normal"), "processes": rows}
-    status = documents.status(governor=documents.governor(gauges=[gauge]))
+    neighbours = [documents.neighbour(f"ollama 127.0.0.1:{number}") for number in range(50)]
+    status = documents.status(governor=documents.governor(gauges=[gauge], neighbours=neighbours))
     for height in (30, 50, 100):
         lines = drawn(status, clients, entries, height=height)
         assert len(lines) <= height
         assert any(line.startswith("and 4") and line.endswith("more") for line in lines)
+        assert any(line.startswith("NEIGHBOUR") for line in lines) == (height > 30)
 
 
 def test_names_are_neither_markup_nor_commands_to_the_terminal() -> None:

@@ -99,15 +99,8 @@ def test_any_names_and_figures_fit_100_columns() -> None:
 
 
 def test_a_neighbour_is_shown_with_what_it_did_when_it_was_asked_last() -> None:
-    asked = {
-        "neighbour": "ollama 127.0.0.1:11434",
-        "card": CARD,
-        "asking": False,
-        "outcome": "failed",
-        "why": "no answer within 20 s",
-        "freed_bytes": 0,
-        "since_s": 65.0,
-    }
+    failed: dict[str, Any] = {"outcome": "failed", "why": "no answer within 20 s", "since_s": 65.0}
+    asked = documents.neighbour("ollama 127.0.0.1:11434", card=CARD, **failed)
     assert line("neighbour", "ollama", neighbours=[asked]).split(maxsplit=1)[1] == (
         f"ollama 127.0.0.1:11434 on {CARD}: failed, 1m05s ago: no answer within 20 s"
     )

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tensord.client.core.puts import Put
-from tensord.client.device import orders
+from tensord.client.device import orders, upkeep
 from tensord.client.device.entries import DeviceEntries, DeviceEntry, DeviceLease
 from tensord.client.device.moves import MoveResult, Moves
 from tensord.client.device.registration import Registration
@@ -281,6 +281,25 @@ def test_an_entry_that_is_gone_from_the_device_is_counted(owner: Owner, *, full:
     owner.exchange()
     assert seen == [(0, 0, 1) if full else (0, 1, 0)]
     assert (owner.entries.tally.offloaded, owner.entries.tally.dropped) == seen[0][1:]
+
+
+def test_memory_that_could_not_be_returned_at_once_is_returned_later(
+    owner: Owner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if no further order comes: another thread's work on the device took long, or a graph was captured."""
+    monkeypatch.setattr(upkeep, "_GIVE_BACK_S", 0.0)
+    owner.put(1)
+    owner.exchange()
+    give_back = owner.device.give_back
+
+    def busy() -> int:
+        owner.device.give_back = give_back  # type: ignore[method-assign]
+        return 0
+
+    owner.device.give_back = busy  # type: ignore[method-assign]
+    owner.order_all_away()
+    owner.exchange()
+    assert len(owner.entries) == 0 and owner.device.card.held_bytes == 0
 
 
 def test_an_entry_that_the_host_refuses_stays_with_its_owner(owner: Owner) -> None:

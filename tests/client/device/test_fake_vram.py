@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
@@ -154,6 +155,33 @@ def test_give_back_returns_dropped_memory_that_a_busy_stream_was_lent(rig: FakeR
     del tensor
     collected()
     assert device.give_back() == BLOCK_BYTES
+
+
+def test_give_back_returns_memory_while_another_thread_gives_back(
+    rig: FakeRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device, give = rig.device, rig.card.give
+    first, second = (device.upload(np.full(BLOCK_BYTES, 1, np.uint8)) for _ in range(2))
+    assert device.mark().wait(PATIENCE_S)
+    tensors, returned = [first, second], []
+    del first, second
+    thread = threading.Thread(target=lambda: returned.append(device.give_back()))
+
+    def slow(given_bytes: int) -> None:
+        """The second tensor is dropped, and its memory given back, while the first one's is on its way."""
+        monkeypatch.setattr(rig.card, "give", give)
+        tensors.clear()
+        collected()
+        thread.start()
+        thread.join(0.1)
+        give(given_bytes)
+
+    monkeypatch.setattr(rig.card, "give", slow)
+    tensors.pop()
+    collected()
+    assert device.give_back() == BLOCK_BYTES
+    thread.join(PATIENCE_S)
+    assert returned == [BLOCK_BYTES]
 
 
 def test_a_delay_makes_every_stream_operation_late(rig: FakeRig) -> None:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tensord.daemon.core.effects import Send
-from tensord.daemon.core.governor.device_record import SLOW_S
+from tensord.daemon.core.governor.device_record import SLOW_S, WAITING_RETRY_S
 from tensord.daemon.core.governor.effects import Effect
 from tensord.daemon.core.governor.events import Event, GovernorTick, Sampled
 from tensord.ipc import messages
@@ -34,7 +34,7 @@ SHARES = [0.3, 0.6, 0.75, 0.84, 0.86, 0.9, 0.93, 0.97, 1.1]
 AGENTS = ["", "a", "b", "c"]
 ENTRIES = st.tuples(NUMBERS, st.integers(1, 5).map(lambda n: n * 10 * MIB), st.integers(0, 30), st.sampled_from(AGENTS))
 IDLE_S = {"relaxed": 40.0, "normal": 20.0, "critical": 5.0, "emergency": 5.0}
-ACK_S, RETRY_S, PASS_SHARE, BLOCK, RESERVE_S_MAX = 3.0, 6.0, 0.5, 10 * MIB, 8.0
+ACK_S, RETRY_S, PASS_SHARE, BLOCK, RESERVE_S_MAX, ROOM_S_MAX = 3.0, 6.0, 0.5, 10 * MIB, 8.0, 20.0
 
 
 @dataclass
@@ -51,13 +51,19 @@ class Entry:
 
 @dataclass
 class Card:
-    """One device as its owners see it. `passes`: the last pass's orders; `closed_at`: when one of those last ended."""
+    """One device as its owners see it. `passes`: the last pass's orders; `closed_at`: when one of those last ended;
+    `left_of`: the owners whose entries left by them; `freed`: whether a byte was freed for them. `vain`: when the
+    owners that have returned nothing were last found to."""
 
     entries: dict[int, Entry] = field(default_factory=dict)
     owners: set[int] = field(default_factory=set)
     silent: set[int] = field(default_factory=set)
     passes: set[int] = field(default_factory=set)
     closed_at: float = float("-inf")
+    left_of: set[int] = field(default_factory=set)
+    freed: bool = False
+    stuck: bool = False
+    vain: dict[int, float] = field(default_factory=dict)
     waits: dict[int, float] = field(default_factory=dict)
 
     def close(self, entry: Entry, now: float) -> None:
@@ -119,6 +125,7 @@ class AnyOrder(RuleBasedStateMachine):
             workflows_max=2,
             reservations_max=2,
             reserve_s_max=RESERVE_S_MAX,
+            room_s_max=ROOM_S_MAX,
         )
         self.cards = {name: Card() for name in DEVICES}
         self.counted: Counter[str] = Counter()
@@ -128,6 +135,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.disturbed = disturbed
         self.tokens: dict[int, int] = {}
         self.waiting: dict[int, tuple[int, str, int, float]] = {}
+        self.ended: set[str] = set()
         self.join(DEVICES)
         self.join(DEVICES)
 
@@ -141,13 +149,18 @@ class AnyOrder(RuleBasedStateMachine):
             for answer in answers
             if self.waiting.get(getattr(answer, "id", 0), (None,))[0] == client
         ]
+        self.ended = {device for _, _, (_, device, _, _) in came}
         for client, answer, (_, device, priority, _) in came:
             if isinstance(answer, messages.Error):
                 self.refused[answer.code] += 1
                 continue
+            if isinstance(answer, messages.RoomMade) and not answer.made:
+                self.refused["NoGauge" if "has no gauge" in answer.why else "DeviceFull"] += 1
+                continue
             ranks = [(-p, n) for n, (_, d, p, _) in self.waiting.items() if d == device]
             assert min(ranks, default=(101, 0)) > (-priority, answer.id), "a reservation was overtaken"
-            self.tokens[answer.reservation] = client
+            if isinstance(answer, messages.Reserved):
+                self.tokens[answer.reservation] = client
             gauge = next(g for g in self.stand.status()["gauges"] if g["gauge"] == device)
             free = gauge["total_bytes"] - gauge["used_bytes"]
             assert self.stand.device(device)["reserved_bytes"] <= free, "more was reserved than is free"
@@ -163,6 +176,8 @@ class AnyOrder(RuleBasedStateMachine):
             for card in self.cards.values():
                 card.leave_slow(stand.now)
         self.hear_of_reservations()
+        for told in stand.told[self.told :]:
+            self.hear_of_vain(told)
         for client, order in stand.orders_now:
             if order.kind == "promote":
                 assert not any(key(n) in order.keys for n in self.cards[order.device].entries)
@@ -182,7 +197,7 @@ class AnyOrder(RuleBasedStateMachine):
             assert began_at is None or began_at > card.closed_at, (
                 "a second pass on a reading from before the first had ended"
             )
-            card.passes = orders
+            card.passes, card.left_of, card.freed = orders, set(), False
         for told in stand.told[self.told :]:
             if told["event"] == "owner":
                 card, client = self.cards[told["device"]], told["client"]
@@ -194,19 +209,36 @@ class AnyOrder(RuleBasedStateMachine):
                         self.counted["timed_out"] += 1
         self.told = len(stand.told)
 
+    def hear_of_vain(self, told: dict[str, Any]) -> None:
+        """Judges whether a pass was in vain, and learns of it."""
+        if told["event"] == "mode" and told["gauge"] in self.cards:
+            self.cards[told["gauge"]].vain.clear()
+        elif told["event"] == "stuck":
+            card = self.cards[told["device"]]
+            card.stuck = bool(told["why"])
+            if card.stuck:
+                assert card.left_of and not card.freed, "a pass that did something, or had nothing to do it with"
+                card.vain.update(dict.fromkeys(card.left_of, self.stand.now))
+
     def judge(self, client: int, order: messages.Order) -> None:
         card, now = self.cards[order.device], self.stand.now
         gauge = next((g for g in self.stand.status()["gauges"] if g["gauge"] == order.device), None)
         lacks = gauge is not None and gauge["used_bytes"] - gauge["baseline_bytes"] >= 0.85 * (
             gauge["total_bytes"] - gauge["baseline_bytes"]
         )
+        # A wait that is over ends with the Tick after the reading.
+        waits = self.stand.device(order.device)["waiting_reservations"] > 0 or order.device in self.ended
         assert client not in card.silent, "an order to who does not answer"
+        if order.reason != "budget" and client in card.vain:
+            assert now >= card.vain[client] + WAITING_RETRY_S, "asked in vain again at once"
+            assert waits or not card.stuck, "asked in vain again without a reservation"
         assert len(set(order.keys)) == len(order.keys) > 0
         for each in order.keys:
             entry = card.entries[int.from_bytes(each[:8], "little")]
             assert entry.client == client, "an order to who does not own it"
             assert not entry.open, "ordered twice"
-            assert entry.not_before <= now, "ordered again too soon"
+            early_s = RETRY_S - WAITING_RETRY_S if waits and order.reason != "budget" else 0.0
+            assert entry.not_before - early_s <= now, "ordered again too soon"
             if order.reason in IDLE_S and not (order.reason in ("critical", "emergency") and lacks):
                 assert entry.used_at <= now - IDLE_S[order.reason], f"not idle in {order.reason}"
             if not card.open_of(client):
@@ -214,7 +246,7 @@ class AnyOrder(RuleBasedStateMachine):
             entry.order, entry.open = order.order, True
             self.counted["ordered"] += 1
         if order.reason == "reservation":
-            assert self.stand.device(order.device)["waiting_reservations"], "nobody waits for it"
+            assert waits, "nobody waits for it"
         elif order.reason in ("pressure", "workflow_aware"):
             assert lacks, "ordered without need"
         elif order.reason != "budget":
@@ -354,6 +386,8 @@ class AnyOrder(RuleBasedStateMachine):
                 continue
             said[outcome].append(key(number))
             entry = card.entries[number]
+            if order in card.passes and outcome != "kept":
+                card.left_of.add(client)
             card.close(entry, self.stand.now)
             entry.order, entry.not_before = 0, self.stand.now + RETRY_S
             self.counted[outcome] += 1
@@ -363,6 +397,9 @@ class AnyOrder(RuleBasedStateMachine):
         if any(said.values()):
             card.waits[client] = self.stand.now
             self.counted["freed_bytes"] += freed
+            if freed:
+                card.freed |= order in card.passes
+                card.vain.pop(client, None)
             self.heard(card, client)
             answer = self.ask(client, messages.AcknowledgeOrder, device, order, **said, freed_bytes=freed)
             assert isinstance(answer, messages.Done), answer
@@ -488,6 +525,27 @@ class AnyOrder(RuleBasedStateMachine):
         self.after(asked=True)
         assert wait_s or number not in self.waiting
 
+    @rule(
+        data=st.data(),
+        device=ONE_DEVICE,
+        size=st.sampled_from([1, 100, 300, 600, 1001]),
+        wait_s=st.sampled_from([1.0, 6.0, 60.0]),
+    )
+    def make_room(self, data: st.DataObject, device: str, size: int, wait_s: float) -> None:
+        """An operator asks; no neighbour is configured."""
+        client = self.client_of(data)
+        self.stand.do(GovernorTick())
+        self.after()
+        number = self.stand._requests = self.stand._requests + 1
+        self.waiting[number] = client, device, 0, self.stand.now + min(wait_s, ROOM_S_MAX)
+        self.stand.say(client, messages.MakeRoom(number, device, size * MIB, 5.0, wait_s))
+        self.after(asked=True)
+
+    @rule(data=st.data(), device=ONE_DEVICE)
+    def end_room(self, data: st.DataObject, device: str) -> None:
+        self.ask(self.client_of(data), messages.EndRoom, device)
+        self.after()
+
     @precondition(lambda self: self.tokens)
     @rule(data=st.data())
     def release_reservation(self, data: st.DataObject) -> None:
@@ -549,6 +607,8 @@ class AnyOrder(RuleBasedStateMachine):
             return
         stand = self.stand
         for client in list(stand.answers):
+            for device in DEVICES:
+                stand.ask(client, messages.EndRoom, device)
             stand.leave(client)
         for row in stand.status()["gauges"]:
             assert row["baseline_bytes"] <= 0.95 * row["total_bytes"]
