@@ -18,7 +18,6 @@ from typing import Any, Final
 import numpy as np
 
 from ...errors import Corrupt, TensordError
-from ...shm.clock import unix_at_boot_s
 from ...shm.keys import generation_of
 from ...shm.layout import NAMESPACE_TAG_BYTES, SPAN_HEADER_BYTES, SpanHeader
 from ...shm.prefix import PrefixRecord
@@ -33,6 +32,7 @@ WRITERS: Final = 2
 WRITE_S: Final = 30.0
 """The deadline of a write. Nobody waits for one."""
 
+LIVES_S_LEAST: Final = 0.001
 POLL_S: Final = 0.02
 """The pause before the store is asked again for an entry that another host computes."""
 GRACE_S: Final = 1.0
@@ -52,6 +52,8 @@ class RemoteThreads:
         ring: (ring_bytes,) uint8.
         report: takes each outcome. It is called in the threads.
         timeout_s: the seconds in which the store must answer a read.
+        clock: gives the seconds of `shm.clock`.
+        unix_at_zero: gives the Unix time at which `clock` was zero.
     """
 
     def __init__(
@@ -61,9 +63,14 @@ class RemoteThreads:
         finish: Finish,
         report: Callable[[Outcome], object],
         timeout_s: float,
+        *,
+        clock: Callable[[], float],
+        unix_at_zero: Callable[[], float],
     ) -> None:
         self.timeout_s = timeout_s
         self._store = store
+        self._clock = clock
+        self._unix_at_zero = unix_at_zero
         self._ring = ring.data
         self._finish = finish
         self._report = report
@@ -149,10 +156,19 @@ class RemoteThreads:
             [head] = self._store.heads([seek.key], deadline)
         return Sought(
             seek.number,
-            None if head is None else _found(head),
+            None if head is None else self._found(head),
             generation=generation,
             answer_s=answer_s,
             waited=waited,
+        )
+
+    def _found(self, head: RemoteEntry) -> Found:
+        meta = head.meta
+        lives_s = None
+        if meta.expires_unix_s:
+            lives_s = max(meta.expires_unix_s - self._unix_at_zero() - self._clock(), LIVES_S_LEAST)
+        return Found(
+            head.payload_bytes, meta.tree_bytes, meta.tokens, meta.cost_ms, meta.prefix_bytes, lives_s, meta.parent
         )
 
     def _read(self, copy: Copy, deadline: float) -> Copied:
@@ -174,20 +190,12 @@ class RemoteThreads:
             return Saved(save.number, written=False, generation=generation)
         start = save.offset + SPAN_HEADER_BYTES
         header = SpanHeader.unpack(bytes(self._ring[save.offset : start]))
-        meta = Meta.of_span(header, unix_at_boot_s())
+        meta = Meta.of_span(header, self._unix_at_zero())
         [there] = self._store.heads([save.key], deadline)
         if there is not None and there.payload_bytes == save.payload_bytes:
             return Saved(save.number, written=False, generation=generation)
         self._store.put_from(save.key, [self._ring[start : start + save.payload_bytes]], meta, deadline)
         return Saved(save.number, generation=generation)
-
-
-def _found(head: RemoteEntry) -> Found:
-    meta = head.meta
-    lives_s = max(meta.expires_unix_s - time.time(), 0.001) if meta.expires_unix_s else None
-    return Found(
-        head.payload_bytes, meta.tree_bytes, meta.tokens, meta.cost_ms, meta.prefix_bytes, lives_s, meta.parent
-    )
 
 
 def _fits(entry: RemoteEntry, header: SpanHeader) -> bool:

@@ -114,6 +114,8 @@ class StoreActor:
                 self._copier.finish,
                 lambda outcome: loop.call_soon_threadsafe(self.inbox.tell_now, outcome),
                 config.remote.timeout_s,
+                clock=clock,
+                unix_at_zero=unix_at_zero,
             )
         self._report = StoreReport(
             store,

@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any, assert_never
 
 from tensord.client.core.lease import lease_over
 from tensord.daemon.actors.lanes import LaneJobs
+from tensord.daemon.actors.remote import RemoteThreads, Request
 from tensord.daemon.copier import Copier, CopyJob
 from tensord.daemon.core import effects, events
+from tensord.daemon.core.claims import NOBODY
 from tensord.daemon.core.entries import SpanEntry
 from tensord.daemon.core.governor import events as governor_events
 from tensord.daemon.core.governor.governor import Governor
@@ -40,6 +42,8 @@ if TYPE_CHECKING:
     from .world import World
 
 GPU = "gpu"
+FAR_FUTURE_S = 1e12
+"""The Unix time at 0 for the remote store, so that no entry's time is over by the machine's clock."""
 _MIB = 1 << 20
 
 
@@ -75,6 +79,18 @@ class Daemon:
             begin=self.jobs.append,
             report=lambda fenced: self.lanes.fenced(fenced),
         )
+        # Its threads are never started: the schedule carries its requests out.
+        self.remote = RemoteThreads(
+            world.remote,
+            self.memory.ring,
+            self.copier.finish,
+            self.remote_answered,
+            1.0,
+            clock=lambda: world.now,
+            unix_at_zero=lambda: FAR_FUTURE_S,
+        )
+        self.requests: deque[Request] = deque()
+        """Requests of the remote store that are under way."""
         self.wires: dict[int, Wire] = {}
         self.copies: deque[CopyJob] = deque()
         self.moves: deque[CopyJob] = deque()
@@ -93,10 +109,26 @@ class Daemon:
 
     def do(self, event: events.Event) -> None:
         """Passes one event to the store's core and carries out its effects."""
-        for effect in self.store.handle(event, self.world.now):
+        self._carry_out(self.store.handle(event, self.world.now))
+
+    def remote_answered(self, event: events.Event) -> None:
+        """As `do`. The daemon may follow an invalidation on another host."""
+        generations = self.memory.index.generations
+        before = {tag: generations.current(tag) for tag in TAGS}
+        following = self.store.handle(event, self.world.now)
+        for tag, known in before.items():
+            if generations.current(tag) > known:
+                self.world.model.sweep(0, tag, below=generations.current(tag))
+        self.look_at_generations()
+        self._carry_out(following)
+
+    def _carry_out(self, following: list[effects.Effect]) -> None:
+        for effect in following:
             match effect:
                 case effects.Send(number, message):
                     self._answer(number, message)
+                case effects.Copy() if effect.client == NOBODY:
+                    self.requests.append(effect)
                 case effects.Copy() | effects.Seal():
                     self.copies.append(CopyJob(effect))
                 case effects.Move():
@@ -119,10 +151,12 @@ class Daemon:
                     self._announce(body)
                 case effects.Again(number, message, counted):
                     self.do(events.Received(number, message, counted))
-                case effects.Seek() | effects.Save() | effects.RemoveRemote() | effects.RemoteTurned():
-                    raise AssertionError("this host has no remote store")
+                case effects.Seek() | effects.Save() | effects.RemoveRemote():
+                    self.requests.append(effect)
                 case effects.AskGenerations() | effects.RaiseGeneration():
-                    raise AssertionError("this host has no remote store")
+                    self.requests.append(effect)
+                case effects.RemoteTurned(why):
+                    self.world.say("remote store turned", why=why)
                 case _:
                     assert_never(effect)
 
@@ -143,7 +177,7 @@ class Daemon:
 
     def _announce(self, body: dict[str, Any]) -> None:
         self.world.say("announced", **body)
-        if body["event"] != "put":
+        if body["event"] not in ("put", "fetch"):
             self.world.model.announced(body, self.world.now)
             return
         key = bytes.fromhex(body["key"])
@@ -152,6 +186,7 @@ class Daemon:
         assert entry is not None, "a published key has no entry"
         number = number_of(key)
         ends_at = entry.created_at + (math.inf if entry.ttl_s is None else entry.ttl_s)
+        self.world.fetches += body["event"] == "fetch"
         self.world.model.publish(number, version_of(number, self.tree(entry)), ends_at)
 
     def tree(self, entry: SpanEntry) -> Any:
@@ -256,6 +291,14 @@ class Daemon:
             self.copies.remove(job)
             self.do(copied)
 
+    def ask_remote(self) -> None:
+        """The remote store answers one of its requests."""
+        if self.requests:
+            request = self.world.chance.choice(self.requests)
+            self.requests.remove(request)
+            self.world.say("remote", request=request)
+            self.remote._carry_out(request, math.inf)
+
     def move(self) -> None:
         """Runs one turn of moving a span to another place."""
         if not self.moves:
@@ -357,6 +400,11 @@ class Daemon:
         copy = self.copies[0].part if self.copies else None
         if isinstance(copy, effects.Copy) and self.world.chance.random() < 0.5:
             self.memory.ring[copy.ring_offset : copy.ring_offset + copy.part_bytes // 2] = 0xEE
+        for request in self.requests:
+            if isinstance(request, effects.Copy):
+                # A read of the remote store has come so far. It begins with the object's header.
+                start = request.payload_offset - SPAN_HEADER_BYTES
+                self.memory.ring[start : start + SPAN_HEADER_BYTES + request.part_bytes // 2] = 0xEE
         self._end()
 
     def stop(self) -> None:
@@ -373,6 +421,9 @@ class Daemon:
         while self.copies or self.moves:
             self.copy()
             self.move()
+        for request in [each for each in self.requests if isinstance(each, effects.Copy)]:
+            self.requests.remove(request)
+            self.remote._carry_out(request, math.inf)
 
     def _end(self) -> None:
         for wire in self.wires.values():
@@ -416,7 +467,11 @@ class Daemon:
         """Whether work is in progress that ends without new input."""
         status = self.store.status()
         under_way = any(status[name] for name in ("puts_in_flight", "claims_held", "sweeps", "retired_bytes"))
-        return under_way or bool(self.copies or self.moves or self.pages or self.store.memory.scan_in_flight)
+        # The store is asked for generations for ever.
+        for_ever = (effects.AskGenerations, effects.RaiseGeneration)
+        asked = [each for each in self.requests if not isinstance(each, for_ever)]
+        queued = self.copies or self.moves or self.pages or asked
+        return under_way or bool(queued or self.store.memory.scan_in_flight)
 
     def holds(self, span_id: int, key: bytes) -> bool:
         """Whether a span is still allocated to `key`."""

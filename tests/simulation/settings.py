@@ -86,4 +86,7 @@ def _limits(chance: random.Random, index_entries: int) -> dict[str, Any]:
         "claim_s_max": 20.0,
         "pins_per_client_max": 2,
         "pinned_bytes_max": chance.choice([0, 1 << 13]),
+        "remote_s": chance.choice([0.0, 1.0, 50.0, 50.0]),
+        "remote_writes": chance.random() < 0.8,
+        "remote_queue_bytes": chance.choice([1 << 12, 1 << 16]),
     }

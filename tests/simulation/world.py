@@ -36,8 +36,9 @@ from tensord.shm.payload import Payload
 
 from .daemon import GPU, Daemon
 from .model import Model
-from .payloads import ALL, SEQUENCES, TAGS, asked, at, before, blocks, is_block, tag_of
+from .payloads import ALL, SEQUENCES, TAGS, asked, at, before, blocks, is_block, number_of, tag_of
 from .process import Process
+from .remote import SimulatedStore
 from .settings import drawn, redrawn
 
 PART_BYTES: Final = 2048
@@ -77,6 +78,8 @@ class World:
         self.lane_words = self.chance.choice([3, 24, 24])
         self.processes: list[Process] = []
         self.daemon: Daemon | None = None
+        self.remote = SimulatedStore(self.chance)
+        self.fetches = 0
         self.hits = self.kills = self.forks = self.matches = self.reattached = 0
         self._clients = self._made = self._versions = 0
         self._depth = 0
@@ -103,6 +106,8 @@ class World:
             self.receive: 40,
             self.of_daemon(Daemon.copy): 40,
             self.of_daemon(Daemon.move): 30,
+            self.of_daemon(Daemon.ask_remote): 20,
+            self.remote_changes: 0.5,
             self.of_daemon(Daemon.work): 30,
             self.of_daemon(Daemon.move_pages): 14,
             self.of_daemon(Daemon.keep_time): 8,
@@ -266,6 +271,10 @@ class World:
         self.now += self.chance.choice([0.0, 0.01, 0.1, 3.0])
         if self.daemon is not None:
             self.daemon.tick()
+
+    def remote_changes(self) -> None:
+        """Something happens to the remote store."""
+        self.remote.change(TAGS)
 
     def hear(self) -> None:
         """The daemon handles the next message of one connection."""
@@ -449,9 +458,11 @@ class World:
         held = [*process.claims]
         what = self.chance.choice(["claim", "claim", "renew", "abandon", "forget"])
         if what == "claim":
+            if self.remote.objects and self.chance.random() < 0.5:
+                number = number_of(self.chance.choice(sorted(self.remote.objects)))
             request = process.next_id()
             process.asked[request] = number
-            self._send(process, messages.RequestClaim(request, at(number)))
+            self._send(process, messages.RequestClaim(request, at(number), self.chance.choice([0.0, 30.0])))
         elif held and what == "renew":
             self._send(process, messages.Renew(held))
         elif held and what == "abandon":
@@ -530,6 +541,7 @@ class World:
             forks=self.forks,
             matches=self.matches,
             attachments=self.reattached,
+            fetches=self.fetches,
         )
         return counted
 
@@ -583,6 +595,8 @@ class World:
                 while wire.number in daemon.wires and (wire.up or not wire.client_open):
                     daemon.hear(wire)
             daemon.finish_copies()
+            while daemon.requests:
+                daemon.ask_remote()
             while daemon.pages:
                 daemon.move_pages(short=False)
             while daemon.jobs:

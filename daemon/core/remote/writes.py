@@ -77,8 +77,13 @@ class Writes:
         return len(self._under_way)
 
     def change_limits(self, limits: StoreLimits) -> None:
-        """Applies to later writes."""
+        """Applies from now on: what no longer fits the queue is dropped, the newest first."""
         self._limits = limits
+        while self._queue and self.queued_bytes > limits.remote_queue_bytes:
+            entry = self._queue.pop()
+            entry.offered = False
+            self.queued_bytes -= entry.payload_bytes
+            self._outbox.counters.remote["dropped"] += 1
 
     def published(self, entry: SpanEntry, now: float) -> None:
         """A client's put was published."""
@@ -131,7 +136,7 @@ class Writes:
     def check_invariants(self) -> None:
         """Asserts what the module's docstring promises."""
         assert self.queued_bytes == sum(entry.payload_bytes for entry in self._queue)
-        assert self.queued_bytes <= self._limits.remote_queue_bytes or len(self._queue) == 0
+        assert self.queued_bytes <= self._limits.remote_queue_bytes
         assert len(self._under_way) <= WRITES_MAX
         assert self.reading == {write.span_id for write in self._under_way.values()} - {0}
 

@@ -22,11 +22,12 @@ either when the store is slow, fails, or is overtaken by clients.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from tensord.daemon.core.events import Found
+from tensord.daemon.core.events import Found, LimitsChanged
 from tensord.daemon.core.host_memory import Pressed
 from tensord.daemon.core.remote.agreement import EVERY_S
 from tensord.daemon.core.remote.breaker import FAILURES_MAX, FIRST_S, LONGEST_S
@@ -345,6 +346,16 @@ def test_a_full_queue_drops_what_is_new_and_counts_it(make: Make) -> None:
     assert status["remote"]["dropped"] == 2
     stand.settle()
     assert len(stand.remote) == WRITES_MAX + 2
+
+
+def test_a_lowered_limit_drops_the_newest_of_the_queue(make: Make) -> None:
+    stand = make(8192, **REMOTE)
+    for number in range(WRITES_MAX + 2):
+        stand.commit(1, number, key(number), 400, cost_ms=9.0, at=0)
+        stand.copy()
+    stand.do(LimitsChanged(replace(stand.limits, remote_queue_bytes=500)))
+    stand.settle()
+    assert set(stand.remote) == {key(number) for number in range(WRITES_MAX + 1)}
 
 
 def test_what_has_ended_before_its_turn_is_not_written(make: Make) -> None:

@@ -1,0 +1,86 @@
+"""The remote store of a simulated host: a dictionary that fails, loses and damages what it has, by the world's chance.
+
+Owns: the objects and the generations. They outlive the daemon.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from tensord.daemon.tiers.form import OBJECT_HEADER_BYTES, Buffer, Meta, RemoteEntry, object_header
+from tensord.daemon.tiers.store import RemoteStore
+from tensord.errors import TierUnavailable
+
+
+class SimulatedStore(RemoteStore):
+    def __init__(self, chance: random.Random) -> None:
+        super().__init__("simulated://")
+        self._chance = chance
+        self.objects: dict[bytes, bytes] = {}
+        self.given_out: dict[bytes, int] = {}
+        self.fails = 0.0
+        """The share of calls that fail."""
+
+    def change(self, tags: Sequence[bytes]) -> None:
+        """Something happens to the store: it fails from now on or serves again, an object is damaged or lost, another
+        host invalidates."""
+        chance = self._chance
+        match chance.choice(["fails", "serves", "serves", "damages", "loses", "invalidates"]):
+            case "fails":
+                self.fails = chance.choice([0.3, 1.0])
+            case "serves":
+                self.fails = 0.0
+            case "damages" if self.objects:
+                key = chance.choice(sorted(self.objects))
+                raw = bytearray(self.objects[key])
+                raw[chance.randrange(len(raw))] ^= 1 << chance.randrange(8)
+                self.objects[key] = bytes(raw)
+            case "loses" if self.objects:
+                del self.objects[chance.choice(sorted(self.objects))]
+            case "invalidates":
+                self.raise_generation(chance.choice(tags), 1, 0.0)
+
+    def heads(self, keys: Sequence[bytes], deadline: float) -> list[RemoteEntry | None]:
+        self._may_fail()
+        found = [self.objects.get(key) for key in keys]
+        return [None if raw is None else self._head(key, memoryview(raw)) for key, raw in zip(keys, found, strict=True)]
+
+    def get_into(self, key: bytes, buffer: memoryview, deadline: float) -> RemoteEntry | None:
+        raw = self.objects.get(key)
+        if raw is not None and len(raw) <= len(buffer):
+            # A call that fails may have written a part.
+            buffer[: len(raw) // 2] = raw[: len(raw) // 2]
+        self._may_fail()
+        if raw is None or len(raw) > len(buffer):
+            return None
+        buffer[: len(raw)] = raw
+        return self._checked(key, buffer[: len(raw)])
+
+    def put_from(self, key: bytes, parts: Sequence[Buffer], meta: Meta, deadline: float) -> None:
+        self._may_fail()
+        payload = b"".join(bytes(part) for part in parts)
+        self.objects[key] = object_header(key, len(payload), meta) + payload
+        assert len(self.objects[key]) == OBJECT_HEADER_BYTES + len(payload)
+
+    def remove(self, keys: Sequence[bytes], deadline: float) -> None:
+        self._may_fail()
+        for key in keys:
+            self.objects.pop(key, None)
+
+    def generations(self, tags: Sequence[bytes], deadline: float) -> list[int]:
+        self._may_fail()
+        return [self.given_out.get(tag, 0) for tag in tags]
+
+    def raise_generation(self, tag: bytes, least: int, deadline: float) -> int:
+        if deadline:
+            self._may_fail()
+        self.given_out[tag] = max(self.given_out.get(tag, 0) + 1, least)
+        return self.given_out[tag]
+
+    def close(self) -> None:
+        pass
+
+    def _may_fail(self) -> None:
+        if self._chance.random() < self.fails:
+            raise TierUnavailable("simulated: out of order")
