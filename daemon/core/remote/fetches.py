@@ -19,7 +19,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from ....errors import TensordError
+from ....errors import TensordError, TierRefused, TierUnavailable
 from ....ipc import messages
 from ....shm.layout import NAMESPACE_TAG_BYTES
 from ..claims import ClaimTable, Verdict
@@ -159,7 +159,9 @@ class Fetches:
             self._end(fetch, "fetched")
             return
         self._end(fetch, "failed")
-        self._link.failed(error, now, probe=False)
+        # Any other error concerns the entry: its bytes are wrong, or it has no room.
+        if isinstance(error, TierUnavailable | TierRefused):
+            self._link.failed(error, now, probe=False)
 
     def check_invariants(self) -> None:
         """Asserts what the module's docstring promises."""

@@ -5,7 +5,7 @@ Owns: what an error says about the store, and the announcement when the breaker 
 
 from __future__ import annotations
 
-from ....errors import TensordError, TierFull, TierRefused, TierUnavailable
+from ....errors import TensordError, TierFull, TierRefused
 from ..effects import RemoteTurned
 from ..outbox import StoreOutbox
 from .breaker import Breaker
@@ -30,7 +30,5 @@ class RemoteLink:
         """A request of the store has ended with an error. A full store serves reads, so it is no failure."""
         if isinstance(error, TierFull):
             self.succeeded()
-        elif isinstance(error, TierUnavailable | TierRefused):
-            refused = isinstance(error, TierRefused)
-            if self.breaker.failed(str(error), now, refused=refused, probe=probe):
-                self._outbox.add(RemoteTurned(str(error)))
+        elif self.breaker.failed(str(error), now, refused=isinstance(error, TierRefused), probe=probe):
+            self._outbox.add(RemoteTurned(str(error)))

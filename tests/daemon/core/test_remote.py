@@ -33,9 +33,10 @@ from tensord.daemon.core.remote.agreement import EVERY_S
 from tensord.daemon.core.remote.breaker import FAILURES_MAX, FIRST_S, LONGEST_S
 from tensord.daemon.core.remote.fetches import SEEKS_MAX, UNKNOWN_S
 from tensord.daemon.core.remote.writes import WRITES_MAX
-from tensord.errors import Corrupt, TierFull, TierRefused, TierTimedOut, TierUnavailable
+from tensord.errors import Corrupt, TensordError, TierFull, TierRefused, TierTimedOut, TierUnavailable
 from tensord.ipc import messages
 
+from .blocks import block
 from .stand import SPAN, Make, Stand, key
 
 REMOTE: dict[str, Any] = {"remote_s": 2.0, "remote_writes": True, "remote_queue_bytes": 1000}
@@ -227,6 +228,7 @@ def test_a_put_that_overtakes_a_fetch_wins(make: Make) -> None:
     stand.settle()
     assert stand.ended(2, 5) == "stored"
     assert stand.store.status()["used_bytes"] == SPAN
+    assert stand.store.status()["puts"] == {"stored": 1}
 
 
 @pytest.mark.parametrize("copied", [False, True])
@@ -319,13 +321,33 @@ def test_an_entry_that_is_quicker_to_compute_than_to_read_is_not_written(make: M
 
 def test_what_came_from_the_remote_store_is_not_written_back(make: Make) -> None:
     stand = make(**REMOTE)
-    stand.remote[key(1)] = FOUND
+    stand.remote[key(1)] = Found(64, 16)
     ask(stand)
     stand.settle()
     stand.recorded.append(stand.pin(1).span_id)
     stand.drain()
     stand.settle()
-    assert "written" not in stand.store.status()["remote"]
+    assert not {"written", "there"} & stand.store.status()["remote"].keys()
+
+
+def test_entries_that_no_fetch_could_place_are_not_written(make: Make) -> None:
+    stand = make(8192, **REMOTE)
+    stand.put(1, cost_ms=9.0)
+    stand.put(2, cost_ms=9.0, parent=key(1))
+    stand.put_block(block([1]))
+    stand.recorded += [stand.pin_block(1).span_id]
+    stand.drain()
+    stand.settle()
+    assert set(stand.remote) == {key(1)}
+
+
+def test_a_key_whose_last_bytes_are_no_generation_is_not_shared(make: Make) -> None:
+    stand = make(**REMOTE)
+    stand.put(1, cost_ms=9.0)
+    stand.put(key(2, generation=77), cost_ms=9.0)
+    stand.send(1, messages.RequestClaim(8, key(3, generation=77), 0.5))
+    assert stand.last(1).answer == "compute"
+    assert set(stand.remote) == {key(1)}
 
 
 def test_a_daemon_that_may_only_read_writes_nothing(make: Make) -> None:
@@ -611,6 +633,21 @@ def test_a_full_store_goes_on_serving_reads(make: Make) -> None:
     assert not stand.turned
     assert stand.store.status()["remote"] == {"write_failed": FAILURES_MAX + 1}
     assert ask(stand, number=70).answer == "wait"
+
+
+@pytest.mark.parametrize("error", [TierFull("maxmemory"), TensordError("the request failed")])
+def test_a_probe_ends_however_it_ends(make: Make, error: Any) -> None:
+    stand = make(**REMOTE)
+    for number in range(FAILURES_MAX):
+        fail(stand, number)
+    stand.now += FIRST_S
+    stand.commit(1, 1, key(40), 64, cost_ms=9.0, at=0)
+    stand.copy()
+    stand.write_remote(error=error)
+    stand.now += LONGEST_S
+    stand.put(41, cost_ms=9.0)
+    assert set(stand.remote) == {key(41)}
+    assert stand.turned[-1] == ""
 
 
 def test_a_removal_outlives_a_time_in_which_the_store_fails(make: Make) -> None:
