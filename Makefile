@@ -35,9 +35,10 @@ define distribution-python
 	  else echo "venv is missing: run 'apt-get install python3-venv' as root, then this again" >&2; exit 1; fi; fi
 endef
 
-.PHONY: help demo test crashes soak test-systemd test-remote deb release-check simulate fuzz crossings test-vllm test-sglang http-load check lint smoke bench bench-peers bench-prefix bench-pressure bench-vllm clean
+.PHONY: help demo demo-cluster test crashes soak test-systemd test-remote deb release-check simulate fuzz crossings test-vllm test-sglang http-load check lint smoke bench bench-peers bench-prefix bench-pressure bench-vllm clean
 help:
 	@echo "make demo         four processes share encoded photographs; three share a card that fills up; agents share a prompt"
+	@echo "make demo-cluster three hosts share encoded photographs through a redis-server, as root in namespaces of the network"
 	@echo "make test         the test suite"
 	@echo "make crossings    every state of a process x every disturbance, ROUNDS=20 times (SEED=, ROUND=, ONLY= replay a failure)"
 	@echo "make simulate     a simulated host under SEEDS=1000 seeds, or one of them with a trace (SEED=n)"
@@ -89,6 +90,10 @@ demo: $(STAMPS)/demo
 	@echo
 	@if $(BIN)/python -c 'import torch, transformers' 2>/dev/null; then example=shared_kv; else example=chat_prefix; fi; \
 	  echo "$(BIN)/python examples/$$example.py"; $(BIN)/python examples/$$example.py
+
+demo-cluster: $(STAMPS)/demo
+	$(call debian,redis-server,redis-server)
+	$(BIN)/python examples/cluster.py
 
 # A file of tests runs in one of three processes: more than half of the time is spent waiting for daemons.
 PYTEST := $(BIN)/python -m pytest -n 3 --dist loadfile

@@ -56,10 +56,15 @@ class Server:
         words += ["--maxmemory", "2gb", "--maxmemory-policy", "volatile-lru", "--dir", str(folder)]
         self.process = subprocess.Popen([program, *words], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
         self.url = f"redis://127.0.0.1:{self.port}"
-        while socket.socket().connect_ex(("127.0.0.1", self.port)):
+        while not self._listens():
             if self.process.poll() is not None:
                 raise SystemExit("redis-server has ended")
             time.sleep(0.01)
+
+
+    def _listens(self) -> bool:
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", self.port)) == 0
 
 
 @contextmanager

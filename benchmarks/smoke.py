@@ -44,6 +44,7 @@ COMMANDS: Final = (
     Command("examples/pressure.py"),
     Command("examples/one_card.py", ("--minutes", "0.1")),
     Command("examples/chat_prefix.py"),
+    Command("examples/cluster.py"),
     Command("benchmarks/hotpath.py", ("--quick", "--sizes", "64K,1M")),
     Command("benchmarks/governor.py", ("--quick", "--entries", "2000")),
     Command("benchmarks/prefix.py", ("--sequences", "200", "--client-sequences", "20", "--rounds", "1")),

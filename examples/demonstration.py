@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -23,11 +23,12 @@ PATIENCE_S: Final = 60.0
 
 
 @contextmanager
-def own_daemon(folder: Path, name: str, **settings: object) -> Iterator[Path]:
+def own_daemon(folder: Path, name: str, *, under: Sequence[str] = (), **settings: Any) -> Iterator[Path]:
     """A daemon with a private name and private sockets in `folder`; yields its control socket.
 
     Args:
         name: a part of the name of its shared memory.
+        under: the command that the daemon is run under, such as ("ip", "netns", "exec", "NAME").
         settings: settings of the daemon, as its flags name them, with `_` for `-`.
 
     Raises:
@@ -39,7 +40,7 @@ def own_daemon(folder: Path, name: str, **settings: object) -> Iterator[Path]:
         word for key, value in {**given, **settings}.items() for word in (f"--{key}".replace("_", "-"), str(value))
     ]
     ours = {key: value for key, value in os.environ.items() if not key.startswith("TENSORD_")}
-    process = subprocess.Popen([sys.executable, "-m", "tensord.daemon", *flags], env=ours)
+    process = subprocess.Popen([*under, sys.executable, "-m", "tensord.daemon", *flags], env=ours)
     try:
         deadline = time.monotonic() + PATIENCE_S
         while not _serves(socket):

@@ -30,7 +30,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from multiprocessing.connection import wait
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from card_day import CARD, CARD_BYTES, HOURS, MIB
 from card_programs import Tally, be_program
@@ -211,7 +211,7 @@ def both_days(hour_s: float) -> Seen:
             socket = None
             print(f"\n{'With' if with_daemon else 'Without'} tensord:", flush=True)
             if with_daemon:
-                watched = {**settings(hour_s), "gauges_file": card.gauge_file}
+                watched: dict[str, Any] = {**settings(hour_s), "gauges_file": card.gauge_file}
                 socket = stack.enter_context(own_daemon(folder, "card", **watched))
             days.append(replay(folder, socket, card, hour_s))
     return Seen(*days)

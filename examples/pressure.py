@@ -42,7 +42,7 @@ AGENTS: Final = ("planner", "coder", "critic")
 ENTRIES_EACH: Final = 8
 # The daemon's default times are minutes; these are short for the demonstration.
 IDLE_S: Final = 0.5
-SETTINGS: Final[dict[str, object]] = {
+SETTINGS: Final[dict[str, Any]] = {
     "ring_bytes": RING_BYTES,
     "gauges_sample_s": 0.1,
     "gauges_sample_pressed_s": 0.05,
@@ -328,7 +328,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         card = stack.enter_context(FakeCard(folder, CARD, CARD_BYTES))
         host = stack.enter_context(FakeCard(folder, "host", HOST_BYTES))
         host.occupy(HOST_BYTES // 5)
-        watched = {"gauges_device": "file", "gauges_host": "file", "gauges_file": card.gauge_file}
+        watched: dict[str, Any] = {"gauges_device": "file", "gauges_host": "file", "gauges_file": card.gauge_file}
         socket = stack.enter_context(own_daemon(folder, "pressure", **SETTINGS, **watched))
         cache = stack.enter_context(tensord.Client(socket, name="engine", timeout_s=PATIENCE_S, required=True))
         agents = []

@@ -7,10 +7,10 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from hosts_network import HubRedis, Network, missing
 
 from ..daemon_process import until
 from .hosts import MIB, NAMESPACE, Host
-from .network import HubRedis, Network, missing
 
 pytestmark = [pytest.mark.network, pytest.mark.skipif(bool(missing()), reason=missing() or "can be made")]
 HOSTS = 3

@@ -1,7 +1,7 @@
 """A network of hosts in namespaces of their own, with a Redis server in the middle. Needs root and iproute2.
 
     hub:   bridge 10.79.0.1, redis-server
-    h1 …   10.79.0.11 …, a daemon each; its clients are processes of the test, which reach it by its socket
+    h0 …   10.79.0.11 …, a daemon each; its clients are processes of the machine, which reach it by its socket
 
 Owns: the namespaces, and the links between them. All are gone when the `with` block ends.
 """
@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import subprocess
+import time
 from itertools import count
 from pathlib import Path
 from typing import Final, Self
 
-from ..daemon_process import until
-
+PATIENCE_S: Final = 30.0
 HUB: Final = "10.79.0.1"
 _numbers = count(1)
 
@@ -27,7 +28,9 @@ def missing() -> str:
         return "namespaces of the network need root"
     if shutil.which("ip") is None or shutil.which("tc") is None:
         return "ip and tc are missing: apt-get install iproute2"
-    tried = subprocess.run(["ip", "netns", "add", f"tensord-try-{os.getpid()}"], capture_output=True, text=True)
+    tried = subprocess.run(
+        ["ip", "netns", "add", f"tensord-try-{os.getpid()}"], capture_output=True, text=True, check=False
+    )
     if tried.returncode:
         return f"no namespace can be made: {tried.stderr.strip()}"
     run("ip", "netns", "del", f"tensord-try-{os.getpid()}")
@@ -38,10 +41,11 @@ def run(*words: str) -> str:
     """Runs a command, and gives what it prints.
 
     Raises:
-        AssertionError: it has failed.
+        RuntimeError: it has failed.
     """
-    done = subprocess.run(words, capture_output=True, text=True)
-    assert done.returncode == 0, f"{' '.join(words)}: {done.stderr}"
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(words)}: {done.stderr}")
     return done.stdout
 
 
@@ -121,7 +125,8 @@ class HubRedis:
 
     def start(self) -> Self:
         program = shutil.which("redis-server")
-        assert program is not None, "redis-server is missing: apt-get install redis-server"
+        if program is None:
+            raise RuntimeError("redis-server is missing: apt-get install redis-server")
         log = self._folder / "redis.log"
         ready_before = log.read_text().count("Ready to accept") if log.exists() else 0
         options = ["--bind", HUB, "--protected-mode", "no", "--save", "", "--appendonly", "no"]
@@ -133,17 +138,56 @@ class HubRedis:
                 stderr=output,
                 start_new_session=True,
             )
-        until(lambda: log.read_text().count("Ready to accept") > ready_before, "redis-server to listen")
+        deadline = time.monotonic() + PATIENCE_S
+        while log.read_text().count("Ready to accept") == ready_before:
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"redis-server does not listen:\n{log.read_text()}")
+            time.sleep(0.01)
         return self
 
     def kill(self) -> None:
         """SIGKILL, and waits for its end."""
         if self._process is not None and self._process.poll() is None:
             self._process.kill()
-            self._process.wait(30)
+            self._process.wait(PATIENCE_S)
 
     def __enter__(self) -> Self:
         return self.start()
 
     def __exit__(self, *_: object) -> None:
         self.kill()
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+class LocalRedis:
+    """A redis-server on a free port of the loopback."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._process: subprocess.Popen[bytes] | None = None
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self._port = probe.getsockname()[1]
+        self.url = f"valkey://127.0.0.1:{self._port}"
+
+    def __enter__(self) -> Self:
+        program = shutil.which("redis-server")
+        if program is None:
+            raise RuntimeError("redis-server is missing: apt-get install redis-server")
+        words = ["--port", str(self._port), "--bind", "127.0.0.1", "--save", "", "--dir", str(self._folder)]
+        self._process = subprocess.Popen([program, *words], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+        deadline = time.monotonic() + PATIENCE_S
+        while not _listens(self._port):
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError("redis-server does not listen")
+            time.sleep(0.01)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait(PATIENCE_S)

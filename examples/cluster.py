@@ -1,0 +1,159 @@
+"""Three hosts look at the same photographs; each photograph is encoded once in the cluster.
+
+    python examples/cluster.py [--photographs N]
+
+Each host is a daemon with a ring and a network address of its own, and a process that goes through the photographs in
+its own order with a real encoder. Behind the rings is one redis-server. As root, the hosts are namespaces of the
+network around a bridge; otherwise they share the loopback.
+
+The exit status is 1 if an embedding differs from a fresh encoding, or a host has read nothing from the others. On a
+busy machine a host may stop waiting for another one, and encode a photograph again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any, Final
+
+import numpy as np
+import photographs
+from demonstration import OwnProcess, own_daemon
+from encoder import Encoder
+from figures import aligned
+from hosts_network import HubRedis, LocalRedis, Network, missing
+from shared_vision import SIDE, TOKENS, key_of
+
+import tensord
+
+HOSTS: Final = 3
+ENCODE_S_MAX: Final = 60.0
+
+
+@dataclass
+class Looked:
+    """What one host saw: the names of the photographs that it encoded itself, and the milliseconds of each lookup by
+    where the embedding came from."""
+
+    encoded: list[str] = field(default_factory=list)
+    encode_ms: list[float] = field(default_factory=list)
+    remote_ms: list[float] = field(default_factory=list)
+    ring_us: list[float] = field(default_factory=list)
+    wrong: int = 0
+
+
+def host(name: str, socket: Path, count: int, orders: Any) -> None:
+    """A process of one host: looks at all photographs once, and at what it has then once more."""
+    encoder = Encoder()
+    pictures = photographs.load_all(SIDE)[:count]
+    order = random.Random(name)
+    looked = Looked()
+    with tensord.Client(socket, name=name, required=True) as cache:
+        orders.send("ready")
+        orders.recv()
+        for picture in order.sample(pictures, len(pictures)):
+            encoded: list[float] = []
+
+            def encode(pixels: Any = picture.pixels, encoded: list[float] = encoded) -> Any:
+                began = time.perf_counter()
+                embedding = encoder.encode(pixels)
+                encoded.append((time.perf_counter() - began) * 1e3)
+                return embedding
+
+            began = time.perf_counter()
+            cache.get_or_compute(key_of(encoder, picture), encode, tokens=TOKENS, timeout_s=ENCODE_S_MAX)
+            if encoded:
+                looked.encoded.append(picture.name)
+                looked.encode_ms += encoded
+            else:
+                looked.remote_ms.append((time.perf_counter() - began) * 1e3)
+        for picture in pictures:
+            began = time.perf_counter()
+            lease = cache.get(key_of(encoder, picture))
+            looked.ring_us.append((time.perf_counter() - began) * 1e6)
+            looked.wrong += lease is None or not np.array_equal(lease.tree, encoder.encode(picture.pixels))
+        remote = cache.status()
+        orders.send((looked, {**remote["remote"], **remote["store"]}))
+        orders.recv()
+
+
+@contextmanager
+def cluster(folder: Path) -> Iterator[tuple[str, list[list[str]]]]:
+    """The URL of the store, and for each host what its daemon is run under."""
+    why_not = missing()
+    with ExitStack() as stack:
+        if why_not:
+            print(f"the hosts share the loopback: {why_not}")
+            yield stack.enter_context(LocalRedis(folder)).url, [[] for _ in range(HOSTS)]
+            return
+        network = stack.enter_context(Network(HOSTS))
+        redis = stack.enter_context(HubRedis(network, folder))
+        yield redis.url, [network.host(number) for number in range(HOSTS)]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Several hosts share one encoder's work.")
+    parser.add_argument("--photographs", type=int, default=len(photographs.FILES), help="default: %(default)s")
+    arguments = parser.parse_args()
+    Encoder()  # builds the graph for all processes, if it is not cached
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tensord-demo-")))
+        url, under = stack.enter_context(cluster(folder))
+        running = []
+        for number in range(HOSTS):
+            own = folder / f"host-{number}"
+            own.mkdir()
+            daemon = own_daemon(own, f"cluster-{number}", under=under[number], ring_bytes="64MiB", remote_url=url)
+            socket = stack.enter_context(daemon)
+            running.append(OwnProcess(f"host-{number}", host, socket, arguments.photographs))
+            stack.callback(running[-1].end)
+        for one in running:
+            one.hear()
+        for one in running:
+            one.tell("go")
+        told = [one.hear() for one in running]
+    return tell(arguments.photographs, told)
+
+
+def tell(count: int, told: list[tuple[Looked, dict[str, Any]]]) -> int:
+    """Prints the results. Returns the exit status."""
+
+    def each(values: list[float], show: Callable[[float], str]) -> str:
+        return show(median(values)) if values else "-"
+
+    heads = ["host", "encoded", "from others", "waited for", "read MB", "written MB"]
+    rows = [[*heads, "encoding", "remote", "in the ring"]]
+    for number, (looked, status) in enumerate(told):
+        rows.append(
+            [
+                f"host-{number}",
+                str(len(looked.encoded)),
+                str(status["remote"].get("fetched", 0)),
+                str(status["remote"].get("waited", 0)),
+                f"{status['remote_read_bytes'] / 1e6:.1f}",
+                f"{status['remote_written_bytes'] / 1e6:.1f}",
+                each(looked.encode_ms, lambda ms: f"{ms:.0f} ms"),
+                each(looked.remote_ms, lambda ms: f"{ms:.1f} ms"),
+                each(looked.ring_us, lambda us: f"{us:.0f} µs"),
+            ]
+        )
+    print(f"\n{aligned(rows)}\n")
+    encoded = [name for looked, _ in told for name in looked.encoded]
+    wrong = sum(looked.wrong for looked, _ in told)
+    print(
+        f"{HOSTS} hosts, {count} photographs: {len(encoded)} encodings in the cluster, "
+        f"{HOSTS * count} without a store; {len(encoded) - len(set(encoded))} encoded twice, {wrong} wrong"
+    )
+    return 1 if wrong or not all(status["remote"].get("fetched") for _, status in told) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,26 @@
+"""The demonstration of three hosts: each photograph comes from where it was encoded, and a wrong one is told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import cluster
+import pytest
+from cluster import Looked
+
+
+def test_three_hosts_share_the_encodings_of_one_cluster(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # Not in namespaces of the network: make test-remote has those.
+    monkeypatch.setattr(cluster, "missing", lambda: "the test asks for no namespaces")
+    monkeypatch.setattr("sys.argv", ["cluster.py", "--photographs", "9"])
+    assert cluster.main() == 0
+    assert "0 wrong" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("wrong", "fetched"), [(1, 3), (0, 0)])
+def test_a_wrong_embedding_or_a_host_that_read_nothing_is_a_failure(wrong: int, fetched: int) -> None:
+    status: dict[str, Any] = {"remote": {"fetched": fetched}, "remote_read_bytes": 0, "remote_written_bytes": 0}
+    assert cluster.tell(3, [(Looked(encoded=["a"], wrong=wrong), status)]) == 1
+    assert cluster.tell(3, [(Looked(encoded=["a"]), {**status, "remote": {"fetched": 1}})]) == 0
