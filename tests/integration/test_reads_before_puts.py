@@ -16,7 +16,7 @@ RING_BYTES = 16 << 20
 
 @pytest.mark.parametrize(("policy", "turns"), [("hazard", 10), ("lru", 20)])
 def test_the_coldest_entry_that_is_read_outlives_the_put_that_follows_at_once(policy: str, turns: int) -> None:
-    """After a whole round of such reads, the learned policy may know that the one just read is the last to come again."""
+    """After a round of such reads, the learned policy may know that the one just read is the last to come again."""
     picture = {"x": np.zeros(PICTURE_BYTES - 4096, np.uint8)}
     with Daemon(policy=policy, ring_bytes=RING_BYTES) as daemon, tensord.Client(daemon.start().socket) as client:
         numbers = list(range(RING_BYTES // PICTURE_BYTES))
