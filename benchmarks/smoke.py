@@ -57,6 +57,7 @@ COMMANDS: Final = (
         "benchmarks/replay.py",
         ("--traces", "{folder}", "--jobs", "1", "--sizes", "5,20", "--only", "conversation,fresh-in-full"),
     ),
+    Command("benchmarks/hosts.py", ("--traces", "{folder}")),
     Command("benchmarks/curve.py", ("--traces", "{folder}")),
     # Exit status 2: this machine has no GPU.
     Command("benchmarks/gpu_check.py", ("--entries", "2", "--entry-bytes", "1048576"), statuses=(0, 2)),
