@@ -75,6 +75,11 @@ def unfit_block(commit: messages.Commit) -> TensordError | None:
     return None
 
 
+def under_pressure(why: str) -> UnderPressure:
+    """The refusal of a put while memory is short."""
+    return UnderPressure(f"puts are refused while memory is short: {why}. Compute without storing it")
+
+
 def too_far(end: int, limits: StoreLimits) -> TensordError | None:
     """The refusal of a block that ends at token `end`, beyond the longest allowed query; None if it does not."""
     if end <= limits.prefix_tokens_max:

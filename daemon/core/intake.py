@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from ...errors import BadMessage, Refusal, TensordError, UnderPressure
+from ...errors import BadMessage, Refusal, TensordError
 from ...ipc import messages
 from ...shm.prefix import PrefixRecord
 from .admission import (
@@ -33,6 +33,7 @@ from .admission import (
     over_share,
     overdue,
     too_many_parts,
+    under_pressure,
     unfit,
     unfit_block,
     unwritten,
@@ -130,7 +131,7 @@ class Intake:
         )
         stored = self._memory.entries.find(commit.key) if refusal is None else None
         if refusal is None and stored is None and self._refuses:
-            refusal = self._under_pressure()
+            refusal = under_pressure(self._refuses)
         if refusal is not None:
             self._answers.refused(client, uid, commit, refusal, now)
         elif stored is not None:
@@ -161,7 +162,7 @@ class Intake:
             if refusal := unfit(commit, self._limits, self._memory.budget, self.ring_bytes):
                 raise refusal
             if self._refuses:
-                raise self._under_pressure()
+                raise under_pressure(self._refuses)
         except Refusal as error:
             self._outbox.send(client, messages.Error.of(error, request.id))
             return
@@ -204,7 +205,7 @@ class Intake:
         """Processes a part that was copied into the ring, or could not be."""
         put = self.puts.number(event.put_id)
         inbox_offset = put.copying.popleft()
-        self._acknowledge(put, inbox_offset)
+        self._answers.part_copied(put, inbox_offset)
         if put.stage is Stage.ENDING:
             if not put.copying:
                 self._discard(put)
@@ -248,7 +249,7 @@ class Intake:
             if self._ended_meanwhile(put, now):
                 continue
             if self._refuses:
-                self.refuse(put, self._under_pressure())
+                self.refuse(put, under_pressure(self._refuses))
                 continue
             if (entry := self._entry_for(put, now)) is not None:
                 entry.cost_ms, entry.agent, entry.prefix_bytes = commit.cost_ms, commit.agent, commit.prefix_bytes
@@ -331,7 +332,7 @@ class Intake:
     def refuse(self, put: PutProgress, error: TensordError) -> None:
         """Answers a put with an error and releases all that it has."""
         for part in put.parts:
-            self._acknowledge(put, part.inbox_offset)
+            self._answers.part_copied(put, part.inbox_offset)
         if put.takes:
             self._outbox.send(put.client, messages.Error.of(error, put.commit.id))
         else:
@@ -354,7 +355,7 @@ class Intake:
         if stored is None:
             return False
         for part in put.parts:
-            self._acknowledge(put, part.inbox_offset)
+            self._answers.part_copied(put, part.inbox_offset)
         self._answers.existed(put.client, put.commit, stored, now)
         self._end(put)
         return True
@@ -376,13 +377,6 @@ class Intake:
         self.refuse(
             put, no_room(put.need, obstacle, self._memory, self._room.unevictable.size_bytes(), self._residency)
         )
-
-    def _under_pressure(self) -> UnderPressure:
-        return UnderPressure(f"puts are refused while memory is short: {self._refuses}. Compute without storing it")
-
-    def _acknowledge(self, put: PutProgress, inbox_offset: int) -> None:
-        if put.commit.acks and put.commit.at is None:
-            self._outbox.send(put.client, messages.PartCopied(put.commit.id, inbox_offset))
 
     def _end(self, put: PutProgress) -> None:
         """Ends a put that was answered, or whose sender has left. Its span is freed after the last pending copy."""

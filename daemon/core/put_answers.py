@@ -37,6 +37,11 @@ class PutAnswers:
         self._writes = writes
         self._outbox = outbox
 
+    def part_copied(self, put: PutProgress, inbox_offset: int) -> None:
+        """A part of the put is not needed any more, for a sender that waits for this."""
+        if put.commit.acks and put.commit.at is None:
+            self._outbox.send(put.client, messages.PartCopied(put.commit.id, inbox_offset))
+
     def stored(self, put: PutProgress, entry: SpanEntry, now: float) -> None:
         """The put was published as `entry`."""
         commit = put.commit
