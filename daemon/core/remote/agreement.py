@@ -7,12 +7,16 @@ store and host agree on are shared:
     the store's generation     what follows
     the host's                 entries are shared
     higher                     another host has invalidated: this host invalidates too, and shares
-    lower                      the store has not heard: it is raised above both, this host follows, and shares
+    lower                      the store has not heard, or has lost its number: it is raised to the host's. If another
+                               host was first, to a higher one, which this host follows
 
 Owns: the generations that were agreed on, and when the store is asked again. Does not own the table of the host
 (`shm.generations`), nor the end of entries (`sweeps`).
 
 Invariant: from an invalidation until the store has given out its number, nothing of the namespace is shared.
+
+Limit: what was not told to the store is forgotten with the daemon. If it is killed first, and another host invalidates
+the namespace too, both may have the same number, and the two invalidations count as one.
 """
 
 from __future__ import annotations
@@ -97,8 +101,8 @@ class Agreement:
             return
         if generation < here:
             self._agreed.pop(tag, None)
-            # The number of this host may be one that another host has taken for itself too.
-            self._to_raise[tag] = here + 1
+            # To this host's number and no further: its clients hold it, and would share nothing under a higher one.
+            self._to_raise[tag] = here
             self._raise(now)
         else:
             self._follow(tag, generation, now)

@@ -514,15 +514,16 @@ def test_a_host_that_is_new_follows_the_stores_number_before_it_reads(make: Make
     assert stand.last(1).answer == "hit"
 
 
-def test_a_store_that_has_lost_its_numbers_gets_one_above_all_hosts(make: Make) -> None:
+def test_a_store_that_has_lost_its_numbers_gets_those_of_the_hosts_back(make: Make) -> None:
     stand = make(**REMOTE)
     invalidate(stand)
     stand.settle()
+    assert shared(stand, 1, 1)
     stand.remote_generations.clear()
     stand.pass_time(EVERY_S + 0.1)
-    assert stand.remote_generations == {TAG: 2}
-    assert stand.index.generations.current(TAG) == 2
-    assert shared(stand, 1, 2)
+    assert stand.remote_generations == {TAG: 1}
+    assert stand.index.generations.current(TAG) == 1, "clients that hold the number would share nothing any more"
+    assert shared(stand, 2, 1)
 
 
 def test_an_invalidation_while_the_store_fails_is_told_once_it_is_back(make: Make) -> None:
