@@ -53,12 +53,12 @@ class Floors:
         return set(self._floors)
 
     def arrived(self, message: messages.RequestsArrived, now: float) -> None:
-        """Counts arrived requests. Raises LimitReached for one device too many; the text names devices_max."""
+        """Counts arrived requests. Raises LimitReached for one device too many."""
         for controller in self._controllers(message.device, now):
             controller.record_request_arrival(now, message.count)
 
     def completed(self, message: messages.RequestCompleted, now: float) -> None:
-        """Counts a completed request. Raises LimitReached for one device too many; the text names devices_max."""
+        """Counts a completed request. Raises LimitReached for one device too many."""
         for controller in self._controllers(message.device, now):
             controller.record_request_completion(now, message.service_s, message.blocks)
 
@@ -115,6 +115,6 @@ class Floors:
                 del self._floors[unknown]
         if len(self._floors) >= most:
             raise LimitReached(
-                f"requests of {len(self._floors)} devices are counted, and devices_max is {most}: requests of "
-                f"{device!r} are not counted"
+                f"requests of {len(self._floors)} devices are counted, and {most} may be (a fixed limit): "
+                f"those of {device!r} are not"
             )
