@@ -111,7 +111,7 @@ class Copier:
             raise LimitReached(f"the client's inbox {number} is open already: close it, or use another number")
         if len(own) >= inboxes_per_client_max:
             raise LimitReached(
-                f"inboxes_per_client_max is {inboxes_per_client_max}, and the client has that many inboxes: close "
+                f"the client has {len(own)} inboxes, and may have {inboxes_per_client_max} (a fixed limit): close "
                 "inboxes whose puts are answered"
             )
         if self.inboxes_bytes + size_bytes > inboxes_bytes_max:

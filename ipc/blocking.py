@@ -45,6 +45,7 @@ class BlockingChannel:
         self._sock = sock
         self._ready: deque[Delivery] = deque()
         self._failure: TensordError | None = None
+        self._served = False
         # Reentrant: a signal handler may close the channel while its own thread waits in it.
         self._receiving = threading.RLock()
         self._sending = threading.RLock()
@@ -66,6 +67,8 @@ class BlockingChannel:
 
     def send(self, *messages: Message, fds: Sequence[int] = (), timeout_s: float) -> None:
         """Sends the messages in one call. Raises TimedOut, DaemonUnavailable, or what `Connection.send` raises.
+
+        On a new connection, also raises the error with which the daemon has refused it.
 
         After TimedOut either nothing was sent, or the channel is closed (if part of a message was sent, or if the
         message was Hello or Attach). After an exception of a signal handler the channel is closed.
@@ -102,6 +105,8 @@ class BlockingChannel:
             if not isinstance(messages[0], Hello | Attach):
                 with self._state:
                     self.connection.revert_send(*messages)
+            if (refusal := self._refusal()) is not None:
+                raise refusal from None
             raise
         if sent == len(data):
             return
@@ -130,6 +135,7 @@ class BlockingChannel:
                 self._check_open()
                 if not self._read() and not self._wait(select.POLLIN, deadline):
                     raise self._timed_out("the peer sent nothing", timeout_s)
+            self._served = True
             return self._ready.popleft()
         finally:
             self._receiving.release()
@@ -209,6 +215,19 @@ class BlockingChannel:
             except OSError as error:
                 raise self._gone(error.strerror) from None
         return sent
+
+    def _refusal(self) -> TensordError | None:
+        """The error with which the peer has refused a new connection. It is sent before the connection is closed, and a
+        write notices the close first."""
+        if self._served or not self._receiving.acquire(blocking=False):
+            return None
+        try:
+            while not self._ready and self._failure is None and self._read():
+                pass
+            first = self._ready[0][0] if self._ready else None
+            return first.to_error() if isinstance(first, Error) else None
+        finally:
+            self._receiving.release()
 
     def _wait(self, events: int, deadline: float) -> bool:
         poll = select.poll()

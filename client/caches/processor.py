@@ -27,7 +27,7 @@ from typing import Any, Final
 
 from ...errors import ReferenceLost, UsageError
 from ..core import forks
-from ..core.cache import Client
+from ..core.cache import Client, check_client
 from ..core.fields import check_seconds
 from ..core.lease import Lease
 from ..core.namespace import Namespace, check_namespace
@@ -83,7 +83,7 @@ class ProcessorCache:
             copy-on-write views. True: copies.
 
     Raises:
-        UsageError: an argument is out of its range.
+        UsageError: `cache` is no Client, or an argument is out of its range.
 
     Example:
         >>> tree = {"pixel_values": np.zeros((4, 1176), np.float32)}
@@ -111,7 +111,7 @@ class ProcessorCache:
         if copy not in (False, True, "on_write"):
             raise UsageError(f'copy is {copy!r}; it must be False, True or "on_write"')
         self.namespace = check_namespace(namespace)
-        self._client = cache
+        self._client = check_client(cache, "cache")
         self._copy: Copy = copy
         put_wait_s = check_seconds("put_wait_s", put_wait_s)
         self._holds = HeldLeases(entries_max, sys.maxsize if bytes_max is None else bytes_max, seconds)

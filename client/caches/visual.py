@@ -16,7 +16,7 @@ import numpy as np
 
 from ...errors import BelowFloor, ObjectTooLarge, UsageError
 from ..core import forks, requests
-from ..core.cache import Client
+from ..core.cache import Client, check_client
 from ..core.fields import check_count, check_name
 from ..core.namespace import Content, Namespace, check_namespace
 from ..core.puts import Put
@@ -48,7 +48,7 @@ class VisualCache:
         encoder_depth: layers of the vision encoder, for the recommendation; None if unknown.
 
     Raises:
-        UsageError: a value is out of its range; the message names it.
+        UsageError: `cache` is no Client, or a value is out of its range; the message names it.
 
     Example:
         >>> visual = tensord.VisualCache(cache, ns)
@@ -71,7 +71,7 @@ class VisualCache:
         queueing_floor: int = 0,
         encoder_depth: int | None = None,
     ) -> None:
-        self._cache = cache
+        self._cache = check_client(cache, "cache")
         self._namespace = check_namespace(namespace)
         self._budget = Budget(
             check_count("entries_max", entries_max, _LIMIT_MAX, 1),

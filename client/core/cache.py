@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
+from ...errors import UsageError
 from ...ipc.places import STATUS_NAME, control_socket, status_socket
 from ...ipc.schema import NAME_CHARS_MAX
 from .calls.entries import EntryCalls
@@ -77,3 +78,14 @@ class Client(LookupCalls, PutCalls, EntryCalls, PressureCalls):
         if required and not self._link.connected:
             self.close()
             raise self._link.unavailable()
+
+
+def check_client(client: object, field: str = "client") -> Client:
+    """Returns `client`.
+
+    Raises:
+        UsageError: it is no Client.
+    """
+    if not isinstance(client, Client):
+        raise UsageError(f"{field} is {client!r}; it must be a tensord.Client (of an AsyncClient, its client)")
+    return client

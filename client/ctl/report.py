@@ -55,7 +55,7 @@ def site() -> Redaction:
     return Redaction({host, host.partition(".")[0]} - {"localhost"}, [user.pw_name for user in people], homes)
 
 
-def report_text(daemon: Daemon, redacted: Callable[[str], str]) -> str:
+def report_text(daemon: Daemon, redacted: Redaction) -> str:
     """The whole report."""
     parts: list[tuple[str, Callable[[], object]]] = [
         ("versions", _versions),
@@ -66,7 +66,10 @@ def report_text(daemon: Daemon, redacted: Callable[[str], str]) -> str:
         ("configuration", lambda: daemon.ask(ConfigQuery)),
         ("log", _log),
     ]
-    return "\n".join(f"==== {name}\n{redacted(_shown(make))}\n" for name, make in parts)
+    shown = [(name, _shown(make)) for name, make in parts]
+    for _, text in shown:
+        redacted.learn(text)
+    return "\n".join(f"==== {name}\n{redacted(text)}\n" for name, text in shown)
 
 
 def _shown(make: Callable[[], object]) -> str:

@@ -12,13 +12,14 @@ from __future__ import annotations
 import weakref
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Self, get_args
+from typing import Any, Final, Self, get_args
 
 from ...errors import DaemonUnavailable, NoGauge, TensordError, UnderPressure, UsageError
 from ...ipc.governance import AGENT_CHARS_MAX, EntryKind
 from ...ipc.modes import Mode
 from ...ipc.schema import NUMBER_MAX
 from ..core.aside import aside
+from ..core.cache import Client, check_client
 from ..core.device_reservation import DeviceReservation, reserve
 from ..core.fields import check_count, check_key, check_name, check_seconds, check_timeout
 from ..core.lease import Lease
@@ -27,9 +28,6 @@ from .entries import DeviceEntries, DeviceEntry, DeviceLease, DeviceTally, ToHos
 from .interface import Device
 from .registration import Registration
 from .upkeep import Upkeep
-
-if TYPE_CHECKING:
-    from ..core.cache import Client
 
 USES_EVERY_S: Final = 0.25
 _PROMOTION_S: Final = 10.0
@@ -45,7 +43,8 @@ class DeviceCache:
         uses_every_s: seconds between reports to the daemon on which entries were used.
 
     Raises:
-        UsageError: the client has an open cache of this device already, or a value is out of its range.
+        UsageError: `client` is no Client, `device` is no device, the client has an open cache of this device already,
+            or a value is out of its range.
         ProcessLimit: this process can start no thread for the moves.
 
     Example:
@@ -61,6 +60,9 @@ class DeviceCache:
     """
 
     def __init__(self, client: Client, device: Device, *, uses_every_s: float = USES_EVERY_S) -> None:
+        check_client(client)
+        if not isinstance(device, Device):
+            raise UsageError(f"device is {device!r}; it must be a device, such as a TorchDevice or a FakeVram")
         check_name("device.name", device.name)
         check_seconds("uses_every_s", uses_every_s, above_0=True)
         for listener in client.link.listeners.alive():

@@ -36,7 +36,7 @@ def cached_prompts(pipeline: Pipeline, client: Client, *, tenant: str = "") -> P
         tenant: a salt that makes a tenant's embeddings its own.
 
     Raises:
-        UsageError: the pipeline is of another class.
+        UsageError: the pipeline is of another class, or `client` is no Client.
         BadNamespace: `tenant` is no text.
     """
     plain = plain_class(pipeline)

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import torch
 
-from ..core.cache import Client
+from ..core.cache import Client, check_client
 from ..core.namespace import Namespace
 from ..identity.modules import Fingerprint
 from ..identity.settings import described
@@ -56,7 +56,7 @@ class Prompts:
     def __init__(self, plain: type, client: Client, tenant: str) -> None:
         self.tally = PromptTally()
         self._plain = plain
-        self._client = client
+        self._client = check_client(client)
         # Refuses a wrong tenant now rather than at the first call.
         self._tenant = Namespace(model="none", revision="none", dtype="none", processor="none", tenant=tenant).tenant
         self._fingerprint = Fingerprint()

@@ -27,11 +27,13 @@ from ...shm.prefix import (
     uncut,
 )
 from ..core import requests
+from ..core.cache import Client, check_client
 from ..core.fields import check_count, check_name, check_timeout
 from ..core.namespace import Namespace, check_namespace
 from ..core.put_options import PutOptions
 from ..core.puts import Put
 from ..core.tracing import match_of, traced
+from ..device.cache import DeviceCache
 from .device import DeviceSequences
 from .layers import PrefixLayer, Snapshots, layers_of
 from .match import HeldBlocks, PrefixMatch
@@ -41,9 +43,7 @@ from .query import Asker
 from .tokens import GivenMedia, GivenTokens, media_of, tokens_of
 
 if TYPE_CHECKING:
-    from ..core.cache import Client
     from ..core.lease import Lease
-    from ..device.cache import DeviceCache
 
 BLOCK_TOKENS: Final = 256
 _SEQUENCES_MAX: Final = 1 << 20
@@ -67,7 +67,8 @@ class PrefixCache:
 
     Raises:
         BadPrefix: `block_tokens` is not such a number.
-        UsageError: `n_on_device` is not a whole number from 0, or above 0 without a device.
+        UsageError: `client` is no Client, `device` is no DeviceCache, or `n_on_device` is not a whole number from
+            0, or above 0 without a device.
 
     Example:
         >>> prefixes = tensord.PrefixCache(cache, ns)
@@ -94,10 +95,12 @@ class PrefixCache:
                 f"block_tokens is {block_tokens!r}; use a power of two from {BLOCK_TOKENS_MIN} to {BLOCK_TOKENS_MAX}"
             )
         self.enabled = enabled
-        self._client = client
+        self._client = check_client(client)
         self._namespace = check_namespace(namespace)
         self._block_tokens = block_tokens
         self._asker = Asker(client, namespace, block_tokens)
+        if device is not None and not isinstance(device, DeviceCache):
+            raise UsageError(f"device is {device!r}; it must be a tensord.DeviceCache, or None")
         n_on_device = check_count("n_on_device", n_on_device, _SEQUENCES_MAX)
         if n_on_device and device is None:
             raise UsageError(f"n_on_device is {n_on_device} without a device; pass a DeviceCache, or 0")

@@ -23,7 +23,7 @@ from transformers.cache_utils import DynamicCache
 
 from ...errors import TensordError, UsageError
 from ...ipc.schema import AGENT_NAME_CHARS_MAX
-from ..core.cache import Client
+from ..core.cache import Client, check_client
 from ..core.fields import check_count, check_name, check_timeout
 from ..core.namespace import Namespace
 from ..prefix.cache import BLOCK_TOKENS, PrefixCache
@@ -104,7 +104,8 @@ def prefix_cached(
         agent: the agent that the sequences belong to.
 
     Raises:
-        UsageError: the model has no `generate`, or `snapshot_tokens` or `agent` is out of its range.
+        UsageError: the model has no `generate`, `client` is no Client, or `snapshot_tokens` or `agent` is out of its
+            range.
         BadPrefix: `block_tokens` is not a power of two from 16 to 4096.
         BadNamespace: `tenant` is no text.
     """
@@ -128,7 +129,7 @@ class PrefixCached:
         self, model: Any, client: Client, tenant: str, block_tokens: int, snapshot_tokens: int, agent: str
     ) -> None:
         self._model = model
-        self._client = client
+        self._client = check_client(client)
         self._tenant = tenant
         self._block_tokens = block_tokens
         self._snapshot_tokens = check_count("snapshot_tokens", snapshot_tokens, _SNAPSHOT_TOKENS_MAX, 1)

@@ -5,7 +5,8 @@ the answers (metrics.py, page.py) nor the sockets.
 
 Invariants:
 - The number of simultaneous connections on each socket, the size of a request and the duration of a connection are
-  limited. Further connections wait in the kernel's queue.
+  limited. Further connections wait in the kernel's queue until one has ended. One that makes the server wait ends for
+  them: so connections without a request keep no health check out.
 - Each connection serves one request: a connection kept open by one peer would block other peers.
 - No error here ends the daemon.
 """
@@ -19,6 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
+from operator import itemgetter
 from typing import Final
 
 import h11
@@ -28,9 +30,13 @@ from ..logs import logger
 
 CONNECTIONS_MAX: Final = 8
 CONNECTION_S_MAX: Final = 10.0
+GRACE_S: Final = 0.25
+"""How long a connection may make the server wait for a request, or for a part of an answer to be taken, while others
+wait for its place."""
 REQUEST_BYTES_MAX: Final = 16 << 10
 _METHODS: Final = (b"GET", b"HEAD")
 _READ_BYTES: Final = 16 << 10
+_WRITE_BYTES: Final = 64 << 10
 # The most bytes of an unwanted request body that are read and discarded, so that its sender can read the answer.
 _LINGER_BYTES_MAX: Final = 256 << 10
 _ACCEPT_PAUSE_S: Final = 0.1
@@ -45,6 +51,56 @@ class HttpAnswer:
     body: bytes
     content_type: str = _PLAIN
     headers: Sequence[tuple[str, str]] = ()
+
+
+class _Peer:
+    """A connection. `waits_since`: since when the server has waited for it; None while its answer is made."""
+
+    def __init__(self, accepted: socket.socket, now: float) -> None:
+        self.socket = accepted
+        self.waits_since: float | None = now
+        self.task: asyncio.Task[None] | None = None
+
+
+class _Peers:
+    """The connections of one listening socket, at most `most`."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._open: set[_Peer] = set()
+        self._changed = asyncio.Event()
+
+    async def room(self) -> None:
+        """Returns once there is room for one more."""
+        loop = asyncio.get_running_loop()
+        while len(self._open) >= self._most:
+            waiting = [(peer.waits_since, peer) for peer in self._open if peer.waits_since is not None]
+            since, peer = min(waiting, key=itemgetter(0), default=(None, None))
+            left_s = None if since is None else since + GRACE_S - loop.time()
+            if left_s is not None and left_s <= 0:
+                assert peer is not None and peer.task is not None
+                peer.task.cancel()
+                left_s = None
+            self._changed.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(left_s):
+                    await self._changed.wait()
+
+    def add(self, peer: _Peer, task: asyncio.Task[None]) -> None:
+        peer.task = task
+        self._open.add(peer)
+        task.add_done_callback(partial(self._ended, peer))
+
+    def answered(self, peer: _Peer) -> None:
+        """The server waits for the peer again."""
+        peer.waits_since = asyncio.get_running_loop().time()
+        self._changed.set()
+
+    def _ended(self, peer: _Peer, _: asyncio.Task[None]) -> None:
+        """However it ended. A callback, since a task cancelled before it starts runs no code."""
+        peer.socket.close()
+        self._open.discard(peer)
+        self._changed.set()
 
 
 Route = Callable[[h11.Request], Awaitable[HttpAnswer]]
@@ -95,26 +151,31 @@ class HttpServer:
                 tasks.create_task(self._accept(each))
 
     async def _accept(self, listening: socket.socket) -> None:
-        room = asyncio.Semaphore(self._connections_max)
+        loop = asyncio.get_running_loop()
+        peers = _Peers(self._connections_max)
         async with asyncio.TaskGroup() as connections:
             while True:
-                await room.acquire()
+                await _readable(listening)
+                await peers.room()
+                # From here to `add` nothing is awaited: a cancellation there would lose the connection unclosed, as one
+                # of `loop.sock_accept` does.
                 try:
-                    accepted = await _accepted(listening)
+                    accepted = listening.accept()[0]
+                except BlockingIOError:
+                    continue
                 except OSError as error:
                     # The peer has closed the connection already, or the process is out of descriptors.
                     self._log.warning("cannot accept a connection; retrying", why=str(error))
-                    room.release()
                     await asyncio.sleep(_ACCEPT_PAUSE_S)
                     continue
                 accepted.setblocking(False)
-                serving = connections.create_task(self._serve(accepted))
-                serving.add_done_callback(partial(self._served, accepted, room))
+                peer = _Peer(accepted, loop.time())
+                peers.add(peer, connections.create_task(self._serve(peer, peers)))
 
-    async def _serve(self, accepted: socket.socket) -> None:
+    async def _serve(self, peer: _Peer, peers: _Peers) -> None:
         try:
             async with asyncio.timeout(self._connection_s_max):
-                await self._converse(accepted)
+                await self._converse(peer, peers)
         except TimeoutError:
             self._log.info("connection took too long; closed", connection_s_max=self._connection_s_max)
         except OSError as error:
@@ -122,21 +183,17 @@ class HttpServer:
         except Exception:
             self._log.exception("a connection failed; closed")
 
-    def _served(self, accepted: socket.socket, room: asyncio.Semaphore, _: asyncio.Task[None]) -> None:
-        """Releases a connection, however it ended. A callback, since a task cancelled before it starts runs no code."""
-        accepted.close()
-        room.release()
-
-    async def _converse(self, peer: socket.socket) -> None:
+    async def _converse(self, peer: _Peer, peers: _Peers) -> None:
         loop = asyncio.get_running_loop()
         http = h11.Connection(h11.SERVER, max_incomplete_event_size=REQUEST_BYTES_MAX)
         method, whole = b"", True
         try:
             while (event := http.next_event()) is h11.NEED_DATA:
-                http.receive_data(await loop.sock_recv(peer, _READ_BYTES))
+                http.receive_data(await loop.sock_recv(peer.socket, _READ_BYTES))
             if not isinstance(event, h11.Request):
                 return
             method = event.method
+            peer.waits_since = None
             answer = await self._answer(event)
             whole = isinstance(http.next_event(), h11.EndOfMessage)
         except h11.RemoteProtocolError as error:
@@ -156,9 +213,12 @@ class HttpServer:
         if method != b"HEAD":
             parts.append(http.send(h11.Data(answer.body)))
         parts.append(http.send(h11.EndOfMessage()))
-        await loop.sock_sendall(peer, b"".join(part for part in parts if part))
+        said = b"".join(part for part in parts if part)
+        for start in range(0, len(said), _WRITE_BYTES):
+            peers.answered(peer)
+            await loop.sock_sendall(peer.socket, said[start : start + _WRITE_BYTES])
         if not whole:
-            await self._linger(peer)
+            await self._linger(peer.socket)
 
     async def _linger(self, peer: socket.socket) -> None:
         """Reads the rest of the request before the socket is closed.
@@ -196,22 +256,15 @@ def refusal(status: HTTPStatus, why: str) -> HttpAnswer:
     return HttpAnswer(status, f"{status.value} {status.phrase}: {why}\n".encode())
 
 
-async def _accepted(listening: socket.socket) -> socket.socket:
-    """Waits for the next connection and returns its socket.
-
-    `loop.sock_accept` is not used: if it is cancelled after the connection was accepted and before the caller runs, the
-    connection is lost without being closed.
-    """
+async def _readable(listening: socket.socket) -> None:
+    """Returns once a connection waits."""
     loop = asyncio.get_running_loop()
-    while True:
-        with suppress(BlockingIOError):
-            return listening.accept()[0]
-        readable = asyncio.Event()
-        loop.add_reader(listening, readable.set)
-        try:
-            await readable.wait()
-        finally:
-            loop.remove_reader(listening)
+    readable = asyncio.Event()
+    loop.add_reader(listening, readable.set)
+    try:
+        await readable.wait()
+    finally:
+        loop.remove_reader(listening)
 
 
 def _shown(listening: socket.socket) -> str:

@@ -31,6 +31,7 @@ from .remote import RemoteThreads
 HELD_BY_MAX: Final = 4
 """Lanes listed of those that pin the entry of a query."""
 _MUST_STAY_0: Final = ("evicted_while_pinned", "found_corrupt")
+_AT_START: Final = "It grows at a start only: free memory, and restart the daemon. At its last start"
 
 
 class StoreReport:
@@ -250,10 +251,11 @@ class StoreReport:
         problems = [f"{name} is {store[name]} and must be 0" for name in _MUST_STAY_0 if store[name]]
         if self._memory.shortage:
             problems.append(
-                f"the ring has {ring_bytes} of {self.config.ring_bytes} configured bytes: {self._memory.shortage}"
+                f"the ring has {ring_bytes} of {self.config.ring_bytes} configured bytes. {_AT_START}: "
+                f"{self._memory.shortage}"
             )
         if self._grow_error:
-            problems.append(f"the ring has {self._grown_bytes} of {ring_bytes} bytes: {self._grow_error}")
+            problems.append(f"the ring has {self._grown_bytes} of {ring_bytes} bytes. {_AT_START}: {self._grow_error}")
         if store["regrow_error"]:
             problems.append(
                 f"{store['withdrawn_bytes']} bytes of the ring cannot be allocated again; retrying: "

@@ -126,8 +126,8 @@ def wrong_part(commit: messages.Commit, received_bytes: int, part: messages.Part
 def too_many_parts(outstanding: int, limits: StoreLimits) -> LimitReached:
     """The refusal of a put with more parts waiting for the copier than allowed."""
     return LimitReached(
-        f"{outstanding} parts of one put are not copied yet, and parts_in_flight_max is "
-        f"{limits.parts_in_flight_max}: send larger parts, or wait for PartCopied"
+        f"{outstanding} parts of one put are not copied yet, and {limits.parts_in_flight_max} may wait (a fixed "
+        "limit): send larger parts, or wait for PartCopied"
     )
 
 

@@ -56,7 +56,7 @@ class Pins:
         """Pins a span, or sets the end of the client's existing pin.
 
         Raises:
-            LimitReached: pins_per_client_max or pinned_bytes_max would be exceeded; the text names it.
+            LimitReached: pins_per_client_max or pinned_share_max would be exceeded; the text names it.
         """
         own = self._by_client.get(client, set())
         if span_id not in own:
@@ -69,7 +69,8 @@ class Pins:
             if self.pinned_bytes + more > self._bytes_max:
                 raise LimitReached(
                     f"{more} more bytes to pin, with {self.pinned_bytes} bytes pinned already, would "
-                    f"exceed pinned_bytes_max = {self._bytes_max}: unpin others first, or raise it"
+                    f"exceed {self._bytes_max} bytes, which limits.pinned_share_max allows: unpin others first, or "
+                    "raise it"
                 )
             self._by_client.setdefault(client, set()).add(span_id)
             self._by_span.setdefault(span_id, set()).add(client)

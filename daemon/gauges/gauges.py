@@ -102,7 +102,7 @@ class Gauges:
             self._log.warning(
                 "a client's reading of its device is ignored; further ones are not logged",
                 device=device,
-                why="not a device's name, or more than devices_max devices",
+                why="not a device's name, or more devices than are known at most, a fixed limit",
             )
 
     def close(self) -> None:

@@ -98,6 +98,9 @@ class Http:
             raise self._late(path)
         if len(answer) > ANSWER_BYTES_MAX:
             raise NeighbourFailed(f"{path} answers with more than {ANSWER_BYTES_MAX} bytes")
+        if response.length:
+            # `read` with a size takes the end of the connection for the end of the answer.
+            raise NeighbourFailed(f"the answer to {path} was cut off, {response.length} bytes before its end")
         if response.status not in _OK:
             why = f"{method} {path} is refused: HTTP {response.status} {response.reason}"
             raise NeighbourFailed(why, response.status)

@@ -51,18 +51,20 @@ class VllmServer:
 
 
 def _counted(metrics: str) -> float:
-    """The sum of the counts of requests of all its engines. Raises NeighbourFailed if there is none to be found."""
-    found = []
+    """The sum of the counts of requests of all its engines. Raises NeighbourFailed if one is not there."""
+    found: dict[str, list[float]] = {name: [] for name in _COUNTED}
     for line in metrics.splitlines():
-        name, _, value = line.rpartition(" ")
-        if name.partition("{")[0] in _COUNTED:
+        series, _, value = line.rpartition(" ")
+        if (name := series.partition("{")[0]) in found:
             try:
-                found.append(float(value))
+                found[name].append(float(value))
             except ValueError:
                 raise NeighbourFailed(f"/metrics has {line!r}, which is no count") from None
-    if not found:
-        raise NeighbourFailed(f"/metrics has no {_COUNTED[0]}, so whether it is idle is unknown")
-    return sum(found)
+    for name, counts in found.items():
+        # Each engine has a line of each name.
+        if len(counts) < max(1, *map(len, found.values())):
+            raise NeighbourFailed(f"/metrics lacks {name}, so whether it is idle is unknown")
+    return sum(map(sum, found.values()))
 
 
 offer("vllm", 8000, VllmServer)

@@ -7,9 +7,11 @@ import gc
 import http.client
 import socket
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -179,6 +181,49 @@ def test_connections_that_say_nothing_keep_others_out_for_a_time_only(tmp_path: 
         for _ in range(3 * CONNECTIONS_MAX):
             silent.enter_context(serving.connect())
         assert serving.ask()[0].status == 200
+
+
+@pytest.mark.parametrize("said", [b"", b"GET /hea", b"GET /metrics HTTP/1.1\r\nHost: x\r\n"])
+def test_connections_without_a_request_make_room_for_one_that_asks(serving: Serving, said: bytes) -> None:
+    """Each may last PATIENCE_S, and a health check waits for none of them."""
+    with ExitStack() as silent:
+        for _ in range(5 * CONNECTIONS_MAX):
+            silent.enter_context(serving.connect(tcp=True)).sendall(said)
+        began = time.monotonic()
+        for _ in range(3):
+            assert serving.ask(path="/healthz", tcp=True)[0].status == 200
+        assert time.monotonic() - began < PATIENCE_S
+
+
+def test_peers_that_were_answered_and_do_not_end_make_room(serving: Serving) -> None:
+    with ExitStack() as slow:
+        for _ in range(4 * CONNECTIONS_MAX):
+            sock = slow.enter_context(serving.connect())
+            sock.sendall(b"POST /metrics HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n")
+        began = time.monotonic()
+        assert serving.ask(path="/healthz")[0].status == 200
+        assert time.monotonic() - began < PATIENCE_S
+
+
+def test_as_many_requests_at_once_as_wait_are_all_answered(serving: Serving) -> None:
+    with ExitStack() as opened:
+        many = [opened.enter_context(serving.connect(tcp=True)) for _ in range(20 * CONNECTIONS_MAX)]
+        for sock in many:
+            sock.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+        for sock in many:
+            whole = b"".join(iter(partial(sock.recv, 65536), b""))
+            assert whole.startswith(b"HTTP/1.1 200 ") and b"\ntensord_entries 640.0\n" in whole
+
+
+def test_an_answer_that_is_being_made_is_not_cut_off(serving: Serving) -> None:
+    """Its route takes ANSWER_S_MAX, others wait for its place meanwhile, and have no request."""
+    serving.health = None
+    with ExitStack() as opened:
+        asking = opened.enter_context(serving.connect())
+        asking.sendall(b"GET /readyz HTTP/1.1\r\nHost: x\r\n\r\n")
+        for _ in range(4 * CONNECTIONS_MAX):
+            opened.enter_context(serving.connect())
+        assert b"did not answer within" in b"".join(iter(partial(asking.recv, 65536), b""))
 
 
 def test_silence_on_one_socket_keeps_nobody_from_the_other(serving: Serving) -> None:

@@ -194,6 +194,9 @@ def test_a_client_cannot_change_what_belongs_to_another(running: Daemon) -> None
                 other.ask(make)
         assert other.ask(lambda n: messages.ReleaseEntries(n, CARD, [key(1)])).count == 0
         after = governor(running)
+        for row in (*before["devices"], *after["devices"]):
+            # Requests that an earlier test reported: their rates change with time.
+            del row["queueing"], row["floor_blocks"]
         for name in ("devices", "workflows", "reservations", "owners"):
             assert after[name] == before[name], name
 

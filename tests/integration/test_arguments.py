@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import math
 import os
+import re
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,10 +19,12 @@ import pytest
 import tensord
 from tensord.daemon.app import main as serve
 from tensord.errors import BadGraph, BadKey, BadNamespace, Refusal, TensordError, UsageError
+from tensord.testing.fake_vram import FakeCard, FakeVram
 
 from ..daemon_process import PATIENCE_S, Daemon
 
 KEY = b"k" * 32
+NAMESPACE = tensord.Namespace(model="m", revision="1", dtype="float32", processor="none")
 MODULES = {"tensord": "tensord.daemon", "tensorctl": "tensord.client.ctl"}
 SURROGATE = "\ud800"
 """What a file's name that is no text has in it, and no message can carry."""
@@ -79,6 +83,13 @@ NO_NAMESPACE: dict[str, Call] = {
     "VisualCache": lambda client, namespace: tensord.VisualCache(client, namespace),
     "ProcessorCache": lambda client, namespace: tensord.ProcessorCache(client, namespace),
     "PrefixCache": lambda client, namespace: tensord.PrefixCache(client, namespace),
+}
+
+TAKE_CLIENTS: dict[str, Callable[[Any], object]] = {
+    "VisualCache": lambda client: tensord.VisualCache(client, NAMESPACE),
+    "ProcessorCache": lambda client: tensord.ProcessorCache(client, NAMESPACE),
+    "PrefixCache": lambda client: tensord.PrefixCache(client, NAMESPACE),
+    "DeviceCache": lambda client: tensord.DeviceCache(client, FakeVram(FakeCard(tempfile.mkdtemp(), "card", 1 << 20))),
 }
 
 
@@ -196,6 +207,23 @@ def test_what_is_no_namespace_is_refused(client: tensord.Client, call: str) -> N
     for wrong in ("model", b"12345678", 5, {"model": "m"}):
         with pytest.raises(BadNamespace, match="namespace is"):
             NO_NAMESPACE[call](client, wrong)
+
+
+@pytest.mark.parametrize("cache", TAKE_CLIENTS)
+def test_what_is_no_client_is_refused(client: tensord.Client, daemon: Daemon, cache: str) -> None:
+    TAKE_CLIENTS[cache](client)
+    for wrong in (None, 5, "x", object(), tensord.Client, tensord.AsyncClient(daemon.socket)):
+        with pytest.raises(UsageError, match=re.escape(f" is {wrong!r}; it must be a tensord.Client")):
+            TAKE_CLIENTS[cache](wrong)
+
+
+def test_what_is_no_device_is_refused(client: tensord.Client) -> None:
+    for wrong in (None, 5, "cuda:0", object(), client):
+        with pytest.raises(UsageError, match=re.escape(f"device is {wrong!r}; it must be a device, such as a Torch")):
+            tensord.DeviceCache(client, wrong)  # type: ignore[arg-type]
+    for wrong in (5, "cuda:0", object(), client):
+        with pytest.raises(UsageError, match=re.escape(f"device is {wrong!r}; it must be a tensord.DeviceCache")):
+            tensord.PrefixCache(client, NAMESPACE, device=wrong)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("row", DOCUMENTED, ids=lambda row: row[0])

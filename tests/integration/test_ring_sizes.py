@@ -232,5 +232,7 @@ def test_a_ring_that_cannot_be_enlarged_serves_as_it_is_and_says_so() -> None:
         assert (told["ring_bytes"], told["configured"]["ring_bytes"]) == (SMALL, 8192 * GIB)
         health = daemon.ask(messages.HealthQuery)
         assert not health["healthy"]
-        assert any(f"of {8192 * GIB}" in problem and "enlarging the ring" in problem for problem in health["problems"])
+        (problem,) = health["problems"]
+        assert problem.startswith(f"the ring has {SMALL} of {8192 * GIB} configured bytes. It grows at a start only: ")
+        assert "restart the daemon. At its last start: enlarging the ring from" in problem
         assert here(daemon.client(), range(12)) == list(range(12))

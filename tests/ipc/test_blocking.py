@@ -10,12 +10,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from tensord.errors import BadMessage, DaemonUnavailable, TimedOut, UsageError
+from tensord.errors import BadMessage, DaemonUnavailable, LimitReached, TimedOut, UsageError
 from tensord.ipc import messages as m
 from tensord.ipc.blocking import BlockingChannel
 from tensord.ipc.connection import Connection
 from tensord.ipc.frames import FrameReader, pack
 from tensord.ipc.messages import PROTOCOL_VERSION, ClientLimits
+from tensord.ipc.schema import Message
 
 Sockets = tuple[socket.socket, socket.socket]
 
@@ -105,6 +106,31 @@ def test_a_cut_call_sends_its_descriptors_once(channel: BlockingChannel, sockets
         os.close(fd)
     assert got == whole
     assert len(came) == 1
+
+
+@pytest.mark.parametrize(
+    ("connection", "first"),
+    [(Connection.status_client(), m.StatusQuery(1)), (Connection.control_client(), HELLO)],
+    ids=["status", "control"],
+)
+def test_the_refusal_of_a_new_connection_is_told_although_it_is_closed_already(
+    sockets: Sockets, connection: Connection, first: Message
+) -> None:
+    channel = BlockingChannel(sockets[0], connection)
+    sockets[1].sendall(pack(m.Error.of(LimitReached("that many connections are open"))))
+    sockets[1].close()
+    with pytest.raises(LimitReached, match="that many connections are open"):
+        channel.send(first, timeout_s=60)
+    channel.close()
+
+
+def test_an_error_of_later_is_no_refusal_of_the_connection(channel: BlockingChannel, sockets: Sockets) -> None:
+    sockets[1].sendall(pack(m.Error.of(LimitReached("first"))))
+    channel.receive(60)
+    sockets[1].sendall(pack(m.Error.of(LimitReached("second"))))
+    sockets[1].close()
+    with pytest.raises(DaemonUnavailable, match="Broken pipe"):
+        channel.send(m.Renew([1]), timeout_s=60)
 
 
 def fill(sock: socket.socket) -> int:

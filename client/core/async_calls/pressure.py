@@ -80,7 +80,7 @@ class AsyncPressureCalls(AsyncClientBase):
         Raises:
             UsageError: a value is out of its range.
             NoGauge: `device` is the host's gauge.
-            LimitReached: devices_max.
+            LimitReached: as many devices as the daemon allows have a declared baseline.
         """
         await in_thread(self._client.declare_baseline, device, size_bytes, timeout_s=timeout_s)
 

@@ -94,7 +94,7 @@ class PressureCalls(ClientBase):
         Raises:
             UsageError: a value is out of its range.
             NoGauge: `device` is the host's gauge.
-            LimitReached: devices_max.
+            LimitReached: as many devices as the daemon allows have a declared baseline.
         """
         self._attach()
         self._baselines.declare(device, size_bytes, check_timeout(timeout_s, self._timeout_s))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from ....errors import SocketForbidden, TensordError
+from ....errors import LimitReached, SocketForbidden, TensordError
 from ..leftovers import Leftover
 from ..tables import counted, size
 from .finding import Finding, fail, ok, warn
@@ -100,6 +100,8 @@ def reachable(what: str, error: TensordError | None) -> Finding:
         return ok(check, "answers")
     if isinstance(error, SocketForbidden):
         return fail(check, str(error), "see the check of the socket above")
+    if isinstance(error, LimitReached):
+        return fail(check, str(error), "the daemon runs; close connections, or raise the limit")
     return fail(check, str(error), "`systemctl status tensord` and `journalctl -u tensord` say why")
 
 

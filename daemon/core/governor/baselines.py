@@ -72,7 +72,8 @@ class Baselines:
         declared = self._operator if message.stays else self._clients.get(client, {})
         if message.size_bytes and message.device not in declared and len(declared) >= self._limits.devices_max:
             raise LimitReached(
-                f"baselines of {len(declared)} devices are declared, and devices_max is {self._limits.devices_max}: "
+                f"baselines of {len(declared)} devices are declared, and {self._limits.devices_max} may be (a fixed "
+                "limit): "
                 f"that of {message.device!r} is one too many"
             )
         if message.size_bytes:

@@ -18,6 +18,11 @@ if TYPE_CHECKING:
     from .governor import Governor
 
 
+def known(governor: Governor, device: str) -> bool:
+    """Whether a device has a gauge or entries."""
+    return governor.tiers.find(device) is not None or governor.devices.held_bytes(device) > 0
+
+
 def without_gauge(governor: Governor, device: str, now: float) -> Circumstances:
     """The circumstances of a device of unknown size: only its budgets and its floor limit it."""
     return Circumstances(

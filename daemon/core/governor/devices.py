@@ -71,13 +71,13 @@ class Devices:
         """Lets the client register entries on a device.
 
         Raises:
-            LimitReached: devices_max would be exceeded; the text names it.
+            LimitReached: as many devices as may be are open; the text names the limit.
         """
         known = self._devices.get(device)
         if known is None:
             if len(self._devices) >= self._limits.devices_max:
                 raise LimitReached(
-                    f"{len(self._devices)} devices are open and devices_max is {self._limits.devices_max}: "
+                    f"{len(self._devices)} devices are open, and {self._limits.devices_max} may be (a fixed limit): "
                     f"{device!r} would be one more; close one that is not needed"
                 )
             known = self._devices[device] = DeviceRecord(device)

@@ -61,7 +61,7 @@ class Drills:
         """What would follow from the reading. Only the shadow changes.
 
         Raises:
-            LimitReached: the client asks about too many gauges; the text names devices_max.
+            LimitReached: the client asks about too many gauges; the text names the limit.
         """
         shadows = self._shadows.get(client, {})
         gauge = shadows.get(message.gauge)
@@ -81,7 +81,7 @@ class Drills:
 
         Raises:
             OwnedElsewhere: another client drills that gauge.
-            LimitReached: there are as many gauges as allowed; the text names devices_max.
+            LimitReached: there are as many gauges as allowed; the text names the limit.
         """
         driller = self._tiers.driller(message.gauge)
         if driller not in (None, client):
@@ -111,7 +111,7 @@ class Drills:
     def _check_room(self, gauges: int, name: str) -> None:
         if gauges >= self._limits.devices_max:
             raise LimitReached(
-                f"{gauges} gauges are known here, and devices_max is {self._limits.devices_max}: "
+                f"{gauges} gauges are known here, and {self._limits.devices_max} may be (a fixed limit): "
                 f"{name!r} is one too many"
             )
 

@@ -90,7 +90,7 @@ class Governor:
             passing=self.devices.is_passing,
             clock=lambda: self._now,
         )
-        self.floors = Floors(limits)
+        self.floors = Floors(limits, lambda device: circumstances.known(self, device))
         self.host = Host(limits, self._outbox)
         self.sources: tuple[SourceState, ...] = ()
         self._drills = Drills(self.tiers, self.devices, self.host, self._circumstances, limits)
@@ -222,6 +222,7 @@ class Governor:
 
     def _sampled(self, event: Sampled, now: float) -> None:
         self.sources = event.sources
+        self.floors.forget(now)
         self._workflows_changed(now)
         devices = {sample.gauge for sample in event.samples if sample.tier is Tier.DEVICE}
         self.baselines.keep_only(devices.__contains__)

@@ -89,6 +89,64 @@ def test_words_that_only_contain_a_name_stay() -> None:
         assert redacted(figures) == figures
 
 
+@pytest.mark.parametrize(
+    ("told", "shown"),
+    [
+        ("from 10.1.2.3.", "from <address>."),
+        ("at [2001:db8::7]:6379 and fe80::1%eth0: no route", "at [<address>]:6379 and <address>: no route"),
+        ("to ::ffff:10.1.2.3, fe80::", "to <address>, <address>"),
+        ("db7.lan:8000, DB7.example.org", "<host>:8000, <host>"),
+        ("db7.", "<host>."),
+        ("db7.room_s_max", "<host>.room_s_max"),
+        ("ollama gpu9.corp.example:11434 refused", "ollama <host>:11434 refused"),
+        ("valkeys://ada:***@db7:6379/0?expiry=1h", "valkeys://<user>@<host>:6379/0?expiry=1h"),
+    ],
+)
+def test_every_form_of_a_host_or_an_address_is_replaced(told: str, shown: str) -> None:
+    assert Redaction(["db7"])(told) == shown
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        "::1, [::]:80, 127.0.0.1:80, http://localhost:8000, http://127.0.0.1:8000",
+        "at 12:34:56 on 0000:65:00.0, aa:bb:cc:dd:ee:ff",
+        '"Error": a::b::c, File "tensord/x.py:12", in y.py:13',
+    ],
+)
+def test_what_tells_of_no_site_stays(told: str) -> None:
+    redacted = Redaction(["db7"])
+    redacted.learn(told)
+    assert redacted(told) == told
+
+
+def test_hosts_of_one_domain_are_replaced() -> None:
+    assert Redaction(["db7.example.org"])("db7.example.org, a.db8.example.org, example.com") == (
+        "<host>, <host>, example.com"
+    )
+
+
+def test_a_report_has_no_host_of_a_url_in_the_configuration(
+    daemon: Daemon, ctl: Ctl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log names a neighbour and a store without the URL."""
+    config = tmp_path / "tensord.toml"
+    config.write_text(
+        '[neighbours]\nservers = ["vllm=http://gpu9:8000"]\nbeyond_loopback = true\n'
+        '[remote]\nurl = "valkey://ada@shelf:6379"\n'
+    )
+    daemon.flags["config"] = config
+    daemon.restart()
+    monkeypatch.setattr(facts, "journal", lambda _: ["vllm gpu9:8000 failed; Error 111 connecting to shelf:6379"])
+    path = tmp_path / "report.txt"
+    ctl("report", "--output", str(path))
+    text = path.read_text()
+    assert "vllm <host>:8000 failed; Error 111 connecting to <host>:6379" in text
+    assert "valkey://<user>@<host>:6379" in text
+    for told in ("gpu9", "shelf", "ada@"):
+        assert told not in text, told
+
+
 def test_the_site_s_own_names_are_replaced() -> None:
     assert report.site()(f"on {socket.gethostname()} in {os.environ.get('HOME', '/root')}/x").startswith(
         "on <host> in <home>/x"

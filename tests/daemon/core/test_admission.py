@@ -58,7 +58,7 @@ def test_each_limit_is_named_where_it_is_reached(make: Make) -> None:
     texts = [e["text"] for e in stand.told if e["event"] == "refuse"]
     names = [
         "commits_in_flight_max",
-        "parts_in_flight_max",
+        "2 may wait (a fixed limit)",
         "claims_per_client_max",
         "keys_per_request_max",
         "keys_per_request_max",
@@ -79,7 +79,7 @@ def test_pins_by_message_cannot_take_the_whole_store(make: Make) -> None:
     stand.send(1, messages.Pin(2, key(2), 5.0))
     assert stand.answers[2][-1] == messages.Pinned(1, 5.0)
     assert stand.last().code == "LimitReached"
-    assert "pinned_bytes_max" in stand.last().text
+    assert "limits.pinned_share_max" in stand.last().text
 
 
 def test_an_id_in_flight_is_not_taken_twice(make: Make) -> None:

@@ -221,6 +221,13 @@ def die(handler: BaseHTTPRequestHandler, stand_in: StandIn) -> None:
     stand_in.card.occupy(0)
 
 
+def cut_off(handler: BaseHTTPRequestHandler, stand_in: StandIn) -> None:
+    """It closes the connection in the middle of an answer that would be whole."""
+    status, answer = stand_in.answer(handler.command, handler.path, None)
+    told = answer.encode() if isinstance(answer, str) else json.dumps(answer).encode()
+    handler.wfile.write(b"HTTP/1.1 %d OK\r\nContent-Length: %d\r\n\r\n" % (status, len(told) + 7) + told)
+
+
 def rubbish(handler: BaseHTTPRequestHandler, stand_in: StandIn) -> None:
     """It speaks another protocol."""
     handler.wfile.write(b"\x00\x1b[2J\xff rubbish\r\n\r\n" * 100)

@@ -22,6 +22,7 @@ from .servers import (
     StandInComfy,
     StandInOllama,
     StandInVllm,
+    cut_off,
     die,
     drip,
     flood,
@@ -102,11 +103,52 @@ def test_a_vllm_whose_requests_are_not_counted_is_not_taken_for_idle(card: FakeC
         assert not server.sleeps
 
 
+RUNNING, WAITING = "vllm:num_requests_running", "vllm:num_requests_waiting"
+
+
+@pytest.mark.parametrize(
+    "metrics",
+    [
+        f'{RUNNING}{{engine="0"}} 0.0\n',
+        f'{WAITING}{{engine="0"}} 0.0\n',
+        f'{RUNNING}{{engine="0"}} 0.0\n{RUNNING}{{engine="1"}} 0.0\n{WAITING}{{engine="0"}} 0.0\n',
+    ],
+)
+def test_a_vllm_that_does_not_tell_all_counts_is_not_taken_for_idle(card: FakeCard, metrics: str) -> None:
+    class Partly(StandInVllm):
+        def answer(self, method: str, path: str, body: object) -> tuple[int, object]:
+            return (200, metrics) if path == "/metrics" else super().answer(method, path, body)
+
+    with Partly(card, 9 * GIB) as server:
+        outcome, why = asked(server)
+        assert outcome == "failed" and "whether it is idle is unknown" in why
+        assert not server.sleeps
+
+
+def test_a_vllm_whose_metrics_are_cut_off_is_not_taken_for_idle(card: FakeCard) -> None:
+    with StandInVllm(card, 9 * GIB) as server:
+        server.running = 3
+
+        def cut(handler: BaseHTTPRequestHandler) -> None:
+            if handler.path != "/metrics":
+                body = b'{"is_sleeping": false}'
+                handler.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+                return
+            told = f"{RUNNING} 0.0\n{WAITING} 0.0\n{RUNNING}".encode()
+            handler.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: 5000\r\n\r\n" + told)
+
+        server.instead = cut
+        outcome, why = asked(server)
+        assert outcome == "failed" and "the answer to /metrics was cut off" in why
+        assert server.paths == ["GET /is_sleeping", "GET /metrics"]
+
+
 @pytest.mark.parametrize("make", EVERY)
 @pytest.mark.parametrize(
     ("act", "why"),
     [
         (die, ""),
+        (cut_off, "was cut off, 7 bytes before its end"),
         (rubbish, "BadStatusLine"),
         (nested, "does not answer as documented"),
         (flood, "answers with more than"),

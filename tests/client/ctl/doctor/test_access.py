@@ -9,7 +9,7 @@ from tensord.client.ctl.doctor import access
 from tensord.client.ctl.doctor.access import Caller, FileStat
 from tensord.client.ctl.doctor.finding import Level
 from tensord.client.ctl.leftovers import Leftover, LeftoverSegment
-from tensord.errors import DaemonUnavailable, SocketForbidden
+from tensord.errors import DaemonUnavailable, LimitReached, SocketForbidden
 
 PATH = Path("/run/tensord/control.sock")
 FOLDER = FileStat(PATH.parent, stat.S_IFDIR | 0o755, 100, 100, "tensord")
@@ -74,6 +74,8 @@ def test_a_socket_that_does_not_answer_fails_with_the_reason() -> None:
     gone = access.reachable("status", DaemonUnavailable("no daemon at /x"))
     assert (gone.level, gone.text) == (Level.FAIL, "no daemon at /x")
     assert "journalctl" in gone.remedy
+    full = access.reachable("status", LimitReached("status_connections_max is 16"))
+    assert full.level is Level.FAIL and full.remedy == "the daemon runs; close connections, or raise the limit"
     assert "above" in access.reachable("control", SocketForbidden("no")).remedy
 
 

@@ -148,7 +148,7 @@ def test_as_many_gauges_as_devices_max_may_be_drilled(make: Make, act: bool) -> 
     stand = make(devices_max=2)
     drill(stand, 0.5, "a", act=act)
     drill(stand, 0.5, "b", act=act)
-    assert "devices_max is 2" in refused(drill(stand, 0.5, "c", act=act), "LimitReached")
+    assert "2 may be (a fixed limit)" in refused(drill(stand, 0.5, "c", act=act), "LimitReached")
     drill(stand, 0.5, "a", act=act)
 
 

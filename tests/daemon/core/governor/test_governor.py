@@ -296,57 +296,6 @@ def test_a_stale_gauge_grants_no_reservation_and_says_why_and_how_old_it_is(make
     assert isinstance(stand.ask(1, messages.ReserveDevice, GPU, MIB, 1.0), messages.Reserved)
 
 
-# ---- queueing
-
-
-def test_a_devices_floor_keeps_its_entries_and_ends_when_its_requests_do(make: Make) -> None:
-    stand = make(block_bytes=MIB, window_s=60.0)
-    stand.open(1)
-    for number in range(10):
-        stand.register(1, number, MIB)
-    for _ in range(60):
-        stand.now += 1
-        stand.say(2, messages.RequestsArrived(GPU, 1))
-        stand.say(2, messages.RequestCompleted(GPU, 2.0, 4))
-    stand.sample(0.97)
-    assert stand.device()["floor_blocks"] == 10
-    assert stand.orders() == []
-    stand.pass_time(120)
-    stand.sample(0.97)
-    assert stand.device()["floor_blocks"] == 0
-    assert sum(len(order.keys) for order in stand.orders()) == 10
-
-
-def test_a_floor_holds_and_victims_are_offloaded_though_nobody_knows_the_size_of_the_device(make: Make) -> None:
-    stand = make(block_bytes=MIB, window_s=60.0, max_entries=3)
-    stand.open(1)
-    for number in range(3):
-        stand.register(1, number, MIB, tokens=0)
-    stand.register(1, 3, MIB, tokens=0)
-    assert [(order.kind, order.reason) for order in stand.orders()] == [("offload", "budget")]
-    for _ in range(60):
-        stand.now += 1
-        stand.say(2, messages.RequestsArrived(GPU, 1))
-        stand.say(2, messages.RequestCompleted(GPU, 2.0, 4))
-    refused(stand.register(1, 4, MIB), "BelowFloor")
-    assert len(stand.orders()) == 1
-
-
-def test_another_window_lowers_no_floor_before_it_is_full(make: Make) -> None:
-    stand = make(window_s=60.0)
-    for _ in range(60):
-        stand.now += 1
-        stand.say(2, messages.RequestsArrived(GPU, 1))
-        stand.say(2, messages.RequestCompleted(GPU, 2.0, 4))
-    floor = stand.device()["floor_blocks"]
-    assert floor > 0
-    stand.change_limits(window_s=10.0)
-    assert stand.device()["floor_blocks"] == floor
-    stand.pass_time(10)
-    stand.say(2, messages.RequestsArrived(GPU, 1))
-    assert stand.device()["floor_blocks"] == 0
-
-
 # ---- the rest
 
 
