@@ -197,8 +197,8 @@ class ReservationQueue:
         waits = f", and {before} reservations wait before this one" if before else ""
         if for_room and message.size_bytes > room.total_bytes:
             return DeviceFull(
-                f"{rounded_size(message.size_bytes)} are more than the {rounded_size(room.total_bytes)} of {device}: ask "
-                "for less"
+                f"{rounded_size(message.size_bytes)} are more than the {rounded_size(room.total_bytes)} of {device}: "
+                "ask for less"
             )
         if for_room:
             return DeviceFull(
