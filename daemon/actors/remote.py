@@ -32,6 +32,7 @@ WRITERS: Final = 2
 WRITE_S: Final = 30.0
 """The deadline of a write. Nobody waits for one."""
 
+DAMAGED_MAX: Final = 1024
 LIVES_S_LEAST: Final = 0.001
 POLL_S: Final = 0.02
 """The pause before the store is asked again for an entry that another host computes."""
@@ -76,6 +77,8 @@ class RemoteThreads:
         self._report = report
         # Names this daemon among all that claim keys in the store.
         self._owner = secrets.token_bytes(16)
+        # Keys whose objects could not be read although their headers were in order: they are written anew.
+        self._damaged: dict[bytes, None] = {}
         self._reads: set[Future[None]] = set()
         self._readers = ThreadPoolExecutor(READERS, f"{THREAD_NAME}-read")
         self._writers = ThreadPoolExecutor(WRITERS, f"{THREAD_NAME}-write")
@@ -178,6 +181,10 @@ class RemoteThreads:
         start, end = copy.payload_offset - SPAN_HEADER_BYTES, copy.payload_offset + header.payload_bytes
         entry = self._store.get_into(header.key, self._ring[start:end], deadline)
         if entry is None:
+            # Its header was in order a moment ago. If the payload is damaged, nobody else replaces it.
+            self._damaged[header.key] = None
+            while len(self._damaged) > DAMAGED_MAX:
+                self._damaged.pop(next(iter(self._damaged)), None)
             raise Corrupt(f"{self._store.address}: the object of {header.key.hex()} is gone, or is not what was stored")
         if not _fits(entry, header):
             raise Corrupt(f"{self._store.address}: the object of {header.key.hex()} was replaced by another meanwhile")
@@ -192,9 +199,11 @@ class RemoteThreads:
         header = SpanHeader.unpack(bytes(self._ring[save.offset : start]))
         meta = Meta.of_span(header, self._unix_at_zero())
         [there] = self._store.heads([save.key], deadline)
-        if there is not None and there.payload_bytes == save.payload_bytes:
+        damaged = save.key in self._damaged
+        if there is not None and there.payload_bytes == save.payload_bytes and not damaged:
             return Saved(save.number, written=False, generation=generation)
         self._store.put_from(save.key, [self._ring[start : start + save.payload_bytes]], meta, deadline)
+        self._damaged.pop(save.key, None)
         return Saved(save.number, generation=generation)
 
 

@@ -11,10 +11,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from .sections import HOUR_S, MIB, TIB
-from .settings import DURATION, SIZE, SWITCH, Kind, setting
-
-HIDDEN: Final = "***"
-"""Stands for a password where a URL is shown."""
+from .settings import DURATION, HIDDEN, SIZE, SWITCH, Kind, setting
 
 
 def _url(given: Any) -> str:
@@ -32,7 +29,7 @@ def shown(url: str) -> str:
     return url if not password else url.replace(f":{password}@", f":{HIDDEN}@", 1)
 
 
-URL: Final = Kind("a URL such as dir:///mnt/tensord or valkey://HOST:PORT", _url, shown)
+URL: Final = Kind("a URL such as dir:///mnt/tensord or valkey://HOST:PORT", _url, shown, secret=True)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -32,6 +32,8 @@ from ...ipc.quantities import (
 )
 
 PREFIX: Final = "TENSORD_"
+HIDDEN: Final = "***"
+"""Stands for what is not shown, as a password."""
 SIZES_MAX: Final = 64
 SIZES_BYTES_MAX: Final = 16 << 40
 
@@ -43,11 +45,13 @@ _PORT_MAX: Final = 65535
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """The text form of values. `read` parses text or a TOML value, and raises ValueError. `wants`: accepted values."""
+    """The text form of values. `read` parses text or a TOML value, and raises ValueError. `wants`: accepted values.
+    `secret`: a refused value is not shown."""
 
     wants: str
     read: Callable[[Any], Any]
     show: Callable[[Any], str]
+    secret: bool = False
 
 
 def _count(given: Any) -> int:
@@ -173,7 +177,8 @@ class Setting:
         return value
 
     def refusal(self, key: str, given: Any, source: str) -> BadConfiguration:
-        return BadConfiguration(f"{key} = {given!r} ({source}): {self.wants}")
+        shown = HIDDEN if self.kind.secret else repr(given)
+        return BadConfiguration(f"{key} = {shown} ({source}): {self.wants}")
 
     @property
     def wants(self) -> str:

@@ -131,12 +131,14 @@ class Dispatch:
         found = self._parts.fetches.sought(event, now)
         if found is not None:
             self._parts.intake.fetch(*found, now)
+        self._parts.writes.start(now)
 
     def _saved(self, event: Saved, now: float) -> None:
         self._parts.writes.saved(event, now)
 
     def _generations_told(self, event: GenerationsTold, now: float) -> None:
         self._parts.agreement.answered(event.told, event.error, now)
+        self._parts.writes.start(now)
 
     def _generation_raised(self, event: GenerationRaised, now: float) -> None:
         self._parts.agreement.raised(event.tag, event.generation, event.error, now)

@@ -151,6 +151,10 @@ class EntryTable:
     def namespace_count(self) -> int:
         return len(self._by_tag)
 
+    def tags(self) -> Iterator[bytes]:
+        """The namespaces with entries."""
+        return iter(self._by_tag)
+
     def find(self, key: bytes) -> SpanEntry | None:
         """The published entry of a key."""
         return self._by_key.get(key)

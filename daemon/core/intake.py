@@ -234,6 +234,8 @@ class Intake:
             self.changed = True
             return
         try:
+            if gone := self._answers.voided(put):
+                raise gone
             self._publication.publish(put, record, self.parents.published(put, now), now)
             self._end(put)
         except TensordError as error:

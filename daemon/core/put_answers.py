@@ -42,6 +42,10 @@ class PutAnswers:
         if put.commit.acks and put.commit.at is None:
             self._outbox.send(put.client, messages.PartCopied(put.commit.id, inbox_offset))
 
+    def voided(self, put: PutProgress) -> TensordError | None:
+        """Why a put of an entry from the remote store must not be published; None if it may be."""
+        return self._fetches.refusal(put.commit.id) if put.fetched else None
+
     def stored(self, put: PutProgress, entry: SpanEntry, now: float) -> None:
         """The put was published as `entry`."""
         commit = put.commit
@@ -68,6 +72,7 @@ class PutAnswers:
             self._fetches.ended(commit.id, now, None)
             return
         self._expiry.used([stored], now)
+        self._writes.used([stored], now)
         self._memory.policy.put_again(stored.number)
         self._outbox.counters.puts["existed"] += 1
         self._outbox.send(client, messages.Committed(commit.id, "existed"))

@@ -102,6 +102,7 @@ class Requests:
         else:
             for entry in entries:
                 self._expiry.end(entry, RemovalProgress("explicit"))
+            self._parts.fetches.evicted(keys[:SLICE])
             self._parts.writes.evicted(keys[:SLICE], now)
         counted += len(entries)
         if len(keys) > SLICE:

@@ -21,8 +21,12 @@ def split(url: str) -> SplitResult:
     try:
         parts = urlsplit(url)
         parts.port  # noqa: B018 - raises if the port is no number
-    except ValueError as error:
-        raise BadConfiguration(f"the URL of a remote store cannot be read: {error}") from None
+    except ValueError:
+        # The error would show a part of the URL, which may be a password's.
+        raise BadConfiguration(
+            "the URL of a remote store cannot be read: its port is no number, or its host has characters that no host "
+            "has; in a user or password, write / ? # @ and : as %2F %3F %23 %40 and %3A"
+        ) from None
     return parts
 
 

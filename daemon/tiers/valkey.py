@@ -20,6 +20,7 @@ from urllib.parse import unquote
 
 from ...errors import BadConfiguration, TierFull, TierRefused, TierUnavailable
 from ...ipc.quantities import DURATION_WANTS, read_duration
+from ...shm.keys import GENERATION_MAX
 from .form import OBJECT_HEADER_BYTES, Buffer, Meta, RemoteEntry, object_header
 from .store import NAME, RemotePut, RemoteStore, writable_bytes
 from .urls import options, shown, split, switch
@@ -246,9 +247,14 @@ class ValkeyStore(RemoteStore):
 
     def _number(self, reply: Any) -> int:
         try:
-            return int(reply or 0)
+            number = int(reply or 0)
         except (TypeError, ValueError):
-            raise TierUnavailable(f"{self.address} has sent {reply!r} as the number of a generation") from None
+            number = -1
+        if not 0 <= number < GENERATION_MAX:
+            raise TierUnavailable(
+                f"{self.address} has {reply!r} as the number of a generation; delete the keys {NAME}:gen:*"
+            )
+        return number
 
     def _set(self, entry: RemotePut, now_unix_s: float) -> ValkeyCommand | None:
         """The command that stores an entry. None if the time of the entry is over."""

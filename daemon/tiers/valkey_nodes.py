@@ -280,7 +280,7 @@ class ValkeyNodes:
         match error.code:
             case "OOM":
                 return TierFull(
-                    f"{shown} is full: {error.text}; raise maxmemory, set maxmemory-policy to allkeys-lru, or lower "
+                    f"{shown} is full: {error.text}; raise maxmemory, set maxmemory-policy to volatile-lru, or lower "
                     "`expiry` in the URL. No bytes were stored"
                 )
             case "AUTH" | "NOAUTH" | "WRONGPASS" | "NOPERM":

@@ -30,10 +30,12 @@ from pathlib import Path
 import pytest
 
 from tensord.client.core.claim import Claim
+from tensord.daemon.config.config import Config
 from tensord.daemon.tiers.form import OBJECT_HEADER_BYTES
+from tensord.errors import BadConfiguration
 
 from ..daemon.tiers.redis_server import HOST, RedisServer
-from ..daemon_process import Daemon, until
+from ..daemon_process import PATIENCE_S, Daemon, until
 from .hosts import MIB, NAMESPACE, Host, aside, check, key, tree
 
 SIZES = [100, 100_000, 3 * MIB, 20 * MIB]
@@ -252,6 +254,65 @@ def test_wrong_bytes_in_the_store_are_computed_again(folder: Path, damage: str) 
         assert not second.get(2)
         assert second.remote()["corrupt"] in (1, 2), "once when it is read, once when it is written anew"
         assert second.remote()["serves"], "a wrong object is no failure of the store"
+
+
+def test_a_damaged_object_is_replaced_by_who_computes_its_entry(folder: Path) -> None:
+    url = f"dir://{folder}"
+    with Host(url) as first, Host(url) as second, Host(url) as third:
+        first.get(1)
+        first.counted("written")
+        [path] = objects(folder)
+        raw = bytearray(path.read_bytes())
+        raw[-5000] ^= 1
+        path.write_bytes(raw)
+        assert second.get(1)
+        second.counted("written")
+        assert not third.get(1)
+
+
+def test_a_key_that_is_evicted_while_the_store_fails_is_removed_once_it_is_back(redis: RedisServer) -> None:
+    with Host(url_of(redis), remote_timeout_s=0.2) as first, Host(url_of(redis)) as second:
+        first.get(1)
+        first.counted("written")
+        redis.pause()
+        try:
+            until(lambda: first.get(len(first.computed) + 500) and left_alone(first), "the store is left alone")
+            first.client.evict(key(1))
+        finally:
+            redis.resume()
+        # Nobody misses anything meanwhile: the daemon probes by itself.
+        until(lambda: not left_alone(first), "the store serves again", 4 * PATIENCE_S)
+        first.idle()
+        assert second.get(1), "it came back"
+
+
+def test_an_invalidation_reaches_a_host_that_was_restarted_and_only_hits(url: str) -> None:
+    with Host(url) as first, Host(url) as second:
+        first.get(1)
+        first.counted("written")
+        assert not second.get(1)
+        second.daemon.restart()
+        first.client.invalidate(NAMESPACE)
+        until(lambda: second.client.current(NAMESPACE).generation == 1, "it has heard")
+        until(lambda: second.client.get(key(1)) is None, "its entries of before are gone")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "valkey://user:hunter2/x@host",
+        "valkey://user:hun?ter2@host:99999",
+        "redis:/user:hunter2@host",
+        "user:hunter2@host",
+        "//user:hunter2@host",
+        "redis://user:hunter2@ho\nst",
+        "redis://u:hunter2@\u2100host",
+    ],
+)
+def test_a_url_that_is_refused_does_not_show_its_password(url: str) -> None:
+    with pytest.raises(BadConfiguration) as refused:
+        Config.load(["--remote-url", url], {})
+    assert "hunter2" not in str(refused.value) and "ter2" not in str(refused.value)
 
 
 def test_a_daemon_that_is_killed_during_a_fetch_leaves_nothing_wrong(redis: RedisServer) -> None:

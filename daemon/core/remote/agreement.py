@@ -22,6 +22,7 @@ the namespace too, both may have the same number, and the two invalidations coun
 from __future__ import annotations
 
 from collections import OrderedDict
+from itertools import chain, islice
 from typing import Final
 
 from ....errors import LimitReached, TensordError
@@ -38,8 +39,8 @@ from .link import RemoteLink
 
 EVERY_S: Final = 5.0
 """How often the store is asked. So much later than the invalidation, at most, other hosts end their entries."""
-NAMESPACES_MAX: Final = 1024
-"""Namespaces that are agreed on at once. The one that was shared longest ago goes first, and is asked for again."""
+TAGS_MAX: Final = 1024
+"""Namespaces that are agreed on, or asked for, at once. The one that was shared longest ago goes first."""
 
 
 class Agreement:
@@ -54,6 +55,7 @@ class Agreement:
         outbox: StoreOutbox,
         limits: StoreLimits,
     ) -> None:
+        self._memory = memory
         self._generations = memory.index.generations
         self._sweeps = sweeps
         self._claims = claims
@@ -63,8 +65,11 @@ class Agreement:
         self._agreed: OrderedDict[bytes, int] = OrderedDict()
         self._to_raise: dict[bytes, int] = {}
         """Namespaces whose generation the store has to raise, and at least to which number."""
-        self._raising: set[bytes] = set()
-        self._asking = False
+        self._raising: dict[bytes, int] = {}
+        """Namespaces whose generation the store is raising now, and the host's generation when it was told to."""
+        self._changed: set[bytes] = set()
+        """Namespaces about which an answer that is on its way says nothing new."""
+        self._asking = self._probing = False
         self._ask_at = 0.0
 
     def change_limits(self, limits: StoreLimits) -> None:
@@ -73,8 +78,8 @@ class Agreement:
 
     def next_timer(self) -> float | None:
         """When `tick` is due; None while there is nothing to ask."""
-        waits = self._asking or not (self._agreed or self._to_raise.keys() - self._raising)
-        return None if waits or not self._limits.remote_s else self._ask_at
+        asks = self._agreed or self._to_raise or self._memory.entries.namespace_count
+        return self._ask_at if asks and self._limits.remote_s and not self._asking else None
 
     def shares(self, key: bytes) -> bool | None:
         """Whether the key's entry may be shared. None: the store must be asked for its generation first."""
@@ -92,10 +97,70 @@ class Agreement:
         if self._limits.remote_s:
             self._agreed.pop(tag, None)
             self._to_raise[tag] = self._generations.current(tag)
-            self._raise(now)
+            self._changed.add(tag)
+            self._raise()
 
-    def told(self, tag: bytes, generation: int, now: float) -> None:
-        """The store has said what its generation is."""
+    def found(self, tag: bytes, generation: int, now: float) -> None:
+        """The store has told its generation with the answer to another question, since `shares` did not know it."""
+        if tag not in self._agreed:
+            self._told(tag, generation)
+
+    def raised(self, tag: bytes, generation: int | None, error: TensordError | None, now: float) -> None:
+        """The store has given out a generation, or could not."""
+        here = self._raising.pop(tag)
+        if error is not None or generation is None:
+            # `tick` tries again.
+            return
+        if here == self._generations.current(tag) <= generation:
+            del self._to_raise[tag]
+            self._follow(tag, generation)
+        else:
+            # It was invalidated once more meanwhile, and the number given out is one of before.
+            self._raise()
+
+    def answered(self, told: dict[bytes, int], error: TensordError | None, now: float) -> None:
+        """The store has answered an AskGenerations."""
+        probe, self._asking, self._probing = self._probing, False, False
+        self._ask_at = now + EVERY_S
+        if error is not None:
+            self._link.failed(error, now, probe=probe)
+            return
+        self._link.succeeded()
+        for tag, generation in told.items():
+            if tag not in self._changed:
+                self._told(tag, generation)
+
+    def tick(self, now: float) -> None:
+        """Asks the store for the generations of the namespaces that this host shares or has entries of, and to raise
+        those that it has not raised. A store that is left alone is probed so."""
+        if not self._limits.remote_s or now < self._ask_at or self._asking:
+            return
+        self._ask_at = now + EVERY_S
+        breaker = self._link.breaker
+        if not breaker.closed:
+            # What was agreed on may have changed by the time that the store is back.
+            self._agreed.clear()
+            if not breaker.may_probe(now):
+                return
+        tags = tuple(islice(dict.fromkeys(chain(self._to_raise, self._agreed, self._memory.entries.tags())), TAGS_MAX))
+        if not tags:
+            return
+        if not breaker.closed:
+            breaker.probe()
+            self._probing = True
+        self._raise()
+        self._asking = True
+        self._changed.clear()
+        self._outbox.add(AskGenerations(tags))
+
+    def check_invariants(self) -> None:
+        """Asserts what the module's docstring promises."""
+        assert not self._agreed.keys() & self._to_raise.keys()
+        assert self._raising.keys() <= self._to_raise.keys()
+        assert len(self._agreed) <= TAGS_MAX
+        assert all(generation <= self._generations.current(tag) for tag, generation in self._agreed.items())
+
+    def _told(self, tag: bytes, generation: int) -> None:
         here = self._generations.current(tag)
         if tag in self._to_raise:
             return
@@ -103,64 +168,20 @@ class Agreement:
             self._agreed.pop(tag, None)
             # To this host's number and no further: its clients hold it, and would share nothing under a higher one.
             self._to_raise[tag] = here
-            self._raise(now)
+            self._raise()
         else:
-            self._follow(tag, generation, now)
+            self._follow(tag, generation)
 
-    def raised(self, tag: bytes, generation: int | None, error: TensordError | None, now: float) -> None:
-        """The store has given out a generation, or could not."""
-        self._raising.discard(tag)
-        if error is not None or generation is None:
-            # `tick` tries again.
-            self._ask_at = now + EVERY_S
-            return
-        if generation >= self._generations.current(tag):
-            del self._to_raise[tag]
-            self._follow(tag, generation, now)
-        else:
-            self._raise(now)
-
-    def answered(self, told: dict[bytes, int], error: TensordError | None, now: float) -> None:
-        """The store has answered an AskGenerations."""
-        self._asking = False
-        self._ask_at = now + EVERY_S
-        if error is not None:
-            self._link.failed(error, now, probe=False)
-            return
-        self._link.succeeded()
-        for tag, generation in told.items():
-            self.told(tag, generation, now)
-
-    def tick(self, now: float) -> None:
-        """Asks the store for the generations of all shared namespaces, and to raise those that it has not raised."""
-        if not self._limits.remote_s or now < self._ask_at or self._asking:
-            return
-        self._ask_at = now + EVERY_S
-        if not self._link.breaker.closed:
-            # What was agreed on may have changed by the time that the store is back.
-            self._agreed.clear()
-            return
-        self._raise(now)
-        if self._agreed:
-            self._asking = True
-            self._outbox.add(AskGenerations(tuple(self._agreed)))
-
-    def check_invariants(self) -> None:
-        """Asserts what the module's docstring promises."""
-        assert not self._agreed.keys() & self._to_raise.keys()
-        assert self._raising <= self._to_raise.keys()
-        assert len(self._agreed) <= NAMESPACES_MAX
-        assert all(generation <= self._generations.current(tag) for tag, generation in self._agreed.items())
-
-    def _raise(self, now: float) -> None:
+    def _raise(self) -> None:
         if not self._link.breaker.closed:
             return
-        for tag in self._to_raise.keys() - self._raising:
-            self._raising.add(tag)
+        for tag in self._to_raise.keys() - self._raising.keys():
+            self._raising[tag] = self._generations.current(tag)
             self._outbox.add(RaiseGeneration(tag, max(self._to_raise[tag], self._generations.current(tag))))
 
-    def _follow(self, tag: bytes, generation: int, now: float) -> None:
+    def _follow(self, tag: bytes, generation: int) -> None:
         """This host takes over the store's generation, and ends its entries of earlier ones."""
+        self._changed.add(tag)
         if generation > self._generations.current(tag):
             try:
                 self._sweeps.invalidate(NOBODY, messages.Invalidate(0, tag, generation - 1))
@@ -170,5 +191,5 @@ class Agreement:
                 return
             self._outbox.send_verdicts(self._claims.void(tag))
         self._agreed[tag] = generation
-        if len(self._agreed) > NAMESPACES_MAX:
+        if len(self._agreed) > TAGS_MAX:
             self._agreed.popitem(last=False)

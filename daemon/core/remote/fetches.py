@@ -16,10 +16,11 @@ Invariants: a key is sought at most once at a time. No client waits while the br
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final
 
-from ....errors import TensordError, TierRefused, TierUnavailable
+from ....errors import Refusal, TensordError, TierRefused, TierUnavailable
 from ....ipc import messages
 from ....shm.layout import NAMESPACE_TAG_BYTES
 from ..claims import ClaimTable, Verdict
@@ -48,7 +49,7 @@ written."""
 @dataclass(slots=True)
 class Fetch:
     """One key that is sought. `token`: the daemon's claim; None for a probe, for which no client waits. `putting`: the
-    entry was found, and its put is under way since `putting_at`."""
+    entry was found, and its put is under way since `putting_at`. `void`: the key was evicted by name meanwhile."""
 
     number: int
     key: bytes
@@ -58,6 +59,7 @@ class Fetch:
     ends_at: float
     payload_bytes: int = 0
     putting_at: float | None = None
+    void: bool = False
 
 
 class Fetches:
@@ -119,12 +121,12 @@ class Fetches:
             return None
         self._link.succeeded()
         if event.generation is not None:
-            self._agreement.told(fetch.key[:NAMESPACE_TAG_BYTES], event.generation, now)
+            self._agreement.found(fetch.key[:NAMESPACE_TAG_BYTES], event.generation, now)
         self._link.speed.answer_s.add(event.answer_s, now)
         if event.waited:
             counters["waited"] += 1
         left_s = fetch.ends_at - now
-        if found is None or fetch.token is None:
+        if found is None or fetch.token is None or fetch.void:
             self._end(fetch, "probes" if fetch.token is None else "missed")
             self._lost(fetch, now)
             return None
@@ -148,6 +150,15 @@ class Fetches:
             parent=found.parent,
             at=0,
         )
+
+    def evicted(self, keys: Collection[bytes]) -> None:
+        """A client has evicted keys by name: what is on its way is not to be stored."""
+        for fetch in self._under_way.values():
+            fetch.void |= fetch.key in keys
+
+    def refusal(self, number: int) -> TensordError | None:
+        """Why a found entry must not be published; None if it may be."""
+        return Refusal("the key was evicted by name meanwhile") if self._under_way[number].void else None
 
     def ended(self, number: int, now: float, error: TensordError | None) -> None:
         """The put of a found entry has ended. Its claim was ended by `intake`."""

@@ -13,6 +13,8 @@ from typing import Final
 
 WEIGHT: Final = 1 / 8
 FORGOTTEN_S: Final = 60.0
+LARGE_BYTES: Final = 256 << 10
+"""The least bytes of a payload whose reading takes longer than the store's answer, over any network worth using."""
 NAMESPACES_MAX: Final = 1024
 """Namespaces whose costs are known at once. The one that was reported longest ago goes first."""
 
@@ -43,12 +45,13 @@ class RemoteSpeed:
         self._s_per_byte = Average()
 
     def read(self, size_bytes: int, took_s: float, now: float) -> None:
-        """A payload was read."""
-        self._s_per_byte.add(took_s / max(size_bytes, 1), now)
+        """A payload was read. The time of a small one is that of an answer, and says nothing of large ones."""
+        if size_bytes >= LARGE_BYTES:
+            self._s_per_byte.add(took_s / size_bytes, now)
 
     def read_s(self, size_bytes: int, now: float) -> float:
-        """The expected time of a read; 0 if it is unknown."""
-        return size_bytes * (self._s_per_byte.known(now) or 0.0)
+        """The expected time of a read; as far as it is unknown, 0."""
+        return (self.answer_s.known(now) or 0.0) + size_bytes * (self._s_per_byte.known(now) or 0.0)
 
     def bytes_per_s(self, now: float) -> float | None:
         """The speed of reads; None if it is unknown."""

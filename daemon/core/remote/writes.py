@@ -1,7 +1,7 @@
 """Writes: entries of the ring that are copied to the remote store in the background, for other hosts.
 
     published ─ worth it? → queue ─ Save → Saved
-    used again ─ if its cost is unknown ──↗
+    used again ─ if its cost is unknown, or it was dropped ──↗
 
 Owns: which entries are written, the queue, and the spans that a write reads. Does not own the fetches, nor the threads
 that write.
@@ -42,6 +42,7 @@ REMOVED_MAX: Final = 1024
 class _Write:
     probe: bool
     key: bytes = b""
+    entry: SpanEntry | None = None
     span_id: int = 0
     payload_bytes: int = 0
     removed: tuple[bytes, ...] = ()
@@ -95,22 +96,20 @@ class Writes:
             self._offer(entry, cost_s, now)
 
     def used(self, entries: Iterable[SpanEntry], now: float) -> None:
-        """Published entries were used."""
+        """Published entries were used. Those that were dropped earlier are offered again."""
         if not self._limits.remote_writes:
             return
-        for entry in entries:
-            if not entry.offered and entry.cost_ms == 0:
-                self._offer(entry, 0.0, now)
+        if self._link.breaker.closed or self._link.breaker.may_probe(now):
+            for entry in entries:
+                if not entry.offered:
+                    self._offer(entry, entry.cost_ms / 1e3, now)
 
     def evicted(self, keys: Iterable[bytes], now: float) -> None:
         """A client has evicted keys by name: their objects are removed too."""
         if not self._limits.remote_writes:
             return
-        for key in keys:
-            self._removed[key] = None
-        while len(self._removed) > REMOVED_MAX:
-            del self._removed[next(iter(self._removed))]
-        self._start(now)
+        self._keep(keys)
+        self.start(now)
 
     def removes(self, key: bytes) -> bool:
         """Whether the key's object is about to be removed."""
@@ -123,15 +122,18 @@ class Writes:
         counters = self._outbox.counters
         if event.error is not None:
             counters.remote["write_failed"] += 1
+            if write.entry is not None:
+                write.entry.offered = False
+            self._keep(write.removed)
             self._link.failed(event.error, now, probe=write.probe)
         else:
             self._link.succeeded()
             if event.generation is not None:
-                self._agreement.told(write.key[:NAMESPACE_TAG_BYTES], event.generation, now)
+                self._agreement.found(write.key[:NAMESPACE_TAG_BYTES], event.generation, now)
             if write.span_id:
                 counters.remote["written" if event.written else "there"] += 1
                 counters.remote_written_bytes += write.payload_bytes if event.written else 0
-        self._start(now)
+        self.start(now)
 
     def check_invariants(self) -> None:
         """Asserts what the module's docstring promises."""
@@ -145,6 +147,7 @@ class Writes:
             return
         if cost_s and cost_s < self._link.speed.read_s(entry.payload_bytes, now):
             self._outbox.counters.remote["not_worth"] += 1
+            entry.offered = True
             return
         if self.queued_bytes + entry.payload_bytes > self._limits.remote_queue_bytes:
             self._outbox.counters.remote["dropped"] += 1
@@ -152,9 +155,9 @@ class Writes:
         entry.offered = True
         self._queue.append(entry)
         self.queued_bytes += entry.payload_bytes
-        self._start(now)
+        self.start(now)
 
-    def _start(self, now: float) -> None:
+    def start(self, now: float) -> None:
         """Begins as many writes as may be under way."""
         while len(self._under_way) < WRITES_MAX:
             if not (self._link.breaker.closed or self._link.breaker.may_probe(now)):
@@ -171,7 +174,7 @@ class Writes:
             entry = self._next()
             if entry is None:
                 return
-            self._begin(_Write(self._probe(), entry.key, entry.span_id, entry.payload_bytes))
+            self._begin(_Write(self._probe(), entry.key, entry, entry.span_id, entry.payload_bytes))
             asks = self._agreement.shares(entry.key) is None
             self._outbox.add(Save(self._made, entry.key, entry.offset, entry.payload_bytes, asks))
 
@@ -196,6 +199,12 @@ class Writes:
         self._under_way[self._made] = write
         if write.span_id:
             self.reading |= {write.span_id}
+
+    def _keep(self, keys: Iterable[bytes]) -> None:
+        """Remembers keys whose objects are to be removed."""
+        self._removed.update(dict.fromkeys(keys))
+        while len(self._removed) > REMOVED_MAX:
+            del self._removed[next(iter(self._removed))]
 
     def _drop_all(self) -> None:
         """The store is left alone: what waits is offered again when it is used or put again."""

@@ -27,8 +27,10 @@ from typing import Any
 
 import pytest
 
-from tensord.daemon.core.events import Found, LimitsChanged
+from tensord.daemon.core.effects import AskGenerations
+from tensord.daemon.core.events import Found, GenerationsTold, LimitsChanged, Tick
 from tensord.daemon.core.host_memory import Pressed
+from tensord.daemon.core.remote import speed
 from tensord.daemon.core.remote.agreement import EVERY_S
 from tensord.daemon.core.remote.breaker import FAILURES_MAX, FIRST_S, LONGEST_S
 from tensord.daemon.core.remote.fetches import SEEKS_MAX, UNKNOWN_S
@@ -147,7 +149,8 @@ def test_a_store_that_is_slower_than_computing_is_not_asked_until_that_is_forgot
     assert ask(stand, number=4, within_s=0.4).answer == "wait"
 
 
-def test_a_payload_that_would_come_too_late_is_not_read(make: Make) -> None:
+def test_a_payload_that_would_come_too_late_is_not_read(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(speed, "LARGE_BYTES", 1)
     stand = make(**REMOTE)
     stand.remote[key(1)] = stand.remote[key(2)] = FOUND
     ask(stand, number=1, within_s=2.0)
@@ -306,7 +309,10 @@ def test_an_entry_of_unknown_cost_is_written_at_its_next_use(make: Make) -> None
     assert not stand.remote, "it was written once"
 
 
-def test_an_entry_that_is_quicker_to_compute_than_to_read_is_not_written(make: Make) -> None:
+def test_an_entry_that_is_quicker_to_compute_than_to_read_is_not_written(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(speed, "LARGE_BYTES", 1)
     stand = make(**REMOTE)
     stand.remote[key(1)] = FOUND
     ask(stand, within_s=2.0)
@@ -422,6 +428,47 @@ def test_a_key_that_is_evicted_by_name_does_not_come_back(make: Make) -> None:
     assert key(1) not in stand.remote
 
 
+def test_a_removal_that_fails_is_made_again(make: Make) -> None:
+    stand = make(**REMOTE)
+    stand.put(1, cost_ms=9.0)
+    stand.send(1, messages.Evict(3, [key(1)]))
+    stand.write_remote(error=TierTimedOut("slow"))
+    assert key(1) in stand.remote
+    assert ask(stand).answer == "compute"
+    stand.settle()
+    assert key(1) not in stand.remote
+
+
+@pytest.mark.parametrize("found", [False, True])
+def test_what_is_fetched_while_its_key_is_evicted_by_name_is_not_shown(make: Make, found: bool) -> None:
+    stand = make(**REMOTE)
+    stand.remote[key(1)] = FOUND
+    ask(stand)
+    if found:
+        stand.seek()
+        stand.go_on()
+    stand.send(2, messages.Evict(3, [key(1)]))
+    stand.settle()
+    assert verdicts(stand) == ["wait", "compute"]
+    assert stand.find(key(1)) is None
+    assert key(1) not in stand.remote
+
+
+def test_an_entry_that_was_dropped_is_offered_again_at_its_next_use_or_put(make: Make) -> None:
+    stand = make(8192, **REMOTE)
+    for number in range(WRITES_MAX + 4):
+        stand.commit(1, number, key(number), 400, cost_ms=9.0, at=0)
+        stand.copy()
+    stand.settle()
+    used, put = WRITES_MAX + 2, WRITES_MAX + 3
+    assert key(used) not in stand.remote and key(put) not in stand.remote
+    stand.recorded.append(stand.pin(used).span_id)
+    stand.drain()
+    assert stand.put(put, 400) == "existed"
+    stand.settle()
+    assert key(used) in stand.remote and key(put) in stand.remote
+
+
 def test_a_removal_waits_for_the_write_of_its_key(make: Make) -> None:
     stand = make(**REMOTE)
     stand.commit(1, 1, key(1), 64, cost_ms=9.0, at=0)
@@ -532,17 +579,68 @@ def test_an_invalidation_while_the_store_fails_is_told_once_it_is_back(make: Mak
     for number in range(10, 10 + FAILURES_MAX):
         fail(stand, number)
     invalidate(stand)
-    stand.pass_time(20)
-    assert not stand.remote_generations
+    assert not stand.generation_requests
     name = key(2, generation=1)
     stand.send(1, messages.RequestClaim(70, name, 0.5))
     assert stand.last(1).answer == "compute"
-    # A probe, by another namespace's key.
-    stand.send(1, messages.RequestClaim(71, key(3, b"another."), 0.5))
-    stand.settle()
-    stand.pass_time(EVERY_S + 0.1)
+    # The daemon probes by itself, and tells.
+    stand.pass_time(2 * EVERY_S + 0.1)
     assert stand.remote_generations == {TAG: 1}
     assert shared(stand, 4, 1)
+
+
+def test_an_invalidation_on_another_host_reaches_one_that_only_reads_its_own_entries(make: Make) -> None:
+    """After a restart its daemon has shared nothing yet."""
+    stand = make(**REMOTE)
+    stand.put(1)
+    assert not stand.seeks and not stand.writes
+    stand.remote_generations[TAG] = 1
+    stand.pass_time(2 * EVERY_S + 0.1)
+    assert stand.find(key(1)) is None
+    assert stand.index.generations.current(TAG) == 1
+
+
+def test_an_invalidation_on_another_host_is_followed_after_an_outage_without_any_miss(make: Make) -> None:
+    stand = make(**REMOTE)
+    assert shared(stand, 1, 0)
+    for number in range(10, 10 + FAILURES_MAX):
+        fail(stand, number)
+    stand.remote_generations[TAG] = 1
+    stand.pass_time(2 * EVERY_S + 0.1)
+    assert stand.find(key(1)) is None
+    assert stand.turned[-1] == ""
+
+
+def test_a_second_invalidation_is_not_taken_for_the_one_that_the_store_answers(make: Make) -> None:
+    stand = make(**REMOTE)
+    assert shared(stand, 1, 0)
+    stand.remote_generations[TAG] = 4
+    invalidate(stand)
+    invalidate(stand)
+    stand.answer_generations()
+    assert stand.remote_generations == {TAG: 5}
+    stand.send(1, messages.RequestClaim(70, key(1, generation=5), 0.5))
+    assert stand.last(1).answer == "compute", "another host may have taken 5 before the second invalidation"
+    stand.settle()
+    assert stand.remote_generations == {TAG: 6}
+    assert stand.index.generations.current(TAG) == 6
+
+
+def test_an_answer_of_before_an_invalidation_changes_nothing(make: Make) -> None:
+    stand = make(**REMOTE)
+    assert shared(stand, 1, 0)
+    stand.now += EVERY_S + 0.1
+    stand.do(Tick())
+    [question] = stand.generation_requests
+    assert isinstance(question, AskGenerations)
+    invalidate(stand)
+    stand.generation_requests.rotate(-1)
+    stand.answer_generations()
+    assert stand.remote_generations == {TAG: 1}
+    stand.do(GenerationsTold({TAG: 0}))
+    stand.generation_requests.clear()
+    assert stand.index.generations.current(TAG) == 1
+    assert shared(stand, 2, 1)
 
 
 @pytest.mark.parametrize("error", [TierUnavailable("gone"), TierTimedOut("slow")])
