@@ -131,8 +131,11 @@ class RemoteThreads:
                 return Saved(number)
             case AskGenerations(tags):
                 return GenerationsTold(dict(zip(tags, self._store.generations(tags, deadline), strict=True)))
-            case RaiseGeneration(tag, least):
-                return GenerationRaised(tag, self._store.raise_generation(tag, least, deadline))
+            case RaiseGeneration(tag, least, new):
+                [known] = [0] if new else self._store.generations([tag], deadline)
+                return GenerationRaised(
+                    tag, known if known >= least else self._store.raise_generation(tag, least, deadline)
+                )
 
     def _generation(self, effect: Seek | Save, deadline: float) -> int | None:
         """The store's generation of the key's namespace; None if it is not asked for."""

@@ -164,10 +164,11 @@ class AskGenerations(Struct, frozen=True):
 
 class RaiseGeneration(Struct, frozen=True):
     """Has the remote store give out a generation that it has given to nobody, at least `least`. Answered by
-    GenerationRaised."""
+    GenerationRaised. `new`: False if the store's own is good enough once it is at least `least`."""
 
     tag: bytes
     least: int
+    new: bool = True
 
 
 class RemoteTurned(Struct, frozen=True):

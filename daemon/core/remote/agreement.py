@@ -63,8 +63,9 @@ class Agreement:
         self._outbox = outbox
         self._limits = limits
         self._agreed: OrderedDict[bytes, int] = OrderedDict()
-        self._to_raise: dict[bytes, int] = {}
-        """Namespaces whose generation the store has to raise, and at least to which number."""
+        self._to_raise: dict[bytes, bool] = {}
+        """Namespaces whose generation the store has to raise to the host's. True: to one that is nobody else's, since
+        this host has invalidated."""
         self._raising: dict[bytes, int] = {}
         """Namespaces whose generation the store is raising now, and the host's generation when it was told to."""
         self._changed: set[bytes] = set()
@@ -96,7 +97,7 @@ class Agreement:
         """A client of this host has invalidated the namespace."""
         if self._limits.remote_s:
             self._agreed.pop(tag, None)
-            self._to_raise[tag] = self._generations.current(tag)
+            self._to_raise[tag] = True
             self._changed.add(tag)
             self._raise()
 
@@ -167,7 +168,7 @@ class Agreement:
         if generation < here:
             self._agreed.pop(tag, None)
             # To this host's number and no further: its clients hold it, and would share nothing under a higher one.
-            self._to_raise[tag] = here
+            self._to_raise[tag] = False
             self._raise()
         else:
             self._follow(tag, generation)
@@ -177,7 +178,7 @@ class Agreement:
             return
         for tag in self._to_raise.keys() - self._raising.keys():
             self._raising[tag] = self._generations.current(tag)
-            self._outbox.add(RaiseGeneration(tag, max(self._to_raise[tag], self._generations.current(tag))))
+            self._outbox.add(RaiseGeneration(tag, self._generations.current(tag), self._to_raise[tag]))
 
     def _follow(self, tag: bytes, generation: int) -> None:
         """This host takes over the store's generation, and ends its entries of earlier ones."""

@@ -292,7 +292,8 @@ class Stand:
             return
         if error is None:
             known = self.remote_generations.get(effect.tag, 0)
-            self.remote_generations[effect.tag] = max(known + 1, effect.least)
+            if effect.new or known < effect.least:
+                self.remote_generations[effect.tag] = max(known + 1, effect.least)
         self.do(GenerationRaised(effect.tag, None if error else self.remote_generations[effect.tag], error))
 
     def write_remote(self, at: int = 0, error: TensordError | None = None) -> None:

@@ -28,7 +28,7 @@ from typing import Any
 import pytest
 
 from tensord.daemon.core.effects import AskGenerations
-from tensord.daemon.core.events import Found, GenerationsTold, LimitsChanged, Tick
+from tensord.daemon.core.events import Found, GenerationsTold, LimitsChanged, Saved, Tick
 from tensord.daemon.core.host_memory import Pressed
 from tensord.daemon.core.remote import speed
 from tensord.daemon.core.remote.agreement import EVERY_S
@@ -624,6 +624,23 @@ def test_a_second_invalidation_is_not_taken_for_the_one_that_the_store_answers(m
     stand.settle()
     assert stand.remote_generations == {TAG: 6}
     assert stand.index.generations.current(TAG) == 6
+
+
+def test_an_old_answer_raises_nothing_that_the_store_has_already(make: Make) -> None:
+    stand = make(**REMOTE)
+    stand.commit(1, 8, key(1), 64, cost_ms=50.0, at=0)
+    stand.copy()
+    [(save, _)] = stand.writes
+    invalidate(stand)
+    stand.answer_generations()
+    stand.store.link.breaker.failed("gone", stand.now, refused=True, probe=False)
+    stand.now += EVERY_S
+    stand.do(Tick())
+    stand.writes.clear()
+    stand.do(Saved(save.number, written=False, generation=0))
+    stand.pass_time(4 * EVERY_S)
+    assert stand.remote_generations == {TAG: 1}
+    assert stand.index.generations.current(TAG) == 1
 
 
 def test_an_answer_of_before_an_invalidation_changes_nothing(make: Make) -> None:
