@@ -2,7 +2,7 @@
 
 Owns: the units, and both directions of the conversion. Does not own bounds, nor which setting takes which unit.
 
-Invariant: a formatted value parses to the same value again.
+Invariant: a formatted value parses to the same value again; a rounded one is for people.
 """
 
 from __future__ import annotations
@@ -43,6 +43,15 @@ def show_size(value: int) -> str:
         if value and value % _BYTES[unit.upper()] == 0:
             return f"{value // _BYTES[unit.upper()]}{unit}"
     return str(value)
+
+
+def rounded_size(value_bytes: int) -> str:
+    """Bytes in the unit that gives a number from 1 to 1023, for example "1.50 GiB"."""
+    for unit in ("TiB", "GiB", "MiB", "KiB"):
+        if value_bytes >= _BYTES[unit.upper()]:
+            amount = value_bytes / _BYTES[unit.upper()]
+            return f"{amount:.{2 if amount < 10 else 1 if amount < 100 else 0}f} {unit}"
+    return f"{value_bytes} B"
 
 
 def read_duration(given: object) -> float:

@@ -8,20 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
+from ...ipc.quantities import rounded_size
+
 WIDTH: Final = 100
 _DAYS_ALONE: Final = 1000
 _COUNTED_IN_FULL: Final = 10_000
 _ROUNDED_UP: Final = 999.95
-_UNITS: Final = (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
 
-
-def size(value_bytes: int) -> str:
-    """Bytes in the unit that gives a number from 1 to 1023, for example "1.50 GiB"."""
-    for unit, unit_bytes in _UNITS:
-        if value_bytes >= unit_bytes:
-            amount = value_bytes / unit_bytes
-            return f"{amount:.{2 if amount < 10 else 1 if amount < 100 else 0}f} {unit}"
-    return f"{value_bytes} B"
+size = rounded_size
 
 
 def age(seconds: float) -> str:

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 from ....errors import DeviceFull, TensordError
 from ....ipc import messages
+from ....ipc.quantities import rounded_size
 from ..deadlines import Deadlines
 from .limits import GovernorLimits
 from .outbox import GovernorOutbox
@@ -114,7 +115,7 @@ class ReservationQueue:
             self._grant(_Waiting(client, message, told), now)
             return
         if message.promotes or not message.wait_s or message.size_bytes > room.total_bytes:
-            raise self._full(message, room, len(before))
+            raise self._full(message, room, len(before), for_room=told is not None)
         self._arrived += 1
         self._waiting[self._arrived] = _Waiting(client, message, told)
         insort(self._ranks.setdefault(device, []), rank)
@@ -137,9 +138,7 @@ class ReservationQueue:
 
     def end(self, message: messages.ReserveDevice, room: FreeRoom) -> None:
         """Refuses a waiting request before its wait is over."""
-        number = next(number for number, waiting in self._waiting.items() if waiting.message is message)
-        before = self._ranks[message.device].index((-message.priority, number))
-        self._refuse(number, self._full(message, room, before))
+        self._refuse_full(next(each for each, waiting in self._waiting.items() if waiting.message is message), room)
 
     def expire(self, now: float, most: int, room_of: Callable[[str], FreeRoom]) -> None:
         """Refuses up to `most` requests whose wait is over."""
@@ -147,9 +146,7 @@ class ReservationQueue:
             number = self._timers.pop_due(now)
             if number is None:
                 break
-            message = self._waiting[number].message
-            before = self._ranks[message.device].index((-message.priority, number))
-            self._refuse(number, self._full(message, room_of(message.device), before))
+            self._refuse_full(number, room_of(self._waiting[number].message.device))
 
     def refuse_all(self, device: str, error: TensordError) -> None:
         """Refuses all requests of a device."""
@@ -187,11 +184,29 @@ class ReservationQueue:
                 "use the host tier's copy"
             )
 
-    def _full(self, message: messages.ReserveDevice, room: FreeRoom, before: int) -> DeviceFull:
+    def _refuse_full(self, number: int, room: FreeRoom) -> None:
+        waiting = self._waiting[number]
+        before = self._ranks[waiting.message.device].index((-waiting.message.priority, number))
+        self._refuse(number, self._full(waiting.message, room, before, for_room=waiting.told is not None))
+
+    def _full(self, message: messages.ReserveDevice, room: FreeRoom, before: int, *, for_room: bool) -> DeviceFull:
+        """`for_room`: an operator asked for the memory, and no program."""
         device = message.device
         reserved_bytes = self._reservations.bytes_of(device)
         left_bytes = max(0, room.free_bytes - reserved_bytes)
         waits = f", and {before} reservations wait before this one" if before else ""
+        if for_room and message.size_bytes > room.total_bytes:
+            return DeviceFull(
+                f"{rounded_size(message.size_bytes)} are more than the {rounded_size(room.total_bytes)} of {device}: "
+                "ask for less"
+            )
+        if for_room:
+            return DeviceFull(
+                f"{rounded_size(left_bytes)} of {rounded_size(message.size_bytes)} are free on {device} "
+                f"({rounded_size(reserved_bytes)} more are reserved){waits}; of {rounded_size(room.cached_bytes)} of "
+                f"cached tensors {rounded_size(room.pinned_bytes)} are in use and {rounded_size(room.leaving_bytes)} "
+                "are leaving: ask for less, wait longer (--wait), or end other rooms (tensorctl room 0)"
+            )
         return DeviceFull(
             f"{message.size_bytes} bytes to reserve on {device}, and {left_bytes} are free "
             f"({reserved_bytes} more are reserved){waits}; of {room.cached_bytes} cached bytes {room.pinned_bytes} are "

@@ -24,6 +24,7 @@ from typing import Any, Final
 
 from ....errors import LimitReached, TensordError
 from ....ipc import messages
+from ....ipc.quantities import rounded_size
 from .effects import AskNeighbour
 from .events import NeighbourAnswered
 from .limits import GovernorLimits, NeighbourPlace
@@ -126,8 +127,8 @@ class Rooms:
         other = self._making.get(device)
         if other is not None:
             raise LimitReached(
-                f"{other.message.size_bytes} bytes of room are being made on {device} for client {other.client}, and "
-                "one room is made on a device at a time: wait for its answer"
+                f"{rounded_size(other.message.size_bytes)} of room are being made on {device} for client "
+                f"{other.client}, and one room is made on a device at a time: wait for its answer"
             )
         self._reservations.check_count(OPERATOR, 0)
         waits = messages.ReserveDevice(
@@ -242,7 +243,7 @@ class Rooms:
     def _close_cached(self, making: _Making) -> None:
         freed_bytes = max(0, making.before_bytes - making.last_bytes)
         room = self._room_of(making.message.device)
-        why = f"of {room.cached_bytes} cached bytes {room.pinned_bytes} are in use"
+        why = f"of {rounded_size(room.cached_bytes)} of tensors {rounded_size(room.pinned_bytes)} are in use"
         if freed_bytes:
             why = ""
         elif not room.cached_bytes:

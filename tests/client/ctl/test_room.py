@@ -47,6 +47,6 @@ def test_the_answer_as_json_and_the_exit_code_say_whether_there_is_room(
         made = json.loads(ctl("room", "3GiB", "--json", "--for", "2h").out)
         assert made["made"] and made["lasts_s"] == 3600.0 and made["missing_bytes"] == 0
         told = ctl("room", "3GiB", "--json", code=1)
-        assert json.loads(told.out)["missing_bytes"] == 1 * GIB and "3221225472 more are reserved" in told.err
+        assert json.loads(told.out)["missing_bytes"] == 1 * GIB and "(3.00 GiB more are reserved)" in told.err
         assert "no card is called" in ctl("room", "3GiB", "--card", "7", code=2).err
         assert ctl("room", "0").out == f"{CARD}: 1 room ended\n"

@@ -226,7 +226,8 @@ def test_without_neighbours_the_answer_comes_with_the_next_reading_and_says_what
     site.sample()
     answer = site.answer(request)
     assert not answer.made and answer.missing_bytes == 400 * MIB
-    assert f"{500 * MIB} bytes to reserve on {GPU}, and {100 * MIB} are free" in answer.why
+    assert f"100 MiB of 500 MiB are free on {GPU} (0 B more are reserved)" in answer.why
+    assert "wait longer (--wait)" in answer.why and "wait_s" not in answer.why
     assert steps(answer) == [("cached tensors", "nothing", 0)]
 
 
@@ -240,7 +241,7 @@ def test_entries_in_use_stay_and_the_answer_says_how_many_bytes_they_have(make: 
     site.sample()
     answer = site.answer(request)
     assert not answer.made
-    assert answer.steps[0].why == f"of {300 * MIB} cached bytes {300 * MIB} are in use"
+    assert answer.steps[0].why == "of 300 MiB of tensors 300 MiB are in use"
 
 
 def test_the_wait_ends_with_a_neighbour_that_never_answers(make: Make) -> None:
@@ -305,8 +306,8 @@ def test_one_room_is_made_on_a_card_at_a_time(make: Make) -> None:
 def test_room_is_refused_without_a_gauge_or_with_a_stale_one_or_larger_than_the_card(make: Make) -> None:
     site = Site(make)
     refused(site.stand.ask(OPERATOR, messages.MakeRoom, "none", MIB, 5.0, 5.0), "NoGauge")
-    too_large = site.stand.ask(OPERATOR, messages.MakeRoom, GPU, TOTAL + 1, 5.0, 5.0)
-    assert str(TOTAL + 1) in refused(too_large, "DeviceFull")
+    too_large = site.stand.ask(OPERATOR, messages.MakeRoom, GPU, 2 * TOTAL, 5.0, 5.0)
+    assert refused(too_large, "DeviceFull") == f"1.95 GiB are more than the 1000 MiB of {GPU}: ask for less"
     site.sample(stale=True)
     assert "cannot be read" in refused(site.stand.ask(OPERATOR, messages.MakeRoom, GPU, MIB, 5.0, 5.0), "NoGauge")
 
