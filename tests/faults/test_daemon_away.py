@@ -294,7 +294,7 @@ def test_a_user_without_access_to_the_socket_gets_its_owner_and_the_remedy(daemo
     assert put == ("lost", SocketForbidden.__name__)
     assert code == SocketForbidden.__name__
     assert f"uid {NOBODY} may not use the socket {daemon.socket}" in text
-    assert "uid 0" in text and "0660" in text and "usermod" in text
+    assert "uid 0" in text and "0660" in text and "set socket_group" in text and "usermod" not in text
     assert daemon.status()["clients"] == 0
 
 
