@@ -390,6 +390,13 @@ def test_a_first_use_without_a_daemon_warns_once_with_the_command_that_starts_on
     assert "every lookup is a miss" in told
 
 
+def test_a_process_is_warned_of_each_socket_without_a_daemon(tmp_path: Path) -> None:
+    script = "for name in ('a', 'b', 'a', 'b'):\n with tensord.Client(socket + name) as client: client.get(bytes(32))"
+    told = told_by(script, tmp_path / "control.sock")
+    assert told.count("\n") == 2
+    assert "control.socka (" in told and "control.sockb (" in told
+
+
 def test_a_client_that_requires_a_daemon_raises_and_does_not_warn(tmp_path: Path) -> None:
     script = "try:\n tensord.Client(socket, required=True)\nexcept tensord.errors.DaemonUnavailable: pass"
     assert told_by(script, tmp_path / "control.sock") == ""
