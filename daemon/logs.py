@@ -17,6 +17,8 @@ from typing import Any, Final, TextIO, cast
 
 import structlog
 
+from .printable import escaped
+
 LEVELS: Final = {
     "debug": logging.DEBUG,
     "info": logging.INFO,
@@ -54,6 +56,7 @@ def setup(
             structlog.contextvars.merge_contextvars,
             structlog.processors.format_exc_info,
             *(_json(journal=journal) if as_json else _console()),
+            _printable,
         ],
         logger_factory=structlog.WriteLoggerFactory(stream),
         wrapper_class=structlog.BoundLogger,
@@ -111,6 +114,11 @@ def _console() -> list[Any]:
             key_order=["time", "level", "part", "event"], drop_missing=True, bool_as_flag=False
         ),
     ]
+
+
+def _printable(_: Any, method: str, line: Any) -> str:
+    """Names come from clients: they must not control the terminal of a reader."""
+    return escaped(line)
 
 
 def _json(*, journal: bool) -> list[Any]:

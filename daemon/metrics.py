@@ -1,11 +1,10 @@
 """Converts the status document into Prometheus metrics: names, labels and help texts.
 
 Owns: the name, the type and the help text of each metric. Does not own the figures (core), the times at which they are
-read, nor the socket (actors/metrics.py). prometheus_client formats and escapes.
+read, nor the socket (actors/metrics.py). prometheus_client formats.
 
-Invariants: pure. The set of metric names does not depend on past events, except that a label value without counts is
-left out. The number of samples depends on the numbers of gauges, devices, reasons and codes, never on the numbers of
-entries or clients.
+Invariants: pure. Metric names do not depend on past events, except that a label value without counts is left out. The
+number of samples depends on those of gauges, devices, reasons and codes, never on those of entries or clients.
 """
 
 from __future__ import annotations
@@ -26,6 +25,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.utils import floatToGoString
 
 from ..ipc.modes import Mode
+from .printable import escaped_lines
 
 Figures = Mapping[str, Any]
 Labelled = Iterable[tuple[Sequence[str], float]]
@@ -164,7 +164,7 @@ def text(status: Figures, accept: str = "", process: Iterable[Metric] = ()) -> t
         process: metrics of the daemon's process, which follow those of the document.
     """
     encode, content_type = choose_encoder(accept)
-    return encode(_Collector(status, process)), content_type
+    return escaped_lines(encode(_Collector(status, process))), content_type
 
 
 @dataclass(frozen=True, slots=True)

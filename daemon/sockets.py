@@ -12,6 +12,7 @@ removed.
 
 from __future__ import annotations
 
+import errno
 import grp
 import os
 import socket
@@ -125,6 +126,11 @@ class Sockets:
                 self._open.append(made[-1])
                 made[-1].setblocking(False)
         except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                # As with a Unix socket: the configuration is right, and a service manager may try again.
+                raise InstanceBusy(
+                    f"{key} = {listen!r}: another process listens there; stop it, or set another address, or none"
+                ) from error
             raise BadConfiguration(
                 f"{key} = {listen!r}: {error.strerror or error}; set another address, or none. If the service "
                 f"manager forbids TCP, {_WITHOUT_TCP[key]}"

@@ -14,10 +14,14 @@ import socket
 import stat
 import struct
 from pathlib import Path
+from typing import Final
 
 from ..errors import BadConfiguration, DaemonUnavailable, SocketForbidden, TimedOut
 from .descriptors import no_descriptor
 from .places import CONTROL_NAME, SOCKET_PATH_BYTES_MAX
+
+ROOT_GID: Final = 0
+"""Nobody is advised to join the group root for a socket."""
 
 
 def connect(path: str | os.PathLike[str], timeout_s: float) -> socket.socket:
@@ -100,10 +104,13 @@ def _forbidden(where: Path) -> str:
             "ask for access to that folder, or set TENSORD_SOCKET to another daemon's socket"
         )
     group = _group(found.st_gid)
+    if found.st_gid == ROOT_GID or not found.st_mode & stat.S_IWGRP:
+        remedy = "set socket_group in the daemon's configuration, and socket_mode = 0660"
+    else:
+        remedy = f"join the group (`usermod -aG {group} {_user(uid)}`, then log in again)"
     return (
         f"uid {uid} may not use the socket {where}, which belongs to uid {found.st_uid} and group "
-        f"{group} with mode {stat.S_IMODE(found.st_mode):04o}: join the group "
-        f"(`usermod -aG {group} {_user(uid)}`, then log in again), or set TENSORD_SOCKET"
+        f"{group} with mode {stat.S_IMODE(found.st_mode):04o}: {remedy}, or set TENSORD_SOCKET"
     )
 
 

@@ -1,25 +1,29 @@
 """The warning of a process that uses the cache without a daemon.
 
 Owns: the one line in the log of logger `tensord`. Does not own: the attempts to attach (link.py).
-Invariants: a process warns at most once, and so do its forks. A client that was attached before does not warn.
+Invariants: a process warns at most once of each socket, and of SOCKETS_MAX sockets at most; so do its forks. A client
+that was attached before does not warn.
 """
 
 from __future__ import annotations
 
 import logging
-import threading
+from pathlib import Path
+from typing import Final
 
 from ...errors import TensordError
 from ...ipc.descriptors import unreachable
 
 _log = logging.getLogger("tensord")
-_not_warned = threading.Lock()
-"""Taken by the first warning, and never given back."""
+SOCKETS_MAX: Final = 64
+_warned: dict[Path, object] = {}
+"""By socket: what its first warning has put here. No lock, which the child of a fork could find taken."""
 
 
-def absence(error: TensordError | OSError, *, warn: bool) -> TensordError:
-    """The reason why there is no daemon. With `warn`, logs it if this process has not logged one yet."""
+def absence(error: TensordError | OSError, socket: Path, *, warn: bool) -> TensordError:
+    """The reason why there is no daemon at `socket`. With `warn`, logs it if this process has not yet."""
     why = error if isinstance(error, TensordError) else unreachable(error)
-    if warn and _not_warned.acquire(blocking=False):
+    first = object()
+    if warn and len(_warned) < SOCKETS_MAX and _warned.setdefault(socket, first) is first:
         _log.warning("%s. Until a daemon answers, every lookup is a miss and nothing is stored", why)
     return why

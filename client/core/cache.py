@@ -40,7 +40,8 @@ class Client(LookupCalls, PutCalls, EntryCalls, PressureCalls):
         attach_s: seconds that the constructor waits for the daemon's answer; without a socket it returns at once.
             Default: `timeout_s`. The client attaches later, too.
         required: raise if there is no daemon. Default: every lookup is a miss until there is one, and the first client
-            of a process that finds none logs a warning (logger `tensord`) with the command that starts one.
+            of a process that finds none at this socket logs a warning (logger `tensord`) with the command that starts
+            one.
 
     Raises:
         UsageError: `socket`, `name`, `timeout_s` or `attach_s` is out of its range.

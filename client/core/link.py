@@ -251,7 +251,7 @@ class Link:
             try:
                 channel = offered(self._attach)
             except (TensordError, OSError) as error:
-                self.error = absence(error, warn=not (self.epoch or self._required))
+                self.error = absence(error, self.path, warn=not (self.epoch or self._required))
                 self._tried.set()
                 self._stopping.wait(min(retry_s, _RETRY_WAITED_S) if self.puts.in_flight else retry_s)
                 sweep_now_and_then()

@@ -25,8 +25,9 @@ from tensord import __version__
 
 Call = TypeVar("Call", bound=Callable[..., Any])
 Attributes = Mapping[str, str | int]
-Describe = Callable[[Any, Any], Attributes]
-"""Returns a span's attributes, from the first argument of a call and from its result."""
+Describe = Callable[[Any], Attributes]
+"""Returns a span's attributes, from the first argument of a call or from its result."""
+_KEY_BYTES: Final = 32
 
 
 def _tracer() -> Any:
@@ -48,9 +49,19 @@ def span(name: str) -> AbstractContextManager[Any]:
     return nullcontext() if _TRACER is None else _TRACER.start_as_current_span(name)
 
 
-def traced(name: str, first: str, describe: Describe) -> Callable[[Call], Call]:
-    """A decorator for methods and coroutine methods: each call is a span, with the attributes that `describe` returns.
-    An exception of the call is recorded in its span. `first`: the name of the method's first argument."""
+def nothing(_: object) -> Attributes:
+    """No attributes."""
+    return {}
+
+
+def traced(name: str, first: str = "", given: Describe = nothing, result: Describe = nothing) -> Callable[[Call], Call]:
+    """A decorator for methods and coroutine methods: each call is a span. An exception of the call is recorded in it.
+
+    Args:
+        first: the name of the method's first argument.
+        given: returns attributes of the first argument, which a failing call's span has too. It may be of any type.
+        result: returns attributes of the call's result.
+    """
 
     def decorated(call: Call) -> Call:
         if _TRACER is None:
@@ -60,39 +71,55 @@ def traced(name: str, first: str, describe: Describe) -> Callable[[Call], Call]:
         @functools.wraps(call)
         def spanned(self: Any, *args: Any, **options: Any) -> Any:
             with start(name) as current:
-                result = call(self, *args, **options)
-                if current.is_recording():
-                    current.set_attributes(describe(args[0] if args else options[first], result))
-                return result
+                recording = current.is_recording()
+                if recording:
+                    current.set_attributes(given(args[0] if args else options.get(first)))
+                done = call(self, *args, **options)
+                if recording:
+                    current.set_attributes(result(done))
+                return done
 
         @functools.wraps(call)
         async def awaited(self: Any, *args: Any, **options: Any) -> Any:
             with start(name) as current:
-                result = await call(self, *args, **options)
-                if current.is_recording():
-                    current.set_attributes(describe(args[0] if args else options[first], result))
-                return result
+                recording = current.is_recording()
+                if recording:
+                    current.set_attributes(given(args[0] if args else options.get(first)))
+                done = await call(self, *args, **options)
+                if recording:
+                    current.set_attributes(result(done))
+                return done
 
         return awaited if inspect.iscoroutinefunction(call) else spanned  # type: ignore[return-value]
 
     return decorated
 
 
-def key_of(key: bytes, result: object) -> Attributes:
-    """The key of a call."""
-    return {"tensord.key": bytes(key).hex()}
+def key_of(key: object) -> Attributes:
+    """The key of a call, if it is one."""
+    if isinstance(key, bytes | bytearray | memoryview) and memoryview(key).nbytes == _KEY_BYTES:
+        return {"tensord.key": bytes(key).hex()}
+    return {}
 
 
-def put_of(key: bytes, put: Any) -> Attributes:
-    """The key and the state of a put."""
-    return {"tensord.key": bytes(key).hex(), "tensord.put.state": put.state}
+def state_of(put: Any) -> Attributes:
+    """The state of a put."""
+    return {"tensord.put.state": put.state}
 
 
-def puts_of(items: object, puts: Sized) -> Attributes:
+def count_of(puts: Sized) -> Attributes:
     """The number of puts."""
     return {"tensord.puts": len(puts)}
 
 
-def match_of(tokens: Sized, match: Any) -> Attributes:
-    """The numbers of tokens and of matched tokens of a sequence."""
-    return {"tensord.tokens": len(tokens), "tensord.tokens.matched": 0 if match is None else match.offset}
+def length_of(tokens: object) -> Attributes:
+    """The number of tokens of a sequence."""
+    try:
+        return {"tensord.tokens": len(tokens)}  # type: ignore[arg-type]
+    except TypeError:
+        return {}
+
+
+def matched_of(match: Any) -> Attributes:
+    """The number of matched tokens."""
+    return {"tensord.tokens.matched": 0 if match is None else match.offset}

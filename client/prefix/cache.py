@@ -32,7 +32,7 @@ from ..core.fields import check_count, check_name, check_timeout
 from ..core.namespace import Namespace, check_namespace
 from ..core.put_options import PutOptions
 from ..core.puts import Put
-from ..core.tracing import match_of, traced
+from ..core.tracing import length_of, matched_of, traced
 from ..device.cache import DeviceCache
 from .device import DeviceSequences
 from .layers import PrefixLayer, Snapshots, layers_of
@@ -168,7 +168,7 @@ class PrefixCache:
         put = self._kept(sequence, deadline, wait=wait)
         return put.wait(max(0.0, deadline - time.monotonic())) if wait else put
 
-    @traced("tensord.match", "tokens", match_of)
+    @traced("tensord.match", "tokens", length_of, matched_of)
     def match(
         self, tokens: GivenTokens, *, media: GivenMedia = (), agent: str = "", timeout_s: float | None = None
     ) -> PrefixMatch | None:

@@ -154,6 +154,14 @@ def test_names_cannot_break_out_of_their_label() -> None:
     assert at(samples, "tensord_info", version="0.1.0", instance=name, protocol="1") == 1
 
 
+def test_a_name_has_no_character_that_a_terminal_obeys() -> None:
+    governor = documents.governor(gauges=[documents.gauge("card\x1b[2J\x00\u202e\r", 1, 2, "normal")])
+    status = documents.status(governor=governor)
+    assert metrics.text(status)[0].decode().replace("\n", "").isprintable()
+    shown = r"card\x1b[2J\x00\u202e\r"
+    assert at(told(status), "tensord_gauge_used_bytes", gauge=shown, tier="device") == 1
+
+
 def test_names_follow_the_conventions() -> None:
     for family in metrics.families(documents.status()):
         assert family.name.startswith("tensord")

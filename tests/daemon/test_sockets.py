@@ -107,7 +107,7 @@ def test_the_page_is_listened_on_where_it_is_asked_for_and_nowhere_else(tmp_path
 def test_an_address_that_cannot_be_had_is_refused_by_name_and_leaves_nothing_behind(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        with pytest.raises(BadConfiguration, match=rf"metrics\.listen = '{address}': .*in use"):
+        with pytest.raises(InstanceBusy, match=rf"metrics\.listen = '{address}': another process listens there"):
             Sockets(configured(tmp_path, f"--metrics-listen={address}"), {})
     with pytest.raises(BadConfiguration, match=r"metrics\.listen"):
         Sockets(configured(tmp_path, "--metrics-listen=no.such.name.invalid:1"), {})

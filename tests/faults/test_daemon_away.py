@@ -294,7 +294,7 @@ def test_a_user_without_access_to_the_socket_gets_its_owner_and_the_remedy(daemo
     assert put == ("lost", SocketForbidden.__name__)
     assert code == SocketForbidden.__name__
     assert f"uid {NOBODY} may not use the socket {daemon.socket}" in text
-    assert "uid 0" in text and "0660" in text and "usermod" in text
+    assert "uid 0" in text and "0660" in text and "set socket_group" in text and "usermod" not in text
     assert daemon.status()["clients"] == 0
 
 
@@ -388,6 +388,13 @@ def test_a_first_use_without_a_daemon_warns_once_with_the_command_that_starts_on
     assert f"no daemon at {tmp_path / 'control.sock'}" in told
     assert "`systemctl start tensord`, or run `tensord`" in told
     assert "every lookup is a miss" in told
+
+
+def test_a_process_is_warned_of_each_socket_without_a_daemon(tmp_path: Path) -> None:
+    script = "for name in ('a', 'b', 'a', 'b'):\n with tensord.Client(socket + name) as client: client.get(bytes(32))"
+    told = told_by(script, tmp_path / "control.sock")
+    assert told.count("\n") == 2
+    assert "control.socka (" in told and "control.sockb (" in told
 
 
 def test_a_client_that_requires_a_daemon_raises_and_does_not_warn(tmp_path: Path) -> None:

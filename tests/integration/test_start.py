@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -43,3 +44,11 @@ def test_every_wrong_configuration_ends_with_status_2_and_leaves_no_memory(
     )
     assert done.returncode == status, done.stderr
     assert existing(instance) == []
+
+
+@pytest.mark.parametrize("flag", ["--http", "--metrics-listen"])
+def test_a_busy_tcp_port_is_no_fault_of_the_configuration(tmp_path: Path, flag: str) -> None:
+    """A service manager starts the daemon again, as it does with a busy Unix socket."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        test_every_wrong_configuration_ends_with_status_2_and_leaves_no_memory(tmp_path, (flag, address), 1)

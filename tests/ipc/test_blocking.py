@@ -124,6 +124,15 @@ def test_the_refusal_of_a_new_connection_is_told_although_it_is_closed_already(
     channel.close()
 
 
+def test_a_socket_of_another_program_is_told_from_a_daemon_s(sockets: Sockets) -> None:
+    channel = BlockingChannel(sockets[0], Connection.control_client(), "the daemon at /x.sock")
+    channel.send(HELLO, timeout_s=60)
+    sockets[1].sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+    with pytest.raises(BadMessage, match=r"the daemon at /x\.sock does not speak tensord's protocol.*speak HTTP"):
+        channel.receive(60)
+    channel.close()
+
+
 def test_an_error_of_later_is_no_refusal_of_the_connection(channel: BlockingChannel, sockets: Sockets) -> None:
     sockets[1].sendall(pack(m.Error.of(LimitReached("first"))))
     channel.receive(60)

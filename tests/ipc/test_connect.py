@@ -17,6 +17,8 @@ from tensord.ipc.blocking import BlockingChannel
 from tensord.ipc.connect import connect
 
 NOBODY = 65534
+NO_NAME_GID = 54_321
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root gives a socket to a group that it is not in")
 
 
 def listening(path: Path, backlog: int = 8) -> socket.socket:
@@ -119,14 +121,29 @@ def open_path() -> Iterator[Path]:
         yield path
 
 
+@as_root
 def test_a_socket_one_may_not_use_names_uid_group_and_remedy(open_path: Path) -> None:
     path = open_path / "s"
     with listening(path):
-        path.chmod(0o440)
+        os.chown(path, -1, NO_NAME_GID)
+        path.chmod(0o660)
         with without_rights() as uid, pytest.raises(SocketForbidden, match="usermod -aG") as caught:
             connect(path, 60)
-    assert f"uid {uid} may not use the socket {path}" in str(caught.value)
-    assert f"group {path.group()} with mode 0440" in str(caught.value)
+        assert f"uid {uid} may not use the socket {path}" in str(caught.value)
+        assert f"group {NO_NAME_GID} with mode 0660" in str(caught.value)
+
+
+@as_root
+@pytest.mark.parametrize(("gid", "mode"), [(0, 0o660), (0, 0o600), (NO_NAME_GID, 0o640)])
+def test_nobody_is_advised_to_join_root_or_a_group_without_access(open_path: Path, gid: int, mode: int) -> None:
+    path = open_path / "s"
+    with listening(path):
+        os.chown(path, -1, gid)
+        path.chmod(mode)
+        with without_rights(), pytest.raises(SocketForbidden) as caught:
+            connect(path, 60)
+    assert "set socket_group in the daemon's configuration" in str(caught.value)
+    assert "usermod" not in str(caught.value)
 
 
 def test_a_folder_one_may_not_look_into_is_named(open_path: Path) -> None:

@@ -25,7 +25,7 @@ from ..put import wait_for_all
 from ..put_options import PutOptions
 from ..puts import Put
 from ..reservation import Reservation
-from ..tracing import key_of, put_of, puts_of, span, traced
+from ..tracing import count_of, key_of, span, state_of, traced
 from .base import ClientBase
 
 Value = TypeVar("Value")
@@ -34,7 +34,7 @@ Value = TypeVar("Value")
 class PutCalls(ClientBase):
     """The calls of `Client` that store."""
 
-    @traced("tensord.put", "key", put_of)
+    @traced("tensord.put", "key", key_of, state_of)
     def put(
         self,
         key: bytes,
@@ -83,7 +83,7 @@ class PutCalls(ClientBase):
         put = self._put(key, tree, PutOptions(tokens, ttl_s, None, cost_ms, agent, parent=parent), deadline)
         return put.wait(max(0.0, deadline - time.monotonic())) if wait else put
 
-    @traced("tensord.put_many", "items", puts_of)
+    @traced("tensord.put_many", result=count_of)
     def put_many(
         self,
         items: Iterable[tuple[bytes, Any]],
@@ -246,7 +246,7 @@ class PutCalls(ClientBase):
         self._attach()
         return compute_once(key, self._look_up, self._link, self._tally, self._timeout_s)
 
-    @traced("tensord.put", "key", put_of)
+    @traced("tensord.put", "key", key_of, state_of)
     def store(
         self, key: bytes, value: Any, *, tokens: int, ttl_s: float | None, claim: int | None, cost_ms: float = 0.0
     ) -> Put:

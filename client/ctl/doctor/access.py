@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Final
 
 from ....errors import LimitReached, SocketForbidden, TensordError
+from ....ipc.connect import ROOT_GID
 from ..leftovers import Leftover
 from ..tables import counted, size
 from .finding import Finding, fail, ok, warn
 
 _FOREIGN_TOLD: Final = 4
+_NEEDS_GROUP: Final = "socket_mode = 0660 and socket_group in the configuration, SocketMode= in the socket unit"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +76,7 @@ def socket(what: str, path: Path, node: FileStat | None, folder: FileStat | None
         return warn(
             check,
             f"{text}: every user of this host may read and write every entry",
-            "socket_mode = 0660 and socket_group in the configuration, SocketMode= in the socket unit",
+            _NEEDS_GROUP,
         )
     return ok(check, f"{text}: {caller.name} may use it")
 
@@ -84,9 +86,9 @@ def _kept_out(check: str, text: str, node: FileStat, caller: Caller) -> Finding:
     if node.mode & 0o020 and node.group in caller.groups:
         why = f"{said}, though a member of {node.group}"
         return fail(check, why, "log in again: a session keeps the groups that it began with")
-    if node.mode & 0o020:
+    if node.mode & 0o020 and node.gid != ROOT_GID:
         return fail(check, said, f"usermod -aG {node.group} {caller.name}, then log in again")
-    return fail(check, said, "socket_mode = 0660 and socket_group in the configuration, SocketMode= in the socket unit")
+    return fail(check, said, _NEEDS_GROUP)
 
 
 def _owner(node: FileStat) -> str:

@@ -17,6 +17,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 import tensord
 from tensord.client.core.cache import Client
+from tensord.errors import BadKey, UnsupportedLeaf
 
 from ...daemon_process import PATIENCE_S, Daemon
 
@@ -103,6 +104,25 @@ def test_a_put_is_a_span_with_its_key_and_its_state(client: Client, exporter: In
     client.put(KEY, TREE, wait=True)
     spans = told(exporter)
     assert attributes(spans["tensord.put"]) == {"tensord.key": KEY.hex(), "tensord.put.state": "stored"}
+
+
+def test_the_span_of_a_call_that_fails_has_its_key(client: Client, exporter: InMemorySpanExporter) -> None:
+    def fails() -> np.ndarray[Any, Any]:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        client.get_or_compute(KEY, fails)
+    assert attributes(told(exporter)["tensord.get_or_compute"]) == {"tensord.key": KEY.hex()}
+    exporter.clear()
+    with pytest.raises(UnsupportedLeaf):
+        client.put(KEY, object())
+    assert attributes(told(exporter)["tensord.put"]) == {"tensord.key": KEY.hex()}
+    exporter.clear()
+    for wrong in (5, None, b"short", "k" * 32):
+        with pytest.raises(BadKey):
+            client.put(wrong, 1)  # type: ignore[arg-type]
+        assert attributes(told(exporter)["tensord.put"]) == {}
+        exporter.clear()
 
 
 def test_puts_of_many_payloads_are_one_span(client: Client, exporter: InMemorySpanExporter) -> None:

@@ -37,6 +37,8 @@ def test_a_user_who_joined_the_group_after_login_is_asked_to_log_in_again() -> N
 
 def test_joining_a_group_is_not_advised_where_the_group_has_no_access_either() -> None:
     alone = FileStat(PATH, stat.S_IFSOCK | 0o600, 100, 100, "tensord")
+    roots = FileStat(PATH, stat.S_IFSOCK | 0o660, 0, 0, "root")
+    assert access.socket("control", PATH, roots, FOLDER, STRANGER).remedy.startswith("socket_mode = 0660 and socket_g")
     found = access.socket("control", PATH, alone, FOLDER, STRANGER)
     assert found.level is Level.FAIL
     assert "socket_mode" in found.remedy
