@@ -251,4 +251,4 @@ class BlockingChannel:
         return DaemonUnavailable(f"{self._name} is gone ({reason}): connect anew")
 
     def _timed_out(self, reason: str, timeout_s: float) -> TimedOut:
-        return TimedOut(f"{self._name} did not respond within {timeout_s} s: {reason}")
+        return TimedOut(f"{self._name} did not respond within {timeout_s:.3g} s: {reason}")

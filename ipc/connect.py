@@ -60,7 +60,8 @@ def connect(path: str | os.PathLike[str], timeout_s: float) -> socket.socket:
     except BlockingIOError:
         sock.close()
         raise TimedOut(
-            f"the daemon at {where} did not accept within {timeout_s} s: it is stopped or busy; see `tensorctl health`"
+            f"the daemon at {where} did not accept within {timeout_s:.3g} s: it is stopped or busy; see "
+            "`tensorctl health`"
         ) from None
     except PermissionError:
         sock.close()

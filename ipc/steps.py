@@ -19,6 +19,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
+from typing import Any
 
 from ..errors import BadGraph
 from .governance import AGENT_CHARS_MAX, DEPENDENCIES_MAX, STEPS_MAX, Step
@@ -76,9 +77,7 @@ class AgentStepGraph:
         self._steps: dict[tuple[str, int], AgentStep] = {}
         self._indices: dict[str, list[int]] = {}  # in order of the agents' first addition
         self._sorted: list[AgentStep] | None = None
-        if not isinstance(steps, Iterable):
-            raise BadGraph(f"steps is {steps!r}: give AgentSteps")
-        for step in steps:
+        for step in _listed(steps, "AgentSteps"):
             self.add_step(step)
 
     @classmethod
@@ -87,6 +86,10 @@ class AgentStepGraph:
 
         Raises BadGraph.
         """
+        steps = _listed(steps, "the steps of a message")
+        for each in steps:
+            if not isinstance(each, Step):
+                raise BadGraph(f"a step is {each!r}: give the steps of a message")
         graph = cls(
             AgentStep(each.agent_id, tuple(each.depends_on), each.step_index, each.estimated_tokens, each.is_optional)
             for each in steps
@@ -274,6 +277,13 @@ def _check_agents(field: str, given: Sequence[object]) -> None:
             pass
     for agent in given:
         _check_agent(field, agent)
+
+
+def _listed(steps: Iterable[Any], wants: str) -> list[Any]:
+    try:
+        return list(steps)
+    except TypeError:
+        raise BadGraph(f"steps is {steps!r}: give {wants}") from None
 
 
 def _check_agent(field: str, given: object) -> None:

@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import BadConfiguration, ObjectTooLarge, StoreFull, UsageError
 from ...ipc.schema import NUMBER_MAX
+from ..core.cache import check_client
 from ..core.fields import check_count
-from .encoder_request import EncoderInput, EncoderRequest, check_same, input_of
+from .encoder_request import EncoderInput, EncoderRequest, check_input_id, check_request, check_same, input_of
 
 if TYPE_CHECKING:
     from ..core.cache import Client
@@ -67,7 +68,7 @@ class EncoderCacheManager:
 
     def __init__(self, cache_size: int, cache: Client | None = None) -> None:
         self.cache_size = check_count("cache_size", cache_size, NUMBER_MAX)
-        self._cache = cache
+        self._cache = None if cache is None else check_client(cache, "cache")
         self._begin()
 
     # ---- queries
@@ -114,6 +115,8 @@ class EncoderCacheManager:
             UsageError, TokensDiffer: as for `has_cache`.
         """
         wanted = input_of(request, input_id)
+        compute_budget = check_count("compute_budget", compute_budget, NUMBER_MAX, -NUMBER_MAX)
+        tokens_scheduled = check_count("tokens_scheduled", tokens_scheduled, NUMBER_MAX)
         known = self._known(wanted)
         if known is not None and known.requests:
             return True
@@ -123,7 +126,7 @@ class EncoderCacheManager:
 
     def get_cached_input_ids(self, request: EncoderRequest) -> set[int]:
         """The indices of the request's allocated inputs."""
-        return set(self._allocated.get(request.request_id, ()))
+        return set(self._allocated.get(check_request(request).request_id, ()))
 
     # ---- allocation
 
@@ -220,7 +223,8 @@ class EncoderCacheManager:
         An output that several inputs of the request share is needed until the last of them was freed. An output that no
         request needs loses its pin, and stays until `allocate` evicts it.
         """
-        allocated = self._allocated.get(request.request_id)
+        allocated = self._allocated.get(check_request(request).request_id)
+        input_id = check_input_id(input_id)
         key = allocated.pop(input_id, None) if allocated is not None else None
         if allocated is None or key is None:
             return
@@ -237,7 +241,7 @@ class EncoderCacheManager:
 
     def free(self, request: EncoderRequest) -> None:
         """Ends the request's need of all its inputs. Call it however the request ended."""
-        for input_id in list(self._allocated.get(request.request_id, ())):
+        for input_id in list(self._allocated.get(check_request(request).request_id, ())):
             self.free_encoder_input(request, input_id)
 
     def get_freed_ids(self) -> list[bytes]:
@@ -344,6 +348,10 @@ def compute_encoder_budget(
     compute_tokens = check_count("compute_tokens", compute_tokens, NUMBER_MAX)
     cache_tokens = check_count("cache_tokens", cache_tokens, NUMBER_MAX)
     batch_tokens_max = check_count("batch_tokens_max", batch_tokens_max, NUMBER_MAX)
+    if not isinstance(tokens_max_by_modality, Mapping):
+        raise UsageError(
+            f"tokens_max_by_modality is {tokens_max_by_modality!r}; it must be numbers by modality, a dict"
+        )
     if not tokens_max_by_modality:
         return 0, 0
     most, modality = max(

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from ...errors import TokensDiffer, UsageError
 from ...ipc.schema import NUMBER_MAX
-from ..core.fields import check_count, check_key
+from ..core.fields import check_count, check_iterable, check_key
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +44,7 @@ class EncoderRequest:
     """A request and its inputs. Calls name an input by its index. An input may occur more than once.
 
     Raises:
+        UsageError: `request_id` is no text, or `inputs` are no EncoderInputs.
         TokensDiffer: two inputs have the same key and different token counts.
 
     Example:
@@ -56,10 +57,35 @@ class EncoderRequest:
     inputs: Sequence[EncoderInput]
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "inputs", tuple(self.inputs))
+        if not isinstance(self.request_id, str):
+            raise UsageError(f"request_id is {self.request_id!r}; it must be a text")
+        object.__setattr__(self, "inputs", tuple(check_iterable("inputs", self.inputs, "EncoderInputs")))
+        for each in self.inputs:
+            if not isinstance(each, EncoderInput):
+                raise UsageError(f"inputs has {each!r}; it must be EncoderInputs")
         known: dict[bytes, int] = {}
         for given in self.inputs:
             check_same(given, known.setdefault(given.key, given.tokens))
+
+
+def check_request(request: object) -> EncoderRequest:
+    """Returns `request`.
+
+    Raises:
+        UsageError: it is no EncoderRequest.
+    """
+    if not isinstance(request, EncoderRequest):
+        raise UsageError(f"request is {request!r}; it must be a tensord.EncoderRequest")
+    return request
+
+
+def check_input_id(input_id: object) -> int:
+    """Returns `input_id`, which may be out of range.
+
+    Raises:
+        UsageError: it is no whole number.
+    """
+    return check_count("input_id", input_id, NUMBER_MAX, -NUMBER_MAX)
 
 
 def input_of(request: EncoderRequest, input_id: int) -> EncoderInput:
@@ -68,7 +94,7 @@ def input_of(request: EncoderRequest, input_id: int) -> EncoderInput:
     Raises:
         UsageError: the request has no such input.
     """
-    inputs = request.inputs
+    inputs, input_id = check_request(request).inputs, check_input_id(input_id)
     if not 0 <= input_id < len(inputs):
         raise UsageError(
             f"request {request.request_id!r} has no input {input_id}; it has {len(inputs)}, counted from 0"

@@ -28,13 +28,13 @@ from typing import Any, Final
 from ...errors import ReferenceLost, UsageError
 from ..core import forks
 from ..core.cache import Client, check_client
-from ..core.fields import check_seconds
+from ..core.fields import check_flag, check_iterable, check_seconds
 from ..core.lease import Lease
 from ..core.namespace import Namespace, check_namespace
 from .holds import HeldLeases
 from .loans import Lender
 from .processor_counts import ItemCounts, Stats
-from .processor_payload import Copy, Hash, checked_tree, item_key, stored_tree, viewed_tree
+from .processor_payload import Copy, Hash, check_hash, checked_tree, item_key, stored_tree, viewed_tree
 from .references import Reader, Reference
 from .sender_entries import SenderEntries
 from .sender_puts import SenderPuts
@@ -108,7 +108,8 @@ class ProcessorCache:
         lend: bool = False,
         accepts: Callable[[Any], bool] | None = None,
     ) -> None:
-        if copy not in (False, True, "on_write"):
+        given: object = copy
+        if not isinstance(given, bool | str) or given not in (False, True, "on_write"):
             raise UsageError(f'copy is {copy!r}; it must be False, True or "on_write"')
         self.namespace = check_namespace(namespace)
         self._client = check_client(cache, "cache")
@@ -117,7 +118,7 @@ class ProcessorCache:
         self._holds = HeldLeases(entries_max, sys.maxsize if bytes_max is None else bytes_max, seconds)
         self._entries = SenderEntries(cache, self._holds, ring_share=bytes_max is None, accepts=accepts)
         self._puts = SenderPuts(cache, self._entries, put_wait_s)
-        self._lender = Lender(seconds) if lend else None
+        self._lender = Lender(seconds) if check_flag("lend", lend) else None
         self._reader = Reader(cache)
         self._counts = ItemCounts()
         forks.follow(self, forks.Place.PROCESSOR_CACHES)
@@ -131,11 +132,11 @@ class ProcessorCache:
         Items with True are held for this thread until it calls `get_and_update` with them, or `release`, or for
         `seconds`. So they are not evicted while the other items are processed. An item that cannot be held is False.
         """
-        return [self._entries.hold(self.key(hash)) for hash in hashes]
+        return [self._entries.hold(key) for _, key in self._keys(hashes)]
 
     def touch(self, hashes: Iterable[Hash]) -> int:
         """Counts a use of each stored item, and holds it as `is_cached` does. Returns how many are stored."""
-        return sum(self._entries.use(self.key(hash)) is not None for hash in hashes)
+        return sum(self._entries.use(key) is not None for _, key in self._keys(hashes))
 
     def get_and_update(self, items: Sequence[Any], hashes: Sequence[Hash]) -> list[Any]:
         """Returns the data to send for each item: a Reference if it is stored, or its tree, passed through.
@@ -148,11 +149,13 @@ class ProcessorCache:
 
         Raises:
             ReferenceLost: an item is None, and neither stored nor held; the error's `hashes` names all such items.
-            UsageError: the numbers of hashes and items differ.
+            UsageError: the numbers of hashes and items differ, or a hash is neither text nor bytes.
         """
+        items = list(check_iterable("items", items, "trees, or None for those that are stored"))
+        named = self._keys(hashes)
+        hashes, keys = [hash for hash, _ in named], [key for _, key in named]
         if len(items) != len(hashes):
             raise UsageError(f"{len(items)} items with {len(hashes)} hashes; pass one hash for each item")
-        keys = [self.key(hash) for hash in hashes]
         found = {key: self._entries.use(key) for key in dict.fromkeys(keys)}
         trees = {
             key: (hash, item)
@@ -186,7 +189,7 @@ class ProcessorCache:
 
     def held(self, hash: Hash) -> Any:
         """The tree that is held under `hash`, with read-only numpy views for leaves; None if none is held."""
-        return viewed_tree(self._holds.get(self.key(hash)))
+        return viewed_tree(self._holds.get(self.key(check_hash(hash))))
 
     def release(self) -> None:
         """Ends the holds of `is_cached` and `touch` for this thread. Entries that were referred to stay
@@ -201,8 +204,8 @@ class ProcessorCache:
         From 64 such items at once, it treats all items as not stored: the receiver must be mapping another ring.
         """
         until = time.monotonic() + self._holds.seconds
-        for hash in hashes:
-            self._entries.distrust(self.key(hash), until)
+        for _, key in self._keys(hashes):
+            self._entries.distrust(key, until)
 
     def pass_through(self, reason: str) -> None:
         """Counts an item that the caller sends as a tree without a lookup."""
@@ -220,7 +223,11 @@ class ProcessorCache:
             ReferenceLost: entries are gone; the error's `hashes` names all of them.
             UsageError: a reference's entry was not stored under the feature's hash.
         """
-        asked = list(features)
+        asked = list(check_iterable("features", features, "Features"))
+        for each in asked:
+            if not isinstance(each, Feature):
+                raise UsageError(f"features has {each!r}; it must be tensord.Features")
+            check_hash(each.hash)
         try:
             return self._filled(asked)
         finally:
@@ -277,6 +284,8 @@ class ProcessorCache:
 
     def lends(self, reference: Reference) -> bool:
         """Whether the loan of a reference belongs to this sender."""
+        if not isinstance(reference, Reference):
+            raise UsageError(f"reference is {reference!r}; it must be a tensord.Reference")
         return self._lender is not None and self._lender.made(reference.loan)
 
     @property
@@ -299,6 +308,10 @@ class ProcessorCache:
         self._counts.after_fork_in_child()
 
     # ---- internal
+
+    def _keys(self, hashes: Iterable[Hash]) -> list[tuple[Hash, bytes]]:
+        """Each hash with its key."""
+        return [(hash, self.key(hash)) for hash in map(check_hash, check_iterable("hashes", hashes, "texts or bytes"))]
 
     def _sent(self, key: bytes, item: Any, lease: Lease | None, was_there: bool, reason: str | None) -> Any:
         """The data to send for one item, and its count. None without a count if neither the item nor its lease has a

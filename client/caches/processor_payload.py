@@ -62,6 +62,17 @@ def checked_tree(hash: Hash, lease: Lease, copy: Copy) -> Any:
     return payload[_TREE]
 
 
+def check_hash(hash: object) -> Hash:
+    """Returns `hash`.
+
+    Raises:
+        UsageError: it is neither text nor bytes.
+    """
+    if not isinstance(hash, str | bytes):
+        raise UsageError(f"a hash is {hash!r}; it must be text or bytes")
+    return hash
+
+
 def _hash_bytes(hash: Hash) -> bytes:
     return hash.encode("utf-8", "surrogatepass") if isinstance(hash, str) else hash
 

@@ -22,7 +22,7 @@ from .calls.entries import EntryCalls
 from .calls.lookups import LookupCalls
 from .calls.pressure import PressureCalls
 from .calls.puts import PutCalls
-from .fields import check_name, check_socket, check_timeout, printable
+from .fields import check_flag, check_name, check_socket, check_timeout, printable
 from .link import Link
 
 TIMEOUT_S: Final = 5.0
@@ -70,6 +70,7 @@ class Client(LookupCalls, PutCalls, EntryCalls, PressureCalls):
         status_path = path.with_name(STATUS_NAME) if socket is not None else status_socket(os.environ)
         timeout_s = check_timeout(timeout_s, TIMEOUT_S)
         attach_s = check_timeout(attach_s, timeout_s, "attach_s")
+        required = check_flag("required", required)
         given: object = name
         if given is not None and not (isinstance(given, str) and not given):
             check_name("name", name, NAME_CHARS_MAX)

@@ -7,10 +7,11 @@ Invariants: each error names the field, its value and the limit. No check has an
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from math import inf, nan
 from pathlib import Path
+from typing import Any
 
 from ...errors import UsageError
 from ...ipc.governance import GAUGE_CHARS_MAX
@@ -38,15 +39,39 @@ def check_pairs(items: object) -> Iterator[tuple[object, object]]:
     Raises:
         UsageError: `items` is not iterable, or an item is no tuple or list of two.
     """
-    if not isinstance(items, Iterable):
-        raise UsageError(f"items is {items!r}; it must be pairs of a key and a tree")
-    for number, item in enumerate(items):
+    for number, item in enumerate(check_iterable("items", items, "pairs of a key and a tree")):
         if not isinstance(item, tuple | list) or len(item) != 2:
             raise UsageError(
                 f"item {number} is of type {type(item).__name__}; items must be pairs of a key and a tree. Of a dict, "
                 "pass items()"
             )
         yield item[0], item[1]
+
+
+def check_iterable(field: str, given: object, wants: str) -> Iterator[Any]:
+    """Iterates over `given`, which must be an iterable of `wants`.
+
+    Raises:
+        UsageError: it is none, as an array without dimensions, or a single text.
+    """
+    # An array without dimensions has `__iter__` too.
+    with suppress(TypeError):
+        if not isinstance(given, str | bytes):
+            return iter(given)  # type: ignore[call-overload,no-any-return]
+    raise UsageError(f"{field} is {given!r}; it must be {wants}")
+
+
+def check_flag(field: str, flag: object) -> bool:
+    """Returns whether `flag` is true.
+
+    Raises:
+        UsageError: it is neither true nor false, as an array of two.
+    """
+    if flag is True or flag is False:
+        return flag
+    with suppress(ValueError, TypeError, RuntimeError):
+        return bool(flag)
+    raise UsageError(f"{field} is {flag!r}; it must be True or False")
 
 
 def check_name(field: str, name: object, most: int = GAUGE_CHARS_MAX, least: int = 1) -> None:

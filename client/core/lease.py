@@ -16,6 +16,7 @@ from ...errors import BadTree
 from ...shm.layout import SPAN_HEADER_BYTES
 from ...shm.recipe import Recipe
 from ...shm.tensors import needed_torch, tensor_copy, tensor_over
+from .fields import check_flag
 from .ring_mapping import RingMapping, mapping_under
 
 if TYPE_CHECKING:
@@ -67,10 +68,10 @@ class Lease:
 
         Raises:
             UnsupportedLeaf: a leaf has a dtype that torch lacks.
-            UsageError: torch is not installed.
+            UsageError: torch is not installed, or `copy` is neither true nor false.
             ValueError: the lease was released.
         """
-        return self._recipe.torch(self._root, copy=copy)
+        return self._recipe.torch(self._root, copy=check_flag("copy", copy))
 
     @property
     def value(self) -> Any:
@@ -153,7 +154,7 @@ class ArrayLease(Lease):
         self.payload_bytes = payload_bytes
 
     def torch(self, *, copy: bool = True) -> Any:
-        return (tensor_copy if copy else tensor_over)(needed_torch("lease.torch()"), self.tree)
+        return (tensor_copy if check_flag("copy", copy) else tensor_over)(needed_torch("lease.torch()"), self.tree)
 
     @property
     def value(self) -> Any:
@@ -216,7 +217,7 @@ class Batch:
 
     @classmethod
     def of_misses(cls, count: int) -> Self:
-        """A batch of `count` misses."""
+        """A batch of `count` misses. For the library."""
         nothing = np.zeros(count, np.uint64)
         return cls(None, nothing, np.zeros(count, np.bool_), nothing, nothing)
 
@@ -236,7 +237,8 @@ class Batch:
             return None
 
     def add_copy(self, position: int, copy: Lease | None) -> None:
-        """Adds a copied hit, for which the lane had no free word. None if the entry was evicted meanwhile."""
+        """Adds a copied hit, for which the lane had no free word. None if the entry was evicted meanwhile. For the
+        library."""
         if copy is not None:
             self._copies[position] = copy
             self.found[position] = True

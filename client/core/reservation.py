@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 from .aside import aside
+from .fields import check_flag
 from .inbox import Region
 from .put_options import PutOptions
 from .puts import Put
@@ -59,6 +60,7 @@ class Reservation:
         Raises:
             ValueError: the reservation was committed or abandoned before.
         """
+        wait = check_flag("wait", wait)
         options = PutOptions(tokens, ttl_s, cost_ms=cost_ms, agent=agent, parent=parent)
         put, deadline = aside(partial(self._hand_over, key, options, timeout_s))
         return put.wait(max(0.0, deadline - time.monotonic())) if wait else put

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from ...errors import BadTree, Corrupt
+from ...errors import BadTree, Corrupt, UsageError
 from ...shm.copy import checksum_of
 from ...shm.layout import SPAN_HEADER_BYTES, SpanHeader
 from ...shm.recipe import Recipe, recipe
@@ -72,8 +72,11 @@ class RingReader:
         Returns:
             The lease; None if the bytes are no handle, the handle is of another ring, or the span there does not match
             it.
+
+        Raises:
+            UsageError: `handle` is not bytes.
         """
-        named = self._map.named(handle)
+        named = self._map.named(_bytes(handle))
         if named is None:
             return None
         start, span = named
@@ -92,13 +95,22 @@ class RingReader:
 
         Returns:
             None as for `borrow`, or if the bytes do not match the checksum.
+
+        Raises:
+            UsageError: as for `borrow`.
         """
-        named = self._map.named(handle)
+        named = self._map.named(_bytes(handle))
         if named is None:
             return None
         start, span = named
         copied = self._map.copied(start - SPAN_HEADER_BYTES, SPAN_HEADER_BYTES + span.payload_bytes)
         return lease_of_copy(copied, handle, self._recipes)
+
+
+def _bytes(handle: object) -> bytes:
+    if not isinstance(handle, bytes | bytearray | memoryview):
+        raise UsageError(f"handle is {handle!r}; it must be bytes, as Lease.handle() returns them")
+    return bytes(handle)
 
 
 def lease_of_copy(span: Array, handle: bytes, recipes: dict[bytes, Recipe]) -> Lease | None:

@@ -17,7 +17,7 @@ from ...ipc import messages
 from ...ipc.governance import WORKFLOW_CHARS_MAX
 from ...ipc.schema import NUMBER_MAX
 from ...ipc.steps import AgentStepGraph
-from .fields import check_count, check_name
+from .fields import check_count, check_flag, check_name
 from .governor import GovernorListener
 from .link import SAY_S, Connected, Link
 
@@ -73,7 +73,7 @@ class Workflow:
             UsageError: `step` is not a valid step number.
             BadStep: `step` is before the current step, or the workflow has ended; nothing changes.
         """
-        step = check_count("step", step, NUMBER_MAX)
+        step, wait = check_count("step", step, NUMBER_MAX), check_flag("wait", wait)
         if self._ended:
             raise BadStep(f"workflow {self.name!r} has ended; create it anew to run it again")
         if step < self.step:

@@ -21,7 +21,7 @@ from ...ipc.schema import NUMBER_MAX
 from ..core.aside import aside
 from ..core.cache import Client, check_client
 from ..core.device_reservation import DeviceReservation, reserve
-from ..core.fields import check_count, check_key, check_name, check_seconds, check_timeout
+from ..core.fields import check_count, check_flag, check_key, check_name, check_seconds, check_timeout
 from ..core.lease import Lease
 from ..core.put_options import check_cost
 from .entries import DeviceEntries, DeviceEntry, DeviceLease, DeviceTally, ToHost
@@ -124,7 +124,7 @@ class DeviceCache:
             changed.
             TimedOut: with `wait`, the daemon did not answer in time; the tensors stay.
         """
-        key = check_key(key)
+        key, wait = check_key(key), check_flag("wait", wait)
         tokens = check_count("tokens", tokens, NUMBER_MAX)
         check_name("agent", agent, AGENT_CHARS_MAX, least=0)
         cost_ms = check_cost(cost_ms)
@@ -214,7 +214,7 @@ class DeviceCache:
         Raises:
             BadKey: a key is not 32 bytes; no entry is offloaded.
         """
-        keys = tuple(check_key(key) for key in keys)
+        keys, wait = tuple(check_key(key) for key in keys), check_flag("wait", wait)
         limit_s = check_timeout(timeout_s, self._client.timeout_s)
         if self.closed:
             return 0

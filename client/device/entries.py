@@ -138,7 +138,7 @@ class DeviceLease:
 
     @classmethod
     def of(cls, entry: DeviceEntry, entries: DeviceEntries, device: Device) -> Self:
-        """A new lease on an entry. The caller holds `entries.lock`."""
+        """A new lease on an entry. The caller holds `entries.lock`. For the library."""
         lease = cls(entry.tree, "device")
         lease._number = next(_leases)
         lease._entry, lease._entries, lease._device = entry, entries, device

@@ -28,7 +28,7 @@ from ...shm.prefix import (
 )
 from ..core import requests
 from ..core.cache import Client, check_client
-from ..core.fields import check_count, check_name, check_timeout
+from ..core.fields import check_count, check_flag, check_name, check_timeout
 from ..core.namespace import Namespace, check_namespace
 from ..core.put_options import PutOptions
 from ..core.puts import Put
@@ -163,7 +163,7 @@ class PrefixCache:
         """
         if not self.enabled:
             return PrefixPut().settle("refused", Refusal(_OFF))
-        deadline = self._deadline(timeout_s)
+        deadline, wait = self._deadline(timeout_s), check_flag("wait", wait)
         sequence = self._sequence(tokens, layers, media, snapshots or {}, agent, cost_ms, ttl_s)
         put = self._kept(sequence, deadline, wait=wait)
         return put.wait(max(0.0, deadline - time.monotonic())) if wait else put

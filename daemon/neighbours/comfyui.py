@@ -30,6 +30,8 @@ class ComfyServer:
         """As in Neighbour, by its queue of prompts."""
         queue = self._http.get_as("/queue", ComfyQueue)
         prompts = len(queue.queue_running) + len(queue.queue_pending)
+        if prompts == 1:
+            return "1 prompt runs or waits"
         return f"{prompts} prompts run or wait" if prompts else ""
 
     def free(self) -> None:

@@ -8,6 +8,7 @@ The endpoints need VLLM_SERVER_DEV_MODE=1, and a server that was started with --
 
 from __future__ import annotations
 
+from math import inf, nan
 from typing import Final
 
 from msgspec import Struct
@@ -43,6 +44,8 @@ class VllmServer:
                 "it has no /is_sleeping: start it with VLLM_SERVER_DEV_MODE=1 and --enable-sleep-mode", failed.status
             ) from None
         requests = _counted(self._http.get("/metrics").decode(errors="replace"))
+        if requests == 1:
+            return "1 request runs or waits"
         return f"{requests:g} requests run or wait" if requests else ""
 
     def free(self) -> None:
@@ -57,9 +60,12 @@ def _counted(metrics: str) -> float:
         series, _, value = line.rpartition(" ")
         if (name := series.partition("{")[0]) in found:
             try:
-                found[name].append(float(value))
+                count = float(value)
             except ValueError:
-                raise NeighbourFailed(f"/metrics has {line!r}, which is no count") from None
+                count = nan
+            if not 0 <= count < inf:
+                raise NeighbourFailed(f"/metrics has {line!r}, which is no count")
+            found[name].append(count)
     for name, counts in found.items():
         # Each engine has a line of each name.
         if len(counts) < max(1, *map(len, found.values())):

@@ -133,6 +133,11 @@ def test_a_socket_of_another_program_is_told_from_a_daemon_s(sockets: Sockets) -
     channel.close()
 
 
+def test_a_time_limit_is_told_in_few_digits(channel: BlockingChannel) -> None:
+    with pytest.raises(TimedOut, match=r"did not respond within 0\.00123 s: "):
+        channel.receive(0.00123456789)
+
+
 def test_an_error_of_later_is_no_refusal_of_the_connection(channel: BlockingChannel, sockets: Sockets) -> None:
     sockets[1].sendall(pack(m.Error.of(LimitReached("first"))))
     channel.receive(60)

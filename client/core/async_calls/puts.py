@@ -14,7 +14,7 @@ from typing import Any, TypeVar, cast
 
 from ....errors import TimedOut
 from ..claim import Claim
-from ..fields import check_compute, check_timeout
+from ..fields import check_compute, check_flag, check_timeout
 from ..once import AwaitAnswer, Compute, StoreValue
 from ..put import wait_for_all
 from ..puts import Put
@@ -65,6 +65,7 @@ class AsyncPutCalls(AsyncClientBase):
             UsageError: `tokens`, `ttl_s`, `cost_ms` or `agent` is out of its range.
             TimedOut: with `wait`, the daemon did not answer in time; the put goes on.
         """
+        wait = check_flag("wait", wait)
         deadline = time.monotonic() + check_timeout(timeout_s, self._client.timeout_s)
         put = await to_its_end(
             self._client.put,
@@ -93,6 +94,7 @@ class AsyncPutCalls(AsyncClientBase):
         timeout_s: float | None = None,
     ) -> list[Put]:
         """As `Client.put_many`. The copies run in a thread."""
+        wait = check_flag("wait", wait)
         deadline = time.monotonic() + check_timeout(timeout_s, self._client.timeout_s)
         puts = await to_its_end(
             self._client.put_many,

@@ -14,7 +14,7 @@ import numpy as np
 from ....errors import BadKey, UsageError
 from ....shm.layout import KEY_BYTES
 from ..entry import Entry, Reuse
-from ..fields import check_key
+from ..fields import check_flag, check_key
 from ..lease import Batch, Lease
 from ..ring_reader import RingReader
 from .base import ClientBase
@@ -37,9 +37,9 @@ class LookupCalls(ClientBase):
             Corrupt: `verify` found that the payload differs from the one that was stored.
         """
         view = self._link.view
-        if view is not None and not verify:
+        if view is not None and verify is False:
             return view.get(key)
-        key = check_key(key)
+        key, verify = check_key(key), check_flag("verify", verify)
         view = view or self._attach()
         if view is None:
             return None

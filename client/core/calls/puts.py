@@ -13,12 +13,13 @@ from functools import partial
 from typing import Any, TypeVar
 
 from ....errors import ObjectTooLarge
+from ....ipc.schema import NUMBER_MAX
 from ....shm.payload import Payload
 from ....shm.recipe import recipe
 from ....shm.tree import encode, encode_spec
 from ..aside import aside
 from ..claim import Claim
-from ..fields import check_compute, check_key, check_pairs, check_seconds
+from ..fields import check_compute, check_count, check_flag, check_key, check_pairs, check_seconds
 from ..inbox import Region
 from ..once import AwaitAnswer, Compute, Steps, StoreValue, compute_once
 from ..put import wait_for_all
@@ -78,7 +79,7 @@ class PutCalls(ClientBase):
             UsageError: `tokens`, `ttl_s`, `cost_ms` or `agent` is out of its range.
             TimedOut: with `wait`, the daemon did not answer in time; the put goes on.
         """
-        key = check_key(key)
+        key, wait = check_key(key), check_flag("wait", wait)
         deadline = self._deadline(timeout_s)
         put = self._put(key, tree, PutOptions(tokens, ttl_s, None, cost_ms, agent, parent=parent), deadline)
         return put.wait(max(0.0, deadline - time.monotonic())) if wait else put
@@ -114,6 +115,7 @@ class PutCalls(ClientBase):
             TimedOut: with `wait`, the daemon did not answer in time; the puts go on.
         """
         options, deadline = PutOptions(tokens, ttl_s, None, cost_ms, agent).checked(), self._deadline(timeout_s)
+        wait = check_flag("wait", wait)
         self._attach()
         puts: list[Put] = []
         encoded: list[tuple[Put, Payload]] = []
@@ -251,6 +253,7 @@ class PutCalls(ClientBase):
         self, key: bytes, value: Any, *, tokens: int, ttl_s: float | None, claim: int | None, cost_ms: float = 0.0
     ) -> Put:
         """Puts a computed value under the claim that was granted for its key. For the library."""
+        key, claim = check_key(key), claim if claim is None else check_count("claim", claim, NUMBER_MAX, 1)
         return self._put(key, value, PutOptions(tokens, ttl_s, claim, cost_ms), self._deadline(None))
 
     def _put(self, key: bytes, tree: Any, options: PutOptions, deadline: float) -> Put:
