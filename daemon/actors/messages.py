@@ -25,7 +25,7 @@ from ..core.events import (
     GenerationsTold,
     Moved,
     Punched,
-    Saved,
+    RemoteSaved,
     Sought,
 )
 from ..core.governor import events as governor
@@ -164,7 +164,7 @@ StoreMessage = (
     | Copied
     | Moved
     | Sought
-    | Saved
+    | RemoteSaved
     | GenerationsTold
     | GenerationRaised
     | Fenced

@@ -22,8 +22,8 @@ from ...shm.keys import generation_of
 from ...shm.layout import NAMESPACE_TAG_BYTES, SPAN_HEADER_BYTES, SpanHeader
 from ...shm.prefix import PrefixRecord
 from ..core.claims import NOBODY
-from ..core.effects import AskGenerations, Copy, RaiseGeneration, RemoveRemote, Save, Seek
-from ..core.events import Copied, Found, GenerationRaised, GenerationsTold, Saved, Sought
+from ..core.effects import AskGenerations, Copy, RaiseGeneration, RemoveRemote, SaveRemote, Seek
+from ..core.events import Copied, GenerationRaised, GenerationsTold, RemoteFound, RemoteSaved, Sought
 from ..tiers.form import Meta, RemoteEntry
 from ..tiers.store import RemoteStore
 
@@ -40,8 +40,8 @@ GRACE_S: Final = 1.0
 """How much longer than its deadline a read may take before it counts as hanging."""
 THREAD_NAME: Final = "tensord-remote"
 
-Request = Seek | Copy | Save | RemoveRemote | AskGenerations | RaiseGeneration
-Outcome = Sought | Saved | Copied | GenerationsTold | GenerationRaised
+Request = Seek | Copy | SaveRemote | RemoveRemote | AskGenerations | RaiseGeneration
+Outcome = Sought | RemoteSaved | Copied | GenerationsTold | GenerationRaised
 Finish = Callable[[int, SpanHeader, int], PrefixRecord | None]
 """(payload_offset, header, checksum): checks a payload in the ring, and writes its span's header (`Copier.finish`)."""
 
@@ -90,7 +90,7 @@ class RemoteThreads:
 
     def submit(self, effect: Request) -> None:
         """Queues an effect. Its deadline runs from now."""
-        if not isinstance(effect, Save | RemoveRemote):
+        if not isinstance(effect, SaveRemote | RemoveRemote):
             read = self._readers.submit(self._carry_out, effect, time.monotonic() + self.timeout_s)
             self._reads = {each for each in self._reads if not each.done()} | {read}
         else:
@@ -124,11 +124,11 @@ class RemoteThreads:
                 return self._seek(effect, deadline)
             case Copy():
                 return self._read(effect, deadline)
-            case Save():
+            case SaveRemote():
                 return self._write(effect, deadline)
             case RemoveRemote(number, keys):
                 self._store.remove(keys, deadline)
-                return Saved(number)
+                return RemoteSaved(number)
             case AskGenerations(tags):
                 return GenerationsTold(dict(zip(tags, self._store.generations(tags, deadline), strict=True)))
             case RaiseGeneration(tag, least, new):
@@ -137,7 +137,7 @@ class RemoteThreads:
                     tag, known if known >= least else self._store.raise_generation(tag, least, deadline)
                 )
 
-    def _generation(self, effect: Seek | Save, deadline: float) -> int | None:
+    def _generation(self, effect: Seek | SaveRemote, deadline: float) -> int | None:
         """The store's generation of the key's namespace; None if it is not asked for."""
         if not effect.asks_generation:
             return None
@@ -168,12 +168,12 @@ class RemoteThreads:
             waited=waited,
         )
 
-    def _found(self, head: RemoteEntry) -> Found:
+    def _found(self, head: RemoteEntry) -> RemoteFound:
         meta = head.meta
         lives_s = None
         if meta.expires_unix_s:
             lives_s = max(meta.expires_unix_s - self._unix_at_zero() - self._clock(), LIVES_S_LEAST)
-        return Found(
+        return RemoteFound(
             head.payload_bytes, meta.tree_bytes, meta.tokens, meta.cost_ms, meta.prefix_bytes, lives_s, meta.parent
         )
 
@@ -194,20 +194,20 @@ class RemoteThreads:
         record = self._finish(copy.payload_offset, header, entry.meta.checksum)
         return Copied(NOBODY, copy.put_id, entry.meta.checksum, record=record)
 
-    def _write(self, save: Save, deadline: float) -> Saved:
+    def _write(self, save: SaveRemote, deadline: float) -> RemoteSaved:
         generation = self._generation(save, deadline)
         if generation not in (None, generation_of(save.key)):
-            return Saved(save.number, written=False, generation=generation)
+            return RemoteSaved(save.number, written=False, generation=generation)
         start = save.offset + SPAN_HEADER_BYTES
         header = SpanHeader.unpack(bytes(self._ring[save.offset : start]))
         meta = Meta.of_span(header, self._unix_at_zero())
         [there] = self._store.heads([save.key], deadline)
         damaged = save.key in self._damaged
         if there is not None and there.payload_bytes == save.payload_bytes and not damaged:
-            return Saved(save.number, written=False, generation=generation)
+            return RemoteSaved(save.number, written=False, generation=generation)
         self._store.put_from(save.key, [self._ring[start : start + save.payload_bytes]], meta, deadline)
         self._damaged.pop(save.key, None)
-        return Saved(save.number, generation=generation)
+        return RemoteSaved(save.number, generation=generation)
 
 
 def _fits(entry: RemoteEntry, header: SpanHeader) -> bool:
@@ -223,8 +223,8 @@ def _failed(effect: Request, error: TensordError) -> Outcome:
             return Sought(number, error=error)
         case Copy(_, put_id):
             return Copied(NOBODY, put_id, error=error)
-        case Save(number) | RemoveRemote(number):
-            return Saved(number, error)
+        case SaveRemote(number) | RemoveRemote(number):
+            return RemoteSaved(number, error)
         case AskGenerations():
             return GenerationsTold({}, error)
         case RaiseGeneration(tag):

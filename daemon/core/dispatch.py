@@ -34,8 +34,8 @@ from .events import (
     PrefixAsked,
     Punched,
     Received,
+    RemoteSaved,
     RingGrown,
-    Saved,
     Scanned,
     Sought,
     Tick,
@@ -75,7 +75,7 @@ class Dispatch:
             Copied: self._copied,
             Moved: self._moved,
             Sought: self._sought,
-            Saved: self._saved,
+            RemoteSaved: self._saved,
             GenerationsTold: self._generations_told,
             GenerationRaised: self._generation_raised,
             PrefixAsked: self._prefix_asked,
@@ -133,7 +133,7 @@ class Dispatch:
             self._parts.intake.fetch(*found, now)
         self._parts.writes.start(now)
 
-    def _saved(self, event: Saved, now: float) -> None:
+    def _saved(self, event: RemoteSaved, now: float) -> None:
         self._parts.writes.saved(event, now)
 
     def _generations_told(self, event: GenerationsTold, now: float) -> None:

@@ -136,8 +136,8 @@ class Seek(Struct, frozen=True):
     waits_s: float = 0.0
 
 
-class Save(Struct, frozen=True):
-    """Writes the published span at `offset` to the remote store. Its bytes do not change until Saved is handled.
+class SaveRemote(Struct, frozen=True):
+    """Writes the published span at `offset` to the remote store. Its bytes do not change until RemoteSaved is handled.
 
     `asks_generation`: as for Seek.
     """
@@ -150,7 +150,7 @@ class Save(Struct, frozen=True):
 
 
 class RemoveRemote(Struct, frozen=True):
-    """Removes objects from the remote store. Answered by Saved."""
+    """Removes objects from the remote store. Answered by RemoteSaved."""
 
     number: int
     keys: tuple[bytes, ...]
@@ -200,7 +200,7 @@ Effect = (
     | Discard
     | Forget
     | Seek
-    | Save
+    | SaveRemote
     | RemoveRemote
     | AskGenerations
     | RaiseGeneration

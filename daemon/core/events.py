@@ -5,8 +5,8 @@ Owns the events' fields only. Invariants, which the actor that delivers the even
 - The Received events of a client come in the order of sending.
 - Each Copy and each Seal is answered by one Copied; the Copies of one client in the order of their effects.
 - Each Drain is answered by one Drained, each Scan by one Scanned, each Move by one Moved, each Punch by one Punched,
-  each Allocate by one Allocated, each Seek by one Sought, each Save and each RemoveRemote by one Saved, each
-  AskGenerations by one GenerationsTold, each RaiseGeneration by one GenerationRaised.
+  each Allocate by one Allocated, each Seek by one Sought, each SaveRemote and each RemoveRemote by one RemoteSaved,
+  each AskGenerations by one GenerationsTold, each RaiseGeneration by one GenerationRaised.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Copied(Struct, frozen=True):
     record: PrefixRecord | None = None
 
 
-class Found(Struct, frozen=True):
+class RemoteFound(Struct, frozen=True):
     """What the header of an object in the remote store says. `lives_s`: the seconds until it expires; None: never."""
 
     payload_bytes: int
@@ -82,16 +82,16 @@ class Sought(Struct, frozen=True):
     another host had claimed the key."""
 
     number: int
-    found: Found | None = None
+    found: RemoteFound | None = None
     error: TensordError | None = None
     generation: int | None = None
     answer_s: float = 0.0
     waited: bool = False
 
 
-class Saved(Struct, frozen=True):
-    """A Save or a RemoveRemote was carried out, or failed with `error`. `written` is False if the store had the object
-    already. `generation`: as for Sought."""
+class RemoteSaved(Struct, frozen=True):
+    """A SaveRemote or a RemoveRemote was carried out, or failed with `error`. `written` is False if the store had the
+    object already. `generation`: as for Sought."""
 
     number: int
     error: TensordError | None = None
@@ -219,7 +219,7 @@ Event = (
     | Copied
     | Moved
     | Sought
-    | Saved
+    | RemoteSaved
     | GenerationsTold
     | GenerationRaised
     | PrefixAsked

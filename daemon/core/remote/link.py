@@ -9,7 +9,7 @@ from ....errors import TensordError, TierFull, TierRefused
 from ..effects import RemoteTurned
 from ..outbox import StoreOutbox
 from .breaker import Breaker
-from .speed import Costs, RemoteSpeed
+from .speed import ComputeCosts, RemoteSpeed
 
 
 class RemoteLink:
@@ -18,7 +18,7 @@ class RemoteLink:
     def __init__(self, outbox: StoreOutbox) -> None:
         self.breaker = Breaker()
         self.speed = RemoteSpeed()
-        self.costs = Costs()
+        self.costs = ComputeCosts()
         self._outbox = outbox
 
     def succeeded(self) -> None:

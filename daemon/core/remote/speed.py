@@ -59,7 +59,7 @@ class RemoteSpeed:
         return 1.0 / s_per_byte if s_per_byte else None
 
 
-class Costs:
+class ComputeCosts:
     """How long the entries of each namespace take to compute, on average, as puts have reported it."""
 
     def __init__(self) -> None:

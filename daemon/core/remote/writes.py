@@ -1,6 +1,6 @@
 """Writes: entries of the ring that are copied to the remote store in the background, for other hosts.
 
-    published ─ worth it? → queue ─ Save → Saved
+    published ─ worth it? → queue ─ SaveRemote → RemoteSaved
     used again ─ if its cost is unknown, or it was dropped ──↗
 
 Owns: which entries are written, the queue, and the spans that a write reads. Does not own the fetches, nor the threads
@@ -23,9 +23,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from ....shm.layout import NAMESPACE_TAG_BYTES
-from ..effects import RemoveRemote, Save
+from ..effects import RemoveRemote, SaveRemote
 from ..entries import SpanEntry
-from ..events import Saved
+from ..events import RemoteSaved
 from ..limits import StoreLimits
 from ..outbox import StoreOutbox
 from ..span_table import SpanTable
@@ -115,7 +115,7 @@ class Writes:
         """Whether the key's object is about to be removed."""
         return key in self._removed or any(key in write.removed for write in self._under_way.values())
 
-    def saved(self, event: Saved, now: float) -> None:
+    def saved(self, event: RemoteSaved, now: float) -> None:
         """Processes the outcome of a write, or of a removal."""
         write = self._under_way.pop(event.number)
         self.reading = frozenset(each.span_id for each in self._under_way.values() if each.span_id)
@@ -176,7 +176,7 @@ class Writes:
                 return
             self._begin(_Write(self._probe(), entry.key, entry, entry.span_id, entry.payload_bytes))
             asks = self._agreement.shares(entry.key) is None
-            self._outbox.add(Save(self._made, entry.key, entry.offset, entry.payload_bytes, asks))
+            self._outbox.add(SaveRemote(self._made, entry.key, entry.offset, entry.payload_bytes, asks))
 
     def _next(self) -> SpanEntry | None:
         """The next entry of the queue that is still published."""

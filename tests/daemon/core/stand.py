@@ -24,7 +24,7 @@ from tensord.daemon.core.effects import (
     RaiseGeneration,
     RemoteTurned,
     RemoveRemote,
-    Save,
+    SaveRemote,
     Scan,
     Seal,
     Seek,
@@ -40,15 +40,15 @@ from tensord.daemon.core.events import (
     Copied,
     Drained,
     Event,
-    Found,
     GenerationRaised,
     GenerationsTold,
     Moved,
     PrefixAsked,
     Punched,
     Received,
+    RemoteFound,
+    RemoteSaved,
     RingGrown,
-    Saved,
     Scanned,
     Sought,
     Tick,
@@ -129,9 +129,9 @@ class Stand:
         self.copies: deque[Copy | Seal] = deque()
         self.moves: deque[Move] = deque()
         self.seeks: deque[Seek] = deque()
-        self.writes: deque[tuple[Save | RemoveRemote, bytes]] = deque()
+        self.writes: deque[tuple[SaveRemote | RemoveRemote, bytes]] = deque()
         """Writes to the remote store, with the bytes that each must find in the ring."""
-        self.remote: dict[bytes, Found] = {}
+        self.remote: dict[bytes, RemoteFound] = {}
         """What is in the remote store."""
         self.remote_generations: dict[bytes, int] = {}
         self.generation_requests: deque[AskGenerations | RaiseGeneration] = deque()
@@ -206,7 +206,7 @@ class Stand:
                     self.forgotten.append(client)
                 case Seek():
                     self.seeks.append(effect)
-                case Save(_, key, offset, payload_bytes):
+                case SaveRemote(_, key, offset, payload_bytes):
                     assert self.headers[offset].key == key
                     start = offset + SPAN_HEADER_BYTES
                     self.writes.append((effect, bytes(self.bytes[start : start + payload_bytes])))
@@ -279,7 +279,7 @@ class Stand:
         found = self.remote.get(effect.key) if generation in (None, generation_of(effect.key)) else None
         self.do(Sought(effect.number, found, generation=generation, answer_s=answer_s))
 
-    def remote_generation(self, effect: Seek | Save) -> int | None:
+    def remote_generation(self, effect: Seek | SaveRemote) -> int | None:
         """The remote store's generation of a key's namespace, if it is asked for."""
         return self.remote_generations.get(effect.key[:8], 0) if effect.asks_generation else None
 
@@ -310,13 +310,13 @@ class Stand:
             header = self.headers[effect.offset]
             generation = self.remote_generation(effect)
             if error is None and generation not in (None, generation_of(effect.key)):
-                self.do(Saved(effect.number, written=False, generation=generation))
+                self.do(RemoteSaved(effect.number, written=False, generation=generation))
                 return
             if error is None:
                 sizes = header.payload_bytes, header.tree_bytes, header.tokens
-                self.remote[effect.key] = Found(*sizes, header.cost_ms, parent=header.parent)
+                self.remote[effect.key] = RemoteFound(*sizes, header.cost_ms, parent=header.parent)
         generation = None if isinstance(effect, RemoveRemote) or error else self.remote_generation(effect)
-        self.do(Saved(effect.number, error, generation=generation))
+        self.do(RemoteSaved(effect.number, error, generation=generation))
 
     def move(self, at: int = 0, error: TensordError | None = None) -> None:
         """Carries the at-th Move out, or has it fail halfway."""

@@ -28,7 +28,7 @@ from typing import Any
 import pytest
 
 from tensord.daemon.core.effects import AskGenerations
-from tensord.daemon.core.events import Found, GenerationsTold, LimitsChanged, Saved, Tick
+from tensord.daemon.core.events import GenerationsTold, LimitsChanged, RemoteFound, RemoteSaved, Tick
 from tensord.daemon.core.host_memory import Pressed
 from tensord.daemon.core.remote import speed
 from tensord.daemon.core.remote.agreement import EVERY_S
@@ -42,7 +42,7 @@ from .blocks import block
 from .stand import SPAN, Make, Stand, key
 
 REMOTE: dict[str, Any] = {"remote_s": 2.0, "remote_writes": True, "remote_queue_bytes": 1000}
-FOUND = Found(64, 16, tokens=3, cost_ms=8.0)
+FOUND = RemoteFound(64, 16, tokens=3, cost_ms=8.0)
 
 
 def ask(stand: Stand, client: int = 1, number: int = 1, within_s: float = 0.5) -> messages.Claimed:
@@ -266,7 +266,7 @@ def test_a_found_entry_without_room_is_computed(make: Make, refused: bool) -> No
 
 def test_an_entry_whose_parent_is_not_here_is_computed(make: Make) -> None:
     stand = make(**REMOTE)
-    stand.remote[key(1)] = Found(64, 16, parent=key(2))
+    stand.remote[key(1)] = RemoteFound(64, 16, parent=key(2))
     ask(stand)
     stand.settle()
     assert verdicts(stand) == ["wait", "compute"]
@@ -274,7 +274,7 @@ def test_an_entry_whose_parent_is_not_here_is_computed(make: Make) -> None:
 
 def test_a_fetched_entry_lives_for_what_was_left_of_its_time(make: Make) -> None:
     stand = make(**REMOTE)
-    stand.remote[key(1)] = Found(64, 16, lives_s=5.0)
+    stand.remote[key(1)] = RemoteFound(64, 16, lives_s=5.0)
     ask(stand)
     stand.settle()
     assert stand.find(key(1)) is not None
@@ -327,7 +327,7 @@ def test_an_entry_that_is_quicker_to_compute_than_to_read_is_not_written(
 
 def test_what_came_from_the_remote_store_is_not_written_back(make: Make) -> None:
     stand = make(**REMOTE)
-    stand.remote[key(1)] = Found(64, 16)
+    stand.remote[key(1)] = RemoteFound(64, 16)
     ask(stand)
     stand.settle()
     stand.recorded.append(stand.pin(1).span_id)
@@ -637,7 +637,7 @@ def test_an_old_answer_raises_nothing_that_the_store_has_already(make: Make) -> 
     stand.now += EVERY_S
     stand.do(Tick())
     stand.writes.clear()
-    stand.do(Saved(save.number, written=False, generation=0))
+    stand.do(RemoteSaved(save.number, written=False, generation=0))
     stand.pass_time(4 * EVERY_S)
     assert stand.remote_generations == {TAG: 1}
     assert stand.index.generations.current(TAG) == 1

@@ -18,7 +18,7 @@ from hypothesis.stateful import (
 )
 
 from tensord.daemon.core.entries import EntryState
-from tensord.daemon.core.events import Accessed, Found, LimitsChanged, Tick
+from tensord.daemon.core.events import Accessed, LimitsChanged, RemoteFound, Tick
 from tensord.daemon.core.host_memory import Pressed
 from tensord.daemon.policy.registry import POLICIES
 from tensord.errors import BadTree, TierUnavailable
@@ -320,7 +320,7 @@ class AnyOrder(RuleBasedStateMachine):
     def another_host_stores(self, number: int, cells: int, parent: int | None, lives_s: float | None) -> None:
         tag = b"first ns" if number < 5 else b"other ns"
         above = None if parent is None else key(parent, tag)
-        self.stand.remote[key(number, tag)] = Found(cells * 100, 16, lives_s=lives_s, parent=above)
+        self.stand.remote[key(number, tag)] = RemoteFound(cells * 100, 16, lives_s=lives_s, parent=above)
 
     @precondition(lambda self: self.stand.generation_requests)
     @rule(fails=st.integers(0, 5))
