@@ -1,4 +1,4 @@
-"""The warning of a process that uses the cache without a daemon.
+"""Why there is no daemon: as an error, and as the warning of a process that uses the cache without one.
 
 Owns: the one line in the log of logger `tensord`. Does not own: the attempts to attach (link.py).
 Invariants: a process warns at most once, and so do its forks. A client that was attached before does not warn.
@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import logging
 import threading
+from copy import copy
+from pathlib import Path
 
-from ...errors import TensordError
+from ...errors import DaemonUnavailable, TensordError
 from ...ipc.descriptors import unreachable
 
 _log = logging.getLogger("tensord")
@@ -23,3 +25,10 @@ def absence(error: TensordError | OSError, *, warn: bool) -> TensordError:
     if warn and _not_warned.acquire(blocking=False):
         _log.warning("%s. Until a daemon answers, every lookup is a miss and nothing is stored", why)
     return why
+
+
+def unavailable(error: TensordError | None, path: Path) -> TensordError:
+    """Why there is no daemon, as a new error for each caller. A shared error would keep the frames of all its callers,
+    with their payloads and views, until the daemon is back.
+    """
+    return copy(error) if error is not None else DaemonUnavailable(f"not attached to the daemon at {path}")

@@ -10,9 +10,11 @@ from typing import Self
 
 import pytest
 
-from tensord.client.core.aside import aside
+from tensord.client.core import aside as aside_module
+from tensord.client.core import nested
+from tensord.client.core.aside import aside, later
 from tensord.client.core.waiting import Condition, LockEvent, LockFuture
-from tensord.errors import DaemonUnavailable
+from tensord.errors import DaemonUnavailable, TimedOut
 
 from ...daemon_process import PATIENCE_S, until
 from ...interruptions import Signal, interrupt
@@ -141,3 +143,31 @@ def _from_another_thread(act: Callable[[], object]) -> None:
     thread.start()
     thread.join(PATIENCE_S)
     assert not thread.is_alive(), "a lock is taken for ever"
+
+
+def test_work_of_a_handler_within_a_put_is_waited_for_until_a_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended, go_on = threading.Event(), threading.Event()
+
+    def work() -> None:
+        go_on.wait(PATIENCE_S)
+        ended.set()
+
+    monkeypatch.setattr(aside_module, "NESTED_S", 0.01)
+    put = threading.get_ident(), object()
+    monkeypatch.setattr(nested, "under_way", {put})
+    with pytest.raises(TimedOut, match="goes on"):
+        aside(work)
+    go_on.set()
+    assert ended.wait(PATIENCE_S)
+
+
+def test_what_is_handed_over_for_later_is_done_while_its_caller_goes_on() -> None:
+    go_on, ended = threading.Event(), threading.Event()
+
+    def work() -> None:
+        go_on.wait(PATIENCE_S)
+        ended.set()
+
+    later(work)
+    go_on.set()
+    assert ended.wait(PATIENCE_S)
