@@ -55,7 +55,8 @@ _SEND_S: Final = 5.0
 class Link:
     """One connection to the daemon at `path`, renewed for as long as the client lives.
 
-    `view` serves the lookups. None before the first attachment, and after a fork until the next one.
+    `view` serves the lookups. None before the first attachment, and after a fork until the next one. `owner` returns
+    the client. Once that is collected, the thread ends by itself, also if `end` was cut short by a signal handler.
     """
 
     def __init__(self, path: Path, name: str, attach_timeout_s: float, *, required: bool = False) -> None:
@@ -68,6 +69,7 @@ class Link:
         self.instance = ""
         self.version = ""
         self.error: TensordError | None = None
+        self.owner: Callable[[], object | None] = lambda: True
         self._attach_timeout_s = attach_timeout_s
         self.next_id: Callable[[], int] = partial(next, count(1))
         self.listeners = Listeners(lambda: self.connection)
@@ -245,7 +247,7 @@ class Link:
 
     def _run(self) -> None:
         retry_s = _RETRY_FIRST_S
-        while not self._stopping.is_set():
+        while not self._over():
             if self.puts.in_flight.cut:
                 self.puts.disconnected()
             try:
@@ -274,6 +276,11 @@ class Link:
                 self._tried.set()
                 self._detach(channel)
         self._finish()
+
+    def _over(self) -> bool:
+        if self.owner() is None:
+            self._stopping.set()
+        return self._stopping.is_set()
 
     def _serve(self, channel: BlockingChannel) -> None:
         self.listeners.tell(lambda listener: listener.attached(channel))
@@ -337,7 +344,7 @@ class Link:
             os.close(before)
 
     def _receive(self, channel: BlockingChannel) -> None:
-        while not self._stopping.is_set() and not self.puts.in_flight.cut:
+        while not self._over() and not self.puts.in_flight.cut:
             self.puts.tidy()
             sweep_now_and_then()
             wait_s = _IDLE_S

@@ -132,3 +132,31 @@ def test_a_handler_may_fork_at_any_point_of_a_put_while_views_are_held(daemon: D
 def counts() -> tuple[int, int]:
     links = sum(thread.name == "tensord-link" for thread in threading.enumerate())
     return links, len(os.listdir("/proc/self/fd"))
+
+
+def collected(stage: Stage, path: Path) -> Any:
+    def drop() -> None:
+        del clients[:]
+
+    clients = [tensord.Client(path)]
+    clients[0].put(key(0), SMALL, wait=True)
+    drop()
+    gc.collect()
+    until(lambda: not counts()[0], "the first client to be gone")
+    before = counts()
+    for number in range(POINTS_MAX):
+        clients.append(tensord.Client(path))
+        clients[0].put(key(0), SMALL, wait=True)
+        if not interrupt(number, drop):
+            break
+    gc.collect()
+    until(lambda: not counts()[0], "all threads to be gone")
+    return number, before, counts()
+
+
+def test_a_client_that_is_collected_while_a_handler_raises_leaves_nothing(daemon: Daemon) -> None:
+    with Child(collected, daemon.socket) as child:
+        number, before, after = child.hear()
+    assert number > 5
+    assert after == before
+    daemon.until(lambda status: not status["clients"] and not status["lanes"], "the daemon to see them gone")

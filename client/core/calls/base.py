@@ -40,7 +40,8 @@ class ClientBase:
         self._tally = ComputeTally()
         self._governor = GovernorListener(link)
         self._baselines = DeclaredBaselines(link, self._governor)
-        self._closed = weakref.finalize(self, link.close)
+        self._closed = weakref.finalize(self, link.end)
+        link.owner = weakref.ref(self)
         forks.watch(link)
 
     @property
