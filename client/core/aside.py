@@ -136,7 +136,7 @@ def _have_threads() -> None:
         return
     try:
         _thread.start_new_thread(_begin, ())
-    except RuntimeError:
+    except (RuntimeError, MemoryError):
         # The interpreter starts no more threads, for example while it exits.
         _do_all()
 
@@ -147,7 +147,7 @@ def _begin() -> None:
     """
     try:
         threading.Thread(target=_serve, name="tensord-aside", daemon=True).start()
-    except RuntimeError:
+    except (RuntimeError, MemoryError):
         _do_all()
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import _thread
 import os
 import signal
 import threading
 from collections.abc import Callable
-from typing import Self
+from typing import Any, Self
 
 import pytest
 
@@ -18,6 +19,7 @@ from tensord.errors import DaemonUnavailable, TimedOut
 
 from ...daemon_process import PATIENCE_S, until
 from ...interruptions import Signal, interrupt
+from ...processes import Child, Stage
 
 POINTS_MAX = 1000
 
@@ -143,6 +145,23 @@ def _from_another_thread(act: Callable[[], object]) -> None:
     thread.start()
     thread.join(PATIENCE_S)
     assert not thread.is_alive(), "a lock is taken for ever"
+
+
+def without_memory(stage: Stage, of: str) -> Any:
+    def no_memory(*_: object) -> None:
+        raise MemoryError
+
+    if of == "thread":
+        _thread.start_new_thread = no_memory  # type: ignore[assignment]
+    else:
+        threading.Thread.start = no_memory  # type: ignore[method-assign,assignment]
+    return aside(lambda: 7)
+
+
+@pytest.mark.parametrize("of", ["thread", "Thread"])
+def test_work_for_which_no_memory_for_a_thread_is_left_is_done_all_the_same(of: str) -> None:
+    with Child(without_memory, of) as child:
+        assert child.hear() == 7
 
 
 def test_work_of_a_handler_within_a_put_is_waited_for_until_a_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
