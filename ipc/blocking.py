@@ -4,9 +4,11 @@ Owns: the socket, its locks, and the messages that were not received by a caller
 (`connection`), nor which thread waits for which answer.
 
 Any thread may send. One thread at a time may receive. Any thread may close the channel: all waiting threads then
-leave it.
+leave it, and the last of them closes the descriptors.
 
-Invariants: those of `channel`. No call but `close` waits for a lock longer than its time limit.
+Invariants: those of `channel`. No call waits for a lock longer than its time limit, and `close` for none: a signal
+handler may call it, or wait for a thread that does, while its own thread is in the channel. No message is written into
+the middle of another.
 """
 
 from __future__ import annotations
@@ -46,7 +48,13 @@ class BlockingChannel:
         self._ready: deque[Delivery] = deque()
         self._failure: TensordError | None = None
         self._served = False
-        # Reentrant: a signal handler may close the channel while its own thread waits in it.
+        self._inside: set[object] = set()
+        """One object for each call that may use the socket. Changed in single steps, without a lock."""
+        self._over = False
+        self._unclosed = [None]
+        """Empty once a thread closes the descriptors."""
+        self._writing = False
+        # Reentrant: only the thread that has one can give it back, and `send` tries to in any case.
         self._receiving = threading.RLock()
         self._sending = threading.RLock()
         self._state = threading.Lock()
@@ -71,11 +79,14 @@ class BlockingChannel:
         On a new connection, also raises the error with which the daemon has refused it.
 
         After TimedOut either nothing was sent, or the channel is closed (if part of a message was sent, or if the
-        message was Hello or Attach). After an exception of a signal handler the channel is closed.
+        message was Hello or Attach). A signal handler that has interrupted a send of its own thread gets TimedOut.
+        After an exception of a signal handler the channel is closed.
         """
+        here = object()
         deadline = time.monotonic() + timeout_s
         wait_s = max(0.0, timeout_s)
         try:
+            self._inside.add(here)
             # The acquire is inside the try: a signal handler may raise right after the lock was taken.
             if self._sending.acquire(timeout=wait_s):
                 self._send(messages, fds, deadline, timeout_s)
@@ -92,10 +103,21 @@ class BlockingChannel:
             except RuntimeError:
                 # The lock was not taken.
                 pass
+            finally:
+                self._leave(here)
         raise self._timed_out("other threads are sending", timeout_s)
 
     def _send(self, messages: Sequence[Message], fds: Sequence[int], deadline: float, timeout_s: float) -> None:
         self._check_open()
+        if self._writing:
+            raise self._timed_out("the signal handler that sends has interrupted a send of its thread", timeout_s)
+        try:
+            self._writing = True
+            self._send_alone(messages, fds, deadline, timeout_s)
+        finally:
+            self._writing = False
+
+    def _send_alone(self, messages: Sequence[Message], fds: Sequence[int], deadline: float, timeout_s: float) -> None:
         with self._state:
             data = self.connection.send(*messages, fds=len(fds))
         try:
@@ -126,6 +148,16 @@ class BlockingChannel:
             ProtocolError: the daemon broke the protocol. Close the channel.
         """
         deadline = time.monotonic() + timeout_s
+        here = object()
+        try:
+            self._inside.add(here)
+            return self._receive(deadline, timeout_s)
+        finally:
+            self._leave(here)
+
+    def _receive(self, deadline: float, timeout_s: float) -> Delivery:
+        if self._over:
+            self._check_open()
         if not self._receiving.acquire(timeout=max(0.0, timeout_s)):
             raise self._timed_out("another thread is receiving", timeout_s)
         try:
@@ -156,12 +188,28 @@ class BlockingChannel:
         raise DaemonUnavailable(f"the daemon answered {type(message).__name__}, expected {kind.__name__}")
 
     def close(self) -> None:
-        """Ends the channel, wakes all threads that wait in it, and closes the descriptors of unreceived messages."""
+        """Ends the channel, wakes all threads that wait in it, and closes the socket and the descriptors of unreceived
+        messages. Waits for nothing: if a thread is in the channel, the last one that leaves it closes them."""
         self.shut()
-        # The waiting threads leave now. The socket's descriptor number must not be reused before they have left.
-        with self._receiving, self._sending:
-            self._sock.close()
-            self._drop()
+        self._over = True
+        self._end()
+
+    def _leave(self, here: object) -> None:
+        self._inside.discard(here)
+        if self._over:
+            self._end()
+
+    def _end(self) -> None:
+        """SYNC POINT: a call enters `_inside` before it looks whether the channel is closed; `close` says so before it
+        looks into `_inside`. So the socket's descriptor number is not reused while a call may use it."""
+        if self._inside:
+            return
+        try:
+            self._unclosed.pop()
+        except IndexError:
+            return
+        self._sock.close()
+        self._drop()
 
     def close_in_child(self) -> None:
         """For the child of a fork: closes the child's copies. The parent's connection goes on."""
@@ -236,6 +284,8 @@ class BlockingChannel:
             self._receiving.release()
 
     def _wait(self, events: int, deadline: float) -> bool:
+        # In the child of a fork the socket has no descriptor.
+        self._check_open()
         poll = select.poll()
         poll.register(self._sock, events)
         while (left_s := deadline - time.monotonic()) > 0:

@@ -1,4 +1,4 @@
-"""Exceptions of signal handlers, raised at a chosen instruction of the thread that makes a call.
+"""Signal handlers at a chosen instruction of the thread that makes a call. They raise an exception, or do something.
 
 Owns: the count of those instructions at which the interpreter looks for signals, in all code that the thread runs.
 """
@@ -39,13 +39,18 @@ def looks_for_signals(code: CodeType) -> set[int]:
     return found
 
 
+def cut() -> None:
+    raise Signal
+
+
 class Interrupted:
-    """Raises Signal at the `number`-th such instruction in files whose names end with one of `files`.
+    """Calls `handler` at the `number`-th such instruction in files whose names end with one of `files`.
 
     Of an instruction's runs the first `times` count: those of a loop are much alike.
     """
 
-    def __init__(self, number: int, files: tuple[str, ...], times: int) -> None:
+    def __init__(self, number: int, files: tuple[str, ...], times: int, handler: Callable[[], object]) -> None:
+        self._handler = handler
         self.left = number
         self.place = ""
         self._files = files
@@ -68,14 +73,22 @@ class Interrupted:
             if self.left < 0:
                 sys.settrace(None)
                 self.place = f"{code.co_qualname}, line {frame.f_lineno} of {code.co_filename}"
-                raise Signal
+                self._handler()
+                return None
         return self.trace
 
 
-def interrupt(number: int, act: Callable[[], object], files: tuple[str, ...] = (".py",), *, times: int = 2) -> str:
-    """`act()` with an exception at its `number`-th point, an instruction's first `times` runs counted: where that was,
-    empty if it has fewer."""
-    interrupted = Interrupted(number, files, times)
+def interrupt(
+    number: int,
+    act: Callable[[], object],
+    files: tuple[str, ...] = (".py",),
+    *,
+    times: int = 2,
+    handler: Callable[[], object] = cut,
+) -> str:
+    """`act()` with a signal at its `number`-th point, an instruction's first `times` runs counted: where that was,
+    empty if it has fewer. The handler raises, or is `handler`."""
+    interrupted = Interrupted(number, files, times, handler)
     before = sys.gettrace()
     sys.settrace(interrupted.trace)
     try:

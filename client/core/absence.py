@@ -1,4 +1,4 @@
-"""The warning of a process that uses the cache without a daemon.
+"""Why there is no daemon: as an error, and as the warning of a process that uses the cache without one.
 
 Owns: the one line in the log of logger `tensord`. Does not own: the attempts to attach (link.py).
 Invariants: a process warns at most once of each socket, and of SOCKETS_MAX sockets at most; so do its forks. A client
@@ -8,10 +8,11 @@ that was attached before does not warn.
 from __future__ import annotations
 
 import logging
+from copy import copy
 from pathlib import Path
 from typing import Final
 
-from ...errors import TensordError
+from ...errors import DaemonUnavailable, TensordError
 from ...ipc.descriptors import unreachable
 
 _log = logging.getLogger("tensord")
@@ -27,3 +28,10 @@ def absence(error: TensordError | OSError, socket: Path, *, warn: bool) -> Tenso
     if warn and len(_warned) < SOCKETS_MAX and _warned.setdefault(socket, first) is first:
         _log.warning("%s. Until a daemon answers, every lookup is a miss and nothing is stored", why)
     return why
+
+
+def unavailable(error: TensordError | None, path: Path) -> TensordError:
+    """Why there is no daemon, as a new error for each caller. A shared error would keep the frames of all its callers,
+    with their payloads and views, until the daemon is back.
+    """
+    return copy(error) if error is not None else DaemonUnavailable(f"not attached to the daemon at {path}")

@@ -19,6 +19,10 @@ from .cache import TIMEOUT_S, Client
 class AsyncClient(AsyncLookupCalls, AsyncPutCalls, AsyncEntryCalls, AsyncPressureCalls):
     """`Client` with `await`: the same arguments, results and errors.
 
+    Limit the time of a call by `timeout_s` or `asyncio.timeout`. On Python 3.11 `asyncio.wait_for` may leave a put
+    running if the waiting task is cancelled just when its time is over; an array that is changed then may be stored half
+    changed.
+
     Example:
         >>> import asyncio
         >>> async def main() -> None:

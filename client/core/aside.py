@@ -5,7 +5,8 @@ time limit by SIGALRM) may end any function half-way, with a table half changed 
 main thread that changes state shared with other threads runs here, and the main thread waits for its end on a lock of
 the interpreter. Calls of other threads run in place, and so do calls while the interpreter ends, when no other thread
 runs any more. Puts also run in place, because they are too frequent: an
-interrupted put ends the connection instead (puts.py).
+interrupted put ends the connection instead (puts.py). A call that a signal handler makes within a put is waited for
+until a time limit, because the work may need a lock of that put.
 
 Owns: the threads, started on demand. Does not own: the work.
 Invariants: work that was queued is finished, even if the call that queued it is interrupted.
@@ -23,11 +24,14 @@ from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Any, Final, TypeVar
 
-from ...errors import DaemonUnavailable, ProcessLimit
+from ...errors import DaemonUnavailable, ProcessLimit, TimedOut
+from . import nested
 
 Result = TypeVar("Result")
 _IDLE_MAX: Final = 2
 """Limit of idle threads that are kept."""
+NESTED_S: Final = 10.0
+"""Longest wait, in seconds, for work that is handed over within a put of the main thread."""
 
 
 class _Task:
@@ -61,18 +65,30 @@ _idle = 0
 _counting = threading.Lock()
 
 
-def aside(work: Callable[[], Result]) -> Result:
-    """Returns `work()`. An exception of a signal handler cannot interrupt the work."""
+def aside(work: Callable[[], Result], *, within_s: float | None = None) -> Result:
+    """Returns `work()`. An exception of a signal handler cannot interrupt the work.
+
+    Args:
+        within_s: longest wait for the work, in seconds; -1 for no limit. Default: no limit, but NESTED_S within a put.
+
+    Raises:
+        TimedOut: the work has not ended in time; it goes on.
+    """
     if _thread.get_ident() != _main or sys.is_finalizing():
         return work()
     task = _Task(work)
     del work
+    if within_s is None:
+        within_s = NESTED_S if nested.within_any() else -1
     try:
         _waited_for.add(task)
         _tasks.put(task)
         _have_threads()
-        with task.done:
-            pass
+        if not task.done.acquire(True, within_s):
+            raise TimedOut(
+                f"the call did not end within {within_s:.3g} s and goes on; if a signal handler made it, what the "
+                "handler has interrupted may have to end first"
+            )
     finally:
         # One step: a signal handler runs before or after it.
         _waited_for.discard(task)
@@ -85,6 +101,12 @@ def aside(work: Callable[[], Result]) -> Result:
         # An error's traceback refers to this frame: without this there is a cycle, which keeps the caller's payload
         # alive.
         del task
+
+
+def later(work: Callable[[], object]) -> None:
+    """Has `work()` done in another thread, and waits for nothing."""
+    _tasks.put(_Task(work))
+    _have_threads()
 
 
 def begin(thread: threading.Thread) -> None:
@@ -114,7 +136,7 @@ def _have_threads() -> None:
         return
     try:
         _thread.start_new_thread(_begin, ())
-    except RuntimeError:
+    except (RuntimeError, MemoryError):
         # The interpreter starts no more threads, for example while it exits.
         _do_all()
 
@@ -125,7 +147,7 @@ def _begin() -> None:
     """
     try:
         threading.Thread(target=_serve, name="tensord-aside", daemon=True).start()
-    except RuntimeError:
+    except (RuntimeError, MemoryError):
         _do_all()
 
 
@@ -156,6 +178,7 @@ def _do_all() -> None:
 
 def after_fork_in_child() -> None:
     """After a fork: the threads and their work belong to the parent."""
+    nested.after_fork_in_child()
     global _main, _tasks, _idle, _counting
     _main = _thread.get_ident()
     _tasks, _idle, _counting = SimpleQueue(), 0, threading.Lock()

@@ -19,7 +19,7 @@ from ...errors import TensordError
 from ...ipc import messages
 from ...ipc.blocking import BlockingChannel
 from ...ipc.schema import TOKENS_MAX
-from .answers import PendingRequest
+from .answers import PendingRequest, settle
 from .aside import aside
 
 # A claim is renewed three times within its lifetime.
@@ -37,6 +37,16 @@ class HeldClaims:
         """
         self.renew_at = 0.0
         """When the next claim is to be renewed, by time.monotonic. Has no meaning while none is held."""
+
+    def granted(self, message: messages.Claimed, asked: PendingRequest | None) -> None:
+        """Handles the grant of a claim to this request; None if it does not exist any more."""
+        # Before the future is settled: this thread is about to wait, and must know when to renew the claim.
+        if asked is not None:
+            self.hold(message.token, message.lasts_s, asked)
+        if asked is None or not settle(asked, message):
+            # The caller has stopped waiting. Give the claim back, so that no client waits for it.
+            self.drop(message.token)
+            self._send(messages.Abandon(message.token))
 
     def hold(self, token: int, lasts_s: float, asked: PendingRequest) -> None:
         """Renews a claim until `drop`, or until the request that it was granted to is collected. A signal handler's

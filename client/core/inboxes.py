@@ -75,7 +75,8 @@ class Inboxes:
             and self._wanted_bytes(size_bytes) <= inbox.size_bytes <= self._most_bytes
         ):
             return inbox
-        return aside(partial(self._fit, size_bytes))
+        # No limit: not a call of a signal handler, which may not put within a put.
+        return aside(partial(self._fit, size_bytes), within_s=-1)
 
     def _fit(self, size_bytes: int) -> Inbox:
         with self._lock:
@@ -118,7 +119,7 @@ class Inboxes:
                 )
             region = inbox.take(size_bytes, 0.0)
             if region is None and not inbox.retired:
-                if aside(partial(self._grown, inbox)):
+                if aside(partial(self._grown, inbox), within_s=-1):
                     inbox = None
                     continue
                 if connected is None:

@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from copy import copy
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -31,7 +30,7 @@ from ...ipc.schema import ClientLimits
 from ...shm import fence
 from ...shm.lanes import Lane
 from . import forks
-from .absence import absence
+from .absence import absence, unavailable
 from .answers import Answers, PendingRequest, settle
 from .aside import aside, begin
 from .held_claims import HeldClaims
@@ -56,7 +55,8 @@ _SEND_S: Final = 5.0
 class Link:
     """One connection to the daemon at `path`, renewed for as long as the client lives.
 
-    `view` serves the lookups. None before the first attachment, and after a fork until the next one.
+    `view` serves the lookups. None before the first attachment, and after a fork until the next one. `owner` returns
+    the client. Once that is collected, the thread ends by itself, also if `end` was cut short by a signal handler.
     """
 
     def __init__(self, path: Path, name: str, attach_timeout_s: float, *, required: bool = False) -> None:
@@ -69,8 +69,9 @@ class Link:
         self.instance = ""
         self.version = ""
         self.error: TensordError | None = None
+        self.owner: Callable[[], object | None] = lambda: True
         self._attach_timeout_s = attach_timeout_s
-        self._ids = count(1)
+        self.next_id: Callable[[], int] = partial(next, count(1))
         self.listeners = Listeners(lambda: self.connection)
         self._reset()
 
@@ -121,17 +122,25 @@ class Link:
         done: the connection ends with the process."""
         if sys.is_finalizing():
             return
-        self._stopping.set()
-        channel, thread = self._channel, self._thread
-        if channel is not None:
-            channel.close()
+        self.end()
+        thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join(self._attach_timeout_s)
+        if thread is None or thread.is_alive():
+            self._finish()
+
+    def end(self) -> None:
+        """Begins the end of the connection; the thread does the rest. Waits for nothing."""
+        self._stopping.set()
+        self._shut()
+
+    def _finish(self) -> None:
         self.puts.in_flight.close()
         self.answers.fail_all(DaemonUnavailable("the client was closed"))
         self.listeners.tell(lambda listener: listener.detached())
         self.view = None
-        self._replace_lane_fd(-1)
+        if self._thread in (None, threading.current_thread()):
+            self._replace_lane_fd(-1)
 
     @property
     def connected(self) -> bool:
@@ -153,9 +162,6 @@ class Link:
     def closed(self) -> bool:
         """Whether `close` was called. No connection follows."""
         return self._stopping.is_set()
-
-    def next_id(self) -> int:
-        return next(self._ids)
 
     def send(
         self,
@@ -196,12 +202,8 @@ class Link:
         return view.refusal(key) if view is not None else None
 
     def unavailable(self) -> TensordError:
-        """Why there is no daemon, as a new error for each caller. A shared error would keep the frames of all its
-        callers, with their payloads and views, until the daemon is back.
-        """
-        if self.error is None:
-            return DaemonUnavailable(f"not attached to the daemon at {self.path}")
-        return copy(self.error)
+        """Why there is no daemon, as a new error for each caller."""
+        return unavailable(self.error, self.path)
 
     # ---- forks
 
@@ -218,7 +220,7 @@ class Link:
         if (channel := self._channel) is not None:
             self._tried.clear()
             self.puts.in_flight.why_lost = "this process forked while it held views, and attaches anew; put it again"
-            channel.close()
+            channel.shut()
         # Last: an interrupted call is repeated.
         self._lane_given_up = False
 
@@ -245,7 +247,7 @@ class Link:
 
     def _run(self) -> None:
         retry_s = _RETRY_FIRST_S
-        while not self._stopping.is_set():
+        while not self._over():
             if self.puts.in_flight.cut:
                 self.puts.disconnected()
             try:
@@ -273,6 +275,12 @@ class Link:
             finally:
                 self._tried.set()
                 self._detach(channel)
+        self._finish()
+
+    def _over(self) -> bool:
+        if self.owner() is None:
+            self._stopping.set()
+        return self._stopping.is_set()
 
     def _serve(self, channel: BlockingChannel) -> None:
         self.listeners.tell(lambda listener: listener.attached(channel))
@@ -286,8 +294,8 @@ class Link:
         self._channel = channel
         try:
             hello = messages.Hello(self.next_id(), protocol, self.name, os.getpid(), fenced, __version__)
+            # If the daemon has closed the connection, the error that it sent is read below.
             with suppress(DaemonUnavailable):
-                # If the daemon has closed the connection, the error that it sent is read below.
                 channel.send(hello, timeout_s=self._attach_timeout_s)
             welcome, _ = channel.receive_one(messages.Welcome, deadline)
             self.limits = self.puts.inboxes.limits = welcome.limits
@@ -336,7 +344,7 @@ class Link:
             os.close(before)
 
     def _receive(self, channel: BlockingChannel) -> None:
-        while not self._stopping.is_set() and not self.puts.in_flight.cut:
+        while not self._over() and not self.puts.in_flight.cut:
             self.puts.tidy()
             sweep_now_and_then()
             wait_s = _IDLE_S
@@ -369,18 +377,10 @@ class Link:
                     self.puts.refused(number, message.to_error())
             case messages.Error():
                 raise message.to_error()
-            case messages.Claimed(answer="compute", token=token):
-                # Before the future is settled: this thread is about to wait, and must know when to renew the claim.
-                answer = self.answers.take(message.id)
-                if answer is not None:
-                    self.claims.hold(token, message.lasts_s, answer)
-                if answer is None or not settle(answer, message):
-                    # The caller has stopped waiting. Give the claim back, so that no client waits for it.
-                    self.claims.drop(token)
-                    self.send(messages.Abandon(token))
+            case messages.Claimed(answer="compute"):
+                self.claims.granted(message, self.answers.take(message.id))
             case messages.Reserved(reservation=number):
-                answer = self.answers.take(message.id)
-                if answer is None or not settle(answer, message):
+                if (answer := self.answers.take(message.id)) is None or not settle(answer, message):
                     # The caller has stopped waiting. Release the memory for other processes.
                     self.send(messages.ReleaseReservation(self.next_id(), number))
             case _:

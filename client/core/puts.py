@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from functools import partial
+from threading import get_ident
 from typing import Any, Final
 
 from msgspec.structs import replace
@@ -19,6 +20,7 @@ from ...errors import DaemonUnavailable, ObjectTooLarge, TensordError
 from ...ipc import messages
 from ...shm.layout import aligned
 from ...shm.payload import Leaf, Payload
+from . import nested
 from .in_flight import PutsInFlight, state_for
 from .in_place import InPlacePuts
 from .inbox import Bytes, Inbox, Region
@@ -79,9 +81,16 @@ class PutSender:
         return put
 
     def put_many(self, puts: Iterable[tuple[Put, Payload]], options: PutOptions, *, deadline: float) -> None:
-        """As `put`, for many payloads. The Commits of small ones are sent together."""
+        """As `put`, for many payloads. The Commits of small ones are sent together. All are refused within another put
+        of this thread, which a signal handler has interrupted."""
+        if nested.within(self):
+            for put, _ in puts:
+                self.in_flight.end(put, "refused", nested.refusal())
+            return
+        here = (get_ident(), self)
         unsent: list[Pending] = []
         try:
+            nested.under_way.add(here)
             for put, payload in puts:
                 try:
                     self._check_generation(put.key)
@@ -98,6 +107,8 @@ class PutSender:
             self.in_flight.cut = True
             self._end_connection()
             raise
+        finally:
+            nested.under_way.discard(here)
 
     def reserve(self, payload_bytes: int, deadline: float) -> Region:
         """Returns a region for a payload that is produced in place.

@@ -3,7 +3,7 @@
 `threading.Condition` enters and leaves its lock in Python functions. A signal handler's exception (Ctrl-C) may end such
 a function after the lock was taken, or before it is given back; then no thread gets the lock again. `threading.Event`
 and the standard library's `Future` stand on a Condition, and have the same fault. The lock here is the interpreter's
-own, which `with` enters and leaves in one step each.
+own, which `with` enters and leaves in one step each. The event has none.
 
 Owns: these three classes. Does not own: what they guard.
 Invariants: an exception at any point of a wait leaves no lock taken, and at most a waiter's own lock, which no thread
@@ -16,6 +16,7 @@ import _thread
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any
 
 
@@ -61,31 +62,39 @@ class Condition(_thread.RLock):  # type: ignore[misc]  # the stub says final, th
 
 
 class LockEvent:
-    """`threading.Event` on `Condition`."""
+    """`threading.Event` without a lock: a signal handler may set it, or wait for a thread that does, at any moment."""
 
-    __slots__ = ("_changed", "_flag")
+    __slots__ = ("_flag", "_waiters")
 
     def __init__(self) -> None:
-        self._changed = Condition()
         self._flag = False
+        self._waiters: list[_thread.LockType] = []
 
     def is_set(self) -> bool:
         return self._flag
 
     def set(self) -> None:
-        with self._changed:
-            self._flag = True
-            self._changed.notify_all()
+        self._flag = True
+        while self._waiters:
+            with suppress(IndexError):  # another thread sets it too
+                self._waiters.pop().release()
 
     def clear(self) -> None:
         self._flag = False
 
     def wait(self, timeout: float | None = None) -> bool:
-        if not self._flag:
-            with self._changed:
-                if not self._flag:
-                    self._changed.wait(timeout)
-        return self._flag
+        if self._flag:
+            return True
+        waiter = _thread.allocate_lock()
+        waiter.acquire()
+        limit = -1 if timeout is None else max(0.0, min(timeout, _thread.TIMEOUT_MAX))
+        try:
+            # SYNC POINT: added before the flag is read; `set` sets the flag before it looks for waiters.
+            self._waiters.append(waiter)
+            return self.is_set() or waiter.acquire(True, limit) or self.is_set()
+        finally:
+            with suppress(ValueError):
+                self._waiters.remove(waiter)
 
 
 class LockFuture(Future[Any]):

@@ -282,3 +282,49 @@ def test_messages_that_a_dead_daemon_did_not_read_are_not_in_flight(channel: Blo
     for number in range(3, 3 + 2 * LIMITS.commits_in_flight_max):
         with pytest.raises(DaemonUnavailable):
             channel.send(m.Commit(number, KEY, 100, 10), m.Part(number, 0, 100, True), timeout_s=60)
+
+
+def test_the_descriptor_of_a_channel_that_is_closed_while_a_thread_sends_is_closed_by_that_thread(
+    sockets: Sockets,
+) -> None:
+    channel, held, go_on = BlockingChannel(sockets[0], attached()), threading.Event(), threading.Event()
+    write = channel._write
+
+    def waits(*args: object) -> int:
+        held.set()
+        go_on.wait(60)
+        return write(*args)  # type: ignore[arg-type]
+
+    channel._write = waits  # type: ignore[method-assign,assignment]
+
+    def sends() -> None:
+        with pytest.raises(DaemonUnavailable):
+            channel.send(m.Renew([1]), timeout_s=60)
+
+    sender = threading.Thread(target=sends)
+    sender.start()
+    assert held.wait(60)
+    channel.close()
+    assert sockets[0].fileno() >= 0, "its number may not be reused yet"
+    go_on.set()
+    sender.join(60)
+    assert sockets[0].fileno() < 0
+
+
+def test_a_send_within_a_send_of_the_same_thread_is_not_written_into_its_middle(
+    channel: BlockingChannel, sockets: Sockets
+) -> None:
+    write, tried = channel._write, []
+
+    def handled(*args: object) -> int:
+        channel._write = write  # type: ignore[method-assign]
+        with pytest.raises(TimedOut, match="interrupted a send"):
+            channel.send(m.Renew([2]), timeout_s=60)
+        tried.append(True)
+        return write(*args)  # type: ignore[arg-type]
+
+    channel._write = handled  # type: ignore[method-assign,assignment]
+    channel.send(m.Renew([1]), timeout_s=60)
+    channel.send(m.Renew([3]), timeout_s=60)
+    assert tried
+    assert sockets[1].recv(1 << 16) == pack(m.Renew([1])) + pack(m.Renew([3]))

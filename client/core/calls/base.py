@@ -10,14 +10,16 @@ import time
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
+from ....errors import TimedOut
 from ....ipc import messages
 from ....ipc.blocking import BlockingChannel
 from ....ipc.connection import Connection
-from .. import forks
-from ..aside import aside
+from .. import forks, nested
+from ..aside import NESTED_S, aside, later
 from ..baseline import DeclaredBaselines
 from ..fields import check_timeout
 from ..governor import GovernorListener
@@ -38,7 +40,8 @@ class ClientBase:
         self._tally = ComputeTally()
         self._governor = GovernorListener(link)
         self._baselines = DeclaredBaselines(link, self._governor)
-        self._closed = weakref.finalize(self, link.close)
+        self._closed = weakref.finalize(self, link.end)
+        link.owner = weakref.ref(self)
         forks.watch(link)
 
     @property
@@ -88,8 +91,21 @@ class ClientBase:
         return body
 
     def close(self) -> None:
-        """Ends the connection. Leases and their views stay valid for as long as they live."""
-        aside(self._closed)
+        """Ends the connection. Leases and their views stay valid for as long as they live.
+
+        A signal handler may call it at any moment; a put that it has interrupted ends as "lost".
+        """
+        if nested.within(self._link.puts):
+            # A signal handler has interrupted a put, whose locks the rest needs.
+            self._link.end()
+            later(self._end)
+        else:
+            with suppress(TimedOut):
+                aside(self._end, within_s=NESTED_S)
+
+    def _end(self) -> None:
+        self._closed.detach()
+        self._link.close()
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(

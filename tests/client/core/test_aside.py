@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import _thread
 import os
 import signal
 import threading
 from collections.abc import Callable
-from typing import Self
+from typing import Any, Self
 
 import pytest
 
-from tensord.client.core.aside import aside
+from tensord.client.core import aside as aside_module
+from tensord.client.core import nested
+from tensord.client.core.aside import aside, later
 from tensord.client.core.waiting import Condition, LockEvent, LockFuture
-from tensord.errors import DaemonUnavailable
+from tensord.errors import DaemonUnavailable, TimedOut
 
 from ...daemon_process import PATIENCE_S, until
 from ...interruptions import Signal, interrupt
+from ...processes import Child, Stage
 
 POINTS_MAX = 1000
 
@@ -141,3 +145,48 @@ def _from_another_thread(act: Callable[[], object]) -> None:
     thread.start()
     thread.join(PATIENCE_S)
     assert not thread.is_alive(), "a lock is taken for ever"
+
+
+def without_memory(stage: Stage, of: str) -> Any:
+    def no_memory(*_: object) -> None:
+        raise MemoryError
+
+    if of == "thread":
+        _thread.start_new_thread = no_memory  # type: ignore[assignment]
+    else:
+        threading.Thread.start = no_memory  # type: ignore[method-assign,assignment]
+    return aside(lambda: 7)
+
+
+@pytest.mark.parametrize("of", ["thread", "Thread"])
+def test_work_for_which_no_memory_for_a_thread_is_left_is_done_all_the_same(of: str) -> None:
+    with Child(without_memory, of) as child:
+        assert child.hear() == 7
+
+
+def test_work_of_a_handler_within_a_put_is_waited_for_until_a_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended, go_on = threading.Event(), threading.Event()
+
+    def work() -> None:
+        go_on.wait(PATIENCE_S)
+        ended.set()
+
+    monkeypatch.setattr(aside_module, "NESTED_S", 0.01)
+    put = threading.get_ident(), object()
+    monkeypatch.setattr(nested, "under_way", {put})
+    with pytest.raises(TimedOut, match="goes on"):
+        aside(work)
+    go_on.set()
+    assert ended.wait(PATIENCE_S)
+
+
+def test_what_is_handed_over_for_later_is_done_while_its_caller_goes_on() -> None:
+    go_on, ended = threading.Event(), threading.Event()
+
+    def work() -> None:
+        go_on.wait(PATIENCE_S)
+        ended.set()
+
+    later(work)
+    go_on.set()
+    assert ended.wait(PATIENCE_S)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable, Sequence
 from itertools import count
@@ -207,7 +208,9 @@ def test_an_inbox_that_a_put_streams_through_is_not_closed_between_two_parts(mon
                 # Meanwhile another thread's put has a larger inbox made.
                 desk.puts.inboxes.limits = ClientLimits(inbox_bytes_max=8 * MIB)
                 for size_bytes in larger:
-                    desk.put(size_bytes)
+                    other = threading.Thread(target=desk.put, args=(size_bytes,))
+                    other.start()
+                    other.join()
 
     def tidied_before(inbox: Inbox, size_bytes: int, deadline: float) -> Region | None:
         desk.puts.inboxes.tidy()

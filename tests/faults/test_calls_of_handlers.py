@@ -1,0 +1,162 @@
+"""Signal handlers that call the client, at each instruction of a put that they interrupt: nothing hangs, and what the
+put was doing stays whole. And clients that are collected instead of closed while a handler raises.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+import tensord
+
+from ..daemon_process import PATIENCE_S, Daemon, until
+from ..interruptions import interrupt
+from ..processes import Child, Stage
+from .payloads import is_payload, key, payload
+
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+POINTS_MAX: Final = 5000
+SMALL = payload(1, 4096)
+LARGE = payload(1, 3 << 20)
+SLOW_S: Final = 3.0
+"""More than a call of these takes, less than any time limit that a hang would end at."""
+WITHIN: Final = ("blocking.py", "puts.py", "in_flight.py", "inbox.py", "inboxes.py", "aside.py", "waiting.py")
+
+
+def during(number: int, put: Callable[[], tensord.Put], handler: Callable[[], object]) -> tuple[str, tensord.Put]:
+    """`put()`, with a signal at its `number`-th point: where that was, and the put."""
+    puts: list[tensord.Put] = []
+    place = interrupt(number, lambda: puts.append(put()), WITHIN, times=1, handler=handler)
+    return place, puts[0]
+
+
+def closes_within(stage: Stage, path: Path, size: str) -> Any:
+    tree, slow = {"small": SMALL, "large": LARGE}[size], []
+    for number in range(POINTS_MAX):
+        client = tensord.Client(path)
+        assert client.wait_connected(PATIENCE_S)
+        client.put(key(0), tree)
+        began = time.monotonic()
+        place, put = during(number, partial(client.put, key(1), tree), client.close)
+        if time.monotonic() - began > SLOW_S:
+            slow.append(place)
+        assert put.wait(PATIENCE_S).state != "sent"
+        if not place:
+            client.close()
+            break
+        assert client.link.closed
+    gc.collect()
+    until(lambda: not counts()[0], "threads to end")
+    return number, slow
+
+
+def puts_within(stage: Stage, path: Path, size: str) -> Any:
+    tree = {"small": SMALL, "large": LARGE}[size]
+    states: set[tuple[str, str]] = set()
+    client = tensord.Client(path)
+    assert client.wait_connected(PATIENCE_S)
+    for number in range(POINTS_MAX):
+        inner: list[tensord.Put] = []
+
+        def handler() -> None:
+            inner.append(client.put(key(2 * number + 1), SMALL))  # noqa: B023
+            inner.extend(client.put_many([(key(100_000 + number), SMALL)]))  # noqa: B023
+
+        place, outer = during(number, partial(client.put, key(2 * number), tree), handler)
+        assert outer.wait(PATIENCE_S).state == "stored", (place, outer)
+        states.update((put.wait(PATIENCE_S).state, type(put.error).__name__) for put in inner)
+        lease = client.get(key(2 * number))
+        assert lease is not None and is_payload(lease.tree, 1), place
+        client.evict(key(2 * number))
+        if not place:
+            break
+    until(lambda: not client.link.puts.in_flight and not client.link.puts.inboxes.used_bytes, "regions to be free")
+    return number, sorted(states)
+
+
+def forks_within(stage: Stage, path: Path, size: str) -> Any:
+    tree = {"small": SMALL, "large": LARGE}[size]
+    client = tensord.Client(path)
+    assert client.wait_connected(PATIENCE_S)
+    assert client.put(key(0), SMALL, wait=True).state == "stored"
+
+    def handler() -> None:
+        child = os.fork()
+        if not child:
+            os._exit(0)
+        os.waitpid(child, 0)
+
+    for number in range(0, POINTS_MAX, 3):
+        lease = client.get(key(0))
+        assert lease is not None
+        place, _ = during(number, partial(client.put, key(1 + number), tree), handler)
+        if not place:
+            break
+        until(lambda: client.get(key(0)) is not None, "the client to be attached")
+        del lease
+    until(lambda: not client.link.puts.in_flight, "the puts to be over")
+    return number // 3
+
+
+@pytest.mark.parametrize("size", ["small", "large"])
+def test_a_handler_may_close_the_client_at_any_point_of_a_put(daemon: Daemon, size: str) -> None:
+    with Child(closes_within, daemon.socket, size) as child:
+        number, slow = child.hear(2 * PATIENCE_S)
+    assert number > 50
+    assert not slow
+
+
+@pytest.mark.parametrize("size", ["small", "large"])
+def test_a_put_of_a_handler_within_a_put_is_refused_and_harms_no_other(daemon: Daemon, size: str) -> None:
+    with Child(puts_within, daemon.socket, size) as child:
+        number, states = child.hear(2 * PATIENCE_S)
+    assert number > 50
+    assert ("refused", "LimitReached") in states
+    assert {state for state, _ in states} <= {"refused", "stored", "existed"}
+
+
+@pytest.mark.parametrize("size", ["small", "large"])
+def test_a_handler_may_fork_at_any_point_of_a_put_while_views_are_held(daemon: Daemon, size: str) -> None:
+    with Child(forks_within, daemon.socket, size) as child:
+        assert child.hear(2 * PATIENCE_S) > 20
+
+
+def counts() -> tuple[int, int]:
+    links = sum(thread.name == "tensord-link" for thread in threading.enumerate())
+    return links, len(os.listdir("/proc/self/fd"))
+
+
+def collected(stage: Stage, path: Path) -> Any:
+    def drop() -> None:
+        del clients[:]
+
+    clients = [tensord.Client(path)]
+    clients[0].put(key(0), SMALL, wait=True)
+    drop()
+    gc.collect()
+    until(lambda: not counts()[0], "the first client to be gone")
+    before = counts()
+    for number in range(POINTS_MAX):
+        clients.append(tensord.Client(path))
+        clients[0].put(key(0), SMALL, wait=True)
+        if not interrupt(number, drop):
+            break
+    gc.collect()
+    until(lambda: not counts()[0], "all threads to be gone")
+    return number, before, counts()
+
+
+def test_a_client_that_is_collected_while_a_handler_raises_leaves_nothing(daemon: Daemon) -> None:
+    with Child(collected, daemon.socket) as child:
+        number, before, after = child.hear()
+    assert number > 5
+    assert after == before
+    daemon.until(lambda status: not status["clients"] and not status["lanes"], "the daemon to see them gone")
