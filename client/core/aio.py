@@ -20,8 +20,8 @@ class AsyncClient(AsyncLookupCalls, AsyncPutCalls, AsyncEntryCalls, AsyncPressur
     """`Client` with `await`: the same arguments, results and errors.
 
     Limit the time of a call by `timeout_s` or `asyncio.timeout`. On Python 3.11 `asyncio.wait_for` may leave a put
-    running if the waiting task is cancelled just when its time is over; an array that is changed then may be stored half
-    changed.
+    running if the waiting task is cancelled just when its time is over; an array that is changed then may be stored
+    half changed.
 
     Example:
         >>> import asyncio
