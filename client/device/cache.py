@@ -75,6 +75,7 @@ class DeviceCache:
         self._entries = DeviceEntries()
         self._upkeep = Upkeep(client, device, self._entries, uses_every_s)
         self._closed = weakref.finalize(self, self._upkeep.stop)
+        self._upkeep.owner = weakref.ref(self)
         self._upkeep.start()
 
     # ---- entries

@@ -51,10 +51,13 @@ class Upkeep:
     """Keeps the daemon's knowledge of one cache's entries equal to the table, from `start` to `stop`.
 
     `state`: the device's fill and mode, as last reported by the daemon; None without a daemon or a gauge.
+    `owner`: returns the cache. Once that is collected, the thread ends by itself, also if `stop` was cut short by a
+    signal handler.
     """
 
     def __init__(self, client: Client, device: Device, entries: DeviceEntries, uses_every_s: float) -> None:
         self.device = device
+        self.owner: Callable[[], object | None] = lambda: True
         self.state: messages.TierState | None = None
         self._error: Exception | None = None
         self._link: Link = client.link
@@ -174,13 +177,14 @@ class Upkeep:
     # ---- the thread
 
     def _run(self) -> None:
-        while not self._stopping.is_set():
+        while not self._stopping.is_set() and self.owner() is not None:
             try:
                 self.turn()
             except Exception as error:
                 _log.exception("the device cache of %s continues after an error", self.device.name)
                 self.error = error
                 self._stopping.wait(_PAUSE_S)
+        self._stopping.set()
         try:
             self._end()
         except Exception as error:

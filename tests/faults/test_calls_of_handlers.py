@@ -16,6 +16,8 @@ from typing import Any, Final
 import pytest
 
 import tensord
+from tensord.testing.fake_card import FakeCard
+from tensord.testing.fake_vram import FakeVram
 
 from ..daemon_process import PATIENCE_S, Daemon, until
 from ..interruptions import interrupt
@@ -147,11 +149,40 @@ def collected(stage: Stage, path: Path) -> Any:
     for number in range(POINTS_MAX):
         clients.append(tensord.Client(path))
         clients[0].put(key(0), SMALL, wait=True)
-        if not interrupt(number, drop):
+        place = interrupt(number, drop)
+        drop()
+        if not place:
             break
     gc.collect()
     until(lambda: not counts()[0], "all threads to be gone")
     return number, before, counts()
+
+
+def caches_collected(stage: Stage, path: Path, folder: Path) -> Any:
+    client = tensord.Client(path)
+    caches: list[tensord.DeviceCache] = []
+
+    def drop() -> None:
+        del caches[:]
+
+    with FakeCard(folder / "card", "fake0", 1 << 20) as card:
+        for number in range(POINTS_MAX):
+            caches.append(tensord.DeviceCache(client, FakeVram(card), uses_every_s=0.05))
+            place = interrupt(number, drop)
+            drop()
+            until(lambda: not devices(), f"the thread to end: {place}")
+            if not place:
+                break
+    return number
+
+
+def devices() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("tensord-device")]
+
+
+def test_a_device_cache_that_is_collected_while_a_handler_raises_leaves_no_thread(daemon: Daemon) -> None:
+    with Child(caches_collected, daemon.socket, daemon.folder) as child:
+        assert child.hear(2 * PATIENCE_S) > 5
 
 
 def test_a_client_that_is_collected_while_a_handler_raises_leaves_nothing(daemon: Daemon) -> None:

@@ -380,6 +380,8 @@ def forks_just_after_the_lane_is_closed(stage: Stage, socket: Path, beforehand: 
 
     os.close = close_and_fork
     next(do for do in BEFOREHAND if do.__name__ == beforehand)(client)
+    # The thread of a client that is collected closes it.
+    until(lambda: statuses, "the descriptor to be closed")
     return statuses
 
 
