@@ -119,7 +119,8 @@ def _traffic(body: dict[str, Any], store: dict[str, Any]) -> list[tuple[str, str
                 f"granted {number(store['claims_granted'])}, handed over {number(store['claims_handed_over'])}"
             ),
         ),
-        *([("remote", _remote(body["remote"], store))] if body["remote"] else []),
+        # The release before has no remote store.
+        *([("remote", _remote(body["remote"], store))] if body.get("remote") else []),
         (
             "reclaim",
             (

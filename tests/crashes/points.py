@@ -25,7 +25,7 @@ _PACKAGE: Final = "tensord."
 
 DAEMON: Final = {
     "commit": (
-        "daemon.core.intake:Intake.commit",
+        "daemon.core.intake:Intake._begin",
         "daemon.core.puts:PutTable.received",
         "daemon.core.span_table:SpanTable.place",
         "daemon.core.allocated_spans:AllocatedSpans.reserve",
@@ -44,7 +44,7 @@ DAEMON: Final = {
         "shm.index:IndexWriter.revoke",
     ),
     "publish": (
-        "daemon.copier:Copier._finish",
+        "daemon.copier:Copier.finish",
         "daemon.core.intake:Intake.copied",
         "daemon.core.publication:Publication.publish",
         "daemon.core.span_table:SpanTable.publish",
@@ -117,7 +117,7 @@ DAEMON: Final = {
         "shm.segments:remove",
     ),
     "attach": (
-        "daemon.actors.store:StoreActor._attach",
+        "daemon.actors.attachments:Attachments._attach",
         "daemon.segments:Segments.lend_lane",
         "daemon.segments:Segments._new_lane",
         "daemon.segments:Segments._hold",
@@ -134,7 +134,7 @@ DAEMON: Final = {
     "offload": (
         "daemon.core.governor.devices:Devices.register",
         "daemon.core.governor.devices:Devices.sampled",
-        "daemon.core.governor.devices:Devices._begin",
+        "daemon.core.governor.device_passes:DevicePasses.begin",
         "daemon.core.governor.devices:Devices.acknowledge",
         "daemon.actors.governor:GovernorActor._handle",
     ),
