@@ -30,6 +30,11 @@ def absence(error: TensordError | OSError, socket: Path, *, warn: bool) -> Tenso
     return why
 
 
+def told_elsewhere(socket: Path) -> None:
+    """The caller logs by itself that there is no daemon at `socket`: no client of this process warns of it any more."""
+    _warned.setdefault(socket, object())
+
+
 def unavailable(error: TensordError | None, path: Path) -> TensordError:
     """Why there is no daemon, as a new error for each caller. A shared error would keep the frames of all its callers,
     with their payloads and views, until the daemon is back.

@@ -9,13 +9,17 @@ Invariants: `post` and `late` never wait, even if the thread is blocked.
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Final
 
 from ...errors import TensordError
+from ...ipc.places import control_socket
+from ..core.absence import told_elsewhere
 from ..core.aside import aside
 from ..core.cache import Client
 from .stats import LookupCounts
@@ -44,6 +48,8 @@ class SharedClients:
         with self._lock:
             client, users = self._clients.get(socket, (None, 0))
             if client is None:
+                # What an engine says of an absent daemon is presence.py's.
+                told_elsewhere(Path(socket) if socket is not None else control_socket(os.environ))
                 client = Client(socket, name=name, timeout_s=TIMEOUT_S)
             self._clients[socket] = (client, users + 1)
             return client
