@@ -74,6 +74,7 @@ $(BIN)/python:
 	@echo "making $(VENV)"; "$(PYTHON)" -m venv $(VENV)
 
 $(STAMPS)/demo: EXTRAS := demo
+$(STAMPS)/cluster: EXTRAS := demo,valkey
 $(STAMPS)/test: EXTRAS := test,bench,demo,torch,blake3,top,amd,nvidia,valkey
 $(STAMPS)/check: EXTRAS := dev,test,bench,demo,torch,blake3,top,amd,nvidia,valkey
 $(STAMPS)/bench: EXTRAS := bench,torch
@@ -91,7 +92,7 @@ demo: $(STAMPS)/demo
 	@if $(BIN)/python -c 'import torch, transformers' 2>/dev/null; then example=shared_kv; else example=chat_prefix; fi; \
 	  echo "$(BIN)/python examples/$$example.py"; $(BIN)/python examples/$$example.py
 
-demo-cluster: $(STAMPS)/demo
+demo-cluster: $(STAMPS)/cluster
 	$(call debian,redis-server,redis-server)
 	$(BIN)/python examples/cluster.py
 
