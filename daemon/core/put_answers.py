@@ -69,7 +69,7 @@ class PutAnswers:
     def existed(self, client: int, commit: messages.Commit, stored: SpanEntry, now: float) -> None:
         """The put's key is stored already. A put of a client counts as a use of the entry."""
         if client == NOBODY:
-            self._fetches.ended(commit.id, now, None)
+            self._fetches.overtaken(commit.id)
             return
         self._expiry.used([stored], now)
         self._writes.used([stored], now)

@@ -160,6 +160,10 @@ class Fetches:
         """Why a found entry must not be published; None if it may be."""
         return Refusal("the key was evicted by name meanwhile") if self._under_way[number].void else None
 
+    def overtaken(self, number: int) -> None:
+        """The key was stored by a client before what was found could be published."""
+        self._end(self._under_way[number], "overtaken")
+
     def ended(self, number: int, now: float, error: TensordError | None) -> None:
         """The put of a found entry has ended. Its claim was ended by `intake`."""
         fetch = self._under_way[number]

@@ -88,11 +88,12 @@ class Writes:
 
     def published(self, entry: SpanEntry, now: float) -> None:
         """A client's put was published."""
-        if not self._limits.remote_writes:
+        if not self._limits.remote_s:
             return
+        # A host that only reads waits for what computing takes, too.
         cost_s = entry.cost_ms / 1e3
         self._link.costs.reported(entry.tag, cost_s)
-        if cost_s > 0:
+        if cost_s > 0 and self._limits.remote_writes:
             self._offer(entry, cost_s, now)
 
     def used(self, entries: Iterable[SpanEntry], now: float) -> None:

@@ -138,6 +138,12 @@ def test_the_wait_is_what_the_puts_of_a_namespace_took_to_compute(make: Make, co
     assert ask(stand, within_s=0.0).lasts_s == pytest.approx(waits_s)
 
 
+def test_a_host_that_only_reads_waits_for_what_its_puts_took_to_compute(make: Make) -> None:
+    stand = make(**{**REMOTE, "remote_writes": False})
+    stand.put(7, cost_ms=100.0)
+    assert ask(stand, within_s=0.0).lasts_s == pytest.approx(0.1)
+
+
 def test_a_store_that_is_slower_than_computing_is_not_asked_until_that_is_forgotten(make: Make) -> None:
     stand = make(**REMOTE)
     ask(stand, number=1, within_s=1.0)
@@ -231,7 +237,9 @@ def test_a_put_that_overtakes_a_fetch_wins(make: Make) -> None:
     stand.settle()
     assert stand.ended(2, 5) == "stored"
     assert stand.store.status()["used_bytes"] == SPAN
-    assert stand.store.status()["puts"] == {"stored": 1}
+    status = stand.store.status()
+    assert status["puts"] == {"stored": 1}
+    assert (status["remote"], status["remote_read_bytes"]) == ({"overtaken": 1}, 0)
 
 
 @pytest.mark.parametrize("copied", [False, True])
