@@ -19,6 +19,7 @@ import time
 import traceback
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Final
 
 CARD: Final = "ENGINE_CARD"
@@ -221,18 +222,27 @@ class EngineProcess:
         return bool(self._llm.reset_prefix_cache(reset_connector=True))
 
     def do_held(self) -> dict[str, int]:
-        """What the KV connector's manager holds, by kind."""
-        return dict(self._scheduler.connector._manager.held)
+        """What the KV connector holds, by kind."""
+        return {**self._scheduler.connector._manager.held, "bytes to put": self._kv_worker._storing_bytes}
 
-    def do_settle(self) -> None:
-        """Steps until the KV connector holds nothing, and all its copies of blocks are sent to the daemon."""
+    @property
+    def _kv_worker(self) -> Any:
         from vllm.distributed.kv_transfer import get_kv_transfer_group
 
-        worker = get_kv_transfer_group()._worker
+        return get_kv_transfer_group()._worker
+
+    def do_settle(self) -> None:
+        """Steps until the KV connector holds nothing, and the daemon has all its copies of blocks."""
+        from tensord import TensordError
+
         self.do_step()  # vLLM hands the blocks of a step over in the next one
-        while any(self.do_held().values()) or worker._storing_bytes:
+        while any(self.do_held().values()):
             self.do_step()
             time.sleep(0.001)
+        client = self._kv_worker._client
+        if client is not None and client.connected:
+            with suppress(TensordError):
+                client.status()  # an answer that comes after all puts on the same connection
 
     def do_passed_through(self) -> dict[str, float]:
         """How many processor items were not shared, by reason."""

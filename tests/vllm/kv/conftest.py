@@ -70,8 +70,6 @@ class KVStand(Stand):
         """Has the engine answer a fresh prompt, and returns when its blocks are stored: the answer and their keys."""
         there = self.keys()
         answer = engine.generate(*pictures, **about)
-        # vLLM hands the blocks of a step over in the next one.
-        engine.ask("step")
         self.settled(engine)
         new = self.keys() - there
         assert new, f"no block was stored:\n{engine.log[-2000:]}"
@@ -80,13 +78,7 @@ class KVStand(Stand):
     def settled(self, *engines: Engine) -> None:
         """Returns when these engines have nothing to load or store, and hold nothing."""
         for engine in engines:
-
-            def idle(engine: Engine = engine) -> bool:
-                engine.ask("step")
-                held = engine.ask("held")
-                return not any(held.values())
-
-            until(idle, "the engine's copies are made")
+            engine.ask("settle")
         self.daemon.until(
             lambda status: not status["store"]["puts_in_flight"] and not status["pins"], "blocks are stored, pins gone"
         )
