@@ -10,7 +10,7 @@ costs a host its own entries, an exception or a wrong byte.
 | a key is sought             | the same key put by another client       | put_overtakes                            |
 | an entry is written         | daemon killed, started anew              | killed_during_a_write                    |
 | an entry is written         | SIGTERM                                  | asked_to_stop_during_a_write             |
-| an entry is written         | evicted, cleared, the ring full          | tests/daemon/core/test_remote.py         |
+| an entry is written         | evicted, cleared, the ring full          | tests/daemon/core/test_remote_writes.py  |
 | served                      | store killed, restarted                  | killed_store                             |
 | served                      | object damaged, replaced, of another key | wrong_bytes_in_the_store                 |
 | served                      | store full; password wrong; no store     | full_store, wrong_password, no_store     |

@@ -14,7 +14,7 @@ import pytest
 
 import tensord
 
-from ...daemon_process import Daemon, until
+from ...daemon_process import Daemon
 from ..conftest import Stand
 from ..engine import Answer, Engine
 from ..tiny_llava import WIDTH, write_tiny_llava
