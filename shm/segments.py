@@ -31,6 +31,10 @@ from .cgroups import cgroups
 from .layout import PAGE_BYTES
 
 SHM_FOLDER: Final = Path("/dev/shm")
+MAKE_WRITABLE: Final = (
+    "mount -o remount,rw /dev/shm (in a container: a writable tmpfs at /dev/shm, such as --tmpfs /dev/shm)"
+)
+"""What a user does about a read-only SHM_FOLDER."""
 PREFAULT_PIECE_BYTES: Final = 64 << 20
 SEGMENT_MODE: Final = 0o600
 _INSTANCE: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
@@ -115,7 +119,9 @@ def create(name: str, size_bytes: int) -> int:
     except (posix_ipc.Error, OSError) as error:
         full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.ENOMEM)
         kind = NotEnoughMemory if full else SegmentError
-        raise kind(f"cannot create {name} of {size_bytes} bytes in {SHM_FOLDER}: {error}") from error
+        read_only = isinstance(error, OSError) and error.errno == errno.EROFS
+        remedy = f"; {MAKE_WRITABLE}" if read_only else ""
+        raise kind(f"cannot create {name} of {size_bytes} bytes in {SHM_FOLDER}: {error}{remedy}") from error
     # fchmod, since the umask may have removed bits of the mode.
     os.fchmod(segment.fd, SEGMENT_MODE)
     return int(segment.fd)

@@ -8,6 +8,7 @@ from typing import Final
 
 from ....shm.cgroups import Cgroup
 from ....shm.layout import LANE_BYTES
+from ....shm.segments import MAKE_WRITABLE
 from ..tables import number, share, size
 from .finding import Finding, fail, ok, warn
 
@@ -42,7 +43,7 @@ def shm(room: RingRoom) -> Finding:
         return fail(
             "/dev/shm",
             f"{room.shm_problem}: neither the daemon nor a client can get memory",
-            "mount -o remount,rw /dev/shm (in a container: a writable tmpfs at /dev/shm, such as --tmpfs /dev/shm)",
+            MAKE_WRITABLE,
         )
     there = f"/dev/shm has {size(room.shm_total_bytes)}, {size(room.shm_free_bytes)} free"
     if room.missing_bytes > room.shm_free_bytes:
