@@ -3,11 +3,13 @@
 Owns: the copy of a payload, and the order of the messages that announce it. Does not own: puts in flight and their
 outcomes (in_flight.py), the connection (link.py), the inboxes (inboxes.py), nor the decision whether a payload is
 stored (the daemon's).
-Invariant: no byte of a put is announced before it is copied.
+Invariants: no byte of a put is announced before it is copied. While the interpreter ends, no lock is waited for: the
+threads that held one do not run any more, and the daemon's answers reach nobody.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from functools import partial
@@ -36,6 +38,7 @@ from .view import View
 PART_BYTES: Final = 4 << 20
 TOGETHER_MAX: Final = 32
 """The Commits that `put_many` sends together."""
+_ENDING: Final = "the interpreter ends, and no thread takes the daemon's answer: put before the program ends"
 
 
 class PutSender:
@@ -83,6 +86,10 @@ class PutSender:
     def put_many(self, puts: Iterable[tuple[Put, Payload]], options: PutOptions, *, deadline: float) -> None:
         """As `put`, for many payloads. The Commits of small ones are sent together. All are refused within another put
         of this thread, which a signal handler has interrupted."""
+        if sys.is_finalizing():
+            for put, _ in puts:
+                self.in_flight.end(put, "lost", DaemonUnavailable(_ENDING))
+            return
         if nested.within(self):
             for put, _ in puts:
                 self.in_flight.end(put, "refused", nested.refusal())
@@ -116,6 +123,8 @@ class PutSender:
         Raises:
             ObjectTooLarge, LimitReached, DaemonUnavailable, TimedOut: no region; the message says why.
         """
+        if sys.is_finalizing():
+            raise DaemonUnavailable(_ENDING)
         self._check_size(payload_bytes)
         return self.inboxes.region(payload_bytes, deadline)
 
@@ -124,6 +133,10 @@ class PutSender:
     ) -> Put:
         """Sends a region that holds a whole payload. Copies the payload first if the region's inbox was retired."""
         put = Put(key)
+        if sys.is_finalizing():
+            # The region ends with the process.
+            self.in_flight.end(put, "lost", DaemonUnavailable(_ENDING))
+            return put
         try:
             self._check_generation(key)
             pending = self._begin(put, region.inbox, payload_bytes, tree_bytes, options, deadline)

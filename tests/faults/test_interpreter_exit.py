@@ -29,11 +29,11 @@ class AtExit:
         self.act()
 
 
-def tolerant(act):
+def tolerant(act, errors=tensord.TensordError):
     def tried():
         try:
             act()
-        except tensord.TensordError:
+        except errors:
             pass
     return tried
 
@@ -47,6 +47,16 @@ ACTS: Final = {
     "close with a put under way": "put = client.put(bytes(32), np.zeros(1 << 24))\nended = AtExit(client.close)",
     "get": "ended = AtExit(tolerant(lambda get=client.get: get(KEY)))",
     "put": "ended = AtExit(tolerant(lambda put=client.put, zeros=np.zeros(9): put(bytes(32), zeros, wait=True)))",
+    "put_many": "ended = AtExit(tolerant(lambda put=client.put_many, zeros=np.zeros(9): put([(bytes(32), zeros)])))",
+    "put without waiting": "ended = AtExit(tolerant(lambda put=client.put, it=np.ones(1 << 22): put(bytes(32), it)))",
+    "get_or_compute": """
+ended = AtExit(tolerant(lambda of=client.get_or_compute, make=np.zeros: of(bytes(32), lambda: make(9))))
+""",
+    "reserve": "ended = AtExit(tolerant(lambda of=client.reserve, spec=tensord.Spec((9,), 'uint8'): of(spec)))",
+    "commit": """
+reservation = client.reserve(tensord.Spec((1 << 20,), 'uint8'))
+ended = AtExit(tolerant(lambda commit=reservation.commit: commit(bytes(32))))
+""",
     "evict": "ended = AtExit(tolerant(lambda evict=client.evict, key=KEY: evict(key)))",
     "status": "ended = AtExit(tolerant(client.status))",
     "claim": "claim = client.claim(bytes(32))",
@@ -75,6 +85,36 @@ task = loop.create_task(shared.get_or_compute(bytes(32), compute))
 loop.run_until_complete(asyncio.sleep(0.5))
 """,
 }
+HOLDER: Final = """
+import atexit, gc, sys, threading, time
+
+
+def hold():
+    due.wait()
+    owners = [each for each in gc.get_objects() if str(type(each).__module__).startswith("tensord.")]
+    owners += [module for name, module in sys.modules.items() if name.startswith("tensord.")]
+    values = [value for each in owners for value in list(getattr(each, "__dict__", {}).values())]
+    kinds = type(threading.Lock()), type(threading.RLock())
+    locks = [value for value in values if isinstance(value, kinds)]
+    assert locks
+    for lock in locks:
+        lock.acquire(timeout=0.1)  # or another thread has it, which is stopped as well
+    del owners, values
+    held.set()
+    time.sleep(3600)
+
+
+@atexit.register  # first, so it is called last
+def wait_for_holder():
+    due.set()
+    held.wait()
+
+
+due, held = threading.Event(), threading.Event()
+threading.Thread(target=hold, daemon=True).start()
+"""
+HOLD_ALL_LOCKS: Final = f"exec({HOLDER!r}, {{}})\n"
+"""A thread that holds the library's locks when the interpreter stops it. Its names are its own, since they stay."""
 
 
 @pytest.fixture(scope="module")
@@ -83,17 +123,20 @@ def daemon() -> Iterator[Daemon]:
         yield running.start()
 
 
-NEEDS_DAEMON: Final = {"reservation", "view"}
+NEEDS_DAEMON: Final = {"reservation", "commit", "view"}
 
 
+@pytest.mark.parametrize("before", ["", HOLD_ALL_LOCKS], ids=["no lock held", "locks held"])
 @pytest.mark.parametrize(
     ("act", "present"),
     [(act, present) for act in ACTS for present in (True, False) if present or act not in NEEDS_DAEMON],
 )
-def test_a_program_ends_whatever_its_objects_do_at_exit(daemon: Daemon, act: str, *, present: bool) -> None:
+def test_a_program_ends_whatever_its_objects_do_at_exit(
+    daemon: Daemon, act: str, before: str, *, present: bool
+) -> None:
     socket = str(daemon.socket) if present else f"{daemon.socket}-nobody"
     ended = subprocess.run(
-        [sys.executable, "-c", HEAD + ACTS[act], socket],
+        [sys.executable, "-c", before + HEAD + ACTS[act], socket],
         timeout=PATIENCE_S,
         capture_output=True,
         text=True,
