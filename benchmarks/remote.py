@@ -19,13 +19,15 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
 from multiprocessing.synchronize import Event
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
 import numpy as np
+import redis
 from bars import Figure, figures_table, save_figures
 from peers.tensord_peer import WAIT_S, serving
 
@@ -60,7 +62,6 @@ class Server:
             if self.process.poll() is not None:
                 raise SystemExit("redis-server has ended")
             time.sleep(0.01)
-
 
     def _listens(self) -> bool:
         with socket.socket() as probe:
@@ -124,8 +125,24 @@ def _settled(client: tensord.Client) -> dict[str, Any]:
         time.sleep(0.02)
 
 
-def _reads(client: tensord.Client, server: Server, calls: int) -> tuple[list[float], list[float]]:
-    """The times of reads of 16 MB into the ring, and of the store's own reads into memory, one after the other."""
+def _readers(server: Server) -> dict[str, Callable[[str], Any]]:
+    """Other clients of the server, by name: each reads an object as bytes. valkey-glide-sync if it is installed."""
+    found: dict[str, Callable[[str], Any]] = {"redis-py": redis.Redis(port=server.port).get}
+    with suppress(ImportError):
+        from glide_sync import (  # type: ignore[import-not-found, unused-ignore]
+            GlideClient,
+            GlideClientConfiguration,
+            NodeAddress,
+        )
+
+        place = NodeAddress("127.0.0.1", server.port)
+        found["valkey-glide"] = GlideClient.create(GlideClientConfiguration([place], request_timeout=60_000)).get
+    return found
+
+
+def _reads(client: tensord.Client, server: Server, calls: int) -> dict[str, list[float]]:
+    """The times of reads of 16 MB into the ring, of the store's own reads into memory, and of other clients' reads with
+    a copy to where they are wanted, one after the other."""
     value = np.random.default_rng(1).integers(0, 256, LARGE_BYTES, np.uint8)
     keys = [_key(b"large %d" % number) for number in range(8)]
     for key in keys:
@@ -133,14 +150,26 @@ def _reads(client: tensord.Client, server: Server, calls: int) -> tuple[list[flo
         _settled(client)
     store = open_store(server.url)
     buffer = memoryview(bytearray(LARGE_BYTES + 4096))
-    fetched, own = [], []
+    ways: dict[str, Callable[[bytes], object]] = {
+        "get_into": lambda key: store.get_into(key, buffer, time.monotonic() + WAIT_S),
+        "read": lambda key: client.get_or_compute(key, _never),
+        **{name: partial(_copied, get, buffer) for name, get in _readers(server).items()},
+    }
+    us: dict[str, list[float]] = defaultdict(list)
     for call in range(calls):
         client.clear()
         key = keys[call % len(keys)]
-        own.append(_us(lambda key=key: store.get_into(key, buffer, time.monotonic() + WAIT_S)))  # type: ignore[misc]
-        fetched.append(_us(lambda key=key: client.get_or_compute(key, _never)))  # type: ignore[misc]
+        # Each is the first as often as the others: the daemon gives back the memory of what was cleared.
+        names = list(ways)
+        for name in names[call % len(ways) :] + names[: call % len(ways)]:
+            us[name].append(_us(partial(ways[name], key)))
     store.close()
-    return fetched, own
+    return us
+
+
+def _copied(get: Callable[[str], Any], buffer: memoryview, key: bytes) -> None:
+    found = get(f"tensord-1:{key.hex()}")
+    buffer[: len(found)] = found
 
 
 def _never() -> Any:
@@ -149,7 +178,7 @@ def _never() -> Any:
 
 def measured(quick: bool, told: Callable[[str], None]) -> list[Figure]:
     """All figures. `quick` takes few samples."""
-    rounds, hits, puts, reads, misses = (1, 200, 10, 4, 20) if quick else (5, 5000, 200, 24, 1000)
+    rounds, hits, puts, reads, misses = (1, 200, 10, 4, 20) if quick else (5, 5000, 1000, 24, 1000)
     us: dict[str, list[float]] = defaultdict(list)
     spawn = multiprocessing.get_context("spawn")
     with _served() as server, serving(RING_BYTES, f"--remote-url={server.url}") as shared, serving(RING_BYTES) as alone:
@@ -163,7 +192,7 @@ def measured(quick: bool, told: Callable[[str], None]) -> list[Figure]:
         }
         try:
             told("reads of 16 MB")
-            us["read"], us["get_into"] = _reads(clients["with"], server, reads)
+            us |= _reads(clients["with"], server, reads)
             keys = [_key(b"hit %d" % number) for number in range(64)]
             for client in clients.values():
                 for key in keys:
@@ -184,7 +213,7 @@ def measured(quick: bool, told: Callable[[str], None]) -> list[Figure]:
                     ]
                     switches[on].clear()
                     time.sleep(0.5)
-                _settled(clients["with"])
+                    _settled(clients["with"])
             told("hits with the server running, stopped and killed; misses with it killed")
             for _ in range(rounds):
                 us["hit, served"] += _hits_us(clients["with"], keys, hits)
