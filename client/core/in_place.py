@@ -142,8 +142,12 @@ class InPlacePuts:
         deadline = min(deadline, time.monotonic() + SPAN_S_MAX)
         # Twice, since the span that was on its way may have been asked for in advance, and refused as such.
         for _ in range(2):
-            if requests := self.spans.needed(size_bytes, connected, parent):
-                self._say(*requests, connected=connected)
+            if (requests := self.spans.needed(size_bytes, connected, parent)) and not self._say(
+                *requests, connected=connected
+            ):
+                # Without this the put would wait for an answer that never comes.
+                self.spans.unsent(requests)
+                return None
             span = self.spans.wait(size_bytes, connected, deadline)
             if span is not None:
                 return span
@@ -153,10 +157,12 @@ class InPlacePuts:
         self._again_at = time.monotonic() + _AGAIN_S
         return None
 
-    def _say(self, *sent: messages.Message, connected: object | None) -> None:
-        """Sends messages that nothing depends on: without a connection, nobody has spans."""
+    def _say(self, *sent: messages.Message, connected: object | None) -> bool:
+        """Sends messages about spans. Returns whether they were sent: without a connection, nobody has spans."""
         with suppress(TensordError):
             self._send(*sent, connected=connected)
+            return True
+        return False
 
     def _writer_of(self, view: View, connected: object) -> RingWriter | None:
         """The writable mapping of the view's ring. None if the daemon does not allow it, or it cannot be made."""

@@ -13,7 +13,7 @@ daemon takes it back after twice as long. What a connection gave is forgotten wi
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
 
 from ...ipc import messages
@@ -102,6 +102,14 @@ class Spans:
             requests = self._ask(size_bytes, 1, ahead=False, parent=parent)
             self._needed = requests[0].id if requests else None
             return [*(messages.ReturnSpan(span.number) for span in returned), *requests]
+
+    def unsent(self, requests: Iterable[messages.Message]) -> None:
+        """Forgets requests that were not sent, and ends the waits for their answers."""
+        with self._lock:
+            for request in requests:
+                if isinstance(request, messages.TakeSpan):
+                    self._asked.pop(request.id, None)
+            self._lock.notify_all()
 
     def withdraw(self, size_bytes: int, connected: object) -> list[messages.ReturnSpan]:
         """The messages that end the wait for spans for a payload of `size_bytes`. An answer on its way is ignored."""
