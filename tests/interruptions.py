@@ -9,6 +9,7 @@ import dis
 import sys
 from collections import Counter
 from collections.abc import Callable
+from functools import cache
 from types import CodeType, FrameType
 from typing import Any, Final
 
@@ -19,6 +20,7 @@ class Signal(BaseException):
     """What a signal handler raises."""
 
 
+@cache
 def looks_for_signals(code: CodeType) -> set[int]:
     """Offsets of the instructions before which the interpreter may have run a signal handler.
 
@@ -56,16 +58,13 @@ class Interrupted:
         self._files = files
         self._times = times
         self._runs: Counter[tuple[CodeType, int]] = Counter()
-        self._offsets: dict[CodeType, set[int]] = {}
 
     def trace(self, frame: FrameType, event: str, _: Any) -> Any:
         code = frame.f_code
         if not code.co_filename.endswith(self._files) or code.co_filename.endswith(STAND_INS):
             return None
         frame.f_trace_opcodes = True
-        if code not in self._offsets:
-            self._offsets[code] = looks_for_signals(code)
-        if event == "opcode" and frame.f_lasti in self._offsets[code]:
+        if event == "opcode" and frame.f_lasti in looks_for_signals(code):
             self._runs[code, frame.f_lasti] += 1
             if self._runs[code, frame.f_lasti] > self._times:
                 return self.trace
