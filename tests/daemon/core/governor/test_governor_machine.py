@@ -52,8 +52,9 @@ class Entry:
 @dataclass
 class Card:
     """One device as its owners see it. `passes`: the last pass's orders; `closed_at`: when one of those last ended;
-    `left_of`: the owners whose entries left by them; `freed`: whether a byte was freed for them. `vain`: when the
-    owners that have returned nothing were last found to."""
+    `left_of`: the owners whose entries left by them; `freed`: whether a byte was freed for them. `slow_orders`: those
+    of the pass that it may not wait for; `left_late`: whether entries left by one of them. `vain`: when the owners that
+    have returned nothing were last found to."""
 
     entries: dict[int, Entry] = field(default_factory=dict)
     owners: set[int] = field(default_factory=set)
@@ -62,6 +63,8 @@ class Card:
     closed_at: float = float("-inf")
     left_of: set[int] = field(default_factory=set)
     freed: bool = False
+    slow_orders: set[int] = field(default_factory=set)
+    left_late: bool = False
     stuck: bool = False
     vain: dict[int, float] = field(default_factory=dict)
     waits: dict[int, float] = field(default_factory=dict)
@@ -75,10 +78,12 @@ class Card:
         return {entry.order for entry in self.entries.values() if entry.open and entry.client == client}
 
     def leave_slow(self, now: float) -> None:
-        """The current pass does not wait for owners that have been silent for SLOW_S."""
+        """The current pass does not wait for owners that have been silent for SLOW_S, unless a drill replaces this
+        reading."""
         for client, since in self.waits.items():
             if now >= since + SLOW_S:
-                self.passes -= self.open_of(client)
+                self.slow_orders |= self.passes & self.open_of(client)
+                self.passes -= self.slow_orders
 
     def resident_bytes(self) -> int:
         return sum(entry.size for entry in self.entries.values() if not entry.open)
@@ -198,6 +203,7 @@ class AnyOrder(RuleBasedStateMachine):
                 "a second pass on a reading from before the first had ended"
             )
             card.passes, card.left_of, card.freed = orders, set(), False
+            card.slow_orders, card.left_late = set(), False
         for told in stand.told[self.told :]:
             if told["event"] == "owner":
                 card, client = self.cards[told["device"]], told["client"]
@@ -217,7 +223,8 @@ class AnyOrder(RuleBasedStateMachine):
             card = self.cards[told["device"]]
             card.stuck = bool(told["why"])
             if card.stuck:
-                assert card.left_of and not card.freed, "a pass that did something, or had nothing to do it with"
+                assert card.left_of or card.left_late, "no pass had anything to do it with"
+                assert not card.freed, "a pass that did something"
                 card.vain.update(dict.fromkeys(card.left_of, self.stand.now))
 
     def judge(self, client: int, order: messages.Order) -> None:
@@ -388,6 +395,7 @@ class AnyOrder(RuleBasedStateMachine):
             entry = card.entries[number]
             if order in card.passes and outcome != "kept":
                 card.left_of.add(client)
+            card.left_late |= order in card.slow_orders and outcome != "kept"
             card.close(entry, self.stand.now)
             entry.order, entry.not_before = 0, self.stand.now + RETRY_S
             self.counted[outcome] += 1
