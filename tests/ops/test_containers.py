@@ -8,6 +8,7 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -133,7 +134,13 @@ def contained(command: list[str], folder: Path, user: str, shm: int = 64 << 20) 
     try:
         yield process
     finally:
-        process.kill()
+        if process.poll() is None:
+            # The first process of the namespaces, whose change of user has undone --kill-child.
+            children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+            for child in children:
+                os.kill(int(child), signal.SIGKILL)
+            if not children:
+                process.kill()
         process.wait()
         assert process.stdout is not None
         process.stdout.close()
