@@ -85,7 +85,7 @@ class PutSender:
 
     def put_many(self, puts: Iterable[tuple[Put, Payload]], options: PutOptions, *, deadline: float) -> None:
         """As `put`, for many payloads. The Commits of small ones are sent together. All are refused within another put
-        of this thread, which a signal handler has interrupted."""
+        of this thread, which a signal handler has interrupted, and lost while the interpreter ends."""
         if sys.is_finalizing():
             for put, _ in puts:
                 self.in_flight.end(put, "lost", DaemonUnavailable(_ENDING))

@@ -53,6 +53,7 @@ class HostPages:
         try:
             self._sizes = self._sizes_of_a_page()
         except (NotImplementedError, ValueError, AssertionError, AttributeError) as error:
+            # Each is raised by some pool of SGLang that has no such addresses, or none in its present layout.
             raise UsageError(f"{type(pool).__name__} gives no addresses of its pages: {error}") from None
 
     def layout(self) -> dict[str, Any]:

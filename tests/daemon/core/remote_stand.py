@@ -27,6 +27,13 @@ def verdicts(stand: Stand, client: int = 1) -> list[str]:
     return [answer.answer for answer in stand.answers[client] if isinstance(answer, messages.Claimed)]
 
 
+def publish(stand: Stand, count: int, payload_bytes: int = 64) -> None:
+    """Publishes entries that are worth their write, with the keys of 0 to `count` - 1. Nothing is written yet."""
+    for number in range(count):
+        stand.commit(1, number, key(number), payload_bytes, cost_ms=9.0, at=0)
+        stand.copy()
+
+
 def fail(stand: Stand, number: int, error: Any = None) -> None:
     """A client's read fails, and it computes."""
     assert ask(stand, number=number).answer == "wait"

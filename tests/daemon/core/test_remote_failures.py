@@ -10,7 +10,7 @@ from tensord.daemon.core.remote.breaker import FAILURES_MAX, FIRST_S, LONGEST_S
 from tensord.errors import TensordError, TierFull, TierRefused, TierTimedOut, TierUnavailable
 from tensord.ipc import messages
 
-from .remote_stand import REMOTE, ask, fail
+from .remote_stand import REMOTE, ask, fail, publish
 from .stand import Make, key
 
 
@@ -58,9 +58,7 @@ def test_a_failure_now_and_then_does_not_open_the_breaker(make: Make) -> None:
 
 def test_failed_writes_open_the_breaker_and_a_write_may_be_the_probe(make: Make) -> None:
     stand = make(8192, **REMOTE)
-    for number in range(FAILURES_MAX + 2):
-        stand.commit(1, number, key(number), 64, cost_ms=9.0, at=0)
-        stand.copy()
+    publish(stand, FAILURES_MAX + 2)
     for _ in range(FAILURES_MAX):
         stand.write_remote(error=TierUnavailable("connection refused"))
     assert stand.turned == ["connection refused"]

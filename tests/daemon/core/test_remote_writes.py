@@ -20,7 +20,7 @@ from tensord.errors import TierTimedOut
 from tensord.ipc import messages
 
 from .blocks import block
-from .remote_stand import FOUND, REMOTE, ask, verdicts
+from .remote_stand import FOUND, REMOTE, ask, publish, verdicts
 from .stand import SPAN, Make, key
 
 
@@ -104,9 +104,7 @@ def test_a_daemon_that_may_only_read_writes_nothing(make: Make) -> None:
 
 def test_a_full_queue_drops_what_is_new_and_counts_it(make: Make) -> None:
     stand = make(8192, **REMOTE)
-    for number in range(WRITES_MAX + 4):
-        stand.commit(1, number, key(number), 400, cost_ms=9.0, at=0)
-        stand.copy()
+    publish(stand, WRITES_MAX + 4, 400)
     assert len(stand.writes) == WRITES_MAX
     status = stand.store.status()
     assert (status["remote_state"]["queued"], status["remote_state"]["queued_bytes"]) == (2, 800)
@@ -117,9 +115,7 @@ def test_a_full_queue_drops_what_is_new_and_counts_it(make: Make) -> None:
 
 def test_a_lowered_limit_drops_the_newest_of_the_queue(make: Make) -> None:
     stand = make(8192, **REMOTE)
-    for number in range(WRITES_MAX + 2):
-        stand.commit(1, number, key(number), 400, cost_ms=9.0, at=0)
-        stand.copy()
+    publish(stand, WRITES_MAX + 2, 400)
     stand.do(LimitsChanged(replace(stand.limits, remote_queue_bytes=500)))
     stand.settle()
     assert set(stand.remote) == {key(number) for number in range(WRITES_MAX + 1)}
@@ -127,9 +123,7 @@ def test_a_lowered_limit_drops_the_newest_of_the_queue(make: Make) -> None:
 
 def test_what_has_ended_before_its_turn_is_not_written(make: Make) -> None:
     stand = make(8192, **REMOTE)
-    for number in range(WRITES_MAX + 1):
-        stand.commit(1, number, key(number), 64, cost_ms=9.0, at=0)
-        stand.copy()
+    publish(stand, WRITES_MAX + 1)
     stand.send(1, messages.Clear(77))
     stand.settle()
     assert len(stand.remote) == WRITES_MAX
@@ -195,9 +189,7 @@ def test_what_is_fetched_while_its_key_is_evicted_by_name_is_not_shown(make: Mak
 
 def test_an_entry_that_was_dropped_is_offered_again_at_its_next_use_or_put(make: Make) -> None:
     stand = make(8192, **REMOTE)
-    for number in range(WRITES_MAX + 4):
-        stand.commit(1, number, key(number), 400, cost_ms=9.0, at=0)
-        stand.copy()
+    publish(stand, WRITES_MAX + 4, 400)
     stand.settle()
     used, put = WRITES_MAX + 2, WRITES_MAX + 3
     assert key(used) not in stand.remote and key(put) not in stand.remote
