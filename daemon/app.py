@@ -264,7 +264,9 @@ class _Daemon:
         """The listeners of the control and the status socket. They keep `sessions`, the connected clients, current."""
         config = self._config
         client_limits = wire_limits(config, memory.superblock.limit_bytes)
-        welcome = welcome_for(config.instance, memory.superblock.epoch, client_limits)
+        welcome = welcome_for(
+            config.instance, memory.superblock.epoch, client_limits, remote=config.remote.url is not None
+        )
 
         async def serve_client(number: int, accepted: socket.socket) -> None:
             session = Session(

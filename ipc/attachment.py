@@ -15,7 +15,7 @@ from .schema import ClientLimits, Count, Id, Name, NoneOrOne, One, SomeBytes, Th
 
 class Welcome(Answer, frozen=True):
     """Answers Hello. `version`: the version of the daemon's package. `epoch`: the number of this incarnation of the
-    daemon."""
+    daemon. `remote`: there is a remote store behind the ring."""
 
     id: Id
     protocol: Count
@@ -23,6 +23,7 @@ class Welcome(Answer, frozen=True):
     instance: Name
     epoch: Count
     limits: ClientLimits
+    remote: bool = False
 
 
 class Hello(GreetingRequest, frozen=True):

@@ -202,6 +202,20 @@ class Abandon(StoreRequest, frozen=True):
     token: Token
 
 
+class FetchRun(StoreRequest, frozen=True):
+    """Has the daemon read entries from its remote store into the ring. The answer counts the keys, from the first one
+    on, whose entries are in the ring then. It comes at once if asking the store is not worth it.
+
+    `keys`: of one namespace and generation, in order: an entry's parent comes before it. `within_s`: the time that
+    computing the entries would take; 0 if not known. Only for daemons whose Welcome says `remote`.
+    """
+
+    answered_by = Counted
+    id: Id
+    keys: Keys
+    within_s: SecondsOrNone = 0.0
+
+
 # ---- entries
 
 

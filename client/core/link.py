@@ -66,8 +66,8 @@ class Link:
         self.view: View | None = None
         self.limits = ClientLimits()
         self.epoch = 0
-        self.instance = ""
-        self.version = ""
+        self.instance = self.version = ""
+        self.remote = False
         self.error: TensordError | None = None
         self.owner: Callable[[], object | None] = lambda: True
         self._attach_timeout_s = attach_timeout_s
@@ -310,7 +310,7 @@ class Link:
             channel.close()
             raise
         self.epoch = welcome.epoch
-        self.instance, self.version = welcome.instance, welcome.version
+        self.instance, self.version, self.remote = welcome.instance, welcome.version, welcome.remote
         self.error = None
         return channel
 

@@ -40,6 +40,12 @@ def ask_clear(link: Link, tag: bytes | None) -> PendingRequest:
     return link.ask(lambda number: messages.Clear(number, tag), SAY_S)
 
 
+def ask_fetch(link: Link, keys: list[bytes], timeout_s: float, then: Then | None = None) -> PendingRequest:
+    """Asks the daemon to fetch a run of entries from its remote store: their keys in order, at most as many as one
+    message may carry. Answered by Counted. Only if `link.remote`."""
+    return link.ask(lambda number: messages.FetchRun(number, keys), timeout_s, then=then)
+
+
 # ---- sequences
 
 

@@ -4,7 +4,8 @@ Owns: the client, and the rule when the daemon is not asked again. Does not own:
 
 Invariants
 - A stored page is pinned while it is copied, and its checksum is compared before.
-- Lookups and loads never wait for the daemon, except to evict a damaged page.
+- Lookups and loads never wait for the daemon, except to evict a damaged page, and for its remote store.
+- After a lookup that waited in vain, the remote store is not asked again until the daemon has answered.
 - A store waits at most STALL_S for each step of the daemon. After one that took longer, no store is tried until the
   daemon has answered.
 """
@@ -15,9 +16,12 @@ import logging
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from itertools import takewhile
 from typing import Final
 
 from ...errors import Corrupt, TensordError
+from ..core import requests
+from ..core.answers import PendingRequest
 from ..core.cache import Client
 from ..core.namespace import Namespace
 from ..core.put import Put
@@ -26,6 +30,8 @@ from .pages import Part, copy_into
 STALL_S: Final = 1.0
 STORE_S_MAX: Final = 10.0
 """The most seconds for one batch of stores, also if the daemon is slow but answers."""
+FETCH_S: Final = 1.0
+"""The most seconds that one lookup waits for the daemon's remote store."""
 ATTACH_S: Final = 0.4
 """Seconds that making the client may delay the engine's start. After that it attaches in the background."""
 _log = logging.getLogger("tensord")
@@ -42,6 +48,7 @@ class PageExchange:
     def __init__(self, socket: str | None, name: str) -> None:
         self._client = Client(socket, name=name, timeout_s=STALL_S, attach_s=ATTACH_S)
         self._unanswered: Put | None = None
+        self._late_fetch: PendingRequest | None = None
         self._connected: bool | None = None
 
     def close(self) -> None:
@@ -61,6 +68,34 @@ class PageExchange:
 
     def contains(self, key: bytes) -> bool:
         return self._client.contains(key)
+
+    def available(self, keys: list[bytes]) -> int:
+        """The number of pages, from the first on, that are in the ring, after the daemon has looked for missing ones in
+        its remote store."""
+        count = self._leading(keys)
+        deadline = time.monotonic() + FETCH_S
+        while count < len(keys) and (fetched := self._fetched(keys[count:], deadline)):
+            count += fetched
+        return count
+
+    def _fetched(self, keys: list[bytes], deadline: float) -> int:
+        """Has the daemon fetch pages. Returns how many of them, from the first on, are in the ring then."""
+        link, late = self._client.link, self._late_fetch
+        if not link.remote or not self._answers() or (late is not None and not late.done()):
+            return 0
+        asked = requests.ask_fetch(link, keys[: link.limits.keys_per_request_max], FETCH_S)
+        try:
+            count: int = asked.result(deadline - time.monotonic()).count
+        except TimeoutError:
+            self._late_fetch = asked
+        except TensordError:
+            pass
+        else:
+            return count
+        return 0
+
+    def _leading(self, keys: Sequence[bytes]) -> int:
+        return sum(1 for _ in takewhile(self.contains, keys))
 
     def load(self, keys: Sequence[bytes], pages: Sequence[Sequence[Part]]) -> list[bool]:
         """Copies stored pages into `pages`, up to the first that is missing, damaged or of other sizes.

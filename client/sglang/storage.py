@@ -274,12 +274,7 @@ class TensordHiCacheStorage(HiCacheStorage):  # type: ignore[misc, unused-ignore
         return [namespace.key("kv", "text", key.encode()) for key in keys]
 
     def _stored(self, pool: str, keys: Sequence[str], *, flat: bool = False) -> int:
-        count = 0
-        for key in self._keys(pool, keys, flat=flat):
-            if not self._exchange.contains(key):
-                break
-            count += 1
-        return count
+        return self._exchange.available(self._keys(pool, keys, flat=flat))
 
     def _each_stored(self, pool: str, keys: Sequence[str]) -> list[bool]:
         found = [self._exchange.contains(key) for key in self._keys(pool, keys)]

@@ -26,6 +26,7 @@ from ..core.events import (
     Moved,
     Punched,
     RemoteSaved,
+    RunSought,
     Sought,
 )
 from ..core.governor import events as governor
@@ -164,6 +165,7 @@ StoreMessage = (
     | Copied
     | Moved
     | Sought
+    | RunSought
     | RemoteSaved
     | GenerationsTold
     | GenerationRaised

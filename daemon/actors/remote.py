@@ -22,8 +22,16 @@ from ...shm.keys import generation_of
 from ...shm.layout import NAMESPACE_TAG_BYTES, SPAN_HEADER_BYTES, SpanHeader
 from ...shm.prefix import PrefixRecord
 from ..core.claims import NOBODY
-from ..core.effects import AskGenerations, Copy, RaiseGeneration, RemoveRemote, SaveRemote, Seek
-from ..core.events import Copied, GenerationRaised, GenerationsTold, RemoteFound, RemoteSaved, Sought
+from ..core.effects import AskGenerations, Copy, RaiseGeneration, RemoveRemote, SaveRemote, Seek, SeekRun
+from ..core.events import (
+    Copied,
+    GenerationRaised,
+    GenerationsTold,
+    RemoteFound,
+    RemoteSaved,
+    RunSought,
+    Sought,
+)
 from ..tiers.form import Meta, RemoteEntry
 from ..tiers.store import RemoteStore
 
@@ -40,8 +48,8 @@ GRACE_S: Final = 1.0
 """How much longer than its deadline a read may take before it counts as hanging."""
 THREAD_NAME: Final = "tensord-remote"
 
-Request = Seek | Copy | SaveRemote | RemoveRemote | AskGenerations | RaiseGeneration
-Outcome = Sought | RemoteSaved | Copied | GenerationsTold | GenerationRaised
+Request = Seek | SeekRun | Copy | SaveRemote | RemoveRemote | AskGenerations | RaiseGeneration
+Outcome = Sought | RunSought | RemoteSaved | Copied | GenerationsTold | GenerationRaised
 Finish = Callable[[int, SpanHeader, int], PrefixRecord | None]
 """(payload_offset, header, checksum): checks a payload in the ring, and writes its span's header (`Copier.finish`)."""
 
@@ -122,6 +130,8 @@ class RemoteThreads:
         match effect:
             case Seek():
                 return self._seek(effect, deadline)
+            case SeekRun():
+                return self._seek_run(effect, deadline)
             case Copy():
                 return self._read(effect, deadline)
             case SaveRemote():
@@ -137,7 +147,7 @@ class RemoteThreads:
                     tag, known if known >= least else self._store.raise_generation(tag, least, deadline)
                 )
 
-    def _generation(self, effect: Seek | SaveRemote, deadline: float) -> int | None:
+    def _generation(self, effect: Seek | SeekRun | SaveRemote, deadline: float) -> int | None:
         """The store's generation of the key's namespace; None if it is not asked for."""
         if not effect.asks_generation:
             return None
@@ -167,6 +177,19 @@ class RemoteThreads:
             answer_s=answer_s,
             waited=waited,
         )
+
+    def _seek_run(self, seek: SeekRun, deadline: float) -> RunSought:
+        began = time.monotonic()
+        generation = self._generation(seek, deadline)
+        heads: list[RemoteEntry | None] = []
+        if generation in (None, generation_of(seek.key)):
+            heads = self._store.heads(seek.keys, deadline)
+        found = []
+        for head in heads:
+            if head is None:
+                break
+            found.append(self._found(head))
+        return RunSought(seek.number, tuple(found), generation=generation, answer_s=time.monotonic() - began)
 
     def _found(self, head: RemoteEntry) -> RemoteFound:
         meta = head.meta
@@ -221,6 +244,8 @@ def _failed(effect: Request, error: TensordError) -> Outcome:
     match effect:
         case Seek(number):
             return Sought(number, error=error)
+        case SeekRun(number):
+            return RunSought(number, error=error)
         case Copy(_, put_id):
             return Copied(NOBODY, put_id, error=error)
         case SaveRemote(number) | RemoveRemote(number):

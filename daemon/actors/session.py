@@ -243,10 +243,12 @@ _BY_BASE: Final[dict[type[Any], Callable[[Session, Any, Sequence[int]], Awaitabl
 _ROUTES: Final = handlers(messages.ControlRequest, _BY_BASE)
 
 
-def welcome_for(instance: str, epoch: int, limits: ClientLimits) -> Callable[[messages.Hello], messages.Welcome]:
+def welcome_for(
+    instance: str, epoch: int, limits: ClientLimits, *, remote: bool = False
+) -> Callable[[messages.Hello], messages.Welcome]:
     """A function that makes the answer to Hello. It has the client's protocol version, which the connection has
     accepted."""
-    return lambda hello: messages.Welcome(hello.id, hello.protocol, __version__, instance, epoch, limits)
+    return lambda hello: messages.Welcome(hello.id, hello.protocol, __version__, instance, epoch, limits, remote)
 
 
 def _close(fds: Sequence[int]) -> None:

@@ -199,7 +199,7 @@ class StoreActor:
                 self._handle(message)
             case Pressed() | events.AgentsTurned() | events.Punched() | events.Allocated() | events.Moved():
                 self._handle(message)
-            case events.Copied() | events.Sought() | events.RemoteSaved():
+            case events.Copied() | events.Sought() | events.RunSought() | events.RemoteSaved():
                 self._handle(message)
             case events.GenerationsTold() | events.GenerationRaised():
                 self._handle(message)
@@ -242,7 +242,7 @@ class StoreActor:
                     self._send(client, Deliver(message))
                 case effects.Copy() if effect.client == NOBODY:
                     self._ask_remote(effect)
-                case effects.Seek() | effects.SaveRemote() | effects.RemoveRemote():
+                case effects.Seek() | effects.SeekRun() | effects.SaveRemote() | effects.RemoveRemote():
                     self._ask_remote(effect)
                 case effects.AskGenerations() | effects.RaiseGeneration():
                     self._ask_remote(effect)

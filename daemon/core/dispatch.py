@@ -36,6 +36,7 @@ from .events import (
     Received,
     RemoteSaved,
     RingGrown,
+    RunSought,
     Scanned,
     Sought,
     Tick,
@@ -75,6 +76,7 @@ class Dispatch:
             Copied: self._copied,
             Moved: self._moved,
             Sought: self._sought,
+            RunSought: self._run_sought,
             RemoteSaved: self._saved,
             GenerationsTold: self._generations_told,
             GenerationRaised: self._generation_raised,
@@ -131,6 +133,11 @@ class Dispatch:
         found = self._parts.fetches.sought(event, now)
         if found is not None:
             self._parts.intake.fetch(*found, now)
+        self._parts.writes.start(now)
+
+    def _run_sought(self, event: RunSought, now: float) -> None:
+        for uid, commit in self._parts.runs.sought(event, now):
+            self._parts.intake.fetch(uid, commit, now)
         self._parts.writes.start(now)
 
     def _saved(self, event: RemoteSaved, now: float) -> None:

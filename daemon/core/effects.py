@@ -136,6 +136,22 @@ class Seek(Struct, frozen=True):
     waits_s: float = 0.0
 
 
+class SeekRun(Struct, frozen=True):
+    """Asks the remote store which of `keys`, from the first one on, it has. Answered by RunSought.
+
+    `asks_generation`: as for Seek. All keys are of one namespace and generation.
+    """
+
+    number: int
+    keys: tuple[bytes, ...]
+    asks_generation: bool = False
+
+    @property
+    def key(self) -> bytes:
+        """The first key."""
+        return self.keys[0]
+
+
 class SaveRemote(Struct, frozen=True):
     """Writes the published span at `offset` to the remote store. Its bytes do not change until RemoteSaved is handled.
 
@@ -200,6 +216,7 @@ Effect = (
     | Discard
     | Forget
     | Seek
+    | SeekRun
     | SaveRemote
     | RemoveRemote
     | AskGenerations

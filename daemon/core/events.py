@@ -5,8 +5,9 @@ Owns the events' fields only. Invariants, which the actor that delivers the even
 - The Received events of a client come in the order of sending.
 - Each Copy and each Seal is answered by one Copied; the Copies of one client in the order of their effects.
 - Each Drain is answered by one Drained, each Scan by one Scanned, each Move by one Moved, each Punch by one Punched,
-  each Allocate by one Allocated, each Seek by one Sought, each SaveRemote and each RemoveRemote by one RemoteSaved,
-  each AskGenerations by one GenerationsTold, each RaiseGeneration by one GenerationRaised.
+  each Allocate by one Allocated, each Seek by one Sought, each SeekRun by one RunSought, each SaveRemote and each
+  RemoveRemote by one RemoteSaved, each AskGenerations by one GenerationsTold, each RaiseGeneration by one
+  GenerationRaised.
 """
 
 from __future__ import annotations
@@ -87,6 +88,17 @@ class Sought(Struct, frozen=True):
     generation: int | None = None
     answer_s: float = 0.0
     waited: bool = False
+
+
+class RunSought(Struct, frozen=True):
+    """A SeekRun was carried out, or failed with `error`. `found`: the objects of the first keys, up to the first key
+    that the store does not have. `generation` and `answer_s`: as for Sought."""
+
+    number: int
+    found: tuple[RemoteFound, ...] = ()
+    error: TensordError | None = None
+    generation: int | None = None
+    answer_s: float = 0.0
 
 
 class RemoteSaved(Struct, frozen=True):
@@ -219,6 +231,7 @@ Event = (
     | Copied
     | Moved
     | Sought
+    | RunSought
     | RemoteSaved
     | GenerationsTold
     | GenerationRaised

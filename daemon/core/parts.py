@@ -27,6 +27,7 @@ from .reclaim import Reclaim
 from .remote.agreement import Agreement
 from .remote.fetches import Fetches
 from .remote.link import RemoteLink
+from .remote.runs import Runs
 from .remote.writes import Writes
 from .removal_history import RemovalHistory
 from .residency import Residency
@@ -70,6 +71,7 @@ class Parts:
         self.agreement = agreement = Agreement(memory, self.sweeps, claims, link, outbox, limits)
         self.writes = writes = Writes(memory, link, agreement, outbox, limits)
         self.fetches = fetches = Fetches(claims, link, agreement, writes, outbox, limits)
+        self.runs = Runs(memory, link, agreement, fetches, outbox)
         answers = PutAnswers(memory, expiry, claims, fetches, writes, outbox)
         publication = Publication(memory, expiry, answers, outbox, limits)
         self.intake = Intake(memory, room, residency, self.reclaim, publication, answers, claims, outbox, limits)

@@ -44,6 +44,7 @@ class Requests:
             messages.Evict: self._of_keys,
             messages.Touch: self._of_keys,
             messages.RequestClaim: self._claim,
+            messages.FetchRun: self._fetch,
             messages.Renew: self._renew,
             messages.Abandon: self._abandon,
             messages.Clear: self._clear,
@@ -84,6 +85,10 @@ class Requests:
         if verdict is None:
             verdict = self._claims.claim(request.key, client, request.id, now, uid, request.within_s)
         self._outbox.send_verdicts([verdict])
+
+    def _fetch(self, client: int, request: messages.FetchRun, now: float) -> None:
+        self._check_keys(request.keys)
+        self._parts.runs.begin(client, self._outbox.clients[client].uid, request, now)
 
     def _renew(self, client: int, request: messages.Renew, now: float) -> None:
         for token in request.tokens:

@@ -99,6 +99,7 @@ class Store:
         self.matching = parts.matching
         self.writes = parts.writes
         self.fetches = parts.fetches
+        self.runs = parts.runs
         self.link = parts.link
         self._outbox = parts.outbox
         self._expiry = parts.expiry
@@ -248,6 +249,7 @@ class Store:
         self.intake.parents.check_invariants()
         self._parts.agreement.check_invariants()
         self.fetches.check_invariants()
+        self.runs.check_invariants()
         self.writes.check_invariants()
         spans = {entry.span_id for entry in self.intake.taken}
         spans |= {each.span_id for put in puts for each in (put.entry, put.span) if each is not None}

@@ -54,6 +54,7 @@ REQUESTS: list[Message] = [
     m.Commit(41, KEY, 100, 10, span=40, checksum=bytes(8)),
     m.OpenRing(42),
     m.RequestClaim(5, KEY),
+    m.FetchRun(57, [KEY]),
     m.Renew([1]),
     m.Abandon(1),
     m.Evict(6, [KEY]),

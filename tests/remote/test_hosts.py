@@ -16,6 +16,8 @@ costs a host its own entries, an exception or a wrong byte.
 | served                      | store full; password wrong; no store     | full_store, wrong_password, no_store     |
 | served                      | namespace invalidated on one host        | invalidation_on_one_host                 |
 | store killed                | namespace invalidated on both hosts      | hosts_that_invalidate_without_the_store  |
+| a run is fetched            | store stopped, killed                    | host_whose_store_is_stopped_or_killed    |
+| a run is fetched            | daemon killed, SIGTERM                   | daemon_that_ends_during_a_run            |
 | served                      | reload with write = false                | reload                                   |
 """
 
@@ -24,15 +26,17 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
 import pytest
 
+from tensord.client.core import requests
 from tensord.client.core.claim import Claim
 from tensord.daemon.config.config import Config
 from tensord.daemon.tiers.form import OBJECT_HEADER_BYTES
-from tensord.errors import BadConfiguration
+from tensord.errors import BadConfiguration, DaemonUnavailable
 
 from ..daemon.tiers.redis_server import HOST, RedisServer
 from ..daemon_process import PATIENCE_S, Daemon, until
@@ -500,3 +504,60 @@ def test_a_folder_that_cannot_be_used_is_told_and_local_entries_are_served(tmp_p
         until(lambda: not host.remote()["serves"], "the store is left alone")
         assert f"{folder} is not a folder; mount it, or make it" in host.remote()["why"]
         assert "left alone" in host.daemon.log
+
+
+def chain(host: Host, count: int, payload_bytes: int = 100_000) -> list[bytes]:
+    """Stores entries, each the parent of the next, and waits until they are in the store."""
+    for number in range(count):
+        parent = key(number - 1) if number else None
+        put = host.client.put(key(number), tree(number, payload_bytes), cost_ms=500.0, parent=parent, wait=True)
+        assert put.state == "stored", put
+    host.counted("written", count)
+    return [key(number) for number in range(count)]
+
+
+def fetch(host: Host, keys: list[bytes]) -> int:
+    """Has the host's daemon fetch a run. Returns how many of its keys are in the ring then."""
+    assert host.client.link.remote
+    count: int = requests.ask_fetch(host.client.link, keys, PATIENCE_S).result(PATIENCE_S).count
+    return count
+
+
+@pytest.mark.parametrize("payload_bytes", [100, 3 * MIB])
+def test_a_chain_that_one_host_has_stored_is_fetched_with_one_request(url: str, payload_bytes: int) -> None:
+    with Host(url) as first, Host(url) as second:
+        keys = chain(first, 5, payload_bytes)
+        assert fetch(second, [*keys, key(5)]) == 5
+        for number, name in enumerate(keys):
+            lease = second.client.get(name, verify=True)
+            check(lease, number, payload_bytes)
+        second.client.evict(keys[2])
+        assert [second.client.contains(name) for name in keys] == [True, True, False, False, False], "no chain any more"
+
+
+def test_a_host_whose_store_is_stopped_or_killed_answers_what_it_has(redis: RedisServer) -> None:
+    with Host(url_of(redis)) as first, Host(url_of(redis), remote_timeout_s=0.5) as second:
+        keys = chain(first, 4)
+        assert fetch(second, keys[:2]) == 2
+        redis.pause()
+        assert fetch(second, keys) == 2
+        redis.resume()
+        redis.kill()
+        assert fetch(second, keys) == 2
+        until(lambda: left_alone(second) or fetch(second, keys) != 2, "the store is left alone")
+        assert fetch(second, keys) == 2
+
+
+@pytest.mark.parametrize("ends", ["kill", "terminate"])
+def test_a_daemon_that_ends_during_a_run_costs_an_error_and_no_wrong_byte(url: str, ends: str) -> None:
+    with Host(url) as first, Host(url) as second:
+        keys = chain(first, 5, 3 * MIB)
+        asked = requests.ask_fetch(second.client.link, keys, PATIENCE_S)
+        getattr(second.daemon, ends)()
+        with suppress(DaemonUnavailable):
+            asked.result(PATIENCE_S)
+        second.daemon.start()
+        assert second.client.link.wait_connected(PATIENCE_S)
+        assert fetch(second, keys) == 5
+        for number, name in enumerate(keys):
+            check(second.client.get(name, verify=True), number, 3 * MIB)

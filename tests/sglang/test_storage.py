@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -219,3 +220,26 @@ def test_a_page_whose_predecessor_is_gone_is_stored(ranks: tuple[Rank, Rank], te
     assert all(first.storage.batch_set_v1(hashes[1:], indices[PAGE:], gone))
     assert second.storage.batch_exists(hashes) == 0
     assert second.storage.batch_exists(hashes[1:]) == 2
+
+
+def test_pages_that_another_host_has_stored_are_found_through_the_remote_store(tmp_path: Path, text: str) -> None:
+    (tmp_path / "store").mkdir()
+    url = f"dir://{tmp_path / 'store'}"
+    with Daemon(remote_url=url) as one, Daemon(remote_url=url) as other:
+        first, second = Rank(one.start().socket), Rank(other.start().socket)
+        hashes, indices = first.filled(text)
+        assert all(first.storage.batch_set_v1(hashes, indices))
+        # A second use has them written: computing them took a time that nobody knows.
+        assert all(first.storage.batch_get_v1(hashes, first.empty()))
+        one.until(lambda status: status["store"]["remote"].get("written") == 3, "pages are written")
+        assert second.storage.batch_exists(hashes) == 3
+        room = second.empty()
+        assert second.storage.batch_get_v1(hashes, room) == [True] * 3
+        for number in range(3):
+            assert second.page(room, number) == first.page(indices, number)
+        other.pause()
+        for _ in range(2):
+            assert second.storage.batch_exists([*hashes, "0" * 64]) == 3, "without an answer too"
+        other.resume()
+        first.close()
+        second.close()

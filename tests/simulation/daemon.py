@@ -151,7 +151,7 @@ class Daemon:
                     self._announce(body)
                 case effects.Again(number, message, counted):
                     self.do(events.Received(number, message, counted))
-                case effects.Seek() | effects.SaveRemote() | effects.RemoveRemote():
+                case effects.Seek() | effects.SeekRun() | effects.SaveRemote() | effects.RemoveRemote():
                     self.requests.append(effect)
                 case effects.AskGenerations() | effects.RaiseGeneration():
                     self.requests.append(effect)

@@ -492,9 +492,15 @@ class World:
             lambda: messages.Clear(request, None if chance.random() < 0.1 else tag),
             lambda: messages.Invalidate(request, tag, process.eras[tag]),
             lambda: messages.EvictPrefixes(request, TAGS[2]),
+            lambda: messages.FetchRun(request, self._run(), chance.choice([0.0, 30.0])),
         ]
-        [which] = chance.choices(make, [4, 4, 3, 3, 3, 3, 0.5, 0.7, 0.5])
+        [which] = chance.choices(make, [4, 4, 3, 3, 3, 3, 0.5, 0.7, 0.5, 3])
         self._send(process, which())
+
+    def _run(self) -> list[bytes]:
+        """Keys to fetch: often of a chain, since an entry's number is near its parent's."""
+        first = number_of(self.chance.choice(sorted(self.remote.objects))) if self.remote.objects else 0
+        return [at(number) for number in range(first, first + self.chance.randint(1, 6))]
 
     def use_device(self) -> None:
         """Uses entries in a process' VRAM: registers, uses and releases them, and answers orders or ignores them."""

@@ -1,18 +1,20 @@
 """The state of one request on the scheduler's side.
 
-Owns: its fields. Does not own: their use (scheduler.py), hints about the request's agent (hints.py).
+Owns: its fields, and the order of its chunks. Does not own: the use of either (scheduler.py), hints about the request's
+agent (hints.py).
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 
-from vllm.v1.kv_offload.base import OffloadKey
+from vllm.v1.kv_offload.base import OffloadKey, make_offload_key
 
 from ...core.lease import Lease
 from .hints import NO_HINTS, AgentHints
 from .keys import Naming
+from .remote_run import RemoteRun
 
 Pinned = list[tuple[Lease, bytes]]
 """A chunk that is pinned: by rank, the lease of its part and the lease's handle."""
@@ -21,7 +23,7 @@ Pinned = list[tuple[Lease, bytes]]
 class RequestBlocks:
     """What the manager knows of a request. It is part of vLLM's ReqContext."""
 
-    __slots__ = ("adapter", "began_s", "failed", "hashes", "hints", "loads", "naming", "pinned")
+    __slots__ = ("adapter", "began_s", "failed", "hashes", "hints", "loads", "naming", "pinned", "run")
 
     def __init__(self, naming: Naming | None, hashes: Sequence[bytes], adapter: tuple[int, str] | None) -> None:
         self.naming = naming
@@ -34,4 +36,44 @@ class RequestBlocks:
         self.pinned: dict[OffloadKey, Pinned] = {}
         """Chunks found: by rank, the lease and its handle."""
         self.failed: set[OffloadKey] = set()
+        self.run: RemoteRun | None = None
+        """What the daemon fetches for the request, or has fetched."""
         self.began_s = time.monotonic()
+
+
+class Chunks:
+    """The chunks of requests, by KV cache group. `end_token`: the position after a chunk's last token.
+
+    Args:
+        tokens: tokens of one chunk, by the number of the group.
+        chained: numbers of the groups whose chunks are stored with the chunk before as their parent.
+        tokens_per_hash: tokens that one block hash stands for.
+    """
+
+    def __init__(self, tokens: Mapping[int, int], chained: Collection[int], tokens_per_hash: int) -> None:
+        self._tokens = tokens
+        self._chained = frozenset(chained)
+        self._tokens_per_hash = tokens_per_hash
+
+    def before(self, state: RequestBlocks, group: int, end_token: int) -> tuple[bytes, ...] | None:
+        """The keys of the chunk before; None for the first one, and in groups whose chunks are not chained."""
+        at = end_token - self._tokens[group]
+        if group not in self._chained or at <= 0 or state.naming is None:
+            return None
+        return state.naming.keys(self._block(state, group, at), at)
+
+    def keys_from(self, state: RequestBlocks, group: int, end_token: int) -> list[bytes]:
+        """The keys of the chunks from the one that ends at `end_token` on, each after its parent. Empty in groups whose
+        chunks are not chained."""
+        keys: list[bytes] = []
+        if group not in self._chained or state.naming is None:
+            return keys
+        for end in range(end_token, len(state.hashes) * self._tokens_per_hash + 1, self._tokens[group]):
+            names = state.naming.settled_keys(self._block(state, group, end), end)
+            if names is None:
+                break
+            keys += names
+        return keys
+
+    def _block(self, state: RequestBlocks, group: int, end_token: int) -> OffloadKey:
+        return make_offload_key(state.hashes[end_token // self._tokens_per_hash - 1], group)

@@ -5,7 +5,7 @@ blocks (keys.py), copies (worker.py), which blocks vLLM looks for and when it st
 
 The states of a chunk for one request:
 
-    lookup ─┬→ miss
+    lookup ─┬→ miss ─→ sought in the daemon's remote store, with the chunks after it, once in a request
             └→ pinned ─┬→ loading: until each rank has reported the ticket
                        ├→ released: the request is scheduled without it, or has ended
                        └→ failed: not offered to this request again
@@ -35,7 +35,6 @@ from vllm.v1.kv_offload.base import (
     ReqContext,
     RequestOffloadingContext,
     get_offload_group_idx,
-    make_offload_key,
 )
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
@@ -53,7 +52,8 @@ from ..stats import LookupCounts
 from .hints import AgentTurns, Turn, hints_of
 from .jobs import DAMAGED_MAX, LoadChunks, StoreChunks, WorkerReport
 from .keys import Naming, RequestMedia, media_of
-from .request import Pinned, RequestBlocks
+from .remote_run import RemoteRun
+from .request import Chunks, Pinned, RequestBlocks
 
 PINS_MAX: Final = 3072
 """Most entries pinned at once. A client's lane has 4096 words, which other parts of the engine use too."""
@@ -96,8 +96,7 @@ class KVManager(OffloadingManager):  # type: ignore[misc, unused-ignore]
         self._shares = shares
         self._ranks = ranks
         self._tokens = tokens
-        self._chained = frozenset(chained)
-        self._tokens_per_hash = tokens_per_hash
+        self._chunks = Chunks(tokens, chained, tokens_per_hash)
         self._stores = stores
         self._finds = finds
         self.adapters = RankAdapters(ranks)
@@ -115,6 +114,7 @@ class KVManager(OffloadingManager):  # type: ignore[misc, unused-ignore]
         self._changed = False
         self._reset = 0
         self._deferred = False
+        self._late_run: RemoteRun | None = None
         self._digests = Digests()
         self._counts = LookupCounts()
         self._background = Background(socket, client_name, "tensord-vllm-kv", self._tick, self._counts)
@@ -189,11 +189,27 @@ class KVManager(OffloadingManager):  # type: ignore[misc, unused-ignore]
         keys = state.naming.keys(key, end_token)
         found = self._pin(view, keys) if keys is not None else None
         if found is None:
-            return LookupResult.MISS
+            return LookupResult.RETRY if self._fetches(state, key, end_token) else LookupResult.MISS
         state.pinned[key] = found
         self._with_pins[req_context.req_id] = state
         self._pins += len(found)
         return LookupResult.HIT
+
+    def _fetches(self, state: RequestBlocks, key: OffloadKey, end_token: int) -> bool:
+        """Whether the daemon fetches this missing chunk, and the ones after it, from its remote store."""
+        if state.run is None and self._client is not None and self._client.link.remote:
+            # While the daemon is late with an answer, nobody waits for another one.
+            asks = self._late_run is None or self._late_run.ended
+            state.run = RemoteRun(self._chunks.keys_from(state, get_offload_group_idx(key), end_token) if asks else [])
+            if not state.run.ended and not self._background.post(state.run.begin):
+                state.run = RemoteRun([])
+        run = state.run
+        if run is not None and run.pending:
+            self._deferred = True
+            return True
+        if run is not None and not run.ended:
+            self._late_run = run
+        return False
 
     def _pin(self, view: View, keys: Sequence[bytes]) -> Pinned | None:
         """Pins all ranks' parts of a chunk. None if one of them is missing, or cannot be pinned."""
@@ -265,7 +281,7 @@ class KVManager(OffloadingManager):  # type: ignore[misc, unused-ignore]
                 if names is None or end_token is None or key in self._storing or self._is_stored(names):
                     continue
                 chosen.append(key)
-                before = self._before(state, key, end_token)
+                before = self._chunks.before(state, get_offload_group_idx(key), end_token)
                 for rank, name in enumerate(names):
                     self._damaged.pop(name, None)
                     store.keys[rank].append(name)
@@ -285,14 +301,6 @@ class KVManager(OffloadingManager):  # type: ignore[misc, unused-ignore]
 
     def complete_store(self, keys: Collection[OffloadKey], req_context: ReqContext, success: bool = True) -> None:
         self._storing.difference_update(keys)
-
-    def _before(self, state: RequestBlocks, key: OffloadKey, end_token: int) -> tuple[bytes, ...] | None:
-        """The keys of the chunk before; None for the first one, and in groups whose chunks are not chained."""
-        group = get_offload_group_idx(key)
-        at = end_token - self._tokens[group]
-        if group not in self._chained or at <= 0 or state.naming is None:
-            return None
-        return state.naming.keys(make_offload_key(state.hashes[at // self._tokens_per_hash - 1], group), at)
 
     # ---- changes
 

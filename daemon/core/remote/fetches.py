@@ -16,8 +16,8 @@ Invariants: a key is sought at most once at a time. No client waits while the br
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
 from typing import Final
 
 from ....errors import Refusal, TensordError, TierRefused, TierUnavailable
@@ -25,7 +25,7 @@ from ....ipc import messages
 from ....shm.layout import NAMESPACE_TAG_BYTES
 from ..claims import ClaimTable, Verdict
 from ..effects import Seek
-from ..events import Sought
+from ..events import RemoteFound, Sought
 from ..limits import StoreLimits
 from ..outbox import StoreOutbox
 from .agreement import Agreement
@@ -48,8 +48,9 @@ written."""
 
 @dataclass(slots=True)
 class Fetch:
-    """One key that is sought. `token`: the daemon's claim; None for a probe, for which no client waits. `putting`: the
-    entry was found, and its put is under way since `putting_at`. `void`: the key was evicted by name meanwhile."""
+    """One key that is sought. `token`: the daemon's claim; None for a key of a run, and for a probe, which no client
+    waits for. `putting_at`: since when the put of the entry, which was found, is under way. `void`: the key was evicted
+    by name meanwhile. `then`: called when the fetch has ended."""
 
     number: int
     key: bytes
@@ -60,6 +61,8 @@ class Fetch:
     payload_bytes: int = 0
     putting_at: float | None = None
     void: bool = False
+    of_run: bool = False
+    then: list[Callable[[], None]] = field(default_factory=list)
 
 
 class Fetches:
@@ -82,7 +85,9 @@ class Fetches:
         self._limits = limits
         self._made = 0
         self._under_way: dict[int, Fetch] = {}
-        self._keys: set[bytes] = set()
+        self._keys: dict[bytes, Fetch] = {}
+        self.run_keys = 0
+        """The keys of runs that are sought now."""
 
     def __len__(self) -> int:
         return len(self._under_way)
@@ -115,7 +120,7 @@ class Fetches:
         fetch = self._under_way[event.number]
         counters, found = self._outbox.counters.remote, event.found
         if event.error is not None:
-            self._end(fetch, "failed")
+            self.end(fetch, "failed")
             self._link.failed(event.error, now, probe=fetch.token is None)
             self._lost(fetch, now)
             return None
@@ -127,17 +132,29 @@ class Fetches:
             counters["waited"] += 1
         left_s = fetch.ends_at - now
         if found is None or fetch.token is None or fetch.void:
-            self._end(fetch, "probes" if fetch.token is None else "missed")
+            self.end(fetch, "probes" if fetch.token is None else "missed")
             self._lost(fetch, now)
             return None
         if left_s <= 0:
             counters["late"] += 1
         elif self._link.speed.read_s(found.payload_bytes, now) > left_s:
-            self._end(fetch, "slow")
+            self.end(fetch, "slow")
             self._lost(fetch, now)
             return None
+        return fetch.uid, self.put(fetch, found, now)
+
+    def of(self, key: bytes) -> Fetch | None:
+        """The fetch of a key that is sought now."""
+        return self._keys.get(key)
+
+    def of_run(self, key: bytes, uid: int, ends_at: float, now: float, then: Callable[[], None]) -> Fetch:
+        """Begins the fetch of a key that `Runs` seeks."""
+        return self._add(Fetch(self._made + 1, key, uid, None, now, ends_at, of_run=True, then=[then]))
+
+    def put(self, fetch: Fetch, found: RemoteFound, now: float) -> messages.Commit:
+        """The Commit of the put that carries a found entry into the ring."""
         fetch.payload_bytes, fetch.putting_at = found.payload_bytes, now
-        return fetch.uid, messages.Commit(
+        return messages.Commit(
             fetch.number,
             fetch.key,
             found.payload_bytes,
@@ -162,7 +179,7 @@ class Fetches:
 
     def overtaken(self, number: int) -> None:
         """The key was stored by a client before what was found could be published."""
-        self._end(self._under_way[number], "overtaken")
+        self.end(self._under_way[number], "overtaken")
 
     def ended(self, number: int, now: float, error: TensordError | None) -> None:
         """The put of a found entry has ended. Its claim was ended by `intake`."""
@@ -171,43 +188,56 @@ class Fetches:
         if error is None:
             self._link.speed.read(fetch.payload_bytes, now - fetch.putting_at, now)
             self._outbox.counters.remote_read_bytes += fetch.payload_bytes
-            self._end(fetch, "fetched")
+            self.end(fetch, "fetched")
             return
-        self._end(fetch, "failed")
+        self.end(fetch, "failed")
         # Any other error concerns the entry: its bytes are wrong, or it has no room.
         if isinstance(error, TierUnavailable | TierRefused):
             self._link.failed(error, now, probe=False)
 
     def check_invariants(self) -> None:
         """Asserts what the module's docstring promises."""
-        assert self._keys == {fetch.key for fetch in self._under_way.values()}
-        assert len(self._keys) == len(self._under_way) <= SEEKS_MAX
+        assert self._keys == {fetch.key: fetch for fetch in self._under_way.values()}
+        assert self.run_keys == sum(fetch.of_run for fetch in self._under_way.values())
+        assert len(self._keys) == len(self._under_way) <= SEEKS_MAX + self.run_keys
 
     def _worth(self, key: bytes, within_s: float, now: float) -> float:
         """How long a client may wait for the store; 0 if it is better not to ask."""
-        if not self._limits.remote_s or len(self._under_way) >= SEEKS_MAX or key in self._keys:
+        if len(self._under_way) - self.run_keys >= SEEKS_MAX or key in self._keys or not self.may_be_sought(key):
             return 0.0
-        if self._agreement.shares(key) is False or self._writes.removes(key):
-            return 0.0
+        return self.patience_s(within_s or self._link.costs.of(key[:NAMESPACE_TAG_BYTES]) or UNKNOWN_S, now)
+
+    def may_be_sought(self, key: bytes) -> bool:
+        """Whether the store may have an entry of the key that this host may show."""
+        return self._agreement.shares(key) is not False and not self._writes.removes(key)
+
+    def patience_s(self, cost_s: float, now: float) -> float:
+        """How long a client may wait for the store, which otherwise computes for `cost_s`; 0: not at all."""
         # A store that has not answered in time is slow now, and would only delay this client too.
-        if any(fetch.ends_at < now for fetch in self._under_way.values()):
+        if not self._limits.remote_s or any(fetch.ends_at < now for fetch in self._under_way.values()):
             return 0.0
-        cost_s = within_s or self._link.costs.of(key[:NAMESPACE_TAG_BYTES]) or UNKNOWN_S
         for_s = min(cost_s, self._limits.remote_s)
         return for_s if (self._link.speed.answer_s.known(now) or 0.0) < for_s else 0.0
 
     def _seek(self, key: bytes, uid: int, token: int | None, for_s: float, now: float) -> None:
-        self._made += 1
-        self._under_way[self._made] = Fetch(self._made, key, uid, token, now, now + for_s)
-        self._keys.add(key)
+        self._add(Fetch(self._made + 1, key, uid, token, now, now + for_s))
         claims_s = min(max(CLAIM_TIMES * for_s, CLAIM_S_LEAST), CLAIM_S_MOST) if self._limits.remote_writes else 0.0
         asks = self._agreement.shares(key) is None
         self._outbox.add(Seek(self._made, key, asks, claims_s if token is not None else 0.0, WAIT_SHARE * for_s))
 
-    def _end(self, fetch: Fetch, outcome: str) -> None:
-        del self._under_way[fetch.number]
-        self._keys.discard(fetch.key)
+    def _add(self, fetch: Fetch) -> Fetch:
+        self._made = fetch.number
+        self._under_way[fetch.number] = self._keys[fetch.key] = fetch
+        self.run_keys += fetch.of_run
+        return fetch
+
+    def end(self, fetch: Fetch, outcome: str) -> None:
+        """Ends a fetch."""
+        del self._under_way[fetch.number], self._keys[fetch.key]
+        self.run_keys -= fetch.of_run
         self._outbox.counters.remote[outcome] += 1
+        for then in fetch.then:
+            then()
 
     def _lost(self, fetch: Fetch, now: float) -> None:
         if fetch.token is not None:

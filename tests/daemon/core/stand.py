@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ from tensord.daemon.core.effects import (
     Scan,
     Seal,
     Seek,
+    SeekRun,
     Send,
     WriteExpiry,
 )
@@ -49,6 +51,7 @@ from tensord.daemon.core.events import (
     RemoteFound,
     RemoteSaved,
     RingGrown,
+    RunSought,
     Scanned,
     Sought,
     Tick,
@@ -129,6 +132,7 @@ class Stand:
         self.copies: deque[Copy | Seal] = deque()
         self.moves: deque[Move] = deque()
         self.seeks: deque[Seek] = deque()
+        self.runs: deque[SeekRun] = deque()
         self.writes: deque[tuple[SaveRemote | RemoveRemote, bytes]] = deque()
         """Writes to the remote store, with the bytes that each must find in the ring."""
         self.remote: dict[bytes, RemoteFound] = {}
@@ -206,6 +210,8 @@ class Stand:
                     self.forgotten.append(client)
                 case Seek():
                     self.seeks.append(effect)
+                case SeekRun():
+                    self.runs.append(effect)
                 case SaveRemote(_, key, offset, payload_bytes):
                     assert self.headers[offset].key == key
                     start = offset + SPAN_HEADER_BYTES
@@ -279,7 +285,20 @@ class Stand:
         found = self.remote.get(effect.key) if generation in (None, generation_of(effect.key)) else None
         self.do(Sought(effect.number, found, generation=generation, answer_s=answer_s))
 
-    def remote_generation(self, effect: Seek | SaveRemote) -> int | None:
+    def seek_run(self, error: TensordError | None = None, answer_s: float = 0.0) -> None:
+        """The remote store answers the oldest SeekRun, after so many seconds."""
+        effect = self.runs.popleft()
+        self.now += answer_s
+        if error is not None:
+            self.do(RunSought(effect.number, error=error))
+            return
+        generation = self.remote_generation(effect)
+        shared = generation in (None, generation_of(effect.key))
+        there = takewhile(lambda each: each in self.remote, effect.keys) if shared else ()
+        found = tuple(self.remote[each] for each in there)
+        self.do(RunSought(effect.number, found, generation=generation, answer_s=answer_s))
+
+    def remote_generation(self, effect: Seek | SeekRun | SaveRemote) -> int | None:
         """The remote store's generation of a key's namespace, if it is asked for."""
         return self.remote_generations.get(effect.key[:8], 0) if effect.asks_generation else None
 
@@ -419,6 +438,7 @@ class Stand:
             or self.punches
             or self.allocations
             or self.seeks
+            or self.runs
             or self.writes
             or self.generation_requests
         ):
@@ -426,6 +446,8 @@ class Stand:
                 self.move()
             while self.seeks:
                 self.seek()
+            while self.runs:
+                self.seek_run()
             while self.writes:
                 self.write_remote()
             while self.generation_requests:

@@ -75,7 +75,7 @@ def test_what_came_from_the_remote_store_is_not_written_back(make: Make) -> None
     assert not {"written", "there"} & stand.store.status()["remote"].keys()
 
 
-def test_entries_that_no_fetch_could_place_are_not_written(make: Make) -> None:
+def test_blocks_of_sequences_are_not_written(make: Make) -> None:
     stand = make(8192, **REMOTE)
     stand.put(1, cost_ms=9.0)
     stand.put(2, cost_ms=9.0, parent=key(1))
@@ -83,7 +83,7 @@ def test_entries_that_no_fetch_could_place_are_not_written(make: Make) -> None:
     stand.recorded += [stand.pin_block(1).span_id]
     stand.drain()
     stand.settle()
-    assert set(stand.remote) == {key(1)}
+    assert set(stand.remote) == {key(1), key(2)}
 
 
 def test_a_key_whose_last_bytes_are_no_generation_is_not_shared(make: Make) -> None:

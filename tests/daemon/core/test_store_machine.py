@@ -310,6 +310,16 @@ class AnyOrder(RuleBasedStateMachine):
         at = data.draw(st.integers(0, len(self.stand.seeks) - 1))
         self.stand.seek(at, TierUnavailable("it is gone") if fails == 5 else None)
 
+    @rule(data=st.data(), numbers=st.lists(NUMBERS, min_size=1, max_size=4), within_s=st.sampled_from([0.0, 30.0]))
+    def fetch(self, data: st.DataObject, numbers: list[int], within_s: float) -> None:
+        tag = b"first ns" if numbers[0] < 5 else b"other ns"
+        self.ask(data, messages.FetchRun, [key(number, tag) for number in numbers], within_s)
+
+    @precondition(lambda self: self.stand.runs)
+    @rule(fails=st.integers(0, 5))
+    def remote_store_answers_a_run(self, fails: int) -> None:
+        self.stand.seek_run(TierUnavailable("it is gone") if fails == 5 else None)
+
     @precondition(lambda self: self.stand.writes)
     @rule(data=st.data(), fails=st.integers(0, 5))
     def remote_store_takes_a_write(self, data: st.DataObject, fails: int) -> None:
