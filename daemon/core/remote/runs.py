@@ -7,7 +7,8 @@ Owns: the runs under way, and their answers. Does not own the fetches of their k
 A run ends at the first key that the store does not have: the entries after it may have no parent in the ring. Keys that
 somebody else has sought already are waited for, and not sought again.
 
-Invariants: every FetchRun is answered once, if its client stays. At most RUN_KEYS_MAX keys of all runs are sought at once.
+Invariants: every FetchRun is answered once, if its client stays. Of all runs, at most RUN_KEYS_MAX keys are sought at
+once.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ RUN_KEYS_MAX: Final = 40
 
 
 @dataclass(slots=True, eq=False)
-class Run:
+class AskedRun:
     """One FetchRun of a client. `waits_for`: the number of its keys that are being fetched."""
 
     client: int
@@ -62,7 +63,7 @@ class Runs:
     def begin(self, client: int, uid: int, request: messages.FetchRun, now: float) -> None:
         """Seeks the missing keys of a client, or answers at once."""
         wanted = self._wanted(request.keys)
-        run = Run(client, request, len(wanted))
+        run = AskedRun(client, request, len(wanted))
         under_way = [fetch for key in wanted if (fetch := self._fetches.of(key)) is not None]
         own = [key for key in wanted if self._fetches.of(key) is None]
         for_s = self._worth(own, request.within_s, now) if own else 0.0
@@ -135,12 +136,12 @@ class Runs:
         of_one = self._link.costs.of(keys[0][:NAMESPACE_TAG_BYTES]) or UNKNOWN_S
         return self._fetches.patience_s(within_s or of_one * len(keys), now)
 
-    def _ended_one(self, run: Run) -> None:
+    def _ended_one(self, run: AskedRun) -> None:
         run.waits_for -= 1
         if not run.waits_for:
             self._answer(run)
 
-    def _answer(self, run: Run) -> None:
+    def _answer(self, run: AskedRun) -> None:
         find = self._memory.entries.find
         count = sum(1 for _ in takewhile(lambda key: find(key) is not None, run.request.keys))
         self._outbox.send(run.client, messages.Counted(run.request.id, count))
