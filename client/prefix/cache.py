@@ -18,14 +18,7 @@ from ...errors import BadPrefix, Corrupt, LimitReached, Refusal, UsageError
 from ...ipc import messages
 from ...ipc.schema import AGENT_NAME_CHARS_MAX, BLOCKS_MAX
 from ...shm.layout import KEY_BYTES
-from ...shm.prefix import (
-    BLOCK_TOKENS_MAX,
-    BLOCK_TOKENS_MIN,
-    Media,
-    Tokens,
-    kept,
-    uncut,
-)
+from ...shm.prefix import BLOCK_TOKENS_MAX, BLOCK_TOKENS_MIN, Media, Tokens, kept, uncut
 from ..core import requests
 from ..core.cache import Client, check_client
 from ..core.fields import check_count, check_flag, check_name, check_timeout
@@ -37,6 +30,7 @@ from ..device.cache import DeviceCache
 from .device import DeviceSequences
 from .layers import PrefixLayer, Snapshots, layers_of
 from .match import HeldBlocks, PrefixMatch
+from .other_hosts import OtherHosts
 from .paged import PER_SEQUENCE, PagedSnapshots
 from .put import PrefixPut, PrefixSequence, store
 from .query import Asker
@@ -99,6 +93,7 @@ class PrefixCache:
         self._namespace = check_namespace(namespace)
         self._block_tokens = block_tokens
         self._asker = Asker(client, namespace, block_tokens)
+        self._other_hosts = OtherHosts(client, namespace, block_tokens)
         if device is not None and not isinstance(device, DeviceCache):
             raise UsageError(f"device is {device!r}; it must be a tensord.DeviceCache, or None")
         n_on_device = check_count("n_on_device", n_on_device, _SEQUENCES_MAX)
@@ -326,6 +321,7 @@ class PrefixCache:
             )
         items = media_of(media, count, may_be_cut=True)
         checked = layers_of(layers, count, snapshots, self._block_tokens)
+        self._other_hosts.learn(checked)
         return PrefixSequence(given, items, checked, options.agent, options.cost_ms, options.ttl_s)
 
     def _check_tokens(self, count: int) -> None:
@@ -350,6 +346,8 @@ class PrefixCache:
         """The longest match in the host tier."""
         for _ in range(_ASKED):
             matched = self._asker.ask(query, media, agent, deadline)
+            if matched is not None and self._other_hosts.fetch(query, media, matched.offset, deadline):
+                matched = self._asker.ask(query, media, agent, deadline)
             if matched is None or not matched.blocks or not 0 < matched.offset < len(query):
                 return None
             match = self._pinned(matched, query, media)

@@ -13,6 +13,7 @@ Invariants
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -20,18 +21,15 @@ from itertools import takewhile
 from typing import Final
 
 from ...errors import Corrupt, TensordError
-from ..core import requests
-from ..core.answers import PendingRequest
 from ..core.cache import Client
 from ..core.namespace import Namespace
 from ..core.put import Put
+from ..core.remote_run import RemoteRuns
 from .pages import Part, copy_into
 
 STALL_S: Final = 1.0
 STORE_S_MAX: Final = 10.0
 """The most seconds for one batch of stores, also if the daemon is slow but answers."""
-FETCH_S: Final = 1.0
-"""The most seconds that one lookup waits for the daemon's remote store."""
 ATTACH_S: Final = 0.4
 """Seconds that making the client may delay the engine's start. After that it attaches in the background."""
 _log = logging.getLogger("tensord")
@@ -48,7 +46,7 @@ class PageExchange:
     def __init__(self, socket: str | None, name: str) -> None:
         self._client = Client(socket, name=name, timeout_s=STALL_S, attach_s=ATTACH_S)
         self._unanswered: Put | None = None
-        self._late_fetch: PendingRequest | None = None
+        self._runs = RemoteRuns()
         self._connected: bool | None = None
 
     def close(self) -> None:
@@ -73,26 +71,12 @@ class PageExchange:
         """The number of pages, from the first on, that are in the ring, after the daemon has looked for missing ones in
         its remote store."""
         count = self._leading(keys)
-        deadline = time.monotonic() + FETCH_S
-        while count < len(keys) and (fetched := self._fetched(keys[count:], deadline)):
-            count += fetched
+        if count < len(keys) and self._answers():
+            run = self._runs.new(self._client.link, keys[count:])
+            run.begin(self._client.link)
+            run.wait(math.inf)
+            count += run.count
         return count
-
-    def _fetched(self, keys: list[bytes], deadline: float) -> int:
-        """Has the daemon fetch pages. Returns how many of them, from the first on, are in the ring then."""
-        link, late = self._client.link, self._late_fetch
-        if not link.remote or not self._answers() or (late is not None and not late.done()):
-            return 0
-        asked = requests.ask_fetch(link, keys[: link.limits.keys_per_request_max], FETCH_S)
-        try:
-            count: int = asked.result(deadline - time.monotonic()).count
-        except TimeoutError:
-            self._late_fetch = asked
-        except TensordError:
-            pass
-        else:
-            return count
-        return 0
 
     def _leading(self, keys: Sequence[bytes]) -> int:
         return sum(1 for _ in takewhile(self.contains, keys))

@@ -9,12 +9,12 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Mapping, Sequence
 
-from vllm.v1.kv_offload.base import OffloadKey, make_offload_key
+from vllm.v1.kv_offload.base import OffloadKey, get_offload_group_idx, make_offload_key
 
 from ...core.lease import Lease
+from ...core.remote_run import RemoteRun
 from .hints import NO_HINTS, AgentHints
 from .keys import Naming
-from .remote_run import RemoteRun
 
 Pinned = list[tuple[Lease, bytes]]
 """A chunk that is pinned: by rank, the lease of its part and the lease's handle."""
@@ -55,16 +55,18 @@ class Chunks:
         self._chained = frozenset(chained)
         self._tokens_per_hash = tokens_per_hash
 
-    def before(self, state: RequestBlocks, group: int, end_token: int) -> tuple[bytes, ...] | None:
+    def before(self, state: RequestBlocks, key: OffloadKey, end_token: int) -> tuple[bytes, ...] | None:
         """The keys of the chunk before; None for the first one, and in groups whose chunks are not chained."""
+        group = get_offload_group_idx(key)
         at = end_token - self._tokens[group]
         if group not in self._chained or at <= 0 or state.naming is None:
             return None
         return state.naming.keys(self._block(state, group, at), at)
 
-    def keys_from(self, state: RequestBlocks, group: int, end_token: int) -> list[bytes]:
-        """The keys of the chunks from the one that ends at `end_token` on, each after its parent. Empty in groups whose
-        chunks are not chained."""
+    def keys_from(self, state: RequestBlocks, key: OffloadKey, end_token: int) -> list[bytes]:
+        """The keys of a chunk and of those after it, each after its parent. Empty in groups whose chunks are not
+        chained."""
+        group = get_offload_group_idx(key)
         keys: list[bytes] = []
         if group not in self._chained or state.naming is None:
             return keys

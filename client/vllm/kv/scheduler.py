@@ -42,6 +42,7 @@ from ....errors import TensordError, UnsupportedLeaf
 from ...core import requests
 from ...core.cache import Client
 from ...core.namespace import Namespace
+from ...core.remote_run import RemoteRun, RemoteRuns
 from ...core.view import View
 from ...identity.content import Digests
 from ..adapters import RankAdapters
@@ -52,7 +53,6 @@ from ..stats import LookupCounts
 from .hints import AgentTurns, Turn, hints_of
 from .jobs import DAMAGED_MAX, LoadChunks, StoreChunks, WorkerReport
 from .keys import Naming, RequestMedia, media_of
-from .remote_run import RemoteRun
 from .request import Chunks, Pinned, RequestBlocks
 
 PINS_MAX: Final = 3072
@@ -114,7 +114,7 @@ class KVManager(OffloadingManager):  # type: ignore[misc, unused-ignore]
         self._changed = False
         self._reset = 0
         self._deferred = False
-        self._late_run: RemoteRun | None = None
+        self._runs = RemoteRuns()
         self._digests = Digests()
         self._counts = LookupCounts()
         self._background = Background(socket, client_name, "tensord-vllm-kv", self._tick, self._counts)
@@ -197,19 +197,13 @@ class KVManager(OffloadingManager):  # type: ignore[misc, unused-ignore]
 
     def _fetches(self, state: RequestBlocks, key: OffloadKey, end_token: int) -> bool:
         """Whether the daemon fetches this missing chunk, and the ones after it, from its remote store."""
-        if state.run is None and self._client is not None and self._client.link.remote:
-            # While the daemon is late with an answer, nobody waits for another one.
-            asks = self._late_run is None or self._late_run.ended
-            state.run = RemoteRun(self._chunks.keys_from(state, get_offload_group_idx(key), end_token) if asks else [])
-            if not state.run.ended and not self._background.post(state.run.begin):
-                state.run = RemoteRun([])
-        run = state.run
-        if run is not None and run.pending:
-            self._deferred = True
-            return True
-        if run is not None and not run.ended:
-            self._late_run = run
-        return False
+        if state.run is None and self._client is not None:
+            run = self._runs.new(self._client.link, self._chunks.keys_from(state, key, end_token))
+            asked = not run.ended and self._background.post(lambda client: run.begin(client.link))
+            state.run = run if asked else RemoteRun([])
+        pending = state.run is not None and state.run.pending
+        self._deferred |= pending
+        return pending
 
     def _pin(self, view: View, keys: Sequence[bytes]) -> Pinned | None:
         """Pins all ranks' parts of a chunk. None if one of them is missing, or cannot be pinned."""
@@ -281,7 +275,7 @@ class KVManager(OffloadingManager):  # type: ignore[misc, unused-ignore]
                 if names is None or end_token is None or key in self._storing or self._is_stored(names):
                     continue
                 chosen.append(key)
-                before = self._chunks.before(state, get_offload_group_idx(key), end_token)
+                before = self._chunks.before(state, key, end_token)
                 for rank, name in enumerate(names):
                     self._damaged.pop(name, None)
                     store.keys[rank].append(name)

@@ -144,7 +144,7 @@ class Writes:
         assert self.reading == {write.span_id for write in self._under_way.values()} - {0}
 
     def _offer(self, entry: SpanEntry, cost_s: float, now: float) -> None:
-        if entry.prefix_bytes or self._agreement.shares(entry.key) is False:
+        if self._agreement.shares(entry.key) is False:
             return
         if cost_s and cost_s < self._link.speed.read_s(entry.payload_bytes, now):
             self._outbox.counters.remote["not_worth"] += 1

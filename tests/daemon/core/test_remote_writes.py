@@ -19,7 +19,7 @@ from tensord.daemon.core.remote.writes import WRITES_MAX
 from tensord.errors import TierTimedOut
 from tensord.ipc import messages
 
-from .blocks import block
+from .blocks import block, name
 from .remote_stand import FOUND, REMOTE, ask, publish, verdicts
 from .stand import SPAN, Make, key
 
@@ -75,15 +75,16 @@ def test_what_came_from_the_remote_store_is_not_written_back(make: Make) -> None
     assert not {"written", "there"} & stand.store.status()["remote"].keys()
 
 
-def test_blocks_of_sequences_are_not_written(make: Make) -> None:
+def test_entries_with_a_parent_and_blocks_of_sequences_are_written(make: Make) -> None:
     stand = make(8192, **REMOTE)
     stand.put(1, cost_ms=9.0)
     stand.put(2, cost_ms=9.0, parent=key(1))
     stand.put_block(block([1]))
+    assert set(stand.remote) == {key(1), key(2)}, "nobody knows what computing the block costs"
     stand.recorded += [stand.pin_block(1).span_id]
     stand.drain()
     stand.settle()
-    assert set(stand.remote) == {key(1), key(2)}
+    assert set(stand.remote) == {key(1), key(2), name([1])}
 
 
 def test_a_key_whose_last_bytes_are_no_generation_is_not_shared(make: Make) -> None:

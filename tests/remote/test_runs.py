@@ -1,0 +1,163 @@
+"""Runs as a client sees them: entries that the daemon fetches together, and how long they are waited for."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import tensord
+from tensord.client.core import remote_run
+from tensord.client.core.remote_run import RemoteRun, RemoteRuns
+
+from ..daemon_process import PATIENCE_S, Daemon, until
+from .hosts import NAMESPACE, Host, key, tree
+
+ENTRIES = 5
+BLOCK_TOKENS = 16
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    (tmp_path / "store").mkdir()
+    return f"dir://{tmp_path / 'store'}"
+
+
+@pytest.fixture
+def hosts(url: str) -> Iterator[tuple[Host, Host]]:
+    """The first one has stored a chain of entries, which the second one does not have."""
+    with Host(url) as first, Host(url) as second:
+        for number in range(ENTRIES):
+            parent = key(number - 1) if number else None
+            first.client.put(key(number), tree(number), cost_ms=500.0, parent=parent, wait=True)
+        first.counted("written", ENTRIES)
+        yield first, second
+
+
+def there(host: Host) -> list[bool]:
+    return [host.client.contains(key(number)) for number in range(ENTRIES)]
+
+
+def run_of(*numbers: int) -> RemoteRun:
+    return RemoteRun([key(number) for number in numbers])
+
+
+def test_a_run_is_pending_until_its_entries_are_in_the_ring(hosts: tuple[Host, Host]) -> None:
+    second = hosts[1]
+    run = run_of(*range(ENTRIES))
+    assert run.pending
+    run.begin(second.client.link)
+    until(lambda: not run.pending, "the run ends")
+    assert there(second) == [True] * ENTRIES
+
+
+def test_a_run_of_more_keys_than_one_message_may_name_is_fetched_in_several(url: str) -> None:
+    with Host(url) as first, Host(url, limits_keys_per_request_max=2) as second:
+        for number in range(ENTRIES):
+            first.put(number)
+        first.counted("written", ENTRIES)
+        run = run_of(*range(ENTRIES))
+        run.begin(second.client.link)
+        until(lambda: not run.pending, "the run ends")
+        assert there(second) == [True] * ENTRIES
+
+
+def test_a_run_of_no_keys_is_not_waited_for() -> None:
+    assert not run_of().pending
+
+
+@pytest.mark.parametrize("how", ["closed", "killed"])
+def test_a_run_whose_daemon_goes_is_not_waited_for(hosts: tuple[Host, Host], how: str) -> None:
+    second = hosts[1]
+    second.daemon.pause()
+    run = run_of(*range(ENTRIES))
+    run.begin(second.client.link)
+    if how == "closed":
+        second.client.close()
+    else:
+        second.daemon.kill()
+    until(lambda: not run.pending, "the run ends", PATIENCE_S)
+    run = run_of(*range(ENTRIES))
+    run.begin(second.client.link)
+    assert not run.pending, "without a daemon at once"
+
+
+def test_a_run_is_not_waited_for_longer_than_its_time(
+    hosts: tuple[Host, Host], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote_run, "FETCH_S", 0.05)
+    second = hosts[1]
+    second.daemon.pause()
+    run = run_of(*range(ENTRIES))
+    run.begin(second.client.link)
+    until(lambda: not run.pending, "the time is over")
+    second.daemon.resume()
+    until(lambda: all(there(second)), "the daemon fetches it all the same")
+    assert not run.pending
+
+
+def test_while_the_daemon_owes_an_answer_nobody_waits_for_another_one(
+    hosts: tuple[Host, Host], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote_run, "FETCH_S", 0.05)
+    second, runs = hosts[1], RemoteRuns()
+    link = second.client.link
+    second.daemon.pause()
+    late = runs.new(link, [key(0)])
+    late.begin(link)
+    late.wait(time.monotonic() + PATIENCE_S)
+    assert not late.ended
+    assert runs.new(link, [key(1)]).ended
+    second.daemon.resume()
+    until(lambda: late.ended, "the daemon answers")
+    assert runs.new(link, [key(1)]).pending
+
+
+def test_without_a_remote_store_no_run_is_waited_for() -> None:
+    with Daemon() as daemon:
+        client = daemon.start().client()
+        assert not client.link.remote
+        assert not RemoteRuns().new(client.link, [key(0)]).pending
+
+
+# ---- sequences
+
+
+def layers(tokens: int, of: float = 1.0) -> list[tensord.NormalLayer]:
+    return [tensord.NormalLayer(of + np.arange(2 * tokens * 4, dtype=np.float32).reshape(1, 2, tokens, 4))]
+
+
+def prefixes(host: Host) -> tensord.PrefixCache:
+    return tensord.PrefixCache(host.client, NAMESPACE, block_tokens=BLOCK_TOKENS)
+
+
+def test_a_sequence_that_another_host_has_computed_is_matched_after_the_first_put(hosts: tuple[Host, Host]) -> None:
+    first, second = hosts
+    text = np.arange(100, 180, dtype=np.uint32)
+    assert prefixes(first).put(text, layers(80), cost_ms=900.0, wait=True).state == "stored"
+    first.counted("written", ENTRIES + 5)
+    there = prefixes(second)
+    assert there.match(text) is None, "it does not know the form of the layers"
+    there.put(np.arange(BLOCK_TOKENS, dtype=np.uint32), layers(BLOCK_TOKENS), wait=True)
+    match = there.match(text)
+    assert match is not None
+    assert match.offset == 79
+    np.testing.assert_array_equal(np.concatenate(match.layers[0], axis=-2), layers(80)[0].tree[:, :, :79])
+    longer = np.concatenate([text[:40], np.arange(40, dtype=np.uint32)])
+    match = there.match(longer)
+    assert match is not None
+    assert match.offset == 40
+
+
+def test_a_model_of_another_form_gets_nothing_of_a_sequence(hosts: tuple[Host, Host]) -> None:
+    first, second = hosts
+    text = np.arange(100, 180, dtype=np.uint32)
+    prefixes(first).put(text, layers(80), cost_ms=900.0, wait=True)
+    first.counted("written", ENTRIES + 5)
+    there = prefixes(second)
+    other = [tensord.NormalLayer(np.zeros((1, 2, BLOCK_TOKENS, 8), np.float32))]
+    there.put(np.arange(BLOCK_TOKENS, dtype=np.uint32), other, wait=True)
+    assert there.match(text) is None
