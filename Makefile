@@ -38,7 +38,7 @@ endef
 .PHONY: help demo demo-cluster test crashes soak test-systemd test-remote deb release-check simulate fuzz crossings test-vllm test-sglang http-load check lint smoke bench bench-peers bench-prefix bench-pressure bench-vllm clean
 help:
 	@echo "make demo         four processes share encoded photographs; three share a card that fills up; agents share a prompt"
-	@echo "make demo-cluster three hosts share encoded photographs through a redis-server, as root in namespaces of the network"
+	@echo "make demo-cluster three hosts share encoded photographs and a prompt through a redis-server, as root in namespaces of the network"
 	@echo "make test         the test suite"
 	@echo "make crossings    every state of a process x every disturbance, ROUNDS=20 times (SEED=, ROUND=, ONLY= replay a failure)"
 	@echo "make simulate     a simulated host under SEEDS=1000 seeds, or one of them with a trace (SEED=n)"

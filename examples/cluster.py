@@ -1,13 +1,16 @@
-"""Three hosts look at the same photographs; each photograph is encoded once in the cluster.
+"""Three hosts look at the same photographs, and answer questions with the same long system prompt: each photograph is
+encoded once in the cluster, and the prompt is computed once.
 
     python examples/cluster.py [--photographs N]
 
 Each host is a daemon with a ring and a network address of its own, and a process that goes through the photographs in
 its own order with a real encoder. Behind the rings is one redis-server. As root, the hosts are namespaces of the
-network around a bridge; otherwise they share the loopback.
+network around a bridge; otherwise they share the loopback. Then the hosts answer one after the other, with the tiny
+decoder of `chat_prefix.py`. Before, each answers a greeting: only a process that has put keys and values knows the
+form in which it looks for those of others.
 
-The exit status is 1 if an embedding differs from a fresh encoding, or a host has read nothing from the others. On a
-busy machine a host may stop waiting for another one, and encode a photograph again.
+The exit status is 1 if an embedding differs from a fresh encoding, an answer from one without a cache, or a host has
+read nothing from the others. On a busy machine a host may stop waiting for another one, and encode a photograph again.
 """
 
 from __future__ import annotations
@@ -26,16 +29,21 @@ from typing import Any, Final
 
 import numpy as np
 import photographs
+from chat_prefix import Engine, Turn
+from conversation import AGENTS, QUESTIONS, Conversation, draw
 from demonstration import OwnProcess, own_daemon
 from encoder import Encoder
 from figures import aligned
 from hosts_network import HubRedis, LocalRedis, Network, missing
 from shared_vision import SIDE, TOKENS, key_of
+from tiny_decoder import BEGIN, PICTURE, PICTURE_TOKENS, tokens_of
 
 import tensord
 
 HOSTS: Final = 3
 ENCODE_S_MAX: Final = 60.0
+GREETING: Final = "Good morning. Which of the three are you, and what do you do first?"
+OWN_PICTURE: Final = 7
 
 
 @dataclass
@@ -82,7 +90,24 @@ def host(name: str, socket: Path, count: int, orders: Any) -> None:
             looked.wrong += lease is None or not np.array_equal(lease.tree, encoder.encode(picture.pixels))
         remote = cache.status()
         orders.send((looked, {**remote["remote"], **remote["store"]}))
+        agent = orders.recv()
+        engine = Engine(agent, cache, "numpy")
+        engine.turn(greeting(agent))
+        told = Conversation.begin(0)
+        told.ask(QUESTIONS[agent])
+        turn = engine.turn(told)
+        while any(cache.status()["remote"][name] for name in ("queued", "writes")):
+            time.sleep(0.01)
+        orders.send(turn)
         orders.recv()
+
+
+def greeting(agent: str) -> Conversation:
+    """A short conversation that no other host has."""
+    tokens = [BEGIN, *tokens_of(f"{agent}: {GREETING}")]
+    told = Conversation([*tokens, *[PICTURE] * PICTURE_TOKENS], len(tokens), draw(OWN_PICTURE))
+    told.ask(GREETING)
+    return told
 
 
 @contextmanager
@@ -120,7 +145,11 @@ def main() -> int:
         for one in running:
             one.tell("go")
         told = [one.hear() for one in running]
-    return tell(arguments.photographs, told)
+        turns = []
+        for one, agent in zip(running, AGENTS, strict=True):
+            one.tell(agent)
+            turns.append(one.hear())
+    return tell(arguments.photographs, told) | tell_turns(turns)
 
 
 def tell(count: int, told: list[tuple[Looked, dict[str, Any]]]) -> int:
@@ -153,6 +182,18 @@ def tell(count: int, told: list[tuple[Looked, dict[str, Any]]]) -> int:
         f"{HOSTS * count} without a store; {len(encoded) - len(set(encoded))} encoded twice, {wrong} wrong"
     )
     return 1 if wrong or not all(status["remote"].get("fetched") for _, status in told) else 0
+
+
+def tell_turns(turns: list[Turn]) -> int:
+    """Prints the answers' costs. Returns the exit status."""
+    rows = [["host", "prompt", "cached", "computed", "without", "same tokens"]]
+    for number, turn in enumerate(turns):
+        counts = (turn.prompt_tokens, turn.matched, turn.computed, turn.computed_without)
+        rows.append([f"host-{number}", *map(str, counts), "yes" if turn.same_tokens else "NO"])
+    print(f"\n{aligned(rows)}\n")
+    computed, without = (sum(getattr(turn, name) for turn in turns) for name in ("computed", "computed_without"))
+    print(f"{len(turns)} prompts: {computed} tokens computed in the cluster, {without} without a store")
+    return 1 if not all(turn.same_tokens for turn in turns) or not all(turn.matched for turn in turns[1:]) else 0
 
 
 if __name__ == "__main__":
