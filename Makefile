@@ -115,8 +115,11 @@ test-systemd: $(STAMPS)/test
 	$(distribution-python)
 	$(BIN)/python -m pytest -m booted tests/systemd $(ARGS)
 
+MOONCAKE := mooncake-transfer-engine-non-cuda==0.3.13.post1
 test-remote: $(STAMPS)/test
 	$(call debian,redis-server,redis-server)
+	$(call debian,$(if $(wildcard /usr/lib/*/libnl-route-3.so.200),true,libnl-route-3-200),libibverbs1 libnl-3-200 libnl-route-3-200)
+	@$(PIP) install -c constraints.txt '$(MOONCAKE)'
 	$(call debian,tc,iproute2)
 	$(BIN)/python -m pytest -m "network or not network" tests/remote $(ARGS)
 

@@ -13,6 +13,7 @@ import secrets
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from typing import Any, Final
 
 import numpy as np
@@ -42,6 +43,7 @@ WRITE_S: Final = 30.0
 
 DAMAGED_MAX: Final = 1024
 LIVES_S_LEAST: Final = 0.001
+CONNECT_S: Final = 10.0
 POLL_S: Final = 0.02
 """The pause before the store is asked again for an entry that another host computes."""
 GRACE_S: Final = 1.0
@@ -90,6 +92,7 @@ class RemoteThreads:
         self._reads: set[Future[None]] = set()
         self._readers = ThreadPoolExecutor(READERS, f"{THREAD_NAME}-read")
         self._writers = ThreadPoolExecutor(WRITERS, f"{THREAD_NAME}-write")
+        self._readers.submit(self._connect)
 
     def status(self) -> Mapping[str, Any]:
         """The store's address, and the wrong objects that were read from it."""
@@ -115,6 +118,11 @@ class RemoteThreads:
         ended = not wait(self._reads, self.timeout_s + GRACE_S).not_done
         self._store.close()
         return ended
+
+    def _connect(self) -> None:
+        # What is wrong is told by the first call.
+        with suppress(TensordError):
+            self._store.connect(time.monotonic() + CONNECT_S)
 
     def _carry_out(self, effect: Request, deadline: float) -> None:
         try:

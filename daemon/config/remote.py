@@ -38,8 +38,8 @@ class RemoteSection:
 
     url: str | None = setting(
         URL,
-        """the store: dir://PATH, redis://, rediss://, valkey:// or valkeys://HOST:PORT, each with options; none: this
-        host shares entries with no other""",
+        """the store: dir://PATH, redis://, rediss://, valkey:// or valkeys://HOST:PORT, or mooncake://MASTER:PORT, with
+        options; none: this host shares entries with no other""",
         None,
         optional=True,
     )

@@ -15,6 +15,7 @@ from .urls import split
 
 _SCHEMES: Final = {
     "dir": (".directory", "DirectoryStore"),
+    "mooncake": (".mooncake", "MooncakeStore"),
     "redis": (".valkey", "ValkeyStore"),
     "rediss": (".valkey", "ValkeyStore"),
     "valkey": (".valkey", "ValkeyStore"),

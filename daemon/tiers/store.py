@@ -53,6 +53,10 @@ class RemoteStore(ABC):
         self.last_corrupt = ""
         self._counting = threading.Lock()
 
+    def connect(self, deadline: float) -> None:
+        """Connects, if that takes longer than most calls: the first call would be slow."""
+        return
+
     @abstractmethod
     def heads(self, keys: Sequence[bytes], deadline: float) -> list[RemoteEntry | None]:
         """What the header of each key's object says. Its buffer must have OBJECT_HEADER_BYTES + payload_bytes. None if

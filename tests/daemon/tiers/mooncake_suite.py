@@ -1,0 +1,169 @@
+"""Mooncake Store as a remote store. Run by `remote/test_mooncake.py`, in a network namespace of its own."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mooncake.store import MooncakeDistributedStore
+
+from tensord.daemon.tiers.registry import open_store
+from tensord.daemon.tiers.store import RemoteStore
+from tensord.errors import BadConfiguration, TierFull, TierTimedOut, TierUnavailable
+from tests.daemon_process import until
+
+from .conformance import MIB, AnyStore, Backend
+from .entries import get, key_of, made, put, soon
+from .mooncake_master import MooncakeMaster
+
+SEGMENT_BYTES = 256 * MIB
+
+
+class Cluster(Backend):
+    """A master, and one member that has all the memory."""
+
+    def __init__(self, master: MooncakeMaster) -> None:
+        self.master = master
+        self.url = f"mooncake://{master.address}?host=127.0.0.1"
+        self.member: Any = MooncakeDistributedStore()
+        assert self.member.setup("127.0.0.1", "P2PHANDSHAKE", SEGMENT_BYTES, 64 * MIB, "tcp", "", master.address) == 0
+
+    def raw(self, key: bytes) -> bytes:
+        found: bytes = self.member.get(f"tensord-1-{key.hex()}")
+        return found
+
+    def set_raw(self, key: bytes, stored: bytes) -> None:
+        if not stored:
+            pytest.skip("Mooncake stores no empty object")
+        assert self.member.upsert(f"tensord-1-{key.hex()}", stored) == 0
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with MooncakeMaster(tmp_path_factory.mktemp("mooncake")) as master:
+        cluster = Cluster(master)
+        yield cluster
+        cluster.member.close()
+
+
+@pytest.fixture
+def backend(cluster: Cluster) -> Cluster:
+    cluster.member.remove_all(True)
+    return cluster
+
+
+class TestMooncake(AnyStore):
+    replaces_at_once = False
+
+
+@pytest.fixture
+def store(backend: Cluster) -> Iterator[RemoteStore]:
+    store = backend.open()
+    yield store
+    store.close()
+
+
+def test_a_master_that_is_stopped_costs_a_deadline_and_no_byte(cluster: Cluster, store: RemoteStore) -> None:
+    entry = made(1, MIB)
+    put(store, entry)
+    buffer = memoryview(bytearray(entry.stored_bytes))
+    cluster.master.pause()
+    try:
+        for call in (
+            lambda: store.get_into(entry.key, buffer, time.monotonic() + 0.1),
+            lambda: store.heads([entry.key], time.monotonic() + 0.1),
+            lambda: store.put_from(key_of(2), [b"x" * 100], made(2, 100).meta, time.monotonic() + 0.1),
+        ):
+            with pytest.raises(TierTimedOut, match="deadline"):
+                call()
+    finally:
+        cluster.master.resume()
+    assert get(store, entry.key) == (entry.payload, entry.meta)
+    assert not any(buffer), "a late answer is not written into the caller's memory"
+
+
+def test_a_store_is_closed_while_a_call_hangs(cluster: Cluster, backend: Cluster) -> None:
+    store = backend.open()
+    put(store, made(1))
+    cluster.master.pause()
+    try:
+        with pytest.raises(TierTimedOut):
+            store.heads([key_of(1)], time.monotonic() + 0.1)
+        store.close()
+    finally:
+        cluster.master.resume()
+
+
+def test_a_master_that_was_killed_is_unavailable_and_serves_again_once_it_is_back(
+    cluster: Cluster, store: RemoteStore
+) -> None:
+    put(store, made(1))
+    cluster.master.kill()
+    try:
+        for call in (
+            lambda: store.heads([key_of(1)], time.monotonic() + 0.5),
+            lambda: put(store, made(2)),
+        ):
+            with pytest.raises(TierUnavailable):
+                call()
+    finally:
+        cluster.master.start()
+    until(lambda: _puts(store), "the store serves again")
+    assert get(store, key_of(3)) is not None
+
+
+def test_no_master_is_unavailable_and_no_hang(tmp_path: Path) -> None:
+    store = open_store("mooncake://127.0.0.1:50999")
+    with pytest.raises(TierUnavailable):
+        store.heads([key_of(1)], time.monotonic() + 2.0)
+    store.close()
+
+
+def test_a_store_without_room_refuses_a_put_and_takes_the_next_one(store: RemoteStore) -> None:
+    put(store, made(1))
+    with pytest.raises(TierFull, match="segment=4GiB"):
+        put(store, made(2, SEGMENT_BYTES + MIB))
+    # Mooncake has evicted others for it.
+    put(store, made(3))
+    assert get(store, key_of(3)) is not None
+
+
+def test_generations_outlive_their_hosts_and_a_few_that_are_lost(backend: Cluster, store: RemoteStore) -> None:
+    for wanted in range(1, 21):
+        assert store.raise_generation(b"a model.", wanted, soon()) == wanted
+    other = backend.open()
+    assert other.generations([b"a model."], soon()) == [20]
+    for lost in (3, 4, 18):
+        assert backend.member.remove(f"tensord-1-gen-{b'a model.'.hex()}-{lost}", True) == 0
+    assert other.generations([b"a model."], soon()) == [20]
+    third = backend.open()
+    assert third.generations([b"a model."], soon()) == [20]
+    other.close()
+    third.close()
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("mooncake://", "mooncake://MASTER:50051"),
+        ("mooncake://user:secret@master", "without a path and a user"),
+        ("mooncake://master/path", "without a path and a user"),
+        ("mooncake://master?segment=lots", "segment = 'lots'"),
+        ("mooncake://master?replicas=2", "unknown option 'replicas'"),
+    ],
+)
+def test_a_wrong_url_is_named(url: str, says: str) -> None:
+    with pytest.raises(BadConfiguration, match=says) as refused:
+        open_store(url)
+    assert "secret" not in str(refused.value)
+
+
+def _puts(store: RemoteStore) -> bool:
+    try:
+        put(store, made(3))
+    except (TierUnavailable, TierFull):
+        return False
+    return True

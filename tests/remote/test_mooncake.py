@@ -1,0 +1,156 @@
+"""Mooncake Store behind the rings: the suite of all stores, and three hosts around one master.
+
+| disturbance                                | test                                                    |
+|--------------------------------------------|---------------------------------------------------------|
+| master stopped, killed, started anew       | master_that_is_killed, master_that_is_stopped           |
+| host that keeps objects killed             | killed_host_takes_its_objects_with_it                   |
+| host asked to stop while the master hangs  | host_ends_while_the_master_is_stopped                   |
+| wrong bytes, no room, two writers          | tests/daemon/tiers/mooncake_suite.py                    |
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from itertools import count
+from pathlib import Path
+
+import pytest
+from hosts_network import HUB, Network, missing
+
+from ..daemon.tiers.mooncake_master import MooncakeMaster, program
+from ..daemon_process import until
+from .hosts import MIB, Host
+
+ROOT = Path(__file__).parents[2]
+SUITE = "tests/daemon/tiers/mooncake_suite.py"
+HOSTS = 3
+pytestmark = [
+    pytest.mark.network,
+    pytest.mark.skipif(bool(missing()), reason=missing() or "can be made"),
+    pytest.mark.skipif(program() is None, reason="Mooncake is not installed: `make test-remote` installs it"),
+]
+
+
+class Mooncake:
+    """The network, its master and its hosts."""
+
+    def __init__(self, master: MooncakeMaster, hosts: list[Host]) -> None:
+        self.master = master
+        self.hosts = hosts
+
+
+@pytest.fixture
+def mooncake(tmp_path: Path) -> Iterator[Mooncake]:
+    with ExitStack() as stack:
+        network = stack.enter_context(Network(HOSTS))
+        master = stack.enter_context(MooncakeMaster(tmp_path, address=HUB, prefix=network.within(network.hub)))
+        url = f"mooncake://{master.address}?segment=64MiB"
+        hosts = [
+            stack.enter_context(Host(url, prefix=network.host(number), remote_timeout_s=1.0)) for number in range(HOSTS)
+        ]
+        stack.callback(master.resume)
+        for host in hosts:
+            connected(host)
+        yield Mooncake(master, hosts)
+
+
+def computes(host: Host, numbers: range) -> bool:
+    return all(host.get(number) for number in numbers)
+
+
+def stores(host: Host, numbers: range, payload_bytes: int = 100_000) -> None:
+    """The host computes entries, and they are in the store when this returns."""
+    before = host.remote().get("written", 0)
+    for number in numbers:
+        assert host.get(number, payload_bytes)
+    host.counted("written", before + len(numbers))
+
+
+def own_numbers(host: Host) -> Iterator[int]:
+    """Numbers that no other host has, for entries that nobody asks for again."""
+    return count(10_000 + id(host) % 10**9 * 1000 + 100 * len(host.computed))
+
+
+def connected(host: Host) -> None:
+    """Waits until the store answers in little time. The first calls connect, which takes longer than most entries take
+    to compute."""
+    numbers = own_numbers(host)
+    until(lambda: host.get(next(numbers)) and (host.remote()["answer_s"] or 1.0) < 0.05, "the store answers")
+    host.idle()
+
+
+def serves_again(host: Host) -> None:
+    """Waits until the host uses the store. It misses keys of its own meanwhile."""
+    numbers = own_numbers(host)
+    until(lambda: host.get(next(numbers)) and host.remote()["serves"], "the store is used again")
+    connected(host)
+
+
+def test_mooncake_keeps_the_promises_of_all_stores() -> None:
+    run = f"ip link set lo up && exec {sys.executable} -m pytest -q -p no:cacheprovider {SUITE}"
+    ran = subprocess.run(["unshare", "-n", "sh", "-c", run], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stdout[-8000:]
+
+
+def test_what_one_host_has_computed_the_others_read_from_its_memory(mooncake: Mooncake) -> None:
+    first, *others = mooncake.hosts
+    stores(first, range(5))
+    stores(first, range(5, 6), 20 * MIB)
+    for host in others:
+        assert not any(host.get(number) for number in range(5))
+        assert not host.get(5, 20 * MIB)
+        assert host.remote()["fetched"] == 6
+        assert host.remote()["corrupt"] == 0
+
+
+def test_a_master_that_is_killed_costs_no_host_an_entry(mooncake: Mooncake) -> None:
+    first, second, _ = mooncake.hosts
+    stores(first, range(2))
+    mooncake.master.kill()
+    assert not any(first.get(number) for number in range(2))
+    assert computes(second, range(100, 106))
+    until(lambda: not second.remote()["serves"], "the store is left alone")
+    assert not any(second.get(number) for number in range(100, 106))
+    mooncake.master.start()
+    serves_again(first)
+    serves_again(second)
+    stores(first, range(5000, 5001))
+    assert not second.get(5000)
+
+
+def test_a_master_that_is_stopped_makes_nobody_wait_longer_than_computing_takes(mooncake: Mooncake) -> None:
+    first, second, _ = mooncake.hosts
+    stores(first, range(3))
+    mooncake.master.pause()
+    for number in range(3):
+        assert second.get(number, takes_s=0.1)
+    assert not any(first.get(number) for number in range(3))
+    mooncake.master.resume()
+    serves_again(second)
+
+
+def test_a_host_ends_while_the_master_is_stopped(mooncake: Mooncake) -> None:
+    first, *_ = mooncake.hosts
+    stores(first, range(2))
+    mooncake.master.pause()
+    assert first.get(10, takes_s=0.1)
+    first.daemon.terminate()
+    first.daemon.start()
+    until(lambda: first.client.connected, "the client is attached again")
+    assert not any(first.get(number) for number in range(2)), "its ring is as it was"
+
+
+def test_a_killed_host_takes_its_objects_with_it_and_costs_no_other_host_a_wrong_byte(mooncake: Mooncake) -> None:
+    first, second, third = mooncake.hosts
+    stores(first, range(6))
+    assert not second.get(0)
+    first.daemon.kill()
+    # What lay in its memory is computed, and what lay elsewhere is read.
+    for number in range(6):
+        third.get(number)
+    assert third.remote()["corrupt"] == 0
+    first.daemon.start()
+    serves_again(third)
