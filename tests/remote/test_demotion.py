@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from tensord.testing.fake_card import FakeCard
 
+from ..daemon.tiers.redis_server import HOST, RedisServer
 from ..daemon_process import until
 from .hosts import MIB, Host
 
@@ -31,19 +33,20 @@ def gauge(place: Path) -> FakeCard:
     return FakeCard(place, "host")
 
 
-@pytest.fixture
-def host(place: Path) -> Iterator[Host]:
+@contextmanager
+def filled(url: str, place: Path) -> Iterator[Host]:
     """A host whose memory is the gauge's, with entries of 1 MiB whose cost nobody knows: none is in the store."""
-    settings: dict[str, Any] = {
-        "gauges_device": "none",
-        "gauges_host": "file",
-        "gauges_file": place / "gauges",
-        "gauges_sample_s": "30ms",
-    }
-    with Host(f"dir://{place}/store", ring_bytes=32 * MIB, gauges_sample_pressed_s="30ms", **settings) as host:
+    settings: dict[str, Any] = {"gauges_device": "none", "gauges_host": "file", "gauges_file": place / "gauges"}
+    with Host(url, ring_bytes=32 * MIB, gauges_sample_s="30ms", gauges_sample_pressed_s="30ms", **settings) as host:
         for number in range(COUNT):
             host.put(number, MIB, cost_ms=0.0)
         assert not host.remote().get("written")
+        yield host
+
+
+@pytest.fixture
+def host(place: Path) -> Iterator[Host]:
+    with filled(f"dir://{place}/store", place) as host:
         yield host
 
 
@@ -72,3 +75,15 @@ def test_a_store_that_is_gone_does_not_keep_a_host_from_giving_memory_back(
     until(lambda: host.daemon.status()["store"]["resident_bytes"] < 16 * MIB, "the ring gives memory back")
     remote = host.remote()
     assert not remote["serves"] and remote["write_failed"] and "demoted" not in remote
+
+
+def test_a_stopped_store_holds_memory_up_for_a_limited_time(place: Path, gauge: FakeCard) -> None:
+    with RedisServer() as redis, filled(f"valkey://{HOST}:{redis.port}", place) as host:
+        redis.pause()
+        try:
+            gauge.occupy(int(0.94 * MEMORY_BYTES))
+            until(lambda: host.daemon.status()["store"]["resident_bytes"] < 8 * MIB, "the ring gives memory back")
+            remote = host.remote()
+            assert remote["dropped"] >= 8 and "demoted" not in remote
+        finally:
+            redis.resume()

@@ -61,7 +61,9 @@ class Demotion:
         stay: list[SpanEntry] = []
         for entry in victims:
             if writes.has(entry):
-                if not self._late:
+                if self._late:
+                    writes.give_up(entry)
+                else:
                     stay.append(entry)
             elif entry not in self._tried and writes.takes(entry, now):
                 if self._late or not writes.fits(entry, empty=True):

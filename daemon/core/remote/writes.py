@@ -83,7 +83,7 @@ class Writes:
         """Applies from now on: what no longer fits the queue is dropped, the newest first."""
         self._limits = limits
         while self._queue and self.queued_bytes > limits.remote_queue_bytes:
-            self._drop_newest()
+            self._drop(next(reversed(self._queue)))
 
     def published(self, entry: SpanEntry, now: float) -> None:
         """A client's put was published."""
@@ -140,8 +140,11 @@ class Writes:
         the newest first. An entry that does not fit then is left out."""
         for entry in entries:
             if not self.has(entry):
-                while not self.fits(entry) and self._queue and next(reversed(self._queue)) not in self._leaving:
-                    self._drop_newest()
+                while not self.fits(entry) and self._queue:
+                    newest = next(reversed(self._queue))
+                    if newest in self._leaving:
+                        break
+                    self._drop(newest)
                 if not self.fits(entry):
                     continue
                 self._append(entry)
@@ -151,6 +154,11 @@ class Writes:
             if entry in self._queue:
                 self._queue.move_to_end(entry, last=False)
         self.start(now)
+
+    def give_up(self, entry: SpanEntry) -> None:
+        """An entry is evicted: it is dropped if it still waits."""
+        if entry in self._queue:
+            self._drop(entry)
 
     def calm(self) -> None:
         """Nobody waits for the entries of `hurry` any more. They are written as any other."""
@@ -263,8 +271,9 @@ class Writes:
         while len(self._removed) > REMOVED_MAX:
             del self._removed[next(iter(self._removed))]
 
-    def _drop_newest(self) -> None:
-        entry, _ = self._queue.popitem()
+    def _drop(self, entry: SpanEntry) -> None:
+        """Drops an entry that waits. It is offered again when it is used or put again."""
+        del self._queue[entry]
         entry.offered = False
         self._leaving.discard(entry)
         self.queued_bytes -= entry.payload_bytes
@@ -272,9 +281,5 @@ class Writes:
 
     def _drop_all(self) -> None:
         """The store is left alone: what waits is offered again when it is used or put again."""
-        self._outbox.counters.remote["dropped"] += len(self._queue)
-        for entry in self._queue:
-            entry.offered = False
-        self._leaving.difference_update(self._queue)
-        self._queue.clear()
-        self.queued_bytes = 0
+        for entry in [*self._queue]:
+            self._drop(entry)

@@ -192,6 +192,8 @@ def test_memory_is_held_up_no_longer_than_its_deadline(make: Make) -> None:
     # What a thread reads stays, whatever for; others go for it.
     assert stand.stored() == {0, 1, *range(6, 16)}
     assert stand.store.status()["resident_bytes"] == RING - 16 * PAGE
+    assert counted(stand) == {"dropped": 4}
+    assert stand.store.status()["remote_state"]["queued"] == 0
     stand.writes.extend(held)
     stand.settle()
     assert counted(stand) == {"written": 2, "dropped": 4}
