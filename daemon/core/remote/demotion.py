@@ -12,7 +12,7 @@ An entry of unknown cost is written, too: it has no next use that could decide. 
 stay, readers hit them.
 
 Invariants: from the first victim that stays until `end`, no victim stays for longer than DEMOTION_S. While the store is
-left alone, none stays.
+left alone, or has ended no write since that time was over, none stays.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ class Demotion:
         self._outbox = outbox
         self._ends_at: float | None = None
         self._late = False
+        self._ended_when_late: int | None = None
         self._tried: set[SpanEntry] = set()
 
     @property
@@ -51,6 +52,8 @@ class Demotion:
         """Ends the wait if its time is over."""
         if self._ends_at is not None and now >= self._ends_at:
             self._late = True
+            if self._writes.leaving:
+                self._ended_when_late = self._writes.ended
             self._writes.calm()
 
     def staying(self, victims: Iterable[SpanEntry], now: float) -> set[SpanEntry]:
@@ -58,15 +61,16 @@ class Demotion:
         writes = self._writes
         if not writes.serves:
             return set()
+        late = self._late or writes.ended == self._ended_when_late
         stay: list[SpanEntry] = []
         for entry in victims:
             if writes.has(entry):
-                if self._late:
+                if late:
                     writes.give_up(entry)
                 else:
                     stay.append(entry)
             elif entry not in self._tried and writes.takes(entry, now):
-                if self._late or not writes.fits(entry, empty=True):
+                if late or not writes.fits(entry, empty=True):
                     self._outbox.counters.remote["dropped"] += 1
                 else:
                     stay.append(entry)

@@ -66,6 +66,8 @@ class Writes:
         self._made = 0
         self._under_way: dict[int, _Write] = {}
         self.queued_bytes = 0
+        self.ended = 0
+        """How many writes and removals have ended."""
         self.reading: frozenset[int] = frozenset()
         """The spans that a thread reads now."""
 
@@ -178,6 +180,7 @@ class Writes:
     def saved(self, event: RemoteSaved, now: float) -> None:
         """Processes the outcome of a write, or of a removal."""
         write = self._under_way.pop(event.number)
+        self.ended += 1
         self.reading = frozenset(each.span_id for each in self._under_way.values() if each.span_id)
         counters = self._outbox.counters
         if event.error is not None:

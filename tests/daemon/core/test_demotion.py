@@ -7,6 +7,7 @@
 | for a put                              | none                         | puts_wait_for_no_store                |
 | nothing for the store                  | none                         | nothing_for_the_store_goes_at_once    |
 | any                                    | store does not answer        | is_held_up_no_longer                  |
+| any                                    | … and then neither           | has_ended_no_write_since              |
 | any                                    | store is full, fails, opens  | is_tried_once, left_alone             |
 | more than the queue holds              | none                         | in_parts, larger_than_the_queue       |
 | any                                    | pressure ends, key evicted   | pressure_that_ends, evicted_by_name   |
@@ -210,6 +211,26 @@ def test_the_next_time_that_memory_is_given_back_has_a_deadline_of_its_own(make:
     assert not stand.scans and stand.writes
     stand.settle()
     assert counted(stand)["demoted"] == 1
+
+
+def test_a_store_that_has_ended_no_write_since_it_was_late_holds_nothing_up(make: Make) -> None:
+    stand = full(make)
+    give_back(stand, 8)
+    held = list(stand.writes)
+    stand.writes.clear()
+    stand.now = DEMOTION_S
+    stand.go_on()
+    stand.settle()
+    give_back(stand, 16)
+    assert stand.scans, "it goes at once"
+    stand.settle()
+    assert counted(stand) == {"dropped": 4}
+    stand.writes.extend(held)
+    stand.settle()
+    give_back(stand, 24)
+    assert not stand.scans and stand.writes
+    stand.settle()
+    assert counted(stand)["demoted"] == 2
 
 
 def test_a_full_store_is_tried_once_for_each_entry(make: Make) -> None:
