@@ -41,3 +41,11 @@ class Choice:
     moves: list[tuple[SpanEntry, int]] = field(default_factory=list)
     searching: bool = False
     exchange: tuple[int, int] | None = None
+
+    def warmest_needed(self, size_bytes: int) -> SpanEntry:
+        """The last of the victims that a put of `size_bytes` itself needs. Those after it make room for later puts."""
+        for entry in self.victims:
+            size_bytes -= entry.span_bytes
+            if size_bytes <= 0:
+                break
+        return entry

@@ -141,7 +141,11 @@ class Dispatch:
         self._parts.writes.start(now)
 
     def _saved(self, event: RemoteSaved, now: float) -> None:
+        memory, reading = self._parts.memory, self._parts.writes.reading
         self._parts.writes.saved(event, now)
+        if ended := memory.last_pinned & (reading - self._parts.writes.reading):
+            # A scan has found the span pinned by its write. The entry may be about to go.
+            memory.last_pinned = memory.last_pinned - ended
 
     def _generations_told(self, event: GenerationsTold, now: float) -> None:
         self._parts.agreement.answered(event.told, event.error, now)
@@ -257,6 +261,7 @@ class Dispatch:
         for entry in self._parts.memory.sequences.rebuild():
             self._end_corrupt(entry)
         self._parts.agreement.tick(now)
+        self._parts.demotion.advance(now)
         self._parts.idle_sweep.advance(now)
         self._parts.reclaim.tick(now)
 

@@ -25,6 +25,7 @@ from .put_answers import PutAnswers
 from .quotas import Quotas
 from .reclaim import Reclaim
 from .remote.agreement import Agreement
+from .remote.demotion import Demotion
 from .remote.fetches import Fetches
 from .remote.link import RemoteLink
 from .remote.runs import Runs
@@ -64,12 +65,13 @@ class Parts:
         self.expiry = expiry = Expiry(memory, self.pins, outbox, self.removal_history, self.hits, limits.default_ttl_s)
         self.room = room = Room(memory, self.pins)
         self.residency = residency = Residency(memory, outbox)
-        self.idle_sweep = IdleSweep(memory, room)
-        self.reclaim = Reclaim(memory, room, residency, expiry, claims, outbox, limits.rescan_s)
         self.link = link = RemoteLink(outbox)
         self.sweeps = Sweeps(memory, expiry, outbox, quotas)
         self.agreement = agreement = Agreement(memory, self.sweeps, claims, link, outbox, limits)
         self.writes = writes = Writes(memory, link, agreement, outbox, limits)
+        self.demotion = demotion = Demotion(writes, outbox)
+        self.idle_sweep = IdleSweep(memory, room, demotion)
+        self.reclaim = Reclaim(memory, room, residency, demotion, expiry, claims, outbox, limits.rescan_s)
         self.fetches = fetches = Fetches(claims, link, agreement, writes, outbox, limits)
         self.runs = Runs(memory, link, agreement, fetches, outbox)
         answers = PutAnswers(memory, expiry, claims, fetches, writes, outbox)

@@ -21,13 +21,14 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Final
 
-from .choice import Choice, Cursor
+from .choice import Cursor
 from .claims import ClaimTable
 from .effects import Drain, Move, Scan, WriteExpiry
 from .entries import SpanEntry
 from .expiry import Expiry
 from .need import Need
 from .outbox import StoreOutbox
+from .remote.demotion import Demotion
 from .residency import Residency
 from .room import Room
 from .span_table import SpanTable
@@ -64,6 +65,7 @@ class Reclaim:
         memory: SpanTable,
         room: Room,
         residency: Residency,
+        demotion: Demotion,
         expiry: Expiry,
         claims: ClaimTable,
         outbox: StoreOutbox,
@@ -72,6 +74,7 @@ class Reclaim:
         self._memory = memory
         self._room = room
         self._residency = residency
+        self._demotion = demotion
         self._expiry = expiry
         self._claims = claims
         self._outbox = outbox
@@ -167,7 +170,7 @@ class Reclaim:
                 choice.victims
                 and not attempt.admitted
                 and admits is not None
-                and not admits(_warmest_needed(choice, need).number)
+                and not admits(choice.warmest_needed(need.span_bytes).number)
             ):
                 return "declined"
             attempt.admitted |= bool(choice.victims)
@@ -228,6 +231,8 @@ class Reclaim:
             return
         if self._residency.excess_bytes == 0:
             self.stuck = False
+            if not idle_first:
+                self._demotion.end()
         elif self._evict_for_pages(now, idle_first=idle_first):
             return
         if self._trim_due:
@@ -298,7 +303,8 @@ class Reclaim:
         deferred = (self._trim_due or self._rescan_due) and self._residency.excess_bytes > 0
         assert memory.scan_in_flight or not stuck or self._rescan_at is not None or deferred
         if self._residency.victims_bytes and not memory.scan_in_flight:
-            assert self.stuck or self.searching or idle_first, "nothing is done about pages over the target"
+            later = idle_first or self._demotion.waits
+            assert self.stuck or self.searching or later, "nothing is done about pages over the target"
 
     @property
     def _waits_for_pins(self) -> bool:
@@ -325,18 +331,22 @@ class Reclaim:
         want_bytes = self._residency.victims_bytes
         if self.stuck:
             return False
-        if not want_bytes or idle_first:
+        if not want_bytes or idle_first or self._demotion.waits:
             return True
         choice = self._room.choose_for_pages(want_bytes, self._residency.reason, self._page_cursor)
-        if choice.victims:
-            self._memory.hide(choice.victims.items())
+        # An exchange of pages is for a put, which does not wait for the remote store.
+        staying = self._demotion.staying(choice.victims, now) if self._residency.over_target else ()
+        if go := [(entry, reason) for entry, reason in choice.victims.items() if entry not in staying]:
+            self._memory.hide(go)
             self._scan()
+        if choice.victims:
             return True
         if self._room.has_more:
             self.searching = True
             return True
         # The governor and the put that wait for these pages must learn that they do not come.
         self.stuck = self.searching = True
+        self._demotion.end()
         self._time_rescan(now, something_freed=False)
         return False
 
@@ -388,13 +398,3 @@ class Reclaim:
         longer = min(2 * self._rescan_s, RESCAN_S_MAX)
         self._rescan_s = self._rescan_s_min if something_freed else longer
         self._rescan_at = now + self._rescan_s
-
-
-def _warmest_needed(choice: Choice, need: Need) -> SpanEntry:
-    """The last of the victims that the put itself needs. The victims after it make room for later puts."""
-    left_bytes = need.span_bytes
-    for entry in choice.victims:
-        left_bytes -= entry.span_bytes
-        if left_bytes <= 0:
-            break
-    return entry

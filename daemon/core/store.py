@@ -11,7 +11,7 @@
                         ├─ matching  the longest cached prefix, and the uses that follow from it
                         ├─ idle_sweep  evicts idle entries under pressure, in slices
                         ├─ residency pages of the ring: punched out, taken back
-                        ├─ remote    fetches from the remote store, and writes to it
+                        ├─ remote    fetches from the remote store, and writes to it; what is written before it goes
                         └─ reclaim   room: Drain, victims by policy, then Scan, Scanned, free
                                       └─ span_table  the state of every span
                                            ├─ allocated_spans  bytes, slots and ids of spans
@@ -173,6 +173,7 @@ class Store:
             self.residency.next_timer(),
             self.matching.next_timer(),
             self._parts.agreement.next_timer(),
+            self._parts.demotion.next_timer(),
         )
         return min((timer for timer in timers if timer is not None), default=None)
 
@@ -251,6 +252,7 @@ class Store:
         self.fetches.check_invariants()
         self.runs.check_invariants()
         self.writes.check_invariants()
+        self._parts.demotion.check_invariants()
         spans = {entry.span_id for entry in self.intake.taken}
         spans |= {each.span_id for put in puts for each in (put.entry, put.span) if each is not None}
         assert spans == {entry.span_id for entry in self.memory.filling}

@@ -5,10 +5,10 @@
     ROOT/tensord-1/gen/TAG/N            an empty file for the generation N of a namespace; the highest counts
 
 ROOT must exist, so that an object never goes to the disk below a mount that is missing. An object is written to a file
-in tmp/ and renamed into its place when it is whole. A writer that is killed leaves a file in tmp/, which any process
-removes an hour later. Without `fsync`, a machine that loses power may leave files of wrong length or content under the
-name of an object. Their checksum is wrong, so they are misses. Files have the mode 0660 and folders 0770, less the
-umask: users that share a directory need a group in common.
+in tmp/ and renamed into its place when it is whole. A writer that is killed leaves a file in tmp/, which counts as an
+object does until any process that writes removes it, an hour later. Without `fsync`, a machine that loses power may
+leave files of wrong length or content under the name of an object. Their checksum is wrong, so they are misses. Files
+have the mode 0660 and folders 0770, less the umask: users that share a directory need a group in common.
 
 Owns: the files. Does not own: the bound on their size, and removal of old ones (`directory_room`).
 
@@ -58,9 +58,9 @@ class DirectoryStore(RemoteStore):
         self._root = root
         self._base = root / NAME
         self._fsync = fsync
-        self._room = DirectoryRoom(self._base, limit_bytes)
         self._numbers = count(1)
-        self._writer = f"{socket.gethostname()}-{os.getpid()}-{id(self):x}"
+        self._writer = f"{socket.gethostname()}-{os.getpid()}-{id(self):x}-"
+        self._room = DirectoryRoom(self._base, limit_bytes, self._writer)
         self._closed = False
 
     @classmethod
@@ -184,7 +184,7 @@ class DirectoryStore(RemoteStore):
             os.close(fd)
 
     def _write(self, path: Path, pieces: list[memoryview], deadline: float) -> None:
-        temporary = self._base / TMP / f"{self._writer}-{next(self._numbers)}"
+        temporary = self._base / TMP / f"{self._writer}{next(self._numbers)}"
         fd = self._made(temporary)
         try:
             try:

@@ -1,9 +1,10 @@
 """The bound on the bytes of a directory, and eviction of the objects that were used longest ago.
 
 Several processes and hosts write into one directory, and none of them keeps a table of it. Each process estimates the
-bytes: the total of its last scan, and its own puts since. A thread of its own scans after each sixteenth of the limit
-that the process has put, and when the estimate is near the limit. It evicts by the times of the files, which a read
-renews at most once a minute, until LOW of the limit is used.
+bytes: the total of its last scan, its own puts since, and files that other writers have begun. A thread of its own
+scans after each sixteenth of the limit that the process has put, and when the estimate is near the limit. It evicts by
+the times of the files, which a read renews at most once a minute, until LOW of the limit is used. Before each scan, and
+every SWEEP_S, it counts the files in tmp/ anew, and removes those of killed writers.
 
 Owns: the estimate, the thread, and the removal of old objects and of files that a killed writer left. Does not own: the
 reading and writing of objects (`directory`).
@@ -32,6 +33,8 @@ from ...errors import TierFull
 TMP: Final = "tmp"
 LEFTOVER_S: Final = 3600.0
 """The age of a file in tmp/ from which on its writer is taken for dead. Clocks of hosts differ by less."""
+SWEEP_S: Final = 600.0
+"""The longest time between two looks into tmp/."""
 LOW: Final = 0.9
 """The share of the limit to which a scan evicts."""
 _HIGH: Final = 0.95
@@ -40,15 +43,20 @@ _SCAN_SHARE: Final = 16
 
 
 class DirectoryRoom:
-    """At most `limit_bytes` of objects in the folders of `base`."""
+    """At most `limit_bytes` of objects in the folders of `base`, files in tmp/ included.
 
-    def __init__(self, base: Path, limit_bytes: int) -> None:
+    `writer`: what the names of this process's files in tmp/ begin with.
+    """
+
+    def __init__(self, base: Path, limit_bytes: int, writer: str) -> None:
         self.limit_bytes = limit_bytes
         self._base = base
+        self._writer = writer
         self._changed = threading.Condition()
         self._scanned_bytes = 0
         self._put_bytes = 0  # since the last scan began; the scan may have counted some of them too
         self._writing_bytes = 0
+        self._begun_bytes = 0  # of other writers in tmp/
         self._wanted_bytes = 0  # the largest object that waits for room
         self._scans = 0
         self._scan_asked = False
@@ -58,7 +66,7 @@ class DirectoryRoom:
     @property
     def used_bytes(self) -> int:
         """The estimate of the bytes in the directory. It counts no puts of other processes since the last scan."""
-        return self._scanned_bytes + self._put_bytes + self._writing_bytes
+        return self._scanned_bytes + self._put_bytes + self._writing_bytes + self._begun_bytes
 
     @contextmanager
     def writing(self, size_bytes: int, deadline: float) -> Iterator[None]:
@@ -121,35 +129,49 @@ class DirectoryRoom:
     def _work(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._scan_asked or self._closed)
+                self._changed.wait_for(lambda: self._scan_asked or self._closed, SWEEP_S)
                 if self._closed:
                     return
-                self._scan_asked = False
-                self._scanned_bytes += self._put_bytes
-                self._put_bytes = 0
-                wanted_bytes, self._wanted_bytes = self._wanted_bytes, 0
-                free_bytes = wanted_bytes + self._writing_bytes
+                asked, self._scan_asked = self._scan_asked, False
             with suppress(OSError):  # the puts meet the same fault, and report it
-                self._scanned_bytes = self._scan(free_bytes)
-            with self._changed:
-                self._scans += 1
-                self._changed.notify_all()
+                self._begun_bytes = self._sweep()
+            if asked:
+                self._scan_once()
 
-    def _scan(self, free_bytes: int) -> int:
-        """Removes leftovers, and old objects if `free_bytes` are not free. The bytes that remain."""
-        oldest = time.time() - LEFTOVER_S
+    def _scan_once(self) -> None:
+        with self._changed:
+            self._scanned_bytes += self._put_bytes
+            self._put_bytes = 0
+            wanted_bytes, self._wanted_bytes = self._wanted_bytes, 0
+            free_bytes = wanted_bytes + self._writing_bytes
+        with suppress(OSError):
+            self._scanned_bytes = self._scan(free_bytes)
+        with self._changed:
+            self._scans += 1
+            self._changed.notify_all()
+
+    def _sweep(self) -> int:
+        """Removes files of killed writers. The bytes of other writers' files that remain in tmp/."""
+        oldest, begun_bytes = time.time() - LEFTOVER_S, 0
         for entry, about in self._files(TMP):
             if about.st_mtime < oldest:
                 _remove(entry)
+            elif not entry.name.startswith(self._writer):
+                begun_bytes += about.st_size
+        return begun_bytes
+
+    def _scan(self, free_bytes: int) -> int:
+        """Removes old objects if `free_bytes` are not free. The bytes of objects that remain."""
         times, sizes = array("q"), array("q")
         for folder in self._folders():
             for _, about in self._files(folder):
                 times.append(about.st_mtime_ns)
                 sizes.append(about.st_size)
-        total_bytes = sum(sizes)
-        if self._closed or not sizes or total_bytes <= min(self.limit_bytes * _HIGH, self.limit_bytes - free_bytes):
+        total_bytes, begun_bytes = sum(sizes), self._begun_bytes
+        used_bytes, most_bytes = total_bytes + begun_bytes, self.limit_bytes - free_bytes
+        if self._closed or not sizes or used_bytes <= min(self.limit_bytes * _HIGH, most_bytes):
             return total_bytes
-        excess_bytes = total_bytes - max(0, min(int(self.limit_bytes * LOW), self.limit_bytes - free_bytes))
+        excess_bytes = min(total_bytes, used_bytes - min(int(self.limit_bytes * LOW), most_bytes))
         order = np.argsort(np.frombuffer(times, np.int64), kind="stable")
         freed = np.cumsum(np.frombuffer(sizes, np.int64)[order])
         last = times[order[min(int(np.searchsorted(freed, excess_bytes)), len(order) - 1)]]

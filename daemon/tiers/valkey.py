@@ -168,9 +168,7 @@ class ValkeyStore(RemoteStore):
         self._left_s(deadline)
         commands = [_of(key, b"GETRANGE", 0, OBJECT_HEADER_BYTES - 1) for key in keys]
         found = self._nodes.run(commands, lambda _, wire: wire.answer(deadline), deadline)
-        return [
-            self._head(key, memoryview(stored)) if stored else None for key, stored in zip(keys, found, strict=True)
-        ]
+        return [self._found(key, stored) if stored else None for key, stored in zip(keys, found, strict=True)]
 
     def get_into(self, key: bytes, buffer: memoryview, deadline: float) -> RemoteEntry | None:
         return self.get_many_into([key], [buffer], deadline)[0]
@@ -233,17 +231,31 @@ class ValkeyStore(RemoteStore):
     def close(self) -> None:
         self._nodes.close()
 
+    def _found(self, key: bytes, stored: bytes | ServerError) -> RemoteEntry | None:
+        if isinstance(stored, ServerError):
+            self._count_wrong_type(key, stored)
+            return None
+        return self._head(key, memoryview(stored))
+
+    def _count_wrong_type(self, key: bytes, error: ServerError) -> None:
+        self._count_corrupt(f"the value of {key.hex()} is no object: {error.text}")
+
     def _get(self, keys: Sequence[bytes], into: Sequence[memoryview], deadline: float) -> list[RemoteEntry | None]:
         self._left_s(deadline)
 
         def read(position: int, wire: ValkeyWire) -> int | ServerError | None:
             return wire.payload(into[position], deadline)
 
-        lengths = self._nodes.run([_of(key, b"GET") for key in keys], read, deadline)
-        return [
-            None if length is None or length > len(memory) else self._checked(key, memory[:length])
-            for key, memory, length in zip(keys, into, lengths, strict=True)
-        ]
+        replies = self._nodes.run([_of(key, b"GET") for key in keys], read, deadline)
+        found: list[RemoteEntry | None] = []
+        for key, memory, reply in zip(keys, into, replies, strict=True):
+            if isinstance(reply, ServerError):
+                self._count_wrong_type(key, reply)
+                found.append(None)
+            else:
+                fits = reply is not None and reply <= len(memory)
+                found.append(self._checked(key, memory[:reply]) if fits else None)
+        return found
 
     def _number(self, reply: Any) -> int:
         try:
@@ -251,8 +263,9 @@ class ValkeyStore(RemoteStore):
         except (TypeError, ValueError):
             number = -1
         if not 0 <= number < GENERATION_MAX:
+            what = reply.text if isinstance(reply, ServerError) else reply
             raise TierUnavailable(
-                f"{self.address} has {reply!r} as the number of a generation; delete the keys {NAME}:gen:*"
+                f"{self.address} has {what!r} as the number of a generation; delete the keys {NAME}:gen:*"
             )
         return number
 

@@ -90,7 +90,8 @@ class ValkeyNodes:
         deadline: float,
     ) -> list[Any]:
         """Sends commands, all of one server together, and reads their replies by `read`, which gets the command's
-        position. The replies, in the order of the commands.
+        position. The replies, in the order of the commands. A key whose value is of another type than the command
+        works on has the server's error WRONGTYPE as its reply, since that says nothing of the server.
 
         Raises:
             TierUnavailable, TierRefused, TierFull: as `RemoteStore`. All replies have been read or given up.
@@ -108,7 +109,7 @@ class ValkeyNodes:
                 for position in positions:
                     reply = replies[position]
                     asking.pop(position, None)
-                    if not isinstance(reply, ServerError):
+                    if not isinstance(reply, ServerError) or reply.code == "WRONGTYPE":
                         continue
                     target = self._elsewhere(reply, commands[position].name, address)
                     if target is None:

@@ -31,6 +31,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from redis import Redis
 
 from tensord.client.core import requests
 from tensord.client.core.claim import Claim
@@ -258,6 +259,17 @@ def test_wrong_bytes_in_the_store_are_computed_again(folder: Path, damage: str) 
         assert not second.get(2)
         assert second.remote()["corrupt"] in (1, 2), "once when it is read, once when it is written anew"
         assert second.remote()["serves"], "a wrong object is no failure of the store"
+
+
+def test_a_value_of_the_wrong_type_is_computed_again_and_replaced(redis: RedisServer) -> None:
+    with Host(url_of(redis)) as first, Host(url_of(redis)) as second:
+        with Redis(HOST, redis.port) as direct:
+            direct.rpush(f"tensord-1:{key(1).hex()}", b"x")
+        assert first.get(1)
+        first.counted("written")
+        assert first.remote()["corrupt"] and first.remote()["serves"]
+        assert not first.remote().get("failed") and not first.remote().get("write_failed")
+        assert not second.get(1)
 
 
 def test_a_damaged_object_is_replaced_by_who_computes_its_entry(folder: Path) -> None:

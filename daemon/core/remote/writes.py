@@ -2,6 +2,7 @@
 
     published ─ worth it? → queue ─ SaveRemote → RemoteSaved
     used again ─ if its cost is unknown, or it was dropped ──↗
+    about to be evicted (`demotion`) ─ before all that wait ─↗
 
 Owns: which entries are written, the queue, and the spans that a write reads. Does not own the fetches, nor the threads
 that write.
@@ -17,8 +18,8 @@ wait.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -59,11 +60,14 @@ class Writes:
         self._agreement = agreement
         self._outbox = outbox
         self._limits = limits
-        self._queue: deque[SpanEntry] = deque()
+        self._queue: OrderedDict[SpanEntry, None] = OrderedDict()
+        self._leaving: set[SpanEntry] = set()
         self._removed: dict[bytes, None] = {}
         self._made = 0
         self._under_way: dict[int, _Write] = {}
         self.queued_bytes = 0
+        self.ended = 0
+        """How many writes and removals have ended."""
         self.reading: frozenset[int] = frozenset()
         """The spans that a thread reads now."""
 
@@ -81,10 +85,7 @@ class Writes:
         """Applies from now on: what no longer fits the queue is dropped, the newest first."""
         self._limits = limits
         while self._queue and self.queued_bytes > limits.remote_queue_bytes:
-            entry = self._queue.pop()
-            entry.offered = False
-            self.queued_bytes -= entry.payload_bytes
-            self._outbox.counters.remote["dropped"] += 1
+            self._drop(next(reversed(self._queue)))
 
     def published(self, entry: SpanEntry, now: float) -> None:
         """A client's put was published."""
@@ -94,7 +95,7 @@ class Writes:
         cost_s = entry.cost_ms / 1e3
         self._link.costs.reported(entry.tag, cost_s)
         if cost_s > 0 and self._limits.remote_writes:
-            self._offer(entry, cost_s, now)
+            self._offer(entry, now)
 
     def used(self, entries: Iterable[SpanEntry], now: float) -> None:
         """Published entries were used. Those that were dropped earlier are offered again."""
@@ -102,8 +103,66 @@ class Writes:
             return
         if self._link.breaker.closed or self._link.breaker.may_probe(now):
             for entry in entries:
-                if not entry.offered:
-                    self._offer(entry, entry.cost_ms / 1e3, now)
+                self._offer(entry, now)
+
+    @property
+    def serves(self) -> bool:
+        """Whether entries can be written now."""
+        return bool(self._limits.remote_s) and self._limits.remote_writes and self._link.breaker.closed
+
+    @property
+    def leaving(self) -> bool:
+        """Whether an entry of `hurry` waits or is being written."""
+        return bool(self._leaving)
+
+    def has(self, entry: SpanEntry) -> bool:
+        """Whether an entry waits or is being written."""
+        return entry in self._queue or any(write.entry is entry for write in self._under_way.values())
+
+    def takes(self, entry: SpanEntry, now: float) -> bool:
+        """Whether the entry is to be written, and neither waits nor was written. If it is not worth it, that is
+        counted, and it is never offered again."""
+        if entry.offered or self._agreement.shares(entry.key) is False:
+            return False
+        cost_s = entry.cost_ms / 1e3
+        if cost_s and cost_s < self._link.speed.read_s(entry.payload_bytes, now):
+            self._outbox.counters.remote["not_worth"] += 1
+            entry.offered = True
+            return False
+        return True
+
+    def fits(self, entry: SpanEntry, *, empty: bool = False) -> bool:
+        """Whether the queue has room for an entry. `empty`: if nothing else waits."""
+        return (0 if empty else self.queued_bytes) + entry.payload_bytes <= self._limits.remote_queue_bytes
+
+    def hurry(self, entries: Sequence[SpanEntry], now: float) -> None:
+        """Writes entries that are about to be evicted, in this order, before all others: these make room in the queue,
+        the newest first. An entry that does not fit then is left out."""
+        for entry in entries:
+            if not self.has(entry):
+                while not self.fits(entry) and self._queue:
+                    newest = next(reversed(self._queue))
+                    if newest in self._leaving:
+                        break
+                    self._drop(newest)
+                if not self.fits(entry):
+                    continue
+                self._append(entry)
+                self._queue.move_to_end(entry, last=False)
+            self._leaving.add(entry)
+        for entry in reversed(entries):
+            if entry in self._queue:
+                self._queue.move_to_end(entry, last=False)
+        self.start(now)
+
+    def give_up(self, entry: SpanEntry) -> None:
+        """An entry is evicted: it is dropped if it still waits."""
+        if entry in self._queue:
+            self._drop(entry)
+
+    def calm(self) -> None:
+        """Nobody waits for the entries of `hurry` any more. They are written as any other."""
+        self._leaving.clear()
 
     def evicted(self, keys: Iterable[bytes], now: float) -> None:
         """A client has evicted keys by name: their objects are removed too."""
@@ -119,6 +178,7 @@ class Writes:
     def saved(self, event: RemoteSaved, now: float) -> None:
         """Processes the outcome of a write, or of a removal."""
         write = self._under_way.pop(event.number)
+        self.ended += 1
         self.reading = frozenset(each.span_id for each in self._under_way.values() if each.span_id)
         counters = self._outbox.counters
         if event.error is not None:
@@ -131,9 +191,13 @@ class Writes:
             self._link.succeeded()
             if event.generation is not None:
                 self._agreement.found(write.key[:NAMESPACE_TAG_BYTES], event.generation, now)
-            if write.span_id:
+            if write.entry is not None:
+                if write.entry in self._leaving and self._agreement.shares(write.key) is not False:
+                    counters.remote["demoted"] += 1
                 counters.remote["written" if event.written else "there"] += 1
                 counters.remote_written_bytes += write.payload_bytes if event.written else 0
+        if write.entry is not None:
+            self._leaving.discard(write.entry)
         self.start(now)
 
     def check_invariants(self) -> None:
@@ -141,22 +205,22 @@ class Writes:
         assert self.queued_bytes == sum(entry.payload_bytes for entry in self._queue)
         assert self.queued_bytes <= self._limits.remote_queue_bytes
         assert len(self._under_way) <= WRITES_MAX
+        assert all(map(self.has, self._leaving))
         assert self.reading == {write.span_id for write in self._under_way.values()} - {0}
 
-    def _offer(self, entry: SpanEntry, cost_s: float, now: float) -> None:
-        if self._agreement.shares(entry.key) is False:
+    def _offer(self, entry: SpanEntry, now: float) -> None:
+        if not self.takes(entry, now):
             return
-        if cost_s and cost_s < self._link.speed.read_s(entry.payload_bytes, now):
-            self._outbox.counters.remote["not_worth"] += 1
-            entry.offered = True
-            return
-        if self.queued_bytes + entry.payload_bytes > self._limits.remote_queue_bytes:
+        if not self.fits(entry):
             self._outbox.counters.remote["dropped"] += 1
             return
-        entry.offered = True
-        self._queue.append(entry)
-        self.queued_bytes += entry.payload_bytes
+        self._append(entry)
         self.start(now)
+
+    def _append(self, entry: SpanEntry) -> None:
+        entry.offered = True
+        self._queue[entry] = None
+        self.queued_bytes += entry.payload_bytes
 
     def start(self, now: float) -> None:
         """Begins as many writes as may be under way."""
@@ -182,10 +246,11 @@ class Writes:
     def _next(self) -> SpanEntry | None:
         """The next entry of the queue that is still published."""
         while self._queue:
-            entry = self._queue.popleft()
+            entry, _ = self._queue.popitem(last=False)
             self.queued_bytes -= entry.payload_bytes
             if self._memory.entries.find(entry.key) is entry and self._agreement.shares(entry.key) is not False:
                 return entry
+            self._leaving.discard(entry)
             self._outbox.counters.remote["dropped"] += 1
         return None
 
@@ -207,10 +272,15 @@ class Writes:
         while len(self._removed) > REMOVED_MAX:
             del self._removed[next(iter(self._removed))]
 
+    def _drop(self, entry: SpanEntry) -> None:
+        """Drops an entry that waits. It is offered again when it is used or put again."""
+        del self._queue[entry]
+        entry.offered = False
+        self._leaving.discard(entry)
+        self.queued_bytes -= entry.payload_bytes
+        self._outbox.counters.remote["dropped"] += 1
+
     def _drop_all(self) -> None:
         """The store is left alone: what waits is offered again when it is used or put again."""
-        self._outbox.counters.remote["dropped"] += len(self._queue)
-        for entry in self._queue:
-            entry.offered = False
-        self._queue.clear()
-        self.queued_bytes = 0
+        for entry in [*self._queue]:
+            self._drop(entry)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tensord.daemon.tiers import directory_room
 from tensord.daemon.tiers.directory import DirectoryStore
 from tensord.daemon.tiers.directory_room import LEFTOVER_S
 from tensord.daemon.tiers.registry import open_store
@@ -149,6 +150,52 @@ def test_files_of_killed_writers_are_removed_and_those_of_live_ones_stay(backend
     for number in range(10, 20):  # each sixteenth of the limit is followed by a scan
         put(store, made(number, MIB // 2))
     until(lambda: backend.leftovers() == [fresh], "the file of the killed writer to go")
+    store.close()
+
+
+def test_files_of_killed_writers_count_towards_the_bytes(backend: Folder) -> None:
+    leftover = backend.root / "tensord-1/tmp/host-1-1"
+    leftover.parent.mkdir(parents=True)
+    leftover.write_bytes(bytes(6 * MIB))
+    store = DirectoryStore(backend.root, 10 * MIB)
+    put(store, made(1))
+    until(lambda: store._room.used_bytes >= 6 * MIB, "the first scan")
+    for number in range(20):
+        put(store, made(number, MIB // 2))
+        assert backend.stored_bytes() <= 4 * MIB
+    assert get(store, key_of(19)) is not None
+    with pytest.raises(TierFull, match="eviction has made no room"):
+        put(store, made(20, 5 * MIB))
+    leftover.unlink()
+    put(store, made(20, 5 * MIB))
+    store.close()
+
+
+def test_an_object_that_is_being_written_counts_once(backend: Folder) -> None:
+    store = DirectoryStore(backend.root, 10 * MIB)
+    own = backend.root / f"tensord-1/tmp/{store._writer}7"
+    own.parent.mkdir(parents=True)
+    own.write_bytes(bytes(6 * MIB))
+    with store._room.writing(6 * MIB, soon()):
+        put(store, made(1, 3 * MIB))
+        until(lambda: store._room._scans, "the first scan")
+        assert store._room.used_bytes < 10 * MIB
+    store.close()
+
+
+def test_files_of_killed_writers_are_removed_without_a_put(backend: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(directory_room, "SWEEP_S", 0.02)
+    store = DirectoryStore(backend.root, 10 * MIB)
+    put(store, made(1))
+    leftover, fresh = (backend.root / f"tensord-1/tmp/host-1-{number}" for number in (1, 2))
+    for path in (leftover, fresh):
+        path.write_bytes(bytes(3 * MIB))
+    until(lambda: store._room.used_bytes >= 6 * MIB, "both to count")
+    past = time.time() - LEFTOVER_S - 60
+    os.utime(leftover, (past, past))
+    until(lambda: backend.leftovers() == [fresh], "the file of the killed writer to go")
+    until(lambda: store._room.used_bytes < 4 * MIB, "its bytes to count no longer")
+    assert get(store, key_of(1)) is not None
     store.close()
 
 
