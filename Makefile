@@ -7,6 +7,9 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
 
+# Bytecode is kept. The tests start thousands of processes, and each would compile the sources that it imports.
+unexport PYTHONDONTWRITEBYTECODE
+
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 PEERS := .venv-peers

@@ -50,9 +50,9 @@ Array = np.ndarray[Any, Any]
 class Lane:
     """The client's side of its lane. Its attributes are public for the client's view of the ring.
 
-    `free` holds the numbers of the words that pin nothing. `free.pop()` takes a word; `releases[number]` is the
-    finalizer that clears the word and returns it when the last view is collected. `refs` keeps the weak references that
-    call the finalizers. `heads` counts the records of the log.
+    `free` holds the numbers of the words that pin nothing. `free.pop()` takes a word; `releases[number]`, or
+    `new_release(number)` if that is None, is the finalizer that clears the word and returns it when the last view is
+    collected. `refs` keeps the weak references that call the finalizers. `heads` counts the records of the log.
 
     Invariant: words return to `_state[1]`. It is `free` itself unless the lane is suspended or frozen; then `free`
     stays empty, whichever thread returns words.
@@ -98,7 +98,8 @@ class Lane:
         # The finalizers hold this list, not the lane. A lane must be collected with its last view, not in a later run
         # of the cycle collector.
         self._state: list[Any] = [self.words, self.free, self._batches]
-        self.releases: list[Callable[[object], None]] = [_releaser(self._state, w) for w in range(LOG_AT)]
+        # Made at need: all of them take longer than the rest of an attach, and a megabyte.
+        self.releases: list[Callable[[object], None] | None] = [None] * LOG_AT
         self.refs: list[ref[Array] | None] = [None] * LOG_AT
 
     @property
@@ -131,7 +132,12 @@ class Lane:
 
     def tie(self, word: int, root: Array) -> None:
         """Ties the word's pin to `root`: the pin is released when `root` and all views of it are collected."""
-        self.refs[word] = ref(root, self.releases[word])
+        self.refs[word] = ref(root, self.releases[word] or self.new_release(word))
+
+    def new_release(self, word: int) -> Callable[[object], None]:
+        """Makes the finalizer of a word that the caller has taken."""
+        release = self.releases[word] = _releaser(self._state, word)
+        return release
 
     def tie_many(self, words: list[int], root: Array) -> Array:
         """`tie` for a batch: all pins of `words` are released together with `root`.
@@ -247,8 +253,9 @@ class Lane:
                     _disable(release)
                     del self._batches[words[0]]
             for word in lost:
-                _disable(self.releases[word])
-                self.releases[word] = _releaser(self._state, word)
+                if made := self.releases[word]:
+                    _disable(made)
+                self.releases[word] = None
             if not nobody_holds_words():
                 return 0
             self.suspend()

@@ -169,7 +169,7 @@ class View:
 
                 # Tie the pin to the root's lifetime. This is the last step: an exception of a signal handler comes
                 # before it, or not in this function. So no word is given back twice.
-                lane.refs[word] = ref(root, lane.releases[word])
+                lane.refs[word] = ref(root, lane.releases[word] or lane.new_release(word))
                 return lease
         except (BadTree, TypeError):
             # TypeError: the buffer is too small. The ring has grown, and the span is beyond the part mapped here

@@ -17,6 +17,8 @@ NO_AGENT, SHARED, RUNNING, FINISHED = 0, 1, 2, 5
 """States. The first two are also the numbers of entries without an agent, and of entries of several agents."""
 _REPORTED: Final = {"tool_call": 3, "turn_ended": 4, "finished": FINISHED}
 _NUMBERS: Final = 1 << 16
+_KNOWN: Final = bytes(min(state, FINISHED) for state in range(256))
+"""For `bytes.translate`: a state that no version has counts as FINISHED."""
 
 
 class AgentStates:
@@ -61,7 +63,7 @@ class AgentStates:
         """
         if len(states) != _NUMBERS:
             raise ValueError(f"{len(states)} states of agents, and not {_NUMBERS}")
-        self.states[RUNNING:] = bytes(min(each, FINISHED) for each in states[RUNNING:])
+        self.states[RUNNING:] = states[RUNNING:].translate(_KNOWN)
 
     def _runs(self, number: int) -> None:
         if self.states[number] == FINISHED:

