@@ -203,6 +203,17 @@ def test_an_output_on_the_card_is_not_served_for_another_content_of_the_ring(sta
         assert counted(engine, "device_hits") == 0
 
 
+def test_a_tensor_that_was_not_copied_from_the_ring_is_not_served(stand: CardStand) -> None:
+    with stand.engine() as engine:
+        picture = fresh()
+        kept(engine, picture)
+        (key,) = stand.keys(outputs_of(engine))
+        held_of(engine).put(key, stand.memory.empty((ROWS, WIDTH), torch.float32))
+        asks(engine, picture)
+        assert counted(engine, "device_hits") == 0
+        assert counted(engine, "loads") == 1
+
+
 def test_a_picture_that_the_ring_has_lost_is_encoded_though_it_is_on_the_card(stand: CardStand) -> None:
     with stand.engine() as engine:
         picture = fresh()
