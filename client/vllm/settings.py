@@ -58,11 +58,14 @@ class Settings(SharedSettings):
             first hit of each namespace is compared too. 0 compares none.
         reset_encoder_at: `tensord.reset_encoder_at`, the mode of the engine's card from which on an idle engine empties
             its encoder cache, as `sleep_at`. The memory goes back to the engine's allocator of torch.
+        device_bytes_max: `tensord.device_bytes_max`, the most bytes of encoder outputs that each worker keeps on its
+            GPU, in memory that the daemon can take back. 0 keeps none.
     """
 
     wait_s_max: float = 2.0
     canary: float = 1e-4
     reset_encoder_at: str = ""
+    device_bytes_max: int = 0
 
     @classmethod
     def read(cls, extra_config: Mapping[str, Any]) -> Settings:
@@ -73,6 +76,7 @@ class Settings(SharedSettings):
         """
         ours = _read(extra_config, list(cls.__dataclass_fields__), "ec_connector_extra_config")
         wait_s_max = _number(ours, "wait_s_max", cls.wait_s_max, WAIT_S_MOST, "seconds")
+        _check_bytes(ours, "device_bytes_max")
         return cls(**{**ours, "wait_s_max": wait_s_max, "canary": _number(ours, "canary", cls.canary, 1.0, "a share")})
 
 
@@ -97,11 +101,7 @@ class KVSettings(SharedSettings):
             BadConfiguration: as for `Settings.read`.
         """
         ours = _read(extra_config, list(cls.__dataclass_fields__), "kv_connector_extra_config")
-        most = ours.get("registered_bytes_max", cls.registered_bytes_max)
-        if isinstance(most, bool) or not isinstance(most, int) or not 0 <= most <= RING_BYTES_MAX:
-            raise BadConfiguration(
-                f"{PREFIX}registered_bytes_max={most!r} must be a number of bytes from 0 to {RING_BYTES_MAX}"
-            )
+        _check_bytes(ours, "registered_bytes_max")
         return cls(**ours)
 
 
@@ -149,3 +149,9 @@ def _number(given: Mapping[str, Any], name: str, default: float, most: float, wh
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= most:
         raise BadConfiguration(f"{PREFIX}{name}={value!r} must be {what} from 0 to {most:g}")
     return float(value)
+
+
+def _check_bytes(given: Mapping[str, Any], name: str) -> None:
+    value = given.get(name, 0)
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= RING_BYTES_MAX:
+        raise BadConfiguration(f"{PREFIX}{name}={value!r} must be a number of bytes from 0 to {RING_BYTES_MAX}")

@@ -30,6 +30,8 @@ COUNTERS: Final = {
     "late": "Encoder inputs not looked up because the connector's thread was busy.",
     "loads": "Encoder outputs copied into a worker.",
     "load_bytes": "Bytes of encoder outputs copied into a worker.",
+    "device_hits": "Encoder outputs taken from the worker's own card, where they were kept, instead of from the ring.",
+    "device_kept": "Encoder outputs that a worker copied to its card to keep them there.",
     "inline": "Encoder outputs sent to workers by value, because one had not mapped the ring yet.",
     "load_failures": "Loads that failed; their requests were ended with an error.",
     "saves": "Encoder outputs stored.",

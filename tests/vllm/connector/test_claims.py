@@ -1,0 +1,302 @@
+"""Of several engines that need the same output one encodes it, and the others wait for it, if that is sooner."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tensord
+from tensord.client.vllm import background, claims
+from tensord.client.vllm.pace import SOONER
+from tensord.client.vllm.scheduler import SchedulerSide
+from tests.daemon_process import PATIENCE_S, Daemon, until
+from tests.processes import Child, Stage
+
+from ..step_bench import ROWS, Steps, answers, feature, item, other_name, request, right
+from .stand import NOTHING_HELD, counted, encode, fresh, mapped, nothing_left, settled
+
+pytestmark = pytest.mark.usefixtures("patient")
+
+
+# ---- compute once
+
+
+def test_an_engine_waits_for_a_picture_that_another_encodes(first: Steps, second: Steps) -> None:
+    picture = fresh()
+    settled(first, first.add(request(picture)))
+    second.add(waiting := request(picture))
+    before = list(second.encoded)
+    until(lambda: second.step() is not None and counted(second, "waits"), "the other to wait")
+    until(first.step, "the picture to be encoded")
+    assert right([waiting], answers([second], waiting))
+    assert second.encoded == before
+
+
+def test_an_engine_that_waits_for_one_that_gives_up_encodes_itself(shared: Daemon, first: Steps, second: Steps) -> None:
+    picture = fresh()
+    settled(first, first.add(request(picture)))
+    second.add(waiting := request(picture))
+    until(lambda: second.step() is not None and shared.store("claims_waiting"), "the other to wait")
+    first.finish(*list(first.requests.values()))
+    until(lambda: waiting.request_id in second.step(), "the other's answer")
+    assert second.encoded[-1] == f"picture-{picture}"
+
+
+def test_an_engine_that_stops_waiting_leaves_nothing_with_the_daemon(
+    shared: Daemon, first: Steps, second: Steps
+) -> None:
+    picture = fresh()
+    settled(first, first.add(request(picture)))
+    second.add(waiting := request(picture))
+    until(lambda: second.step() is not None and shared.store("claims_waiting"), "the other to wait")
+    second.finish(waiting)
+    assert second.held == NOTHING_HELD
+    # What is granted to who waits no more is given back.
+    first.finish(*list(first.requests.values()))
+    shared.until(lambda s: s["store"]["claims_held"] == s["store"]["claims_waiting"] == 0, "no claim to be left")
+
+
+def test_waiting_ends_at_its_bound(shared: Daemon) -> None:
+    picture = fresh()
+    with (
+        Steps(shared.socket) as one,
+        Steps(other_name(shared.socket, 1), wait_s_max=0.5) as another,
+    ):
+        settled(one, one.add(request(picture)))
+        asked = request(picture)
+        assert right([asked], another.run(asked))
+        assert another.encoded == [f"picture-{picture}"]
+        assert counted(another, "wait_timeouts") == 1
+
+
+def test_with_no_time_to_wait_for_others_what_is_there_is_found(shared: Daemon, first: Steps) -> None:
+    picture = fresh()
+    encode(first, picture)
+    with Steps(other_name(shared.socket, 1), wait_s_max=0) as another:
+        asked = request(picture)
+        assert right([asked], another.run(asked))
+        assert another.encoded == []
+
+
+def test_nobody_waits_for_what_the_engine_itself_is_storing(first: Steps) -> None:
+    picture = fresh()
+    one, another = request(picture), request(picture)
+    settled(first, first.add(one))
+    # It is looked up before the first is scheduled, and found to be missing while that stores what it encoded.
+    first.add(another)
+    stored = threading.Event()
+    worker = first.workers[0]._worker
+    assert worker is not None and worker._background.post(lambda _: _wait_for(stored))
+    try:
+        assert one.request_id in first.step()
+        first.step()
+        assert another.num_computed_tokens, "it is put off, though the engine has the picture"
+    finally:
+        stored.set()
+
+
+def _wait_for(event: threading.Event) -> None:
+    assert event.wait(PATIENCE_S)
+
+
+def test_an_input_that_was_settled_stays_so_when_its_request_grows(shared: Daemon, first: Steps) -> None:
+    picture = fresh()
+    settled(first, first.add(request(picture)))
+    with Steps(other_name(shared.socket, 1), "ec_producer") as producer:
+        # It encodes what another engine is encoding too, and does not store it.
+        settled(producer, asked := producer.add(request(picture)))
+        asked.mm_features.append(feature(item(fresh()), "more", 2 + ROWS))
+        settled(producer, asked)
+        producer.finish(asked)
+        nothing_left(producer)
+
+
+def test_engines_that_want_the_same_pictures_in_another_order_do_not_wait_in_a_circle(
+    first: Steps, second: Steps
+) -> None:
+    pictures = [fresh() for _ in range(4)]
+    one, another = request(*pictures), request(*reversed(pictures))
+    before = len(first.encoded) + len(second.encoded)
+    first.add(one)
+    second.add(another)
+    assert right([one, another], answers([first, second], one, another))
+    assert len(first.encoded) + len(second.encoded) - before == len(pictures)
+    assert not counted(first, "wait_timeouts") and not counted(second, "wait_timeouts")
+
+
+def encode_when_told(stage: Stage, socket: Path, picture: int) -> list[str]:
+    claims.ANSWER_S = background.LATE_S = PATIENCE_S  # type: ignore[misc]
+    with Steps(socket) as engine:
+        mapped(engine)
+        stage.tell("ready")
+        stage.hear()
+        asked = request(picture)
+        assert right([asked], engine.run(asked))
+        nothing_left(engine)
+        return engine.encoded
+
+
+def test_engines_in_two_processes_asked_at_once_encode_once(shared: Daemon, first: Steps) -> None:
+    picture = fresh()
+    before = len(first.encoded)
+    with Child(encode_when_told, shared.socket, picture) as child:
+        # It imports vLLM first, which takes minutes on a busy machine.
+        assert child.hear(10 * PATIENCE_S) == "ready"
+        child.tell("go")
+        asked = request(picture)
+        assert right([asked], first.run(asked))
+        assert len(first.encoded) - before + len(child.hear()) == 1
+
+
+class AtOnce(background.Background):
+    """Does each job before its queuer goes on, as a thread may that is given the interpreter in that moment."""
+
+    def __init__(self, client: tensord.Client) -> None:
+        self.client = client
+
+    def post(self, job: background.Job) -> bool:
+        job(self.client)
+        return True
+
+    def post_end(self, job: background.Job) -> None:
+        job(self.client)
+
+    late = False
+
+
+def test_a_claim_is_asked_for_however_soon_the_thread_gets_to_it(shared: Daemon) -> None:
+    namespace = tensord.Namespace(model="m", revision="1", dtype="x", processor="none")
+    asked = claims.EncodeClaims(AtOnce(shared.client()), computes=True)
+    wanted = asked.want(namespace.key("encoder", "image", b"1"), ROWS, "a request", 0.0)
+    assert wanted is not None and wanted.claim is not None
+    asked.leave(wanted, "a request")
+
+
+# ---- how long another engine is waited for
+
+
+def learned(engine: Steps, row_s: float | None) -> SchedulerSide:
+    """The engine takes so many seconds for each row of an encoder output, as far as it knows."""
+    side = engine.connector._scheduler
+    assert side is not None
+    side._pace.row_s = row_s
+    return side
+
+
+def _waiting(side: SchedulerSide) -> int:
+    return sum(wanted.state == "waiting" for wanted in side._claims._wanted.values())
+
+
+@pytest.fixture
+def hurried(patient: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tensord.client.vllm.pace.WAIT_S_LEAST", 0.02)
+
+
+@pytest.mark.usefixtures("hurried")
+def test_another_engine_is_waited_for_by_what_it_expected_to_take_for_its_whole_step(
+    apart: tuple[Steps, Steps],
+) -> None:
+    first, second = apart
+    encode(first, fresh())
+    side = first.connector._scheduler
+    assert side is not None and side._pace.row_s is not None and side._pace.row_s > 0, "learned from what storing took"
+    pictures = [fresh() for _ in range(4)]
+    learned(first, 0.5 / ROWS)
+    side = learned(second, 0.5 / ROWS)
+    for picture in pictures:
+        settled(first, first.add(request(picture)))
+    until(lambda: first.held["claims"] == 4, "four claims")
+    for picture in pictures:
+        second.add(request(picture))
+    until(lambda: second.step() is not None and _waiting(side) == 4, "four that wait")
+    now = time.monotonic()
+    expected_s = [wanted.expected_at - now for wanted in side._claims._wanted.values()]
+    # The last is behind three others in the first engine's step, and each was announced so.
+    assert max(expected_s) > 1 > min(expected_s)
+    waits = max(side._claims._wanted.values(), key=lambda wanted: wanted.expected_at)
+    assert side._pace.patience_s(waits.expected_at, now) == pytest.approx(3 * max(expected_s), rel=0.01)
+    waits.expected_at = now + 1e6
+    assert side._pace.patience_s(waits.expected_at, now) == side._wait_s_max
+    waits.expected_at = now - 1
+    assert side._pace.patience_s(waits.expected_at, now) == 0.02
+    waits.expected_at = 0.0
+    # It did not tell, and may be doing all that this one waits for.
+    assert side._pace.patience_s(waits.expected_at, now) >= 3 * 4 * 0.5
+    learned(second, None)
+    assert side._pace.patience_s(waits.expected_at, now) == side._wait_s_max
+
+
+def test_all_that_one_step_encodes_is_announced_for_the_steps_end(apart: tuple[Steps, Steps]) -> None:
+    first, second = apart
+    pictures = [fresh() for _ in range(4)]
+    learned(first, 10.0 / ROWS)
+    side = learned(second, 10.0 / ROWS)
+    first.has_blocks = False
+    for engine in apart:
+        for picture in pictures:
+            engine.add(request(picture))
+        if engine is first:
+            until(lambda: first.step() is not None and first.held["claims"] == 4, "four claims")
+    until(lambda: second.step() is not None and _waiting(side) == 4, "four that wait")
+    now = time.monotonic()
+    # The first of them alone would take 10 s.
+    assert min(wanted.expected_at - now for wanted in side._claims._wanted.values()) > 20
+
+
+@pytest.fixture
+def comparing(patient: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As outside of tests, engines do not wait for one that they take for slower."""
+    monkeypatch.setattr("tensord.client.vllm.pace.SOONER", SOONER)
+
+
+@pytest.mark.usefixtures("comparing")
+def test_an_engine_that_would_encode_faster_than_the_other_does_not_wait(apart: tuple[Steps, Steps]) -> None:
+    first, second = apart
+    picture = fresh()
+    learned(first, 10.0 / ROWS)
+    settled(first, first.add(request(picture)))
+    learned(second, 1.0 / ROWS)
+    second.add(asked := request(picture))
+    until(lambda: asked.request_id in second.step(), "the request to be scheduled while the other has the claim")
+    assert first.held["claims"] == 1
+    assert counted(second, "overtaken") == 1 and not counted(second, "waits")
+
+
+@pytest.mark.usefixtures("comparing")
+def test_an_engine_that_would_take_as_long_as_the_other_waits(apart: tuple[Steps, Steps]) -> None:
+    first, second = apart
+    pictures = [fresh() for _ in range(3)]
+    learned(first, 10.0 / ROWS)
+    learned(second, 10.0 / ROWS)
+    for picture in pictures:
+        settled(first, first.add(request(picture)))
+        second.add(request(picture))
+    until(lambda: second.step() is not None and counted(second, "waits") == 3, "three that wait")
+    assert not counted(second, "overtaken")
+
+
+def test_an_engine_claims_what_a_step_of_it_takes_and_leaves_the_rest_to_others(shared: Daemon) -> None:
+    def narrow(config: Any) -> None:
+        config.scheduler_config.max_num_seqs = 2
+
+    pictures = [fresh() for _ in range(4)]
+    with (
+        Steps(shared.socket, change=narrow) as one,
+        Steps(other_name(shared.socket, 1), change=narrow) as another,
+    ):
+        one.has_blocks = another.has_blocks = False
+        for picture in pictures:
+            one.add(request(picture))
+        until(lambda: one.step() is not None and shared.store("claims_held") == 2, "two claims")
+        for picture in pictures:
+            another.add(request(picture))
+        until(lambda: another.step() is not None and shared.store("claims_held") == 4, "the other's two")
+        assert one.held["claims"] == 2
+        one.has_blocks = another.has_blocks = True
+        asked = [*one.requests.values(), *another.requests.values()]
+        assert right(asked, answers([one, another], *asked))
+        assert len(one.encoded) + len(another.encoded) == len(pictures)

@@ -1,0 +1,269 @@
+"""Daemons that are away, rings that are full, loads that fail, and any course of events: answers stay right."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tensord.client.vllm.background import CLIENTS
+from tests.daemon_process import MIB, PATIENCE_S, Daemon, until
+
+from ..step_bench import Steps, feature, item, other_name, request, right
+from .stand import connected, counted, encode, fresh, mapped, nothing_left, settled
+
+pytestmark = pytest.mark.usefixtures("patient")
+
+
+# ---- the daemon goes away
+
+
+def test_the_daemon_killed_between_steps_means_misses_until_it_is_back() -> None:
+    with Daemon() as daemon, ExitStack() as engines:
+        daemon.start()
+        one = engines.enter_context(Steps(daemon.socket))
+        another = engines.enter_context(Steps(other_name(daemon.socket, 1)))
+        picture, new = fresh(), fresh()
+        encode(one, picture)
+        asked = another.add(request(picture))
+        settled(another, asked)
+        # The scheduler has said hit.
+        results = another.step(between=daemon.kill)
+        assert right([asked], [results[asked.request_id]])
+        assert another.encoded == []
+        asked = request(new)
+        assert right([asked], one.run(asked))
+        assert one.encoded[-1] == f"picture-{new}"
+        daemon.start()
+        until(lambda: all(connected(engine) for engine in (one, another)), "both to be attached")
+        asked = request(picture)
+        assert right([asked], another.run(asked))
+        third = fresh()
+        encode(one, third)
+        before = list(another.encoded)
+        asked = request(third)
+        assert right([asked], another.run(asked))
+        assert another.encoded == before
+
+
+def test_a_ring_that_was_replaced_is_unmapped_and_what_a_request_holds_of_it_is_loaded() -> None:
+    with Daemon() as daemon, ExitStack() as engines:
+        daemon.start()
+        one = engines.enter_context(Steps(daemon.socket, ranks=2))
+        another = engines.enter_context(Steps(other_name(daemon.socket, 1), ranks=2))
+        for _ in range(3):
+            for engine in (one, another):
+                _is_told(engine)
+            picture = fresh()
+            encode(one, picture)
+            asked = another.add(request(picture))
+            settled(another, asked)
+            daemon.interrupt()
+            daemon.start()
+            # The request waits for blocks, and holds what it found in the old ring.
+            another.has_blocks = False
+            _is_told(another)
+            another.has_blocks = True
+            before = list(another.encoded)
+            assert right([asked], another.run(asked))
+            assert another.encoded == before, "it was loaded"
+            another.finish(*list(another.requests.values()))
+        for engine in (one, another):
+            _is_told(engine)
+            encode(engine, fresh())
+        until(lambda: _rings_mapped(daemon) == 1, "only the new ring to be mapped")
+
+
+def _is_told(engine: Steps) -> None:
+    """Returns when the scheduler knows that all workers map the ring of now, and no other."""
+    side = engine.connector._scheduler
+    assert side is not None
+
+    def told() -> bool:
+        engine.step()
+        client, _ = CLIENTS._clients.get(side._background._socket, (None, 0))
+        ring = client.ring() if client is not None and client.connected else None
+        return ring is not None and side._plan.rings == dict.fromkeys(range(len(engine.workers)), ring.identity)
+
+    until(told, "workers to map the ring of now")
+
+
+def _rings_mapped(daemon: Daemon) -> int:
+    """How many rings of a daemon's this process maps."""
+    rings = [
+        line.split() for line in Path("/proc/self/maps").read_text().splitlines() if f"{daemon.instance}.ring" in line
+    ]
+    return len({fields[4] for fields in rings})
+
+
+def test_an_engine_starts_without_a_daemon_and_uses_it_once_it_is_there() -> None:
+    with Daemon() as daemon, Steps(daemon.socket) as one:
+        picture, new = fresh(), fresh()
+        asked = request(picture)
+        assert right([asked], one.run(asked))
+        nothing_left(one)
+        daemon.start()
+        until(lambda: connected(one), "it to be attached")
+        encode(one, new)
+        assert daemon.store("entries") == 1
+
+
+def test_a_stopped_daemon_keeps_no_step_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tensord.client.vllm.background.LATE_S", 0.25)
+    monkeypatch.setattr("tensord.client.vllm.claims.ANSWER_S", 0.02)
+    with Daemon() as daemon, ExitStack() as engines:
+        daemon.start()
+        one = engines.enter_context(Steps(daemon.socket))
+        mapped(one)
+        daemon.pause()
+        try:
+            side = one.connector._scheduler
+            assert side is not None
+            one.add(request(fresh()))
+            until(lambda: one.step() is not None and side._claims._watched, "a claim that nobody answers")
+            (unanswered,) = side._claims._watched
+            for _ in range(4):
+                asked = request(fresh())
+                assert right([asked], one.run(asked))
+            # All of that while the daemon had not said a word: no call can have waited for one.
+            assert unanswered.claim is not None and unanswered.claim._answer in _open_answers(one)
+            assert len(one.encoded) == 5
+        finally:
+            daemon.resume()
+        one.finish(*list(one.requests.values()))
+        nothing_left(one)
+        encode(one, fresh())
+
+
+def _open_answers(engine: Steps) -> list[Any]:
+    from tensord.client.vllm.background import CLIENTS
+
+    assert engine.connector._scheduler is not None
+    client = CLIENTS._clients[engine.connector._scheduler._background._socket][0]
+    return list(client.link.answers.pending.values())
+
+
+def test_a_full_ring_refuses_and_ends_the_claim() -> None:
+    with Daemon(ring_bytes=2 * MIB) as daemon, ExitStack() as engines:
+        daemon.start()
+        client = daemon.client()
+        one = engines.enter_context(Steps(daemon.socket, capacity=1 << 20))
+        mapped(one)
+        assert client.put(b"k" * 32, np.zeros(int(1.9 * MIB), np.uint8), wait=True).state == "stored"
+        pinned = client.get(b"k" * 32)
+        assert pinned is not None
+        rows = 2048
+        asked = request(feature(item(fresh(), rows), f"large-{fresh()}", rows=rows))
+        assert right([asked], one.run(asked))
+        until(lambda: one.step() is not None and one.counts.get("refused"), "the refusal")
+        nothing_left(one)
+        daemon.until(lambda status: not status["store"]["claims_held"], "the claim to be over")
+
+
+def test_a_waiting_engine_learns_at_once_that_nothing_is_stored_though_the_other_makes_no_steps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tensord.client.vllm.claims.SAVE_S", 10 * PATIENCE_S)
+    rows = 2048
+    with Daemon(ring_bytes=2 * MIB) as daemon, ExitStack() as engines:
+        client = daemon.start().client()
+        one = engines.enter_context(Steps(daemon.socket, capacity=1 << 20))
+        another = engines.enter_context(Steps(other_name(daemon.socket, 1), capacity=1 << 20))
+        mapped(one)
+        assert client.put(b"k" * 32, np.zeros(int(1.9 * MIB), np.uint8), wait=True).state == "stored"
+        pinned = client.get(b"k" * 32)
+        assert pinned is not None
+        large = feature(item(fresh(), rows), "large", rows=rows)
+        settled(one, one.add(request(large)))
+        another.add(waiting := request(large))
+        until(lambda: another.step() is not None and daemon.store("claims_waiting"), "the other to wait")
+        until(one.step, "the picture to be encoded")
+        until(lambda: waiting.request_id in another.step(), "the other not to wait any longer")
+        assert another.encoded == ["large"]
+        assert not counted(another, "wait_timeouts")
+
+
+# ---- loads that fail
+
+
+def test_a_load_that_fails_ends_its_request_and_those_that_ask_for_that_picture_later(
+    apart: tuple[Steps, Steps], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = apart
+    picture = fresh()
+    encode(first, picture)
+    asked = second.add(request(picture))
+    settled(second, asked)
+    worker = second.workers[0]._worker
+    assert worker is not None
+    with monkeypatch.context() as broken:
+        broken.setattr(worker, "_read", lambda load: None)
+        assert torch.count_nonzero(second.step()[asked.request_id][0]) == 0
+    until(lambda: second.step() is not None and asked.request_id in second.failed, "the request to be ended")
+    again = second.add(request(picture))
+    until(lambda: second.step() == {} and again.request_id in second.failed, "the next one to be ended")
+    second.manager.reset()
+    asked = request(picture)
+    assert right([asked], second.run(asked))
+    assert counted(second, "load_failures") == 1
+
+
+# ---- whatever happens, in whatever order
+
+
+@st.composite
+def _acts(draw: st.DrawFn) -> list[tuple[str, int]]:
+    kinds = st.sampled_from(["add", "add", "step", "step", "other", "abort", "preempt", "starve", "feed", "reset"])
+    return draw(st.lists(st.tuples(kinds, st.integers(0, 3)), min_size=1, max_size=25))
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(acts=_acts())
+def test_after_any_course_of_events_answers_are_right_and_nothing_is_held(
+    shared: Daemon, acts: list[tuple[str, int]]
+) -> None:
+    # Engines of its own for each course: those whose weights changed share nothing in the next one.
+    with Steps(shared.socket) as first, Steps(other_name(shared.socket, 1)) as second:
+        _go_through(first, second, acts)
+    shared.until(lambda s: s["pins"] == s["store"]["claims_held"] == s["store"]["claims_waiting"] == 0, "no trace")
+
+
+def _go_through(first: Steps, second: Steps, acts: list[tuple[str, int]]) -> None:
+    pictures = [fresh() for _ in range(4)]
+    asked: dict[str, Any] = {}
+    for act, number in acts:
+        engine = second if act == "other" else first
+        running = list(engine.requests.values())
+        if act in ("add", "other"):
+            made = engine.add(request(pictures[number], pictures[(number + 1) % 4]))
+            asked[made.request_id] = made
+        elif act == "abort" and running:
+            engine.finish(running[number % len(running)])
+        elif act == "preempt" and running:
+            one = running[number % len(running)]
+            engine.manager.free(one)
+            one.num_computed_tokens = 0
+        elif act in ("starve", "feed"):
+            engine.has_blocks = act == "feed"
+        elif act == "reset":
+            engine.manager.reset()
+        for moved in (first, second):
+            for name, found in moved.step().items():
+                assert right([asked[name]], [found])
+    first.has_blocks = second.has_blocks = True
+    until(lambda: _all_ran(first, asked) & _all_ran(second, asked), "all to be answered")
+    for engine in (first, second):
+        engine.finish(*list(engine.requests.values()))
+        nothing_left(engine)
+
+
+def _all_ran(engine: Steps, asked: dict[str, Any]) -> bool:
+    for name, found in engine.step().items():
+        assert right([asked[name]], [found])
+    return all(one.num_computed_tokens for one in engine.requests.values())

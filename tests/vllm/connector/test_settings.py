@@ -1,0 +1,169 @@
+"""Settings, roles, metrics, and the end of the connector."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from vllm.distributed.ec_transfer.ec_connector.base import ECConnectorRole
+from vllm.v1.metrics.prometheus import unregister_vllm_metrics
+
+from tensord.client.vllm.connector import TensordECConnector
+from tensord.client.vllm.settings import Settings
+from tensord.client.vllm.stats import COUNTERS, TensordECStats
+from tensord.client.vllm.step import NOTHING
+from tensord.errors import BadConfiguration
+from tests.daemon_process import Daemon, until
+
+from ..step_bench import Steps, answers, feature, item, other_name, request, right, vllm_config
+from .stand import counted, encode, fresh, keys, nothing_left, settled
+
+pytestmark = pytest.mark.usefixtures("patient")
+
+
+def test_an_engine_with_pipeline_parallelism_shares_nothing(shared: Daemon, first: Steps) -> None:
+    def staged(config: Any) -> None:
+        config.parallel_config.pipeline_parallel_size = 2
+
+    picture = fresh()
+    encode(first, picture)
+    with Steps(shared.socket, change=staged) as one:
+        asked = request(picture)
+        assert right([asked], one.run(asked))
+        assert one.encoded == [f"picture-{picture}"]
+
+
+# ---- roles
+
+
+def test_a_producer_stores_and_never_says_hit(shared: Daemon) -> None:
+    picture = fresh()
+    with (
+        Steps(shared.socket, "ec_producer") as producer,
+        Steps(other_name(shared.socket, 1), "ec_consumer") as consumer,
+    ):
+        producer.run(request(picture))
+        nothing_left(producer)
+        asked = request(picture)
+        assert right([asked], consumer.run(asked))
+        assert consumer.encoded == []
+        # Under another name it is encoded again, for who asks; but not stored again.
+        producer.run(request(feature(item(picture), "another name")))
+        assert producer.encoded == [f"picture-{picture}", "another name"]
+        assert counted(producer, "saves") == 1
+
+
+def test_a_consumer_stores_nothing_keeps_no_claim_and_waits_for_a_producer(shared: Daemon) -> None:
+    picture, new = fresh(), fresh()
+    with (
+        Steps(shared.socket, "ec_producer") as producer,
+        Steps(other_name(shared.socket, 1), "ec_consumer") as consumer,
+    ):
+        there = keys(shared)
+        consumer.has_blocks = False
+        asked = consumer.add(request(new))
+        settled(consumer, asked)
+        shared.until(lambda status: not status["store"]["claims_held"], "what it was granted to be given back")
+        consumer.has_blocks = True
+        made = consumer.schedule()
+        assert made.ec_connector_metadata is NOTHING
+        results, reported = consumer.execute(made)
+        consumer.update(made, reported)
+        assert right([asked], [results[asked.request_id]])
+        consumer.finish(asked)
+        nothing_left(consumer)
+        assert keys(shared) == there
+        settled(producer, producer.add(request(picture)))
+        asked = consumer.add(request(picture))
+        until(lambda: consumer.step() is not None and shared.store("claims_waiting"), "the consumer to wait")
+        until(producer.step, "the picture to be encoded")
+        assert right([asked], answers([consumer], asked))
+        assert consumer.encoded == [f"picture-{new}"]
+
+
+# ---- settings, metrics, the end
+
+
+def test_an_unknown_setting_of_ours_is_named_at_the_start_and_others_are_left_alone(shared: Daemon) -> None:
+    with pytest.raises(BadConfiguration, match=r"tensord\.wait_ms"):
+        Steps(shared.socket, wait_ms=3)
+    with pytest.raises(BadConfiguration, match=r"tensord\.wait_s_max='long'"):
+        Steps(shared.socket, wait_s_max="long")
+
+    for name in (
+        *("socket", "tensord_socket", "Tensord.Wait-S-Max", " tensord.socket", "tensord.socket ", "tensord/socket"),
+        *("tensrod.socket", "tensord.sockets", "tensor.socket"),
+    ):
+        with pytest.raises(BadConfiguration, match=r"write tensord\.(socket|wait_s_max)$"):
+            Settings.read({name: "1"})
+    with pytest.raises(BadConfiguration, match=r"'tensord' in .* is unknown; there are tensord\.socket, "):
+        Settings.read({"tensord": {"socket": "1"}})
+    for name, value in (("socket", ""), ("revision", "\ud800"), ("tenant", "a\0b")):
+        with pytest.raises(BadConfiguration, match=rf"tensord\.{name}='") as refused:
+            Settings.read({f"tensord.{name}": value})
+        str(refused.value).encode()
+
+    def others(config: Any) -> None:
+        config.ec_transfer_config.ec_connector_extra_config.update(shared_storage_path="/tmp", socket_timeout=3)
+
+    with Steps(shared.socket, change=others):
+        pass
+
+
+@pytest.mark.parametrize("difference", ["revision", "tenant"])
+def test_engines_of_another_revision_or_tenant_share_nothing(shared: Daemon, difference: str) -> None:
+    picture = fresh()
+    given: Any = {difference: "another"}
+    with Steps(shared.socket) as one, Steps(other_name(shared.socket, 1), **given) as another:
+        encode(one, picture)
+        asked = request(picture)
+        assert right([asked], another.run(asked))
+        assert another.encoded == [f"picture-{picture}"]
+
+
+def test_models_with_an_encoder_and_a_decoder_are_left_alone(shared: Daemon) -> None:
+    config = SimpleNamespace(
+        ec_transfer_config=SimpleNamespace(is_ec_producer=True, is_ec_consumer=True, ec_connector_extra_config={}),
+        model_config=SimpleNamespace(is_encoder_decoder=True),
+    )
+    for role in ECConnectorRole:
+        connector = TensordECConnector(config, role)
+        assert connector.ensure_cache_available(request(1), 0)
+        assert not connector.has_cache_item("picture-1")
+        connector.save_caches({}, "picture-1")
+        connector.shutdown()
+
+
+def test_every_count_has_a_metric_of_its_name() -> None:
+    unregister_vllm_metrics()
+    registry = CollectorRegistry()
+    kinds = {kind: _in(registry, kind) for kind in (Counter, Gauge, Histogram)}
+    metrics = TensordECConnector.build_prom_metrics(vllm_config(), kinds, ["engine"], {0: ["0"], 1: ["1"]})
+    metrics.observe(dict.fromkeys(COUNTERS, 2), 1)
+    for name in COUNTERS:
+        assert registry.get_sample_value(f"vllm:ec_tensord_{name}_total", {"engine": "1"}) == 2
+        assert registry.get_sample_value(f"vllm:ec_tensord_{name}_total", {"engine": "0"}) == 0
+
+
+def _in(registry: CollectorRegistry, kind: Any) -> Any:
+    return lambda **arguments: kind(registry=registry, **arguments)
+
+
+def test_counts_of_two_processes_are_added() -> None:
+    one = TensordECConnector.build_ec_connector_stats({"hits": 2})
+    assert one.aggregate(TensordECStats({"hits": 1, "misses": 4})).reduce() == {"hits": 3, "misses": 4}
+    assert TensordECConnector.build_ec_connector_stats().is_empty()
+
+
+def test_shutting_down_twice_leaves_no_thread_and_no_client(shared: Daemon) -> None:
+    before, rows = set(threading.enumerate()), len(shared.client_rows())
+    engine = Steps(other_name(shared.socket, 2))
+    encode(engine, fresh())
+    assert len(shared.client_rows()) > rows
+    for _ in range(2):
+        engine.close()
+        until(lambda: not set(threading.enumerate()) - before, "the threads to be gone")
+    until(lambda: len(shared.client_rows()) <= rows, "the client to be gone")

@@ -1,0 +1,171 @@
+"""What engines share and what not, with vLLM's own classes around the connector and a real daemon."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import tensord
+from tests.daemon_process import Daemon
+
+from ..step_bench import ROWS, Steps, encoded, feature, item, other_name, request, right
+from ..tiny_llava import WIDTH
+from .stand import counted, encode, fresh, keys, nothing_left, settled
+
+pytestmark = pytest.mark.usefixtures("patient")
+
+
+# ---- sharing
+
+
+def test_a_picture_encoded_by_one_engine_is_not_encoded_by_another(first: Steps, second: Steps) -> None:
+    picture = fresh()
+    encode(first, picture)
+    before = list(second.encoded)
+    asked = request(picture)
+    assert right([asked], second.run(asked))
+    assert second.encoded == before
+    assert counted(second, "hits") >= 1
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_narrow_dtypes_come_back_bit_for_bit(shared: Daemon, dtype: torch.dtype) -> None:
+    picture = fresh()
+    with (
+        Steps(shared.socket, dtype=dtype, wait_s_max=60) as one,
+        Steps(other_name(shared.socket, 1), dtype=dtype) as another,
+    ):
+        asked = request(picture)
+        assert right([asked], one.run(asked), dtype)
+        nothing_left(one)
+        asked = request(picture)
+        assert right([asked], another.run(asked), dtype)
+        assert another.encoded == []
+
+
+def test_a_picture_is_found_under_any_name(first: Steps, second: Steps) -> None:
+    picture = fresh()
+    encode(first, picture)
+    before = list(second.encoded)
+    asked = request(feature(item(picture), f"clients-{picture}"))
+    assert right([asked], second.run(asked))
+    assert second.encoded == before
+
+
+def test_a_name_used_again_for_another_picture_gives_the_other_picture(first: Steps, second: Steps) -> None:
+    one, another = fresh(), fresh()
+    name = f"clients-{one}"
+    asked = request(feature(item(one), name))
+    assert right([asked], first.run(asked))
+    nothing_left(first)
+    asked = request(feature(item(another), name))
+    assert right([asked], second.run(asked))
+
+
+def test_two_requests_with_one_name_for_two_pictures_never_cross(first: Steps, second: Steps) -> None:
+    one, another = fresh(), fresh()
+    encode(first, one, another)
+    name = f"clients-{one}"
+    asked = [request(feature(item(number), name)) for number in (one, another)]
+    for wanted in asked:
+        second.add(wanted)
+        settled(second, wanted)
+    side = second.connector._scheduler
+    assert side is not None
+    for wanted, number in zip(asked, (one, another), strict=True):
+        assert second.connector.ensure_cache_available(wanted, 0)
+        assert second.connector.has_cache_item(name)
+        lease = side._asking[wanted.request_id].inputs[name].lease
+        assert lease is not None
+        assert np.array_equal(lease.tree, encoded(item(number)).numpy())
+
+
+def test_one_name_for_two_pictures_in_one_request_is_not_shared(first: Steps) -> None:
+    name = f"clients-{fresh()}"
+    features = [feature(item(fresh()), name, 1), feature(item(fresh()), name, 2 + ROWS)]
+    before = counted(first, "unshared")
+    first.run(request(*features))
+    assert counted(first, "unshared") == before + 1
+
+
+def test_a_picture_several_times_in_a_request_is_encoded_once(first: Steps) -> None:
+    picture = fresh()
+    asked = request(*(feature(item(picture), f"picture-{picture}", 1 + at * (ROWS + 1)) for at in range(4)))
+    assert right([asked], first.run(asked))
+    assert first.encoded.count(f"picture-{picture}") == 1
+
+
+def test_an_entry_in_the_engine_s_own_cache_is_not_looked_up(first: Steps) -> None:
+    picture = fresh()
+    encode(first, picture)
+    asked = first.add(request(picture))
+    # Not put off, and nothing held for it.
+    assert asked.request_id in first.step() or asked.num_computed_tokens
+    assert first.held["inputs"] == 0
+
+
+@pytest.mark.parametrize("data", [None, "handle"])
+def test_an_input_whose_content_is_elsewhere_is_not_shared(first: Steps, data: str | None) -> None:
+    before = counted(first, "unshared")
+    wanted = item(fresh())
+    stands_in = None
+    if data is not None:
+        stands_in = wanted.copy()
+        stands_in["address"] = stands_in.pop("pixel_values")
+        stands_in["address"].data = 4096  # type: ignore[assignment]
+    asked = first.add(request(feature(stands_in, f"clients-{fresh()}")))
+    settled(first, asked)
+    assert not first.connector.has_cache_item(asked.mm_features[0].identifier)
+    assert counted_without_step(first, "unshared") == before + 1
+    first.finish(asked)
+
+
+def counted_without_step(engine: Steps, name: str) -> float:
+    stats = engine.connector.get_ec_connector_stats()
+    assert stats is not None
+    return float(engine.counts.get(name, 0) + stats.data.get(name, 0))
+
+
+# ---- what does not fit
+
+
+@pytest.mark.parametrize(
+    ("stored", "reason"),
+    [
+        (np.zeros((ROWS - 1, WIDTH), np.float32), "rows"),
+        (np.zeros((ROWS, WIDTH // 2), np.float32), "width"),
+        (np.zeros((ROWS, WIDTH), np.float64), "dtype"),
+        (np.zeros((ROWS, WIDTH, 1), np.float32), "form"),
+        ({"hidden": np.zeros((ROWS, WIDTH), np.float32)}, "form"),
+    ],
+    ids=["rows", "width", "dtype", "dimensions", "tree"],
+)
+def test_an_encoding_of_the_wrong_shape_is_a_miss_and_counted(
+    shared: Daemon, first: Steps, second: Steps, stored: Any, reason: str
+) -> None:
+    picture = fresh()
+    there = keys(shared)
+    encode(first, picture)
+    (key,) = keys(shared) - there
+    with tensord.Client(shared.socket) as client:
+        client.evict(key)
+        assert client.put(key, stored, wait=True).state == "stored"
+    before = counted(second, "mismatches"), counted(second, f"mismatch_{reason}")
+    asked = request(picture)
+    assert right([asked], second.run(asked))
+    assert (counted(second, "mismatches"), counted(second, f"mismatch_{reason}")) == (before[0] + 1, before[1] + 1)
+
+
+def test_an_output_of_another_width_than_the_measured_one_is_a_mismatch(shared: Daemon) -> None:
+    def measured(config: Any) -> None:
+        config.ec_transfer_config.mm_encoder_output_widths = {"image": 2 * WIDTH}
+
+    picture = fresh()
+    with Steps(shared.socket) as one, Steps(other_name(shared.socket, 1), change=measured) as another:
+        encode(one, picture)
+        another.run(request(picture))
+        assert another.encoded == [f"picture-{picture}"]
+        assert counted(another, "mismatches") == 1
