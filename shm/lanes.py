@@ -27,6 +27,7 @@ from weakref import ref
 import numpy as np
 
 from ..errors import LayoutMismatch
+from .hit_times import TIMED_AT, times_since
 from .layout import (
     LANE_BYTES,
     LANE_HEADER_WORDS,
@@ -314,18 +315,19 @@ HOLDING: Final = frozenset(
 class LaneRecords:
     """The records of a lane since the last drain. `span_ids`: the hits in order, (n,) uint64. `lost`: the number of
     records that were overwritten or left out before the daemon read them. `misses`: the number of lookups without a
-    hit."""
+    hit. `times_ns`: how long single hits took."""
 
     span_ids: Array
     lost: int
     misses: int
+    times_ns: list[int]
 
 
 class LaneReader:
     """The daemon's side of one lane. It reads with preadv, so that a truncated lane is a short read and not a
     SIGBUS."""
 
-    __slots__ = ("_fd", "_header", "_seen", "_seen_misses", "hits", "lane_id", "misses", "pinned")
+    __slots__ = ("_fd", "_header", "_seen", "_seen_misses", "_timed", "hits", "lane_id", "misses", "pinned")
 
     def __init__(self, fd: int, lane_id: int) -> None:
         """Takes over `fd`, a file description of its own without a lock.
@@ -342,6 +344,7 @@ class LaneReader:
         self.pinned = 0
         self._seen = self.hits
         self._seen_misses = self.misses
+        self._timed = int(self._header[TIMED_AT])
 
     def pins(self, into: Array) -> Array:
         """The span ids that the lane pins now. `into` is scratch memory, (4096,) uint64.
@@ -368,7 +371,8 @@ class LaneReader:
         misses = self.misses - self._seen_misses
         # Two threads may store their heads in reverse order, so the head can seem to go back. The next record corrects
         # this.
-        if fresh <= 0 and misses <= 0:
+        times_ns = times_since(header, self._timed)
+        if fresh <= 0 and misses <= 0 and not times_ns:
             return None
         kept = max(0, min(fresh, most, LANE_LOG_WORDS))
         ids = np.zeros(kept, np.uint64)
@@ -379,7 +383,8 @@ class LaneReader:
         os.preadv(self._fd, [ids[LANE_LOG_WORDS - first :].data], LOG_AT * 8)
         self._seen = max(self._seen, self.hits)
         self._seen_misses = max(self._seen_misses, self.misses)
-        return LaneRecords(ids, max(0, fresh) - kept, max(0, misses))
+        self._timed = max(self._timed, int(header[TIMED_AT]))
+        return LaneRecords(ids, max(0, fresh) - kept, max(0, misses), times_ns)
 
     def abandoned(self) -> bool:
         """Whether no process has a descriptor or mapping of the lane any more. If True, this reader keeps the lane

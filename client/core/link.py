@@ -34,6 +34,7 @@ from .absence import absence, unavailable
 from .answers import Answers, PendingRequest, settle
 from .aside import aside, begin
 from .held_claims import HeldClaims
+from .hit_times import arm_now_and_then
 from .in_flight import WENT, send_on
 from .listeners import Connected as Connected
 from .listeners import ListenerMessage, Listeners
@@ -269,7 +270,7 @@ class Link:
                 self.puts.in_flight.send_again(partial(send_on, channel, _SEND_S), channel)
                 self.puts.in_flight.why_lost = WENT
                 self.listeners.connect(self._attached)
-                self._serve(channel)
+                self._receive(channel)
             except TensordError as error:
                 self.error = error
             finally:
@@ -281,11 +282,6 @@ class Link:
         if self.owner() is None:
             self._stopping.set()
         return self._stopping.is_set()
-
-    def _serve(self, channel: BlockingChannel) -> None:
-        self.listeners.tell(lambda listener: listener.attached(channel))
-        self._tried.set()
-        self._receive(channel)
 
     def _attach(self, protocol: int) -> BlockingChannel:
         deadline = time.monotonic() + self._attach_timeout_s
@@ -344,9 +340,12 @@ class Link:
             os.close(before)
 
     def _receive(self, channel: BlockingChannel) -> None:
+        self.listeners.tell(lambda listener: listener.attached(channel))
+        self._tried.set()
         while not self._over() and not self.puts.in_flight.cut:
             self.puts.tidy()
             sweep_now_and_then()
+            arm_now_and_then(self.view)
             wait_s = _IDLE_S
             if self.claims.held:
                 self.claims.give_back_forgotten(SAY_S)

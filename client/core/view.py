@@ -46,9 +46,10 @@ _ATTEMPTS: Final = 4
 
 
 class View:
-    """One attachment: the ring and the index, mapped read-only, and this client's own lane."""
+    """One attachment: the ring and the index, mapped read-only, and this client's own lane. `skipped` and `time_at`
+    are of hit_times.py."""
 
-    __slots__ = ("_identity", "_index", "_recipes", "_ring", "lane", "ring", "ring_bytes")
+    __slots__ = ("_identity", "_index", "_recipes", "_ring", "lane", "ring", "ring_bytes", "skipped", "time_at")
 
     def __init__(
         self, ring: RingMapping, index: IndexReader, superblock: Superblock, identity: tuple[int, int]
@@ -60,6 +61,8 @@ class View:
         self.lane = ring.lane
         self.ring = RingReader(ring, self._recipes)
         self.ring_bytes = superblock.limit_bytes
+        self.skipped = 0
+        self.time_at = 0.0
 
     @classmethod
     def open(cls, ring_fd: int, index_fd: int, lane: Lane) -> Self:

@@ -19,6 +19,7 @@ from .parameters import DURATION
 from .tables import cut, number, size, table
 
 LAG: Final = "event loop lag"
+HIT: Final = "hit"
 _SHARES: Final = (0.5, 0.9, 0.99, 0.999)
 _NAME_CHARS_MAX: Final = 24
 
@@ -48,14 +49,14 @@ def since(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]
 
     return {
         "kinds": {kind: less(before["kinds"].get(kind), found) for kind, found in after["kinds"].items()},
-        "event_loop_lag": less(before["event_loop_lag"], after["event_loop_lag"]),
+        **{name: less(before[name], after[name]) for name in ("event_loop_lag", "hits")},
     }
 
 
 def latency_text(body: Mapping[str, Any]) -> str:
-    """A table of percentiles: one row for each kind that occurred, and one for the event loop."""
+    """A table of percentiles: one row for each kind that occurred, one for hits, and one for the event loop."""
     rows = []
-    for kind, histogram in [*body["kinds"].items(), (LAG, body["event_loop_lag"])]:
+    for kind, histogram in [*body["kinds"].items(), (HIT, body["hits"]), (LAG, body["event_loop_lag"])]:
         count = sum(histogram["counts"])
         if count:
             mean = histogram["sum"] / count
@@ -95,8 +96,9 @@ def _ms(seconds: float) -> str:
 def latency(daemon: Daemon, over_s: float | None, as_json: bool) -> None:
     """Percentiles of the time from a request's arrival to its answer, by kind, since the daemon started.
 
-    The last row is how late the event loop ran its timers: everything waits for it. Reads of stored entries ask nothing
-    of the daemon, and are not here.
+    The row "hit" is the time of a get of a stored entry in the client's process, which asks nothing of the daemon:
+    each client times about one a second. The last row is how late the event loop ran its timers: every request waits
+    for it.
     """
     body = daemon.ask(LatencyQuery)
     with understood("latency"):

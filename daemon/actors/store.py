@@ -117,6 +117,7 @@ class StoreActor:
                 clock=clock,
                 unix_at_zero=unix_at_zero,
             )
+        times = times or RequestTimes(config.log.slow_s, config.log.slow_max)
         self._report = StoreReport(
             store,
             memory,
@@ -127,7 +128,7 @@ class StoreActor:
             clock=clock,
             unix_at_zero=unix_at_zero,
             waiting=lambda: len(self.inbox),
-            times=times or RequestTimes(config.log.slow_s, config.log.slow_max),
+            times=times,
             remote=self._remote,
         )
         self._lanes = LaneJobs(
@@ -135,6 +136,7 @@ class StoreActor:
             clock=clock,
             handle=self._handle,
             begin=self._pump.begin,
+            hit_took=times.hit_took,
             report=lambda fenced: loop.call_soon_threadsafe(self.inbox.tell_now, fenced),
         )
         self._attachments = Attachments(store, memory, self._copier, self._lane_room, self._send, self._tell_of)

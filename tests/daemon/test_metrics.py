@@ -51,6 +51,8 @@ def test_times_of_requests_are_histograms_by_kind() -> None:
     assert at(samples, "tensord_request_seconds_count", kind="Commit") == 8
     assert at(samples, "tensord_event_loop_lag_seconds_bucket", le="+Inf") == 91
     assert at(samples, "tensord_event_loop_lag_seconds_sum") == 0.02
+    assert at(samples, "tensord_hit_seconds_bucket", le="1e-05") == 7
+    assert at(samples, "tensord_hit_seconds_count") == 8
 
 
 def test_both_formats_say_the_same() -> None:

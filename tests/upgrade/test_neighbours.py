@@ -16,6 +16,7 @@ import pytest
 
 import tensord
 from tensord.errors import LayoutMismatch
+from tensord.ipc.messages import LatencyQuery
 from tensord.ipc.schema import PROTOCOL_VERSION
 from tensord.shm.layout import LAYOUT_VERSION
 
@@ -248,3 +249,21 @@ def test_a_ring_of_another_layout_is_set_aside_with_both_versions_named(daemon: 
         why = f"LayoutMismatch.*version {LAYOUT_VERSION}\\b.* 4\\b"
         until(lambda: re.search(why, str(old.does("invalidate"))), "it to say why it cannot attach")
         assert old.does("get", "of the old", SIZES["large"]) is True
+
+
+def test_a_client_of_the_release_before_times_no_hits_and_one_of_this_release_beside_it_does(
+    daemon: Daemon, former: Release
+) -> None:
+    runs(daemon, None)
+    daemon.start()
+
+    def timed() -> int:
+        return sum(daemon.ask(LatencyQuery)["hits"]["counts"])
+
+    with program(daemon, former.folder) as old, program(daemon, ROOT) as new:
+        assert old.does("put", "x", SIZES["small"]) == "stored"
+        for _ in range(200):
+            assert old.does("get", "x", SIZES["small"]) is True
+        until(lambda: daemon.store("hits") == 200, "its hits to be counted")
+        assert timed() == 0
+        until(lambda: new.does("get", "x", SIZES["small"]) is True and timed() > 0, "a hit to be timed")

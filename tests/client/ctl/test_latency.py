@@ -110,9 +110,23 @@ def test_no_request_has_no_percentile() -> None:
 def test_a_difference_over_a_restart_is_what_the_new_daemon_counted() -> None:
     small = {"bounds": [1.0], "counts": [1, 0], "sum": 0.5}
     large = {"bounds": [1.0], "counts": [3, 4], "sum": 9.5}
-    before = {"kinds": {"Touch": small}, "event_loop_lag": large}
-    after = {"kinds": {"Touch": large, "Commit": small}, "event_loop_lag": small}
+    before = {"kinds": {"Touch": small}, "event_loop_lag": large, "hits": small}
+    after = {"kinds": {"Touch": large, "Commit": small}, "event_loop_lag": small, "hits": large}
     assert since(before, after) == {
         "kinds": {"Touch": {"bounds": [1.0], "counts": [2, 4], "sum": 9.0}, "Commit": small},
         "event_loop_lag": small,
+        "hits": {"bounds": [1.0], "counts": [2, 4], "sum": 9.0},
     }
+
+
+def test_latency_has_a_row_of_hits_once_a_client_has_timed_one(daemon: Daemon, ctl: Ctl) -> None:
+    client = daemon.client()
+    client.put(KEY, 1, wait=True)
+    assert not any(line.startswith("hit ") for line in ctl("latency").out.splitlines())
+
+    def row() -> list[str]:
+        assert client.get(KEY) is not None
+        return next((line.split() for line in ctl("latency").out.splitlines() if line.startswith("hit ")), [])
+
+    _, count, mean, half, *_ = until(row, "a hit to be timed")
+    assert int(count) >= 1 and float(mean) > 0 and float(half) > 0
