@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dis
 import sys
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable
 from functools import cache
 from types import CodeType, FrameType
@@ -57,30 +57,24 @@ class Interrupted:
         self.place = ""
         self._files = files
         self._times = times
-        self._runs: dict[CodeType, Counter[int]] = defaultdict(Counter)
+        self._runs: Counter[tuple[CodeType, int]] = Counter()
 
     def trace(self, frame: FrameType, event: str, _: Any) -> Any:
-        """For `sys.settrace`: called when a frame begins, and gives what is called at each of its instructions."""
         code = frame.f_code
         if not code.co_filename.endswith(self._files) or code.co_filename.endswith(STAND_INS):
             return None
-        frame.f_trace_opcodes, frame.f_trace_lines = True, False
-        # Once for each frame: the hash of a code object is computed anew from all that it holds.
-        points, runs = looks_for_signals(code), self._runs[code]
-
-        def at_instruction(frame: FrameType, event: str, _: Any) -> Any:
-            if event == "opcode" and (offset := frame.f_lasti) in points:
-                runs[offset] += 1
-                if runs[offset] <= self._times:
-                    self.left -= 1
-                    if self.left < 0:
-                        sys.settrace(None)
-                        self.place = f"{code.co_qualname}, line {frame.f_lineno} of {code.co_filename}"
-                        self._handler()
-                        return None
-            return at_instruction
-
-        return at_instruction
+        frame.f_trace_opcodes = True
+        if event == "opcode" and frame.f_lasti in looks_for_signals(code):
+            self._runs[code, frame.f_lasti] += 1
+            if self._runs[code, frame.f_lasti] > self._times:
+                return self.trace
+            self.left -= 1
+            if self.left < 0:
+                sys.settrace(None)
+                self.place = f"{code.co_qualname}, line {frame.f_lineno} of {code.co_filename}"
+                self._handler()
+                return None
+        return self.trace
 
 
 def interrupt(
