@@ -48,7 +48,7 @@ class Lent:
             self._owner.give_back(self)
 
 
-class _Call:
+class _Pending:
     def __init__(self) -> None:
         self.ended = threading.Event()
         self.answer: list[Any] | None = None
@@ -62,7 +62,7 @@ class _Process:
 
     def __init__(self, setup: tuple[Any, ...], give_back: Callable[[Lent], None]) -> None:
         self.lock = threading.Lock()
-        self.calls: dict[int, _Call] = {}
+        self.calls: dict[int, _Pending] = {}
         self.ended = False
         self._give_back = give_back
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -154,7 +154,7 @@ class MooncakeCalls:
         process = self._running() if lent is None else lent.process
         assert isinstance(process, _Process)
         shared = () if lent is None else (lent.number,) if size_bytes is None else (lent.number, size_bytes)
-        call, number = _Call(), next(self._numbers)
+        call, number = _Pending(), next(self._numbers)
         with process.lock:
             if process.ended:
                 raise self._gone()

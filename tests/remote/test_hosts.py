@@ -492,7 +492,7 @@ def test_a_reload_ends_the_writing(folder: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("url", "told"),
     [
-        ("mooncake://here", "mooncake: is no kind of remote store; a URL begins with dir://"),
+        ("s3://here", "s3: is no kind of remote store; a URL begins with dir://"),
         ("dir://relative", "names no absolute path"),
         ("dir:///tmp?bytes=lots", "bytes = 'lots' must be"),
         ("valkey://", "names no host"),

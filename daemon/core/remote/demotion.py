@@ -8,8 +8,9 @@ Owns: which victims stay for now, and until when. Does not own the choice of vic
 write (`writes`). Victims for a put and for a budget of entries or tokens are none of them: their number does not depend
 on the host, and a put would wait for the store.
 
-An entry of unknown cost is written, too: it has no next use that could decide. Each entry is tried once. While victims
-stay, readers hit them.
+Blocks of sequences and entries with a parent go at once: they leave last first, and one that stays would hold up those
+before it. An entry of unknown cost is written, too: it has no next use that could decide. Each entry is tried once.
+While victims stay, readers hit them.
 
 Invariants: from the first victim that stays until `end`, no victim stays for longer than DEMOTION_S. While the store is
 left alone, or has ended no write since that time was over, none stays.
@@ -69,7 +70,7 @@ class Demotion:
                     writes.give_up(entry)
                 else:
                     stay.append(entry)
-            elif entry not in self._tried and writes.takes(entry, now):
+            elif entry not in self._tried and not (entry.prefix_bytes or entry.parent) and writes.takes(entry, now):
                 if late or not writes.fits(entry, empty=True):
                     self._outbox.counters.remote["dropped"] += 1
                 else:

@@ -4,7 +4,6 @@ asked for before."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from importlib.util import find_spec
 
 import pytest
 
@@ -12,8 +11,6 @@ from tests.daemon_process import Daemon
 
 from ..step_bench import Steps, other_name
 from .stand import mapped, nothing_left
-
-collect_ignore_glob = [] if find_spec("vllm") else ["test_*.py"]
 
 
 @pytest.fixture(scope="module")
