@@ -259,7 +259,7 @@ class RoomStep(Struct, frozen=True):
 
     `freed_bytes`: the fall of the device's gauge during the step. `outcome`: "freed"; "nothing", if nothing could go,
     or a neighbour accepted the request and the gauge did not fall; "left alone", if it is busy; "asked", if it has not
-    answered yet; "failed". `why`: the reason, unless it freed.
+    answered yet; "failed". `why`: the reason, unless it freed; then what a neighbour keeps all the same.
     """
 
     who: Name

@@ -32,7 +32,7 @@ def step_text(step: messages.RoomStep) -> str:
     """What one holder of memory has done."""
     said = _SAID[step.outcome]
     if step.outcome == "freed":
-        return f"freed {size(step.freed_bytes)}"
+        return f"freed {size(step.freed_bytes)}" + (f"; {step.why}" if step.why else "")
     freed = f"; {size(step.freed_bytes)} came free" if step.freed_bytes else ""
     return f"{said}: {step.why}{freed}"
 

@@ -34,9 +34,10 @@ class ComfyServer:
             return "1 prompt runs or waits"
         return f"{prompts} prompts run or wait" if prompts else ""
 
-    def free(self) -> None:
+    def free(self) -> str:
         """As in Neighbour."""
         self._http.post("/free", {"unload_models": True, "free_memory": True})
+        return ""
 
 
 offer("comfyui", 8188, ComfyServer)

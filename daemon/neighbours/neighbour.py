@@ -30,8 +30,11 @@ class Neighbour(Protocol):
         """
         ...
 
-    def free(self) -> None:
+    def free(self) -> str:
         """Has it give its memory back. What it has freed, and when, only the card's gauge shows.
+
+        Returns:
+            What it was not asked to give back, and what to do; "" if it was asked for all.
 
         Raises:
             NeighbourFailed: it refused, or did not answer.

@@ -14,7 +14,7 @@ from .http import Http
 from .neighbour import offer
 
 MODELS_MAX: Final = 64
-"""Models that are unloaded at once."""
+"""Models that are unloaded for one room. The answer says how many stay."""
 
 
 class OllamaModel(Struct):
@@ -40,13 +40,18 @@ class OllamaServer:
     def busy(self) -> str:
         """As in Neighbour."""
         models = self._http.get_as("/api/ps", OllamaModels).models or []
-        self._names = [model.name for model in models if model.size_vram > 0][:MODELS_MAX]
+        self._names = [model.name for model in models if model.size_vram > 0]
         return "" if self._names else "it has no model on a card"
 
-    def free(self) -> None:
-        """As in Neighbour. Unloads the models that `busy` has found."""
-        for name in self._names:
+    def free(self) -> str:
+        """As in Neighbour. Unloads the first MODELS_MAX models that `busy` has found."""
+        for name in self._names[:MODELS_MAX]:
             self._http.post("/api/generate", {"model": name, "keep_alive": 0, "stream": False})
+        found = len(self._names)
+        if found <= MODELS_MAX:
+            return ""
+        stay = f"{found - MODELS_MAX} of {found} models stay on cards"
+        return f"{stay}: at most {MODELS_MAX} are unloaded for one room; ask for room again"
 
 
 offer("ollama", 11434, OllamaServer)

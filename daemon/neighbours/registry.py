@@ -27,17 +27,16 @@ def ask(place: NeighbourPlace, answer_s: float) -> tuple[Literal["done", "busy",
     address of a host name may take longer.
 
     Returns:
-        The outcome as in NeighbourAnswered, and why it is not "done".
+        The outcome as in NeighbourAnswered, and why it is not "done", or what the neighbour keeps all the same.
     """
     try:
         neighbour = ADAPTERS[place.kind].make(Http(place.host, place.port, answer_s))
         busy = neighbour.busy()
         if busy:
             return "busy", busy
-        neighbour.free()
+        return "done", neighbour.free()
     except NeighbourFailed as failed:
         return "failed", str(failed)
     except Exception as error:
         # A mistake of an adapter, or no memory or thread left, is a failure of this neighbour.
         return "failed", " ".join(f"{type(error).__name__}: {error}".split())
-    return "done", ""

@@ -48,9 +48,10 @@ class VllmServer:
             return "1 request runs or waits"
         return f"{requests:g} requests run or wait" if requests else ""
 
-    def free(self) -> None:
+    def free(self) -> str:
         """As in Neighbour."""
         self._http.post("/sleep?level=1")
+        return ""
 
 
 def _counted(metrics: str) -> float:

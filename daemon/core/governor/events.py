@@ -106,7 +106,8 @@ class MemoryCopyMeasured:
 
 @dataclass(frozen=True, slots=True)
 class NeighbourAnswered:
-    """The end of an AskNeighbour. "done": it accepted to free its memory; "busy": it was left alone."""
+    """The end of an AskNeighbour. "done": it accepted to free its memory; "busy": it was left alone.
+    `why`: the reason if it is not "done", else what it keeps; "" if nothing."""
 
     number: int
     outcome: Literal["done", "busy", "failed"]

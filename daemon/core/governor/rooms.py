@@ -47,7 +47,8 @@ _LATE: Final = {"done": "asked", "busy": "left alone", "failed": "failed"}
 @dataclass(slots=True)
 class _Making:
     """A room that is being made. `before_bytes`: used bytes at the beginning of the present step; `last_bytes`: by the
-    last reading. `asking`: the neighbour of the present step. `answered_at`: when it answered; `failed`: why not."""
+    last reading. `asking`: the neighbour of the present step. `answered_at`: when it answered; `failed`: why not;
+    `keeps`: what it said that it keeps."""
 
     client: int
     message: messages.MakeRoom
@@ -60,6 +61,7 @@ class _Making:
     number: int = 0
     answered_at: float | None = None
     failed: str | None = None
+    keeps: str = ""
     calm: int = 0
 
 
@@ -189,7 +191,7 @@ class Rooms:
             self._ask_next(making)
         else:
             making.answered_at, making.calm = now, 0
-            making.failed = why if event.outcome == "failed" else None
+            making.failed, making.keeps = (why, "") if event.outcome == "failed" else (None, why)
 
     def status(self, now: float) -> list[dict[str, Any]]:
         """One row for each configured neighbour, in the order in which they are asked."""
@@ -225,7 +227,7 @@ class Rooms:
 
     def _ask_next(self, making: _Making) -> None:
         making.before_bytes = making.last_bytes
-        making.asking, making.answered_at, making.failed = None, None, None
+        making.asking, making.answered_at, making.failed, making.keeps = None, None, None, ""
         while making.left:
             place = making.left.popleft()
             if place not in self._limits.neighbours:
@@ -257,11 +259,12 @@ class Rooms:
         if making.failed is not None:
             outcome, why = "failed", making.failed
         elif freed_bytes:
-            outcome, why = "freed", ""
+            outcome, why = "freed", making.keeps
         elif making.answered_at is None:
             outcome, why = "asked", "it had not answered when the room was there, or the wait over"
         else:
             outcome, why = "nothing", "it accepted the request, and the card's gauge did not fall"
+            why += f"; {making.keeps}" if making.keeps else ""
         self._step(making, making.asking, outcome, freed_bytes, why)
 
     def _step(

@@ -32,6 +32,10 @@ def test_an_answer_says_who_freed_what_and_why_not_more() -> None:
     assert "freed nothing: x" in " ".join(lines) and max(map(len, lines)) <= WIDTH
     made = room_text(CARD, 8 * GIB, messages.RoomMade(1, True, 600.0, 0, []))
     assert made.split(maxsplit=1)[1] == "8.00 GiB are free, and held for 10m00s"
+    partly = messages.RoomStep("ollama 127.0.0.1:11434", "freed", 3 * GIB, "6 of 70 models stay on cards")
+    assert room_text(CARD, 8 * GIB, messages.RoomMade(1, True, 600.0, 0, [partly])).endswith(
+        "freed 3.00 GiB; 6 of 70 models stay on cards"
+    )
 
 
 def test_the_answer_as_json_and_the_exit_code_say_whether_there_is_room(

@@ -193,6 +193,23 @@ def test_a_neighbour_that_says_yes_and_frees_nothing_is_found_out_by_the_gauge(m
     assert all(row["reserved_bytes"] == 0 for row in site.stand.status()["devices"])
 
 
+@pytest.mark.parametrize("falls", [True, False])
+def test_what_a_neighbour_says_that_it_keeps_is_in_the_answer_the_status_and_the_log(make: Make, falls: bool) -> None:
+    site = Site(make, neighbours=(OLLAMA,))
+    request = site.make_room(500)
+    site.sample()
+    site.answered("done", "6 of 70 models stay on cards")
+    if falls:
+        site.sample(800)
+    site.settle()
+    step = site.answer(request).steps[1]
+    assert (step.outcome, step.freed_bytes) == (("freed", 100 * MIB) if falls else ("nothing", 0))
+    assert step.why.endswith("6 of 70 models stay on cards")
+    assert site.known(OLLAMA)["why"] == step.why
+    [logged] = [each for each in site.stand.logged if each.event == "neighbour asked for memory"]
+    assert logged.fields["why"] == step.why
+
+
 def test_a_neighbour_that_fails_is_named_with_the_reason_and_its_memory_counts_if_it_died(make: Make) -> None:
     site = Site(make)
     request = site.make_room(500)
