@@ -15,7 +15,7 @@ import tensord
 from tensord.errors import DeviceFull
 from tensord.testing.fake_vram import FakeCard, FakeTensor, FakeVram
 
-from ...daemon_process import Daemon, until
+from ...daemon_process import SHM_FOLDER, Daemon, until
 
 Found = TypeVar("Found")
 
@@ -38,7 +38,8 @@ def values(number: int) -> Any:
 
 @contextmanager
 def card_folder() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="tensord-card-") as folder:
+    # In memory: tests write to it all the time.
+    with tempfile.TemporaryDirectory(prefix="tensord-card-", dir=SHM_FOLDER) as folder:
         yield Path(folder)
 
 
