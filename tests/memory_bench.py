@@ -69,6 +69,15 @@ def lent(fd: int) -> int:
     return client_fd
 
 
+def attached() -> tuple[Lane, LaneReader]:
+    """Both ends of a new lane; the client's descriptor is closed again, as a client does it."""
+    fd = lane_file(7)
+    client_fd = lent(fd)
+    lane = Lane(client_fd)
+    os.close(client_fd)
+    return lane, LaneReader(fd, 7)
+
+
 class MemoryBench:
     """One ring with its index. Use as a context manager: descriptors are closed, and the index is checked."""
 

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from ...errors import TensordError
 from . import requests
+from .answers import Answers
 from .link import Link
 from .waiting import LockEvent
 
@@ -34,6 +35,7 @@ class RemoteRun:
         self._keys = keys
         self._until_s = time.monotonic() + FETCH_S
         self._ended = LockEvent()
+        self._answers: Answers | None = None
         self.count = 0
         """Keys whose entries have been in the ring so far, from the first one on."""
         if not keys:
@@ -49,8 +51,13 @@ class RemoteRun:
         """Whether waiting may gain more."""
         return not self.ended and time.monotonic() < self._until_s
 
+    def is_late(self, link: Link) -> bool:
+        """Whether the daemon still owes an answer that nobody waits for. In a forked process it owes none."""
+        return not (self.ended or self.pending) and self._answers is link.answers
+
     def begin(self, link: Link) -> None:
         """Asks the daemon. Does not wait for the answer."""
+        self._answers = link.answers
         if not self.ended:
             self._ask(link)
 
@@ -81,8 +88,7 @@ class RemoteRuns:
 
     def new(self, link: Link, keys: list[bytes]) -> RemoteRun:
         """A run that is to begin. It has ended if there is no remote store, or the daemon is late with an answer."""
-        last = self._last
-        if not link.remote or not keys or (last is not None and not (last.ended or last.pending)):
+        if not link.remote or (self._last is not None and self._last.is_late(link)):
             return RemoteRun([])
         self._last = run = RemoteRun(keys)
         return run

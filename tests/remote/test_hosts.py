@@ -547,6 +547,18 @@ def test_a_chain_that_one_host_has_stored_is_fetched_with_one_request(url: str, 
         assert [second.client.contains(name) for name in keys] == [True, True, False, False, False], "no chain any more"
 
 
+def test_a_chain_with_a_gap_in_the_store_is_fetched_up_to_the_gap(url: str) -> None:
+    with Host(url) as first, Host(url) as second:
+        for number in range(4):
+            first.put(number)
+        first.counted("written", 4)
+        first.client.evict(key(2))
+        first.idle()
+        assert fetch(second, [key(number) for number in range(4)]) == 2
+        check(second.client.get(key(1), verify=True), 1)
+        assert not second.client.contains(key(3))
+
+
 def test_a_host_whose_store_is_stopped_or_killed_answers_what_it_has(redis: RedisServer) -> None:
     with Host(url_of(redis)) as first, Host(url_of(redis), remote_timeout_s=0.5) as second:
         keys = chain(first, 4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -114,6 +115,23 @@ def test_while_the_daemon_owes_an_answer_nobody_waits_for_another_one(
     second.daemon.resume()
     until(lambda: late.ended, "the daemon answers")
     assert runs.new(link, [key(1)]).pending
+
+
+def test_a_forked_process_waits_for_no_answer_to_its_parent(
+    hosts: tuple[Host, Host], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote_run, "FETCH_S", 0.05)
+    second, runs = hosts[1], RemoteRuns()
+    second.daemon.pause()
+    late = runs.new(second.client.link, [key(0)])
+    late.begin(second.client.link)
+    late.wait(time.monotonic() + PATIENCE_S)
+    pid = os.fork()
+    if not pid:
+        os._exit(runs.new(second.client.link, [key(1)]).ended)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert runs.new(second.client.link, [key(1)]).ended, "its parent does"
+    second.daemon.resume()
 
 
 def test_without_a_remote_store_no_run_is_waited_for() -> None:

@@ -14,17 +14,9 @@ from tensord.shm.hit_times import TIMED_AT, TIMES, TIMES_AT, log_time
 from tensord.shm.lanes import HEAD_AT, MISSES_AT, Lane, LaneReader
 from tensord.shm.layout import LANE_HEADER_WORDS
 
-from ..memory_bench import lane_file, lent
+from ..memory_bench import attached, lane_file
 
 WORD = st.integers(0, (1 << 64) - 1)
-
-
-def attached() -> tuple[Lane, LaneReader]:
-    fd = lane_file(7)
-    client_fd = lent(fd)
-    lane = Lane(client_fd)
-    os.close(client_fd)
-    return lane, LaneReader(fd, 7)
 
 
 @pytest.fixture

@@ -20,18 +20,9 @@ from tensord.errors import LayoutMismatch
 from tensord.shm.lanes import HEAD_AT, PINS_AT, Lane, LaneReader
 from tensord.shm.layout import LANE_BYTES, LANE_HEADER_WORDS, LANE_LOG_WORDS, LANE_WORDS, PAGE_BYTES
 
-from ..memory_bench import MemoryBench, key, lane_file, lent, memory_file
+from ..memory_bench import MemoryBench, attached, key, lane_file, lent, memory_file
 
 SPANS = st.integers(1, (1 << 64) - 1)
-
-
-def attached() -> tuple[Lane, LaneReader]:
-    """Both ends of a new lane; the client's descriptor is closed again, as a client does it."""
-    fd = lane_file(7)
-    client_fd = lent(fd)
-    lane = Lane(client_fd)
-    os.close(client_fd)
-    return lane, LaneReader(fd, 7)
 
 
 class LaneAgainstSets(RuleBasedStateMachine):

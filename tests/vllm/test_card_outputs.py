@@ -144,6 +144,14 @@ def kept(engine: Steps, picture: int) -> None:
     dropped(engine)
 
 
+def kept_with_key(stand: CardStand, engine: Steps) -> tuple[int, bytes]:
+    """A picture that the engine has on its card, and its key."""
+    picture = fresh()
+    kept(engine, picture)
+    (key,) = stand.keys(outputs_of(engine))
+    return picture, key
+
+
 def dropped(engine: Steps) -> None:
     """Has the engine's encoder cache drop what it has."""
     for cached in engine.caches:
@@ -192,9 +200,7 @@ def test_an_output_of_another_engine_is_loaded_and_then_kept(stand: CardStand) -
 
 def test_an_output_on_the_card_is_not_served_for_another_content_of_the_ring(stand: CardStand) -> None:
     with stand.engine() as engine:
-        picture = fresh()
-        kept(engine, picture)
-        (key,) = stand.keys(outputs_of(engine))
+        picture, key = kept_with_key(stand, engine)
         other = np.full((ROWS, WIDTH), 7.0, np.float32)
         stand.client.evict(key)
         assert stand.client.put(key, other, wait=True).state == "stored"
@@ -205,20 +211,21 @@ def test_an_output_on_the_card_is_not_served_for_another_content_of_the_ring(sta
 
 def test_a_tensor_that_was_not_copied_from_the_ring_is_not_served(stand: CardStand) -> None:
     with stand.engine() as engine:
-        picture = fresh()
-        kept(engine, picture)
-        (key,) = stand.keys(outputs_of(engine))
+        picture, key = kept_with_key(stand, engine)
+        lease = held_of(engine).get(key)
+        assert lease is not None
+        copied = lease.tree
+        lease.release()
         held_of(engine).put(key, stand.memory.empty((ROWS, WIDTH), torch.float32))
         asks(engine, picture)
         assert counted(engine, "device_hits") == 0
         assert counted(engine, "loads") == 1
+        assert copied is not None, "it was alive all the time"
 
 
 def test_a_picture_that_the_ring_has_lost_is_encoded_though_it_is_on_the_card(stand: CardStand) -> None:
     with stand.engine() as engine:
-        picture = fresh()
-        kept(engine, picture)
-        (key,) = stand.keys(outputs_of(engine))
+        picture, key = kept_with_key(stand, engine)
         stand.client.evict(key)
         asks(engine, picture)
         assert engine.encoded == [f"picture-{picture}"] * 2

@@ -197,7 +197,7 @@ class KVManager(OffloadingManager):  # type: ignore[misc, unused-ignore]
 
     def _fetches(self, state: RequestBlocks, key: OffloadKey, end_token: int) -> bool:
         """Whether the daemon fetches this missing chunk, and the ones after it, from its remote store."""
-        if state.run is None and self._client is not None:
+        if state.run is None and self._client is not None and self._client.link.remote:
             run = self._runs.new(self._client.link, self._chunks.keys_from(state, key, end_token))
             asked = not run.ended and self._background.post(lambda client: run.begin(client.link))
             state.run = run if asked else RemoteRun([])

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 from mooncake.store import MooncakeDistributedStore
 
+from tensord.daemon.tiers.mooncake_calls import MooncakeCalls
 from tensord.daemon.tiers.registry import open_store
 from tensord.daemon.tiers.store import RemoteStore
 from tensord.errors import BadConfiguration, TierFull, TierTimedOut, TierUnavailable
@@ -20,6 +22,8 @@ from .entries import get, key_of, made, put, soon
 from .mooncake_master import MooncakeMaster
 
 SEGMENT_BYTES = 256 * MIB
+LONG_S = 10.0
+"""Far beyond the deadlines of these tests, for a busy machine."""
 
 
 class Cluster(Backend):
@@ -77,12 +81,46 @@ def test_a_master_that_is_stopped_costs_a_deadline_and_no_byte(cluster: Cluster,
             lambda: store.heads([entry.key], time.monotonic() + 0.1),
             lambda: store.put_from(key_of(2), [b"x" * 100], made(2, 100).meta, time.monotonic() + 0.1),
         ):
+            began = time.monotonic()
             with pytest.raises(TierTimedOut, match="deadline"):
                 call()
+            assert time.monotonic() - began < LONG_S
     finally:
         cluster.master.resume()
     assert get(store, entry.key) == (entry.payload, entry.meta)
     assert not any(buffer), "a late answer is not written into the caller's memory"
+
+
+def test_memory_that_a_call_was_left_with_is_not_lent_before_the_call_has_ended(cluster: Cluster) -> None:
+    calls = MooncakeCalls("the store", _left_s, cluster.master.address, 0, "127.0.0.1", "tcp", "")
+    assert calls.call("exist", soon(), ["none"]) == [0]
+    cluster.master.pause()
+    try:
+        with pytest.raises(TierTimedOut), calls.lend(1000) as left:
+            calls.call("get", time.monotonic() + 0.1, "none", lent=left, size_bytes=1000)
+        with calls.lend(1000) as other:
+            assert other.number != left.number
+    finally:
+        cluster.master.resume()
+    until(lambda: left.number in _idle(calls), "the call has ended")
+    calls.close()
+
+
+def test_the_end_of_the_clients_process_costs_the_calls_under_way(cluster: Cluster, store: RemoteStore) -> None:
+    entry = made(1)
+    put(store, entry)
+    cluster.master.pause()
+    try:
+        with ThreadPoolExecutor(1) as threads:
+            under_way = threads.submit(get, store, entry.key)
+            process = store._calls._process  # type: ignore[attr-defined]
+            until(lambda: process.calls, "the call is under way")
+            process._process.kill()
+            with pytest.raises(TierUnavailable, match="process with Mooncake's client has ended"):
+                under_way.result()
+    finally:
+        cluster.master.resume()
+    assert get(store, entry.key) == (entry.payload, entry.meta)
 
 
 def test_a_store_is_closed_while_a_call_hangs(cluster: Cluster, backend: Cluster) -> None:
@@ -159,6 +197,15 @@ def test_a_wrong_url_is_named(url: str, says: str) -> None:
     with pytest.raises(BadConfiguration, match=says) as refused:
         open_store(url)
     assert "secret" not in str(refused.value)
+
+
+def _left_s(deadline: float) -> float:
+    return deadline - time.monotonic()
+
+
+def _idle(calls: MooncakeCalls) -> set[int]:
+    """The numbers of the pieces of memory that may be lent."""
+    return {each.number for pieces in calls._idle.values() for each in pieces}
 
 
 def _puts(store: RemoteStore) -> bool:
