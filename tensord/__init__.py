@@ -118,7 +118,9 @@ if not TYPE_CHECKING:  # a type checker that sees it takes any name for one of o
     def __getattr__(name: str) -> Any:
         if name not in _PLACES:
             raise AttributeError(f"module 'tensord' has no attribute {name!r}")
-        return getattr(import_module(_PLACES[name], __name__), name)
+        # Kept: nothing can be imported while the interpreter ends.
+        value = globals()[name] = getattr(import_module(_PLACES[name], __name__), name)
+        return value
 
 
 def __dir__() -> list[str]:

@@ -36,26 +36,30 @@ class PendingRequest(LockFuture):
 class Answers:
     """The pending requests of one client. No lock: each change of the table is one step.
 
-    `send` and `next_id` are the link's; `path` is the daemon's socket, for messages of errors.
+    `send` and `next_id` are the link's; `path` is the daemon's socket, for messages of errors. `check` raises
+    LimitReached where no answer can be waited for.
     """
 
-    def __init__(self, send: Callable[..., None], next_id: Callable[[], int], path: Path) -> None:
+    def __init__(
+        self, send: Callable[..., None], next_id: Callable[[], int], path: Path, check: Callable[[], None]
+    ) -> None:
         self._send = send
         self._next_id = next_id
         self._path = path
+        self._check = check
         self.pending: dict[int, PendingRequest] = {}
         """By their ids."""
 
     def ask(
         self,
+        answer: PendingRequest,
         make: Callable[[int], messages.Message],
         timeout_s: float,
         connected: Connected | None,
         then: Callable[[Future[Any]], None] | None,
-    ) -> PendingRequest:
-        """As `Link.ask`, which calls it where no signal handler can interrupt it."""
+    ) -> None:
+        """As `Link.ask`, which calls it where no signal handler can interrupt it, with the future that it returns."""
         number = self._next_id()
-        answer = PendingRequest()
         if then is not None:
             answer.add_done_callback(then)
         self.pending[number] = answer
@@ -67,16 +71,17 @@ class Answers:
                 # The traceback refers to this frame, and the frame to the future: a cycle that would keep the callers'
                 # views alive.
                 answer.set_exception(error.with_traceback(None))
-        return answer
 
     def wait(self, future: Future[Any], timeout_s: float) -> Any:
         """Waits for an answer, and returns it.
 
         Raises:
             TimedOut: no answer within `timeout_s` seconds; the request is cancelled.
+            LimitReached: this thread is within a put of the client; the request is cancelled.
             TensordError: the daemon's error, or DaemonUnavailable.
         """
         try:
+            self._check()
             return future.result(max(0.0, timeout_s))
         except TimeoutError:
             if not future.cancel():

@@ -5,8 +5,8 @@ time limit by SIGALRM) may end any function half-way, with a table half changed 
 main thread that changes state shared with other threads runs here, and the main thread waits for its end on a lock of
 the interpreter. Calls of other threads run in place, and so do calls while the interpreter ends, when no other thread
 runs any more. Puts also run in place, because they are too frequent: an
-interrupted put ends the connection instead (puts.py). A call that a signal handler makes within a put is waited for
-until a time limit, because the work may need a lock of that put.
+interrupted put ends the connection instead (puts.py). Work that a signal handler hands over within a put may need a
+lock of that put: it is waited for until a time limit, or not at all.
 
 Owns: the threads, started on demand. Does not own: the work.
 Invariants: work that was queued is finished, even if the call that queued it is interrupted.
@@ -101,6 +101,14 @@ def aside(work: Callable[[], Result], *, within_s: float | None = None) -> Resul
         # An error's traceback refers to this frame: without this there is a cycle, which keeps the caller's payload
         # alive.
         del task
+
+
+def hand_over(work: Callable[[], object]) -> None:
+    """As `aside`, for work whose outcome the caller does not need: within a put, it waits for nothing."""
+    if nested.within_any():
+        later(work)
+    else:
+        aside(work)
 
 
 def later(work: Callable[[], object]) -> None:

@@ -18,7 +18,7 @@ from typing import Literal
 
 from ...ipc import messages
 from .answers import PendingRequest
-from .aside import aside
+from .aside import hand_over
 from .link import SAY_S, Link
 
 State = Literal["asked", "waiting", "compute", "hit", "alone"]
@@ -123,7 +123,7 @@ class Claim:
 
     def _end(self, state_after: Literal["hit", "alone"]) -> None:
         if self._ended is None:
-            aside(partial(self._end_now, state_after))
+            hand_over(partial(self._end_now, state_after))
 
     def _end_now(self, state_after: Literal["hit", "alone"]) -> None:
         self._ended = state_after

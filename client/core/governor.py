@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, Protocol, Self
 
-from ...errors import ProcessLimit, Refusal, Unavailable, UsageError
+from ...errors import LimitReached, ProcessLimit, Refusal, Unavailable, UsageError
 from ...ipc import messages
 from ...ipc.modes import Mode, Tier
 from .aside import aside, begin
@@ -144,7 +144,7 @@ class GovernorListener:
             check_name("gauge", gauge)
         subscription = Subscription(self, callback, gauge)
         aside(partial(self._listen, subscription))
-        with suppress(Unavailable):
+        with suppress(Unavailable, LimitReached):
             self.subscribe(timeout_s)
         return subscription
 

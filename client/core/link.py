@@ -29,10 +29,11 @@ from ...ipc.former import offered
 from ...ipc.schema import ClientLimits
 from ...shm import fence
 from ...shm.lanes import Lane
-from . import forks
+from . import forks, nested
 from .absence import absence, unavailable
 from .answers import Answers, PendingRequest, settle
-from .aside import aside, begin
+from .aside import aside, begin, hand_over
+from .attachment import Attachment, EndedHere
 from .held_claims import HeldClaims
 from .hit_times import arm_now_and_then
 from .in_flight import WENT, send_on
@@ -79,16 +80,16 @@ class Link:
     def _reset(self) -> None:
         """Creates the state that no fork keeps: the thread, the socket, the locks, all puts and requests in flight."""
         connection, view = (lambda: self.connection), (lambda: self.view)
-        self.puts = PutSender(self.send, self.next_id, connection, self.refusal, self._shut, ask=self.ask, view=view)
-        self._channel: BlockingChannel | None = None
+        self.attachment = Attachment(lambda: self.puts.in_flight.cut)
+        self.puts = PutSender(
+            self.send, self.next_id, connection, self.refusal, lambda: self.attachment.end(), ask=self.ask, view=view
+        )
         self._lane_fd = -1
         self._lane_given_up = False
         self._lock = threading.Lock()
-        self.answers = Answers(self.send, self.next_id, self.path)
+        self.answers = Answers(self.send, self.next_id, self.path, partial(nested.check, self.puts))
         self.claims = HeldClaims(self.send)
         self._thread: threading.Thread | None = None
-        self._attached = LockEvent()
-        self._tried = LockEvent()
         self._stopping = LockEvent()
 
     # ---- for callers
@@ -102,13 +103,15 @@ class Link:
             return
         if self._thread is None:
             aside(self._start)
-        if not self._tried.wait(self._attach_timeout_s if wait_s is None else wait_s):
-            self._tried.set()
+        limit_s = self._attach_timeout_s if wait_s is None else wait_s
+        # Within a put: the link's thread may need what the interrupted put holds.
+        if not nested.within(self.puts) and not self.attachment.wait_for(lambda: self.attachment.settled, limit_s):
+            self.attachment.settle()
 
     def _start(self) -> None:
         with self._lock:
             if self._thread is None and not self._stopping.is_set():
-                self._tried.clear()
+                self.attachment.settled = False
                 thread = threading.Thread(target=self._run, name="tensord-link", daemon=True)
                 try:
                     begin(thread)
@@ -116,7 +119,7 @@ class Link:
                 except ProcessLimit as error:
                     # As without a daemon. The next call tries again.
                     self.error = error
-                    self._tried.set()
+                    self.attachment.settle()
 
     def close(self) -> None:
         """Ends the connection. Views of leases stay valid, and their pins stay. While the interpreter ends, nothing is
@@ -133,7 +136,7 @@ class Link:
     def end(self) -> None:
         """Begins the end of the connection; the thread does the rest. Waits for nothing."""
         self._stopping.set()
-        self._shut()
+        self.attachment.end()
 
     def _finish(self) -> None:
         self.puts.in_flight.close()
@@ -146,18 +149,19 @@ class Link:
     @property
     def connected(self) -> bool:
         """Whether the daemon is there now."""
-        return self._attached.is_set()
+        return self.connection is not None
 
     def wait_connected(self, timeout_s: float) -> bool:
         """Waits until attached; returns False if that takes longer than `timeout_s` seconds, or after `close`."""
         self.start()
-        return not self.closed and self._attached.wait(timeout_s)
+        limit_s = 0.0 if nested.within(self.puts) else timeout_s
+        self.attachment.wait_for(lambda: self.connected or self.closed or sys.is_finalizing(), limit_s)
+        return self.connected and not self.closed
 
     @property
     def connection(self) -> Connected | None:
-        """The current connection. None while not attached, and while the interpreter ends, since no thread receives
-        answers then."""
-        return self._channel if self._attached.is_set() and not sys.is_finalizing() else None
+        """The current connection. None while not attached, and while the interpreter ends."""
+        return self.attachment.serving
 
     @property
     def closed(self) -> bool:
@@ -177,8 +181,8 @@ class Link:
         Raises:
             DaemonUnavailable, TimedOut: the messages were not sent.
         """
-        channel = self._channel
-        if channel is None or channel is not self.connection or channel is not (connected or channel):
+        channel = self.attachment.serving
+        if channel is None or channel is not (connected or channel):
             raise self.unavailable()
         channel.send(*sent, fds=fds, timeout_s=timeout_s)
 
@@ -193,9 +197,12 @@ class Link:
         """Sends a request, and returns the future of its answer. `make` builds the request from its id.
 
         The future fails with the daemon's error, or with DaemonUnavailable. `then` is called with the settled future:
-        by the link's thread in the order of the answers, or at once if the request was not sent.
+        by the link's thread in the order of the answers, or at once if the request was not sent. Within a put of this
+        client, another thread sends the request, and `Answers.wait` refuses to wait for its answer.
         """
-        return aside(partial(self.answers.ask, make, timeout_s, connected, then))
+        answer = PendingRequest()
+        hand_over(partial(self.answers.ask, answer, make, timeout_s, connected, then))
+        return answer
 
     def refusal(self, key: bytes) -> TensordError | None:
         """Why the daemon would refuse a put of `key`, as far as shared memory shows; None if it would not."""
@@ -218,17 +225,15 @@ class Link:
         """Attaches anew if the lane was given up."""
         if not self._lane_given_up:
             return
-        if (channel := self._channel) is not None:
-            self._tried.clear()
-            self.puts.in_flight.why_lost = "this process forked while it held views, and attaches anew; put it again"
-            channel.shut()
+        self.puts.in_flight.why_lost = "this process forked while it held views, and attaches anew; put it again"
+        self.attachment.end()
         # Last: an interrupted call is repeated.
         self._lane_given_up = False
 
     def after_fork_in_child(self) -> None:
         """The child starts without an attachment. Inherited views keep their mappings."""
-        if self._channel is not None:
-            self._channel.close_in_child()
+        if self.attachment.channel is not None:
+            self.attachment.channel.close_in_child()
         self._replace_lane_fd(-1)
         self.view = None
         self.puts.in_flight.close_in_child()
@@ -239,11 +244,6 @@ class Link:
         self.listeners.after_fork_in_child()
         self.listeners.tell(lambda listener: listener.forked())
 
-    def _shut(self) -> None:
-        """Ends the connection, so that the thread attaches anew."""
-        if (channel := self._channel) is not None:
-            channel.shut()
-
     # ---- the thread
 
     def _run(self) -> None:
@@ -253,9 +253,11 @@ class Link:
                 self.puts.disconnected()
             try:
                 channel = offered(self._attach)
+            except EndedHere:
+                continue
             except (TensordError, OSError) as error:
                 self.error = absence(error, self.path, warn=not (self.epoch or self._required))
-                self._tried.set()
+                self.attachment.settle()
                 self._stopping.wait(min(retry_s, _RETRY_WAITED_S) if self.puts.in_flight else retry_s)
                 sweep_now_and_then()
                 retry_s = min(retry_s * 2, _RETRY_MOST_S)
@@ -269,14 +271,14 @@ class Link:
                 # Before other threads may send: a Commit that came before its inbox would be refused.
                 self.puts.in_flight.send_again(partial(send_on, channel, _SEND_S), channel)
                 self.puts.in_flight.why_lost = WENT
-                self.listeners.connect(self._attached)
+                self.listeners.connect(partial(self.attachment.serve, channel))
                 self._receive(channel)
             except TensordError as error:
                 self.error = error
             finally:
-                self._tried.set()
                 self._detach(channel)
         self._finish()
+        self.attachment.settle()
 
     def _over(self) -> bool:
         if self.owner() is None:
@@ -287,7 +289,7 @@ class Link:
         deadline = time.monotonic() + self._attach_timeout_s
         fenced = fence.register()
         channel = BlockingChannel.connect(self.path, self._attach_timeout_s)
-        self._channel = channel
+        self.attachment.channel = channel
         try:
             hello = messages.Hello(self.next_id(), protocol, self.name, os.getpid(), fenced, __version__)
             # If the daemon has closed the connection, the error that it sent is read below.
@@ -301,9 +303,9 @@ class Link:
             channel.send(attach, fds=brought, timeout_s=self._attach_timeout_s)
             attached, fds = channel.receive_one(messages.Attached, deadline)
             self._take_memory(attached, fds, view)
-        except BaseException:
-            self._channel = None
-            channel.close()
+        except BaseException as error:
+            if self.attachment.detach(channel):
+                raise EndedHere(str(error)) from None
             raise
         self.epoch = welcome.epoch
         self.instance, self.version, self.remote = welcome.instance, welcome.version, welcome.remote
@@ -315,7 +317,7 @@ class Link:
         try:
             if before is not None and before.lane.lane_id == attached.lane_id:
                 if self.view is not before:
-                    raise DaemonUnavailable("this process forked while it attached, and gave up its lane")
+                    raise EndedHere("this process forked while it attached, and gave up its lane")
                 if before.is_over(index_fd):
                     # The daemon returned the same memory and this client's own lane: the mappings and all leases stay.
                     if not before.is_whole:
@@ -341,7 +343,7 @@ class Link:
 
     def _receive(self, channel: BlockingChannel) -> None:
         self.listeners.tell(lambda listener: listener.attached(channel))
-        self._tried.set()
+        self.attachment.settle()
         while not self._over() and not self.puts.in_flight.cut:
             self.puts.tidy()
             sweep_now_and_then()
@@ -390,9 +392,7 @@ class Link:
                     self.puts.inboxes.opened(message.id)
 
     def _detach(self, channel: BlockingChannel) -> None:
-        self._attached.clear()
-        self._channel = None
-        channel.close()
+        self.attachment.detach(channel)
         self.claims.held.clear()
         self.answers.fail_all(self.error or DaemonUnavailable(f"the connection to the daemon at {self.path} ended"))
         self.listeners.tell(lambda listener: listener.detached())

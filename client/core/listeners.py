@@ -16,7 +16,6 @@ from typing import Protocol
 
 from ...ipc import messages
 from ...ipc.blocking import BlockingChannel
-from .waiting import LockEvent
 
 _log = logging.getLogger("tensord")
 
@@ -71,13 +70,13 @@ class Listeners:
         """The listeners that are still alive."""
         return [listener for ref in self._listeners if (listener := ref()) is not None]
 
-    def connect(self, attached: LockEvent) -> None:
-        """Sets `attached`, from which on there is a connection. `tell` follows.
+    def connect(self, serve: Callable[[], None]) -> None:
+        """Calls `serve`, from which on there is a connection. `tell` follows.
 
         Under the lock of `add`: a new listener is told of the connection either there or by that `tell`.
         """
         with self._lock:
-            attached.set()
+            serve()
 
     def tell(self, call: Callable[[PushListener], None]) -> None:
         """Calls `call` with each listener."""

@@ -29,11 +29,21 @@ def within_any() -> bool:
     return any(each == thread for each, _ in list(under_way))
 
 
+def check(sender: object) -> None:
+    """For a call that a put of the same client in the same thread cannot go on without.
+
+    Raises:
+        LimitReached: this thread is within a put of `sender`.
+    """
+    if within(sender):
+        raise refusal()
+
+
 def refusal() -> LimitReached:
-    """The error of a put within a put."""
+    """The error of a call within a put."""
     return LimitReached(
-        "a signal handler has interrupted a put of this client in its own thread, and puts again: put it once the "
-        "handler has returned, or in another thread"
+        "a signal handler has interrupted a put of this client in its own thread, and calls the client in turn: make "
+        "the call once the handler has returned, or in another thread. Lookups and close work"
     )
 
 

@@ -12,8 +12,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from .aside import aside
-from .fields import check_flag
+from . import nested
+from .aside import aside, hand_over
+from .fields import check_flag, check_key
 from .inbox import Region
 from .put_options import PutOptions
 from .puts import Put
@@ -35,13 +36,15 @@ class Reservation:
         'stored'
     """
 
-    __slots__ = ("__weakref__", "_call_off", "_commit", "_region", "tree")
+    __slots__ = ("__weakref__", "_call_off", "_commit", "_region", "_sender", "tree")
 
-    def __init__(self, tree: Any, region: Region, commit: Commit) -> None:
+    def __init__(self, tree: Any, region: Region, commit: Commit, sender: object) -> None:
+        """`sender`: see nested.py."""
         self.tree = tree
         self._region: Region | None = region
         self._call_off = region.let_go_with(self)
         self._commit = commit
+        self._sender = sender
 
     def commit(
         self,
@@ -55,13 +58,18 @@ class Reservation:
         wait: bool = False,
         timeout_s: float = 5.0,
     ) -> Put:
-        """Commits the arrays as the payload of `key`. Arguments, result and errors as for `Client.put`.
+        """Commits the arrays as the payload of `key`. Arguments, result and errors as for `Client.put`. In a signal
+        handler that has interrupted a put of the client it is refused, and the reservation stays.
 
         Raises:
             ValueError: the reservation was committed or abandoned before.
         """
         wait = check_flag("wait", wait)
         options = PutOptions(tokens, ttl_s, cost_ms=cost_ms, agent=agent, parent=parent)
+        if nested.within(self._sender):
+            put = Put(check_key(key))
+            put.settle("refused", nested.refusal())
+            return put
         put, deadline = aside(partial(self._hand_over, key, options, timeout_s))
         return put.wait(max(0.0, deadline - time.monotonic())) if wait else put
 
@@ -74,7 +82,7 @@ class Reservation:
 
     def abandon(self) -> None:
         """Returns the memory to the inbox once no array over it lives."""
-        aside(self._give_back)
+        hand_over(self._give_back)
 
     def _give_back(self) -> None:
         region, self._region, self.tree = self._region, None, None

@@ -181,7 +181,7 @@ class Party:
 
     def cut(self) -> None:
         """Breaks the connection."""
-        channel = self.client.link._channel if self.client is not None else None
+        channel = self.client.link.attachment.channel if self.client is not None else None
         if channel is not None:
             with suppress(OSError):
                 channel._sock.shutdown(socket.SHUT_RDWR)

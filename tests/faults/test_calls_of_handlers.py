@@ -16,6 +16,7 @@ from typing import Any, Final
 import pytest
 
 import tensord
+from tensord.client.core import nested
 from tensord.testing.fake_card import FakeCard
 from tensord.testing.fake_vram import FakeVram
 
@@ -84,6 +85,89 @@ def puts_within(stage: Stage, path: Path, size: str) -> Any:
     return number, sorted(states)
 
 
+def calls_within(stage: Stage, path: Path, size: str) -> Any:
+    """All calls of a handler at points of a put: those that took long, and what they ended with within the put."""
+    tree = {"small": SMALL, "large": LARGE}[size]
+    client = tensord.Client(path, timeout_s=PATIENCE_S)
+    assert client.wait_connected(PATIENCE_S)
+    assert client.put(key(1), SMALL, wait=True).state == "stored"
+    namespace = tensord.Namespace(model="m", revision="r", dtype="float32", processor="p")
+    kept: list[Any] = [tensord.PrefixCache(client, namespace), None]
+    graph = tensord.AgentStepGraph([tensord.AgentStep("planner")])
+    calls: dict[str, Callable[[], object]] = {
+        "get": lambda: client.get(key(1)),
+        "touch": lambda: client.touch(key(1)),
+        "evict": lambda: client.evict(key(2)),
+        "clear": lambda: client.clear(namespace),
+        "invalidate": lambda: client.invalidate(namespace),
+        "pin": lambda: client.pin(key(1), 1.0),
+        "unpin": lambda: client.unpin(key(1)),
+        "reserve": lambda: client.reserve(tensord.Spec((64,), "uint64")).abandon(),
+        "claim": lambda: client.claim(key(3)).abandon(),
+        "compute": lambda: client.get_or_compute(key(4), lambda: SMALL),
+        "reserve_device": lambda: client.reserve_device("card0", 1),
+        "workflow": lambda: client.workflow("ticket", graph).end(),
+        "modes": client.modes,
+        "on_mode": lambda: client.on_mode(lambda _: None).close(),
+        "declare_baseline": lambda: client.declare_baseline("card0", 1),
+        "match": lambda: kept[0].match([1, 2, 3]),
+        "wait_connected": lambda: client.wait_connected(),
+    }
+    slow: list[tuple[str, str]] = []
+    ends: dict[str, set[str]] = {name: set() for name in calls}
+    for number in range(0, POINTS_MAX, 3):
+        took: dict[str, float] = {}
+        kept[1] = client.reserve(tensord.Spec((64,), "uint64"))
+
+        def handler() -> None:
+            within = nested.within(client.link.puts)
+            if within:
+                assert kept[1].commit(key(5)).state == "refused"
+            for name, call in calls.items():
+                began = time.monotonic()
+                try:
+                    call()
+                    end = ""
+                except tensord.TensordError as error:
+                    end = type(error).__name__
+                if within:
+                    ends[name].add(end)
+                took[name] = time.monotonic() - began  # noqa: B023
+
+        place, outer = during(number, partial(client.put, key(10 + number), tree), handler)
+        slow.extend((name, place) for name, seconds in took.items() if seconds > SLOW_S)
+        assert outer.wait(PATIENCE_S).state == "stored", (place, outer)
+        assert kept[1].commit(key(5), wait=True).state in ("stored", "existed")
+        client.evict(key(10 + number), key(5))
+        if not place:
+            break
+    # They keep regions.
+    calls.clear()
+    kept.clear()
+    until(lambda: not client.link.answers.pending, "all answers")
+    until(lambda: not client.link.puts.in_flight and not client.link.puts.inboxes.used_bytes, "regions to be free")
+    assert not client.link.claims.held
+    return number // 3, slow, ends
+
+
+def puts_after_exceptions(stage: Stage, path: Path, size: str) -> Any:
+    """Puts, cut short at each point by an exception. What the calls right after it ended with."""
+    tree = {"small": SMALL, "large": LARGE}[size]
+    client = tensord.Client(path, timeout_s=PATIENCE_S)
+    assert client.wait_connected(PATIENCE_S)
+    ends: set[tuple[bool, int, str]] = set()
+    for number in range(POINTS_MAX):
+        place = interrupt(number, partial(client.put, key(number), tree), WITHIN, times=1)
+        if number % 2:
+            client.touch(key(0))
+        connected = client.wait_connected()
+        ends.add((connected, number % 2, client.put(key(100_000 + number), SMALL, wait=True).state))
+        client.evict(key(number), key(100_000 + number))
+        if not place:
+            break
+    return number, sorted(ends)
+
+
 def forks_within(stage: Stage, path: Path, size: str) -> Any:
     tree = {"small": SMALL, "large": LARGE}[size]
     client = tensord.Client(path)
@@ -123,6 +207,34 @@ def test_a_put_of_a_handler_within_a_put_is_refused_and_harms_no_other(daemon: D
     assert number > 50
     assert ("refused", "LimitReached") in states
     assert {state for state, _ in states} <= {"refused", "stored", "existed"}
+
+
+WAITED_FOR: Final = {"touch", "evict", "clear", "invalidate", "pin", "unpin", "reserve"} | {
+    "reserve_device",
+    "workflow",
+    "declare_baseline",
+}
+"""Calls that wait for an answer of the daemon."""
+
+
+@pytest.mark.parametrize("size", ["small", "large"])
+def test_a_handler_within_a_put_is_refused_at_once_what_it_would_have_to_wait_for(daemon: Daemon, size: str) -> None:
+    with Child(calls_within, daemon.socket, size) as child:
+        number, slow, ends = child.hear(2 * PATIENCE_S)
+    assert number > 15
+    assert not slow
+    # The answer for "modes" may be there from an "on_mode" before.
+    ends.pop("modes")
+    assert {name for name, how in ends.items() if how == {"LimitReached"}} == WAITED_FOR
+    assert {name for name, how in ends.items() if how == {""}} == set(ends) - WAITED_FOR
+
+
+@pytest.mark.parametrize("size", ["small", "large"])
+def test_once_a_client_is_connected_again_after_an_exception_a_put_is_stored(daemon: Daemon, size: str) -> None:
+    with Child(puts_after_exceptions, daemon.socket, size) as child:
+        number, ends = child.hear(2 * PATIENCE_S)
+    assert number > 50
+    assert {(connected, state) for connected, _, state in ends} == {(True, "stored")}
 
 
 @pytest.mark.parametrize("size", ["small", "large"])

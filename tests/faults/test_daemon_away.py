@@ -165,7 +165,7 @@ def test_a_caller_that_waits_for_room_fails_at_once_when_the_daemon_ends(full: C
         elif goes == "given up":
             client.close()
         else:
-            channel = client._link._channel
+            channel = client._link.attachment.channel
             assert channel is not None
             channel._sock.shutdown(socket.SHUT_RDWR)
         assert outcome.result(PATIENCE_S) == "lost"

@@ -49,7 +49,7 @@ def forgets_its_client(client: list[tensord.Client]) -> None:
 
 def attaches_with_another_lane(client: list[tensord.Client]) -> None:
     link = client[0]._link
-    lane, before = lane_of(client[0]), link._channel
+    lane, before = lane_of(client[0]), link.attachment.channel
     assert lane is not None and before is not None
     link.view = None
     before.close()
@@ -275,6 +275,44 @@ def test_a_child_s_writes_to_an_inherited_array_reach_no_other_process(small: Da
         child.tell()
         assert child.hear() is True
         assert seen in (b"0", b"1"), "the child lives"
+
+
+def calls_right_after_forks(stage: Stage, socket: Path) -> list[str]:
+    """Calls right after forks under a view, which cost the parent its lane: those that did not work."""
+    client = tensord.Client(socket, timeout_s=PATIENCE_S)
+    calls: dict[str, Callable[[], bool]] = {
+        "touch": lambda: client.touch(key(PINNED)) == 1,
+        "evict": lambda: client.evict(key(4)) == 0,
+        "pin": lambda: client.pin(key(PINNED), 1.0) > 0,
+        "reserve": lambda: client.reserve(tensord.Spec((8,), "uint64")).tree.shape == (8,),
+        "modes": lambda: "host" in client.modes(),
+        "status": lambda: bool(client.status()),
+        "clear": lambda: client.clear(tensord.Namespace(model="m", revision="r", dtype="f", processor="p")) == 0,
+        "compute": lambda: client.get_or_compute(key(5), lambda: payload(5)) is not None,
+        "wait_connected": lambda: client.wait_connected(PATIENCE_S) and client.connected,
+    }
+    failed = []
+    for name, call in calls.items():
+        for _ in range(3):
+            assert client.wait_connected(PATIENCE_S)
+            view = viewed(client)
+            forked = os.fork()
+            if not forked:
+                os._exit(0)
+            try:
+                right = call()
+            except tensord.TensordError as error:
+                right, name = False, f"{name}: {error}"
+            if not right:
+                failed.append(name)
+            os.waitpid(forked, 0)
+            del view
+    return failed
+
+
+def test_calls_right_after_a_fork_under_a_view_find_the_daemon(small: Daemon) -> None:
+    with Child(calls_right_after_forks, small.socket) as child:
+        assert child.hear() == []
 
 
 def commits_what_was_reserved_before_a_fork(stage: Stage, socket: Path) -> tuple[str, str]:

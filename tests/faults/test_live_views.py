@@ -22,17 +22,17 @@ from .small_ring import PINNED, RING_BYTES, UNPINNED, overwrite, released
 
 
 def shut_socket(daemon: Daemon, client: tensord.Client) -> None:
-    before = client._link._channel
+    before = client._link.attachment.channel
     assert before is not None
     before._sock.shutdown(socket.SHUT_RDWR)
-    until(lambda: client.connected and client._link._channel is not before, "the client to attach again")
+    until(lambda: client.connected and client._link.attachment.channel is not before, "the client to attach again")
 
 
 def say_something_hostile(daemon: Daemon, client: tensord.Client) -> None:
-    before = client._link._channel
+    before = client._link.attachment.channel
     assert before is not None
     before._sock.send(b"\xc1 is no msgpack")
-    until(lambda: client.connected and client._link._channel is not before, "the client to attach again")
+    until(lambda: client.connected and client._link.attachment.channel is not before, "the client to attach again")
 
 
 def close_client(daemon: Daemon, client: tensord.Client) -> None:

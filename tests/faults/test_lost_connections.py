@@ -37,20 +37,20 @@ def one() -> Iterator[Daemon]:
 
 def cut(client: tensord.Client) -> None:
     """The connection ends, and the client knows it."""
-    channel = client._link._channel
+    channel = client._link.attachment.channel
     assert channel is not None
     channel._sock.shutdown(socket.SHUT_RDWR)
-    until(lambda: client._link._channel is not channel, "the client to notice")
+    until(lambda: client._link.attachment.channel is not channel, "the client to notice")
 
 
 def forked_under_a_lease(client: tensord.Client) -> None:
     """A fork with a live view gives the connection up."""
-    channel = client._link._channel
+    channel = client._link.attachment.channel
     forked = os.fork()
     if not forked:
         os._exit(0)
     os.waitpid(forked, 0)
-    until(lambda: client._link._channel is not channel, "the client to notice")
+    until(lambda: client._link.attachment.channel is not channel, "the client to notice")
 
 
 def puts(client: tensord.Client) -> Any:

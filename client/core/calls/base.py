@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable
-from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn, Self
@@ -126,6 +125,16 @@ class ClientBase:
             self._link.start()
         return self._link.view
 
+    def _expect_answer(self, timeout_s: float) -> None:
+        """Called first by each call that raises an error without an answer of the daemon.
+
+        Raises:
+            LimitReached: a signal handler within a put of this client makes the call.
+        """
+        nested.check(self._link.puts)
+        self._attach()
+        self._link.attachment.wait_renewed(timeout_s)
+
     def _deadline(self, timeout_s: float | None) -> float:
         return time.monotonic() + check_timeout(timeout_s, self._timeout_s)
 
@@ -133,12 +142,9 @@ class ClientBase:
         view = self._link.view or self._attach()
         return view.get(key) if view is not None else None
 
-    def _asked(self, make: Callable[[int], messages.Message]) -> Future[Any]:
-        self._attach()
-        return self._link.ask(make, self._timeout_s)
-
     def _ask(self, make: Callable[[int], messages.Message]) -> Any:
-        return self._link.answers.wait(self._asked(make), self._timeout_s)
+        self._expect_answer(self._timeout_s)
+        return self._link.answers.wait(self._link.ask(make, self._timeout_s), self._timeout_s)
 
     def _counted(self, make: Callable[[int], messages.Message]) -> int:
         count: int = self._ask(make).count

@@ -48,7 +48,7 @@ class PressureCalls(ClientBase):
         Raises:
             DaemonUnavailable, TimedOut: the daemon did not answer.
         """
-        self._attach()
+        self._expect_answer(self._timeout_s)
         self._governor.subscribe(self._timeout_s)
         return self._governor.states
 
@@ -62,7 +62,7 @@ class PressureCalls(ClientBase):
             BadGraph: the steps cannot be run in any order, or another client has a workflow of this name.
             LimitReached: workflows_max or workflow_steps_max.
         """
-        self._attach()
+        self._expect_answer(self._timeout_s)
         return Workflow(self._link, self._governor, name, graph, self._timeout_s)
 
     def request_arrived(self, device: str, count: int = 1) -> None:
@@ -96,7 +96,7 @@ class PressureCalls(ClientBase):
             NoGauge: `device` is the host's gauge.
             LimitReached: as many devices as the daemon allows have a declared baseline.
         """
-        self._attach()
+        self._expect_answer(self._timeout_s)
         self._baselines.declare(device, size_bytes, check_timeout(timeout_s, self._timeout_s))
 
     def reserve_device(
@@ -129,6 +129,6 @@ class PressureCalls(ClientBase):
             LimitReached: reservations_max.
             DaemonUnavailable, TimedOut: the daemon did not answer.
         """
-        self._attach()
         limit_s = check_timeout(timeout_s, self._timeout_s)
+        self._expect_answer(limit_s)
         return device_reservation.reserve(self._link, device, size_bytes, for_s, priority, wait_s, limit_s)

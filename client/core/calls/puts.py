@@ -139,10 +139,12 @@ class PutCalls(ClientBase):
 
         Raises:
             UnsupportedLeaf: a leaf of `spec` is of a type that `put` does not take.
-            ObjectTooLarge, DaemonUnavailable, TimedOut: there is no room; the message says why.
+            ObjectTooLarge, DaemonUnavailable, TimedOut, LimitReached: there is no room; the message says why.
         """
+        deadline = self._deadline(timeout_s)
+        self._expect_answer(max(0.0, deadline - time.monotonic()))
         payload = encode_spec(spec, depth_max=self._link.limits.tree_depth_max)
-        return aside(partial(self._reserve, payload, self._deadline(timeout_s)))
+        return aside(partial(self._reserve, payload, deadline))
 
     def _reserve(self, payload: Payload, deadline: float) -> Reservation:
         region = self._link.puts.reserve(payload.payload_bytes, deadline)
@@ -167,7 +169,7 @@ class PutCalls(ClientBase):
             )
             return put, deadline
 
-        return Reservation(tree, region, commit)
+        return Reservation(tree, region, commit, self._link.puts)
 
     @traced("tensord.get_or_compute", "key", key_of)
     def get_or_compute(

@@ -169,7 +169,7 @@ def test_a_signal_handlers_exception_keeps_no_region_taken_while_its_last_holder
             held = [region.hand_out()]
             region.release()
         elif kind == "reservation":
-            held = [Reservation(region.hand_out(), region, never)]
+            held = [Reservation(region.hand_out(), region, never, object())]
         del region
         place = interrupt(number, held.clear)
         assert inbox.used_bytes == 0, place

@@ -1,0 +1,94 @@
+"""The state of a client's connection: none, being made, serving, or ended.
+
+Owns: the channel, whether it serves calls, and waiting for a change of that. Does not own: making a channel, nor what
+is received on it (link.py).
+Invariants: a channel that this process has ended serves no call from that moment on. No lock: a signal handler may end
+the channel, or wait, at any moment. Only the link's thread makes, serves and detaches channels.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+
+from ...errors import DaemonUnavailable
+from ...ipc.blocking import BlockingChannel
+from .waiting import LockEvent
+
+
+class EndedHere(DaemonUnavailable):
+    """This process has ended the connection itself, and attaches anew at once."""
+
+
+class Attachment:
+    """`is_cut`: whether a put was cut short, so that the connection is about to end."""
+
+    def __init__(self, is_cut: Callable[[], bool]) -> None:
+        self.channel: BlockingChannel | None = None
+        """The channel, from its first attempt to send on it until `detach`."""
+        self._is_cut = is_cut
+        self._serving: BlockingChannel | None = None
+        self._ended: BlockingChannel | None = None
+        self._renewing = False
+        self._changed = LockEvent()
+        self.settled = False
+        """Whether the first attempt to attach has ended in either way, or nobody is to wait for it any more."""
+
+    @property
+    def serving(self) -> BlockingChannel | None:
+        """The channel that calls use now. None while the interpreter ends, since no thread receives answers then."""
+        channel = self._serving
+        usable = channel is not None and not channel.closed and not self._is_cut() and not sys.is_finalizing()
+        return channel if usable else None
+
+    @property
+    def renewing(self) -> bool:
+        """Whether this process has ended the last connection, and has not yet tried to attach again."""
+        channel = self.channel
+        return self._renewing or (channel is not None and channel.closed)
+
+    def wait_for(self, state: Callable[[], bool], timeout_s: float) -> bool:
+        """Waits until `state()`, which depends on this object, is true, for at most `timeout_s` seconds. Returns its
+        last value."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            # SYNC POINT: read before the state, which is changed before this event is set and replaced.
+            changed = self._changed
+            if state():
+                return True
+            if not changed.wait(deadline - time.monotonic()):
+                return False
+
+    def wait_renewed(self, timeout_s: float) -> None:
+        """Waits while `renewing`, for at most `timeout_s` seconds."""
+        self.wait_for(lambda: not self.renewing or sys.is_finalizing(), timeout_s)
+
+    def serve(self, channel: BlockingChannel) -> None:
+        """Calls may use the channel from now on. `settle` follows."""
+        self._serving = channel
+
+    def settle(self) -> None:
+        """The attempt has ended, or nobody is to wait for it any more."""
+        self.settled, self._renewing = True, False
+        self._tell()
+
+    def end(self) -> None:
+        """Ends the channel, so that the link's thread attaches anew. Waits for nothing."""
+        if (channel := self.channel) is not None:
+            self._ended = channel
+            channel.shut()
+
+    def detach(self, channel: BlockingChannel) -> bool:
+        """Closes the channel, which has ended. Returns whether `end` has ended it: another attempt follows at once."""
+        ended_here = channel is self._ended
+        if ended_here or (channel is self._serving and channel.closed):
+            self._renewing = True
+        self._serving = self.channel = self._ended = None
+        self._tell()
+        channel.close()
+        return ended_here
+
+    def _tell(self) -> None:
+        before, self._changed = self._changed, LockEvent()
+        before.set()
