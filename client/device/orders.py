@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
@@ -153,8 +153,9 @@ class OrderRunner:
 
     # ---- execution
 
-    def do_some(self, *, refuses: bool) -> Exception | None:
-        """Executes a part of the first order. `refuses`: promote nothing. Returns an error of the device, or None."""
+    def do_some(self, *, refuses: bool, failed: Callable[[Exception], None]) -> None:
+        """Executes a part of the first order. `refuses`: promote nothing. `failed` is called with an error of the
+        device, before anybody learns that the order has ended."""
         job = self._jobs[0]
         if job.kind == "promote":
             keys = [job.keys.popleft()[0] for _ in range(min(len(job.keys), 1))]
@@ -166,7 +167,7 @@ class OrderRunner:
         if job.kind == "promote":
             for key in keys if not refuses else ():
                 self._promote(key)
-            return None
+            return
         try:
             if job.leaving is not None and self._link.connection is None:
                 # No daemon can take a copy, so no copy is made.
@@ -178,15 +179,17 @@ class OrderRunner:
                     has_daemon=lambda: self._link.connection is job.connected,
                     may_drop=job.leaving is None,
                 )
-        except Exception:
+        except Exception as error:
+            failed(error)
             # The error may have come at any step: entries in the table count as kept, the others as dropped.
             moved = MoveResult()
             for key in keys:
                 (moved.kept if key in self._entries else moved.dropped).append(key)
             self._finish(job, moved)
             raise
+        if moved.error is not None:
+            failed(moved.error)
         self._finish(job, moved)
-        return moved.error
 
     def _slice_of(self, job: Job) -> list[bytes]:
         keys: list[bytes] = []

@@ -199,9 +199,7 @@ class Upkeep:
         if self.ledger.tell_differences():
             self.wake()
         if self._orders and not self.device.paused:
-            error = self._orders.do_some(refuses=self.refuses)
-            if error is not None:
-                self.error = error
+            self._orders.do_some(refuses=self.refuses, failed=partial(setattr, self, "error"))
         now = time.monotonic()
         if now >= self._flush_at:
             self._flush_at = now + self._uses_every_s

@@ -28,6 +28,7 @@ from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
 from typing import Final
+from urllib.parse import unquote
 
 from ...errors import BadConfiguration, TensordError, TierFull, TierRefused, TierUnavailable
 from ...ipc.quantities import SIZE_WANTS, read_size
@@ -77,7 +78,7 @@ class DirectoryStore(RemoteStore):
         limit_bytes = given.get("bytes", BYTES_DEFAULT)
         if limit_bytes <= 0:
             raise BadConfiguration(f"{shown(url)}: bytes = {limit_bytes} must be at least 1")
-        return cls(Path(parts.path), limit_bytes, fsync=given.get("fsync", False))
+        return cls(Path(unquote(parts.path)), limit_bytes, fsync=given.get("fsync", False))
 
     def heads(self, keys: Sequence[bytes], deadline: float) -> list[RemoteEntry | None]:
         found: list[RemoteEntry | None] = []

@@ -27,7 +27,7 @@ from ...ipc.quantities import SIZE_WANTS, read_size
 from .form import OBJECT_HEADER_BYTES, Buffer, Meta, RemoteEntry, object_header
 from .mooncake_calls import MooncakeCalls
 from .store import NAME, RemoteStore, writable_bytes
-from .urls import options, shown, split
+from .urls import one_of, options, shown, split
 
 LOOKED_FOR: Final = 16
 """Generations that are looked for at once. So many in a row may be lost with the host that kept them."""
@@ -44,7 +44,7 @@ _GIVEN: Final = struct.Struct("<Q16s")
 _OPTIONS: Final[dict[str, tuple[Callable[[str], Any], str]]] = {
     "segment": (read_size, SIZE_WANTS),
     "host": (str, "this host's address, as the other hosts reach it"),
-    "protocol": (str, "tcp or rdma"),
+    "protocol": (one_of("tcp", "rdma"), "tcp or rdma"),
     "device": (str, "the names of RDMA devices"),
 }
 
@@ -74,7 +74,7 @@ class MooncakeStore(RemoteStore):
                 "mooncake-transfer-engine-non-cuda, and the packages libibverbs1 libnl-3-200 libnl-route-3-200"
             )
         return cls(
-            f"{parts.hostname}:{parts.port or _PORT}",
+            f"{_host(parts.hostname)}:{parts.port or _PORT}",
             given.get("segment", 0),
             given.get("host", ""),
             given.get("protocol", "tcp"),
@@ -184,3 +184,8 @@ def _name(key: bytes) -> str:
 
 def _generation(tag: bytes, number: int) -> str:
     return f"{NAME}-gen-{tag.hex()}-{number}"
+
+
+def _host(name: str) -> str:
+    """A host in an address with a port: an IPv6 address is in brackets."""
+    return f"[{name}]" if ":" in name else name

@@ -16,7 +16,7 @@ def split(url: str) -> SplitResult:
     """The parts of a store's URL.
 
     Raises:
-        BadConfiguration: `url` is not a URL.
+        BadConfiguration: `url` is not a URL, or has a fragment.
     """
     try:
         parts = urlsplit(url)
@@ -27,6 +27,9 @@ def split(url: str) -> SplitResult:
             "the URL of a remote store cannot be read: its port is no number, or its host has characters that no host "
             "has; in a user or password, write / ? # @ and : as %2F %3F %23 %40 and %3A"
         ) from None
+    if "#" in url:
+        # It would be cut off, and a directory of another name used.
+        raise BadConfiguration("the URL of a remote store has a #, which begins no part of it: write it as %23")
     return parts
 
 
@@ -56,6 +59,17 @@ def options(url: str, kinds: Mapping[str, tuple[Callable[[str], Any], str]]) -> 
         except ValueError:
             raise BadConfiguration(f"{shown(url)}: {name} = {text!r} must be {wants}") from None
     return found
+
+
+def one_of(*names: str) -> Callable[[str], str]:
+    """A reader of these names alone."""
+
+    def read(text: str) -> str:
+        if text not in names:
+            raise ValueError
+        return text
+
+    return read
 
 
 def switch(text: str) -> bool:

@@ -21,6 +21,8 @@ from urllib.parse import urlsplit
 import pytest
 
 import tensord
+from tensord.client.ctl.app import cli
+from tensord.daemon.config.usage import help_text
 from tensord.ipc import places
 
 from ..daemon_process import PATIENCE_S, Daemon
@@ -32,6 +34,9 @@ PYTHON = {
     for name in (str(page.relative_to(ROOT)) for page in PAGES)
 }
 COMMANDS = [command for block in BLOCKS if block.language not in ("python", "text") for command in commands(block)]
+
+MISTAKES = {"statsu", "--jsn", "--verison", "--ring-byte"}
+"""What docs/troubleshooting.md shows of mistakes; tests/integration/test_arguments.py makes them."""
 
 
 def is_run(block: Block) -> bool:
@@ -122,6 +127,22 @@ def test_the_targets_that_make_is_asked_for_exist() -> None:
     words = [word for command in COMMANDS if command.startswith("make ") for word in shlex.split(command)[1:]]
     assert words
     subprocess.run(["make", "--dry-run", *words], cwd=ROOT, stdout=subprocess.DEVNULL, check=True, timeout=PATIENCE_S)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_commands_and_flags_that_sentences_name_exist(page: Path) -> None:
+    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    for program, words in re.findall(r"`(tensorctl|tensord) ([^`]*)`", text):
+        wanted = set(re.findall(r"(?<!\S)--?[a-z][\w-]*", words)) - MISTAKES - {"-h", "--help", "--version"}
+        if program == "tensord":
+            assert all(f"  {flag} VALUE" in help_text() or f"  {flag}," in help_text() for flag in wanted), words
+            continue
+        known = {option for each in cli.params for option in each.opts}
+        named = [word for word in words.split() if word in cli.commands]
+        if named:
+            known |= {option for each in cli.commands[named[0]].params for option in each.opts}
+        assert wanted <= known, words
+        assert named or MISTAKES.intersection(words.split()) or words.startswith("-"), words
 
 
 @pytest.mark.parametrize("command", sorted({each for each in COMMANDS if re.match(r"tensord\b", each)}))

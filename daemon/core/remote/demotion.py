@@ -65,12 +65,13 @@ class Demotion:
         late = self._late or writes.ended == self._ended_when_late
         stay: list[SpanEntry] = []
         for entry in victims:
+            goes_at_once = bool(entry.prefix_bytes or entry.parent)
             if writes.has(entry):
-                if late:
+                if late or goes_at_once:
                     writes.give_up(entry)
                 else:
                     stay.append(entry)
-            elif entry not in self._tried and not (entry.prefix_bytes or entry.parent) and writes.takes(entry, now):
+            elif entry not in self._tried and not goes_at_once and writes.takes(entry, now):
                 if late or not writes.fits(entry, empty=True):
                     self._outbox.counters.remote["dropped"] += 1
                 else:

@@ -170,6 +170,22 @@ def test_children_and_blocks_of_sequences_go_at_once_and_their_root_is_written(m
     assert set(stand.remote) == keys(1)
 
 
+@pytest.mark.parametrize("writes", ["waits", "is under way"])
+def test_a_child_whose_write_waits_does_not_outlast_its_parent(make: Make, writes: str) -> None:
+    stand = make(RING, page_bytes=PAGE // 4, **QUEUE)
+    assert stand.put(1, PAYLOAD, cost_ms=9.0) == "stored"
+    stand.settle()
+    assert key(1) in stand.remote, "nothing holds the parent"
+    for number in range(2, 9 if writes == "waits" else 3):
+        stand.commit(1, number, key(number), 64, cost_ms=9.0, at=0, parent=key(1))
+        stand.copy()
+    assert key(2) in written(stand) and (key(8) not in written(stand)), "several writes are under way, and others wait"
+    stand.do(Pressed(0))
+    stand.go_on()
+    stand.settle()
+    assert not stand.stored()
+
+
 def test_puts_wait_for_no_store(make: Make) -> None:
     stand = full(make)
     stand.commit(1, 100, key(100), PAYLOAD, at=0)

@@ -191,12 +191,20 @@ def test_generations_outlive_their_hosts_and_a_few_that_are_lost(backend: Cluste
         ("mooncake://master/path", "without a path and a user"),
         ("mooncake://master?segment=lots", "segment = 'lots'"),
         ("mooncake://master?replicas=2", "unknown option 'replicas'"),
+        ("mooncake://master?protocol=udp", "protocol = 'udp' must be tcp or rdma"),
+        ("mooncake://master#1", "write it as %23"),
     ],
 )
 def test_a_wrong_url_is_named(url: str, says: str) -> None:
     with pytest.raises(BadConfiguration, match=says) as refused:
         open_store(url)
     assert "secret" not in str(refused.value)
+
+
+def test_a_master_may_have_an_address_of_ipv6() -> None:
+    store = open_store("mooncake://[::1]")
+    assert store.address == "mooncake://[::1]:50051"
+    store.close()
 
 
 def _left_s(deadline: float) -> float:

@@ -10,6 +10,7 @@ import threading
 import time
 from contextlib import suppress
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 
@@ -325,6 +326,15 @@ store.close()
     assert "Permission denied" in second and "give uid 65534 access" in second
 
 
+def test_a_directory_may_have_any_name(tmp_path: Path) -> None:
+    folder = tmp_path / "50% of #1 ?"
+    folder.mkdir()
+    store = open_store(f"dir://{quote(str(folder))}")
+    put(store, made(1))
+    store.close()
+    assert any(folder.iterdir())
+
+
 @pytest.mark.parametrize(
     ("url", "says"),
     [
@@ -338,6 +348,7 @@ store.close()
         ("memcached://host", "memcached: is no kind of remote store; a URL begins with dir://"),
         ("/mnt/tensord", "no scheme: is no kind of remote store"),
         ("redis://[::1", "cannot be read"),
+        ("dir:///mnt/a#b", "write it as %23"),
     ],
 )
 def test_a_wrong_url_is_refused_with_what_to_write(url: str, says: str) -> None:
