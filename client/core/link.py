@@ -1,8 +1,9 @@
 """The client's connection: one background thread that attaches, receives messages, renews claims, and reconnects.
 
-Owns: the socket, the thread, the current View, and what follows from each message. Does not own: requests that wait for
-an answer (answers.py), the claims that are renewed (held_claims.py), the listeners (listeners.py), puts (puts.py,
-in_flight.py); nor lookups, which read the View and go on while the daemon is away.
+Owns: the thread, the current View, and what follows from each message. Does not own: whether there is a connection, and
+waiting for one (attachment.py), requests that wait for an answer (answers.py), the claims that are renewed
+(held_claims.py), the listeners (listeners.py), puts (puts.py, in_flight.py); nor lookups, which read the View and go on
+while the daemon is away.
 Invariant: a claim or a reservation that is granted to a cancelled request is given back at once.
 """
 

@@ -241,6 +241,7 @@ class PrefixCache:
         """Evicts all sequences of the namespace, of all generations and from all clients. Leases stay valid.
 
         Also drops the sequences that this object has on the device, and the states that it stored by `put_snapshot`.
+        What a remote store has stays there, and is found again: see `Client.invalidate`.
 
         Returns:
             How many sequences on the device, blocks and snapshots there were.
@@ -252,6 +253,7 @@ class PrefixCache:
         link = self._client.link
         link.start()
         timeout_s = self._client.timeout_s
+        link.attachment.wait_renewed(timeout_s)
         asked = requests.ask_evict_prefixes(link, self._namespace.tag, timeout_s)
         count: int = link.answers.wait(asked, timeout_s).count
         return on_device + self._paged.clear() + count

@@ -106,8 +106,11 @@ class DirectoryStore(RemoteStore):
         with self._told():
             for key in keys:
                 self._left_s(deadline)
-                with suppress(FileNotFoundError):
+                try:
                     os.unlink(self._path(key))
+                except OSError as error:
+                    if not self._is_no_object(error):
+                        raise
 
     def generations(self, tags: Sequence[bytes], deadline: float) -> list[int]:
         self._left_s(deadline)
@@ -155,14 +158,21 @@ class DirectoryStore(RemoteStore):
         with self._told():
             try:
                 return self._read(self._path(key), into, deadline)
-            except FileNotFoundError:
-                self._root.stat()
-                return None
             except OSError as error:
-                # A symbolic link, which is no object, or a file of NFS that another host has removed.
-                if error.errno in (errno.ELOOP, errno.ESTALE):
+                if self._is_no_object(error):
                     return None
                 raise
+
+    def _is_no_object(self, error: OSError) -> bool:
+        """Whether an error at an object's path means that no object is there: nothing, a folder, a symbolic link, a
+        socket, a file in place of the folder, or a file of NFS that another host has removed.
+
+        Raises:
+            OSError: the root is not there.
+        """
+        if error.errno in (errno.ENOENT, errno.ENOTDIR):
+            os.listdir(self._root)
+        return error.errno in (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENXIO, errno.ESTALE)
 
     def _read(self, path: Path, into: memoryview, deadline: float) -> tuple[memoryview, int] | None:
         fd = os.open(path, _READ)
@@ -200,8 +210,13 @@ class DirectoryStore(RemoteStore):
             self._left_s(deadline)
             try:
                 os.replace(temporary, path)
-            except FileNotFoundError:
-                _make_folder(path.parent)
+            except OSError as error:
+                if error.errno == errno.EISDIR:
+                    path.rmdir()
+                elif error.errno in (errno.ENOENT, errno.ENOTDIR):
+                    _make_folder(path.parent)
+                else:
+                    raise
                 os.replace(temporary, path)
         except BaseException:
             with suppress(OSError):
@@ -255,8 +270,13 @@ def _pieces(parts: list[memoryview]) -> Iterator[memoryview]:
 
 
 def _make_folder(folder: Path) -> None:
-    with suppress(FileExistsError):
+    """Makes a folder, also in place of a file."""
+    try:
         folder.mkdir(0o770)
+    except FileExistsError:
+        if not folder.is_dir():
+            folder.unlink()
+            folder.mkdir(0o770)
 
 
 def _listed(folder: Path) -> list[str]:

@@ -117,6 +117,8 @@ def test_all_who_wait_for_a_key_share_one_fetch(url: str) -> None:
     with Host(url) as first, Host(url) as second:
         first.get(1, 3 * MIB)
         first.counted("written")
+        # From now on second waits for the store for as long as this takes to compute.
+        second.put(2, cost_ms=60_000.0)
         clients = [second.daemon.client() for _ in range(8)]
         threads = [
             aside(partial(client.get_or_compute, key(1), lambda: pytest.fail("computed"), timeout_s=60))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 import subprocess
 import sys
 import threading
@@ -210,8 +211,8 @@ def test_files_that_are_no_objects_are_left_alone(backend: Folder) -> None:
     assert mine.stat().st_size == 20 * MIB
 
 
-@pytest.mark.parametrize("planted", ["symlink", "fifo", "folder"])
-def test_what_is_no_file_in_an_objects_place_is_a_miss(backend: Folder, planted: str) -> None:
+@pytest.mark.parametrize("planted", ["symlink", "fifo", "folder", "socket", "a file above"])
+def test_what_is_no_file_in_an_objects_place_is_a_miss_and_replaced(backend: Folder, planted: str) -> None:
     store = DirectoryStore(backend.root)
     put(store, made(1))
     path = backend.path(key_of(1))
@@ -220,10 +221,18 @@ def test_what_is_no_file_in_an_objects_place_is_a_miss(backend: Folder, planted:
         path.symlink_to("/etc/hostname")
     elif planted == "fifo":
         os.mkfifo(path)
-    else:
+    elif planted == "folder":
         path.mkdir()
+    elif planted == "socket":
+        os.mknod(path, stat.S_IFSOCK | 0o600)
+    else:
+        path.parent.rmdir()
+        path.parent.write_bytes(b"no folder")
     assert get(store, key_of(1)) is None
     assert store.heads([key_of(1)], soon()) == [None]
+    store.remove([key_of(1)], soon())
+    put(store, made(1))
+    assert get(store, key_of(1)) is not None
     store.close()
 
 
