@@ -13,14 +13,13 @@ import secrets
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import suppress
 from typing import Any, Final
 
 import numpy as np
 
 from ...errors import Corrupt, TensordError
 from ...shm.keys import generation_of
-from ...shm.layout import NAMESPACE_TAG_BYTES, SPAN_HEADER_BYTES, SpanHeader
+from ...shm.layout import KEY_BYTES, NAMESPACE_TAG_BYTES, SPAN_HEADER_BYTES, SpanHeader
 from ...shm.prefix import PrefixRecord
 from ..core.claims import NOBODY
 from ..core.effects import AskGenerations, Copy, RaiseGeneration, RemoveRemote, SaveRemote, Seek, SeekRun
@@ -33,9 +32,11 @@ from ..core.events import (
     RunSought,
     Sought,
 )
+from ..logs import logger
 from ..tiers.form import Meta, RemoteEntry
 from ..tiers.store import RemoteStore
 
+_log = logger("store")
 READERS: Final = 8
 WRITERS: Final = 2
 WRITE_S: Final = 30.0
@@ -90,8 +91,12 @@ class RemoteThreads:
         # Keys whose objects could not be read although their headers were in order: they are written anew.
         self._damaged: dict[bytes, None] = {}
         self._reads: set[Future[None]] = set()
+        self._closing = False
         self._readers = ThreadPoolExecutor(READERS, f"{THREAD_NAME}-read")
         self._writers = ThreadPoolExecutor(WRITERS, f"{THREAD_NAME}-write")
+
+    def connect(self) -> None:
+        """Connects in a thread, and logs if the store does not answer."""
         self._readers.submit(self._connect)
 
     def status(self) -> Mapping[str, Any]:
@@ -113,6 +118,7 @@ class RemoteThreads:
         Returns:
             False if a read has not ended by then: the ring must not be given to another daemon.
         """
+        self._closing = True
         self._readers.shutdown(wait=False, cancel_futures=True)
         self._writers.shutdown(wait=False, cancel_futures=True)
         ended = not wait(self._reads, self.timeout_s + GRACE_S).not_done
@@ -120,9 +126,15 @@ class RemoteThreads:
         return ended
 
     def _connect(self) -> None:
-        # What is wrong is told by the first call.
-        with suppress(TensordError):
-            self._store.connect(time.monotonic() + CONNECT_S)
+        """Connects, and asks for a key that nobody has, so that a wrong address or password shows at the start."""
+        deadline = time.monotonic() + CONNECT_S
+        try:
+            self._store.connect(deadline)
+            self._store.heads([bytes(KEY_BYTES)], deadline)
+        except TensordError as error:
+            if self._closing:
+                return
+            _log.warning("the remote store does not answer; entries of this host are served", why=str(error))
 
     def _carry_out(self, effect: Request, deadline: float) -> None:
         try:

@@ -117,6 +117,7 @@ class StoreActor:
                 clock=clock,
                 unix_at_zero=unix_at_zero,
             )
+            self._remote.connect()
         times = times or RequestTimes(config.log.slow_s, config.log.slow_max)
         self._report = StoreReport(
             store,

@@ -50,7 +50,9 @@ def from_flags(argv: Sequence[str], known: Mapping[str, Setting], besides: Seque
     for at in words:
         flag, equals, value = argv[at].partition("=")
         if not flag.startswith("--"):
-            raise BadConfiguration(f"unexpected argument {argv[at]!r}: settings are given as --name value")
+            before = argv[at - 1] if at else ""
+            switch = f"; {before} is a switch: write it alone, or --no-{before[2:]}" if before in keys else ""
+            raise BadConfiguration(f"unexpected argument {argv[at]!r}: settings are given as --name value{switch}")
         source = f"flag {flag}"
         if flag in offs and not equals:
             found[offs[flag]] = (False, source)

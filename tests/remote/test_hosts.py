@@ -587,3 +587,11 @@ def test_a_daemon_that_ends_during_a_run_costs_an_error_and_no_wrong_byte(url: s
         assert fetch(second, keys) == 5
         for number, name in enumerate(keys):
             check(second.client.get(name, verify=True), number, 3 * MIB)
+
+
+@pytest.mark.parametrize("url", ["dir:///nonexistent", "valkey://127.0.0.1:1"])
+def test_a_daemon_says_at_its_start_that_its_store_does_not_answer(url: str) -> None:
+    with Host(url) as host:
+        until(lambda: "the remote store does not answer" in host.daemon.log, "the warning")
+        assert url in host.daemon.log
+        assert host.get(1), "it serves all the same"

@@ -159,6 +159,7 @@ def test_an_empty_variable_counts_as_not_set() -> None:
         (["--max-entries"], "--max-entries lacks its value: it must be a whole number"),
         (["--max-entries", "--drop"], "--max-entries lacks its value"),
         (["4GiB"], "unexpected argument '4GiB'"),
+        (["--remote-write", "false"], "--remote-write is a switch: write it alone, or --no-remote-write"),
         (["--max-entries", "many"], "max_entries = 'many' (flag --max-entries): must be a whole"),
         (["--max-entries", "3"], "at least 16 and at most 268435456"),
         (["--max-entries", str(1 << 40)], "at least 16 and at most 268435456"),

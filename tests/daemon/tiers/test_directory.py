@@ -243,6 +243,7 @@ def test_a_missing_folder_is_named_and_used_once_it_is_there(tmp_path: Path) -> 
         lambda: put(store, made(1)),
         lambda: get(store, key_of(1)),
         lambda: store.heads([key_of(1)], soon()),
+        lambda: store.remove([key_of(1)], soon()),
     ):
         with pytest.raises(TierUnavailable, match=f"{root} is not a folder; mount it, or make it"):
             call()
