@@ -393,8 +393,9 @@ class Link:
                     self.puts.inboxes.opened(message.id)
 
     def _detach(self, channel: BlockingChannel) -> None:
-        self.attachment.detach(channel)
+        # First: a caller that sees no connection finds no claim either.
         self.claims.held.clear()
+        self.attachment.detach(channel)
         self.answers.fail_all(self.error or DaemonUnavailable(f"the connection to the daemon at {self.path} ended"))
         self.listeners.tell(lambda listener: listener.detached())
         self.puts.disconnected()
