@@ -171,7 +171,8 @@ class DirectoryStore(RemoteStore):
             OSError: the root is not there.
         """
         if error.errno in (errno.ENOENT, errno.ENOTDIR):
-            os.listdir(self._root)
+            # With a slash at the end, a root that is no folder is an error too.
+            os.stat(f"{self._root}/")
         return error.errno in (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENXIO, errno.ESTALE)
 
     def _read(self, path: Path, into: memoryview, deadline: float) -> tuple[memoryview, int] | None:
@@ -275,8 +276,8 @@ def _make_folder(folder: Path) -> None:
         folder.mkdir(0o770)
     except FileExistsError:
         if not folder.is_dir():
-            folder.unlink()
-            folder.mkdir(0o770)
+            folder.unlink(missing_ok=True)
+            folder.mkdir(0o770, exist_ok=True)
 
 
 def _listed(folder: Path) -> list[str]:

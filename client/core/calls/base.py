@@ -126,7 +126,8 @@ class ClientBase:
         return self._link.view
 
     def _expect_answer(self, timeout_s: float) -> None:
-        """Called first by each call that raises an error without an answer of the daemon.
+        """Called first by each call that raises an error without an answer of the daemon. Waits for at most `timeout_s`
+        seconds while the client attaches anew.
 
         Raises:
             LimitReached: a signal handler within a put of this client makes the call.
@@ -143,8 +144,10 @@ class ClientBase:
         return view.get(key) if view is not None else None
 
     def _ask(self, make: Callable[[int], messages.Message]) -> Any:
+        deadline = self._deadline(None)
         self._expect_answer(self._timeout_s)
-        return self._link.answers.wait(self._link.ask(make, self._timeout_s), self._timeout_s)
+        left_s = max(0.0, deadline - time.monotonic())
+        return self._link.answers.wait(self._link.ask(make, left_s), left_s)
 
     def _counted(self, make: Callable[[int], messages.Message]) -> int:
         count: int = self._ask(make).count
