@@ -14,7 +14,7 @@ import asyncio
 import os
 from collections import Counter
 from collections.abc import Callable
-from typing import Any, assert_never
+from typing import Any, Final, assert_never
 
 import numpy as np
 
@@ -57,6 +57,9 @@ from .pump import Pump
 from .remote import RemoteThreads, Request
 from .store_report import StoreReport
 
+TIMERS_S: Final = 0.002
+"""A busy actor looks at its timers this often. The shortest of them last for tens of milliseconds."""
+
 _log = logger("store")
 
 
@@ -97,6 +100,7 @@ class StoreActor:
         self._clients: dict[int, Joined] = {}
         # The number of copies of each client that the copier's thread has queued.
         self._copying: Counter[int] = Counter()
+        self._look_at = 0.0
         self._pump = Pump(self.inbox, self._receive, clock)
         self._lane_room = LaneRoom()
         loop = asyncio.get_running_loop()
@@ -175,8 +179,14 @@ class StoreActor:
             await self._finish()
 
     def _keep_time(self) -> float:
-        """Runs due timers. Returns the seconds until the next timer; 0 or less if one is already due."""
+        """Runs due timers. Returns the seconds until the next timer; 0 or less if one is already due.
+
+        While messages wait, timers are looked at every TIMERS_S: it takes as long as a tenth of a put.
+        """
         now = self._clock()
+        if self._pump.busy and now < self._look_at and not self._store.postponed:
+            return 0.0
+        self._look_at = now + TIMERS_S
         self._store.hits.recording = self._want_requests()
         timer = self._store.next_timer()
         if timer is not None and timer <= now:
@@ -243,6 +253,8 @@ class StoreActor:
             match effect:
                 case effects.Send(client, message):
                     self._send(client, Deliver(message))
+                case effects.Announce(body):
+                    self._tell_watchers(WatchEvent(body))
                 case effects.Copy() if effect.client == NOBODY:
                     self._ask_remote(effect)
                 case effects.Seek() | effects.SeekRun() | effects.SaveRemote() | effects.RemoveRemote():
@@ -275,8 +287,6 @@ class StoreActor:
                     self._copier.discard(client, put_id)
                 case effects.Forget(client):
                     self._copier.close_inbox(client)
-                case effects.Announce(body):
-                    self._tell_watchers(WatchEvent(body))
                 case effects.Again(client, request, counted):
                     self.inbox.tell_first(Requested(client, request, counted), (self._clients[client].peer.uid, client))
                 case _:

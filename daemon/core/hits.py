@@ -150,11 +150,13 @@ class Hits:
         return {"here": here, **self._curve.as_dict(capacity_bytes, self._distances.factor)}
 
     def _requests(self, entries: Collection[SpanEntry], capacity_bytes: int, now: float, *, here: bool) -> None:
-        before = self._counts.as_tuple()
         self._curve.asked(len(entries))
         if self.recording:
             self._rows += [(entry.key.hex(), entry.payload_bytes, entry.tokens, here) for entry in entries]
         chosen = self._distances.chosen(entries)
+        if not chosen:
+            return
+        before = self._counts.as_tuple()
         for entry in chosen:
             self._sampled(entry, capacity_bytes, here=here)
         self._pace(len(chosen), now)

@@ -149,19 +149,22 @@ class Store:
                 self._outbox.announce(REQUESTS, rows=rows)
         return self._outbox.take()
 
+    @property
+    def postponed(self) -> bool:
+        """Whether work was left to the next Tick, which is due now."""
+        return bool(
+            self.intake.searching
+            or self._reclaim.searching
+            or self._expiry.ending
+            or self.sweeps
+            or self.idle_sweep.due
+            or self.matching.due
+            or self.memory.sequences.rebuild_due
+        )
+
     def next_timer(self) -> float | None:
         """When the next Tick is due. Not after the time of the last event if work was postponed."""
-        if any(
-            (
-                self.sweeps,
-                self.intake.searching,
-                self._reclaim.searching,
-                self.idle_sweep.due,
-                self._expiry.ending,
-                self.matching.due,
-                self.memory.sequences.rebuild_due,
-            )
-        ):
+        if self.postponed:
             return self._outbox.now
         timers = (
             self.claims.next_timer(),

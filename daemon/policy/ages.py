@@ -26,6 +26,8 @@ WATCHED_MAX: Final = 2048
 
 Counted = Callable[[int, int, int], None]
 """(traits, agent, bucket)"""
+CountedMany = Callable[[int, int, int, int], None]
+"""(traits, agent, bucket, number of entries)"""
 
 
 @dataclass(slots=True, eq=False)
@@ -44,10 +46,10 @@ class Age:
 class Ages:
     """The running ages.
 
-    `reached` is called for each bucket that a watched entry reaches, `used` for the bucket in which it is used.
+    `reached` is called for each bucket that watched entries reach, `used` for the bucket in which one is used.
     """
 
-    def __init__(self, reached: Counted, used: Counted) -> None:
+    def __init__(self, reached: CountedMany, used: Counted) -> None:
         self._reached = reached
         self._used = used
         self._running: dict[int, Age] = {}
@@ -84,7 +86,8 @@ class Ages:
 
     def sweep(self, now: float) -> None:
         """Reports the entries that have reached further buckets since the last sweep."""
-        log, places, reached = self._log, self._places, self._reached
+        log, places = self._log, self._places
+        reached: dict[tuple[int, int, int], int] = {}
         for at in range(BUCKETS):
             latest = now - BOUNDS[at - 1] if at else now
             place = places[at]
@@ -92,18 +95,21 @@ class Ages:
                 age = log[place]
                 if age.passed == at and not age.ended:
                     age.passed += 1
-                    reached(age.traits, age.agent, at)
+                    like = (age.traits, age.agent, at)
+                    reached[like] = reached.get(like, 0) + 1
                 place += 1
             if place == 0:
                 break
             places[at] = place
+        for like, count in reached.items():
+            self._reached(*like, count)
         if len(self._running) > WATCHED_MAX or len(log) > 2 * len(self._running) + 512:
             self._compact()
 
     def _pass_to(self, age: Age, at: int) -> None:
         """Reports all buckets up to `at` that no sweep has reported yet."""
         while age.passed <= at:
-            self._reached(age.traits, age.agent, age.passed)
+            self._reached(age.traits, age.agent, age.passed, 1)
             age.passed += 1
 
     def _compact(self) -> None:

@@ -283,8 +283,8 @@ class Hazard(Replacement, name="hazard"):
                 self._due = 0
         return Ghost(self._used_at, uses, of, agent, before.weight)
 
-    def _reached(self, of: int, agent: int, at: int) -> None:
-        self._hazards.reached(self._row(of, agent), at)
+    def _reached(self, of: int, agent: int, at: int, count: int) -> None:
+        self._hazards.reached(self._row(of, agent), at, count)
 
     def _used(self, of: int, agent: int, at: int) -> None:
         self._hazards.used(self._row(of, agent), at)

@@ -249,13 +249,13 @@ class Hazards:
             self._refresh(row)
         return row
 
-    def reached(self, row: Row, at: int) -> None:
-        """Counts an entry of the class that has reached bucket `at`."""
-        row.changes += 1
-        row.expected += row.shares[at]
+    def reached(self, row: Row, at: int, count: int) -> None:
+        """Counts `count` entries of the class that have reached bucket `at`."""
+        row.changes += count
+        row.expected += count * row.shares[at]
         above: Row | None = row
         while above is not None:
-            above.reached[at] += 1
+            above.reached[at] += count
             above = above.wider
 
     def used(self, row: Row, at: int) -> None:

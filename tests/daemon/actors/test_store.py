@@ -63,3 +63,26 @@ def test_a_request_during_a_large_eviction_is_answered_before_the_eviction_ends(
 
     assert asyncio.run(scene()) > 10
     stand.store.check_invariants()
+
+
+def test_a_time_to_live_ends_although_messages_never_stop_coming() -> None:
+    stand = Stand(SPAN * 8)
+    stand.join(1)
+    assert stand.put(0, ttl_s=1.0) == "stored"
+    expires_at = stand.now + 1.0
+
+    async def scene() -> None:
+        actor = actor_of(stand)
+        questions = messages.EntriesQuery(1, None, 1)
+        serving = asyncio.create_task(actor.run())
+        async with asyncio.timeout(PATIENCE_S):
+            while stand.store.status()["entries"]:
+                while len(actor.inbox) < 100:
+                    actor.inbox.tell_now(Queried(questions, asyncio.get_running_loop().create_future()))
+                stand.now += 0.001
+                await asyncio.sleep(0)
+        serving.cancel()
+        await asyncio.gather(serving, return_exceptions=True)
+
+    asyncio.run(scene())
+    assert expires_at <= stand.now < expires_at + 0.1

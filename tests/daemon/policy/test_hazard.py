@@ -273,7 +273,7 @@ def test_all_that_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> N
 def test_ages_count_each_bucket_once_whether_a_sweep_or_a_use_reaches_it() -> None:
     seen: list[int] = []
     used: list[int] = []
-    watched = Ages(lambda _, __, at: seen.append(at), lambda _, __, at: used.append(at))
+    watched = Ages(lambda _, __, at, count: seen.extend([at] * count), lambda _, __, at: used.append(at))
     watched.use(1, 0, 0, 10.0, again=False)
     for now in (10.0, 10.1, 11.0, 11.0, 40.0):
         watched.sweep(now)
@@ -294,7 +294,7 @@ def test_an_index_rises_to_one_peak_and_falls_after_it() -> None:
         for _ in range(chance.randrange(200)):
             until = chance.randrange(BUCKETS)
             for at in range(until + 1):
-                hazards.reached(row, at)
+                hazards.reached(row, at, 1)
             hazards.used(row, until)
         row.refresh()
         rising, falling = row.index[: row.peak + 1], row.index[row.peak :]
@@ -306,7 +306,7 @@ def test_an_index_is_refreshed_after_few_counts_in_a_new_class_and_after_more_in
     row = hazards.row(0, 0, 0)
     refreshed_at = []
     for count in range(1, 400 * REFRESHED_COUNTS):
-        hazards.reached(row, 0)
+        hazards.reached(row, 0, 1)
         if hazards.refresh_one():
             refreshed_at.append(count)
     pauses = [after - before for before, after in pairwise([0, *refreshed_at])]
@@ -321,7 +321,7 @@ def test_a_class_used_after_ten_seconds_is_worth_most_just_before_ten_seconds() 
     row = hazards.row(0, 3, 1)
     for _ in range(1000):
         for at in range(bucket(10.0) + 1):
-            hazards.reached(row, at)
+            hazards.reached(row, at, 1)
         hazards.used(row, bucket(10.0))
     row.refresh()
     assert row.peak in (bucket(10.0) - 1, bucket(10.0))
@@ -408,7 +408,7 @@ def test_an_unused_entry_gains_no_worth_with_age() -> None:
     row = hazards.row(0, 0, 1)
     for _ in range(5000):
         for at in range(bucket(100.0) + 1):
-            hazards.reached(row, at)
+            hazards.reached(row, at, 1)
     row.refresh()
     assert row.peak == 0
     assert row.index == sorted(row.index, reverse=True)
