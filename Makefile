@@ -98,6 +98,8 @@ demo: $(STAMPS)/demo
 demo-cluster: $(STAMPS)/cluster
 	$(call debian,redis-server,redis-server)
 	$(BIN)/python examples/cluster.py
+	@if [ -e $(PEERS)/.installed ]; then echo; $(PEERS)/bin/python examples/cluster_engines.py; \
+	else echo "without engines: make bench-peers installs vLLM for them"; fi
 
 # A file of tests runs in one of three processes: more than half of the time is spent waiting for daemons.
 PYTEST := $(BIN)/python -m pytest -n 3 --dist loadfile
@@ -168,6 +170,7 @@ lint: $(STAMPS)/check
 
 # Warnings are errors elsewhere; vLLM and what it imports have several of their own.
 test-vllm: $(PEERS)/.installed $(PEERS)/.theirs
+	$(call debian,redis-server,redis-server)
 	$(PEERS)/bin/python -m pytest -o filterwarnings=default tests/vllm tests/transformers tests/diffusers $(ARGS)
 
 # SGLang, LMCache and what they import warn, too.

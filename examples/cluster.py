@@ -20,8 +20,8 @@ import random
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -34,7 +34,7 @@ from conversation import AGENTS, QUESTIONS, Conversation, draw
 from demonstration import OwnProcess, own_daemon
 from encoder import Encoder
 from figures import aligned
-from hosts_network import HubRedis, LocalRedis, Network, missing
+from hosts_network import hosts
 from shared_vision import SIDE, TOKENS, key_of
 from tiny_decoder import BEGIN, PICTURE, PICTURE_TOKENS, tokens_of
 
@@ -110,20 +110,6 @@ def greeting(agent: str) -> Conversation:
     return told
 
 
-@contextmanager
-def cluster(folder: Path) -> Iterator[tuple[str, list[list[str]]]]:
-    """The URL of the store, and for each host what its daemon is run under."""
-    why_not = missing()
-    with ExitStack() as stack:
-        if why_not:
-            print(f"the hosts share the loopback: {why_not}")
-            yield stack.enter_context(LocalRedis(folder)).url, [[] for _ in range(HOSTS)]
-            return
-        network = stack.enter_context(Network(HOSTS))
-        redis = stack.enter_context(HubRedis(network, folder))
-        yield redis.url, [network.host(number) for number in range(HOSTS)]
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description="Several hosts share one encoder's work.")
     parser.add_argument("--photographs", type=int, default=len(photographs.FILES), help="default: %(default)s")
@@ -131,7 +117,7 @@ def main() -> int:
     Encoder()  # builds the graph for all processes, if it is not cached
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tensord-demo-")))
-        url, under = stack.enter_context(cluster(folder))
+        url, under = stack.enter_context(hosts(HOSTS, folder))
         running = []
         for number in range(HOSTS):
             own = folder / f"host-{number}"

@@ -80,10 +80,10 @@ class OwnProcess:
         """Sends an order."""
         self.answers.send(order)
 
-    def hear(self) -> Any:
+    def hear(self, patience_s: float = PATIENCE_S) -> Any:
         """The next answer. Raises RuntimeError if none comes in time, or the process has ended."""
-        if not self.answers.poll(PATIENCE_S):
-            raise RuntimeError(f"{self.name} did not answer within {PATIENCE_S:g} s")
+        if not self.answers.poll(patience_s):
+            raise RuntimeError(f"{self.name} did not answer within {patience_s:g} s")
         try:
             return self.answers.recv()
         except EOFError:

@@ -13,6 +13,8 @@ import shutil
 import socket
 import subprocess
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from itertools import count
 from pathlib import Path
 from typing import Final, Self
@@ -191,3 +193,18 @@ class LocalRedis:
         if self._process is not None:
             self._process.kill()
             self._process.wait(PATIENCE_S)
+
+
+@contextmanager
+def hosts(count: int, folder: Path) -> Iterator[tuple[str, list[list[str]]]]:
+    """Hosts that share a redis-server, whose files are in `folder`: the URL of the server, and for each host what its
+    daemon is run under. Without root they share the loopback, which is printed."""
+    why_not = missing()
+    with ExitStack() as stack:
+        if why_not:
+            print(f"the hosts share the loopback: {why_not}")
+            yield stack.enter_context(LocalRedis(folder)).url, [[] for _ in range(count)]
+            return
+        network = stack.enter_context(Network(count))
+        redis = stack.enter_context(HubRedis(network, folder))
+        yield redis.url, [network.host(number) for number in range(count)]

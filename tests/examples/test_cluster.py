@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import cluster
+import hosts_network
 import pytest
 from chat_prefix import Turn
 from cluster import Looked
@@ -15,7 +16,7 @@ def test_three_hosts_share_the_encodings_of_one_cluster(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # Not in namespaces of the network: make test-remote has those.
-    monkeypatch.setattr(cluster, "missing", lambda: "the test asks for no namespaces")
+    monkeypatch.setattr(hosts_network, "missing", lambda: "the test asks for no namespaces")
     monkeypatch.setattr("sys.argv", ["cluster.py", "--photographs", "9"])
     assert cluster.main() == 0
     printed = capsys.readouterr().out
