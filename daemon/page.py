@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 ROWS_MAX: Final = 10
-"""The most rows of a list that may be long: clients, entries, transitions, slow requests, namespaces, problems."""
+"""The most rows of each list that may be long, such as clients and entries."""
 CARDS_MAX: Final = 64
 """The most gauges, devices and failing sources of gauges."""
 
@@ -64,9 +64,11 @@ def figures(
         "device_hits": governor["counters"].get("used", 0),
         "resident_bytes": governor["host"]["resident_bytes"],
         "thresholds": governor["thresholds"],
-        "gauges": _first(governor["gauges"], CARDS_MAX),
+        "gauges": _first([_without_processes(gauge) for gauge in governor["gauges"]], CARDS_MAX),
         "devices": _first(governor["devices"], CARDS_MAX),
         "sources": _first(failing, CARDS_MAX),
+        "processes": _first(_processes(governor["gauges"])),
+        "neighbours": _first(governor["neighbours"]),
         "transitions": _first(governor["transitions"][::-1]),
         "clients": _first(_ranked(clients, governor["owners"])),
         "entries": {
@@ -81,6 +83,16 @@ def figures(
 
 def _first(rows: Sequence[Any], most: int = ROWS_MAX) -> dict[str, Any]:
     return {"rows": list(rows[:most]), "more": max(0, len(rows) - most)}
+
+
+def _without_processes(gauge: Document) -> dict[str, Any]:
+    return {name: value for name, value in gauge.items() if name != "processes"}
+
+
+def _processes(gauges: Sequence[Document]) -> list[dict[str, Any]]:
+    """The processes on all cards, those with the most bytes first."""
+    rows = [{**each, "card": gauge["gauge"]} for gauge in gauges for each in gauge.get("processes", ())]
+    return sorted(rows, key=lambda each: -(each["bytes"] or 0))
 
 
 def _most_used(entries: Sequence[Document]) -> list[dict[str, Any]]:

@@ -257,6 +257,27 @@ def slow(took_s: float) -> dict[str, Any]:
     return {"kind": "Commit", "took_s": took_s, "payload_bytes": 1, "client": 1, "name": "n", "unix_s": 1.0}
 
 
+def with_processes(count: int) -> dict[str, Any]:
+    """A status with so many processes on two cards, number n with n GiB."""
+    listed = [documents.process(number, number) for number in range(count)]
+    gauges = [
+        {**documents.gauge(name, 1, 2, "normal"), "processes": listed[half::2]}
+        for half, name in enumerate((documents.CARD, documents.OTHER))
+    ]
+    return documents.status(governor=documents.governor(gauges=gauges))
+
+
+def test_the_processes_with_the_most_bytes_on_cards_come_first() -> None:
+    told = told_of(status=with_processes(4))
+    assert [(row["pid"], row["card"]) for row in told["processes"]["rows"]] == [
+        (3, documents.OTHER),
+        (2, documents.CARD),
+        (1, documents.OTHER),
+        (0, documents.CARD),
+    ]
+    assert not any("processes" in gauge for gauge in told["gauges"]["rows"])
+
+
 @pytest.mark.parametrize(
     ("name", "make"),
     [
@@ -264,6 +285,7 @@ def slow(took_s: float) -> dict[str, Any]:
         ("entries", lambda: {"entries": [documents.entry(number) for number in range(500)]}),
         ("slow", lambda: {"slow": {"slow_s": 0.01, "requests": [slow(number) for number in range(500)]}}),
         ("problems", lambda: {"health": {"problems": [str(number) for number in range(500)]}}),
+        ("processes", lambda: {"status": with_processes(500)}),
     ],
 )
 def test_a_long_list_is_cut_and_says_by_how_much(name: str, make: Callable[[], dict[str, Any]]) -> None:

@@ -215,8 +215,11 @@ def test_what_an_operator_must_look_at_is_said_in_words(tab: Tab) -> None:
     """Figures that are written down, shown by the page of a daemon that has none of these troubles."""
     card = documents.gauge(documents.CARD, 79 * documents.GIB, 80 * documents.GIB, "emergency", source="drill")
     stale = documents.gauge("host", 9, 10, "critical", stale=True, age_s=75.0, baseline="learned", baseline_bytes=2048)
+    listed = [documents.process(77, 20, name=HOSTILE), {**documents.process(78, 1, 5), "bytes": None}]
+    asked = documents.neighbour("ollama http://127.0.0.1:11434", outcome="freed", freed_bytes=2048, since_s=75.0)
     governor = documents.governor(
-        gauges=[card, stale],
+        gauges=[{**card, "processes": listed}, stale],
+        neighbours=[asked, documents.neighbour("vllm", card=documents.CARD, asking=True, why="no answer")],
         sources=[documents.source("nvidia", state="hangs", why="a call has not returned", problem=True)],
         devices=[documents.device(documents.CARD, stuck="engine-1 holds 3 GiB")],
         owners=[documents.owner(1, unresponsive=True)],
@@ -240,6 +243,14 @@ def test_what_an_operator_must_look_at_is_said_in_words(tab: Tab) -> None:
     assert read[-1] == "STALE: cannot be read, its value of 1m15s ago is used; beside a learned baseline of 2.00 KiB"
     assert source[0] == "source" and source[-1] == "nvidia: hangs for 5m00s. a call has not returned"
     assert rows(tab, "devices")[0][-2:] == ["35 of 41.0k blocks", "STUCK: engine-1 holds 3 GiB"]
+    assert rows(tab, "processes") == [
+        [documents.CARD, "77", HOSTILE, "20.0 GiB", "no"],
+        [documents.CARD, "78", "python3", "unknown", "5"],
+    ]
+    assert rows(tab, "neighbours") == [
+        ["ollama http://127.0.0.1:11434", "any", "freed, 2.00 KiB, 1m15s ago"],
+        ["vllm", documents.CARD, "is being asked; before: never asked: no answer"],
+    ]
     assert [row[-1] for row in rows(tab, "clients")] == ["NOT ANSWERING", "orphaned"]
     assert rows(tab, "slow") == [["1m00s ago", "Commit", "1500", "2.00 KiB", f"{HOSTILE} (1)"]]
     assert rows(tab, "namespaces") == [["ab", "12", "50.0 %"]]
@@ -249,7 +260,8 @@ def test_what_an_operator_must_look_at_is_said_in_words(tab: Tab) -> None:
     # Trouble that is over leaves no trace.
     tab.run("document.getElementById('pause').click()")
     tab.until(f"{SHOWN} && document.querySelectorAll('.alarm').length === 1", "the daemon's own figures")
-    assert tab.run("document.getElementById('problems').hidden")
+    for section in ("problems", "processes", "neighbours"):
+        assert tab.run(f"document.getElementById('{section}').hidden")
     assert tab.faults == []
 
 

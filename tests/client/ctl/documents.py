@@ -268,6 +268,7 @@ def governor(**changed: Any) -> dict[str, Any]:
         "thresholds": {"normal": 0.7, "pressure": 0.85, "critical": 0.92, "emergency": 0.96, "hysteresis": 0.02},
         "devices": [device(CARD), device(OTHER, entries=0, bytes=0, owners=0, queueing={})],
         "owners": [owner(1), owner(2)],
+        "neighbours": [],
         "workflows": [{"workflow": "w", "client": 1, "step": 2, "agents": 4, "steps": 6}],
         "host": {"resident_bytes": 5 * GIB, "wanted_bytes": 5 * GIB, "resident_bytes_max": None},
         "transitions": [
