@@ -52,14 +52,21 @@ class Listeners:
         # Copy-on-write, so that readers need no lock.
         self._listeners: tuple[weakref.ref[PushListener], ...] = ()
 
-    def add(self, listener: PushListener) -> None:
-        """Adds a listener, by weak reference. If the client is attached, calls `listener.attached` at once."""
+    def add(self, listener: PushListener, unless: Callable[[PushListener], bool] | None = None) -> bool:
+        """Adds a listener, by weak reference. If the client is attached, calls `listener.attached` at once.
+
+        Args:
+            unless: the listener is not added, and False is returned, if this is true of another one.
+        """
         with self._lock:
+            if unless is not None and any(map(unless, self.alive())):
+                return False
             kept = tuple(ref for ref in self._listeners if ref() not in (None, listener))
             self._listeners = (*kept, weakref.ref(listener))
             connected = self._connection()
         if connected is not None:
             listener.attached(connected)
+        return True
 
     def remove(self, listener: PushListener) -> None:
         """Removes a listener."""

@@ -65,11 +65,6 @@ class DeviceCache:
             raise UsageError(f"device is {device!r}; it must be a device, such as a TorchDevice or a FakeVram")
         check_name("device.name", device.name)
         check_seconds("uses_every_s", uses_every_s, above_0=True)
-        for listener in client.link.listeners.alive():
-            if isinstance(listener, Upkeep) and listener.device.name == device.name and not listener.stopped:
-                raise UsageError(
-                    f"device {device.name!r} has a DeviceCache with this client: use it, or close it first"
-                )
         self._client = client
         self._device = device
         self._entries = DeviceEntries()

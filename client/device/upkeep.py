@@ -23,12 +23,12 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Final
 
-from ...errors import DaemonUnavailable, Unavailable
+from ...errors import DaemonUnavailable, Unavailable, UsageError
 from ...ipc import messages
 from ..core import requests
 from ..core.aside import aside, begin
 from ..core.link import Connected, Link
-from ..core.listeners import ListenerMessage
+from ..core.listeners import ListenerMessage, PushListener
 from ..core.waiting import LockEvent
 from .entries import DeviceEntries
 from .interface import Device
@@ -93,11 +93,27 @@ class Upkeep:
     # ---- for the cache
 
     def start(self) -> None:
-        """Starts the thread and listens to the link."""
+        """Listens to the link and starts the thread.
+
+        Raises:
+            UsageError: the client has an open cache of the device already.
+            ProcessLimit: no thread can be started.
+        """
+        if not self._link.listeners.add(self, unless=self._rivals):
+            raise UsageError(
+                f"device {self.device.name!r} has a DeviceCache with this client: use it, or close it first"
+            )
         self._thread = threading.Thread(target=self._run, name=f"tensord-device-{self.device.name}", daemon=True)
-        begin(self._thread)
-        self._link.listeners.add(self)
+        try:
+            begin(self._thread)
+        except BaseException:
+            self._stopping.set()
+            self._link.listeners.remove(self)
+            raise
         self._governor.watch()
+
+    def _rivals(self, other: PushListener) -> bool:
+        return isinstance(other, Upkeep) and other.device.name == self.device.name and not other.stopped
 
     def stop(self) -> None:
         """Removes all entries, tells the daemon, and ends the thread. Waits at most 2 s."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -197,6 +198,37 @@ def test_keys_and_tensors_that_are_none_are_named(cache: tensord.DeviceCache, vr
         cache.reserve(10, priority=101)
     with pytest.raises(UsageError, match=CARD):
         tensord.DeviceCache(cache.client, vram)
+
+
+def test_of_threads_that_open_a_cache_of_one_card_at_once_one_gets_it(running: Daemon, vram: FakeVram) -> None:
+    client, threads = running.client(), 8
+    opened: list[tensord.DeviceCache] = []
+    refused: list[UsageError] = []
+
+    def open_one(together: threading.Barrier) -> None:
+        together.wait()
+        try:
+            opened.append(tensord.DeviceCache(client, vram))
+        except UsageError as error:
+            refused.append(error)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for _ in range(20):
+            together = threading.Barrier(threads)
+            started = [threading.Thread(target=open_one, args=(together,)) for _ in range(threads)]
+            for thread in started:
+                thread.start()
+            for thread in started:
+                thread.join()
+            (one,) = opened
+            assert len(refused) == threads - 1
+            one.close()
+            opened.clear()
+            refused.clear()
+    finally:
+        sys.setswitchinterval(interval)
 
 
 # ---- pressure
