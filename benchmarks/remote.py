@@ -85,14 +85,14 @@ def _flood(socket_path: Path, on: Event, ends: Event) -> None:
     with tensord.Client(socket_path, name="flood", timeout_s=WAIT_S, required=True) as client:
         while not ends.is_set():
             if on.wait(0.1):
-                client.put(_key(os.urandom(8)), value, cost_ms=COST_MS)
+                client.put(key_named(os.urandom(8)), value, cost_ms=COST_MS)
 
 
-def _key(name: bytes) -> bytes:
+def key_named(name: bytes) -> bytes:
     return NAMESPACE.key("encoder", "image", name)
 
 
-def _us(call: Callable[[], Any]) -> float:
+def timed_us(call: Callable[[], Any]) -> float:
     before = time.perf_counter_ns()
     call()
     return (time.perf_counter_ns() - before) / 1e3
@@ -113,10 +113,10 @@ def _hits_us(client: tensord.Client, keys: list[bytes], calls: int) -> list[floa
 
 def _misses_us(client: tensord.Client, calls: int) -> list[float]:
     value = np.zeros(100, np.uint8)
-    return [_us(lambda: client.get_or_compute(_key(os.urandom(8)), lambda: value)) for _ in range(calls)]
+    return [timed_us(lambda: client.get_or_compute(key_named(os.urandom(8)), lambda: value)) for _ in range(calls)]
 
 
-def _settled(client: tensord.Client) -> dict[str, Any]:
+def settled(client: tensord.Client) -> dict[str, Any]:
     """Waits until nothing is read from the store or written to it. Its figures."""
     while True:
         remote: dict[str, Any] = client.status()["remote"]
@@ -144,15 +144,15 @@ def _reads(client: tensord.Client, server: Server, calls: int) -> dict[str, list
     """The times of reads of 16 MB into the ring, of the store's own reads into memory, and of other clients' reads with
     a copy to where they are wanted, one after the other."""
     value = np.random.default_rng(1).integers(0, 256, LARGE_BYTES, np.uint8)
-    keys = [_key(b"large %d" % number) for number in range(8)]
+    keys = [key_named(b"large %d" % number) for number in range(8)]
     for key in keys:
         client.put(key, value, cost_ms=COST_MS, wait=True)
-        _settled(client)
+        settled(client)
     store = open_store(server.url)
     buffer = memoryview(bytearray(LARGE_BYTES + 4096))
     ways: dict[str, Callable[[bytes], object]] = {
         "get_into": lambda key: store.get_into(key, buffer, time.monotonic() + WAIT_S),
-        "read": lambda key: client.get_or_compute(key, _never),
+        "read": lambda key: client.get_or_compute(key, never),
         **{name: partial(_copied, get, buffer) for name, get in _readers(server).items()},
     }
     us: dict[str, list[float]] = defaultdict(list)
@@ -162,7 +162,7 @@ def _reads(client: tensord.Client, server: Server, calls: int) -> dict[str, list
         # Each is the first as often as the others: the daemon gives back the memory of what was cleared.
         names = list(ways)
         for name in names[call % len(ways) :] + names[: call % len(ways)]:
-            us[name].append(_us(partial(ways[name], key)))
+            us[name].append(timed_us(partial(ways[name], key)))
     store.close()
     return us
 
@@ -172,7 +172,7 @@ def _copied(get: Callable[[str], Any], buffer: memoryview, key: bytes) -> None:
     buffer[: len(found)] = found
 
 
-def _never() -> Any:
+def never() -> Any:
     raise RuntimeError("the store has the entry, and it was computed")
 
 
@@ -193,7 +193,7 @@ def measured(quick: bool, told: Callable[[str], None]) -> list[Figure]:
         try:
             told("reads of 16 MB")
             us |= _reads(clients["with"], server, reads)
-            keys = [_key(b"hit %d" % number) for number in range(64)]
+            keys = [key_named(b"hit %d" % number) for number in range(64)]
             for client in clients.values():
                 for key in keys:
                     client.put(key, np.empty(HIT_BYTES, np.uint8), wait=True)
@@ -208,12 +208,12 @@ def measured(quick: bool, told: Callable[[str], None]) -> list[Figure]:
                     time.sleep(0.3)
                     us[f"hit {on}"] += _hits_us(client, keys, hits)
                     us[f"put {on}"] += [
-                        _us(lambda client=client: client.put(_key(os.urandom(8)), value, cost_ms=COST_MS))  # type: ignore[misc]
+                        timed_us(lambda client=client: client.put(key_named(os.urandom(8)), value, cost_ms=COST_MS))  # type: ignore[misc]
                         for _ in range(puts)
                     ]
                     switches[on].clear()
                     time.sleep(0.5)
-                    _settled(clients["with"])
+                    settled(clients["with"])
             told("hits with the server running, stopped and killed; misses with it killed")
             for _ in range(rounds):
                 us["hit, served"] += _hits_us(clients["with"], keys, hits)

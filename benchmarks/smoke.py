@@ -50,6 +50,8 @@ COMMANDS: Final = (
     Command("benchmarks/prefix.py", ("--sequences", "200", "--client-sequences", "20", "--rounds", "1")),
     Command("benchmarks/fairness.py", ("--quick",)),
     Command("benchmarks/remote.py", ("--quick",)),
+    # Exit status 2: Mooncake is not installed, or this is not root.
+    Command("benchmarks/remote_mooncake.py", ("--quick",), statuses=(0, 2)),
     Command("benchmarks/fingerprint.py", ("--gib", "0.05", "--rounds", "1")),
     Command("benchmarks/turns.py", ("--entries", "4096")),
     Command("benchmarks/soak.py", ("--minutes", "0.1")),
@@ -62,6 +64,7 @@ COMMANDS: Final = (
     # Exit status 2: this machine has no GPU.
     Command("benchmarks/gpu_check.py", ("--entries", "2", "--entry-bytes", "1048576"), statuses=(0, 2)),
     Command("examples/shared_kv.py", with_vllm=True),
+    Command("examples/cluster_engines.py", with_vllm=True),
     Command("benchmarks/processor_cache.py", ("--quick",), with_vllm=True),
     Command("benchmarks/vllm_burst.py", ("--rounds", "1", "--pictures", "4", "--encode-ms", "5"), with_vllm=True),
     Command("benchmarks/vllm_connector.py", with_vllm=True),
