@@ -376,13 +376,19 @@ class IndexWriter:
 
 def bad_key(key: object) -> BadKey:
     """The error for a value that is not a key."""
-    if isinstance(key, memoryview) and (key.ndim != 1 or key.format != "B"):
-        found = f"a memoryview of shape {key.shape} and format {key.format!r}; bytes(key) makes bytes of it"
-    elif isinstance(key, (bytes, bytearray, memoryview)):
-        found = f"{len(key)} bytes"
-    else:
-        found = type(key).__name__
+    try:
+        found = _found(key)
+    except ValueError:
+        found = "a memoryview that was released"
     return BadKey(f"a key is {KEY_BYTES} bytes, as Namespace.key() makes them; this one is {found}")
+
+
+def _found(key: object) -> str:
+    if isinstance(key, memoryview) and (key.ndim != 1 or key.format != "B"):
+        return f"a memoryview of shape {key.shape} and format {key.format!r}; bytes(key) makes bytes of it"
+    if isinstance(key, (bytes, bytearray, memoryview)):
+        return f"{len(key)} bytes"
+    return type(key).__name__
 
 
 def _second_bucket(first: int, second: int, mask: int) -> int:

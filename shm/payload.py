@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import operator
 from bisect import bisect_right
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,12 +25,13 @@ class Leaf(NamedTuple):
     """A leaf of `bytes` bytes at `offset` from the payload's start, copied from `array`.
 
     `array` may have any strides. Its dtype is as wide as the leaf's own. `array` is None if the leaf's owner writes the
-    leaf later.
+    leaf later. `check` raises UnsupportedLeaf if the process has freed the array's memory; None if it cannot.
     """
 
     offset: int
     bytes: int
     array: Array | None
+    check: Callable[[], None] | None = None
 
     @property
     def end(self) -> int:
@@ -49,11 +51,21 @@ class Payload:
         self.leaves = leaves
         self.payload_bytes = payload_bytes
 
+    def check(self) -> None:
+        """
+        Raises:
+            UnsupportedLeaf: the memory of a leaf was freed.
+        """
+        for leaf in self.leaves:
+            if leaf.check is not None:
+                leaf.check()
+
     def write_into(self, buffer: memoryview | bytearray | Array) -> None:
         """Writes the whole payload to the first `payload_bytes` of a writable, contiguous buffer.
 
         Raises:
             UsageError: the buffer is too short or read-only.
+            UnsupportedLeaf: the memory of a leaf was freed.
         """
         self.write_range(buffer, 0, self.payload_bytes)
 
@@ -64,6 +76,7 @@ class Payload:
 
         Raises:
             UsageError: the range is not within the payload, or `to` is shorter than the range or read-only.
+            UnsupportedLeaf: the memory of a leaf was freed. An unknown part of the range is written.
         """
         if not 0 <= start <= stop <= self.payload_bytes:
             raise UsageError(f"[{start}, {stop}) is not within the payload's {self.payload_bytes} bytes")
@@ -87,13 +100,18 @@ class Payload:
                 break
             until = min(stop, leaf.end)
             if leaf.array is not None and at < until:
-                _copy_bytes(
-                    piece[at - start : until - start],
-                    leaf.array,
-                    at - leaf.offset,
-                    until - leaf.offset,
-                )
+                _copy_leaf(piece[at - start : until - start], leaf, leaf.array, at - leaf.offset, until - leaf.offset)
             at = until
+
+
+def _copy_leaf(to: Array, leaf: Leaf, source: Array, start: int, stop: int) -> None:
+    if leaf.check is None:
+        _copy_bytes(to, source, start, stop)
+        return
+    # The memory may also be freed by another thread during the copy. Then what was copied is not of the leaf.
+    leaf.check()
+    _copy_bytes(to, source, start, stop)
+    leaf.check()
 
 
 def _copy_bytes(to: Array, source: Array, start: int, stop: int) -> None:

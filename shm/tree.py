@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import math
 import operator
-import reprlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 from msgpack import Packer
 
-from ..errors import ObjectTooLarge, UnsupportedLeaf
+from ..errors import ObjectTooLarge, UnsupportedLeaf, shown
 from . import header as form
 from .dtypes import COPIED_AS, dtype_named, name_of, name_of_torch
 from .layout import RING_BYTES_MAX, TREE_BYTES_MAX, aligned
@@ -100,7 +99,7 @@ class _Encoder:
         self._depth_max = depth_max
         self._may_reserve = may_reserve
         self._tokens: list[Any] = [form.FORMAT]
-        self._sources: list[tuple[int, Array | None]] = []
+        self._sources: list[tuple[int, Array | None, Callable[[], None] | None]] = []
         self._path: list[Any] = []
         self._open: set[int] = set()
         self._nodes = 0
@@ -124,9 +123,9 @@ class _Encoder:
             )
         leaves = []
         end = len(header)
-        for leaf_bytes, array in self._sources:
+        for leaf_bytes, array, check in self._sources:
             offset = aligned(end)
-            leaves.append(Leaf(offset, leaf_bytes, array))
+            leaves.append(Leaf(offset, leaf_bytes, array, check))
             end = offset + leaf_bytes
         if end > RING_BYTES_MAX:
             raise ObjectTooLarge(f"the tree takes {end} bytes, no ring has more than {RING_BYTES_MAX}")
@@ -153,8 +152,8 @@ class _Encoder:
         elif kind is list or kind is tuple or kind is dict:
             self._container(node)
         elif self._torch is not None and isinstance(node, self._torch.Tensor):
-            name, array = tensor_source(self._torch, node, self._where())
-            self._leaf(form.TENSOR, name, array.shape, array)
+            name, array, check = tensor_source(self._torch, node, self._where())
+            self._leaf(form.TENSOR, name, array.shape, array, check)
         elif isinstance(node, np.generic | np.memmap):
             self._array(np.asarray(node))
         elif kind is Spec and self._may_reserve:
@@ -193,7 +192,7 @@ class _Encoder:
     def _key(self, key: Any) -> None:
         if type(key) not in (str, int, bytes) or (type(key) is int and not form.INT_MIN <= key <= form.INT_MAX):
             raise UnsupportedLeaf(
-                f"{self._where()} has the key {reprlib.repr(key)} of type {type(key).__name__}; "
+                f"{self._where()} has the key {shown(key, brief=True)} of type {type(key).__name__}; "
                 f"keys are str, bytes, or int in {form.INT_RANGE}"
             )
         self._tokens.append(key)
@@ -204,7 +203,7 @@ class _Encoder:
             self._tokens.append(node)
         else:
             self._tokens += (form.TEXT if isinstance(node, str) else form.BYTES, len(packed))
-            self._sources.append((len(packed), np.frombuffer(packed, np.uint8)))
+            self._sources.append((len(packed), np.frombuffer(packed, np.uint8), None))
 
     def _array(self, array: Array) -> None:
         name = name_of(array.dtype)
@@ -228,34 +227,43 @@ class _Encoder:
         elif spec.dtype is not None:
             try:
                 name = name_of(np.dtype(spec.dtype))
-            except (TypeError, ValueError):
+            except Exception:
+                # Whatever the object raises that numpy asks for its dtype, or for its text.
                 pass
         if name is None:
-            raise UnsupportedLeaf(f"{self._where()} is a Spec of dtype {spec.dtype!r}, which no leaf can have")
+            raise UnsupportedLeaf(f"{self._where()} is a Spec of dtype {shown(spec.dtype)}, which no leaf can have")
         try:
             shape = tuple(operator.index(length) for length in spec.shape)
         except TypeError:
             shape = (-1,)
         if len(shape) > form.NDIM_MAX or any(length < 0 for length in shape):
             raise UnsupportedLeaf(
-                f"{self._where()} is a Spec of shape {reprlib.repr(spec.shape)}; "
+                f"{self._where()} is a Spec of shape {shown(spec.shape, brief=True)}; "
                 f"a shape is up to {form.NDIM_MAX} ints, none negative"
             )
         self._leaf(form.TENSOR if is_torch else form.ARRAY, name, shape, None)
 
-    def _leaf(self, tag: int, name: str, shape: Sequence[int], array: Array | None) -> None:
+    def _leaf(
+        self,
+        tag: int,
+        name: str,
+        shape: Sequence[int],
+        array: Array | None,
+        check: Callable[[], None] | None = None,
+    ) -> None:
         dtype = dtype_named(name)
         assert dtype is not None, name
         # A length of 0 counts as 1, as in numpy, so that (0, 1 << 60) is refused too.
         if math.prod(length or 1 for length in shape) * dtype.itemsize > RING_BYTES_MAX:
             raise ObjectTooLarge(
-                f"{self._where()} has shape {tuple(shape)} of {name}, more than the {RING_BYTES_MAX} bytes of any ring"
+                f"{self._where()} has shape {shown(tuple(shape))} of {name}, more than the {RING_BYTES_MAX} bytes of "
+                "any ring"
             )
         self._tokens += (tag, name, len(shape), *shape)
-        self._sources.append((math.prod(shape) * dtype.itemsize, array))
+        self._sources.append((math.prod(shape) * dtype.itemsize, array, check))
 
     def _where(self) -> str:
-        return "tree" + "".join(f"[{reprlib.repr(key)}]" for key in self._path)
+        return "tree" + "".join(f"[{shown(key, brief=True)}]" for key in self._path)
 
 
 def _is_run(items: Sequence[Any]) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from ...errors import UsageError
+from ...errors import UsageError, shown
 from ..core.fields import check_count
 
 __all__ = ["Recommendation", "recommend_dp_mode"]
@@ -129,7 +129,9 @@ def check_resolution(resolution: object) -> tuple[int, int]:
     """
     if isinstance(resolution, tuple | list):
         if len(resolution) != 2:
-            raise UsageError(f"resolution is {resolution!r}; pass (width, height) in pixels, or the side of a square")
+            raise UsageError(
+                f"resolution is {shown(resolution)}; pass (width, height) in pixels, or the side of a square"
+            )
         width, height = resolution
     else:
         width = height = resolution

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ...errors import BadConfiguration, ObjectTooLarge, StoreFull, UsageError
+from ...errors import BadConfiguration, ObjectTooLarge, StoreFull, UsageError, shown
 from ...ipc.schema import NUMBER_MAX
 from ..core.cache import check_client
 from ..core.fields import check_count
@@ -350,7 +350,7 @@ def compute_encoder_budget(
     batch_tokens_max = check_count("batch_tokens_max", batch_tokens_max, NUMBER_MAX)
     if not isinstance(tokens_max_by_modality, Mapping):
         raise UsageError(
-            f"tokens_max_by_modality is {tokens_max_by_modality!r}; it must be numbers by modality, a dict"
+            f"tokens_max_by_modality is {shown(tokens_max_by_modality)}; it must be numbers by modality, a dict"
         )
     if not tokens_max_by_modality:
         return 0, 0

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ...errors import TokensDiffer, UsageError
+from ...errors import TokensDiffer, UsageError, shown
 from ...ipc.schema import NUMBER_MAX
 from ..core.fields import check_count, check_iterable, check_key
 
@@ -58,11 +58,11 @@ class EncoderRequest:
 
     def __post_init__(self) -> None:
         if not isinstance(self.request_id, str):
-            raise UsageError(f"request_id is {self.request_id!r}; it must be a text")
+            raise UsageError(f"request_id is {shown(self.request_id)}; it must be a text")
         object.__setattr__(self, "inputs", tuple(check_iterable("inputs", self.inputs, "EncoderInputs")))
         for each in self.inputs:
             if not isinstance(each, EncoderInput):
-                raise UsageError(f"inputs has {each!r}; it must be EncoderInputs")
+                raise UsageError(f"inputs has {shown(each)}; it must be EncoderInputs")
         known: dict[bytes, int] = {}
         for given in self.inputs:
             check_same(given, known.setdefault(given.key, given.tokens))
@@ -75,7 +75,7 @@ def check_request(request: object) -> EncoderRequest:
         UsageError: it is no EncoderRequest.
     """
     if not isinstance(request, EncoderRequest):
-        raise UsageError(f"request is {request!r}; it must be a tensord.EncoderRequest")
+        raise UsageError(f"request is {shown(request)}; it must be a tensord.EncoderRequest")
     return request
 
 

@@ -37,8 +37,9 @@ from typing import Any, Final
 
 import numpy as np
 
+from ...errors import ProcessLimit
 from ..core import forks
-from ..core.aside import aside
+from ..core.aside import begin
 from ..core.fields import check_seconds
 from ..core.lease import Lease
 
@@ -133,8 +134,8 @@ class Lender:
                 listening.listen(_BACKLOG)
                 # The thread refers to the book, not to the lender, so the lender can be collected.
                 serve = partial(_serve, listening, self._book)
-                aside(threading.Thread(target=serve, name="tensord-loans", daemon=True).start)
-            except (OSError, RuntimeError, MemoryError):
+                begin(threading.Thread(target=serve, name="tensord-loans", daemon=True))
+            except (OSError, ProcessLimit):
                 listening.close()
                 return False
             self._name = name

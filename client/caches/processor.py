@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any, Final
 
-from ...errors import ReferenceLost, UsageError
+from ...errors import ReferenceLost, UsageError, shown
 from ..core import forks
 from ..core.cache import Client, check_client
 from ..core.fields import check_flag, check_iterable, check_seconds
@@ -110,7 +110,7 @@ class ProcessorCache:
     ) -> None:
         given: object = copy
         if not isinstance(given, bool | str) or given not in (False, True, "on_write"):
-            raise UsageError(f'copy is {copy!r}; it must be False, True or "on_write"')
+            raise UsageError(f'copy is {shown(copy)}; it must be False, True or "on_write"')
         self.namespace = check_namespace(namespace)
         self._client = check_client(cache, "cache")
         self._copy: Copy = copy
@@ -226,7 +226,7 @@ class ProcessorCache:
         asked = list(check_iterable("features", features, "Features"))
         for each in asked:
             if not isinstance(each, Feature):
-                raise UsageError(f"features has {each!r}; it must be tensord.Features")
+                raise UsageError(f"features has {shown(each)}; it must be tensord.Features")
             check_hash(each.hash)
         try:
             return self._filled(asked)
@@ -285,7 +285,7 @@ class ProcessorCache:
     def lends(self, reference: Reference) -> bool:
         """Whether the loan of a reference belongs to this sender."""
         if not isinstance(reference, Reference):
-            raise UsageError(f"reference is {reference!r}; it must be a tensord.Reference")
+            raise UsageError(f"reference is {shown(reference)}; it must be a tensord.Reference")
         return self._lender is not None and self._lender.made(reference.loan)
 
     @property

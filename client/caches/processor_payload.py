@@ -11,7 +11,7 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
-from ...errors import UsageError
+from ...errors import UsageError, shown
 from ..core.lease import ArrayLease, Lease
 from ..core.namespace import Namespace
 from .private import private_view
@@ -69,7 +69,7 @@ def check_hash(hash: object) -> Hash:
         UsageError: it is neither text nor bytes.
     """
     if not isinstance(hash, str | bytes):
-        raise UsageError(f"a hash is {hash!r}; it must be text or bytes")
+        raise UsageError(f"a hash is {shown(hash)}; it must be text or bytes")
     return hash
 
 

@@ -14,7 +14,7 @@ from typing import Any, Final, Literal, get_args
 
 import numpy as np
 
-from ...errors import BelowFloor, ObjectTooLarge, UsageError
+from ...errors import BelowFloor, ObjectTooLarge, UsageError, shown
 from ..core import forks, requests
 from ..core.cache import Client, check_client
 from ..core.fields import check_count, check_name
@@ -134,7 +134,7 @@ class VisualCache:
             UsageError: the modality is unknown, or `raw` has no bytes.
         """
         if modality not in get_args(Modality):
-            raise UsageError(f"modality is {modality!r}; it must be one of {', '.join(get_args(Modality))}")
+            raise UsageError(f"modality is {shown(modality)}; it must be one of {', '.join(get_args(Modality))}")
         if not isinstance(raw, bytes | bytearray | memoryview | np.ndarray):
             raise UsageError(f"raw is a {type(raw).__name__}; pass the raw bytes of the image, audio or video")
         if isinstance(raw, np.ndarray) and raw.dtype.hasobject:

@@ -9,15 +9,19 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import zip_longest
 from math import inf, nan
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, TypeVar
 
-from ...errors import UsageError
+from ...errors import UsageError, shown
 from ...ipc.governance import GAUGE_CHARS_MAX
 from ...ipc.schema import DURATION_S_MAX
 from ...shm.index import bad_key
 from ...shm.layout import KEY_BYTES
+
+Item = TypeVar("Item")
+_MISSING: Final[Any] = object()
 
 
 def check_key(key: object) -> bytes:
@@ -26,8 +30,10 @@ def check_key(key: object) -> bytes:
     Raises:
         BadKey: `key` is not 32 bytes.
     """
-    if isinstance(key, bytearray) or (isinstance(key, memoryview) and key.format == "B" and key.ndim == 1):
-        key = bytes(key)
+    # A memoryview that was released raises ValueError.
+    with suppress(ValueError):
+        if isinstance(key, bytearray) or (isinstance(key, memoryview) and key.format == "B" and key.ndim == 1):
+            key = bytes(key)
     if not isinstance(key, bytes) or len(key) != KEY_BYTES:
         raise bad_key(key)
     return key
@@ -48,6 +54,25 @@ def check_pairs(items: object) -> Iterator[tuple[object, object]]:
         yield item[0], item[1]
 
 
+def check_with_parents(items: Iterator[Item], parents: object) -> Iterator[tuple[Item, object]]:
+    """Pairs of an item and its parent; without `parents`, none has one. Does not check the keys.
+
+    Raises:
+        UsageError: `parents` is not iterable, or has another number of keys than there are items.
+    """
+    if parents is None:
+        yield from ((item, None) for item in items)
+        return
+    given = check_iterable("parents", parents, "a key or None for each item")
+    for number, (item, parent) in enumerate(zip_longest(items, given, fillvalue=_MISSING)):
+        if item is _MISSING or parent is _MISSING:
+            short, long = ("items", "parents") if item is _MISSING else ("parents", "items")
+            raise UsageError(
+                f"{short} ends after {number} and {long} does not: parents must have a key or None for each item"
+            )
+        yield item, parent
+
+
 def check_iterable(field: str, given: object, wants: str) -> Iterator[Any]:
     """Iterates over `given`, which must be an iterable of `wants`.
 
@@ -58,7 +83,7 @@ def check_iterable(field: str, given: object, wants: str) -> Iterator[Any]:
     with suppress(TypeError):
         if not isinstance(given, str | bytes):
             return iter(given)  # type: ignore[call-overload,no-any-return]
-    raise UsageError(f"{field} is {given!r}; it must be {wants}")
+    raise UsageError(f"{field} is {shown(given)}; it must be {wants}")
 
 
 def check_flag(field: str, flag: object) -> bool:
@@ -71,7 +96,7 @@ def check_flag(field: str, flag: object) -> bool:
         return flag
     with suppress(ValueError, TypeError, RuntimeError):
         return bool(flag)
-    raise UsageError(f"{field} is {flag!r}; it must be True or False")
+    raise UsageError(f"{field} is {shown(flag)}; it must be True or False")
 
 
 def check_name(field: str, name: object, most: int = GAUGE_CHARS_MAX, least: int = 1) -> None:
@@ -81,9 +106,9 @@ def check_name(field: str, name: object, most: int = GAUGE_CHARS_MAX, least: int
         UsageError: `name` is not a text of `least` to `most` characters, or has surrogates, which no message can carry.
     """
     if not isinstance(name, str) or not least <= len(name) <= most:
-        raise UsageError(f"{field} is {name!r}; it must be a text of {least} to {most} characters")
+        raise UsageError(f"{field} is {shown(name)}; it must be a text of {least} to {most} characters")
     if printable(name) != name:
-        raise UsageError(f"{field} is {name!r}; it must be a text without surrogates")
+        raise UsageError(f"{field} is {shown(name)}; it must be a text without surrogates")
 
 
 def printable(text: str) -> str:
@@ -100,7 +125,7 @@ def check_compute(compute: object) -> None:
         UsageError: `compute` cannot be called.
     """
     if not callable(compute):
-        raise UsageError(f"compute is {compute!r}; it must be a function without arguments that returns a tree")
+        raise UsageError(f"compute is {shown(compute)}; it must be a function without arguments that returns a tree")
 
 
 def check_socket(socket: str | os.PathLike[str]) -> Path:
@@ -112,7 +137,7 @@ def check_socket(socket: str | os.PathLike[str]) -> Path:
     with suppress(ValueError, TypeError):
         if (name := os.fsencode(socket)) and b"\0" not in name:
             return Path(os.fsdecode(socket))
-    raise UsageError(f"socket is {socket!r}; it must be the path of a socket, or None for the default")
+    raise UsageError(f"socket is {shown(socket)}; it must be the path of a socket, or None for the default")
 
 
 def check_count(field: str, count: object, most: int, least: int = 0) -> int:
@@ -127,7 +152,7 @@ def check_count(field: str, count: object, most: int, least: int = 0) -> int:
             whole = int(count.__index__())
             if least <= whole <= most:
                 return whole
-    raise UsageError(f"{field} is {count!r}; it must be a whole number from {least} to {most}")
+    raise UsageError(f"{field} is {shown(count)}; it must be a whole number from {least} to {most}")
 
 
 def number(given: object) -> float:
@@ -161,4 +186,4 @@ def check_seconds(field: str, seconds: object, *, above_0: bool = False) -> floa
     if 0 <= value <= DURATION_S_MAX and not (above_0 and value == 0):
         return value
     from_0 = "more than 0" if above_0 else "from 0"
-    raise UsageError(f"{field} is {seconds!r}; it must be a time {from_0} to {DURATION_S_MAX:g} seconds")
+    raise UsageError(f"{field} is {shown(seconds)}; it must be a time {from_0} to {DURATION_S_MAX:g} seconds")

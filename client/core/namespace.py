@@ -17,7 +17,7 @@ from typing import Any, Literal
 import msgpack
 import numpy as np
 
-from ...errors import BadNamespace
+from ...errors import BadNamespace, shown
 from ...shm.keys import GENERATION_MAX, make_key
 from ...shm.layout import NAMESPACE_TAG_BYTES
 
@@ -63,18 +63,18 @@ class Namespace:
             value = getattr(self, field.name)
             if field.name == "generation":
                 if not isinstance(value, int) or not 0 <= value <= GENERATION_MAX:
-                    raise BadNamespace(f"generation={value!r} must be a whole number from 0 to {GENERATION_MAX}")
+                    raise BadNamespace(f"generation={shown(value)} must be a whole number from 0 to {GENERATION_MAX}")
             elif not isinstance(value, str):
-                raise BadNamespace(f"{field.name}={value!r} must be a string, not {type(value).__name__}")
+                raise BadNamespace(f"{field.name}={shown(value)} must be a string, not {type(value).__name__}")
             elif not value.isascii() and value.encode("utf-8", "replace").decode("utf-8") != value:
-                raise BadNamespace(f"{field.name}={value!r} must be a text without surrogates")
+                raise BadNamespace(f"{field.name}={shown(value)} must be a text without surrogates")
             elif not value and field.name in ("model", "revision", "dtype", "processor"):
                 raise BadNamespace(
                     f"{field.name} is empty; without it the outputs of two different encoders would share a key; "
                     'give a value that differs between them, or "none" if there is none'
                 )
         if self.hash not in ("sha256", "blake3"):
-            raise BadNamespace(f'hash={self.hash!r} must be "sha256" or "blake3"')
+            raise BadNamespace(f'hash={shown(self.hash)} must be "sha256" or "blake3"')
 
     @property
     def tag(self) -> bytes:
@@ -105,7 +105,8 @@ class Namespace:
             packed = msgpack.packb([self.generation, *described, hashed, sorted(parameters.items())])
         except (TypeError, ValueError, OverflowError) as error:
             raise BadNamespace(
-                f"kind {kind!r}, modality {modality!r} and parameters {parameters!r} cannot be part of a key: {error}"
+                f"kind {shown(kind)}, modality {shown(modality)} and parameters {shown(parameters)} cannot be part of "
+                f"a key: {error}"
             ) from None
         tag = self.tag
         return make_key(tag, hashlib.sha256(tag + packed).digest(), self.generation)
@@ -144,7 +145,7 @@ def check_namespace(namespace: object) -> Namespace:
     """
     if not isinstance(namespace, Namespace):
         raise BadNamespace(
-            f"namespace is {namespace!r}; it must be a tensord.Namespace(model=..., revision=..., dtype=..., "
+            f"namespace is {shown(namespace)}; it must be a tensord.Namespace(model=..., revision=..., dtype=..., "
             "processor=...)"
         )
     return namespace

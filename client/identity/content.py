@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from ...errors import UnsupportedLeaf
+from ...shm.tensors import bytes_of
 
 _DIGESTS_MAX: Final = 4096
 DIGEST_ATTRIBUTE: Final = "tensord_content_digest"
@@ -33,8 +34,8 @@ def content_digest(item: Mapping[str, Any]) -> bytes:
         32 bytes.
 
     Raises:
-        UnsupportedLeaf: a leaf is not a tensor, array, number, string or None; or the item has no tensor, like the
-            handles that stand for an item in another process's memory.
+        UnsupportedLeaf: a leaf is not a tensor, array, number, string or None, or a tensor whose memory was freed; or
+            the item has no tensor, like the handles that stand for an item in another process's memory.
     """
     import numpy as np
     import torch
@@ -45,9 +46,8 @@ def content_digest(item: Mapping[str, Any]) -> bytes:
     def add(value: Any, field: str) -> None:
         nonlocal tensors
         if isinstance(value, torch.Tensor):
-            plain = value.detach().cpu().contiguous().resolve_conj().resolve_neg()
-            digest.update(f"t{dtype_name(plain.dtype)}{list(plain.shape)}\0".encode())
-            digest.update(plain.reshape(-1).view(torch.uint8).numpy().data)
+            digest.update(f"t{dtype_name(value.dtype)}{list(value.shape)}\0".encode())
+            digest.update(bytes_of(value, field).data)
             tensors += 1
         elif isinstance(value, np.ndarray) and not value.dtype.hasobject:
             digest.update(f"a{value.dtype.str}{list(value.shape)}\0".encode())

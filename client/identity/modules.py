@@ -24,6 +24,7 @@ from typing import Any, Final
 import torch
 
 from ...errors import UnsupportedLeaf
+from ...shm.tensors import bytes_of, check_memory
 
 __all__ = ["Fingerprint", "tensor_bytes", "tensors_of"]
 
@@ -32,6 +33,8 @@ _UNCOUNTED_BYTES_MAX: Final = 64 * 1024
 """Limit on bytes of tensors without a version counter. Each call compares all of them: 35 µs (measured) at this limit,
 but 0.2 s for an encoder of 100 MiB, which is longer than encoding takes."""
 
+_PLACE: Final = "a tensor of the weights"
+"""How errors name a tensor."""
 _log = logging.getLogger("tensord")
 
 
@@ -107,14 +110,13 @@ def tensor_bytes(tensor: Any) -> memoryview:
     """A tensor's bytes in C order, copied from its device if it is on one.
 
     Raises:
-        UnsupportedLeaf: the tensor has no plain memory.
+        UnsupportedLeaf: the tensor has no plain memory, or its memory was freed.
     """
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout is not torch.strided:
         raise UnsupportedLeaf(f"a {type(tensor).__name__} of layout {tensor.layout} has no plain bytes to hash")
     if tensor.device.type == "meta":
         raise UnsupportedLeaf("a tensor on the meta device has no bytes to hash; load the weights first")
-    plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
-    return memoryview(plain.reshape(-1).view(torch.uint8).numpy())
+    return bytes_of(tensor, _PLACE).data
 
 
 def _hashed(parts: Mapping[str, Any]) -> str:
@@ -139,6 +141,7 @@ def _samples_of(part: Any) -> Iterator[Any]:
     for tensor in tensors_of(part):
         if tensor.numel() == 0:
             continue
+        check_memory(tensor, _PLACE)
         flat = _flat(tensor.detach())
         count = len(flat)
         if not tensor.is_inference():

@@ -25,6 +25,8 @@ from typing import Final
 
 import msgspec
 
+from ...ipc.places import home_folder
+
 REMEMBERED_BYTES_MIN: Final = 16 << 20
 """Smaller files get no note: reading them costs no more than a note."""
 SETTLED_S: Final = 2.0
@@ -92,8 +94,8 @@ def _looks(found: os.stat_result) -> Looks:
 
 def _places(path: Path, looks: Looks, suffix: str) -> Iterator[Path]:
     yield path.with_name(f".{path.name}{suffix}")
-    with suppress(RuntimeError):
-        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    with suppress(KeyError):
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or home_folder(os.environ) / ".cache")
         yield folder / "tensord" / f"{looks[0]}-{looks[1]}{suffix}"
 
 

@@ -21,6 +21,7 @@ import torch
 from transformers.utils.generic import ModelOutput
 
 from ...errors import BadTree, UnsupportedLeaf
+from ...shm.tensors import bytes_of
 
 __all__ = ["CallItems", "NotSplittable"]
 
@@ -141,11 +142,6 @@ def _gathered(pieces: Sequence[torch.Tensor], device: torch.device) -> torch.Ten
     at = 0
     for piece in pieces:
         # numpy copies, since torch's threads take many times as long while the cores are busy.
-        np.copyto(_bytes_of(whole[at : at + len(piece)]), _bytes_of(piece))
+        np.copyto(bytes_of(whole[at : at + len(piece)], "the output"), bytes_of(piece, "a part"))
         at += len(piece)
     return whole
-
-
-def _bytes_of(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
-    array: np.ndarray[Any, Any] = tensor.detach().reshape(-1).view(torch.uint8).numpy()
-    return array

@@ -18,6 +18,7 @@ from tensord.shm.recipe import Recipe, recipe
 from tensord.shm.tree import Spec, encode, encode_spec
 
 torch = pytest.importorskip("torch")
+FakeTensorMode = pytest.importorskip("torch._subclasses.fake_tensor").FakeTensorMode
 
 DTYPES = [
     getattr(torch, name)
@@ -196,18 +197,131 @@ class Tagged(torch.Tensor):  # type: ignore[misc, name-defined]
     pass
 
 
+@pytest.mark.filterwarnings("ignore:torch.quantize", "ignore:The PyTorch API of nested")
 @pytest.mark.parametrize(
     ("leaf", "reason"),
     [
-        (torch.ones(2, 2).to_sparse(), "layout torch.sparse_coo.*to_dense"),
-        (torch.ones(2, device="meta"), "on meta.*a tensor with values"),
-        (torch.ones(2).as_subclass(Tagged), "Tagged.*as_subclass"),
-        (torch.empty(2, dtype=torch.bits8), "dtype torch.bits8.*uint8"),
+        (lambda: torch.ones(2, 2).to_sparse(), "layout torch.sparse_coo.*to_dense"),
+        (lambda: torch.ones(2, device="meta"), "on meta.*a tensor with values"),
+        (lambda: torch.ones(2).as_subclass(Tagged), "Tagged.*as_subclass"),
+        (lambda: torch.empty(2, dtype=torch.bits8), "dtype torch.bits8.*uint8"),
+        (lambda: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.quint8), r"dtype torch.quint8.*dequantize\("),
+        (lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), r"nested torch tensor.*unbind\(\)"),
+        (
+            lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged),
+            r"NestedTensor, .*unbind\(\)",
+        ),
+        (lambda: FakeTensorMode().from_tensor(torch.ones(2)), "FakeTensor, which has no values.* outside of"),
     ],
 )
-def test_tensors_without_plain_memory_are_refused_by_place(leaf: Any, reason: str) -> None:
+def test_tensors_without_plain_memory_are_refused_by_place(leaf: Callable[[], Any], reason: str) -> None:
     with pytest.raises(UnsupportedLeaf, match=rf"^tree\['a'\]\[1\] is a .*{reason}"):
-        encode({"a": [0, leaf]})
+        encode({"a": [0, leaf()]})
+
+
+TRANSFORMS: dict[str, Callable[[Callable[[Any], Any]], Any]] = {
+    "vmap": lambda of: torch.func.vmap(of)(torch.ones(3, 2)),
+    "grad": lambda of: torch.func.grad(of)(torch.ones(3)),
+    "jvp": lambda of: torch.func.jvp(of, (torch.ones(3),), (torch.ones(3),)),
+    "vmap of grad": lambda of: torch.func.vmap(torch.func.grad(of))(torch.ones(3, 2)),
+    "functionalize": lambda of: torch.func.functionalize(of)(torch.ones(3)),
+}
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script`")
+@pytest.mark.parametrize("transform", TRANSFORMS)
+def test_what_a_transform_of_torch_computes_with_is_refused_and_other_tensors_are_taken(transform: str) -> None:
+    plain, seen = torch.arange(3), []
+
+    def called(within: Any) -> Any:
+        with pytest.raises(UnsupportedLeaf, match=r"^tree\['a'\] is .* without a storage .*torch.func.vmap.*; pass"):
+            encode({"a": within})
+        made, root = stored({"a": plain})
+        seen.append((within, made.view(root)["a"].tolist()))
+        return within.sum()
+
+    TRANSFORMS[transform](called)
+    (escaped, taken), *_ = seen
+    assert taken == [0, 1, 2]
+    with pytest.raises(UnsupportedLeaf, match="without a storage"):
+        encode(escaped)
+
+
+def test_a_tensor_with_memory_is_taken_where_torch_makes_fake_ones() -> None:
+    plain = torch.arange(3)
+    with FakeTensorMode():
+        made, root = stored([plain])
+        with pytest.raises(UnsupportedLeaf, match=r"^tree\[0\] is .* FakeTensorMode does not copy"):
+            encode([LAZY])
+    assert made.view(root)[0].tolist() == [0, 1, 2]
+
+
+LAZY = torch.tensor([1 + 2j]).conj()
+
+
+def resized(tensor: Any, size_bytes: int) -> Any:
+    tensor.untyped_storage().resize_(size_bytes)
+    return tensor
+
+
+@pytest.mark.parametrize(
+    ("leaf", "needed_bytes", "found_bytes"),
+    [
+        (lambda: resized(torch.ones(100), 0), 400, 0),
+        (lambda: resized(torch.ones(100), 399), 400, 399),
+        (lambda: resized(torch.ones(10, 10).t(), 8), 400, 8),
+        (lambda: resized(torch.ones(100)[50::7], 300), 400, 300),
+        (lambda: resized(torch.ones(1).expand(100), 0), 4, 0),
+        (lambda: resized(torch.nn.Parameter(torch.ones(100)), 0), 400, 0),
+        (lambda: resized(torch.ones(100, dtype=torch.bfloat16), 0), 200, 0),
+        (lambda: resized(torch.ones(100, dtype=torch.complex64).conj(), 8), 800, 8),
+    ],
+)
+def test_a_tensor_whose_memory_was_freed_or_cut_is_refused(
+    leaf: Callable[[], Any], needed_bytes: int, found_bytes: int
+) -> None:
+    says = rf"^tree\['a'\]\[1\] .* needs {needed_bytes} bytes of its storage, which has {found_bytes}: .*; pass"
+    with pytest.raises(UnsupportedLeaf, match=says):
+        encode({"a": [0, leaf()]})
+
+
+def test_a_tensor_is_taken_as_long_as_its_storage_has_its_elements() -> None:
+    tree = [resized(torch.arange(100)[:50], 400), resized(torch.ones(10), 80), resized(torch.ones(3)[:0], 0)]
+    made, root = stored(tree)
+    assert [len(leaf) for leaf in made.view(root)] == [50, 10, 0]
+    assert made.view(root)[0].tolist() == list(range(50))
+
+
+@pytest.mark.parametrize("grown", [False, True])
+def test_memory_that_is_freed_before_it_is_copied_is_noticed(grown: bool) -> None:
+    tensor = torch.ones(1000)
+    payload = encode([tensor])
+    memory = bytearray(payload.payload_bytes)
+    payload.check()
+    payload.write_range(memory, 0, 1000)
+    resized(tensor, 0)
+    if grown:
+        resized(tensor, 1 << 20)
+    for call in (payload.check, lambda: payload.write_range(memory, 1000, 2000)):
+        with pytest.raises(UnsupportedLeaf, match=r"^tree\[0\] .* needs 4000 bytes"):
+            call()
+
+
+def test_a_tensor_that_gets_other_memory_is_stored_as_it_was() -> None:
+    tensor = torch.ones(1000)
+    payload = encode([tensor])
+    tensor.data = torch.zeros(1000)
+    memory = np.zeros(payload.payload_bytes, np.uint8)
+    payload.write_into(memory)
+    assert (recipe(payload.header).view(memory)[0] == 1).all()
+
+
+def test_the_memory_of_a_tensor_can_be_resized_after_it_was_stored_and_after_it_was_read() -> None:
+    tensor = torch.ones(1000)
+    made, root = stored([tensor])
+    resized(tensor, 0)
+    for read in (made.torch, made.value):
+        resized(read(root)[0], 0)
 
 
 @pytest.mark.parametrize("array", [np.array(["x"]), np.ones(2, np.longdouble), np.ones(2, "M8[s]")])

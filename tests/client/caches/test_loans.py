@@ -28,6 +28,12 @@ NO_LIMIT: Final = 1 << 60
 _numbers = count(1)
 
 
+@pytest.fixture(autouse=True)
+def _as_long_as_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine a lender's thread may take longer to answer than an engine would wait for it."""
+    monkeypatch.setattr(loans, "FETCH_S", PATIENCE_S)
+
+
 @pytest.fixture
 def daemon() -> Iterator[Daemon]:
     with Daemon(policy="lru") as running:

@@ -1,0 +1,144 @@
+"""A tensor that has no memory, or none any more, is refused by its place, whichever call puts it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tensord
+from tensord.errors import UnsupportedLeaf
+
+from ..daemon_process import MIB, Daemon
+from ..faults.payloads import is_payload, key, payload
+
+torch = pytest.importorskip("torch")
+FakeTensorMode = pytest.importorskip("torch._subclasses.fake_tensor").FakeTensorMode
+
+NAMESPACE = tensord.Namespace(model="freed", revision="1", dtype="float32", processor="none")
+TOKENS = np.arange(1000, dtype=np.uint32)
+Put = Callable[[Any], object]
+
+
+def resized(tensor: Any, size_bytes: int) -> Any:
+    tensor.untyped_storage().resize_(size_bytes)
+    return tensor
+
+
+def within(transform: Callable[..., Any]) -> Callable[[Put], object]:
+    def made(put: Put) -> object:
+        return transform(lambda tensor: (put(tensor), tensor.sum())[1])(torch.ones(1000, 2))
+
+    return made
+
+
+# Each makes a tensor where there is one, and puts it.
+CASES: dict[str, Callable[[Put], object]] = {
+    "freed": lambda put: put(resized(torch.ones(1000), 0)),
+    "cut": lambda put: put(resized(torch.ones(1000), 1000)),
+    "nested": lambda put: put(torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])),
+    "jagged": lambda put: put(torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)),
+    "fake": lambda put: put(FakeTensorMode().from_tensor(torch.ones(1000))),
+    "meta": lambda put: put(torch.ones(1000, device="meta")),
+    "sparse": lambda put: put(torch.ones(1000).to_sparse()),
+    "quantized": lambda put: put(torch.quantize_per_tensor(torch.ones(1000), 0.1, 0, torch.quint8)),
+    "vmap": within(lambda of: torch.func.vmap(of, in_dims=1)),
+    "grad": within(torch.func.grad),
+    "functionalize": within(torch.func.functionalize),
+}
+
+
+async def _put(client: tensord.Client, leaf: Any) -> None:
+    async with tensord.AsyncClient(client.link.path) as shared:
+        await shared.put(key(1), {"leaf": leaf})
+
+
+async def _get_or_compute(client: tensord.Client, leaf: Any) -> None:
+    async def compute() -> Any:
+        return {"leaf": leaf}
+
+    async with tensord.AsyncClient(client.link.path) as shared:
+        await shared.get_or_compute(key(1), compute)
+
+
+def prefixes(client: tensord.Client) -> tensord.PrefixCache:
+    return tensord.PrefixCache(client, NAMESPACE, block_tokens=16)
+
+
+CALLS: dict[str, Callable[[tensord.Client, Any], object]] = {
+    "put": lambda client, leaf: client.put(key(1), {"leaf": leaf}),
+    "put_many": lambda client, leaf: client.put_many([(key(2), payload(2)), (key(1), {"leaf": leaf})]),
+    "get_or_compute": lambda client, leaf: client.get_or_compute(key(1), lambda: {"leaf": leaf}),
+    "reserve": lambda client, leaf: client.reserve({"leaf": leaf, "rest": tensord.Spec((9,), "uint8")}),
+    "AsyncClient.put": lambda client, leaf: asyncio.run(_put(client, leaf)),
+    "AsyncClient.get_or_compute": lambda client, leaf: asyncio.run(_get_or_compute(client, leaf)),
+    "PrefixCache.put": lambda client, leaf: prefixes(client).put(TOKENS, [tensord.NormalLayer(leaf, axis=0)]),
+    "state of PrefixCache.put": lambda client, leaf: prefixes(client).put(TOKENS, [tensord.RecurrentLayer(leaf)]),
+    "PrefixCache.put_snapshot": lambda client, leaf: prefixes(client).put_snapshot([b"block"], leaf),
+    "VisualCache.store": lambda client, leaf: tensord.VisualCache(client, NAMESPACE).store("image", b"picture", leaf),
+}
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[Daemon]:
+    with Daemon() as running:
+        yield running.start()
+
+
+@pytest.fixture(scope="module")
+def client(daemon: Daemon) -> tensord.Client:
+    return daemon.client()
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize", "ignore:The PyTorch API of nested")
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("call", CALLS)
+def test_every_call_that_puts_refuses_a_tensor_without_memory(
+    daemon: Daemon, client: tensord.Client, call: str, case: str
+) -> None:
+    client.evict(key(0))
+    before = daemon.store("puts")
+
+    def put(leaf: Any) -> None:
+        with pytest.raises(UnsupportedLeaf):
+            CALLS[call](client, leaf)
+
+    CASES[case](put)
+    assert daemon.store("puts") == before
+    assert client.connected and not client.link.puts.inboxes.used_bytes
+    assert client.get_or_compute(key(0), lambda: 5) == 5
+
+
+@pytest.mark.parametrize("write_in_place", ["owner", "off"])
+@pytest.mark.parametrize("size_bytes", [4096, 3 * MIB, 9 * MIB])
+def test_memory_freed_while_the_items_of_put_many_are_gathered_is_not_read(
+    write_in_place: str, size_bytes: int
+) -> None:
+    with Daemon(ring_bytes=64 * MIB, write_in_place=write_in_place) as daemon, daemon.start().client() as client:
+        tensor = torch.ones(size_bytes, dtype=torch.uint8)
+
+        def items() -> Iterator[tuple[bytes, Any]]:
+            yield key(1), payload(1, size_bytes)
+            yield key(2), tensor
+            resized(tensor, 0)
+            yield key(3), payload(3, size_bytes)
+
+        puts = client.put_many(items(), wait=True)
+        assert [put.state for put in puts] == ["stored", "refused", "stored"]
+        assert isinstance(puts[1].error, UnsupportedLeaf)
+        for number in (1, 3):
+            lease = client.get(key(number), verify=True)
+            assert lease is not None and is_payload(lease.tree, number)
+        assert not client.contains(key(2))
+
+
+def test_torch_may_free_the_memory_of_a_tensor_that_was_stored_and_of_one_that_was_read(client: tensord.Client) -> None:
+    tensor = torch.ones(1000)
+    assert client.put(key(7), tensor, wait=True).state == "stored"
+    resized(tensor, 0)
+    lease = client.get(key(7))
+    assert lease is not None
+    resized(lease.torch(), 0)
