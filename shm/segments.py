@@ -19,6 +19,7 @@ import fcntl
 import mmap
 import os
 import re
+import resource
 import stat
 import time
 from pathlib import Path
@@ -109,22 +110,33 @@ def create(name: str, size_bytes: int) -> int:
 
     Raises:
         NameTaken: a file of that name exists; the message describes the file and its owner.
-        NotEnoughMemory: /dev/shm has no room for another file.
+        NotEnoughMemory: /dev/shm has no room for another file, or RLIMIT_FSIZE is smaller.
         SegmentError: the system refuses for another reason.
     """
     try:
-        segment = posix_ipc.SharedMemory(name, posix_ipc.O_CREX, mode=SEGMENT_MODE, size=size_bytes)
+        # posix_ipc hides the number of the error that the process can open no more files.
+        os.close(os.open(SHM_FOLDER, os.O_RDONLY | os.O_DIRECTORY))
+        fd = int(posix_ipc.SharedMemory(name, posix_ipc.O_CREX, mode=SEGMENT_MODE).fd)
     except posix_ipc.ExistentialError:
         raise NameTaken(f"cannot create {SHM_FOLDER}{name}: there is {_whose(name)} already") from None
     except (posix_ipc.Error, OSError) as error:
-        full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.ENOMEM)
-        kind = NotEnoughMemory if full else SegmentError
-        read_only = isinstance(error, OSError) and error.errno == errno.EROFS
-        remedy = f"; {MAKE_WRITABLE}" if read_only else ""
-        raise kind(f"cannot create {name} of {size_bytes} bytes in {SHM_FOLDER}: {error}{remedy}") from error
-    # fchmod, since the umask may have removed bits of the mode.
-    os.fchmod(segment.fd, SEGMENT_MODE)
-    return int(segment.fd)
+        raise _not_created(name, size_bytes, error) from error
+    try:
+        # fchmod, since the umask may have removed bits of the mode.
+        os.fchmod(fd, SEGMENT_MODE)
+        os.ftruncate(fd, size_bytes)
+    except OSError as error:
+        _path(name).unlink(missing_ok=True)
+        os.close(fd)
+        raise _not_created(name, size_bytes, error) from error
+    return fd
+
+
+def _not_created(name: str, size_bytes: int, error: Exception) -> SegmentError:
+    number = error.errno if isinstance(error, OSError) else None
+    kind = NotEnoughMemory if number in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG) else SegmentError
+    why = {errno.EROFS: f"{error}; {MAKE_WRITABLE}", errno.EFBIG: file_limit()}.get(number or 0, error)
+    return kind(f"cannot create {name} of {size_bytes} bytes in {SHM_FOLDER}: {why}")
 
 
 def attach(name: str, *, read_only: bool = False, uid: int | None = None) -> int:
@@ -261,10 +273,23 @@ def allocate(fd: int, start: int, size_bytes: int) -> None:
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG):
             raise
+        if error.errno == errno.EFBIG:
+            raise NotEnoughMemory(f"{start + size_bytes} bytes of a file in {SHM_FOLDER}: {file_limit()}") from error
         raise NotEnoughMemory(
             f"{SHM_FOLDER} has no room for {size_bytes} bytes at {start} ({error.strerror}); "
             f"{shm_free_bytes()} bytes are free there: take a smaller ring, or remount it with a larger size="
         ) from error
+
+
+def file_limit() -> str:
+    """Why this process cannot make a file of some size, and what to do, after an EFBIG."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if limit == resource.RLIM_INFINITY:
+        return "the file system takes no file of that size"
+    return (
+        f"a file of this process may have {limit} bytes (RLIMIT_FSIZE): raise the limit (`ulimit -f unlimited`, "
+        "LimitFSIZE=infinity of a service)"
+    )
 
 
 def missing(fd: int) -> list[tuple[int, int]]:

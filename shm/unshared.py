@@ -93,8 +93,7 @@ class Unshared:
             OSError: there is not enough memory. The mapping is shared as before.
         """
         address = self.address
-        mapping = _mapped[address]
-        size_bytes, fd = mapping.size_bytes, mapping.fd
+        size_bytes, fd, process = _mapped[address][:3]
         if fd < 0:
             return
         # Maps the file at another address first. If that fails, the present mapping is intact.
@@ -106,8 +105,7 @@ class Unshared:
             raise error
         # SYNC POINT: after the mapping is replaced. If a fork happens in between, the child finds the address taken and
         # keeps the mapping there.
-        _mapped[address] = mapping._replace(fd=-1, close=None)
-        os.close(fd)
+        _let_go_of_file(address, process)
 
 
 def after_fork_in_child() -> None:
@@ -117,23 +115,46 @@ def after_fork_in_child() -> None:
     Mappings that this process made itself stay as they are.
     """
     here = os.getpid()
-    for address, mapping in list(_mapped.items()):
-        size_bytes, fd = mapping.size_bytes, mapping.fd
-        if mapping.process == here or fd < 0:
-            continue
-        try:
-            found = _map(address, size_bytes, _MAP_PRIVATE | _MAP_FIXED_NOREPLACE, fd)
-        except OSError:
-            found = None
-        if found == address:
-            # Children of this child inherit the private mapping, so nothing needs the file any more.
-            _mapped[address] = mapping._replace(fd=-1, process=here, close=None)
-        else:
-            # Another mapping has this address. This module must not unmap it.
-            del _mapped[address]
-            if found is not None:
-                _libc.munmap(found, size_bytes)
+    # SYNC POINT: the collector may run at any moment. Memory that is held here ends after its mapping is replaced, and
+    # memory that has ended is not in the table any more. A list of integers: nothing is collected while it is filled.
+    held = [(address, _memory_at(address)) for address in list(_mapped)]
+    for address, memory in held:
+        if memory is not None:
+            _replace_inherited(address, here)
+
+
+def _memory_at(address: int) -> object | None:
+    """The memory of a mapping; None once it is collected."""
+    mapping = _mapped.get(address)
+    return mapping.ends[0]() if mapping is not None else None
+
+
+def _replace_inherited(address: int, here: int) -> None:
+    """Maps the file of one mapping privately in the process `here`, if another process made the mapping."""
+    size_bytes, fd, process = _mapped[address][:3]
+    if process == here or fd < 0:
+        return
+    try:
+        found = _map(address, size_bytes, _MAP_PRIVATE | _MAP_FIXED_NOREPLACE, fd)
+    except OSError:
+        found = None
+    if found == address:
+        # Children of this child inherit the private mapping, so nothing needs the file any more.
+        _let_go_of_file(address, here)
+    else:
+        # Another mapping has this address. This module must not unmap it.
+        del _mapped[address]
+        if found is not None:
+            _libc.munmap(found, size_bytes)
         os.close(fd)
+
+
+def _let_go_of_file(address: int, process: int) -> None:
+    """Closes the descriptor of a mapping that has become private in `process`. The caller holds the memory."""
+    fd = _mapped[address].fd
+    # No name here or in the callers keeps the mapping's `close`, which would close `fd` again.
+    _mapped[address] = _mapped[address]._replace(fd=-1, process=process, close=None)
+    os.close(fd)
 
 
 def _next_place(size_bytes: int) -> int:

@@ -306,9 +306,11 @@ def test_threads_that_pin_and_release_at_once_share_no_word() -> None:
         thread.join()
     assert not errors
     assert lane.in_use == 0
+    # A thread that was interrupted may have stored its head last. The next record counts all before it.
+    lane.log(1)
     drained = reader.drain()
     assert drained is not None
-    assert len(drained.span_ids) + drained.lost == 6000
+    assert len(drained.span_ids) + drained.lost == 6001
     reader.close()
 
 

@@ -103,6 +103,8 @@ def test_a_signal_handlers_exception_at_no_instruction_keeps_a_mapping_or_its_de
     private: bool, cyclic: bool
 ) -> None:
     fd = memory_file(SIZE_BYTES)
+    # What other tests have left would be closed by a collection below.
+    gc.collect()
     descriptors = len(os.listdir("/proc/self/fd"))
 
     def held() -> tuple[int, list[object]]:
@@ -156,6 +158,57 @@ def test_a_child_leaves_alone_what_came_to_lie_in_its_place() -> None:
     os.close(fd)
 
 
+def test_memory_that_the_collector_frees_at_any_moment_in_a_child_ends_once_and_alone() -> None:
+    fd = memory_file(SIZE_BYTES)
+
+    def garbage() -> list[int]:
+        """Addresses of mappings that only the collector frees, one of them without an array."""
+        mappings = [Unshared(fd, SIZE_BYTES) for _ in range(3)]
+        for mapped in mappings:
+            cycle: list[object] = [mapped]
+            cycle.append(cycle)
+        cycle.append(np.ndarray((8,), np.uint8, mappings[0].memory))
+        return [mapped.address for mapped in mappings]
+
+    def collects_at(number: int, addresses: list[int]) -> int:
+        """0 if there is no such moment, 1 if all is well, else 2."""
+        opened: list[int] = []
+
+        def collect() -> None:
+            gc.collect()
+            # Other files get the descriptors that have just been closed.
+            opened.extend(os.open(os.devnull, os.O_RDONLY) for _ in range(4))
+
+        place = interrupt(
+            number, unshared.after_fork_in_child, ("shm/unshared.py", "shm/collected.py"), times=3, handler=collect
+        )
+        gc.collect()
+        open_yet = all(os.path.samestat(os.fstat(other), os.stat(os.devnull)) for other in opened)
+        gone = not any(is_mapped(address) or address in unshared._mapped for address in addresses)
+        return 2 if not (open_yet and gone) else 1 if place else 0
+
+    gc.disable()
+    try:
+        for number in range(1000):
+            addresses = garbage()
+            forked = ctypes.PyDLL(None).fork()  # without the client's handlers
+            if not forked:
+                status = 9
+                try:
+                    status = collects_at(number, addresses)
+                finally:
+                    os._exit(status)
+            status = os.waitstatus_to_exitcode(os.waitpid(forked, 0)[1])
+            gc.collect()
+            if not status:
+                break
+            assert status == 1, number
+        assert number > 10
+    finally:
+        gc.enable()
+    os.close(fd)
+
+
 def test_a_child_keeps_no_descriptor_of_it_which_its_program_may_close() -> None:
     fd = memory_file(SIZE_BYTES)
     mapped = Unshared(fd, SIZE_BYTES)
@@ -189,6 +242,7 @@ def test_a_private_mapping_is_inherited_and_ends_with_its_last_array() -> None:
     fd = memory_file(SIZE_BYTES)
     mapped = Unshared(fd, SIZE_BYTES)
     os.close(fd)
+    gc.collect()
     descriptors = len(os.listdir("/proc/self/fd"))
     arrays = [np.ndarray((SIZE_BYTES,), np.uint8, mapped.memory)]
     mapped.make_private()
