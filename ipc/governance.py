@@ -156,6 +156,8 @@ class RegisterEntry(GovernorRequest, frozen=True):
 
     `uses`: the number of uses under the former daemon, for an entry that is registered again after a restart.
     `cost_ms`: the time that computing the tensors took; 0: not known, and estimated from `kind` and `tokens`.
+    `new_bytes`: the memory that was taken for it and that no registration or reservation of this client has counted;
+    None: a client of before says nothing, and what the key has grown by counts.
     """
 
     answered_by = Registered
@@ -168,6 +170,7 @@ class RegisterEntry(GovernorRequest, frozen=True):
     uses: Count = 0
     cost_ms: Milliseconds = 0.0
     kind: EntryKind = "unknown"
+    new_bytes: Bytes | None = None
 
 
 class UseEntries(GovernorRequest, frozen=True):
@@ -220,6 +223,8 @@ class ReserveDevice(GovernorRequest, frozen=True):
     the highest first, then in order of arrival. Cached entries leave for a request of priority 0 or more.
 
     `promotes`: the memory is for an entry of the host tier, so the device must stay below pressure. Never waits.
+    `held`: the client has held the memory since before this connection, for `for_s` more. Granted at once, whatever the
+    gauge shows.
     """
 
     answered_by = Reserved
@@ -230,6 +235,7 @@ class ReserveDevice(GovernorRequest, frozen=True):
     priority: Priority = 0
     wait_s: SecondsOrNone = 0.0
     promotes: bool = False
+    held: bool = False
 
 
 class DeclareBaseline(GovernorRequest, frozen=True):
@@ -244,6 +250,14 @@ class DeclareBaseline(GovernorRequest, frozen=True):
     device: GaugeName
     size_bytes: Bytes
     stays: bool = False
+
+
+class WithdrawReservation(GovernorRequest, frozen=True):
+    """Ends the wait of a ReserveDevice, `request`, which gets no answer then. It may have been answered already."""
+
+    answered_by = Done
+    id: Id
+    request: Id
 
 
 class ReleaseReservation(GovernorRequest, frozen=True):
@@ -296,7 +310,7 @@ class MakeRoom(GovernorRequest, frozen=True):
 
 
 class EndRoom(GovernorRequest, frozen=True):
-    """Ends the reservations that MakeRoom has left on a device. The answer counts them."""
+    """Ends the rooms of a device, those that MakeRoom has left and one that is being made. The answer counts them."""
 
     answered_by = Counted
     id: Id

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, Protocol, Self
 
-from ...errors import LimitReached, ProcessLimit, Refusal, Unavailable, UsageError
+from ...errors import LimitReached, ProcessLimit, Refusal, Unavailable, UsageError, shown
 from ...ipc import messages
 from ...ipc.modes import Mode, Tier
 from .aside import aside, begin
@@ -139,7 +139,7 @@ class GovernorListener:
     def on_mode(self, callback: Callable[[ModeChange], object], gauge: str | None, timeout_s: float) -> Subscription:
         """Calls `callback` at every change from now on. Without a daemon, the changes begin once there is one."""
         if not callable(callback):
-            raise UsageError(f"callback is {callback!r}; it must be a function of one ModeChange")
+            raise UsageError(f"callback is {shown(callback)}; it must be a function of one ModeChange")
         if gauge is not None:
             check_name("gauge", gauge)
         subscription = Subscription(self, callback, gauge)

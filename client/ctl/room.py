@@ -48,7 +48,11 @@ def room_text(device: str, size_bytes: int, made: messages.RoomMade) -> str:
 
 @click.command()
 @click.argument("size_bytes", metavar="SIZE", type=SIZE)
-@click.option("--card", metavar="CARD", help="The card, by its name or its number from 0; by default the only one.")
+@click.option(
+    "--card",
+    metavar="CARD",
+    help="The card, by its name, or its number from 0 in the order of names; by default the only one.",
+)
 @click.option(
     "--for", "for_s", type=DURATION, default="10m", show_default=True, metavar="TIME", help="How long it is held."
 )

@@ -14,13 +14,13 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, Final, Self, get_args
 
-from ...errors import DaemonUnavailable, NoGauge, TensordError, UnderPressure, UsageError
+from ...errors import DaemonUnavailable, NoGauge, TensordError, UnderPressure, UsageError, shown
 from ...ipc.governance import AGENT_CHARS_MAX, EntryKind
 from ...ipc.modes import Mode
 from ...ipc.schema import NUMBER_MAX
 from ..core.aside import aside
 from ..core.cache import Client, check_client
-from ..core.device_reservation import DeviceReservation, reserve
+from ..core.device_reservation import DeviceRequest, DeviceReservation
 from ..core.fields import check_count, check_flag, check_key, check_name, check_seconds, check_timeout
 from ..core.lease import Lease
 from ..core.put_options import check_cost
@@ -62,7 +62,7 @@ class DeviceCache:
     def __init__(self, client: Client, device: Device, *, uses_every_s: float = USES_EVERY_S) -> None:
         check_client(client)
         if not isinstance(device, Device):
-            raise UsageError(f"device is {device!r}; it must be a device, such as a TorchDevice or a FakeVram")
+            raise UsageError(f"device is {shown(device)}; it must be a device, such as a TorchDevice or a FakeVram")
         check_name("device.name", device.name)
         check_seconds("uses_every_s", uses_every_s, above_0=True)
         self._client = client
@@ -108,8 +108,9 @@ class DeviceCache:
                 longer is dropped instead of offloaded.
             kind: what the tensors are: "encoder", "kv" or "unknown". Without `cost_ms`, the cost is estimated from
                 `tokens`, by the configured time for this kind.
-            to_host: called on offload with the tree's copy in host memory, instead of `Client.put` under the key. Its
-                result says whether the host tier has stored the copy. It is called in this cache's thread, and released
+            to_host: called on offload with the tree's copy in host memory, instead of `Client.put` under the key. It
+                returns an object with `wait(timeout_s)` and `state`, as `Client.put` does; the state "stored" or
+                "existed" says that the host tier has the copy. It is called in this cache's thread, and released
                 with the entry. `get` never finds such an entry after its offload; only the owner of the copy can
                 restore it.
             wait: whether to return only after the daemon's answer. Without a daemon the call returns at once.
@@ -125,7 +126,7 @@ class DeviceCache:
         check_name("agent", agent, AGENT_CHARS_MAX, least=0)
         cost_ms = check_cost(cost_ms)
         if kind not in get_args(EntryKind):
-            raise UsageError(f"kind is {kind!r}; it must be one of {', '.join(get_args(EntryKind))}")
+            raise UsageError(f"kind is {shown(kind)}; it must be one of {', '.join(get_args(EntryKind))}")
         limit_s = check_timeout(timeout_s, self._client.timeout_s)
         registration = Registration(key)
         if self.closed:
@@ -347,7 +348,10 @@ class DeviceCache:
         """
         link, name, wait_s = self._client.link, self._device.name, 0.0
         try:
-            return reserve(link, name, max(size_bytes, 1), _PROMOTION_S, 0, wait_s, _PROMOTION_ASK_S, promotes=True)
+            size_bytes = max(size_bytes, 1)
+            return DeviceRequest(
+                link, name, size_bytes, _PROMOTION_S, 0, wait_s, _PROMOTION_ASK_S, promotes=True
+            ).outcome()
         except NoGauge:
             return nullcontext()
 
@@ -355,7 +359,7 @@ class DeviceCache:
         with self._entries.lock:
             lease = self._entries.lease(entry.key, self._device)
             if lease is None:
-                if not self._entries.put(entry):
+                if not self._entries.put(entry, reserved=True):
                     return None
                 self._entries.tally.promoted += 1
                 lease = DeviceLease.of(entry, self._entries, self._device)

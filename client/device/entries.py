@@ -60,6 +60,7 @@ class DeviceEntry:
     put, the put included. `before`: the entry that a put replaced, kept until the daemon accepts the put. `said`: a
     registration is in flight. `known`: a daemon has registered the entry. `serial`: distinguishes entries of one
     key. `to_host`: replaces `Client.put` under the key on offload.
+    `new_bytes`: memory that was taken for it and that no daemon was told of.
     `cost_ms` and `kind`: what computing the tensors again takes, as reported by the put.
     """
 
@@ -77,6 +78,7 @@ class DeviceEntry:
     to_host: ToHost | None = None
     cost_ms: float = 0.0
     kind: EntryKind = "unknown"
+    new_bytes: int = 0
     said: bool = False
     known: bool = False
     serial: int = field(default_factory=_serials.__next__)
@@ -257,9 +259,9 @@ class DeviceEntries:
                     entry.marks[:settled] = [mark for mark in entry.marks[:settled] if not mark.wait(0)]
             return DeviceLease.of(entry, self, device)
 
-    def put(self, entry: DeviceEntry) -> bool:
+    def put(self, entry: DeviceEntry, *, reserved: bool = False) -> bool:
         """Adds an entry, in place of an earlier one under its key. Returns False, without a change, if the table is
-        closed."""
+        closed. `reserved`: its memory was taken under a reservation, which counts it."""
         with self.lock:
             if self.closed:
                 return False
@@ -271,7 +273,9 @@ class DeviceEntries:
                 # Of several entries that no daemon has accepted, only the last one matters.
                 entry.before = before if before.known else before.before
             self._table[entry.key] = entry
+            size_bytes = self.size_bytes
             self._count(entry, 1)
+            entry.new_bytes = 0 if reserved else self.size_bytes - size_bytes
             self.unsynced[entry.key] = None
             return True
 
@@ -281,6 +285,7 @@ class DeviceEntries:
             if not entry.known:
                 self.tally.registered += 1
             entry.known = True
+            entry.new_bytes = 0
             entry.before = None
             current = self._table.get(entry.key)
             if current is not None and current is not entry and current.before is not None:

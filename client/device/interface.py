@@ -17,7 +17,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from ...errors import UsageError
+from ...errors import UsageError, shown
 
 __all__ = ["BlockDevice", "BlockStream", "Device", "Mark", "mapped"]
 
@@ -197,7 +197,7 @@ def _mapped(node: Any, change: Callable[[Any, str], Any], place: str, within: se
     within.add(id(node))
     try:
         if kind is dict:
-            return {key: _mapped(child, change, f"{place}[{key!r}]", within) for key, child in node.items()}
+            return {key: _mapped(child, change, f"{place}[{shown(key)}]", within) for key, child in node.items()}
         children = [_mapped(child, change, f"{place}[{at}]", within) for at, child in enumerate(node)]
         return children if kind is list else tuple(children)
     finally:

@@ -214,6 +214,7 @@ class Ledger:
             uses=uses,
             cost_ms=entry.cost_ms,
             kind=entry.kind,
+            new_bytes=entry.new_bytes,
             then=lambda answer: self._post(partial(self._on_registered, entry, version, before, connected, answer)),
         )
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from ...errors import DeviceFull, TensordError, TimedOut
+from ...errors import DeviceFull, TensordError, TimedOut, UsageError
 from ...ipc.governance import EntryKind
 from ..core.lease import Lease
 from ..core.put_options import PutOptions
@@ -86,7 +86,7 @@ class Moves:
                 continue
             leaving.append((entry, uses, self._copied(entry, moved) if offload else None))
         for entry, uses, put in leaving:
-            stored = put is not None and _is_stored(put)
+            stored = put is not None and self._is_stored(entry, put, moved)
             stands_under_its_key = entry.to_host is None
             if offload and not stored and not (may_drop and has_daemon()):
                 moved.kept.append(entry.key)
@@ -154,7 +154,13 @@ class Moves:
         began_s = time.monotonic()
         try:
             if entry.to_host is not None:
-                return entry.to_host(self._device.to_host(entry.tree, marks[-1]))
+                copy = entry.to_host(self._device.to_host(entry.tree, marks[-1]))
+                if not (callable(getattr(copy, "wait", None)) and hasattr(copy, "state")):
+                    raise UsageError(
+                        f"to_host has returned a {type(copy).__name__}; it must return an object with "
+                        "wait(timeout_s) and state, as Client.put does"
+                    )
+                return copy
             link = self._client.link
             leaving = self._device.outgoing(entry.tree, marks[-1])
             payload = payload_of(leaving, self._device.name, depth_max=link.limits.tree_depth_max)
@@ -171,6 +177,17 @@ class Moves:
         finally:
             moved.copy_s += time.monotonic() - began_s
 
+    def _is_stored(self, entry: DeviceEntry, put: HostCopy, moved: MoveResult) -> bool:
+        try:
+            put.wait(_PUT_S)
+            return put.state in ("stored", "existed")
+        except TimedOut:
+            return False
+        except Exception as error:
+            _log.warning("%s of %s may not be in the host tier: %s", entry.key.hex(), self._device.name, error)
+            moved.error = error
+            return False
+
     def _remember(self, entry: DeviceEntry) -> None:
         with self._entries.lock:
             self._remembered.pop(entry.key, None)
@@ -181,11 +198,3 @@ class Moves:
     def _tokens(self, key: bytes) -> int:
         found = self._client.peek(key)
         return found.tokens if found is not None else 0
-
-
-def _is_stored(put: HostCopy) -> bool:
-    try:
-        put.wait(_PUT_S)
-    except TimedOut:
-        return False
-    return put.state in ("stored", "existed")

@@ -21,9 +21,9 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
-from ...errors import DeviceFull, UnsupportedLeaf, UsageError
+from ...errors import DeviceFull, UnsupportedLeaf, UsageError, shown
 from ...shm.dtypes import name_of_torch
-from ...shm.tensors import tensor_over
+from ...shm.tensors import check_tensor, tensor_over
 from ...shm.tree import Spec
 from .gate import GATE, Gate, follow_torch
 from .gpu_name import gpu_name
@@ -81,7 +81,7 @@ class TorchDevice:
         accelerator: Any = None,
     ) -> None:
         if gives_back not in ("pool", "all"):
-            raise UsageError(f"gives_back is {gives_back!r}; it is 'pool' or 'all'")
+            raise UsageError(f"gives_back is {shown(gives_back)}; it is 'pool' or 'all'")
         torch = self._torch = _torch()
         if accelerator is None:
             accelerator = torch.cuda
@@ -134,12 +134,14 @@ class TorchDevice:
         """As in Device: the tensors' storages. Does not include the rounding of sizes by the allocator.
 
         Raises:
-            UnsupportedLeaf: a tensor on this device has no plain memory, or a dtype that no payload can have.
+            UnsupportedLeaf: a tensor has no plain memory, or none any more, or a dtype that no payload can have.
         """
         storages: dict[Hashable, int] = {}
 
         def add(leaf: Any, place: str) -> None:
-            if self._lies_here(leaf, place):
+            here = self._lies_here(leaf, place)
+            check_tensor(leaf, place)
+            if here:
                 storage = leaf.untyped_storage()
                 if storage.nbytes():
                     storages[storage.data_ptr()] = storage.nbytes()
@@ -185,10 +187,11 @@ class TorchDevice:
         def leaving(leaf: Any, place: str) -> Any:
             if not self._lies_here(leaf, place):
                 return leaf
+            check_tensor(leaf, place)
             plain = leaf.detach()
             if not plain.is_contiguous() or plain.is_conj() or plain.is_neg():
                 return self.to_host(leaf, mark)
-            return Outgoing(Spec(tuple(plain.shape), plain.dtype), partial(self._read, plain))
+            return Outgoing(Spec(tuple(plain.shape), plain.dtype), partial(self._read, plain, place))
 
         return mapped(tree, leaving)
 
@@ -267,9 +270,10 @@ class TorchDevice:
             # The driver does not tell this of the default stream while another stream is captured.
             return True
 
-    def _read(self, tensor: Any, to: Array, start: int, stop: int) -> None:
+    def _read(self, tensor: Any, place: str, to: Array, start: int, stop: int) -> None:
         """Copies bytes of a contiguous tensor straight to `to`. If that is not pinned, the driver takes buffers of its
         own."""
+        check_tensor(tensor, place)
         landing = tensor_over(self._torch, to)
         with self._work():
             landing.copy_(tensor.reshape(-1).view(self._torch.uint8)[start:stop], non_blocking=True)
@@ -333,6 +337,7 @@ class TorchDevice:
         """The CPU tensor that a leaf is copied to. The bytes of both tensors are added to `pairs`."""
         if not self._lies_here(leaf, place):
             return leaf
+        check_tensor(leaf, place)
         torch = self._torch
         with self._work(), self._allocating(leaf.nbytes):
             plain = leaf.detach().resolve_conj().resolve_neg()

@@ -118,7 +118,7 @@ class GovernorActor:
                     self._handle(events.GovernorReceived(client, request))
             case events.Sampled() | HostHolds() | events.GovernorLimitsChanged() | events.MemoryCopyMeasured():
                 self._handle(message)
-            case events.NeighbourAnswered():
+            case events.NeighbourAnswered() | events.FormerDaemonFound():
                 self._handle(message)
             case Joined():
                 self._clients[message.client] = message
@@ -177,6 +177,7 @@ def problems(status: dict[str, Any]) -> list[str]:
         for source in status["sources"]
         if source["problem"]
     ]
+    found += [f"{each['setting']} names {each['card']}, and no card is called so" for each in status["missing_cards"]]
     found += [f"device {device['device']}: {device['stuck']}" for device in status["devices"] if device["stuck"]]
     found += [
         f"client {owner['client']} ({owner['name']}, pid {owner['pid']}) does not carry out orders for "

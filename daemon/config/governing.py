@@ -118,7 +118,7 @@ class PressureSection:
     copy_bytes_per_s: int | None = setting(
         SIZE,
         """offload: speed of a copy between a device and the host, in bytes a second; an entry whose copy takes longer
-        than computing it again is dropped; none: measured, at the start and by each offload""",
+        than computing it again is dropped; none: measured, at the start (4GiB where that fails) and by each offload""",
         None,
         low=1 * MIB,
         high=16 * TIB,

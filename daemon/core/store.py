@@ -99,6 +99,7 @@ class Store:
         self.matching = parts.matching
         self.writes = parts.writes
         self.fetches = parts.fetches
+        self.agreement = parts.agreement
         self.runs = parts.runs
         self.link = parts.link
         self._outbox = parts.outbox
@@ -176,6 +177,7 @@ class Store:
             self.residency.next_timer(),
             self.matching.next_timer(),
             self._parts.agreement.next_timer(),
+            self.fetches.next_timer(),
             self._parts.demotion.next_timer(),
         )
         return min((timer for timer in timers if timer is not None), default=None)

@@ -3,6 +3,8 @@ made up.
 
 Owns: the reading of the file, once for each sample. Does not own its format (`ipc.gaugefile`).
 
+Invariant: a gauge read once is in every later result.
+
 Replace the file atomically (rename) to change it: a half-written file may be valid and have other values.
 """
 
@@ -24,7 +26,8 @@ from .reading import GaugeFailed, Reading, Result
 class FileSource:
     """The lines of one tier in a gauge file: the line `host`, or all other lines.
 
-    Removing a line removes its gauge. A file without a line for the tier is a failure: most likely it is being written.
+    A line that is removed is a failure of its gauge, as a card that its driver does not list any more. A file without a
+    line for the tier is a failure: most likely it is being written.
     """
 
     name: Final = "file"
@@ -32,6 +35,7 @@ class FileSource:
     def __init__(self, path: Path, tier: Tier) -> None:
         self._path = path
         self._tier = tier
+        self._listed: dict[str, None] = {}
 
     def read(self, now: float) -> Result:
         """As in Source."""
@@ -43,7 +47,11 @@ class FileSource:
         if not mine:
             wanted = f"`{HOST_GAUGE}`" if self._tier is Tier.HOST else "a device"
             raise GaugeFailed(f"{self._path} has no line for {wanted}; wanted: NAME USED TOTAL")
-        return {name: Reading(used_bytes, total_bytes) for name, (used_bytes, total_bytes) in mine.items()}
+        self._listed |= dict.fromkeys(mine)
+        return {
+            name: Reading(*mine[name]) if name in mine else GaugeFailed(f"{self._path} has no line for {name} any more")
+            for name in self._listed
+        }
 
     def close(self) -> None:
         """As in Source."""

@@ -133,6 +133,6 @@ class LibrarySource:
         return self._names[unit]
 
 
-def one_line(error: Exception) -> str:
+def one_line(error: BaseException) -> str:
     """An exception in one line, with its type: many exceptions of bindings have no useful text."""
     return " ".join(f"{type(error).__name__}: {error}".split())

@@ -78,8 +78,12 @@ class Nvml:
         handle = self._handles[unit] if isinstance(unit, str) else self._handle(unit)
         memory = self._nvml.nvmlDeviceGetMemoryInfo(handle)
         reading = Reading(int(memory.used), int(memory.total))
-        used = self._processes(handle)
-        return reading if used is None else reading.showing(listed(used, self._root))
+        try:
+            used = self._processes(handle)
+            return reading if used is None else reading.showing(listed(used, self._root))
+        except Exception:
+            # What a driver says of processes is for people. The memory was read.
+            return reading
 
     def shut(self) -> None:
         """As in Library."""

@@ -66,11 +66,13 @@ class StallTrigger:
             except OSError as error:
                 refusals.append(str(error))
                 continue
-            self._stop = os.eventfd(0, os.EFD_CLOEXEC)
-            self._thread = threading.Thread(
-                target=self._wait, args=(fd, self._stop, file), name="tensord-stalls", daemon=True
-            )
-            self._thread.start()
+            try:
+                self._begin(fd, file)
+            except (OSError, RuntimeError) as error:
+                # No descriptor, or no thread.
+                os.close(fd)
+                refusals.append(str(error))
+                break
             self._log.info("stall trigger set", file=str(file), stall_s=self._stall_s, window_s=WINDOW_S)
             return
         self._log.info("no stall trigger; samples at intervals only", why="; ".join(refusals) or "no pressure file")
@@ -85,6 +87,17 @@ class StallTrigger:
         thread.join(_JOIN_S)
         if not thread.is_alive():
             os.close(stop)
+
+    def _begin(self, fd: int, file: Path) -> None:
+        """Starts the thread, which owns `fd` from then on."""
+        stop = os.eventfd(0, os.EFD_CLOEXEC)
+        thread = threading.Thread(target=self._wait, args=(fd, stop, file), name="tensord-stalls", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:
+            os.close(stop)
+            raise
+        self._stop, self._thread = stop, thread
 
     def _wait(self, fd: int, stop: int, file: Path) -> None:
         poll = select.poll()

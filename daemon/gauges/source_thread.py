@@ -127,6 +127,7 @@ class SourceThread:
             return self._source.read(now)
         except GaugeFailed as failed:
             return failed
-        except Exception as error:
-            # An error in a source is a failure of that source, logged like any other. Sampling goes on.
+        except BaseException as error:
+            # An error in a source is a failure of that source, logged like any other. Sampling goes on, also after a
+            # SystemExit of a library, which would end this thread.
             return GaugeFailed(one_line(error))

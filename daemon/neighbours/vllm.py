@@ -56,17 +56,22 @@ class VllmServer:
 
 def _counted(metrics: str) -> float:
     """The sum of the counts of requests of all its engines. Raises NeighbourFailed if one is not there."""
+    # Imported here as in actors/metrics.py: prometheus_client also imports an HTTP server, at the start of any daemon.
+    from prometheus_client.parser import text_string_to_metric_families
+
     found: dict[str, list[float]] = {name: [] for name in _COUNTED}
     for line in metrics.splitlines():
-        series, _, value = line.rpartition(" ")
-        if (name := series.partition("{")[0]) in found:
+        if line.startswith(_COUNTED):
             try:
-                count = float(value)
+                samples = [each for family in text_string_to_metric_families(line) for each in family.samples]
             except ValueError:
-                count = nan
-            if not 0 <= count < inf:
-                raise NeighbourFailed(f"/metrics has {line!r}, which is no count")
-            found[name].append(count)
+                samples = []
+            for name, count in [(each.name, each.value) for each in samples] or [(_COUNTED[0], nan)]:
+                if name not in found:
+                    continue
+                if not 0 <= count < inf:
+                    raise NeighbourFailed(f"/metrics has {line!r}, which is no count")
+                found[name].append(count)
     for name, counts in found.items():
         # Each engine has a line of each name.
         if len(counts) < max(1, *map(len, found.values())):

@@ -336,5 +336,5 @@ def _collected(leaf: Any, place: str, into: list[Array]) -> None:
     if isinstance(leaf, np.ndarray | np.generic):
         into.append(np.asarray(leaf))
     elif _is_array(leaf):
-        name, array = tensor_source(loaded_torch(), leaf, place)  # type: ignore[arg-type]
+        name, array, _ = tensor_source(loaded_torch(), leaf, place)  # type: ignore[arg-type]
         into.append(array.view(dtype_named(name)))

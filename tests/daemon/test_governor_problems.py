@@ -14,7 +14,8 @@ OWNER = {"client": 7, "name": "engine", "pid": 42, "device": "card0", "unrespons
 
 def status(**changed: dict[str, Any]) -> dict[str, Any]:
     rows: dict[str, dict[str, Any]] = {"gauges": GAUGE, "sources": SOURCE, "devices": DEVICE, "owners": OWNER}
-    return {name: [{**row, **changed.get(name, {})}] for name, row in rows.items()}
+    found = {name: [{**row, **changed.get(name, {})}] for name, row in rows.items()}
+    return {**found, "missing_cards": [changed["missing_cards"]] if "missing_cards" in changed else []}
 
 
 def test_a_healthy_governor_has_no_problems() -> None:
@@ -32,6 +33,11 @@ def test_a_source_that_hangs_or_never_worked_is_named_with_since_when_or_why() -
     (found,) = problems(status(sources={"state": "failing", "problem": True, "why": "nvidia:0: GPU is lost"}))
     assert found == "gauge source nvidia cannot be read: nvidia:0: GPU is lost"
     assert problems(status(sources={"state": "absent", "why": "no driver"})) == []
+
+
+def test_a_setting_that_names_a_card_that_is_not_there_is_named() -> None:
+    (found,) = problems(status(missing_cards={"setting": "neighbours.servers", "card": "crad0"}))
+    assert found == "neighbours.servers names crad0, and no card is called so"
 
 
 def test_a_device_whose_passes_are_in_vain_and_an_owner_that_does_not_answer_are_named() -> None:

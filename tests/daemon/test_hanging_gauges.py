@@ -9,11 +9,13 @@ import ctypes
 import os
 import signal
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import tensord
 from tensord.errors import NoGauge
 from tensord.ipc import messages
 
@@ -172,6 +174,13 @@ def vanishes(site: Site) -> None:
     returns(site)
 
 
+def reserves(client: tensord.Client) -> bool:
+    """Whether the first card has room. On a busy machine its gauge may be late once more."""
+    with suppress(NoGauge), client.reserve_device(FIRST, GIB):
+        return True
+    return False
+
+
 Step = Callable[[Site], None]
 POINTS = (*FROM_THE_START, *LATER)
 ENDINGS: tuple[Step, ...] = (returns, raises, vanishes)
@@ -193,17 +202,21 @@ def test_a_library_that_hangs_leaves_the_rest_alone_and_is_read_again_once_it_an
     begin(site, point)
     disturbance(site)
     site.host("99%")
-    until(lambda: site.gauges()["host"]["mode"] == "emergency", "the host's own gauge to go on")
-    rows = site.gauges()
-    assert not rows["host"]["stale"]
+
+    def host_goes_on() -> dict[str, dict[str, Any]]:
+        rows = site.gauges()
+        host = rows.get("host", {"stale": True})
+        return rows if not host["stale"] and host["mode"] == "emergency" else {}
+
+    rows = until(host_goes_on, "the host's own gauge to go on")
     assert all(rows[name]["stale"] and rows[name]["age_s"] > DEADLINE_S for name in rows.keys() - {"host"})
     with pytest.raises(NoGauge):
         site.daemon.client().reserve_device(FIRST, GIB)
     ending(site)
     site.until_read(11 * GIB)
     until(lambda: not site.problems(), "health to be well again")
-    with site.daemon.client().reserve_device(FIRST, GIB):
-        pass
+    client = site.daemon.client()
+    until(lambda: reserves(client), "a reservation")
     assert site.daemon.terminate() == 0
 
 
@@ -245,7 +258,7 @@ def test_cards_that_fail_from_the_start_are_a_problem(site: Site) -> None:
     site.daemon.start()
     site.until_state("failing")
     assert "gauge source nvidia cannot be read: nvidia:0: NVMLError" in site.problems()
-    assert set(site.gauges()) == {"host"}
+    assert set(until(site.gauges, "a gauge")) == {"host"}
 
 
 def test_one_card_of_several_that_fails_from_the_start_is_a_problem(site: Site) -> None:

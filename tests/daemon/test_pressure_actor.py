@@ -109,10 +109,12 @@ def test_a_source_that_is_slow_delays_no_other_and_is_reported_as_soon_as_it_ans
             every_s=reports.pace,
         )
         running = asyncio.create_task(actor.run())
-        await reports.next()
+        while not reports.last.samples:
+            await reports.next()
         assert [sample.gauge for sample in reports.last.samples] == ["card"]
         slow.go_on.set()
-        await reports.next()
+        while len(reports.last.samples) < 2:
+            await reports.next()
         assert {sample.gauge for sample in reports.last.samples} == {"card", "slow card"}
         running.cancel()
 

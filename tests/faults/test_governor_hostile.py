@@ -134,8 +134,7 @@ def test_only_owners_tensors_make_a_gauge_of_their_device(running: Daemon) -> No
         client.channel.send(
             messages.ReadDevice("host", 99, 100), messages.ReadDevice(CARD, 1, 100), timeout_s=PATIENCE_S
         )
-        running.until(lambda status: status["governor"]["gauges"], "the owner's report")
-        (gauge,) = governor(running)["gauges"]
+        (gauge,) = running.until(lambda status: status["governor"]["gauges"], "the owner's report")
         assert (gauge["gauge"], gauge["used_bytes"]) == (CARD, 1)
 
 
@@ -203,7 +202,9 @@ def test_a_client_cannot_change_what_belongs_to_another(running: Daemon) -> None
 
 def test_an_order_is_acknowledged_once_and_by_its_owner() -> None:
     with (
-        Daemon(gauges_device="owners", gauges_host="none", pressure_critical_idle_s="50ms") as daemon,
+        Daemon(
+            gauges_device="owners", gauges_host="none", pressure_critical_idle_s="50ms", pressure_ack_s="10m"
+        ) as daemon,
         owner(daemon.start()) as mine,
         owner(daemon) as other,
         RawClient(daemon.socket, attach=False) as drilling,

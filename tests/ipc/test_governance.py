@@ -36,6 +36,7 @@ EXCHANGES: list[tuple[Message, Message | None]] = [
     (m.DeclareBaseline(60, CARD, 72 << 30, True), m.Done(60)),
     (m.ReserveDevice(18, CARD, 4096, 1.5, -3, 2.5, True), m.Reserved(18, 7, 1.5)),
     (m.ReleaseReservation(19, 1), m.Done(19)),
+    (m.WithdrawReservation(42, 19), m.Done(42)),
     (m.MakeRoom(61, CARD, 4096, 600.0, 60.0), m.RoomMade(61, False, 0.0, 5, [m.RoomStep("x", "failed", 1, "y")], "z")),
     (m.EndRoom(62, CARD), m.Counted(62, 1)),
     (m.ReadDevice(CARD, 1, 2), None),

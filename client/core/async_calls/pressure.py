@@ -5,9 +5,11 @@ Does not own: subscriptions of an event loop (async_subscription.py).
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
 from ....ipc.steps import AgentStepGraph
+from ..aside import later
 from ..async_subscription import AsyncSubscription
 from ..device_reservation import DeviceReservation
 from ..governor import ModeChange, TierState
@@ -114,12 +116,10 @@ class AsyncPressureCalls(AsyncClientBase):
             LimitReached: reservations_max.
             DaemonUnavailable, TimedOut: the daemon did not answer.
         """
-        return await in_thread(
-            self._client.reserve_device,
-            device,
-            size_bytes,
-            for_s,
-            priority=priority,
-            wait_s=wait_s,
-            timeout_s=timeout_s,
-        )
+        request = self._client.device_request(device, size_bytes, for_s, priority, wait_s, timeout_s)
+        try:
+            return await in_thread(request.outcome)
+        except asyncio.CancelledError:
+            # Its thread may have the reservation by now, and nobody to give it to.
+            later(request.give_up)
+            raise

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from .. import device_reservation, queueing
-from ..device_reservation import DeviceReservation
+from .. import queueing
+from ..device_reservation import DeviceRequest, DeviceReservation
 from ..fields import check_timeout
 from ..governor import ModeChange, Subscription, TierState
 from ..workflow import Workflow
@@ -129,6 +129,27 @@ class PressureCalls(ClientBase):
             LimitReached: reservations_max.
             DaemonUnavailable, TimedOut: the daemon did not answer.
         """
+        return self.device_request(device, size_bytes, for_s, priority, wait_s, timeout_s).outcome()
+
+    def device_request(
+        self,
+        device: str,
+        size_bytes: int,
+        for_s: float,
+        priority: int,
+        wait_s: float | None,
+        timeout_s: float | None,
+    ) -> DeviceRequest:
+        """The request of `reserve_device`, which waits for nothing before its `outcome`. For the library."""
         limit_s = check_timeout(timeout_s, self._timeout_s)
-        self._expect_answer(limit_s)
-        return device_reservation.reserve(self._link, device, size_bytes, for_s, priority, wait_s, limit_s)
+        return DeviceRequest(
+            self._link,
+            device,
+            size_bytes,
+            for_s,
+            priority,
+            wait_s,
+            limit_s,
+            expect=self._expect_answer,
+            hold=self._reservations.hold,
+        )

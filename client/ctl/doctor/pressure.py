@@ -17,9 +17,11 @@ def gauges(
     found: Sequence[Mapping[str, Any]] | None,
     hardware: Mapping[str, bool],
     sources: Sequence[Mapping[str, Any]] = (),
+    missing_cards: Sequence[Mapping[str, Any]] = (),
 ) -> Finding:
     """Whether the daemon can measure the tiers. `found`: the gauges in its status; None without a daemon. `hardware`:
-    by extra ("nvidia", "amd"), whether such a GPU is present. `sources`: what each source of gauges does."""
+    by extra ("nvidia", "amd"), whether such a GPU is present. `sources`: what each source of gauges does.
+    `missing_cards`: the cards that settings name and that have no gauge."""
     check = "gauges"
     if found is None:
         return ok(check, "no daemon to ask")
@@ -37,6 +39,11 @@ def gauges(
             check,
             f"{text}; {'; '.join(broken)}",
             "the daemon's log says why; until then last values are used, and no memory of such a device is reserved",
+        )
+    if missing_cards:
+        named = "; ".join(f"{each['setting']} names {each['card']}" for each in missing_cards)
+        return warn(
+            check, f"{text}; {named}, and no card is called so", "name a card as its gauge is called, and reload"
         )
     made_up = [f"{gauge['gauge']} is {_MADE_UP[gauge['source']]}" for gauge in found if gauge["source"] in _MADE_UP]
     if made_up:

@@ -4,8 +4,8 @@ Owns the recently offloaded entries by device, key and agent, those that were as
 not own orders.
 
 Invariants: at most `remembered_max` entries are remembered; the oldest of a device are forgotten first. A remembered
-entry is not registered, and its client is connected. An entry that was asked for and is not in the gauge yet counts as
-used.
+entry is not registered, and its client is connected. An entry that was asked for counts as used until it is registered:
+then it counts as every new entry (reservations).
 """
 
 from __future__ import annotations
@@ -148,7 +148,6 @@ def _described(table: Table, row: int) -> OffloadedEntry:
 class _Asked:
     trace: OffloadedEntry
     until: float
-    registered_at: float | None = None
 
 
 class Promotions:
@@ -167,11 +166,9 @@ class Promotions:
         """The device has no owner left to ask."""
         del self._asked[device]
 
-    def registered(self, device: str, key: bytes, now: float) -> OffloadedEntry | None:
+    def registered(self, device: str, key: bytes) -> OffloadedEntry | None:
         """Records that a key is registered, asked for or not. Returns and forgets its description."""
-        asked = self._asked[device].get(key)
-        if asked is not None:
-            asked.registered_at = now
+        self._asked[device].pop(key, None)
         trace = self.remembered.find(device, key)
         if trace is not None:
             self.remembered.forget(device, key)
@@ -190,17 +187,15 @@ class Promotions:
         """The entries to ask for now, by client, the nearest agents' first: as many as keep the device under its
         pressure threshold and its budgets, at most `keys_per_request_max`."""
         asked = self._asked[device.name] = {
-            key: asked
-            for key, asked in self._asked[device.name].items()
-            if (asked.until > now if asked.registered_at is None else asked.registered_at >= circumstances.began_at)
+            key: asked for key, asked in self._asked[device.name].items() if asked.until > now
         }
         wanted: dict[int, list[tuple[bytes, OffloadedEntry]]] = {}
         if circumstances.mode not in _PROMOTING or not len(self.remembered):
             return wanted
         bytes_max = circumstances.at(limits.thresholds.pressure)
         after_bytes = circumstances.used_bytes + circumstances.reserved_bytes
-        after_bytes += sum(one.trace.size_bytes for one in asked.values())
-        coming = [one.trace for one in asked.values() if one.registered_at is None]
+        coming = [one.trace for one in asked.values()]
+        after_bytes += sum(trace.size_bytes for trace in coming)
         more = Amounts(sum(t.size_bytes for t in coming), sum(t.tokens for t in coming), len(coming))
         agents = self._outlook.up_next(limits.lookahead_steps)
         for key, trace in self.remembered.up_next(device, agents, now, limits.keys_per_request_max):
@@ -215,9 +210,8 @@ class Promotions:
         return wanted
 
     def coming_bytes(self, device: str, now: float) -> int:
-        """Bytes of the entries that were asked for and are not in the gauge yet."""
-        asked = self._asked.get(device, {}).values()
-        return sum(one.trace.size_bytes for one in asked if one.registered_at is not None or one.until > now)
+        """Bytes of the entries that were asked for and are not registered yet."""
+        return sum(one.trace.size_bytes for one in self._asked.get(device, {}).values() if one.until > now)
 
     def check_invariants(self, devices: Collection[str]) -> None:
         """Asserts what the module's docstring promises."""

@@ -166,18 +166,26 @@ class DeviceRecord:
         """Bytes that the sample shows as used, and that are ordered away from owners that are not slow, or already
         freed."""
         unseen = sum(freed for at, freed in self._freed if at >= circumstances.began_at)
+        return self.going_bytes(now) + unseen
+
+    def going_bytes(self, now: float) -> int:
+        """Bytes that are ordered away from owners that are not slow."""
         table, slow = self.table, self._slow(now)
-        held_bytes = 0
-        if slow:
-            every = slice(table.end)
-            held = (table.state[every] == ORDERED) & self._owned_by(every, slow)
-            held_bytes = exact_sum(table.size_bytes[np.flatnonzero(held)])
-        return table.ordered_bytes - held_bytes + unseen
+        if not slow:
+            return table.ordered_bytes
+        every = slice(table.end)
+        held = (table.state[every] == ORDERED) & self._owned_by(every, slow)
+        return table.ordered_bytes - exact_sum(table.size_bytes[np.flatnonzero(held)])
 
     def pinned_bytes(self, now: float) -> int:
-        """Bytes of resident entries that may not go: in use by their owners, or of owners that do not respond."""
-        resident = self.table.state[: self.table.end] == RESIDENT
-        return exact_sum(self.table.size_bytes[np.flatnonzero(resident & ~self.may_go(slice(self.table.end), now))])
+        """Bytes of resident entries that their owners use. Owners that do not answer say nothing of their use."""
+        table, every = self.table, slice(self.table.end)
+        pinned = (table.state[every] == RESIDENT) & (table.not_before[every] > now)
+        return exact_sum(table.size_bytes[np.flatnonzero(pinned & ~self._owned_by(every, self._silent(now)))])
+
+    def silent_bytes(self, now: float) -> int:
+        """Bytes of the entries of owners that do not answer, or are slow, as if they were stopped."""
+        return sum(self.table.owned(owner.slot).bytes for owner in self._silent(now))
 
     def settle(self, circumstances: Circumstances, now: float, retry_s: float) -> None:
         """Processes a sample: ends a pass that is over, and ends `stuck` if the sample shows a fall."""
@@ -228,6 +236,9 @@ class DeviceRecord:
         for client in ended.left_of if self.stuck else ():
             if client in self.owners:
                 self.owners[client].returned_nothing(now, retry_s)
+
+    def _silent(self, now: float) -> list[Owner]:
+        return [owner for owner in self.owners.values() if owner.unresponsive or owner.slow(now)]
 
     def _slow(self, now: float) -> list[Owner]:
         return [owner for owner in self.owners.values() if owner.slow(now)]

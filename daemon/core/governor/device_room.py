@@ -81,8 +81,8 @@ def room(
     calm_bytes = passes.calm_bytes(circumstances, limits) - coming_bytes
     if device is None:
         return FreeRoom(total_bytes, free_bytes, calm_bytes)
-    table = device.table
-    return FreeRoom(total_bytes, free_bytes, calm_bytes, table.bytes, device.pinned_bytes(now), table.ordered_bytes)
+    cached = device.table.bytes, device.pinned_bytes(now), device.going_bytes(now), device.silent_bytes(now)
+    return FreeRoom(total_bytes, free_bytes, calm_bytes, *cached)
 
 
 def has_room(device: DeviceRecord, more: Amounts, limits: GovernorLimits) -> bool:

@@ -220,6 +220,12 @@ class Devices:
         device = self._devices.get(name)
         return 0 if device is None else device.table.bytes
 
+    def size_bytes(self, name: str, key: bytes) -> int:
+        """The bytes of an entry; 0 if the key is not registered."""
+        device = self._devices.get(name)
+        row = None if device is None else device.table.find(key)
+        return 0 if device is None or row is None else int(device.table.size_bytes[row])
+
     def is_passing(self, name: str) -> bool:
         """Whether a pass over a device's entries is under way."""
         device = self._devices.get(name)
@@ -319,7 +325,7 @@ class Devices:
     def _add(self, device: DeviceRecord, owner: Owner, message: messages.RegisterEntry, now: float) -> None:
         counters = self._outbox.counters
         uses = max(1, message.uses)
-        trace = self._promotions.registered(device.name, message.key, now)
+        trace = self._promotions.registered(device.name, message.key)
         if trace is not None:
             uses = max(trace.uses + 1, message.uses)
             counters.promoted += 1

@@ -105,6 +105,11 @@ class MemoryCopyMeasured:
 
 
 @dataclass(frozen=True, slots=True)
+class FormerDaemonFound:
+    """Comes first, if a daemon ran before this one. Its clients attach anew, and say what it has granted them."""
+
+
+@dataclass(frozen=True, slots=True)
 class NeighbourAnswered:
     """The end of an AskNeighbour. "done": it accepted to free its memory; "busy": it was left alone.
     `why`: the reason if it is not "done", else what it keeps; "" if nothing."""
@@ -127,6 +132,7 @@ Event = (
     | HostHolds
     | GovernorLimitsChanged
     | MemoryCopyMeasured
+    | FormerDaemonFound
     | NeighbourAnswered
     | GovernorTick
 )

@@ -31,6 +31,7 @@ from ....ipc.modes import HOST_GAUGE, Tier
 from ..host_memory import HostHolds
 from . import circumstances, report
 from .baselines import Baseline, Baselines
+from .configured_cards import OWNERS_SOURCE, ConfiguredCards
 from .counters import GovernorCounters
 from .devices import Devices
 from .drills import Drills
@@ -38,6 +39,7 @@ from .effects import Effect
 from .events import (
     OWNERS_EVERY_S,
     Event,
+    FormerDaemonFound,
     GovernorClientJoined,
     GovernorClientLeft,
     GovernorLimitsChanged,
@@ -62,8 +64,6 @@ from .workflows import Workflows
 
 DUE_MAX: Final = 128
 """Reservations that one Tick ends."""
-OWNERS_SOURCE: Final = "owners"
-"""The source of a gauge that is known only from the reports of tensor owners."""
 
 
 class Governor:
@@ -76,6 +76,7 @@ class Governor:
         self.workflows = Workflows(limits.workflows_max, limits.workflow_steps_max)
         self.unix_at_zero_s = unix_at_zero_s
         self.baselines = Baselines(limits)
+        self.cards = ConfiguredCards(limits, self._outbox)
         self.tiers = Tiers(limits.thresholds, self._outbox, self._baseline_of)
         self.devices = Devices(limits, self._outbox, self.workflows)
         self.reservations = Reservations(limits)
@@ -92,7 +93,7 @@ class Governor:
         )
         self.floors = Floors(limits, lambda device: circumstances.known(self, device))
         self.host = Host(limits, self._outbox)
-        self.sources: tuple[SourceState, ...] = ()
+        self.sources: tuple[SourceState, ...] | None = None
         self._drills = Drills(self.tiers, self.devices, self.host, self._circumstances, limits)
         self._now = 0.0
         self._handlers: dict[type[Any], Callable[[Any, float], None]] = {
@@ -102,6 +103,7 @@ class Governor:
             Sampled: self._sampled,
             HostHolds: self.host.holds,
             GovernorLimitsChanged: self._limits_changed,
+            FormerDaemonFound: lambda _, now: self.queue.follow(now),
             MemoryCopyMeasured: lambda event, _: self.devices.copies.memory_measured(event.bytes_per_s),
             NeighbourAnswered: self.rooms.answered,
             GovernorTick: self._tick,
@@ -110,11 +112,12 @@ class Governor:
             messages.Subscribe: self._subscribe,
             messages.OpenDevice: self._open_device,
             messages.RegisterEntry: self._register_entry,
-            messages.UseEntries: self._use_entries,
+            messages.UseEntries: self.devices.use,
             messages.ReleaseEntries: self._release_entries,
             messages.AcknowledgeOrder: self._acknowledge_order,
             messages.ReserveDevice: self._reserve_device,
             messages.ReleaseReservation: self._release_reservation,
+            messages.WithdrawReservation: self._withdraw_reservation,
             messages.MakeRoom: self._make_room,
             messages.EndRoom: self.rooms.end,
             messages.DeclareBaseline: self._declare_baseline,
@@ -222,14 +225,14 @@ class Governor:
 
     def _sampled(self, event: Sampled, now: float) -> None:
         self.sources = event.sources
+        self.cards.sampled(event.samples)
         self.floors.forget(now)
         self._workflows_changed(now)
         devices = {sample.gauge for sample in event.samples if sample.tier is Tier.DEVICE}
         self.baselines.keep_only(devices.__contains__)
         for sample in event.samples:
             if sample.tier is Tier.DEVICE and not sample.stale:
-                others_bytes = max(0, sample.used_bytes - self.devices.held_bytes(sample.gauge))
-                self.baselines.read(sample.gauge, others_bytes, sample.total_bytes, now)
+                self.baselines.read(sample.gauge, circumstances.others_bytes(self, sample), sample.total_bytes, now)
         self._apply_changes(self.tiers.sampled(event.samples, now), now)
 
     def _limits_changed(self, event: GovernorLimitsChanged, now: float) -> None:
@@ -238,6 +241,7 @@ class Governor:
         self.devices.change_limits(limits)
         self.reservations.change_limits(limits)
         self.baselines.change_limits(limits)
+        self.cards.change_limits(limits)
         self.queue.change_limits(limits)
         self.rooms.change_limits(limits)
         self.floors.change_limits(limits, now)
@@ -263,18 +267,15 @@ class Governor:
             raise NoGauge(f"{device!r} is the host tier's gauge, not a device: give the device's name")
         self.devices.open(client, device)
         self._workflows_changed(now)
-        gauge = self.tiers.find(device)
-        state = None if gauge is None else gauge.to_message()
+        state = None if (gauge := self.tiers.find(device)) is None else gauge.to_message()
         self._outbox.send(client, messages.DeviceOpened(message.id, state, self.reading_wanted_s(device)))
 
     def _register_entry(self, client: int, message: messages.RegisterEntry, now: float) -> None:
-        gauge = self._gauge_of(message.device)
-        unknown = circumstances.without_gauge(self, message.device, now)
-        under = unknown if gauge is None else self._circumstances(gauge, now)
+        under = circumstances.of_device(self, message.device, now)
+        before_bytes = self.devices.size_bytes(message.device, message.key)
         self._outbox.send(client, self.devices.register(client, message, under, now))
-
-    def _use_entries(self, client: int, message: messages.UseEntries, now: float) -> None:
-        self.devices.use(client, message, now)
+        new_bytes = max(0, message.size_bytes - before_bytes) if message.new_bytes is None else message.new_bytes
+        self.reservations.registered.add(message.device, new_bytes, now)
 
     def _release_entries(self, client: int, message: messages.ReleaseEntries, now: float) -> None:
         self._outbox.send(client, messages.Counted(message.id, self.devices.release(client, message, now)))
@@ -284,17 +285,23 @@ class Governor:
         self._outbox.send(client, messages.Done(message.id))
 
     def _reserve_device(self, client: int, message: messages.ReserveDevice, now: float) -> None:
-        gauge = circumstances.readable(self._gauge_of(message.device), message.device, now)
+        if not message.held:
+            circumstances.readable(self, message.device, now, promotes=message.promotes)
         self.queue.ask(client, message, self._room(message.device, now), now)
-        self.devices.make_room(message.device, self._circumstances(gauge, now), now)
+        if (gauge := self._gauge_of(message.device)) is not None:
+            self.devices.make_room(message.device, self._circumstances(gauge, now), now)
 
     def _make_room(self, client: int, message: messages.MakeRoom, now: float) -> None:
-        gauge = circumstances.readable(self._gauge_of(message.device), message.device, now)
+        gauge = circumstances.readable(self, message.device, now)
         self.rooms.begin(client, message, now)
         self.devices.make_room(message.device, self._circumstances(gauge, now), now)
 
     def _release_reservation(self, client: int, message: messages.ReleaseReservation, now: float) -> None:
         self.reservations.release(client, message.reservation, now)
+        self._outbox.send(client, messages.Done(message.id))
+
+    def _withdraw_reservation(self, client: int, message: messages.WithdrawReservation, now: float) -> None:
+        self.queue.withdraw(client, message.request)
         self._outbox.send(client, messages.Done(message.id))
 
     def _declare_baseline(self, client: int, message: messages.DeclareBaseline, now: float) -> None:
@@ -388,9 +395,8 @@ class Governor:
         return FreeRoom(0, 0) if gauge is None else self.devices.room(device, self._circumstances(gauge, now), now)
 
     def _baseline_of(self, sample: Sample) -> Baseline:
-        if sample.tier is Tier.HOST:
-            return Baseline(0, "")
-        return self.baselines.of(sample.gauge, sample.total_bytes)
+        is_host = sample.tier is Tier.HOST
+        return Baseline(0, "") if is_host else self.baselines.of(sample.gauge, sample.total_bytes)
 
     def _gauge_of(self, device: str) -> Gauge | None:
         gauge = self.tiers.find(device)

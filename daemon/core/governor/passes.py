@@ -34,8 +34,9 @@ class Circumstances:
     """The circumstances of a device by its last sample, which was begun at `began_at`.
 
     `host_accepts`: the host tier is below pressure. `refuses`: why new entries are refused; empty if they are accepted.
-    `reserved_bytes`: free memory that is promised to reservations, or that they wait for. `wanted_bytes`: what must
-    leave for waiting reservations. `baseline_bytes`: the used bytes that are held by plan.
+    `reserved_bytes`: memory that the sample shows as free and that is promised to reservations, that they wait for, or
+    that entries have taken since. `wanted_bytes`: what must leave for waiting reservations. `baseline_bytes`: the used
+    bytes that are held by plan.
     """
 
     mode: Mode

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from ....ipc.modes import Tier
 from .events import SourceState
 from .tiers import Gauge
 
@@ -18,8 +19,9 @@ def status(governor: Governor, now: float) -> dict[str, Any]:
     """Sizes in bytes, counts, times in seconds; counters since the daemon started."""
     host, tiers = governor.host, governor.tiers
     return {
-        "gauges": [_gauge(governor, gauge, now) for gauge in tiers],
-        "sources": [_source(each, now) for each in governor.sources],
+        "gauges": [_gauge(governor, gauge, now) for gauge in sorted(tiers, key=_place)],
+        "sources": [_source(each, now) for each in governor.sources or ()],
+        "missing_cards": [{"setting": setting, "card": name} for setting, name in governor.cards.missing],
         "thresholds": asdict(governor.limits.thresholds),
         "devices": _devices(governor, now),
         "owners": governor.devices.owners(),
@@ -35,6 +37,11 @@ def status(governor: Governor, now: float) -> dict[str, Any]:
         "reservations": len(governor.reservations),
         "counters": governor.counters.as_dict(),
     }
+
+
+def _place(gauge: Gauge) -> tuple[bool, str]:
+    """The host first, then devices by name. So a device has the same number whichever was found first."""
+    return gauge.sample.tier is Tier.DEVICE, gauge.sample.gauge
 
 
 def _gauge(governor: Governor, gauge: Gauge, now: float) -> dict[str, Any]:

@@ -1,18 +1,18 @@
 """Reservations of a device's free memory, so that two clients that read the same gauge do not both take it.
 
-Owns the granted reservations: client, device, bytes and end. Does not own the gauges, nor the requests that wait until
-memory is free (reservation_queue), which also checks that a reservation fits.
+Owns the granted reservations: client, device, bytes and end; and what else was taken since the last reading. Does not
+own the gauges, nor the requests that wait until memory is free (reservation_queue), which also checks that a
+reservation fits.
 
 An ended reservation still counts until a reading that was begun after its end: only that reading shows what its owner
-has taken meanwhile. Ended reservations are kept as sums, at most ENDED_MAX for each device; beyond that the latest two
-become one, which counts until a reading later than both. The sums of at most devices_max devices are kept.
+has taken meanwhile. So do entries, from their registration on.
 
 Invariant: the bytes of a device are those of its active and its ended reservations.
 """
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from dataclasses import dataclass
 from typing import Final
 
@@ -20,11 +20,10 @@ from ....errors import LimitReached, UnknownOrder
 from ....ipc import messages
 from ..deadlines import Deadlines
 from .limits import GovernorLimits
+from .unseen import UnseenBytes
 
 OPERATOR: Final = 0
 """The owner of reservations that no client's end ends. No client has this number."""
-ENDED_MAX: Final = 64
-"""Sums of ended reservations kept for each device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +43,10 @@ class Reservations:
         self._last_token = 0
         self._active: dict[int, ReservedMemory] = {}
         self._timers: Deadlines[int] = Deadlines()
-        self._ended: dict[str, deque[tuple[float, int]]] = {}
-        self._bytes: Counter[str] = Counter()
+        self._ended = UnseenBytes(limits.devices_max)
+        self._active_bytes: Counter[str] = Counter()
+        self.registered = UnseenBytes(limits.devices_max)
+        """Memory of new entries that lies in no reservation."""
         self._of_client: dict[int, set[int]] = {}
 
     def __len__(self) -> int:
@@ -53,11 +54,15 @@ class Reservations:
 
     def bytes_of(self, device: str) -> int:
         """The bytes that count as reserved on a device, ended reservations included."""
-        return self._bytes[device]
+        return self._active_bytes[device] + self._ended.of(device)
+
+    def taken_bytes(self, device: str) -> int:
+        """The bytes that count as reserved, and those of entries that are newer than the last reading."""
+        return self.bytes_of(device) + self.registered.of(device)
 
     def devices(self) -> set[str]:
         """The devices on which bytes count as reserved."""
-        return {device for device, reserved in self._bytes.items() if reserved}
+        return self._ended.devices().union(self._active_bytes)
 
     def change_limits(self, limits: GovernorLimits) -> None:
         """Applies to later reservations."""
@@ -65,7 +70,7 @@ class Reservations:
 
     def active_bytes(self, device: str) -> int:
         """The bytes of the reservations that have not ended."""
-        return self._bytes[device] - sum(size for _, size in self._ended.get(device, ()))
+        return self._active_bytes[device]
 
     def check_count(self, client: int, waiting: int) -> None:
         """Raises LimitReached if the client has as many reservations as allowed, `waiting` ones included."""
@@ -84,7 +89,7 @@ class Reservations:
         token = self._last_token
         self._active[token] = ReservedMemory(client, message.device, message.size_bytes)
         self._of_client.setdefault(client, set()).add(token)
-        self._bytes[message.device] += message.size_bytes
+        self._active_bytes[message.device] += message.size_bytes
         self._timers.set(token, now + lasts_s)
         return messages.Reserved(message.id, token, lasts_s)
 
@@ -112,14 +117,9 @@ class Reservations:
             self._end(token, now)
 
     def sampled(self, device: str, began_at: float) -> None:
-        """Drops the sums that ended before this reading was begun: the reading shows what was taken of them."""
-        ended = self._ended.get(device)
-        while ended and ended[0][0] < began_at:
-            self._bytes[device] -= ended.popleft()[1]
-        if ended is not None and not ended:
-            del self._ended[device]
-        if not self._bytes[device]:
-            del self._bytes[device]
+        """Takes a reading that was begun at `began_at`: it shows what was taken before."""
+        self._ended.sampled(device, began_at)
+        self.registered.sampled(device, began_at)
 
     def expire(self, now: float, most: int) -> None:
         """Ends up to `most` reservations whose time is up."""
@@ -142,11 +142,9 @@ class Reservations:
             assert token in self._timers, "a reservation that would never end"
             counted[reservation.device] += reservation.size_bytes
             held.setdefault(reservation.client, set()).add(token)
-        for device, ended in self._ended.items():
-            assert 0 < len(ended) <= ENDED_MAX
-            assert [at for at, _ in ended] == sorted(at for at, _ in ended)
-            counted[device] += sum(size for _, size in ended)
-        assert counted == +self._bytes, "what is reserved is not what counts"
+        self._ended.check_invariants()
+        self.registered.check_invariants()
+        assert counted == self._active_bytes, "what is reserved is not what counts"
         assert held == self._of_client
 
     def _end(self, token: int, now: float) -> None:
@@ -156,12 +154,7 @@ class Reservations:
         held.discard(token)
         if not held:
             del self._of_client[reservation.client]
-        ended = self._ended.setdefault(reservation.device, deque())
-        size_bytes = reservation.size_bytes
-        if len(ended) == ENDED_MAX:
-            size_bytes += ended.pop()[1]
-        ended.append((now, size_bytes))
-        if len(self._ended) > self._limits.devices_max:
-            # A device whose gauge has vanished never gets another reading.
-            oldest = next(iter(self._ended))
-            self._bytes[oldest] -= sum(size for _, size in self._ended.pop(oldest))
+        self._active_bytes[reservation.device] -= reservation.size_bytes
+        if not self._active_bytes[reservation.device]:
+            del self._active_bytes[reservation.device]
+        self._ended.add(reservation.device, reservation.size_bytes, now)

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
-from ....errors import LimitReached, TensordError
+from ....errors import DeviceFull, LimitReached, TensordError
 from ....ipc import messages
 from ....ipc.quantities import rounded_size
 from .effects import AskNeighbour
@@ -48,7 +48,8 @@ _LATE: Final = {"done": "asked", "busy": "left alone", "failed": "failed"}
 class _Making:
     """A room that is being made. `before_bytes`: used bytes at the beginning of the present step; `last_bytes`: by the
     last reading. `asking`: the neighbour of the present step. `answered_at`: when it answered; `failed`: why not;
-    `keeps`: what it said that it keeps."""
+    `keeps`: what it said that it keeps. `unshown`: by the last reading enough is free: the room waits for
+    what was taken since, which the next reading shows."""
 
     client: int
     message: messages.MakeRoom
@@ -63,6 +64,7 @@ class _Making:
     failed: str | None = None
     keeps: str = ""
     calm: int = 0
+    unshown: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,10 +147,15 @@ class Rooms:
         except TensordError:
             del self._making[device]
             raise
+        making.unshown = self._is_unshown(device, room.free_bytes)
 
     def end(self, client: int, message: messages.EndRoom, now: float) -> None:
-        """Ends the operator's reservations of a device."""
+        """Ends the operator's reservations of a device, and a room that is being made on it."""
         count = self._reservations.release_all(OPERATOR, message.device, now)
+        making = self._making.get(message.device)
+        if making is not None:
+            count += 1
+            self._queue.end(making.waits, DeviceFull("the room was ended before it was made (tensorctl room 0)"))
         self._outbox.send(client, messages.Counted(message.id, count))
 
     def client_left(self, client: int) -> None:
@@ -163,7 +170,10 @@ class Rooms:
         fell = gauge.sample.used_bytes < making.last_bytes
         making.last_bytes = gauge.sample.used_bytes
         if making.asking is None:
-            if not self._passing(device):
+            if making.unshown:
+                making.before_bytes = making.last_bytes
+            making.unshown = self._is_unshown(device, gauge.sample.total_bytes - gauge.sample.used_bytes)
+            if not making.unshown and not self._passing(device):
                 self._close_cached(making)
                 self._ask_next(making)
         elif making.answered_at is not None and gauge.sample.began_at > making.answered_at:
@@ -225,6 +235,9 @@ class Rooms:
 
     # ---- steps
 
+    def _is_unshown(self, device: str, free_bytes: int) -> bool:
+        return not self._queue.wanted_bytes(device, free_bytes)
+
     def _ask_next(self, making: _Making) -> None:
         making.before_bytes = making.last_bytes
         making.asking, making.answered_at, making.failed, making.keeps = None, None, None, ""
@@ -246,6 +259,8 @@ class Rooms:
         freed_bytes = max(0, making.before_bytes - making.last_bytes)
         room = self._room_of(making.message.device)
         why = f"of {rounded_size(room.cached_bytes)} of tensors {rounded_size(room.pinned_bytes)} are in use"
+        if room.silent_bytes:
+            why += f", and {rounded_size(room.silent_bytes)} are of processes that do not answer"
         if freed_bytes:
             why = ""
         elif not room.cached_bytes:
@@ -318,4 +333,4 @@ class Rooms:
 
     def _left_bytes(self, device: str) -> int:
         """The bytes that are neither used nor reserved."""
-        return max(0, self._room_of(device).free_bytes - self._reservations.bytes_of(device))
+        return max(0, self._room_of(device).free_bytes - self._reservations.taken_bytes(device))

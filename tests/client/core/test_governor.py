@@ -7,17 +7,19 @@ import logging
 import os
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import tensord
-from tensord.errors import BadGraph, BadStep, DaemonUnavailable, LimitReached, NoGauge, UsageError
+from tensord.client.core.device_reservation import DeviceReservation
+from tensord.errors import BadGraph, BadStep, DaemonUnavailable, DeviceFull, LimitReached, NoGauge, UsageError
 from tensord.ipc.modes import Mode, Tier
 
 from ...daemon_process import PATIENCE_S, Daemon, until
+from ...interruptions import interrupt
 
 TOTAL = 1000
 
@@ -326,8 +328,83 @@ def test_a_reservation_that_waits_ends_with_its_daemon_and_the_next_one_grants_i
     running.start()
     client.wait_connected(PATIENCE_S)
     running.until(lambda status: bool(status["governor"]["gauges"]), "the first sample")
-    with client.reserve_device("card0", 500) as reservation:
+    with client.reserve_device("card0", 500, wait_s=PATIENCE_S) as reservation:
         assert reservation.size_bytes == 500
+
+
+def nothing_is_left(status: dict[str, Any]) -> bool:
+    """Whether no reservation waits, and none is held."""
+    rows = status["governor"]["devices"]
+    return not any(row["waiting_reservations"] or row["reserved_bytes"] for row in rows)
+
+
+@pytest.mark.parametrize("used_bytes", [900, 100], ids=["waits", "is granted"])
+def test_a_reservation_of_a_cancelled_task_is_withdrawn_or_given_back(
+    running: Daemon, gauges: Gauges, used_bytes: int
+) -> None:
+    gauges.show(card0=used_bytes)
+    running.until(lambda status: status["governor"]["gauges"][0]["used_bytes"] == used_bytes, "the reading")
+
+    async def cancelled(client: tensord.AsyncClient, after_s: float) -> None:
+        task = asyncio.create_task(client.reserve_device("card0", 500, for_s=PATIENCE_S, wait_s=PATIENCE_S))
+        await asyncio.sleep(after_s)
+        task.cancel()
+        await asyncio.wait([task])
+        if not task.cancelled():
+            # It was over before.
+            task.result().release()
+
+    async def main() -> None:
+        async with tensord.AsyncClient(running.socket) as client:
+            assert await client.wait_connected(PATIENCE_S)
+            for number in range(40):
+                await cancelled(client, 0.0005 * number)
+            await asyncio.to_thread(running.until, nothing_is_left, "all to be given back")
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("used_bytes", [900, 100], ids=["waits", "is granted"])
+def test_a_reservation_that_a_signal_handler_cuts_short_at_any_point_is_withdrawn_or_given_back(
+    running: Daemon, gauges: Gauges, used_bytes: int
+) -> None:
+    gauges.show(card0=used_bytes)
+    running.until(lambda status: status["governor"]["gauges"][0]["used_bytes"] == used_bytes, "the reading")
+    client = running.client()
+    client.wait_connected(PATIENCE_S)
+    number, place = 0, "somewhere"
+    while place:
+        held: list[DeviceReservation] = []
+
+        def reserve() -> None:
+            held.append(client.reserve_device("card0", 500, for_s=PATIENCE_S, wait_s=0.01))  # noqa: B023
+
+        try:
+            place = interrupt(number, reserve, ("client/core/device_reservation.py",))
+        except DeviceFull:
+            place = ""
+        for reservation in held:
+            reservation.release()
+        running.until(nothing_is_left, f"nothing to be left after a signal at {place}")
+        number += 1
+    assert number > 10
+
+
+def test_a_daemon_that_knows_no_withdrawal_gets_a_late_grant_back(running: Daemon, gauges: Gauges) -> None:
+    gauges.show(card0=900)
+    running.until(lambda status: status["governor"]["gauges"][0]["used_bytes"] == 900, "the reading")
+    client = running.client()
+    request = client.device_request("card0", 500, PATIENCE_S, 0, PATIENCE_S, None)
+    with ThreadPoolExecutor(1) as waiting:
+        asked = waiting.submit(request.outcome)
+        running.until(waits, "it to wait")
+        # What such a daemon does with the message: nothing.
+        request._number += 1 << 20
+        request.give_up()
+        with pytest.raises(CancelledError):
+            asked.result(PATIENCE_S)
+    gauges.show(card0=100)
+    running.until(nothing_is_left, "the grant to be given back")
 
 
 # ---- baselines

@@ -41,6 +41,21 @@ def test_a_baseline_is_set_shown_and_ended_and_the_mode_follows(
     carded.until(lambda status: status["governor"]["gauges"][0]["mode"] == "critical", "the mode of the whole card")
 
 
+def test_a_baseline_that_is_not_in_force_as_it_was_set_says_what_is(
+    carded: Daemon, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ctl = Ctl(capsys, carded.socket)
+    said = ctl("baseline", "--card", "0", "1TiB").out
+    assert said == f"{CARDS[0]}: baseline 1.00 TiB, and 76.0 GiB are in force: at most 95 % of the 80.0 GiB\n"
+    carded.client().declare_baseline(CARDS[1], 8 << 30)
+    assert ctl("baseline", "--card", "1", "4GiB").out == (
+        f"{CARDS[1]}: baseline 4.00 GiB, and 8.00 GiB are in force, by clients or the configuration\n"
+    )
+    assert ctl("baseline", "--card", "1", "0").out == (
+        f"{CARDS[1]}: the operator's baseline is ended, and 8.00 GiB are in force, by clients or the configuration\n"
+    )
+
+
 def test_a_card_that_is_not_there_is_named(carded: Daemon, capsys: pytest.CaptureFixture[str]) -> None:
     ctl = Ctl(capsys, carded.socket)
     assert "name one" in ctl("baseline", "72GiB", code=2).err
@@ -50,5 +65,6 @@ def test_a_card_that_is_not_there_is_named(carded: Daemon, capsys: pytest.Captur
 def test_the_only_card_need_not_be_named() -> None:
     assert named(None, CARDS[:1]) == CARDS[0]
     assert named("1", CARDS) == CARDS[1]
-    with pytest.raises(click.BadParameter, match="the daemon reads no card"):
+    with pytest.raises(click.ClickException, match="the daemon reads no card") as none:
         named(None, [])
+    assert not isinstance(none.value, click.UsageError)

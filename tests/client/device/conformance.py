@@ -82,7 +82,7 @@ def bits(leaf: Any) -> tuple[str, tuple[int, ...], bytes]:
     else:
         import torch
 
-        name, array = tensor_source(torch, leaf, "leaf")
+        name, array, _ = tensor_source(torch, leaf, "leaf")
     assert name is not None
     return name, array.shape, array.tobytes()
 

@@ -410,6 +410,23 @@ def test_the_host_copy_is_what_the_put_said(owner: Owner) -> None:
     assert owner.moves.away([key(3)], offload=True, has_daemon=lambda: True, may_drop=False).kept == [key(3)]
 
 
+class _Unsure:
+    state = "sent"
+
+    def wait(self, timeout_s: float | None = None) -> object:
+        raise OSError("the other tier is gone")
+
+
+@pytest.mark.parametrize("copy", [True, None, _Unsure()], ids=["true", "none", "raises"])
+def test_a_copy_whose_state_cannot_be_told_concerns_its_entry_alone(owner: Owner, copy: Any) -> None:
+    for n in (1, 2, 3):
+        owner.put(n)
+    owner.put(2).to_host = lambda tree: copy
+    moved = owner.away(1, 2, 3)
+    assert (moved.offloaded, moved.dropped) == ([key(1), key(3)], [key(2)])
+    assert len(owner.entries) == 0 and {key(1), key(3)} == set(owner.host.trees)
+
+
 def test_nobody_waits_for_a_cache_that_is_closed(owner: Owner) -> None:
     owner.put(1)
     leaving = owner.upkeep.send_away([key(1)])

@@ -92,6 +92,7 @@ def test_an_offload_is_copied_once_into_shared_memory(
 ) -> None:
     # On a busy machine the daemon may take longer to give a span, and the put would go through the inbox.
     monkeypatch.setattr(in_place, "SPAN_S_MAX", PATIENCE_S)
+    monkeypatch.setattr(in_place, "_OPEN_S", PATIENCE_S)
     size_bytes, more = WAYS[way]
     with served(card, more) as daemon:
         cache = tensord.DeviceCache(daemon.start().client(), vram)
@@ -132,7 +133,8 @@ def test_a_card_that_fails_in_the_middle_of_a_copy_shows_nothing_and_the_next_of
         until(lambda: other.connected, "the client to be connected")
         assert other.get(key(1)) is None
         daemon.until(lambda status: status["store"]["puts_in_flight"] == 0, "the daemon to give the put up")
-        until(lambda: cache.offload(key(1), wait=True) == 1, "the next offload")
+        # One that takes longer than a call waits for it counts in no call.
+        until(lambda: cache.offload(key(1), wait=True) == 1 or not cache.contains(key(1)), "the next offload")
         found = other.get(key(1))
         assert found is not None and np.array_equal(found.tree["a"], values(1, size_bytes))
         assert len(other.link.puts.in_flight) == 0
@@ -232,7 +234,8 @@ def test_whatever_happens_in_the_middle_the_payload_is_whole_or_not_there(
         found = reader.get(key(1))
         assert found is None or np.array_equal(found.tree["a"], values(1, size_bytes))
         if found is None and disturbance is not deleted and disturbance is not client_closed:
-            assert cache.contains(key(1)), "neither here nor there"
+            # It may have been copied since then: an offload that failed is tried again.
+            assert cache.contains(key(1)) or reader.contains(key(1)), "neither here nor there"
             until(lambda: client.connected, "the client to be connected")
             until(lambda: cache.offload(key(1), wait=True) == 1 or not cache.contains(key(1)), "another try")
             found = reader.get(key(1))

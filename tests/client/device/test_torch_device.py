@@ -314,3 +314,27 @@ def test_the_interface_loads_no_torch() -> None:
         "tensord.testing.fake_vram; assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("size_bytes", [0, 100])
+def test_a_tensor_whose_memory_was_freed_is_neither_registered_nor_copied(rig: StandinRig, size_bytes: int) -> None:
+    tensor = rig.upload(np.ones(4 * KIB, np.uint8))
+    mark = rig.device.mark()
+    leaving = rig.device.outgoing([tensor], mark)
+    tensor.untyped_storage().resize_(size_bytes)
+    says = rf"^tree\[0\] .* needs 4096 bytes of its storage, which has {size_bytes}"
+    for call in (
+        lambda: rig.device.memory_of([tensor]),
+        lambda: rig.device.outgoing([tensor], mark),
+        lambda: rig.device.to_host([tensor], mark),
+        lambda: leaving[0].read(np.empty(10, np.uint8), 0, 10),
+    ):
+        with pytest.raises(UnsupportedLeaf, match=says):
+            call()
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested")
+def test_a_nested_tensor_is_not_registered(rig: StandinRig) -> None:
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+    with pytest.raises(UnsupportedLeaf, match=r"^tree\[0\] is a nested torch tensor"):
+        rig.device.memory_of([nested])

@@ -68,3 +68,12 @@ def test_servers_beyond_loopback_need_to_be_allowed(host: str) -> None:
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "127.8.9.10", "[::1]"])
 def test_servers_on_loopback_need_no_permission(host: str) -> None:
     assert len(servers(f"ollama=http://{host}:11434")) == 1
+
+
+@pytest.mark.parametrize(
+    "text", ["ollama=http://ann:sesame@localhost", "http://:ses/ame@[::1]:80, ollama=http://ses@me@a"]
+)
+def test_a_refused_server_is_named_without_its_user_and_password(text: str) -> None:
+    with pytest.raises(BadConfiguration, match=r"//\*\*\*@") as refused:
+        servers(text)
+    assert "ses" not in str(refused.value) and "ann" not in str(refused.value)

@@ -25,13 +25,18 @@ def test_each_tier_has_its_own_lines(tmp_path: Path) -> None:
     }
 
 
-def test_a_removed_line_removes_its_gauge(tmp_path: Path) -> None:
+def test_a_removed_line_is_a_failure_of_its_gauge_until_it_is_there_again(tmp_path: Path) -> None:
     file = tmp_path / "gauges"
     file.write_text(TEXT)
     source = FileSource(file, Tier.DEVICE)
     source.read(0.0)
     file.write_text("0000:65:00.0 79GiB 80GiB\n")
-    assert source.read(2.0) == {"0000:65:00.0": Reading(79 * GIB, 80 * GIB)}
+    result = source.read(2.0)
+    assert result["0000:65:00.0"] == Reading(79 * GIB, 80 * GIB)
+    failed = result["0000:66:00.0"]
+    assert isinstance(failed, GaugeFailed) and f"{file} has no line for 0000:66:00.0 any more" in str(failed)
+    file.write_text(TEXT)
+    assert source.read(4.0)["0000:66:00.0"] == Reading(1 * GIB, 80 * GIB)
 
 
 @pytest.mark.parametrize(

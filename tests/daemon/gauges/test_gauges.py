@@ -28,7 +28,7 @@ LOG = logger("test")
 class Scripted:
     """A source that answers, or raises, what it is told to."""
 
-    def __init__(self, name: str, answer: Result | Exception) -> None:
+    def __init__(self, name: str, answer: Result | BaseException) -> None:
         self.name = name
         self.answer = answer
         self.reads = 0
@@ -36,7 +36,7 @@ class Scripted:
 
     def read(self, now: float) -> Result:
         self.reads += 1
-        if isinstance(self.answer, Exception):
+        if isinstance(self.answer, BaseException):
             raise self.answer
         return self.answer
 
@@ -179,7 +179,7 @@ def test_owners_are_listened_to_of_as_many_devices_as_are_configured() -> None:
 class Hanging(Scripted):
     """A source whose reading does not return before it is told to."""
 
-    def __init__(self, name: str, answer: Result | Exception) -> None:
+    def __init__(self, name: str, answer: Result | BaseException) -> None:
         super().__init__(name, answer)
         self.hangs = True
         self.begun, self.go_on = threading.Event(), threading.Event()
@@ -230,6 +230,7 @@ def test_a_source_that_hangs_has_one_thread_however_many_samples_are_taken() -> 
     assert stuck.reads == 0
     stuck.go_on.set()
     gauges.close()
+    until(lambda: stuck.closed, "the source to be closed")
     assert (stuck.reads, stuck.closed) == (1, 1)
 
 
@@ -257,5 +258,18 @@ def test_a_source_without_a_thread_is_a_failure_that_says_so(monkeypatch: pytest
         gauges.begin(0.0)
     (state,) = gauges.take(0.0).sources
     assert state.problem and "can't start new thread" in state.why
+    assert by_gauge(gauges, 1.0)[CARD].used_bytes == 1
+    gauges.close()
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), MemoryError(), RuntimeError("why " * 1_000_000)])
+def test_whatever_a_library_raises_is_a_failure_with_a_short_text_and_is_read_again(error: BaseException) -> None:
+    source = Scripted("one", error)
+    gauges = Gauges([(Tier.DEVICE, [source])], LOG)
+    gauges.begin(0.0)
+    until(lambda: not gauges.under_way, "the answer")
+    (state,) = gauges.take(0.0).sources
+    assert state.problem and type(error).__name__ in state.why and len(state.why) < 2100
+    source.answer = {CARD: Reading(1, 2)}
     assert by_gauge(gauges, 1.0)[CARD].used_bytes == 1
     gauges.close()

@@ -3,9 +3,12 @@ from __future__ import annotations
 import ctypes.util
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from tensord.daemon.gauges.nvidia import Nvml
+from tensord.daemon.gauges.reading import Reading
 from tensord.ipc.modes import Tier
 
 from .cards import GIB, Card, Cards, OneCard, Reader
@@ -155,6 +158,26 @@ def test_a_driver_that_lists_no_processes_is_read_all_the_same(cards: Cards, beg
     cards.show()
     answer = begin().read()
     assert answer["gauges"] == {"0000:65:00.0": [5, 80 * GIB]} and answer["shown"] == {"0000:65:00.0": {}}
+
+
+@pytest.mark.parametrize("listing", [OSError("a broken list"), [SimpleNamespace(pid="eleven", usedGpuMemory=1)], 5])
+def test_a_list_of_processes_that_makes_no_sense_does_not_hide_the_memory(listing: object) -> None:
+    """NVML's stand-in cannot give such a list, so this is the binding's part of a module."""
+
+    def processes(handle: object) -> object:
+        if isinstance(listing, Exception):
+            raise listing
+        return listing
+
+    library = Nvml()
+    library._nvml = SimpleNamespace(
+        NVMLError=KeyError,
+        nvmlDeviceGetHandleByIndex=lambda index: index,
+        nvmlDeviceGetMemoryInfo=lambda handle: SimpleNamespace(used=5, total=9),
+        nvmlDeviceGetComputeRunningProcesses=processes,
+        nvmlDeviceGetGraphicsRunningProcesses=processes,
+    )
+    assert library.read(0) == Reading(5, 9)
 
 
 def uuid(number: int) -> str:

@@ -90,6 +90,19 @@ def test_vllm_with_requests_is_left_alone(card: FakeCard, running: int, waiting:
         assert not server.sleeps
 
 
+@pytest.mark.parametrize(("count", "told"), [(0, ("done", "")), (1, ("busy", "1 request runs or waits"))])
+def test_the_time_of_a_count_is_not_taken_for_the_count(card: FakeCard, count: int, told: tuple[str, str]) -> None:
+    class Timed(StandInVllm):
+        def answer(self, method: str, path: str, body: object) -> tuple[int, object]:
+            metrics = (
+                f'{RUNNING}{{engine="0 }}"}} {count}.0 1764170000000\n{WAITING}{{engine="0 }}"}} 0.0 1764170000000\n'
+            )
+            return (200, metrics) if path == "/metrics" else super().answer(method, path, body)
+
+    with Timed(card, 9 * GIB) as server:
+        assert asked(server) == told
+
+
 def test_an_idle_vllm_is_put_to_sleep_once(card: FakeCard) -> None:
     with StandInVllm(card, 9 * GIB) as server:
         assert asked(server) == ("done", "")
@@ -203,9 +216,9 @@ def test_all_requests_of_a_question_share_one_deadline(card: FakeCard) -> None:
 
 
 def test_where_no_server_listens_that_is_said() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    outcome, why = ask(NeighbourPlace("ollama", "127.0.0.1", port), PATIENCE_S)
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        outcome, why = ask(NeighbourPlace("ollama", *silent.getsockname()), PATIENCE_S)
     assert outcome == "failed" and "refused" in why
 
 

@@ -153,7 +153,7 @@ def test_a_server_that_misbehaves_costs_its_time_at_most_and_one_log_line_and_th
     site: Site, act: Callable[[BaseHTTPRequestHandler, StandIn], None]
 ) -> None:
     """And the daemon answers meanwhile."""
-    site.answer_s = "500ms"
+    site.answer_s = "3s"
     with StandInComfy(site.card, 4 * GIB) as bad, StandInOllama(site.card, 40 * GIB) as good:
         bad.instead = lambda handler: act(handler, bad)
         site.start(bad, good)

@@ -63,3 +63,9 @@ def test_metrics_are_scraped_to_see(daemon: Daemon, tmp_path: Path) -> None:
     assert facts.scrape(daemon.socket.with_name("metrics.sock"), 30.0) is None
     assert facts.scrape(tmp_path / "metrics.sock", 30.0) == "No such file or directory"
     assert facts.scrape(daemon.socket, 0.05) is not None
+
+
+def test_a_setting_that_names_a_card_that_is_not_there_is_a_warning() -> None:
+    missing = [{"setting": "device.baseline", "card": "nope"}]
+    found = gauges([HOST, gauge(CARD, 1, 2, "normal")], NONE_THERE, (), missing)
+    assert found.level is Level.WARN and "device.baseline names nope, and no card is called so" in found.text

@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 
-from tensord.daemon.core.governor.events import OWNERS_EVERY_S
+from tensord.daemon.core.governor.events import OWNERS_EVERY_S, Sampled, SourceState
+from tensord.daemon.core.governor.limits import NeighbourPlace
 from tensord.ipc import messages
 from tensord.ipc.messages import Step
-from tensord.ipc.modes import HOST_GAUGE, Mode
+from tensord.ipc.modes import HOST_GAUGE, Mode, Tier
 
-from .stand import GPU, MIB, TOTAL, Make, key, refused
+from .stand import GPU, MIB, TOTAL, Make, Stand, key, refused
 
 OTHER = "0000:66:00.0"
 
@@ -294,6 +295,52 @@ def test_a_stale_gauge_grants_no_reservation_and_says_why_and_how_old_it_is(make
     assert "cannot be read (test: no answer for 4 s); its last reading is 8 s old" in str(answer)
     stand.sample(0.5)
     assert isinstance(stand.ask(1, messages.ReserveDevice, GPU, MIB, 1.0), messages.Reserved)
+
+
+SOURCE = {"ok": False, "failing": False, "absent": False, "waiting": True, "hanging": True}
+
+
+def test_a_card_whose_gauge_cannot_be_read_takes_back_no_entry(make: Make) -> None:
+    stand = make()
+    stand.sample(0.1)
+    stand.sample(0.1, stale=True, began_at=stand.now, failure="no answer for 4 s")
+    text = refused(stand.ask(1, messages.ReserveDevice, GPU, MIB, 1.0, promotes=True), "DeviceFull")
+    assert "cannot be read (test: no answer for 4 s)" in text and "use the host tier's copy" in text
+    stand.sample(0.1)
+    assert isinstance(stand.ask(1, messages.ReserveDevice, GPU, MIB, 1.0, promotes=True), messages.Reserved)
+
+
+@pytest.mark.parametrize("state", SOURCE)
+def test_only_a_card_that_has_no_gauge_takes_entries_back_without_a_limit(make: Make, state: Any) -> None:
+    stand = make()
+    refused(stand.ask(1, messages.ReserveDevice, GPU, MIB, 1.0, promotes=True), "DeviceFull")
+    stand.do(Sampled((), (SourceState("nvidia", Tier.DEVICE, state, stand.now),)))
+    code = "DeviceFull" if SOURCE[state] else "NoGauge"
+    refused(stand.ask(1, messages.ReserveDevice, GPU, MIB, 1.0, promotes=True), code)
+    refused(stand.ask(1, messages.ReserveDevice, GPU, MIB, 1.0), "NoGauge")
+
+
+def test_a_setting_that_names_a_card_that_is_not_there_is_told_once_the_cards_are_known(make: Make) -> None:
+    places = NeighbourPlace("vllm", "127.0.0.1", 8000, "crad0"), NeighbourPlace("ollama", "127.0.0.1", 11434, GPU)
+    stand = make(baselines=(("", MIB), ("nope", 5 * MIB), (GPU, MIB)), neighbours=places)
+    stand.sample(0.5, HOST_GAUGE)
+    stand.sample(0.5, source="owners")
+    assert stand.status()["missing_cards"] == [] == warnings_of(stand)
+    stand.sample(0.5)
+    stand.sample(0.5)
+    missing = [
+        {"setting": "device.baseline", "card": "nope"},
+        {"setting": "neighbours.servers", "card": "crad0"},
+    ]
+    assert stand.status()["missing_cards"] == missing
+    assert warnings_of(stand) == [{**each, "cards": [GPU]} for each in missing]
+    stand.change_limits(baselines=())
+    stand.sample(0.5, "crad0")
+    assert stand.status()["missing_cards"] == [] and len(warnings_of(stand)) == 2
+
+
+def warnings_of(stand: Stand) -> list[Any]:
+    return [each.fields for each in stand.logged if each.event == "setting names a card that is not there"]
 
 
 # ---- the rest

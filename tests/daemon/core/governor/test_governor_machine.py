@@ -19,7 +19,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tensord.daemon.core.effects import Send
 from tensord.daemon.core.governor.device_record import SLOW_S, WAITING_RETRY_S
 from tensord.daemon.core.governor.effects import Effect
-from tensord.daemon.core.governor.events import Event, GovernorTick, Sampled
+from tensord.daemon.core.governor.events import Event, FormerDaemonFound, GovernorTick, Sampled
+from tensord.daemon.core.governor.reservation_queue import REATTACH_S
 from tensord.ipc import messages
 from tensord.ipc.messages import Step
 from tensord.ipc.modes import HOST_GAUGE, Mode
@@ -111,7 +112,7 @@ class AnyOrder(RuleBasedStateMachine):
         budget=st.sampled_from([None, None, 150 * MIB]),
         entries=st.sampled_from([1000, 1000, 6]),
         tokens=st.sampled_from([None, None, 90]),
-        disturbed=st.sampled_from(["", "", "floors", "drills", "limits", "gauges", "baselines"]),
+        disturbed=st.sampled_from(["", "", "floors", "drills", "limits", "gauges", "baselines", "restart"]),
     )
     def start(self, budget: int | None, entries: int, tokens: int | None, disturbed: str) -> None:
         self.stand = Seen(
@@ -141,6 +142,10 @@ class AnyOrder(RuleBasedStateMachine):
         self.tokens: dict[int, int] = {}
         self.waiting: dict[int, tuple[int, str, int, float]] = {}
         self.ended: set[str] = set()
+        self.taken: dict[str, list[tuple[float, int]]] = {name: [] for name in DEVICES}
+        if disturbed == "restart":
+            self.stand.do(FormerDaemonFound())
+        self.grants_from = self.stand.now + (REATTACH_S if disturbed == "restart" else 0)
         self.join(DEVICES)
         self.join(DEVICES)
 
@@ -164,10 +169,15 @@ class AnyOrder(RuleBasedStateMachine):
                 continue
             ranks = [(-p, n) for n, (_, d, p, _) in self.waiting.items() if d == device]
             assert min(ranks, default=(101, 0)) > (-priority, answer.id), "a reservation was overtaken"
+            assert self.stand.now >= self.grants_from, "granted before clients have said what they hold"
             if isinstance(answer, messages.Reserved):
                 self.tokens[answer.reservation] = client
             gauge = next(g for g in self.stand.status()["gauges"] if g["gauge"] == device)
             free = gauge["total_bytes"] - gauge["used_bytes"]
+            if self.disturbed != "drills":  # a made-up reading counts as one that shows what was taken before
+                began_at = self.stand.now - gauge["age_s"]
+                free -= sum(size for at, size in self.taken[device] if at > began_at)
+            free = max(free, self.stand.device(device)["reserved_bytes"]) if self.disturbed == "restart" else free
             assert self.stand.device(device)["reserved_bytes"] <= free, "more was reserved than is free"
         assert all(until >= self.stand.now for _, _, _, until in self.waiting.values()), "a wait without an end"
 
@@ -338,6 +348,7 @@ class AnyOrder(RuleBasedStateMachine):
             assert answer.renewed == (known is not None)
             self.heard(card, client)
             self.after()  # what goes for it was ordered before it came
+            self.taken[device].append((self.stand.now, max(0, size - (known.size if known else 0))))
             entry = card.entries.setdefault(number, Entry(client, size, self.stand.now))
             entry.size, entry.used_at = size, self.stand.now
             self.counted["renewed" if known else "registered"] += 1
@@ -553,6 +564,17 @@ class AnyOrder(RuleBasedStateMachine):
     def end_room(self, data: st.DataObject, device: str) -> None:
         self.ask(self.client_of(data), messages.EndRoom, device)
         self.after()
+
+    @precondition(lambda self: self.disturbed == "restart")
+    @rule(data=st.data(), device=ONE_DEVICE, size=st.sampled_from([100, 600]))
+    def hold_again(self, data: st.DataObject, device: str, size: int) -> None:
+        client = self.client_of(data)
+        answer = self.ask(client, messages.ReserveDevice, device, size * MIB, 5.0, held=True)
+        if isinstance(answer, messages.Reserved):
+            self.tokens[answer.reservation] = client
+        else:
+            assert answer.code == "LimitReached"
+        self.after(asked=True)
 
     @precondition(lambda self: self.tokens)
     @rule(data=st.data())

@@ -412,6 +412,23 @@ def test_a_stopped_owner_delays_the_others_orders_by_a_second_and_not_by_ack_s(m
         )
 
 
+@pytest.mark.parametrize("silent_s", [SLOW_S, 11.0])
+def test_entries_of_a_stopped_owner_are_not_called_pinned_nor_leaving(make: Make, silent_s: float) -> None:
+    card = Card(make, ack_s=10.0)
+    request = card.reserve(2, 450, wait_s=60.0)
+    assert card.ordered() and card.answer(2, request) is None
+    card.stand.pass_time(silent_s)
+    text = refused(card.answer(3, card.reserve(3, 450, wait_s=0.0)), "DeviceFull")
+    assert (
+        f"of {300 * MIB} cached bytes 0 are pinned, {300 * MIB} are of processes that do not answer and 0 are" in text
+    )
+    card.stand.ask(1, messages.Subscribe)
+    card.stand.say(1, messages.MakeRoom(900, GPU, 450 * MIB, 30.0, 0.5))
+    card.stand.pass_time(0.6)
+    why = next(each for each in card.stand.answers[1] if isinstance(each, messages.RoomMade)).why
+    assert "0 B are in use, 300 MiB are of processes that do not answer and 0 B are leaving" in why
+
+
 def test_an_owner_that_goes_on_after_it_was_stopped_is_heard(make: Make) -> None:
     stand = two_owners(make)
     stand.sample(0.9)

@@ -12,6 +12,15 @@ from tensord.ipc.modes import HOST_GAUGE
 from .stand import GPU, MIB, TOTAL, UNIX_AT_ZERO_S, Make
 
 
+def test_devices_are_listed_by_name_after_the_host_whichever_was_found_first(make: Make) -> None:
+    stand = make()
+    for gauge in ("b", "a", HOST_GAUGE):
+        stand.sample(0.5, gauge)
+    stand.lose("a")
+    stand.sample(0.5, "a")
+    assert [row["gauge"] for row in stand.status()["gauges"]] == [HOST_GAUGE, "a", "b"]
+
+
 def test_status_of_a_governor_that_knows_nothing_has_every_section(make: Make) -> None:
     status = make().status()
     assert status["gauges"] == status["devices"] == status["owners"] == status["workflows"] == []
@@ -64,22 +73,6 @@ def test_status_shows_gauges_devices_owners_and_workflows(make: Make) -> None:
     assert json.loads(json.dumps(status)) == status
     assert status["gauges"] == [
         {
-            "gauge": GPU,
-            "tier": "device",
-            "source": "test",
-            "used_bytes": 930 * MIB,
-            "total_bytes": TOTAL,
-            "baseline_bytes": 0,
-            "baseline": "",
-            "share": 0.93,
-            "mode": "critical",
-            "level": "critical",
-            "stale": False,
-            "age_s": 1.0,
-            "since_s": 2.0,
-            "refuses": False,
-        },
-        {
             "gauge": HOST_GAUGE,
             "tier": "host",
             "source": "test",
@@ -95,6 +88,22 @@ def test_status_shows_gauges_devices_owners_and_workflows(make: Make) -> None:
             "since_s": 1.0,
             "refuses": False,
             "psi_some_s": 0.25,
+        },
+        {
+            "gauge": GPU,
+            "tier": "device",
+            "source": "test",
+            "used_bytes": 930 * MIB,
+            "total_bytes": TOTAL,
+            "baseline_bytes": 0,
+            "baseline": "",
+            "share": 0.93,
+            "mode": "critical",
+            "level": "critical",
+            "stale": False,
+            "age_s": 1.0,
+            "since_s": 2.0,
+            "refuses": False,
         },
     ]
     device = status["devices"][0]

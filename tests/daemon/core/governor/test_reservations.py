@@ -13,7 +13,8 @@ from tensord.daemon.core.effects import Send
 from tensord.daemon.core.governor.limits import GovernorLimits
 from tensord.daemon.core.governor.outbox import GovernorClient, GovernorOutbox
 from tensord.daemon.core.governor.reservation_queue import FreeRoom, ReservationQueue
-from tensord.daemon.core.governor.reservations import ENDED_MAX, Reservations
+from tensord.daemon.core.governor.reservations import Reservations
+from tensord.daemon.core.governor.unseen import SUMS_MAX
 from tensord.errors import DeviceFull, LimitReached, UnknownOrder
 from tensord.ipc import messages
 
@@ -136,13 +137,13 @@ def test_a_gauge_that_shows_more_than_there_is_leaves_nothing_to_reserve() -> No
 def test_ended_reservations_take_bounded_memory_and_are_freed_by_a_later_reading() -> None:
     desk = Desk(10**6)
     now = 0.0
-    for _ in range(10 * ENDED_MAX):
+    for _ in range(10 * SUMS_MAX):
         now += 0.001
         desk.reservations.release(1, desk.reserve(1, 1, now).reservation, now)
         desk.reservations.check_invariants()
-    assert desk.reservations.bytes_of(GPU) == 10 * ENDED_MAX
+    assert desk.reservations.bytes_of(GPU) == 10 * SUMS_MAX
     desk.reservations.sampled(GPU, now)
-    assert desk.reservations.bytes_of(GPU) == 9 * ENDED_MAX + 1
+    assert desk.reservations.bytes_of(GPU) == 9 * SUMS_MAX + 1
     desk.reservations.sampled(GPU, now + 1)
     assert desk.reservations.bytes_of(GPU) == 0
 

@@ -329,6 +329,21 @@ def test_room_is_refused_without_a_gauge_or_with_a_stale_one_or_larger_than_the_
     assert "cannot be read" in refused(site.stand.ask(OPERATOR, messages.MakeRoom, GPU, MIB, 5.0, 5.0), "NoGauge")
 
 
+def test_a_room_that_is_being_made_is_ended_with_the_others(make: Make) -> None:
+    site = Site(make, used=700)
+    assert site.answer(site.make_room(100)).made
+    request = site.make_room(500)
+    site.sample()
+    assert site.asked == [VLLM] and site.answer(request) is None
+    assert site.stand.ask(OPERATOR, messages.EndRoom, GPU).count == 2
+    answer = site.answer(request)
+    assert not answer.made and "ended before it was made" in answer.why
+    site.answered("done")
+    site.sample(0)
+    assert site.asked == [VLLM] and all(row["waiting_reservations"] == 0 for row in site.stand.status()["devices"])
+    assert site.answer(site.make_room(1000)).made
+
+
 def test_a_gauge_that_vanishes_ends_the_wait(make: Make) -> None:
     site = Site(make)
     request = site.make_room(500)
