@@ -98,7 +98,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--traces", type=Path, required=True, metavar="DIR", help="the folder of the traces")
     asked = parser.parse_args()
-    found = [trace for source in SOURCES if source.name in TRACES and (trace := load(source, asked.traces)) is not None]
+    sources = [source for source in SOURCES if source.name in TRACES]
+    try:
+        found = [trace for source in sources if (trace := load(source, asked.traces)) is not None]
+    except ValueError as error:
+        parser.error(str(error))
     if not found:
         parser.error(f"{asked.traces} has none of the traces")
     for trace in found:

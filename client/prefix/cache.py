@@ -8,13 +8,14 @@ daemon, or without an answer in time, a match is a miss and a put is lost; neith
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 
-from ...errors import BadPrefix, Corrupt, LimitReached, Refusal, UsageError
+from ...errors import BadPrefix, Corrupt, DaemonUnavailable, LimitReached, Refusal, UsageError, shown
 from ...ipc import messages
 from ...ipc.schema import AGENT_NAME_CHARS_MAX, BLOCKS_MAX
 from ...shm.layout import KEY_BYTES
@@ -24,7 +25,7 @@ from ..core.cache import Client, check_client
 from ..core.fields import check_count, check_flag, check_name, check_timeout
 from ..core.namespace import Namespace, check_namespace
 from ..core.put_options import PutOptions
-from ..core.puts import Put
+from ..core.puts import ENDING, Put
 from ..core.tracing import length_of, matched_of, traced
 from ..device.cache import DeviceCache
 from .device import DeviceSequences
@@ -86,7 +87,8 @@ class PrefixCache:
     ) -> None:
         if type(block_tokens) is not int or block_tokens not in _BLOCK_SIZES:
             raise BadPrefix(
-                f"block_tokens is {block_tokens!r}; use a power of two from {BLOCK_TOKENS_MIN} to {BLOCK_TOKENS_MAX}"
+                f"block_tokens is {shown(block_tokens)}; use a power of two from {BLOCK_TOKENS_MIN} to "
+                f"{BLOCK_TOKENS_MAX}"
             )
         self.enabled = enabled
         self._client = check_client(client)
@@ -95,7 +97,7 @@ class PrefixCache:
         self._asker = Asker(client, namespace, block_tokens)
         self._other_hosts = OtherHosts(client, namespace, block_tokens)
         if device is not None and not isinstance(device, DeviceCache):
-            raise UsageError(f"device is {device!r}; it must be a tensord.DeviceCache, or None")
+            raise UsageError(f"device is {shown(device)}; it must be a tensord.DeviceCache, or None")
         n_on_device = check_count("n_on_device", n_on_device, _SEQUENCES_MAX)
         if n_on_device and device is None:
             raise UsageError(f"n_on_device is {n_on_device} without a device; pass a DeviceCache, or 0")
@@ -158,6 +160,9 @@ class PrefixCache:
         """
         if not self.enabled:
             return PrefixPut().settle("refused", Refusal(_OFF))
+        if sys.is_finalizing():
+            # numpy may be unable to describe arrays by now.
+            return PrefixPut().settle("lost", DaemonUnavailable(ENDING))
         deadline, wait = self._deadline(timeout_s), check_flag("wait", wait)
         sequence = self._sequence(tokens, layers, media, snapshots or {}, agent, cost_ms, ttl_s)
         put = self._kept(sequence, deadline, wait=wait)
@@ -342,7 +347,9 @@ class PrefixCache:
         deadline = self._deadline(None) if deadline is None else deadline
         self._client.link.start()
         chain = sequence.chain(self._namespace, self._block_tokens)
-        return store(self._client, sequence, chain, deadline, wait=wait)
+        result = store(self._client, sequence, chain, deadline, wait=wait)
+        self._other_hosts.tell(sequence.layers, sequence.cost_ms / len(chain), deadline)
+        return result
 
     def _host_match(self, query: Tokens, media: tuple[Media, ...], agent: str, deadline: float) -> PrefixMatch | None:
         """The longest match in the host tier."""

@@ -15,8 +15,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from ...errors import BadPrefix, UsageError
+from ...errors import BadPrefix, UsageError, shown
 from ...ipc.layers import Layer, layout
+from ...shm.tensors import check_tensor
 from ..core.fields import check_count
 from ..device.interface import mapped
 
@@ -131,6 +132,7 @@ def layers_of(given: Sequence[PrefixLayer], tokens: int, snapshots: Snapshots, b
     Raises:
         BadPrefix: a layer has no arrays, or another number of tokens; a snapshot is at a position outside, or has
             another number of states; a state is missing. The message names the layer or the position.
+        UnsupportedLeaf: a tensor has no plain memory, or its memory was freed.
     """
     try:
         listed = tuple(given)
@@ -167,7 +169,11 @@ def cut(tree: Any, axis: int, start: int, stop: int) -> Any:
 
 def is_array(leaf: Any) -> bool:
     """Whether a leaf of a tree is an array or a tensor, on any device."""
-    return hasattr(leaf, "shape") and hasattr(leaf, "dtype")
+    try:
+        return hasattr(leaf, "shape") and hasattr(leaf, "dtype")
+    except RuntimeError:
+        # A nested tensor tells no shape.
+        return True
 
 
 def check_layer(layer: int, count: int) -> None:
@@ -201,7 +207,7 @@ def _shapes(place: str, layer: NormalLayer | RotatingLayer | Any, tokens: int) -
     """The places, dtypes and shapes of a layer's arrays. Checks that each has `tokens` tokens."""
     axis = layer.axis
     if isinstance(axis, bool) or not isinstance(axis, int) or abs(axis) > _AXIS_MAX:
-        raise BadPrefix(f"{place}: axis is {axis!r}; it must be a whole number, for example -2")
+        raise BadPrefix(f"{place}: axis is {shown(axis)}; it must be a whole number, for example -2")
     kind = type(layer).__name__
     shapes = [f"{place} {axis}"]
 
@@ -209,6 +215,7 @@ def _shapes(place: str, layer: NormalLayer | RotatingLayer | Any, tokens: int) -
         if not is_array(leaf):
             return
         at = at.removeprefix("tree")
+        check_tensor(leaf, f"{place} ({kind}): its array {at}")
         shape = list(leaf.shape)
         if not -len(shape) <= axis < len(shape):
             raise BadPrefix(f"{place} ({kind}): its array {at} of shape {shape} has no axis {axis}")
@@ -233,7 +240,7 @@ def _snapshots(
     for position, states in given.items():
         if isinstance(position, bool) or not hasattr(position, "__index__") or not 0 < position < tokens:
             raise BadPrefix(
-                f"a snapshot for position {position!r}: the position must be from 1 to {tokens - 1}; the layers "
+                f"a snapshot for position {shown(position)}: the position must be from 1 to {tokens - 1}; the layers "
                 "themselves have the state at the end"
             )
         if len(states) != len(needed):

@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from ...errors import BadPrefix
+from ...errors import BadPrefix, shown
 from ...ipc.schema import BLOCKS_MAX
 from ..core import forks, requests
 from ..core.fields import check_timeout
@@ -161,7 +161,9 @@ def _joined(chain: Any) -> bytes:
     parts: list[bytes] = []
     for number, block in enumerate(chain):
         if not isinstance(block, bytes) or not 1 <= len(block) <= _HASH_BYTES_MAX:
-            raise BadPrefix(f"chain[{number}] is {block!r:.80}; a hash must be bytes of length 1 to {_HASH_BYTES_MAX}")
+            raise BadPrefix(
+                f"chain[{number}] is {shown(block):.80}; a hash must be bytes of length 1 to {_HASH_BYTES_MAX}"
+            )
         # The length keeps two chains apart that differ only in where one hash ends.
         parts += [len(block).to_bytes(1, "little"), block]
     return b"".join(parts)

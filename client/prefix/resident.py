@@ -181,7 +181,7 @@ def _array(leaf: Any, place: str) -> Any:
     torch = loaded_torch()
     if torch is None or not isinstance(leaf, torch.Tensor):
         return leaf
-    name, array = tensor_source(torch, leaf, place)
+    name, array, _ = tensor_source(torch, leaf, place)
     dtype = dtype_named(name)
     assert dtype is not None, name
     return array.view(dtype).copy()

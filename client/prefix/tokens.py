@@ -12,8 +12,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from ...errors import BadPrefix, UsageError
+from ...errors import BadPrefix, UsageError, shown
+from ...shm.dtypes import dtype_named
 from ...shm.prefix import MODALITIES, TOKEN_BYTES, Media, Tokens, ordered
+from ...shm.tensors import loaded_torch, tensor_source
 from ..core.fields import check_count
 
 TOKEN_MAX: Final = (1 << 32) - 1
@@ -83,6 +85,10 @@ def _words_of(given: bytes | bytearray | memoryview) -> np.ndarray[Any, Any]:
 
 def _fetched(given: Any) -> np.ndarray[Any, Any]:
     """An array of any library, or any object that numpy can convert, in host memory."""
+    torch = loaded_torch()
+    if torch is not None and type(given) is torch.Tensor:
+        name, array, _ = tensor_source(torch, given, "it")
+        return array.view(dtype_named(name))
     return np.asarray(given.detach().cpu().numpy() if hasattr(given, "detach") else given)
 
 
@@ -97,7 +103,7 @@ def _converted(given: Sequence[Any]) -> np.ndarray[Any, Any]:
     for at, token in enumerate(given):
         number = _number(token)
         if number is None or not 0 <= number <= TOKEN_MAX:
-            raise BadPrefix(f"token {at} is {token!r:.80}; a token is a whole number from 0 to {TOKEN_MAX}")
+            raise BadPrefix(f"token {at} is {shown(token):.80}; a token is a whole number from 0 to {TOKEN_MAX}")
         numbers.append(number)
     return np.array(numbers, np.uint32)
 
@@ -130,9 +136,11 @@ def _media(given: Any, number: int) -> Media:
         start = check_count("start", start, _POSITION_MAX)
         length = check_count("length", length, _POSITION_MAX)
     except (TypeError, ValueError, UsageError) as error:
-        raise BadPrefix(f"item {number} of the media is {given!r:.200}: {error}") from None
+        raise BadPrefix(f"item {number} of the media is {shown(given):.200}: {error}") from None
     if not isinstance(modality, str) or modality not in MODALITIES:
-        raise BadPrefix(f"item {number} of the media: modality {modality!r:.40} must be one of {', '.join(MODALITIES)}")
+        raise BadPrefix(
+            f"item {number} of the media: modality {shown(modality):.40} must be one of {', '.join(MODALITIES)}"
+        )
     if not isinstance(digest, bytes):
         raise BadPrefix(f"item {number} of the media: its hash is a {type(digest).__name__}, not bytes")
     return Media(start, length, modality, digest)

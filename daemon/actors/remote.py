@@ -10,9 +10,11 @@ before its key, its checksum and its tree were checked there. No call of the sto
 from __future__ import annotations
 
 import secrets
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import nullcontext
 from typing import Any, Final
 
 import numpy as np
@@ -22,19 +24,33 @@ from ...shm.keys import generation_of
 from ...shm.layout import KEY_BYTES, NAMESPACE_TAG_BYTES, SPAN_HEADER_BYTES, SpanHeader
 from ...shm.prefix import PrefixRecord
 from ..core.claims import NOBODY
-from ..core.effects import AskGenerations, Copy, RaiseGeneration, RemoveRemote, SaveRemote, Seek, SeekRun
+from ..core.effects import (
+    AskGenerations,
+    Copy,
+    RaiseGeneration,
+    RemoteTurned,
+    RemoveRemote,
+    SaveRemote,
+    Seek,
+    SeekRun,
+    WithdrawClaim,
+)
 from ..core.events import (
+    ClaimWithdrawn,
     Copied,
     GenerationRaised,
     GenerationsTold,
+    RemoteConnected,
     RemoteFound,
     RemoteSaved,
     RunSought,
     Sought,
 )
+from ..core.remote.writes import REMOVED_AT_ONCE
 from ..logs import logger
 from ..tiers.form import Meta, RemoteEntry
 from ..tiers.store import RemoteStore
+from .give_way import GivesWay
 
 _log = logger("store")
 READERS: Final = 8
@@ -43,16 +59,22 @@ WRITE_S: Final = 30.0
 """The deadline of a write. Nobody waits for one."""
 
 DAMAGED_MAX: Final = 1024
+BAD_MAX: Final = 8
+"""Namespaces whose generation cannot be read that the status names."""
 LIVES_S_LEAST: Final = 0.001
 CONNECT_S: Final = 10.0
-POLL_S: Final = 0.02
-"""The pause before the store is asked again for an entry that another host computes."""
 GRACE_S: Final = 1.0
 """How much longer than its deadline a read may take before it counts as hanging."""
+LAST_S: Final = 2.0
+"""How long the end of the daemon may take for removals that wait."""
 THREAD_NAME: Final = "tensord-remote"
+_NOBODYS: Final = bytes(KEY_BYTES)
+"""A key that nobody has. To ask for it shows whether the store answers."""
 
-Request = Seek | SeekRun | Copy | SaveRemote | RemoveRemote | AskGenerations | RaiseGeneration
-Outcome = Sought | RunSought | RemoteSaved | Copied | GenerationsTold | GenerationRaised
+Request = Seek | SeekRun | Copy | SaveRemote | RemoveRemote | WithdrawClaim | AskGenerations | RaiseGeneration
+Outcome = (
+    Sought | ClaimWithdrawn | RunSought | RemoteSaved | RemoteConnected | Copied | GenerationsTold | GenerationRaised
+)
 Finish = Callable[[int, SpanHeader, int], PrefixRecord | None]
 """(payload_offset, header, checksum): checks a payload in the ring, and writes its span's header (`Copier.finish`)."""
 
@@ -90,51 +112,91 @@ class RemoteThreads:
         self._owner = secrets.token_bytes(16)
         # Keys whose objects could not be read although their headers were in order: they are written anew.
         self._damaged: dict[bytes, None] = {}
+        self._said: set[bytes] = set()
+        self._saying = threading.Lock()
         self._reads: set[Future[None]] = set()
-        self._closing = False
+        self._closing = threading.Event()
         self._readers = ThreadPoolExecutor(READERS, f"{THREAD_NAME}-read")
-        self._writers = ThreadPoolExecutor(WRITERS, f"{THREAD_NAME}-write")
+        self._gives_way = GivesWay(self._closing) if store.gives_way else None
+        self._writers = ThreadPoolExecutor(
+            WRITERS, f"{THREAD_NAME}-write", GivesWay.lower_priority if store.gives_way else None
+        )
 
     def connect(self) -> None:
-        """Connects in a thread, and logs if the store does not answer."""
+        """Connects in a thread, and reports whether the store answers."""
         self._readers.submit(self._connect)
 
     def status(self) -> Mapping[str, Any]:
-        """The store's address, and the wrong objects that were read from it."""
+        """The store's address, and what was read from it that is wrong."""
         store = self._store
-        return {"address": store.address, "corrupt": store.corrupt, "last_corrupt": store.last_corrupt}
+        return {
+            "address": store.address,
+            "corrupt": store.corrupt,
+            "last_corrupt": store.last_corrupt,
+            "bad_generations": [*store.bad_generations.values()][:BAD_MAX],
+        }
 
     def submit(self, effect: Request) -> None:
-        """Queues an effect. Its deadline runs from now."""
+        """Queues an effect. Its deadline runs from now. After `close` it is dropped: entries are still published then,
+        which the store is not told of."""
+        if self._closing.is_set():
+            return
         if not isinstance(effect, SaveRemote | RemoveRemote):
             read = self._readers.submit(self._carry_out, effect, time.monotonic() + self.timeout_s)
             self._reads = {each for each in self._reads if not each.done()} | {read}
         else:
-            self._writers.submit(self._carry_out, effect, time.monotonic() + WRITE_S)
+            self._writers.submit(self._write_aside, effect, time.monotonic() + WRITE_S)
 
-    def close(self) -> bool:
+    def close(self, unremoved: Sequence[bytes] = ()) -> bool:
         """Drops what is queued, and waits for the reads under way, which write into the ring, until their deadlines.
+
+        Args:
+            unremoved: keys whose objects are still to be removed. That is tried once more, for LAST_S at most.
 
         Returns:
             False if a read has not ended by then: the ring must not be given to another daemon.
         """
-        self._closing = True
+        self._closing.set()
         self._readers.shutdown(wait=False, cancel_futures=True)
         self._writers.shutdown(wait=False, cancel_futures=True)
+        self._remove_last(unremoved)
         ended = not wait(self._reads, self.timeout_s + GRACE_S).not_done
         self._store.close()
         return ended
+
+    def _remove_last(self, keys: Sequence[bytes]) -> None:
+        deadline, done = time.monotonic() + min(self.timeout_s, LAST_S), 0
+        try:
+            while done < len(keys):
+                self._store.remove(keys[done : done + REMOVED_AT_ONCE], deadline)
+                done += REMOVED_AT_ONCE
+        except Exception as error:
+            # Whatever it is: the reads under way must be waited for.
+            _log.warning(
+                "evicted entries stay in the remote store, since it does not remove them",
+                entries=len(keys) - done,
+                why=str(error) if isinstance(error, TensordError) else repr(error),
+            )
 
     def _connect(self) -> None:
         """Connects, and asks for a key that nobody has, so that a wrong address or password shows at the start."""
         deadline = time.monotonic() + CONNECT_S
         try:
             self._store.connect(deadline)
-            self._store.heads([bytes(KEY_BYTES)], deadline)
+            self._store.heads([_NOBODYS], deadline)
         except TensordError as error:
-            if self._closing:
-                return
-            _log.warning("the remote store does not answer; entries of this host are served", why=str(error))
+            outcome = RemoteConnected(error)
+        except Exception as error:
+            outcome = RemoteConnected(TensordError(f"{self._store.address}: the request failed: {error!r}"))
+        else:
+            outcome = RemoteConnected()
+        if not self._closing.is_set():
+            self._report(outcome)
+
+    def _write_aside(self, effect: SaveRemote | RemoveRemote, deadline: float) -> None:
+        hurried = not isinstance(effect, SaveRemote) or effect.hurried
+        with self._gives_way.working(hurried=hurried) if self._gives_way is not None else nullcontext():
+            self._carry_out(effect, deadline)
 
     def _carry_out(self, effect: Request, deadline: float) -> None:
         try:
@@ -159,10 +221,16 @@ class RemoteThreads:
             case RemoveRemote(number, keys):
                 self._store.remove(keys, deadline)
                 return RemoteSaved(number)
+            case WithdrawClaim(key):
+                return ClaimWithdrawn(bool(self._store.unclaim(key, self._owner, deadline)))
+            case AskGenerations(()):
+                # A probe: without a namespace to ask for, the store would not be asked.
+                self._store.heads([_NOBODYS], deadline)
+                return GenerationsTold({})
             case AskGenerations(tags):
-                return GenerationsTold(dict(zip(tags, self._store.generations(tags, deadline), strict=True)))
+                return GenerationsTold(dict(zip(tags, self._generations(tags, deadline), strict=True)))
             case RaiseGeneration(tag, least, new):
-                [known] = [0] if new else self._store.generations([tag], deadline)
+                [known] = [0] if new else self._generations([tag], deadline)
                 return GenerationRaised(
                     tag, known if known >= least else self._store.raise_generation(tag, least, deadline)
                 )
@@ -171,8 +239,20 @@ class RemoteThreads:
         """The store's generation of the key's namespace; None if it is not asked for."""
         if not effect.asks_generation:
             return None
-        [generation] = self._store.generations([effect.key[:NAMESPACE_TAG_BYTES]], deadline)
+        [generation] = self._generations([effect.key[:NAMESPACE_TAG_BYTES]], deadline)
         return generation
+
+    def _generations(self, tags: Sequence[bytes], deadline: float) -> list[int]:
+        """The store's generations. One that cannot be read is logged once, until it can be read again."""
+        told = self._store.generations(tags, deadline)
+        with self._saying:
+            for tag, generation in zip(tags, told, strict=True):
+                if generation >= 0:
+                    self._said.discard(tag)
+                elif tag not in self._said:
+                    self._said.add(tag)
+                    _log.warning("a namespace is not shared with other hosts", why=self._store.bad_generations.get(tag))
+        return told
 
     def _seek(self, seek: Seek, deadline: float) -> Sought:
         began = time.monotonic()
@@ -180,22 +260,16 @@ class RemoteThreads:
         if generation not in (None, generation_of(seek.key)):
             return Sought(seek.number, generation=generation, answer_s=time.monotonic() - began)
         [head] = self._store.heads([seek.key], deadline)
-        answer_s, waited = time.monotonic() - began, False
-        until = min(began + seek.waits_s, deadline)
-        while head is None and seek.claims_s:
-            if self._store.claim(seek.key, self._owner, seek.claims_s, deadline) is not False:
-                break
-            waited = True
-            if time.monotonic() + POLL_S >= until:
-                break
-            time.sleep(POLL_S)
-            [head] = self._store.heads([seek.key], deadline)
+        answer_s = time.monotonic() - began
+        if head is not None:
+            return Sought(seek.number, self._found(head), generation=generation, answer_s=answer_s)
+        claim = self._store.claim(seek.key, self._owner, seek.claims_s, deadline) if seek.claims_s else None
         return Sought(
             seek.number,
-            None if head is None else self._found(head),
             generation=generation,
             answer_s=answer_s,
-            waited=waited,
+            claimed=claim is not None and claim.mine,
+            others_s=None if claim is None or claim.mine else claim.age_s,
         )
 
     def _seek_run(self, seek: SeekRun, deadline: float) -> RunSought:
@@ -253,6 +327,40 @@ class RemoteThreads:
         return RemoteSaved(save.number, generation=generation)
 
 
+def remote_turned(turned: RemoteTurned) -> dict[str, Any]:
+    """Logs that the store is left alone or refuses writes, or no longer. The event for those who watch."""
+    why = turned.why
+    if turned.what == "removals":
+        if why:
+            _log.warning("the remote store removes no entries for now: evicted ones may be found again", why=why)
+        else:
+            _log.info("the remote store removes entries again")
+        return {"event": "remote_removals", "removes": not why, "why": why}
+    if turned.what == "generations":
+        if why:
+            _log.warning(
+                "the remote store refuses invalidations: other hosts go on with the old entries, and this host shares "
+                "nothing of the namespaces",
+                why=why,
+            )
+        else:
+            _log.info("the remote store has taken all invalidations")
+        return {"event": "remote_generations", "takes_generations": not why, "why": why}
+    if turned.what == "writes":
+        if why:
+            _log.warning("the remote store takes no writes for now; it is read as before", why=why)
+        else:
+            _log.info("the remote store takes writes again")
+        return {"event": "remote_writes", "takes_writes": not why, "why": why}
+    if why:
+        _log.warning("the remote store is left alone for now; entries of this host are served", why=why)
+    else:
+        _log.info(
+            "the remote store was reached for the first time" if turned.first else "the remote store serves again"
+        )
+    return {"event": "remote", "serves": not why, "why": why}
+
+
 def _fits(entry: RemoteEntry, header: SpanHeader) -> bool:
     """Whether an object is the one whose header was read before."""
     meta = entry.meta
@@ -270,6 +378,8 @@ def _failed(effect: Request, error: TensordError) -> Outcome:
             return Copied(NOBODY, put_id, error=error)
         case SaveRemote(number) | RemoveRemote(number):
             return RemoteSaved(number, error)
+        case WithdrawClaim():
+            return ClaimWithdrawn(False)
         case AskGenerations():
             return GenerationsTold({}, error)
         case RaiseGeneration(tag):

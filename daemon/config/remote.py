@@ -45,8 +45,8 @@ class RemoteSection:
     )
     timeout_s: float = setting(
         DURATION,
-        """time in which the store must have answered a request. A client waits at most as long, and at most as long as
-        computing takes""",
+        """time in which the store must have answered a request. A client waits for the store at most as
+        long, and at most as long as computing takes""",
         5.0,
         low=0.01,
         high=HOUR_S,

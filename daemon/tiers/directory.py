@@ -4,11 +4,13 @@
     ROOT/tensord-1/tmp/HOST-PID-N       an object that is being written
     ROOT/tensord-1/gen/TAG/N            an empty file for the generation N of a namespace; the highest counts
 
-ROOT must exist, so that an object never goes to the disk below a mount that is missing. An object is written to a file
-in tmp/ and renamed into its place when it is whole. A writer that is killed leaves a file in tmp/, which counts as an
-object does until any process that writes removes it, an hour later. Without `fsync`, a machine that loses power may
-leave files of wrong length or content under the name of an object. Their checksum is wrong, so they are misses. Files
-have the mode 0660 and folders 0770, less the umask: users that share a directory need a group in common.
+ROOT must exist, so that an object never goes to the disk below a mount that is missing. Once tensord-1 was there,
+another ROOT without it is a mount that is gone, and not an empty store; if it is missing in the same ROOT, it was
+removed. An object is written to a file in tmp/ and renamed into its place when it is whole. A writer that is killed
+leaves a file in tmp/, which counts as an object does until any process that writes removes it, an hour later. Without
+`fsync`, a machine that loses power may leave files of wrong length or content under the name of an object. Their
+checksum is wrong, so they are misses. Files have the mode 0660 and folders 0770, less the umask: users that share a
+directory need a group in common.
 
 Owns: the files. Does not own: the bound on their size, and removal of old ones (`directory_room`).
 
@@ -30,8 +32,18 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import unquote
 
-from ...errors import BadConfiguration, TensordError, TierFull, TierRefused, TierUnavailable
-from ...ipc.quantities import SIZE_WANTS, read_size
+from ...errors import (
+    BadConfiguration,
+    TensordError,
+    TierFull,
+    TierReadOnly,
+    TierRefused,
+    TierTooLarge,
+    TierUnavailable,
+)
+from ...ipc.quantities import SIZE_WANTS, read_size, show_size
+from ...shm.keys import GENERATION_MAX
+from ...shm.segments import file_limit
 from .directory_room import TMP, DirectoryRoom
 from .form import OBJECT_HEADER_BYTES, Buffer, Meta, RemoteEntry, object_header
 from .store import NAME, RemoteStore, writable_bytes
@@ -39,6 +51,7 @@ from .urls import options, shown, split, switch
 
 PIECE_BYTES: Final = 4 << 20
 GENERATIONS: Final = "gen"
+BYTES_LEAST: Final = 1 << 20
 BYTES_DEFAULT: Final = 100 << 30
 TOUCH_EVERY_S: Final = 60.0
 """How much older than a read the time of a file may be. Eviction goes by it, and each change costs a write."""
@@ -62,6 +75,7 @@ class DirectoryStore(RemoteStore):
         self._numbers = count(1)
         self._writer = f"{socket.gethostname()}-{os.getpid()}-{id(self):x}-"
         self._room = DirectoryRoom(self._base, limit_bytes, self._writer)
+        self._seen: tuple[int, int] | None = None  # the root in which the base folder was seen last
         self._closed = False
 
     @classmethod
@@ -76,9 +90,12 @@ class DirectoryStore(RemoteStore):
             raise BadConfiguration(f"{shown(url)} names no absolute path: write dir:///PATH, with three slashes")
         given = options(url, _OPTIONS)
         limit_bytes = given.get("bytes", BYTES_DEFAULT)
-        if limit_bytes <= 0:
-            raise BadConfiguration(f"{shown(url)}: bytes = {limit_bytes} must be at least 1")
-        return cls(Path(unquote(parts.path)), limit_bytes, fsync=given.get("fsync", False))
+        if limit_bytes < BYTES_LEAST:
+            raise BadConfiguration(f"{shown(url)}: bytes = {limit_bytes} must be at least {show_size(BYTES_LEAST)}")
+        path = unquote(parts.path)
+        if "\0" in path:
+            raise BadConfiguration(f"{shown(url)}: no path has a zero byte; leave the %00 out")
+        return cls(Path(path), limit_bytes, fsync=given.get("fsync", False))
 
     def heads(self, keys: Sequence[bytes], deadline: float) -> list[RemoteEntry | None]:
         found: list[RemoteEntry | None] = []
@@ -99,11 +116,12 @@ class DirectoryStore(RemoteStore):
         payload_bytes = sum(map(len, pieces))
         pieces.insert(0, memoryview(object_header(key, payload_bytes, meta)))
         self._left_s(deadline)
-        with self._told(), self._room.writing(OBJECT_HEADER_BYTES + payload_bytes, deadline):
-            self._write(self._path(key), pieces, deadline)
+        path = self._path(key)
+        with self._told(writes=True), self._room.writing(path, OBJECT_HEADER_BYTES + payload_bytes, deadline):
+            self._write(path, pieces, deadline)
 
     def remove(self, keys: Sequence[bytes], deadline: float) -> None:
-        with self._told():
+        with self._told(writes=True):
             for key in keys:
                 self._left_s(deadline)
                 try:
@@ -115,17 +133,20 @@ class DirectoryStore(RemoteStore):
     def generations(self, tags: Sequence[bytes], deadline: float) -> list[int]:
         self._left_s(deadline)
         with self._told():
-            found = [max(map(int, _listed(self._generation(tag))), default=0) for tag in tags]
+            found = [self._last_generation(tag) for tag in tags]
             if not all(found):
-                self._root.stat()
+                self._look()
             return found
 
     def raise_generation(self, tag: bytes, least: int, deadline: float) -> int:
         while True:
             [known] = self.generations([tag], deadline)
+            if known < 0:
+                raise TierUnavailable(self.bad_generations[tag])
             number = max(known + 1, least)
-            with self._told():
+            with self._told(writes=True):
                 folder = self._generation(tag)
+                self._look()
                 for made in (self._base, folder.parent, folder):
                     _make_folder(made)
                 try:
@@ -148,6 +169,23 @@ class DirectoryStore(RemoteStore):
     def _generation(self, tag: bytes) -> Path:
         return self._base / GENERATIONS / tag.hex()
 
+    def _last_generation(self, tag: bytes) -> int:
+        folder = self._generation(tag)
+        try:
+            last = max(map(int, _listed(folder)), default=0)
+        except (NotADirectoryError, PermissionError) as error:
+            os.stat(f"{self._base}/.")
+            path = folder if os.path.lexists(folder) else folder.parent
+            return self._bad_generation(tag, path, f"is no folder that can be read ({error.strerror})")
+        if last >= GENERATION_MAX:
+            return self._bad_generation(tag, folder / str(last), f"is beyond the last generation, {GENERATION_MAX - 1}")
+        self.bad_generations.pop(tag, None)
+        return last
+
+    def _bad_generation(self, tag: bytes, path: Path, what: str) -> int:
+        self.bad_generations[tag] = f"{path} {what}, so nothing of its namespace is shared: remove it"
+        return -1
+
     def _path(self, key: bytes) -> Path:
         name = key.hex()
         return self._base / name[2 * _FOLDER_BYTE : 2 * _FOLDER_BYTE + 2] / name
@@ -158,21 +196,45 @@ class DirectoryStore(RemoteStore):
         with self._told():
             try:
                 return self._read(self._path(key), into, deadline)
+            except PermissionError as error:
+                os.stat(f"{self._base}/.")
+                self._count_corrupt(f"the object of {key.hex()} cannot be read: {error}")
+                return None
             except OSError as error:
                 if self._is_no_object(error):
                     return None
                 raise
+
+    def _look(self) -> None:
+        """Makes sure that the root is there, and is not the empty folder below a mount that is gone.
+
+        Raises:
+            OSError: the root is not there.
+            TierUnavailable: the base folder was there, and this is another root, without one.
+        """
+        # With a slash at the end, a root that is no folder is an error too.
+        about = os.stat(f"{self._root}/")
+        # Read once: another thread may make the base folder meanwhile.
+        root, seen = (about.st_dev, about.st_ino), self._seen
+        if root == seen:
+            return
+        if os.path.isdir(self._base):
+            self._seen = root
+        elif seen is not None:
+            raise TierUnavailable(
+                f"{self.address}: {self._root} has no folder {NAME} any more: mount it again, or, if it is to be used "
+                f"as it is, make {self._base}"
+            )
 
     def _is_no_object(self, error: OSError) -> bool:
         """Whether an error at an object's path means that no object is there: nothing, a folder, a symbolic link, a
         socket, a file in place of the folder, or a file of NFS that another host has removed.
 
         Raises:
-            OSError: the root is not there.
+            OSError, TierUnavailable: the root is not there, as `_look` says.
         """
         if error.errno in (errno.ENOENT, errno.ENOTDIR):
-            # With a slash at the end, a root that is no folder is an error too.
-            os.stat(f"{self._root}/")
+            self._look()
         return error.errno in (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENXIO, errno.ESTALE)
 
     def _read(self, path: Path, into: memoryview, deadline: float) -> tuple[memoryview, int] | None:
@@ -230,14 +292,16 @@ class DirectoryStore(RemoteStore):
         """A new file, and the folders above it except for the root."""
         try:
             return os.open(temporary, _WRITE, 0o660)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
+            self._look()
             _make_folder(self._base)
             _make_folder(temporary.parent)
+            self._look()
             return os.open(temporary, _WRITE, 0o660)
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
-        """Turns errors of the system into errors of tensord."""
+    def _told(self, *, writes: bool = False) -> Iterator[None]:
+        """Turns errors of the system into errors of tensord. `writes`: whether they say nothing of reads."""
         if self._closed:
             raise TierUnavailable(f"{self.address} was closed by this process: open a new store")
         try:
@@ -245,18 +309,21 @@ class DirectoryStore(RemoteStore):
         except OSError as error:
             if isinstance(error, TensordError):
                 raise
-            raise self._error(error) from None
+            raise self._error(error, writes=writes) from None
 
-    def _error(self, error: OSError) -> TensordError:
+    def _error(self, error: OSError, *, writes: bool) -> TensordError:
         said = f"{self.address}: {error.strerror}"
         match error.errno:
-            case errno.ENOSPC | errno.EDQUOT | errno.EFBIG:
+            case errno.EFBIG:
+                return TierTooLarge(f"{said}: {file_limit()}")
+            case errno.ENOSPC | errno.EDQUOT:
                 return TierFull(
                     f"{said}: the file system or a quota is full before the store's own limit of "
                     f"{self._room.limit_bytes} bytes; free space, or lower `bytes` in the URL"
                 )
             case errno.EACCES | errno.EPERM | errno.EROFS:
-                return TierRefused(
+                kind = TierReadOnly if writes else TierRefused
+                return kind(
                     f"{said} ({error.filename or self._base}): give uid {os.geteuid()} access, or choose another folder"
                 )
             case errno.ENOENT | errno.ENOTDIR if not self._root.is_dir():

@@ -12,6 +12,9 @@ reading and writing of objects (`directory`).
 Limits: until the first scan has ended, an estimate has this process's puts only. Between two scans, the directory may
 exceed its limit by a sixteenth for each other process that writes. A scan reads the whole directory, twice if it
 evicts.
+
+Invariant: no call of the file system is made under the lock. So also while one hangs, `close` ends, and a put waits for
+room no longer than until its deadline.
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ from typing import Final
 
 import numpy as np
 
-from ...errors import TierFull
+from ...errors import TierFull, TierTimedOut, TierTooLarge
 
 TMP: Final = "tmp"
 LEFTOVER_S: Final = 3600.0
@@ -55,9 +58,10 @@ class DirectoryRoom:
         self._changed = threading.Condition()
         self._scanned_bytes = 0
         self._put_bytes = 0  # since the last scan began; the scan may have counted some of them too
-        self._writing_bytes = 0
+        self._writing: list[tuple[str, int]] = []  # path and size of each object that this process writes now
         self._begun_bytes = 0  # of other writers in tmp/
-        self._wanted_bytes = 0  # the largest object that waits for room
+        self._waiting: list[int] = []  # the sizes of objects that wait for room
+        self._evicting = ""  # the path of the object that the thread removes now
         self._scans = 0
         self._scan_asked = False
         self._closed = False
@@ -68,28 +72,36 @@ class DirectoryRoom:
         """The estimate of the bytes in the directory. It counts no puts of other processes since the last scan."""
         return self._scanned_bytes + self._put_bytes + self._writing_bytes + self._begun_bytes
 
+    @property
+    def _writing_bytes(self) -> int:
+        return sum(size_bytes for _, size_bytes in self._writing)
+
     @contextmanager
-    def writing(self, size_bytes: int, deadline: float) -> Iterator[None]:
-        """Counts an object that is written within the block. Waits for eviction if the limit would be exceeded.
+    def writing(self, path: Path, size_bytes: int, deadline: float) -> Iterator[None]:
+        """Counts an object that is written to `path` within the block, and does not evict it meanwhile. Waits for
+        eviction if the limit would be exceeded.
 
         Raises:
-            TierFull: the object is larger than the limit, or eviction has made no room for it by the deadline.
+            TierTooLarge: the object is larger than the limit.
+            TierFull: eviction has made no room for it by the deadline.
+            TierTimedOut: by the deadline the file system has not removed the object in whose place it is written.
         """
         if size_bytes > self.limit_bytes:
-            raise TierFull(
+            raise TierTooLarge(
                 f"dir://{self._base.parent}: an object of {size_bytes} bytes is larger than the limit of "
                 f"{self.limit_bytes} bytes; raise `bytes` in the URL"
             )
         with self._changed:
             self._make_room(size_bytes, deadline)
-            self._writing_bytes += size_bytes
+            self._writing.append((str(path), size_bytes))
         written_bytes = 0
         try:
+            self._wait_until_gone(str(path), deadline)
             yield
             written_bytes = size_bytes
         finally:
             with self._changed:
-                self._writing_bytes -= size_bytes
+                self._writing.remove((str(path), size_bytes))
                 self._put_bytes += written_bytes
                 due = self._put_bytes > self.limit_bytes // _SCAN_SHARE
                 if due or self.used_bytes > self.limit_bytes * _HIGH:
@@ -110,17 +122,29 @@ class DirectoryRoom:
             self._thread.start()
             self._ask()
         scans = self._scans
-        while self.used_bytes + size_bytes > self.limit_bytes and not self._closed:
-            self._wanted_bytes = max(self._wanted_bytes, size_bytes)
-            self._ask()
-            left_s = deadline - time.monotonic()
-            # A scan that was under way did not know what is wanted. The second one did.
-            if left_s <= 0 or self._scans >= scans + 2:
-                raise TierFull(
-                    f"dir://{self._base.parent}: {self.used_bytes} of {self.limit_bytes} bytes are used, and eviction "
-                    f"has made no room for {size_bytes} more; raise `bytes` in the URL, or the deadline"
+        self._waiting.append(size_bytes)
+        try:
+            while self.used_bytes + size_bytes > self.limit_bytes and not self._closed:
+                self._ask()
+                left_s = deadline - time.monotonic()
+                # A scan that was under way did not know what is wanted. The second one did.
+                if left_s <= 0 or self._scans >= scans + 2:
+                    raise TierFull(
+                        f"dir://{self._base.parent}: {self.used_bytes} of {self.limit_bytes} bytes are used, and "
+                        f"eviction has made no room for {size_bytes} more; raise `bytes` in the URL, or the deadline"
+                    )
+                self._changed.wait(left_s)
+        finally:
+            self._waiting.remove(size_bytes)
+
+    def _wait_until_gone(self, path: str, deadline: float) -> None:
+        """Waits while the object at `path` is being evicted."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._evicting != path, max(0.0, deadline - time.monotonic())):
+                raise TierTimedOut(
+                    f"dir://{self._base.parent}: the file system has not removed {path} by the deadline: look at the "
+                    "file system and its server"
                 )
-            self._changed.wait(left_s)
 
     def _ask(self) -> None:
         self._scan_asked = True
@@ -142,10 +166,8 @@ class DirectoryRoom:
         with self._changed:
             self._scanned_bytes += self._put_bytes
             self._put_bytes = 0
-            wanted_bytes, self._wanted_bytes = self._wanted_bytes, 0
-            free_bytes = wanted_bytes + self._writing_bytes
         with suppress(OSError):
-            self._scanned_bytes = self._scan(free_bytes)
+            self._scanned_bytes = self._scan()
         with self._changed:
             self._scans += 1
             self._changed.notify_all()
@@ -160,15 +182,22 @@ class DirectoryRoom:
                 begun_bytes += about.st_size
         return begun_bytes
 
-    def _scan(self, free_bytes: int) -> int:
-        """Removes old objects if `free_bytes` are not free. The bytes of objects that remain."""
+    def _scan(self) -> int:
+        """Removes old objects if there is no room for those that are written or wait. The bytes of objects that
+        remain."""
         times, sizes = array("q"), array("q")
         for folder in self._folders():
             for _, about in self._files(folder):
                 times.append(about.st_mtime_ns)
                 sizes.append(about.st_size)
         total_bytes, begun_bytes = sum(sizes), self._begun_bytes
-        used_bytes, most_bytes = total_bytes + begun_bytes, self.limit_bytes - free_bytes
+        # One that is written now may be in its place already, or an older one of its key.
+        in_place = {path: _size_bytes(path) for path in self._written_to()}
+        with self._changed:
+            # After the walk, so that an object whose write has ended meanwhile is not counted twice.
+            free_bytes = max(self._waiting, default=0) + self._writing_bytes
+            in_place_bytes = sum(in_place.get(path, 0) for path in self._written_to())
+        used_bytes, most_bytes = total_bytes - in_place_bytes + begun_bytes, self.limit_bytes - free_bytes
         if self._closed or not sizes or used_bytes <= min(self.limit_bytes * _HIGH, most_bytes):
             return total_bytes
         excess_bytes = min(total_bytes, used_bytes - min(int(self.limit_bytes * LOW), most_bytes))
@@ -182,10 +211,30 @@ class DirectoryRoom:
         freed_bytes = 0
         for folder in self._folders():
             for entry, about in self._files(folder):
-                if about.st_mtime_ns <= last_ns and freed_bytes < excess_bytes:
-                    _remove(entry)
+                if about.st_mtime_ns <= last_ns and freed_bytes < excess_bytes and self._remove_old(entry, last_ns):
                     freed_bytes += about.st_size
         return freed_bytes
+
+    def _remove_old(self, entry: os.DirEntry[str], last_ns: int) -> bool:
+        """Removes an object, unless it was replaced since its time was read, or is being. Whether it is gone."""
+        with self._changed:
+            if entry.path in self._written_to():
+                return False
+            self._evicting = entry.path
+        try:
+            with suppress(FileNotFoundError):
+                if os.lstat(entry.path).st_mtime_ns > last_ns:
+                    return False
+                os.unlink(entry.path)
+            return True
+        finally:
+            with self._changed:
+                self._evicting = ""
+                self._changed.notify_all()
+
+    def _written_to(self) -> set[str]:
+        with self._changed:
+            return {path for path, _ in self._writing}
 
     def _folders(self) -> list[str]:
         """The folders of objects. In a random order, so that processes which evict at once begin at different ones."""
@@ -208,3 +257,10 @@ class DirectoryRoom:
 def _remove(entry: os.DirEntry[str]) -> None:
     with suppress(FileNotFoundError):
         os.unlink(entry.path)
+
+
+def _size_bytes(path: str) -> int:
+    try:
+        return os.lstat(path).st_size
+    except OSError:
+        return 0

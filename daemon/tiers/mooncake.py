@@ -52,6 +52,8 @@ _OPTIONS: Final[dict[str, tuple[Callable[[str], Any], str]]] = {
 class MooncakeStore(RemoteStore):
     """The store of a Mooncake master. `segment_bytes`: memory of this host that is given to all hosts' objects."""
 
+    gives_way = False
+
     def __init__(self, master: str, segment_bytes: int, host: str, protocol: str, device: str) -> None:
         super().__init__(f"mooncake://{master}")
         self._calls = MooncakeCalls(self.address, self._left_s, master, segment_bytes, host, protocol, device)

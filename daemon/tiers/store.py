@@ -36,6 +36,13 @@ class RemotePut(NamedTuple):
     meta: Meta
 
 
+class HostClaim(NamedTuple):
+    """Who has a claim: the one who has asked for it, or another host, since `age_s` seconds."""
+
+    mine: bool
+    age_s: float = 0.0
+
+
 class RemoteStore(ABC):
     """A store behind the ring, shared by hosts. `address` names it without credentials, for messages.
 
@@ -43,14 +50,22 @@ class RemoteStore(ABC):
         TierUnavailable: the store cannot be reached, or has failed.
         TierTimedOut: the deadline is over. A subclass of TierUnavailable.
         TierRefused: the store refuses the credentials, the call, or access to a folder.
-        TierFull: the store has no room. Raised by puts only.
+        TierReadOnly: the store takes no writes, and can be read. Raised by what writes only. A subclass of TierRefused.
+        TierFull: the store has no room. Raised by what writes only.
+        TierTooLarge: the store never has room for the object. A subclass of TierFull.
     """
+
+    gives_way = True
+    """Whether threads that write to the store run at a lower priority. False if the store starts processes in its
+    calls: they would keep the priority of the thread that has started them."""
 
     def __init__(self, address: str) -> None:
         self.address = address
         self.corrupt = 0
         """How many wrong objects were read."""
         self.last_corrupt = ""
+        self.bad_generations: dict[bytes, str] = {}
+        """Namespaces whose generation the store has, but not as a number: what is wrong, and what to do."""
         self._counting = threading.Lock()
 
     def connect(self, deadline: float) -> None:
@@ -84,7 +99,8 @@ class RemoteStore(ABC):
 
     @abstractmethod
     def generations(self, tags: Sequence[bytes], deadline: float) -> list[int]:
-        """The generations of namespaces that the store has given out last; 0 for one that was never raised."""
+        """The generations of namespaces that the store has given out last; 0 for one that was never raised, -1 for one
+        that cannot be read, as `bad_generations` says then. The others are right all the same."""
 
     @abstractmethod
     def raise_generation(self, tag: bytes, least: int, deadline: float) -> int:
@@ -102,9 +118,9 @@ class RemoteStore(ABC):
         for entry in entries:
             self.put_from(*entry, deadline)
 
-    def claim(self, key: bytes, owner: bytes, seconds: float, deadline: float) -> bool | None:
-        """Claims `key` for `owner` among all hosts, for at most `seconds`. False if another owner has the claim. None
-        if the store has no means for claims: then every host computes for itself."""
+    def claim(self, key: bytes, owner: bytes, seconds: float, deadline: float) -> HostClaim | None:
+        """Claims `key` for `owner` among all hosts, for at most `seconds`; a claim that `owner` has begins anew. None
+        if the store has no means for claims: then every host computes for itself. All owners' names have one length."""
         return None
 
     def unclaim(self, key: bytes, owner: bytes, deadline: float) -> bool | None:

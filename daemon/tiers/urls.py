@@ -20,13 +20,15 @@ def split(url: str) -> SplitResult:
     """
     try:
         parts = urlsplit(url)
-        parts.port  # noqa: B018 - raises if the port is no number
+        port = parts.port  # raises if it is no number
     except ValueError:
         # The error would show a part of the URL, which may be a password's.
         raise BadConfiguration(
             "the URL of a remote store cannot be read: its port is no number, or its host has characters that no host "
             "has; in a user or password, write / ? # @ and : as %2F %3F %23 %40 and %3A"
         ) from None
+    if port == 0:
+        raise BadConfiguration("the URL of a remote store has a port 0: port 0 is none; write the server's")
     if "#" in url:
         # It would be cut off, and a directory of another name used.
         raise BadConfiguration("the URL of a remote store has a #, which begins no part of it: write it as %23")

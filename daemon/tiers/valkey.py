@@ -1,7 +1,7 @@
 """Valkey or Redis as a remote store: a server, or a cluster.
 
     tensord-1:KEY           an object, with a time to live; KEY in hexadecimal
-    tensord-1:claim:KEY     a claim: its owner, with a time to live
+    tensord-1:claim:KEY     a claim: its owner and the milliseconds that it was given, with a time to live
     tensord-1:gen:TAG       the generation of a namespace, without a time to live
 
 Owns: the commands, and the names of keys. Does not own: connections and clusters (`valkey_nodes`).
@@ -18,11 +18,12 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote
 
-from ...errors import BadConfiguration, TierFull, TierRefused, TierUnavailable
+from ...errors import BadConfiguration, TierFull, TierReadOnly, TierRefused, TierTooLarge, TierUnavailable
 from ...ipc.quantities import DURATION_WANTS, read_duration
 from ...shm.keys import GENERATION_MAX
+from ..small_files import small_text
 from .form import OBJECT_HEADER_BYTES, Buffer, Meta, RemoteEntry, object_header
-from .store import NAME, RemotePut, RemoteStore, writable_bytes
+from .store import NAME, HostClaim, RemotePut, RemoteStore, writable_bytes
 from .urls import options, shown, split, switch
 
 try:
@@ -43,11 +44,16 @@ BATCH_BYTES: Final = 32 << 20
 """The most bytes that are asked for at once. The server keeps a copy of each reply until it is read."""
 _EXPIRY_S_MAX: Final = 10 * 365 * 86400.0
 _PORT: Final = 6379
+_CLAIM_DIGITS: Final = 12
 _RAISE: Final = (
-    b"local n = math.max(tonumber(redis.call('GET', KEYS[1]) or 0) + 1, tonumber(ARGV[1])) "
-    b"redis.call('SET', KEYS[1], n) return n"
+    b"local s = redis.call('GET', KEYS[1]) or '0' "
+    b"if not string.find(s, '^%d+$') or tonumber(s) > tonumber(ARGV[2]) then return s end "
+    b"local n = math.max(tonumber(s) + 1, tonumber(ARGV[1])) redis.call('SET', KEYS[1], n) return n"
 )
-_RELEASE: Final = b"if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0"
+_RELEASE: Final = (
+    b"local v = redis.call('GET', KEYS[1]) "
+    b"if v and string.sub(v, 1, #ARGV[1]) == ARGV[1] then return redis.call('UNLINK', KEYS[1]) end return 0"
+)
 
 
 def _expiry(text: str) -> float | None:
@@ -108,7 +114,7 @@ class PasswordFile(CredentialProvider):  # type: ignore[misc, unused-ignore]
             TierRefused: the file cannot be read.
         """
         try:
-            password = self._path.read_text().rstrip("\n")
+            password = small_text(self._path).rstrip("\n")
         except (OSError, ValueError) as error:
             raise TierRefused(f"{self._address}: the password_file cannot be read: {error}") from None
         return (self._user, password) if self._user else (password,)
@@ -167,7 +173,7 @@ class ValkeyStore(RemoteStore):
     def heads(self, keys: Sequence[bytes], deadline: float) -> list[RemoteEntry | None]:
         self._left_s(deadline)
         commands = [_of(key, b"GETRANGE", 0, OBJECT_HEADER_BYTES - 1) for key in keys]
-        found = self._nodes.run(commands, lambda _, wire: wire.answer(deadline), deadline)
+        found = self._nodes.run(commands, lambda _, wire: wire.text(deadline), deadline)
         return [self._found(key, stored) if stored else None for key, stored in zip(keys, found, strict=True)]
 
     def get_into(self, key: bytes, buffer: memoryview, deadline: float) -> RemoteEntry | None:
@@ -194,42 +200,71 @@ class ValkeyStore(RemoteStore):
         now_unix_s = time.time()
         commands = [self._set(entry, now_unix_s) for entry in entries]
         kept = [each for each in commands if each is not None]
-        self._nodes.run(kept, lambda _, wire: wire.answer(deadline), deadline)
+        self._change(kept, deadline)
 
     def remove(self, keys: Sequence[bytes], deadline: float) -> None:
         self._left_s(deadline)
         commands = [_of(key, b"UNLINK") for key in keys]
-        self._nodes.run(commands, lambda _, wire: wire.answer(deadline), deadline)
+        self._change(commands, deadline)
 
-    def claim(self, key: bytes, owner: bytes, seconds: float, deadline: float) -> bool:
+    def claim(self, key: bytes, owner: bytes, seconds: float, deadline: float) -> HostClaim | None:
+        """None also if the server takes no writes, or the value is no claim: nobody would ever end that one."""
         self._left_s(deadline)
-        name = _claim_name(key)
-        pieces = command(b"SET", name, owner, b"NX", b"PX", max(1, round(seconds * 1000)))
-        [reply] = self._nodes.run([ValkeyCommand(name, pieces)], lambda _, wire: wire.answer(deadline), deadline)
-        return reply is not None
+        name, given_ms = _claim_name(key), max(1, round(seconds * 1000))
+        value = owner + b" %d" % given_ms
+        pieces = command(b"SET", name, value, b"NX", b"PX", given_ms)
+        looks = command(b"GETRANGE", name, 0, len(owner) + _CLAIM_DIGITS)
+        try:
+            given, seen = self._change([ValkeyCommand(name, pieces), ValkeyCommand(name, looks)], deadline)
+            if given is None and isinstance(seen, bytes) and seen.startswith(owner):
+                pieces = command(b"SET", name, value, b"XX", b"PX", given_ms)
+                [given] = self._change([ValkeyCommand(name, pieces)], deadline)
+        except (TierFull, TierReadOnly):
+            return None
+        if isinstance(seen, ServerError):
+            self._count_corrupt(f"the value of {name.decode()} is no claim, delete it: {seen.text}")
+            return None
+        return HostClaim(True) if given is not None else HostClaim(False, self._age_s(name, seen, deadline))
 
     def unclaim(self, key: bytes, owner: bytes, deadline: float) -> bool:
         self._left_s(deadline)
         name = _claim_name(key)
         pieces = command(b"EVAL", _RELEASE, 1, name, owner)
-        [reply] = self._nodes.run([ValkeyCommand(name, pieces)], lambda _, wire: wire.answer(deadline), deadline)
+        [reply] = self._change([ValkeyCommand(name, pieces)], deadline)
         return bool(reply == 1)
 
     def generations(self, tags: Sequence[bytes], deadline: float) -> list[int]:
         self._left_s(deadline)
         commands = [ValkeyCommand(name, command(b"GET", name)) for name in map(_generation_name, tags)]
         found = self._nodes.run(commands, lambda _, wire: wire.answer(deadline), deadline)
-        return [self._number(each) for each in found]
+        return [self._generation(tag, each) for tag, each in zip(tags, found, strict=True)]
 
     def raise_generation(self, tag: bytes, least: int, deadline: float) -> int:
         self._left_s(deadline)
         name = _generation_name(tag)
-        pieces = command(b"EVAL", _RAISE, 1, name, least)
-        [reply] = self._nodes.run([ValkeyCommand(name, pieces)], lambda _, wire: wire.answer(deadline), deadline)
-        return self._number(reply)
+        pieces = command(b"EVAL", _RAISE, 1, name, least, GENERATION_MAX - 1)
+        [reply] = self._change([ValkeyCommand(name, pieces)], deadline)
+        generation = self._generation(tag, reply)
+        if generation < 0:
+            raise TierUnavailable(self.bad_generations[tag])
+        return generation
 
     def close(self) -> None:
         self._nodes.close()
+
+    def _age_s(self, name: bytes, value: bytes, deadline: float) -> float:
+        """How long ago another host's claim began; 0 if that cannot be told."""
+        given_ms = value.rpartition(b" ")[2]
+        try:
+            pieces = command(b"PTTL", name)
+            [left_ms] = self._nodes.run([ValkeyCommand(name, pieces)], lambda _, wire: wire.answer(deadline), deadline)
+        except TierRefused:
+            return 0.0
+        return max(0.0, (int(given_ms) - left_ms) / 1000) if given_ms.isdigit() and left_ms >= 0 else 0.0
+
+    def _change(self, commands: Sequence[ValkeyCommand], deadline: float) -> list[Any]:
+        """The short replies to commands that change something."""
+        return self._nodes.run(commands, lambda _, wire: wire.answer(deadline), deadline, writes=True)
 
     def _found(self, key: bytes, stored: bytes | ServerError) -> RemoteEntry | None:
         if isinstance(stored, ServerError):
@@ -257,16 +292,19 @@ class ValkeyStore(RemoteStore):
                 found.append(self._checked(key, memory[:reply]) if fits else None)
         return found
 
-    def _number(self, reply: Any) -> int:
+    def _generation(self, tag: bytes, reply: Any) -> int:
         try:
-            number = int(reply or 0)
+            number = 0 if reply is None else int(reply)
         except (TypeError, ValueError):
             number = -1
         if not 0 <= number < GENERATION_MAX:
             what = reply.text if isinstance(reply, ServerError) else reply
-            raise TierUnavailable(
-                f"{self.address} has {what!r} as the number of a generation; delete the keys {NAME}:gen:*"
+            self.bad_generations[tag] = (
+                f"{self.address} has {what!r} as a generation, so nothing of its namespace is shared: delete the key "
+                f"{_generation_name(tag).decode()}"
             )
+            return -1
+        self.bad_generations.pop(tag, None)
         return number
 
     def _set(self, entry: RemotePut, now_unix_s: float) -> ValkeyCommand | None:
@@ -276,7 +314,7 @@ class ValkeyStore(RemoteStore):
         header = object_header(entry.key, payload_bytes, entry.meta)
         value_bytes = OBJECT_HEADER_BYTES + payload_bytes
         if value_bytes > VALUE_BYTES_MAX:
-            raise TierFull(
+            raise TierTooLarge(
                 f"{self.address}: an object of {value_bytes} bytes is larger than a value's {VALUE_BYTES_MAX} bytes"
             )
         times_s = [self._expiry_s] if self._expiry_s is not None else []

@@ -21,7 +21,7 @@ from typing import Any, Final, NamedTuple
 from redis.exceptions import AuthenticationError, RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from ...errors import TensordError, TierFull, TierRefused, TierUnavailable
+from ...errors import TensordError, TierFull, TierReadOnly, TierRefused, TierUnavailable
 from .form import Buffer
 from .valkey_wire import ServerError, ValkeyWire, command, timed_out
 
@@ -88,13 +88,17 @@ class ValkeyNodes:
         commands: Sequence[ValkeyCommand],
         read: Callable[[int, ValkeyWire], Any],
         deadline: float,
+        *,
+        writes: bool = False,
     ) -> list[Any]:
         """Sends commands, all of one server together, and reads their replies by `read`, which gets the command's
         position. The replies, in the order of the commands. A key whose value is of another type than the command
-        works on has the server's error WRONGTYPE as its reply, since that says nothing of the server.
+        works on has the server's error WRONGTYPE as its reply, since that says nothing of the server. `writes`:
+        whether the commands change anything, so that their refusal says nothing of reads.
 
         Raises:
-            TierUnavailable, TierRefused, TierFull: as `RemoteStore`. All replies have been read or given up.
+            TierUnavailable, TierRefused, TierReadOnly, TierFull: as `RemoteStore`. All replies have been read or given
+                up.
         """
         replies: list[Any] = [None] * len(commands)
         todo: dict[Address, list[int]] = {}
@@ -119,7 +123,7 @@ class ValkeyNodes:
                         asking[position] = target
                     elsewhere.setdefault(target, []).append(position)
             if refused is not None:
-                raise self._refusal(refused)
+                raise self._refusal(refused, writes=writes)
             if not elsewhere:
                 return replies
             if hop:
@@ -276,21 +280,34 @@ class ValkeyNodes:
             raise TierUnavailable(f"{shown} cannot be reached: {error}; {hint}") from None
         return ValkeyWire(connection, shown)
 
-    def _refusal(self, error: ServerError) -> TensordError:
+    def _refusal(self, error: ServerError, *, writes: bool = False) -> TensordError:
         shown = self.shown(self.seed)
+        if "cluster support disabled" in error.text:
+            return TierRefused(f"{shown} is no server of a cluster: leave cluster=yes out of the URL ({error.text})")
+        if "DB index is out of range" in error.text:
+            return TierRefused(f"{shown} has no such database: write a lower number as the path ({error.text})")
         match error.code:
             case "OOM":
                 return TierFull(
                     f"{shown} is full: {error.text}; raise maxmemory, set maxmemory-policy to volatile-lru, or lower "
                     "`expiry` in the URL. No bytes were stored"
                 )
+            case "READONLY":
+                return TierReadOnly(
+                    f"{shown} takes no writes: {error.text}; name the primary in the URL, or set remote.write = false"
+                )
+            case "NOPERM" if writes:
+                return TierReadOnly(
+                    f"{shown} takes no writes of this user: {error.text}; allow SET, UNLINK and EVAL on keys "
+                    "tensord-*, or set remote.write = false"
+                )
             case "AUTH" | "NOAUTH" | "WRONGPASS" | "NOPERM":
                 return TierRefused(
                     f"{shown} refuses the user or the command: {error.text}; put the user and password into the URL "
-                    "(password_file=PATH keeps it out of it), and allow GET, GETRANGE, SET, UNLINK and EVAL on keys "
-                    "tensord-*"
+                    "(password_file=PATH keeps it out of it), and allow GET, GETRANGE, SET, PTTL, UNLINK and EVAL on "
+                    "keys tensord-*"
                 )
-            case "CLUSTERDOWN" | "LOADING" | "MASTERDOWN" | "BUSY" | "TRYAGAIN" | "READONLY":
+            case "CLUSTERDOWN" | "LOADING" | "MASTERDOWN" | "BUSY" | "TRYAGAIN":
                 return TierUnavailable(f"{shown} does not serve now: {error.text}")
             case "MOVED" | "ASK":
                 return TierRefused(f"{shown} is a server of a cluster: add cluster=yes to the URL ({error.text})")

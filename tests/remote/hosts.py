@@ -17,6 +17,11 @@ from tensord.shm.keys import make_key
 from ..daemon_process import PATIENCE_S, Daemon, until
 
 MIB = 1 << 20
+LONG_S = 20.0
+"""How long computing takes, and how long the store may take to answer, where a test needs the answer: no test should
+depend on how busy the machine is."""
+SHORT_S = 0.5
+"""How long computing takes where a test's store does not answer, or another host's claim is waited for in vain."""
 NAMESPACE = tensord.Namespace(model="model", revision="1", dtype="float16", processor="processor")
 
 
@@ -37,13 +42,13 @@ class Host:
     """
 
     def __init__(self, url: str, *, prefix: list[str] | None = None, **settings: object) -> None:
-        self.daemon = Daemon(remote_url=url, **{"ring_bytes": 64 * MIB, **settings})
+        self.daemon = Daemon(remote_url=url, **{"ring_bytes": 64 * MIB, "remote_timeout_s": LONG_S, **settings})
         self.daemon.prefix = prefix or []
         self.computed: list[int] = []
 
     def start(self) -> Self:
         self.daemon.start()
-        self.client = self.daemon.client()
+        self.client = self.daemon.client(timeout_s=PATIENCE_S)
         return self
 
     def __enter__(self) -> Self:
@@ -52,7 +57,7 @@ class Host:
     def __exit__(self, *_: object) -> None:
         self.daemon.__exit__()
 
-    def get(self, number: int, payload_bytes: int = 100_000, takes_s: float = 0.5, generation: int = 0) -> bool:
+    def get(self, number: int, payload_bytes: int = 100_000, takes_s: float = LONG_S, generation: int = 0) -> bool:
         """Gets an entry, or computes it, which is said to take so long. Checks its bytes. Whether it was computed."""
         before, name = len(self.computed), key(number, generation)
         found = self.client.get(name)
@@ -72,7 +77,7 @@ class Host:
         found.release()
         return len(self.computed) > before
 
-    def put(self, number: int, payload_bytes: int = 100_000, cost_ms: float = 500.0) -> None:
+    def put(self, number: int, payload_bytes: int = 100_000, cost_ms: float = LONG_S * 1e3) -> None:
         assert self.client.put(key(number), tree(number, payload_bytes), cost_ms=cost_ms, wait=True).state == "stored"
 
     def remote(self) -> dict[str, Any]:
@@ -85,9 +90,24 @@ class Host:
         """Waits until so many fetches or writes have ended so."""
         until(lambda: self.remote().get(outcome, 0) >= count, f"{count} times {outcome!r}", PATIENCE_S)
 
+    def written(self, count: int, number: int, generation: int = 0) -> None:
+        """Waits until so many entries were written, one of them `number`. It is used meanwhile: it was dropped if the
+        host did not yet know that it may share the entry, and its use offers it again."""
+
+        def done() -> bool:
+            if self.remote().get("written", 0) >= count:
+                return True
+            assert not self.get(number, generation=generation), "it is in the ring"
+            return False
+
+        until(done, f"{count} times 'written'")
+
     def idle(self) -> None:
-        """Waits until nothing is read from the store, written to it, or waits to be."""
-        until(lambda: not any(self.remote()[name] for name in ("fetches", "writes", "queued")), "the remote work ends")
+        """Waits until nothing is read from the store, written to it or removed, or waits to be."""
+        until(
+            lambda: not any(self.remote()[name] for name in ("fetches", "writes", "queued", "removals")),
+            "the remote work ends",
+        )
 
 
 def check(lease: Any, number: int, payload_bytes: int = 100_000) -> None:

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
+from tensord.daemon.core.remote.demotion import DEMOTION_S
 from tensord.testing.fake_card import FakeCard
 
 from ..daemon.tiers.redis_server import HOST, RedisServer
 from ..daemon_process import until
-from .hosts import MIB, Host
+from .hosts import LONG_S, MIB, Host
 
 MEMORY_BYTES = 100 * MIB
 """Of the host, by its gauge."""
@@ -34,10 +35,13 @@ def gauge(place: Path) -> FakeCard:
 
 
 @contextmanager
-def filled(url: str, place: Path) -> Iterator[Host]:
-    """A host whose memory is the gauge's, with entries of 1 MiB whose cost nobody knows: none is in the store."""
+def filled(url: str, place: Path, demotion_s: float) -> Iterator[Host]:
+    """A host whose memory is the gauge's, with entries of 1 MiB whose cost nobody knows: none is in the store. Giving
+    memory back waits for the store for `demotion_s`."""
     settings: dict[str, Any] = {"gauges_device": "none", "gauges_host": "file", "gauges_file": place / "gauges"}
-    with Host(url, ring_bytes=32 * MIB, gauges_sample_s="30ms", gauges_sample_pressed_s="30ms", **settings) as host:
+    about = Host(url, ring_bytes=32 * MIB, gauges_sample_s="30ms", gauges_sample_pressed_s="30ms", **settings)
+    about.daemon.constants = {"tensord.daemon.core.remote.demotion.DEMOTION_S": demotion_s}
+    with about as host:
         for number in range(COUNT):
             host.put(number, MIB, cost_ms=0.0)
         assert not host.remote().get("written")
@@ -46,7 +50,7 @@ def filled(url: str, place: Path) -> Iterator[Host]:
 
 @pytest.fixture
 def host(place: Path) -> Iterator[Host]:
-    with filled(f"dir://{place}/store", place) as host:
+    with filled(f"dir://{place}/store", place, LONG_S) as host:
         yield host
 
 
@@ -78,7 +82,7 @@ def test_a_store_that_is_gone_does_not_keep_a_host_from_giving_memory_back(
 
 
 def test_a_stopped_store_holds_memory_up_for_a_limited_time(place: Path, gauge: FakeCard) -> None:
-    with RedisServer() as redis, filled(f"valkey://{HOST}:{redis.port}", place) as host:
+    with RedisServer() as redis, filled(f"valkey://{HOST}:{redis.port}", place, DEMOTION_S) as host:
         redis.pause()
         try:
             gauge.occupy(int(0.94 * MEMORY_BYTES))

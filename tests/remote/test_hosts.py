@@ -41,7 +41,7 @@ from tensord.errors import BadConfiguration, DaemonUnavailable
 
 from ..daemon.tiers.redis_server import HOST, RedisServer
 from ..daemon_process import PATIENCE_S, Daemon, until
-from .hosts import MIB, NAMESPACE, Host, aside, check, key, tree
+from .hosts import MIB, NAMESPACE, SHORT_S, Host, aside, check, key, tree
 
 SIZES = [100, 100_000, 3 * MIB, 20 * MIB]
 
@@ -137,12 +137,11 @@ def test_what_two_hosts_miss_at_once_is_computed_by_one(redis: RedisServer) -> N
             claim = first.client.claim(key(number), within_s=30.0)
             until(partial(granted, claim), "the first host computes")
             thread, outcome = aside(partial(second.get, number, takes_s=30.0))
-            until(lambda: second.remote()["fetches"], "the second host waits")
+            until(lambda number=number: second.remote().get("waited", 0) > number, "the second host waits")  # type: ignore[misc]
             assert first.client.put(key(number), tree(number), cost_ms=9000.0, wait=True).state == "stored"
             claim.stored()
             thread.join()
             assert outcome == [False], "it was computed twice"
-        assert second.remote()["waited"] >= 1
 
 
 def test_a_host_that_dies_while_it_computes_delays_others_no_longer_than_computing_takes(redis: RedisServer) -> None:
@@ -171,7 +170,7 @@ def test_a_stopped_store_costs_one_wait_and_no_entry(redis: RedisServer) -> None
             for number in range(100, 140):
                 assert host.get(number), "somebody else cannot have it"
                 assert not host.get(number), "its own entries are served"
-            until(lambda: not host.remote()["serves"], "the store is left alone")
+            until(lambda: host.get(len(host.computed) + 200) and left_alone(host), "the store is left alone")
             waits = host.remote().get("failed", 0)
             assert waits <= 20, "every miss has waited for it"
             assert host.daemon.log.count("left alone") == 1
@@ -301,7 +300,7 @@ def test_a_key_that_is_evicted_while_the_store_fails_is_removed_once_it_is_back(
         # Nobody misses anything meanwhile: the daemon probes by itself.
         until(lambda: not left_alone(first), "the store serves again", 4 * PATIENCE_S)
         first.idle()
-        assert second.get(1), "it came back"
+        assert second.get(1, takes_s=SHORT_S), "it came back"
 
 
 def test_an_invalidation_reaches_a_host_that_was_restarted_and_only_hits(url: str) -> None:
@@ -349,16 +348,16 @@ def test_a_daemon_that_is_killed_during_a_fetch_leaves_nothing_wrong(redis: Redi
             second.client.close()
             second.client = second.daemon.client()
             assert second.client.get(key(1)) is None or second.computed
-            second.get(1, 20 * MIB)
+            second.get(1, 20 * MIB, takes_s=SHORT_S)
             second.client.evict(key(1))
             second.idle()
             first.client.evict(key(1))
-            first.get(1, 20 * MIB)
+            first.get(1, 20 * MIB, takes_s=SHORT_S)
             first.idle()
 
 
 def test_a_daemon_that_is_asked_to_stop_during_a_fetch_ends_in_the_stores_time(redis: RedisServer) -> None:
-    with Host(url_of(redis), remote_timeout_s=1.0) as host:
+    with Host(url_of(redis), remote_timeout_s=4.0) as host:
         redis.pause()
         thread, outcome = aside(lambda: host.get(1, takes_s=60.0))
         until(lambda: host.remote()["fetches"], "the key is sought")
@@ -370,7 +369,7 @@ def test_a_daemon_that_is_asked_to_stop_during_a_fetch_ends_in_the_stores_time(r
 
 
 def test_a_daemon_that_is_asked_to_stop_during_a_write_does_not_wait_for_it(redis: RedisServer) -> None:
-    with Host(url_of(redis)) as host:
+    with Host(url_of(redis), remote_timeout_s=1.0) as host:
         redis.pause()
         try:
             host.put(1)
@@ -408,7 +407,7 @@ def test_a_client_that_ends_while_it_waits_leaves_nothing_behind(redis: RedisSer
         finally:
             redis.resume()
         host.idle()
-        assert host.daemon.store("claims_held") == host.daemon.store("claims_waiting") == 0
+        until(lambda: not (host.daemon.store("claims_held") or host.daemon.store("claims_waiting")), "no claim")
 
 
 def test_a_put_overtakes_a_fetch(redis: RedisServer) -> None:
@@ -440,7 +439,7 @@ def test_an_invalidation_on_one_host_reaches_the_other(url: str) -> None:
         until(lambda: first.client.current(NAMESPACE).generation == 1, "the first host has heard of it")
         until(lambda: first.client.get(key(1)) is None, "its entries of before are gone")
         assert second.get(1, generation=1), "it got what was computed before"
-        second.counted("written")
+        second.written(1, 1, generation=1)
         assert not first.get(1, generation=1)
 
 
@@ -461,7 +460,7 @@ def test_hosts_that_invalidate_without_the_store_share_nothing_before_they_agree
         )
         generation = first.client.current(NAMESPACE).generation
         assert first.get(2, generation=generation), "what is of before the agreement may be another host's"
-        first.counted("written", 2)
+        first.written(2, 2, generation=generation)
         until(lambda: not second.get(len(second.computed) + 100, generation=generation) or True, "")
         second.get(2, generation=generation)
 
@@ -472,7 +471,7 @@ def test_a_key_that_is_evicted_by_name_is_gone_from_the_store(url: str) -> None:
         first.counted("written")
         assert first.client.evict(key(1)) == 1
         first.idle()
-        assert second.get(1), "it came back"
+        assert second.get(1, takes_s=SHORT_S), "it came back"
 
 
 def test_a_reload_ends_the_writing(folder: Path, tmp_path: Path) -> None:
@@ -524,7 +523,7 @@ def chain(host: Host, count: int, payload_bytes: int = 100_000) -> list[bytes]:
     """Stores entries, each the parent of the next, and waits until they are in the store."""
     for number in range(count):
         parent = key(number - 1) if number else None
-        put = host.client.put(key(number), tree(number, payload_bytes), cost_ms=500.0, parent=parent, wait=True)
+        put = host.client.put(key(number), tree(number, payload_bytes), cost_ms=20_000.0, parent=parent, wait=True)
         assert put.state == "stored", put
     host.counted("written", count)
     return [key(number) for number in range(count)]
@@ -535,6 +534,13 @@ def fetch(host: Host, keys: list[bytes]) -> int:
     assert host.client.link.remote
     count: int = requests.ask_fetch(host.client.link, keys, PATIENCE_S).result(PATIENCE_S).count
     return count
+
+
+def fetched_all(host: Host, keys: list[bytes]) -> bool:
+    """`fetch`, but False if the daemon has gone."""
+    with suppress(DaemonUnavailable):
+        return fetch(host, keys) == len(keys)
+    return False
 
 
 @pytest.mark.parametrize("payload_bytes", [100, 3 * MIB])
@@ -564,7 +570,7 @@ def test_a_chain_with_a_gap_in_the_store_is_fetched_up_to_the_gap(url: str) -> N
 def test_a_host_whose_store_is_stopped_or_killed_answers_what_it_has(redis: RedisServer) -> None:
     with Host(url_of(redis)) as first, Host(url_of(redis), remote_timeout_s=0.5) as second:
         keys = chain(first, 4)
-        assert fetch(second, keys[:2]) == 2
+        until(lambda: fetch(second, keys[:2]) == 2, "the store answers in time")
         redis.pause()
         assert fetch(second, keys) == 2
         redis.resume()
@@ -583,8 +589,7 @@ def test_a_daemon_that_ends_during_a_run_costs_an_error_and_no_wrong_byte(url: s
         with suppress(DaemonUnavailable):
             asked.result(PATIENCE_S)
         second.daemon.start()
-        assert second.client.link.wait_connected(PATIENCE_S)
-        assert fetch(second, keys) == 5
+        until(lambda: fetched_all(second, keys), "the client is attached to the new daemon, which fetches them")
         for number, name in enumerate(keys):
             check(second.client.get(name, verify=True), number, 3 * MIB)
 
@@ -592,6 +597,6 @@ def test_a_daemon_that_ends_during_a_run_costs_an_error_and_no_wrong_byte(url: s
 @pytest.mark.parametrize("url", ["dir:///nonexistent", "valkey://127.0.0.1:1"])
 def test_a_daemon_says_at_its_start_that_its_store_does_not_answer(url: str) -> None:
     with Host(url) as host:
-        until(lambda: "the remote store does not answer" in host.daemon.log, "the warning")
+        until(lambda: "left alone" in host.daemon.log, "the warning")
         assert url in host.daemon.log
         assert host.get(1), "it serves all the same"

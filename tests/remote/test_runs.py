@@ -7,18 +7,21 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-import tensord
 from tensord.client.core import remote_run
 from tensord.client.core.remote_run import RemoteRun, RemoteRuns
 
 from ..daemon_process import PATIENCE_S, Daemon, until
-from .hosts import NAMESPACE, Host, key, tree
+from .hosts import LONG_S, Host, key, tree
 
 ENTRIES = 5
-BLOCK_TOKENS = 16
+SOON_S = 0.05
+
+
+@pytest.fixture(autouse=True)
+def _runs_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_run, "FETCH_S", LONG_S)
 
 
 @pytest.fixture
@@ -33,7 +36,7 @@ def hosts(url: str) -> Iterator[tuple[Host, Host]]:
     with Host(url) as first, Host(url) as second:
         for number in range(ENTRIES):
             parent = key(number - 1) if number else None
-            first.client.put(key(number), tree(number), cost_ms=500.0, parent=parent, wait=True)
+            first.client.put(key(number), tree(number), cost_ms=20_000.0, parent=parent, wait=True)
         first.counted("written", ENTRIES)
         yield first, second
 
@@ -89,10 +92,11 @@ def test_a_run_whose_daemon_goes_is_not_waited_for(hosts: tuple[Host, Host], how
 def test_a_run_is_not_waited_for_longer_than_its_time(
     hosts: tuple[Host, Host], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remote_run, "FETCH_S", 0.05)
     second = hosts[1]
     second.daemon.pause()
-    run = run_of(*range(ENTRIES))
+    with monkeypatch.context() as patched:
+        patched.setattr(remote_run, "FETCH_S", SOON_S)
+        run = run_of(*range(ENTRIES))
     run.begin(second.client.link)
     until(lambda: not run.pending, "the time is over")
     second.daemon.resume()
@@ -103,11 +107,12 @@ def test_a_run_is_not_waited_for_longer_than_its_time(
 def test_while_the_daemon_owes_an_answer_nobody_waits_for_another_one(
     hosts: tuple[Host, Host], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remote_run, "FETCH_S", 0.05)
     second, runs = hosts[1], RemoteRuns()
     link = second.client.link
     second.daemon.pause()
-    late = runs.new(link, [key(0)])
+    with monkeypatch.context() as patched:
+        patched.setattr(remote_run, "FETCH_S", SOON_S)
+        late = runs.new(link, [key(0)])
     late.begin(link)
     late.wait(time.monotonic() + PATIENCE_S)
     assert not late.ended
@@ -120,10 +125,11 @@ def test_while_the_daemon_owes_an_answer_nobody_waits_for_another_one(
 def test_a_forked_process_waits_for_no_answer_to_its_parent(
     hosts: tuple[Host, Host], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remote_run, "FETCH_S", 0.05)
     second, runs = hosts[1], RemoteRuns()
     second.daemon.pause()
-    late = runs.new(second.client.link, [key(0)])
+    with monkeypatch.context() as patched:
+        patched.setattr(remote_run, "FETCH_S", SOON_S)
+        late = runs.new(second.client.link, [key(0)])
     late.begin(second.client.link)
     late.wait(time.monotonic() + PATIENCE_S)
     pid = os.fork()
@@ -139,43 +145,3 @@ def test_without_a_remote_store_no_run_is_waited_for() -> None:
         client = daemon.start().client()
         assert not client.link.remote
         assert not RemoteRuns().new(client.link, [key(0)]).pending
-
-
-# ---- sequences
-
-
-def layers(tokens: int, of: float = 1.0) -> list[tensord.NormalLayer]:
-    return [tensord.NormalLayer(of + np.arange(2 * tokens * 4, dtype=np.float32).reshape(1, 2, tokens, 4))]
-
-
-def prefixes(host: Host) -> tensord.PrefixCache:
-    return tensord.PrefixCache(host.client, NAMESPACE, block_tokens=BLOCK_TOKENS)
-
-
-def test_a_sequence_that_another_host_has_computed_is_matched_after_the_first_put(hosts: tuple[Host, Host]) -> None:
-    first, second = hosts
-    text = np.arange(100, 180, dtype=np.uint32)
-    assert prefixes(first).put(text, layers(80), cost_ms=900.0, wait=True).state == "stored"
-    first.counted("written", ENTRIES + 5)
-    there = prefixes(second)
-    assert there.match(text) is None, "it does not know the form of the layers"
-    there.put(np.arange(BLOCK_TOKENS, dtype=np.uint32), layers(BLOCK_TOKENS), wait=True)
-    match = there.match(text)
-    assert match is not None
-    assert match.offset == 79
-    np.testing.assert_array_equal(np.concatenate(match.layers[0], axis=-2), layers(80)[0].tree[:, :, :79])
-    longer = np.concatenate([text[:40], np.arange(40, dtype=np.uint32)])
-    match = there.match(longer)
-    assert match is not None
-    assert match.offset == 40
-
-
-def test_a_model_of_another_form_gets_nothing_of_a_sequence(hosts: tuple[Host, Host]) -> None:
-    first, second = hosts
-    text = np.arange(100, 180, dtype=np.uint32)
-    prefixes(first).put(text, layers(80), cost_ms=900.0, wait=True)
-    first.counted("written", ENTRIES + 5)
-    there = prefixes(second)
-    other = [tensord.NormalLayer(np.zeros((1, 2, BLOCK_TOKENS, 8), np.float32))]
-    there.put(np.arange(BLOCK_TOKENS, dtype=np.uint32), other, wait=True)
-    assert there.match(text) is None

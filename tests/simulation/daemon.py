@@ -154,10 +154,10 @@ class Daemon:
                     self.do(events.Received(number, message, counted))
                 case effects.Seek() | effects.SeekRun() | effects.SaveRemote() | effects.RemoveRemote():
                     self.requests.append(effect)
-                case effects.AskGenerations() | effects.RaiseGeneration():
+                case effects.AskGenerations() | effects.RaiseGeneration() | effects.WithdrawClaim():
                     self.requests.append(effect)
-                case effects.RemoteTurned(why):
-                    self.world.say("remote store turned", why=why)
+                case effects.RemoteTurned():
+                    self.world.say("remote store turned", turned=effect)
                 case _:
                     assert_never(effect)
 

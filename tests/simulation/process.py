@@ -245,13 +245,14 @@ class Process:
     def put_many(self, versions: Mapping[int, int]) -> None:
         """Puts payloads by number and version in one call, through the inbox."""
         encoded = []
+        options = PutOptions(1, None, None, 1.0, "agent 0")
         for number, version in versions.items():
             put = Put(at(number))
             self.world.model.puts(number, version)
-            encoded.append((put, encode(payload(number, version))))
+            encoded.append((put, encode(payload(number, version)), options))
             self.outcomes.append((put, number, version))
         with mock.patch.object(puts, "IN_PLACE_BYTES", sys.maxsize):
-            self.puts.put_many(encoded, PutOptions(1, None, None, 1.0, "agent 0"), deadline=0.0)
+            self.puts.put_many(encoded, deadline=0.0)
 
     def scribble(self) -> None:
         """Overwrites reserved arrays whose puts have ended. No reader may see these bytes."""

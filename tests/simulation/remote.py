@@ -9,7 +9,7 @@ import random
 from collections.abc import Sequence
 
 from tensord.daemon.tiers.form import OBJECT_HEADER_BYTES, Buffer, Meta, RemoteEntry, object_header
-from tensord.daemon.tiers.store import RemoteStore
+from tensord.daemon.tiers.store import HostClaim, RemoteStore
 from tensord.errors import TierUnavailable
 
 
@@ -77,6 +77,16 @@ class SimulatedStore(RemoteStore):
             self._may_fail()
         self.given_out[tag] = max(self.given_out.get(tag, 0) + 1, least)
         return self.given_out[tag]
+
+    def claim(self, key: bytes, owner: bytes, seconds: float, deadline: float) -> HostClaim | None:
+        self._may_fail()
+        if self._chance.random() < 0.3:
+            return HostClaim(False, self._chance.choice([0.0, self._chance.random(), 100.0]))
+        return HostClaim(True)
+
+    def unclaim(self, key: bytes, owner: bytes, deadline: float) -> bool | None:
+        self._may_fail()
+        return True
 
     def close(self) -> None:
         pass

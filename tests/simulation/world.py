@@ -28,6 +28,7 @@ from tensord.client.core.spans import Span, Spans
 from tensord.client.core.view import View
 from tensord.daemon import copier
 from tensord.daemon.core import taken_spans
+from tensord.daemon.core.governor.events import FormerDaemonFound
 from tensord.daemon.core.host_memory import Pressed
 from tensord.errors import Corrupt, TensordError
 from tensord.ipc import messages
@@ -221,6 +222,7 @@ class World:
         self.settings = redrawn(self.chance, self.settings)
         self.say("daemon starts", settings=self.settings)
         self.daemon = Daemon(self, self.settings)
+        self.daemon.govern(FormerDaemonFound())
         self.daemon.sample()
         # A smaller ring hides some entries until a scan decides about them.
         before, left = self.model.expect(), self.daemon.visible() | self.daemon.hidden()
@@ -522,7 +524,7 @@ class World:
             lambda: messages.RegisterEntry(request, GPU, at(number), 100 << 20, number % ALL, "agent 0"),
             lambda: messages.UseEntries(GPU, [at(number)]),
             lambda: messages.ReleaseEntries(request, GPU, [at(number)]),
-            lambda: messages.ReserveDevice(request, GPU, 50 << 20, 5.0),
+            lambda: messages.ReserveDevice(request, GPU, 50 << 20, 5.0, held=chance.random() < 0.2),
             lambda: messages.Subscribe(request),
             lambda: messages.RegisterWorkflow(request, "w", [messages.Step("agent 0", 0), messages.Step("agent 1", 1)]),
             lambda: messages.AdvanceWorkflow(request, "w", chance.randrange(2)),

@@ -9,6 +9,7 @@ store and host agree on are shared:
     higher                     another host has invalidated: this host invalidates too, and shares
     lower                      the store has not heard, or has lost its number: it is raised to the host's. If another
                                host was first, to a higher one, which this host follows
+    -1                         the store has it, but not as a number: nothing is shared until the store has one
 
 Owns: the generations that were agreed on, and when the store is asked again. Does not own the table of the host
 (`shm.generations`), nor the end of entries (`sweeps`).
@@ -25,12 +26,12 @@ from collections import OrderedDict
 from itertools import chain, islice
 from typing import Final
 
-from ....errors import LimitReached, TensordError
+from ....errors import LimitReached, TensordError, TierRefused
 from ....ipc import messages
 from ....shm.keys import generation_of
 from ....shm.layout import NAMESPACE_TAG_BYTES
 from ..claims import NOBODY, ClaimTable
-from ..effects import AskGenerations, RaiseGeneration
+from ..effects import AskGenerations, RaiseGeneration, RemoteTurned
 from ..limits import StoreLimits
 from ..outbox import StoreOutbox
 from ..span_table import SpanTable
@@ -68,10 +69,18 @@ class Agreement:
         this host has invalidated."""
         self._raising: dict[bytes, int] = {}
         """Namespaces whose generation the store is raising now, and the host's generation when it was told to."""
+        self._refused: dict[bytes, str] = {}
+        """Why the store has not raised a generation when it was told to last."""
+        self._told_refusal = False
         self._changed: set[bytes] = set()
         """Namespaces about which an answer that is on its way says nothing new."""
         self._asking = self._probing = False
         self._ask_at = 0.0
+
+    @property
+    def refused(self) -> list[str]:
+        """For each namespace of which nothing is shared since the store does not take its generation: the error."""
+        return [*self._refused.values()]
 
     def change_limits(self, limits: StoreLimits) -> None:
         """Applies from now on."""
@@ -79,8 +88,11 @@ class Agreement:
 
     def next_timer(self) -> float | None:
         """When `tick` is due; None while there is nothing to ask."""
+        if not self._limits.remote_s or self._asking:
+            return None
         asks = self._agreed or self._to_raise or self._memory.entries.namespace_count
-        return self._ask_at if asks and self._limits.remote_s and not self._asking else None
+        due = (self._ask_at if asks else None, self._link.breaker.probe_at)
+        return min((time for time in due if time is not None), default=None)
 
     def shares(self, key: bytes) -> bool | None:
         """Whether the key's entry may be shared. None: the store must be asked for its generation first."""
@@ -111,7 +123,16 @@ class Agreement:
         here = self._raising.pop(tag)
         if error is not None or generation is None:
             # `tick` tries again.
+            self._refused[tag] = str(error)
+            self._outbox.counters.remote["raise_failed"] += 1
+            if isinstance(error, TierRefused) and not self._told_refusal:
+                self._told_refusal = True
+                self._outbox.add(RemoteTurned(str(error), "generations"))
             return
+        self._refused.pop(tag, None)
+        if self._told_refusal and not self._refused:
+            self._told_refusal = False
+            self._outbox.add(RemoteTurned("", "generations"))
         if here == self._generations.current(tag) <= generation:
             del self._to_raise[tag]
             self._follow(tag, generation)
@@ -133,18 +154,18 @@ class Agreement:
 
     def tick(self, now: float) -> None:
         """Asks the store for the generations of the namespaces that this host shares or has entries of, and to raise
-        those that it has not raised. A store that is left alone is probed so."""
-        if not self._limits.remote_s or now < self._ask_at or self._asking:
+        those that it has not raised. A store that is left alone is probed so, also if there are none."""
+        breaker = self._link.breaker
+        if not self._limits.remote_s or self._asking or not (now >= self._ask_at or breaker.may_probe(now)):
             return
         self._ask_at = now + EVERY_S
-        breaker = self._link.breaker
         if not breaker.closed:
             # What was agreed on may have changed by the time that the store is back.
             self._agreed.clear()
             if not breaker.may_probe(now):
                 return
         tags = tuple(islice(dict.fromkeys(chain(self._to_raise, self._agreed, self._memory.entries.tags())), TAGS_MAX))
-        if not tags:
+        if not tags and breaker.closed:
             return
         if not breaker.closed:
             breaker.probe()
@@ -158,6 +179,7 @@ class Agreement:
         """Asserts what the module's docstring promises."""
         assert not self._agreed.keys() & self._to_raise.keys()
         assert self._raising.keys() <= self._to_raise.keys()
+        assert self._refused.keys() <= self._to_raise.keys()
         assert len(self._agreed) <= TAGS_MAX
         assert all(generation <= self._generations.current(tag) for tag, generation in self._agreed.items())
 
@@ -165,7 +187,9 @@ class Agreement:
         here = self._generations.current(tag)
         if tag in self._to_raise:
             return
-        if generation < here:
+        if generation < 0:
+            self._agree(tag, generation)
+        elif generation < here:
             self._agreed.pop(tag, None)
             # To this host's number and no further: its clients hold it, and would share nothing under a higher one.
             self._to_raise[tag] = False
@@ -191,6 +215,9 @@ class Agreement:
                 self._outbox.count_refusal(NOBODY, error)
                 return
             self._outbox.send_verdicts(self._claims.void(tag))
+        self._agree(tag, generation)
+
+    def _agree(self, tag: bytes, generation: int) -> None:
         self._agreed[tag] = generation
         if len(self._agreed) > TAGS_MAX:
             self._agreed.popitem(last=False)

@@ -3,6 +3,9 @@
     closed ── FAILURES_MAX failures in a row, or one refusal ──→ open ── a probe succeeds ──→ closed
                                                                   └── a probe fails: twice the time until the next one
 
+Others of the same kind leave out only writes or only removals while a store refuses these (`link`), or what a store
+answers too slowly (`slowness`).
+
 Owns the state, and the times of the probes. Does not own what a failure is, nor the requests.
 """
 
@@ -31,6 +34,11 @@ class Breaker:
         self._probe_at: float | None = None  # None: closed, or a probe is under way
 
     @property
+    def probe_at(self) -> float | None:
+        """When a probe may begin; None while the breaker is closed or a probe is under way."""
+        return self._probe_at
+
+    @property
     def closed(self) -> bool:
         """Whether requests may be made."""
         return not self.why
@@ -43,6 +51,11 @@ class Breaker:
         """A probe begins. Its outcome must be reported."""
         assert not self.closed
         self._probe_at = None
+
+    def showed_nothing(self, now: float) -> None:
+        """A probe has ended and says nothing of the breaker: another may begin."""
+        if not self.closed:
+            self._probe_at = now
 
     def succeeded(self) -> bool:
         """The store has answered. Returns whether this has closed the breaker."""

@@ -7,16 +7,22 @@
 Owns: which key is sought and for how long, the fetches under way, and what is counted. Does not own the claims, the put
 of what was found, nor the writes to the store.
 
-A client waits no longer than it would take to compute the entry: for the time that it has announced itself, else for
-the average of its namespace, else for UNKNOWN_S. A store that is slower than that is not asked. Within this time, an
-entry that another host computes is waited for.
+A client waits for the store no longer than it would take to compute the entry: for the time that it has announced
+itself, else for the average of its namespace, else for UNKNOWN_S. A store that is slower than that is not asked. Keys
+beyond SEEKS_MAX wait for their turn in this time.
 
-Invariants: a key is sought at most once at a time. No client waits while the breaker is open: it is probed on the side.
+An entry that another host computes is waited for, until WAIT_TIMES what computing takes have passed since that host has
+claimed the key: it is done by then, or late. So a client waits at most WAIT_TIMES as long as it would compute. The
+store is asked again from time to time meanwhile, which shows a claim that was withdrawn, too.
+
+Invariants: a key is sought at most once at a time. Once the breaker is open, keys that wait for their turn are given
+up, and the store is probed on the side. At most SEEKS_MAX keys, besides those of runs, are asked for or read at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -24,33 +30,43 @@ from ....errors import Refusal, TensordError, TierRefused, TierUnavailable
 from ....ipc import messages
 from ....shm.layout import NAMESPACE_TAG_BYTES
 from ..claims import ClaimTable, Verdict
+from ..deadlines import Deadlines
 from ..effects import Seek
 from ..events import RemoteFound, Sought
 from ..limits import StoreLimits
 from ..outbox import StoreOutbox
 from .agreement import Agreement
+from .host_claims import HostClaims
 from .link import RemoteLink
 from .writes import Writes
 
 SEEKS_MAX: Final = 16
-"""Keys that are sought at once."""
+"""Keys that are asked for or read at once."""
+QUEUED_MAX: Final = 1024
+"""Keys that are sought at once, those that wait for their turn or for another host included."""
 UNKNOWN_S: Final = 0.05
 """How long a client waits if nobody knows how long computing takes."""
 CLAIM_TIMES: Final = 3.0
-"""How long a host's claim lasts, in times of what computing takes. Nobody ends a claim earlier: what was computed is in
-the store by then, or is not computed."""
+"""How long a host's claim lasts, in times of what computing takes. What was computed is in the store by then."""
 CLAIM_S_LEAST: Final = 1.0
-CLAIM_S_MOST: Final = 60.0
-WAIT_SHARE: Final = 0.9
-"""The share of a client's wait that may be a wait for another host. The rest is for reading what that host has
-written."""
+CLAIM_S_MOST: Final = 900.0
+WAIT_TIMES: Final = 1.25
+"""How long after another host has claimed a key its entry must be in the store, in times of what computing takes."""
+WAIT_S_MOST: Final = 600.0
+"""The longest wait for another host."""
+LOOKS: Final = 20
+"""How often the store is asked for an entry that another host computes, in the time that computing takes."""
+LOOK_S_LEAST: Final = 0.002
+LOOK_S_MOST: Final = 0.25
 
 
 @dataclass(slots=True)
 class Fetch:
     """One key that is sought. `token`: the daemon's claim; None for a key of a run, and for a probe, which no client
-    waits for. `putting_at`: since when the put of the entry, which was found, is under way. `void`: the key was evicted
-    by name meanwhile. `then`: called when the fetch has ended."""
+    waits for. `cost_s`: what computing takes. `due_at`: when the store's answer is overdue. `putting_at`: since when
+    the put of the entry, which was found, is under way. `waited`: another host has claimed the key. `gauges`: a
+    probe of a store that is too slow to ask. `void`: the key was evicted by name meanwhile. `then`: called when the
+    fetch has ended."""
 
     number: int
     key: bytes
@@ -58,8 +74,12 @@ class Fetch:
     token: int | None
     began_at: float
     ends_at: float
+    cost_s: float = 0.0
+    due_at: float = 0.0
     payload_bytes: int = 0
     putting_at: float | None = None
+    waited: bool = False
+    gauges: bool = False
     void: bool = False
     of_run: bool = False
     then: list[Callable[[], None]] = field(default_factory=list)
@@ -73,6 +93,7 @@ class Fetches:
         claims: ClaimTable,
         link: RemoteLink,
         agreement: Agreement,
+        host_claims: HostClaims,
         writes: Writes,
         outbox: StoreOutbox,
         limits: StoreLimits,
@@ -80,12 +101,19 @@ class Fetches:
         self._claims = claims
         self._link = link
         self._agreement = agreement
+        self._host_claims = host_claims
         self._writes = writes
         self._outbox = outbox
         self._limits = limits
         self._made = 0
         self._under_way: dict[int, Fetch] = {}
         self._keys: dict[bytes, Fetch] = {}
+        self._busy: dict[int, Fetch] = {}
+        """Those whose key is asked for or read now."""
+        self._turns: OrderedDict[int, None] = OrderedDict()
+        """Those that wait for their turn, by number."""
+        self._looks: Deadlines[int] = Deadlines()
+        """When the store is asked again for an entry that another host computes."""
         self.run_keys = 0
         """The keys of runs that are sought now."""
 
@@ -102,38 +130,73 @@ class Fetches:
         Raises:
             LimitReached: as `ClaimTable.claim`.
         """
-        for_s = self._worth(request.key, request.within_s, now)
+        breaker, key = self._link.breaker, request.key
+        if not breaker.closed and not breaker.may_probe(now):
+            return None
+        cost_s = request.within_s or self._link.costs.of(key[:NAMESPACE_TAG_BYTES]) or UNKNOWN_S
+        if key in self._keys or not self._limits.remote_s or not self.may_be_sought(key):
+            return None
+        for_s = self.patience_s(cost_s, now) if len(self._under_way) - self.run_keys < QUEUED_MAX else 0.0
         if for_s <= 0:
+            self.declined([key], uid, cost_s, now)
             return None
-        if not self._link.breaker.closed:
-            if self._link.breaker.may_probe(now):
-                self._link.breaker.probe()
-                self._seek(request.key, uid, None, self._limits.remote_s, now)
+        if not breaker.closed:
+            breaker.probe()
+            self._seek(key, uid, None, self._limits.remote_s, cost_s, now)
             return None
-        token, verdict = self._claims.seek(request.key, client, request.id, now, uid, request.within_s, for_s)
-        self._seek(request.key, uid, token, for_s, now)
+        token, verdict = self._claims.seek(key, client, request.id, now, uid, request.within_s, for_s)
+        self._seek(key, uid, token, for_s, cost_s, now)
         return verdict
+
+    def declined(self, keys: Sequence[bytes], uid: int, cost_s: float, now: float) -> None:
+        """The store is not asked for keys that are computed in `cost_s`. It is probed, if it is too slow and not left
+        alone."""
+        if not self._limits.remote_s:
+            return
+        self._outbox.counters.remote["unasked"] += len(keys)
+        if len(self._under_way) - self.run_keys >= QUEUED_MAX:
+            return
+        answer_s, for_s = self._link.speed.answer_s.known(now) or 0.0, min(cost_s, self._limits.remote_s)
+        if answer_s >= for_s and self._link.breaker.closed and self._link.slowness.declined(answer_s, for_s, now):
+            self._seek(keys[0], uid, None, self._limits.remote_s, cost_s, now, gauges=True)
+
+    def next_timer(self) -> float | None:
+        """When `tick` is due."""
+        return self._looks.next_timer()
+
+    def tick(self, now: float) -> None:
+        """Asks again for entries that other hosts compute."""
+        while (number := self._looks.pop_due(now)) is not None:
+            self._turns[number] = None
+        self._serve(now)
 
     def sought(self, event: Sought, now: float) -> tuple[int, messages.Commit] | None:
         """Processes the store's answer. Returns the uid and the Commit of the put that carries the entry into the ring;
         None if there is nothing to put."""
-        fetch = self._under_way[event.number]
+        fetch = self._busy.pop(event.number)
         counters, found = self._outbox.counters.remote, event.found
         if event.error is not None:
+            self._link.failed(event.error, now, probe=fetch.token is None and not fetch.gauges)
+            if fetch.gauges:
+                self._link.slowness.failed(now)
             self.end(fetch, "failed")
-            self._link.failed(event.error, now, probe=fetch.token is None)
             self._lost(fetch, now)
             return None
         self._link.succeeded()
         if event.generation is not None:
             self._agreement.found(fetch.key[:NAMESPACE_TAG_BYTES], event.generation, now)
-        self._link.speed.answer_s.add(event.answer_s, now)
-        if event.waited:
-            counters["waited"] += 1
+        self.answered(event.answer_s, now, gauges=fetch.gauges)
+        if event.claimed:
+            self._host_claims.taken(fetch.key)
+        if event.others_s is not None and self._waits(fetch, event.others_s, now):
+            self._serve(now)
+            return None
         left_s = fetch.ends_at - now
         if found is None or fetch.token is None or fetch.void:
             self.end(fetch, "probes" if fetch.token is None else "missed")
             self._lost(fetch, now)
+            if event.claimed and not self._claims.claimed(fetch.key) and not self._writes.has_key(fetch.key):
+                self._host_claims.given_up(fetch.key)
             return None
         if left_s <= 0:
             counters["late"] += 1
@@ -143,17 +206,34 @@ class Fetches:
             return None
         return fetch.uid, self.put(fetch, found, now)
 
+    def answered(self, answer_s: float, now: float, *, gauges: bool = False) -> None:
+        """The store has answered after so long."""
+        average = self._link.speed.answer_s
+        if gauges:
+            average.replace(answer_s, now)
+        else:
+            average.add(answer_s, now)
+        self._link.slowness.answered(average.known(now) or 0.0, now, probe=gauges)
+
     def of(self, key: bytes) -> Fetch | None:
         """The fetch of a key that is sought now."""
         return self._keys.get(key)
 
+    def probes(self, key: bytes) -> bool:
+        """Whether a key is sought only to probe the store: its entry is not fetched."""
+        fetch = self._keys.get(key)
+        return fetch is not None and fetch.token is None and not fetch.of_run
+
     def of_run(self, key: bytes, uid: int, ends_at: float, now: float, then: Callable[[], None]) -> Fetch:
         """Begins the fetch of a key that `Runs` seeks."""
-        return self._add(Fetch(self._made + 1, key, uid, None, now, ends_at, of_run=True, then=[then]))
+        fetch = Fetch(self._made + 1, key, uid, None, now, ends_at, due_at=ends_at, of_run=True, then=[then])
+        self._busy[fetch.number] = fetch
+        return self._add(fetch)
 
     def put(self, fetch: Fetch, found: RemoteFound, now: float) -> messages.Commit:
         """The Commit of the put that carries a found entry into the ring."""
         fetch.payload_bytes, fetch.putting_at = found.payload_bytes, now
+        self._busy[fetch.number] = fetch
         return messages.Commit(
             fetch.number,
             fetch.key,
@@ -199,13 +279,12 @@ class Fetches:
         """Asserts what the module's docstring promises."""
         assert self._keys == {fetch.key: fetch for fetch in self._under_way.values()}
         assert self.run_keys == sum(fetch.of_run for fetch in self._under_way.values())
-        assert len(self._keys) == len(self._under_way) <= SEEKS_MAX + self.run_keys
-
-    def _worth(self, key: bytes, within_s: float, now: float) -> float:
-        """How long a client may wait for the store; 0 if it is better not to ask."""
-        if len(self._under_way) - self.run_keys >= SEEKS_MAX or key in self._keys or not self.may_be_sought(key):
-            return 0.0
-        return self.patience_s(within_s or self._link.costs.of(key[:NAMESPACE_TAG_BYTES]) or UNKNOWN_S, now)
+        assert len(self._keys) == len(self._under_way) <= QUEUED_MAX + self.run_keys
+        assert len(self._busy) <= SEEKS_MAX + self.run_keys
+        looks = {number for number in self._under_way if self._looks.when(number) is not None}
+        assert self._busy.keys() | self._turns.keys() | looks == self._under_way.keys()
+        assert len(self._busy) + len(self._turns) + len(looks) == len(self._under_way)
+        assert not self._turns or len(self._busy) - self.run_keys >= SEEKS_MAX
 
     def may_be_sought(self, key: bytes) -> bool:
         """Whether the store may have an entry of the key that this host may show."""
@@ -214,16 +293,57 @@ class Fetches:
     def patience_s(self, cost_s: float, now: float) -> float:
         """How long a client may wait for the store, which otherwise computes for `cost_s`; 0: not at all."""
         # A store that has not answered in time is slow now, and would only delay this client too.
-        if not self._limits.remote_s or any(fetch.ends_at < now for fetch in self._under_way.values()):
+        if not self._limits.remote_s or any(fetch.due_at < now for fetch in self._busy.values()):
             return 0.0
         for_s = min(cost_s, self._limits.remote_s)
         return for_s if (self._link.speed.answer_s.known(now) or 0.0) < for_s else 0.0
 
-    def _seek(self, key: bytes, uid: int, token: int | None, for_s: float, now: float) -> None:
-        self._add(Fetch(self._made + 1, key, uid, token, now, now + for_s))
-        claims_s = min(max(CLAIM_TIMES * for_s, CLAIM_S_LEAST), CLAIM_S_MOST) if self._limits.remote_writes else 0.0
-        asks = self._agreement.shares(key) is None
-        self._outbox.add(Seek(self._made, key, asks, claims_s if token is not None else 0.0, WAIT_SHARE * for_s))
+    def _seek(
+        self, key: bytes, uid: int, token: int | None, for_s: float, cost_s: float, now: float, *, gauges: bool = False
+    ) -> None:
+        fetch = self._add(Fetch(self._made + 1, key, uid, token, now, now + for_s, cost_s, gauges=gauges))
+        self._turns[fetch.number] = None
+        self._serve(now)
+
+    def _serve(self, now: float) -> None:
+        """Asks for as many keys as may be."""
+        while self._turns and len(self._busy) - self.run_keys < SEEKS_MAX:
+            number, _ = self._turns.popitem(last=False)
+            fetch = self._under_way[number]
+            over = fetch.ends_at - now <= (self._link.speed.answer_s.known(now) or 0.0)
+            left_alone = not self._link.breaker.closed
+            if fetch.token is not None and (over or left_alone or fetch.void or not self._claims.holds(fetch.token)):
+                # Its time is over, the store is left alone, or nobody waits for it any more.
+                self._forget(fetch, "failed" if left_alone else "missed" if fetch.waited else "unasked")
+                self._lost(fetch, now)
+            else:
+                self._ask(fetch, now)
+
+    def _ask(self, fetch: Fetch, now: float) -> None:
+        fetch.due_at = now + (min(fetch.cost_s, self._limits.remote_s) if fetch.token else self._limits.remote_s)
+        claims = self._limits.remote_writes and self._link.taking.closed and fetch.token is not None
+        claims_s = min(max(CLAIM_TIMES * fetch.cost_s, CLAIM_S_LEAST), CLAIM_S_MOST) if claims else 0.0
+        self._busy[fetch.number] = fetch
+        asks = self._agreement.shares(fetch.key) is None
+        self._outbox.add(Seek(fetch.number, fetch.key, asks, claims_s))
+
+    def _waits(self, fetch: Fetch, others_s: float, now: float) -> bool:
+        """Whether the entry that another host computes since so many seconds is waited for."""
+        if fetch.token is None or fetch.void or not self._claims.holds(fetch.token):
+            return False
+        if not fetch.waited:
+            done_at, latest = now - others_s + fetch.cost_s, fetch.began_at + WAIT_S_MOST
+            ends_at = min(now - others_s + WAIT_TIMES * fetch.cost_s, latest)
+            if ends_at <= now or done_at > latest:
+                return False
+            fetch.waited, fetch.ends_at = True, ends_at
+            self._claims.extend(fetch.token, ends_at)
+            self._outbox.counters.remote["waited"] += 1
+        if now >= fetch.ends_at:
+            return False
+        look_s = min(max(fetch.cost_s / LOOKS, LOOK_S_LEAST), LOOK_S_MOST)
+        self._looks.set(fetch.number, min(now + max(look_s, LOOK_S_LEAST * len(self._under_way)), fetch.ends_at))
+        return True
 
     def _add(self, fetch: Fetch) -> Fetch:
         self._made = fetch.number
@@ -232,7 +352,12 @@ class Fetches:
         return fetch
 
     def end(self, fetch: Fetch, outcome: str) -> None:
-        """Ends a fetch."""
+        """Ends a fetch that is asked for or read."""
+        self._busy.pop(fetch.number, None)
+        self._forget(fetch, outcome)
+        self._serve(self._outbox.now)
+
+    def _forget(self, fetch: Fetch, outcome: str) -> None:
         del self._under_way[fetch.number], self._keys[fetch.key]
         self.run_keys -= fetch.of_run
         self._outbox.counters.remote[outcome] += 1

@@ -31,6 +31,10 @@ class Average:
         self._value = value if known is None else known + WEIGHT * (value - known)
         self._at = now
 
+    def replace(self, value: float, now: float) -> None:
+        """What was measured before counts no longer."""
+        self._value, self._at = value, now
+
     def known(self, now: float) -> float | None:
         """The average; None without a recent measurement."""
         return None if self._at is None or now - self._at > FORGOTTEN_S else self._value

@@ -21,8 +21,10 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain, islice
 from typing import Final
 
+from ....errors import TierReadOnly
 from ....shm.layout import NAMESPACE_TAG_BYTES
 from ..effects import RemoveRemote, SaveRemote
 from ..entries import SpanEntry
@@ -31,17 +33,23 @@ from ..limits import StoreLimits
 from ..outbox import StoreOutbox
 from ..span_table import SpanTable
 from .agreement import Agreement
+from .breaker import Breaker
+from .host_claims import HostClaims
 from .link import RemoteLink
 
 WRITES_MAX: Final = 2
 """Writes under way at once. Each takes a thread, and a share of the host's memory bandwidth."""
-REMOVED_MAX: Final = 1024
-"""Keys whose removal waits. The oldest is forgotten: its object stays until the store evicts it."""
+REMOVED_MAX: Final = 1 << 18
+"""Keys whose removal waits, some 40 MB. Beyond it the oldest is forgotten, and counted: its object stays in the store,
+and is found again."""
+REMOVED_AT_ONCE: Final = 1024
+"""Keys that one request removes."""
 
 
 @dataclass(slots=True)
 class _Write:
     probe: bool
+    tries: bool = False
     key: bytes = b""
     entry: SpanEntry | None = None
     span_id: int = 0
@@ -53,11 +61,18 @@ class Writes:
     """The writes of one store."""
 
     def __init__(
-        self, memory: SpanTable, link: RemoteLink, agreement: Agreement, outbox: StoreOutbox, limits: StoreLimits
+        self,
+        memory: SpanTable,
+        link: RemoteLink,
+        agreement: Agreement,
+        host_claims: HostClaims,
+        outbox: StoreOutbox,
+        limits: StoreLimits,
     ) -> None:
         self._memory = memory
         self._link = link
         self._agreement = agreement
+        self._host_claims = host_claims
         self._outbox = outbox
         self._limits = limits
         self._queue: OrderedDict[SpanEntry, None] = OrderedDict()
@@ -95,20 +110,26 @@ class Writes:
         cost_s = entry.cost_ms / 1e3
         self._link.costs.reported(entry.tag, cost_s)
         if cost_s > 0 and self._limits.remote_writes:
-            self._offer(entry, now)
+            if self._may_ask(now) and self._takes(now):
+                self._offer(entry, now)
+            else:
+                self._outbox.counters.remote["dropped"] += 1
+        if not self.has(entry):
+            self._host_claims.given_up(entry.key)
 
     def used(self, entries: Iterable[SpanEntry], now: float) -> None:
         """Published entries were used. Those that were dropped earlier are offered again."""
         if not self._limits.remote_writes:
             return
-        if self._link.breaker.closed or self._link.breaker.may_probe(now):
+        if self._may_ask(now) and self._takes(now):
             for entry in entries:
                 self._offer(entry, now)
 
     @property
     def serves(self) -> bool:
         """Whether entries can be written now."""
-        return bool(self._limits.remote_s) and self._limits.remote_writes and self._link.breaker.closed
+        limits, link = self._limits, self._link
+        return bool(limits.remote_s) and limits.remote_writes and link.breaker.closed and link.taking.closed
 
     @property
     def leaving(self) -> bool:
@@ -119,15 +140,20 @@ class Writes:
         """Whether an entry waits or is being written."""
         return entry in self._queue or any(write.entry is entry for write in self._under_way.values())
 
+    def has_key(self, key: bytes) -> bool:
+        """Whether the key's entry waits or is being written."""
+        entry = self._memory.entries.find(key)
+        return entry is not None and self.has(entry)
+
     def takes(self, entry: SpanEntry, now: float) -> bool:
         """Whether the entry is to be written, and neither waits nor was written. If it is not worth it, that is
-        counted, and it is never offered again."""
+        counted once. Its next use decides anew, since the store may be quicker by then."""
         if entry.offered or self._agreement.shares(entry.key) is False:
             return False
         cost_s = entry.cost_ms / 1e3
         if cost_s and cost_s < self._link.speed.read_s(entry.payload_bytes, now):
-            self._outbox.counters.remote["not_worth"] += 1
-            entry.offered = True
+            self._outbox.counters.remote["not_worth"] += not entry.not_worth
+            entry.not_worth = True
             return False
         return True
 
@@ -175,6 +201,15 @@ class Writes:
         """Whether the key's object is about to be removed."""
         return key in self._removed or any(key in write.removed for write in self._under_way.values())
 
+    @property
+    def removals(self) -> int:
+        """The number of keys whose removal waits."""
+        return len(self._removed)
+
+    def unremoved(self) -> list[bytes]:
+        """The keys whose removal waits or is under way."""
+        return [*chain(self._removed, *(write.removed for write in self._under_way.values()))]
+
     def saved(self, event: RemoteSaved, now: float) -> None:
         """Processes the outcome of a write, or of a removal."""
         write = self._under_way.pop(event.number)
@@ -185,16 +220,29 @@ class Writes:
             counters.remote["write_failed"] += 1
             if write.entry is not None:
                 write.entry.offered = False
+                self._host_claims.given_up(write.key)
             self._keep(write.removed)
-            self._link.failed(event.error, now, probe=write.probe)
+            if write.removed and isinstance(event.error, TierReadOnly):
+                self._link.refused_removal(event.error, now, probe=write.tries)
+            elif write.removed:
+                self._link.failed(event.error, now, probe=write.probe)
+                if write.tries:
+                    self._link.removing.showed_nothing(now)
+            else:
+                self._link.failed(event.error, now, probe=write.probe, tries=write.tries)
         else:
             self._link.succeeded()
+            if write.removed:
+                self._link.removed()
+            elif write.tries:
+                self._link.wrote(now, shows=event.written)
             if event.generation is not None:
                 self._agreement.found(write.key[:NAMESPACE_TAG_BYTES], event.generation, now)
             if write.entry is not None:
                 if write.entry in self._leaving and self._agreement.shares(write.key) is not False:
                     counters.remote["demoted"] += 1
                 counters.remote["written" if event.written else "there"] += 1
+                self._host_claims.written(write.key)
                 counters.remote_written_bytes += write.payload_bytes if event.written else 0
         if write.entry is not None:
             self._leaving.discard(write.entry)
@@ -225,23 +273,35 @@ class Writes:
     def start(self, now: float) -> None:
         """Begins as many writes as may be under way."""
         while len(self._under_way) < WRITES_MAX:
-            if not (self._link.breaker.closed or self._link.breaker.may_probe(now)):
+            if not self._may_ask(now):
                 self._drop_all()
                 return
+            takes = self._takes(now)
             # An object that is being written is removed after its write.
             written = {write.key for write in self._under_way.values()}
-            if removed := tuple(key for key in self._removed if key not in written):
+            removed = tuple(key for key in islice(self._removed, REMOVED_AT_ONCE) if key not in written)
+            # A store that takes no writes may be rid of objects. That it is says nothing of writes.
+            removing = self._link.removing
+            if removed and (removing.closed or removing.may_probe(now)):
                 for key in removed:
                     del self._removed[key]
-                self._begin(_Write(self._probe(), removed=removed))
+                self._begin(_Write(self._probe(self._link.breaker), self._probe(removing), removed=removed))
                 self._outbox.add(RemoveRemote(self._made, removed))
                 continue
+            if not takes:
+                self._drop_all()
+                return
+            if self._queue and any(next(iter(self._queue)).key in write.removed for write in self._under_way.values()):
+                # The write would find the object that is about to go, and leave it.
+                return
             entry = self._next()
             if entry is None:
                 return
-            self._begin(_Write(self._probe(), entry.key, entry, entry.span_id, entry.payload_bytes))
+            probe, tries = self._probe(self._link.breaker), self._probe(self._link.taking)
+            self._begin(_Write(probe, tries, entry.key, entry, entry.span_id, entry.payload_bytes))
             asks = self._agreement.shares(entry.key) is None
-            self._outbox.add(SaveRemote(self._made, entry.key, entry.offset, entry.payload_bytes, asks))
+            hurried = entry in self._leaving
+            self._outbox.add(SaveRemote(self._made, entry.key, entry.offset, entry.payload_bytes, asks, hurried))
 
     def _next(self) -> SpanEntry | None:
         """The next entry of the queue that is still published."""
@@ -250,14 +310,23 @@ class Writes:
             self.queued_bytes -= entry.payload_bytes
             if self._memory.entries.find(entry.key) is entry and self._agreement.shares(entry.key) is not False:
                 return entry
+            self._host_claims.given_up(entry.key)
             self._leaving.discard(entry)
             self._outbox.counters.remote["dropped"] += 1
         return None
 
-    def _probe(self) -> bool:
-        if self._link.breaker.closed:
+    def _may_ask(self, now: float) -> bool:
+        return self._link.breaker.closed or self._link.breaker.may_probe(now)
+
+    def _takes(self, now: float) -> bool:
+        """Whether the store takes writes, or is to be tried."""
+        return self._link.taking.closed or self._link.taking.may_probe(now)
+
+    def _probe(self, breaker: Breaker) -> bool:
+        """Whether the request that begins now is a probe of the breaker."""
+        if breaker.closed:
             return False
-        self._link.breaker.probe()
+        breaker.probe()
         return True
 
     def _begin(self, write: _Write) -> None:
@@ -271,16 +340,18 @@ class Writes:
         self._removed.update(dict.fromkeys(keys))
         while len(self._removed) > REMOVED_MAX:
             del self._removed[next(iter(self._removed))]
+            self._outbox.counters.remote["removals_dropped"] += 1
 
     def _drop(self, entry: SpanEntry) -> None:
         """Drops an entry that waits. It is offered again when it is used or put again."""
         del self._queue[entry]
         entry.offered = False
+        self._host_claims.given_up(entry.key)
         self._leaving.discard(entry)
         self.queued_bytes -= entry.payload_bytes
         self._outbox.counters.remote["dropped"] += 1
 
     def _drop_all(self) -> None:
-        """The store is left alone: what waits is offered again when it is used or put again."""
+        """The store is left alone, or takes no writes: what waits is offered again when it is used or put again."""
         for entry in [*self._queue]:
             self._drop(entry)

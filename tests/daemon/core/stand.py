@@ -31,12 +31,14 @@ from tensord.daemon.core.effects import (
     Seek,
     SeekRun,
     Send,
+    WithdrawClaim,
     WriteExpiry,
 )
 from tensord.daemon.core.entries import EntryState
 from tensord.daemon.core.events import (
     Accessed,
     Allocated,
+    ClaimWithdrawn,
     ClientJoined,
     ClientLeft,
     Copied,
@@ -137,9 +139,20 @@ class Stand:
         """Writes to the remote store, with the bytes that each must find in the ring."""
         self.remote: dict[bytes, RemoteFound] = {}
         """What is in the remote store."""
+        self.others: dict[bytes, float] = {}
+        """When another host has claimed a key in the remote store."""
+        self.withdrawn: list[bytes] = []
+        """Keys whose claims in the remote store were withdrawn."""
         self.remote_generations: dict[bytes, int] = {}
         self.generation_requests: deque[AskGenerations | RaiseGeneration] = deque()
         self.turned: list[str] = []
+        """Why the remote store was left alone; empty when it served again."""
+        self.takes_writes: list[str] = []
+        """Why it took no writes; empty when it took them again."""
+        self.takes_removals: list[str] = []
+        """Why it removed nothing; empty when it removed again."""
+        self.takes_generations: list[str] = []
+        """Why it took no generations; empty when it took them again."""
         self.scans = 0
         self.drains = 0
         self.holds_drains = False
@@ -218,10 +231,19 @@ class Stand:
                     self.writes.append((effect, bytes(self.bytes[start : start + payload_bytes])))
                 case RemoveRemote():
                     self.writes.append((effect, b""))
+                case WithdrawClaim():
+                    self.withdrawn.append(effect.key)
+                    self.do(ClaimWithdrawn(True))
                 case AskGenerations() | RaiseGeneration():
                     self.generation_requests.append(effect)
-                case RemoteTurned(why):
-                    self.turned.append(why)
+                case RemoteTurned(why, what, first):
+                    told = {
+                        "store": self.turned,
+                        "writes": self.takes_writes,
+                        "removals": self.takes_removals,
+                        "generations": self.takes_generations,
+                    }
+                    told[what].append("reached for the first time" if first else why)
                 case WriteExpiry(offset, expires_s):
                     self.headers[offset] = replace(self.headers[offset], expires_s=expires_s)
                 case Announce(body):
@@ -283,7 +305,12 @@ class Stand:
             return
         generation = self.remote_generation(effect)
         found = self.remote.get(effect.key) if generation in (None, generation_of(effect.key)) else None
-        self.do(Sought(effect.number, found, generation=generation, answer_s=answer_s))
+        if found is None and effect.claims_s and effect.key in self.others:
+            others_s = self.now - self.others[effect.key]
+            self.do(Sought(effect.number, generation=generation, answer_s=answer_s, others_s=others_s))
+            return
+        claimed = found is None and effect.claims_s > 0
+        self.do(Sought(effect.number, found, None, generation, answer_s, claimed))
 
     def seek_run(self, error: TensordError | None = None, answer_s: float = 0.0) -> None:
         """The remote store answers the oldest SeekRun, after so many seconds."""

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tensord.daemon.core.events import RemoteConnected
 from tensord.daemon.core.remote.breaker import FAILURES_MAX, FIRST_S, LONGEST_S
 from tensord.errors import TensordError, TierFull, TierRefused, TierTimedOut, TierUnavailable
 from tensord.ipc import messages
@@ -16,6 +17,7 @@ from .stand import Make, key
 
 def test_a_store_that_fails_is_left_alone_and_probed_without_a_waiting_client(make: Make) -> None:
     stand = make(**REMOTE)
+    stand.do(RemoteConnected())
     for number in range(FAILURES_MAX):
         assert not stand.turned
         fail(stand, number)
@@ -58,6 +60,7 @@ def test_a_failure_now_and_then_does_not_open_the_breaker(make: Make) -> None:
 
 def test_failed_writes_open_the_breaker_and_a_write_may_be_the_probe(make: Make) -> None:
     stand = make(8192, **REMOTE)
+    stand.do(RemoteConnected())
     publish(stand, FAILURES_MAX + 2)
     for _ in range(FAILURES_MAX):
         stand.write_remote(error=TierUnavailable("connection refused"))
@@ -78,6 +81,7 @@ def test_a_full_store_goes_on_serving_reads(make: Make) -> None:
         stand.commit(1, number, key(number), 64, cost_ms=9.0, at=0)
         stand.copy()
         stand.write_remote(error=TierFull("maxmemory"))
+        stand.now += LONGEST_S
     assert not stand.turned
     assert stand.store.status()["remote"] == {"write_failed": FAILURES_MAX + 1}
     assert ask(stand, number=70).answer == "wait"
@@ -86,6 +90,7 @@ def test_a_full_store_goes_on_serving_reads(make: Make) -> None:
 @pytest.mark.parametrize("error", [TierFull("maxmemory"), TensordError("the request failed")])
 def test_a_probe_ends_however_it_ends(make: Make, error: Any) -> None:
     stand = make(**REMOTE)
+    stand.do(RemoteConnected())
     for number in range(FAILURES_MAX):
         fail(stand, number)
     stand.now += FIRST_S

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from tensord.daemon.core.effects import AskGenerations
+from tensord.daemon.core.effects import AskGenerations, RaiseGeneration
 from tensord.daemon.core.events import GenerationsTold, RemoteSaved, Tick
 from tensord.daemon.core.remote.agreement import EVERY_S
 from tensord.daemon.core.remote.breaker import FAILURES_MAX
-from tensord.errors import TierTimedOut, TierUnavailable
+from tensord.errors import TierReadOnly, TierTimedOut, TierUnavailable
 from tensord.ipc import messages
 
 from .remote_stand import FOUND, REMOTE, ask, fail, verdicts
@@ -204,3 +204,57 @@ def test_a_number_that_cannot_be_had_is_asked_for_again(make: Make, error: Any) 
     assert not stand.remote_generations
     stand.pass_time(EVERY_S + 0.1)
     assert stand.remote_generations == {TAG: 1}
+
+
+def test_a_namespace_whose_generation_the_store_cannot_tell_is_not_shared_and_the_others_are(make: Make) -> None:
+    stand = make(**REMOTE)
+    stand.remote_generations[TAG] = -1
+    assert not shared(stand, 1, 0)
+    stand.remote[key(2)] = FOUND
+    ask(stand, number=2)
+    stand.settle()
+    assert verdicts(stand) == ["compute"]
+    other = key(3, b"other ns")
+    assert stand.put(other, cost_ms=50.0) == "stored" and other in stand.remote
+    assert not stand.turned and stand.remote_generations == {TAG: -1}, "it is not overwritten"
+    stand.remote_generations[TAG] = 0
+    stand.pass_time(EVERY_S)
+    stand.settle()
+    assert shared(stand, 4, 0)
+
+
+def test_a_generation_that_the_store_does_not_take_is_said_until_it_does(make: Make) -> None:
+    stand = make(**REMOTE)
+    assert shared(stand, 1, 0)
+    invalidate(stand)
+    stand.answer_generations(TierReadOnly("a replica"))
+    about = stand.store.status()["remote_state"]
+    assert (about["not_agreed"], about["not_agreed_why"]) == (1, "a replica")
+    assert not shared(stand, 2, 1) and not stand.turned
+    stand.pass_time(EVERY_S)
+    stand.settle()
+    about = stand.store.status()["remote_state"]
+    assert (about["not_agreed"], about["not_agreed_why"]) == (0, "")
+    assert shared(stand, 3, 1)
+
+
+def test_an_invalidation_that_the_store_refuses_is_told_once_and_counted(make: Make) -> None:
+    stand = make(**REMOTE)
+    error = TierReadOnly("this user has no permissions to run the 'eval' command")
+    stand.put(1)
+    for request, tag in enumerate((b"namespac", b"another ")):
+        stand.send(1, messages.Invalidate(request, tag, 0))
+        stand.answer_generations(error)
+    for _ in range(3):
+        stand.now += EVERY_S
+        stand.go_on()
+        while stand.generation_requests:
+            refuses = isinstance(stand.generation_requests[0], RaiseGeneration)
+            stand.answer_generations(error if refuses else None)
+    assert stand.takes_generations == [str(error)]
+    assert stand.store.status()["remote"]["raise_failed"] == 8
+    stand.now += EVERY_S
+    stand.go_on()
+    stand.settle()
+    assert stand.takes_generations == [str(error), ""]
+    assert not stand.turned and not stand.takes_writes

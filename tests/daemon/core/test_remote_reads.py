@@ -22,7 +22,7 @@ import pytest
 
 from tensord.daemon.core.events import RemoteFound
 from tensord.daemon.core.host_memory import Pressed
-from tensord.daemon.core.remote import speed
+from tensord.daemon.core.remote import fetches, speed
 from tensord.daemon.core.remote.fetches import SEEKS_MAX, UNKNOWN_S
 from tensord.errors import Corrupt, TierTimedOut
 from tensord.ipc import messages
@@ -145,7 +145,7 @@ def test_a_key_that_is_not_found_is_claimed_among_hosts_for_longer_than_computin
     stand = make(**REMOTE)
     ask(stand, within_s=1.0)
     [seek] = stand.seeks
-    assert [seek.claims_s, seek.waits_s] == pytest.approx([3.0, 0.9])
+    assert seek.claims_s == pytest.approx(3.0)
     reads_only = make(**{**REMOTE, "remote_writes": False})
     ask(reads_only, within_s=1.0)
     assert not reads_only.seeks[0].claims_s, "what it computes comes to nobody"
@@ -161,10 +161,38 @@ def test_while_an_answer_is_overdue_no_other_client_waits(make: Make) -> None:
     assert ask(stand, number=3).answer == "wait"
 
 
-def test_a_limited_number_of_keys_is_sought_at_once(make: Make) -> None:
+def test_of_many_keys_a_limited_number_is_sought_at_once_and_the_others_in_their_turn(make: Make) -> None:
+    stand = make(1 << 16, **REMOTE)
+    for number in range(SEEKS_MAX + 9):
+        stand.remote[key(number)] = FOUND
+        assert ask(stand, number=number).answer == "wait"
+    assert len(stand.seeks) == SEEKS_MAX
+    stand.settle()
+    assert stand.store.status()["remote"] == {"fetched": SEEKS_MAX + 9}
+    stand.check()
+
+
+def test_a_key_whose_turn_does_not_come_in_time_is_computed_and_counted(make: Make) -> None:
+    stand = make(1 << 16, **REMOTE)
+    for number in range(SEEKS_MAX + 1):
+        ask(stand, number=number, within_s=0.5)
+    held = list(stand.seeks)
+    stand.seeks.clear()
+    stand.now += 0.6
+    stand.go_on()
+    assert verdicts(stand).count("compute") == SEEKS_MAX + 1
+    stand.seeks.extend(held)
+    stand.settle()
+    assert stand.store.status()["remote"]["unasked"] == 1
+    stand.check()
+
+
+def test_no_more_keys_wait_for_their_turn_than_may(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetches, "QUEUED_MAX", SEEKS_MAX + 1)
     stand = make(**REMOTE)
-    answers = [ask(stand, number=number).answer for number in range(SEEKS_MAX + 1)]
-    assert answers == ["wait"] * SEEKS_MAX + ["compute"]
+    answers = [ask(stand, number=number).answer for number in range(SEEKS_MAX + 2)]
+    assert answers == ["wait"] * (SEEKS_MAX + 1) + ["compute"]
+    assert stand.store.status()["remote"] == {"unasked": 1}
 
 
 @pytest.mark.parametrize("error", [Corrupt("its checksum is wrong"), TierTimedOut("too slow")])

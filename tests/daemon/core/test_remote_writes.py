@@ -5,6 +5,7 @@
 | it is evicted by name, cleared   | a_span_that_is_written_is_not_reused                     |
 | others need its room             | a_span_that_is_written_is_not_reused                     |
 | it is put again after that       | a_removal_waits_for_the_write_of_its_key                 |
+| … while it is removed, put again | a_write_waits_for_the_removal_of_its_key                 |
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import replace
 import pytest
 
 from tensord.daemon.core.events import LimitsChanged, RemoteFound
-from tensord.daemon.core.remote import speed
+from tensord.daemon.core.remote import speed, writes
 from tensord.daemon.core.remote.writes import WRITES_MAX
 from tensord.errors import TierTimedOut
 from tensord.ipc import messages
@@ -209,3 +210,38 @@ def test_a_removal_waits_for_the_write_of_its_key(make: Make) -> None:
     assert len(stand.writes) == 1
     stand.settle()
     assert key(1) not in stand.remote
+
+
+def test_every_key_that_is_evicted_by_name_is_removed_however_many_wait(make: Make) -> None:
+    stand = make(**REMOTE)
+    keys = [key(number) for number in range(3000)]
+    stand.remote = dict.fromkeys(keys, FOUND)
+    for first in range(0, len(keys), 500):
+        stand.send(1, messages.Evict(first, keys[first : first + 500]))
+    stand.settle()
+    assert not stand.remote
+    assert not stand.store.status()["remote"].get("removals_dropped")
+
+
+def test_removals_beyond_those_that_may_wait_are_counted(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writes, "REMOVED_MAX", 10)
+    stand = make(**REMOTE)
+    stand.send(1, messages.Evict(1, [key(1)]))
+    stand.send(1, messages.Evict(2, [key(2)]))
+    stand.send(1, messages.Evict(3, [key(number) for number in range(3, 25)]))
+    about = stand.store.status()["remote_state"]
+    assert (about["removals"], about["removals_dropped"]) == (10, 12)
+
+
+def test_a_write_waits_for_the_removal_of_its_key(make: Make) -> None:
+    stand = make(**REMOTE)
+    stand.put(1, cost_ms=9.0)
+    stand.send(1, messages.Evict(3, [key(1)]))
+    stand.commit(1, 4, key(1), 64, cost_ms=9.0, at=0)
+    stand.copy()
+    stand.commit(1, 5, key(2), 64, cost_ms=9.0, at=0)
+    stand.copy()
+    assert len(stand.writes) == 1, "the removal is under way, and a write would find the object that goes"
+    stand.settle()
+    assert set(stand.remote) == {key(1), key(2)}
+    assert stand.store.status()["remote"] == {"written": 3}

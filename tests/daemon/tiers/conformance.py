@@ -372,15 +372,23 @@ class AnyStore:
             assert store.unclaim(key_of(1), b"host 1", soon()) is None
             other.close()
             return
-        assert first
-        assert other.claim(key_of(1), b"host 2", 60.0, soon()) is False
-        assert other.claim(key_of(2), b"host 2", 60.0, soon()) is True
+        assert first == (True, 0.0)
+        assert store.claim(key_of(1), b"host 1", 60.0, soon()) == (True, 0.0), "it is the owner's own"
+        assert not claims(other, key_of(1), b"host 2", 60.0, soon())
+        assert claims(other, key_of(2), b"host 2", 60.0, soon())
         assert other.unclaim(key_of(1), b"host 2", soon()) is False
-        assert other.claim(key_of(1), b"host 2", 60.0, soon()) is False
+        assert not claims(other, key_of(1), b"host 2", 60.0, soon())
         assert store.unclaim(key_of(1), b"host 1", soon()) is True
         assert store.unclaim(key_of(1), b"host 1", soon()) is False
-        assert other.claim(key_of(1), b"host 2", 60.0, soon()) is True
+        assert claims(other, key_of(1), b"host 2", 60.0, soon())
         other.close()
+
+
+def claims(store: RemoteStore, key: bytes, owner: bytes, seconds: float, deadline: float) -> bool:
+    """Whether the owner gets a claim."""
+    claim = store.claim(key, owner, seconds, deadline)
+    assert claim is not None
+    return claim.mine
 
 
 def write_on(stage: Stage, url: str, key: bytes) -> None:

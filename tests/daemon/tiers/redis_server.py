@@ -1,12 +1,14 @@
 """A real redis-server on a port of the loopback and in a folder of its own, for tests.
 
+With the path of a valkey-server in TENSORD_TEST_SERVER, that is started instead: `make test-remote` runs the tests of
+Redis a second time with it.
+
 Owns: the processes and folders, which are gone when their `with` blocks end.
 """
 
 from __future__ import annotations
 
 import os
-import random
 import shutil
 import signal
 import socket
@@ -16,8 +18,10 @@ from pathlib import Path
 from typing import Self
 
 from tests.daemon_process import PATIENCE_S, until
+from tests.ports import HOST as HOST
+from tests.ports import Port
 
-HOST = "127.0.0.1"
+PROGRAM = os.environ.get("TENSORD_TEST_SERVER", "redis-server")
 
 
 class RedisServer:
@@ -26,14 +30,15 @@ class RedisServer:
     def __init__(self, *words: str, tls: Path | None = None) -> None:
         """`tls`: the folder with ca.pem, server.pem and server.key. The server then speaks TLS only."""
         self.folder = Path(tempfile.mkdtemp(prefix="tensord-redis-"))
-        self.port = _free_port()
+        self._port = Port()
+        self.port = self._port.number
         self._words = words
         self._tls = tls
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> Self:
-        program = shutil.which("redis-server")
-        assert program is not None, "redis-server is missing: apt-get install redis-server"
+        program = shutil.which(PROGRAM)
+        assert program is not None, f"{PROGRAM} is missing: apt-get install redis-server"
         port = ["--port", str(self.port)]
         if self._tls is not None:
             port = ["--port", "0", "--tls-port", str(self.port), "--tls-auth-clients", "no"]
@@ -44,7 +49,7 @@ class RedisServer:
             self._process = subprocess.Popen(
                 [*command, *self._words], stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
-        until(self._listens, "redis-server to listen")
+        until(self._listens, f"{PROGRAM} to listen")
         return self
 
     @property
@@ -64,7 +69,7 @@ class RedisServer:
         """SIGSTOP, and waits until it has stopped."""
         os.kill(self.pid, signal.SIGSTOP)
         stat = Path(f"/proc/{self.pid}/stat")
-        until(lambda: stat.read_text().rpartition(")")[2].split()[0] in "Tt", "redis-server to stop")
+        until(lambda: stat.read_text().rpartition(")")[2].split()[0] in "Tt", f"{PROGRAM} to stop")
 
     def resume(self) -> None:
         os.kill(self.pid, signal.SIGCONT)
@@ -80,22 +85,10 @@ class RedisServer:
 
     def __exit__(self, *_: object) -> None:
         self.kill()
+        self._port.free()
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _listens(self) -> bool:
-        assert self._process is not None and self._process.poll() is None, f"redis-server has ended:\n{self.log}"
+        assert self._process is not None and self._process.poll() is None, f"{PROGRAM} has ended:\n{self.log}"
         with socket.socket() as probe:
             return probe.connect_ex((HOST, self.port)) == 0
-
-
-def _free_port() -> int:
-    """A port that nobody uses now, below those that the system gives to clients. A cluster's bus has it plus 10,000."""
-    for port in random.Random().sample(range(20000, 22700), 100):
-        with socket.socket() as first, socket.socket() as second:
-            try:
-                first.bind((HOST, port))
-                second.bind((HOST, port + 10000))
-            except OSError:
-                continue
-            return port
-    raise AssertionError("no port is free")

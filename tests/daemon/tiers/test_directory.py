@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 import stat
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from urllib.parse import quote
@@ -17,10 +19,10 @@ import pytest
 
 from tensord.daemon.tiers import directory_room
 from tensord.daemon.tiers.directory import DirectoryStore
-from tensord.daemon.tiers.directory_room import LEFTOVER_S
+from tensord.daemon.tiers.directory_room import LEFTOVER_S, DirectoryRoom
 from tensord.daemon.tiers.registry import open_store
 from tensord.errors import BadConfiguration, TierFull, TierUnavailable
-from tests.daemon_process import until
+from tests.daemon_process import PATIENCE_S, until
 from tests.processes import Child
 
 from .conformance import MIB, AnyStore, Backend, write_on
@@ -121,6 +123,60 @@ def test_puts_that_exceed_the_limit_only_together_are_stored_or_refused_and_late
     store.close()
 
 
+def test_an_object_whose_write_ends_while_the_directory_is_scanned_stays(
+    backend: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = DirectoryStore(backend.root, 10 * MIB)
+    scanning, written = threading.Event(), threading.Event()
+    folders, replace = DirectoryRoom._folders, os.replace
+
+    def walk(room: DirectoryRoom) -> list[str]:
+        scanning.set()
+        assert written.wait(PATIENCE_S)
+        return folders(room)
+
+    def rename(temporary: Path, path: Path) -> None:
+        assert scanning.wait(PATIENCE_S)
+        replace(temporary, path)
+        written.set()
+
+    monkeypatch.setattr(DirectoryRoom, "_folders", walk)
+    monkeypatch.setattr(os, "replace", rename)
+    put(store, made(1, 6 * MIB))
+    until(lambda: store._room._scans, "the scan has ended")
+    assert get(store, key_of(1), 6 * MIB) is not None
+    store.close()
+
+
+def test_an_object_that_is_put_anew_while_old_ones_are_evicted_stays(
+    backend: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, other = DirectoryStore(backend.root, 10 * MIB), DirectoryStore(backend.root)
+    files, evict = DirectoryRoom._files, DirectoryRoom._evict
+    steps: list[str] = []
+
+    def walk(room: DirectoryRoom, folder: str) -> Iterator[tuple[os.DirEntry[str], os.stat_result]]:
+        for entry, about in files(room, folder):
+            if steps == ["evicts"] and about.st_mtime == 1:
+                steps.append("puts")
+                put(other, made(0, MIB))
+            yield entry, about
+
+    def evicts(room: DirectoryRoom, last_ns: int, excess_bytes: int) -> int:
+        steps.append("evicts")
+        return evict(room, last_ns, excess_bytes)
+
+    put(store, *(made(number, MIB) for number in range(8)))
+    os.utime(backend.path(key_of(0)), (1, 1))
+    monkeypatch.setattr(DirectoryRoom, "_files", walk)
+    monkeypatch.setattr(DirectoryRoom, "_evict", evicts)
+    put(store, made(8, 2 * MIB))  # waits for the eviction
+    assert steps[:2] == ["evicts", "puts"]
+    assert get(other, key_of(0)) is not None
+    store.close()
+    other.close()
+
+
 def test_processes_that_each_stay_below_the_limit_stay_below_it_together(backend: Folder) -> None:
     stores = [DirectoryStore(backend.root, 10 * MIB) for _ in range(2)]
     leftover = backend.root / "tensord-1/tmp/host-1-1"
@@ -178,7 +234,7 @@ def test_an_object_that_is_being_written_counts_once(backend: Folder) -> None:
     own = backend.root / f"tensord-1/tmp/{store._writer}7"
     own.parent.mkdir(parents=True)
     own.write_bytes(bytes(6 * MIB))
-    with store._room.writing(6 * MIB, soon()):
+    with store._room.writing(backend.root / "an object", 6 * MIB, soon()):
         put(store, made(1, 3 * MIB))
         until(lambda: store._room._scans, "the first scan")
         assert store._room.used_bytes < 10 * MIB
@@ -266,7 +322,7 @@ def test_with_fsync_an_object_is_found_too(backend: Folder) -> None:
     store.close()
 
 
-def _on_a_disk_of_2_mib(program: str) -> str:
+def on_a_disk_of_2_mib(program: str) -> str:
     """Runs Python in a mount namespace of its own, with a file system of 2 MiB at /mnt. What it has printed."""
     unshare = shutil.which("unshare")
     if os.geteuid() or unshare is None:
@@ -281,7 +337,7 @@ def _on_a_disk_of_2_mib(program: str) -> str:
 
 @pytest.mark.root
 def test_a_full_disk_is_named_and_leaves_no_half_object() -> None:
-    said = _on_a_disk_of_2_mib(
+    said = on_a_disk_of_2_mib(
         """
 import os
 from tensord.daemon.tiers.registry import open_store
@@ -304,9 +360,23 @@ store.close()
     assert "free space, or lower `bytes` in the URL" in said
 
 
+def test_a_limit_of_files_that_is_smaller_than_an_object_is_named(backend: Folder) -> None:
+    store = open_store(backend.url)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, limits[1]))
+    try:
+        with pytest.raises(TierFull, match=r"50000 bytes \(RLIMIT_FSIZE\): raise the limit"):
+            put(store, made(1, 100_000))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    put(store, made(1, 100_000))
+    assert get(store, key_of(1)) is not None
+    store.close()
+
+
 @pytest.mark.root
 def test_a_directory_without_write_access_is_read_and_refuses_puts() -> None:
-    said = _on_a_disk_of_2_mib(
+    said = on_a_disk_of_2_mib(
         """
 import os, subprocess
 from tensord.daemon.tiers.registry import open_store
@@ -351,7 +421,10 @@ def test_a_directory_may_have_any_name(tmp_path: Path) -> None:
         ("dir://mnt/tensord", "write dir:///PATH, with three slashes"),
         ("dir:", "write dir:///PATH, with three slashes"),
         ("dir:///mnt?bytes=many", "bytes = 'many' must be a size in bytes such as 4GiB"),
-        ("dir:///mnt?bytes=0", "bytes = 0 must be at least 1"),
+        ("dir:///mnt?bytes=0", "bytes = 0 must be at least 1MiB"),
+        ("dir:///mnt?bytes=1", "bytes = 1 must be at least 1MiB"),
+        ("dir:///mnt/%00", "no path has a zero byte"),
+        ("mooncake://host:0", "port 0 is none"),
         ("dir:///mnt?fsync=1", "fsync = '1' must be yes or no"),
         ("dir:///mnt?size=1GiB", "unknown option 'size'; the options are bytes, fsync"),
         ("dir:///mnt?bytes=1&bytes=2", "'bytes' twice"),

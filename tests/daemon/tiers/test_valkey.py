@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from tensord.daemon.tiers.registry import open_store
 from tensord.daemon.tiers.store import RemotePut
 from tensord.errors import BadConfiguration, TierFull, TierRefused, TierTimedOut, TierUnavailable
 
-from .conformance import MIB, AnyStore
+from .conformance import MIB, AnyStore, claims
 from .entries import get, key_of, made, put, soon
 from .redis_server import HOST, RedisServer
 from .server_conformance import AnyServer, Server
@@ -160,6 +161,8 @@ def test_a_password_file_is_read_for_each_new_connection(tmp_path: Path) -> None
         store = open_store(f"valkey://{HOST}:{server.port}?password_file={secret}")
         with pytest.raises(TierRefused, match="password_file cannot be read"):
             get(store, key_of(1))
+        with pytest.raises(TierRefused, match=r"password_file cannot be read: .*not a regular file"):
+            get(open_store(f"valkey://{HOST}:{server.port}?password_file=/dev/zero"), key_of(1))
         secret.write_text("first\n")
         with pytest.raises(TierRefused, match="refuses the user"):
             get(store, key_of(1))
@@ -185,13 +188,26 @@ def test_objects_live_for_the_urls_expiry_or_their_own_shorter_time(backend: Red
 
 def test_a_claim_ends_by_itself(backend: Redis) -> None:
     store = backend.open()
-    assert store.claim(key_of(1), b"one", 0.05, soon())
+    assert claims(store, key_of(1), b"one", 0.05, soon())
     deadline = soon()
-    while not store.claim(key_of(1), b"two", 60.0, soon()):
+    while not claims(store, key_of(1), b"two", 60.0, soon()):
         assert time.monotonic() < deadline
     assert store.unclaim(key_of(1), b"one", soon()) is False, "the claim belongs to another owner by now"
     assert 0 < int(backend.direct.pttl(f"tensord-1:claim:{key_of(1).hex()}")) <= 60_000
     store.close()
+
+
+def test_a_claim_tells_how_long_ago_it_began(backend: Redis) -> None:
+    one, two = backend.open(), backend.open()
+    assert claims(one, key_of(1), b"one", 60.0, soon())
+    backend.direct.pexpire(f"tensord-1:claim:{key_of(1).hex()}", 20_000)
+    other = two.claim(key_of(1), b"two", 90.0, soon())
+    assert other is not None and not other.mine and other.age_s == pytest.approx(50.0, abs=10.1)
+    assert claims(one, key_of(1), b"one", 60.0, soon()), "it begins anew"
+    other = two.claim(key_of(1), b"two", 90.0, soon())
+    assert other is not None and other.age_s < 20.0
+    one.close()
+    two.close()
 
 
 def test_connections_are_used_again_and_ended(backend: Redis) -> None:
@@ -301,7 +317,7 @@ def test_a_server_that_is_no_redis_is_named_or_waited_for_until_the_deadline(say
                     connection, _ = listening.accept()
                 except OSError:
                     return
-                with connection:
+                with connection, suppress(OSError):  # of a client that has gone
                     connection.sendall(b"-ERR\r\n" * 2)  # to CLIENT SETINFO
                     connection.sendall(says)
                     while connection.recv(65536):
@@ -340,6 +356,7 @@ except BadConfiguration as error:
         ("valkey:///0", "names no host: write valkey://HOST:PORT"),
         ("redis://host:port", "cannot be read"),
         ("redis://host:70000", "cannot be read"),
+        ("redis://host:0", "port 0 is none"),
         ("redis://host/first", "the database 'first' must be a number"),
         ("redis://host/3?cluster=yes", "a cluster has only database 0, not 3"),
         ("redis://host?expiry=soon", "expiry = 'soon' must be a duration such as 10m"),
@@ -372,6 +389,17 @@ def test_an_address_that_cannot_be_reached_is_named(host: str, says: str) -> Non
     with pytest.raises(TierUnavailable, match=says):
         put(store, made(1))
     store.close()
+
+
+@pytest.mark.parametrize(
+    ("of", "says"), [("?cluster=yes", "leave cluster=yes out of the URL"), ("/9999", "a lower number as the path")]
+)
+def test_what_a_server_does_not_have_is_said_with_what_to_write(of: str, says: str) -> None:
+    with RedisServer() as server:
+        store = open_store(f"redis://{HOST}:{server.port}{of}")
+        with pytest.raises(TierRefused, match=says):
+            store.heads([key_of(1)], soon())
+        store.close()
 
 
 def test_connections_with_tls_are_used_again(certificates: Path) -> None:

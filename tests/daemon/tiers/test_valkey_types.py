@@ -49,12 +49,23 @@ def test_a_value_that_is_no_string_is_a_miss_counts_as_corrupt_and_is_replaced(k
         store.close()
 
 
-def test_a_generation_that_is_no_string_is_an_error_that_says_what_to_do() -> None:
-    tag = key_of(1)[:8]
-    with RedisServer() as server:
+@pytest.mark.parametrize("kind", ["list", "hash", "many", "99999999999", "-1", ""])
+def test_a_generation_that_is_no_number_is_said_and_those_of_other_namespaces_are_right(kind: str) -> None:
+    tag, other = key_of(1)[:8], b"other ns"
+    name = f"tensord-1:gen:{tag.hex()}"
+    with RedisServer() as server, redis.Redis(HOST, server.port) as direct:
         store = open_store(f"redis://{HOST}:{server.port}")
-        make_wrong(server, f"tensord-1:gen:{tag.hex()}", "list")
-        for ask in (lambda: store.generations([tag], soon()), lambda: store.raise_generation(tag, 1, soon())):
-            with pytest.raises(TierUnavailable, match=r"WRONGTYPE.*delete the keys tensord-1:gen:"):
-                ask()
+        assert store.raise_generation(other, 5, soon()) == 5
+        make_wrong(server, name, kind)
+        if kind not in ("list", "hash"):
+            direct.set(name, kind)
+        assert store.generations([tag, other], soon()) == [-1, 5]
+        assert list(store.bad_generations) == [tag]
+        assert f"delete the key {name}" in store.bad_generations[tag]
+        with pytest.raises(TierUnavailable, match=f"delete the key {name}"):
+            store.raise_generation(tag, 1, soon())
+        direct.delete(name)
+        assert store.generations([tag, other], soon()) == [0, 5]
+        assert not store.bad_generations
+        assert store.raise_generation(tag, 1, soon()) == 1
         store.close()

@@ -1,0 +1,125 @@
+"""The threads that use a remote store."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from queue import Queue
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tensord.daemon.actors.remote import THREAD_NAME, Outcome, RemoteThreads
+from tensord.daemon.core.effects import RemoveRemote, Seek, WithdrawClaim
+from tensord.daemon.tiers.directory import DirectoryStore
+from tensord.daemon.tiers.mooncake import MooncakeStore
+from tensord.daemon.tiers.store import RemoteStore
+from tests.daemon_process import PATIENCE_S
+
+KEY = bytes(range(28)) + bytes(4)
+OWN_NICENESS = "import os; print(os.getpriority(os.PRIO_PROCESS, 0))"
+
+
+class Starter(DirectoryStore):
+    """A store that starts a process when it is written to, as Mooncake's does."""
+
+    gives_way = MooncakeStore.gives_way
+    niceness = ""
+
+    def remove(self, keys: Sequence[bytes], deadline: float) -> None:
+        done = subprocess.run([sys.executable, "-c", OWN_NICENESS], capture_output=True, text=True, check=True)
+        self.niceness = done.stdout.strip()
+
+
+class Failing(DirectoryStore):
+    """A store whose library fails in a way of its own."""
+
+    closed = False
+
+    def remove(self, keys: Sequence[bytes], deadline: float) -> None:
+        raise RuntimeError("can't start new thread")
+
+    def close(self) -> None:
+        self.closed = True
+        super().close()
+
+
+class Running:
+    def __init__(self, store: RemoteStore) -> None:
+        self.outcomes: Queue[Outcome] = Queue()
+        ring: np.ndarray[Any, np.dtype[np.uint8]] = np.zeros(4096, np.uint8)
+        self.threads = RemoteThreads(
+            store, ring, lambda *_: None, self.outcomes.put, 5.0, clock=lambda: 0.0, unix_at_zero=lambda: 0.0
+        )
+
+    def close(self) -> None:
+        self.threads.close()
+        self.join()
+
+    def join(self) -> None:
+        """Waits for the threads, which the next test would take for its own."""
+        for thread in named():
+            thread.join(PATIENCE_S)
+
+    def use(self) -> None:
+        """Reads and writes once."""
+        for effect in (Seek(1, KEY), RemoveRemote(2, (KEY,))):
+            self.threads.submit(effect)
+            outcome = self.outcomes.get(timeout=PATIENCE_S)
+            assert not getattr(outcome, "error", None), outcome
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path
+
+
+def named(kind: str = "") -> list[threading.Thread]:
+    """This process's threads of a kind."""
+    return [thread for thread in threading.enumerate() if thread.name.startswith(f"{THREAD_NAME}-{kind}")]
+
+
+def niceness(kind: str) -> set[int]:
+    """Of this process's threads of a kind."""
+    numbers = [thread.native_id for thread in named(kind)]
+    return {os.getpriority(os.PRIO_PROCESS, number) for number in numbers if number is not None}
+
+
+def test_threads_that_write_give_way_to_programs_and_those_that_read_do_not(folder: Path) -> None:
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    running = Running(DirectoryStore(folder))
+    running.use()
+    assert niceness("write") == {max(own, 10)}
+    assert niceness("read") == {own}
+    running.close()
+
+
+def test_a_process_that_a_store_starts_while_it_writes_keeps_its_priority(folder: Path) -> None:
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    store = Starter(folder)
+    running = Running(store)
+    running.use()
+    assert niceness("write") == {own}
+    assert store.niceness == str(own)
+    running.close()
+
+
+def test_a_daemon_ends_in_order_if_the_last_removals_fail_in_any_way(folder: Path) -> None:
+    store = Failing(folder)
+    running = Running(store)
+    assert running.threads.close([KEY])
+    assert store.closed
+    running.join()
+
+
+def test_puts_that_end_after_the_store_was_closed_ask_nothing_of_it(folder: Path) -> None:
+    running = Running(DirectoryStore(folder))
+    running.close()
+    for effect in (Seek(1, KEY), RemoveRemote(2, (KEY,)), WithdrawClaim(KEY)):
+        running.threads.submit(effect)
+    assert running.outcomes.empty()

@@ -1,0 +1,244 @@
+"""Directories in which something is wrong: one object, one namespace's generations, all that was there, or the file
+system."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from tensord.daemon.tiers import directory_room
+from tensord.daemon.tiers.directory import DirectoryStore
+from tensord.errors import TierTimedOut, TierTooLarge, TierUnavailable
+from tests.daemon_process import PATIENCE_S
+
+from .conformance import MIB
+from .entries import get, key_of, made, put, soon
+from .test_directory import on_a_disk_of_2_mib
+
+TAG, OTHER = key_of(1)[:8], b"other ns"
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("what", ["the file", "its folder"])
+def test_an_object_that_may_not_be_read_is_a_counted_miss_and_the_others_are_served(what: str) -> None:
+    said = on_a_disk_of_2_mib(
+        f"""
+import os
+from pathlib import Path
+from tensord.daemon.tiers.registry import open_store
+from tests.daemon.tiers.entries import get, key_of, made, put, soon
+store = open_store("dir:///mnt")
+put(store, made(1), made(2))
+[path] = Path("/mnt").glob(f"tensord-1/??/{{key_of(1).hex()}}")
+for each in Path("/mnt/tensord-1").rglob("*"):
+    each.chmod(0o777)
+Path("/mnt/tensord-1").chmod(0o777)
+(path if {what!r} == "the file" else path.parent).chmod(0)
+os.setuid(65534)
+assert store.heads([key_of(1), key_of(2)], soon())[0] is None
+assert get(store, key_of(1)) is None and get(store, key_of(2)) is not None
+assert store.corrupt == 2
+print(store.last_corrupt)
+if {what!r} == "the file":
+    put(store, made(1))
+    assert get(store, key_of(1)) is not None, "it was replaced"
+store.close()
+"""
+    )
+    assert "Permission denied" in said and key_of(1).hex() in said
+
+
+@pytest.mark.root
+def test_a_directory_that_may_not_be_entered_is_refused_as_a_whole() -> None:
+    said = on_a_disk_of_2_mib(
+        """
+import os
+from tensord.daemon.tiers.registry import open_store
+from tensord.errors import TierRefused
+from tests.daemon.tiers.entries import get, key_of, made, put
+store = open_store("dir:///mnt")
+put(store, made(1))
+os.chmod("/mnt/tensord-1", 0)
+os.setuid(65534)
+try:
+    get(store, key_of(1))
+except TierRefused as error:
+    print(type(error).__name__, error)
+store.close()
+"""
+    )
+    assert said.startswith("TierRefused ") and "give uid 65534 access" in said
+
+
+def test_a_file_in_place_of_the_folder_of_all_generations_is_named(tmp_path: Path) -> None:
+    store = DirectoryStore(tmp_path)
+    put(store, made(1))
+    folder = tmp_path / "tensord-1" / "gen"
+    folder.touch()
+    assert store.generations([TAG], soon()) == [-1]
+    assert store.bad_generations[TAG].startswith(f"{folder} is no folder")
+    store.close()
+
+
+@pytest.mark.parametrize("how", ["a number beyond all", "a file in place of the folder"])
+def test_generations_with_nonsense_are_said_and_those_of_other_namespaces_are_right(tmp_path: Path, how: str) -> None:
+    store = DirectoryStore(tmp_path)
+    assert (store.raise_generation(TAG, 3, soon()), store.raise_generation(OTHER, 5, soon())) == (3, 5)
+    folder = tmp_path / "tensord-1" / "gen" / TAG.hex()
+    if how == "a number beyond all":
+        nonsense = folder / "99999999999"
+        nonsense.touch()
+    else:
+        nonsense = folder
+        (folder / "3").unlink()
+        folder.rmdir()
+        folder.touch()
+    for _ in range(2):
+        assert store.generations([TAG, OTHER], soon()) == [-1, 5]
+        assert list(store.bad_generations) == [TAG]
+        assert str(nonsense) in store.bad_generations[TAG] and "remove it" in store.bad_generations[TAG]
+    with pytest.raises(TierUnavailable, match="remove it"):
+        store.raise_generation(TAG, 1, soon())
+    nonsense.unlink()
+    assert store.generations([TAG, OTHER], soon()) == [3 if how == "a number beyond all" else 0, 5]
+    assert not store.bad_generations
+    store.close()
+
+
+def test_a_directory_whose_mount_is_gone_is_away_and_not_empty(tmp_path: Path) -> None:
+    root, mounted = tmp_path / "mount", tmp_path / "elsewhere"
+    root.mkdir()
+    store = DirectoryStore(root)
+    put(store, made(1))
+    assert get(store, key_of(2)) is None
+    root.rename(mounted)
+    root.mkdir()
+    for call in (
+        lambda: get(store, key_of(1)),
+        lambda: store.heads([key_of(1)], soon()),
+        lambda: put(store, made(2)),
+        lambda: store.remove([key_of(1)], soon()),
+        lambda: store.generations([TAG], soon()),
+        lambda: store.raise_generation(TAG, 1, soon()),
+    ):
+        with pytest.raises(TierUnavailable, match=f"{root} has no folder tensord-1 any more: mount it again"):
+            call()
+        assert not any(root.iterdir()), "nothing is written below a mount that is missing"
+    root.rmdir()
+    mounted.rename(root)
+    assert get(store, key_of(1)) is not None
+    assert get(store, key_of(2)) is None
+    put(store, made(2))
+    assert get(store, key_of(2)) is not None
+    store.close()
+
+
+def test_a_put_that_another_one_overtakes_in_a_new_directory_is_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = DirectoryStore(tmp_path)
+    real = os.path.isdir
+
+    def overtaken(path: Path) -> bool:
+        found = real(path)
+        monkeypatch.setattr(os.path, "isdir", real)
+        put(store, made(2))
+        return found
+
+    monkeypatch.setattr(os.path, "isdir", overtaken)
+    put(store, made(1))
+    assert get(store, key_of(1)) is not None and get(store, key_of(2)) is not None
+    store.close()
+
+
+def test_another_directory_in_its_place_is_used(tmp_path: Path) -> None:
+    root, other = tmp_path / "mount", tmp_path / "other"
+    for folder, number in ((root, 1), (other, 2)):
+        folder.mkdir()
+        store = DirectoryStore(folder)
+        put(store, made(number))
+        store.close()
+    store = DirectoryStore(root)
+    assert get(store, key_of(2)) is None
+    root.rename(tmp_path / "before")
+    other.rename(root)
+    assert get(store, key_of(1)) is None
+    assert get(store, key_of(2)) is not None
+    store.close()
+
+
+def test_an_object_larger_than_the_limit_does_not_mean_that_the_directory_is_full(tmp_path: Path) -> None:
+    store = DirectoryStore(tmp_path, MIB)
+    with pytest.raises(TierTooLarge, match="larger than the limit"):
+        put(store, made(1, 2 * MIB))
+    store.close()
+
+
+@pytest.mark.root
+def test_a_file_system_that_is_unmounted_while_the_store_runs_is_away() -> None:
+    said = on_a_disk_of_2_mib(
+        """
+import os, subprocess
+from tensord.daemon.tiers.registry import open_store
+from tensord.errors import TierUnavailable
+from tests.daemon.tiers.entries import get, key_of, made, put, soon
+os.mkdir("/mnt/point")
+subprocess.run(["mount", "-t", "tmpfs", "none", "/mnt/point"], check=True)
+store = open_store("dir:///mnt/point")
+put(store, made(1))
+subprocess.run(["umount", "-l", "/mnt/point"], check=True)
+for call in (lambda: get(store, key_of(1)), lambda: put(store, made(2))):
+    try:
+        call()
+    except TierUnavailable as error:
+        print(error)
+assert os.listdir("/mnt/point") == []
+store.close()
+"""
+    )
+    assert said.count("/mnt/point has no folder tensord-1 any more") == 2
+
+
+@pytest.mark.parametrize("name", ["tensord-1", "tensord-1/tmp"])
+def test_a_file_in_place_of_a_folder_of_the_store_gives_way_to_the_next_put(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text("a file")
+    store = DirectoryStore(tmp_path)
+    put(store, made(1))
+    assert get(store, made(1).key) == (made(1).payload, made(1).meta)
+    store.close()
+
+
+def test_a_file_system_that_hangs_in_an_eviction_holds_up_neither_a_put_beyond_its_deadline_nor_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = DirectoryStore(tmp_path, 10 * MIB)
+    hangs, goes_on, unlink = threading.Event(), threading.Event(), os.unlink
+    evicted: list[Path] = []
+
+    def hang(path: str) -> None:
+        if threading.current_thread().name == "tensord-directory":
+            evicted.append(Path(path))
+            hangs.set()
+            assert goes_on.wait(PATIENCE_S)
+        unlink(path)
+
+    put(store, *(made(number, MIB) for number in range(9)))
+    monkeypatch.setattr(os, "unlink", hang)
+    monkeypatch.setattr(directory_room, "_JOIN_S", 0.0)
+    put(store, made(9, MIB // 2))
+    assert hangs.wait(PATIENCE_S)
+    deadline = time.monotonic()
+    with pytest.raises(TierTimedOut, match="has not removed"), store._room.writing(evicted[0], 1, deadline):
+        pass
+    ending = threading.Thread(target=store.close)
+    ending.start()
+    ending.join(PATIENCE_S / 2)
+    ended = not ending.is_alive()
+    goes_on.set()
+    ending.join()
+    assert ended
