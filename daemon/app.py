@@ -30,7 +30,7 @@ from ..ipc.connection import Connection
 from ..ipc.peer import peer_of
 from ..shm.allocator import SpanAllocator
 from ..shm.clock import boot_s
-from . import ending, former, learned_state, logs, notify, reloading
+from . import ending, former, learned_state, logs, notify, reloading, uncaught
 from .actors import remote
 from .actors.governor import GovernorActor
 from .actors.listener import Listener
@@ -45,6 +45,7 @@ from .actors.timing import measure_lag
 from .config import usage
 from .config.config import Config
 from .config.limits import governor_limits, quota_rules, store_limits, wire_limits
+from .config.sources import log_format
 from .copy_rate import report_memory_rate
 from .core.governor import events as governor_events
 from .core.governor.governor import Governor
@@ -58,6 +59,7 @@ from .gauges.source_thread import THREAD_NAME
 from .last_end import LastEnd
 from .policy.registry import by_name
 from .policy.replacement import Replacement
+from .process_limits import NO_MEMORY_OR_THREAD, check_descriptors, limit_behind
 from .segments import Segments
 from .sockets import Sockets
 from .tiers.registry import open_store
@@ -82,22 +84,31 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         config = Config.load(argv, environ)
     except BadConfiguration as error:
-        print(f"tensord: {error}", file=sys.stderr)
+        if log_format(argv, environ) == "json" and usage.CHECK not in argv:
+            logs.setup("info", "json", environ)
+            _log.error("cannot serve", error=error.code, why=str(error))
+        else:
+            print(f"tensord: {error}", file=sys.stderr)
         return 2
     logs.setup(config.log.level, config.log.format, environ)
+    uncaught.log_it()
     for text in config.ignored:
         _log.warning("environment variable ignored", why=text)
     # A full collection visits every entry, about 50 ms at 100,000 entries. The daemon has hardly any cyclic garbage.
     gc.set_threshold(10_000, 20, 1000)
     status = 0
     try:
+        check_descriptors()
         uvloop.run(_Daemon(config, argv, environ).run())
     except TensordError as error:
         _log.error("cannot serve", error=error.code, why=str(error))
         status = 2 if isinstance(error, BadConfiguration) else 1
-    except Exception:
-        # One line of the log's format, and not a traceback of many.
-        _log.exception("the daemon failed, by a fault of its own: report it")
+    except Exception as error:
+        if limit := limit_behind(error):
+            _log.error("cannot serve", error=limit.code, why=str(limit))
+        else:
+            # One line of the log's format, and not a traceback of many.
+            _log.exception("the daemon failed, by a fault of its own: report it")
         status = 1
     if any(thread.name.startswith((THREAD_NAME, remote.THREAD_NAME)) for thread in threading.enumerate()):
         # A driver hangs in a library, whose destructor may wait for that call: they are left out. So is the wait for
@@ -174,6 +185,8 @@ class _Daemon:
         listeners = self._listeners(memory, sockets, parts, documents, sessions)
         metrics = MetricsServer(sockets.metrics, documents.status, documents.health)
         page = PageServer(sockets.page, documents)
+        if memory.recovered:
+            parts.governor.inbox.tell_now(governor_events.FormerDaemonFound())
         started.set_result(parts)
         serving = asyncio.create_task(parts.store.run())
         stalls.start()
@@ -351,7 +364,7 @@ class _Daemon:
                     prefault=self._config.memory.prefault,
                     huge_pages=self._config.memory.huge_pages,
                 )
-            except (TensordError, OSError) as error:
+            except (TensordError, *NO_MEMORY_OR_THREAD) as error:
                 await actor.inbox.tell(Grown(ready, error))
                 return
             await actor.inbox.tell(Grown(ready))

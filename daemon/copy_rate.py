@@ -1,6 +1,7 @@
 """Measures how fast this machine copies memory, at the daemon's start.
 
-Owns the measurement. Does not own what follows from it. Invariant: its memory is returned to the kernel.
+Owns the measurement. Does not own what follows from it. Invariants: its memory is returned to the kernel. Where no
+memory or thread is left for it, the daemon goes on with ASSUMED_BYTES_PER_S.
 """
 
 from __future__ import annotations
@@ -14,7 +15,12 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from .core.governor.copies import ASSUMED_BYTES_PER_S
 from .core.governor.events import MemoryCopyMeasured
+from .logs import logger
+from .process_limits import NO_MEMORY_OR_THREAD
+
+_log = logger("tensord")
 
 COPY_BYTES: Final = 16 << 20
 """More than a core's own caches hold."""
@@ -22,8 +28,17 @@ _ROUNDS: Final = 4
 
 
 async def report_memory_rate(report: Callable[[MemoryCopyMeasured], object]) -> None:
-    """Measures in a thread, and reports the rate once."""
-    report(MemoryCopyMeasured(await asyncio.to_thread(memory_bytes_per_s)))
+    """Measures in a thread, and reports the rate once; not at all if it cannot be measured."""
+    try:
+        rate = await asyncio.to_thread(memory_bytes_per_s)
+    except NO_MEMORY_OR_THREAD as error:
+        _log.warning(
+            "cannot measure how fast memory is copied; a rate is assumed until offloads show another",
+            bytes_per_s=ASSUMED_BYTES_PER_S,
+            why=str(error) or type(error).__name__,
+        )
+    else:
+        report(MemoryCopyMeasured(rate))
 
 
 def memory_bytes_per_s() -> float:

@@ -16,6 +16,7 @@ from .actors.messages import Grown, Scrubbed, StoreMessage
 from .config.config import Config
 from .core.store import Store
 from .policy.replacement import Replacement
+from .process_limits import NO_MEMORY_OR_THREAD
 from .segments import Segments
 
 _log = logs.logger("tensord")
@@ -59,5 +60,10 @@ async def scrub(memory: Segments, inbox: Mailbox[StoreMessage]) -> None:
             await asyncio.sleep(0)
         if not (slot.published and slot.unverified):
             continue
-        sound = await asyncio.to_thread(memory.is_sound, slot)
+        try:
+            sound = await asyncio.to_thread(memory.is_sound, slot)
+        except NO_MEMORY_OR_THREAD as error:
+            why = str(error) or type(error).__name__
+            _log.warning("cannot check recovered entries; each reader checks those that it reads", why=why)
+            return
         await inbox.tell(Scrubbed(slot.number, slot.span_id, sound))

@@ -24,15 +24,23 @@ async def keep_saving(memory: Segments, policy: Replacement) -> None:
         for part in policy.learned():
             parts.append(part)
             await asyncio.sleep(0)
-        await asyncio.to_thread(save, memory, policy.name, parts)
+        try:
+            await asyncio.to_thread(save, memory, policy.name, parts)
+        except RuntimeError as error:
+            _not_saved(error)  # no thread
 
 
 def save(memory: Segments, policy: str, data: list[bytes]) -> None:
     """Saves the learned state. A failure is logged. May be called in a thread."""
     try:
         learned.save(memory.instance, memory.superblock.instance_id, policy, data)
-    except TensordError as error:
-        _log.warning("cannot save the policy's learned state; after a restart it learns from the start", why=str(error))
+    except (TensordError, OSError, MemoryError) as error:
+        _not_saved(error)
+
+
+def _not_saved(error: Exception) -> None:
+    why = str(error) or type(error).__name__
+    _log.warning("cannot save the policy's learned state; after a restart it learns from the start", why=why)
 
 
 def load(memory: Segments, policy: Replacement) -> None:

@@ -12,7 +12,7 @@ import logging
 import os
 import sys
 from collections.abc import Mapping, MutableMapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from typing import Any, Final, TextIO, cast
 
 import structlog
@@ -58,10 +58,26 @@ def setup(
             *(_json(journal=journal) if as_json else _console()),
             _printable,
         ],
-        logger_factory=structlog.WriteLoggerFactory(stream),
+        logger_factory=structlog.WriteLoggerFactory(cast(TextIO, _Lossy(stream))),
         wrapper_class=structlog.BoundLogger,
         cache_logger_on_first_use=False,  # so that a further call also applies to loggers that modules hold
     )
+
+
+class _Lossy:
+    """A stream that loses what it cannot write: to a full disk, to a file at RLIMIT_FSIZE, to a reader that is gone. No
+    such line may end the daemon."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> None:
+        with suppress(OSError):
+            self._stream.write(text)
+
+    def flush(self) -> None:
+        with suppress(OSError):
+            self._stream.flush()
 
 
 def level(name: str) -> None:

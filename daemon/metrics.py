@@ -97,7 +97,11 @@ _STORE_TOTALS: Final = (
 )
 _REMOTE: Final = (
     ("remote_serves", "serves", "1 while the remote store is used, 0 while it is left alone after errors."),
+    ("remote_full", "full", "1 while the remote store takes no writes because it is full."),
+    ("remote_read_only", "read_only", "1 while the remote store takes no writes because it is read-only."),
+    ("remote_not_agreed", "not_agreed", "Invalidated namespaces whose generation the remote store does not take."),
     ("remote_queued_bytes", "queued_bytes", "Payload bytes that wait to be written to the remote store."),
+    ("remote_removals", "removals", "Evicted entries that wait to be removed from the remote store."),
 )
 _REMOTE_TOTALS: Final = (("remote_corrupt", "corrupt", "Objects of the remote store that are not what was stored."),)
 _STORE_BY: Final = (

@@ -22,7 +22,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final, Self, TypeVar
 
-from ..errors import DaemonUnavailable, ProtocolError, TensordError, TimedOut
+from ..errors import DaemonUnavailable, TensordError, TimedOut
 from .connect import connect
 from .connection import Connection, Delivery
 from .descriptors import close_all, read, write
@@ -248,11 +248,11 @@ class BlockingChannel:
         self._ready.extend(arrival.messages)
         if arrival.failure is not None:
             self._failure = arrival.failure
-            if isinstance(self._failure, ProtocolError) and not self._served and not self._ready:
-                self._failure = type(self._failure)(
+            if not self._served and not self._ready:
+                self._failure = type(arrival.failure)(
                     f"{self._name} does not speak tensord's protocol: it may be the socket of another program, or "
                     f"tensord's metrics or page, which speak HTTP. Name the control or the status socket "
-                    f"({self._failure})"
+                    f"({arrival.failure})"
                 )
         return True
 

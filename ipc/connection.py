@@ -5,7 +5,8 @@ message that declares them. Does not own the tables of states (`states`), the so
 effect of a request.
 
 Invariants: a descriptor given to `receive_data` comes back exactly once: with its message, in `Arrival.discarded`, or
-from `close`. After a failure the connection is CLOSED and accepts nothing.
+from `close`. After a failure the connection is CLOSED and accepts nothing. A message whose descriptors this process
+could not open has no effect: a server refuses it, and a client gets an Error in its place. The connection goes on.
 """
 
 from __future__ import annotations
@@ -52,7 +53,9 @@ FDS_MAX: Final = 8
 """The most descriptors that may wait for the message that declares them, and the most in one sendmsg call."""
 
 Cut = ProtocolError | ProcessLimit | None
-"""The error of a read that lost descriptors."""
+"""The error of a read that lost descriptors: ProcessLimit if this process could not open them."""
+_LOST: Final = -1
+"""In the place of the descriptors of one call that this process could not open."""
 Delivery = tuple[Any, tuple[int, ...]]
 """A message and its descriptors. The receiver of the message owns the descriptors."""
 
@@ -64,7 +67,7 @@ class Arrival:
     messages: list[Delivery] = field(default_factory=list)
     discarded: list[int] = field(default_factory=list)  # descriptors that the caller closes
     replies: bytearray = field(default_factory=bytearray)  # bytes to send to the peer before anything else
-    failure: Cut = None  # if set, the connection is CLOSED: send `replies`, then close the socket
+    failure: ProtocolError | None = None  # if set, the connection is CLOSED: send `replies`, then close the socket
 
 
 class Connection:
@@ -93,7 +96,7 @@ class Connection:
         self._parts_due: set[int] = set()  # ids of commits that miss their last part
         self._watched = False  # a Watch came, so that Events are allowed
         self._fds: deque[int] = deque()
-        self._cut: Cut = None
+        self._limit: ProcessLimit | None = None  # why descriptors were lost
 
     @classmethod
     def control_server(cls, limits: ClientLimits) -> Connection:
@@ -129,24 +132,26 @@ class Connection:
         """
         arrival = Arrival()
         self._fds.extend(fds)
+        if isinstance(cut, ProcessLimit):
+            self._fds.append(_LOST)
+            self._limit, cut = cut, None
         if self.state is not ConnectionState.CLOSED:
             self._read(data, cut, arrival)
         if self.state is ConnectionState.CLOSED:
             arrival.discarded += self.close()
         return arrival
 
-    def _read(self, data: bytes, cut: Cut, arrival: Arrival) -> None:
-        self._cut = cut
+    def _read(self, data: bytes, cut: ProtocolError | None, arrival: Arrival) -> None:
         try:
             for found in self._reader.feed(data):
                 self._take(found, arrival)
             self._refuse_undeclared()
             if cut is not None:
                 raise cut
-        except (ProtocolError, ProcessLimit) as failure:
+        except ProtocolError as failure:
             self._fail(failure, arrival)
 
-    def _fail(self, failure: ProtocolError | ProcessLimit, arrival: Arrival) -> None:
+    def _fail(self, failure: ProtocolError, arrival: Arrival) -> None:
         """Ends the connection for an error of the peer. A server sends the peer the error."""
         arrival.failure = failure
         arrival.discarded += self.close()
@@ -156,7 +161,7 @@ class Connection:
     def close(self) -> list[int]:
         """Ends the connection. Returns the descriptors that no message has taken; the caller closes them."""
         self.state = ConnectionState.CLOSED
-        left = list(self._fds)
+        left = [fd for fd in self._fds if fd != _LOST]
         self._fds.clear()
         return left
 
@@ -165,13 +170,18 @@ class Connection:
         try:
             message = decode(found, self._known)
         except UnknownMessage as unknown:
-            arrival.discarded += self._fds_for("a message of unknown type", unknown.fds)
+            fds = self._fds_for("a message of unknown type", unknown.fds)
+            arrival.discarded += [fd for fd in fds if fd != _LOST]
             if self.serving:
                 elsewhere = OTHER_SOCKET.get(unknown.name)
                 arrival.replies += pack(m.Error.of(BadMessage(elsewhere) if elsewhere else unknown, unknown.id))
             return
         kind = type(message)
         fds = self._fds_for(kind.__name__, getattr(message, "fds", 0))
+        if _LOST in fds:
+            arrival.discarded += fds[:-1]
+            self._replace(message, arrival)
+            return
         try:
             if not self.serving:
                 self._answer(message)
@@ -213,12 +223,25 @@ class Connection:
         self._send_bytes_max = message.limits.message_bytes_max
 
     def _fds_for(self, name: str, count: int) -> tuple[int, ...]:
-        if count > len(self._fds):
-            raise self._cut or ProtocolError(
-                f"{name} declares {count} descriptors, {len(self._fds)} came with it: send them in the same "
+        """The descriptors of a message. If some of them were lost, the last one is _LOST."""
+        there = list(self._fds)[:count]
+        if _LOST in there:
+            there = there[: there.index(_LOST) + 1]
+        elif count > len(there):
+            raise ProtocolError(
+                f"{name} declares {count} descriptors, {len(there)} came with it: send them in the same "
                 "sendmsg call as the message's first byte"
             )
-        return tuple(self._fds.popleft() for _ in range(count))
+        return tuple(self._fds.popleft() for _ in there)
+
+    def _replace(self, message: Any, arrival: Arrival) -> None:
+        """Answers a request whose descriptors were lost, or replaces such an answer, with an Error."""
+        if self.serving:
+            arrival.replies += pack(m.Error.of(LimitReached(f"the daemon refuses it: {self._limit}"), message.id))
+            return
+        error = m.Error.of(self._limit or ProcessLimit(), message.id)
+        self._answer(error)
+        arrival.messages.append((error, ()))
 
     def _refuse_undeclared(self) -> None:
         waiting = len(self._fds)

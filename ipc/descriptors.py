@@ -61,13 +61,18 @@ def no_descriptor() -> ProcessLimit:
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return ProcessLimit(
         f"process {os.getpid()} has no file descriptor left: its limit is {limit} (RLIMIT_NOFILE). Close files, or "
-        "raise the limit (`ulimit -n`)"
+        "raise the limit (`ulimit -n`, LimitNOFILE of a service)"
     )
+
+
+def lacks_descriptor(error: BaseException) -> bool:
+    """Whether an error, or its cause, is that this process can open no more files."""
+    return any(isinstance(each, OSError) and each.errno == errno.EMFILE for each in (error, error.__cause__))
 
 
 def unreachable(error: OSError) -> DaemonUnavailable:
     """The error of a client that cannot take what the daemon sends."""
-    return no_descriptor() if error.errno == errno.EMFILE else DaemonUnavailable(str(error))
+    return no_descriptor() if lacks_descriptor(error) else DaemonUnavailable(str(error))
 
 
 def write(sock: socket.socket, data: bytes | bytearray | memoryview, fds: Sequence[int]) -> int:

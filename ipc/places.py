@@ -1,4 +1,4 @@
-"""The paths of the daemon's three sockets, for the daemon and for clients.
+"""The paths of the daemon's three sockets, for the daemon and for clients, and the home folder of a user.
 
 Owns: the names of folders, sockets and environment variables, and the check that a folder belongs to this user.
 Does not own the sockets. Nothing here connects, listens or reads the configuration.
@@ -16,6 +16,7 @@ create a folder of that name first.
 from __future__ import annotations
 
 import os
+import pwd
 import stat
 from collections.abc import Mapping
 from pathlib import Path
@@ -32,6 +33,15 @@ SYSTEM_FOLDER: Final = Path("/run/tensord")
 FALLBACK_FOLDER: Final = Path("/tmp")
 SOCKET_PATH_BYTES_MAX: Final = 107
 """The longest path of a Unix socket: the size of `sun_path` without its final zero byte."""
+
+
+def home_folder(environ: Mapping[str, str]) -> Path:
+    """The home folder of this process's user. An empty HOME counts as not set: `Path.home()` would be `/`.
+
+    Raises:
+        KeyError: HOME is not set, and the user has no entry in the user database.
+    """
+    return Path(environ.get("HOME") or pwd.getpwuid(os.getuid()).pw_dir)
 
 
 def user_folder(environ: Mapping[str, str], uid: int) -> Path:

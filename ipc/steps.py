@@ -21,7 +21,7 @@ from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
 from typing import Any
 
-from ..errors import BadGraph
+from ..errors import BadGraph, shown
 from .governance import AGENT_CHARS_MAX, DEPENDENCIES_MAX, STEPS_MAX, Step
 from .schema import NUMBER_MAX
 
@@ -50,7 +50,7 @@ class AgentStep:
     def __post_init__(self) -> None:
         _check_agent("agent_id", self.agent_id)
         if not isinstance(self.depends_on, tuple | list):
-            raise BadGraph(f"depends_on = {self.depends_on!r}: give a tuple of agents")
+            raise BadGraph(f"depends_on = {shown(self.depends_on)}: give a tuple of agents")
         if len(self.depends_on) > DEPENDENCIES_MAX:
             raise BadGraph(f"depends_on of {len(self.depends_on)} agents; at most {DEPENDENCIES_MAX} may be named")
         _check_agents("depends_on", self.depends_on)
@@ -58,7 +58,7 @@ class AgentStep:
         _check_number("step_index", self.step_index)
         _check_number("estimated_tokens", self.estimated_tokens)
         if not isinstance(self.is_optional, bool):
-            raise BadGraph(f"is_optional = {self.is_optional!r}: give True or False")
+            raise BadGraph(f"is_optional = {shown(self.is_optional)}: give True or False")
 
 
 class AgentStepGraph:
@@ -89,7 +89,7 @@ class AgentStepGraph:
         steps = _listed(steps, "the steps of a message")
         for each in steps:
             if not isinstance(each, Step):
-                raise BadGraph(f"a step is {each!r}: give the steps of a message")
+                raise BadGraph(f"a step is {shown(each)}: give the steps of a message")
         graph = cls(
             AgentStep(each.agent_id, tuple(each.depends_on), each.step_index, each.estimated_tokens, each.is_optional)
             for each in steps
@@ -126,7 +126,7 @@ class AgentStepGraph:
         STEPS_MAX steps.
         """
         if not isinstance(step, AgentStep):
-            raise BadGraph(f"a step is {step!r}: give an AgentStep")
+            raise BadGraph(f"a step is {shown(step)}: give an AgentStep")
         at = (step.agent_id, step.step_index)
         if at in self._steps:
             raise BadGraph(f"step_index = {step.step_index}: agent {step.agent_id!r} has that step already")
@@ -283,22 +283,22 @@ def _listed(steps: Iterable[Any], wants: str) -> list[Any]:
     try:
         return list(steps)
     except TypeError:
-        raise BadGraph(f"steps is {steps!r}: give {wants}") from None
+        raise BadGraph(f"steps is {shown(steps)}: give {wants}") from None
 
 
 def _check_agent(field: str, given: object) -> None:
     if not isinstance(given, str):
-        raise BadGraph(f"{field}: {given!r} is not an agent's name: give a string")
+        raise BadGraph(f"{field}: {shown(given)} is not an agent's name: give a string")
     if not 1 <= len(given) <= AGENT_CHARS_MAX:
         raise BadGraph(f"{field}: {given[:40]!r} has {len(given)} characters: give 1 to {AGENT_CHARS_MAX}")
     try:
         given.encode()
     except UnicodeEncodeError:
-        raise BadGraph(f"{field}: {given!r} has lone surrogates, which cannot be sent: leave them out") from None
+        raise BadGraph(f"{field}: {shown(given)} has lone surrogates, which cannot be sent: leave them out") from None
 
 
 def _check_number(field: str, given: object) -> None:
     if isinstance(given, bool) or not isinstance(given, int):
-        raise BadGraph(f"{field} = {given!r}: give a whole number")
+        raise BadGraph(f"{field} = {shown(given)}: give a whole number")
     if not 0 <= given <= NUMBER_MAX:
-        raise BadGraph(f"{field} = {given}: give a number from 0 to {NUMBER_MAX}")
+        raise BadGraph(f"{field} = {shown(given)}: give a number from 0 to {NUMBER_MAX}")

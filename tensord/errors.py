@@ -4,7 +4,7 @@
     ├── UsageError                the caller's mistake; the message names the argument
     │   ├── BadKey                the key is not 32 bytes
     │   ├── BadNamespace          a required part of a namespace is missing
-    │   ├── UnsupportedLeaf       a type or dtype that no payload can hold
+    │   ├── UnsupportedLeaf       a type or dtype that no payload can hold; a tensor without memory
     │   ├── BadConfiguration      an unknown or invalid setting
     │   ├── BadGraph              a workflow with a cycle, an unknown dependency, or no steps
     │   ├── BadStep               an unknown workflow, or one that would move backwards
@@ -24,7 +24,9 @@
     │   ├── ParentGone       a block whose parent is not stored
     │   ├── Invalidated           the key is of a past generation of its namespace
     │   ├── TierFull              a remote store has no room
+    │   │   └── TierTooLarge      a remote store never has room for an object of this size
     │   └── TierRefused           a remote store refuses the credentials, the call, or access to its folder
+    │       └── TierReadOnly      a remote store takes no writes from this host, and can be read
     ├── Unavailable               no answer; reads are misses meanwhile
     │   ├── DaemonUnavailable     no daemon listens at the socket, or it ended
     │   │   └── ProcessLimit      this process can open no file, or start no thread
@@ -38,7 +40,7 @@
     │   ├── MessageTooLarge       over message_bytes_max
     │   └── VersionMismatch       the peer speaks another protocol version
     ├── SegmentError              shared memory cannot be created or used
-    │   ├── NotEnoughMemory       /dev/shm, MemAvailable or the cgroup is too small
+    │   ├── NotEnoughMemory       /dev/shm, MemAvailable, the cgroup or RLIMIT_FSIZE is too small
     │   ├── LayoutMismatch        written by another layout version, or damaged
     │   ├── NameTaken             a file has the name of a new segment
     │   ├── NoFence               the kernel or a sandbox refuses membarrier(2)
@@ -46,13 +48,14 @@
     └── Corrupt                   stored bytes that do not match their checksum or header
         └── BadTree               a tree header that does not describe a payload
 
-Owns: the error types. Does not own: their messages.
+Owns: the error types, and how a caller's value is shown in a message. Does not own: the messages.
 
 Invariants: `code` is the name of an error in a message; `from_code` makes the same type from it in the receiver.
 """
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Sequence
 
 
@@ -86,7 +89,7 @@ class BadNamespace(UsageError):
 
 
 class UnsupportedLeaf(UsageError):
-    """A type or dtype that no payload can hold."""
+    """A type or dtype that no payload can hold, or a tensor that has no memory, or none any more."""
 
 
 class BadConfiguration(UsageError):
@@ -166,8 +169,16 @@ class TierFull(Refusal):
     """A remote store has no room for the object. The message names the store and its limit."""
 
 
+class TierTooLarge(TierFull):
+    """A remote store never takes an object of this size. It may have room for others."""
+
+
 class TierRefused(Refusal):
     """A remote store refuses the credentials, the call, or access to its folder."""
+
+
+class TierReadOnly(TierRefused):
+    """A remote store takes no writes from this host, and can be read."""
 
 
 class Unavailable(TensordError):
@@ -228,7 +239,7 @@ class SegmentError(TensordError):
 
 
 class NotEnoughMemory(SegmentError):
-    """/dev/shm, MemAvailable or the cgroup cannot hold the bytes asked for."""
+    """/dev/shm, MemAvailable, the cgroup or RLIMIT_FSIZE cannot hold the bytes asked for."""
 
 
 class LayoutMismatch(SegmentError):
@@ -268,3 +279,15 @@ _BY_CODE = _family(TensordError)
 def from_code(code: str, text: str) -> TensordError:
     """The error named `code`, with the message `text`. An unknown code gives a plain TensordError."""
     return _BY_CODE.get(code, TensordError)(text)
+
+
+def shown(value: object, *, brief: bool = False) -> str:
+    """`repr(value)`, with `brief` of at most some 30 characters. Never raises: Python has no text for an int of more
+    than 4,300 digits, and a class's own `__repr__` may fail.
+    """
+    try:
+        return reprlib.repr(value) if brief else repr(value)
+    except Exception:
+        if isinstance(value, int):
+            return f"an int of {value.bit_length()} bits"
+        return f"a {type(value).__name__} that cannot be shown"

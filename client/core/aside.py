@@ -121,8 +121,11 @@ def begin(thread: threading.Thread) -> None:
     """Starts a thread.
 
     Raises:
-        ProcessLimit: this process can start no more threads.
+        ProcessLimit: this process can start no more threads, or its interpreter ends.
     """
+    if sys.is_finalizing():
+        # `Thread.start` would wait for ever: no other thread runs any more.
+        raise ProcessLimit(f"the interpreter of process {os.getpid()} ends, and starts no thread")
     try:
         aside(thread.start)
     except (RuntimeError, MemoryError):

@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from ...errors import UsageError
+from ...errors import UsageError, shown
 from ...ipc.places import STATUS_NAME, control_socket, status_socket
 from ...ipc.schema import NAME_CHARS_MAX
 from .calls.entries import EntryCalls
@@ -34,7 +34,7 @@ class Client(LookupCalls, PutCalls, EntryCalls, PressureCalls):
     Args:
         socket: path of the daemon's control socket. Default: $TENSORD_SOCKET, else the user's own socket, else the
             system's.
-        name: the name that `tensorctl clients` shows. Default: the program's name.
+        name: the name that `tensorctl clients` shows, of 1 to 128 characters. Default: the program's name.
         timeout_s: default time limit of each call, in seconds. This and every other `timeout_s` is a number from 0 to
             ten years, or infinity for no limit; other values raise UsageError.
         attach_s: seconds that the constructor waits for the daemon's answer; without a socket it returns at once.
@@ -71,11 +71,10 @@ class Client(LookupCalls, PutCalls, EntryCalls, PressureCalls):
         timeout_s = check_timeout(timeout_s, TIMEOUT_S)
         attach_s = check_timeout(attach_s, timeout_s, "attach_s")
         required = check_flag("required", required)
-        given: object = name
-        if given is not None and not (isinstance(given, str) and not given):
-            check_name("name", name, NAME_CHARS_MAX)
-        program = printable(Path(sys.argv[0] or "python").name)[:NAME_CHARS_MAX]
-        super().__init__(Link(path, name or program, timeout_s, required=required), status_path, timeout_s)
+        if name is None:
+            name = printable(Path(sys.argv[0]).name or "python")[:NAME_CHARS_MAX]
+        check_name("name", name, NAME_CHARS_MAX)
+        super().__init__(Link(path, name, timeout_s, required=required), status_path, timeout_s)
         self._link.start(attach_s)
         if required and not self._link.connected:
             self.close()
@@ -89,5 +88,5 @@ def check_client(client: object, field: str = "client") -> Client:
         UsageError: it is no Client.
     """
     if not isinstance(client, Client):
-        raise UsageError(f"{field} is {client!r}; it must be a tensord.Client (of an AsyncClient, its client)")
+        raise UsageError(f"{field} is {shown(client)}; it must be a tensord.Client (of an AsyncClient, its client)")
     return client

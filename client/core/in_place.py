@@ -14,6 +14,7 @@ daemon's restart. A put that loses its connection is lost; its copy goes on, int
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from collections.abc import Callable
@@ -23,7 +24,7 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from ...errors import TensordError
+from ...errors import ProcessLimit, TensordError
 from ...ipc import messages
 from ...shm.layout import SPAN_HEADER_BYTES, span_bytes
 from ...shm.payload import Payload
@@ -36,7 +37,8 @@ from .view import View
 SPAN_S_MAX: Final = 0.05
 """Seconds that a put waits for a span. Then it goes through the inbox, which needs no answer before the copy."""
 _AGAIN_S: Final = 1.0
-"""Seconds after such a put in which all puts of the client go through the inbox."""
+"""Seconds after such a put in which all puts of the client go through the inbox; also after this process had no free
+descriptor for the ring."""
 _OPEN_S: Final = 1.0
 """Seconds that the first put waits for the descriptor of the ring."""
 
@@ -67,7 +69,7 @@ class InPlacePuts:
         self.spans = Spans(next_id)
         self._writer: RingWriter | None = None
         self._refused_by: object | None = None
-        self._again_at = 0.0
+        self._again_at = self._open_at = 0.0
 
     def put(
         self, make: Callable[[int], Pending], payload: Payload, deadline: float, parent: bytes | None = None
@@ -107,7 +109,7 @@ class InPlacePuts:
         try:
             checksum = writer.write(payload, span.taken.offset + SPAN_HEADER_BYTES)
         except TensordError as error:
-            # A payload that is read from a device. What was copied is in a span that is not committed.
+            # A device failed, or memory was freed. What was copied is in a span that is not committed.
             pending.pin = None
             self._in_flight.not_sent(pending, error)
             self._say(messages.ReturnSpan(span.number), connected=connected)
@@ -169,7 +171,7 @@ class InPlacePuts:
         writer = self._writer
         if writer is not None and writer.inode == view.ring.inode and len(writer) >= len(view.ring):
             return writer
-        if self._refused_by is connected:
+        if self._refused_by is connected or time.monotonic() < self._open_at:
             return None
         answer = self._ask(messages.OpenRing, _OPEN_S, connected=connected)
         try:
@@ -180,13 +182,19 @@ class InPlacePuts:
                     # Whoever receives a later answer closes its descriptors.
                     raise
                 fds = answer.result()
+        except ProcessLimit:
+            self._open_at = time.monotonic() + _AGAIN_S
+            return None
         except (TensordError, TimeoutError):
             self._refused_by = connected
             return None
         try:
             self._writer = RingWriter(fds[0])
-        except OSError:
-            self._refused_by = connected
+        except OSError as error:
+            if error.errno == errno.EMFILE:
+                self._open_at = time.monotonic() + _AGAIN_S
+            else:
+                self._refused_by = connected
             return None
         finally:
             for fd in fds:

@@ -19,11 +19,13 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from copy import copy
 from functools import partial
 from typing import Final
 
 from ...errors import (
     DaemonUnavailable,
+    LimitReached,
     NotEnoughMemory,
     ObjectTooLarge,
     ProcessLimit,
@@ -34,6 +36,7 @@ from ...errors import (
 from ...ipc import messages
 from ...ipc.descriptors import no_descriptor
 from ...shm.layout import ALIGN_BYTES, aligned
+from ...shm.segments import file_limit
 from .aside import aside, begin
 from .inbox import Inbox, Region
 
@@ -56,7 +59,8 @@ class Inboxes:
         self._all: dict[int, Inbox] = {}
         self._asked: dict[int, Inbox] = {}
         self._grow_at = 0.0
-        self._refusal: TensordError | None = None
+        self._refusal: tuple[object | None, TensordError] | None = None
+        """Why the last inbox that was wanted is not there, and the connection at that time."""
         self.current: Inbox | None = None
         self.limits = messages.ClientLimits()
 
@@ -86,8 +90,9 @@ class Inboxes:
             if inbox.size_bytes < wanted and self._may_grow():
                 try:
                     return self._make(wanted)
-                except ProcessLimit:
-                    pass  # the inbox stays as large as it is
+                except (ProcessLimit, NotEnoughMemory) as error:
+                    # The inbox stays as large as it is.
+                    self._refusal = self._connection(), error.with_traceback(None)
                 except TensordError as error:
                     # A put that is larger than the inbox is streamed through it, which needs a daemon.
                     if isinstance(error, Unavailable) and aligned(size_bytes) > inbox.size_bytes:
@@ -105,14 +110,14 @@ class Inboxes:
             ObjectTooLarge: the region fits in no inbox.
             TimedOut: no room came free by `deadline` (monotonic seconds).
             DaemonUnavailable: no inbox or no room, and no daemon (any more).
-            NotEnoughMemory: no inbox could be created.
+            NotEnoughMemory, LimitReached: no inbox could be created; LimitReached also as the daemon's refusal of one.
         """
         while True:
             connected = self._connection()
             inbox = inbox or self.fit(size_bytes)
             if aligned(size_bytes) > inbox.size_bytes:
-                if aligned(size_bytes) <= self._most_bytes and self._refusal is not None:
-                    raise self._refusal
+                if aligned(size_bytes) <= self._most_bytes:
+                    raise self._none_of(size_bytes)
                 raise ObjectTooLarge(
                     f"a reservation of {size_bytes} bytes does not fit in the inbox of {inbox.size_bytes} bytes; "
                     "use put, which streams larger payloads, or raise inbox_bytes_max"
@@ -185,9 +190,11 @@ class Inboxes:
             inbox = self._asked.pop(request, None)
             if inbox is None:
                 return None
-            inbox.refusal = self._refusal = error
+            inbox.refusal = error
+            if not isinstance(error, Unavailable):
+                self._refusal = inbox.announced_on, error
+                self._grow_at = time.monotonic() + _GROW_AGAIN_S
             self._give_up(inbox)
-            self._grow_at = time.monotonic() + _GROW_AGAIN_S
             if self.current is None:
                 left = [other for other in self._all.values() if not other.retired]
                 self.current = max(left, key=lambda other: other.size_bytes, default=None)
@@ -201,9 +208,10 @@ class Inboxes:
                 self.current = None
 
     def disconnected(self) -> None:
-        """The connection ended: no answer to an OpenInbox comes any more."""
+        """The connection ended: no answer to an OpenInbox comes any more. The next daemon may allow more."""
         with self._lock:
             self._asked.clear()
+            self._grow_at = 0.0
 
     def tidy(self) -> None:
         """Closes former inboxes without a region in use."""
@@ -274,15 +282,31 @@ class Inboxes:
                 return False
             return True
 
+    def _none_of(self, size_bytes: int) -> TensordError:
+        """Why no inbox has room for a region of `size_bytes`, which inbox_bytes_max allows."""
+        connected, refusal = self._connection(), self._refusal
+        if connected is None:
+            return DaemonUnavailable(f"the daemon is away, and no inbox has room for {size_bytes} bytes")
+        if refusal is not None and refusal[0] is connected:
+            # A new error for each caller, without the frames of the others.
+            return copy(refusal[1])
+        return LimitReached(
+            f"inboxes_per_client_max is {self.limits.inboxes_per_client_max}, and none of the inboxes in use has room "
+            f"for {size_bytes} bytes; delete arrays from reserve() that you no longer need"
+        )
+
     def _make(self, size_bytes: int) -> Inbox:
         """Creates a new current inbox, and announces it to the daemon."""
+        if time.monotonic() >= self._grow_at:  # until then a smaller inbox is made than the one that was refused
+            self._refusal = None
         self.tidy()
         try:
             inbox = Inbox(size_bytes, self._next_id())
         except OSError as error:
             if error.errno == errno.EMFILE:
                 raise no_descriptor() from None
-            raise NotEnoughMemory(f"no inbox of {size_bytes} bytes can be made: {error}") from error
+            why = file_limit() if error.errno == errno.EFBIG else error
+            raise NotEnoughMemory(f"no inbox of {size_bytes} bytes can be made: {why}") from error
         self._all[inbox.number] = inbox
         before, self.current = self.current, inbox
         try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ...errors import UsageError
+from ...errors import UsageError, shown
 from ...ipc.schema import AGENT_NAME_CHARS_MAX, COST_MS_MAX, NUMBER_MAX
 from .fields import check_count, check_key, check_name, check_seconds, number
 
@@ -56,4 +56,4 @@ def check_cost(cost_ms: object) -> float:
     value = number(cost_ms)
     if 0 <= value <= COST_MS_MAX:
         return value
-    raise UsageError(f"cost_ms is {cost_ms!r}; it must be a time from 0 to {COST_MS_MAX:g} milliseconds")
+    raise UsageError(f"cost_ms is {shown(cost_ms)}; it must be a time from 0 to {COST_MS_MAX:g} milliseconds")

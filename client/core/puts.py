@@ -38,7 +38,7 @@ from .view import View
 PART_BYTES: Final = 4 << 20
 TOGETHER_MAX: Final = 32
 """The Commits that `put_many` sends together."""
-_ENDING: Final = "the interpreter ends, and no thread takes the daemon's answer: put before the program ends"
+ENDING: Final = "the interpreter ends, and no thread takes the daemon's answer: put before the program ends"
 
 
 class PutSender:
@@ -80,28 +80,30 @@ class PutSender:
         """Copies `payload`, and sends its Commit. A large payload is copied into the inbox part by part, and each part
         is sent as soon as it is copied."""
         put = Put(key)
-        self.put_many([(put, payload)], options, deadline=deadline)
+        self.put_many([(put, payload, options)], deadline=deadline)
         return put
 
-    def put_many(self, puts: Iterable[tuple[Put, Payload]], options: PutOptions, *, deadline: float) -> None:
+    def put_many(self, puts: Iterable[tuple[Put, Payload, PutOptions]], *, deadline: float) -> None:
         """As `put`, for many payloads. The Commits of small ones are sent together. All are refused within another put
         of this thread, which a signal handler has interrupted, and lost while the interpreter ends."""
         if sys.is_finalizing():
-            for put, _ in puts:
-                self.in_flight.end(put, "lost", DaemonUnavailable(_ENDING))
+            for put, _, _ in puts:
+                self.in_flight.end(put, "lost", DaemonUnavailable(ENDING))
             return
         if nested.within(self):
-            for put, _ in puts:
+            for put, _, _ in puts:
                 self.in_flight.end(put, "refused", nested.refusal())
             return
         here = (get_ident(), self)
         unsent: list[Pending] = []
         try:
             nested.under_way.add(here)
-            for put, payload in puts:
+            for put, payload, options in puts:
                 try:
                     self._check_generation(put.key)
                     self._check_size(payload.payload_bytes)
+                    # Before the daemon hears of the put. An error afterwards may end the connection.
+                    payload.check()
                     self._put(put, payload, options, deadline, unsent)
                 except TensordError as error:
                     self.in_flight.end(put, state_for(error), error)
@@ -124,7 +126,7 @@ class PutSender:
             ObjectTooLarge, LimitReached, DaemonUnavailable, TimedOut: no region; the message says why.
         """
         if sys.is_finalizing():
-            raise DaemonUnavailable(_ENDING)
+            raise DaemonUnavailable(ENDING)
         self._check_size(payload_bytes)
         return self.inboxes.region(payload_bytes, deadline)
 
@@ -135,7 +137,7 @@ class PutSender:
         put = Put(key)
         if sys.is_finalizing():
             # The region ends with the process.
-            self.in_flight.end(put, "lost", DaemonUnavailable(_ENDING))
+            self.in_flight.end(put, "lost", DaemonUnavailable(ENDING))
             return put
         try:
             self._check_generation(key)
@@ -344,7 +346,7 @@ class PutSender:
         connection ends, and with it what the daemon has of the put.
 
         Raises:
-            TensordError: the payload is read from a device, and that failed.
+            TensordError: the payload is read from a device, and that failed; or the process has freed its memory.
         """
         try:
             payload.write_range(to, start, stop)

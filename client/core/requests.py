@@ -109,11 +109,14 @@ def ask_register(
     uses: int,
     cost_ms: float,
     kind: EntryKind,
+    new_bytes: int,
     then: Then,
 ) -> None:
     """Registers an entry of a device."""
     link.ask(
-        lambda number: messages.RegisterEntry(number, device, key, size_bytes, tokens, agent, uses, cost_ms, kind),
+        lambda number: messages.RegisterEntry(
+            number, device, key, size_bytes, tokens, agent, uses, cost_ms, kind, new_bytes
+        ),
         SAY_S,
         connected=connected,
         then=then,

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from ...errors import BadTree, Corrupt, UsageError
+from ...errors import BadTree, Corrupt, UsageError, shown
 from ...shm.copy import checksum_of
 from ...shm.layout import SPAN_HEADER_BYTES, SpanHeader
 from ...shm.recipe import Recipe, recipe
@@ -109,7 +109,7 @@ class RingReader:
 
 def _bytes(handle: object) -> bytes:
     if not isinstance(handle, bytes | bytearray | memoryview):
-        raise UsageError(f"handle is {handle!r}; it must be bytes, as Lease.handle() returns them")
+        raise UsageError(f"handle is {shown(handle)}; it must be bytes, as Lease.handle() returns them")
     return bytes(handle)
 
 

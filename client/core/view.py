@@ -105,7 +105,11 @@ class View:
         """
         try:
             first, second, fingerprint = KEY_HASHES.unpack(key)
-        except (struct_error, TypeError, ValueError):
+        except (struct_error, TypeError, ValueError, BufferError):
+            given: object = key
+            if isinstance(given, memoryview):
+                # Its bytes may not lie side by side.
+                return self._get_slowly(key)
             raise bad_key(key) from None
 
         # Probe: the bucket's line of eight fingerprints gives the slot to read.
@@ -202,7 +206,7 @@ class View:
         batch, spans, rest = self._pinned_many(keys)
         found = batch.found
         self.lane.log_many(spans[found])
-        self.lane.log_misses(len(keys) - len(rest) - int(found.sum()))
+        self.lane.log_misses(len(keys) - len(rest) - int(np.count_nonzero(found)))
         for i in rest:
             # A full lane copies the payload, as in get. A corrupt entry is a miss.
             try:

@@ -12,7 +12,7 @@ import logging
 from concurrent.futures import Future
 from typing import Any, Self
 
-from ...errors import BadGraph, BadStep, TensordError, Unavailable
+from ...errors import BadGraph, BadStep, TensordError, Unavailable, shown
 from ...ipc import messages
 from ...ipc.governance import WORKFLOW_CHARS_MAX
 from ...ipc.schema import NUMBER_MAX
@@ -42,7 +42,7 @@ class Workflow:
     ) -> None:
         check_name("name", name, WORKFLOW_CHARS_MAX)
         if not isinstance(graph, AgentStepGraph):
-            raise BadGraph(f"graph is {graph!r}; it must be a tensord.AgentStepGraph of AgentSteps")
+            raise BadGraph(f"graph is {shown(graph)}; it must be a tensord.AgentStepGraph of AgentSteps")
         graph.validate_dag()
         self.name = name
         self.step = 0

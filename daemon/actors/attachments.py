@@ -13,6 +13,7 @@ from typing import Any
 from ...errors import DaemonUnavailable, LimitReached, NotEnoughMemory, TensordError
 from ...ipc import messages
 from ...ipc.declared import handlers, id_of
+from ...ipc.descriptors import lacks_descriptor, no_descriptor
 from ...ipc.schema import INBOXES_PER_CLIENT_MAX
 from ..config.config import Config
 from ..copier import Copier
@@ -60,7 +61,8 @@ class Attachments:
                 raise DaemonUnavailable("the connection is closed")
             self._requests[type(asked.message)](client, asked.message, asked.fds, config)
         except TensordError as error:
-            self._send(asked.client, Deliver(messages.Error.of(error, id_of(asked.message))))
+            told = LimitReached(f"the daemon refuses it: {no_descriptor()}") if lacks_descriptor(error) else error
+            self._send(asked.client, Deliver(messages.Error.of(told, id_of(asked.message))))
         finally:
             for fd in asked.fds:
                 os.close(fd)

@@ -14,6 +14,7 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
@@ -27,8 +28,9 @@ import h11
 
 from ...errors import TensordError
 from ..logs import logger
+from .repeats import Repeats
 
-CONNECTIONS_MAX: Final = 8
+CONNECTIONS_MAX: Final = 64
 CONNECTION_S_MAX: Final = 10.0
 GRACE_S: Final = 0.25
 """How long a connection may make the server wait for a request, or for a part of an answer to be taken, while others
@@ -40,6 +42,8 @@ _WRITE_BYTES: Final = 64 << 10
 # The most bytes of an unwanted request body that are read and discarded, so that its sender can read the answer.
 _LINGER_BYTES_MAX: Final = 256 << 10
 _ACCEPT_PAUSE_S: Final = 0.1
+_BYTES: Final = re.compile(r"bytearray\(b('.*?'|\".*?\")\)")
+"""How h11's messages show what they quote of a request."""
 _PLAIN: Final = "text/plain; charset=utf-8"
 
 
@@ -134,6 +138,7 @@ class HttpServer:
     ) -> None:
         self._what = what
         self._log = logger(what)
+        self._logged = Repeats()
         self._listening = tuple(listening)
         self._routes = routes
         self._elsewhere = elsewhere
@@ -165,7 +170,8 @@ class HttpServer:
                     continue
                 except OSError as error:
                     # The peer has closed the connection already, or the process is out of descriptors.
-                    self._log.warning("cannot accept a connection; retrying", why=str(error))
+                    if self._logged.is_new(error.errno, loop.time()):
+                        self._log.warning("cannot accept a connection; retrying", why=str(error))
                     await asyncio.sleep(_ACCEPT_PAUSE_S)
                     continue
                 accepted.setblocking(False)
@@ -197,7 +203,7 @@ class HttpServer:
             answer = await self._answer(event)
             whole = isinstance(http.next_event(), h11.EndOfMessage)
         except h11.RemoteProtocolError as error:
-            answer = refusal(HTTPStatus(error.error_status_hint), str(error))
+            answer = refusal(HTTPStatus(error.error_status_hint), _BYTES.sub(r"\1", str(error)))
             whole = False
         headers = [
             ("Content-Type", answer.content_type),

@@ -13,14 +13,17 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import socket
 from collections import Counter
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from functools import partial
 from itertools import count
 
 from ...errors import LimitReached, TensordError
 from ...ipc import messages
+from ...ipc.descriptors import lacks_descriptor, no_descriptor
 from ...ipc.frames import pack
 from ...ipc.peer import peer_of
 from ..core.quotas import Kind, Quotas
@@ -28,13 +31,35 @@ from ..logs import logger
 from .repeats import Repeats
 
 _log = logger("listener")
-# The process is out of descriptors or memory. The connection stays in the kernel's queue until others have ended.
+# The machine is out of descriptors or memory. The connection stays in the kernel's queue until others have ended.
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS)
 _EXHAUSTED_PAUSE_S = 0.1
 
 
+class _Spare:
+    """A descriptor that is given up for a moment when the process can open no more files, so that a peer can be told.
+    Without it, peers would wait in the kernel's queue until their time limits."""
+
+    def __init__(self) -> None:
+        self._fd = -1
+        self.renew()
+
+    def renew(self) -> None:
+        if self._fd < 0:
+            with suppress(OSError):
+                self._fd = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+
+    def give_up(self) -> bool:
+        """Closes it. Returns False if there was none."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+        return fd >= 0
+
+
 class Listener:
-    """Runs `serve(number, socket)` for each connection on `listening`. `quotas` limit the simultaneous connections."""
+    """Runs `serve(number, socket)` for each connection on `listening`. `quotas` limit the simultaneous connections. A
+    peer for which the process has no descriptor is told so."""
 
     def __init__(
         self,
@@ -49,6 +74,8 @@ class Listener:
         self._serve = serve
         self._numbers = count(1)
         self._logged = Repeats()
+        # Opened before the daemon says that it is ready: from then on it has the descriptors that it needs itself.
+        self._spare = _Spare()
         self.sessions: set[asyncio.Task[None]] = set()
         self._accepting: asyncio.Task[None] | None = None
         self.by_uid: Counter[int] = Counter()
@@ -74,14 +101,23 @@ class Listener:
             self._accepting.cancel()
 
     async def _accept(self) -> None:
-        loop = asyncio.get_running_loop()
+        try:
+            await self._accept_all(asyncio.get_running_loop())
+        finally:
+            self._spare.give_up()
+
+    async def _accept_all(self, loop: asyncio.AbstractEventLoop) -> None:
         while True:
+            self._spare.renew()
             try:
                 accepted, _ = await loop.sock_accept(self._listening)
             except OSError as error:
                 if error.errno not in _EXHAUSTED:
                     raise
-                _log.error("cannot accept a connection; retrying", why=str(error))
+                if self._logged.is_new(error.errno, loop.time()):
+                    _log.error("cannot accept a connection; retrying", why=_why(error))
+                if error.errno == errno.EMFILE and self._spare.give_up():
+                    self._turn_away_next(_why(error))
                 await asyncio.sleep(_EXHAUSTED_PAUSE_S)
                 continue
             accepted.setblocking(False)
@@ -99,6 +135,13 @@ class Listener:
             self.by_uid[uid] += 1
             task.add_done_callback(partial(self._ended, uid))
 
+    def _turn_away_next(self, why: str) -> None:
+        """Refuses the peer that has waited longest. Another thread may have taken the descriptor: then none."""
+        with suppress(OSError):
+            accepted, _ = self._listening.accept()
+            accepted.setblocking(False)
+            _turn_away(accepted, LimitReached(f"the daemon accepts no more connections: {why}"))
+
     def _admit(self, uid: int) -> None:
         rule = self._quotas.rules[self._kind]
         if len(self.sessions) >= rule.total:
@@ -115,6 +158,10 @@ class Listener:
             del self.by_uid[uid]
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("a session failed; its connection is closed", exc_info=error)
+
+
+def _why(error: OSError) -> str:
+    return str(no_descriptor()) if lacks_descriptor(error) else str(error)
 
 
 def _turn_away(accepted: socket.socket, refusal: LimitReached) -> None:

@@ -20,11 +20,13 @@ from ..core.effects import Copy, Seal
 from ..core.events import (
     AgentsTurned,
     Allocated,
+    ClaimWithdrawn,
     Copied,
     GenerationRaised,
     GenerationsTold,
     Moved,
     Punched,
+    RemoteConnected,
     RemoteSaved,
     RunSought,
     Sought,
@@ -167,6 +169,8 @@ StoreMessage = (
     | Sought
     | RunSought
     | RemoteSaved
+    | ClaimWithdrawn
+    | RemoteConnected
     | GenerationsTold
     | GenerationRaised
     | Fenced
@@ -191,6 +195,7 @@ GovernorMessage = (
     | HostHolds
     | governor.GovernorLimitsChanged
     | governor.MemoryCopyMeasured
+    | governor.FormerDaemonFound
     | governor.NeighbourAnswered
 )
 

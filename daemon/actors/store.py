@@ -54,7 +54,7 @@ from .messages import (
 )
 from .pages import Pages
 from .pump import Pump
-from .remote import RemoteThreads, Request
+from .remote import RemoteThreads, Request, remote_turned
 from .store_report import StoreReport
 
 TIMERS_S: Final = 0.002
@@ -214,7 +214,12 @@ class StoreActor:
                 self._handle(message)
             case events.Copied() | events.Sought() | events.RunSought() | events.RemoteSaved():
                 self._handle(message)
-            case events.GenerationsTold() | events.GenerationRaised():
+            case (
+                events.GenerationsTold()
+                | events.GenerationRaised()
+                | events.ClaimWithdrawn()
+                | events.RemoteConnected()
+            ):
                 self._handle(message)
             case effects.Copy() | effects.Seal():
                 self._handle(self._copier.copy_now(message))
@@ -259,10 +264,10 @@ class StoreActor:
                     self._ask_remote(effect)
                 case effects.Seek() | effects.SeekRun() | effects.SaveRemote() | effects.RemoveRemote():
                     self._ask_remote(effect)
-                case effects.AskGenerations() | effects.RaiseGeneration():
+                case effects.AskGenerations() | effects.RaiseGeneration() | effects.WithdrawClaim():
                     self._ask_remote(effect)
-                case effects.RemoteTurned(why):
-                    self._remote_turned(why)
+                case effects.RemoteTurned():
+                    self._tell_watchers(WatchEvent(remote_turned(effect)))
                 case effects.Copy() | effects.Seal():
                     # A small copy is done by this actor, which is faster than waking the thread. Copies of one client
                     # keep their order, so a client with copies in the thread goes there too.
@@ -295,13 +300,6 @@ class StoreActor:
     def _ask_remote(self, request: Request) -> None:
         assert self._remote is not None, "without a remote store the limits allow no such effect"
         self._remote.submit(request)
-
-    def _remote_turned(self, why: str) -> None:
-        self._tell_watchers(WatchEvent({"event": "remote", "serves": not why, "why": why}))
-        if why:
-            _log.warning("the remote store is left alone for now; entries of this host are served", why=why)
-        else:
-            _log.info("the remote store serves again")
 
     def _match(self, client: int, query: messages.MatchPrefix) -> None:
         """Copies a query out of the client's inbox and gives it to the core. The client may write there meanwhile, so
@@ -362,7 +360,8 @@ class StoreActor:
             if not self.settled:
                 idle_s = self._keep_time()
         self._copier.stop()
-        if self._remote is not None and not await asyncio.to_thread(self._remote.close):
+        unremoved = self._store.writes.unremoved()
+        if self._remote is not None and not await asyncio.to_thread(self._remote.close, unremoved):
             _log.error("a read of the remote store hangs, and would write into the next daemon's ring; ending at once")
             os._exit(1)
         # The results of copies come through the loop. After one turn of the loop they are in the inbox.

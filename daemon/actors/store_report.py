@@ -244,7 +244,7 @@ class StoreReport:
         """The health of the store.
 
         `problems`: findings that an operator must look at; the daemon serves all the same. `healthy`: there are none.
-        `notices`: facts that an operator should know, and that any user of the host may have caused.
+        `notices`: facts that an operator should know, and that a user of the host or a slow store may have caused.
         """
         store = self._store.status()
         ring_bytes = self._memory.superblock.limit_bytes
@@ -264,13 +264,38 @@ class StoreReport:
         remote = store["remote_state"]
         if remote is not None and not remote["serves"]:
             problems.append(f"the remote store is left alone for now: {remote['why']}")
+        if remote is not None and remote["refuses_writes"]:
+            problems.append(f"the remote store takes no writes for now: {remote['refuses_writes']}")
+        if remote is not None and remote["not_agreed"]:
+            problems.append(
+                f"{remote['not_agreed']} invalidated namespaces are not shared, and other hosts go on with their old "
+                f"entries, until the remote store takes their generation: {remote['not_agreed_why']}"
+            )
+        if remote is not None and remote["refuses_removals"]:
+            problems.append(
+                f"the remote store removes no entries for now, and {remote['removals']} evicted ones may be found "
+                f"again: {remote['refuses_removals']}"
+            )
+        if remote is not None and remote["removals_dropped"]:
+            problems.append(
+                f"{remote['removals_dropped']} evicted entries were not removed from the remote store, since too many "
+                "removals waited: other hosts may still find them; remove them from the store"
+            )
+        if self._remote is not None:
+            problems += self._remote.status()["bad_generations"]
         no_lane = self._lane_room.problem()
         if no_lane is not None:
             problems.append(no_lane)
         return {
             "healthy": not problems,
             "problems": problems,
-            "notices": self._memory.notices,
+            "notices": [*self._memory.notices, *_too_slow(remote)],
             "ring_ready_bytes": self._grown_bytes,
             "inbox_messages": self._waiting(),
         }
+
+
+def _too_slow(remote: Mapping[str, Any] | None) -> list[str]:
+    if remote is None or not remote["too_slow"]:
+        return []
+    return [f"the remote store is too slow to ask for what was missed last: {remote['too_slow']}"]

@@ -264,7 +264,14 @@ class Config:
 
     def reloaded(self, new: Config) -> Reload:
         """This configuration with those values of `new` that a running daemon can take over."""
-        before, after = self.explain(), new.explain()
+        before = self.explain()
+        # A password is not shown, and may be all that has changed.
+        after = [
+            dataclasses.replace(row, value=f"{row.value} (another password)")
+            if spec.kind.secret and old.value == row.value and self.value(key) != new.value(key)
+            else row
+            for old, row, (key, spec, _) in zip(before, new.explain(), settings_of(Config), strict=True)
+        ]
         changed = [
             (old, row)
             for old, row in zip(before, after, strict=True)

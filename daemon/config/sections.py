@@ -237,7 +237,9 @@ class LogSection:
     )
     format: str = setting(
         choice("auto", "console", "json"),
-        "auto: JSON to the journal, key=value elsewhere; json: each line is JSON, on any stream",
+        "auto: JSON to the journal, key=value elsewhere; json: each line is JSON, on any stream, also Python's "
+        "warnings and errors that nothing catches. Not so: what libraries in C print, and the line about a "
+        "configuration that is refused, unless a flag or a variable asks for json",
         "auto",
     )
     slow_s: float = setting(

@@ -40,6 +40,7 @@ SIZES_BYTES_MAX: Final = 16 << 40
 _WORDS = {"true": True, "yes": True, "on": True, "1": True,
           "false": False, "no": False, "off": False, "0": False}  # fmt: skip
 _ADDRESS: Final = re.compile(r"(?:(?P<host>[^\s:\[\]/]+)|\[(?P<host6>[0-9A-Fa-f:.%\w]+)\]):(?P<port>[0-9]{1,5})")
+_USER: Final = re.compile(r"//[^\s,]*@")
 _PORT_MAX: Final = 65535
 
 
@@ -177,7 +178,8 @@ class Setting:
         return value
 
     def refusal(self, key: str, given: Any, source: str) -> BadConfiguration:
-        shown = HIDDEN if self.kind.secret else repr(given)
+        # Also a value that is no URL by the rules may have a user and a password.
+        shown = HIDDEN if self.kind.secret else _USER.sub(f"//{HIDDEN}@", repr(given))
         return BadConfiguration(f"{key} = {shown} ({source}): {self.wants}")
 
     @property

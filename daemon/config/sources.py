@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from ...errors import BadConfiguration
+from ..small_files import small_text
 from .settings import PREFIX, SWITCH, Setting, flag_of, variable_of
 
 _CLOSE: Final = 0.75
@@ -69,6 +70,16 @@ def from_flags(argv: Sequence[str], known: Mapping[str, Setting], besides: Seque
     return found
 
 
+def log_format(argv: Sequence[str], environ: Mapping[str, str]) -> str | None:
+    """log.format as a flag or a variable has it, for the words about a configuration that is refused."""
+    flag = flag_of("log.format")
+    for at, word in reversed([*enumerate(argv)]):
+        name, _, value = word.partition("=")
+        if name == flag:
+            return value or "".join(argv[at + 1 : at + 2])
+    return environ.get(variable_of("log.format"))
+
+
 def from_environ(
     environ: Mapping[str, str], known: Iterable[str], besides: Iterable[str]
 ) -> tuple[Given, tuple[str, ...]]:
@@ -95,7 +106,7 @@ def from_environ(
 def from_file(path: Path, known: Iterable[str]) -> Given:
     """Reads a TOML file."""
     try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
+        document = tomllib.loads(small_text(path))
     except OSError as error:
         raise BadConfiguration(f"{path} cannot be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

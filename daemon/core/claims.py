@@ -32,6 +32,7 @@ together.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -103,6 +104,8 @@ class ClaimTable:
         self.of_uid: Counter[int] = Counter()
         """The number of claims and waits of each uid that has any."""
         self._timers: Deadlines[int] = Deadlines()
+        self.given_up: Callable[[bytes], object] = lambda _: None
+        """Called with a key whose claim has ended, though nobody has stored the key, and nobody waits any more."""
         self.granted = 0
         self.handed_over = 0
 
@@ -166,6 +169,12 @@ class ClaimTable:
         self._timers.set(claim.token, now + for_s)
         return claim.token, self._wait(claim, client, uid, request, now, within_s)
 
+    def extend(self, token: int, ends_at: float) -> None:
+        """The daemon's claim ends at another time. It must be active."""
+        claim = self._by_token[token]
+        claim.ends_at = claim.expected_at = ends_at
+        self._timers.set(token, ends_at)
+
     def sought(self, token: int, now: float) -> list[Verdict]:
         """The remote store has nothing. Does nothing if the daemon's claim has ended."""
         claim = self._by_token.get(token)
@@ -206,13 +215,13 @@ class ClaimTable:
         claim = self._by_token.get(token)
         if claim is None or claim.uid != uid or claim.key != key:
             return []
-        return self._failed(claim, now) if claim.seeks else self._end(claim, "alone")
+        return self._failed(claim, now) if claim.seeks else self._give_up(claim)
 
     def void(self, tag: bytes) -> list[Verdict]:
         """Ends every claim in the namespace."""
         verdicts: list[Verdict] = []
         for key in sorted(self._by_tag.get(tag, ())):
-            verdicts += self._end(self._by_key[key], "alone")
+            verdicts += self._give_up(self._by_key[key])
         return verdicts
 
     def client_left(self, client: int, now: float) -> list[Verdict]:
@@ -318,7 +327,7 @@ class ClaimTable:
     def _failed(self, claim: _Claim, now: float) -> list[Verdict]:
         """The holder will not store the key: hands the claim over once, or lets every waiter compute."""
         if claim.handed_over or not claim.waiters:
-            return self._end(claim, "alone")
+            return self._give_up(claim)
         waiters = claim.waiters
         client, request = next(iter(waiters))
         within_s = waiters.pop((client, request))
@@ -332,6 +341,11 @@ class ClaimTable:
         successor.waiters = waiters
         self.handed_over += successor.handed_over
         return [verdict]
+
+    def _give_up(self, claim: _Claim) -> list[Verdict]:
+        verdicts = self._end(claim, "alone")
+        self.given_up(claim.key)
+        return verdicts
 
     def _end(self, claim: _Claim, answer: Literal["hit", "alone"]) -> list[Verdict]:
         del self._by_key[claim.key]

@@ -20,6 +20,7 @@ from .events import (
     Accessed,
     AgentsTurned,
     Allocated,
+    ClaimWithdrawn,
     ClientJoined,
     ClientLeft,
     Copied,
@@ -34,6 +35,7 @@ from .events import (
     PrefixAsked,
     Punched,
     Received,
+    RemoteConnected,
     RemoteSaved,
     RingGrown,
     RunSought,
@@ -78,6 +80,8 @@ class Dispatch:
             Sought: self._sought,
             RunSought: self._run_sought,
             RemoteSaved: self._saved,
+            ClaimWithdrawn: lambda event, _: self._parts.host_claims.withdrawn(event),
+            RemoteConnected: self._remote_connected,
             GenerationsTold: self._generations_told,
             GenerationRaised: self._generation_raised,
             PrefixAsked: self._prefix_asked,
@@ -146,6 +150,10 @@ class Dispatch:
         if ended := memory.last_pinned & (reading - self._parts.writes.reading):
             # A scan has found the span pinned by its write. The entry may be about to go.
             memory.last_pinned = memory.last_pinned - ended
+
+    def _remote_connected(self, event: RemoteConnected, now: float) -> None:
+        self._parts.link.connected(event.error, now)
+        self._parts.writes.start(now)
 
     def _generations_told(self, event: GenerationsTold, now: float) -> None:
         self._parts.agreement.answered(event.told, event.error, now)
@@ -261,6 +269,7 @@ class Dispatch:
         for entry in self._parts.memory.sequences.rebuild():
             self._end_corrupt(entry)
         self._parts.agreement.tick(now)
+        self._parts.fetches.tick(now)
         self._parts.demotion.advance(now)
         self._parts.idle_sweep.advance(now)
         self._parts.reclaim.tick(now)

@@ -3,7 +3,7 @@ end later, each with an event. Owns the effects' fields only. Invariant: effects
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from msgspec import Struct
 
@@ -126,14 +126,13 @@ class Seek(Struct, frozen=True):
 
     `asks_generation`: the store is first asked for the generation of the key's namespace, and for the key only if that
     is the key's. `claims_s`: if the store has no such key, it is claimed among all hosts for so many seconds; 0: it is
-    not. If another host has claimed it, its entry is waited for, up to `waits_s` seconds.
+    not.
     """
 
     number: int
     key: bytes
     asks_generation: bool = False
     claims_s: float = 0.0
-    waits_s: float = 0.0
 
 
 class SeekRun(Struct, frozen=True):
@@ -155,7 +154,7 @@ class SeekRun(Struct, frozen=True):
 class SaveRemote(Struct, frozen=True):
     """Writes the published span at `offset` to the remote store. Its bytes do not change until RemoteSaved is handled.
 
-    `asks_generation`: as for Seek.
+    `asks_generation`: as for Seek. `hurried`: the entry is about to be evicted, so the write does not give way.
     """
 
     number: int
@@ -163,6 +162,7 @@ class SaveRemote(Struct, frozen=True):
     offset: int
     payload_bytes: int
     asks_generation: bool = False
+    hurried: bool = False
 
 
 class RemoveRemote(Struct, frozen=True):
@@ -170,6 +170,12 @@ class RemoveRemote(Struct, frozen=True):
 
     number: int
     keys: tuple[bytes, ...]
+
+
+class WithdrawClaim(Struct, frozen=True):
+    """Ends this host's claim on a key in the remote store. Answered by ClaimWithdrawn."""
+
+    key: bytes
 
 
 class AskGenerations(Struct, frozen=True):
@@ -188,9 +194,13 @@ class RaiseGeneration(Struct, frozen=True):
 
 
 class RemoteTurned(Struct, frozen=True):
-    """The remote store is left alone from now on, because of the error `why`; or, if that is empty, it serves again."""
+    """The remote store is left alone from now on, because of the error `why`; or, if that is empty, it serves again.
+    `what`: what this concerns; "removals" are of evicted entries, "generations" of invalidated namespaces. `first`: the
+    store was never reached before."""
 
     why: str
+    what: Literal["store", "writes", "removals", "generations"] = "store"
+    first: bool = False
 
 
 class Again(Struct, frozen=True):
@@ -219,6 +229,7 @@ Effect = (
     | SeekRun
     | SaveRemote
     | RemoveRemote
+    | WithdrawClaim
     | AskGenerations
     | RaiseGeneration
     | RemoteTurned

@@ -42,7 +42,8 @@ class SpanEntry:
     head, `sibling` the next older child of the same parent, `sibling_before` the next newer one. `depth`: the number of
     ancestors; `before_bytes`: the total bytes of the ancestors. Only `sequences` changes these fields.
 
-    `offered`: the entry waits to be written to the remote store, or was (`remote.writes`).
+    `offered`: the entry waits to be written to the remote store, or was (`remote.writes`). `not_worth`: it was quicker
+    to compute than to read back when that was decided last.
 
     `may_go`: the policy was told that the entry is evictable; `set_aside`: the entry is known to be in use. Only
     `eviction_order` changes these two.
@@ -79,6 +80,7 @@ class SpanEntry:
     may_go: bool = False
     set_aside: bool = False
     offered: bool = False
+    not_worth: bool = False
     number: int = field(init=False)
 
     def __post_init__(self) -> None:

@@ -7,7 +7,7 @@ Owns the events' fields only. Invariants, which the actor that delivers the even
 - Each Drain is answered by one Drained, each Scan by one Scanned, each Move by one Moved, each Punch by one Punched,
   each Allocate by one Allocated, each Seek by one Sought, each SeekRun by one RunSought, each SaveRemote and each
   RemoveRemote by one RemoteSaved, each AskGenerations by one GenerationsTold, each RaiseGeneration by one
-  GenerationRaised.
+  GenerationRaised, each WithdrawClaim by one ClaimWithdrawn.
 """
 
 from __future__ import annotations
@@ -79,15 +79,16 @@ class RemoteFound(Struct, frozen=True):
 
 class Sought(Struct, frozen=True):
     """A Seek was carried out, or failed with `error`. `found` is None if the store has no such object. `generation`:
-    the store's, if it was asked for. `answer_s`: how long the store took to answer for the first time. `waited`:
-    another host had claimed the key."""
+    the store's, if it was asked for. `answer_s`: how long the store took to answer. `claimed`: this host has the claim
+    on the key now. `others_s`: since when another host has it; None if none has."""
 
     number: int
     found: RemoteFound | None = None
     error: TensordError | None = None
     generation: int | None = None
     answer_s: float = 0.0
-    waited: bool = False
+    claimed: bool = False
+    others_s: float | None = None
 
 
 class RunSought(Struct, frozen=True):
@@ -109,6 +110,18 @@ class RemoteSaved(Struct, frozen=True):
     error: TensordError | None = None
     written: bool = True
     generation: int | None = None
+
+
+class ClaimWithdrawn(Struct, frozen=True):
+    """A WithdrawClaim was carried out. `withdrawn` is False if this host did not have the claim, or after an error."""
+
+    withdrawn: bool
+
+
+class RemoteConnected(Struct, frozen=True):
+    """The remote store was asked for the first time. `error`: why it has not answered."""
+
+    error: TensordError | None = None
 
 
 class GenerationsTold(Struct, frozen=True):
@@ -233,6 +246,8 @@ Event = (
     | Sought
     | RunSought
     | RemoteSaved
+    | ClaimWithdrawn
+    | RemoteConnected
     | GenerationsTold
     | GenerationRaised
     | PrefixAsked

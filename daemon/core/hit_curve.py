@@ -4,12 +4,14 @@ Owns: histograms of reuse distances (`policy.distances`), by namespace and by gr
 
 A point of a curve is the share of requests whose distance is at most the size: the hit ratio of a cache of that size
 that evicts the least recently used entry. The sample has too few or too many requests for the most popular keys. The
-difference to all requests counts as hits, since such keys have short distances (SHARDS-adj).
+difference to all requests for stored keys counts as hits, since such keys have short distances (SHARDS-adj). Puts of
+missing keys do not: the sample has too few or too many of them by chance, also where no key is ever used again.
 
 The error of a point is twice its standard error, plus the misses that there are among as many average requests as that
 difference. The groups give the standard error: each has the keys with one part of the hashes, so their hit ratios are
-GROUPS independent estimates. Without sampling that part is 0. Requests whose distance lies in the same column of the
-histogram as the size may be on either side of it; they are a part of the error too.
+GROUPS independent estimates. Without sampling that part is 0. If no request of a sample is a hit, it is 3 hits instead:
+a sample would have had one with a probability of 95 % (the rule of three). Requests whose distance lies in the same
+column of the histogram as the size may be on either side of it; they are a part of the error too.
 
 The histograms are halved every HALVE_AFTER sampled requests, so older requests count less and less.
 
@@ -84,7 +86,7 @@ class _Histogram:
         """The hit ratio of a cache of `size_bytes`, and its error.
 
         Args:
-            unsampled: requests that the sample lacks, or has too many of if below 0.
+            unsampled: requests for stored keys that the sample lacks, or has too many of if below 0.
             sampled_share: the share of the keys that are in the sample.
         """
         counts, column = self.table(), column_of(size_bytes)
@@ -96,17 +98,22 @@ class _Histogram:
             return 0.0, 1.0
         ratio = min(max((float(hits.sum()) + unsampled) / max(total + unsampled, 1.0), 0.0), 1.0)
         blurred = max(below, 1 - below) * float(counts[:, column].sum()) if below else 0.0
-        error = 2 * _standard_error(hits, requests, sampled_share) + ((1 - ratio) * abs(unsampled) + blurred) / total
+        spread = 2 * _standard_error(hits, requests, sampled_share) if hits.any() else _spread_of_none(sampled_share)
+        error = (spread + (1 - ratio) * abs(unsampled) + blurred) / total
         return ratio, min(error, 1.0)
 
 
 def _standard_error(hits: Array, requests: Array, sampled_share: float) -> float:
-    """The standard error of the ratio of two sums over groups, with the correction for a sample of a finite population
-    (Cochran, Sampling Techniques, sections 2.8 and 6.4)."""
-    total = float(requests.sum())
-    ratio = float(hits.sum()) / total
+    """The standard error of the hits, given the requests, both by group, with the correction for a sample of a finite
+    population (Cochran, Sampling Techniques, sections 2.8 and 6.4)."""
+    ratio = float(hits.sum()) / float(requests.sum())
     spread = float(((hits - ratio * requests) ** 2).sum()) * GROUPS / (GROUPS - 1)
-    return math.sqrt(spread * (1 - sampled_share)) / total
+    return math.sqrt(spread * (1 - sampled_share))
+
+
+def _spread_of_none(sampled_share: float) -> float:
+    """The most hits among all requests of which a sample has none (Hanley and Lippman-Hand, JAMA 249, 1983)."""
+    return 3 / sampled_share if sampled_share < 1 else 0.0
 
 
 class HitCurve:
@@ -117,13 +124,16 @@ class HitCurve:
         self._by_namespace: dict[bytes, _Histogram] = {}
         self._sampled = 0
         self._asked = 0.0
+        self._unsampled = 0.0
 
-    def asked(self, requests: int) -> None:
-        """Counts requests of any keys, sampled or not."""
+    def asked(self, requests: int, *, here: bool) -> None:
+        """Counts requests of any keys, sampled or not. `here`: for stored keys; else puts of missing ones."""
         self._asked += requests
+        self._unsampled += here * requests
 
-    def sampled(self, namespace: bytes, number: int, distance_bytes: int, factor: int) -> None:
+    def sampled(self, namespace: bytes, number: int, distance_bytes: int, factor: int, *, here: bool) -> None:
         """Counts a sampled request. `factor`: the number of requests that it stands for."""
+        self._unsampled -= here * factor
         place = (number >> _GROUP_SHIFT & GROUPS - 1) * _COLUMNS + column_of(distance_bytes)
         self._all.add(place, factor)
         own = self._by_namespace.get(namespace) or self._histogram_of(namespace)
@@ -139,14 +149,13 @@ class HitCurve:
         The busiest namespace comes first.
         """
         sizes = [int(multiple * capacity_bytes) for multiple in MULTIPLES]
-        unsampled = self._asked - self._all.requests
         busiest = sorted(self._by_namespace.items(), key=lambda item: -item[1].requests)
         return {
             "capacity_bytes": capacity_bytes,
             "sampled_requests": self._sampled,
             "curves": [
-                _curve(None, self._all, sizes, unsampled, 1 / factor),
-                *(_curve(tag.hex(), own, sizes, 0.0, 1 / factor) for tag, own in busiest),
+                _curve(None, self._asked, self._all, sizes, self._unsampled, 1 / factor),
+                *(_curve(tag.hex(), own.requests, own, sizes, 0.0, 1 / factor) for tag, own in busiest),
             ],
         }
 
@@ -160,11 +169,12 @@ class HitCurve:
         for each in (self._all, *self._by_namespace.values()):
             each.halve()
         self._asked *= 0.5
+        self._unsampled *= 0.5
         self._sampled //= 2
 
 
 def _curve(
-    namespace: str | None, own: _Histogram, sizes: list[int], unsampled: float, sampled_share: float
+    namespace: str | None, requests: float, own: _Histogram, sizes: list[int], unsampled: float, sampled_share: float
 ) -> dict[str, Any]:
     points = [[size, *own.point(size, unsampled, sampled_share)] for size in sizes]
-    return {"namespace": namespace, "requests": own.requests + unsampled, "points": points}
+    return {"namespace": namespace, "requests": requests, "points": points}

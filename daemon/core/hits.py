@@ -150,7 +150,7 @@ class Hits:
         return {"here": here, **self._curve.as_dict(capacity_bytes, self._distances.factor)}
 
     def _requests(self, entries: Collection[SpanEntry], capacity_bytes: int, now: float, *, here: bool) -> None:
-        self._curve.asked(len(entries))
+        self._curve.asked(len(entries), here=here)
         if self.recording:
             self._rows += [(entry.key.hex(), entry.payload_bytes, entry.tokens, here) for entry in entries]
         chosen = self._distances.chosen(entries)
@@ -180,7 +180,7 @@ class Hits:
         counts.requests += factor
         counts.here += here * factor
         counts.lru += (distance_bytes <= capacity_bytes) * factor
-        self._curve.sampled(entry.key[:NAMESPACE_TAG_BYTES], number, distance_bytes, factor)
+        self._curve.sampled(entry.key[:NAMESPACE_TAG_BYTES], number, distance_bytes, factor, here=here)
 
     def _add_requests(self, before: tuple[int, ...], now: float) -> None:
         after = self._counts.as_tuple()

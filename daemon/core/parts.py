@@ -27,6 +27,7 @@ from .reclaim import Reclaim
 from .remote.agreement import Agreement
 from .remote.demotion import Demotion
 from .remote.fetches import Fetches
+from .remote.host_claims import HostClaims
 from .remote.link import RemoteLink
 from .remote.runs import Runs
 from .remote.writes import Writes
@@ -68,11 +69,13 @@ class Parts:
         self.link = link = RemoteLink(outbox)
         self.sweeps = Sweeps(memory, expiry, outbox, quotas)
         self.agreement = agreement = Agreement(memory, self.sweeps, claims, link, outbox, limits)
-        self.writes = writes = Writes(memory, link, agreement, outbox, limits)
+        self.host_claims = host_claims = HostClaims(link, outbox)
+        claims.given_up = host_claims.given_up
+        self.writes = writes = Writes(memory, link, agreement, host_claims, outbox, limits)
         self.demotion = demotion = Demotion(writes, outbox)
         self.idle_sweep = IdleSweep(memory, room, demotion)
         self.reclaim = Reclaim(memory, room, residency, demotion, expiry, claims, outbox, limits.rescan_s)
-        self.fetches = fetches = Fetches(claims, link, agreement, writes, outbox, limits)
+        self.fetches = fetches = Fetches(claims, link, agreement, host_claims, writes, outbox, limits)
         self.runs = Runs(memory, link, agreement, fetches, outbox)
         answers = PutAnswers(memory, expiry, claims, fetches, writes, outbox)
         publication = Publication(memory, expiry, answers, outbox, limits)

@@ -91,18 +91,30 @@ def by_uid(store: Store, besides: Iterable[int]) -> dict[int, dict[str, int]]:
 
 
 def _remote(store: Store, now: float) -> dict[str, Any] | None:
-    """What the daemon knows of the remote store; None without one. `why`: the error for which it is left alone."""
+    """What the daemon knows of the remote store; None without one. `why`: the error for which it is left alone;
+    `refuses_writes`: the one for which it is only read; `not_agreed`: namespaces whose generation it does not take."""
     if not store.limits.remote_s:
         return None
     speed = store.link.speed
+    refuses_writes = store.link.taking.why if store.limits.remote_writes else ""
+    refused = store.agreement.refused
     return {
         "serves": store.link.breaker.closed,
         "why": store.link.breaker.why,
         "left_alone": store.link.breaker.opened,
+        "refuses_writes": refuses_writes,
+        "full": bool(refuses_writes) and store.link.full,
+        "read_only": bool(refuses_writes) and not store.link.full,
+        "not_agreed": len(refused),
+        "not_agreed_why": refused[-1] if refused else "",
         "fetches": len(store.fetches),
         "writes": store.writes.under_way,
         "queued": store.writes.queued,
         "queued_bytes": store.writes.queued_bytes,
+        "too_slow": store.link.slowness.why,
+        "refuses_removals": store.link.removing.why,
+        "removals": store.writes.removals,
+        "removals_dropped": store.counters.remote["removals_dropped"],
         "answer_s": speed.answer_s.known(now),
         "read_bytes_per_s": speed.bytes_per_s(now),
     }

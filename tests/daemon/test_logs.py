@@ -5,6 +5,7 @@ import io
 import json
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,14 @@ def test_json_is_json_on_any_stream() -> None:
     (line,) = parsed(stream)
     assert (line["level"], line["part"], line["event"]) == ("warning", "store", "refused")
     assert line["time"].endswith("Z")
+
+
+def test_a_line_that_cannot_be_written_is_lost_alone() -> None:
+    with open("/dev/full", "w") as full:
+        logs.setup("info", "console", {}, full)
+        logs.logger("store").info("put stored")
+        with suppress(OSError):
+            full.close()
 
 
 def test_a_line_never_breaks_in_two() -> None:

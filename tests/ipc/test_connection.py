@@ -16,6 +16,7 @@ from tensord.errors import (
     DaemonUnavailable,
     LimitReached,
     MessageTooLarge,
+    ProcessLimit,
     ProtocolError,
     TensordError,
     UsageError,
@@ -78,6 +79,7 @@ REQUESTS: list[Message] = [
     m.EndRoom(46, "0000:65:00.0"),
     m.ReserveDevice(18, "0000:65:00.0", 4096, 1.5),
     m.ReleaseReservation(19, 1),
+    m.WithdrawReservation(47, 19),
     m.ReadDevice("0000:65:00.0", 1, 2),
     m.RegisterWorkflow(20, "nightly", [m.Step("planner", 0), m.Step("writer", 1, ["planner"], 100, True)]),
     m.AdvanceWorkflow(21, "nightly", 1),
@@ -434,6 +436,50 @@ def test_descriptors_lost_on_the_way_end_the_connection(attached: Pair) -> None:
     arrival = attached.server.receive_data(pack(m.OpenInbox(20, 4096)), (101,), cut)
     assert [fds for _, fds in arrival.messages] == [(101,)]
     assert arrival.failure is cut
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_request_whose_descriptor_the_daemon_cannot_open_is_refused_alone(attached: Pair, whole: bool) -> None:
+    data = attached.client.send(m.OpenInbox(20, 4096), m.Clear(22), fds=1)
+    limit = ProcessLimit("its limit is 64 (RLIMIT_NOFILE)")
+    arrivals = [attached.server.receive_data(data[: len(data) if whole else 3], (), limit)]
+    arrivals.append(attached.server.receive_data(data[len(data) if whole else 3 :]))
+    assert [message for arrival in arrivals for message, _ in arrival.messages] == [m.Clear(22)]
+    assert all(arrival.failure is None and not arrival.discarded for arrival in arrivals)
+    told = attached.client.receive_data(b"".join(bytes(arrival.replies) for arrival in arrivals))
+    ((error, _),) = told.messages
+    assert (error.id, error.code) == (20, "LimitReached")
+    assert "its limit is 64" in error.text
+    again = attached.client.send(m.OpenInbox(20, 4096), fds=1)
+    assert [fds for _, fds in attached.server.receive_data(again, (101,)).messages] == [(101,)]
+
+
+def test_an_answer_whose_descriptor_the_client_cannot_open_is_an_error_in_its_place(attached: Pair) -> None:
+    attached.server.receive_data(attached.client.send(m.OpenRing(20)))
+    attached.server.receive_data(attached.client.send(m.OpenRing(21)))
+    data = attached.server.send(m.WritableRing(20), fds=1)
+    lost = attached.client.receive_data(data, (), ProcessLimit("its limit is 64 (RLIMIT_NOFILE)"))
+    assert lost.failure is None
+    ((error, fds),) = lost.messages
+    assert (error.id, error.code, fds) == (20, "ProcessLimit", ())
+    data = attached.server.send(m.WritableRing(21), fds=1)
+    assert [fds for _, fds in attached.client.receive_data(data, (102,)).messages] == [(102,)]
+
+
+def test_descriptors_that_came_with_lost_ones_are_handed_back() -> None:
+    client = Connection.control_client()
+    client.send(HELLO)
+    client.receive_data(pack(WELCOME))
+    client.send(m.Attach(2))
+    arrival = client.receive_data(pack(ATTACHED), (101, 102), ProcessLimit("its limit is 64 (RLIMIT_NOFILE)"))
+    assert arrival.discarded == [101, 102] and arrival.failure is None
+    assert [(message.id, message.code) for message, _ in arrival.messages] == [(2, "ProcessLimit")]
+
+
+def test_lost_descriptors_that_no_message_declares_end_the_connection(attached: Pair) -> None:
+    arrival = attached.server.receive_data(pack(m.RequestClaim(5, KEY)), (), ProcessLimit("its limit is 64"))
+    assert "no message declares the last 1 descriptors" in str(arrival.failure)
+    assert arrival.discarded == []
 
 
 def test_descriptors_that_nobody_took_come_back_on_close(attached: Pair) -> None:

@@ -61,7 +61,7 @@ class AsyncPutCalls(AsyncClientBase):
 
         Raises:
             BadKey: `key` or `parent` is not 32 bytes.
-            UnsupportedLeaf: a leaf of `tree` is of another type.
+            UnsupportedLeaf: a leaf of `tree` is of another type, or a tensor whose memory was freed (as by FSDP).
             UsageError: `tokens`, `ttl_s`, `cost_ms` or `agent` is out of its range.
             TimedOut: with `wait`, the daemon did not answer in time; the put goes on.
         """
@@ -90,6 +90,7 @@ class AsyncPutCalls(AsyncClientBase):
         ttl_s: float | None = None,
         cost_ms: float = 0.0,
         agent: str = "",
+        parents: Iterable[bytes | None] | None = None,
         wait: bool = False,
         timeout_s: float | None = None,
     ) -> list[Put]:
@@ -103,6 +104,7 @@ class AsyncPutCalls(AsyncClientBase):
             ttl_s=ttl_s,
             cost_ms=cost_ms,
             agent=agent,
+            parents=parents,
             timeout_s=timeout_s,
         )
         if wait and any(put.state == "sent" for put in puts):

@@ -6,6 +6,7 @@ Invariants: only calls that need an answer of the daemon raise DaemonUnavailable
 
 from __future__ import annotations
 
+import sys
 import time
 import weakref
 from collections.abc import Callable
@@ -13,13 +14,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
-from ....errors import TimedOut
+from ....errors import DaemonUnavailable, TimedOut
 from ....ipc import messages
 from ....ipc.blocking import BlockingChannel
 from ....ipc.connection import Connection
 from .. import forks, nested
 from ..aside import NESTED_S, aside, later
 from ..baseline import DeclaredBaselines
+from ..device_reservation import HeldReservations
 from ..fields import check_timeout
 from ..governor import GovernorListener
 from ..lease import Lease
@@ -39,6 +41,7 @@ class ClientBase:
         self._tally = ComputeTally()
         self._governor = GovernorListener(link)
         self._baselines = DeclaredBaselines(link, self._governor)
+        self._reservations = HeldReservations(self._governor)
         self._closed = weakref.finalize(self, link.end)
         link.owner = weakref.ref(self)
         forks.watch(link)
@@ -76,8 +79,11 @@ class ClientBase:
         """Returns the daemon's status, as `tensorctl status --json` prints it.
 
         Raises:
-            DaemonUnavailable, SocketForbidden, TimedOut: the daemon did not answer.
+            DaemonUnavailable, SocketForbidden, TimedOut: the daemon did not answer, or the interpreter ends.
         """
+        if sys.is_finalizing():
+            # The decoder of the answer may not be made yet, and cannot be any more.
+            raise DaemonUnavailable("the interpreter ends: ask for the status before the program ends")
         channel = BlockingChannel.connect(self._status_path, self._timeout_s, Connection.status_client())
         try:
             channel.send(messages.StatusQuery(1), timeout_s=self._timeout_s)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ....errors import BadKey, UsageError
+from ....errors import BadKey, UsageError, shown
 from ....shm.layout import KEY_BYTES
 from ..entry import Entry, Reuse
 from ..fields import check_flag, check_key
@@ -147,7 +147,7 @@ def _joined(keys: Keys) -> np.ndarray[Any, Any]:
             raise BadKey(f"a keys array must be (n, {KEY_BYTES}) uint8; this one is {keys.dtype}{list(keys.shape)}")
         return np.ascontiguousarray(keys)
     if not isinstance(keys, Iterable):
-        raise BadKey(f"keys is {keys!r}; it must be a sequence of keys, joined keys, or an array of them")
+        raise BadKey(f"keys is {shown(keys)}; it must be a sequence of keys, joined keys, or an array of them")
     joined = keys if isinstance(keys, bytes) else b"".join([check_key(key) for key in keys])
     if len(joined) % KEY_BYTES:
         raise BadKey(f"joined keys must be a multiple of {KEY_BYTES} bytes; these are {len(joined)}")

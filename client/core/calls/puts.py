@@ -19,7 +19,7 @@ from ....shm.recipe import recipe
 from ....shm.tree import encode, encode_spec
 from ..aside import aside
 from ..claim import Claim
-from ..fields import check_compute, check_count, check_flag, check_key, check_pairs, check_seconds
+from ..fields import check_compute, check_count, check_flag, check_key, check_pairs, check_seconds, check_with_parents
 from ..inbox import Region
 from ..once import AwaitAnswer, Compute, Steps, StoreValue, compute_once
 from ..put import wait_for_all
@@ -75,7 +75,7 @@ class PutCalls(ClientBase):
 
         Raises:
             BadKey: `key` or `parent` is not 32 bytes.
-            UnsupportedLeaf: a leaf of `tree` is of another type.
+            UnsupportedLeaf: a leaf of `tree` is of another type, or a tensor whose memory was freed (as by FSDP).
             UsageError: `tokens`, `ttl_s`, `cost_ms` or `agent` is out of its range.
             TimedOut: with `wait`, the daemon did not answer in time; the put goes on.
         """
@@ -93,6 +93,7 @@ class PutCalls(ClientBase):
         ttl_s: float | None = None,
         cost_ms: float = 0.0,
         agent: str = "",
+        parents: Iterable[bytes | None] | None = None,
         wait: bool = False,
         timeout_s: float | None = None,
     ) -> list[Put]:
@@ -102,6 +103,7 @@ class PutCalls(ClientBase):
         Args:
             items: pairs of a key and a tree as `put` takes it. All are checked before the first is stored.
             tokens, ttl_s, cost_ms, agent: as for `put`; they apply to each payload.
+            parents: for each item its `parent` as for `put`, or None. An item before it in the same call may be one.
             wait: return only when each put is stored, refused or lost.
             timeout_s: seconds to wait for room in the inbox and, with `wait`, for the daemon; for all puts together.
 
@@ -111,21 +113,23 @@ class PutCalls(ClientBase):
             is over, each further put ends: "refused" with LimitReached, or "lost" with TimedOut if the inbox is full.
 
         Raises:
-            BadKey, UnsupportedLeaf, UsageError: as for `put`. No payload is stored then.
+            BadKey, UnsupportedLeaf, UsageError: as for `put`. No payload is stored then, nor if `items` and `parents`
+                differ in length.
             TimedOut: with `wait`, the daemon did not answer in time; the puts go on.
         """
         options, deadline = PutOptions(tokens, ttl_s, None, cost_ms, agent).checked(), self._deadline(timeout_s)
         wait = check_flag("wait", wait)
         self._attach()
         puts: list[Put] = []
-        encoded: list[tuple[Put, Payload]] = []
-        for key, tree in check_pairs(items):
+        encoded: list[tuple[Put, Payload, PutOptions]] = []
+        for (key, tree), parent in check_with_parents(check_pairs(items), parents):
             puts.append(Put(check_key(key)))
+            own = options if parent is None else options._replace(parent=check_key(parent))
             try:
-                encoded.append((puts[-1], encode(tree, depth_max=self._link.limits.tree_depth_max)))
+                encoded.append((puts[-1], encode(tree, depth_max=self._link.limits.tree_depth_max), own))
             except ObjectTooLarge as error:
                 puts[-1].settle("refused", error)
-        self._link.puts.put_many(encoded, options, deadline=deadline)
+        self._link.puts.put_many(encoded, deadline=deadline)
         if wait:
             wait_for_all(puts, deadline)
         return puts
@@ -139,7 +143,8 @@ class PutCalls(ClientBase):
 
         Raises:
             UnsupportedLeaf: a leaf of `spec` is of a type that `put` does not take.
-            ObjectTooLarge, DaemonUnavailable, TimedOut, LimitReached: there is no room; the message says why.
+            ObjectTooLarge, DaemonUnavailable, TimedOut, LimitReached, NotEnoughMemory: there is no room; the message
+                says why.
         """
         deadline = self._deadline(timeout_s)
         self._expect_answer(max(0.0, deadline - time.monotonic()))

@@ -281,6 +281,25 @@ def test_a_file_that_was_named_must_be_there(tmp_path: Path) -> None:
     assert "cannot be read: Is a directory" in refused("--config", str(tmp_path))
 
 
+@pytest.mark.parametrize("path", ["/dev/zero", "pipe"])
+def test_a_file_that_is_no_regular_one_is_not_read(tmp_path: Path, path: str) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    path = str(tmp_path / path)
+    assert f"{path} cannot be read: it is not a regular file" in refused("--config", path)
+
+
+def test_dev_null_is_an_empty_file() -> None:
+    assert load("--config", os.devnull).max_entries
+
+
+def test_a_file_of_more_than_1_mib_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "large.toml"
+    path.write_text("#" * (1 << 20) + "\n")
+    assert f"{path} cannot be read: it has more than 1048576 bytes" in refused("--config", str(path))
+    path.write_text("#" * ((1 << 20) - 1) + "\n")
+    assert load("--config", str(path)).max_entries
+
+
 def test_a_file_that_is_no_text_is_refused(file: Path) -> None:
     file.write_bytes(b"\xff\xfe")
     assert f"{file} is not valid TOML" in refused("--config", str(file))
@@ -355,6 +374,14 @@ def test_a_reload_that_does_not_fit_what_is_running_is_refused() -> None:
     larger = load("--ring-bytes", "4GiB", "--limits-object-bytes-max", "2GiB")
     with pytest.raises(BadConfiguration, match=r"object_bytes_max = 2GiB .* ring_bytes = 1GiB"):
         running.reloaded(larger)
+
+
+def test_a_reload_of_another_password_needs_a_restart_and_shows_neither() -> None:
+    running, new = (load("--remote-url", f"redis://ann:{word}@localhost:1") for word in ("first", "second"))
+    reload = running.reloaded(new)
+    shown = "redis://ann:***@localhost:1"
+    assert reload.waiting == [("remote.url", shown, f"{shown} (another password)")]
+    assert reload.config.remote == running.remote
 
 
 def test_a_reload_of_the_same_changes_nothing() -> None:

@@ -26,13 +26,14 @@ Request = tuple[int, int]
 
 def curves_of(requests: Sequence[Request], capacity_bytes: int, keys_max: int) -> dict[str, Any]:
     """The curves of all requests. Keys are of two namespaces."""
-    distances, curve = ReuseDistances(keys_max), HitCurve()
+    distances, curve, present = ReuseDistances(keys_max), HitCurve(), Exact(capacity_bytes)
     for asked, size_bytes in requests:
-        curve.asked(1)
+        here = present.asked(asked, size_bytes)
+        curve.asked(1, here=here)
         number = number_of(hashlib.sha256(b"%d" % asked).digest())
         distance_bytes = distances.asked(number, size_bytes, capacity_bytes)
         if distance_bytes is not None:
-            curve.sampled(b"namespa%d" % (asked % 2), number, distance_bytes, distances.factor)
+            curve.sampled(b"namespa%d" % (asked % 2), number, distance_bytes, distances.factor, here=here)
     distances.check_invariants(capacity_bytes)
     return curve.as_dict(capacity_bytes, distances.factor)
 
@@ -83,6 +84,23 @@ def test_the_curve_of_a_small_sample_is_within_the_error_that_it_tells(name: str
         assert ratio == pytest.approx(exact(requests, size_bytes)[-1], abs=error + 0.01)
 
 
+@pytest.mark.parametrize("keys_max", [64, 500, 100_000])
+def test_keys_that_are_never_used_again_give_no_hits_at_any_size(keys_max: int) -> None:
+    """The error is 3 hits of the sample; without a sample nothing is estimated."""
+    for curve in curves_of([(number, 100) for number in range(3000)], 100_000, keys_max)["curves"]:
+        assert curve["namespace"] or curve["requests"] == 3000
+        for _, ratio, error in curve["points"]:
+            assert ratio == 0
+            assert (error == 0) if keys_max > 3000 else (1 / keys_max < error < 12 / keys_max)
+
+
+@pytest.mark.parametrize("keys_max", [200, 500])
+def test_a_loop_over_twice_the_ring_gives_no_hits_in_a_smaller_one(keys_max: int) -> None:
+    every = curves_of([(at % 3000, 100) for at in range(21_000)], 150_000, keys_max)["curves"][0]
+    assert [ratio for size, ratio, _ in every["points"] if size <= 150_000] == [0, 0, 0, 0]
+    assert every["points"][-1][1] == pytest.approx(6 / 7, abs=0.01)
+
+
 def test_each_namespace_has_a_curve_of_its_own_requests_in_the_common_ring() -> None:
     """Keys of namespace 0 come again soon, those of namespace 1 late or never."""
     chance = random.Random(1)
@@ -125,9 +143,9 @@ def test_without_requests_nothing_is_known() -> None:
 def test_the_busiest_namespaces_are_kept() -> None:
     curve = HitCurve()
     for number in range(2 * NAMESPACES_MAX):
-        curve.asked(3 if number == 0 else 1)
+        curve.asked(3 if number == 0 else 1, here=False)
         for _ in range(3 if number == 0 else 1):
-            curve.sampled(bytes([number] * 8), number, 100, 1)
+            curve.sampled(bytes([number] * 8), number, 100, 1, here=False)
     every, *namespaces = curve.as_dict(1000, 1)["curves"]
     assert every["requests"] == 2 * NAMESPACES_MAX + 2
     assert len(namespaces) == NAMESPACES_MAX
@@ -136,11 +154,11 @@ def test_the_busiest_namespaces_are_kept() -> None:
 
 def test_older_requests_count_less_and_less() -> None:
     curve = HitCurve()
-    curve.asked(2 * HALVE_AFTER)
+    curve.asked(2 * HALVE_AFTER, here=False)
     for _ in range(HALVE_AFTER):
-        curve.sampled(bytes(8), 1, FAR, 1)
+        curve.sampled(bytes(8), 1, FAR, 1, here=False)
     for _ in range(HALVE_AFTER):
-        curve.sampled(bytes(8), 1, 100, 1)
+        curve.sampled(bytes(8), 1, 100, 1, here=False)
     points = curve.as_dict(1000, 1)["curves"][1]["points"]
     assert points[-1][1] > 0.6
 
