@@ -51,11 +51,14 @@ def main() -> int:
     asked = parser.parse_args()
     found = []
     for source in SOURCES:
-        trace = load(source, asked.traces)
+        try:
+            trace = load(source, asked.traces)
+        except ValueError as error:
+            parser.error(str(error))
         if trace is not None:
-            found += [compared(trace, share) for share in source.shares[::2]]
+            found += [compared(trace, share) for share in source.shares[::2] if trace.fits(share)]
     if not found:
-        parser.error(f"{asked.traces} has none of the traces")
+        parser.error(f"{asked.traces} has none of the traces, or none that is large enough for a ring")
     print(
         table(
             ("trace", "share", "1 key of", "points off", "points told", "us"),
@@ -81,15 +84,16 @@ def compared(trace: Trace, share: float) -> Compared:
     capacity_bytes = trace.share_bytes(share)
     numbers = [number_of(hashlib.sha256(b"%d" % block).digest()) for block in range(len(trace.sizes))]
     distances, curve = ReuseDistances(KEYS_MAX), HitCurve()
+    present = hits_of(requests, trace.sizes, capacity_bytes)
     began_s = time.process_time()
-    for block in requests:
-        curve.asked(1)
+    for block, here in zip(requests, present, strict=True):
+        curve.asked(1, here=here)
         distance_bytes = distances.asked(numbers[block], trace.sizes[block], capacity_bytes)
         if distance_bytes is not None:
-            curve.sampled(bytes(8), numbers[block], distance_bytes, distances.factor)
+            curve.sampled(bytes(8), numbers[block], distance_bytes, distances.factor, here=here)
     took_s = time.process_time() - began_s
     points = curve.as_dict(capacity_bytes, distances.factor)["curves"][0]["points"]
-    exact = [hit_ratio(requests, trace.sizes, int(multiple * capacity_bytes)) for multiple in MULTIPLES]
+    exact = [sum(hits_of(requests, trace.sizes, int(size * capacity_bytes))) / len(requests) for size in MULTIPLES]
     return Compared(
         trace.name,
         share,
@@ -100,20 +104,20 @@ def compared(trace: Trace, share: float) -> Compared:
     )
 
 
-def hit_ratio(requests: Sequence[int], sizes: Sequence[int], capacity_bytes: int) -> float:
-    """That of an exact cache that evicts the least recently used."""
+def hits_of(requests: Sequence[int], sizes: Sequence[int], capacity_bytes: int) -> list[bool]:
+    """Whether each request is a hit in an exact cache that evicts the least recently used."""
     held: OrderedDict[int, int] = OrderedDict()
-    held_bytes = hits = 0
+    held_bytes, hits = 0, []
     for block in requests:
+        hits.append(block in held)
         if block in held:
-            hits += 1
             held.move_to_end(block)
             continue
         held[block] = sizes[block]
         held_bytes += sizes[block]
         while held_bytes > capacity_bytes:
             held_bytes -= held.popitem(last=False)[1]
-    return hits / len(requests)
+    return hits
 
 
 if __name__ == "__main__":

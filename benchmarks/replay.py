@@ -30,7 +30,7 @@ from harness import table
 from replaying import peers, policies, synthetic
 from replaying.counts import Row
 from replaying.goals import STEPS_WAY, Goal, goals, way
-from replaying.traces import SOURCES, Request, Source, Trace, load
+from replaying.traces import RING_BYTES_MIN, SOURCES, Request, Source, Trace, load
 
 from tensord.daemon.config.config import Config
 from tensord.daemon.config.settings import settings_of
@@ -89,16 +89,37 @@ def chosen(only: Sequence[str], concurrency: str) -> list[Source]:
 def workloads(arguments: argparse.Namespace) -> Iterator[tuple[Trace, tuple[float, ...]]]:
     """The traces to replay, each with its sizes."""
     for source in [] if arguments.synthetic else chosen(arguments.only, arguments.concurrency):
-        recorded = load(source, arguments.traces, arguments.warm)
+        try:
+            recorded = load(source, arguments.traces, arguments.warm)
+        except ValueError as error:
+            sys.exit(f"replay.py: {error}")
         if recorded is None:
             _told(f"without {source.name}: {arguments.traces} has no {source.file}, nor the same with .xz")
         else:
-            shares = [percent / 100 for percent in arguments.sizes or ()]
-            yield recorded, tuple(s for s in source.shares if not shares or min(abs(s - x) for x in shares) < 1e-9)
+            yield recorded, _sizes(source, recorded, arguments.sizes)
     for name in arguments.only or synthetic.WORKLOADS:
         if name in synthetic.WORKLOADS:
             made = synthetic.made(name)
             yield made, (synthetic.share(made),)
+
+
+def _sizes(source: Source, trace: Trace, percents: Sequence[float] | None) -> tuple[float, ...]:
+    """The sizes to replay a recorded trace at. Says what is left out of it."""
+    if trace.cut:
+        requests = sum(1 for _ in trace.requests())
+        _told(f"{trace.name}: the file ends before the end of a recording; its {requests} whole requests are replayed")
+    shares = [
+        share
+        for share in source.shares
+        if not percents or min(abs(share - percent / 100) for percent in percents) < 1e-9
+    ]
+    small = [_percent(share) for share in shares if not trace.fits(share)]
+    if small:
+        _told(
+            f"without {trace.name} at {', '.join(small)}: such a share of its {trace.total_bytes} bytes is less than "
+            f"the smallest ring, {RING_BYTES_MIN} bytes"
+        )
+    return tuple(share for share in shares if trace.fits(share))
 
 
 def tasks_of(trace: Trace, names: Sequence[str], sizes: Sequence[float], *, all_sizes: bool) -> list[Task]:
@@ -263,7 +284,9 @@ def main() -> int:
             write_json(arguments.json, rows)
     _told(f"{len(rows)} rows in {time.perf_counter() - began:.0f} s")
     if not rows:
-        _told(f"nothing was replayed: {arguments.traces} has none of the files of these traces, at none of these sizes")
+        _told(
+            f"nothing was replayed: {arguments.traces} has no file of these traces with a request at one of these sizes"
+        )
         return 1
     print(f"the store's policy: {arguments.policy}; Python {sys.version.split()[0]}\n")
     print("hits in percent: of blocks, of their bytes, of blocks as a prefix; and tokens saved in percent\n")

@@ -4,8 +4,8 @@
 
 Owns: these figures, for a pair of engines with TensordKVConnector and a pair without a KV connector. Each turn of a
 conversation goes to the other engine of the pair. Both pairs get the same requests, one after the other, so that other
-load on the machine affects both. Requests that share nothing are timed by turns with an engine without the connector;
-two engines without it show the noise. vLLM's own file system tier is started too. vLLM 0.32's CPU build refuses it; the
+load on the machine affects both. Requests that share nothing are timed on all four engines by turns; engines of one
+pair show the noise. vLLM's own file system tier is started too. vLLM 0.32's CPU build refuses it; the
 reason is printed.
 
 The model is small: computing a token takes it a small part of the time that a real model takes, and loading a token's
@@ -134,30 +134,30 @@ def wait_for(condition: Callable[[], bool], what: str) -> None:
 def throughputs(
     pairs: Mapping[str, Sequence[Engine]], client: tensord.Client, rounds: int, requests: int, tokens: int
 ) -> list[Spread]:
-    """Requests a second where no request shares anything, each engine over an engine without the connector.
+    """Requests a second where no request shares anything: both engines with the connector over both without it.
 
-    A round is six batches in the order a b c c b a, so that a drift of the machine's speed cancels out. The blocks of a
-    batch's prompts are stored while its answers are decoded.
+    Two equal engines differ by up to a tenth for as long as they run, so their ratios are shown too. A round is eight
+    batches in the order a b c d d c b a, so that a drift of the machine's speed cancels out. The blocks of a batch's
+    prompts are stored while its answers are decoded.
     """
-    connected = pairs[WITH][0]
-    engines = (*pairs[WITHOUT], connected)
-    against_control, against_connected, per_s = [], [], []
+    engines = [*pairs[WITHOUT], *pairs[WITH]]
+    order = [*range(len(engines)), *reversed(range(len(engines)))]
+    took: list[list[float]] = []
     for number in range(-1, rounds):  # the first one is not measured
-        took_s = [0.0, 0.0, 0.0]
-        for place, turn in enumerate((0, 1, 2, 2, 1, 0)):
+        took_s = [0.0] * len(engines)
+        for place, turn in enumerate(order):
             for request in range(requests):
                 engines[turn].add(text=text_of(f"alone {number} {place} {request}", ALONE_TOKENS), tokens=tokens)
             took_s[turn] += max(engines[turn].ask("run"))
-            if engines[turn] is connected:
-                settle(connected, client)
+            if engines[turn] in pairs[WITH]:
+                settle(engines[turn], client)
         if number >= 0:
-            against_control.append(took_s[0] / took_s[1])
-            against_connected.append(took_s[0] / took_s[2])
-            per_s.append(2 * requests / took_s[0])
+            took.append(took_s)
     return [
-        spread("alone: throughput with tensord, against without", against_connected),
-        spread("alone: a second engine without, against the first", against_control),
-        spread("alone: requests a second without", per_s),
+        spread("alone: throughput with tensord, against without", [(a + b) / (c + d) for a, b, c, d in took]),
+        spread("alone: a second engine without, against the first", [a / b for a, b, _, _ in took]),
+        spread("alone: a second engine with, against the first", [c / d for _, _, c, d in took]),
+        spread("alone: requests a second without", [4 * requests / (a + b) for a, b, _, _ in took]),
     ]
 
 

@@ -57,9 +57,10 @@ def documented_labels() -> dict[str, set[str]]:
 
 
 @pytest.fixture
-def exposed(daemon: Daemon) -> set[str]:
+def exposed(tmp_path: Path) -> set[str]:
     """The names of all series that a running daemon may expose."""
-    status, text = asked(metrics_of(daemon), "/metrics")
+    with Daemon(remote_url=f"dir://{tmp_path}") as daemon:
+        status, text = asked(metrics_of(daemon.start()), "/metrics")
     assert status == 200, text
     return {
         family.name + suffix

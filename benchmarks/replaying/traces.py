@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tensord.daemon.policy.replacement import Turn
+from tensord.shm.layout import ALIGN_BYTES
 
 Kind = Literal["prefix", "object"]
 Ints = npt.NDArray[np.int64]
@@ -40,6 +41,7 @@ CHUNK_TOKENS: Final = 1024
 CHUNK_IDS: Final = 16
 """Hash ids of 64 tokens in a chunk. The last id names the chunk, because ids are chained."""
 SEED: Final = 1
+RING_BYTES_MIN: Final = ALIGN_BYTES
 RECORDING_VERSION: Final = 1
 
 
@@ -73,7 +75,8 @@ class Restart:
 class Trace:
     """One workload, in order of time. `sizes` (bytes) and `tokens` have one item for each block number.
 
-    A cache's share is a share of the bytes of all distinct blocks, counted and uncounted.
+    A cache's share is a share of the bytes of all distinct blocks, counted and uncounted. `cut`: the file lacks
+    its end.
     """
 
     name: str
@@ -81,6 +84,7 @@ class Trace:
     events: Sequence[Request | Step | Restart]
     sizes: list[int]
     tokens: list[int]
+    cut: bool = False
 
     @property
     def total_bytes(self) -> int:
@@ -90,6 +94,10 @@ class Trace:
         """The size of a cache of that share; for sequences, a multiple of the block size."""
         size_bytes = int(share * self.total_bytes)
         return size_bytes // EQUAL_BYTES * EQUAL_BYTES if self.kind == "prefix" else size_bytes
+
+    def fits(self, share: float) -> bool:
+        """True if a cache of that share is large enough for a ring."""
+        return self.share_bytes(share) >= RING_BYTES_MIN
 
     def requests(self) -> Iterator[Request]:
         """The requests, without the ends of agents' calls."""
@@ -182,23 +190,49 @@ def objects(columns: Callable[[bytes], tuple[float, bytes, int]]) -> Callable[..
 
 
 def recorded(name: str, warm: Iterable[bytes], judged: Iterable[bytes] | None) -> Trace:
-    """Requests that `tensorctl record` has written, after a header line."""
+    """Requests that `tensorctl record` has written, after a header line.
+
+    A command that was killed leaves a file without its end: the lines before it are the trace.
+    """
     decode = msgspec.json.Decoder(tuple[float, str, str, int, int, int]).decode
     blocks, found = _Blocks(), list[Request]()
-    for counted, line in _flagged(_rows(warm), None if judged is None else _rows(judged)):
+    files = _Recorded(warm), _Recorded(judged or ())
+    for counted, line in _flagged(files[0], None if judged is None else files[1]):
         at, key, _, size_bytes, tokens, _ = decode(line)
         number = blocks.number(key, max(size_bytes, 1), tokens)
         found.append(Request(at, "", np.array([number], np.int64), counted))
-    return Trace(name, "object", list(_in_time(found)), blocks.sizes, blocks.tokens)
+    cut = any(file.cut for file in files)
+    return Trace(name, "object", list(_in_time(found)), blocks.sizes, blocks.tokens, cut)
 
 
-def _rows(lines: Iterable[bytes]) -> Iterator[bytes]:
-    """The lines after the header."""
-    every = iter(lines)
-    version = msgspec.json.decode(next(every, b"{}"), type=_Recording).tensord_requests
-    if version != RECORDING_VERSION:
-        raise ValueError(f"version {version} of the format of tensorctl record; this program reads {RECORDING_VERSION}")
-    return every
+class _Recorded:
+    """The lines of a recording after the header. `cut`: the last line read was not whole, or the .xz has no end."""
+
+    def __init__(self, lines: Iterable[bytes]) -> None:
+        self._lines = lines
+        self.cut = False
+
+    def __iter__(self) -> Iterator[bytes]:
+        whole = self._whole()
+        header = next(whole, None)
+        if header is None:
+            return
+        version = msgspec.json.decode(header, type=_Recording).tensord_requests
+        if version != RECORDING_VERSION:
+            raise ValueError(
+                f"version {version} of the format of tensorctl record; this program reads {RECORDING_VERSION}"
+            )
+        yield from whole
+
+    def _whole(self) -> Iterator[bytes]:
+        try:
+            for line in self._lines:
+                if not line.endswith(b"\n"):
+                    self.cut = True
+                    return
+                yield line
+        except EOFError:
+            self.cut = True
 
 
 def _web_image(line: bytes) -> tuple[float, bytes, int]:
@@ -327,7 +361,7 @@ def load(source: Source, judged: Path, warm: Path | None = None) -> Trace | None
         if warm is None:
             return source.read(source.name, _lines(path), None)
         return source.read(source.name, () if before is None else _lines(before), _lines(path))
-    except (ValueError, msgspec.DecodeError, lzma.LZMAError) as error:
+    except (ValueError, msgspec.DecodeError, EOFError, lzma.LZMAError) as error:
         raise ValueError(f"{path} is no trace of {source.name}: {error}") from error
 
 

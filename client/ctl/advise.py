@@ -31,9 +31,14 @@ def advice_text(answer: dict[str, Any]) -> str:
         rows = [
             ("requests", f"{number(round(every['requests']))} uses of entries and puts of new ones"),
             ("found here", f"{share(answer['here'], 1)}, under policy {answer['policy']}, since the daemon started"),
-            ("twice", _compared("twice the ring", 2 * now_bytes, ratios[1.0], ratios[2.0])),
-            ("half", _compared("half the ring", now_bytes // 2, ratios[1.0], ratios[0.5])),
         ]
+        if any(ratio for _, ratio, _ in every["points"]):
+            rows.append(("twice", _compared("twice the ring", 2 * now_bytes, ratios[1.0], ratios[2.0])))
+            rows.append(("half", _compared("half the ring", now_bytes // 2, ratios[1.0], ratios[0.5])))
+        else:
+            largest_bytes = every["points"][-1][0]
+            larger = f"{largest_bytes / now_bytes:g} times the size, {size(largest_bytes)}"
+            rows.append(("reuse", f"none seen: a ring of up to {larger}, would find nothing either"))
         sizes = table(
             ("RING", "SIZE", "HIT RATIO", "ERROR", ""),
             [

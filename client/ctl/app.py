@@ -9,6 +9,7 @@ Invariants: `main` raises no exception, unless TENSORCTL_TRACEBACK is set.
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -44,6 +45,7 @@ from .why import why
 
 TRACEBACK_VARIABLE: Final = "TENSORCTL_TRACEBACK"
 _INTERRUPTED: Final = 130
+_FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _TIMEOUT_S_MAX: Final = 3600.0
 
 
@@ -136,6 +138,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except click.ClickException as error:
         return _told(error.format_message(), error.exit_code)
     except (TensordError, OSError) as error:
+        if isinstance(error, OSError) and error.errno in _FULL and error.filename is None:
+            return _told(f"the output cannot be written: {error.strerror}", 1)
         return _told(str(error) or type(error).__name__, 1)
     except KeyboardInterrupt:
         return _INTERRUPTED

@@ -10,6 +10,7 @@ neither keys nor contents, and two files cannot be compared.
 
 from __future__ import annotations
 
+import errno
 import json
 import lzma
 import secrets
@@ -21,7 +22,9 @@ from typing import IO, Any, Final
 
 import click
 
+from ...errors import TensordError
 from ...ipc.messages import Watch
+from ...shm.segments import file_limit
 from .daemon import Daemon, pass_daemon, understood
 from .parameters import DURATION, FILE, TAG_BYTES
 from .tables import counted
@@ -87,16 +90,22 @@ def record(daemon: Daemon, file: Path, for_s: float | None, count: int) -> None:
     recording, written = Recording(secrets.token_bytes(16)), 0
     # Before the file is made: without a daemon there is nothing to record.
     header = recording.header(daemon.status())
-    with _created(file) as lines:
-        lines.write(header)
-        try:
-            for row, at_s in _requests(daemon, recording, for_s):
-                lines.write(recording.line(row, at_s))
-                written += 1
-                if written == count:
-                    break
-        except KeyboardInterrupt:
-            pass
+    try:
+        with _created(file) as lines:
+            lines.write(header)
+            try:
+                for row, at_s in _requests(daemon, recording, for_s):
+                    lines.write(recording.line(row, at_s))
+                    written += 1
+                    if written == count:
+                        break
+            except KeyboardInterrupt:
+                pass
+    except OSError as error:
+        if isinstance(error, TensordError):  # TimedOut is an OSError, too
+            raise
+        why = file_limit() if error.errno == errno.EFBIG else error.strerror
+        raise click.ClickException(f"{file} is incomplete, it cannot be written any more: {why}") from None
     click.echo(f"{counted(written, 'request', 'requests')} in {file}")
     if recording.dropped:
         lost = counted(recording.dropped, "event of up to 256 requests was", "events of up to 256 requests each were")

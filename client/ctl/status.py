@@ -133,9 +133,21 @@ def _traffic(body: dict[str, Any], store: dict[str, Any]) -> list[tuple[str, str
 
 def _remote(remote: dict[str, Any], store: dict[str, Any]) -> str:
     state = "serves" if remote["serves"] else f"LEFT ALONE ({remote['why']})"
+    # Releases before have no such fields.
+    if why := remote.get("refuses_writes"):
+        state += f", {'FULL' if remote.get('full') else 'READ-ONLY'} ({why})"
+    if why := remote.get("refuses_removals"):
+        state += f", REMOVES NOTHING ({why})"
+    if count := remote.get("not_agreed"):
+        state += f", {count} INVALIDATED NAMESPACES NOT SHARED ({remote.get('not_agreed_why')})"
+    if why := remote.get("too_slow"):
+        state += f", TOO SLOW TO ASK ({why})"
+    for bad in remote.get("bad_generations", []):
+        state += f"; NOT SHARED ({bad})"
     return (
         f"{remote['address']} {state}; {counts(store['remote'])}; read {size(store['remote_read_bytes'])}, "
         f"written {size(store['remote_written_bytes'])}, waiting {size(remote['queued_bytes'])}, "
+        f"to be removed {number(remote.get('removals', 0))}, "
         f"corrupt {number(remote['corrupt'])}"
     )
 

@@ -309,3 +309,77 @@ def test_a_recording_of_another_format_is_refused(tmp_path: Path) -> None:
     (tmp_path / "tensord_requests.jsonl").write_text(json.dumps({"tensord_requests": 2}) + "\n")
     with pytest.raises(ValueError, match="version 2 of the format of tensorctl record; this program reads 1"):
         loaded("recorded", tmp_path)
+
+
+def recording(requests: int, keys: int, size_bytes: int) -> bytes:
+    """The file of `tensorctl record`; keys come one after the other, again and again."""
+    rows = ([number / 2, f"{number % keys:016x}", "00", size_bytes, 0, 0] for number in range(requests))
+    return b"".join(json.dumps(line).encode() + b"\n" for line in ({"tensord_requests": 1}, *rows))
+
+
+def replayed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> tuple[int | str | None, str]:
+    """The exit status of a replay of a folder's recording, and all that it says."""
+    words = ["--traces", str(folder), "--only", "recorded", "--policies", "tensord,lru", "--jobs", "1"]
+    monkeypatch.setattr(sys, "argv", ["replay.py", *words])
+    code: int | str | None
+    try:
+        code = replay.main()
+    except SystemExit as ended:
+        code = ended.code
+    said = capsys.readouterr()
+    return code, said.out + said.err
+
+
+@pytest.mark.parametrize("requests", [0, 10])
+def test_a_recording_too_small_for_a_ring_is_named_so(
+    requests: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "tensord_requests.jsonl").write_bytes(recording(requests, 3, 10))
+    code, said = replayed(tmp_path, monkeypatch, capsys)
+    total_bytes = 30 if requests else 0
+    assert f"recorded at 1 %, 5 %, 10 %, 20 %, 40 %: such a share of its {total_bytes} bytes is less than the" in said
+    assert code == 1
+
+
+def test_a_small_recording_is_replayed_at_the_sizes_that_hold_an_entry(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "tensord_requests.jsonl").write_bytes(recording(40, 10, 100))
+    code, said = replayed(tmp_path, monkeypatch, capsys)
+    assert "without recorded at 1 %, 5 %: such a share of its 1000 bytes" in said
+    assert code == 0
+    assert "recorded 10 % tensord:" in said
+
+
+@pytest.mark.parametrize("end", ["in the middle of a line", "in the middle of the .xz", "before the first line"])
+def test_what_a_killed_recorder_wrote_is_replayed(
+    end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = recording(3000, 30, 1000)
+    if end == "in the middle of the .xz":
+        packed = lzma.compress(whole)
+        (tmp_path / "tensord_requests.jsonl.xz").write_bytes(packed[: len(packed) * 2 // 3])
+    else:
+        kept = whole[:-10] if end == "in the middle of a line" else b""
+        (tmp_path / "tensord_requests.jsonl").write_bytes(kept)
+    code, said = replayed(tmp_path, monkeypatch, capsys)
+    requests = len(list(loaded("recorded", tmp_path).requests()))
+    if end == "before the first line":
+        assert (code, requests) == (1, 0)
+        return
+    assert code == 0
+    assert f"recorded: the file ends before the end of a recording; its {requests} whole requests are replayed" in said
+    assert requests == 2999 if end == "in the middle of a line" else 0 < requests < 3000
+
+
+def test_a_trace_that_lacks_its_end_is_refused_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Another trace than a recording is a whole file, or a download that failed."""
+    path = tmp_path / "mooncake_conversation_trace.jsonl.xz"
+    path.write_bytes(lzma.compress(chats(*[[n] for n in range(1000)]))[:-100])
+    monkeypatch.setattr(sys, "argv", ["replay.py", "--traces", str(tmp_path), "--only", "conversation"])
+    with pytest.raises(SystemExit, match=rf"^replay\.py: {path} is no trace of conversation: .*ended before"):
+        replay.main()

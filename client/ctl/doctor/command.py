@@ -51,7 +51,11 @@ def diagnose(daemon: Daemon) -> list[Finding]:
         access.reachable("control", _greeting(daemon)),
         software.versions(__version__, status.get("version"), PROTOCOL_VERSION, status.get("protocol")),
         software.clients(status.get("version"), _client_versions(daemon) if status else ()),
-        software.last_end(former, facts.journal_of_end() if former.get("end") in ("failed", "killed") else ()),
+        software.last_end(
+            former,
+            facts.journal_of_end() if former.get("end") in ("failed", "killed") else (),
+            served=bool(status),
+        ),
         software.clock(status.get("clock_stepped_s")),
         software.python(sys.version_info[:3], {name: package_version(name) for name in software.PACKAGES}),
         software.configuration(configuration_error, ignored, served=bool(status)),
@@ -69,7 +73,9 @@ def diagnose(daemon: Daemon) -> list[Finding]:
             removes=access.removes_ipc(facts.logind_texts()),
         ),
         *access.leftover(found, status.get("instance")),
-        pressure.gauges(governor.get("gauges"), hardware, governor.get("sources", ())),
+        pressure.gauges(
+            governor.get("gauges"), hardware, governor.get("sources", ()), governor.get("missing_cards", ())
+        ),
         pressure.metrics(metrics, None if metrics is None else facts.scrape(metrics, daemon.timeout_s)),
         *software.gpus(probed(), hardware),
     ]

@@ -12,6 +12,7 @@ from typing import Final
 
 import click
 
+from ....ipc.places import home_folder
 from ..doctor import facts
 from ..parameters import FILE
 from . import files, plan, refusals
@@ -40,8 +41,10 @@ def install(user: bool, uninstall: bool, dry_run: bool, root: Path) -> None:
     """
     if user and root != _ROOT:
         raise click.UsageError("--root is for the host's service: give --root or --user")
-    home = Path.home()
-    places = files.user_places(home, os.environ) if user else files.system_places(root)
+    # The record names each file by its whole path, for a removal from another working directory.
+    root = Path(os.path.abspath(root))
+    home = _home() if user else None
+    places = files.user_places(home, os.environ) if home is not None else files.system_places(root)
     live = user or root == _ROOT
     program = Path(sys.executable).with_name("tensord")
     if not dry_run:
@@ -51,6 +54,8 @@ def install(user: bool, uninstall: bool, dry_run: bool, root: Path) -> None:
     else:
         _refuse(refusals.of_program(program) or (None if user or not live else refusals.of_service_user(program)))
         steps = _installation(places, program, home, live=live)
+    if all(isinstance(step, Run) for step in steps):
+        click.echo("every file is in place already")
     for step in steps:
         click.echo(f"would {step}" if dry_run else str(step))
         if not dry_run:
@@ -59,8 +64,16 @@ def install(user: bool, uninstall: bool, dry_run: bool, root: Path) -> None:
         click.echo(_after_removal(places) if uninstall else _after_installation(places, program))
 
 
-def _installation(places: Places, program: Path, home: Path, *, live: bool) -> list[Step]:
-    word = files.start_word(program, None if places.system else home)
+def _home() -> Path:
+    try:
+        return home_folder(os.environ)
+    except KeyError:
+        raise click.UsageError(f"HOME is not set, and uid {os.getuid()} has no home folder: set HOME") from None
+
+
+def _installation(places: Places, program: Path, home: Path | None, *, live: bool) -> list[Step]:
+    """`home`: the user's home folder; None for the host's service."""
+    word = files.start_word(program, home)
     steps = plan.installation(files.texts(places, word), places.record)
     if not live:
         return steps

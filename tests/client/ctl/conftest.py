@@ -12,7 +12,7 @@ import pytest
 
 from tensord.client.ctl import main
 
-from ...daemon_process import Daemon
+from ...daemon_process import PATIENCE_S, Daemon
 
 COMMAND = (sys.executable, "-m", "tensord.client.ctl")
 
@@ -31,7 +31,8 @@ class Ctl:
 
     def __init__(self, capsys: pytest.CaptureFixture[str], socket: Path) -> None:
         self._capsys = capsys
-        self.flags = ("--socket", str(socket))
+        # A test that is about the time limit gives its own, which comes later and counts.
+        self.flags = ("--socket", str(socket), "--timeout", f"{PATIENCE_S:g}s")
 
     def __call__(self, *words: str, code: int = 0) -> Told:
         """Runs it in this process. The exit code must be `code`; a failure tells one line, and never a traceback."""

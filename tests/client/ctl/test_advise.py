@@ -57,6 +57,28 @@ def test_a_difference_within_the_error_is_called_one_that_nobody_can_tell() -> N
     assert "would find 45.0 % instead of 43.0 %: no difference that the estimate can tell" in " ".join(text.split())
 
 
+def test_without_any_reuse_no_ring_is_said_to_find_more() -> None:
+    text = advice_text({**answer(curve(None, (0.0,) * 9, error=0.004)), "here": 0.0})
+    assert "reuse       none seen: a ring of up to 8 times the size, 7.81 GiB, would find nothing either" in text
+    assert "twice the ring" not in text
+    assert "half the ring" not in text
+    assert "8.00  7.81 GiB      0.0 %  ± 0.4" in text
+    assert all(len(line) <= WIDTH for line in text.splitlines())
+
+
+def test_keys_that_are_put_once_and_never_used_are_told_as_no_reuse(daemon: Daemon, ctl: Ctl) -> None:
+    """One key in 16 is sampled. Of these keys the sample has a tenth too few."""
+    client = daemon.client()
+    for number in range(6000, 9000):
+        client.put(key(number), np.zeros(16, np.uint8), wait=number % 100 == 99)
+    daemon.until(lambda now: now["store"]["hit_ratios"]["sampled"] > 1, "the keys are sampled")
+    told = json.loads(ctl("advise", "--json").out)
+    assert told["curves"][0]["requests"] == 3000
+    assert {ratio for _, ratio, _ in told["curves"][0]["points"]} == {0.0}
+    assert all(0 < error < 0.05 for _, _, error in told["curves"][0]["points"])
+    assert "none seen" in ctl("advise").out
+
+
 def test_without_requests_there_is_no_advice() -> None:
     nothing = {**curve(None, (0.0,) * 9), "requests": 0}
     assert "nothing is known yet" in advice_text(answer(nothing))

@@ -134,7 +134,9 @@ def test_a_drill_that_acts_stands_in_the_gauge_s_place_until_it_ends(daemon: Dae
         playing.send_signal(signal.SIGINT)
         assert playing.wait(PATIENCE_S) == 130
     until(lambda: not drilled_gauges(daemon), "the gauge is its own again")
-    assert [each["mode"] for each in daemon.status()["governor"]["transitions"]] == ["emergency", "relaxed"]
+    # The host's own gauge may change its mode meanwhile, on a machine that is busy with others.
+    transitions = [each for each in daemon.status()["governor"]["transitions"] if each["gauge"] == "card-1"]
+    assert [each["mode"] for each in transitions] == ["emergency", "relaxed"]
 
 
 def test_a_second_drill_of_a_gauge_is_refused(daemon: Daemon, ctl: Ctl, tmp_path: Path) -> None:

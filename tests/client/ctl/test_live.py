@@ -6,11 +6,13 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
-from typing import Any
+from itertools import count
+from typing import IO, Any
 
 import numpy as np
 import pytest
 
+import tensord
 from tensord.client.ctl.live import clients_text
 from tensord.client.ctl.tables import WIDTH
 from tensord.ipc.messages import Event
@@ -54,14 +56,25 @@ def test_clients_fit_100_columns_whatever_they_call_themselves() -> None:
     assert max(map(len, clients_text([row]).splitlines())) <= WIDTH
 
 
+_numbers = count(1)
+
+
+def put_one(client: tensord.Client, payload_bytes: int = 1) -> bool:
+    """Puts something new. A watcher is told only of events after it has begun, so that tests make them until it has."""
+    number = next(_numbers)
+    return client.put(number.to_bytes(32, "big"), b"x" * payload_bytes, wait=True).state == "stored"
+
+
+def until_watching(client: tensord.Client, stdout: IO[str]) -> None:
+    """Puts until a watcher tells of one."""
+    os.set_blocking(stdout.fileno(), False)
+    until(lambda: put_one(client) and stdout.readline(), "the watcher to tell of a put")
+
+
 def test_watch_prints_each_event_as_a_line_of_json(daemon: Daemon, ctl: Ctl) -> None:
     client = daemon.client()
     with ctl.spawn("watch", "--count", "3") as watching:
-        # Events before it watches are not told to it: one is made again and again until the first comes.
-        stored = 0
-        while watching.poll() is None and stored < 10_000:
-            client.put(stored.to_bytes(32, "big"), stored, wait=True)
-            stored += 1
+        until(lambda: put_one(client) and watching.poll() is not None, "the watcher to have heard three events")
         out, err = watching.communicate(timeout=PATIENCE_S)
     events = [json.loads(line) for line in out.splitlines()]
     assert len(events) == 3
@@ -76,13 +89,14 @@ def test_watch_describes_each_removed_entry(daemon: Daemon, ctl: Ctl) -> None:
     with ctl.spawn("watch") as watching:
         assert watching.stdout is not None
         os.set_blocking(watching.stdout.fileno(), False)
-        gone: dict[str, Any] = {}
-        stored = 0
-        while "evict" not in gone.get("event", ""):
-            client.put(stored.to_bytes(32, "big"), b"x" * (1 << 20), wait=True)
-            stored += 1
-            assert stored < 10_000
-            gone = json.loads(watching.stdout.readline() or "{}")
+        stdout = watching.stdout
+
+        def evicted() -> dict[str, Any]:
+            put_one(client, 1 << 20)
+            events = [json.loads(line) for line in stdout.readlines()]
+            return next((event for event in events if event["event"] == "evict"), {})
+
+        gone = until(evicted, "an eviction to be told")
         watching.send_signal(signal.SIGINT)
         assert watching.wait(PATIENCE_S) == 0
     assert (gone["reason"], gone["uses"]) == ("capacity", 0)
@@ -94,12 +108,7 @@ def test_watch_ends_with_ctrl_c(daemon: Daemon, ctl: Ctl) -> None:
     client = daemon.client()
     with ctl.spawn("watch") as watching:
         assert watching.stdout is not None
-        os.set_blocking(watching.stdout.fileno(), False)
-        stored = 0
-        while not watching.stdout.readline():
-            client.put(stored.to_bytes(32, "big"), stored, wait=True)
-            stored += 1
-            assert stored < 10_000
+        until_watching(client, watching.stdout)
         watching.send_signal(signal.SIGINT)
         assert watching.wait(PATIENCE_S) == 0
 
@@ -108,12 +117,7 @@ def test_watch_says_when_the_daemon_goes(daemon: Daemon, ctl: Ctl) -> None:
     client = daemon.client()
     with ctl.spawn("watch") as watching:
         assert watching.stdout is not None
-        os.set_blocking(watching.stdout.fileno(), False)
-        stored = 0
-        while not watching.stdout.readline():
-            client.put(stored.to_bytes(32, "big"), stored, wait=True)
-            stored += 1
-            assert stored < 10_000
+        until_watching(client, watching.stdout)
         daemon.terminate()
         assert watching.wait(PATIENCE_S) == 1
         assert watching.stderr is not None
@@ -154,9 +158,14 @@ def test_the_log_at_debug_has_each_attach_put_refusal_and_eviction() -> None:
         client.put(KEY, np.zeros(4), wait=True)
         client.put(b"z" * 32, 1, parent=b"z" * 31 + b"y", wait=True)
         client.evict(KEY)
-        lines = [json.loads(line) for line in daemon.log.splitlines()]
-    said = {line["event"]: line for line in lines if line["part"] == "event"}
-    assert {"attach", "put", "refuse", "evict"} <= said.keys()
+
+        def events() -> dict[str, dict[str, Any]]:
+            # The last line may be one that is being written.
+            lines = [json.loads(line) for line in daemon.log.splitlines(keepends=True) if line.endswith("\n")]
+            said = {line["event"]: line for line in lines if line["part"] == "event"}
+            return said if {"attach", "put", "refuse", "evict"} <= said.keys() else {}
+
+        said = until(events, "all of them to be logged")
     assert (said["attach"]["name"], said["attach"]["level"]) == ("talker", "debug")
     assert said["refuse"]["code"] == "ParentGone"
 

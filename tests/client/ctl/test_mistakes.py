@@ -205,3 +205,12 @@ def test_a_closed_output_stream_ends_no_command(ctl: Ctl, closed: str) -> None:
     words = shlex.join([*COMMAND, *ctl.flags, "ls"])
     ended = subprocess.run(["sh", "-c", f"exec {words} {closed}"], capture_output=True, text=True, timeout=PATIENCE_S)
     assert (ended.returncode, ended.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("words", [["status"], ["status", "--json"], ["doctor"], ["top", "--once"]])
+def test_an_output_that_takes_no_more_is_named(ctl: Ctl, words: list[str]) -> None:
+    with open("/dev/full", "w") as full:
+        command = [*COMMAND, *ctl.flags, *words]
+        ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=PATIENCE_S)
+    told = "tensorctl: the output cannot be written: No space left on device\n"
+    assert (ended.returncode, ended.stderr) == (1, told)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import lzma
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 import tensord
+from tensord.client.ctl.daemon import Daemon as Asked
 from tensord.client.ctl.record import Recording
 from tensord.daemon.actors.messages import WatchEvent
 from tensord.daemon.actors.status import Watchers
@@ -93,6 +95,38 @@ def test_a_folder_that_is_not_there_is_named(daemon: Daemon, tmp_path: Path, ctl
     file = tmp_path / "none" / "requests.jsonl"
     told = ctl("record", str(file), code=2).err
     assert f"{file} cannot be made (No such file or directory): name a file in a folder of yours" in told
+
+
+def test_a_daemon_that_answers_no_more_is_not_taken_for_a_file_that_cannot_be_written(
+    daemon: Daemon, tmp_path: Path, ctl: Ctl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    status = Asked.status
+
+    def last_answer(asked: Asked) -> dict[str, Any]:
+        found = status(asked)
+        daemon.pause()
+        return found
+
+    monkeypatch.setattr(Asked, "status", last_answer)
+    try:
+        told = ctl("--timeout", "500ms", "record", str(tmp_path / "requests.jsonl"), code=1).err
+    finally:
+        daemon.resume()
+    assert "answer" in told
+    assert "incomplete" not in told
+
+
+def test_a_file_that_may_not_grow_any_more_names_the_limit(daemon: Daemon, tmp_path: Path, ctl: Ctl) -> None:
+    file = tmp_path / "requests.jsonl"
+    recording = ctl.spawn("record", str(file), "--count", "1")
+    assert recording.stderr is not None
+    assert recording.stderr.readline() == "recording; Ctrl-C ends it\n"
+    resource.prlimit(recording.pid, resource.RLIMIT_FSIZE, (10, 10))
+    daemon.client().put(KEYS[0], np.zeros(1000), wait=True)
+    _, told = recording.communicate(timeout=PATIENCE_S)
+    assert recording.returncode == 1
+    assert told.startswith(f"tensorctl: {file} is incomplete") and "10 bytes (RLIMIT_FSIZE)" in told
+    assert told.count("\n") == 1
 
 
 def test_without_a_daemon_no_file_is_left(daemon: Daemon, tmp_path: Path, ctl: Ctl) -> None:

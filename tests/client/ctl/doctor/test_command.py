@@ -93,6 +93,7 @@ def test_the_daemon_s_user_counts_for_removeipc(daemon: Daemon, ctl: Ctl, monkey
 def test_the_end_of_the_daemon_before_is_told(daemon: Daemon, ctl: Ctl, end: str, told: str, level: str) -> None:
     assert "nothing is known" in _findings(ctl, 0)["last end"]["text"]
     getattr(daemon, end)()
+    assert "no daemon to ask" in _findings(ctl, 1)["last end"]["text"]
     daemon.start()
     found = _findings(ctl, 0)["last end"]
     assert (found["level"], told in found["text"]) == (level, True)

@@ -11,6 +11,8 @@ import pytest
 from tensord.client.ctl.doctor import probe
 from tensord.client.ctl.doctor.probe import probed
 
+from ....daemon_process import PATIENCE_S
+
 
 @pytest.fixture(autouse=True)
 def _installed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,7 +45,7 @@ def test_the_last_line_is_the_answer_whatever_a_library_prints_before() -> None:
     ],
 )
 def test_a_binding_that_crashes_hangs_or_prints_noise_is_reported_and_does_no_harm(code: str, told: str) -> None:
-    (found,) = probed(["rsmi"], _python(code), wait_s=5.0 if "sleep" not in code else 0.2)
+    (found,) = probed(["rsmi"], _python(code), wait_s=PATIENCE_S if "sleep" not in code else 0.2)
     assert found.devices is None
     assert told in found.error
 

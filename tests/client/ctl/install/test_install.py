@@ -6,6 +6,7 @@ The service itself is installed under a real systemd by tests/systemd.
 from __future__ import annotations
 
 import os
+import pwd
 import stat
 import sys
 from pathlib import Path
@@ -49,6 +50,29 @@ def test_everything_that_the_service_needs_is_laid_in_place(alone: Ctl, tmp_path
     assert laid(root) == {}
 
 
+def test_a_relative_root_is_the_folder_below_the_working_directory_from_wherever_it_is_removed(
+    alone: Ctl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    said = alone("install", "--root", "root").out.splitlines()
+    assert f"write {tmp_path}/root/etc/tensord/tensord.toml" in said
+    assert all(line.startswith(f"write {tmp_path}/root/") for line in said)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    alone("install", "--root", "../root", "--uninstall")
+    assert laid(tmp_path / "root") == {}
+
+
+def test_a_second_run_says_that_everything_is_in_place(alone: Ctl, tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    alone("install", "--root", str(root))
+    for words in ([], ["--dry-run"]):
+        assert alone("install", "--root", str(root), *words).out == "every file is in place already\n"
+    (root / "etc/tensord/tensord.toml").write_text("# mine\n")
+    assert alone("install", "--root", str(root)).out.startswith(f"keep {root}/etc/tensord/tensord.toml: ")
+
+
 def test_a_dry_run_says_the_steps_and_takes_none(alone: Ctl, tmp_path: Path) -> None:
     root = tmp_path / "root"
     would = alone("install", "--root", str(root), "--dry-run").out.splitlines()
@@ -73,6 +97,13 @@ def test_the_units_of_a_user_stand_in_the_home_and_run_the_program_of_the_enviro
     assert reload in texts[tmp_path / ".config/systemd/user/tensord.service"]
     moved = files.user_places(tmp_path, {"XDG_CONFIG_HOME": "/c", "XDG_STATE_HOME": "/s"})
     assert (moved.units, moved.record) == (Path("/c/systemd/user"), Path("/s/tensord/installed.json"))
+
+
+def test_an_empty_home_counts_as_not_set(alone: Ctl, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME"):
+        monkeypatch.setenv(name, "")
+    home = pwd.getpwuid(os.getuid()).pw_dir
+    assert f"{home}/.config/systemd/user/tensord.service" in alone("install", "--user", "--dry-run").out
 
 
 def test_the_link_that_pipx_makes_is_what_the_user_s_unit_runs(tmp_path: Path) -> None:
