@@ -10,6 +10,8 @@ import argparse
 import math
 import os
 import signal
+import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +19,7 @@ from typing import Final
 
 MINUTES_MAX: Final = 60.0 * 24 * 30
 _AGAIN_S: Final = 10.0
+_LOST_S: Final = 0.01
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -62,15 +65,31 @@ def end_cleanly() -> None:
     """From now on a signal that would end this process raises SystemExit where it is, so that `with` blocks clear up.
 
     `timeout`, make and a terminal each send a signal to the whole process group, and so more than one: for ten seconds
-    after the first the others pass.
+    after the first the others pass. Where Python only prints an exception, as in a finalizer or in a hook of a fork,
+    the signal is sent again until it arrives elsewhere.
     """
     first_at = -math.inf
+    ending: SystemExit | None = None
+    before = sys.unraisablehook
 
     def leave(number: int, _: object) -> None:
-        nonlocal first_at
+        nonlocal first_at, ending
         if time.monotonic() - first_at > _AGAIN_S:
             first_at = time.monotonic()
-            raise SystemExit(128 + number)
+            ending = SystemExit(128 + number)
+            raise ending
 
+    def lost(error: sys.UnraisableHookArgs) -> None:
+        nonlocal first_at
+        if ending is None or error.exc_value is not ending:
+            before(error)
+            return
+        first_at = -math.inf
+        # From a thread, and later: a handler that runs here is within the finalizer still.
+        again = threading.Timer(_LOST_S, os.kill, (os.getpid(), int(ending.code or 0) - 128))
+        again.daemon = True
+        again.start()
+
+    sys.unraisablehook = lost
     for number in SIGNALS:
         signal.signal(number, leave)

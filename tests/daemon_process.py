@@ -229,11 +229,19 @@ class Daemon:
     # ---- talking to it
 
     def client(self, **options: Any) -> tensord.Client:
-        """A client that is attached, and closed at the end."""
-        client = tensord.Client(self.socket, **options)
+        """A client that is attached, and closed at the end. Its calls wait as long as anything in a test."""
+        client = tensord.Client(self.socket, **{"timeout_s": PATIENCE_S, **options})
         self._clients.append(client)
         assert client.wait_connected(PATIENCE_S), f"no connection to the daemon:\n{self.log}"
         return client
+
+    def attached(self, *clients: tensord.Client) -> None:
+        """Waits until these clients are attached to the daemon that runs now. A client may hear late that the daemon
+        before has ended, and is connected to nobody until then."""
+        epoch = self.status()["epoch"]
+        for client in clients:
+            link = client.link
+            until(lambda link=link: link.connected and link.epoch == epoch, "the client to attach again")  # type: ignore[misc]
 
     def ask(self, make: Callable[[int], messages.Message]) -> dict[str, Any]:
         """One question on the status socket."""

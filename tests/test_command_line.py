@@ -143,6 +143,58 @@ def test_a_process_of_a_simulation_that_a_signal_ends_takes_no_other_seeds() -> 
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
 
 
+WHERE_ERRORS_ARE_LOST = {
+    "a finalizer": "class F:\n    __del__ = lambda self: told()\nF()",
+    "a weak reference's callback": "class F: pass\nf = F(); r = weakref.ref(f, lambda _: told()); del f",
+    "the parent's hook of a fork": "os.register_at_fork(after_in_parent=told)\nif not os.fork(): os._exit(0)",
+    "the child's hook of a fork": "os.register_at_fork(after_in_child=told)\nif pid := os.fork(): own_child(pid)",
+}
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=str)
+@pytest.mark.parametrize("where", WHERE_ERRORS_ARE_LOST)
+def test_a_signal_ends_a_run_also_where_its_exception_is_lost(where: str, number: int) -> None:
+    """`timeout` sends it twice."""
+    script = f"""
+import os, signal, time, weakref
+from tests.command_line import end_cleanly
+def told(*_):
+    os.kill(os.getpid(), {number})
+    os.kill(os.getpid(), {number})
+def own_child(pid):
+    os._exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+end_cleanly()
+try:
+{"".join(f"    {line}{chr(10)}" for line in WHERE_ERRORS_ARE_LOST[where].splitlines())}
+    while True:
+        time.sleep(0.05)
+finally:
+    print("cleared up", flush=True)
+"""
+    run = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S)
+    assert (run.returncode, run.stdout, run.stderr) == (128 + number, "cleared up\n", "")
+
+
+@pytest.mark.parametrize("when", ["before", "after_in_parent", "after_in_child"])
+def test_a_signal_while_the_processes_of_a_simulation_are_forked_ends_them_all(when: str) -> None:
+    script = (
+        "import os, signal\n"
+        "from tests.command_line import end_cleanly\n"
+        "from tests.simulation import simulate\n"
+        "end_cleanly()\n"
+        f"os.register_at_fork({when}=lambda: os.kill(os.getpid(), signal.SIGTERM))\n"
+        "raise SystemExit(simulate.main(['--seeds', '999999', '--jobs', '2']))"
+    )
+    mark = f"TEST_OF_FORKS={os.getpid()}-{when}"
+    run = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, env={**os.environ, **dict([mark.split("=")])})
+    try:
+        assert run.wait(PATIENCE_S)
+        until(lambda: not marked(mark), "its processes to end")
+    finally:
+        for pid in marked(mark):
+            os.kill(pid, signal.SIGKILL)
+
+
 def test_daemons_whose_tests_were_killed_free_their_memory(tmp_path: Path) -> None:
     script = "from tests.daemon_process import Daemon; d = Daemon(); d.start(); print(d.instance, flush=True); input()"
     run = subprocess.Popen(

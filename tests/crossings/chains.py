@@ -69,6 +69,21 @@ class ChainPut(Chained):
         pass
 
 
+class ChainPutTogether(ChainPut):
+    """The chain is put in one call, and its Commits are sent together."""
+
+    name = "chain put_many under way"
+
+    def put_chain(self) -> dict[str, tensord.Put]:
+        keys = [self.party.key(name) for name in LINKS]
+        puts = self.party.client.put_many(
+            [(key, words(key, self.size_bytes)) for key in keys],
+            parents=[None, *keys[:-1]],
+            timeout_s=self.party.patience_s,
+        )
+        return dict(zip(LINKS, puts, strict=True))
+
+
 class ChainHeld(Viewed, Chained):
     """The view of the last entry keeps the entries before it from being evicted."""
 
@@ -86,4 +101,4 @@ class ChainHeld(Viewed, Chained):
         self.whole()
 
 
-CHAINS: Final[list[type[State]]] = [ChainPut, ChainHeld]
+CHAINS: Final[list[type[State]]] = [ChainPut, ChainPutTogether, ChainHeld]

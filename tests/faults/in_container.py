@@ -14,7 +14,7 @@ import tensord
 
 
 def main(socket: str) -> None:
-    client = tensord.Client(socket)
+    client = tensord.Client(socket, timeout_s=30.0)
     held: list[Any] = []
     for line in sys.stdin:
         order, *rest = json.loads(line)

@@ -36,7 +36,7 @@ def lent(request: pytest.FixtureRequest) -> Iterator[tuple[Daemon, tensord.Clien
 
 def borrows(stage: Stage, socket: Path) -> None:
     """Borrows by the handles it hears, through the ring that it was attached to at first, and says what it sees."""
-    client = tensord.Client(socket)
+    client = tensord.Client(socket, timeout_s=PATIENCE_S)
     ring = client.ring()
     assert ring is not None
     stage.tell(ring.identity)
@@ -57,7 +57,7 @@ def kill(daemon: Daemon, client: tensord.Client) -> None:
 
 def start(daemon: Daemon, client: tensord.Client) -> None:
     daemon.start()
-    assert client.wait_connected(PATIENCE_S)
+    daemon.attached(client)
 
 
 def overwrite(daemon: Daemon, client: tensord.Client) -> None:

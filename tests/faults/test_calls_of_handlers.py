@@ -29,8 +29,8 @@ pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptio
 POINTS_MAX: Final = 5000
 SMALL = payload(1, 4096)
 LARGE = payload(1, 3 << 20)
-SLOW_S: Final = 3.0
-"""More than a call of these takes, less than any time limit that a hang would end at."""
+SLOW_S: Final = 20.0
+"""More than a call of these takes on any machine, less than the time limits that a hang would end at: PATIENCE_S."""
 WITHIN: Final = ("blocking.py", "puts.py", "in_flight.py", "inbox.py", "inboxes.py", "aside.py", "waiting.py")
 
 
@@ -44,7 +44,7 @@ def during(number: int, put: Callable[[], tensord.Put], handler: Callable[[], ob
 def closes_within(stage: Stage, path: Path, size: str) -> Any:
     tree, slow = {"small": SMALL, "large": LARGE}[size], []
     for number in range(POINTS_MAX):
-        client = tensord.Client(path)
+        client = tensord.Client(path, timeout_s=PATIENCE_S)
         assert client.wait_connected(PATIENCE_S)
         client.put(key(0), tree)
         began = time.monotonic()
@@ -64,7 +64,7 @@ def closes_within(stage: Stage, path: Path, size: str) -> Any:
 def puts_within(stage: Stage, path: Path, size: str) -> Any:
     tree = {"small": SMALL, "large": LARGE}[size]
     states: set[tuple[str, str]] = set()
-    client = tensord.Client(path)
+    client = tensord.Client(path, timeout_s=PATIENCE_S)
     assert client.wait_connected(PATIENCE_S)
     for number in range(POINTS_MAX):
         inner: list[tensord.Put] = []
@@ -170,7 +170,7 @@ def puts_after_exceptions(stage: Stage, path: Path, size: str) -> Any:
 
 def forks_within(stage: Stage, path: Path, size: str) -> Any:
     tree = {"small": SMALL, "large": LARGE}[size]
-    client = tensord.Client(path)
+    client = tensord.Client(path, timeout_s=PATIENCE_S)
     assert client.wait_connected(PATIENCE_S)
     assert client.put(key(0), SMALL, wait=True).state == "stored"
 
@@ -183,8 +183,9 @@ def forks_within(stage: Stage, path: Path, size: str) -> Any:
     for number in range(0, POINTS_MAX, 3):
         lease = client.get(key(0))
         assert lease is not None
-        place, _ = during(number, partial(client.put, key(1 + number), tree), handler)
-        if not place:
+        place, put = during(number, partial(client.put, key(1 + number), tree), handler)
+        # A put that loses its connection, as one may after a fork, has fewer points.
+        if not place and put.wait(PATIENCE_S).state == "stored":
             break
         until(lambda: client.get(key(0)) is not None, "the client to be attached")
         del lease
@@ -195,7 +196,7 @@ def forks_within(stage: Stage, path: Path, size: str) -> Any:
 @pytest.mark.parametrize("size", ["small", "large"])
 def test_a_handler_may_close_the_client_at_any_point_of_a_put(daemon: Daemon, size: str) -> None:
     with Child(closes_within, daemon.socket, size) as child:
-        number, slow = child.hear(2 * PATIENCE_S)
+        number, slow = child.hear(4 * PATIENCE_S)
     assert number > 50
     assert not slow
 
@@ -203,7 +204,7 @@ def test_a_handler_may_close_the_client_at_any_point_of_a_put(daemon: Daemon, si
 @pytest.mark.parametrize("size", ["small", "large"])
 def test_a_put_of_a_handler_within_a_put_is_refused_and_harms_no_other(daemon: Daemon, size: str) -> None:
     with Child(puts_within, daemon.socket, size) as child:
-        number, states = child.hear(2 * PATIENCE_S)
+        number, states = child.hear(4 * PATIENCE_S)
     assert number > 50
     assert ("refused", "LimitReached") in states
     assert {state for state, _ in states} <= {"refused", "stored", "existed"}
@@ -220,7 +221,7 @@ WAITED_FOR: Final = {"touch", "evict", "clear", "invalidate", "pin", "unpin", "r
 @pytest.mark.parametrize("size", ["small", "large"])
 def test_a_handler_within_a_put_is_refused_at_once_what_it_would_have_to_wait_for(daemon: Daemon, size: str) -> None:
     with Child(calls_within, daemon.socket, size) as child:
-        number, slow, ends = child.hear(2 * PATIENCE_S)
+        number, slow, ends = child.hear(4 * PATIENCE_S)
     assert number > 15
     assert not slow
     # The answer for "modes" may be there from an "on_mode" before.
@@ -232,7 +233,7 @@ def test_a_handler_within_a_put_is_refused_at_once_what_it_would_have_to_wait_fo
 @pytest.mark.parametrize("size", ["small", "large"])
 def test_once_a_client_is_connected_again_after_an_exception_a_put_is_stored(daemon: Daemon, size: str) -> None:
     with Child(puts_after_exceptions, daemon.socket, size) as child:
-        number, ends = child.hear(2 * PATIENCE_S)
+        number, ends = child.hear(4 * PATIENCE_S)
     assert number > 50
     assert {(connected, state) for connected, _, state in ends} == {(True, "stored")}
 
@@ -240,7 +241,7 @@ def test_once_a_client_is_connected_again_after_an_exception_a_put_is_stored(dae
 @pytest.mark.parametrize("size", ["small", "large"])
 def test_a_handler_may_fork_at_any_point_of_a_put_while_views_are_held(daemon: Daemon, size: str) -> None:
     with Child(forks_within, daemon.socket, size) as child:
-        assert child.hear(2 * PATIENCE_S) > 20
+        assert child.hear(4 * PATIENCE_S) > 20
 
 
 def counts() -> tuple[int, int]:
@@ -252,14 +253,14 @@ def collected(stage: Stage, path: Path) -> Any:
     def drop() -> None:
         del clients[:]
 
-    clients = [tensord.Client(path)]
+    clients = [tensord.Client(path, timeout_s=PATIENCE_S)]
     clients[0].put(key(0), SMALL, wait=True)
     drop()
     gc.collect()
     until(lambda: not counts()[0], "the first client to be gone")
     before = counts()
     for number in range(POINTS_MAX):
-        clients.append(tensord.Client(path))
+        clients.append(tensord.Client(path, timeout_s=PATIENCE_S))
         clients[0].put(key(0), SMALL, wait=True)
         place = interrupt(number, drop)
         drop()
@@ -271,7 +272,7 @@ def collected(stage: Stage, path: Path) -> Any:
 
 
 def caches_collected(stage: Stage, path: Path, folder: Path) -> Any:
-    client = tensord.Client(path)
+    client = tensord.Client(path, timeout_s=PATIENCE_S)
     caches: list[tensord.DeviceCache] = []
 
     def drop() -> None:
@@ -294,7 +295,7 @@ def devices() -> list[str]:
 
 def test_a_device_cache_that_is_collected_while_a_handler_raises_leaves_no_thread(daemon: Daemon) -> None:
     with Child(caches_collected, daemon.socket, daemon.folder) as child:
-        assert child.hear(2 * PATIENCE_S) > 5
+        assert child.hear(4 * PATIENCE_S) > 5
 
 
 def test_a_client_that_is_collected_while_a_handler_raises_leaves_nothing(daemon: Daemon) -> None:

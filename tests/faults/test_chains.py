@@ -67,7 +67,7 @@ def test_a_put_without_its_parent_is_refused_with_the_reason(daemon: Daemon) -> 
 
 def test_reservations_and_the_asynchronous_client_put_chains_too(daemon: Daemon) -> None:
     async def put() -> str:
-        async with tensord.AsyncClient(daemon.socket) as client:
+        async with tensord.AsyncClient(daemon.socket, timeout_s=PATIENCE_S) as client:
             return (await client.put(key(3001), payload(3001), parent=key(3000), wait=True)).state
 
     with daemon.client() as client:
@@ -106,7 +106,7 @@ def test_the_next_daemon_knows_the_links_of_all_chains(end: str) -> None:
         for _ in range(2):
             getattr(daemon, end)()
             daemon.start()
-            assert client.wait_connected(PATIENCE_S)
+            daemon.attached(client)
         assert daemon.store("chain_blocks") == CHAINS * (LENGTH - 1)
         assert daemon.store("found_corrupt") == 0
         for number in range(CHAINS):
@@ -133,7 +133,7 @@ def test_a_daemon_killed_among_puts_of_chains_leaves_none_without_its_parent() -
             sent[(round_ + 1) * len(sent) // 6].wait(PATIENCE_S)
             daemon.kill()
             daemon.start()
-            assert client.wait_connected(PATIENCE_S)
+            daemon.attached(client)
             for put in sent:
                 put.wait(PATIENCE_S)
             whole(client)
@@ -142,9 +142,9 @@ def test_a_daemon_killed_among_puts_of_chains_leaves_none_without_its_parent() -
 
 
 def whole(client: tensord.Client) -> None:
-    """No entry of a chain is found without its parent. The children are looked up first: entries end meanwhile."""
+    """No entry of a chain is found without its parent. The parents are looked up first: entries end meanwhile."""
     for number in range(CHAINS):
         numbers = chain(number)
-        there = dict(zip(reversed(numbers), stored(client, numbers[::-1]), strict=True))
+        there = dict(zip(numbers, stored(client, numbers), strict=True))
         for parent, child in pairwise(numbers):
             assert there[parent] or not there[child], f"{child} is found, and its parent {parent} is not"

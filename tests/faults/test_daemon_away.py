@@ -233,7 +233,7 @@ def test_status_without_a_daemon_says_so(tmp_path: Path) -> None:
 
 
 def test_a_client_finds_the_daemon_whenever_it_comes() -> None:
-    with Daemon() as daemon, tensord.Client(daemon.socket) as client:
+    with Daemon() as daemon, tensord.Client(daemon.socket, timeout_s=PATIENCE_S) as client:
         assert client.put(key(1), payload(1)).state == "lost"
         daemon.start()
         assert client.wait_connected(PATIENCE_S)
@@ -273,7 +273,7 @@ def as_nobody(stage: Stage, path: Path) -> Any:
     os.setgid(NOBODY)
     os.setuid(NOBODY)
     answers: list[Any] = []
-    with tensord.Client(path) as client:
+    with tensord.Client(path, timeout_s=PATIENCE_S) as client:
         answers.append(client.get(key(1)) is None)
         put = client.put(key(1), payload(1))
         answers.append((put.state, type(put.error).__name__))
@@ -315,7 +315,7 @@ def shares_as_nobody(stage: Stage, path: Path) -> Any:
     os.setuid(NOBODY)
     from .raw import RawClient
 
-    with tensord.Client(path) as client:
+    with tensord.Client(path, timeout_s=PATIENCE_S) as client:
         state = client.put(key(1), payload(1), wait=True).state
         lease = client.get(key(1))
         right = lease is not None and is_payload(lease.tree, 1)

@@ -71,7 +71,7 @@ BEFOREHAND: list[Then] = [closes_its_client, forgets_its_client, attaches_with_a
 
 def outlives(stage: Stage, socket: Path, beforehand: str, keeper: str) -> None:
     """Forks with a live view; `keeper` keeps it, and the other side lets go of its own."""
-    client = [tensord.Client(socket)]
+    client = [tensord.Client(socket, timeout_s=PATIENCE_S)]
     view = viewed(client[0])
     next(do for do in BEFOREHAND if do.__name__ == beforehand)(client)
     forked = os.fork()
@@ -129,7 +129,7 @@ class Between:
 
 def leases_before_the_fork(stage: Stage, socket: Path) -> None:
     """Another thread takes a lease while a fork is under way; parent and child hold it, and the parent lets go."""
-    client = tensord.Client(socket)
+    client = tensord.Client(socket, timeout_s=PATIENCE_S)
     held: list[Any] = []
     assert client.contains(key(PINNED))
     forked = fork_with(lambda: held.append(client.get(key(PINNED))))
@@ -144,7 +144,7 @@ def leases_before_the_fork(stage: Stage, socket: Path) -> None:
 
 
 def batches_before_the_fork(stage: Stage, socket: Path) -> None:
-    client = tensord.Client(socket)
+    client = tensord.Client(socket, timeout_s=PATIENCE_S)
     held: list[Any] = []
     forked = fork_with(lambda: held.append(client.get_many([key(PINNED), key(99)])))
     if not forked:
@@ -161,7 +161,7 @@ def attaches_before_the_fork(stage: Stage, socket: Path) -> None:
     held: list[Any] = []
 
     def attach_and_get() -> None:
-        client = tensord.Client(socket)
+        client = tensord.Client(socket, timeout_s=PATIENCE_S)
         assert client.wait_connected(PATIENCE_S)
         held.extend([client, client.get(key(PINNED))])
 
@@ -200,7 +200,7 @@ def test_a_lease_taken_during_a_fork_is_right_in_parent_and_child(
 
 def forks_often(stage: Stage, socket: Path) -> None:
     """Forks without views, from several threads at once; then its lane is as it was, and pins."""
-    client = tensord.Client(socket)
+    client = tensord.Client(socket, timeout_s=PATIENCE_S)
     assert client.contains(key(PINNED))
     view = client._link.view
     assert view is not None
@@ -311,6 +311,7 @@ def calls_right_after_forks(stage: Stage, socket: Path) -> list[str]:
 
 
 def test_calls_right_after_a_fork_under_a_view_find_the_daemon(small: Daemon) -> None:
+    small.until(lambda status: status["governor"]["gauges"], "the first sample")
     with Child(calls_right_after_forks, small.socket) as child:
         assert child.hear() == []
 
@@ -400,7 +401,7 @@ def forks_just_after_the_lane_is_closed(stage: Stage, socket: Path, beforehand: 
     Returns:
         For each such fork, 0 if the child still has the new file.
     """
-    client = [tensord.Client(socket)]
+    client = [tensord.Client(socket, timeout_s=PATIENCE_S)]
     assert client[0].get(key(PINNED)) is not None
     lane_fd, close, statuses = client[0]._link._lane_fd, os.close, []
 
@@ -439,7 +440,7 @@ def forks_with_an_exception_in_each_place(stage: Stage, socket: Path) -> tuple[i
     Returns:
         The number of points, and those after which something was wrong.
     """
-    client, wrong = tensord.Client(socket), []
+    client, wrong = tensord.Client(socket, timeout_s=PATIENCE_S), []
     sys.unraisablehook = lambda _: None
     for point in range(1_000_000):
         until(lambda: client.connected and lane_of(client) is not None, "the client to attach")

@@ -72,7 +72,7 @@ DISTURBANCES = [leave, restart, kill_and_start, kill_twice]
 
 def _holder_of_old_weights(stage: Stage, socket: Path) -> None:
     """Stores under the namespace as it was when it started, each time that it is told a number."""
-    client = tensord.Client(socket)
+    client = tensord.Client(socket, timeout_s=PATIENCE_S)
     reserved = client.reserve(tensord.Spec((64,), "int64"))
     stage.tell("ready")
     while True:
@@ -90,7 +90,7 @@ def _holder_of_old_weights(stage: Stage, socket: Path) -> None:
 
 def _starts_later(stage: Stage, socket: Path, number: int) -> Any:
     """With the same arguments: what it finds under them, and what it shares under the namespace as it is now."""
-    client = tensord.Client(socket)
+    client = tensord.Client(socket, timeout_s=PATIENCE_S)
     found = client.get(key(OLD, number))
     namespace = client.current(tensord.Namespace(**NAMED))
     value = client.get_or_compute(key(namespace, number), lambda: made(number, 2))
@@ -107,7 +107,7 @@ def test_results_of_old_weights_never_reach_a_later_reader(daemon: Daemon, distu
         new = client.invalidate(OLD)
         assert new.generation == 1
         disturb(daemon)
-        assert client.wait_connected(PATIENCE_S)
+        daemon.attached(client)
         for number in (1, 2):
             holder.tell(number)
             computed, puts = holder.hear()
@@ -133,7 +133,7 @@ def test_generations_go_on_rising_across_restarts(daemon: Daemon, disturb: Calla
         namespace = client.invalidate(namespace)
         assert namespace.generation == generation
         disturb(daemon)
-        assert client.wait_connected(PATIENCE_S)
+        daemon.attached(client)
         assert client.current(OLD) == client.current(namespace) == namespace
         assert client.invalidate(OLD) == namespace
         assert client.put(key(namespace, 1), made(1, generation), wait=True).state == "stored"
@@ -184,7 +184,7 @@ def test_a_refused_put_of_a_past_generation_is_logged_once_a_namespace(
 
 def _puts_without_end(stage: Stage, socket: Path) -> int:
     """Stores content 0, 1, … by the old weights until one is refused; tells what it stored last."""
-    client = tensord.Client(socket)
+    client = tensord.Client(socket, timeout_s=PATIENCE_S)
     for number in range(100_000):
         put = client.put(key(OLD, number), made(number, 1, 64 + number % 5000), wait=True, timeout_s=PATIENCE_S)
         if number == 10:
@@ -203,7 +203,7 @@ def test_puts_under_way_when_the_weights_change(daemon: Daemon, disturb: Callabl
             assert child.hear() == "under way"
         client.invalidate(OLD)
         disturb(daemon)
-        assert client.wait_connected(PATIENCE_S)
+        daemon.attached(client)
         stored = max(holder.hear(), other.hear())
     assert not any(client.contains(key(OLD, number)) for number in range(stored + 1))
     assert daemon.store("entries") == 0
@@ -238,7 +238,7 @@ def test_puts_that_the_daemon_has_yet_to_read_are_refused(daemon: Daemon) -> Non
 
 
 def _waits_for_another(stage: Stage, socket: Path) -> tuple[int, int]:
-    client = tensord.Client(socket)
+    client = tensord.Client(socket, timeout_s=PATIENCE_S)
     stage.tell("asking")
     value = client.get_or_compute(key(OLD, 1), lambda: made(1, 1), timeout_s=2 * PATIENCE_S)
     return int(value[0]), client.tally.computed
@@ -271,7 +271,7 @@ def test_sequences_of_old_weights_are_neither_stored_nor_matched(
     assert old.put(TOKENS, layers).wait(PATIENCE_S).state == "stored"
     new = other.invalidate(OLD)
     disturb(daemon)
-    assert client.wait_connected(PATIENCE_S) and other.wait_connected(PATIENCE_S)
+    daemon.attached(client, other)
     assert old.match(TOKENS) is None
     put = old.put(TOKENS, layers).wait(PATIENCE_S)
     assert put.state == "refused" and isinstance(put.error, Invalidated)
@@ -333,7 +333,7 @@ def test_entries_that_a_dying_daemon_had_yet_to_drop_are_not_found(
     end(daemon)
     _raise_behind_its_back(daemon, OLD.tag, 1)
     daemon.start()
-    assert client.wait_connected(PATIENCE_S)
+    daemon.attached(client)
     assert not any(client.contains(key(OLD, number)) for number in range(300))
     assert sequences.match(TOKENS) is None
     assert all(client.contains(key(others, number)) for number in range(300))
@@ -361,7 +361,7 @@ def test_the_limit_of_namespaces_is_named_and_outlives_the_daemon() -> None:
                 client.invalidate(spaces[2])
             assert client.current(spaces[2]) == spaces[2]
             daemon.restart()
-            assert client.wait_connected(PATIENCE_S)
+            daemon.attached(client)
         assert [client.invalidate(n.raised_to(1)).generation for n in spaces[:2]] == [2, 2]
         # The table does not grow; whoever asked for more is told.
         assert "namespaces_max" not in daemon.log
@@ -369,7 +369,7 @@ def test_the_limit_of_namespaces_is_named_and_outlives_the_daemon() -> None:
         daemon.restart()
         (told,) = [line for line in daemon.log.splitlines() if "namespaces_max" in line]
         assert "purge" in told and "2" in told and "3" in told
-        assert client.wait_connected(PATIENCE_S)
+        daemon.attached(client)
         with pytest.raises(LimitReached, match="namespaces_max was 2"):
             client.invalidate(spaces[2])
 

@@ -21,13 +21,10 @@ from tensord.ipc import messages
 from tensord.ipc.frames import pack
 from tensord.ipc.schema import PROTOCOL_VERSION
 
-from ..daemon_process import Daemon, until
+from ..daemon_process import PATIENCE_S, Daemon, until
 
 KEY = bytes(range(32))
 PAYLOAD = np.arange(5000, dtype=np.float32)
-# A dropped connection ends reading within this time; nothing is measured by it.
-PATIENCE_S = 10.0
-
 HELLO = pack(messages.Hello(1, PROTOCOL_VERSION, "hostile", 1, False))
 SPOKEN = [
     HELLO,
@@ -73,7 +70,7 @@ HOSTILE = st.binary(max_size=4096) | BOUNDLESS.map(msgpack.packb) | mutated() | 
 @pytest.fixture(scope="module")
 def besieged() -> Iterator[Daemon]:
     """A daemon that holds one entry and must never be ended by what a test sends."""
-    with Daemon(limits_hello_s_max=0.2) as running:
+    with Daemon(limits_hello_s_max=PATIENCE_S) as running:
         running.start()
         running.client().put(KEY, PAYLOAD, wait=True)
         yield running

@@ -5,11 +5,13 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Final
 
 import pytest
 
 from ..daemon_process import PATIENCE_S, Daemon
+from .test_what_raises import NEVER
 
 HEAD: Final = """
 import sys
@@ -38,7 +40,7 @@ def tolerant(act, errors=tensord.TensordError):
     return tried
 
 
-client = tensord.Client(SOCKET, timeout_s=5)
+client = tensord.Client(SOCKET, timeout_s=20)
 client.put(KEY, np.arange(10), wait=True) if client.connected else None
 """
 ACTS: Final = {
@@ -74,7 +76,7 @@ ended = AtExit(tensord.DeviceCache(client, FakeVram(card)).close)
 import asyncio
 loop = asyncio.new_event_loop()
 asyncio.set_event_loop(loop)
-shared = tensord.AsyncClient(SOCKET, timeout_s=5)
+shared = tensord.AsyncClient(SOCKET, timeout_s=20)
 
 
 async def compute():
@@ -137,10 +139,55 @@ def test_a_program_ends_whatever_its_objects_do_at_exit(
     socket = str(daemon.socket) if present else f"{daemon.socket}-nobody"
     ended = subprocess.run(
         [sys.executable, "-c", before + HEAD + ACTS[act], socket],
-        timeout=PATIENCE_S,
+        timeout=2 * PATIENCE_S,
         capture_output=True,
         text=True,
         check=False,
     )
     assert ended.returncode == 0, ended.stderr
-    assert "too early" not in ended.stderr
+    assert "ignored" not in ended.stderr, ended.stderr
+
+
+EVERY_CALL: Final = """
+import pathlib, tempfile
+from tests.faults import test_what_raises as table
+
+kind = getattr(tensord, sys.argv[2])
+folder = tempfile.TemporaryDirectory()
+it = table.instance(kind, client, pathlib.Path(folder.name))
+# What Python imports at its first use has to be used before.
+table.graph(), tensord.Spec, tensord.Feature, table.payload(1)
+calls = {**table.NEVER[kind], **table.RAISES[kind]}
+calls.pop("store") if kind is tensord.PrefixCache else None  # for the library: a part of put
+
+
+def every(it=it, calls=calls, typed=tensord.TensordError, every_error=BaseException, write=sys.__stderr__.write):
+    for name, call in calls.items():
+        try:
+            call(it)
+        except typed:
+            pass
+        except every_error as error:
+            write(f"RAW {name}: {error!r}")
+    write("all were called")
+
+
+ended = AtExit(every)
+"""
+
+
+@pytest.mark.parametrize("present", [True, False])
+@pytest.mark.parametrize("kind", list(NEVER), ids=lambda kind: kind.__name__)
+def test_no_call_raises_another_error_than_the_librarys_at_exit(daemon: Daemon, kind: type, *, present: bool) -> None:
+    socket = str(daemon.socket) if present else f"{daemon.socket}-nobody"
+    ended = subprocess.run(
+        [sys.executable, "-c", HEAD + EVERY_CALL, socket, kind.__name__],
+        timeout=2 * PATIENCE_S,
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=Path(__file__).parents[2],
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert "all were called" in ended.stderr
+    assert "RAW" not in ended.stderr and "ignored" not in ended.stderr, ended.stderr

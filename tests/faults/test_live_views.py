@@ -47,14 +47,13 @@ def close_and_open_another(daemon: Daemon, client: tensord.Client) -> None:
 
 def kill_daemon(daemon: Daemon, client: tensord.Client) -> None:
     daemon.kill()
-    until(lambda: not client.connected, "the client to notice")
     daemon.start()
-    assert client.wait_connected(PATIENCE_S)
+    daemon.attached(client)
 
 
 def stop_daemon(daemon: Daemon, client: tensord.Client) -> None:
     daemon.restart()
-    assert client.wait_connected(PATIENCE_S)
+    daemon.attached(client)
 
 
 def restart_while_closed(daemon: Daemon, client: tensord.Client) -> None:
@@ -151,7 +150,7 @@ def test_a_replaced_ring_stays_mapped_for_as_long_as_a_view_of_it_lives(small: D
         assert lease is not None and is_payload(lease.tree, number)
         del lease
         gc.collect()
-        assert _rings_mapped(small) == 1
+        until(lambda: _rings_mapped(small) == 1, "the former ring to be unmapped")
 
 
 def _rings_mapped(daemon: Daemon) -> int:
@@ -167,7 +166,7 @@ def test_lookups_go_on_while_the_daemon_is_gone_and_after_its_restart(small: Dae
     lease = client.get(key(PINNED))
     assert lease is not None and is_payload(lease.tree, PINNED)
     small.start()
-    assert client.wait_connected(PATIENCE_S)
+    small.attached(client)
     small.until(lambda s: s["pins"] == 1, "the pin taken meanwhile to be seen")
     overwrite(small)
     assert is_payload(lease.tree, PINNED)
@@ -180,7 +179,7 @@ def test_lookups_go_on_while_the_daemon_is_gone_and_after_its_restart(small: Dae
 
 def forks_and_dies(stage: Stage, socket: Path) -> None:
     """The forking process lets go of its view and ends; the one forked off keeps its own."""
-    client = tensord.Client(socket)
+    client = tensord.Client(socket, timeout_s=PATIENCE_S)
     lease = client.get(key(PINNED))
     assert lease is not None
     view = lease.tree
@@ -201,7 +200,7 @@ def forks_and_dies(stage: Stage, socket: Path) -> None:
 
 def forks_and_stays(stage: Stage, socket: Path) -> None:
     """The process forked off lets go of its view and ends; the forking one keeps its own."""
-    client = tensord.Client(socket)
+    client = tensord.Client(socket, timeout_s=PATIENCE_S)
     lease = client.get(key(PINNED))
     assert lease is not None
     view = lease.tree
@@ -251,7 +250,7 @@ def test_a_view_stays_right_after_a_forked_process_released_its_own(small: Daemo
 
 
 def forks_without_views(stage: Stage, socket: Path) -> None:
-    client = tensord.Client(socket)
+    client = tensord.Client(socket, timeout_s=PATIENCE_S)
     assert client.contains(key(PINNED))
     lane = client._link.view.lane.lane_id if client._link.view else 0
     forked = os.fork()
@@ -284,7 +283,7 @@ def test_a_fork_without_views_leaves_the_parent_as_it_was_and_attaches_the_child
 
 def forks_while_putting(stage: Stage, socket: Path) -> None:
     """A put on its way in the parent, while it forks: the parent's; the child puts on its own."""
-    client = tensord.Client(socket)
+    client = tensord.Client(socket, timeout_s=PATIENCE_S)
     reserved = client.reserve(tensord.Spec((1024,), "uint64"))
     put = client.put(key(10), payload(10, MIB // 2))
     forked = os.fork()
@@ -306,7 +305,7 @@ def test_a_fork_in_the_middle_of_a_put_disturbs_neither_side(small: Daemon) -> N
 
 
 def commits_what_was_reserved_before_a_fork(stage: Stage, socket: Path) -> None:
-    client = tensord.Client(socket)
+    client = tensord.Client(socket, timeout_s=PATIENCE_S)
     reserved = client.reserve(tensord.Spec((8192,), "uint64"))
     reserved.tree[:] = payload(10)
     forked = os.fork()

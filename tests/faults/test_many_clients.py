@@ -87,7 +87,8 @@ def test_ten_thousand_clients_that_come_and_go_leave_nothing(small: Daemon) -> N
         assert len(list(pool.map(come_and_go, range(ATTACHES)))) == ATTACHES
     small.until(lambda s: s["lanes"] == s["clients"] == s["inboxes_bytes"] == 0, "the last to be gone")
     until(lambda: small.descriptors() <= there, "the daemon's descriptors to be closed")
-    assert own_descriptors() == here
+    # A client of an earlier test may look for its daemon still, with a socket for a moment.
+    until(lambda: own_descriptors() <= here, "this process's descriptors to be closed")
     assert not small.lanes()
     assert small.memory_bytes() - held < GROWTH_BYTES_MAX
 

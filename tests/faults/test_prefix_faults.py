@@ -94,7 +94,7 @@ def test_a_killed_daemons_sequences_are_matched_again_byte_for_byte() -> None:
         blocks = daemon.store("prefix_blocks")
         daemon.kill()
         daemon.start()
-        assert client.wait_connected(PATIENCE_S)
+        daemon.attached(client)
         daemon.until(lambda s: not s["store"]["prefix_rebuilding"], "the index to be rebuilt")
         assert daemon.store("prefix_blocks") == blocks
         for tokens, was in zip(conversations, before, strict=True):
@@ -121,7 +121,7 @@ def test_a_killed_daemons_sequences_are_matched_whole_by_the_first_query() -> No
         for _ in range(3):
             daemon.kill()
             daemon.start()
-            assert client.wait_connected(PATIENCE_S)
+            daemon.attached(client)
             for tokens in conversations[-1], conversations[0]:
                 assert joined(cache, tokens).shape[1] == len(tokens) - 1
 

@@ -8,6 +8,7 @@ import resource
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,11 @@ import numpy as np
 import pytest
 
 import tensord
-from tensord.errors import DaemonUnavailable, ProcessLimit
+from tensord.errors import DaemonUnavailable, LimitReached, ProcessLimit
 
-from ..daemon_process import PATIENCE_S, Daemon
+from ..daemon_process import MIB, PATIENCE_S, Daemon, until
 from ..processes import Child, Stage
-from .payloads import key, payload
+from .payloads import is_payload, key, payload
 
 FILES = 128
 UID = 64_321
@@ -50,7 +51,7 @@ def has_few_files(stage: Stage, path: Path, free: int) -> Any:
     client_of, cache_of = tensord.Client, tensord.PrefixCache  # a name of tensord is imported at its first use
     tokens = np.arange(64, dtype=np.uint32)
     held = takes_all_but(free)
-    client = client_of(path)
+    client = client_of(path, timeout_s=PATIENCE_S)
     prefixes = cache_of(client, NAMESPACE, block_tokens=16)
     found = [client.get(key(1)) is None, prefixes.match(tokens) is None, client.get_or_compute(key(3), lambda: 1)]
     put = client.put(key(1), payload(1), wait=True)
@@ -72,6 +73,88 @@ def test_a_client_without_free_descriptors_misses_and_says_the_limit_until_some_
     assert again == "stored"
 
 
+def is_attached_with_few_files(stage: Stage, path: Path, free: int, first: bool) -> Any:
+    client = tensord.Client(path, timeout_s=PATIENCE_S)
+    spec = {"hidden": tensord.Spec((3 * MIB,), "uint8")}
+    assert client.wait_connected(PATIENCE_S) and client.get(key(1)) is None
+    if first:
+        assert client.put(key(1), payload(1), wait=True).state == "stored"
+    connection = client._link.connection
+    held = takes_all_but(free)
+    large = client.put(key(2), np.ones(2 * MIB, np.uint8), wait=True)
+    small = client.put(key(3), payload(3), wait=True)
+    try:
+        client.reserve(spec)
+        reserved = ""
+    except tensord.TensordError as error:
+        reserved = f"{type(error).__name__}: {error}"
+    kept = client._link.connection is connection
+    for fd in held:
+        os.close(fd)
+    again = [client.put(key(number), np.ones(2 * MIB, np.uint8), wait=True).state for number in (4, 5)]
+    kept = kept and client._link.connection is connection
+    return kept, [(put.state, str(put.error)) for put in (large, small)], reserved, again
+
+
+@pytest.mark.parametrize("free", range(4))
+@pytest.mark.parametrize("first", [False, True], ids=["no inbox", "an inbox"])
+def test_a_put_for_which_no_file_can_be_opened_names_the_limit_and_leaves_the_connection(
+    daemon: Daemon, free: int, first: bool
+) -> None:
+    with Child(is_attached_with_few_files, daemon.socket, free, first) as child:
+        kept, puts, reserved, again = child.hear()
+    assert kept
+    for state, error in puts:
+        assert state == "stored" or (state == "lost" and f"its limit is {FILES} (RLIMIT_NOFILE)" in error), error
+    if first:
+        assert [state for state, _ in puts] == ["stored", "stored"], puts
+    assert not reserved or (reserved.startswith("ProcessLimit") and f"its limit is {FILES}" in reserved), reserved
+    assert reserved or free > 1
+    assert again == ["stored", "stored"]
+
+
+def may_open(daemon: Daemon, files: int) -> None:
+    _, hard = resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, (files, hard))
+
+
+@pytest.mark.parametrize("free", range(6))
+def test_a_daemon_without_free_descriptors_tells_new_clients_the_limit_and_serves_the_others(
+    daemon: Daemon, free: int
+) -> None:
+    attached = daemon.client()
+    assert attached.put(key(1), payload(1), wait=True).state == "stored"
+    connection = attached._link.connection
+    files = daemon.descriptors() + free
+    before, _ = resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE)
+    may_open(daemon, files)
+    news = [tensord.Client(daemon.socket, timeout_s=PATIENCE_S) for _ in range(4)]
+    puts = [put_when_answered(client, 10 + number) for number, client in enumerate(news)]
+    assert {put.state for put in puts} <= {"stored", "refused"}
+    errors = [str(put.error) for put in puts if put.state == "refused"]
+    assert errors and all(f"its limit is {files} (RLIMIT_NOFILE)" in error for error in errors), errors
+    lease = attached.get(key(1))
+    assert lease is not None and is_payload(lease.tree, 1)
+    assert attached.put(key(2), payload(2), wait=True).state == "stored"
+    assert attached._link.connection is connection
+    assert daemon.log.count("cannot accept a connection") <= 1
+    may_open(daemon, before)
+    for client in news:
+        until(partial(has_put, client), "a put once the daemon can open files")
+        client.close()
+
+
+def put_when_answered(client: tensord.Client, number: int) -> Any:
+    """A put of a new client, once it is attached or refused."""
+    client.get(key(1))
+    until(lambda: client.connected or isinstance(client._link.error, LimitReached), "the daemon's answer")
+    return client.put(key(number), payload(number), wait=True)
+
+
+def has_put(client: tensord.Client) -> bool:
+    return client.put(key(3), payload(3), wait=True).state in ("stored", "existed")
+
+
 def test_an_async_call_for_which_no_thread_can_be_started_says_the_limit_and_is_not_made_later(
     daemon: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -82,7 +165,7 @@ def test_an_async_call_for_which_no_thread_can_be_started_says_the_limit_and_is_
             begun.set()
             over.wait()
 
-        async with tensord.AsyncClient(daemon.socket) as client:
+        async with tensord.AsyncClient(daemon.socket, timeout_s=PATIENCE_S) as client:
             assert await client.wait_connected(PATIENCE_S)
             loop = asyncio.get_running_loop()
             pool = ThreadPoolExecutor(2)
@@ -112,7 +195,7 @@ def may_start_no_thread(stage: Stage, path: Path) -> Any:
     os.setresuid(UID, UID, 0)
     os.setresuid(UID, UID, UID)
     resource.setrlimit(resource.RLIMIT_NPROC, (1, limit[1]))
-    client = client_of(path)
+    client = client_of(path, timeout_s=PATIENCE_S)
     put = client.put(key(1), payload(1), wait=True)
     found = [client.get(key(1)) is None, client.connected, put.state, type(put.error).__name__, str(put.error)]
     try:

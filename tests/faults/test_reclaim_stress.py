@@ -39,7 +39,8 @@ KEYS: Final = 400
 HELD: Final = 20
 READERS: Final = 3
 LAPS: Final = 60
-SECONDS_MAX: Final = 12.0
+SECONDS_MAX: Final = 4 * PATIENCE_S
+"""How long a slow machine may take for LAPS."""
 LAPS_AT, STOP_AT = 0, 1
 
 
@@ -282,7 +283,5 @@ def test_a_reader_held_between_slot_and_pin_sees_nothing_wrong() -> None:
 
 @pytest.mark.parametrize("off", ["pin", "look_again"])
 def test_without_the_pin_or_the_second_check_of_seq_wrong_bytes_are_seen(off: str) -> None:
-    counted = stress(
-        lambda view, shared, seed: read_with_pauses(view, shared, seed, **{off: False}), 4 * PATIENCE_S, over=any
-    )
+    counted = stress(lambda view, shared, seed: read_with_pauses(view, shared, seed, **{off: False}), over=any)
     assert counted["bad"] > 0, counted

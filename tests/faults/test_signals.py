@@ -184,9 +184,10 @@ def test_real_signals_at_random_moments_of_calls_leave_the_client_as_good_as_new
             except Signal:
                 armed = False
                 raised += 1
-                # A cut put may have cost the connection, and calls that ask the daemon do not wait for the next one.
-                until(stand.attached, f"the client to be attached: call {number}")
             armed = False
+            # A cut put may have cost the connection, and calls that ask the daemon do not wait for the next one. If the
+            # exception came in a finalizer, it is not raised here.
+            until(stand.attached, f"the client to be attached: call {number}")
             if number % 30 == 0:
                 signal.setitimer(signal.ITIMER_REAL, 0)
                 stand.check(f"call {number}")
@@ -203,7 +204,7 @@ def test_the_array_of_a_cancelled_put_is_the_tasks_again_and_never_stored_with_w
     call: str, size_bytes: int
 ) -> None:
     async def cancelled(large: Daemon) -> None:
-        async with tensord.AsyncClient(large.socket) as client:
+        async with tensord.AsyncClient(large.socket, timeout_s=PATIENCE_S) as client:
             assert await client.wait_connected(PATIENCE_S)
             array = np.empty(size_bytes, np.uint8)
             calls: dict[str, Callable[[bytes], Any]] = {
@@ -231,7 +232,7 @@ def test_the_array_of_a_cancelled_put_is_the_tasks_again_and_never_stored_with_w
 
 def test_a_cancelled_get_into_writes_nothing_more_into_the_tasks_array() -> None:
     async def cancelled(large: Daemon) -> None:
-        async with tensord.AsyncClient(large.socket) as client:
+        async with tensord.AsyncClient(large.socket, timeout_s=PATIENCE_S) as client:
             assert await client.wait_connected(PATIENCE_S)
             array = np.ones(24 * MIB, np.uint8)
             assert (await client.put(key(1), array, wait=True)).state == "stored"
@@ -253,7 +254,7 @@ def test_tasks_cancelled_at_any_moment_leave_an_async_client_as_good_as_new(daem
     """Each task is cancelled after so many turns of the loop; a claim is given back though nobody has it."""
 
     async def cancelled() -> None:
-        client = tensord.AsyncClient(daemon.socket)
+        client = tensord.AsyncClient(daemon.socket, timeout_s=PATIENCE_S)
         assert await client.wait_connected(PATIENCE_S)
 
         async def compute() -> Any:

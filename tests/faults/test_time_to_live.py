@@ -13,7 +13,7 @@ import tensord
 from tensord.ipc import messages
 from tensord.shm.layout import SPAN_HEADER_BYTES, SpanHeader
 
-from ..daemon_process import PATIENCE_S, Daemon, until
+from ..daemon_process import Daemon, until
 from .payloads import key
 
 DAY_S = 86_400.0
@@ -61,7 +61,7 @@ def test_a_renewed_time_to_live_survives_a_restart(daemon: Daemon, again: Callab
     assert before[2].expires_s == 0
     for _ in range(2):
         again(daemon)
-        assert client.wait_connected(PATIENCE_S)
+        daemon.attached(client)
         # The daemon goes by what stands there, and has not changed it.
         assert [header_of(daemon, key(number)) for number in (1, 2, 3)] == before
         rows = {bytes.fromhex(row["key"]): row["expires_unix_s"] for row in entries(daemon)}
@@ -83,7 +83,7 @@ def test_a_touched_entry_is_still_what_was_stored(daemon: Daemon) -> None:
     assert client.put(key(1), np.arange(500), ttl_s=DAY_S, wait=True).state == "stored"
     assert client.touch(key(1)) == 1
     kill_and_start(daemon)
-    assert client.wait_connected(PATIENCE_S)
+    daemon.attached(client)
     lease = client.get(key(1), verify=True)
     assert lease is not None and (lease.tree == np.arange(500)).all()
 

@@ -152,11 +152,10 @@ def test_a_uid_that_takes_all_it_may_leaves_other_uids_theirs(
         assert f"uid {LOUD} has" in refusal and named in refusal
         with Child(one_of_all, QUIET, daemon.socket) as quiet:
             assert quiet.hear() == "stored"
-        status = daemon.status()
-        assert sum(status["quotas"]["refusals"].values()) == 1
-        rows = {row["uid"]: row for row in status["quotas"]["uids"]}
+        assert sum(daemon.status()["quotas"]["refusals"].values()) == 1
         if hog is all_lanes:
-            assert rows[LOUD]["lanes"] == most and rows[LOUD]["clients"] == 0
+            # The daemon sees the end of a connection a moment later.
+            daemon.until(lambda status: counted(status, LOUD) == (most, 0), "its lanes to be left without a client")
         # What it lets go of it may take again.
         loud.tell()
         loud.wait()
@@ -165,8 +164,13 @@ def test_a_uid_that_takes_all_it_may_leaves_other_uids_theirs(
             with Child(hog, LOUD, daemon.socket) as again:
                 return bool(again.hear()[0] == most)
 
-        # The daemon sees the end of a connection a moment later.
         until(takes_as_much_again, "all of it to be gone")
+
+
+def counted(status: dict[str, Any], uid: int) -> tuple[int, int]:
+    """The lanes and the clients of a uid."""
+    (row,) = (row for row in status["quotas"]["uids"] if row["uid"] == uid)
+    return row["lanes"], row["clients"]
 
 
 def invalidates(stage: Stage, uid: int, path: Path, first: int) -> None:

@@ -26,7 +26,7 @@ def test_entries_in_use_outlive_unused_ones_after_the_daemon_was_killed(policy: 
             assert client.put(key(number), payload, wait=True).state == "stored"
         daemon.kill()
         daemon.start()
-        until(lambda: client.connected, "the client to attach again")
+        daemon.attached(client)
         for number in NEW:
             assert client.put(key(number), payload, wait=True, timeout_s=PATIENCE_S).state == "stored"
         assert [number for number in HOT if not client.contains(key(number))] == []

@@ -65,6 +65,7 @@ CLIENT_NEVER: dict[str, Call] = {
     "request_completed": lambda c: c.request_completed(DEVICE, 0.1, 1),
     "reuse": lambda c: c.reuse(KEY),
     "ring": lambda c: c.ring(),
+    "device_request": lambda c: c.device_request(DEVICE, 1024, 1.0, 0, 0.0, None),
     "steps": lambda c: finished(c.steps(KEY)),
     "store": lambda c: c.store(KEY, payload(1), tokens=0, ttl_s=None, claim=None),
     "tally": lambda c: c.tally,

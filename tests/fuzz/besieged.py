@@ -12,7 +12,7 @@ from typing import Any, Final, Self
 
 import numpy as np
 
-from ..daemon_process import PATIENCE_S, Daemon
+from ..daemon_process import PATIENCE_S, Daemon, until
 
 DESCRIPTORS_MORE_MAX: Final = 24
 MEMORY_MORE_BYTES_MAX: Final = 192 << 20
@@ -62,6 +62,12 @@ class Besieged:
         for number in range(ENTRIES):
             put = self.client.put(key(number), payload(number), wait=True, timeout_s=PATIENCE_S)
             assert put.state in ("stored", "existed"), f"the witness client cannot put entries any more: {put}"
+
+    def end(self, *, at_once: bool) -> None:
+        """Ends the daemon, by SIGKILL or SIGTERM, and waits until the witness client has noticed it."""
+        self.daemon.kill() if at_once else self.daemon.terminate()
+        # Until then it takes the ended connection for one to the next daemon.
+        until(lambda: not self.client.connected, "the witness client to notice the daemon's end")
 
     def check(self) -> None:
         """Asserts that the daemon runs, that its log has no traceback, and that every read returns the stored value.

@@ -46,7 +46,7 @@ def lanes(chance: random.Random, besieged: Besieged) -> None:
                 case "ask":
                     daemon.client_rows()
                 case "restart" if chance.random() < 0.15:
-                    daemon.kill() if chance.random() < 0.5 else daemon.terminate()
+                    besieged.end(at_once=chance.random() < 0.5)
                     daemon.start()
                     until(lambda: besieged.client.wait_connected(1.0), "the witness client to attach again")
             if not step % CHECK_EVERY:

@@ -56,7 +56,7 @@ def restarts(chance: random.Random, besieged: Besieged) -> None:
     daemon = besieged.daemon
     besieged.leases.clear()
     for _ in range(RESTARTS):
-        daemon.kill() if chance.random() < 0.5 else daemon.terminate()
+        besieged.end(at_once=chance.random() < 0.5)
         done = damage(chance, daemon.instance)
         process = daemon.spawn()
         with tensord.Client(daemon.socket) as client:

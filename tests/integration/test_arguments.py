@@ -9,7 +9,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ import pytest
 
 import tensord
 from tensord.daemon.app import main as serve
-from tensord.errors import BadGraph, BadKey, BadNamespace, Refusal, TensordError, UsageError
+from tensord.errors import BadGraph, BadKey, BadNamespace, ObjectTooLarge, Refusal, TensordError, UsageError
 from tensord.testing.fake_vram import FakeCard, FakeVram
 
 from ..daemon_process import PATIENCE_S, Daemon
@@ -67,6 +67,69 @@ TAKE_KEYS: dict[str, Call] = {
 }
 
 
+HUGE: Any = 10**5000
+"""Python has no text for an int of that many digits."""
+
+
+class Unshown:
+    def __repr__(self) -> str:
+        raise RuntimeError("a class of the caller's")
+
+
+def prefixes(client: tensord.Client) -> tensord.PrefixCache:
+    return tensord.PrefixCache(client, NAMESPACE, block_tokens=16)
+
+
+def layers(**more: Any) -> list[Any]:
+    return [tensord.NormalLayer(np.zeros((1, 16, 2)), **more)]
+
+
+TAKE_ANYTHING: dict[str, Call] = {
+    "parameter of a key": lambda client, it: NAMESPACE.key("encoder", "image", b"x", width=it),
+    "parameter within a list": lambda client, it: NAMESPACE.key("encoder", "image", b"x", sizes=[{"width": it}]),
+    "kind of a key": lambda client, it: NAMESPACE.key(it, "image", b"x"),
+    "content of a key": lambda client, it: NAMESPACE.key("encoder", "image", it),
+    "model": lambda client, it: tensord.Namespace(model=it, revision="1", dtype="f", processor="none"),
+    "generation": lambda client, it: tensord.Namespace(
+        model="m", revision="1", dtype="f", processor="none", generation=it
+    ),
+    "hash": lambda client, it: tensord.Namespace(model="m", revision="1", dtype="f", processor="none", hash=it),
+    "name of a client": lambda client, it: tensord.Client(client.link.path, name=it),
+    "timeout_s of a client": lambda client, it: tensord.Client(client.link.path, timeout_s=it),
+    "socket": lambda client, it: tensord.Client(it),
+    "key": lambda client, it: client.get(it),
+    "keys": lambda client, it: client.get_many(it),
+    "tree": lambda client, it: client.put(KEY, it),
+    "key of a tree": lambda client, it: client.put(KEY, {it: 1}),
+    "place in a tree": lambda client, it: client.put(KEY, [{it: {1, 2}}]),
+    "tokens": lambda client, it: client.put(KEY, 1, tokens=it),
+    "ttl_s": lambda client, it: client.put(KEY, 1, ttl_s=it),
+    "cost_ms": lambda client, it: client.put(KEY, 1, cost_ms=it),
+    "agent": lambda client, it: client.put(KEY, 1, agent=it),
+    "items": lambda client, it: client.put_many(it),
+    "compute": lambda client, it: client.get_or_compute(KEY, it),
+    "within_s": lambda client, it: client.claim(KEY, within_s=it),
+    "for_s": lambda client, it: client.pin(KEY, it),
+    "shape of a Spec": lambda client, it: client.reserve(tensord.Spec(it, "u1")),
+    "dtype of a Spec": lambda client, it: client.reserve(tensord.Spec((1,), it)),
+    "namespace": lambda client, it: client.current(it),
+    "gauge": lambda client, it: client.on_mode(print, it),
+    "service_s": lambda client, it: client.request_completed("card", it, 1),
+    "size_bytes": lambda client, it: client.reserve_device("card", it),
+    "steps": lambda client, it: tensord.AgentStepGraph(it),
+    "step": lambda client, it: tensord.AgentStepGraph([it]),
+    "step_index": lambda client, it: tensord.AgentStep("planner", depends_on=(), step_index=it),
+    "tokens of a sequence": lambda client, it: prefixes(client).match([it]),
+    "media": lambda client, it: prefixes(client).match([1, 2], media=[(it, 1, "image", b"x")]),
+    "axis": lambda client, it: prefixes(client).put(np.arange(16), layers(axis=it)),
+    "position of a snapshot": lambda client, it: prefixes(client).put(np.arange(16), layers(), snapshots={it: [1]}),
+    "chain": lambda client, it: prefixes(client).snapshot([it]),
+    "block_tokens": lambda client, it: tensord.PrefixCache(client, NAMESPACE, block_tokens=it),
+    "client": lambda client, it: tensord.VisualCache(it, NAMESPACE),
+    "cache_size": lambda client, it: tensord.EncoderCacheManager(it, client),
+    "device": lambda client, it: tensord.DeviceCache(client, it),
+}
+
 DOCUMENTED = [
     tuple(cell.strip().removeprefix("`").removesuffix("`") for cell in line.strip("|").split(" | "))
     for line in (Path(__file__).parents[2] / "docs" / "troubleshooting.md")
@@ -98,6 +161,13 @@ def client(daemon: Daemon) -> tensord.Client:
     return daemon.client()
 
 
+@pytest.fixture(scope="module")
+def unchanged() -> Iterator[Daemon]:
+    """A daemon for calls that change nothing."""
+    with Daemon() as running:
+        yield running.start()
+
+
 @pytest.mark.parametrize("call", [*TAKE_TIMEOUTS, *TAKE_DURATIONS])
 def test_an_invalid_time_is_refused_with_its_value(client: tensord.Client, call: str) -> None:
     for wrong in NO_TIMES:
@@ -118,13 +188,13 @@ def test_client_arguments_that_fit_no_message_are_refused(daemon: Daemon) -> Non
     for field, wrong in (
         *(("timeout_s", time) for time in NO_TIMES),
         *(("attach_s", time) for time in NO_TIMES),
-        *(("name", name) for name in (SURROGATE, "x" * 129, 5, 0, np.zeros(2))),
+        *(("name", name) for name in ("", SURROGATE, "x" * 129, 5, 0, np.zeros(2))),
     ):
         with pytest.raises(UsageError, match=field):
             tensord.Client(daemon.socket, **{field: wrong})
     for socket in ("", "a\0b", f"/tmp/{SURROGATE}", 5):
         with pytest.raises(UsageError, match="socket"):
-            tensord.Client(socket)  # type: ignore[arg-type]
+            tensord.Client(socket, timeout_s=PATIENCE_S)  # type: ignore[arg-type]
     with tensord.Client(daemon.socket, timeout_s=math.inf) as patient:
         assert patient.status()["store"]
 
@@ -133,6 +203,13 @@ def test_a_program_whose_name_is_no_text_is_attached(daemon: Daemon, monkeypatch
     monkeypatch.setattr("sys.argv", [str(Path("/bin") / (SURROGATE + "x" * 200))])
     assert daemon.client().connected
     assert daemon.client_rows()[0]["name"].startswith("?x")
+
+
+@pytest.mark.parametrize("argv", ["", "/"])
+def test_a_program_without_a_name_is_called_python(daemon: Daemon, monkeypatch: pytest.MonkeyPatch, argv: str) -> None:
+    monkeypatch.setattr("sys.argv", [argv])
+    assert daemon.client().connected
+    assert daemon.client_rows()[0]["name"] == "python"
 
 
 def test_names_that_no_message_can_carry_are_refused(client: tensord.Client) -> None:
@@ -144,6 +221,23 @@ def test_names_that_no_message_can_carry_are_refused(client: tensord.Client) -> 
     ):
         with pytest.raises(UsageError, match="surrogates"):
             call()
+
+
+@pytest.mark.parametrize("call", TAKE_ANYTHING)
+@pytest.mark.parametrize("it", [HUGE, -HUGE, Unshown()], ids=["huge", "huge below 0", "no text"])
+def test_what_has_no_text_is_refused_with_a_message_all_the_same(unchanged: Daemon, call: str, it: Any) -> None:
+    with unchanged.client() as client, pytest.raises(UsageError):
+        TAKE_ANYTHING[call](client, it)
+
+
+def test_a_huge_number_is_described_by_its_bits() -> None:
+    with pytest.raises(BadNamespace, match="kind an int of 16610 bits"):
+        NAMESPACE.key(HUGE, "image", b"x")
+
+
+def test_a_shape_beyond_every_ring_is_refused(client: tensord.Client) -> None:
+    with pytest.raises(ObjectTooLarge, match="more than the"):
+        client.reserve(tensord.Spec((HUGE,), "u1"))
 
 
 @pytest.mark.parametrize("items", [5, [KEY], {KEY: 1}, [(KEY,)], [(KEY, 1, 2)], [5]], ids=repr)
@@ -163,9 +257,12 @@ def test_every_call_takes_the_same_for_a_key(client: tensord.Client, call: str, 
     for wrong in (array, array.view("f4"), np.frombuffer(KEY * 2, np.uint8)[::2], "k" * 32, KEY[:31], None, 5):
         with pytest.raises(BadKey):
             TAKE_KEYS[call](client, wrong)
-    with pytest.raises(BadKey):
-        TAKE_KEYS[call](client, memoryview(KEY).cast("I"))
-    for right in (bytearray(KEY), memoryview(KEY), KEY):
+    released = memoryview(KEY)
+    released.release()
+    for view in (memoryview(KEY).cast("I"), memoryview(KEY * 2)[::4], memoryview(KEY * 4).cast("B", (8, 16)), released):
+        with pytest.raises(BadKey):
+            TAKE_KEYS[call](client, view)
+    for right in (bytearray(KEY), memoryview(KEY), memoryview(KEY * 2)[::2], memoryview(KEY)[::-1], KEY):
         TAKE_KEYS[call](client, right)
     assert client.contains(KEY) is ((stored and call != "evict") or call in ("put", "put_many", "get_or_compute"))
 
@@ -182,7 +279,7 @@ def test_what_cannot_be_called_is_no_compute_stored_or_not(client: tensord.Clien
     wrong: Any
 
     async def compute(wrong: Any) -> None:
-        async with tensord.AsyncClient(daemon.socket) as shared:
+        async with tensord.AsyncClient(daemon.socket, timeout_s=PATIENCE_S) as shared:
             await shared.get_or_compute(KEY, wrong)
 
     for _ in ("missing", "stored"):
@@ -212,7 +309,7 @@ def test_what_is_no_namespace_is_refused(client: tensord.Client, call: str) -> N
 @pytest.mark.parametrize("cache", TAKE_CLIENTS)
 def test_what_is_no_client_is_refused(client: tensord.Client, daemon: Daemon, cache: str) -> None:
     TAKE_CLIENTS[cache](client)
-    for wrong in (None, 5, "x", object(), tensord.Client, tensord.AsyncClient(daemon.socket)):
+    for wrong in (None, 5, "x", object(), tensord.Client, tensord.AsyncClient(daemon.socket, timeout_s=PATIENCE_S)):
         with pytest.raises(UsageError, match=re.escape(f" is {wrong!r}; it must be a tensord.Client")):
             TAKE_CLIENTS[cache](wrong)
 

@@ -86,7 +86,7 @@ def test_a_daemon_that_comes_back_counts_from_then_on_and_reads_go_on_meanwhile(
         arm(view, 0)
         assert client.get(KEY) is not None
     daemon.start()
-    assert client.wait_connected(PATIENCE_S)
+    daemon.attached(client)
     assert timed(daemon) == 0
     reads_until_timed(daemon, client)
 

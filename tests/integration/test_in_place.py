@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import tensord
-from tensord.client.core import in_place, puts, ring_writer
+from tensord.client.core import in_place, puts, ring_writer, spans
 from tensord.client.core.ring_writer import RingWriter
 from tensord.errors import LimitReached
 from tensord.ipc import messages
@@ -43,6 +43,8 @@ def written(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The sizes of the payloads that this process writes in place. No busy machine sends one through the inbox."""
     monkeypatch.setattr(in_place, "SPAN_S_MAX", PATIENCE_S)
     monkeypatch.setattr(in_place, "_OPEN_S", PATIENCE_S)
+    # Puts follow each other closely enough for spans to be taken in advance, which stay.
+    monkeypatch.setattr(spans, "UNUSED_S", PATIENCE_S)
     sizes: list[int] = []
     write = RingWriter.write
 
@@ -55,7 +57,7 @@ def written(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_a_large_payload_needs_no_inbox_and_reads_back_verified(written: list[int]) -> None:
-    with Daemon(ring_bytes=RING_BYTES) as daemon, tensord.Client(daemon.start().socket) as client:
+    with Daemon(ring_bytes=RING_BYTES) as daemon, tensord.Client(daemon.start().socket, timeout_s=PATIENCE_S) as client:
         for number in range(20):
             assert client.put(key(number), picture(number, 16 * MIB // 4), wait=True).state == "stored"
         lease = client.get(key(19), verify=True)
@@ -68,7 +70,7 @@ def test_a_large_payload_needs_no_inbox_and_reads_back_verified(written: list[in
 
 
 def test_a_small_payload_goes_through_the_inbox(written: list[int]) -> None:
-    with Daemon(ring_bytes=RING_BYTES) as daemon, tensord.Client(daemon.start().socket) as client:
+    with Daemon(ring_bytes=RING_BYTES) as daemon, tensord.Client(daemon.start().socket, timeout_s=PATIENCE_S) as client:
         assert client.put(key(1), np.zeros(IN_PLACE_BYTES - 4096, np.uint8), wait=True).state == "stored"
         assert not written
         assert daemon.status()["inboxes_bytes"] > 0
@@ -77,7 +79,7 @@ def test_a_small_payload_goes_through_the_inbox(written: list[int]) -> None:
 def test_write_in_place_off_makes_every_payload_go_through_the_inbox(written: list[int]) -> None:
     with (
         Daemon(ring_bytes=RING_BYTES, write_in_place="off") as daemon,
-        tensord.Client(daemon.start().socket) as client,
+        tensord.Client(daemon.start().socket, timeout_s=PATIENCE_S) as client,
     ):
         assert client.put(key(1), picture(1), wait=True).state == "stored"
         assert not written
@@ -86,7 +88,7 @@ def test_write_in_place_off_makes_every_payload_go_through_the_inbox(written: li
 
 
 def test_a_payload_that_does_not_lie_in_one_piece_is_written_in_place_too(written: list[int]) -> None:
-    with Daemon(ring_bytes=RING_BYTES) as daemon, tensord.Client(daemon.start().socket) as client:
+    with Daemon(ring_bytes=RING_BYTES) as daemon, tensord.Client(daemon.start().socket, timeout_s=PATIENCE_S) as client:
         grid = np.random.default_rng(3).random((700, 900))
         tree: dict[str, Any] = {
             "odd": grid[::-1, ::3],
@@ -105,7 +107,7 @@ def test_a_payload_that_does_not_lie_in_one_piece_is_written_in_place_too(writte
 
 
 def test_a_payload_that_changes_while_it_is_put_still_agrees_with_its_checksum() -> None:
-    with Daemon(ring_bytes=RING_BYTES) as daemon, tensord.Client(daemon.start().socket) as client:
+    with Daemon(ring_bytes=RING_BYTES) as daemon, tensord.Client(daemon.start().socket, timeout_s=PATIENCE_S) as client:
         array = np.zeros(8 * MIB, np.uint8)
         done = threading.Event()
 
@@ -184,7 +186,7 @@ def test_a_payload_written_in_place_stays_pinned_until_the_daemon_has_answered(w
 
 
 def test_a_child_of_a_fork_cannot_write_the_ring_of_its_parent() -> None:
-    with Daemon(ring_bytes=RING_BYTES) as daemon, tensord.Client(daemon.start().socket) as client:
+    with Daemon(ring_bytes=RING_BYTES) as daemon, tensord.Client(daemon.start().socket, timeout_s=PATIENCE_S) as client:
         assert client.put(key(1), picture(1), wait=True).state == "stored"
         in_place = client.link.puts._in_place
         assert in_place is not None
@@ -201,7 +203,7 @@ def test_a_child_of_a_fork_cannot_write_the_ring_of_its_parent() -> None:
 
 
 def test_a_full_lane_leaves_puts_to_the_inbox(written: list[int]) -> None:
-    with Daemon(ring_bytes=RING_BYTES) as daemon, tensord.Client(daemon.start().socket) as client:
+    with Daemon(ring_bytes=RING_BYTES) as daemon, tensord.Client(daemon.start().socket, timeout_s=PATIENCE_S) as client:
         assert client.put(key(1), picture(1), wait=True).state == "stored"
         views = [client.get(key(1)) for _ in range(4096)]
         assert client.put(key(2), picture(2), wait=True, timeout_s=PATIENCE_S).state == "stored"
@@ -238,20 +240,21 @@ def test_the_same_key_put_by_many_at_once_is_stored_once() -> None:
 def test_a_refused_payload_is_refused_before_it_is_copied(written: list[int]) -> None:
     with (
         Daemon(ring_bytes=RING_BYTES, limits_object_bytes_max=4 * MIB) as daemon,
-        tensord.Client(daemon.start().socket) as client,
+        tensord.Client(daemon.start().socket, timeout_s=PATIENCE_S) as client,
     ):
         put = client.put(key(1), picture(1, 5 * MIB), wait=True)
         assert (put.state, type(put.error).__name__) == ("refused", "ObjectTooLarge")
         assert not written
 
 
-def test_a_payload_of_1_mib_is_written_in_place_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_payload_of_1_mib_is_written_in_place_by_default(monkeypatch: pytest.MonkeyPatch, written: list[int]) -> None:
     monkeypatch.setattr(puts, "IN_PLACE_BYTES", ring_writer.IN_PLACE_BYTES)
-    with Daemon(ring_bytes=RING_BYTES) as daemon, tensord.Client(daemon.start().socket) as client:
+    with Daemon(ring_bytes=RING_BYTES) as daemon, tensord.Client(daemon.start().socket, timeout_s=PATIENCE_S) as client:
         assert client.put(key(1), np.ones(MIB, np.uint8), wait=True).state == "stored"
         assert daemon.status()["inboxes_bytes"] == 0
         assert client.put(key(2), np.ones(MIB - 4096, np.uint8), wait=True).state == "stored"
         assert daemon.status()["inboxes_bytes"] > 0
+        assert len(written) == 1
 
 
 def test_the_next_daemon_gives_nobody_the_pages_of_a_span_that_is_not_written_yet() -> None:

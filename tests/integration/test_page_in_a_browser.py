@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -16,6 +15,7 @@ from tensord.daemon import page
 from ..browser import Browser, Tab, needs_chromium
 from ..client.ctl import documents
 from ..daemon_process import Daemon
+from ..ports import Port
 
 pytestmark = needs_chromium
 HOSTILE: Final = "<img src=x onerror=alert(1)>"
@@ -32,9 +32,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def serving() -> Iterator[Daemon]:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    with Daemon(http=f"127.0.0.1:{port}") as running:
+    with Port() as port, Daemon(http=f"127.0.0.1:{port.number}") as running:
         yield running.start()
 
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import tensord
-from tensord.errors import BadKey, LimitReached, ObjectTooLarge, TimedOut, UnsupportedLeaf, UsageError
+from tensord.errors import BadKey, LimitReached, ObjectTooLarge, ParentGone, TimedOut, UnsupportedLeaf, UsageError
 from tensord.ipc import messages
 
-from ..daemon_process import MIB, PATIENCE_S, Daemon
+from ..daemon_process import MIB, PATIENCE_S, Daemon, until
 from ..faults.payloads import is_payload, key, payload
 
 SIZES = [8, 100, 4096, 65_536, MIB // 2, MIB - 8, MIB, 3 * MIB, 9 * MIB]
@@ -109,7 +109,7 @@ def test_a_batch_waits_for_a_stopped_daemon_no_longer_than_it_was_told(daemon: D
 
 def test_coroutines_put_batches_too(daemon: Daemon) -> None:
     async def puts() -> list[tensord.Put]:
-        async with tensord.AsyncClient(daemon.socket) as client:
+        async with tensord.AsyncClient(daemon.socket, timeout_s=PATIENCE_S) as client:
             return await client.put_many(items(range(40)), wait=True)
 
     assert states(asyncio.run(puts())) == ["stored"] * 40
@@ -155,3 +155,47 @@ def test_a_daemon_that_does_not_answer_gets_as_many_puts_as_the_inbox_has_room_f
         assert set(states(puts)) == {"sent", "lost"}
         assert all(isinstance(put.error, TimedOut) for put in puts if put.state == "lost")
         daemon.resume()
+
+
+@pytest.mark.parametrize("size_bytes", [4096, 3 * MIB])
+def test_each_payload_of_a_batch_has_its_own_parent(daemon: Daemon, size_bytes: int) -> None:
+    with daemon.client() as client:
+        client.put(key(0), payload(0), wait=True)
+        batch = items(range(1, 4), size_bytes)
+        parents = [key(0), key(1), None]
+        assert states(client.put_many(batch, parents=parents, wait=True)) == ["stored"] * 3
+        client.evict(key(0))
+        until(lambda: not (client.contains(key(1)) or client.contains(key(2))), "the descendants to end")
+        assert client.contains(key(3))
+
+
+def test_a_payload_whose_parent_of_the_batch_is_refused_is_refused_alone_with_it() -> None:
+    with Daemon(limits_object_bytes_max=MIB) as daemon, daemon.start().client() as client:
+        batch = [(key(1), payload(1, 2 * MIB)), *items(range(2, 4))]
+        puts = client.put_many(batch, parents=[None, key(1), None], wait=True)
+        assert states(puts) == ["refused", "refused", "stored"]
+        assert isinstance(puts[0].error, ObjectTooLarge) and isinstance(puts[1].error, ParentGone)
+
+
+@pytest.mark.parametrize("parents", [[], [None], [None] * 3, [key(9)] * 2 + [None]], ids=str)
+def test_parents_of_another_number_than_the_items_are_refused_before_anything_is_stored(
+    daemon: Daemon, parents: Any
+) -> None:
+    with daemon.client() as client:
+        with pytest.raises(UsageError, match="ends after"):
+            client.put_many(items(range(2)), parents=parents)
+        with pytest.raises(UsageError, match="parents is"):
+            client.put_many(items(range(2)), parents=b"ab")  # type: ignore[arg-type]
+        with pytest.raises(BadKey):
+            client.put_many(items(range(2)), parents=[None, b"short"])
+        client.put(key(9), 1, wait=True)
+        assert not client.contains(key(0)) and not client.contains(key(1))
+
+
+def test_coroutines_put_chains_in_one_call(daemon: Daemon) -> None:
+    async def puts() -> list[tensord.Put]:
+        async with tensord.AsyncClient(daemon.socket, timeout_s=PATIENCE_S) as client:
+            return await client.put_many(items(range(3)), parents=[None, key(0), key(7)], wait=True)
+
+    *stored, refused = asyncio.run(puts())
+    assert states(stored) == ["stored"] * 2 and isinstance(refused.error, ParentGone)

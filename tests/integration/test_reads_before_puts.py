@@ -7,7 +7,7 @@ import pytest
 
 import tensord
 
-from ..daemon_process import Daemon
+from ..daemon_process import PATIENCE_S, Daemon
 from ..memory_bench import key
 
 PICTURE_BYTES = 1 << 20
@@ -18,7 +18,10 @@ RING_BYTES = 16 << 20
 def test_the_coldest_entry_that_is_read_outlives_the_put_that_follows_at_once(policy: str, turns: int) -> None:
     """After a round of such reads, the learned policy may know that the one just read is the last to come again."""
     picture = {"x": np.zeros(PICTURE_BYTES - 4096, np.uint8)}
-    with Daemon(policy=policy, ring_bytes=RING_BYTES) as daemon, tensord.Client(daemon.start().socket) as client:
+    with (
+        Daemon(policy=policy, ring_bytes=RING_BYTES) as daemon,
+        tensord.Client(daemon.start().socket, timeout_s=PATIENCE_S) as client,
+    ):
         numbers = list(range(RING_BYTES // PICTURE_BYTES))
         for number in numbers:
             assert client.put(key(number), picture, wait=True).state == "stored"
@@ -40,7 +43,10 @@ def test_an_entry_that_just_fitted_is_not_the_next_to_go_although_all_others_wer
     policy: str,
 ) -> None:
     picture = {"x": np.zeros(PICTURE_BYTES - 4096, np.uint8)}
-    with Daemon(policy=policy, ring_bytes=RING_BYTES) as daemon, tensord.Client(daemon.start().socket) as client:
+    with (
+        Daemon(policy=policy, ring_bytes=RING_BYTES) as daemon,
+        tensord.Client(daemon.start().socket, timeout_s=PATIENCE_S) as client,
+    ):
         for number in range(2 * RING_BYTES // PICTURE_BYTES):
             assert client.put(key(number), picture, wait=True).state == "stored"
         there = [number for number in range(2 * RING_BYTES // PICTURE_BYTES) if client.contains(key(number))]

@@ -167,11 +167,11 @@ def test_over_pins_per_client_max_a_pin_is_refused() -> None:
             assert client.put(key(number), payload(number), wait=True).state == "stored"
         assert [client.pin(key(number), 100.0) for number in (0, 1)] == [50.0, 50.0]
         with pytest.raises(LimitReached, match=r"pins_per_client_max.*2"):
-            client.pin(key(2), 10.0)
-        assert client.pin(key(77), 10.0) == 0.0, "what is not there is not pinned"
-        assert other.pin(key(2), 10.0) == 10.0, "the limit is each client's own"
+            client.pin(key(2), 40.0)
+        assert client.pin(key(77), 40.0) == 0.0, "what is not there is not pinned"
+        assert other.pin(key(2), 40.0) == 40.0, "the limit is each client's own"
         client.unpin(key(0))
-        assert client.pin(key(2), 10.0) == 10.0
+        assert client.pin(key(2), 40.0) == 40.0
 
 
 def test_over_the_share_that_pins_may_hold_a_pin_is_refused() -> None:
@@ -179,9 +179,9 @@ def test_over_the_share_that_pins_may_hold_a_pin_is_refused() -> None:
         client = daemon.client()
         for number in range(2):
             assert client.put(key(number), payload(number, 300 << 10), wait=True).state == "stored"
-        assert client.pin(key(0), 10.0) == 10.0
+        assert client.pin(key(0), 600.0) == 600.0
         with pytest.raises(LimitReached, match=r"pinned.*524288.*unpin"):
-            client.pin(key(1), 10.0)
+            client.pin(key(1), 600.0)
         client.close()
         until(lambda: daemon.store("pins") == 0, "the pins to end with their client")
 
@@ -212,7 +212,7 @@ def test_over_lanes_max_a_new_client_is_refused_and_a_client_with_a_lane_may_att
                 tensord.Client(daemon.socket, required=True)
         held = client.get(key(OTHERS[0]))
         daemon.restart()
-        assert client.wait_connected(PATIENCE_S) and other.wait_connected(PATIENCE_S)
+        daemon.attached(client, other)
         assert held is not None and is_payload(held.tree, OTHERS[0])
         client.close()
         # Its lane is in being for as long as a view of it lives.
@@ -264,7 +264,7 @@ def test_a_client_goes_on_putting_when_the_daemon_comes_back_with_a_smaller_inbo
         daemon.terminate()
         daemon.flags["limits_inbox_bytes_max"] = MIB
         daemon.start()
-        assert client.wait_connected(PATIENCE_S)
+        daemon.attached(client)
         until(
             lambda: client.put(key(2), payload(2)).wait(PATIENCE_S).state in ("stored", "existed"), "a put to succeed"
         )
@@ -347,10 +347,10 @@ def test_limits_changed_by_sighup_hold_at_once_for_clients_that_are_there(tmp_pa
         client = daemon.client()
         for number in range(2):
             assert client.put(key(number), np.arange(3), wait=True).state == "stored"
-        assert client.pin(key(0), 5.0) == 5.0
+        assert client.pin(key(0), 600.0) == 600.0
         with pytest.raises(LimitReached):
-            client.pin(key(1), 5.0)
+            client.pin(key(1), 600.0)
         config.write_text("[limits]\npins_per_client_max = 2\n")
         os.kill(daemon.pid, signal.SIGHUP)
         until(lambda: "setting changed" in daemon.log, "the reload")
-        assert client.pin(key(1), 5.0) == 5.0
+        assert client.pin(key(1), 600.0) == 600.0

@@ -82,7 +82,7 @@ def test_a_ring_that_is_enlarged_keeps_what_it_has_and_takes_more() -> None:
         grown(daemon, LARGE)
         fill(daemon.client(), range(100, 140))
         assert here(daemon.client(), range(12)) == list(range(12))
-        until(lambda: client.connected, "the client attached again")
+        daemon.attached(client)
         assert here(client, range(100, 140)) == list(range(100, 140)), "a client from before maps the larger ring"
         assert lease is not None and is_payload(lease.tree, 3)
         batch = client.get_many(np.frombuffer(b"".join(key(n) for n in range(100, 140)), np.uint8).reshape(-1, 32))

@@ -50,7 +50,7 @@ def managed(folder: Path, instance: str) -> Iterator[tuple[subprocess.Popen[byte
     manager.bind(str(folder / "notify"))
     manager.settimeout(PATIENCE_S)
     with manager, listening(folder / "control.sock") as control, listening(folder / "status.sock") as status:
-        environ = {**os.environ, "NOTIFY_SOCKET": str(folder / "notify"), "WATCHDOG_USEC": "200000"}
+        environ = {**os.environ, "NOTIFY_SOCKET": str(folder / "notify"), "WATCHDOG_USEC": "2000000"}
         flags = ["--instance", instance, "--ring-bytes", "4MiB", "--log-level", "error"]
         process = subprocess.Popen(
             [sys.executable, "-c", _AS_MANAGER, str(control.fileno()), str(status.fileno()), *flags],

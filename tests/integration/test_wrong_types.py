@@ -12,7 +12,7 @@ import pytest
 import tensord
 from tensord.errors import BadGraph, UsageError
 
-from ..daemon_process import Daemon
+from ..daemon_process import PATIENCE_S, Daemon
 
 KEY = b"k" * 32
 NAMESPACE = tensord.Namespace(model="m", revision="1", dtype="float32", processor="none")
@@ -102,7 +102,7 @@ def test_a_client_refuses_objects_of_another_type(daemon: Daemon, call: str) -> 
 
 def test_an_asyncio_client_refuses_a_flag_that_is_none_before_it_puts(daemon: Daemon) -> None:
     async def put() -> None:
-        async with tensord.AsyncClient(daemon.socket) as client:
+        async with tensord.AsyncClient(daemon.socket, timeout_s=PATIENCE_S) as client:
             with pytest.raises(UsageError, match="wait is"):
                 await client.put(KEY, 1, wait=FLAG)  # type: ignore[arg-type]
             with pytest.raises(UsageError, match="wait is"):

@@ -123,8 +123,7 @@ def test_the_sdist_has_every_source_once(sdist: Path) -> None:
 
 
 def test_the_tests_of_the_sdist_can_be_collected(sdist: Path) -> None:
-    found = run(
-        "-m", "pytest", "-q", "--collect-only", "-p", "no:cacheprovider", "tests", cwd=sdist, PYTHONPATH=str(sdist)
-    )
+    command = "-m pytest -q --collect-only --assert=plain -p no:cacheprovider tests"
+    found = run(*command.split(), cwd=sdist, PYTHONPATH=str(sdist))
     assert "tests collected" in found.splitlines()[-1]
     assert "error" not in found.splitlines()[-1]

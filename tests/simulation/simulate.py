@@ -19,9 +19,11 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from contextlib import contextmanager
-from multiprocessing import get_context
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager, suppress
+from itertools import islice
+from multiprocessing import active_children, get_context
 from typing import Final
 
 from ..command_line import SIGNALS, end_cleanly, whole
@@ -32,6 +34,8 @@ SEED_S_MAX: Final = 120
 """Time limit of a seed. A seed takes some 50 ms; one over the limit counts as failed."""
 CHUNK_SEEDS: Final = 10
 FAILURES_SHOWN: Final = 20
+LOOK_S: Final = 1.0
+"""The longest wait for seeds to end before the pool is looked at."""
 
 Outcome = tuple[dict[str, int], list[tuple[int, str]]]
 
@@ -82,33 +86,48 @@ class _End:
     """
 
     def __init__(self) -> None:
-        self._told = self._busy = False
+        self._told, self._busy = 0, False
 
     def listen(self) -> None:
-        """From now on the signals that end a run end this process."""
+        """From now on the signals that end a run end this process. One that has come since its fork does at once."""
         for number in SIGNALS:
             signal.signal(number, self._on_signal)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
     @contextmanager
     def put_off(self) -> Iterator[None]:
         """Defers a signal until the next `if_told`, or until the end of the block."""
         self._busy = True
-        yield
-        self._busy = False
-        self.if_told()
+        try:
+            yield
+        finally:
+            self._busy = False
+            self.if_told()
 
     def if_told(self) -> None:
         """Ends the process if a signal has arrived."""
         if self._told:
             os._exit(1)
 
-    def _on_signal(self, *_: object) -> None:
-        self._told = True
+    def _on_signal(self, number: int, _: object) -> None:
+        self._told = number
         if not self._busy:
             os._exit(1)
 
 
 _end = _End()
+
+
+@contextmanager
+def _held_up() -> Iterator[None]:
+    """In the parent: a signal within the block comes at its end. So it does for a process that is forked in it, at the
+    latest when that listens. Without, Python forgets a signal that reaches a new process before its first line.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -135,9 +154,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     failed: list[tuple[int, str]] = []
     done, began, shown = 0, time.monotonic(), 0.0
     with _pool(given.jobs) as pool:
-        under_way = {pool.submit(run_seeds, chunk, given.steps): chunk for chunk in chunks}
-        for finished in as_completed(under_way):
-            chunk = under_way[finished]
+        for chunk, finished in _ended(pool, chunks, given.steps, 2 * given.jobs):
             try:
                 happened, failures = finished.result()
             except Exception as error:
@@ -160,14 +177,61 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 1 if failed else 0
 
 
+def _ended(
+    pool: ProcessPoolExecutor, chunks: Iterable[Sequence[int]], steps: int, most: int
+) -> Iterator[tuple[Sequence[int], Future[Outcome]]]:
+    """Has the pool run the chunks of seeds, `most` at once, and gives each one that has ended. Once a process of the
+    pool has ended by itself, no further chunk is begun.
+
+    A signal is held up meanwhile, for LOOK_S at most: an exception within a call of the pool can leave one of its locks
+    locked, and then this process never ends.
+    """
+    waiting, under_way = iter(chunks), dict[Future[Outcome], Sequence[int]]()
+    while True:
+        with _held_up():
+            with suppress(BrokenProcessPool):
+                for chunk in islice(waiting, most - len(under_way)):
+                    under_way[pool.submit(run_seeds, chunk, steps)] = chunk
+            ended = wait(under_way, LOOK_S, FIRST_COMPLETED).done
+            lost = not ended and _is_broken(pool)
+        for future in ended:
+            yield under_way.pop(future), future
+        if lost:
+            # What was submitted while the pool broke never ends.
+            for chunk in under_way.values():
+                failed: Future[Outcome] = Future()
+                failed.set_exception(BrokenProcessPool("a process of the pool has ended"))
+                yield chunk, failed
+        if lost or not (ended or under_way):
+            return
+
+
+def _is_broken(pool: ProcessPoolExecutor) -> bool:
+    try:
+        pool.submit(int)
+    except BrokenProcessPool:
+        return True
+    return False
+
+
 @contextmanager
 def _pool(jobs: int) -> Iterator[ProcessPoolExecutor]:
-    """A pool of processes. If a signal ends this process, the pool drops the seeds that have not begun."""
+    """A pool of processes. If a signal ends this process, the pool drops the seeds that have not begun, and its
+    processes are told too: one may have been forked after the signal, and would wait for a lock that another one had
+    when it ended.
+
+    The first call forks all processes. An exception of a signal's handler would be lost in a hook of the fork, or leave
+    them without the pool's thread, which ends them.
+    """
     with ProcessPoolExecutor(jobs, get_context("fork"), _end.listen) as pool:
         try:
+            with _held_up():
+                pool.submit(int)
             yield pool
         except SystemExit:
             pool.shutdown(wait=False, cancel_futures=True)
+            for process in active_children():
+                process.terminate()
             raise
 
 

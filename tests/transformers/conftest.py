@@ -9,9 +9,21 @@ import pytest
 
 import tensord
 
-from ..daemon_process import Daemon
+from ..daemon_process import PATIENCE_S, Daemon
 
 collect_ignore_glob = [] if find_spec("transformers") else ["test_*.py"]
+_LIMITS = ("calls._ANSWER_S", "calls._PUT_S", "calls._STORED_S", "prefix._MATCH_S", "prefix._PUT_S")
+
+
+def patient(patch: pytest.MonkeyPatch) -> None:
+    """A daemon that a busy machine delays is waited for, in this process."""
+    for name in _LIMITS:
+        patch.setattr(f"tensord.client.transformers.{name}", PATIENCE_S)
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    patient(monkeypatch)
 
 
 @pytest.fixture(scope="module")
@@ -21,11 +33,23 @@ def daemon() -> Iterator[Daemon]:
 
 
 @pytest.fixture
-def client(daemon: Daemon) -> tensord.Client:
-    """With an empty cache."""
-    client = daemon.client()
+def client(daemon: Daemon) -> Iterator[tensord.Client]:
+    """With an empty cache, once nothing that an earlier test has begun is under way."""
+    client = daemon.client(timeout_s=PATIENCE_S)
+    daemon.until(
+        lambda status: status["clients"] == 1 and not status["store"]["puts_in_flight"], "earlier tests' clients to go"
+    )
     client.clear()
-    return client
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def other_client(daemon: Daemon, client: tensord.Client) -> Iterator[tensord.Client]:
+    """Another one beside `client`."""
+    other = daemon.client(timeout_s=PATIENCE_S)
+    yield other
+    other.close()
 
 
 @pytest.fixture(autouse=True)

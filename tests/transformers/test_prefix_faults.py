@@ -21,6 +21,7 @@ from tensord.client.transformers.cache_layers import fill
 
 from ..daemon_process import MIB, PATIENCE_S, Daemon, until
 from ..processes import Child, Stage
+from .conftest import patient
 from .language_models import generated, language_model, prompt
 
 PROMPT = 60
@@ -99,10 +100,12 @@ def test_a_daemon_that_is_killed_while_a_model_generates_costs_what_would_have_b
     model: Any, step: int
 ) -> None:
     with Daemon() as daemon:
-        shared = stored(model, daemon.start().client(timeout_s=1.0))
+        shared = stored(model, daemon.start().client(timeout_s=PATIENCE_S))
         assert is_right(shared, model, **on_step(step, daemon.kill))
         assert is_right(shared, model)
-        shared.flush(1.0)
+        shared.flush(PATIENCE_S)
+        # Until then it takes the ended connection for one to the next daemon.
+        until(lambda: not shared._client.connected, "the client to notice the daemon's end")
         daemon.start()
         until(lambda: shared._client.connected, "the client to attach again")
         before = shared.tally.found_tokens
@@ -139,7 +142,7 @@ def test_a_daemon_that_is_stopped_while_a_model_generates_costs_nothing_it_compu
 @pytest.mark.parametrize("model", FAMILIES, indirect=True)
 def test_a_full_ring_costs_what_would_have_been_stored(model: Any) -> None:
     with Daemon(ring_bytes=4 * MIB) as daemon:
-        client = daemon.start().client()
+        client = daemon.start().client(timeout_s=PATIENCE_S)
         held = []
         for size in (MIB // 4, MIB // 64, 1024):
             for number in range(4096):
@@ -215,6 +218,7 @@ def test_threads_generate_what_one_after_the_other_would(model: Any, client: ten
         torch.set_num_threads(1)
         for _ in range(3):
             found[number] = generated(shared, prompts[number]).sequences
+            shared.flush(PATIENCE_S)
 
     threads = [threading.Thread(target=work, args=(number,)) for number in range(len(prompts))]
     for thread in threads:
@@ -230,6 +234,7 @@ def test_threads_generate_what_one_after_the_other_would(model: Any, client: ten
 
 
 def generates(stage: Stage, socket: Path, family: str) -> None:
+    patient(pytest.MonkeyPatch())
     torch.set_num_threads(1)
     model = language_model(family)
     client = tensord.Client(socket, timeout_s=PATIENCE_S)
@@ -259,6 +264,7 @@ def test_two_processes_that_compute_one_prompt_at_once_are_both_right_and_store_
 
 
 def forks(stage: Stage, socket: Path) -> None:
+    patient(pytest.MonkeyPatch())
     torch.set_num_threads(1)
     model = language_model("qwen3_next")
     client = tensord.Client(socket, timeout_s=PATIENCE_S)

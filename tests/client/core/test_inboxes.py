@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -12,12 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tensord.client.core import inboxes as inboxes_module
 from tensord.client.core.inbox import Inbox, Region
 from tensord.client.core.inboxes import START_BYTES
 from tensord.client.core.put import Put
 from tensord.client.core.put_options import PutOptions
 from tensord.client.core.puts import PutSender
-from tensord.errors import LimitReached
+from tensord.errors import DaemonUnavailable, LimitReached, NotEnoughMemory, TensordError
 from tensord.ipc import messages
 from tensord.ipc.schema import ClientLimits
 from tensord.shm.payload import Payload
@@ -26,6 +28,12 @@ from tensord.shm.tree import encode
 from ...daemon_process import PATIENCE_S
 
 MIB = 1 << 20
+
+
+@pytest.fixture(autouse=True)
+def _refused_for_the_whole_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long a busy machine takes for it, no client asks again for an inbox that was refused."""
+    monkeypatch.setattr(inboxes_module, "_GROW_AGAIN_S", 3600.0)
 
 
 class Desk:
@@ -138,6 +146,90 @@ def test_where_a_larger_inbox_is_refused_puts_go_on_in_the_smaller() -> None:
     streamed = desk.commits()[1]
     assert streamed.acks and streamed.inbox == desk.commits()[0].inbox
     assert desk.inboxes() == [START_BYTES], "it does not ask again at once"
+    desk.puts.in_flight.close()
+
+
+def refuse(desk: Desk, error: TensordError) -> None:
+    """The daemon refuses the inbox that a put of 1 MiB has asked for."""
+    desk.put(1000)
+    desk.answer()
+    desk.put(MIB)
+    (opening,) = [message for message in desk.sent if isinstance(message, messages.OpenInbox)]
+    assert desk.puts.in_flight.refused(opening.id, error)
+    desk.answer()
+
+
+def test_a_reservation_that_fits_no_inbox_says_why_the_daemon_refused_one() -> None:
+    desk = Desk()
+    refuse(desk, LimitReached("inboxes_bytes_max"))
+    raised = []
+    for _ in range(2):
+        with pytest.raises(LimitReached, match="inboxes_bytes_max") as caught:
+            desk.puts.reserve(2 * MIB, time.monotonic())
+        raised.append(caught.value)
+    assert raised[0] is not raised[1], "each caller's error has its own frames"
+    desk.puts.in_flight.close()
+
+
+def test_a_reservation_that_fits_no_inbox_says_why_the_daemon_refused_the_first_one() -> None:
+    desk = Desk()
+    desk.put(MIB)
+    (opening,) = [message for message in desk.sent if isinstance(message, messages.OpenInbox)]
+    assert desk.puts.in_flight.refused(opening.id, LimitReached("inboxes_bytes_max"))
+    desk.put(1000)
+    assert desk.inboxes() == [START_BYTES]
+    with pytest.raises(LimitReached, match="inboxes_bytes_max"):
+        desk.puts.reserve(2 * MIB, time.monotonic())
+    desk.puts.in_flight.close()
+
+
+def test_the_next_daemon_is_asked_for_an_inbox_that_the_last_one_refused() -> None:
+    desk = Desk()
+    refuse(desk, LimitReached("inboxes_bytes_max"))
+    desk.lose_connection()
+    desk.connect()
+    assert desk.puts.reserve(2 * MIB, time.monotonic()).inbox.size_bytes == 4 * MIB
+    desk.puts.in_flight.close()
+
+
+@pytest.mark.parametrize("refused_by", ["an earlier daemon", "a daemon that ends", "nobody"])
+def test_a_reservation_that_fits_no_inbox_where_no_other_is_allowed_names_that_limit(refused_by: str) -> None:
+    desk = Desk()
+    if refused_by != "nobody":
+        refuse(desk, LimitReached("old") if refused_by == "an earlier daemon" else DaemonUnavailable("old"))
+    desk.put(1000)
+    desk.answer()
+    if refused_by == "an earlier daemon":
+        desk.lose_connection()
+        desk.connect()
+    desk.puts.inboxes.limits = ClientLimits(inbox_bytes_max=8 * MIB, inboxes_per_client_max=1)
+    with pytest.raises(LimitReached, match=r"inboxes_per_client_max is 1.* 2097152 bytes; delete"):
+        desk.puts.reserve(2 * MIB, time.monotonic())
+    desk.puts.in_flight.close()
+
+
+def test_a_reservation_that_fits_no_inbox_while_the_daemon_is_away_says_so() -> None:
+    desk = Desk()
+    refuse(desk, LimitReached("old"))
+    desk.lose_connection()
+    desk.puts.inboxes.limits = ClientLimits(inbox_bytes_max=8 * MIB, inboxes_per_client_max=1)
+    with pytest.raises(DaemonUnavailable, match="away"):
+        desk.puts.reserve(2 * MIB, time.monotonic())
+    desk.puts.in_flight.close()
+
+
+def test_a_reservation_that_fits_no_inbox_says_that_no_memory_was_left_for_one() -> None:
+    desk = Desk()
+    desk.put(1000)
+    desk.answer()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (MIB, hard))
+    try:
+        with pytest.raises(NotEnoughMemory, match="no inbox of 4194304 bytes can be made"):
+            desk.puts.reserve(2 * MIB, time.monotonic())
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert desk.puts.reserve(2 * MIB, time.monotonic()).inbox.size_bytes == 4 * MIB
     desk.puts.in_flight.close()
 
 

@@ -1,0 +1,129 @@
+"""Daemons under limits of the service manager or the shell: one line says which limit, its value, and what to do."""
+
+from __future__ import annotations
+
+import resource
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tensord
+from tensord.errors import NotEnoughMemory
+
+from ..daemon_process import MIB, PATIENCE_S, Daemon, until
+from ..faults.payloads import key, payload
+from ..processes import Child, Stage
+
+
+def limit(name: str, value: int) -> None:
+    """Lowers a limit of this process, which becomes a daemon."""
+    number = getattr(resource, name)
+    resource.setrlimit(number, (value, resource.getrlimit(number)[1]))
+
+
+def leave_memory(free_bytes: int) -> None:
+    """Limits the addresses of this process, which becomes a daemon, to what it has and `free_bytes` more."""
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    limit("RLIMIT_AS", pages * resource.getpagesize() + free_bytes)
+
+
+def limited(daemon: Daemon, name: str, value: int) -> Daemon:
+    daemon.before = (f"{__name__}:limit", {"name": name, "value": value})
+    return daemon
+
+
+def only_line(said: str) -> str:
+    (line,) = said.splitlines()
+    return line
+
+
+@pytest.mark.parametrize("files", [8, 16, 20, 24, 28, 47])
+def test_a_daemon_that_may_open_too_few_files_says_how_many_it_needs(files: int) -> None:
+    with limited(Daemon(), "RLIMIT_NOFILE", files) as daemon:
+        line = only_line(daemon.refused())
+        assert f"RLIMIT_NOFILE is {files}" in line and "48" in line and "ulimit -n" in line, line
+        assert not daemon.segments()
+
+
+def test_a_daemon_that_may_open_just_enough_files_serves() -> None:
+    with limited(Daemon(), "RLIMIT_NOFILE", 48) as daemon:
+        daemon.start()
+        assert daemon.client().put(key(1), payload(1), wait=True).state == "stored"
+
+
+def test_a_daemon_that_cannot_measure_memory_for_want_of_it_assumes_a_rate_and_serves() -> None:
+    with Daemon() as daemon:
+        daemon.constants = {"tensord.daemon.copy_rate.COPY_BYTES": 1 << 46}  # more than there are addresses
+        daemon.start()
+        until(lambda: "cannot measure how fast memory is copied" in daemon.log, "the measurement")
+        assert daemon.log.count("cannot measure") == 1 and "bytes_per_s=4294967296" in daemon.log
+        assert daemon.client().put(key(1), payload(1), wait=True).state == "stored"
+
+
+@pytest.mark.parametrize("free_bytes", [2 * MIB, 12 * MIB])
+def test_a_daemon_without_memory_for_its_threads_says_so(free_bytes: int) -> None:
+    with Daemon(ring_bytes=2 * MIB) as daemon:
+        daemon.before = (f"{__name__}:leave_memory", {"free_bytes": free_bytes})
+        assert daemon.spawn().wait(PATIENCE_S) == 1
+        assert "no memory or no thread is left" in daemon.log and "RLIMIT_AS is " in daemon.log
+        assert "fault of its own" not in daemon.log
+
+
+@pytest.mark.parametrize("size_bytes", [1 << 10, 100_000, 4 * MIB])
+def test_a_daemon_that_may_make_only_smaller_files_than_its_ring_names_both_sizes(size_bytes: int) -> None:
+    with limited(Daemon(ring_bytes=8 * MIB), "RLIMIT_FSIZE", size_bytes) as daemon:
+        line = only_line(daemon.refused())
+        assert f"{8 * MIB} bytes" in line and f"{size_bytes} bytes (RLIMIT_FSIZE)" in line and "ulimit -f" in line, line
+        assert not daemon.segments()
+
+
+def test_a_ring_that_cannot_be_enlarged_under_a_limit_of_files_is_served_as_it_is() -> None:
+    with Daemon(ring_bytes=2 * MIB) as daemon:
+        daemon.start().client().put(key(1), payload(1), wait=True)
+        daemon.terminate()
+        daemon.flags["ring_bytes"] = 8 * MIB
+        limited(daemon, "RLIMIT_FSIZE", 4 * MIB).start()
+        assert daemon.status()["ring_bytes"] == 2 * MIB
+        assert daemon.client().contains(key(1))
+        assert f"{4 * MIB} bytes (RLIMIT_FSIZE)" in daemon.log
+
+
+def test_clients_are_told_of_a_limit_of_files_that_is_smaller_than_a_lane() -> None:
+    with Daemon(ring_bytes=2 * MIB) as daemon:
+        daemon.start().terminate()
+        limited(daemon, "RLIMIT_FSIZE", 50_000).start()
+        client = tensord.Client(daemon.socket, timeout_s=PATIENCE_S)
+        put = client.put(key(1), payload(1), wait=True)
+        client.close()
+        assert put.state == "refused" and "50000 bytes (RLIMIT_FSIZE)" in str(put.error), put.error
+        assert daemon.running
+
+
+def may_make_small_files(stage: Stage, path: Path, size_bytes: int) -> Any:
+    client = tensord.Client(path, timeout_s=PATIENCE_S)
+    spec = {"hidden": tensord.Spec((2 * MIB,), "uint8")}
+    assert client.wait_connected(PATIENCE_S)
+    assert client.put(key(1), payload(1), wait=True).state == "stored"
+    limit("RLIMIT_FSIZE", size_bytes)
+    put = client.put(key(2), np.zeros(900_000, np.uint8), wait=True)
+    with pytest.raises(NotEnoughMemory) as raised:
+        client.reserve(spec)
+    return put.state, str(raised.value)
+
+
+def test_a_client_that_may_make_only_small_files_puts_through_its_inbox_and_reserves_none() -> None:
+    with Daemon() as daemon:
+        with Child(may_make_small_files, daemon.start().socket, MIB) as child:
+            state, error = child.hear()
+        assert state == "stored"
+        assert f"{MIB} bytes (RLIMIT_FSIZE)" in error and "ulimit -f" in error
+
+
+def test_a_daemon_whose_log_cannot_be_written_any_more_serves_on() -> None:
+    with limited(Daemon(ring_bytes=MIB, log_level="debug"), "RLIMIT_FSIZE", 4 * MIB) as daemon:
+        (daemon.folder / "log").write_bytes(b"\n" * (4 * MIB))
+        daemon.start()
+        assert daemon.client().put(key(1), payload(1), wait=True).state == "stored"
+        assert daemon.interrupt() == 0
