@@ -120,13 +120,19 @@ test-systemd: $(STAMPS)/test
 	$(distribution-python)
 	$(BIN)/python -m pytest -m booted tests/systemd $(ARGS)
 
+VALKEY := $(VENV)/valkey
 MOONCAKE := mooncake-transfer-engine-non-cuda==0.3.13.post1
 test-remote: $(STAMPS)/test
 	$(call debian,redis-server,redis-server)
 	$(call debian,$(if $(wildcard /usr/lib/*/libnl-route-3.so.200),true,libnl-route-3-200),libibverbs1 libnl-3-200 libnl-route-3-200)
 	@$(PIP) install -c constraints.txt '$(MOONCAKE)'
 	$(call debian,tc,iproute2)
-	$(BIN)/python -m pytest -m "network or not network" tests/remote $(ARGS)
+	$(BIN)/python -m pytest -m network tests/remote $(ARGS)
+	@if bash tests/remote/valkey.sh $(VALKEY); then \
+	  echo "the tests of Redis again, with Valkey"; \
+	  TENSORD_TEST_SERVER=$(abspath $(VALKEY))/usr/bin/valkey-server $(BIN)/python -m pytest -n 3 -m "network or not network" \
+	    --ignore-glob='*mooncake*' --ignore=tests/remote/test_network.py tests/daemon/tiers/test_valkey*.py tests/remote; \
+	else echo "without Valkey: this distribution's backports have no valkey-server, or cannot be reached"; fi
 
 # A Debian package with an environment of its own, of the distribution's Python: it runs on the release that it is built on.
 deb:

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from ...errors import UsageError
+from ...shm.tensors import bytes_of
 
 Array = np.ndarray[Any, Any]
 Part = Array
@@ -94,12 +95,11 @@ def flat(page: torch.Tensor) -> Part:
     """A contiguous tensor on the CPU as (n,) uint8, without a copy.
 
     Raises:
-        UsageError: the tensor is on another device, or not contiguous.
+        UsageError: the tensor is on another device, or not contiguous, or its memory was freed.
     """
     if page.device.type != "cpu" or not page.is_contiguous():
         raise UsageError(f"a page of shape {list(page.shape)} on {page.device} is not contiguous memory of the host")
-    array: Part = page.detach().reshape(-1).view(torch.uint8).numpy()
-    return array
+    return bytes_of(page, "a page")
 
 
 def copy_into(parts: Sequence[Part], stored: object) -> bool:

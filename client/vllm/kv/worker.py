@@ -44,6 +44,8 @@ from .jobs import DAMAGED_MAX, LoadChunks, StoreChunks, WorkerReport
 from .transfers import Transfer, Transfers
 
 STORE_BYTES_MAX: Final = 512 << 20
+PUT_BYTES: Final = 32 << 20
+"""Bytes that one job of the background thread puts. It must not take longer than LATE_S."""
 RINGS_MAX: Final = 2
 """Rings kept mapped: the present one, and the one before, which loads in progress may still name."""
 
@@ -245,10 +247,12 @@ class KVWorker(OffloadingWorker):  # type: ignore[misc, unused-ignore]
 
     def _saved(self, chunks: StoreChunks, saved: list[tuple[int, Saved]], whole: bool) -> None:
         """Ends a store: its chunks are to be put, if they were saved."""
-        for position, taken in saved:
-            if not whole or not self._background.post(partial(self._put, chunks, position, taken)):
-                self._stored(taken.chunk.nbytes)
-                taken.give_back()
+        if saved:
+            per_job = max(1, PUT_BYTES // saved[0][1].chunk.nbytes)
+            for first in range(0, len(saved), per_job):
+                together = saved[first : first + per_job]
+                if not whole or not self._background.post(partial(self._put, chunks, together)):
+                    self._give_back(together)
 
     def _places(self, counts: Sequence[int], blocks: GPULoadStoreSpec) -> Iterator[tuple[Group, Place]]:
         """The chunks of a job with their groups.
@@ -313,19 +317,31 @@ class KVWorker(OffloadingWorker):  # type: ignore[misc, unused-ignore]
             self._jobs.put(self._tidy)
         return IDLE_S
 
-    def _put(self, chunks: StoreChunks, position: int, saved: Saved, client: Client) -> None:
+    def _put(self, chunks: StoreChunks, saved: Sequence[tuple[int, Saved]], client: Client) -> None:
         try:
-            key, parent = chunks.keys[self._rank][position], chunks.parents[self._rank][position]
-            # The daemon may not have evicted a damaged entry yet. It does so before this put, which comes after it on
-            # the same connection.
-            replaces = key in self._damaged
-            self._damaged.discard(key)
-            if client.connected and (replaces or not client.contains(key)):
-                # Refused if the parent is gone: no lookup would reach the chunk.
-                client.put(key, saved.chunk, agent=chunks.agent, parent=parent or None)
+            keys, parents = chunks.keys[self._rank], chunks.parents[self._rank]
+            new = [(position, taken.chunk) for position, taken in saved if self._is_new(keys[position], client)]
+            if client.connected:
+                # A chunk is refused if its parent is gone: no lookup would reach it.
+                client.put_many(
+                    [(keys[position], chunk) for position, chunk in new],
+                    agent=chunks.agent,
+                    parents=[parents[position] or None for position, _ in new],
+                )
         finally:
-            self._stored(saved.chunk.nbytes)
-            saved.give_back()
+            self._give_back(saved)
+
+    def _is_new(self, key: bytes, client: Client) -> bool:
+        """Whether a chunk has to be put: it is not stored, or was found damaged. The daemon may not have evicted a
+        damaged entry yet, but does so before the put, which comes after the request on the same connection."""
+        damaged = key in self._damaged
+        self._damaged.discard(key)
+        return damaged or not client.contains(key)
+
+    def _give_back(self, saved: Sequence[tuple[int, Saved]]) -> None:
+        for _, taken in saved:
+            self._stored(taken.chunk.nbytes)
+            taken.give_back()
 
 
 def _is_sound(lease: Lease, handle: bytes, shape: tuple[int, int]) -> bool:
