@@ -80,15 +80,19 @@ def end_cleanly() -> None:
             raise ending
 
     def lost(error: sys.UnraisableHookArgs) -> None:
-        nonlocal first_at
         if ending is None or error.exc_value is not ending:
             before(error)
             return
+        # From a thread, and later: a handler that runs here is within the finalizer still, and this hook loses an
+        # exception as well. So until then another signal passes.
+        later = threading.Timer(_LOST_S, again, (int(ending.code or 0) - 128,))
+        later.daemon = True
+        later.start()
+
+    def again(number: int) -> None:
+        nonlocal first_at
         first_at = -math.inf
-        # From a thread, and later: a handler that runs here is within the finalizer still.
-        again = threading.Timer(_LOST_S, os.kill, (os.getpid(), int(ending.code or 0) - 128))
-        again.daemon = True
-        again.start()
+        os.kill(os.getpid(), number)
 
     sys.unraisablehook = lost
     for number in SIGNALS:

@@ -7,9 +7,9 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from argparse import ArgumentTypeError
 from collections.abc import Iterator
+from multiprocessing import Pipe, get_context
 from pathlib import Path
 
 import pytest
@@ -116,35 +116,63 @@ def test_a_signal_leaves_no_process_memory_or_folder_of_a_run(tmp_path: Path, na
 
 def test_a_process_of_a_simulation_that_a_signal_ends_takes_no_other_seeds() -> None:
     """Also where the signal comes within a finalizer, in which an exception would be lost."""
-    told, tells = os.pipe()
+    reader, writer = Pipe(duplex=False)
 
     def seeds() -> Iterator[int]:
         class Finalized:
             def __del__(self) -> None:
-                os.write(tells, b"1")
-                while not simulate._end._told:
-                    time.sleep(0.001)
+                os.kill(os.getpid(), signal.SIGTERM)
 
         Finalized()
         yield from range(1_000_000)
 
-    child = os.fork()
-    if not child:
-        try:
-            simulate._end.listen()
-            simulate.run_seeds(seeds(), 100)
-        except BaseException:
-            os._exit(99)
-        os._exit(98)
-    os.close(tells)
-    assert os.read(told, 1) == b"1"
-    os.close(told)
-    os.kill(child, signal.SIGTERM)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
+    process = get_context("fork").Process(target=simulate.work, args=(seeds(), 100, writer, [reader]))
+    process.start()
+    writer.close()
+    with reader:
+        assert reader.recv()[0] == 0
+        with pytest.raises(EOFError):
+            reader.recv()
+    process.join()
+    assert process.exitcode == 0
+
+
+def test_a_simulation_tells_of_a_process_that_ended_by_itself_and_runs_the_seeds_of_the_others() -> None:
+    script = """
+import os
+from tests.simulation import simulate
+run_seed = simulate.run_seed
+simulate.run_seed = lambda seed, steps: os._exit(3) if seed == 4 else run_seed(seed, steps)
+raise SystemExit(simulate.main(["--seeds", "8", "--steps", "20", "--jobs", "2"]))
+"""
+    run = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S)
+    assert "seed 4 FAILED: its process ended, with status 3; 1 further seeds were not run" in run.stdout
+    assert (run.returncode, run.stderr) == (1, "")
+    assert "1 of 8 seeds failed: [4]" in run.stdout
+
+
+def test_the_processes_of_a_simulation_end_with_it_also_where_it_is_killed() -> None:
+    mark = f"TEST_OF_KILLS={os.getpid()}"
+    environ = {**os.environ, **dict([mark.split("=")])}
+    run = subprocess.Popen([sys.executable, *LONG["simulate"], "--jobs", "3"], cwd=ROOT, env=environ)
+    try:
+        until(lambda: len(marked(mark)) >= 4, "its processes")
+        run.kill()
+        run.wait()
+        until(lambda: not marked(mark), "its processes to end")
+    finally:
+        for pid in marked(mark):
+            os.kill(pid, signal.SIGKILL)
 
 
 WHERE_ERRORS_ARE_LOST = {
     "a finalizer": "class F:\n    __del__ = lambda self: told()\nF()",
+    "what sends the signal again": """\
+start = threading.Timer.start
+threading.Timer.start = lambda timer: (told(), start(timer))
+class F:
+    __del__ = lambda self: told()
+F()""",
     "a weak reference's callback": "class F: pass\nf = F(); r = weakref.ref(f, lambda _: told()); del f",
     "the parent's hook of a fork": "os.register_at_fork(after_in_parent=told)\nif not os.fork(): os._exit(0)",
     "the child's hook of a fork": "os.register_at_fork(after_in_child=told)\nif pid := os.fork(): own_child(pid)",
@@ -156,7 +184,7 @@ WHERE_ERRORS_ARE_LOST = {
 def test_a_signal_ends_a_run_also_where_its_exception_is_lost(where: str, number: int) -> None:
     """`timeout` sends it twice."""
     script = f"""
-import os, signal, time, weakref
+import os, signal, threading, time, weakref
 from tests.command_line import end_cleanly
 def told(*_):
     os.kill(os.getpid(), {number})
