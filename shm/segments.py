@@ -115,7 +115,7 @@ def create(name: str, size_bytes: int) -> int:
     """
     try:
         # posix_ipc hides the number of the error that the process can open no more files.
-        os.close(os.open(SHM_FOLDER, os.O_RDONLY | os.O_DIRECTORY))
+        os.close(os.open(SHM_FOLDER, os.O_PATH | os.O_DIRECTORY))
         fd = int(posix_ipc.SharedMemory(name, posix_ipc.O_CREX, mode=SEGMENT_MODE).fd)
     except posix_ipc.ExistentialError:
         raise NameTaken(f"cannot create {SHM_FOLDER}{name}: there is {_whose(name)} already") from None

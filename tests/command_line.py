@@ -11,10 +11,11 @@ import math
 import os
 import signal
 import sys
-import threading
 import time
+from _thread import start_new_thread
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 from typing import Final
 
 MINUTES_MAX: Final = 60.0 * 24 * 30
@@ -72,25 +73,31 @@ def end_cleanly() -> None:
     ending: SystemExit | None = None
     before = sys.unraisablehook
 
-    def leave(number: int, _: object) -> None:
+    def leave(number: int, frame: FrameType | None) -> None:
         nonlocal first_at, ending
-        if time.monotonic() - first_at > _AGAIN_S:
-            first_at = time.monotonic()
-            ending = SystemExit(128 + number)
-            raise ending
+        if time.monotonic() - first_at <= _AGAIN_S:
+            return
+        first_at = time.monotonic()
+        while frame is not None and frame.f_code is not lost.__code__:
+            frame = frame.f_back
+        if frame is not None:
+            # The hook loses an exception as well.
+            start_new_thread(again, (number,))
+            return
+        ending = SystemExit(128 + number)
+        raise ending
 
     def lost(error: sys.UnraisableHookArgs) -> None:
         if ending is None or error.exc_value is not ending:
             before(error)
             return
-        # From a thread, and later: a handler that runs here is within the finalizer still, and this hook loses an
-        # exception as well. So until then another signal passes.
-        later = threading.Timer(_LOST_S, again, (int(ending.code or 0) - 128,))
-        later.daemon = True
-        later.start()
+        # From a thread, and later: a handler that runs here is within the finalizer still. Thread.start takes a lock,
+        # which the code that was interrupted may hold.
+        start_new_thread(again, (int(ending.code or 0) - 128,))
 
     def again(number: int) -> None:
         nonlocal first_at
+        time.sleep(_LOST_S)
         first_at = -math.inf
         os.kill(os.getpid(), number)
 

@@ -168,8 +168,8 @@ def test_the_processes_of_a_simulation_end_with_it_also_where_it_is_killed() -> 
 WHERE_ERRORS_ARE_LOST = {
     "a finalizer": "class F:\n    __del__ = lambda self: told()\nF()",
     "what sends the signal again": """\
-start = threading.Timer.start
-threading.Timer.start = lambda timer: (told(), start(timer))
+start, late_s = command_line.start_new_thread, [0.1]
+command_line.start_new_thread = lambda *thread: (start(*thread), time.sleep(late_s.pop() if late_s else 0))
 class F:
     __del__ = lambda self: told()
 F()""",
@@ -184,14 +184,14 @@ F()""",
 def test_a_signal_ends_a_run_also_where_its_exception_is_lost(where: str, number: int) -> None:
     """`timeout` sends it twice."""
     script = f"""
-import os, signal, threading, time, weakref
-from tests.command_line import end_cleanly
+import os, signal, time, weakref
+from tests import command_line
 def told(*_):
     os.kill(os.getpid(), {number})
     os.kill(os.getpid(), {number})
 def own_child(pid):
     os._exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
-end_cleanly()
+command_line.end_cleanly()
 try:
 {"".join(f"    {line}{chr(10)}" for line in WHERE_ERRORS_ARE_LOST[where].splitlines())}
     while True:

@@ -177,7 +177,10 @@ def problems(status: dict[str, Any]) -> list[str]:
         for source in status["sources"]
         if source["problem"]
     ]
-    found += [f"{each['setting']} names {each['card']}, and no card is called so" for each in status["missing_cards"]]
+    found += [
+        f"{each['setting']} names {each['card']}, and no card is called so; name one of `tensorctl status`"
+        for each in status["missing_cards"]
+    ]
     found += [f"device {device['device']}: {device['stuck']}" for device in status["devices"] if device["stuck"]]
     found += [
         f"client {owner['client']} ({owner['name']}, pid {owner['pid']}) does not carry out orders for "

@@ -121,6 +121,7 @@ class DirectoryStore(RemoteStore):
             self._write(path, pieces, deadline)
 
     def remove(self, keys: Sequence[bytes], deadline: float) -> None:
+        refused: OSError | None = None
         with self._told(writes=True):
             for key in keys:
                 self._left_s(deadline)
@@ -128,7 +129,9 @@ class DirectoryStore(RemoteStore):
                     os.unlink(self._path(key))
                 except OSError as error:
                     if not self._is_no_object(error):
-                        raise
+                        refused = refused or error
+            if refused is not None:
+                raise refused
 
     def generations(self, tags: Sequence[bytes], deadline: float) -> list[int]:
         self._left_s(deadline)

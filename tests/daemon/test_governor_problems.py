@@ -37,7 +37,7 @@ def test_a_source_that_hangs_or_never_worked_is_named_with_since_when_or_why() -
 
 def test_a_setting_that_names_a_card_that_is_not_there_is_named() -> None:
     (found,) = problems(status(missing_cards={"setting": "neighbours.servers", "card": "crad0"}))
-    assert found == "neighbours.servers names crad0, and no card is called so"
+    assert found == "neighbours.servers names crad0, and no card is called so; name one of `tensorctl status`"
 
 
 def test_a_device_whose_passes_are_in_vain_and_an_owner_that_does_not_answer_are_named() -> None:

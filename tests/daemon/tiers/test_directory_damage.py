@@ -3,6 +3,7 @@ system."""
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 import time
@@ -12,7 +13,7 @@ import pytest
 
 from tensord.daemon.tiers import directory_room
 from tensord.daemon.tiers.directory import DirectoryStore
-from tensord.errors import TierTimedOut, TierTooLarge, TierUnavailable
+from tensord.errors import TierReadOnly, TierTimedOut, TierTooLarge, TierUnavailable
 from tests.daemon_process import PATIENCE_S
 
 from .conformance import MIB
@@ -134,6 +135,26 @@ def test_a_directory_whose_mount_is_gone_is_away_and_not_empty(tmp_path: Path) -
     assert get(store, key_of(2)) is None
     put(store, made(2))
     assert get(store, key_of(2)) is not None
+    store.close()
+
+
+def test_an_object_that_may_not_be_removed_keeps_no_other_from_going(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = DirectoryStore(tmp_path)
+    for number in (1, 2, 3):
+        put(store, made(number))
+    real, kept = os.unlink, key_of(2).hex()
+
+    def unlink(path: Path) -> None:
+        if path.name == kept:
+            raise PermissionError(errno.EPERM, "Operation not permitted", str(path))
+        real(path)
+
+    monkeypatch.setattr(os, "unlink", unlink)
+    with pytest.raises(TierReadOnly, match=kept):
+        store.remove([key_of(1), key_of(2), key_of(3)], soon())
+    assert [get(store, key_of(number)) is None for number in (1, 2, 3)] == [True, False, True]
     store.close()
 
 
