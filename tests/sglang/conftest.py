@@ -21,6 +21,14 @@ collect_ignore_glob = [] if find_spec("sglang") else ["test_*.py"]
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def stall_s() -> Iterator[None]:
+    """On a busy machine a daemon that is well may take a second for a step."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tensord.client.sglang.exchange.STALL_S", 3.0)
+        yield
+
+
 @pytest.fixture(scope="session")
 def session_daemon() -> Iterator[Daemon]:
     with Daemon(ring_bytes="64MiB") as daemon:
