@@ -122,7 +122,7 @@ def outcomes_of(seeds: Sequence[int], steps: int, jobs: int) -> Generator[Outcom
                 process, unfinished = left[reader]
                 try:
                     happened: Outcome = reader.recv()
-                except EOFError:
+                except (EOFError, OSError):
                     del left[reader]
                     process.join()
                     if unfinished:
