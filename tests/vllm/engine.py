@@ -8,6 +8,7 @@ processes that vLLM makes by default.
 from __future__ import annotations
 
 import json
+import math
 import os
 import select
 import signal
@@ -17,7 +18,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -26,15 +27,32 @@ from .engine_worker import COUNTS, read_count
 PROGRAM: Final = Path(__file__).with_name("engine_process.py")
 # How long anything may take before a test gives up on it. No measurement: several engines may start at once.
 PATIENCE_S: Final = 240.0
+ROUNDING: Final = 1e-5
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Answer:
-    """What an engine says to a request. Answers are equal if their tokens and all their logarithms are."""
+    """What an engine says to a request. Answers are equal if their tokens are, and all their logarithms but for
+    rounding: an engine that computes other parts of a prompt at once adds in another order, which changes 1e-6."""
 
     tokens: list[int]
     logprobs: list[dict[str, float]]
-    took_s: float = field(compare=False, default=0.0)
+    took_s: float = 0.0
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Answer):
+            return NotImplemented
+        mine, theirs = self._logarithms, other._logarithms
+        return (
+            self.tokens == other.tokens
+            and mine.keys() == theirs.keys()
+            and all(math.isclose(mine[at], theirs[at], rel_tol=0, abs_tol=ROUNDING) for at in mine)
+        )
+
+    @property
+    def _logarithms(self) -> dict[tuple[int, str], float]:
+        """By place in the answer and token."""
+        return {(at, token): found for at, row in enumerate(self.logprobs) for token, found in row.items()}
 
 
 def kill_session(process: subprocess.Popen[Any]) -> None:
