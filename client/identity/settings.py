@@ -62,9 +62,24 @@ def settings(modules: Collection[Any]) -> list[str]:
     return found
 
 
+_attention_chosen = False
+
+
+def _choose_attention(device: torch.device) -> None:
+    """Has torch choose in which order it tries the kernels of attention. It does so at the first attention of a process
+    on a GPU, whatever the order was set to before, so the first call would have another name than all later ones."""
+    global _attention_chosen
+    if not _attention_chosen:
+        states = torch.empty(1, 1, 1, 8, dtype=torch.float16, device=device)
+        torch._fused_sdp_choice(states, states, states)
+        _attention_chosen = True
+
+
 def machine(device: torch.device) -> list[Any]:
     """Other settings that may change the bits of a result between processes of a host: versions, modes, device."""
     kind = device.type
+    if kind == "cuda":
+        _choose_attention(device)
     backends: Any = torch.backends
     cuda = backends.cuda
     said: list[Any] = [

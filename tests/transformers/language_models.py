@@ -220,7 +220,7 @@ def same(one: Any, another: Any) -> bool:
 def sharing(model: Any, client: tensord.Client, **more: Any) -> Any:
     """With the model's answer to `prompt(PROMPT)` stored."""
     shared = prefix_cached(model, client, **{"block_tokens": 16, "snapshot_tokens": 16, **more})
-    generated(shared, prompt(PROMPT))
+    generated(shared, prompt(PROMPT).to(model.device))
     assert shared.flush()
     assert (shared.tally.calls, shared.tally.passed) == (1, 0), shared.tally.reasons
     return shared
