@@ -12,11 +12,12 @@ from __future__ import annotations
 import operator
 from bisect import bisect_right
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from ..errors import UsageError
+from .copy import PIECE_BYTES
 
 Array = np.ndarray[Any, Any]
 
@@ -42,8 +43,11 @@ class Payload:
     """A payload as it will lie in memory: `header`, then `leaves` in the order of offsets, `payload_bytes` in total.
 
     The leaves' arrays are read when they are written. Changes to the arrays before that change the bytes written.
+
+    `piece_bytes`: how many bytes are best written by one call, where what is written is read again at once.
     """
 
+    piece_bytes: ClassVar[int] = PIECE_BYTES
     __slots__ = ("header", "leaves", "payload_bytes")
 
     def __init__(self, header: bytes, leaves: list[Leaf], payload_bytes: int) -> None:

@@ -22,7 +22,6 @@ from typing import Any, Final
 import numpy as np
 import xxhash
 
-from ...shm.copy import PIECE_BYTES
 from ...shm.layout import PAGE_BYTES
 from ...shm.payload import Payload
 from ...shm.segments import prefault
@@ -60,8 +59,8 @@ class RingWriter:
             The xxh3-64 of the bytes in the ring, as a word of shared memory.
         """
         checksum = xxhash.xxh3_64()
-        for start in range(0, payload.payload_bytes, PIECE_BYTES):
-            stop = min(start + PIECE_BYTES, payload.payload_bytes)
+        for start in range(0, payload.payload_bytes, payload.piece_bytes):
+            stop = min(start + payload.piece_bytes, payload.payload_bytes)
             # Summed while the piece is in the processor's cache, and as it is in the ring: another thread may change
             # the caller's arrays meanwhile.
             piece = self._ring[offset + start : offset + stop]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import xxhash
 
 from tensord.client.core.ring_writer import RingWriter
 from tensord.shm.layout import PAGE_BYTES
+from tensord.shm.payload import Payload
 from tensord.shm.tree import encode
 
 RING_BYTES = 16 << 20
@@ -41,6 +43,26 @@ def test_a_payload_is_in_the_ring_with_its_checksum_and_nothing_beside_it_change
     payload.write_into(expected)
     assert expected == written[OFFSET:end]
     assert not any(written[:OFFSET]) and not any(written[end:])
+
+
+@pytest.mark.parametrize("piece_bytes", [1000, 1 << 20, 16 << 20])
+def test_a_payload_is_written_in_pieces_of_its_own_choice(
+    ring: int, monkeypatch: pytest.MonkeyPatch, piece_bytes: int
+) -> None:
+    payload = encode(np.random.default_rng(1).integers(0, 256, (1 << 20) + 17, np.uint8))
+    expected = RingWriter(ring).write(payload, OFFSET)
+    ranges, write_range = [], Payload.write_range
+
+    def noted(self: Payload, to: Any, start: int, stop: int) -> None:
+        ranges.append((start, stop))
+        write_range(self, to, start, stop)
+
+    monkeypatch.setattr(Payload, "write_range", noted)
+    monkeypatch.setattr(Payload, "piece_bytes", piece_bytes)
+    assert RingWriter(ring).write(payload, OFFSET) == expected
+    assert ranges == [
+        (at, min(at + piece_bytes, payload.payload_bytes)) for at in range(0, payload.payload_bytes, piece_bytes)
+    ]
 
 
 def test_the_pages_of_a_payload_are_mapped_together(ring: int) -> None:
