@@ -16,6 +16,7 @@ from tensord.client.device.host_registration import HostRegistration
 GIB: Final = 1 << 30
 # The driver registers less than 64 GiB in one call.
 CHUNK_BYTES: Final = 32 * GIB
+ROUNDS: Final = 5
 PATIENCE_S: Final = 60.0
 """Seconds until a check gives up; no measurement."""
 

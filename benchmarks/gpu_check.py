@@ -36,7 +36,7 @@ from statistics import median
 from typing import Any, Final
 
 import numpy as np
-from gpu_card import PATIENCE_S, NoCard, Nvml, Report, registered, until
+from gpu_card import PATIENCE_S, ROUNDS, NoCard, Nvml, Report, registered, until
 from gpu_kv import check_kv
 from gpu_play import play, plays
 from harness import table
@@ -49,7 +49,6 @@ from tensord.errors import UsageError
 from tensord.shm.tensors import tensor_over
 
 MIB: Final = 1 << 20
-ROUNDS: Final = 5
 SCENE_BYTES_MAX: Final = 16 * MIB
 IDLE_S: Final = 3.0
 # Other programs may use the card meanwhile. The changes that the checks look for are far larger.
@@ -164,7 +163,8 @@ def check_cache(
 
 
 def check_context(report: Report, client: tensord.Client, nvml: Nvml) -> None:
-    """The daemon has no context on the card: NVML lists none, and the daemon has loaded no CUDA library."""
+    """The daemon has no context on the card: NVML lists none, and the daemon has mapped no memory of the driver's. NVML
+    itself loads libcuda.so.1 and opens /dev/nvidia-uvm (seen with driver 580), so these decide nothing."""
     pid = int(client.status()["pid"])
     pids = nvml.pids()
     # In a container the driver may list the host's pids. Then this process is not listed either, and the check is
@@ -173,12 +173,12 @@ def check_context(report: Report, client: tensord.Client, nvml: Nvml) -> None:
     report.check(
         "NVML lists no context of the daemon", held, f"daemon {pid}, ours {os.getpid()}, listed {sorted(pids)}"
     )
-    opened = {os.readlink(link) for link in Path(f"/proc/{pid}/fd").iterdir() if link.is_symlink()}
-    mapped = Path(f"/proc/{pid}/maps").read_text()
+    mapped = {line.split(maxsplit=5)[-1] for line in Path(f"/proc/{pid}/maps").read_text().splitlines()}
+    found = sorted(path for path in mapped if "nvidia" in path or "libcuda" in path)
     report.check(
-        "the daemon has loaded no CUDA and opened no GPU memory",
-        "libcuda.so" not in mapped and not any("nvidia-uvm" in path for path in opened),
-        f"open files of the driver: {sorted(path for path in opened if 'nvidia' in path) or 'none'}",
+        "the daemon has mapped no memory of the driver's",
+        not any(path.startswith("/dev/nvidia") for path in found),
+        f"mapped files of the driver: {found or 'none'}",
     )
 
 

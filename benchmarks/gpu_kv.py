@@ -8,6 +8,7 @@ gives them. Needs vLLM with CUDA; without it the checks say so and decide nothin
     zeroed      bytes that were zeroed on the card beforehand are the loaded ones afterwards, and no others are written
     late        a store has what a late card computed; a load comes after what the card was told before
     pins        the ticket of a load is not reported while its copies wait
+    figures     GB/s of loads, and of stores until the blocks are copied out of the KV cache
 """
 
 from __future__ import annotations
@@ -16,17 +17,18 @@ import hashlib
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from statistics import median
 from typing import Any, Final
 
 import numpy as np
-from gpu_card import Report
+from gpu_card import ROUNDS, Report
 
 import tensord
 from tensord.client.device.interface import BlockDevice
 
 BLOCKS: Final = 64
 PER_CHUNK: Final = 2
-LAYERS: Final = 8
+LAYERS = 32
 PAGE_BYTES: Final = 64 << 10
 PATIENCE_S: Final = 60.0
 HOLD_CYCLES: Final = 1_000_000_000
@@ -272,3 +274,28 @@ def _check_way(report: Report, client: tensord.Client, card: KVCard, jobs: Jobs,
     others = card.bytes_of([number for number in range(BLOCKS) if number not in target])
     report.check(f"{name}: no other block was written", not others.any(), f"{BLOCKS - count} blocks are zero")
     report.check(f"{name}: no load failed", not jobs.worker.take_failed(), "as vLLM is told")
+    _figures(report, client, jobs, name)
+
+
+def _figures(report: Report, client: tensord.Client, jobs: Jobs, name: str) -> None:
+    """Each job has half of the KV cache. A load is timed once its part of the ring was read, and registered, before."""
+    blocks = list(range(BLOCKS // 2))
+    size_bytes = len(blocks) * LAYERS * PAGE_BYTES
+    stores_s, loads_s = [], []
+    for number in range(ROUNDS):
+        keys = [hashlib.sha256(f"{name} {number} {at}".encode()).digest() for at in range(len(blocks) // PER_CHUNK)]
+        started = time.perf_counter()
+        jobs.over(jobs.store(keys, blocks))
+        stores_s.append(time.perf_counter() - started)
+        jobs.stored(keys)
+        for _ in ("first", "timed"):
+            started = time.perf_counter()
+            job, leases = jobs.load(keys, blocks)
+            jobs.over(job)
+            took_s = time.perf_counter() - started
+            jobs.worker.report()
+            del leases
+        loads_s.append(took_s)
+        client.evict(*keys)
+    report.figure(f"{name}: store", size_bytes / median(stores_s))
+    report.figure(f"{name}: load", size_bytes / median(loads_s))

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 import tensord
+from tensord.client.core.absence import told_elsewhere
 from tensord.client.ctl.daemon import Daemon as StatusOf
 
 from . import PUT_OPS, READ_OPS, Array, BasePeer, BaseReader, BaseWriter, consume
@@ -52,6 +53,7 @@ class Daemon:
     def wait_serving(self, ring_bytes: int = 0) -> None:
         """Returns when the daemon answers and `ring_bytes` of its ring are ready. Raises RuntimeError."""
         deadline = time.monotonic() + START_S
+        told_elsewhere(self.socket)
         with tensord.Client(self.socket) as client:
             while not (client.wait_connected(0.1) and client.status()["ring_ready_bytes"] >= ring_bytes):
                 if self._process.poll() is not None or time.monotonic() > deadline:

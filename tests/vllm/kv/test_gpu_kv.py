@@ -26,6 +26,7 @@ def gpu_kv(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     import gpu_kv
 
+    monkeypatch.setattr(gpu_kv, "LAYERS", 8)
     yield gpu_kv
     for name in ("gpu_kv", "gpu_card"):
         sys.modules.pop(name, None)
