@@ -4,8 +4,7 @@ Owns: the streams of the copies, and the calls of torch and of the driver. Does 
 when.
 
 Invariants: each call selects its GPU, so the calling thread's own choice does not matter. No call here may run while
-the process captures a CUDA graph. The project has not run this module on a GPU; benchmarks/gpu_check.py checks it on
-one.
+the process captures a CUDA graph.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ Invariants
 - Memory that a copy reads or writes stays until the copy's mark is reached.
 - No copy crosses the edge of a registration.
 
-The project has not run this module on a GPU. Tests run it on a stand-in; benchmarks/gpu_check.py runs it on a card.
+Tests run this module on a stand-in; benchmarks/gpu_check.py runs it on a card.
 """
 
 from __future__ import annotations
