@@ -40,13 +40,13 @@ class Mailbox(Generic[Message]):
 
     async def tell(self, message: Message, sender: Sender | None = None) -> None:
         """Adds a message. Waits until there is room for one more message of its sender."""
-        while self._waiting(sender) >= self.capacity:
+        while self.waiting(sender) >= self.capacity:
             await self._room.setdefault(sender, asyncio.Event()).wait()
         self.tell_now(message, sender)
 
     def offer(self, message: Message) -> bool:
         """Adds a message without a sender if there is room. Returns False if there is none, or the inbox is closed."""
-        if self._closed or self._waiting(None) >= self.capacity:
+        if self._closed or self.waiting(None) >= self.capacity:
             return False
         self.tell_now(message)
         return True
@@ -102,13 +102,14 @@ class Mailbox(Generic[Message]):
             if alarm is not None:
                 alarm.cancel()
 
+    def waiting(self, sender: Sender | None) -> int:
+        """The messages of one sender, or those without one, that wait."""
+        return len(self._messages) if sender is None else self._turns.waiting(*sender)
+
     async def take(self, most: int, timeout_s: float | None = None) -> list[Message]:
         """Takes up to `most` messages. Waits for the first until `timeout_s` has passed; [] if none came."""
         await self.wait(timeout_s)
         return self._taken(min(most, len(self)))
-
-    def _waiting(self, sender: Sender | None) -> int:
-        return len(self._messages) if sender is None else self._turns.waiting(*sender)
 
     def _taken(self, count: int) -> list[Message]:
         found = (self.next() for _ in range(count))
