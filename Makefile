@@ -177,7 +177,8 @@ lint: $(STAMPS)/check
 # Warnings are errors elsewhere; vLLM and what it imports have several of their own.
 test-vllm: $(PEERS)/.installed $(PEERS)/.theirs
 	$(call debian,redis-server,redis-server)
-	$(PEERS)/bin/python -m pytest -o filterwarnings=default tests/vllm tests/transformers tests/diffusers $(ARGS)
+	$(PEERS)/bin/python -m pytest -n 2 --dist loadfile -o filterwarnings=default \
+	  tests/vllm tests/transformers tests/diffusers $(ARGS)
 
 # SGLang, LMCache and what they import warn, too.
 test-sglang: $(SGLANG)/.installed
