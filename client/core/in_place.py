@@ -37,7 +37,7 @@ from .view import View
 SPAN_S_MAX: Final = 0.05
 """Seconds that a put waits for a span. Then it goes through the inbox, which needs no answer before the copy."""
 _AGAIN_S: Final = 1.0
-"""Seconds after such a put in which all puts of the client go through the inbox; also after this process had no free
+"""Seconds after such a put in which no put of the client waits for a span; also after this process had no free
 descriptor for the ring."""
 _OPEN_S: Final = 1.0
 """Seconds that the first put waits for the descriptor of the ring."""
@@ -115,7 +115,7 @@ class InPlacePuts:
             self._say(messages.ReturnSpan(span.number), connected=connected)
             return True
         pending.commit = replace(pending.commit, checksum=checksum)
-        self.spans.used(payload.payload_bytes)
+        self.spans.note(payload.payload_bytes)
         if self._in_flight.send_on(pending, connected):
             try:
                 self._send(pending.commit, connected=connected)
@@ -139,8 +139,12 @@ class InPlacePuts:
     def _span(self, size_bytes: int, connected: object, deadline: float, parent: bytes | None) -> Span | None:
         """A span that was given, or is given in time."""
         span = self.spans.take(size_bytes, connected)
-        if span is not None or time.monotonic() < self._again_at:
+        if span is not None:
             return span
+        if time.monotonic() < self._again_at:
+            # One is asked for in advance, without a wait: the first that comes ends this time.
+            self.spans.note(size_bytes)
+            return None
         deadline = min(deadline, time.monotonic() + SPAN_S_MAX)
         # Twice, since the span that was on its way may have been asked for in advance, and refused as such.
         for _ in range(2):

@@ -122,8 +122,9 @@ class Spans:
             self._lock.notify_all()
         return [messages.ReturnSpan(number) for number in unneeded]
 
-    def used(self, size_bytes: int) -> None:
-        """A put of `size_bytes` has used a span. After the first put in a while, none is asked for in advance."""
+    def note(self, size_bytes: int) -> None:
+        """A put of `size_bytes` has used a span, or would have used one. After the first put in a while, none is asked
+        for in advance."""
         with self._lock:
             now = time.monotonic()
             in_series, self._put_at = now < self._put_at + UNUSED_S, now

@@ -162,6 +162,30 @@ def test_a_put_that_waited_too_long_for_a_span_goes_through_the_inbox_and_asks_f
         assert not in_place.spans._given, "a span that came too late was kept"
 
 
+def test_puts_after_one_that_waited_too_long_are_written_in_place_as_soon_as_a_span_comes(
+    monkeypatch: pytest.MonkeyPatch, written: list[int]
+) -> None:
+    monkeypatch.setattr(in_place, "_AGAIN_S", 10 * PATIENCE_S)
+    with (
+        Daemon(ring_bytes=RING_BYTES) as daemon,
+        tensord.Client(daemon.start().socket, timeout_s=PATIENCE_S) as client,
+    ):
+        assert client.put(key(1), picture(1), wait=True).state == "stored"
+        daemon.pause()
+        try:
+            with monkeypatch.context() as impatient:
+                impatient.setattr(in_place, "SPAN_S_MAX", 0.01)
+                late = client.put(key(2), picture(2, 3 * IN_PLACE_BYTES))
+        finally:
+            daemon.resume()
+        assert late.wait(PATIENCE_S).state == "stored"
+        written.clear()
+        numbers = iter(range(3, 50))
+        while not written:
+            number = next(numbers)
+            assert client.put(key(number), picture(number, 3 * IN_PLACE_BYTES), wait=True).state == "stored"
+
+
 def test_a_payload_written_in_place_stays_pinned_until_the_daemon_has_answered(written: list[int]) -> None:
     with (
         Daemon(ring_bytes=RING_BYTES) as daemon,
