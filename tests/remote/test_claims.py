@@ -2,25 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
-import pytest
 from redis import Redis
 
 from ..daemon.tiers.redis_server import HOST, RedisServer
 from ..daemon_process import until
 from .hosts import LONG_S, Host, check, key
-
-
-@pytest.fixture
-def redis() -> Iterator[RedisServer]:
-    with RedisServer() as server:
-        yield server
-
-
-def url_of(redis: RedisServer) -> str:
-    return f"valkey://{HOST}:{redis.port}"
 
 
 def claimed(host: Host, number: int, within_s: float) -> Any:
@@ -38,7 +26,7 @@ def decided(claim: Any) -> str:
 
 
 def test_a_computation_that_fails_keeps_nobody_waiting(redis: RedisServer) -> None:
-    with Host(url_of(redis)) as first, Host(url_of(redis)) as second, Redis(HOST, redis.port) as server:
+    with Host(redis.url) as first, Host(redis.url) as second, Redis(HOST, redis.port) as server:
         for number in range(3):
             claimed(first, number, 10.0).abandon()
             claimed(first, number, 10.0).abandon()
@@ -49,7 +37,7 @@ def test_a_computation_that_fails_keeps_nobody_waiting(redis: RedisServer) -> No
 
 
 def test_a_host_does_not_wait_for_its_own_claim_on_an_entry_that_the_store_has_lost(redis: RedisServer) -> None:
-    with Host(url_of(redis)) as host, Redis(HOST, redis.port) as server:
+    with Host(redis.url) as host, Redis(HOST, redis.port) as server:
         host.get(1, takes_s=10.0)
         host.counted("written")
         assert server.keys("*:claim:*"), "it ends by itself"
@@ -61,7 +49,7 @@ def test_a_host_does_not_wait_for_its_own_claim_on_an_entry_that_the_store_has_l
 
 def test_all_of_many_keys_that_are_missed_at_once_are_found(redis: RedisServer) -> None:
     count = 200
-    with Host(url_of(redis)) as first, Host(url_of(redis)) as second:
+    with Host(redis.url) as first, Host(redis.url) as second:
         for number in range(count):
             first.put(number, 1000)
         first.counted("written", count)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,18 +12,6 @@ from tensord.ipc import messages
 from ..daemon.tiers.redis_server import HOST, RedisServer
 from ..daemon_process import until
 from .hosts import NAMESPACE, Host
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    (tmp_path / "store").mkdir()
-    return tmp_path / "store"
-
-
-@pytest.fixture
-def redis() -> Iterator[RedisServer]:
-    with RedisServer() as server:
-        yield server
 
 
 def problems(host: Host) -> str:
@@ -44,7 +31,7 @@ def test_a_host_says_that_a_namespaces_generation_cannot_be_read_and_what_to_do(
             url, says = f"dir://{folder}", f"{nonsense} is beyond the last generation"
         else:
             direct.set(name, "many")
-            url, says = f"valkey://{HOST}:{redis.port}", f"delete the key {name}"
+            url, says = redis.url, f"delete the key {name}"
         with Host(url) as host:
             for number in range(5):
                 assert host.get(number)

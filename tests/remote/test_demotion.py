@@ -12,7 +12,7 @@ import pytest
 from tensord.daemon.core.remote.demotion import DEMOTION_S
 from tensord.testing.fake_card import FakeCard
 
-from ..daemon.tiers.redis_server import HOST, RedisServer
+from ..daemon.tiers.redis_server import RedisServer
 from ..daemon_process import until
 from .hosts import LONG_S, MIB, Host
 
@@ -82,7 +82,7 @@ def test_a_store_that_is_gone_does_not_keep_a_host_from_giving_memory_back(
 
 
 def test_a_stopped_store_holds_memory_up_for_a_limited_time(place: Path, gauge: FakeCard) -> None:
-    with RedisServer() as redis, filled(f"valkey://{HOST}:{redis.port}", place, DEMOTION_S) as host:
+    with RedisServer() as redis, filled(redis.url, place, DEMOTION_S) as host:
         redis.pause()
         try:
             gauge.occupy(int(0.94 * MEMORY_BYTES))

@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import pytest
 from redis import Redis
 
 from ..daemon.tiers.redis_server import HOST, RedisServer
 from ..daemon_process import until
 from .hosts import LONG_S, Host, key
-
-
-@pytest.fixture
-def redis() -> Iterator[RedisServer]:
-    with RedisServer() as server:
-        yield server
 
 
 def left_alone(host: Host, first: int) -> None:
@@ -25,7 +16,7 @@ def left_alone(host: Host, first: int) -> None:
 
 
 def test_an_eviction_that_waits_for_the_store_is_carried_out_when_the_daemon_ends(redis: RedisServer) -> None:
-    ready = Host(f"valkey://{HOST}:{redis.port}")
+    ready = Host(redis.url)
     # The daemon does not find the server again by itself, and has long enough for it at its end.
     ready.daemon.constants = {
         "tensord.daemon.core.remote.breaker.FIRST_S": 3600.0,
@@ -43,7 +34,7 @@ def test_an_eviction_that_waits_for_the_store_is_carried_out_when_the_daemon_end
 
 
 def test_an_eviction_that_cannot_be_carried_out_when_the_daemon_ends_is_logged(redis: RedisServer) -> None:
-    with Host(f"valkey://{HOST}:{redis.port}") as host:
+    with Host(redis.url) as host:
         host.get(1)
         host.counted("written")
         redis.kill()

@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -46,27 +45,11 @@ from .hosts import MIB, NAMESPACE, SHORT_S, Host, aside, check, key, tree
 SIZES = [100, 100_000, 3 * MIB, 20 * MIB]
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    (tmp_path / "store").mkdir()
-    return tmp_path / "store"
-
-
-@pytest.fixture
-def redis() -> Iterator[RedisServer]:
-    with RedisServer() as server:
-        yield server
-
-
-def url_of(server: RedisServer) -> str:
-    return f"valkey://{HOST}:{server.port}"
-
-
 @pytest.fixture(params=["directory", "redis"])
 def url(request: pytest.FixtureRequest) -> str:
     if request.param == "directory":
         return f"dir://{request.getfixturevalue('folder')}"
-    return url_of(request.getfixturevalue("redis"))
+    return str(request.getfixturevalue("redis").url)
 
 
 def left_alone(host: Host) -> bool:
@@ -132,7 +115,7 @@ def test_all_who_wait_for_a_key_share_one_fetch(url: str) -> None:
 
 
 def test_what_two_hosts_miss_at_once_is_computed_by_one(redis: RedisServer) -> None:
-    with Host(url_of(redis)) as first, Host(url_of(redis)) as second:
+    with Host(redis.url) as first, Host(redis.url) as second:
         for number in range(5):
             claim = first.client.claim(key(number), within_s=30.0)
             until(partial(granted, claim), "the first host computes")
@@ -145,7 +128,7 @@ def test_what_two_hosts_miss_at_once_is_computed_by_one(redis: RedisServer) -> N
 
 
 def test_a_host_that_dies_while_it_computes_delays_others_no_longer_than_computing_takes(redis: RedisServer) -> None:
-    with Host(url_of(redis)) as first, Host(url_of(redis)) as second:
+    with Host(redis.url) as first, Host(redis.url) as second:
         claim = first.client.claim(key(1), within_s=30.0)
         until(partial(granted, claim), "the first host computes")
         first.daemon.kill()
@@ -162,7 +145,7 @@ def test_a_host_without_a_store_shares_nothing_and_says_nothing_of_it() -> None:
 
 
 def test_a_stopped_store_costs_one_wait_and_no_entry(redis: RedisServer) -> None:
-    with Host(url_of(redis), remote_timeout_s=0.5) as host:
+    with Host(redis.url, remote_timeout_s=0.5) as host:
         assert host.get(1)
         host.counted("written")
         redis.pause()
@@ -181,7 +164,7 @@ def test_a_stopped_store_costs_one_wait_and_no_entry(redis: RedisServer) -> None
 
 
 def test_a_killed_store_costs_no_entry_and_a_restarted_one_is_used_again(redis: RedisServer) -> None:
-    with Host(url_of(redis)) as host:
+    with Host(redis.url) as host:
         assert host.get(1)
         host.counted("written")
         redis.kill()
@@ -196,7 +179,7 @@ def test_a_killed_store_costs_no_entry_and_a_restarted_one_is_used_again(redis: 
 
 def test_a_host_starts_without_its_store_and_says_so(redis: RedisServer) -> None:
     redis.kill()
-    with Host(url_of(redis)) as host:
+    with Host(redis.url) as host:
         for number in range(6):
             assert host.get(number)
         until(lambda: "left alone" in host.daemon.log, "it says so")
@@ -218,16 +201,16 @@ def test_a_wrong_password_is_told_and_local_entries_are_served() -> None:
 
 
 def test_a_full_store_serves_what_it_has(redis: RedisServer) -> None:
-    with Host(url_of(redis)) as first, Host(url_of(redis)) as second:
+    with Host(redis.url) as first, Host(redis.url) as second:
         first.get(1)
         first.counted("written")
         redis.kill()
-    with RedisServer("--maxmemory", "3mb", "--maxmemory-policy", "noeviction") as server, Host(url_of(server)) as first:
+    with RedisServer("--maxmemory", "3mb", "--maxmemory-policy", "noeviction") as server, Host(server.url) as first:
         first.get(1)
         first.counted("written")
         first.get(2, 5 * MIB)
         first.counted("write_failed")
-        with Host(url_of(server)) as second:
+        with Host(server.url) as second:
             assert not second.get(1)
             assert second.get(2, 5 * MIB)
             assert second.remote()["serves"]
@@ -263,7 +246,7 @@ def test_wrong_bytes_in_the_store_are_computed_again(folder: Path, damage: str) 
 
 
 def test_a_value_of_the_wrong_type_is_computed_again_and_replaced(redis: RedisServer) -> None:
-    with Host(url_of(redis)) as first, Host(url_of(redis)) as second:
+    with Host(redis.url) as first, Host(redis.url) as second:
         with Redis(HOST, redis.port) as direct:
             direct.rpush(f"tensord-1:{key(1).hex()}", b"x")
         assert first.get(1)
@@ -288,7 +271,7 @@ def test_a_damaged_object_is_replaced_by_who_computes_its_entry(folder: Path) ->
 
 
 def test_a_key_that_is_evicted_while_the_store_fails_is_removed_once_it_is_back(redis: RedisServer) -> None:
-    with Host(url_of(redis), remote_timeout_s=0.2) as first, Host(url_of(redis)) as second:
+    with Host(redis.url, remote_timeout_s=0.2) as first, Host(redis.url) as second:
         first.get(1)
         first.counted("written")
         redis.pause()
@@ -333,7 +316,7 @@ def test_a_url_that_is_refused_does_not_show_its_password(url: str) -> None:
 
 
 def test_a_daemon_that_is_killed_during_a_fetch_leaves_nothing_wrong(redis: RedisServer) -> None:
-    with Host(url_of(redis)) as first, Host(url_of(redis)) as second:
+    with Host(redis.url) as first, Host(redis.url) as second:
         first.get(1, 20 * MIB)
         first.counted("written")
         for _ in range(3):
@@ -357,7 +340,7 @@ def test_a_daemon_that_is_killed_during_a_fetch_leaves_nothing_wrong(redis: Redi
 
 
 def test_a_daemon_that_is_asked_to_stop_during_a_fetch_ends_in_the_stores_time(redis: RedisServer) -> None:
-    with Host(url_of(redis), remote_timeout_s=4.0) as host:
+    with Host(redis.url, remote_timeout_s=4.0) as host:
         redis.pause()
         thread, outcome = aside(lambda: host.get(1, takes_s=60.0))
         until(lambda: host.remote()["fetches"], "the key is sought")
@@ -369,7 +352,7 @@ def test_a_daemon_that_is_asked_to_stop_during_a_fetch_ends_in_the_stores_time(r
 
 
 def test_a_daemon_that_is_asked_to_stop_during_a_write_does_not_wait_for_it(redis: RedisServer) -> None:
-    with Host(url_of(redis), remote_timeout_s=1.0) as host:
+    with Host(redis.url, remote_timeout_s=1.0) as host:
         redis.pause()
         try:
             host.put(1)
@@ -386,7 +369,7 @@ def test_a_daemon_that_is_asked_to_stop_during_a_write_does_not_wait_for_it(redi
 
 
 def test_a_daemon_that_is_killed_during_a_write_leaves_no_torn_object(redis: RedisServer) -> None:
-    with Host(url_of(redis)) as first, Host(url_of(redis)) as second:
+    with Host(redis.url) as first, Host(redis.url) as second:
         redis.pause()
         first.put(1, 20 * MIB)
         until(lambda: first.remote()["writes"], "the entry is being written")
@@ -397,7 +380,7 @@ def test_a_daemon_that_is_killed_during_a_write_leaves_no_torn_object(redis: Red
 
 
 def test_a_client_that_ends_while_it_waits_leaves_nothing_behind(redis: RedisServer) -> None:
-    with Host(url_of(redis)) as host:
+    with Host(redis.url) as host:
         redis.pause()
         try:
             client = host.daemon.client()
@@ -411,7 +394,7 @@ def test_a_client_that_ends_while_it_waits_leaves_nothing_behind(redis: RedisSer
 
 
 def test_a_put_overtakes_a_fetch(redis: RedisServer) -> None:
-    with Host(url_of(redis)) as first, Host(url_of(redis)) as second:
+    with Host(redis.url) as first, Host(redis.url) as second:
         first.get(1)
         first.counted("written")
         redis.pause()
@@ -444,7 +427,7 @@ def test_an_invalidation_on_one_host_reaches_the_other(url: str) -> None:
 
 
 def test_hosts_that_invalidate_without_the_store_share_nothing_before_they_agree(redis: RedisServer) -> None:
-    with Host(url_of(redis)) as first, Host(url_of(redis)) as second:
+    with Host(redis.url) as first, Host(redis.url) as second:
         first.get(1)
         first.counted("written")
         assert not second.get(1)
@@ -568,7 +551,7 @@ def test_a_chain_with_a_gap_in_the_store_is_fetched_up_to_the_gap(url: str) -> N
 
 
 def test_a_host_whose_store_is_stopped_or_killed_answers_what_it_has(redis: RedisServer) -> None:
-    with Host(url_of(redis)) as first, Host(url_of(redis), remote_timeout_s=0.5) as second:
+    with Host(redis.url) as first, Host(redis.url, remote_timeout_s=0.5) as second:
         keys = chain(first, 4)
         until(lambda: fetch(second, keys[:2]) == 2, "the store answers in time")
         redis.pause()

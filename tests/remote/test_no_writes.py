@@ -21,16 +21,6 @@ NO_WRITES = "the remote store takes no writes for now"
 AGAIN = "the remote store takes writes again"
 
 
-@pytest.fixture
-def redis() -> Iterator[RedisServer]:
-    with RedisServer() as server:
-        yield server
-
-
-def url_of(server: RedisServer) -> str:
-    return f"valkey://{HOST}:{server.port}"
-
-
 def health(host: Host) -> str:
     return "\n".join(host.daemon.ask(messages.HealthQuery)["problems"])
 
@@ -69,7 +59,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
     server: RedisServer = request.getfixturevalue("redis")
     with Redis(HOST, server.port) as direct:
         yield Store(
-            url_of(server),
+            server.url,
             lambda: direct.config_set("maxmemory", 1),
             lambda: direct.config_set("maxmemory", 0),
         )
@@ -99,11 +89,11 @@ def test_a_full_store_says_so_and_is_read_until_it_has_room_again(store: Store) 
 
 
 def test_a_replica_is_read_and_says_that_it_takes_no_writes(redis: RedisServer) -> None:
-    with Host(url_of(redis)) as host, RedisServer() as replica:
+    with Host(redis.url) as host, RedisServer() as replica:
         host.get(1)
         host.counted("written")
         make_replica(replica, redis)
-        with Host(url_of(replica)) as second:
+        with Host(replica.url) as second:
             assert second.get(2), "nobody has it"
             until(lambda: second.remote()["read_only"], "a write is refused")
             assert not second.get(1), "it is read"
@@ -119,7 +109,7 @@ def test_a_store_that_is_not_there_at_the_start_is_left_alone_and_found_without_
 ) -> None:
     folder = tmp_path / "store"
     redis.kill()
-    with Host(url_of(redis) if kind == "redis" else f"dir://{folder}") as host:
+    with Host(redis.url if kind == "redis" else f"dir://{folder}") as host:
         until(lambda: not host.remote()["serves"], "the store is left alone")
         assert "left alone" in health(host) and metric(host, "tensord_remote_serves") == 0
         assert host.get(1)
@@ -133,7 +123,7 @@ def test_a_store_that_is_not_there_at_the_start_is_left_alone_and_found_without_
 
 
 def test_a_store_that_comes_back_is_found_without_any_client(redis: RedisServer) -> None:
-    with Host(url_of(redis)) as host:
+    with Host(redis.url) as host:
         redis.kill()
         numbers = iter(range(100_000))
         until(lambda: host.get(next(numbers)) and not host.remote()["serves"], "the store is left alone")
@@ -143,7 +133,7 @@ def test_a_store_that_comes_back_is_found_without_any_client(redis: RedisServer)
 
 
 def test_a_claim_of_another_type_is_waited_for_by_no_miss(redis: RedisServer) -> None:
-    with Host(url_of(redis)) as host, Redis(HOST, redis.port) as direct:
+    with Host(redis.url) as host, Redis(HOST, redis.port) as direct:
         for number in range(3):
             direct.rpush(f"tensord-1:claim:{key(number).hex()}", b"x")
             assert host.get(number, takes_s=30.0)

@@ -15,7 +15,7 @@ from tensord.client.core import remote_run
 from tensord.client.prefix import other_hosts
 from tensord.client.prefix.other_hosts import form_key
 
-from ..daemon.tiers.redis_server import HOST, RedisServer
+from ..daemon.tiers.redis_server import RedisServer
 from ..daemon_process import PATIENCE_S, Daemon, until
 from .hosts import LONG_S, NAMESPACE, Host
 
@@ -33,7 +33,7 @@ def hosts(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Host
             yield first, second
         return
     with RedisServer() as server:
-        url = f"valkey://{HOST}:{server.port}"
+        url = server.url
         with Host(url) as first, Host(url) as second:
             yield first, second
 

@@ -53,6 +53,11 @@ class RedisServer:
         return self
 
     @property
+    def url(self) -> str:
+        """As `remote.url` names it."""
+        return f"valkey://{HOST}:{self.port}"
+
+    @property
     def pid(self) -> int:
         assert self._process is not None
         return self._process.pid
