@@ -28,7 +28,7 @@ from tensord.client.device.interface import BlockDevice
 
 BLOCKS: Final = 64
 PER_CHUNK: Final = 2
-LAYERS = 32
+LAYERS: Final = 32
 PAGE_BYTES: Final = 64 << 10
 PATIENCE_S: Final = 60.0
 HOLD_CYCLES: Final = 1_000_000_000
