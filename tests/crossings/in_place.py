@@ -7,7 +7,7 @@ import threading
 from typing import Any, Final
 from unittest import mock
 
-from tensord.client.core import in_place, puts, ring_writer
+from tensord.client.core import in_place, puts
 from tensord.client.core.ring_writer import RingWriter
 from tensord.shm.payload import Payload
 
@@ -40,7 +40,7 @@ class InPlace(Putting):
 
         for patch in (
             mock.patch.object(puts, "IN_PLACE_BYTES", self.size_bytes),
-            mock.patch.object(ring_writer, "PIECE_BYTES", _PIECE_BYTES),
+            mock.patch.object(Payload, "piece_bytes", _PIECE_BYTES),
             mock.patch.object(RingWriter, "write", write_slowly),
         ):
             # For the rest of this process.
@@ -151,7 +151,7 @@ class _Slow:
         self._payload = payload
         self._reached = reached
         self._go = go
-        self.payload_bytes = payload.payload_bytes
+        self.payload_bytes, self.piece_bytes = payload.payload_bytes, payload.piece_bytes
 
     def write_range(self, to: Any, start: int, stop: int) -> None:
         self._payload.write_range(to, start, stop)

@@ -22,7 +22,7 @@ from unittest import mock
 
 import numpy as np
 
-from tensord.client.core import in_place, inboxes, puts, ring_writer, spans
+from tensord.client.core import in_place, inboxes, puts, spans
 from tensord.client.core.lease import Lease
 from tensord.client.core.spans import Span, Spans
 from tensord.client.core.view import View
@@ -170,7 +170,7 @@ class World:
             # By the clock of the simulation, so that spans are returned and taken back within a run.
             mock.patch.object(spans, "time", SimpleNamespace(monotonic=lambda: self.now)),
             mock.patch.object(Payload, "write_range", write),
-            mock.patch.object(ring_writer, "PIECE_BYTES", PIECE_BYTES),
+            mock.patch.object(Payload, "piece_bytes", PIECE_BYTES),
             # The rings are small.
             mock.patch.object(taken_spans, "TAKEN_SHARE", 2),
             mock.patch.object(in_place, "_AGAIN_S", 0.0),
