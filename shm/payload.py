@@ -44,7 +44,7 @@ class Payload:
 
     The leaves' arrays are read when they are written. Changes to the arrays before that change the bytes written.
 
-    `piece_bytes`: how many bytes are best written by one call, where what is written is read again at once.
+    `piece_bytes`: how many bytes a writer copies by one call of `write_range`, before it takes their checksum.
     """
 
     piece_bytes: ClassVar[int] = PIECE_BYTES

@@ -125,7 +125,9 @@ def test_answers_to_puts_are_sent_together_while_more_puts_wait(then: str, monke
             await scene.until(lambda: len(store) == 7)
             assert client.recv(1 << 16), "the Welcome"
             monkeypatch.setattr("tensord.ipc.channel.write", counted)
-            for number in range(10, 13):
+            # A busy machine may take longer for three answers than the time that the first one waits.
+            answered = [10] if then == "the time is over" else [10, 11, 12]
+            for number in answered:
                 store.next()
                 session.inbox.tell_now(Deliver(messages.Committed(number, "stored")))
                 await scene.until(lambda: not len(session.inbox))
@@ -138,7 +140,7 @@ def test_answers_to_puts_are_sent_together_while_more_puts_wait(then: str, monke
                 session.inbox.tell_now(Deliver(messages.Committed(13, "stored")))
             await scene.until(lambda: bool(writes))
             received = FrameReader().feed(client.recv(1 << 16))
-            expected = [10, 11, 12, *{"another answer": [20], "no put waits": [13]}.get(then, [])]
+            expected = [*answered, *{"another answer": [20], "no put waits": [13]}.get(then, [])]
             assert [message["id"] for message in received if isinstance(message, dict)] == expected
             assert len(writes) == 1
         running.cancel()
