@@ -3,8 +3,8 @@
 Owns: the mappings of inboxes, and the checksums of payloads that are being copied. Does not own spans: the core has
 allocated them, and gets the result of each copy through `done`.
 
-The event loop itself reads queries (`read_inbox`), and copies small payloads (`copy_now`). Both are faster than waking
-a thread, and a small payload does not wait for other clients' large ones.
+The event loop itself reads queries (`read_inbox`), and copies and moves small payloads (`copy_now`). This is faster
+than waking a thread, and a small payload does not wait for other clients' large ones.
 
 Invariants: uids take turns, and the clients of a uid take turns, TURN_BYTES a turn. The copies of one client are done
 in the order in which they were requested.
@@ -168,17 +168,19 @@ class Copier:
         self._asked.put(CopyJob(part))
 
     @staticmethod
-    def is_small(part: Copy | Seal) -> bool:
-        """True if the part is a complete payload that is small enough for `copy_now`."""
+    def is_small(part: Copy | Move | Seal) -> bool:
+        """True if the part is a complete payload, or an entry to move, that is small enough for `copy_now`."""
+        if isinstance(part, Move):
+            return part.size_bytes <= SMALL_BYTES
         if isinstance(part, Seal):
             return part.header.tree_bytes + part.header.prefix_bytes <= SMALL_BYTES
         return part.header is not None and part.part_bytes == part.header.payload_bytes <= SMALL_BYTES
 
-    def copy_now(self, part: Copy | Seal) -> Copied:
-        """Copies or checks a small payload, in the caller's thread."""
-        copied = self._outcome(CopyJob(part))
-        assert isinstance(copied, Copied), "a small payload is copied in one turn"
-        return copied
+    def copy_now(self, part: Copy | Move | Seal) -> Copied | Moved:
+        """Copies, moves or checks a small payload, in the caller's thread."""
+        done = self._outcome(CopyJob(part))
+        assert done is not None, "a small payload is copied in one turn"
+        return done
 
     def _next(self) -> CopyJob | None:
         """The next job, by turns. Waits for one. None once the thread is stopping and all jobs are done."""

@@ -16,7 +16,7 @@ from msgspec import Struct, field
 from ...ipc import messages
 from ...ipc.peer import Peer
 from ..config.config import Config
-from ..core.effects import Copy, Seal
+from ..core.effects import Copy, Move, Seal
 from ..core.events import (
     AgentsTurned,
     Allocated,
@@ -163,6 +163,7 @@ StoreMessage = (
     | Requested
     | Left
     | Copy
+    | Move
     | Seal
     | Copied
     | Moved

@@ -221,7 +221,7 @@ class StoreActor:
                 | events.RemoteConnected()
             ):
                 self._handle(message)
-            case effects.Copy() | effects.Seal():
+            case effects.Copy() | effects.Seal() | effects.Move():
                 self._handle(self._copier.copy_now(message))
             case Joined(client, peer):
                 self._clients[client] = message
@@ -276,6 +276,8 @@ class StoreActor:
                     else:
                         self._copying[effect.client] += 1
                         self._copier.copy(effect)
+                case effects.Move() if self._copier.is_small(effect):
+                    self.inbox.tell_now(effect, (effect.uid, NOBODY))
                 case effects.Move():
                     self._copier.copy(effect)
                 case effects.WriteExpiry(offset, expires_s):

@@ -69,6 +69,7 @@ class SpanTable:
         self.evicted_while_pinned = 0
         self._filling: dict[int, SpanEntry] = {}
         self._fresh: dict[int, SpanEntry] = {}
+        self._vacated: dict[int, SpanEntry] = {}
         self._held: dict[int, SpanEntry] = {}
         self._scanning: dict[int, SpanEntry] | None = None
         self._moves: dict[int, PendingMove] = {}
@@ -88,8 +89,9 @@ class SpanTable:
 
     @property
     def scan_due(self) -> bool:
-        """Whether an unpublished span waits for its first scan."""
-        return bool(self._fresh)
+        """Whether an unpublished span waits for its first scan. Spans that entries have moved out of wait for the last
+        move in progress, so that one scan serves all of them."""
+        return bool(self._fresh) or bool(self._vacated and not self._moves)
 
     @property
     def has_pinned_retired(self) -> bool:
@@ -99,11 +101,13 @@ class SpanTable:
     @property
     def next_scan_may_free(self) -> bool:
         """Whether the next scan may free a span, judged by the pins that the last scan found."""
-        return bool(self._fresh) or any(number not in self.last_pinned for number in self._held)
+        first = self._fresh or self._vacated
+        return bool(first) or any(number not in self.last_pinned for number in self._held)
 
     def unpublished(self) -> Iterable[SpanEntry]:
         """Victims, retired spans, and the new spans of moves in progress."""
         yield from self._fresh.values()
+        yield from self._vacated.values()
         yield from self._held.values()
         if self._scanning is not None:
             yield from self._scanning.values()
@@ -265,14 +269,14 @@ class SpanTable:
             return None
         self.index.move(entry.slot, copy.slot)
         self.spans.swap(entry, copy)
-        self._fresh[copy.span_id] = copy
+        self._vacated[copy.span_id] = copy
         return entry
 
     def begin_scan(self) -> None:
         """Fixes the spans that the scan decides about. Spans unpublished from now on wait for the scan after it."""
         assert self._scanning is None, "a scan is in flight"
         self._scanning = {}
-        for table in (self._fresh, self._held):
+        for table in (self._fresh, self._vacated, self._held):
             for number in list(islice(table, SCAN_SPANS_MAX)):
                 self._scanning[number] = table.pop(number)
 

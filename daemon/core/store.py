@@ -270,7 +270,9 @@ class Store:
     def _may_fit(self, event: Event) -> bool:
         """Whether a waiting put may fit after this event, or a search for its room is to be continued."""
         goes_on = self.intake.searching and isinstance(event, Tick)
-        return type(event) in MAKES_ROOM or goes_on or self._reclaim.searching or self.intake.changed
+        # A move makes room once the last one of its round is over.
+        makes_room = type(event) in MAKES_ROOM and not (isinstance(event, Moved) and self.memory.moving)
+        return makes_room or goes_on or self._reclaim.searching or self.intake.changed
 
     def _reconcile(self, now: float) -> None:
         """Requests or returns pages, then chooses victims for pages and budgets. Idle entries are evicted first if a

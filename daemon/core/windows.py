@@ -23,6 +23,10 @@ ANCHORS_MAX: Final = 32
 TAKEN_MAX: Final = 2048
 """Once this number of spans was taken into windows, no further window is tried."""
 
+TAKEN_ENOUGH: Final = 256
+"""Once this number of spans was taken, a window that loses nothing ends the search: of the next windows only the order
+could be better, and each takes a millisecond."""
+
 Price = tuple[float, tuple[float, ...]]
 """The worth that is lost with some spans, and the rank of the warmest of them."""
 
@@ -70,6 +74,7 @@ class Windows:
 
         If a policy has no worth, the window whose warmest span is coldest has the lowest price.
         """
+        by_worth = self._memory.policy.ranks_by_worth
         best, price = None, None
         for anchor in islice(anchors, ANCHORS_MAX):
             window = self.around(anchor.offset, below=price)
@@ -77,7 +82,8 @@ class Windows:
                 best, price = window, self.price(window)
                 if len(window.spans) <= 1:
                     break
-            if self._taken >= TAKEN_MAX:
+            loses_nothing = by_worth and price is not None and price[0] == 0.0
+            if self._taken >= (TAKEN_ENOUGH if loses_nothing else TAKEN_MAX):
                 break
         return best
 

@@ -80,6 +80,8 @@ _VERSION: Final = 2
 class Hazard(Replacement, name="hazard"):
     """The learned policy. An operation takes O(1), a round O(CHUNK)."""
 
+    ranks_by_worth = True
+
     def __init__(self) -> None:
         self._records = Records()
         self._ghosts = Ghosts()

@@ -34,6 +34,9 @@ class Replacement(ABC):
     compares_puts_with_reads: ClassVar[bool] = False
     """Whether a new entry is ranked by the time of its put among the reads of other entries. The store then reads the
     lanes at every put, also at one that needs no eviction, and calls `drained`."""
+    ranks_by_worth: ClassVar[bool] = False
+    """Whether spans of equal worth may be evicted in any order. If not, the order decides which of several groups of
+    equal worth is evicted."""
     registered: ClassVar[dict[str, type[Replacement]]] = {}
     """The policies imported so far, by name. `registry.POLICIES` has all of them."""
 

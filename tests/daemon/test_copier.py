@@ -99,6 +99,7 @@ def test_a_small_payload_is_copied_at_once_as_the_worker_would_copy_it(idle: Des
     (copy,) = idle.parts(payload, 9, 1)
     assert idle.copier.is_small(copy)
     copied = idle.copier.copy_now(copy)
+    assert isinstance(copied, Copied)
     expected = np.empty(payload.payload_bytes, np.uint8)
     payload.write_into(expected)
     assert (copied.put_id, copied.error, copied.checksum) == (9, None, checksum_of(expected))
@@ -109,13 +110,22 @@ def test_a_small_payload_is_copied_at_once_as_the_worker_would_copy_it(idle: Des
     idle.copier.start()
 
 
-def test_a_span_that_moves_arrives_whole_and_names_its_new_span(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(copier, "TURN_BYTES", 1000)
+@pytest.mark.parametrize("at_once", [False, True])
+def test_a_span_that_moves_arrives_whole_and_names_its_new_span(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, at_once: bool
+) -> None:
+    if not at_once:
+        monkeypatch.setattr(copier, "TURN_BYTES", 1000)
     payload = payload_of(500)
     (done,) = desk.carry_out(*desk.parts(payload, 9, 1))
     size = SPAN_HEADER_BYTES + payload.payload_bytes
-    desk.copier.copy(Move(77, 0, 1 << 16, size, 1000))
-    assert desk.copied.get() == Moved(77)
+    move = Move(77, 0, 1 << 16, size, 1000)
+    assert desk.copier.is_small(move)
+    if at_once:
+        assert desk.copier.copy_now(move) == Moved(77)
+    else:
+        desk.copier.copy(move)
+        assert desk.copied.get() == Moved(77)
     old, new = desk.ring[:size], desk.ring[1 << 16 : (1 << 16) + size]
     assert np.array_equal(old[SPAN_HEADER_BYTES:], new[SPAN_HEADER_BYTES:])
     before, after = (SpanHeader.unpack(span[:SPAN_HEADER_BYTES].tobytes()) for span in (old, new))
@@ -125,8 +135,10 @@ def test_a_span_that_moves_arrives_whole_and_names_its_new_span(desk: Desk, monk
 
 
 def test_a_move_of_a_span_without_a_valid_header_is_reported_as_failed(desk: Desk) -> None:
-    desk.copier.copy(Move(77, 4096, 1 << 16, 1024, 1000))
+    move = Move(77, 4096, 1 << 16, 1024, 1000)
+    desk.copier.copy(move)
     assert isinstance(desk.copied.get().error, Corrupt)
+    assert isinstance(desk.copier.copy_now(move).error, Corrupt)
 
 
 @pytest.mark.parametrize("number", [0, 1])

@@ -52,6 +52,57 @@ def begin(stand: Stand, number: int, payload_bytes: int = LARGE) -> None:
         stand.scan()
 
 
+def several_moves(make: Make) -> Stand:
+    """A put for which several entries begin to move. Every other one of 32 entries was evicted."""
+    stand = make(32 * SPAN)
+    for number in range(32):
+        stand.put(number)
+    stand.send(1, evict(*range(1, 32, 2)))
+    stand.settle()
+    begin(stand, 40, 8 * SPAN - SPAN_HEADER_BYTES)
+    assert len(stand.moves) > 2
+    return stand
+
+
+def test_one_scan_frees_what_all_the_moves_of_a_round_have_left(make: Make) -> None:
+    stand = several_moves(make)
+    before = stand.store.status()["scans"]
+    while len(stand.moves) > 1:
+        stand.move()
+        assert not stand.scans
+    stand.move()
+    stand.scan()
+    assert stand.store.status()["scans"] == before + 1
+    assert stand.store.status()["retired_bytes"] == 0
+    stand.settle()
+    assert stand.ended(1, 540) == "stored"
+    assert stand.store.status()["evictions"] == {"explicit": 16}
+
+
+def test_what_moves_have_left_is_freed_though_the_last_of_them_fails(make: Make) -> None:
+    stand = several_moves(make)
+    while len(stand.moves) > 1:
+        stand.move()
+    stand.move(error=Corrupt("no header"))
+    stand.scan()
+    again = sum(move.size_bytes for move in stand.moves)
+    assert stand.store.status()["retired_bytes"] == again, "of the moves that replace the failed one, and no more"
+    stand.settle()
+    assert stand.ended(1, 540) == "stored"
+
+
+def test_an_eviction_waits_for_no_move(make: Make) -> None:
+    stand = several_moves(make)
+    stand.move()
+    still = next(n for n in range(0, 32, 2) if entry_of(stand, n).offset not in {m.from_offset for m in stand.moves})
+    stand.send(2, evict(still))
+    assert stand.scans, "it is freed while others move"
+    stand.scan()
+    assert stand.moves
+    stand.settle()
+    assert stand.ended(1, 540) == "stored"
+
+
 def test_a_put_with_enough_free_bytes_in_several_holes_evicts_nothing(make: Make) -> None:
     stand = holed(make)
     before = {number: content_of(stand, number) for number in (0, 2, 3, 4, 6, 7)}

@@ -11,7 +11,7 @@ from tensord.daemon.core.entries import SpanEntry
 from tensord.daemon.core.events import Accessed, Scanned, Tick
 from tensord.daemon.core.moving import MovingTime
 from tensord.daemon.core.room import VICTIMS_MAX
-from tensord.daemon.core.windows import Windows
+from tensord.daemon.core.windows import Price, Windows
 from tensord.daemon.policy.registry import POLICIES
 from tensord.ipc import messages
 from tensord.shm.layout import SPAN_HEADER_BYTES
@@ -152,6 +152,27 @@ def test_a_window_of_several_rounds_is_looked_for_once(make: Make, monkeypatch: 
     assert stand.put(1000, 400 * SPAN - SPAN_HEADER_BYTES) == "stored"
     assert len(stand.stored()) == 201
     assert searched == [600]
+
+
+@pytest.mark.usefixtures("no_moves")
+@pytest.mark.parametrize("policy", POLICIES)
+def test_among_entries_of_equal_worth_a_large_put_compares_windows_only_if_their_order_matters(
+    make: Make, monkeypatch: pytest.MonkeyPatch, policy: str
+) -> None:
+    stand = make(600 * SPAN, policy=policy)
+    for number in range(600):
+        stand.put(number)
+    windows: list[Window | None] = []
+    around = Windows.around
+
+    def counted(found: Windows, offset: int, *, below: Price | None = None) -> Window | None:
+        windows.append(around(found, offset, below=below))
+        return windows[-1]
+
+    monkeypatch.setattr(Windows, "around", counted)
+    assert stand.put(1000, 300 * SPAN - SPAN_HEADER_BYTES) == "stored"
+    assert stand.stored() == {*range(300, 600), 1000}
+    assert (len(windows) == 1) == stand.store.memory.policy.ranks_by_worth, len(windows)
 
 
 @pytest.mark.usefixtures("no_moves")
