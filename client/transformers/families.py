@@ -36,6 +36,11 @@ _MOVING_ROPE: Final = frozenset({"dynamic", "longrope"})
 """Kinds of rotary embedding whose frequencies change with the length of the whole sequence."""
 
 
+def is_tested() -> bool:
+    """Whether the installed transformers has the version whose caches are shared."""
+    return bool(transformers.__version__.startswith(VERSION))
+
+
 def check_family(model: Any) -> None:
     """Checks that the model is of a family in the list.
 
@@ -43,7 +48,7 @@ def check_family(model: Any) -> None:
         NotShared: it is not, or transformers has another version, or a setting makes keys depend on the sequence's
             length.
     """
-    if not transformers.__version__.startswith(VERSION):
+    if not is_tested():
         raise NotShared(
             f"transformers {transformers.__version__} is installed; prefixes are shared with {VERSION}x only, with "
             "which they are tested"
