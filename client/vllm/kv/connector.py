@@ -231,11 +231,13 @@ def _manager(
     stores, finds = transfer.is_kv_producer, transfer.is_kv_consumer
     does = {(True, True): "found and stored", (True, False): "stored", (False, True): "found"}[stores, finds]
     chunk_tokens = {group.group_id: group.tokens_per_block * config.cache.blocks_per_chunk for group in config.groups}
+    sizes = " or ".join(map(str, sorted(set(chunk_tokens.values()))))
     return KVManager(
         settings.socket,
         engine_client_name(vllm_config, "scheduler"),
         namespace,
-        shares=f"KV blocks of {namespace.model} are {does} in namespace {namespace.tag.hex()}",
+        shares=f"KV blocks of {namespace.model}, in chunks of {sizes} tokens, are {does} in namespace "
+        f"{namespace.tag.hex()}: engines with another namespace (other weights, settings or chunks) share none of them",
         ranks=config.parallel.world_size,
         tokens=chunk_tokens,
         # vLLM stores only the last chunks of a sliding window, so the chunk before may never be stored.

@@ -2,8 +2,8 @@
 
 Owns: the list of what is covered. Does not own: the configuration's part of the name (identity.engine).
 
-Invariants: an engine that is not covered shares nothing. What is covered is tested with a real engine on a CPU; KV on a
-GPU is tested with a stand-in for the GPU, and was not run on one.
+Invariants: an engine that is not covered shares nothing. What is covered is tested with a real engine on a CPU. On a
+GPU only the worker's copies were run, without an engine.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ VERSION_END: Final = Version("0.33")
 GROUPS: Final = (FullAttentionSpec, SlidingWindowSpec)
 """Kinds of KV cache groups. Subclasses, as for latent attention, are not among them."""
 DEVICES: Final = ("cpu", "cuda")
-"""The project has run "cpu" only."""
+"""Engines were run on "cpu" only."""
 DTYPES: Final = (torch.float32, torch.bfloat16, torch.float16)
 FORM: Final = 1
 """Version of the stored form. Raise it whenever a block with the same name is stored in another form."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -143,6 +144,9 @@ def test_engines_of_other_weights_or_block_sizes_share_nothing(
             answer, computed = asked(other, text=text)
             assert computed > len(text)
             assert (answer == kv.plain.generate(text=text)) == (model == kv_model)
+            ((size, tag),) = re.findall(r"in chunks of (\d+) tokens, .* in namespace (\w+):", other.log)
+            assert int(size) == block_tokens
+            assert tag not in kv.first.log, "the log tells why nothing is shared"
 
 
 def test_preempted_requests_answer_as_others(kv: KVStand, kv_model: Path, start_engine: StartEngine) -> None:
