@@ -57,6 +57,9 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Sequence
+from typing import TypeVar
+
+_Error = TypeVar("_Error", bound=BaseException)
 
 
 class TensordError(Exception):
@@ -279,6 +282,20 @@ _BY_CODE = _family(TensordError)
 def from_code(code: str, text: str) -> TensordError:
     """The error named `code`, with the message `text`. An unknown code gives a plain TensordError."""
     return _BY_CODE.get(code, TensordError)(text)
+
+
+def without_frames(error: _Error) -> _Error:
+    """The error, without its traceback and those of the errors that it came from. Frames refer to payloads, tensors and
+    pins, also by way of the frames that called them, and all of that would live as long as the error."""
+    chain: list[BaseException | None] = [error]
+    seen: set[int] = set()
+    while chain:
+        each = chain.pop()
+        if each is not None and id(each) not in seen:
+            seen.add(id(each))
+            each.__traceback__ = None
+            chain += each.__cause__, each.__context__
+    return error
 
 
 def shown(value: object, *, brief: bool = False) -> str:

@@ -16,7 +16,7 @@ from copy import copy
 from pathlib import Path
 from typing import Any
 
-from ...errors import TensordError, TimedOut
+from ...errors import TensordError, TimedOut, without_frames
 from ...ipc import messages
 from .listeners import Connected
 from .waiting import LockFuture
@@ -68,9 +68,7 @@ class Answers:
         except TensordError as error:
             # The end of the connection may have settled it before.
             if self.take(number) is not None:
-                # The traceback refers to this frame, and the frame to the future: a cycle that would keep the callers'
-                # views alive.
-                answer.set_exception(error.with_traceback(None))
+                answer.set_exception(without_frames(error))
 
     def wait(self, future: Future[Any], timeout_s: float) -> Any:
         """Waits for an answer, and returns it.

@@ -32,6 +32,7 @@ from ...errors import (
     TensordError,
     TimedOut,
     Unavailable,
+    without_frames,
 )
 from ...ipc import messages
 from ...ipc.descriptors import no_descriptor
@@ -92,7 +93,7 @@ class Inboxes:
                     return self._make(wanted)
                 except (ProcessLimit, NotEnoughMemory) as error:
                     # The inbox stays as large as it is.
-                    self._refusal = self._connection(), error.with_traceback(None)
+                    self._refusal = self._connection(), without_frames(error)
                 except TensordError as error:
                     # A put that is larger than the inbox is streamed through it, which needs a daemon.
                     if isinstance(error, Unavailable) and aligned(size_bytes) > inbox.size_bytes:

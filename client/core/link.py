@@ -23,7 +23,7 @@ from typing import Any, Final
 
 from tensord import __version__
 
-from ...errors import DaemonUnavailable, ProcessLimit, TensordError, TimedOut
+from ...errors import DaemonUnavailable, ProcessLimit, TensordError, TimedOut, without_frames
 from ...ipc import messages
 from ...ipc.blocking import BlockingChannel
 from ...ipc.former import offered
@@ -119,7 +119,7 @@ class Link:
                     self._thread = thread
                 except ProcessLimit as error:
                     # As without a daemon. The next call tries again.
-                    self.error = error
+                    self.error = without_frames(error)
                     self.attachment.settle()
 
     def close(self) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal, Self
 
-from ...errors import DaemonUnavailable, TensordError, TimedOut
+from ...errors import DaemonUnavailable, TensordError, TimedOut, without_frames
 from ...ipc import messages
 from ...ipc.schema import DURATION_S_MAX
 from .fields import check_timeout
@@ -60,9 +60,8 @@ class Put:
 
     def settle(self, state: PutState, error: TensordError | None = None) -> None:
         """Sets the outcome. For the library."""
-        # The error first: a thread that sees "refused" finds its reason. The traceback's frames refer to this put and
-        # its payload: without it there is no cycle.
-        self.error = error and error.with_traceback(None)
+        # The error first: a thread that sees "refused" finds its reason.
+        self.error = error and without_frames(error)
         self.state = state
         self._settled.set()
 

@@ -12,7 +12,7 @@ import logging
 from concurrent.futures import Future
 from typing import Any, Self
 
-from ...errors import BadGraph, BadStep, TensordError, Unavailable, shown
+from ...errors import BadGraph, BadStep, TensordError, Unavailable, shown, without_frames
 from ...ipc import messages
 from ...ipc.governance import WORKFLOW_CHARS_MAX
 from ...ipc.schema import NUMBER_MAX
@@ -56,7 +56,7 @@ class Workflow:
         try:
             self._register()
         except Unavailable as error:
-            self.error = error
+            self.error = without_frames(error)
         except BaseException:
             governor.drop(self)
             raise
@@ -87,7 +87,7 @@ class Workflow:
             try:
                 self._link.answers.wait(answer, self._timeout_s)
             except Unavailable as error:
-                self.error = error
+                self.error = without_frames(error)
 
     def replace(self, graph: AgentStepGraph) -> None:
         """Replaces the steps. The current step stays.
@@ -100,7 +100,7 @@ class Workflow:
         try:
             self._register()
         except Unavailable as error:
-            self.error = error
+            self.error = without_frames(error)
         except BaseException:
             self._graph = before
             raise

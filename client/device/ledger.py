@@ -58,6 +58,8 @@ class Ledger:
         # registration only if that registration was answered before the order arrived.
         self._since: dict[bytes, int] = {}
         self._later: set[bytes] = set()
+        # Registered keys whose present number of bytes the daemon has refused.
+        self._outgrown: dict[bytes, None] = {}
 
     # ---- the daemon
 
@@ -76,6 +78,7 @@ class Ledger:
             self._unanswered(entry)
         self.under_way.clear()
         self._later.clear()
+        self._outgrown.clear()
         self.unwelcome.clear()
 
     def close(self) -> None:
@@ -103,6 +106,12 @@ class Ledger:
             for key in self._entries.keys():  # noqa: SIM118
                 if key not in self.registered:
                     self._entries.unsynced[key] = None
+
+    def register_sizes(self) -> None:
+        """Queues entries whose present number of bytes was refused, since there may be room by now."""
+        with self._entries.lock:
+            self._entries.unsynced |= self._outgrown
+            self._outgrown.clear()
 
     def tell_differences(self) -> bool:
         """Sends registrations and releases, up to the limit in flight. Returns whether more can be sent at once."""
@@ -254,6 +263,7 @@ class Ledger:
         refusal = error if isinstance(error, TensordError) else TensordError(str(error))
         if before is not None and before[0] == entry.serial:
             # The daemon has the entry, with the share of its memory that it had before.
+            self._outgrown[key] = None
             _log.info("%s of %s stays at %d bytes: %s", key.hex(), self._device_name, before[1], refusal)
             return
         if entry.known:

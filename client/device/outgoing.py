@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...errors import TensordError, UnsupportedLeaf
+from ...errors import TensordError, UnsupportedLeaf, without_frames
 from ...shm.payload import Leaf, Payload
 from ...shm.tree import Spec, encode_spec
 from .interface import mapped
@@ -94,8 +94,7 @@ class OutgoingPayload(Payload):
         except TensordError:
             raise
         except Exception as error:
-            # Without its frames, which refer to the tensors.
-            self.failure = error.with_traceback(None)
+            self.failure = without_frames(error)
             raise TensordError(f"a copy from {self._device_name} failed: {error}; the entry is not stored") from None
 
 

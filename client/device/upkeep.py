@@ -23,7 +23,7 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Final
 
-from ...errors import DaemonUnavailable, Unavailable, UsageError
+from ...errors import DaemonUnavailable, Unavailable, UsageError, without_frames
 from ...ipc import messages
 from ..core import requests
 from ..core.aside import aside, begin
@@ -82,13 +82,12 @@ class Upkeep:
 
     @property
     def error(self) -> Exception | None:
-        """The last error, or None. It has no traceback, since the traceback's frames would keep tensors on the
-        device."""
+        """The last error, or None. It has no traceback, whose frames would keep tensors on the device."""
         return self._error
 
     @error.setter
     def error(self, error: Exception | None) -> None:
-        self._error = None if error is None else error.with_traceback(None)
+        self._error = None if error is None else without_frames(error)
 
     # ---- for the cache
 
@@ -220,6 +219,7 @@ class Upkeep:
         if now >= self._flush_at:
             self._flush_at = now + self._uses_every_s
             self.ledger.flush_uses()
+            self.ledger.register_sizes()
         if self._report_every_s and now >= self._report_at and not self.device.paused:
             self._report_at = now + self._report_every_s
             self._report()

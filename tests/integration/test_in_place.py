@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
+from contextlib import ExitStack
 from mmap import mmap
 from typing import Any
 
@@ -12,8 +14,9 @@ import pytest
 
 import tensord
 from tensord.client.core import in_place, puts, ring_writer, spans
+from tensord.client.core.put import Pending
 from tensord.client.core.ring_writer import RingWriter
-from tensord.errors import LimitReached
+from tensord.errors import DaemonUnavailable, LimitReached, TensordError
 from tensord.ipc import messages
 from tensord.shm import segments
 from tensord.shm.lanes import Lane
@@ -207,6 +210,47 @@ def test_a_payload_written_in_place_stays_pinned_until_the_daemon_has_answered(w
             daemon.resume()
         assert put.wait(PATIENCE_S).state == "stored"
         assert view.lane.in_use == 0
+
+
+def test_a_put_whose_commit_meets_a_broken_connection_is_lost_and_keeps_no_pin(monkeypatch: pytest.MonkeyPatch) -> None:
+    with (
+        Daemon(ring_bytes=RING_BYTES) as daemon,
+        tensord.Client(daemon.start().socket, timeout_s=PATIENCE_S) as client,
+        ExitStack() as held,
+    ):
+        assert client.put(key(1), picture(1), wait=True).state == "stored"
+        in_place, in_flight = client.link.puts._in_place, client.link.puts.in_flight
+        assert in_place is not None
+        send, not_sent = in_place._send, in_flight.not_sent
+
+        def cut_off(*sent: messages.Message, connected: object) -> None:
+            if not isinstance(sent[0], messages.Commit):
+                send(*sent, connected=connected)
+                return
+            # Until it is known that the Commit was not sent, the connection's thread does not settle the put.
+            held.enter_context(in_flight._lock)
+            daemon.kill()
+            try:
+                raise BrokenPipeError
+            except OSError as error:
+                raise DaemonUnavailable("the daemon is gone") from error
+
+        def settled(pending: Pending, error: TensordError) -> None:
+            not_sent(pending, error)
+            held.close()
+
+        monkeypatch.setattr(in_place, "_send", cut_off)
+        monkeypatch.setattr(in_flight, "not_sent", settled)
+        gc.disable()
+        try:
+            put = client.put(key(2), picture(2))
+            monkeypatch.setattr(in_place, "_send", send)
+            daemon.start()
+            assert put.wait(PATIENCE_S).state == "lost"
+            assert client.wait_connected(PATIENCE_S)
+            until(lambda: not client.status()["store"]["retired_bytes"], "the span is free, though the put is kept")
+        finally:
+            gc.enable()
 
 
 def test_a_child_of_a_fork_cannot_write_the_ring_of_its_parent() -> None:

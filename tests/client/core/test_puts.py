@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from itertools import count
 
@@ -75,6 +76,27 @@ def test_a_put_of_any_size_gets_through_and_gives_its_part_of_the_inbox_back(pay
         assert desk.put(payload_bytes).state == "stored"
     assert desk.used_bytes == 0
     assert len(desk.puts.in_flight) == 0
+    desk.puts.in_flight.close()
+
+
+def test_a_lost_put_keeps_nothing_of_its_payload() -> None:
+    def hang_up(_: messages.Message) -> None:
+        try:
+            raise BrokenPipeError
+        except OSError:
+            raise DaemonUnavailable("the connection has ended") from None
+
+    desk = Desk()
+    desk.answer = desk.store
+    assert desk.put(1000).state == "stored"
+    desk.answer = hang_up
+    array = np.zeros(1000, np.uint8)
+    payload = weakref.ref(array)
+    put = desk.puts.put(bytes(32), encode(array), TERMS, deadline=time.monotonic() + 0.2)
+    del array
+    gc.collect()
+    assert put.state == "lost"
+    assert payload() is None
     desk.puts.in_flight.close()
 
 

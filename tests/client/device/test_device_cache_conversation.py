@@ -204,3 +204,17 @@ def test_many_offloads_that_end_unacknowledged_leave_both_sides_in_agreement() -
     conversation.deliver_up(4)
     conversation.send_away({KEYS[0], KEYS[1]})
     conversation.teardown()
+
+
+def test_bytes_that_the_daemon_had_no_room_for_are_told_again() -> None:
+    conversation = Conversation()
+    conversation.put_parts_of_a_batch(KEYS[:2])
+    conversation.turn(1)
+    # The second part keeps the memory of the first one, which is replaced twice beside two new entries.
+    conversation.put_parts_of_a_batch([KEYS[0], KEYS[4]])
+    conversation.put_parts_of_a_batch([KEYS[0], KEYS[5]])
+    conversation.deliver_up(2)
+    conversation.turn(1)
+    conversation.deliver_up(2)
+    conversation.wait(30.0)
+    conversation.teardown()
