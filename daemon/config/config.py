@@ -171,7 +171,8 @@ class Config:
     write_in_place: str = setting(
         choice("owner", "group", "off"),
         """which clients may write large payloads into the ring by themselves, without the daemon's copy: those of the
-        daemon's own user; also those of its group; or none. Such a client could damage the entries of others""",
+        daemon's own user; also those whose primary group is its own; or none. Such a client could damage the
+        entries of others""",
         "owner",
     )
     policy: str = setting(choice(*POLICIES), "the replacement policy: which entries are evicted for new ones", "hazard")

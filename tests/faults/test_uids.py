@@ -1,4 +1,5 @@
-"""A uid that takes all that it may leaves the others theirs: real processes under several uids."""
+"""Real processes under several uids: who takes all that it may leaves the others theirs, and who may not write the ring
+has no mapping to do it."""
 
 from __future__ import annotations
 
@@ -8,10 +9,12 @@ from contextlib import ExitStack, contextmanager, suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
 import tensord
+from tensord.client.core import in_place
 from tensord.errors import DaemonUnavailable, LimitReached, TensordError
 from tensord.ipc import messages
 from tensord.ipc.blocking import BlockingChannel
@@ -24,7 +27,9 @@ from .raw import RawClient
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can run processes under other uids")
 LOUD, QUIET = 54_321, 54_322
+OWN_GROUP, DAEMONS_GROUP = LOUD, os.getegid()
 TRIES = 64
+LARGE_BYTES = 2 * MIB
 
 
 @contextmanager
@@ -35,10 +40,10 @@ def serving(**flags: object) -> Iterator[Daemon]:
         yield daemon.start()
 
 
-def become(uid: int) -> None:
-    """This process is another uid's from now on."""
+def become(uid: int, gid: int | None = None) -> None:
+    """This process is another uid's from now on, in the group `gid` alone; in one of its own if that is None."""
     os.setgroups([])
-    os.setgid(uid)
+    os.setgid(uid if gid is None else gid)
     os.setuid(uid)
 
 
@@ -275,3 +280,55 @@ def test_a_uids_requests_over_its_rate_wait_and_nobody_elses_do() -> None:
         assert daemon.store("claims_held") - 1000 < 900
         assert daemon.store("refusals") == {}
         daemon.until(lambda status: status["quotas"]["requests_delayed"] > 0, "one that waits")
+
+
+def puts_large(stage: Stage, uid: int, gid: int, path: Path, how_many: int) -> None:
+    """Puts large payloads, and tells how they ended and how it has mapped the ring. Stays connected until it is told
+    to end."""
+    become(uid, gid)
+    with (
+        # On a busy machine a put that may be written in place would go through the inbox.
+        mock.patch.object(in_place, "SPAN_S_MAX", PATIENCE_S),
+        mock.patch.object(in_place, "_OPEN_S", PATIENCE_S),
+        tensord.Client(path, timeout_s=PATIENCE_S) as client,
+    ):
+        assert client.wait_connected(PATIENCE_S)
+        states = [client.put(key(n), payload(n, LARGE_BYTES), wait=True).state for n in range(how_many)]
+        maps = [line.split() for line in Path("/proc/self/maps").read_text().splitlines()]
+        stage.tell((states, {words[1] for words in maps if words[-1].endswith(".ring")}))
+        stage.hear()
+
+
+def stored_by_another_uid(write_in_place: str, gid: int) -> tuple[set[str], int]:
+    """How a client of another uid, in the group `gid`, has mapped the ring once its large payloads are stored and read
+    as they were put, and how many bytes its inboxes have."""
+    with (
+        serving(ring_bytes=64 * MIB, write_in_place=write_in_place) as daemon,
+        Child(puts_large, LOUD, gid, daemon.socket, 3) as child,
+    ):
+        states, mapped = child.hear()
+        assert states == ["stored"] * 3
+        reader = daemon.client()
+        for number in range(3):
+            lease = reader.get(key(number), verify=True)
+            assert lease is not None and lease.tree.nbytes == LARGE_BYTES and is_payload(lease.tree, number)
+        return mapped, daemon.status()["inboxes_bytes"]
+
+
+@pytest.mark.parametrize(
+    ("write_in_place", "gid"),
+    [("owner", OWN_GROUP), ("owner", DAEMONS_GROUP), ("group", OWN_GROUP)],
+    ids=["owner", "owner, in the daemon's group", "group, in another group"],
+)
+def test_large_payloads_of_a_uid_that_may_not_write_the_ring_are_stored_through_its_inbox(
+    write_in_place: str, gid: int
+) -> None:
+    mapped, inboxes_bytes = stored_by_another_uid(write_in_place, gid)
+    assert mapped == {"r--s"}
+    assert inboxes_bytes > 0
+
+
+def test_large_payloads_of_another_uid_in_the_daemons_group_are_written_in_place_if_the_group_may() -> None:
+    mapped, inboxes_bytes = stored_by_another_uid("group", DAEMONS_GROUP)
+    assert mapped == {"r--s", "rw-s"}
+    assert inboxes_bytes == 0
