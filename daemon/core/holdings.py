@@ -53,7 +53,7 @@ class Holdings:
         holding.size_bytes += size_bytes
         holding.entries += entries
         holding.tokens += tokens
-        if holding == Holding():
+        if not (holding.size_bytes or holding.entries or holding.tokens):
             del self._of[uid]
 
     def joined(self, uid: int) -> None:

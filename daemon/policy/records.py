@@ -40,6 +40,19 @@ class Records:
         self.traits = array("B")
         self.weight = array("f")
         self.may_go = array("B")
+        self._columns: tuple[array[Any], ...] = (
+            self.span,
+            self.digest,
+            self.used_at,
+            self.put_at,
+            self.size,
+            self.owner,
+            self.agent,
+            self.uses,
+            self.traits,
+            self.weight,
+            self.may_go,
+        )
         self._slots: list[dict[int, int]] = [{} for _ in range(PARTS)]
         self._free = array("Q")
 
@@ -62,7 +75,7 @@ class Records:
             slot = self._free.pop()
         else:
             slot = len(self.span)
-            for column in self._columns():
+            for column in self._columns:
                 column.append(0)
         part[span_id] = slot
         self.span[slot] = span_id
@@ -71,7 +84,7 @@ class Records:
     def remove(self, span_id: int) -> None:
         """Forgets a span and frees its slot."""
         slot = self._slots[span_id % PARTS].pop(span_id)
-        for column in self._columns():
+        for column in self._columns:
             column[slot] = 0
         self._free.append(slot)
 
@@ -100,18 +113,3 @@ class Records:
         used = [self.used_at[slot] for slot in known.values()]
         assert len(set(used)) == len(used)
         assert not any(self.may_go[slot] for slot in self._free)
-
-    def _columns(self) -> tuple[array[Any], ...]:
-        return (
-            self.span,
-            self.digest,
-            self.used_at,
-            self.put_at,
-            self.size,
-            self.owner,
-            self.agent,
-            self.uses,
-            self.traits,
-            self.weight,
-            self.may_go,
-        )
