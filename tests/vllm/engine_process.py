@@ -225,6 +225,29 @@ class EngineProcess:
         """What the KV connector holds, by kind."""
         return {**self._scheduler.connector._manager.held, "bytes to put": self._kv_worker._storing_bytes}
 
+    def do_lose_block(self, after: int | None) -> None:
+        """The KV worker finds another entry at the handle of one block, each time: of the block that it borrows after
+        so many others. None: it finds every block again."""
+        from dataclasses import replace
+
+        from tensord.client.core.ring_mapping import Handle
+
+        worker = self._kv_worker
+        vars(worker).pop("_borrow", None)
+        if after is None:
+            return
+        borrow, seen = worker._borrow, []
+
+        def borrowed(handle: bytes) -> Any:
+            if handle not in seen:
+                seen.append(handle)
+            named = Handle.unpack(handle)
+            if named is not None and seen.index(handle) == after:
+                handle = replace(named, span_id=named.span_id + 1).pack()
+            return borrow(handle)
+
+        worker._borrow = borrowed
+
     @property
     def _kv_worker(self) -> Any:
         from vllm.distributed.kv_transfer import get_kv_transfer_group

@@ -45,7 +45,7 @@ from ..settings import KVSettings
 from .copies import Copies, HostCopies
 from .device_copies import DeviceCopies
 from .idle import IdleScheduler, IdleWorker
-from .jobs import WorkerReport
+from .jobs import WorkerReport, with_theirs
 from .layout import layout_of, why_not_covered
 from .scheduler import KVManager
 from .spec import TensordOffloadingSpec
@@ -191,10 +191,7 @@ class TensordKVConnector(OffloadingConnector):  # type: ignore[misc, unused-igno
 
     def build_connector_worker_meta(self) -> OffloadingWorkerMetadata | None:
         theirs = super().build_connector_worker_meta()
-        news = self._worker.report() if self._worker is not None else None
-        if news is not None and theirs is not None:
-            news.completed_jobs, news.transfer_stats = theirs.completed_jobs, theirs.transfer_stats
-        return news or theirs
+        return with_theirs(self._worker.report() if self._worker is not None else None, theirs)
 
 
 def _settled(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -73,3 +73,13 @@ class WorkerReport(OffloadingWorkerMetadata):  # type: ignore[misc, unused-ignor
                 merged.damaged |= report.damaged
                 merged.adapters.update(report.adapters)
         return merged
+
+
+def with_theirs(news: WorkerReport | None, theirs: OffloadingWorkerMetadata | None) -> WorkerReport | None:
+    """A rank's report with that of vLLM. It is a WorkerReport whenever there is one: vLLM merges the ranks' reports
+    with the method of the first, and vLLM's own would drop what the others have of ours."""
+    if theirs is None:
+        return news
+    report = news or WorkerReport()
+    report.completed_jobs, report.transfer_stats = theirs.completed_jobs, theirs.transfer_stats
+    return report

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,8 +16,8 @@ from tensord.errors import Corrupt
 from tensord.shm.layout import SPAN_HEADER_BYTES
 
 from ...daemon_process import MIB, RING_BYTES, until
-from ..engine import Engine
-from .conftest import BLOCK_BYTES, BLOCK_TOKENS, KVStand, asked, fresh_text, replace_all, with_kv
+from ..engine import Answer, Engine
+from .conftest import BLOCK_BYTES, BLOCK_TOKENS, KVStand, StartEngine, asked, fresh_text, replace_all, with_kv
 
 
 @pytest.fixture(autouse=True)
@@ -141,6 +143,47 @@ def test_a_block_of_another_form_is_computed(kv: KVStand, client: tensord.Client
     assert computed > len(text)
 
 
+def test_a_block_whose_load_failed_is_computed_by_that_request_and_loaded_by_the_next_one(kv: KVStand) -> None:
+    text, sound = fresh_text(), 3
+    right, keys = kv.store(kv.first, text=text)
+    before, damaged = kv.second.ask("computed"), kv.second.log.count("blocks are damaged")
+    with _a_block_lost(kv.second, after=sound):
+        answer, loads = _answer_after_loads(kv.second, text, loads_max=2)
+    assert loads == 2, "one of all blocks, and one of those before the lost block"
+    assert answer == right
+    missing_tokens = (len(keys) - sound) * BLOCK_TOKENS
+    assert missing_tokens <= kv.second.ask("computed") - before <= missing_tokens + BLOCK_TOKENS
+    kv.settled(kv.second)
+    assert kv.second.log.count("blocks are damaged") == damaged
+    assert kv.second.ask("engine", method="reset_prefix_cache")
+    answer, computed = asked(kv.second, text=text)
+    assert answer == right
+    assert computed <= BLOCK_TOKENS
+
+
+def test_a_block_of_which_one_ranks_part_is_damaged_or_gone_is_computed(
+    kv: KVStand, client: tensord.Client, kv_model: Path, start_engine: StartEngine
+) -> None:
+    options = {**with_kv(kv.daemon.socket), "separate": True, "tensor_parallel_size": 2}
+    with start_engine(kv_model, **options) as engine:
+        engine.wait_up()
+        kv.attached(engine, clients=3)
+        for harm in ("none", "damaged", "gone"):
+            text = fresh_text()
+            right, keys = _store_on_two_ranks(kv, engine, text)
+            assert right == kv.plain.generate(text=text)
+            if harm == "damaged":
+                _damage(kv, client, keys)
+            elif harm == "gone":
+                assert client.evict(min(keys)) == 1
+            assert engine.ask("engine", method="reset_prefix_cache")
+            before = engine.ask("prompt_tokens")["local_compute"]
+            assert engine.generate(text=text) == right
+            computed = engine.ask("prompt_tokens")["local_compute"] - before
+            assert (computed > BLOCK_TOKENS) == (harm != "none")
+            until(lambda: _goes_on(engine) and not kv.daemon.status()["pins"], "both ranks' pins end")
+
+
 @pytest.fixture
 def full_ring(client: tensord.Client) -> Iterator[None]:
     """Another process holds entries in all of the ring, down to holes that a block does not fit in."""
@@ -198,6 +241,59 @@ def _begin_and_stop(engine: Engine, text: str, place: str) -> None:
     engine.stop_at(place)
     engine.begin(text=text)
     assert engine.stopped() == place
+
+
+def _store_on_two_ranks(kv: KVStand, engine: Engine, text: str) -> tuple[Answer, set[bytes]]:
+    """As `KVStand.store`, for an engine in processes of its own."""
+    there = kv.keys()
+    answer = engine.generate(text=text)
+    parts = 2 * (len(text) // BLOCK_TOKENS)
+    until(lambda: _goes_on(engine) and len(kv.keys() - there) >= parts, "both ranks' parts are stored")
+    return answer, kv.keys() - there
+
+
+def _goes_on(engine: Engine) -> bool:
+    """Has the engine make steps, for a request too short for a block. In processes of its own, `step` waits for ever
+    when it has none."""
+    return bool(engine.generate(text="hi", tokens=1).tokens)
+
+
+@contextmanager
+def _a_block_lost(engine: Engine, *, after: int) -> Iterator[None]:
+    """The loads of one block fail, though its entry is as it was stored: of the next block that is loaded after so many
+    others."""
+    engine.ask("lose_block", after=after)
+    try:
+        yield
+    finally:
+        engine.ask("lose_block", after=None)
+
+
+def _answer_after_loads(engine: Engine, text: str, *, loads_max: int) -> tuple[Answer, int]:
+    """The answer to a request, and how many loads it took.
+
+    Raises:
+        AssertionError: it has not ended after so many. It is aborted, for the tests that come later.
+    """
+    before = engine.ask("passed")["loading"]
+    name = engine.add(text=text)
+    answers: dict[str, Answer] = {}
+
+    def over() -> bool:
+        answers.update(engine.step())
+        return name in answers or begun_loads() > loads_max
+
+    def begun_loads() -> int:
+        begun: int = engine.ask("passed")["loading"] - before
+        return begun
+
+    try:
+        until(over, "the request ends")
+    finally:
+        engine.ask("abort", name=name)
+        engine.ask("settle")
+    assert name in answers, f"{begun_loads()} loads, and no answer"
+    return answers[name], begun_loads()
 
 
 def _overwrite(client: tensord.Client) -> None:
