@@ -38,13 +38,19 @@ def nothing_left(engine: Steps) -> None:
     until(lambda: engine.step() is not None and engine.held == NOTHING_HELD, f"nothing to be held: {engine.held}")
 
 
+def saved(engine: Steps, count: int) -> None:
+    """So many saves are reported. A step reports those that ended before it."""
+    until(lambda: engine.step() is not None and engine.counts.get("saves", 0) >= count, f"saves: {engine.counts}")
+    assert engine.counts["saves"] == count
+
+
 def test_a_picture_is_encoded_by_one_engine_and_no_hold_stays(daemon: Daemon) -> None:
     with engine(daemon, 1, ranks=2) as first, engine(daemon, 2, ranks=2) as second:
         pictures = [next(_numbers) for _ in range(3)]
         asked = request(*pictures)
         assert right([asked], first.run(asked))
         nothing_left(first)
-        assert first.counts["saves"] == 3
+        saved(first, 3)
         asked = request(*pictures)
         assert right([asked], second.run(asked))
         assert second.encoded == []
@@ -69,7 +75,7 @@ def test_only_the_new_one_of_two_pictures_is_encoded_and_stored(daemon: Daemon) 
         assert right([asked], second.run(asked))
         assert second.encoded == [f"picture-{new}"]
         nothing_left(second)
-        assert second.counts["saves"] == 1, "what was loaded is not stored again"
+        saved(second, 1)
 
 
 def test_an_engine_freed_of_a_picture_encodes_it_again_and_gives_its_claim_back(daemon: Daemon) -> None:
@@ -85,7 +91,7 @@ def test_an_engine_freed_of_a_picture_encodes_it_again_and_gives_its_claim_back(
         assert right([asked], first.run(asked))
         assert first.encoded == [f"picture-{one}", f"picture-{another}", f"picture-{one}"]
         nothing_left(first)
-        assert first.counts["saves"] == 3
+        saved(first, 3)
 
 
 def test_a_consumer_loads_and_stores_nothing(daemon: Daemon) -> None:

@@ -101,10 +101,12 @@ def kv_session(kv_model: Path, start_engine: StartEngine) -> Iterator[KVStand]:
 
 @pytest.fixture
 def kv(kv_session: KVStand) -> KVStand:
-    """The engines and their daemon, ready."""
+    """The engines and their daemon, ready. The ring is empty: it is too small for the blocks of all tests."""
     kv_session.first.wait_up()
     kv_session.second.wait_up()
     kv_session.mended()
+    with tensord.Client(kv_session.daemon.socket, required=True) as attached:
+        attached.clear()
     return kv_session
 
 
