@@ -7,7 +7,8 @@ description of its own, passes the description to the client and closes its copy
 has a descriptor or a mapping of it. The daemon forgets a lane only after it got `LOCK_EX`.
 
 Finalizers here use a few operations that the GIL makes atomic, and never a lock: a finalizer that runs in a thread
-which holds the lock would deadlock.
+which holds the lock would deadlock. A pin's release does not rest on the lane being alive: since 2.5, numpy lets go of
+what an array lies over before it calls the array's weak references, and the lane may end with that.
 """
 
 from __future__ import annotations
@@ -96,12 +97,14 @@ class Lane:
         self._misses = count(1)
         # By the first word of each batch: the reference to its array, all of its words, its finalizer.
         self._batches: dict[int, tuple[ref[Array], list[int], Callable[[object], None]]] = {}
+        # Each entry is None again once its finalizer has run.
+        self.refs: list[ref[Array] | None] = [None] * LOG_AT
         # The finalizers hold this list, not the lane. A lane must be collected with its last view, not in a later run
-        # of the cycle collector.
-        self._state: list[Any] = [self.words, self.free, self._batches]
+        # of the cycle collector. The list keeps the references, and so the finalizers, until the last of them has run:
+        # the lane may be collected before that.
+        self._state: list[Any] = [self.words, self.free, self._batches, self.refs]
         # Made at need: all of them take longer than the rest of an attach, and a megabyte.
         self.releases: list[Callable[[object], None] | None] = [None] * LOG_AT
-        self.refs: list[ref[Array] | None] = [None] * LOG_AT
 
     @property
     def in_use(self) -> int:
@@ -152,6 +155,7 @@ class Lane:
         def release(_: object) -> None:
             np.frombuffer(state[0], "u8")[numbers] = 0
             state[2].pop(words[0], None)
+            state[3][words[0]] = None
             state[1].extend(words)
 
         if words:
@@ -285,6 +289,7 @@ class Lane:
 def _releaser(state: list[Any], word: int) -> Callable[[object], None]:
     def release(_: object) -> None:
         state[0][word] = 0
+        state[3][word] = None
         state[1].append(word)
 
     return release
@@ -293,7 +298,7 @@ def _releaser(state: list[Any], word: int) -> Callable[[object], None]:
 def _disable(release: Any) -> None:
     """Disables a finalizer that has not begun yet. A check inside the finalizer would cost time in every get."""
     cell = release.__closure__[release.__code__.co_freevars.index("state")]
-    cell.cell_contents = [bytearray(LANE_BYTES), [], {}]
+    cell.cell_contents = [bytearray(LANE_BYTES), [], {}, [None] * LOG_AT]
 
 
 def _code_within(function: Any) -> CodeType:
