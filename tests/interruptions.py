@@ -89,6 +89,8 @@ def interrupt(
     empty if it has fewer. The handler raises, or is `handler`."""
     interrupted = Interrupted(number, files, times, handler)
     before = sys.gettrace()
+    # Python 3.12 looks at this when the tracing begins, and not again.
+    sys._getframe().f_trace_opcodes = True
     sys.settrace(interrupted.trace)
     try:
         act()

@@ -1,0 +1,106 @@
+"""A pin ends with the last object that shows its bytes, whichever of client, lease, tree, view and tensor ends first.
+
+numpy releases what an array lies over before or after the array's weak references, depending on its version, and the
+releases of pins hang on such references. Nothing here may wait for the cycle collector, nor for the end of the lane.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Callable, Iterator
+from itertools import permutations
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tensord
+from tensord.shm.lanes import LOG_AT, PINS_AT
+
+from ..daemon_process import PATIENCE_S, Daemon
+
+Things = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[Daemon]:
+    with Daemon() as daemon:
+        yield daemon.start()
+
+
+@pytest.fixture(autouse=True)
+def _no_cycle_collector() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def pins(lane_fd: int) -> int:
+    """How many words of a lane pin an entry."""
+    return int(np.count_nonzero(np.frombuffer(os.pread(lane_fd, LOG_AT * 8, 0), np.uint64)[PINS_AT:]))
+
+
+def one(client: tensord.Client, key: bytes) -> Things:
+    lease = client.get(key)
+    assert lease is not None
+    return {"lease": lease, "tree": lease.tree, "view": lease.tree["a"][10:]}
+
+
+def single(client: tensord.Client, key: bytes) -> Things:
+    lease = client.get(key)
+    assert lease is not None
+    return {"lease": lease, "array": lease.tree, "view": lease.tree[10:]}
+
+
+def of_many(client: tensord.Client, key: bytes) -> Things:
+    batch = client.get_many([key, bytes(32)])
+    lease = batch[0]
+    assert lease is not None
+    return {"batch": batch, "lease": lease, "view": lease.tree["a"][10:]}
+
+
+def tensor(client: tensord.Client, key: bytes) -> Things:
+    lease = client.get(key)
+    assert lease is not None
+    tree = lease.torch(copy=False)
+    return {"lease": lease, "tensors": tree, "view": tree["a"][10:]}
+
+
+def checked(client: tensord.Client, key: bytes) -> Things:
+    lease = client.get(key, verify=True)
+    assert lease is not None
+    return {"lease": lease, "tree": lease.tree, "view": lease.tree["a"][10:]}
+
+
+TREE = {"a": np.arange(100), "b": [np.ones(3), "x"]}
+
+
+@pytest.mark.parametrize("reader_stays", [False, True], ids=["lane ends", "lane stays"])
+@pytest.mark.parametrize(
+    ("payload", "got"), [(TREE, one), (np.arange(100), single), (TREE, of_many), (TREE, tensor), (TREE, checked)]
+)
+def test_a_pin_ends_with_the_last_of_what_shows_it_in_every_order(
+    running: Daemon, payload: Any, got: Callable[[tensord.Client, bytes], Things], reader_stays: bool
+) -> None:
+    if got is tensor:
+        pytest.importorskip("torch")
+    key = os.urandom(32)
+    with running.client() as writer:
+        writer.put(key, payload, wait=True)
+        names = list(got(writer, key))
+    for order in permutations(["client", *names]):
+        lanes = set(running.lanes())
+        client = tensord.Client(running.socket)
+        assert client.wait_connected(PATIENCE_S)
+        (lane,) = set(running.lanes()) - lanes
+        with lane.open("rb") as words:
+            things = {"client": client, **got(client, key)}
+            reader = client.ring() if reader_stays else None
+            del client
+            for name in order:
+                del things[name]
+                shown = any(name != "client" for name in things)
+                assert bool(pins(words.fileno())) == shown, f"{set(things)} are left, {order}"
+            del reader
