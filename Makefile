@@ -1,5 +1,6 @@
 # Every target does all of its own set-up: on a fresh Debian with git, make and Python 3.11, `make demo` is enough.
-# Python packages go into .venv (vLLM's into .venv-peers, SGLang's into .venv-sglang). Debian packages that are missing are
+# Python packages go into .venv (vLLM's into .venv-peers, SGLang's into .venv-sglang). PYTHON=python3.12 takes another Python; if .venv
+# has one already, that goes into .venv-3.12. Debian packages that are missing are
 # installed when this runs as root, and named when it does not. A stamp per set of packages makes the second run quick.
 
 SHELL := /bin/bash
@@ -11,7 +12,15 @@ SHELL := /bin/bash
 unexport PYTHONDONTWRITEBYTECODE
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
-VENV := .venv
+# A name such as python3.12 may be known to pyenv only.
+override PYTHON := $(shell for python in "$(PYTHON)" "$${PYENV_ROOT:-$$HOME/.pyenv}"/versions/$(PYTHON:python%=%).*/bin/python; do \
+  "$$python" -c '' 2>/dev/null && { command -v "$$python"; exit; }; done; echo "$(PYTHON)")
+VERSION = $(shell "$(1)" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
+ifeq ($(call VERSION,$(PYTHON)),)
+$(error no Python is called "$(PYTHON)": install it, or name one by its path, PYTHON=/path/to/python3.11)
+endif
+OTHER := $(if $(wildcard .venv/bin/python),$(filter-out $(call VERSION,.venv/bin/python),$(call VERSION,$(PYTHON))))
+VENV := .venv$(OTHER:%=-%)
 PEERS := .venv-peers
 SGLANG := .venv-sglang
 BIN := $(VENV)/bin
@@ -38,11 +47,12 @@ define distribution-python
 	  else echo "venv is missing: run 'apt-get install python3-venv' as root, then this again" >&2; exit 1; fi; fi
 endef
 
-.PHONY: help demo demo-cluster test crashes soak test-systemd test-remote deb release-check simulate fuzz crossings test-vllm test-sglang http-load check lint smoke bench bench-peers bench-prefix bench-pressure bench-vllm clean
+.PHONY: help demo demo-cluster test test-quick crashes soak test-systemd test-remote deb release-check simulate fuzz crossings test-vllm test-sglang http-load check lint smoke bench bench-peers bench-prefix bench-pressure bench-vllm clean
 help:
 	@echo "make demo         four processes share encoded photographs; three share a card that fills up; agents share a prompt"
 	@echo "make demo-cluster three hosts share encoded photographs and a prompt through a redis-server, as root in namespaces of the network"
-	@echo "make test         the test suite"
+	@echo "make test         the test suite; with PYTHON=python3.12 on another Python"
+	@echo "make test-quick PYTHON=python3.12  the part of it that rests on the interpreter"
 	@echo "make crossings    every state of a process x every disturbance, ROUNDS=20 times (SEED=, ROUND=, ONLY= replay a failure)"
 	@echo "make simulate     a simulated host under SEEDS=1000 seeds, or one of them with a trace (SEED=n)"
 	@echo "make fuzz         the sockets, lanes and segments under hostile bytes, MINUTES=30 of each (ONLY=name FIRST=n replays a round)"
@@ -78,7 +88,9 @@ $(BIN)/python:
 
 $(STAMPS)/demo: EXTRAS := demo
 $(STAMPS)/cluster: EXTRAS := demo,valkey
-$(STAMPS)/test: EXTRAS := test,bench,demo,torch,blake3,top,amd,nvidia,valkey
+# torch, and what the benchmarks compare with, have no small packages for every Python: a second Python's tests that need them are skipped.
+$(STAMPS)/test: EXTRAS := $(if $(OTHER),,bench,torch,)test,demo,blake3,top,amd,nvidia,valkey
+$(STAMPS)/quick: EXTRAS := quick
 $(STAMPS)/check: EXTRAS := dev,test,bench,demo,torch,blake3,top,amd,nvidia,valkey
 $(STAMPS)/bench: EXTRAS := bench,torch
 $(STAMPS)/release: EXTRAS := release
@@ -106,6 +118,12 @@ PYTEST := $(BIN)/python -m pytest -n 3 --dist loadfile
 
 # gcc builds the fence's litmus test; systemd's own tools check the units; Chromium opens the daemon's page; redis-server is a
 # store of the tests.
+# What rests on the interpreter: memory that is shared and pinned, clients, forks, signals. For a second Python.
+QUICK := tests/shm tests/ipc tests/client/core tests/integration/test_orders_of_release.py tests/faults/test_forks.py tests/faults/test_live_views.py
+test-quick: $(STAMPS)/quick
+	$(call debian,gcc,gcc libc6-dev)
+	$(PYTEST) $(QUICK) $(ARGS)
+
 test: $(STAMPS)/test
 	$(call debian,gcc,gcc libc6-dev)
 	$(call debian,openssl,openssl)
@@ -254,6 +272,6 @@ $(SGLANG)/.engine: benchmarks/sglang_cpu/install.sh benchmarks/sglang_cpu/lock.t
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(PEERS) $(SGLANG) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-3.* $(PEERS) $(SGLANG) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	@if [ -d fuzz-findings ] && ! rmdir fuzz-findings 2>/dev/null; then \
 	  echo "fuzz-findings/ stays: what a fuzzer found is not made again by installing; remove it when it is mended"; fi

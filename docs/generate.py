@@ -196,7 +196,8 @@ def signature_lines(name: str, of: Callable[..., Any]) -> Iterator[str]:
         each.replace(annotation=plain(each.annotation)) for each in signature.parameters.values() if each.name != "self"
     ]
     returns = signature.empty if inspect.isclass(of) else plain(signature.return_annotation)
-    text = name + str(signature.replace(parameters=parameters, return_annotation=returns))
+    # Python 3.13 leaves "typing." out by itself.
+    text = name + str(signature.replace(parameters=parameters, return_annotation=returns)).replace("typing.", "")
     prefix = "async " if inspect.iscoroutinefunction(of) else ""
     yield "```python"
     yield from textwrap.wrap(prefix + text, SIGNATURE_WIDTH, subsequent_indent="    ", break_long_words=False)

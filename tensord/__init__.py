@@ -12,10 +12,17 @@ The examples of the classes begin with these lines.
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.2.0"
+
+if "t" in sys.abiflags:
+    # Views are pinned and released without locks, by operations that the GIL makes atomic (shm/lanes.py).
+    raise ImportError(
+        "tensord does not run on a free-threaded build of Python: use the ordinary build, such as python3.13"
+    )
 
 if TYPE_CHECKING:
     from .client.caches.dp_mode import Recommendation as Recommendation

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import signal
 from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -17,6 +19,19 @@ from .daemon_process import Daemon
 # How long an example takes says how busy the machine is.
 settings.register_profile("on any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("on any machine")
+
+# torch has no package for every Python. Modules that import it at their top are left out there; the others skip tests.
+_TESTS = Path(__file__).parent
+collect_ignore = (
+    [] if find_spec("torch") else [path for path in _TESTS.rglob("test_*.py") if "\nimport torch\n" in path.read_text()]
+)
+
+
+def pytest_report_header() -> list[str]:
+    """Says which tests are left out, and why."""
+    left_out = ", ".join(str(path.relative_to(_TESTS)) for path in collect_ignore)
+    return [f"torch is not installed; left out: {left_out}"] if left_out else []
+
 
 # A shell that runs the tests in the background has them ignore Ctrl-C, and every program that they start inherits that.
 signal.signal(signal.SIGINT, signal.default_int_handler)

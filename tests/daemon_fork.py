@@ -23,6 +23,7 @@ import signal
 import socket
 import subprocess
 import sys
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -189,6 +190,7 @@ def _become(
     os.environ.clear()
     os.environ.update(environ)
     sys.argv[1:] = words
+    warnings.simplefilter("error")
     for name, value in constants.items():
         module, _, constant = name.rpartition(".")
         getattr(sys.modules[module], constant)  # there is one to stand for

@@ -20,6 +20,7 @@ import os
 import signal
 import sys
 import traceback
+import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
@@ -70,7 +71,9 @@ class Child:
 
     def __init__(self, act: Callable[..., Any], *args: Any) -> None:
         self._pipe, theirs = _processes.Pipe()
-        self._process = _processes.Process(target=_perform, args=(act, theirs, args), daemon=True)
+        self._process = _processes.Process(
+            target=_perform, args=(act, theirs, args, list(warnings.filters)), daemon=True
+        )
         # Children import the test's module by its name, which begins at the root.
         with _on_path(_ROOT):
             self._process.start()
@@ -146,7 +149,10 @@ class Child:
             self.wait()
 
 
-def _perform(act: Callable[..., Any], pipe: Connection, args: tuple[Any, ...]) -> None:
+def _perform(act: Callable[..., Any], pipe: Connection, args: tuple[Any, ...], filters: list[Any]) -> None:
+    # A warning is here what it is in the test.
+    warnings.resetwarnings()
+    warnings.filters[:] = filters  # type: ignore[index]  # typeshed has a Sequence
     # Away from pytest's process group: its ^C is not for us.
     with suppress(OSError):
         os.setpgid(0, 0)

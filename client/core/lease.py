@@ -154,7 +154,8 @@ class ArrayLease(Lease):
         self.payload_bytes = payload_bytes
 
     def torch(self, *, copy: bool = True) -> Any:
-        return (tensor_copy if check_flag("copy", copy) else tensor_over)(needed_torch("lease.torch()"), self.tree)
+        tree = self.tree  # a released lease is the first thing to say
+        return (tensor_copy if check_flag("copy", copy) else tensor_over)(needed_torch("lease.torch()"), tree)
 
     @property
     def value(self) -> Any:

@@ -29,6 +29,19 @@ def test_both_programs_print_the_version_of_the_package() -> None:
         assert told.stdout == f"{program} {tensord.__version__}\n"
 
 
+def test_a_free_threaded_python_is_refused_with_one_sentence() -> None:
+    # Its abiflags alone tell such a build.
+    told = subprocess.run(
+        [sys.executable, "-c", "import sys; sys.abiflags = 't'; import tensord"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert told.returncode == 1
+    assert "ImportError: tensord does not run on a free-threaded build of Python: use" in told.stderr
+
+
 def test_the_debian_package_has_the_version_of_the_package() -> None:
     """Its script is run up to the version, which it reads without the package's dependencies."""
     script = (ROOT / "ops" / "debian" / "build.sh").read_text()
