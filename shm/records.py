@@ -1,0 +1,121 @@
+"""The submission queue of a lane: puts as records of a fixed size, from one client to the daemon, without a message.
+
+    lane segment: … │ head │ … │ QUEUE_RECORDS records of RECORD_BYTES │        index segment: … │ settled, per lane │
+
+A client writes a payload into memory that the daemon lent to it (a grant), then a record, then the queue's head. The
+daemon reads the records from its tail to the head, carries them out, and writes the number of the last one into the
+lane's `settled` word. It rings no bell and sends no message for a put that was stored; a refusal is a message.
+
+Owns: the form of a record, and both ends of the queue. Does not own: grants, and what the daemon does with a record.
+
+Invariants: a record's number is one more than that of the record before it. The client reuses a record's place only
+after `settled` has reached its number. The daemon reads with preadv, so a truncated lane is a short read and no SIGBUS;
+whatever a client writes, a batch has at most QUEUE_RECORDS records, and only that client's puts suffer.
+"""
+
+from __future__ import annotations
+
+import os
+from struct import Struct
+from threading import Lock
+from typing import Final
+
+RECORD: Final = Struct("<Q32sQQQQ32sddIIIIII")
+"""number, key, offset, payload bytes, checksum, claim, parent, cost in ms, time to live in s, grant, tree bytes, tokens,
+prefix bytes, agent, flags. Numbers of 0 and keys of zeros stand for none."""
+RECORD_BYTES: Final = RECORD.size
+QUEUE_RECORDS: Final = 1024
+QUEUE_BYTES: Final = QUEUE_RECORDS * RECORD_BYTES
+NO_KEY: Final = bytes(32)
+
+_HEAD = Struct("<Q")
+
+
+class Submissions:
+    """The client's end. Thread-safe.
+
+    Args:
+        words: the lane as native u64 words; `head_at` is the head's word in it.
+        records: the queue's bytes in the lane.
+        settled: the daemon's words, of which `lane` is this lane's.
+        asleep: the word that says that the daemon waits for a bell.
+    """
+
+    __slots__ = ("_asleep", "_head", "_head_at", "_lane", "_lock", "_records", "_settled", "_words")
+
+    def __init__(
+        self, words: memoryview, head_at: int, records: memoryview, settled: memoryview, lane: int, asleep: memoryview
+    ) -> None:
+        self._words, self._head_at, self._records = words, head_at, records
+        self._settled, self._lane, self._asleep = settled, lane, asleep
+        self._head: int = words[head_at]
+        self._lock = Lock()
+
+    @property
+    def settled(self) -> int:
+        """The number of the last record that the daemon has carried out."""
+        number: int = self._settled[self._lane]
+        return number
+
+    @property
+    def written(self) -> int:
+        """The number of the last record."""
+        return self._head
+
+    @property
+    def room(self) -> int:
+        """Records that can be added now."""
+        return QUEUE_RECORDS - (self._head - self.settled)
+
+    @property
+    def rings(self) -> bool:
+        """Whether the daemon sleeps, and has to be woken for what was added."""
+        return bool(self._asleep[0])
+
+    def add(self, *fields: object) -> int:
+        """Adds a record of these fields, without the number. The payload is whole before this call.
+
+        Returns:
+            The record's number; 0 without room.
+        """
+        with self._lock:
+            number = self._head + 1
+            if number - self._settled[self._lane] > QUEUE_RECORDS:
+                return 0
+            RECORD.pack_into(self._records, (number - 1) % QUEUE_RECORDS * RECORD_BYTES, number, *fields)
+            # SYNC POINT: the record is stored before the head. x86-64 keeps stores in order; ARM needs a release store.
+            # The head is stored before `asleep` is loaded (`rings`), which x86-64 may reorder: the daemon's fence
+            # between "store asleep" and "look at the heads once more" makes both orders safe.
+            self._words[self._head_at] = self._head = number
+            return number
+
+
+class SubmissionReader:
+    """The daemon's end of one lane's queue. `tail`: the number of the last record that was read."""
+
+    __slots__ = ("_fd", "_head", "_head_at", "_records_at", "_scratch", "tail")
+
+    def __init__(self, fd: int, head_at_bytes: int, records_at_bytes: int, tail: int) -> None:
+        """The caller keeps `fd`. `tail`: where the daemon before this one stopped, or the lane's head."""
+        self._fd, self._head_at, self._records_at = fd, head_at_bytes, records_at_bytes
+        self._head = bytearray(8)
+        self._scratch = memoryview(bytearray(QUEUE_BYTES))
+        self.tail = tail
+
+    def take(self, most: int = QUEUE_RECORDS) -> memoryview | None:
+        """Up to `most` records that were not taken before, in one piece; None if there are none. The memory is valid
+        until the next call. Records at the end of the queue come without those at its beginning: call it again."""
+        if os.preadv(self._fd, [self._head], self._head_at) < 8:
+            return None
+        tail = self.tail
+        fresh: int = _HEAD.unpack(self._head)[0] - tail
+        if fresh <= 0:
+            return None
+        first = tail % QUEUE_RECORDS
+        count = min(fresh, most, QUEUE_RECORDS - first)
+        size = count * RECORD_BYTES
+        taken = self._scratch[:size]
+        if os.preadv(self._fd, [taken], self._records_at + first * RECORD_BYTES) < size:
+            return None
+        self.tail = tail + count
+        return taken
