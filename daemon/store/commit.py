@@ -1,0 +1,333 @@
+"""Commits: the records of one client become entries, in one flat function.
+
+    record → its bytes are the grant's → key new? namespace's generation? parent? limits? → row, header, slot → published
+
+What a put costs stands here and nowhere else. No object is made, nothing is sent and nothing is scheduled for a put:
+what follows from puts (answers, refusals, blocks of sequences, writes to other stores) is left in lists, which the
+caller empties once a batch.
+
+Owns: the order of the checks, and the publication of an entry. Does not own: room (`runway`), grants, claims, policies.
+
+Invariants: an entry is published after its bytes and its header are in the ring. A refused record changes nothing but
+the bytes that it names, which are free. A batch is carried out up to the record that is none of the client's.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Container
+from dataclasses import dataclass, field
+from struct import Struct
+from typing import Final
+
+from ...errors import BadMessage
+from ...shm.index import KEY_HASHES
+from ...shm.layout import SPAN_EXPIRES_AT, SPAN_HEADER_BYTES, TREE_BYTES_MAX, expiry_word
+from ...shm.records import NO_KEY, RECORD
+from .grants import Grant, Grants
+from .holes import Holes
+from .slots import BODY, BUCKET_WORDS, CELL_WORDS, COUNT, LOWEST, Slots
+from .table import ENDED, LIVE, Table
+from .tenants import Tenants
+from .window import Window
+
+# Reasons of a refusal.
+NOT_LENT: Final = 1
+"""The record names bytes that are not its client's grant, or too many pieces of it."""
+BAD_TREE: Final = 2
+PAST: Final = 3
+NO_PARENT: Final = 4
+BAD_PARENT: Final = 5
+NO_SLOT: Final = 6
+NO_ENTRY: Final = 7
+"""max_entries is reached."""
+TOO_MANY_TOKENS: Final = 8
+BAD_BLOCK: Final = 9
+
+_HEADER: Final = Struct("@IIQ32sQQQddQIIdQ32sI")
+_CHECK: Final = Struct("@I")
+_MAGIC: Final = 0x4E415053
+_NEVER: Final = expiry_word(0.0)
+_CHECK_AT: Final = _HEADER.size
+_AFTER_EXPIRY: Final = SPAN_EXPIRES_AT + 8
+
+
+@dataclass(slots=True)
+class Submitter:
+    """One client's side of its queue. `owner`: the number of its uid. `expected`: the number of its next record."""
+
+    client: int
+    owner: int
+    uid: int
+    grants: dict[int, Grant] = field(default_factory=dict)
+    expected: int = 1
+
+
+@dataclass(slots=True)
+class CommitLimits:
+    """The limits that a commit counts against; those on bytes are counted when bytes are lent."""
+
+    max_entries: int
+    max_tokens: int
+    default_ttl_s: float = 0.0
+
+
+class Commits:
+    """Commits into one ring.
+
+    Args:
+        ring: the ring's bytes, writable.
+        claims: the keys that somebody waits for.
+        is_past: whether a key's generation is past; asked for namespaces in `tenants.invalidated`.
+        block: checks the record of a block of a sequence in the ring: (row, key, parent, offset of the record, bytes).
+    """
+
+    def __init__(
+        self,
+        table: Table,
+        holes: Holes,
+        slots: Slots,
+        grants: Grants,
+        window: Window,
+        tenants: Tenants,
+        ring: memoryview,
+        limits: CommitLimits,
+        claims: Container[bytes] = frozenset(),
+        is_past: Callable[[bytes], bool] = lambda key: False,
+        block: Callable[[int, bytes, bytes, int, int], bool] | None = None,
+    ) -> None:
+        self._table = table
+        self._holes = holes
+        self._slots = slots
+        self._grants = grants
+        self._window = window
+        self._tenants = tenants
+        self._ring = ring
+        self._claims = claims
+        self._is_past = is_past
+        self._block = block
+        self.limits = limits
+        self.entries = 0
+        self.tokens = 0
+        self.stored = 0
+        self.stored_bytes = 0
+        self.refused: list[tuple[int, int, int, bytes]] = []
+        """(client, number, reason, key) since the caller emptied it; so are the others."""
+        self.existed: list[tuple[int, int, int]] = []
+        """(client, number, row)."""
+        self.awaited: list[bytes] = []
+        """Keys that were stored or existed, and that somebody waits for."""
+        self.timed: list[tuple[float, int, int]] = []
+        """(expires at, row, span id)."""
+
+    def take(self, submitter: Submitter, records: memoryview, now: float) -> int:
+        """Carries out a batch of records. Returns the number of the last one.
+
+        Raises:
+            BadMessage: a record has not the number after the one before; those before it are carried out.
+        """
+        table, slots = self._table, self._slots
+        states, offsets, sizes, payloads = table.states, table.offsets, table.sizes, table.payloads
+        span_ids, tokens_of, costs, slot_of, ends = table.span_ids, table.tokens, table.costs, table.slots, table.ends
+        digests, names, owners, agents, depths = (
+            table.digests,
+            table.namespaces,
+            table.owners,
+            table.agents,
+            table.depths,
+        )
+        by_key, renew, grants, lend = table.by_key, table.renew, submitter.grants, self._grants
+        memory, words, free, mask, first_word = slots.memory, slots.words, slots.free, slots.mask, slots.first_word
+        ring, claims, owner, uid, client = self._ring, self._claims, submitter.owner, submitter.uid, submitter.client
+        tags, invalidated, ns_entries, ns_bytes = (
+            self._tenants.number_of,
+            self._tenants.invalidated,
+            self._tenants.entries,
+            self._tenants.bytes,
+        )
+        limits, append, pack_header, pack_body = self.limits, self._window.append, _HEADER.pack_into, BODY.pack_into
+        crc, pack_check, hashes = zlib.crc32, _CHECK.pack_into, KEY_HASHES.unpack
+        entries_left = limits.max_entries - self.entries
+        tokens_left = limits.max_tokens - self.tokens
+        expected, stored, stored_bytes, stored_tokens = submitter.expected, 0, 0, 0
+        try:
+            for (
+                number,
+                key,
+                offset,
+                payload,
+                checksum,
+                _,
+                parent,
+                cost,
+                ttl,
+                grant,
+                tree,
+                tokens,
+                prefix,
+                agent,
+                _,
+            ) in RECORD.iter_unpack(records):
+                if number != expected:
+                    raise BadMessage(f"record {number} follows record {expected - 1}: the queue is damaged")
+                expected += 1
+                size = (payload + SPAN_HEADER_BYTES + 63) & -64
+
+                # The bytes are the client's.
+                lent = grants.get(grant)
+                if lent is None or not payload:
+                    self.refused.append((client, number, NOT_LENT, key))
+                    continue
+                row = lent.pieces[0]
+                if len(lent.pieces) == 1 and offsets[row] == offset and sizes[row] == size:
+                    # The grant is used up: its row becomes the entry's.
+                    renew(row)
+                    lend.lent_bytes -= size
+                    slots.release(lent.slot)
+                    del grants[grant]
+                else:
+                    row = lend.carve(lent, offset, size)
+                    if not row:
+                        self.refused.append((client, number, NOT_LENT, key))
+                        continue
+                    owners[row] = owner
+                    if not lent.pieces:
+                        del grants[grant]
+
+                # What refuses it.
+                if key in by_key:
+                    self.existed.append((client, number, by_key[key]))
+                    if key in claims:
+                        self.awaited.append(key)
+                    self._give_up(row)
+                    continue
+                tag = key[:8]
+                ns = tags.get(tag)
+                if ns is None:
+                    ns = self._tenants.add(tag)
+                first, second, _ = hashes(key)
+                first &= mask
+                second &= mask
+                if first == second:
+                    second ^= 1 & mask
+                bucket = first if COUNT[free[first]] >= COUNT[free[second]] else second
+                bits = free[bucket]
+                reason = 0
+                if not tree or tree > payload or tree > TREE_BYTES_MAX:
+                    reason = BAD_TREE
+                elif tag in invalidated and self._is_past(key):
+                    reason = PAST
+                elif entries_left <= stored:
+                    reason = NO_ENTRY
+                elif tokens_left < stored_tokens + tokens:
+                    reason = TOO_MANY_TOKENS
+                elif not bits:
+                    reason = NO_SLOT
+                elif parent != NO_KEY or prefix:
+                    reason = self._continues(row, key, parent, offset, tree, prefix, payload)
+                else:
+                    depths[row] = 0
+                if reason:
+                    self.refused.append((client, number, reason, key))
+                    self._give_up(row)
+                    continue
+
+                # The header, from which the next daemon knows the entry.
+                span_id = span_ids[row]
+                ttl = ttl or limits.default_ttl_s
+                expires = expiry_word(now + ttl) if ttl else _NEVER
+                pack_header(
+                    ring,
+                    offset,
+                    _MAGIC,
+                    tree,
+                    span_id,
+                    key,
+                    payload,
+                    checksum,
+                    tokens,
+                    ttl,
+                    now,
+                    expires,
+                    uid,
+                    prefix,
+                    cost,
+                    0,
+                    parent,
+                    parent != NO_KEY,
+                )
+                check = crc(ring[offset : offset + SPAN_EXPIRES_AT])
+                pack_check(
+                    ring,
+                    offset + _CHECK_AT,
+                    crc(ring[offset + _AFTER_EXPIRY : offset + _CHECK_AT], check),
+                )
+
+                # The slot, by which readers find it. Slots.take and Slots.publish, inline.
+                cell = LOWEST[bits]
+                free[bucket] = bits & (bits - 1)
+                line = first_word + bucket * BUCKET_WORDS
+                at = line + (cell + 1) * CELL_WORDS
+                pack_body(memory, (at + 1) * 8, key, tree << 48 | offset, payload)
+                # SYNC POINT: the span id after the rest of the slot, seq after the span id (shm/index.py).
+                words[at + 5] = span_id
+                words[at] = words[at] + 1
+                words[line + cell] = words[at + 3]
+
+                # The row.
+                states[row] = LIVE
+                by_key[key] = row
+                slot_of[row] = bucket * 8 + cell
+                payloads[row], tokens_of[row], costs[row], digests[row] = payload, tokens, cost, words[at + 3]
+                names[row], agents[row] = ns, agent & 0xFFFF
+                ns_entries[ns] += 1
+                ns_bytes[ns] += size
+                if ttl:
+                    ends[row] = ttl
+                    self.timed.append((now + ttl, row, span_id))
+                stored += 1
+                stored_bytes += size
+                stored_tokens += tokens
+                append(row)
+                if key in claims:
+                    self.awaited.append(key)
+        finally:
+            submitter.expected = expected
+            self.entries += stored
+            self.tokens += stored_tokens
+            self.stored += stored
+            self.stored_bytes += stored_bytes
+            self._window.put_bytes += stored_bytes
+            self._tenants.stored(owner, stored, stored_tokens)
+        return expected - 1
+
+    def _give_up(self, row: int) -> None:
+        """Frees the bytes of a record that is not stored: no reader has ever known of them."""
+        self._table.states[row] = ENDED
+        self._tenants.returned(self._table.owners[row], self._table.sizes[row])
+        self._holes.free(row)
+
+    def _continues(
+        self, row: int, key: bytes, parent: bytes, offset: int, tree: int, prefix: int, payload: int
+    ) -> int:
+        """Ties an entry to its parent. Returns the reason why that is refused; 0 if it is not."""
+        table = self._table
+        above = 0
+        if parent != NO_KEY:
+            if parent[:8] != key[:8] or parent == key:
+                return BAD_PARENT
+            above = table.by_key.get(parent, 0)
+            if not above:
+                return NO_PARENT
+        if prefix:
+            record_at = offset + SPAN_HEADER_BYTES + ((tree + 63) & -64)
+            if ((tree + 63) & -64) + prefix > payload:
+                return BAD_BLOCK
+            if self._block is not None and not self._block(row, key, parent, record_at, prefix):
+                return BAD_BLOCK
+        table.parents[row] = above
+        table.depths[row] = min(table.depths[above] + 1, 0xFFFF) if above else 0
+        table.befores[row] = table.befores[above] + table.sizes[above] if above else 0
+        if above:
+            table.children[above] += 1
+        return 0

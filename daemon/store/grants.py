@@ -1,0 +1,160 @@
+"""Grants: places of the ring that are lent to clients to write in, and what each has left.
+
+    LENT row ──records──→ LIVE rows, and what is left of the grant
+       └─ given back, or its client is gone: REVOKED ─ a scan finds no pin of it → hole
+
+A grant's bytes are its pieces: rows in state LENT. Records of several threads may name its bytes in any order, so a
+record in the middle of a piece splits it. The grant has a slot of its own in the index, under a key that nobody has:
+the next daemon leaves its bytes alone until no lane pins it.
+
+Owns: the grants, and which rows are pieces of which. Does not own: whether a client gets one (turns and limits), nor
+where the room for it comes from (`runway`).
+
+Invariants: the pieces of a grant are LENT, or REVOKED once it was taken back. A piece is not empty. A grant without
+pieces has ended, and its slot is free.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Final
+
+from ...shm.layout import pack_place
+from .holes import Holes
+from .slots import Slots
+from .table import EDGE, ENDED, LENT, LIVE, REVOKED, Table
+
+PIECES_MAX: Final = 64
+"""Pieces of one grant. A client that writes its puts in turn has one."""
+
+
+@dataclass(slots=True, eq=False)
+class Grant:
+    """One grant. `span_id`: what its client pins. `seq`: of its slot, while the grant is the client's."""
+
+    number: int
+    owner: int
+    span_id: int
+    slot: int
+    seq: int
+    pieces: list[int]
+
+
+class Grants:
+    """All grants of one store."""
+
+    def __init__(self, table: Table, holes: Holes, slots: Slots) -> None:
+        self._table = table
+        self._holes = holes
+        self._slots = slots
+        self._last_number = 0
+        self.revoked: dict[int, Grant] = {}
+        """By span id: grants that wait for a scan."""
+        self.lent_bytes = 0
+
+    def lend(self, row: int, owner: int) -> Grant | None:
+        """Makes a grant of a row that has no slot. None if both buckets of its key are full: try again."""
+        table = self._table
+        key, span_id = os.urandom(32), table.renew(row)
+        slot = self._slots.take(key, span_id, pack_place(table.offsets[row], 1), table.sizes[row])
+        if slot < 0:
+            return None
+        table.states[row] = LENT
+        table.owners[row] = owner
+        self._last_number = self._last_number % 0xFFFF_FFFF + 1
+        self.lent_bytes += table.sizes[row]
+        return Grant(self._last_number, owner, span_id, slot, self._slots.seq(slot), [row])
+
+    def carve(self, grant: Grant, offset: int, size: int) -> int:
+        """Takes [offset, offset + size) out of a grant, as a row in state ENDED with a new span id.
+
+        Returns:
+            The row; EDGE if these bytes are not the grant's, or it has too many pieces, or no row is free.
+        """
+        table = self._table
+        offsets, sizes = table.offsets, table.sizes
+        for at, piece in enumerate(grant.pieces):
+            low, left = offsets[piece], sizes[piece]
+            if low <= offset and offset + size <= low + left:
+                break
+        else:
+            return EDGE
+        if low == offset and left == size:
+            # The usual case: the row changes hands.
+            del grant.pieces[at]
+            table.renew(piece)
+            table.states[piece] = ENDED
+            row = piece
+        else:
+            if offset > low and offset + size < low + left and len(grant.pieces) == PIECES_MAX:
+                return EDGE
+            row = self._cut(grant, piece, offset - low, size)
+            if row == EDGE:
+                return EDGE
+        self.lent_bytes -= size
+        if not grant.pieces:
+            self._slots.release(grant.slot)
+        return row
+
+    def _cut(self, grant: Grant, piece: int, before: int, size: int) -> int:
+        table = self._table
+        low, left = table.offsets[piece], table.sizes[piece]
+        behind = left - before - size
+        if not before:
+            # The piece begins later: the new row stands before it.
+            table.offsets[piece], table.sizes[piece] = low + size, behind
+            row = table.add(ENDED, low, size, table.prevs[piece])
+            if row == EDGE:
+                table.offsets[piece], table.sizes[piece] = low, left
+            return row
+        row = table.add(ENDED, low + before, size, piece)
+        if row == EDGE:
+            return EDGE
+        rest = table.add(LENT, low + before + size, behind, row) if behind else EDGE
+        if behind and rest == EDGE:
+            table.remove(row)
+            return EDGE
+        table.sizes[piece] = before
+        if rest:
+            table.owners[rest] = table.owners[piece]
+            grant.pieces.append(rest)
+            self._holes.renamed(piece, rest)
+        else:
+            self._holes.renamed(piece, row)
+        return row
+
+    def revoke(self, grant: Grant) -> None:
+        """Takes a grant back. Its bytes are free after a scan that finds no pin of it."""
+        for piece in grant.pieces:
+            self._table.states[piece] = REVOKED
+            self.lent_bytes -= self._table.sizes[piece]
+        if grant.pieces:
+            self._slots.revoke(grant.slot)
+            self.revoked[grant.span_id] = grant
+
+    def scanned(self, pinned: set[int]) -> int:
+        """Frees the revoked grants that no lane pins. Returns the bytes that became free."""
+        freed = 0
+        for span_id, grant in list(self.revoked.items()):
+            if span_id in pinned:
+                continue
+            del self.revoked[span_id]
+            self._slots.release(grant.slot)
+            for piece in grant.pieces:
+                freed += self._table.sizes[piece]
+                self._holes.free(piece)
+        return freed
+
+    def check_invariants(self, lent: list[Grant]) -> None:
+        """Asserts what the module's docstring promises. `lent`: those that clients have."""
+        pieces: dict[int, int] = {}
+        for state, grants in ((LENT, lent), (REVOKED, list(self.revoked.values()))):
+            for grant in grants:
+                for piece in grant.pieces:
+                    assert piece not in pieces and self._table.sizes[piece] > 0
+                    pieces[piece] = state
+        states = self._table.states
+        assert pieces == {row: states[row] for row in self._table.in_order() if states[row] in (LENT, REVOKED)}
+        assert self.lent_bytes == sum(self._table.sizes[piece] for piece, state in pieces.items() if state == LENT)
+        assert LIVE not in pieces.values()

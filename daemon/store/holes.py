@@ -1,0 +1,123 @@
+"""The free bytes of the ring: the holes between rows, found by their size.
+
+A hole is named by the row before it, which may be the edge. Best fit: the smallest hole that is large enough, the first
+one of equal ones in the order of their rows.
+
+Owns: the holes of a table, and the rows that are put into them. Does not own: the rows in use, nor which are freed.
+
+Invariant: the bytes between two rows in order, if any, are one hole; so no two holes touch.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+
+from ...shm.layout import ALIGN_BYTES
+from .table import EDGE, FREE, ROW_BITS_MAX, Table
+
+
+class Holes:
+    """The holes of a ring of `capacity_bytes`, all of which is free."""
+
+    def __init__(self, table: Table, capacity_bytes: int) -> None:
+        assert table.count == 0 and capacity_bytes % ALIGN_BYTES == 0
+        self._table = table
+        self.capacity_bytes = capacity_bytes
+        self._behind: dict[int, int] = {}
+        self._by_size: list[int] = []
+        self.total_bytes = 0
+        self._put(EDGE, capacity_bytes)
+
+    def __len__(self) -> int:
+        return len(self._behind)
+
+    @property
+    def largest_bytes(self) -> int:
+        return self._by_size[-1] >> ROW_BITS_MAX if self._by_size else 0
+
+    def take(self, size: int, state: int) -> int:
+        """Makes a row of `size` bytes at the beginning of the hole that fits best.
+
+        Returns:
+            The row; EDGE if no hole is large enough, or no row is free.
+        """
+        at = bisect_left(self._by_size, size << ROW_BITS_MAX)
+        if at == len(self._by_size):
+            return EDGE
+        before = self._by_size[at] & (1 << ROW_BITS_MAX) - 1
+        return self.take_behind(before, size, state)
+
+    def take_behind(self, before: int, size: int, state: int) -> int:
+        """`take` at the beginning of the hole behind a row."""
+        left = self._behind[before] - size
+        assert left >= 0
+        row = self._table.add(state, self._table.end(before), size, before)
+        if row != EDGE:
+            self._drop(before)
+            self._put(row, left)
+        return row
+
+    def free(self, row: int) -> None:
+        """Frees a row in use. Its bytes and the holes beside it become one hole."""
+        table = self._table
+        before = table.prevs[row]
+        size = table.sizes[row] + self._drop(row) + self._drop(before)
+        table.remove(row)
+        self._put(before, size)
+
+    def cut(self, row: int, size: int) -> None:
+        """Frees the bytes of a row behind its first `size`."""
+        more = self._table.sizes[row] - size
+        assert more >= 0 and size > 0
+        self._table.sizes[row] = size
+        self._put(row, more + self._drop(row))
+
+    def renamed(self, row: int, to: int) -> None:
+        """The row `to` ends now where `row` did."""
+        self._put(to, self._drop(row))
+
+    def grow(self, capacity_bytes: int) -> None:
+        """The ring has become larger."""
+        last = self._table.prevs[EDGE]
+        self._put(last, self._drop(last) + capacity_bytes - self.capacity_bytes)
+        self.capacity_bytes = capacity_bytes
+
+    def found(self) -> None:
+        """Finds all holes anew, in rows that were taken over from an earlier daemon."""
+        table = self._table
+        self._behind.clear()
+        self._by_size.clear()
+        self.total_bytes = 0
+        before = EDGE
+        for row in table.in_order():
+            self._put(before, table.offsets[row] - table.end(before))
+            before = row
+        self._put(before, self.capacity_bytes - table.end(before))
+
+    def _put(self, before: int, size: int) -> None:
+        if size:
+            self._behind[before] = size
+            insort(self._by_size, size << ROW_BITS_MAX | before)
+            self.total_bytes += size
+
+    def _drop(self, before: int) -> int:
+        """Removes the hole behind a row, and returns its bytes; 0 if there is none."""
+        size = self._behind.pop(before, 0)
+        if size:
+            del self._by_size[bisect_left(self._by_size, size << ROW_BITS_MAX | before)]
+            self.total_bytes -= size
+        return size
+
+    def check_invariants(self) -> None:
+        """Asserts what the module's docstring promises."""
+        table, expected, before = self._table, {}, EDGE
+        for row in [*table.in_order(), EDGE]:
+            start = table.end(before)
+            end = table.offsets[row] if row != EDGE else self.capacity_bytes
+            if end > start:
+                expected[before] = end - start
+            before = row
+        assert self._behind == expected
+        assert self._by_size == sorted(size << ROW_BITS_MAX | row for row, size in expected.items())
+        assert self.total_bytes == sum(expected.values())
+        assert not any(table.states[row] == FREE for row in expected if row != EDGE)

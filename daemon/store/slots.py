@@ -1,0 +1,109 @@
+"""The index's slots as the store writes them: where a key's slot is free, and the order of the stores.
+
+Owns: which slots of a bucket are free. Does not own: the index's layout (shm/layout, shm/slots), nor which row a slot
+belongs to. `commit` has `taken` and `publish` of this module inline, since both are part of every put.
+
+Invariants: those of shm/index.py. A slot is stored with its span id last, and published by one store of an even seq.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import Final
+
+import numpy as np
+
+from ...shm.index import KEY_HASHES
+from ...shm.layout import BUCKET_SLOTS, IndexGeometry
+from ...shm.slots import BUCKET_CELLS, SPAN, cells_of, slots_of
+
+BODY: Final = Struct("@32s8xQQ")
+"""A slot's key, place and length, from its second word on. The span id between them stays 0."""
+LOWEST: Final = bytes([8, *((mask & -mask).bit_length() - 1 for mask in range(1, 256))])
+"""The lowest bit that is set in a byte; 8 if none is."""
+COUNT: Final = bytes(mask.bit_count() for mask in range(256))
+CELL_WORDS: Final = 8
+BUCKET_WORDS: Final = BUCKET_CELLS * CELL_WORDS
+
+
+class Slots:
+    """The slots of one index. `free[bucket]`: a bit for each free slot."""
+
+    def __init__(self, memory: memoryview, geometry: IndexGeometry) -> None:
+        self.memory = memory.cast("B")
+        self.words = self.memory.cast("Q")
+        self.mask = geometry.bucket_count - 1
+        self.first_word = geometry.buckets_at >> 3
+        taken = slots_of(cells_of(self.memory, geometry))[:, :, SPAN] != 0
+        self.free = bytearray(np.packbits(~taken, axis=1, bitorder="little").tobytes())
+
+    def bucket_of(self, key: bytes) -> int:
+        """The bucket with more free slots, of the two that a key may be in."""
+        first, second, _ = KEY_HASHES.unpack(key)
+        first &= self.mask
+        second &= self.mask
+        if first == second:
+            second ^= 1 & self.mask
+        return first if COUNT[self.free[first]] >= COUNT[self.free[second]] else second
+
+    def take(self, key: bytes, span_id: int, place: int, payload_bytes: int) -> int:
+        """Writes a free slot of the key, and leaves it unpublished. Returns its number; -1 if both buckets are full."""
+        bucket = self.bucket_of(key)
+        bits = self.free[bucket]
+        if not bits:
+            return -1
+        cell = LOWEST[bits]
+        self.free[bucket] = bits & (bits - 1)
+        at = self.first_word + bucket * BUCKET_WORDS + (cell + 1) * CELL_WORDS
+        BODY.pack_into(self.memory, (at + 1) * 8, key, place, payload_bytes)
+        # SYNC POINT: the span id is stored last, so that after a kill at any instruction the next daemon finds the slot
+        # either free or complete.
+        self.words[at + SPAN] = span_id
+        return bucket * BUCKET_SLOTS + cell
+
+    def at(self, slot: int) -> int:
+        """Index of the slot's first word."""
+        return self.first_word + (slot // BUCKET_SLOTS + slot + 1) * CELL_WORDS
+
+    def fingerprint_at(self, slot: int) -> int:
+        """Index of the word with the slot's fingerprint."""
+        return self.first_word + slot // BUCKET_SLOTS * BUCKET_WORDS + slot % BUCKET_SLOTS
+
+    def publish(self, slot: int) -> None:
+        """Makes a slot visible to readers."""
+        at, words = self.at(slot), self.words
+        assert words[at] & 1 and words[at + SPAN], f"slot {slot} with seq {words[at]} has nothing to publish"
+        # SYNC POINT: the span's bytes and the slot's body were stored before seq. x86-64 keeps stores in order, so a
+        # reader that sees the even seq sees them too. ARM needs a release store here.
+        words[at] = words[at] + 1
+        words[self.fingerprint_at(slot)] = words[at + 3]
+
+    def unpublish(self, slot: int) -> None:
+        """Hides a slot from readers. The fence and the scan of the lanes come after this (runway)."""
+        at, words = self.at(slot), self.words
+        assert not words[at] & 1, f"slot {slot} with seq {words[at]} is not published"
+        words[at] = words[at] + 1
+        words[self.fingerprint_at(slot)] = 0
+
+    def revoke(self, slot: int) -> None:
+        """Changes the seq of an unpublished slot: a client that was told the former one writes no more, unless it has
+        pinned the span."""
+        at = self.at(slot)
+        self.words[at] = self.words[at] + 2
+
+    def release(self, slot: int) -> None:
+        """Frees an unpublished slot whose span no reader can reach any more."""
+        at, words = self.at(slot), self.words
+        assert words[at] & 1 and words[at + SPAN], f"slot {slot} cannot be released"
+        words[at + SPAN] = 0
+        self.free[slot // BUCKET_SLOTS] |= 1 << slot % BUCKET_SLOTS
+
+    def key(self, slot: int) -> bytes:
+        """The key in a slot."""
+        at = (self.at(slot) + 1) * 8
+        return self.memory[at : at + 32].tobytes()
+
+    def seq(self, slot: int) -> int:
+        """The slot's sequence number."""
+        seq: int = self.words[self.at(slot)]
+        return seq

@@ -1,0 +1,193 @@
+"""The rows of a store: one for each stretch of the ring that is in use, as columns of numbers.
+
+    row → state, span id, offset, size, slot, …        rows in the order of their offsets: ⇄ next, before
+
+A row is an entry, a grant, or a span that waits for a scan. There is no object for it: a put writes a dozen numbers.
+A span id says its row: id = epoch, then a count of uses of the row, then the row. So the ids in access logs and pins
+lead to rows without a table.
+
+Owns: the columns, the rows that are free, the order of rows by offset, and the row of each key. Does not own: the bytes
+between rows (`room`), the index's slots (`slots`), nor what a state means to a put.
+
+Invariants: a row is in the order of offsets exactly while its state is not FREE. Rows in use do not overlap. A span id
+is never used twice: the count of a row rises with each use, and the epoch with each daemon. A key has at most one row
+in state LIVE or VICTIM.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+import numpy as np
+
+from ...shm.layout import EPOCH_MAX, SPAN_COUNTER_BITS
+
+FREE: Final = 0
+LIVE: Final = 1
+"""A published entry."""
+VICTIM: Final = 2
+"""An entry that was unpublished to make room: a scan ends it, or has it published again if it is pinned."""
+ENDED: Final = 3
+"""A span whose entry is gone: free after a scan that finds no pin."""
+LENT: Final = 4
+"""A grant: a client may write there."""
+REVOKED: Final = 5
+"""A grant that was taken back: free after a scan that finds no pin."""
+
+EDGE: Final = 0
+"""The row before the first and behind the last one: the edges of the ring."""
+ROW_BITS_MAX: Final = 26
+
+Array = np.ndarray[Any, Any]
+
+_COLUMNS: Final = {
+    "span_ids": "u8",
+    "offsets": "u8",
+    "sizes": "u8",  # bytes of the ring, with the span's header
+    "payloads": "u8",
+    "digests": "u8",  # of the key, for the policy
+    "befores": "u8",  # bytes of the ancestors
+    "costs": "f4",  # ms
+    "ends": "f4",  # seconds after the store's start at which the entry expires; 0: never
+    "tokens": "u4",
+    "slots": "u4",
+    "nexts": "u4",
+    "prevs": "u4",
+    "parents": "u4",
+    "children": "u4",
+    "namespaces": "u2",
+    "owners": "u2",
+    "agents": "u2",
+    "depths": "u2",
+}
+
+
+class Table:
+    """The rows of one store. `row_bits`: there are 2 ** row_bits rows, of which row 0 is the edge.
+
+    Each column is a memoryview for single numbers; `column(name)` is the same memory as an array, for batches. Pages of
+    a column take memory once they are written.
+    """
+
+    span_ids: memoryview
+    offsets: memoryview
+    sizes: memoryview
+    payloads: memoryview
+    digests: memoryview
+    befores: memoryview
+    costs: memoryview
+    ends: memoryview
+    tokens: memoryview
+    slots: memoryview
+    nexts: memoryview
+    prevs: memoryview
+    parents: memoryview
+    children: memoryview
+    namespaces: memoryview
+    owners: memoryview
+    agents: memoryview
+    depths: memoryview
+
+    def __init__(self, row_bits: int, epoch: int) -> None:
+        assert 0 < row_bits <= ROW_BITS_MAX and 0 < epoch <= EPOCH_MAX, (row_bits, epoch)
+        self.row_mask = (1 << row_bits) - 1
+        self.row_bits = row_bits
+        self._arrays: dict[str, Array] = {}
+        for name, kind in _COLUMNS.items():
+            array = self._arrays[name] = np.zeros(1 << row_bits, kind)
+            setattr(self, name, memoryview(array))
+        self.states = bytearray(1 << row_bits)
+        self.by_key: dict[bytes, int] = {}
+        self.strangers: dict[int, int] = {}
+        """Rows of span ids that do not say their row: of a daemon with another number of rows."""
+        self._epoch = epoch << SPAN_COUNTER_BITS
+        self._free: list[int] = []
+        self._never_used = 1
+        self.count = 0
+        """Rows in use."""
+
+    def column(self, name: str) -> Array:
+        """A column as an array, (rows,)."""
+        return self._arrays[name]
+
+    @property
+    def epoch_bits(self) -> int:
+        """The epoch as it stands in span ids."""
+        return self._epoch
+
+    def row_of(self, span_id: int) -> int:
+        """The row of a span id; EDGE if there is none."""
+        row = span_id & self.row_mask
+        if self.span_ids[row] == span_id and row:
+            return row
+        return self.strangers.get(span_id, EDGE)
+
+    def add(self, state: int, offset: int, size: int, before: int) -> int:
+        """Takes a row for [offset, offset + size), which stands behind the row `before`, and gives it a new span id.
+
+        Returns:
+            The row; EDGE if all are in use.
+        """
+        if self._free:
+            row = self._free.pop()
+        elif self._never_used <= self.row_mask:
+            row = self._never_used
+            self._never_used += 1
+        else:
+            return EDGE
+        nexts, prevs = self.nexts, self.prevs
+        after = nexts[before]
+        nexts[before] = prevs[after] = row
+        nexts[row], prevs[row] = after, before
+        self.states[row] = state
+        self.offsets[row], self.sizes[row] = offset, size
+        self.renew(row)
+        self.count += 1
+        return row
+
+    def renew(self, row: int) -> int:
+        """Gives a row in use a span id that was never used, and returns it."""
+        if self.strangers:
+            self.strangers.pop(self.span_ids[row], None)
+        used = (self.span_ids[row] if self.span_ids[row] >= self._epoch else self._epoch | row) + self.row_mask + 1
+        self.span_ids[row] = used
+        return used
+
+    def remove(self, row: int) -> None:
+        """Frees a row. Its span id stays in the column, so that the next use of the row has another."""
+        nexts, prevs = self.nexts, self.prevs
+        before, after = prevs[row], nexts[row]
+        nexts[before], prevs[after] = after, before
+        self.states[row] = FREE
+        self._free.append(row)
+        self.count -= 1
+
+    def end(self, row: int) -> int:
+        """The offset behind the row's bytes; 0 for the edge."""
+        end: int = self.offsets[row] + self.sizes[row]
+        return end
+
+    def in_order(self) -> Iterator[int]:
+        """The rows in use in the order of their offsets. For recovery and tests."""
+        row: int = self.nexts[EDGE]
+        while row != EDGE:
+            yield row
+            row = self.nexts[row]
+
+    def check_invariants(self) -> None:
+        """Asserts what the module's docstring promises."""
+        rows = list(self.in_order())
+        assert sorted(rows) == [row for row, state in enumerate(self.states) if state != FREE]
+        assert len(rows) == self.count
+        end = 0
+        for before, row in zip([EDGE, *rows], [*rows, EDGE], strict=True):
+            assert self.prevs[row] == before
+            if row == EDGE:
+                break
+            assert self.offsets[row] >= end and self.sizes[row] > 0, "rows overlap"
+            end = self.end(row)
+            assert self.row_of(self.span_ids[row]) == row
+        ids = [self.span_ids[row] for row in rows]
+        assert len(set(ids)) == len(ids)
+        assert set(self.by_key.values()) == {row for row in rows if self.states[row] == LIVE}
