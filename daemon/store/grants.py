@@ -20,7 +20,6 @@ import os
 from dataclasses import dataclass
 from typing import Final
 
-from ...shm.layout import pack_place
 from .holes import Holes
 from .slots import Slots
 from .table import EDGE, ENDED, LENT, LIVE, REVOKED, Table
@@ -57,7 +56,8 @@ class Grants:
         """Makes a grant of a row that has no slot. None if both buckets of its key are full: try again."""
         table = self._table
         key, span_id = os.urandom(32), table.renew(row)
-        slot = self._slots.take(key, span_id, pack_place(table.offsets[row], 1), table.sizes[row])
+        # A place without a tree is a grant: its length is that of all its bytes.
+        slot = self._slots.take(key, span_id, table.offsets[row], table.sizes[row])
         if slot < 0:
             return None
         table.states[row] = LENT

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 
+import numpy as np
+
 from ...shm.layout import ALIGN_BYTES
 from .table import EDGE, FREE, ROW_BITS_MAX, Table
 
@@ -88,11 +90,12 @@ class Holes:
         self._behind.clear()
         self._by_size.clear()
         self.total_bytes = 0
-        before = EDGE
-        for row in table.in_order():
-            self._put(before, table.offsets[row] - table.end(before))
-            before = row
-        self._put(before, self.capacity_bytes - table.end(before))
+        rows = np.fromiter(table.in_order(), np.int64, table.count)
+        before = np.concatenate([[EDGE], rows])
+        ends = table.column("offsets")[before] + table.column("sizes")[before]
+        starts = np.concatenate([table.column("offsets")[rows], np.array([self.capacity_bytes], np.uint64)])
+        for at in np.flatnonzero(starts > ends).tolist():
+            self._put(int(before[at]), int(starts[at] - ends[at]))
 
     def _put(self, before: int, size: int) -> None:
         if size:

@@ -163,6 +163,26 @@ class Table:
         self._free.append(row)
         self.count -= 1
 
+    def reserve(self, used: Array) -> None:
+        """Takes the rows that are marked in `used`, (rows,) bool, for a recovery, which fills and orders them."""
+        last = int(np.flatnonzero(used)[-1])
+        self._never_used = last + 1
+        self._free = np.flatnonzero(~used[: last + 1])[::-1].tolist()
+
+    def gaps(self, low: int, high: int, before: int) -> list[tuple[int, int, int]]:
+        """The stretches of [low, high) that no row has: (low, high, the row before). `before`: a row that ends at or
+        before `low`, or the edge; the search begins there."""
+        found, at = [], low
+        row: int = self.nexts[before]
+        while row != EDGE and self.offsets[row] < high:
+            if self.offsets[row] > at:
+                found.append((at, self.offsets[row], before))
+            at, before = max(at, self.end(row)), row
+            row = self.nexts[row]
+        if at < high:
+            found.append((at, high, before))
+        return found
+
     def end(self, row: int) -> int:
         """The offset behind the row's bytes; 0 for the edge."""
         end: int = self.offsets[row] + self.sizes[row]
