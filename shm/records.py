@@ -21,8 +21,8 @@ from threading import Lock
 from typing import Final
 
 RECORD: Final = Struct("<Q32sQQQQ32sddIIIIII")
-"""number, key, offset, payload bytes, checksum, claim, parent, cost in ms, time to live in s, grant, tree bytes, tokens,
-prefix bytes, agent, flags. Numbers of 0 and keys of zeros stand for none."""
+"""Number, key, offset, payload bytes, checksum, claim, parent, cost in ms, time to live in s, grant, tree bytes,
+tokens, prefix bytes, agent, flags. Numbers of 0 and keys of zeros stand for none."""
 RECORD_BYTES: Final = RECORD.size
 QUEUE_RECORDS: Final = 1024
 QUEUE_BYTES: Final = QUEUE_RECORDS * RECORD_BYTES

@@ -1,6 +1,6 @@
 """Commits: the records of one client become entries, in one flat function.
 
-    record → its bytes are the grant's → key new? namespace's generation? parent? limits? → row, header, slot → published
+    record → its bytes are the grant's → key new? generation? parent? limits? → row, header, slot → published
 
 What a put costs stands here and nowhere else. No object is made, nothing is sent and nothing is scheduled for a put:
 what follows from puts (answers, refusals, blocks of sequences, writes to other stores) is left in lists, which the
@@ -27,9 +27,9 @@ from ...shm.records import NO_KEY, RECORD
 from .grants import Grant, Grants
 from .holes import Holes
 from .slots import BODY, BUCKET_WORDS, CELL_WORDS, COUNT, LOWEST, Slots
-from .table import ENDED, LIVE, Table
+from .table import ENDED, LIVE, RowTable
 from .tenants import Tenants
-from .window import Window
+from .window import PutWindow
 
 # Reasons of a refusal.
 NOT_LENT: Final = 1
@@ -84,11 +84,11 @@ class Commits:
 
     def __init__(
         self,
-        table: Table,
+        table: RowTable,
         holes: Holes,
         slots: Slots,
         grants: Grants,
-        window: Window,
+        window: PutWindow,
         tenants: Tenants,
         ring: memoryview,
         limits: CommitLimits,
@@ -267,7 +267,7 @@ class Commits:
                 cell = LOWEST[bits]
                 free[bucket] = bits & (bits - 1)
                 line = first_word + bucket * BUCKET_WORDS
-                at = line + (cell + 1) * CELL_WORDS
+                at: int = line + (cell + 1) * CELL_WORDS
                 pack_body(memory, (at + 1) * 8, key, tree << 48 | offset, payload)
                 # SYNC POINT: the span id after the rest of the slot, seq after the span id (shm/index.py).
                 words[at + 5] = span_id
@@ -278,7 +278,8 @@ class Commits:
                 states[row] = LIVE
                 by_key[key] = row
                 slot_of[row] = bucket * 8 + cell
-                payloads[row], tokens_of[row], costs[row], digests[row] = payload, tokens, cost, words[at + 3]
+                payloads[row], tokens_of[row], costs[row] = payload, tokens, cost
+                digests[row] = words[at + 3]
                 names[row], agents[row] = ns, agent & 0xFFFF
                 ns_entries[ns] += 1
                 ns_bytes[ns] += size

@@ -22,7 +22,7 @@ from typing import Final
 
 from .holes import Holes
 from .slots import Slots
-from .table import EDGE, ENDED, LENT, LIVE, REVOKED, Table
+from .table import EDGE, ENDED, LENT, LIVE, REVOKED, RowTable
 
 PIECES_MAX: Final = 64
 """Pieces of one grant. A client that writes its puts in turn has one."""
@@ -43,7 +43,7 @@ class Grant:
 class Grants:
     """All grants of one store."""
 
-    def __init__(self, table: Table, holes: Holes, slots: Slots) -> None:
+    def __init__(self, table: RowTable, holes: Holes, slots: Slots) -> None:
         self._table = table
         self._holes = holes
         self._slots = slots
@@ -74,7 +74,7 @@ class Grants:
         """
         table = self._table
         offsets, sizes = table.offsets, table.sizes
-        for at, piece in enumerate(grant.pieces):
+        for piece in grant.pieces:
             low, left = offsets[piece], sizes[piece]
             if low <= offset and offset + size <= low + left:
                 break
@@ -82,7 +82,7 @@ class Grants:
             return EDGE
         if low == offset and left == size:
             # The usual case: the row changes hands.
-            del grant.pieces[at]
+            grant.pieces.remove(piece)
             table.renew(piece)
             table.states[piece] = ENDED
             row = piece

@@ -15,13 +15,13 @@ from bisect import bisect_left, insort
 import numpy as np
 
 from ...shm.layout import ALIGN_BYTES
-from .table import EDGE, FREE, ROW_BITS_MAX, Table
+from .table import EDGE, FREE, ROW_BITS_MAX, RowTable
 
 
 class Holes:
     """The holes of a ring of `capacity_bytes`, all of which is free."""
 
-    def __init__(self, table: Table, capacity_bytes: int) -> None:
+    def __init__(self, table: RowTable, capacity_bytes: int) -> None:
         assert table.count == 0 and capacity_bytes % ALIGN_BYTES == 0
         self._table = table
         self.capacity_bytes = capacity_bytes

@@ -32,7 +32,7 @@ from ...shm.slots import LENGTH, PLACE, SPAN, cells_of, slots_of
 from .grants import Grant, Grants
 from .holes import Holes
 from .slots import Slots
-from .table import EDGE, FREE, LIVE, REVOKED, Table
+from .table import EDGE, FREE, LIVE, REVOKED, RowTable
 from .tenants import Tenants
 
 Array = np.ndarray[Any, Any]
@@ -63,7 +63,7 @@ _HEADER: Final = np.dtype(
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Recovery:
     """What a recovery found. `rows`: the entries in the order of their last use, (n,). `created`: when each was put, by
     the clock of the headers; `prefix_bytes`: of each, 0 if it is no block; `corrupt`: published slots that were not
     taken over."""
@@ -75,8 +75,14 @@ class Found:
 
 
 def recover(
-    table: Table, holes: Holes, slots: Slots, grants: Grants, tenants: Tenants, geometry: IndexGeometry, ring: memoryview
-) -> Found:
+    table: RowTable,
+    holes: Holes,
+    slots: Slots,
+    grants: Grants,
+    tenants: Tenants,
+    geometry: IndexGeometry,
+    ring: memoryview,
+) -> Recovery:
     """Fills an empty store with what the index and the ring have. `ring` is as large as the ring."""
     assert table.count == 0
     cells = slots_of(cells_of(slots.memory, geometry))
@@ -147,7 +153,7 @@ def recover(
     _families(table, rows, header["parent"][taken], header["has_parent"][taken])
     used = np.frombuffer(slots.memory, "u8", geometry.slot_count, geometry.uses_at)[number[taken]]
     last = np.lexsort((header["created"][taken], used >> np.uint64(16) & np.uint64((1 << 32) - 1)))
-    return Found(rows[last], header["created"][taken][last], header["prefix"][taken][last], corrupt)
+    return Recovery(rows[last], header["created"][taken][last], header["prefix"][taken][last], corrupt)
 
 
 def _headers(ring: memoryview, offsets: Array) -> Array:
@@ -199,7 +205,7 @@ def _apart(offsets: Array, sizes: Array, among: Array) -> Array:
     return apart
 
 
-def _rows_for(table: Table, spans: Array) -> Array:
+def _rows_for(table: RowTable, spans: Array) -> Array:
     """The rows that the span ids say; others for ids of a daemon with another number of rows."""
     rows: Array = (spans & np.uint64(table.row_mask)).astype(np.int64)
     _, at = np.unique(rows, return_index=True)
@@ -218,7 +224,7 @@ def _rows_for(table: Table, spans: Array) -> Array:
     return rows
 
 
-def _tie(table: Table, rows: Array) -> None:
+def _tie(table: RowTable, rows: Array) -> None:
     """Puts rows into the order of offsets, in which they are given."""
     around = np.concatenate([[EDGE], rows, [EDGE]])
     table.column("nexts")[around[:-1]] = around[1:]
@@ -231,7 +237,7 @@ def _mark_unverified(slots: Slots, numbers: Array) -> None:
     words[at] |= np.uint64(PLACE_UNVERIFIED)
 
 
-def _wait(table: Table, slots: Slots, grants: Grants, slot: int, offset: int, size: int, before: int) -> None:
+def _wait(table: RowTable, slots: Slots, grants: Grants, slot: int, offset: int, size: int, before: int) -> None:
     """The parts of [offset, offset + size) that no row has wait for a scan of the slot's span id."""
     while before != EDGE and table.end(before) > offset:
         before = table.prevs[before]
@@ -248,7 +254,7 @@ def _wait(table: Table, slots: Slots, grants: Grants, slot: int, offset: int, si
         slots.release(slot)
 
 
-def _sums(table: Table, tenants: Tenants, rows: Array, packed: Array, uids: Array) -> None:
+def _sums(table: RowTable, tenants: Tenants, rows: Array, packed: Array, uids: Array) -> None:
     sizes, tokens = table.column("sizes")[rows], table.column("tokens")[rows]
     tags, name = np.unique(packed, return_inverse=True)
     numbers = np.array([tenants.add(int(tag).to_bytes(8, "little")) for tag in tags.tolist()], np.int64)
@@ -265,7 +271,7 @@ def _sums(table: Table, tenants: Tenants, rows: Array, packed: Array, uids: Arra
         tenants.owned_tokens[number] += int(tokens[group].sum())
 
 
-def _families(table: Table, rows: Array, parents: Array, has_parent: Array) -> None:
+def _families(table: RowTable, rows: Array, parents: Array, has_parent: Array) -> None:
     """Ties entries to their parents. One whose parent is not there stays alone: the caller ends it."""
     children = np.flatnonzero(has_parent)
     if not len(children):
@@ -292,7 +298,7 @@ def _families(table: Table, rows: Array, parents: Array, has_parent: Array) -> N
         mine, up = mine[~ready], up[~ready]
 
 
-def missing_parents(table: Table, found: Found) -> list[int]:
+def missing_parents(table: RowTable, found: Recovery) -> list[int]:
     """Entries that had a parent, which is not stored: they were about to end."""
     rows = found.rows
     states = np.frombuffer(table.states, np.uint8)

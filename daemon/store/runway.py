@@ -1,6 +1,6 @@
 """The runway: room that is made ahead of puts, in batches.
 
-    victims of the policy → unpublished → one fence, one scan of all lanes → unpinned: place or hole; pinned: published again
+    victims of the policy → unpublished → one fence, one scan of all lanes → unpinned: a place; pinned: published again
 
 Owns: the rows that are victims, and the free places that are kept ready. Does not own: the choice (the policy), the
 lanes, nor who gets a place (`grants`).
@@ -17,15 +17,15 @@ from .commit import Commits
 from .grants import Grants
 from .holes import Holes
 from .slots import Slots
-from .table import ENDED, LIVE, VICTIM, Table
+from .table import ENDED, LIVE, VICTIM, RowTable
 from .tenants import Tenants
-from .window import Window
+from .window import PutWindow
 
 ROUND_MAX: int = 256
 """Victims of one round: less than 2 ms of the event loop."""
 
 
-class Order(Protocol):
+class VictimOrder(Protocol):
     """What the runway needs of a policy."""
 
     def entered(self, rows: list[int]) -> None: ...
@@ -38,14 +38,14 @@ class Runway:
 
     def __init__(
         self,
-        table: Table,
+        table: RowTable,
         holes: Holes,
         slots: Slots,
         grants: Grants,
-        window: Window,
+        window: PutWindow,
         tenants: Tenants,
         commits: Commits,
-        order: Order,
+        order: VictimOrder,
     ) -> None:
         self._table = table
         self._holes = holes
@@ -93,7 +93,8 @@ class Runway:
     def end(self, pinned: set[int]) -> int:
         """Decides about the victims by the pins that the scan found. Returns the bytes that became free."""
         table, slots, tenants = self._table, self._slots, self._tenants
-        span_ids, sizes, owners, names, tokens = table.span_ids, table.sizes, table.owners, table.namespaces, table.tokens
+        span_ids, sizes, tokens = table.span_ids, table.sizes, table.tokens
+        owners, names = table.owners, table.namespaces
         states, slot_of, words, free, first_word = table.states, table.slots, slots.words, slots.free, slots.first_word
         victims, self._victims = self._victims, []
         places, freed, gone_tokens = self.places, 0, 0

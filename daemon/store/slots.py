@@ -44,7 +44,8 @@ class Slots:
         second &= self.mask
         if first == second:
             second ^= 1 & self.mask
-        return first if COUNT[self.free[first]] >= COUNT[self.free[second]] else second
+        bucket: int = first if COUNT[self.free[first]] >= COUNT[self.free[second]] else second
+        return bucket
 
     def take(self, key: bytes, span_id: int, place: int, payload_bytes: int) -> int:
         """Writes a free slot of the key, and leaves it unpublished. Returns its number; -1 if both buckets are full."""

@@ -63,7 +63,7 @@ _COLUMNS: Final = {
 }
 
 
-class Table:
+class RowTable:
     """The rows of one store. `row_bits`: there are 2 ** row_bits rows, of which row 0 is the edge.
 
     Each column is a memoryview for single numbers; `column(name)` is the same memory as an array, for batches. Pages of
@@ -76,8 +76,8 @@ class Table:
     payloads: memoryview
     digests: memoryview
     befores: memoryview
-    costs: memoryview
-    ends: memoryview
+    costs: memoryview[float]
+    ends: memoryview[float]
     tokens: memoryview
     slots: memoryview
     nexts: memoryview
@@ -96,7 +96,7 @@ class Table:
         self._arrays: dict[str, Array] = {}
         for name, kind in _COLUMNS.items():
             array = self._arrays[name] = np.zeros(1 << row_bits, kind)
-            setattr(self, name, memoryview(array))
+            setattr(self, name, array.data)
         self.states = bytearray(1 << row_bits)
         self.by_key: dict[bytes, int] = {}
         self.strangers: dict[int, int] = {}

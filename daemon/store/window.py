@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import deque
 
 
-class Window:
+class PutWindow:
     """Rows in the order of their puts. `append` is all that a put does; the caller adds to `put_bytes` once a batch."""
 
     def __init__(self, stays_bytes: int) -> None:

@@ -15,9 +15,9 @@ from tensord.daemon.store.holes import Holes
 from tensord.daemon.store.recovery import recover
 from tensord.daemon.store.runway import Runway
 from tensord.daemon.store.slots import Slots
-from tensord.daemon.store.table import LENT, LIVE, Table
+from tensord.daemon.store.table import LENT, LIVE, RowTable
 from tensord.daemon.store.tenants import Tenants
-from tensord.daemon.store.window import Window
+from tensord.daemon.store.window import PutWindow
 from tensord.shm.index import IndexReader, IndexWriter
 from tensord.shm.layout import SPAN_HEADER_BYTES, IndexGeometry, SpanHeader
 from tensord.shm.records import NO_KEY, RECORD
@@ -68,12 +68,12 @@ class LeanStore(RuleBasedStateMachine):
 
     def begin(self) -> None:
         self.epoch += 1
-        self.table = Table(ROW_BITS, self.epoch)
+        self.table = RowTable(ROW_BITS, self.epoch)
         self.holes = Holes(self.table, RING_BYTES)
         self.slots = Slots(memoryview(self.index_memory), GEOMETRY)
         self.grants = Grants(self.table, self.holes, self.slots)
         self.tenants = Tenants()
-        self.window = Window(RING_BYTES // 8)
+        self.window = PutWindow(RING_BYTES // 8)
         found = recover(self.table, self.holes, self.slots, self.grants, self.tenants, GEOMETRY, self.ring)
         assert not found.corrupt
         order = Oldest()
@@ -121,7 +121,8 @@ class LeanStore(RuleBasedStateMachine):
                 client.lent.append((grant, offset + size, left - size))
             self.keys += 1
             known = sorted(self.entries)
-            key = data.draw(st.sampled_from(known)) if known and data.draw(st.booleans()) else self.new_key()
+            again = bool(known) and data.draw(st.booleans())
+            key = data.draw(st.sampled_from(known)) if again else self.new_key()
             payload = bytes([self.keys & 255]) * (size - SPAN_HEADER_BYTES)
             start = offset + SPAN_HEADER_BYTES
             self.ring[start : start + len(payload)] = payload
@@ -140,7 +141,7 @@ class LeanStore(RuleBasedStateMachine):
             assert reason == 6, "only a bucket may be full"
             if key not in known_before:
                 self.entries.pop(key, None)
-        first = {}
+        first: dict[bytes, bytes] = {}
         for key, offset, size, _ in records:
             if key not in known_before and key in self.entries:
                 first.setdefault(key, bytes(self.ring[offset + SPAN_HEADER_BYTES :][:size]))
