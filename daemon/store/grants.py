@@ -16,7 +16,7 @@ pieces has ended, and its slot is free.
 
 from __future__ import annotations
 
-import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -43,7 +43,9 @@ class Grant:
 class Grants:
     """All grants of one store."""
 
-    def __init__(self, table: RowTable, holes: Holes, slots: Slots) -> None:
+    def __init__(self, table: RowTable, holes: Holes, slots: Slots, new_key: Callable[[], bytes]) -> None:
+        """`new_key()`: 32 random bytes, a key that nobody has."""
+        self._new_key = new_key
         self._table = table
         self._holes = holes
         self._slots = slots
@@ -55,7 +57,7 @@ class Grants:
     def lend(self, row: int, owner: int) -> Grant | None:
         """Makes a grant of a row that has no slot. None if both buckets of its key are full: try again."""
         table = self._table
-        key, span_id = os.urandom(32), table.renew(row)
+        key, span_id = self._new_key(), table.renew(row)
         # A place without a tree is a grant: its length is that of all its bytes.
         slot = self._slots.take(key, span_id, table.offsets[row], table.sizes[row])
         if slot < 0:

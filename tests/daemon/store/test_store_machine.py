@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import OrderedDict
 
 import numpy as np
@@ -61,7 +62,7 @@ class LeanStore(RuleBasedStateMachine):
         self.ring = memoryview(bytearray(RING_BYTES))
         self.entries: dict[bytes, bytes] = {}
         self.epoch = 0
-        self.keys = 0
+        self.keys = self.unknown = 0
         self.clients: list[Client] = []
         self.pinned: set[int] = set()
         self.begin()
@@ -71,7 +72,7 @@ class LeanStore(RuleBasedStateMachine):
         self.table = RowTable(ROW_BITS, self.epoch)
         self.holes = Holes(self.table, RING_BYTES)
         self.slots = Slots(memoryview(self.index_memory), GEOMETRY)
-        self.grants = Grants(self.table, self.holes, self.slots)
+        self.grants = Grants(self.table, self.holes, self.slots, self.unknown_key)
         self.tenants = Tenants()
         self.window = PutWindow(RING_BYTES // 8)
         found = recover(self.table, self.holes, self.slots, self.grants, self.tenants, GEOMETRY, self.ring)
@@ -148,6 +149,10 @@ class LeanStore(RuleBasedStateMachine):
         self.entries.update(first)
         self.commits.refused.clear()
         self.commits.existed.clear()
+
+    def unknown_key(self) -> bytes:
+        self.unknown += 1
+        return hashlib.sha256(self.unknown.to_bytes(8, "little")).digest()
 
     def new_key(self) -> bytes:
         words = np.array([self.keys], np.uint64) * np.array(
