@@ -86,6 +86,8 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ca = ("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2")
     for name in ("ca", "other"):
         words = ("-keyout", f"{name}.key", "-out", f"{name}.pem", "-subj", f"/CN={name}")
+        # Python 3.13 and newer want to be told that a certificate signs others.
+        words += ("-addext", "keyUsage=critical,keyCertSign,cRLSign")
         subprocess.run([*ca, *words], cwd=folder, check=True, capture_output=True)
     signed = ("-CA", "ca.pem", "-CAkey", "ca.key", "-subj", "/CN=server", "-addext", f"subjectAltName=IP:{HOST}")
     files = ("-keyout", "server.key", "-out", "server.pem")

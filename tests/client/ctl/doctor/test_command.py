@@ -19,7 +19,7 @@ from ..conftest import Ctl
 CHECKS = {
     "control socket", "status socket", "daemon (status)", "daemon (control)", "versions", "python", "configuration",
     "/dev/shm", "memory", "cgroup", "sizes", "memlock", "membarrier", "RemoveIPC", "leftovers", "gauges", "metrics",
-    "gpu (nvml)", "clients", "last end", "clock",
+    "gpu (nvml)", "clients", "last end", "clock", "values",
 }  # fmt: skip
 
 
