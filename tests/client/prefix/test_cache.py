@@ -7,7 +7,7 @@ import hashlib
 import os
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from importlib.util import find_spec
 from itertools import count
@@ -459,7 +459,7 @@ def test_a_snapshot_that_lacks_a_state_is_named_and_never_given(
     window = RotatingLayer({name: array[:, :, -40:] for name, array in kv(TEXT).items()}, 40)
     stored(cache, TEXT, [*normal(TEXT), window])
     match = matched(cache, np.append(TEXT, np.uint32(7)))
-    with_torch = [lambda: match.torch(2)] if find_spec("torch") else []
+    with_torch: list[Callable[[], object]] = [lambda: match.torch(2)] if find_spec("torch") else []
     for use in (lambda: match.snapshot, lambda: match.joined(2), *with_torch):
         with pytest.raises(Corrupt, match=says):
             use()
