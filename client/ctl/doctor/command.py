@@ -47,6 +47,7 @@ def diagnose(daemon: Daemon) -> list[Finding]:
     found = [left for name in leftovers.instances() if (left := leftovers.look(name)) is not None]
     return [
         *_sockets(daemon, caller),
+        *access.unreachable(status.get("socket_problems", ())),
         access.reachable("status", status_error),
         access.reachable("control", _greeting(daemon)),
         software.versions(__version__, status.get("version"), PROTOCOL_VERSION, status.get("protocol")),
@@ -127,7 +128,14 @@ def _sockets(daemon: Daemon, caller: access.Caller) -> list[Finding]:
     except TensordError as error:
         return [access.reachable("socket", error)]
     return [
-        access.socket(what, path, facts.node(path), facts.node(path.absolute().parent), caller)
+        access.socket(
+            what,
+            path,
+            facts.node(path),
+            facts.node(path.absolute().parent),
+            caller,
+            () if path.is_socket() else facts.without_file(path),
+        )
         for what, path in paths.items()
     ]
 
