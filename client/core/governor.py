@@ -16,7 +16,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, Protocol, Self
+from typing import Final, NoReturn, Protocol, Self
 
 from ...errors import LimitReached, ProcessLimit, Refusal, Unavailable, UsageError, shown
 from ...ipc import messages
@@ -82,6 +82,12 @@ class Subscription:
         self.gauge = gauge
         self.dropped = 0
         self.closed = False
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a subscription calls a function of this process, so it cannot be pickled or copied: subscribe in each "
+            "process"
+        )
 
     @property
     def states(self) -> dict[str, TierState]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from concurrent.futures import Future
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 from ...errors import BadGraph, BadStep, TensordError, Unavailable, shown, without_frames
 from ...ipc import messages
@@ -60,6 +60,12 @@ class Workflow:
         except BaseException:
             governor.drop(self)
             raise
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a workflow belongs to a client of this process, so it cannot be pickled or copied: send its graph, and "
+            "report the steps here"
+        )
 
     @property
     def graph(self) -> AgentStepGraph:
