@@ -9,6 +9,7 @@ Invariant: a claim or a reservation that is granted to a cancelled request is gi
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import threading
@@ -30,6 +31,7 @@ from ...ipc.former import offered
 from ...ipc.schema import ClientLimits
 from ...shm import fence
 from ...shm.lanes import Lane
+from ...shm.segments import ring_not_mapped
 from . import forks, nested
 from .absence import absence, unavailable
 from .answers import Answers, PendingRequest, settle
@@ -330,6 +332,10 @@ class Link:
             self.view = View.open(ring_fd, index_fd, lane)
             self._replace_lane_fd(lane_fd)
             lane_fd = -1
+        except OSError as error:
+            if error.errno == errno.ENOMEM:
+                raise ring_not_mapped(os.fstat(ring_fd).st_size) from None
+            raise
         finally:
             for fd in (ring_fd, index_fd, lane_fd):
                 if fd >= 0:
