@@ -19,7 +19,7 @@ from typing import Any
 from ...errors import TensordError, TimedOut, without_frames
 from ...ipc import messages
 from .listeners import Connected
-from .waiting import LockFuture
+from .waiting import LockFuture, let_greenlets_run
 
 
 class PendingRequest(LockFuture):
@@ -78,9 +78,11 @@ class Answers:
             LimitReached: this thread is within a put of the client; the request is cancelled.
             TensordError: the daemon's error, or DaemonUnavailable.
         """
+        deadline = time.monotonic() + timeout_s
         try:
             self._check()
-            return future.result(max(0.0, timeout_s))
+            let_greenlets_run(future, timeout_s)
+            return future.result(max(0.0, deadline - time.monotonic()))
         except TimeoutError:
             if not future.cancel():
                 # The answer arrived in this moment. It may be a grant that the caller has to give back.

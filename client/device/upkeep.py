@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
-from queue import Empty, SimpleQueue
+from queue import Empty
 from typing import TYPE_CHECKING, Any, Final
 
 from ...errors import DaemonUnavailable, Unavailable, UsageError, without_frames
@@ -29,7 +29,7 @@ from ..core import requests
 from ..core.aside import aside, begin
 from ..core.link import Connected, Link
 from ..core.listeners import ListenerMessage, PushListener
-from ..core.waiting import LockEvent
+from ..core.waiting import LockEvent, SimpleQueue
 from .entries import DeviceEntries
 from .interface import Device
 from .ledger import Ledger
