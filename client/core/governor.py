@@ -173,7 +173,7 @@ class GovernorListener:
             DaemonUnavailable, TimedOut: the daemon did not answer. The client subscribes once there is a daemon.
         """
         self._wanted = True
-        connected = self._link.connection
+        connected = self._link.attached
         if connected is None:
             raise self._link.unavailable()
         if self._subscribed is not connected:
@@ -182,7 +182,7 @@ class GovernorListener:
     def watch(self) -> None:
         """`subscribe` without waiting. Modes then reach all listeners of the link."""
         self._wanted = True
-        connected = self._link.connection
+        connected = self._link.attached
         if connected is not None and self._subscribed is not connected:
             self._link.ask(messages.Subscribe, SAY_S, connected=connected)
 

@@ -85,7 +85,7 @@ class Workflow:
         if step < self.step:
             raise BadStep(f"workflow {self.name!r} is at step {self.step}; it cannot go back to step {step}")
         self.step = step
-        connected = self._link.connection
+        connected = self._link.attached
         if connected is None:
             return
         answer = self._ask(connected, lambda number: messages.AdvanceWorkflow(number, self.name, step))
@@ -117,7 +117,7 @@ class Workflow:
             return
         self._ended = True
         self._governor.drop(self)
-        connected = self._link.connection
+        connected = self._link.attached
         if connected is not None:
             self._ask(connected, lambda number: messages.EndWorkflow(number, self.name))
 
@@ -137,7 +137,7 @@ class Workflow:
         return messages.RegisterWorkflow(number, self.name, self._graph.to_messages())
 
     def _register(self) -> None:
-        connected = self._link.connection
+        connected = self._link.attached
         if connected is None:
             raise self._link.unavailable()
         self._link.answers.wait(self._ask(connected, self._registration), self._timeout_s)
