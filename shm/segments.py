@@ -27,7 +27,7 @@ from typing import Final
 
 import posix_ipc
 
-from ..errors import BadConfiguration, InstanceBusy, NameTaken, NotEnoughMemory, SegmentError
+from ..errors import BadConfiguration, InstanceBusy, NameTaken, NotEnoughMemory, ProcessLimit, SegmentError
 from .cgroups import cgroups
 from .layout import PAGE_BYTES
 
@@ -303,6 +303,24 @@ def file_limit() -> str:
     return (
         f"a file of this process may have {limit} bytes (RLIMIT_FSIZE): raise the limit (`ulimit -f unlimited`, "
         "LimitFSIZE=infinity of a service)"
+    )
+
+
+def address_limit() -> str:
+    """Why this process cannot map memory of some size, and what to do, after an ENOMEM."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit == resource.RLIM_INFINITY:
+        return "the kernel has too little memory for it, or the process too many mappings (vm.max_map_count)"
+    return (
+        f"process {os.getpid()} may map {limit} bytes in all (RLIMIT_AS): raise the limit (`ulimit -v unlimited`, "
+        "LimitAS=infinity of a service)"
+    )
+
+
+def ring_not_mapped(ring_bytes: int) -> ProcessLimit:
+    """The error of a process that cannot map the ring, after an ENOMEM."""
+    return ProcessLimit(
+        f"the ring of {ring_bytes} bytes cannot be mapped: {address_limit()}, or give the daemon a smaller ring_bytes"
     )
 
 

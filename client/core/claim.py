@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from concurrent.futures import Future
 from functools import partial
-from typing import Literal
+from typing import Literal, NoReturn
 
 from ...errors import TensordError
 from ...ipc import messages
@@ -51,6 +51,12 @@ class Claim:
         self._link = link
         self._ended: Literal["hit", "alone"] | None = None
         self._answer: PendingRequest = link.ask(lambda number: messages.RequestClaim(number, key, within_s), timeout_s)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a claim belongs to a connection of this process, so it cannot be pickled or copied: end it here; another "
+            "process claims the key by itself (Client.claim)"
+        )
 
     @property
     def state(self) -> State:

@@ -86,6 +86,8 @@ class ClientBase:
         if sys.is_finalizing():
             # The decoder of the answer may not be made yet, and cannot be any more.
             raise DaemonUnavailable("the interpreter ends: ask for the status before the program ends")
+        if self._link.silence.away:
+            raise self._link.unavailable()
         channel = BlockingChannel.connect(self._status_path, self._timeout_s, Connection.status_client())
         try:
             channel.send(messages.StatusQuery(1), timeout_s=self._timeout_s)

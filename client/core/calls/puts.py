@@ -22,7 +22,7 @@ from ..aside import aside
 from ..claim import Claim
 from ..fields import check_compute, check_count, check_flag, check_key, check_pairs, check_seconds, check_with_parents
 from ..inbox import Region
-from ..once import AwaitAnswer, Compute, Steps, StoreValue, compute_once
+from ..once import AwaitAnswer, Compute, Listen, Steps, StoreValue, compute_once
 from ..put import wait_for_all
 from ..put_options import PutOptions
 from ..puts import Put
@@ -151,6 +151,8 @@ class PutCalls(ClientBase):
         """
         deadline = self._deadline(timeout_s)
         self._expect_answer(max(0.0, deadline - time.monotonic()))
+        if self._link.silence.away:
+            raise self._link.unavailable()
         payload = encode_spec(spec, depth_max=self._link.limits.tree_depth_max)
         return aside(partial(self._reserve, payload, deadline))
 
@@ -227,6 +229,8 @@ class PutCalls(ClientBase):
                     case AwaitAnswer(future):
                         with span("tensord.wait"):
                             outcome = self._link.answers.wait(future, deadline - time.monotonic())
+                    case Listen(future, within_s):
+                        self._link.answers.within(future, min(within_s, deadline - time.monotonic()))
                     case Compute():
                         with span("tensord.compute"):
                             outcome = compute()
@@ -270,7 +274,9 @@ class PutCalls(ClientBase):
         """
         key, claim = check_key(key), claim if claim is None else check_count("claim", claim, NUMBER_MAX, 1)
         put = Put(key, self._unstored.refused)
-        self._put(put, value, PutOptions(tokens, ttl_s, claim, cost_ms), self._deadline(None), within_ring=True)
+        # Room is not waited for beside a daemon that does not answer.
+        deadline = self._deadline(None if self._link.silence.patience_s else 0.0)
+        self._put(put, value, PutOptions(tokens, ttl_s, claim, cost_ms), deadline, within_ring=True)
         return put
 
     def _put(self, put: Put, tree: Any, options: PutOptions, deadline: float, *, within_ring: bool = False) -> None:
