@@ -19,6 +19,7 @@ import pytest
 
 import tensord
 from tensord import Media, NormalLayer, PrefixCache, PrefixMatch, RecurrentLayer, RotatingLayer, SharedLayer
+from tensord.client.core.answers import PendingRequest
 from tensord.client.prefix import put as prefix_put
 from tensord.client.prefix.layers import PrefixLayer, cut
 from tensord.client.prefix.tokens import media_of, tokens_of
@@ -973,10 +974,10 @@ def test_an_answer_that_comes_too_late_is_dropped(cache: PrefixCache, monkeypatc
     stored(cache, TEXT)
     assert offset_of(cache, TEXT) == 99
     link = cache._client.link
-    asked: list[Future[Any]] = []
+    asked: list[PendingRequest] = []
 
-    def never(*_: Any, **__: Any) -> Future[Any]:
-        asked.append(Future())
+    def never(*_: Any, **__: Any) -> PendingRequest:
+        asked.append(PendingRequest())
         return asked[-1]
 
     monkeypatch.setattr(link, "ask", never)
