@@ -92,7 +92,7 @@ demo: $(STAMPS)/demo
 	@echo
 	$(BIN)/python examples/pressure.py
 	@echo
-	@if $(BIN)/python -c 'from tensord.client.transformers import families as f; raise SystemExit(not f.is_tested())' 2>/dev/null; then example=shared_kv; else example=chat_prefix; fi; \
+	@if PYTHONPATH=examples $(BIN)/python -c 'import shared_kv; raise SystemExit(shared_kv.why_not() is not None)' 2>/dev/null; then example=shared_kv; else example=chat_prefix; fi; \
 	  echo "$(BIN)/python examples/$$example.py"; $(BIN)/python examples/$$example.py
 
 demo-cluster: $(STAMPS)/cluster
