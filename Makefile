@@ -1,6 +1,7 @@
 # Every target does all of its own set-up: on a fresh Debian with git, make and Python 3.11, `make demo` is enough.
-# Python packages go into .venv (vLLM's into .venv-peers, SGLang's into .venv-sglang). PYTHON=python3.12 takes another Python; if .venv
-# has one already, that goes into .venv-3.12. Debian packages that are missing are
+# Python packages go into .venv (vLLM's into .venv-peers, SGLang's into .venv-sglang, the newest transformers into
+# .venv-transformers). PYTHON=python3.12 takes another Python; if .venv has one already, that goes into .venv-3.12.
+# Debian packages that are missing are
 # installed when this runs as root, and named when it does not. A stamp per set of packages makes the second run quick.
 
 SHELL := /bin/bash
@@ -23,6 +24,7 @@ OTHER := $(if $(wildcard .venv/bin/python),$(filter-out $(call VERSION,.venv/bin
 VENV := .venv$(OTHER:%=-%)
 PEERS := .venv-peers
 SGLANG := .venv-sglang
+NEWEST := .venv-transformers
 BIN := $(VENV)/bin
 STAMPS := $(VENV)/.stamps
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input -qq
@@ -47,7 +49,7 @@ define distribution-python
 	  else echo "venv is missing: run 'apt-get install python3-venv' as root, then this again" >&2; exit 1; fi; fi
 endef
 
-.PHONY: help demo demo-cluster test test-quick crashes soak test-systemd test-remote deb release-check simulate fuzz crossings test-vllm test-sglang http-load check lint smoke bench bench-peers bench-prefix bench-pressure bench-vllm clean
+.PHONY: help demo demo-cluster test test-quick crashes soak test-systemd test-remote deb release-check simulate fuzz crossings test-vllm test-transformers test-sglang http-load check lint smoke bench bench-peers bench-prefix bench-pressure bench-vllm clean
 help:
 	@echo "make demo         four processes share encoded photographs; three share a card that fills up; agents share a prompt"
 	@echo "make demo-cluster three hosts share encoded photographs and a prompt through a redis-server, as root in namespaces of the network"
@@ -58,6 +60,7 @@ help:
 	@echo "make fuzz         the sockets, lanes and segments under hostile bytes, MINUTES=30 of each (ONLY=name FIRST=n replays a round)"
 	@echo "make soak MINUTES=N  mixed load with random kills and restarts: what was wrong, lost or leaked (JSON=path, SEED=)"
 	@echo "make test-vllm    the tests with engines: vLLM, transformers, diffusers; installs vLLM's CPU build, 2.5 GB"
+	@echo "make test-transformers  the tests of transformers with the newest release of the registry; installs 1 GB, most of it torch"
 	@echo "make test-sglang  the tests with the caches of SGLang and LMCache, without a GPU or an engine; installs 2.6 GB"
 	@echo "make http-load REQUESTS=15000  requests to vLLM's HTTP server under kills, stops, clears and replaced rings (SEED=, CONNECTOR=1)"
 	@echo "make test-systemd the service under a real systemd, in namespaces of its own; needs root"
@@ -104,7 +107,7 @@ demo: $(STAMPS)/demo
 	@echo
 	$(BIN)/python examples/pressure.py
 	@echo
-	@if $(BIN)/python -c 'from tensord.client.transformers import families as f; raise SystemExit(not f.is_tested())' 2>/dev/null; then example=shared_kv; else example=chat_prefix; fi; \
+	@if PYTHONPATH=examples $(BIN)/python -c 'import shared_kv; raise SystemExit(shared_kv.why_not() is not None)' 2>/dev/null; then example=shared_kv; else example=chat_prefix; fi; \
 	  echo "$(BIN)/python examples/$$example.py"; $(BIN)/python examples/$$example.py
 
 demo-cluster: $(STAMPS)/cluster
@@ -198,6 +201,12 @@ test-vllm: $(PEERS)/.installed $(PEERS)/.theirs
 	$(PEERS)/bin/python -m pytest -n 2 --dist loadfile -o filterwarnings=default \
 	  tests/vllm tests/transformers tests/diffusers $(ARGS)
 
+# pip looks for a newer transformers each time. The release that vLLM needs is tested by test-vllm.
+test-transformers: $(NEWEST)/.installed
+	@$(NEWEST)/bin/python -m pip --disable-pip-version-check --no-input -qq install -c constraints.txt --upgrade transformers
+	@$(NEWEST)/bin/python -c 'import transformers; print("transformers", transformers.__version__)'
+	$(NEWEST)/bin/python -m pytest -n 2 --dist worksteal -o filterwarnings=default tests/transformers $(ARGS)
+
 # SGLang, LMCache and what they import warn, too.
 test-sglang: $(SGLANG)/.installed
 	$(SGLANG)/bin/python -m pytest -o filterwarnings=default tests/sglang tests/examples/test_lmcache_l2.py $(ARGS)
@@ -261,6 +270,13 @@ $(PEERS)/.engine: benchmarks/vllm_cpu/install.sh benchmarks/vllm_cpu/lock.txt | 
 	bash benchmarks/vllm_cpu/install.sh "$(BIN)/python" $(PEERS)
 	@touch $@
 
+$(NEWEST)/.installed: $(NEEDS) | $(BIN)/python
+	@echo "installing the newest transformers into $(NEWEST)"
+	@$(BIN)/python -m venv $(NEWEST)
+	@$(NEWEST)/bin/python -m pip --disable-pip-version-check --no-input -qq install \
+	  -c constraints.txt -e '.[transformers]' accelerate==1.15.0 hypothesis pytest pytest-timeout pytest-xdist
+	@touch $@
+
 $(SGLANG)/.installed: $(SGLANG)/.engine $(NEEDS)
 	@echo "installing tensord[test] into $(SGLANG)"
 	@$(SGLANG)/bin/python -m pip --disable-pip-version-check --no-input -qq install \
@@ -272,6 +288,6 @@ $(SGLANG)/.engine: benchmarks/sglang_cpu/install.sh benchmarks/sglang_cpu/lock.t
 	@touch $@
 
 clean:
-	rm -rf .venv .venv-3.* $(PEERS) $(SGLANG) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-3.* $(PEERS) $(SGLANG) $(NEWEST) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	@if [ -d fuzz-findings ] && ! rmdir fuzz-findings 2>/dev/null; then \
 	  echo "fuzz-findings/ stays: what a fuzzer found is not made again by installing; remove it when it is mended"; fi

@@ -13,6 +13,7 @@ Invariants:
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import secrets
@@ -92,7 +93,12 @@ class Segments:
         """How the daemon before ended (`last_end`)."""
         self._lock_fd = found.lock_fd
         self._ring_fd = found.ring_fd
-        self._ring_map = mmap(found.ring_fd, superblock.ring_bytes)
+        try:
+            self._ring_map = mmap(found.ring_fd, superblock.ring_bytes)
+        except OSError as error:
+            if error.errno == errno.ENOMEM:
+                raise segments.ring_not_mapped(superblock.ring_bytes) from None
+            raise
         self._index_map = mmap(found.index_fd, superblock.geometry.index_bytes)
         os.close(found.index_fd)
         self._shared_ring_fd = segments.attach(segments.segment_name(instance, "ring"), read_only=True)

@@ -88,6 +88,20 @@ def be_process(name: str, socket: Path, orders: Connection) -> None:
             tokens += answer
 
 
+def why_not() -> str | None:
+    """Why the example cannot run here; None if it can."""
+    if tiny_decoder.best_kind() != "transformers":
+        return "this example needs torch and transformers: pip install '.[transformers]'"
+    from tensord.client.transformers.families import check_model
+    from tensord.client.transformers.reasons import NotShared
+
+    try:
+        check_model(tiny_decoder.llama(tiny_decoder.weights()))
+    except NotShared as reason:
+        return str(reason)
+    return None
+
+
 def run() -> list[Answer]:
     """Runs and prints all answers."""
     system = 1 + len(tiny_decoder.tokens_of(SYSTEM))
@@ -140,8 +154,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Two processes of transformers share a system prompt.")
     parser.add_argument("--json", type=Path, metavar="PATH", help="write the answers there")
     given = parser.parse_args(argv)
-    if tiny_decoder.best_kind() != "transformers":
-        print("shared_kv: this example needs torch and transformers: pip install '.[transformers]'", file=sys.stderr)
+    if (why := why_not()) is not None:
+        print(f"shared_kv: {why}", file=sys.stderr)
         return 2
     answers = run()
     print()

@@ -11,6 +11,7 @@ the same tokens.
 
 from __future__ import annotations
 
+import inspect
 from importlib.util import find_spec
 from typing import Any, Final, Literal, Protocol
 
@@ -173,14 +174,17 @@ class LlamaDecoder(ArrayDecoder):
 
         self._cache: Any = DynamicCache
         self._model = llama(found)
+        # Before transformers 5.24 the argument had another name.
+        parameters = inspect.signature(self._model.forward).parameters
+        self._argument = "cache" if "cache" in parameters else "past_key_values"
 
     def forward(self, rows: Any, past: Keys) -> tuple[Keys, Any]:
         cache = self._cache()
         for number, (key, value) in enumerate(past):
             cache.update(key[None], value[None], number)
         with self._np.no_grad():
-            given = self._model(inputs_embeds=rows[None], past_key_values=cache, use_cache=True, logits_to_keep=1)
-        keys = [(layer.keys[0], layer.values[0]) for layer in given.past_key_values.layers]
+            given = self._model(inputs_embeds=rows[None], use_cache=True, logits_to_keep=1, **{self._argument: cache})
+        keys = [(layer.keys[0], layer.values[0]) for layer in cache.layers]
         return keys, given.logits[0, -1]
 
 

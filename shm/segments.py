@@ -27,7 +27,7 @@ from typing import Final
 
 import posix_ipc
 
-from ..errors import BadConfiguration, InstanceBusy, NameTaken, NotEnoughMemory, SegmentError
+from ..errors import BadConfiguration, InstanceBusy, NameTaken, NotEnoughMemory, ProcessLimit, SegmentError
 from .cgroups import cgroups
 from .layout import PAGE_BYTES
 
@@ -234,7 +234,21 @@ def claim_instance(instance: str, *, uid: int | None = None) -> int:
             return fd
         # A purge removed the file between the open and the lock.
         os.close(fd)
-    raise InstanceBusy(f"instance {instance!r} is served by another tensord; stop it, or set another --instance")
+    pid = serving_pid(instance)
+    by = "another tensord" if pid is None else f"another tensord (pid {pid})"
+    raise InstanceBusy(f"instance {instance!r} is served by {by}; stop it, or set another --instance")
+
+
+def serving_pid(instance: str, proc: Path = Path("/proc")) -> int | None:
+    """The process that holds the instance's lock. None if there is none, or it is in another pid namespace."""
+    try:
+        lock = _path(segment_name(instance, "lock")).lstat()
+        locks = (proc / "locks").read_text()
+    except OSError:
+        return None
+    where = f"{os.major(lock.st_dev):02x}:{os.minor(lock.st_dev):02x}:{lock.st_ino}"
+    found = re.search(rf"FLOCK +ADVISORY +WRITE +(\d+) {where} ", locks)
+    return int(found[1]) if found and int(found[1]) else None
 
 
 def _path(name: str) -> Path:
@@ -289,6 +303,24 @@ def file_limit() -> str:
     return (
         f"a file of this process may have {limit} bytes (RLIMIT_FSIZE): raise the limit (`ulimit -f unlimited`, "
         "LimitFSIZE=infinity of a service)"
+    )
+
+
+def address_limit() -> str:
+    """Why this process cannot map memory of some size, and what to do, after an ENOMEM."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit == resource.RLIM_INFINITY:
+        return "the kernel has too little memory for it, or the process too many mappings (vm.max_map_count)"
+    return (
+        f"process {os.getpid()} may map {limit} bytes in all (RLIMIT_AS): raise the limit (`ulimit -v unlimited`, "
+        "LimitAS=infinity of a service)"
+    )
+
+
+def ring_not_mapped(ring_bytes: int) -> ProcessLimit:
+    """The error of a process that cannot map the ring, after an ENOMEM."""
+    return ProcessLimit(
+        f"the ring of {ring_bytes} bytes cannot be mapped: {address_limit()}, or give the daemon a smaller ring_bytes"
     )
 
 

@@ -29,7 +29,7 @@
     │       └── TierReadOnly      a remote store takes no writes from this host, and can be read
     ├── Unavailable               no answer; reads are misses meanwhile
     │   ├── DaemonUnavailable     no daemon listens at the socket, or it ended
-    │   │   └── ProcessLimit      this process can open no file, or start no thread
+    │   │   └── ProcessLimit      this process can open no file, start no thread, or not map the ring
     │   ├── SocketForbidden       the user may not connect to the socket
     │   ├── TimedOut              no answer within the caller's timeout
     │   └── TierUnavailable       a remote store cannot be reached, or has failed
@@ -193,8 +193,8 @@ class DaemonUnavailable(Unavailable):
 
 
 class ProcessLimit(DaemonUnavailable):
-    """This process can open no file, or start no thread, so the daemon is out of its reach. The message names the
-    limit."""
+    """This process can open no file, start no thread, or not map the ring, so the daemon is out of its reach. The
+    message names the limit."""
 
 
 class SocketForbidden(Unavailable):
@@ -267,6 +267,10 @@ class Corrupt(TensordError):
 
 class BadTree(Corrupt):
     """A tree header does not describe a payload."""
+
+
+CANNOT_BE_STORED = (ObjectTooLarge, UnsupportedLeaf, BadTree, BadPrefix)
+"""Errors of a put that every process would get for the same value, now and later."""
 
 
 def _family(root: type[TensordError]) -> dict[str, type[TensordError]]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from copy import copy
 from pathlib import Path
@@ -19,16 +19,19 @@ from typing import Any
 from ...errors import TensordError, TimedOut, without_frames
 from ...ipc import messages
 from .listeners import Connected
-from .waiting import LockFuture
+from .silence import Silence
+from .waiting import LockFuture, let_greenlets_run
 
 
 class PendingRequest(LockFuture):
     """A request that waits for its answer.
 
     `waits`: true once the daemon answered "wait": another client computes the key, and a second answer follows.
-    `expected_at`: when that client expects to have stored the key, by time.monotonic; 0 if unknown.
+    `expected_at`: when that client expects to have stored the key, by time.monotonic; 0 if unknown. `claims`: whether
+    it asks for a claim, so that its caller can do without an answer.
     """
 
+    claims = False
     waits = False
     expected_at = 0.0
 
@@ -41,12 +44,18 @@ class Answers:
     """
 
     def __init__(
-        self, send: Callable[..., None], next_id: Callable[[], int], path: Path, check: Callable[[], None]
+        self,
+        send: Callable[..., None],
+        next_id: Callable[[], int],
+        path: Path,
+        check: Callable[[], None],
+        silence: Silence,
     ) -> None:
         self._send = send
         self._next_id = next_id
         self._path = path
         self._check = check
+        self._silence = silence
         self.pending: dict[int, PendingRequest] = {}
         """By their ids."""
 
@@ -63,8 +72,10 @@ class Answers:
         if then is not None:
             answer.add_done_callback(then)
         self.pending[number] = answer
+        message = make(number)
+        answer.claims = isinstance(message, messages.RequestClaim)
         try:
-            self._send(make(number), timeout_s=timeout_s, connected=connected)
+            self._send(message, timeout_s=timeout_s, connected=connected)
         except TensordError as error:
             # The end of the connection may have settled it before.
             if self.take(number) is not None:
@@ -75,16 +86,22 @@ class Answers:
 
         Raises:
             TimedOut: no answer within `timeout_s` seconds; the request is cancelled.
+            DaemonUnavailable: the daemon does not answer for some time already; the request stays.
             LimitReached: this thread is within a put of the client; the request is cancelled.
             TensordError: the daemon's error, or DaemonUnavailable.
         """
+        deadline = time.monotonic() + timeout_s
+        if self._silence.away and not future.done():
+            raise self._silence.error()
         try:
             self._check()
-            return future.result(max(0.0, timeout_s))
+            let_greenlets_run(future, timeout_s)
+            return future.result(max(0.0, deadline - time.monotonic()))
         except TimeoutError:
             if not future.cancel():
                 # The answer arrived in this moment. It may be a grant that the caller has to give back.
                 return future.result()
+            self._silence.timed_out()
             raise TimedOut(f"the daemon at {self._path} did not answer within {timeout_s:.3g} s") from None
         except BaseException:
             # Cancels the request if no answer has come; the daemon's own errors have settled it already.
@@ -93,6 +110,13 @@ class Answers:
         finally:
             # Breaks the cycle described in `ask`.
             del future
+
+    def within(self, future: Future[Any], timeout_s: float) -> bool:
+        """Waits until the future is settled, for at most `timeout_s` seconds. Returns whether it is."""
+        let_greenlets_run(future, timeout_s)
+        with suppress(TimeoutError, CancelledError):
+            future.exception(max(0.0, timeout_s))
+        return future.done()
 
     def take(self, number: int) -> PendingRequest | None:
         """Removes a request, whose answer has arrived or will not. None if it is not pending any more."""
@@ -111,6 +135,12 @@ class Answers:
         if waiting is not None:
             waiting.expected_at = time.monotonic() + message.lasts_s if message.lasts_s else 0.0
             waiting.waits = True
+
+    def fail_claims(self, error: TensordError) -> None:
+        """Fails the requests for claims. A claim that is granted after all is given back."""
+        for number, answer in list(self.pending.items()):
+            if answer.claims and self.take(number) is not None:
+                settle(answer, error=copy(error))
 
     def fail_all(self, error: TensordError) -> None:
         """Fails all pending requests."""

@@ -21,11 +21,12 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from queue import Empty, SimpleQueue
+from queue import Empty
 from typing import Any, Final, TypeVar
 
 from ...errors import DaemonUnavailable, ProcessLimit, TimedOut
 from . import nested
+from .waiting import SimpleQueue
 
 Result = TypeVar("Result")
 _IDLE_MAX: Final = 2

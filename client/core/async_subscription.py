@@ -13,7 +13,7 @@ import inspect
 import logging
 from collections import deque
 from collections.abc import AsyncIterator, Callable
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, NoReturn, Self
 
 from .async_calls.threads import in_thread
 from .governor import CHANGES_MAX, ModeChange, Subscription, TierState
@@ -46,6 +46,12 @@ class AsyncSubscription:
         self._closed = False
         self._task: asyncio.Task[None] | None = None
         self._dropped = 0
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a subscription belongs to a loop of this process, so it cannot be pickled or copied: subscribe in each "
+            "process"
+        )
 
     @property
     def states(self) -> dict[str, TierState]:

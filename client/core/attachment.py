@@ -22,12 +22,15 @@ class EndedHere(DaemonUnavailable):
 
 
 class Attachment:
-    """`is_cut`: whether a put was cut short, so that the connection is about to end."""
+    """`is_cut`: whether a put was cut short, so that the connection is about to end. `is_silent`: whether the daemon
+    does not answer, so that no new call uses the channel (silence.py).
+    """
 
-    def __init__(self, is_cut: Callable[[], bool]) -> None:
+    def __init__(self, is_cut: Callable[[], bool], is_silent: Callable[[], bool] = lambda: False) -> None:
         self.channel: BlockingChannel | None = None
         """The channel, from its first attempt to send on it until `detach`."""
         self._is_cut = is_cut
+        self._is_silent = is_silent
         self._serving: BlockingChannel | None = None
         self._ended: BlockingChannel | None = None
         self._renewing = False
@@ -37,7 +40,13 @@ class Attachment:
 
     @property
     def serving(self) -> BlockingChannel | None:
-        """The channel that calls use now. None while the interpreter ends, since no thread receives answers then."""
+        """The channel that new calls use now. None while the daemon is silent."""
+        return None if self._is_silent() else self.current
+
+    @property
+    def current(self) -> BlockingChannel | None:
+        """The channel that calls use which have begun on it. None while the interpreter ends, since no thread receives
+        answers then."""
         channel = self._serving
         usable = channel is not None and not channel.closed and not self._is_cut() and not sys.is_finalizing()
         return channel if usable else None
@@ -71,7 +80,7 @@ class Attachment:
     def settle(self) -> None:
         """The attempt has ended, or nobody is to wait for it any more."""
         self.settled, self._renewing = True, False
-        self._tell()
+        self.tell()
 
     def end(self) -> None:
         """Ends the channel, so that the link's thread attaches anew. Waits for nothing."""
@@ -85,10 +94,11 @@ class Attachment:
         if ended_here or (channel is self._serving and channel.closed):
             self._renewing = True
         self._serving = self.channel = self._ended = None
-        self._tell()
+        self.tell()
         channel.close()
         return ended_here
 
-    def _tell(self) -> None:
+    def tell(self) -> None:
+        """Wakes those who wait for a change."""
         before, self._changed = self._changed, LockEvent()
         before.set()

@@ -35,7 +35,7 @@ class DeclaredBaselines:
             self._governor.restore(self)
         before = self._declared.get(device)
         self._declared[device] = size_bytes
-        connected = self._link.connection
+        connected = self._link.attached
         if connected is None:
             return
         asked = self._link.ask(

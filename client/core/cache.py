@@ -38,7 +38,8 @@ class Client(LookupCalls, PutCalls, EntryCalls, PressureCalls):
         timeout_s: default time limit of each call, in seconds. This and every other `timeout_s` is a number from 0 to
             ten years, or infinity for no limit; other values raise UsageError.
         attach_s: seconds that the constructor waits for the daemon's answer; without a socket it returns at once.
-            Default: `timeout_s`. The client attaches later, too.
+            Default: `timeout_s`; 0.25 s if the daemon at this socket has left this process without an answer before.
+            The client attaches later, too.
         required: raise if there is no daemon. Default: every lookup is a miss until there is one, and the first client
             of a process that finds none at this socket logs a warning (logger `tensord`) with the command that starts
             one.
@@ -69,7 +70,7 @@ class Client(LookupCalls, PutCalls, EntryCalls, PressureCalls):
         path = check_socket(socket) if socket is not None else control_socket(os.environ)
         status_path = path.with_name(STATUS_NAME) if socket is not None else status_socket(os.environ)
         timeout_s = check_timeout(timeout_s, TIMEOUT_S)
-        attach_s = check_timeout(attach_s, timeout_s, "attach_s")
+        attach_s = None if attach_s is None else check_timeout(attach_s, timeout_s, "attach_s")
         required = check_flag("required", required)
         if name is None:
             name = printable(Path(sys.argv[0]).name or "python")[:NAME_CHARS_MAX]

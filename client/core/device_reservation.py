@@ -16,7 +16,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 from itertools import count
-from typing import Any, Final, Self
+from typing import Any, Final, NoReturn, Self
 from weakref import ReferenceType, ref
 
 from ...errors import DaemonUnavailable, Unavailable
@@ -55,6 +55,12 @@ class DeviceReservation:
         self._granted: tuple[Connected, int] | None = (connected, answer.reservation)
         self._ends_at = time.monotonic() + answer.lasts_s
         self._released = False
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a reservation belongs to a client of this process, so it cannot be pickled or copied: reserve in the "
+            "process that allocates"
+        )
 
     def release(self) -> None:
         """Ends the reservation, after the memory was allocated or is not needed. Further calls, or calls without the

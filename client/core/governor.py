@@ -16,7 +16,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, Protocol, Self
+from typing import Final, NoReturn, Protocol, Self
 
 from ...errors import LimitReached, ProcessLimit, Refusal, Unavailable, UsageError, shown
 from ...ipc import messages
@@ -82,6 +82,12 @@ class Subscription:
         self.gauge = gauge
         self.dropped = 0
         self.closed = False
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a subscription calls a function of this process, so it cannot be pickled or copied: subscribe in each "
+            "process"
+        )
 
     @property
     def states(self) -> dict[str, TierState]:
@@ -167,7 +173,7 @@ class GovernorListener:
             DaemonUnavailable, TimedOut: the daemon did not answer. The client subscribes once there is a daemon.
         """
         self._wanted = True
-        connected = self._link.connection
+        connected = self._link.attached
         if connected is None:
             raise self._link.unavailable()
         if self._subscribed is not connected:
@@ -176,7 +182,7 @@ class GovernorListener:
     def watch(self) -> None:
         """`subscribe` without waiting. Modes then reach all listeners of the link."""
         self._wanted = True
-        connected = self._link.connection
+        connected = self._link.attached
         if connected is not None and self._subscribed is not connected:
             self._link.ask(messages.Subscribe, SAY_S, connected=connected)
 

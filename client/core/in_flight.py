@@ -179,6 +179,11 @@ class PutsInFlight:
                 lost = DaemonUnavailable(CUT if cut else self.why_lost)
                 self._settle(pending, "lost", lost)
 
+    def wake(self) -> None:
+        """Wakes puts that wait in `begin`: there is no connection for them any more."""
+        with self._lock:
+            self._lock.notify_all()
+
     def send_again(self, send: Callable[..., None], connected: object) -> None:
         """Sends every complete put that is not acknowledged on a new connection, each after its inbox.
 

@@ -37,7 +37,7 @@ from ...errors import (
 from ...ipc import messages
 from ...ipc.descriptors import no_descriptor
 from ...shm.layout import ALIGN_BYTES, aligned
-from ...shm.segments import file_limit
+from ...shm.segments import address_limit, file_limit
 from .aside import aside, begin
 from .inbox import Inbox, Region
 
@@ -306,7 +306,8 @@ class Inboxes:
         except OSError as error:
             if error.errno == errno.EMFILE:
                 raise no_descriptor() from None
-            why = file_limit() if error.errno == errno.EFBIG else error
+            limits = {errno.EFBIG: file_limit, errno.ENOMEM: address_limit}
+            why = limits[error.errno]() if error.errno in limits else error
             raise NotEnoughMemory(f"no inbox of {size_bytes} bytes can be made: {why}") from error
         self._all[inbox.number] = inbox
         before, self.current = self.current, inbox

@@ -1,14 +1,14 @@
 """The client's connection: one background thread that attaches, receives messages, renews claims, and reconnects.
 
-Owns: the thread, the current View, and what follows from each message. Does not own: whether there is a connection, and
-waiting for one (attachment.py), requests that wait for an answer (answers.py), the claims that are renewed
-(held_claims.py), the listeners (listeners.py), puts (puts.py, in_flight.py); nor lookups, which read the View and go on
-while the daemon is away.
-Invariant: a claim or a reservation that is granted to a cancelled request is given back at once.
+Owns: the thread, and the current View. Does not own: whether there is a connection, and waiting for it (attachment.py),
+whether the daemon answers (silence.py), what follows from each message (received.py), requests that wait for an answer
+(answers.py), the claims that are renewed (held_claims.py), the listeners (listeners.py), puts (puts.py, in_flight.py);
+nor lookups, which read the View and go on while the daemon is away.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import threading
@@ -30,17 +30,20 @@ from ...ipc.former import offered
 from ...ipc.schema import ClientLimits
 from ...shm import fence
 from ...shm.lanes import Lane
+from ...shm.segments import ring_not_mapped
 from . import forks, nested
 from .absence import absence, unavailable
-from .answers import Answers, PendingRequest, settle
+from .answers import Answers, PendingRequest
 from .aside import aside, begin, hand_over
 from .attachment import Attachment, EndedHere
 from .held_claims import HeldClaims
 from .hit_times import arm_now_and_then
 from .in_flight import WENT, send_on
 from .listeners import Connected as Connected
-from .listeners import ListenerMessage, Listeners
+from .listeners import Listeners
 from .puts import PutSender
+from .received import take
+from .silence import PROMPT, Silence, attach_limit_s, no_answer
 from .sweep import sweep_now_and_then
 from .view import View
 from .waiting import LockEvent
@@ -75,21 +78,22 @@ class Link:
         self.owner: Callable[[], object | None] = lambda: True
         self._attach_timeout_s = attach_timeout_s
         self.next_id: Callable[[], int] = partial(next, count(1))
-        self.listeners = Listeners(lambda: self.connection)
+        self.listeners = Listeners(lambda: self.attached)
         self._reset()
 
     def _reset(self) -> None:
         """Creates the state that no fork keeps: the thread, the socket, the locks, all puts and requests in flight."""
         connection, view = (lambda: self.connection), (lambda: self.view)
-        self.attachment = Attachment(lambda: self.puts.in_flight.cut)
+        self.silence = Silence(self.path, self._answers_or_not)
+        self.attachment = Attachment(lambda: self.puts.in_flight.cut, lambda: self.silence.away)
         self.puts = PutSender(
             self.send, self.next_id, connection, self.refusal, lambda: self.attachment.end(), ask=self.ask, view=view
         )
         self._lane_fd = -1
         self._lane_given_up = False
         self._lock = threading.Lock()
-        self.answers = Answers(self.send, self.next_id, self.path, partial(nested.check, self.puts))
-        self.claims = HeldClaims(self.send)
+        self.answers = Answers(self.send, self.next_id, self.path, partial(nested.check, self.puts), self.silence)
+        self.claims = HeldClaims(lambda *sent, **how: self.send(*sent, connected=self.attached, **how))
         self._thread: threading.Thread | None = None
         self._stopping = LockEvent()
 
@@ -97,14 +101,15 @@ class Link:
 
     def start(self, wait_s: float | None = None) -> None:
         """Starts the thread if it does not run, and waits until it has attached or failed to: for `wait_s` seconds, or
-        for the time limit of an attempt. After a timeout, later calls do not wait for the same attempt again. Nothing
-        is waited for after `close`, nor while the interpreter ends: no thread runs then.
+        for the time limit of an attempt, but not for long beside a daemon that is known not to answer. After a timeout,
+        later calls do not wait for the same attempt again. Nothing is waited for after `close`, nor while the
+        interpreter ends: no thread runs then.
         """
         if sys.is_finalizing() or self._stopping.is_set():
             return
         if self._thread is None:
             aside(self._start)
-        limit_s = self._attach_timeout_s if wait_s is None else wait_s
+        limit_s = attach_limit_s(self.path, self._attach_timeout_s) if wait_s is None else wait_s
         # Within a put: the link's thread may need what the interrupted put holds.
         if not nested.within(self.puts) and not self.attachment.wait_for(lambda: self.attachment.settled, limit_s):
             self.attachment.settle()
@@ -161,8 +166,14 @@ class Link:
 
     @property
     def connection(self) -> Connected | None:
-        """The current connection. None while not attached, and while the interpreter ends."""
+        """The current connection. None while not attached, while the daemon does not answer, and while the interpreter
+        ends."""
         return self.attachment.serving
+
+    @property
+    def attached(self) -> Connected | None:
+        """As `connection`, also while the daemon does not answer: for what it is to know once it does."""
+        return self.attachment.current
 
     @property
     def closed(self) -> bool:
@@ -177,14 +188,16 @@ class Link:
         connected: Connected | None = None,
     ) -> None:
         """Sends messages whose answers this client does not wait for. With `connected`, sends on that connection or not
-        at all.
+        at all, also while the daemon does not answer.
 
         Raises:
             DaemonUnavailable, TimedOut: the messages were not sent.
         """
-        channel = self.attachment.serving
+        channel = self.attachment.serving if connected is None else self.attachment.current
         if channel is None or channel is not (connected or channel):
             raise self.unavailable()
+        if isinstance(sent[0], PROMPT):
+            self.silence.asked()
         channel.send(*sent, fds=fds, timeout_s=timeout_s)
 
     def ask(
@@ -206,13 +219,16 @@ class Link:
         return answer
 
     def refusal(self, key: bytes) -> TensordError | None:
-        """Why the daemon would refuse a put of `key`, as far as shared memory shows; None if it would not."""
+        """Why the daemon would refuse a put of `key`, as far as shared memory shows, or would not answer it; None if
+        it would take it."""
+        if self.silence.away:
+            return self.silence.error()
         view = self.view
         return view.refusal(key) if view is not None else None
 
     def unavailable(self) -> TensordError:
         """Why there is no daemon, as a new error for each caller."""
-        return unavailable(self.error, self.path)
+        return self.silence.error() if self.silence.away else unavailable(self.error, self.path)
 
     # ---- forks
 
@@ -257,7 +273,11 @@ class Link:
             except EndedHere:
                 continue
             except (TensordError, OSError) as error:
-                self.error = absence(error, self.path, warn=not (self.epoch or self._required))
+                late = isinstance(error, TimedOut)
+                if late:
+                    text = f"{error}. Until it answers, nothing is stored"
+                    no_answer(self.path, text, log=not self._required)
+                self.error = absence(error, self.path, warn=not (late or self.epoch or self._required))
                 self.attachment.settle()
                 self._stopping.wait(min(retry_s, _RETRY_WAITED_S) if self.puts.in_flight else retry_s)
                 sweep_now_and_then()
@@ -272,6 +292,7 @@ class Link:
                 # Before other threads may send: a Commit that came before its inbox would be refused.
                 self.puts.in_flight.send_again(partial(send_on, channel, _SEND_S), channel)
                 self.puts.in_flight.why_lost = WENT
+                self.silence.heard()
                 self.listeners.connect(partial(self.attachment.serve, channel))
                 self._receive(channel)
             except TensordError as error:
@@ -330,6 +351,10 @@ class Link:
             self.view = View.open(ring_fd, index_fd, lane)
             self._replace_lane_fd(lane_fd)
             lane_fd = -1
+        except OSError as error:
+            if error.errno == errno.ENOMEM:
+                raise ring_not_mapped(os.fstat(ring_fd).st_size) from None
+            raise
         finally:
             for fd in (ring_fd, index_fd, lane_fd):
                 if fd >= 0:
@@ -349,53 +374,38 @@ class Link:
             self.puts.tidy()
             sweep_now_and_then()
             arm_now_and_then(self.view)
-            wait_s = _IDLE_S
+            wait_s = self.silence.wait_s(_IDLE_S)
             if self.claims.held:
                 self.claims.give_back_forgotten(SAY_S)
                 wait_s = min(wait_s, max(0.0, self.claims.renew_at - time.monotonic()))
             with suppress(TimedOut):
                 message, fds = channel.receive(wait_s)
-                self._take(message, fds, channel)
+                self.silence.heard()
+                take(self, message, fds, channel)
+            self.silence.watch(bool(self.answers.pending or self.puts.in_flight), partial(self._probe, channel))
             if self.claims.held and time.monotonic() >= self.claims.renew_at:
                 self.claims.renew(channel, _SEND_S)
 
-    def _take(self, message: Any, fds: Sequence[int], channel: BlockingChannel) -> None:
-        if isinstance(message, ListenerMessage):
-            self.listeners.tell(lambda listener: listener.received(message, channel))
-        match message:
-            case messages.ModeChanged() | messages.Order():
-                pass
-            case messages.SpanTaken() | messages.PartCopied() | messages.Committed():
-                self.puts.received(message)
-            case messages.WritableRing():
-                self.answers.hand_over(message.id, fds)
-            case messages.Claimed(answer="wait"):
-                self.answers.deferred(message)
-            case messages.Error(id=int(number)):
-                answer = self.answers.take(number)
-                if answer is not None:
-                    settle(answer, error=message.to_error())
-                else:
-                    self.puts.refused(number, message.to_error())
-            case messages.Error():
-                raise message.to_error()
-            case messages.Claimed(answer="compute"):
-                self.claims.granted(message, self.answers.take(message.id))
-            case messages.Reserved(reservation=number):
-                if (answer := self.answers.take(message.id)) is None or not settle(answer, message):
-                    # The caller has stopped waiting. Release the memory for other processes.
-                    self.send(messages.ReleaseReservation(self.next_id(), number))
-            case _:
-                answer = self.answers.take(message.id)
-                if answer is not None:
-                    settle(answer, message)
-                else:
-                    self.puts.inboxes.opened(message.id)
+    def _probe(self, channel: BlockingChannel) -> bool:
+        # A daemon that does not read does not answer either.
+        with suppress(TimedOut):
+            channel.send(messages.Touch(self.next_id(), []), timeout_s=0.0)
+            return True
+        return False
+
+    def _answers_or_not(self) -> None:
+        """The daemon has ceased to answer: as without a daemon. Or it answers again."""
+        self.error = self.silence.error() if self.silence.away else None
+        if self.error is not None:
+            self.answers.fail_claims(self.error)
+            self.puts.in_flight.wake()
+        self.attachment.tell()
 
     def _detach(self, channel: BlockingChannel) -> None:
         # First: a caller that sees no connection finds no claim either.
         self.claims.held.clear()
         self.attachment.detach(channel)
+        self.silence.ended()
         self.answers.fail_all(self.error or DaemonUnavailable(f"the connection to the daemon at {self.path} ended"))
         self.listeners.tell(lambda listener: listener.detached())
         self.puts.disconnected()

@@ -89,7 +89,11 @@ class Namespace:
             kind: what the payload is, for example "encoder" or "processor".
             modality: "image", "audio", "video" or "text".
             content: the raw bytes that were encoded. For an array: its bytes in C order, its dtype and its shape.
-            parameters: all other inputs that change the output (resolution, crop), of types that msgpack can pack.
+            parameters: all other inputs that change the output (resolution, crop), of types that msgpack can pack:
+                numbers, texts, bytes, None, lists and maps, nested. The order of a map's items makes no difference. A
+                scalar of numpy counts as the Python number that it converts to: `np.int64(3)` as 3, `np.bool_(True)` as
+                True, `np.float32(0.1)` as float(np.float32(0.1)), which is not 0.1. The types bool, int and float
+                differ: True, 1 and 1.0 make three keys.
 
         Returns:
             32 bytes.
@@ -102,8 +106,8 @@ class Namespace:
             described += [content.dtype.str, list(content.shape)]
         hashed = self._content_hash(content)
         try:
-            packed = msgpack.packb([self.generation, *described, hashed, sorted(parameters.items())])
-        except (TypeError, ValueError, OverflowError) as error:
+            packed = msgpack.packb([self.generation, *described, hashed, list(_same_for_equals(parameters).items())])
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
             raise BadNamespace(
                 f"kind {shown(kind)}, modality {shown(modality)} and parameters {shown(parameters)} cannot be part of "
                 f"a key: {error}"
@@ -135,6 +139,24 @@ class Namespace:
                 "of numbers"
             ) from None
         return digest
+
+
+def _same_for_equals(value: Any) -> Any:
+    """`value` with all maps in it sorted, texts first, and all scalars of numpy as Python's numbers. Everything else is
+    left to msgpack, so that what it packs in this order anyway keeps its key."""
+    if isinstance(value, dict):
+        items = [(_same_for_equals(key), _same_for_equals(of_key)) for key, of_key in value.items()]
+        return dict(sorted(items, key=lambda item: _order(item[0])))
+    if isinstance(value, list | tuple) and not isinstance(value, msgpack.ExtType):
+        return tuple(map(_same_for_equals, value))
+    # Not by their classes: numpy's durations are integers, which without their units would be as good as any number.
+    if isinstance(value, np.generic) and value.dtype.kind in "biuf":
+        return value.item()
+    return value
+
+
+def _order(key: Any) -> tuple[bool, Any]:
+    return (False, key) if isinstance(key, str) else (True, msgpack.packb(key))
 
 
 def check_namespace(namespace: object) -> Namespace:

@@ -2,25 +2,31 @@
 
 Owns: the order of the steps, for threads and for asyncio. The generator yields each step, and its driver sends the
 outcome in. Does not own: the states of a claim (claim.py), waiting, computing.
-Invariants: it waits for another client once at most, and then computes. A granted claim is committed or given back.
+Invariants: it waits for another client once at most, and then computes; for a daemon that does not answer it waits
+WORD_S at most. A granted claim is committed or given back. A value that nobody could store ends the claim for all who
+wait.
 """
 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Generator
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from ...errors import TensordError
+from ...errors import TensordError, UnsupportedLeaf
 from ...ipc import messages
 from ...ipc.schema import COST_MS_MAX
+from .answers import PendingRequest
 from .claim import Claim
 from .lease import Lease
 from .link import Link
 from .puts import Put
+from .silence import WORD_S
+from .unstored import Unstored
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +34,15 @@ class AwaitAnswer:
     """Step: wait for this answer of the daemon."""
 
     future: Future[messages.Claimed]
+
+
+@dataclass(frozen=True, slots=True)
+class Listen:
+    """Step: wait until this future is settled, for at most `within_s` seconds. Whatever its outcome, it raises nothing,
+    and the request stays."""
+
+    future: Future[Any]
+    within_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,18 +61,43 @@ class StoreValue:
 
 @dataclass(slots=True)
 class ComputeTally:
-    """Counts of `get_or_compute` calls: value found at once, received from another client, or computed here."""
+    """Counts of `get_or_compute` calls: value found at once, received from another client, or computed here.
+
+    `not_stored`: values that were computed here and refused, by the error's name. Values that were lost because the
+    daemon was away are not counted.
+    """
 
     found: int = 0
     waited: int = 0
     computed: int = 0
+    not_stored: Counter[str] = field(default_factory=Counter)
 
 
-Steps = Generator[AwaitAnswer | Compute | StoreValue, Any, Any]
+Steps = Generator[AwaitAnswer | Listen | Compute | StoreValue, Any, Any]
+
+
+def answers(link: Link, asked: PendingRequest) -> Generator[Listen, Any, bool]:
+    """The steps that find out whether the daemon answers at all, for a caller who can do without it: WORD_S seconds in
+    all, and none beside a daemon that has said nothing for so long. A daemon may have good reason not to answer this
+    request yet, so it is asked another one, which it answers at once."""
+    half_s = link.silence.patience_s / 2
+    if half_s:
+        yield Listen(asked, half_s)
+    if not half_s or asked.done() or asked.waits:
+        return asked.done() or asked.waits
+    probe = link.ask(lambda number: messages.Touch(number, []), 0.0)
+    yield Listen(probe, half_s)
+    probe.cancel()
+    return asked.done() or not (probe.cancelled() or probe.exception())
 
 
 def compute_once(
-    key: bytes, look_up: Callable[[bytes], Lease | None], link: Link, tally: ComputeTally, timeout_s: float
+    key: bytes,
+    look_up: Callable[[bytes], Lease | None],
+    link: Link,
+    tally: ComputeTally,
+    unstored: Unstored,
+    timeout_s: float,
 ) -> Steps:
     """The steps of one `get_or_compute`, as a generator whose return value is the payload.
 
@@ -68,11 +108,12 @@ def compute_once(
     if lease is not None:
         tally.found += 1
         return lease.value
-    claim = Claim(link, key, timeout_s)
+    claim = Claim(link, key, min(timeout_s, WORD_S))
     try:
-        with suppress(TensordError):
-            # No daemon, a limit was reached, or no answer in time: the value is computed without a claim.
-            yield AwaitAnswer(claim.answer)
+        if (yield from answers(link, claim.answer)):
+            with suppress(TensordError):
+                # No daemon, a limit was reached, or no answer in time: the value is computed without a claim.
+                yield AwaitAnswer(claim.answer)
         if claim.wait_no_longer() == "hit":
             lease = look_up(key)
             if lease is not None:
@@ -83,9 +124,14 @@ def compute_once(
         value = yield Compute()
         cost_ms = min((time.perf_counter() - began_s) * 1000, COST_MS_MAX)
         tally.computed += 1
-        put: Put = yield StoreValue(value, token, cost_ms)
+        try:
+            put: Put = yield StoreValue(value, token, cost_ms)
+        except UnsupportedLeaf as error:
+            unstored.refused(key, error)
+            claim.abandon(error)
+            raise
     except BaseException:
         claim.abandon()
         raise
-    claim.end(stored=put.state not in ("lost", "refused"))
+    claim.end(stored=put.state not in ("lost", "refused"), error=put.error)
     return value

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 from . import nested
 from .aside import aside, hand_over
@@ -45,6 +45,12 @@ class Reservation:
         self._call_off = region.let_go_with(self)
         self._commit = commit
         self._sender = sender
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a reservation is memory of this process, so it cannot be pickled or copied: commit it here; another "
+            "process reads the entry by its key"
+        )
 
     def commit(
         self,

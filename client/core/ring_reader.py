@@ -9,7 +9,7 @@ Invariants: a borrow reads no index and sends no message.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import numpy as np
 
@@ -43,6 +43,12 @@ class RingReader:
         """`recipes`: parsed tree headers, by their bytes. All readers of a ring share them."""
         self._map = mapped
         self._recipes = recipes
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a ring reader maps the ring in this process, so it cannot be pickled or copied: call Client.ring() in the "
+            "other process"
+        )
 
     @property
     def identity(self) -> bytes:

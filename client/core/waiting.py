@@ -1,23 +1,40 @@
-"""A condition, an event and a future that an exception of a signal handler cannot leave locked.
+"""A condition, an event and a future that an exception of a signal handler cannot leave locked, and waits under gevent.
 
 `threading.Condition` enters and leaves its lock in Python functions. A signal handler's exception (Ctrl-C) may end such
 a function after the lock was taken, or before it is given back; then no thread gets the lock again. `threading.Event`
 and the standard library's `Future` stand on a Condition, and have the same fault. The lock here is the interpreter's
 own, which `with` enters and leaves in one step each. The event has none.
 
-Owns: these three classes. Does not own: what they guard.
+gevent runs many greenlets in one thread, and replaces what waits in the standard library. Beside `thread=False`
+threads are the system's still, but the queue of the standard library serves the greenlets of one thread only. There
+`SimpleQueue` is the interpreter's own, and `let_greenlets_run` waits in place of a lock.
+
+Owns: these classes and this wait. Does not own: what they guard.
 Invariants: an exception at any point of a wait leaves no lock taken, and at most a waiter's own lock, which no thread
 waits for.
 """
 
 from __future__ import annotations
 
+import _queue
 import _thread
+import queue
+import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
-from typing import Any
+from importlib import import_module
+from types import BuiltinFunctionType
+from typing import TYPE_CHECKING, Any
+
+from ...ipc.schema import DURATION_S_MAX
+
+if TYPE_CHECKING:
+    SimpleQueue = queue.SimpleQueue
+else:
+    # Between threads as they are in this process: the system's, or greenlets if gevent has replaced them too.
+    SimpleQueue = (_queue if isinstance(_thread.start_new_thread, BuiltinFunctionType) else queue).SimpleQueue
 
 
 class Condition(_thread.RLock):  # type: ignore[misc]  # the stub says final, the class does not
@@ -105,3 +122,16 @@ class LockFuture(Future[Any]):
     def __init__(self) -> None:
         super().__init__()
         self._condition = Condition()
+
+
+def let_greenlets_run(future: Future[Any], timeout_s: float) -> None:
+    """In a greenlet of gevent, waits for the future so that the other greenlets of its thread run: one of them may
+    compute what this one waits for. Elsewhere returns at once.
+    """
+    hubs: Any = sys.modules.get("gevent._hub_local")
+    hub = hubs.get_hub_if_exists() if hubs is not None and not future.done() else None
+    if hub is None or hub is import_module("greenlet").getcurrent():
+        return
+    done = import_module("gevent.event").Event()
+    future.add_done_callback(lambda _: done.set())
+    done.wait(min(max(0.0, timeout_s), DURATION_S_MAX))

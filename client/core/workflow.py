@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from concurrent.futures import Future
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 from ...errors import BadGraph, BadStep, TensordError, Unavailable, shown, without_frames
 from ...ipc import messages
@@ -61,6 +61,12 @@ class Workflow:
             governor.drop(self)
             raise
 
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a workflow belongs to a client of this process, so it cannot be pickled or copied: send its graph, and "
+            "report the steps here"
+        )
+
     @property
     def graph(self) -> AgentStepGraph:
         """The steps."""
@@ -79,7 +85,7 @@ class Workflow:
         if step < self.step:
             raise BadStep(f"workflow {self.name!r} is at step {self.step}; it cannot go back to step {step}")
         self.step = step
-        connected = self._link.connection
+        connected = self._link.attached
         if connected is None:
             return
         answer = self._ask(connected, lambda number: messages.AdvanceWorkflow(number, self.name, step))
@@ -111,7 +117,7 @@ class Workflow:
             return
         self._ended = True
         self._governor.drop(self)
-        connected = self._link.connection
+        connected = self._link.attached
         if connected is not None:
             self._ask(connected, lambda number: messages.EndWorkflow(number, self.name))
 
@@ -131,7 +137,7 @@ class Workflow:
         return messages.RegisterWorkflow(number, self.name, self._graph.to_messages())
 
     def _register(self) -> None:
-        connected = self._link.connection
+        connected = self._link.attached
         if connected is None:
             raise self._link.unavailable()
         self._link.answers.wait(self._ask(connected, self._registration), self._timeout_s)

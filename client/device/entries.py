@@ -16,7 +16,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any, Final, Literal, Protocol, Self
+from typing import Any, Final, Literal, NoReturn, Protocol, Self
 
 from ...errors import DaemonUnavailable
 from ...ipc.governance import EntryKind
@@ -137,6 +137,12 @@ class DeviceLease:
         self._entries: DeviceEntries | None = None
         self._device: Device | None = None
         self._number = 0
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a lease keeps tensors of this process on the device, so it cannot be pickled or copied: send copies of "
+            "the tensors"
+        )
 
     @classmethod
     def of(cls, entry: DeviceEntry, entries: DeviceEntries, device: Device) -> Self:

@@ -30,6 +30,8 @@ from .entries import DeviceEntries, DeviceEntry
 _WINDOW: Final = 256
 _USES_MAX: Final = 16_384
 _PAUSE_S: Final = 0.1
+SIZES_A_TURN: Final = 16
+"""Entries whose refused bytes `register_sizes` asks for again in one call."""
 _log = logging.getLogger("tensord")
 
 Post = Callable[[Callable[[], None]], None]
@@ -58,8 +60,9 @@ class Ledger:
         # registration only if that registration was answered before the order arrived.
         self._since: dict[bytes, int] = {}
         self._later: set[bytes] = set()
-        # Registered keys whose present number of bytes the daemon has refused.
-        self._outgrown: dict[bytes, None] = {}
+        # The version of each entry that the daemon has refused last, while the entry stays: it is logged once. Those
+        # that are registered with another number of bytes are asked for again, in this order.
+        self._refused: dict[bytes, tuple[int, int]] = {}
 
     # ---- the daemon
 
@@ -78,7 +81,7 @@ class Ledger:
             self._unanswered(entry)
         self.under_way.clear()
         self._later.clear()
-        self._outgrown.clear()
+        self._refused.clear()
         self.unwelcome.clear()
 
     def close(self) -> None:
@@ -108,10 +111,13 @@ class Ledger:
                     self._entries.unsynced[key] = None
 
     def register_sizes(self) -> None:
-        """Queues entries whose present number of bytes was refused, since there may be room by now."""
+        """Queues a few entries whose present number of bytes was refused, since there may be room by now. Each call
+        goes on after those of the last one."""
+        outgrown = [key for key in self._refused if key in self.registered][:SIZES_A_TURN]
         with self._entries.lock:
-            self._entries.unsynced |= self._outgrown
-            self._outgrown.clear()
+            for key in outgrown:
+                self._refused[key] = self._refused.pop(key)
+                self._entries.unsynced[key] = None
 
     def tell_differences(self) -> bool:
         """Sends registrations and releases, up to the limit in flight. Returns whether more can be sent at once."""
@@ -136,6 +142,8 @@ class Ledger:
                     wanted.append(entry)
                 elif entry is None and key in self.registered:
                     released.append(key)
+                elif entry is None:
+                    self._refused.pop(key, None)
         self._release(released, connected)
         for entry in wanted:
             self._register(entry, connected)
@@ -151,6 +159,7 @@ class Ledger:
         """Records that the daemon does not have the key any more."""
         self.registered.pop(key, None)
         self._since.pop(key, None)
+        self._refused.pop(key, None)
 
     def not_gone(self, keys: Iterable[bytes]) -> None:
         """Records that the daemon still has the keys, so that each is released, or registered again."""
@@ -244,6 +253,7 @@ class Ledger:
             self._entries.unsynced[key] = None
         error = answer.exception()
         if error is None:
+            self._refused.pop(key, None)
             if key in self.registered:
                 self._since.setdefault(key, entry.serial)
             self._entries.agreed(entry)
@@ -263,13 +273,19 @@ class Ledger:
         refusal = error if isinstance(error, TensordError) else TensordError(str(error))
         if before is not None and before[0] == entry.serial:
             # The daemon has the entry, with the share of its memory that it had before.
-            self._outgrown[key] = None
-            _log.info("%s of %s stays at %d bytes: %s", key.hex(), self._device_name, before[1], refusal)
+            if self._is_news(key, version):
+                _log.info("%s of %s stays at %d bytes: %s", key.hex(), self._device_name, before[1], refusal)
             return
         if entry.known:
             # A former daemon had the entry. The present daemon has no room for it, so it is offloaded.
-            _log.info("%s of %s is not registered again: %s", key.hex(), self._device_name, refusal)
+            if self._is_news(key, version):
+                _log.info("%s of %s is not registered again: %s", key.hex(), self._device_name, refusal)
             self.unwelcome.append(key)
         else:
             self._entries.refused(entry)
         entry.registration.settle("refused", refusal)
+
+    def _is_news(self, key: bytes, refused: tuple[int, int]) -> bool:
+        """Records the version of an entry that the daemon has refused now. Whether it is another than before."""
+        before, self._refused[key] = self._refused.get(key), refused
+        return before != refused

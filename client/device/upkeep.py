@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
-from queue import Empty, SimpleQueue
+from queue import Empty
 from typing import TYPE_CHECKING, Any, Final
 
 from ...errors import DaemonUnavailable, Unavailable, UsageError, without_frames
@@ -29,7 +29,7 @@ from ..core import requests
 from ..core.aside import aside, begin
 from ..core.link import Connected, Link
 from ..core.listeners import ListenerMessage, PushListener
-from ..core.waiting import LockEvent
+from ..core.waiting import LockEvent, SimpleQueue
 from .entries import DeviceEntries
 from .interface import Device
 from .ledger import Ledger
@@ -43,6 +43,8 @@ _PAUSE_S: Final = 0.1
 _AGAIN_S: Final = 0.01
 """Seconds until a paused device is looked at again: engines capture many graphs, one soon after the other."""
 _GIVE_BACK_S: Final = 1.0
+_SIZES_EVERY: Final = 4
+"""Reports of uses from one try of refused bytes to the next: a second, unless the user sets `uses_every_s`."""
 _END_S: Final = 2.0
 _log = logging.getLogger("tensord")
 
@@ -78,7 +80,7 @@ class Upkeep:
         self._orders = OrderRunner(
             self._link, self.device.name, self._entries, self.moves, self.ledger, self._events.put
         )
-        self._flush_at = self._report_at = self._give_back_at = 0.0
+        self._flush_at = self._sizes_at = self._report_at = self._give_back_at = 0.0
 
     @property
     def error(self) -> Exception | None:
@@ -219,6 +221,8 @@ class Upkeep:
         if now >= self._flush_at:
             self._flush_at = now + self._uses_every_s
             self.ledger.flush_uses()
+        if now >= self._sizes_at:
+            self._sizes_at = now + _SIZES_EVERY * self._uses_every_s
             self.ledger.register_sizes()
         if self._report_every_s and now >= self._report_at and not self.device.paused:
             self._report_at = now + self._report_every_s

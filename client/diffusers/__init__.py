@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from ...errors import UsageError
 from ..core.cache import Client
 from ..transformers.wrapping import plain_class, wrapped_class
-from .names import PIPELINES
+from .names import PIPELINES, check_pipeline
 from .prompts import Prompts, PromptTally
 
 __all__ = ["PromptTally", "cached_prompts", "tally", "uncached_prompts"]
@@ -28,7 +28,8 @@ def cached_prompts(pipeline: Pipeline, client: Client, *, tenant: str = "") -> P
 
     A key covers the prompts and all other arguments, the text encoders' weights and settings, the tokenizers, the
     pipeline's settings, versions and device. A call with an argument that no key can contain, such as embeddings of the
-    caller's own, bypasses the cache. Wrapping a wrapped pipeline sets the new client and tenant.
+    caller's own, bypasses the cache. Wrapping a wrapped pipeline sets the new client and tenant. One line in
+    the log says why, if no call can be shared with the installed diffusers.
 
     Args:
         pipeline: a pipeline of diffusers of a class in docs/diffusers.md.
@@ -46,6 +47,10 @@ def cached_prompts(pipeline: Pipeline, client: Client, *, tenant: str = "") -> P
     wrapped: Any = pipeline
     wrapped.__class__ = wrapped_class(plain, _METHOD)
     vars(wrapped)["_tensord"] = prompts
+    try:
+        check_pipeline(pipeline, plain)
+    except Exception as error:
+        prompts.tally.reasons.tell(error, f"prompts of {plain.__name__} are not shared")
     return pipeline
 
 

@@ -29,7 +29,7 @@ from ..transformers.conditions import Untouchable, check_still
 from ..transformers.functions import Replaced, functions_called
 from ..transformers.reasons import NotShared
 
-__all__ = ["PIPELINES", "READ", "encoders_of", "name_of"]
+__all__ = ["PIPELINES", "READ", "check_pipeline", "encoders_of", "name_of"]
 
 VERSION: Final = "0.42."
 """The version of diffusers whose pipelines are known."""
@@ -99,9 +99,7 @@ def name_of(pipeline: Any, plain: type, device: torch.device, fingerprint: Finge
     Raises:
         NotShared: there is no name, because something in the pipeline has none.
     """
-    if not diffusers.__version__.startswith(VERSION):
-        raise NotShared(f"diffusers {diffusers.__version__} is installed; prompts are shared with {VERSION}x only")
-    _check_methods(pipeline, plain)
+    check_pipeline(pipeline, plain)
     encoders = encoders_of(pipeline)
     try:
         check_still(torch.empty(0, device=device), encoders.values())
@@ -134,8 +132,14 @@ def name_of(pipeline: Any, plain: type, device: torch.device, fingerprint: Finge
     )
 
 
-def _check_methods(pipeline: Any, plain: type) -> None:
-    """Checks that the code which encodes is diffusers' own."""
+def check_pipeline(pipeline: Any, plain: type) -> None:
+    """Checks that the version of diffusers is known, and that the code which encodes is diffusers' own.
+
+    Raises:
+        NotShared: it is not.
+    """
+    if not diffusers.__version__.startswith(VERSION):
+        raise NotShared(f"diffusers {diffusers.__version__} is installed; prompts are shared with {VERSION}x only")
     for name in _METHODS:
         method = inspect.getattr_static(plain, name, None)
         if name in vars(pipeline) or (method is not None and not is_from(method, _FROM)):

@@ -38,7 +38,8 @@ class PromptTally:
         found: calls whose embeddings another call had stored, or stored while this one waited.
         encoded: calls that encoded, and stored.
         passed: calls that bypassed the cache.
-        reasons: why calls bypassed the cache, with the number of calls.
+        reasons: why calls bypassed the cache, with the number of calls. A reason that is known from the beginning is
+            there before the first call.
     """
 
     found: int = 0

@@ -18,8 +18,11 @@ from ...errors import BadPrefix, TensordError
 from ...ipc import messages
 from ...shm.prefix import LAYOUT_BYTES, Media, PrefixRecord, Tokens, fold
 from ..core import nested, requests
+from ..core.answers import PendingRequest
 from ..core.aside import aside
 from ..core.inbox import Region
+from ..core.link import Link
+from ..core.once import answers
 from .keys import scope_of
 
 if TYPE_CHECKING:
@@ -73,6 +76,9 @@ class Asker:
             asked = requests.ask_match(
                 link, connected, self._tag, region.offset, size_bytes, agent, region.inbox.number, left_s
             )
+            if not self._answers(link, asked, deadline):
+                asked.cancel()
+                return None
             answer: messages.Matched = link.answers.wait(asked, deadline - time.monotonic())
         except BadPrefix:
             raise
@@ -83,6 +89,16 @@ class Asker:
             # ignored.
             self._give_back(region)
         return answer
+
+    def _answers(self, link: Link, asked: PendingRequest, deadline: float) -> bool:
+        """Whether the daemon answers at all. If not, the caller computes."""
+        steps = answers(link, asked)
+        while True:
+            try:
+                step = next(steps)
+            except StopIteration as end:
+                return bool(end.value)
+            link.answers.within(step.future, min(step.within_s, deadline - time.monotonic()))
 
     def _region(self, size_bytes: int, deadline: float) -> Region:
         puts = self._client.link.puts

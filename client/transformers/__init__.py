@@ -12,7 +12,6 @@ wrapper.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import suppress
 from typing import Any, TypeVar
 
 import torch
@@ -23,6 +22,7 @@ from ..core.namespace import Namespace
 from .calls import Encoder, EncoderTally
 from .patch_points import PATCH_POINTS, PatchPoint
 from .prefix import Past, PrefixCached, PrefixTally, prefix_cached
+from .reasons import Reasons
 from .wrapping import plain_class, wrapped_class
 
 __all__ = [
@@ -47,7 +47,8 @@ def cached(model: Model, cache: Client, namespace: Namespace | None = None, *, e
     causes of different bits: versions, device, threads, autocast. Some calls bypass the cache: calls that need
     gradients, run in training mode, are being compiled or traced, have an argument that no key can contain, or an
     output that cannot be split; and all calls of an encoder that other code has changed, by hooks, adapters or modules
-    other than torch's and transformers'. Wrapping a wrapped model sets the new cache, namespace and `exact`.
+    other than torch's and transformers'. Wrapping a wrapped model sets the new cache, namespace and `exact`. One line
+    in the log says why, if no call can be shared with the installed transformers.
 
     Args:
         model: a transformers model, or a part of one, of a family in `patch_points`.
@@ -73,10 +74,10 @@ def cached(model: Model, cache: Client, namespace: Namespace | None = None, *, e
         plain = plain_class(module)
         module.__class__ = wrapped_class(plain, point.method)
         module._tensord = Encoder(plain, point, cache, namespace, exact=exact)
-        # Records the encoder's functions, to detect later replacements. If one is replaced already, calls bypass the
-        # cache.
-        with suppress(Exception):
-            module._tensord.functions(module._tensord.modules(module))
+        try:
+            module._tensord.check(module)
+        except Exception as error:
+            Reasons().tell(error, f"outputs of {plain.__name__} are not shared")
     return model
 
 

@@ -31,9 +31,10 @@ from ..identity.modules import Fingerprint, tensor_bytes
 from ..identity.origin import is_from
 from ..identity.settings import configs_of, described, machine, settings
 from .conditions import Untouchable, check_still, plain_tensor
-from .functions import functions_called
+from .functions import Replaced, functions_called
 from .outputs import CallItems, NotSplittable
 from .patch_points import PatchPoint
+from .reasons import NotShared
 
 __all__ = ["Encoder", "EncoderTally"]
 
@@ -112,6 +113,24 @@ class Encoder:
     def refresh(self) -> None:
         """Computes the weights' fingerprint again at the next call."""
         self._fingerprint.forget()
+
+    def check(self, module: Any) -> None:
+        """Checks that the installed transformers has what sharing needs for this module. Records the functions that the
+        module's code calls, to detect later replacements.
+
+        Raises:
+            NotShared: no call can be shared. The message says why.
+        """
+        where = f"{self._plain.__name__}.{self._point.method} of transformers {transformers.__version__}"
+        for name in (self._point.items, self._point.grid):
+            if name is not None and name not in self._signature.parameters:
+                raise NotShared(f"{where} has no parameter {name}, which sharing needs")
+        if not is_from(self._original):
+            raise NotShared(f"{where} was replaced by other code")
+        try:
+            self.functions(self.modules(module))
+        except Replaced as error:
+            raise NotShared(f"{error} was replaced by other code") from None
 
     def modules(self, module: Any) -> list[Any]:
         """The module, and all modules whose code encodes."""
@@ -255,8 +274,9 @@ class Encoder:
             if claims[put.key].state == "compute":
                 with suppress(TensordError):
                     put.wait(max(0.0, deadline - time.monotonic()))
+        errors = {put.key: put.error for put in puts}
         for key in split:
-            claims[key].end(stored=self._cache.contains(key))
+            claims[key].end(stored=self._cache.contains(key), error=errors.get(key))
 
     def _sent(self, split: dict[bytes, Part]) -> list[Put]:
         """Starts the puts. After a put that found no room, no further put is tried."""

@@ -10,9 +10,23 @@ from __future__ import annotations
 from functools import cache as remembered
 from typing import Any
 
-__all__ = ["continuing"]
+from .generation import check_parameters
+
+__all__ = ["check_continuing", "continuing"]
 
 _START = "_tensord_start"
+
+
+def check_continuing(model: Any) -> None:
+    """Checks that the model's `generate` can be continued.
+
+    Raises:
+        NotShared: a method that the stand-in overrides or calls is missing, or has other parameters.
+    """
+    check_parameters(model, "_prefill", ("input_ids", "generation_config", "model_kwargs", "is_first_iteration"))
+    check_parameters(
+        model, "prepare_inputs_for_generation", ("input_ids", "next_sequence_length", "is_first_iteration")
+    )
 
 
 def continuing(model: Any, start: int) -> Any:

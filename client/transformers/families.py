@@ -1,12 +1,13 @@
 """The families of language models whose caches are shared: each is run by tests/transformers/test_prefix_families.py.
 
-Owns: the list, and settings within a family that make keys and values depend on later tokens. Does not own: the state
-of a model at a call (conditions.py).
+Owns: the list, settings within a family that make keys and values depend on later tokens, and the check that the
+installed transformers has for a model what sharing needs. Does not own: these needs (generation, continuing,
+layer_parts), nor the state of a model at a call (conditions).
 
 Invariants: in a listed family, keys and values of a token depend on that token and those before it only, and the model
-continues from a cache as if it had computed the whole sequence. Not listed, since transformers 5.19 does not continue
-them from a cache with more than one token: Mamba, FalconMamba, Jamba and Bamba. Their logits differ from those of the
-whole prompt.
+continues from a cache as if it had computed the whole sequence. Not listed, since transformers does not continue them
+from a cache with more than one token: Mamba, FalconMamba, Jamba and Bamba. Their logits differ from those of the whole
+prompt.
 """
 
 from __future__ import annotations
@@ -14,11 +15,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-import transformers
-
+from .cache_layers import counts_tokens, empty_cache
+from .continuing import check_continuing
+from .generation import cache_argument, check_methods
 from .reasons import NotShared
 
-__all__ = ["FAMILIES", "check_family"]
+__all__ = ["FAMILIES", "check_family", "check_model"]
 
 _ATTENTION: Final = """
 arcee bloom cohere2 deepseek_v3 ernie4_5 exaone4 gemma gemma2 gemma3_text glm4 glm4_moe gpt2 gpt_neox
@@ -30,29 +32,30 @@ falcon_h1 granitemoehybrid lfm2 lfm2_moe mamba2 nemotron_h olmo_hybrid qwen3_5_t
 """
 FAMILIES: Final = frozenset((_ATTENTION + _RECURRENT).split())
 """The `model_type` of each family."""
-VERSION: Final = "5.19."
-"""The version of transformers whose caches are shared. How a cache keeps its tokens is internal to transformers."""
 _MOVING_ROPE: Final = frozenset({"dynamic", "longrope"})
 """Kinds of rotary embedding whose frequencies change with the length of the whole sequence."""
 
 
-def is_tested() -> bool:
-    """Whether the installed transformers has the version whose caches are shared."""
-    return bool(transformers.__version__.startswith(VERSION))
+def check_model(model: Any) -> None:
+    """Checks that the model is of a family in the list, and that the installed transformers has what sharing needs: the
+    methods of the model, and the classes of its cache.
+
+    Raises:
+        NotShared: something is missing. The message names it.
+    """
+    check_family(model)
+    check_methods(model)
+    cache_argument(model)
+    if not counts_tokens(empty_cache(model)):
+        check_continuing(model)
 
 
 def check_family(model: Any) -> None:
     """Checks that the model is of a family in the list.
 
     Raises:
-        NotShared: it is not, or transformers has another version, or a setting makes keys depend on the sequence's
-            length.
+        NotShared: it is not, or a setting makes keys depend on the sequence's length.
     """
-    if not is_tested():
-        raise NotShared(
-            f"transformers {transformers.__version__} is installed; prefixes are shared with {VERSION}x only, with "
-            "which they are tested"
-        )
     config = getattr(model, "config", None)
     family = getattr(config, "model_type", None)
     if not type(model).__module__.startswith("transformers.models.") or family not in FAMILIES:

@@ -8,18 +8,19 @@ call.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 import torch
+import transformers
 from transformers.generation import GenerationMixin, GenerationMode
 
 from ..identity.origin import is_from
 from .reasons import NotShared
 
-__all__ = ["Prompt", "prompt_of", "tokens_of"]
+__all__ = ["Prompt", "cache_argument", "check_methods", "check_parameters", "prompt_of", "tokens_of"]
 
 _SIGNATURE: Final = inspect.signature(GenerationMixin.generate)
 _REFUSED: Final[Mapping[str, str]] = {
@@ -29,8 +30,9 @@ _REFUSED: Final[Mapping[str, str]] = {
     "inputs_embeds": "embeddings have no tokens to be found by",
     "negative_prompt_ids": "a second prompt is computed beside the first",
     "negative_prompt_attention_mask": "a second prompt is computed beside the first",
-    "past_key_values": "the call brings a cache of its own",
+    "cache": "the call brings a cache of its own",
     "cache_params": "the call brings a cache of its own",
+    "past_key_values": "the call brings a cache of its own",
     "position_ids": "other positions give other keys",
     "synced_gpus": "several devices generate together",
     "token_type_ids": "they may change the keys of tokens",
@@ -51,6 +53,14 @@ _SETTINGS: Final[Mapping[str, tuple[Any, ...]]] = {
 """Setting of a GenerationConfig → the values with which a call is shared."""
 _METHODS: Final = ("generate", "_prefill", "_sample", "prepare_inputs_for_generation")
 """Methods of a model that take the prompt and the cache apart."""
+_CALLED: Final[Mapping[str, tuple[str, ...]]] = {
+    **dict.fromkeys(_METHODS, ()),
+    "_prepare_generation_config": ("generation_config",),
+}
+"""Method that a model must have → parameters that this module gives it."""
+_CACHES: Final = ("cache", "cache_params", "past_key_values")
+"""Names of the argument of `forward` and `generate` with the cache: since transformers 5.24; before that, of state
+space models and of all others."""
 _MODES: Final = frozenset({GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE})
 
 
@@ -60,6 +70,57 @@ class Prompt:
 
     ids: torch.Tensor
     tokens: np.ndarray[Any, np.dtype[np.uint32]]
+
+
+def check_methods(model: Any) -> None:
+    """Checks that the model has the methods that sharing relies on.
+
+    Raises:
+        NotShared: one is missing, or has other parameters.
+    """
+    for name, parameters in _CALLED.items():
+        check_parameters(model, name, parameters)
+
+
+def check_parameters(model: Any, method: str, parameters: Iterable[str]) -> None:
+    """Checks that a method of the model exists and takes these parameters by name.
+
+    Raises:
+        NotShared: it does not.
+    """
+    where = f"{type(model).__name__}.{method} of transformers {transformers.__version__}"
+    if not callable(getattr(type(model), method, None)):
+        raise NotShared(f"there is no {where}, which sharing needs")
+    for name in parameters:
+        if not _takes(type(model), method, name):
+            raise NotShared(f"{where} has no parameter {name}, which sharing needs")
+
+
+def _takes(kind: type, method: str, parameter: str) -> bool:
+    """Whether a class's method takes a parameter: its own, or through **kwargs that of the method that it overrides."""
+    for base in kind.__mro__:
+        if method not in vars(base):
+            continue
+        taken = inspect.signature(vars(base)[method]).parameters
+        if parameter in taken:
+            return True
+        if all(each.kind is not each.VAR_KEYWORD for each in taken.values()):
+            return False
+    return False
+
+
+def cache_argument(model: Any) -> str:
+    """The name of the argument with which the model's `forward` and `generate` take a cache.
+
+    Raises:
+        NotShared: they take none under a known name.
+    """
+    taken = inspect.signature(model.forward).parameters
+    for name in _CACHES:
+        if name in taken:
+            return name
+    where = f"{type(model).__name__}.forward of transformers {transformers.__version__}"
+    raise NotShared(f"{where} has no parameter {', '.join(_CACHES[:-1])} or {_CACHES[-1]}, which sharing needs")
 
 
 def tokens_of(input_ids: Any) -> np.ndarray[Any, np.dtype[np.uint32]]:

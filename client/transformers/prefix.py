@@ -31,6 +31,7 @@ from ..prefix.put import PrefixPut
 from .cache_layers import (
     StateCopy,
     StoredCache,
+    counts_tokens,
     empty_cache,
     fill,
     needs_snapshots,
@@ -39,8 +40,8 @@ from .cache_layers import (
     tokens_in,
 )
 from .continuing import continuing
-from .families import check_family
-from .generation import prompt_of, tokens_of
+from .families import check_model
+from .generation import cache_argument, prompt_of, tokens_of
 from .model_name import name_of
 from .prefix_process import ProcessState
 from .reasons import NotShared, Reasons
@@ -65,7 +66,8 @@ class PrefixTally:
         found_tokens: tokens of prompts that were found.
         computed_tokens: tokens of prompts that were computed.
         dropped: caches that were not stored, because too many waited, or the put failed.
-        reasons: why calls ran without sharing, with the number of calls.
+        reasons: why calls ran without sharing, with the number of calls. A reason that is known from the beginning is
+            there before the first call.
     """
 
     calls: int = 0
@@ -92,7 +94,8 @@ def prefix_cached(
     snapshot_tokens: int = SNAPSHOT_TOKENS,
     agent: str = "",
 ) -> PrefixCached:
-    """Returns an object whose `generate` starts from the longest cached prefix. Does not change the model.
+    """Returns an object whose `generate` starts from the longest cached prefix. Does not change the model. One line in
+    the log says why, if no call of this model can be shared with the installed transformers.
 
     Args:
         model: a language model of transformers, of a family in docs/transformers.md.
@@ -134,7 +137,7 @@ class PrefixCached:
         self._block_tokens = block_tokens
         self._snapshot_tokens = check_count("snapshot_tokens", snapshot_tokens, _SNAPSHOT_TOKENS_MAX, 1)
         self._agent = agent
-        self._cache_name = "cache_params" if "mamba" in type(model).__name__.lower() else "past_key_values"
+        self._cache_name = ""  # until the model is known to be one that shares
         self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._process = ProcessState()
         self.tally = PrefixTally()
@@ -142,6 +145,10 @@ class PrefixCached:
         # Checks block_tokens and tenant now rather than at the first call.
         namespace = Namespace(model="none", revision="none", dtype="none", processor="none", tenant=tenant)
         PrefixCache(client, namespace, block_tokens=block_tokens)
+        try:
+            self._check()
+        except Exception as error:
+            self.tally.reasons.tell(error, f"prompts of {type(model).__name__} are not shared")
 
     @property
     def model(self) -> Any:
@@ -162,7 +169,7 @@ class PrefixCached:
         """
         began_s = time.perf_counter()
         try:
-            check_family(self._model)
+            self._check()
             prompt = prompt_of(self._model, args, kwargs)
             (cache, found), prefixes = self._started(prompt.ids, prompt.tokens)
         except Exception as error:
@@ -170,7 +177,7 @@ class PrefixCached:
             return self._model.generate(*args, **kwargs)
         snapshots = self._prefilled(prompt.ids, cache, found)
         model = self._model
-        if self._cache_name != "past_key_values":
+        if not counts_tokens(cache):
             model = continuing(model, snapshots[-1].tokens if snapshots else found)
         output = model.generate(*args, **{**kwargs, self._cache_name: cache})
         self._count(found, len(prompt.tokens))
@@ -194,8 +201,8 @@ class PrefixCached:
 
         Example:
             cache, found = shared.past_key_values(input_ids)
-            output = model(input_ids=input_ids[:, found:], past_key_values=cache, use_cache=True)
-            shared.store(input_ids, output.past_key_values)
+            output = model(input_ids=input_ids[:, found:], cache=cache, use_cache=True)  # transformers 5.24 and newer
+            shared.store(input_ids, cache)
         """
         try:
             past, _ = self._started(input_ids, tokens_of(input_ids))
@@ -210,7 +217,7 @@ class PrefixCached:
 
         Args:
             input_ids: the tokens that the cache holds, of shape (1, n).
-            cache: what the model returned as `past_key_values`.
+            cache: the model's cache, a DynamicCache.
 
         Returns:
             Whether it is stored as far as known so far; `tally.reasons` says why not.
@@ -234,6 +241,16 @@ class PrefixCached:
 
     # ---- before
 
+    def _check(self) -> None:
+        """Checks once that the installed transformers has what sharing needs for this model.
+
+        Raises:
+            NotShared: it has not.
+        """
+        if not self._cache_name:
+            check_model(self._model)
+            self._cache_name = cache_argument(self._model)
+
     def _started(self, input_ids: torch.Tensor, tokens: Any) -> tuple[Past, PrefixCache]:
         """A cache with the longest cached prefix, and what stores the rest.
 
@@ -255,6 +272,7 @@ class PrefixCached:
 
     def _prefixes(self, input_ids: torch.Tensor) -> PrefixCache:
         """The prefix cache of the model as it is now, at the present generation of its namespace."""
+        self._check()
         here = self._here()
         namespace = self._client.current(name_of(self._model, input_ids, here.fingerprint, self._tenant))
         if here.prefixes is None or here.prefixes.namespace != namespace:

@@ -15,6 +15,7 @@ import threading
 from typing import Any, Final
 
 from ...errors import ProtocolError, SocketForbidden, TensordError, TimedOut, VersionMismatch
+from ..core.absence import told_elsewhere
 from ..core.cache import Client
 from ..core.listeners import Connected, ListenerMessage
 
@@ -57,6 +58,7 @@ class Presence:
         self._reasons: set[type] = set()
         self._silent = False
         self._shares = shares
+        told_elsewhere(self._link.path)
         self.look()
         self._link.listeners.add(self)
 
@@ -66,12 +68,13 @@ class Presence:
         return self._link.connected and not self._silent
 
     def look(self, *, silent: bool = False) -> None:
-        """Logs a change of the daemon's state. `silent`: an answer of the daemon is overdue."""
+        """Logs a change of the daemon's state. `silent`: an answer of the daemon is overdue, whether or not the link
+        has noticed that."""
         with self._lock:
-            self._silent = silent
+            self._silent = silent or self._link.silence.away
             if self._link.closed:
                 return
-            if self._link.connected:
+            if self._link.attached is not None:
                 self._reasons.clear()
                 self._log_answers()
             elif (kind := type(self._link.error or _NOT_YET)) not in self._reasons:

@@ -160,7 +160,7 @@ CLIENT: Final = {
         "client.core.inbox:Inbox.__init__",
         "client.core.inbox:Inbox.take",
         "client.core.inbox:Inbox.let_go",
-        "client.core.puts:PutSender.put",
+        "client.core.puts:PutSender.put_many",
         "client.core.puts:PutSender._begin",
         "client.core.puts:PutSender._copy",
         "client.core.puts:PutSender._stream",

@@ -224,13 +224,17 @@ def test_a_call_that_needs_gradients_bypasses_the_cache(client: tensord.Client) 
     assert counts(shared) == (0, 0, 1)
 
 
-def test_another_version_of_diffusers_bypasses_the_cache(
-    client: tensord.Client, monkeypatch: pytest.MonkeyPatch
+def test_another_version_of_diffusers_bypasses_the_cache_and_one_log_line_says_so_at_once(
+    client: tensord.Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(names, "VERSION", "0.41.")
     shared = cached_prompts(pipeline(SD), client)
+    (line,) = [record.getMessage() for record in caplog.records if record.name == "tensord"]
+    assert line.startswith("tensord: prompts of StableDiffusionPipeline are not shared: diffusers 0.42.")
+    assert "prompts are shared with 0.41.x only" in line
     shared.encode_prompt(**arguments(SD))
-    assert "prompts are shared with 0.41.x only" in next(iter(tally(shared).reasons))
+    assert list(tally(shared).reasons.values()) == [1]
+    assert len([record for record in caplog.records if record.name == "tensord"]) == 1
 
 
 def test_an_error_of_the_pipeline_is_the_callers_and_is_raised_once(client: tensord.Client) -> None:

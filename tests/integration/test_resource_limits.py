@@ -62,13 +62,58 @@ def test_a_daemon_that_cannot_measure_memory_for_want_of_it_assumes_a_rate_and_s
         assert daemon.client().put(key(1), payload(1), wait=True).state == "stored"
 
 
-@pytest.mark.parametrize("free_bytes", [2 * MIB, 12 * MIB])
+@pytest.mark.parametrize("free_bytes", [6 * MIB, 12 * MIB])
 def test_a_daemon_without_memory_for_its_threads_says_so(free_bytes: int) -> None:
     with Daemon(ring_bytes=2 * MIB) as daemon:
         daemon.before = (f"{__name__}:leave_memory", {"free_bytes": free_bytes})
         assert daemon.spawn().wait(PATIENCE_S) == 1
         assert "no memory or no thread is left" in daemon.log and "RLIMIT_AS is " in daemon.log
         assert "fault of its own" not in daemon.log
+
+
+def test_a_daemon_that_cannot_map_its_ring_names_its_size_and_the_limit() -> None:
+    with Daemon(ring_bytes=256 * MIB) as daemon:
+        daemon.before = (f"{__name__}:leave_memory", {"free_bytes": 200 * MIB})
+        line = only_line(daemon.refused())
+        assert f"the ring of {256 * MIB} bytes cannot be mapped" in line, line
+        assert "(RLIMIT_AS)" in line and "ulimit -v" in line and "smaller ring_bytes" in line, line
+
+
+def lacks_addresses(stage: Stage, path: Path, free_bytes: int) -> Any:
+    client_of = tensord.Client  # imported before the limit
+    leave_memory(free_bytes)
+    limit_bytes, hard = resource.getrlimit(resource.RLIMIT_AS)
+    client = client_of(path, timeout_s=PATIENCE_S)
+    found, put = client.get(key(1)) is None, client.put(key(1), payload(1), wait=True)
+    computed = client.get_or_compute(key(2), lambda: 2)
+    resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
+    again = client.wait_connected(PATIENCE_S) and client.put(key(3), payload(3), wait=True).state
+    return limit_bytes, found, put.state, type(put.error).__name__, str(put.error), computed, again
+
+
+def test_a_client_that_cannot_map_the_ring_names_its_size_and_the_limit_until_it_can() -> None:
+    with Daemon(ring_bytes=256 * MIB) as daemon, Child(lacks_addresses, daemon.start().socket, 200 * MIB) as child:
+        limit_bytes, missed, state, error, text, computed, again = child.hear()
+    assert (missed, state, error, computed) == (True, "lost", "ProcessLimit", 2)
+    assert f"the ring of {256 * MIB} bytes cannot be mapped" in text, text
+    assert f"{limit_bytes} bytes in all (RLIMIT_AS)" in text and "ulimit -v" in text and "smaller ring_bytes" in text
+    assert again == "stored"
+
+
+def reserves_beyond_its_addresses(stage: Stage, path: Path) -> Any:
+    client = tensord.Client(path, timeout_s=PATIENCE_S)
+    assert client.put(key(1), payload(1), wait=True).state == "stored"
+    spec = {"hidden": tensord.Spec((6 * MIB,), "uint8")}
+    leave_memory(4 * MIB)
+    with pytest.raises(NotEnoughMemory) as raised:
+        client.reserve(spec)
+    return str(raised.value)
+
+
+def test_a_reserve_beyond_the_limit_of_addresses_names_it() -> None:
+    with Daemon() as daemon, Child(reserves_beyond_its_addresses, daemon.start().socket) as child:
+        text = child.hear()
+    assert f"no inbox of {8 * MIB} bytes can be made" in text and "(RLIMIT_AS)" in text and "ulimit -v" in text, text
 
 
 @pytest.mark.parametrize("size_bytes", [1 << 10, 100_000, 4 * MIB])

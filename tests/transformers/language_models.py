@@ -15,6 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
 import tensord
 from tensord.client.transformers import prefix_cached
+from tensord.client.transformers.generation import cache_argument
 
 VOCABULARY: Final = 96
 PROMPT: Final = 40
@@ -176,11 +177,10 @@ def prompt(tokens: int, seed: int = 1, after: torch.Tensor | None = None) -> tor
 
 def computed(model: Any, ids: torch.Tensor, stops: Iterable[int], cache: Any = None, start: int = 0) -> Any:
     """The cache of the first tokens, computed in parts that end at the stops."""
-    name = "cache_params" if "mamba" in type(model).__name__.lower() else "past_key_values"
     cache = DynamicCache(config=model.config) if cache is None else cache
     with torch.no_grad():
         for stop in stops:
-            model(input_ids=ids[:, start:stop], use_cache=True, logits_to_keep=1, **{name: cache})
+            model(input_ids=ids[:, start:stop], use_cache=True, logits_to_keep=1, **{cache_argument(model): cache})
             start = stop
     return cache
 
@@ -191,7 +191,7 @@ def generated(model: Any, ids: torch.Tensor, cache: Any = None, **more: Any) -> 
     if cache is not None and not any(hasattr(layer, "get_seq_length") for layer in cache.layers):
         return _stepped(model, ids, cache)
     if cache is not None:
-        given["past_key_values"] = cache
+        given[cache_argument(model)] = cache
     return model.generate(
         ids, attention_mask=torch.ones_like(ids), return_dict_in_generate=True, output_logits=True, **given
     )
@@ -202,12 +202,18 @@ def _stepped(model: Any, ids: torch.Tensor, cache: Any) -> Any:
     step, logits = ids[:, -6:], []
     with torch.no_grad():
         for _ in range(12):
-            logits.append(model(input_ids=step, cache_params=cache, use_cache=True, logits_to_keep=1).logits[:, -1])
+            output = model(input_ids=step, use_cache=True, logits_to_keep=1, **{cache_argument(model): cache})
+            logits.append(output.logits[:, -1])
             step = logits[-1].argmax(-1, keepdim=True)
             ids = torch.cat([ids, step], 1)
             if step.item() == model.generation_config.eos_token_id:
                 break
     return SimpleNamespace(sequences=ids, logits=logits)
+
+
+def cache_of(output: Any) -> Any:
+    """The cache in the output of `generate`."""
+    return output["cache" if "cache" in output else "past_key_values"]
 
 
 def same(one: Any, another: Any) -> bool:

@@ -12,10 +12,11 @@ from transformers import DynamicCache, GenerationConfig, StaticCache
 
 import tensord
 from tensord.client.transformers import prefix_cached
+from tensord.client.transformers.generation import cache_argument
 from tensord.errors import BadNamespace, BadPrefix, UsageError
 
 from ..daemon_process import Daemon
-from .language_models import PROMPT, generated, language_model, prompt, same, sharing
+from .language_models import PROMPT, cache_of, generated, language_model, prompt, same, sharing
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +60,7 @@ def test_a_call_that_shares_generates_the_tokens_of_a_call_that_does_not(
 def test_a_cache_that_the_caller_gets_may_be_changed_at_once(client: tensord.Client, llama: Any) -> None:
     shared = prefix_cached(llama, client, block_tokens=16)
     first = generated(shared, prompt(PROMPT))
-    for layer in first.past_key_values.layers:
+    for layer in cache_of(first).layers:
         layer.keys.zero_()
         layer.values.zero_()
     assert shared.flush()
@@ -84,7 +85,7 @@ def test_keys_of_other_dtypes_come_back_bit_for_bit(dtype: torch.dtype, client: 
     model = language_model("llama").to(dtype)
     shared = sharing(model, client)
     ids = prompt(9, 3, prompt(PROMPT))
-    cache = generated(model, prompt(PROMPT)).past_key_values
+    cache = cache_of(generated(model, prompt(PROMPT)))
     cache.crop(PROMPT - cache.get_seq_length())
     assert same(generated(shared, ids), generated(model, ids, cache))
     assert shared.tally.found_tokens == PROMPT
@@ -109,7 +110,7 @@ def padded(ids: torch.Tensor) -> dict[str, Any]:
 
 
 def with_static_cache(model: Any, ids: torch.Tensor) -> dict[str, Any]:
-    return {"input_ids": ids, "past_key_values": StaticCache(config=model.config, max_cache_len=64)}
+    return {"input_ids": ids, cache_argument(model): StaticCache(config=model.config, max_cache_len=64)}
 
 
 REFUSED: dict[str, tuple[Callable[[Any, torch.Tensor], dict[str, Any]], str]] = {
@@ -127,8 +128,12 @@ REFUSED: dict[str, tuple[Callable[[Any, torch.Tensor], dict[str, Any]], str]] = 
         "position_ids is given",
     ),
     "a cache": (
-        lambda m, ids: {"input_ids": ids, "past_key_values": DynamicCache(config=m.config)},
+        lambda m, ids: {"input_ids": ids, cache_argument(m): DynamicCache(config=m.config)},
         "cache of its own",
+    ),
+    "a cache by its older name": (
+        lambda m, ids: {"input_ids": ids, "past_key_values": DynamicCache(config=m.config)},
+        "past_key_values is given: the call brings a cache of its own",
     ),
     "a static cache": (with_static_cache, "cache of its own"),
     "a static implementation": (
@@ -198,7 +203,7 @@ def test_a_cache_of_another_class_is_not_stored(client: tensord.Client, llama: A
     shared = prefix_cached(llama, client)
     static = StaticCache(config=llama.config, max_cache_len=64)
     with torch.no_grad():
-        llama(input_ids=prompt(9), past_key_values=static, use_cache=True)
+        llama(input_ids=prompt(9), use_cache=True, **{cache_argument(llama): static})
     assert not shared.store(prompt(9), static)
     offloaded = DynamicCache(config=llama.config)
     offloaded.offloading = True
@@ -215,7 +220,7 @@ def test_a_cache_of_another_class_is_not_stored(client: tensord.Client, llama: A
 
 def test_a_cache_of_other_tokens_is_not_stored(client: tensord.Client, llama: Any) -> None:
     shared = prefix_cached(llama, client)
-    cache = generated(llama, prompt(PROMPT)).past_key_values
+    cache = cache_of(generated(llama, prompt(PROMPT)))
     assert not shared.store(prompt(PROMPT), cache)
     assert "the cache holds 51 tokens, but there are 40" in shared.tally.reasons
     assert not shared.store(torch.cat([prompt(51), prompt(51, 2)]), cache)

@@ -11,8 +11,9 @@ import tensord
 from tensord.client.transformers import prefix_cached
 from tensord.client.transformers.cache_layers import empty_cache, needs_snapshots, parts_of
 from tensord.client.transformers.families import FAMILIES as LISTED
+from tensord.client.transformers.generation import cache_argument
 
-from .language_models import FAMILIES, computed, generated, language_model, prompt, same
+from .language_models import FAMILIES, cache_of, computed, generated, language_model, prompt, same
 
 BLOCK = 16
 SHARED = 50
@@ -46,10 +47,10 @@ def test_a_prompt_that_starts_from_another_ones_prefix_gives_the_bits_of_a_run_w
         cache = computed(family, first, (16, 32, 48))
         cache = computed(family, second, (64,), cache, 48)
     else:
-        cache = generated(family, first).past_key_values
+        cache = cache_of(generated(family, first))
         cache.crop(SHARED - cache.get_seq_length())
     assert same(found, generated(family, second, cache))
-    assert shared.tally.passed == 0
+    assert (shared.tally.passed, shared.tally.reasons) == (0, {})
     assert shared.tally.found_tokens == (48 if exact else SHARED)
 
 
@@ -69,15 +70,15 @@ def test_a_family_of_the_list_continues_from_a_cache_as_if_it_had_computed_the_w
     ids = prompt(PROMPT)
     with torch.no_grad():
         whole = family(input_ids=ids).logits[:, -1]
-        name = "cache_params" if "mamba" in type(family).__name__.lower() else "past_key_values"
-        parts = family(input_ids=ids[:, 47:], use_cache=True, **{name: computed(family, ids, (23, 47))}).logits[:, -1]
+        past = {cache_argument(family): computed(family, ids, (23, 47))}
+        parts = family(input_ids=ids[:, 47:], use_cache=True, **past).logits[:, -1]
     assert torch.allclose(whole, parts, rtol=1e-4, atol=1e-4 * whole.abs().max().item())
 
 
 @pytest.mark.parametrize("family", ["mamba2", "llama", "gemma2", "qwen3_next"], indirect=True)
 def test_a_loop_of_ones_own_continues_from_a_stored_cache_bit_for_bit(family: Any, client: tensord.Client) -> None:
     ids = prompt(PROMPT)
-    name = "cache_params" if "mamba" in type(family).__name__.lower() else "past_key_values"
+    name = cache_argument(family)
     cache = computed(family, ids, (SHARED,))
     shared = prefix_cached(family, client, block_tokens=BLOCK)
     assert shared.store(ids[:, :SHARED], cache)

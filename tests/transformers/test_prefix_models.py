@@ -11,7 +11,7 @@ import torch
 import transformers
 
 import tensord
-from tensord.client.transformers import families, prefix_cached
+from tensord.client.transformers import prefix_cached
 
 from .language_models import PROMPT, generated, language_model, prompt, same, sharing
 from .test_transformers import llava, pixels
@@ -78,13 +78,6 @@ def test_a_rotary_embedding_that_depends_on_the_length_does_not_share(kind: str,
     if kind == "longrope":
         rope |= {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4, "original_max_position_embeddings": 256}
     refused(language_model("llama", rope_parameters=rope), client, f"rope_type is {kind!r}")
-
-
-def test_another_version_of_transformers_does_not_share(
-    client: tensord.Client, llama: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(families, "VERSION", "5.18.")
-    refused(llama, client, "prefixes are shared with 5.18.x only")
 
 
 class Adapter(torch.nn.Module):

@@ -873,7 +873,7 @@ def encoding(stage: Stage, socket: Path) -> None:
 def test_two_processes_share(daemon: Daemon, client: tensord.Client) -> None:
     with Child(encoding, daemon.socket) as child:
         child.tell(torch.get_num_threads())
-        count, features = child.hear()
+        count, features = child.hear(4 * PATIENCE_S)  # it imports transformers first
     assert count == 1
     model = cached(llava(), client)
     assert same(image_features(model, pixels(1)).pooler_output[0], torch.from_numpy(features))

@@ -11,6 +11,7 @@ from typing import Any, Self
 from ..async_subscription import AsyncSubscription
 from ..cache import Client
 from ..once import ComputeTally
+from ..silence import attach_limit_s
 from .threads import in_thread
 
 
@@ -55,7 +56,8 @@ class AsyncClientBase:
         await in_thread(self._client.close)
 
     async def __aenter__(self) -> Self:
-        await self.wait_connected()
+        link = self._client.link
+        await self.wait_connected(attach_limit_s(link.path, self._client.timeout_s))
         return self
 
     async def __aexit__(self, *_: object) -> None:

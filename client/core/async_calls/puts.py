@@ -10,12 +10,13 @@ import inspect
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any, TypeVar, cast
 
 from ....errors import TimedOut
 from ..claim import Claim
 from ..fields import check_compute, check_flag, check_timeout
-from ..once import AwaitAnswer, Compute, StoreValue
+from ..once import AwaitAnswer, Compute, Listen, StoreValue
 from ..put import wait_for_all
 from ..puts import Put
 from ..reservation import Reservation
@@ -151,6 +152,8 @@ class AsyncPutCalls(AsyncClientBase):
                     case AwaitAnswer(future):
                         with span("tensord.wait"):
                             outcome = await _answer(future, deadline)
+                    case Listen(future, within_s):
+                        await _listen(future, min(within_s, deadline - time.monotonic()))
                     case Compute():
                         with span("tensord.compute"):
                             outcome = await _computed(compute)
@@ -185,3 +188,17 @@ async def _answer(future: Future[Any], deadline: float) -> Any:
             return await asyncio.wrap_future(future)
     except TimeoutError:
         raise TimedOut("no other client stored the value in time; compute it here") from None
+
+
+async def _listen(future: Future[Any], within_s: float) -> None:
+    settled = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def settle(_: Future[Any]) -> None:
+        with suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(settled.set)
+
+    future.add_done_callback(settle)
+    with suppress(TimeoutError):
+        async with asyncio.timeout(max(0.0, within_s)):
+            await settled.wait()

@@ -27,6 +27,7 @@ from ..governor import GovernorListener
 from ..lease import Lease
 from ..link import Link
 from ..once import ComputeTally
+from ..unstored import Unstored
 from ..view import View
 
 
@@ -39,6 +40,7 @@ class ClientBase:
         self._status_path = status_path
         self._timeout_s = timeout_s
         self._tally = ComputeTally()
+        self._unstored = Unstored(self._tally.not_stored)
         self._governor = GovernorListener(link)
         self._baselines = DeclaredBaselines(link, self._governor)
         self._reservations = HeldReservations(self._governor)
@@ -84,6 +86,8 @@ class ClientBase:
         if sys.is_finalizing():
             # The decoder of the answer may not be made yet, and cannot be any more.
             raise DaemonUnavailable("the interpreter ends: ask for the status before the program ends")
+        if self._link.silence.away:
+            raise self._link.unavailable()
         channel = BlockingChannel.connect(self._status_path, self._timeout_s, Connection.status_client())
         try:
             channel.send(messages.StatusQuery(1), timeout_s=self._timeout_s)

@@ -12,6 +12,7 @@ from typing import Any, Self
 import pytest
 
 from tensord.client.core import aside as aside_module
+from tensord.client.core import forks as _registers_the_handlers_of_forks  # noqa: F401
 from tensord.client.core import nested
 from tensord.client.core.aside import aside, later
 from tensord.client.core.waiting import Condition, LockEvent, LockFuture

@@ -14,6 +14,7 @@ from tensord.client.core.namespace import Namespace
 from tensord.errors import BadNamespace
 
 BASE: dict[str, Any] = {"model": "m", "revision": "r", "dtype": "bfloat16", "processor": "p 1.0"}
+FORMER = "f683fbb4c342ab636b8a7c792745662721f7749d262f1aeb0b0166ef00000000"
 NAMESPACE = Namespace(**BASE)
 
 
@@ -114,7 +115,55 @@ def test_a_required_field_cannot_be_left_out(missing: str) -> None:
         Namespace(**{name: value for name, value in BASE.items() if name != missing})
 
 
-@pytest.mark.parametrize("bad", [object(), {1, 2}, 1 << 70, [object()]])
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"w": 1, "h": 2}, {"h": 2, "w": 1}),
+        ([{"crop": ({"w": 1, "h": 2},)}], [{"crop": ({"h": 2, "w": 1},)}]),
+        ({1: "a", "b": {3: 4, b"5": 6}}, {"b": {b"5": 6, 3: 4}, 1: "a"}),
+        (448, np.int64(448)),
+        (448, np.uint8(192) + np.int16(256)),
+        (True, np.bool_(True)),
+        (0.5, np.float16(0.5)),
+        (float(np.float32(0.1)), np.float32(0.1)),
+        (0.1, np.float64(0.1)),
+        ([1, {"w": 2.5}], (np.int32(1), {np.str_("w"): np.float32(2.5)})),
+        ({1: 2}, {np.int64(1): np.int64(2)}),
+    ],
+)
+def test_equal_parameters_make_one_key_however_they_are_written(one: object, other: object) -> None:
+    assert NAMESPACE.key("e", "i", b"", size=one) == NAMESPACE.key("e", "i", b"", size=other)
+
+
+@pytest.mark.parametrize(
+    "several",
+    [
+        (1, True, 1.0, "1", b"1", None),
+        (np.int64(1), np.bool_(True), np.float32(1), [1], {1: 1}),
+        (0.1, np.float32(0.1), np.float16(0.1)),
+        ([1, 2], [2, 1], {1: 2}, {2: 1}, {"1": 2}),
+    ],
+)
+def test_other_parameters_make_other_keys(several: tuple[object, ...]) -> None:
+    assert len({NAMESPACE.key("e", "i", b"", size=each) for each in several}) == len(several)
+
+
+def test_parameters_that_were_sorted_keep_the_keys_of_former_releases() -> None:
+    key = NAMESPACE.key(
+        "e", "i", b"", crop=None, size={"height": 1, "w": [2.5, True, ("a", b"b")]}, steps={2: "x", 10: "y"}
+    )
+    assert key.hex() == FORMER
+
+
+def _cycle() -> list[object]:
+    cycle: list[object] = []
+    cycle.append(cycle)
+    return cycle
+
+
+@pytest.mark.parametrize(
+    "bad", [object(), {1, 2}, 1 << 70, [object()], np.timedelta64(1, "s"), np.array(1), np.complex64(1), _cycle()]
+)
 def test_parameters_that_cannot_be_part_of_a_key_are_refused(bad: object) -> None:
     with pytest.raises(BadNamespace, match="parameters"):
         NAMESPACE.key("encoder", "image", b"x", odd=bad)

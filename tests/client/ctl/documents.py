@@ -138,6 +138,7 @@ def store(**changed: Any) -> dict[str, Any]:
         "claims_handed_over": 3,
         "puts": {"stored": 800, "existed": 20, "refused": 4},
         "evictions": {"capacity": 100, "ttl": 60},
+        "claims_unstorable": {"ObjectTooLarge": 2},
         "refusals": {"LimitReached": 4},
         "claims": {"compute": 900, "hit": 50},
         "remote": {"fetched": 30, "missed": 900},

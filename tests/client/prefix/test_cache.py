@@ -7,8 +7,9 @@ import hashlib
 import os
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ import pytest
 
 import tensord
 from tensord import Media, NormalLayer, PrefixCache, PrefixMatch, RecurrentLayer, RotatingLayer, SharedLayer
+from tensord.client.core.answers import PendingRequest
 from tensord.client.prefix import put as prefix_put
 from tensord.client.prefix.layers import PrefixLayer, cut
 from tensord.client.prefix.tokens import media_of, tokens_of
@@ -458,7 +460,8 @@ def test_a_snapshot_that_lacks_a_state_is_named_and_never_given(
     window = RotatingLayer({name: array[:, :, -40:] for name, array in kv(TEXT).items()}, 40)
     stored(cache, TEXT, [*normal(TEXT), window])
     match = matched(cache, np.append(TEXT, np.uint32(7)))
-    for use in (lambda: match.snapshot, lambda: match.joined(2), lambda: match.torch(2)):
+    with_torch: list[Callable[[], object]] = [lambda: match.torch(2)] if find_spec("torch") else []
+    for use in (lambda: match.snapshot, lambda: match.joined(2), *with_torch):
         with pytest.raises(Corrupt, match=says):
             use()
     assert_right(match, TEXT)
@@ -585,7 +588,7 @@ def test_a_window_rewinds_until_it_has_rolled_over(cache: PrefixCache) -> None:
 
 def test_tensors_come_back_as_tensors(cache: PrefixCache) -> None:
     # Here, since the process of another test imports this module.
-    import torch
+    torch = pytest.importorskip("torch")
 
     k = torch.arange(100 * 6, dtype=torch.float32).reshape(1, 2, 100, 3).to(torch.bfloat16)
     layers = [NormalLayer((k, k + 1)), NormalLayer(torch.arange(100), axis=0), RecurrentLayer([torch.ones(2)])]
@@ -601,7 +604,7 @@ def test_tensors_come_back_as_tensors(cache: PrefixCache) -> None:
 
 
 def test_tokens_may_be_any_whole_numbers_and_buffers_of_words_are_not_copied(cache: PrefixCache) -> None:
-    import torch
+    torch = pytest.importorskip("torch")
 
     stored(cache, TEXT)
     signed = TEXT.astype(np.int32)
@@ -724,7 +727,7 @@ def test_arguments_that_do_not_fit_together_are_named_and_nothing_is_stored(
 
 
 def _no_tokens(name: str) -> Any:
-    import torch
+    torch = pytest.importorskip("torch")
 
     freed = torch.ones(40, dtype=torch.int32)
     freed.untyped_storage().resize_(0)
@@ -971,10 +974,10 @@ def test_an_answer_that_comes_too_late_is_dropped(cache: PrefixCache, monkeypatc
     stored(cache, TEXT)
     assert offset_of(cache, TEXT) == 99
     link = cache._client.link
-    asked: list[Future[Any]] = []
+    asked: list[PendingRequest] = []
 
-    def never(*_: Any, **__: Any) -> Future[Any]:
-        asked.append(Future())
+    def never(*_: Any, **__: Any) -> PendingRequest:
+        asked.append(PendingRequest())
         return asked[-1]
 
     monkeypatch.setattr(link, "ask", never)

@@ -1,0 +1,263 @@
+"""A daemon that is stopped (SIGSTOP) keeps its connections and says nothing. Clients do without it until it answers.
+
+No call here has a time limit that the test could wait for: one that waited for the daemon would never end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tensord
+from tensord.client.core.silence import WORD_S
+from tensord.errors import DaemonUnavailable, TimedOut
+
+from ..daemon_process import PATIENCE_S, Daemon, until
+from ..processes import Child, Stage
+from .payloads import is_payload, key, payload
+
+FOR_EVER_S = 1e6
+NAMESPACE = tensord.Namespace(model="m", revision="r", dtype="f", processor="p")
+TOKENS = np.arange(64, dtype=np.uint32)
+AWAY, BACK = "has not answered", "answers again"
+
+
+@contextmanager
+def stopped(daemon: Daemon) -> Iterator[None]:
+    daemon.pause()
+    try:
+        yield
+    finally:
+        daemon.resume()
+
+
+def left_without_an_answer(client: tensord.Client, number: int) -> None:
+    """A miss, and the moment in which the client takes the daemon for away."""
+    assert client.get_or_compute(key(number), lambda: number) == number
+    until(lambda: not client.connected, "the client to take the daemon for away")
+
+
+def changes(caplog: pytest.LogCaptureFixture) -> list[str]:
+    said = [record.getMessage() for record in caplog.records if record.name == "tensord"]
+    return [word for text in said for word in (AWAY, BACK) if word in text]
+
+
+def test_misses_are_computed_hits_go_on_and_each_change_is_logged_once(
+    daemon: Daemon, caplog: pytest.LogCaptureFixture
+) -> None:
+    client, other = (daemon.client(timeout_s=FOR_EVER_S) for _ in range(2))
+    assert client.put(key(1), payload(1), wait=True).state == "stored"
+    for _ in range(2):
+        with stopped(daemon):
+            for number in range(10, 20):
+                assert client.get_or_compute(key(number), lambda number=number: number) == number  # type: ignore[misc]
+            left_without_an_answer(client, 20)
+            left_without_an_answer(other, 21)
+            lease = client.get(key(1))
+            assert lease is not None and is_payload(lease.tree, 1)
+            assert client.get_or_compute(key(1), lambda: 0) is not None
+        for each in (client, other):
+            assert each.wait_connected(PATIENCE_S)
+        assert client.put(key(2), payload(2), wait=True).state in ("stored", "existed")
+        client.evict(*(key(number) for number in range(10, 22)))
+    assert changes(caplog) == [AWAY, BACK] * 2
+
+
+def ways(client: tensord.Client) -> dict[str, Callable[[], object]]:
+    """The calls that wait for the daemon."""
+    return {
+        "touch": lambda: client.touch(key(1)),
+        "evict": lambda: client.evict(key(1)),
+        "clear": client.clear,
+        "invalidate": lambda: client.invalidate(NAMESPACE),
+        "pin": lambda: client.pin(key(1), 1.0),
+        "unpin": lambda: client.unpin(key(1)),
+        "modes": client.modes,
+        "status": client.status,
+        "reserve": lambda: client.reserve(tensord.Spec((3,), "uint8")),
+        "reserve_device": lambda: client.reserve_device("card0", 1),
+        "evict_all": lambda: tensord.PrefixCache(client, NAMESPACE).evict_all(),
+    }
+
+
+def test_calls_beside_a_silent_daemon_do_as_without_one(daemon: Daemon) -> None:
+    client = daemon.client(timeout_s=FOR_EVER_S)
+    prefixes = tensord.PrefixCache(client, NAMESPACE, block_tokens=16)
+    layers = [tensord.NormalLayer(np.zeros((1, 1, len(TOKENS), 1)))]
+    assert prefixes.put(TOKENS, layers, wait=True).state == "stored"
+    with stopped(daemon):
+        assert prefixes.match(TOKENS) is None, "nor does a match wait that is the first to ask"
+        left_without_an_answer(client, 1)
+        for name, call in ways(client).items():
+            with pytest.raises(DaemonUnavailable, match="does not answer"):
+                pytest.fail(f"{name} returned {call()}")
+        put = client.put(key(2), payload(2), wait=True)
+        assert put.state == "lost" and "does not answer" in str(put.error)
+        assert [put.state for put in client.put_many([(key(3), 3), (key(4), 4)], wait=True)] == ["lost"] * 2
+        assert client.put(key(5), np.zeros(4 << 20, np.uint8), wait=True).state == "lost"
+        assert client.claim(key(6)).state == "alone"
+        assert prefixes.match(TOKENS) is None and prefixes.put(TOKENS + 1, layers, wait=True).state == "lost"
+        visual = tensord.VisualCache(client, NAMESPACE)
+        assert visual.store("image", b"picture", np.zeros(3)).wait().state == "lost"
+        client.declare_baseline("card0", 1)
+    assert client.wait_connected(PATIENCE_S)
+    assert client.put(key(2), payload(2), wait=True).state == "stored"
+    match = prefixes.match(TOKENS)
+    assert match is not None and match.offset == len(TOKENS) - 1
+
+
+def test_puts_from_before_are_stored_and_no_claim_is_left(daemon: Daemon) -> None:
+    client = daemon.client(timeout_s=FOR_EVER_S)
+    held = client.claim(key(2))
+    held.answer.result(PATIENCE_S)
+    with stopped(daemon):
+        put = client.put(key(1), payload(1))
+        left_without_an_answer(client, 3)
+        assert put.state == "sent"
+        held.abandon()
+    assert put.wait(PATIENCE_S).state == "stored" and client.contains(key(1))
+    daemon.until(lambda s: not s["store"]["claims_held"], "the claims to be given back")
+
+
+def test_what_begins_beside_a_silent_daemon_is_known_to_it_once_it_answers(daemon: Daemon) -> None:
+    client = daemon.client(timeout_s=FOR_EVER_S)
+    with stopped(daemon):
+        left_without_an_answer(client, 1)
+        subscription = client.on_mode(lambda change: None)
+        graph = tensord.AgentStepGraph([tensord.AgentStep("planner")])
+        workflow = client.workflow("begun in silence", graph)
+        assert isinstance(workflow.error, DaemonUnavailable)
+    until(lambda: subscription.states, "the states of all gauges")
+    daemon.until(lambda s: "begun in silence" in str(s["governor"]["workflows"]), "the workflow")
+    until(lambda: workflow.error is None, "the daemon's answer")
+
+
+def test_who_waits_for_another_ones_value_computes_it(daemon: Daemon) -> None:
+    first, second = (daemon.client(timeout_s=FOR_EVER_S) for _ in range(2))
+    go_on = threading.Event()
+    computed: Future[Any] = Future()
+
+    def compute() -> str:
+        assert go_on.wait(PATIENCE_S)
+        return "first"
+
+    computing = threading.Thread(target=lambda: computed.set_result(first.get_or_compute(key(1), compute)))
+    computing.start()
+    daemon.until(lambda s: s["store"]["claims_held"], "the claim")
+    waited: Future[Any] = Future()
+    threading.Thread(target=lambda: waited.set_result(second.get_or_compute(key(1), lambda: "second"))).start()
+    daemon.until(lambda s: s["store"]["claims_waiting"], "the other to wait")
+    with stopped(daemon):
+        assert waited.result(PATIENCE_S) == "second"
+        go_on.set()
+        assert computed.result(PATIENCE_S) == "first"
+    computing.join(PATIENCE_S)
+
+
+def test_a_time_limit_that_is_given_holds_and_the_daemon_is_away_after_it(daemon: Daemon) -> None:
+    client = daemon.client(timeout_s=2 * WORD_S)
+    with stopped(daemon):
+        with pytest.raises(TimedOut, match=r"did not answer within 0\.5 s"):
+            client.touch(key(1))
+        assert not client.connected
+        with pytest.raises(DaemonUnavailable, match="does not answer"):
+            client.touch(key(1))
+        assert not client.wait_connected(WORD_S)
+
+
+def test_tasks_do_not_wait_either(daemon: Daemon) -> None:
+    async def main() -> None:
+        async with tensord.AsyncClient(daemon.socket, timeout_s=FOR_EVER_S) as client:
+            with stopped(daemon):
+                assert await client.get_or_compute(key(1), lambda: 1) == 1
+                await asyncio.to_thread(left_without_an_answer, client.client, 2)
+                assert await client.get_or_compute(key(3), lambda: 3) == 3
+                with pytest.raises(DaemonUnavailable, match="does not answer"):
+                    await client.touch(key(1))
+                assert (await client.put(key(4), 4, wait=True)).state == "lost"
+                async with tensord.AsyncClient(daemon.socket, timeout_s=FOR_EVER_S) as newcomer:
+                    assert not newcomer.connected and await newcomer.get(key(1)) is None
+                    assert await newcomer.get_or_compute(key(5), lambda: 5) == 5
+            assert await client.wait_connected(PATIENCE_S)
+
+    asyncio.run(main())
+
+
+def test_only_the_first_client_of_a_process_waits_to_be_taken_in(
+    daemon: Daemon, caplog: pytest.LogCaptureFixture
+) -> None:
+    with stopped(daemon):
+        first = tensord.Client(daemon.socket, timeout_s=2 * WORD_S)
+        until(lambda: isinstance(first.link.error, TimedOut), "the attempt to end")
+        clients = [tensord.Client(daemon.socket, timeout_s=FOR_EVER_S) for _ in range(2)]
+        for client in clients:
+            assert client.get(key(1)) is None and client.get_or_compute(key(1), lambda: 1) == 1
+            assert client.put(key(1), 1).state == "lost"
+        with pytest.raises(DaemonUnavailable):
+            tensord.Client(daemon.socket, timeout_s=FOR_EVER_S, required=True)
+    for client in (first, *clients):
+        assert client.wait_connected(PATIENCE_S)
+        client.close()
+    said = [record.getMessage() for record in caplog.records if record.name == "tensord"]
+    assert len(said) == 2 and "Until it answers" in said[0] and BACK in said[1], said
+
+
+def test_a_daemon_that_is_killed_in_silence_is_followed_by_the_next(
+    daemon: Daemon, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = daemon.client(timeout_s=FOR_EVER_S)
+    daemon.pause()
+    left_without_an_answer(client, 1)
+    daemon.kill()
+    daemon.start()
+    assert client.wait_connected(PATIENCE_S)
+    assert client.put(key(2), payload(2), wait=True).state == "stored"
+    assert changes(caplog) == [AWAY, BACK]
+
+
+def is_forked(stage: Stage, path: Path) -> Any:
+    """A child of a process that was left without an answer."""
+    import os
+
+    client = tensord.Client(path, timeout_s=FOR_EVER_S)
+    stage.tell(client.connected)
+    stage.hear()
+    left_without_an_answer(client, 1)
+    child = os.fork()
+    if not child:
+        value = client.get_or_compute(key(2), lambda: 2)
+        os._exit(7 if value == 2 and client.put(key(3), 3).state == "lost" else 1)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def test_the_child_of_a_fork_does_not_wait_either(daemon: Daemon) -> None:
+    with Child(is_forked, daemon.socket) as child:
+        assert child.hear() is True
+        with stopped(daemon):
+            child.tell()
+            assert child.hear() == 7
+
+
+def test_a_daemon_that_has_reason_to_let_a_request_wait_is_not_taken_for_away(
+    daemon: Daemon, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, second = (daemon.client(timeout_s=FOR_EVER_S) for _ in range(2))
+    caplog.set_level(logging.DEBUG, "tensord")
+    claim = first.claim(key(1))
+    claim.answer.result(PATIENCE_S)
+    waiting = second.claim(key(1))
+    until(lambda: waiting.state == "waiting", "the daemon's word")
+    began = daemon.status()["uptime_s"]
+    daemon.until(lambda s: s["uptime_s"] > began + 3, "more time than a silent daemon is given to pass")
+    assert waiting.state == "waiting" and second.connected and not changes(caplog)
+    claim.abandon()
+    until(lambda: waiting.state == "compute", "the claim to be handed over")

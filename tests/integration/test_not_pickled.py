@@ -1,0 +1,104 @@
+"""What belongs to its process is neither pickled nor copied, and says what to do: pins, claims, connections."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import pickle
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tensord
+from tensord.testing import FakeCard, FakeVram
+
+from ..client.device.card import CARD, key, put_some, watching
+from ..daemon_process import Daemon
+
+NAMESPACE = tensord.Namespace(model="m", revision="r", dtype="f", processor="p")
+TOKENS = np.arange(64, dtype=np.uint32)
+
+
+@pytest.fixture
+def client(card: FakeCard) -> Iterator[tensord.Client]:
+    with watching(card) as daemon:
+        client = daemon.start().client()
+        daemon.until(lambda status: CARD in str(status["governor"]), "the card to be known")
+        yield client
+
+
+def subscribed(client: tensord.Client) -> Any:
+    async def subscription() -> Any:
+        async with tensord.AsyncClient(client.link.path) as asking:
+            return await asking.on_mode()
+
+    return asyncio.run(subscription())
+
+
+def matched(client: tensord.Client) -> Any:
+    prefixes = tensord.PrefixCache(client, NAMESPACE, block_tokens=16)
+    prefixes.put(TOKENS, [tensord.NormalLayer(np.zeros((1, 1, len(TOKENS), 1)))], wait=True)
+    return prefixes.match(TOKENS)
+
+
+def graph() -> tensord.AgentStepGraph:
+    return tensord.AgentStepGraph([tensord.AgentStep("planner")])
+
+
+OPENED: dict[str, Callable[[tensord.Client], Any]] = {
+    "AsyncSubscription": subscribed,
+    "Batch": lambda client: client.get_many([key(1)]),
+    "Claim": lambda client: client.claim(key(2)),
+    "Client": lambda client: client,
+    "DeviceReservation": lambda client: client.reserve_device(CARD, 4096),
+    "Lease": lambda client: client.get(key(1)),
+    "PrefixCache": lambda client: tensord.PrefixCache(client, NAMESPACE),
+    "PrefixMatch": matched,
+    "Reservation": lambda client: client.reserve(tensord.Spec((3,), "uint8")),
+    "RingReader": lambda client: client.ring(),
+    "Subscription": lambda client: client.on_mode(print),
+    "VisualCache": lambda client: tensord.VisualCache(client, NAMESPACE),
+    "Workflow": lambda client: client.workflow("of one step", graph()),
+}
+
+
+@pytest.mark.parametrize("copied", [pickle.dumps, copy.deepcopy])
+@pytest.mark.parametrize("name", OPENED)
+def test_what_belongs_to_this_process_is_neither_pickled_nor_copied(
+    client: tensord.Client, name: str, copied: Callable[[Any], object]
+) -> None:
+    client.put(key(1), np.arange(5), wait=True)
+    opened = OPENED[name](client)
+    assert type(opened).__name__.endswith(name)
+    with pytest.raises(TypeError, match=r"of this process|in this process|for this process") as refused:
+        copied(opened)
+    assert "cannot be pickled or copied: " in str(refused.value)
+
+
+@pytest.mark.parametrize("copied", [pickle.dumps, copy.deepcopy])
+def test_tensors_on_a_device_are_neither_pickled_nor_copied(
+    client: tensord.Client, card: FakeCard, copied: Callable[[Any], object]
+) -> None:
+    vram = FakeVram(card)
+    with tensord.DeviceCache(client, vram) as cache:
+        put_some(cache, vram, range(1))
+        for each in (cache, cache.get(key(0))):
+            with pytest.raises(TypeError, match="cannot be pickled or copied: "):
+                copied(each)
+
+
+def test_what_a_put_came_to_and_a_namespace_are_pickled(client: tensord.Client) -> None:
+    put = client.put(key(1), np.arange(5), wait=True)
+    assert pickle.loads(pickle.dumps(put)).state == "stored"
+    assert pickle.loads(pickle.dumps(NAMESPACE)) == NAMESPACE
+
+
+def test_a_claim_that_was_refused_to_a_copier_is_still_held(daemon: Daemon) -> None:
+    client = daemon.client()
+    claim = client.claim(key(1))
+    with pytest.raises(TypeError):
+        copy.copy(claim)
+    claim.answer.result()
+    assert claim.state == "compute" and daemon.store("claims_held") == 1

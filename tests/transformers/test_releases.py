@@ -1,0 +1,276 @@
+"""Releases of transformers: what has all that sharing needs shares, whatever its number is, and one log line names what
+is missing before the first call."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from transformers import cache_utils
+from transformers.generation import GenerationMixin
+
+import tensord
+from tensord.client.transformers import cached, layer_parts, prefix_cached, tally
+from tensord.client.transformers.families import check_model
+from tensord.client.transformers.reasons import NotShared
+
+from .language_models import PROMPT, generated, language_model, prompt, sharing
+from .test_transformers import clip, llava, pixels, whisper
+
+Patch = pytest.MonkeyPatch
+
+
+@pytest.fixture(autouse=True)
+def _classes_are_tried_anew() -> Iterator[None]:
+    layer_parts._check_class.cache_clear()
+    yield
+    layer_parts._check_class.cache_clear()
+
+
+@pytest.fixture
+def lines(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
+    return lambda: [record.getMessage() for record in caplog.records if record.name == "tensord"]
+
+
+# ---- language models
+
+
+@pytest.mark.parametrize("version", ["5.0.0", "5.99.1", "7.0.0.dev0"])
+@pytest.mark.parametrize("family", ["llama", "gemma2", "mamba2", "qwen3_next", "nemotron_h"])
+def test_a_release_is_not_judged_by_its_number(
+    family: str, version: str, client: tensord.Client, monkeypatch: Patch, lines: Callable[[], list[str]]
+) -> None:
+    monkeypatch.setattr(transformers, "__version__", version)
+    shared = sharing(language_model(family), client)
+    generated(shared, prompt(PROMPT))
+    assert shared.tally.found_tokens > 0
+    assert lines() == []
+
+
+def tokens_elsewhere(patch: Patch) -> None:
+    """Keys and values are kept under other names."""
+
+    def update(self: Any, keys: Any, values: Any, *_args: Any, **_more: Any) -> Any:
+        past = getattr(self, "past", (keys[:, :, :0], values[:, :, :0]))
+        self.past = tuple(torch.cat(each, -2) for each in zip(past, (keys, values), strict=True))
+        self.is_initialized = True
+        return self.past
+
+    patch.setattr(cache_utils.DynamicLayer, "update", update)
+    patch.setattr(
+        cache_utils.DynamicLayer,
+        "get_seq_length",
+        lambda self: self.past[0].shape[-2] if hasattr(self, "past") else 0,
+    )
+
+
+def tensors_reused(patch: Patch) -> None:
+    """The layer overwrites the tensors that it replaces."""
+    plain = cache_utils.DynamicLayer.update
+
+    def update(self: Any, *args: Any, **more: Any) -> Any:
+        replaced = (self.keys, self.values) if self.is_initialized else ()
+        found = plain(self, *args, **more)
+        for each in replaced:
+            each.zero_()
+        return found
+
+    patch.setattr(cache_utils.DynamicLayer, "update", update)
+
+
+def another_window(patch: Patch) -> None:
+    """One token more is kept."""
+    kind = cache_utils.DynamicSlidingWindowLayer
+
+    def update(self: Any, keys: Any, values: Any, *_args: Any, **_more: Any) -> Any:
+        if not self.is_initialized:
+            self.lazy_initialization(keys, values)
+        self.cumulative_length += keys.shape[-2]
+        full = torch.cat([self.keys, keys], -2), torch.cat([self.values, values], -2)
+        self.keys, self.values = (each[:, :, -self.sliding_window :] for each in full)
+        return full[0][:, :, -self.sliding_window + 1 - keys.shape[-2] :], full[1][
+            :, :, -self.sliding_window + 1 - keys.shape[-2] :
+        ]
+
+    patch.setattr(kind, "update", update)
+
+
+def state_beside(patch: Patch) -> None:
+    """A state depends on a number that is kept under a name of its own."""
+    plain = cache_utils.LinearAttentionLayer.update_conv_state
+
+    def update(self: Any, *args: Any, **more: Any) -> Any:
+        self.steps = getattr(self, "steps", 0) + 1
+        return plain(self, *args, **more) + (0 if self.steps < 2 else 1e-9)
+
+    patch.setattr(cache_utils.LinearAttentionLayer, "update_conv_state", update)
+
+
+def another_argument(patch: Patch) -> None:
+    """The model takes its cache under a name that nobody knows."""
+    kind = transformers.LlamaForCausalLM
+    plain = kind.forward
+    patch.setattr(
+        kind, "forward", lambda self, input_ids=None, attention_mask=None, **more: plain(
+            self, input_ids=input_ids, attention_mask=attention_mask, **more
+        )
+    )  # fmt: skip
+
+
+LAYERS: dict[str, tuple[Callable[[Patch], None], str, str]] = {
+    "tokens elsewhere": (tokens_elsewhere, "llama", "DynamicLayer of transformers"),
+    "tensors reused": (tensors_reused, "llama", "it writes to keys and values that it has given out"),
+    "another window": (another_window, "gemma2", "a tensor of shape"),
+    "a state beside": (state_beside, "lfm2", "its states differ"),
+    "another argument": (another_argument, "llama", "has no parameter cache, cache_params or past_key_values"),
+}
+
+
+@pytest.mark.parametrize("case", LAYERS.values(), ids=list(LAYERS))
+def test_a_release_that_keeps_tokens_in_another_way_shares_nothing_and_one_line_says_why_at_once(
+    case: tuple[Callable[[Patch], None], str, str],
+    client: tensord.Client,
+    monkeypatch: Patch,
+    lines: Callable[[], list[str]],
+) -> None:
+    change, family, why = case
+    model = language_model(family)
+    change(monkeypatch)
+    shared = prefix_cached(model, client, block_tokens=16)
+    (line,) = lines()
+    assert line.startswith(f"tensord: prompts of {type(model).__name__} are not shared: ") and why in line
+    for _ in range(2):
+        ids = prompt(PROMPT)
+        assert torch.equal(shared.generate(ids, max_new_tokens=4), model.generate(ids, max_new_tokens=4))
+    assert shared.flush()
+    assert lines() == [line]
+    assert (shared.tally.calls, shared.tally.passed, list(shared.tally.reasons.values())) == (0, 2, [2])
+    assert not client.status()["store"]["entries"]
+
+
+def test_what_one_family_lacks_ends_no_other_ones_sharing(client: tensord.Client, monkeypatch: Patch) -> None:
+    another_window(monkeypatch)
+    sharing(language_model("llama"), client)
+    with pytest.raises(NotShared, match="DynamicSlidingWindowLayer of transformers"):
+        check_model(language_model("mistral"))
+
+
+def other_prefill(self: Any, input_ids: Any, settings: Any, **_more: Any) -> None:
+    raise AssertionError
+
+
+METHODS: dict[str, tuple[str, str, Callable[[Patch], None], str]] = {
+    **{
+        name: ("llama", name, lambda patch, name=name: patch.delattr(GenerationMixin, name), "there is no ")  # type: ignore[misc]
+        for name in ("_sample", "_prefill", "_prepare_generation_config")
+    },
+    "another _prefill": (
+        "mamba2",
+        "_prefill",
+        lambda patch: patch.setattr(GenerationMixin, "_prefill", other_prefill),
+        "has no parameter generation_config",
+    ),
+    "another prepare_inputs_for_generation": (
+        "mamba2",
+        "prepare_inputs_for_generation",
+        lambda patch: patch.setattr(
+            GenerationMixin, "prepare_inputs_for_generation", lambda self, input_ids, is_first_iteration, **more: None
+        ),
+        "has no parameter next_sequence_length",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", METHODS.values(), ids=list(METHODS))
+def test_a_release_without_a_method_that_sharing_needs_is_named_with_it(
+    case: tuple[str, str, Callable[[Patch], None], str], client: tensord.Client, monkeypatch: Patch
+) -> None:
+    family, method, change, why = case
+    model = language_model(family)
+    check_model(model)
+    change(monkeypatch)
+    (reason,) = prefix_cached(model, client).tally.reasons
+    assert why in reason
+    assert f"{type(model).__name__}.{method} of transformers {transformers.__version__}" in reason
+
+
+def test_the_methods_that_only_state_space_models_need_are_not_asked_of_others(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(GenerationMixin, "_prefill", other_prefill)
+    check_model(language_model("llama"))
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2", "mamba2", "qwen3_next"])
+def test_nothing_is_called_by_a_name_that_transformers_is_about_to_remove(family: str, client: tensord.Client) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", FutureWarning)
+        shared = sharing(language_model(family), client)
+        shared.generate(prompt(PROMPT), max_new_tokens=3)
+    assert shared.tally.passed == 0, shared.tally.reasons
+
+
+@pytest.mark.parametrize("device", ["meta", "cpu"])
+def test_a_default_device_of_the_caller_ends_no_sharing(device: str, client: tensord.Client) -> None:
+    models = [language_model(family) for family in ("llama", "gemma2", "lfm2")]
+    before = torch.random.get_rng_state()
+    with torch.device(device):
+        assert [prefix_cached(model, client).tally.reasons for model in models] == [{}] * 3
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+# ---- encoders
+
+
+def renamed(patch: Patch) -> Any:
+    kind = transformers.CLIPVisionModel
+    plain = kind.forward
+
+    def forward(self: Any, images: Any = None, **more: Any) -> Any:
+        return plain(self, **more, **({} if images is None else {"pixel_values": images}))
+
+    model = clip()
+    patch.setattr(kind, "forward", forward)
+    return model
+
+
+def replaced(patch: Patch) -> Any:
+    kind = transformers.CLIPVisionModel
+    plain = kind.forward
+    model = clip()
+    patch.setattr(kind, "forward", lambda self, pixel_values=None: plain(self, pixel_values=pixel_values))
+    return model
+
+
+ENCODERS = {
+    "an argument of another name": (renamed, "has no parameter pixel_values, which sharing needs"),
+    "a replaced method": (replaced, "was replaced by other code"),
+}
+
+
+@pytest.mark.parametrize("case", ENCODERS.values(), ids=list(ENCODERS))
+def test_an_encoder_that_cannot_share_computes_and_one_line_says_why_at_once(
+    case: tuple[Callable[[Patch], Any], str],
+    client: tensord.Client,
+    monkeypatch: Patch,
+    lines: Callable[[], list[str]],
+) -> None:
+    make, why = case
+    model = cached(make(monkeypatch), client)
+    (line,) = lines()
+    assert (
+        line.startswith("tensord: outputs of CLIPVisionModel are not shared: CLIPVisionModel.forward") and why in line
+    )
+    assert model(**pixels(1)).pooler_output.shape[0] == 1
+    assert tally(model).passed == 1
+    assert lines() == [line]
+
+
+@pytest.mark.parametrize("make", [clip, llava, whisper])
+def test_an_encoder_that_shares_logs_nothing(
+    make: Callable[[], Any], client: tensord.Client, lines: Callable[[], list[str]]
+) -> None:
+    cached(make(), client)
+    assert lines() == []
