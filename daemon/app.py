@@ -179,7 +179,7 @@ class _Daemon:
         ring_bytes = memory.superblock.limit_bytes
         parts = self._assembled(memory, self._store(memory, policy))
         former.take_over(memory, parts.core, parts.store.inbox, policy)
-        documents = Documents(parts.store.inbox, parts.governor.inbox)
+        documents = Documents(parts.store.inbox, parts.governor.inbox, lambda: sockets.problems)
         stalls = StallTrigger(self._config.gauges.psi_stall_s, parts.pressure.sample_now, _log)
         sessions: set[Session] = set()
         listeners = self._listeners(memory, sockets, parts, documents, sessions)
@@ -191,7 +191,7 @@ class _Daemon:
         serving = asyncio.create_task(parts.store.run())
         stalls.start()
         async with asyncio.TaskGroup() as tasks:
-            runs = (parts.governor.run, parts.pressure.run, metrics.run, page.run, self._watchdog)
+            runs = (parts.governor.run, parts.pressure.run, metrics.run, page.run, sockets.keep, self._watchdog)
             running = [tasks.create_task(run()) for run in (*(each.run for each in listeners), *runs)]
             running.append(tasks.create_task(measure_lag(self._times)))
             running.append(tasks.create_task(self._grow(memory, parts.store)))
@@ -202,7 +202,7 @@ class _Daemon:
             _log.info(
                 "serving",
                 instance=self._config.instance,
-                socket=sockets.control.getsockname(),
+                socket=sockets.control.address,
                 ring_bytes=ring_bytes,
                 epoch=memory.superblock.epoch,
                 recovered=memory.recovered,

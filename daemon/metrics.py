@@ -109,6 +109,12 @@ _STORE_BY: Final = (
     ("evictions", "evictions", "reason", "Removed entries, by reason."),
     ("refusals", "refusals", "code", "Requests that the store refused, by the error's name."),
     ("claims", "claims", "answer", "Requests for a claim, by the daemon's answer."),
+    (
+        "claims_unstorable",
+        "claims_unstorable",
+        "code",
+        "Claims that ended because the value cannot be stored, by the error's name.",
+    ),
     ("remote", "remote", "outcome", "Fetches from the remote store and writes to it, by outcome."),
 )
 _DEVICE: Final = (

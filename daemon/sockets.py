@@ -4,30 +4,31 @@
     metrics            a Unix socket, and also TCP if the configuration or a service manager says so
     page               none, a Unix socket, or TCP on the loopback interface, as the configuration says
 
-Owns: the sockets' files, modes and group. Does not own the acceptance of connections (`actors.listener`).
-
-Invariant: no process can connect to a socket before its mode is set. A socket on which a process listens is never
-removed.
+Owns: which sockets there are, and when their files are looked at. Does not own the files (`socket_files`), nor the
+acceptance of connections (`actors.listener`).
 """
 
 from __future__ import annotations
 
+import asyncio
 import errno
-import grp
-import os
 import socket
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, Self
 
-from ..errors import BadConfiguration, InstanceBusy, SocketForbidden
-from ..ipc.places import METRICS_NAME, make_folder
+from ..errors import BadConfiguration, InstanceBusy
+from ..ipc.places import METRICS_NAME
+from .actors.listening import Listening
 from .config.config import Config
 from .config.settings import host_and_port
+from .logs import logger
+from .process_limits import NO_MEMORY_OR_THREAD
+from .socket_files import BACKLOG, SocketFile
 
-BACKLOG: Final = 512
-# The umask for new sockets: no other user may connect before the mode is set.
-_UMASK: Final = 0o177
+LOOK_EVERY_S: Final = 2.0
+"""How often the daemon looks whether its sockets' files are there."""
+_log = logger("tensord")
 _WITHOUT_TCP: Final = {
     "metrics.listen": "let it listen for the daemon: docs/metrics.md",
     "http": "set the path of a Unix socket: docs/page.md",
@@ -42,12 +43,14 @@ class Sockets:
     """
 
     def __init__(self, config: Config, activated: Mapping[str, socket.socket]) -> None:
-        self._made: list[Path] = []
-        self._open = list(activated.values())
+        self._files: list[tuple[SocketFile, Listening]] = []
+        self._open: list[Listening] = []
         try:
-            self.control = activated.get("control") or self._listen(config.socket, config.socket_mode, config)
-            self.status = activated.get("status") or self._listen(config.status_socket, config.status_mode, config)
-            self.metrics = self._metrics(config, activated.get("metrics"))
+            modes = {"control": config.socket_mode, "status": config.status_mode, "metrics": config.metrics.mode}
+            given = {name: self._given(each, modes.get(name), config) for name, each in activated.items()}
+            self.control = given.get("control") or self._listen(config.socket, config.socket_mode, config)
+            self.status = given.get("status") or self._listen(config.status_socket, config.status_mode, config)
+            self.metrics = self._metrics(config, given.get("metrics"))
             self.page = self._page(config)
         except BaseException:
             self._close()
@@ -59,22 +62,59 @@ class Sockets:
     def __exit__(self, *_: object) -> None:
         self._close()
 
-    def _close(self) -> None:
-        for listening in self._open:
-            listening.close()
-        for path in self._made:
-            path.unlink(missing_ok=True)
+    @property
+    def problems(self) -> list[str]:
+        """Which sockets no new client can reach, each with the reason and what to do."""
+        return [file.problem for file, _ in self._files if file.problem]
 
-    def _metrics(self, config: Config, given: socket.socket | None) -> list[socket.socket]:
+    async def keep(self) -> None:
+        """Looks at the files of the sockets again and again, and makes those anew that somebody has removed."""
+        while True:
+            await asyncio.sleep(LOOK_EVERY_S)
+            for file, listening in self._files:
+                before = file.problem
+                try:
+                    made = await asyncio.to_thread(file.look)
+                except NO_MEMORY_OR_THREAD:
+                    continue
+                if made is not None:
+                    listening.replace(made)
+                _tell(file, before, anew=made is not None)
+
+    def _close(self) -> None:
+        for file, _ in self._files:
+            file.end()
+        for listening in self._open:
+            listening.socket.close()
+
+    def _given(self, given: socket.socket, mode: int | None, config: Config) -> Listening:
+        """A socket that the service manager has passed. `mode`: of its file, if there is none to go by; None if the
+        daemon does not use the socket."""
+        file = None if mode is None else SocketFile.given(given, mode, config.socket_group)
+        if file is None:
+            return self._opened(given)
+        made = file.look()
+        listening = self._opened(given if made is None else made)
+        self._files.append((file, listening))
+        if made is not None:
+            given.close()
+        _tell(file, "", anew=made is not None)
+        return listening
+
+    def _opened(self, listening: socket.socket) -> Listening:
+        self._open.append(Listening(listening))
+        return self._open[-1]
+
+    def _metrics(self, config: Config, given: Listening | None) -> list[Listening]:
         """The sockets for metrics. A socket from the service manager replaces the configured one of the same kind."""
         listening = [] if given is None else [given]
-        if given is None or given.family != socket.AF_UNIX:
+        if given is None or given.socket.family != socket.AF_UNIX:
             listening.append(self._listen(self._metrics_path(config), config.metrics.mode, config))
-        if config.metrics.listen is not None and (given is None or given.family == socket.AF_UNIX):
+        if config.metrics.listen is not None and (given is None or given.socket.family == socket.AF_UNIX):
             listening += self._listen_by_tcp("metrics.listen", config.metrics.listen)
         return listening
 
-    def _page(self, config: Config) -> list[socket.socket]:
+    def _page(self, config: Config) -> list[Listening]:
         if config.http is None:
             return []
         path = config.page_socket
@@ -87,44 +127,26 @@ class Sockets:
     def _metrics_path(self, config: Config) -> Path:
         """The configured path. By default, the socket is in the folder of the control socket, also if a service manager
         has created that."""
-        control = self.control.getsockname()
-        if config.sources["metrics.socket"] == "default" and str(control).startswith("/"):
+        control = self.control.address
+        if config.sources["metrics.socket"] == "default" and control.startswith("/"):
             return Path(control).with_name(METRICS_NAME)
         return config.metrics.socket
 
-    def _listen(self, path: Path, mode: int, config: Config) -> socket.socket:
-        try:
-            make_folder(path.parent)
-            _clear(path)
-        except OSError as error:
-            raise _cannot_listen(path, error) from error
-        listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-        self._open.append(listening)
-        before = os.umask(_UMASK)
-        try:
-            listening.bind(str(path))
-        except OSError as error:
-            raise _cannot_listen(path, error) from error
-        finally:
-            os.umask(before)
-        self._made.append(path)
-        if config.socket_group is not None:
-            _give_to_group(path, config.socket_group)
-        path.chmod(mode)
-        listening.listen(BACKLOG)
-        listening.setblocking(False)
+    def _listen(self, path: Path, mode: int, config: Config) -> Listening:
+        file, made = SocketFile.made(path, mode, config.socket_group)
+        listening = self._opened(made)
+        self._files.append((file, listening))
         return listening
 
-    def _listen_by_tcp(self, key: str, listen: str) -> list[socket.socket]:
+    def _listen_by_tcp(self, key: str, listen: str) -> list[Listening]:
         """One socket for each address of the host name. `key`: the setting that `listen` is the value of."""
         host, port = host_and_port(listen)
-        made: list[socket.socket] = []
+        made: list[Listening] = []
         try:
             found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
             for family, _, _, _, address in dict.fromkeys(found):
-                made.append(socket.create_server(address, family=family, backlog=BACKLOG))
-                self._open.append(made[-1])
-                made[-1].setblocking(False)
+                made.append(self._opened(socket.create_server(address, family=family, backlog=BACKLOG)))
+                made[-1].socket.setblocking(False)
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
                 # As with a Unix socket: the configuration is right, and a service manager may try again.
@@ -138,27 +160,13 @@ class Sockets:
         return made
 
 
-def _cannot_listen(path: Path, error: OSError) -> SocketForbidden:
-    return SocketForbidden(f"cannot listen at {path}: {error.strerror}; set another socket")
-
-
-def _clear(path: Path) -> None:
-    """Removes the socket of a killed daemon. Raises InstanceBusy if a process listens on it."""
-    if not path.is_socket():
-        if path.exists():
-            raise SocketForbidden(f"{path} exists and is not a socket; remove it, or set another socket")
-        return
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        try:
-            probe.connect(str(path))
-        except OSError:
-            path.unlink(missing_ok=True)
-            return
-    raise InstanceBusy(f"another process listens at {path}; stop it, or set another path for this socket")
-
-
-def _give_to_group(path: Path, group: str) -> None:
-    try:
-        os.chown(path, -1, grp.getgrnam(group).gr_gid)
-    except (KeyError, OSError) as error:
-        raise BadConfiguration(f"socket_group = {group!r}: {error}; create the group, or set another one") from error
+def _tell(file: SocketFile, before: str, *, anew: bool) -> None:
+    """Logs what a look has found, unless it is what it was. `before`: the problem until then."""
+    if anew:
+        _log.warning(
+            "the file of a socket was removed; made anew, with no effect on attached clients", at=str(file.path)
+        )
+    elif file.problem and file.problem != before:
+        _log.error("a socket cannot be reached by new clients", why=file.problem)
+    elif before and not file.problem:
+        _log.info("a socket can be reached again", at=str(file.path))

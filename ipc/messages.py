@@ -197,9 +197,14 @@ class Renew(StoreRequest, frozen=True):
 
 
 class Abandon(StoreRequest, frozen=True):
-    """Gives a claim up. No answer. The claim is handed over to the first waiting client, at most once."""
+    """Gives a claim up. No answer. The claim is handed over to the first waiting client, at most once.
+
+    `error`: why the value cannot be stored, by any client. Then all waiting clients compute, and for a minute nobody
+    gets a claim on the key.
+    """
 
     token: Token
+    error: ErrorBody | None = None
 
 
 class FetchRun(StoreRequest, frozen=True):

@@ -1,7 +1,7 @@
 """The memory limits of a process's cgroup, and of all cgroups above it, of cgroup v1 and v2.
 
-Owns: the way from a process to the folders of its cgroups, the names of their files, and their limits. Does not own:
-what a limit means for a ring.
+Owns: the way from a process to the folders of its cgroups, the names of their files, their limits, and which part of
+their memory the kernel can take back. Does not own: what a limit means for a ring.
 Invariants: changes nothing; reading raises no exception.
 
 Sources: Documentation/admin-guide/cgroup-v2.rst, admin-guide/cgroup-v1/memory.rst and filesystems/proc.rst of the
@@ -21,6 +21,7 @@ PROC: Final = Path("/proc")
 NO_LIMIT_BYTES: Final = 1 << 62
 """Version 1 shows LONG_MAX, rounded down to pages, for no limit."""
 _MOUNT: Final = re.compile(r"^\S+ \S+ \S+ (\S+) (\S+) .*? - (cgroup2?) \S+ (\S+)$", re.MULTILINE)
+_FIGURE: Final = re.compile(r"^(\w+) (\d+)$", re.MULTILINE)
 _OWN: Final = {
     1: re.compile(r"^\d+:(?:[^:]*,)?memory(?:,[^:]*)?:(/.*)$", re.MULTILINE),
     2: re.compile(r"^0::(/.*)$", re.MULTILINE),
@@ -29,7 +30,8 @@ _OWN: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Cgroup:
-    """A memory limit on a process's cgroup or one above it. `used_bytes` includes the ring's pages."""
+    """A memory limit on a process's cgroup or one above it. `used_bytes` includes the ring's pages, and leaves out what
+    the kernel can take back (`reclaimable_bytes`)."""
 
     path: str
     limit_bytes: int
@@ -55,9 +57,24 @@ class CgroupFolder:
         return self.path / ("memory.current" if self.version == 2 else "memory.usage_in_bytes")
 
     @property
-    def inactive_file(self) -> str:
-        """The name in memory.stat of the page cache that the kernel reclaims first."""
-        return "inactive_file" if self.version == 2 else "total_inactive_file"
+    def stat(self) -> Path:
+        """The file with the used bytes by kind."""
+        return self.path / "memory.stat"
+
+    def reclaimable_bytes(self, stat: str) -> int:
+        """The bytes that the kernel can take back at once, by the text of memory.stat.
+
+        That is clean page cache, used twice or not, and the slab of dentries and inodes, as in MemAvailable. The ring,
+        other shared memory and locked files are in neither list of file pages. Version 1 does not tell the slab.
+        """
+        prefix, dirty = ("", "file_dirty") if self.version == 2 else ("total_", "dirty")
+        writeback = "file_writeback" if self.version == 2 else "writeback"
+        found = {name: int(number) for name, number in _FIGURE.findall(stat)}
+        file, unclean = (
+            sum(found.get(prefix + name, 0) for name in names)
+            for names in (("active_file", "inactive_file"), (dirty, writeback))
+        )
+        return max(0, file - unclean) + found.get("slab_reclaimable", 0)
 
 
 def cgroup_folders(pid: int | None = None, root: Path = ROOT, proc: Path = PROC) -> Iterator[CgroupFolder]:
@@ -78,18 +95,18 @@ def cgroups(pid: int | None = None, root: Path = ROOT, proc: Path = PROC) -> Ite
     """Every memory limit that applies to a process, by default this one, from its own cgroup upwards. Limits that
     cannot be read are left out."""
     for folder in cgroup_folders(pid, root, proc):
-        limit, used = (_text(file).strip() for file in (folder.limit, folder.usage))
+        limit, used, stat = (_text(file).strip() for file in (folder.limit, folder.usage, folder.stat))
         if limit.isdigit() and used.isdigit():
             limit_bytes = min(int(limit), hierarchical_limit(folder))
             if limit_bytes < NO_LIMIT_BYTES:
-                yield Cgroup(folder.name, limit_bytes, int(used))
+                yield Cgroup(folder.name, limit_bytes, max(0, int(used) - folder.reclaimable_bytes(stat)))
 
 
 def hierarchical_limit(folder: CgroupFolder) -> int:
     """The limit of a cgroup of version 1 or of one above it, that a container may not see; else NO_LIMIT_BYTES."""
     if folder.version == 2:
         return NO_LIMIT_BYTES
-    found = re.search(r"^hierarchical_memory_limit (\d+)$", _text(folder.path / "memory.stat"), re.MULTILINE)
+    found = re.search(r"^hierarchical_memory_limit (\d+)$", _text(folder.stat), re.MULTILINE)
     return min(int(found[1]), NO_LIMIT_BYTES) if found else NO_LIMIT_BYTES
 
 

@@ -1,6 +1,7 @@
 """Tree headers back into trees: a reader's views of a payload. tree.py is the inverse; header.py has the format.
 
     recipe(header) -> Recipe          once per header; the caller caches it by the header's bytes
+    Recipe.whole(root) -> Recipe      the same, unless the header is long: then the payload itself has it
     Recipe.view(root) -> tree         for every hit
 
 Owns: making views, tensors and values. Does not own: the validation of headers (header.py), any memory, any root.
@@ -12,7 +13,8 @@ Invariants: the trees of a Recipe keep alive the same `root` object that the cal
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from functools import lru_cache
+from typing import Any, ClassVar, Final
 
 import numpy as np
 
@@ -22,28 +24,35 @@ from .header import (
     ARRAY,
     BYTES,
     DEPTH_MAX,
+    NUMBERS,
+    NUMBERS_TUPLE,
     TENSOR,
-    TEXT,
     DictNode,
     LeafAt,
     ListNode,
+    LongHeader,
     RunNode,
     TupleNode,
+    no_rest,
     read,
 )
 from .tensors import needed_torch, tensor_copy, tensor_over
 
 Array = np.ndarray[Any, Any]
+_LONG_KEPT: Final = 4
+"""Recipes of long headers that a process keeps. Each takes up to some 10 MB."""
 
 
 class Recipe:
     """Makes trees from payloads with one header. Immutable, and shared by all payloads with that header.
 
     `single` is (shape, dtype, offset) if the tree is one array or tensor, else None; `single_is_tensor` says which of
-    the two. `end_bytes` is the end of the last leaf: every payload has at least as many bytes.
+    the two. `end_bytes` is the end of the last leaf: every payload has at least as many bytes. `is_long`: payloads with
+    this header may have different trees.
     """
 
     __slots__ = ("_node", "end_bytes", "single", "single_is_tensor")
+    is_long: ClassVar[bool] = False
 
     def __init__(self, node: Any, end_bytes: int) -> None:
         self._node = node
@@ -52,6 +61,14 @@ class Recipe:
         if type(node) is LeafAt and node.tag in (ARRAY, TENSOR):
             self.single = node.shape, node.dtype, node.offset
         self.single_is_tensor = self.single is not None and node.tag == TENSOR
+
+    def whole(self, root: Array, rest: Callable[[], object] = no_rest) -> Recipe:
+        """The recipe of the tree of one payload, which is not kept. `root`: as for `view`. `rest`: as for `read`.
+
+        Raises:
+            BadTree: the header in the payload does not describe a tree, or the payload is shorter than that header.
+        """
+        return self
 
     @property
     def leaves(self) -> list[LeafAt]:
@@ -94,7 +111,7 @@ class Recipe:
 
         def made(leaf: LeafAt) -> Any:
             viewed = _viewed(leaf, root)
-            if leaf.tag in (BYTES, TEXT):
+            if leaf.tag not in (ARRAY, TENSOR):
                 return viewed
             try:
                 return convert(torch, viewed)
@@ -132,13 +149,53 @@ class Recipe:
         return next(path for path, node in _leaves(self._node, "tree") if node is leaf)
 
 
-def recipe(header: bytes, *, depth_max: int = DEPTH_MAX) -> Recipe:
-    """Validates a tree header and returns the Recipe for its trees.
+class LongRecipe(Recipe):
+    """Makes trees from payloads whose header is their first leaf. Immutable. `end_bytes` is the end of that header."""
+
+    __slots__ = ("_depth_max",)
+    is_long = True
+    _node: LongHeader
+
+    def __init__(self, node: LongHeader, end_bytes: int, depth_max: int) -> None:
+        super().__init__(node, end_bytes)
+        self._depth_max = depth_max
+
+    def whole(self, root: Array, rest: Callable[[], object] = no_rest) -> Recipe:
+        return _of_long(self._header(root), self._node.offset, self._depth_max, rest)
+
+    def view(self, root: Array) -> Any:
+        return self._known(root).view(root)
+
+    def torch(self, root: Array, copy: bool = True) -> Any:
+        return self._known(root).torch(root, copy)
+
+    def value(self, root: Array, copy: bool = True) -> Any:
+        return self._known(root).value(root, copy)
+
+    def _known(self, root: Array) -> Recipe:
+        return _kept(self._header(root), self._node.offset, self._depth_max)
+
+    def _header(self, root: Array) -> bytes:
+        if len(root) < self.end_bytes:
+            raise BadTree(f"a payload of {len(root)} bytes has a tree header that ends at {self.end_bytes}")
+        return root[self._node.offset : self.end_bytes].tobytes()
+
+
+def _of_long(header: bytes, start: int, depth_max: int, rest: Callable[[], object] = no_rest) -> Recipe:
+    return Recipe(*read(header, depth_max, start, rest))
+
+
+_kept: Final = lru_cache(_LONG_KEPT)(_of_long)
+
+
+def recipe(header: bytes, *, depth_max: int = DEPTH_MAX, rest: Callable[[], object] = no_rest) -> Recipe:
+    """Validates a tree header and returns the Recipe for its trees. `rest`: as for `read`.
 
     Raises:
         BadTree: the bytes do not describe a tree, or the tree is over a limit; the message names the fault.
     """
-    return Recipe(*read(header, depth_max))
+    node, end_bytes = read(header, depth_max, rest=rest)
+    return LongRecipe(node, end_bytes, depth_max) if type(node) is LongHeader else Recipe(node, end_bytes)
 
 
 def _made(node: Any, make: Callable[[LeafAt], Any]) -> Any:
@@ -159,6 +216,9 @@ def _made(node: Any, make: Callable[[LeafAt], Any]) -> Any:
 def _viewed(leaf: LeafAt, root: Array) -> Any:
     if leaf.tag in (ARRAY, TENSOR):
         return np.ndarray(leaf.shape, leaf.dtype, root, leaf.offset)
+    if leaf.tag in (NUMBERS, NUMBERS_TUPLE):
+        numbers = np.ndarray(leaf.shape, leaf.dtype, root, leaf.offset).tolist()
+        return numbers if leaf.tag == NUMBERS else tuple(numbers)
     text = root[leaf.offset : leaf.offset + leaf.shape[0]].tobytes()
     if leaf.tag == BYTES:
         return text

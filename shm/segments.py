@@ -234,7 +234,21 @@ def claim_instance(instance: str, *, uid: int | None = None) -> int:
             return fd
         # A purge removed the file between the open and the lock.
         os.close(fd)
-    raise InstanceBusy(f"instance {instance!r} is served by another tensord; stop it, or set another --instance")
+    pid = serving_pid(instance)
+    by = "another tensord" if pid is None else f"another tensord (pid {pid})"
+    raise InstanceBusy(f"instance {instance!r} is served by {by}; stop it, or set another --instance")
+
+
+def serving_pid(instance: str, proc: Path = Path("/proc")) -> int | None:
+    """The process that holds the instance's lock. None if there is none, or it is in another pid namespace."""
+    try:
+        lock = _path(segment_name(instance, "lock")).lstat()
+        locks = (proc / "locks").read_text()
+    except OSError:
+        return None
+    where = f"{os.major(lock.st_dev):02x}:{os.minor(lock.st_dev):02x}:{lock.st_ino}"
+    found = re.search(rf"FLOCK +ADVISORY +WRITE +(\d+) {where} ", locks)
+    return int(found[1]) if found and int(found[1]) else None
 
 
 def _path(name: str) -> Path:

@@ -1,6 +1,6 @@
 """Trees into payloads, for puts. recipe.py is the inverse.
 
-    payload = tree header, then each leaf at the next multiple of 64
+    payload = tree header, then each leaf at the next multiple of 64; a long header is the first leaf
 
 Owns: the types that a tree may hold, and the layout of its payload. Does not own: the header's format (header.py),
 writing a payload (payload.py), or the names of dtypes (dtypes.py). Nothing is pickled.
@@ -32,6 +32,9 @@ __all__ = ["encode", "encode_spec", "Spec", "Payload", "Leaf"]
 _SINGLES_MAX: Final = 4096
 _SIMPLE: Final = frozenset({type(None), bool, float})
 _SCALARS: Final = _SIMPLE | {int, str, bytes}
+_NUMBERS: Final[dict[frozenset[type], str]] = {frozenset({int}): "<i8", frozenset({float}): "<f8"}
+NUMBERS_MIN: Final = 64
+"""A list of that many ints, or floats, or more is one leaf. A shorter one is a part of the header."""
 
 
 class Spec(NamedTuple):
@@ -51,7 +54,8 @@ class Spec(NamedTuple):
 
 def encode(tree: Any, *, depth_max: int = form.DEPTH_MAX) -> Payload:
     """The payload of a tree of dict, list, tuple, str, bytes, int (64 bits), float, bool, None, numpy arrays and
-    scalars, and torch tensors (detached, and copied from their device now).
+    scalars, and torch tensors (detached, and copied from their device now). A long list of ints or of floats costs
+    what an array of them costs.
 
     Raises:
         UnsupportedLeaf: the tree has a value of another type or dtype; the message names its place and a remedy.
@@ -107,20 +111,16 @@ class _Encoder:
 
     def payload(self, tree: Any) -> Payload:
         self._node(tree)
-        packer = Packer(autoreset=False, use_bin_type=True, unicode_errors="surrogatepass")
-        for token in self._tokens:
-            packer.pack(token)
-        header = packer.bytes()
-        if len(self._sources) > form.LEAVES_MAX:
+        self._check_scalars()
+        header = _packed(self._tokens)
+        if len(header) > form.LONG_BYTES_MAX:
             raise ObjectTooLarge(
-                f"the tree has {len(self._sources)} arrays and long texts, the limit is "
-                f"{form.LEAVES_MAX}; put it in parts, or make one array of many"
+                f"the tree's header takes {len(header)} bytes, the limit is {form.LONG_BYTES_MAX}; "
+                "shorten its keys and texts, or put the tree in parts"
             )
         if len(header) > TREE_BYTES_MAX:
-            raise ObjectTooLarge(
-                f"the tree's header takes {len(header)} bytes, the limit is {TREE_BYTES_MAX}; "
-                "turn long lists of numbers into arrays, or put the tree in parts"
-            )
+            self._sources.insert(0, (len(header), np.frombuffer(header, np.uint8), None))
+            header = _packed([form.FORMAT, form.LONG, len(header)])
         leaves = []
         end = len(header)
         for leaf_bytes, array, check in self._sources:
@@ -136,7 +136,7 @@ class _Encoder:
         if self._nodes > form.NODES_MAX:
             raise ObjectTooLarge(
                 f"the tree has more than {form.NODES_MAX} nodes (a value that occurs twice counts twice); "
-                "turn lists of numbers into arrays"
+                "make one array of many, or put the tree in parts"
             )
         kind = type(node)
         if kind is np.ndarray:
@@ -171,23 +171,44 @@ class _Encoder:
                 f"{self._where()} is nested deeper than the limit of {self._depth_max}; flatten the tree"
             )
         # A copy: another thread may add to the container, and the header states the count before the children.
-        children = list(node.items()) if type(node) is dict else list(enumerate(node))
+        items: list[Any] = list(node.items()) if type(node) is dict else list(node)
         if type(node) is dict:
-            self._tokens += (form.DICT, len(children))
-        elif _is_run(items := [child for _, child in children]):
-            tag = form.LIST_RUN if type(node) is list else form.TUPLE_RUN
-            self._tokens += (tag, len(items), *items)
+            self._tokens += (form.DICT, len(items))
+        elif self._numbers(node, items):
+            return
+        elif _is_run(items):
+            self._tokens += (form.LIST_RUN if type(node) is list else form.TUPLE_RUN, len(items), *items)
+            self._check_scalars()
             return
         else:
-            self._tokens += (form.LIST if type(node) is list else form.TUPLE, len(children))
+            self._tokens += (form.LIST if type(node) is list else form.TUPLE, len(items))
         self._open.add(id(node))
-        for key, child in children:
+        for key, child in items if type(node) is dict else enumerate(items):
             if type(node) is dict:
                 self._key(key)
             self._path.append(key)
             self._node(child)
             self._path.pop()
         self._open.discard(id(node))
+
+    def _numbers(self, node: list[Any] | tuple[Any, ...], items: list[Any]) -> bool:
+        """Makes one leaf of a long list of ints of 64 bits, or of floats. Whether it did."""
+        if len(items) < NUMBERS_MIN or (name := _NUMBERS.get(frozenset(map(type, items)))) is None:
+            return False
+        try:
+            array = np.fromiter(items, name, len(items))
+        except OverflowError:
+            return False
+        self._tokens += (form.NUMBERS if type(node) is list else form.NUMBERS_TUPLE, name, len(items))
+        self._sources.append((array.nbytes, array, None))
+        return True
+
+    def _check_scalars(self) -> None:
+        if len(self._tokens) > form.SCALARS_MAX:
+            raise ObjectTooLarge(
+                f"the tree's header has more than {form.SCALARS_MAX} values, those of short lists and of shapes "
+                "included; turn lists into arrays, or put the tree in parts"
+            )
 
     def _key(self, key: Any) -> None:
         if type(key) not in (str, int, bytes) or (type(key) is int and not form.INT_MIN <= key <= form.INT_MAX):
@@ -264,6 +285,14 @@ class _Encoder:
 
     def _where(self) -> str:
         return "tree" + "".join(f"[{shown(key, brief=True)}]" for key in self._path)
+
+
+def _packed(tokens: list[Any]) -> bytes:
+    packer = Packer(autoreset=False, use_bin_type=True, unicode_errors="surrogatepass")
+    for token in tokens:
+        packer.pack(token)
+    packed: bytes = packer.bytes()
+    return packed
 
 
 def _is_run(items: Sequence[Any]) -> bool:

@@ -269,6 +269,10 @@ class BadTree(Corrupt):
     """A tree header does not describe a payload."""
 
 
+CANNOT_BE_STORED = (ObjectTooLarge, UnsupportedLeaf, BadTree, BadPrefix)
+"""Errors of a put that every process would get for the same value, now and later."""
+
+
 def _family(root: type[TensordError]) -> dict[str, type[TensordError]]:
     found = {root.__name__: root}
     for child in root.__subclasses__():

@@ -190,7 +190,8 @@ def _become(
     os.environ.clear()
     os.environ.update(environ)
     sys.argv[1:] = words
-    warnings.simplefilter("error")
+    for kind in (DeprecationWarning, PendingDeprecationWarning, UserWarning):
+        warnings.simplefilter("error", kind)
     for name, value in constants.items():
         module, _, constant = name.rpartition(".")
         getattr(sys.modules[module], constant)  # there is one to stand for

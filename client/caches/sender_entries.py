@@ -99,7 +99,8 @@ class SenderEntries:
             return False
         if len(self._accepted) >= _ACCEPTED_MAX:
             self._accepted.clear()
-        self._accepted.add(lease._recipe)
+        if not lease._recipe.is_long:
+            self._accepted.add(lease._recipe)
         return True
 
     def _promise(self, key: bytes, lease: Lease) -> bool:

@@ -16,6 +16,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Literal
 
+from ...errors import TensordError
 from ...ipc import messages
 from .answers import PendingRequest
 from .aside import hand_over
@@ -105,41 +106,47 @@ class Claim:
         self._answer.cancel()
         return self.state
 
-    def end(self, *, stored: bool) -> None:
+    def end(self, *, stored: bool, error: TensordError | None = None) -> None:
         """Ends the claim as `stored` does, or as `abandon` does. For the library."""
-        self._end("hit" if stored else "alone")
+        self._end("hit" if stored else "alone", error)
 
     def stored(self) -> None:
         """Ends the claim because the key was stored, by any client. The client renews it no more."""
         self._end("hit")
 
-    def abandon(self) -> None:
+    def abandon(self, error: TensordError | None = None) -> None:
         """Gives the claim back, also one that is not granted yet. The daemon grants the key to the first waiting
         client.
 
         May take up to a second if the daemon's socket is full.
+
+        Args:
+            error: why the value was not stored (`Put.error`), if it was computed. If nobody could store it
+                (`ObjectTooLarge`, `UnsupportedLeaf`), all waiting clients compute at once, and the daemon grants nobody
+                a claim on the key for a minute.
         """
-        self._end("alone")
+        self._end("alone", error)
 
-    def _end(self, state_after: Literal["hit", "alone"]) -> None:
+    def _end(self, state_after: Literal["hit", "alone"], error: TensordError | None = None) -> None:
         if self._ended is None:
-            hand_over(partial(self._end_now, state_after))
+            hand_over(partial(self._end_now, state_after, error))
 
-    def _end_now(self, state_after: Literal["hit", "alone"]) -> None:
+    def _end_now(self, state_after: Literal["hit", "alone"], error: TensordError | None) -> None:
         self._ended = state_after
         # The link gives back a claim that is granted to a cancelled request.
         if not self._answer.cancel():
-            self._answer.add_done_callback(self._drop if state_after == "hit" else self._give_back)
+            give_back = partial(self._give_back, error=error)
+            self._answer.add_done_callback(self._drop if state_after == "hit" else give_back)
 
     def _drop(self, answer: Future[messages.Claimed]) -> None:
         claimed = _outcome(answer)
         if claimed is not None and claimed.answer == "compute":
             self._link.claims.drop(claimed.token)
 
-    def _give_back(self, answer: Future[messages.Claimed]) -> None:
+    def _give_back(self, answer: Future[messages.Claimed], error: TensordError | None) -> None:
         claimed = _outcome(answer)
         if claimed is not None and claimed.answer == "compute":
-            self._link.claims.give_back(claimed.token, SAY_S)
+            self._link.claims.give_back(claimed.token, SAY_S, error)
 
 
 def _outcome(answer: Future[messages.Claimed]) -> messages.Claimed | None:

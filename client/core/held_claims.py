@@ -15,7 +15,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Final
 
-from ...errors import TensordError
+from ...errors import CANNOT_BE_STORED, TensordError
 from ...ipc import messages
 from ...ipc.blocking import BlockingChannel
 from ...ipc.schema import TOKENS_MAX
@@ -60,9 +60,10 @@ class HeldClaims:
         """Stops renewing a claim that was committed or abandoned. Returns False if it was not held any more."""
         return self.held.pop(token, None) is not None
 
-    def give_back(self, token: int, timeout_s: float) -> None:
-        """Abandons a claim without a payload. The daemon grants the key to the first waiting client."""
-        hand_over(partial(self._give_back, token, timeout_s))
+    def give_back(self, token: int, timeout_s: float, error: TensordError | None = None) -> None:
+        """Abandons a claim without a payload. The daemon grants the key to the first waiting client, unless `error`
+        says that nobody can store the value."""
+        hand_over(partial(self._give_back, token, timeout_s, error))
 
     def give_back_forgotten(self, timeout_s: float) -> None:
         """Gives back each claim whose request was collected."""
@@ -79,8 +80,14 @@ class HeldClaims:
         shortest_s = min((lasts_s for lasts_s, _ in list(self.held.values())), default=1.0)
         self.renew_at = time.monotonic() + shortest_s / _RENEWALS
 
-    def _give_back(self, token: int, timeout_s: float) -> None:
+    def _give_back(self, token: int, timeout_s: float, error: TensordError | None = None) -> None:
         if self.drop(token):
             # An unsent Abandon does no harm: the claim ends with the connection, or expires.
             with suppress(TensordError):
-                self._send(messages.Abandon(token), timeout_s=timeout_s)
+                self._send(abandon(token, error), timeout_s=timeout_s)
+
+
+def abandon(token: int, error: BaseException | None) -> messages.Abandon:
+    """The message that gives a claim up. `error`: why the value was not stored; None if no value was computed."""
+    never = isinstance(error, CANNOT_BE_STORED)
+    return messages.Abandon(token, messages.ErrorBody.of(error) if error is not None and never else None)

@@ -2,25 +2,28 @@
 
 Owns: the order of the steps, for threads and for asyncio. The generator yields each step, and its driver sends the
 outcome in. Does not own: the states of a claim (claim.py), waiting, computing.
-Invariants: it waits for another client once at most, and then computes. A granted claim is committed or given back.
+Invariants: it waits for another client once at most, and then computes. A granted claim is committed or given back. A
+value that nobody could store ends the claim for all who wait.
 """
 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Generator
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from ...errors import TensordError
+from ...errors import TensordError, UnsupportedLeaf
 from ...ipc import messages
 from ...ipc.schema import COST_MS_MAX
 from .claim import Claim
 from .lease import Lease
 from .link import Link
 from .puts import Put
+from .unstored import Unstored
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,18 +49,28 @@ class StoreValue:
 
 @dataclass(slots=True)
 class ComputeTally:
-    """Counts of `get_or_compute` calls: value found at once, received from another client, or computed here."""
+    """Counts of `get_or_compute` calls: value found at once, received from another client, or computed here.
+
+    `not_stored`: values that were computed here and refused, by the error's name. Values that were lost because the
+    daemon was away are not counted.
+    """
 
     found: int = 0
     waited: int = 0
     computed: int = 0
+    not_stored: Counter[str] = field(default_factory=Counter)
 
 
 Steps = Generator[AwaitAnswer | Compute | StoreValue, Any, Any]
 
 
 def compute_once(
-    key: bytes, look_up: Callable[[bytes], Lease | None], link: Link, tally: ComputeTally, timeout_s: float
+    key: bytes,
+    look_up: Callable[[bytes], Lease | None],
+    link: Link,
+    tally: ComputeTally,
+    unstored: Unstored,
+    timeout_s: float,
 ) -> Steps:
     """The steps of one `get_or_compute`, as a generator whose return value is the payload.
 
@@ -83,9 +96,14 @@ def compute_once(
         value = yield Compute()
         cost_ms = min((time.perf_counter() - began_s) * 1000, COST_MS_MAX)
         tally.computed += 1
-        put: Put = yield StoreValue(value, token, cost_ms)
+        try:
+            put: Put = yield StoreValue(value, token, cost_ms)
+        except UnsupportedLeaf as error:
+            unstored.refused(key, error)
+            claim.abandon(error)
+            raise
     except BaseException:
         claim.abandon()
         raise
-    claim.end(stored=put.state not in ("lost", "refused"))
+    claim.end(stored=put.state not in ("lost", "refused"), error=put.error)
     return value

@@ -7,7 +7,7 @@ Invariants: an outcome is settled once, by puts.py.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Literal, Self
 
@@ -38,9 +38,11 @@ class Put:
         'existed'
     """
 
-    __slots__ = ("_settled", "error", "key", "state")
+    __slots__ = ("_refused", "_settled", "error", "key", "state")
 
-    def __init__(self, key: bytes) -> None:
+    def __init__(self, key: bytes, refused: Callable[[bytes, TensordError], object] | None = None) -> None:
+        """`refused` is called with key and reason if the put is refused, in any thread. For the library."""
+        self._refused = refused
         self.key = key
         self.state: PutState = "sent"
         self.error: TensordError | None = None
@@ -64,6 +66,8 @@ class Put:
         self.error = error and without_frames(error)
         self.state = state
         self._settled.set()
+        if self.state == "refused" and self._refused is not None and self.error is not None:
+            self._refused(self.key, self.error)
 
     def disown(self) -> None:
         """In the child of a fork: settles the put as lost, because it belongs to the parent. Takes no lock that a

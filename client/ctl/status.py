@@ -184,9 +184,19 @@ def _made_room(figures: dict[str, Any]) -> str:
     )
 
 
+def unstorable(reason: Mapping[str, Any]) -> str:
+    """Why values of a namespace cannot be stored."""
+    return (
+        f"namespace {reason['namespace']}: {counted(reason['count'], 'value', 'values')}, "
+        f"the last {age(reason['ago_s'])} ago: {reason['code']}: {reason['text']}"
+    )
+
+
 def _trouble(store: dict[str, Any]) -> list[tuple[str, str]]:
     found = [name for name in _MUST_STAY_0 if store[name]]
     rows = [("TROUBLE", f"{name} is {number(store[name])} and must stay 0: report it") for name in found]
+    # The release before tells no such reasons.
+    rows += [("NOT STORED", unstorable(each)) for each in store.get("unstorable", ())]
     if store["log_lost"]:
         rows.append(
             (

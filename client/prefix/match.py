@@ -173,8 +173,8 @@ class HeldBlocks:
         )
 
     def torch(self, layer: int) -> Any:
+        parts, axis = self._chosen(layer)  # a released match is the first thing to say
         torch = needed_torch("match.torch()")
-        parts, axis = self._chosen(layer)
         if parts and axis is not None:
             # Tensors over the shared memory: this function only reads them.
             parts = self._cut([lease.torch(copy=False) for lease in self._leases()])[layer]

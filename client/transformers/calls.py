@@ -255,8 +255,9 @@ class Encoder:
             if claims[put.key].state == "compute":
                 with suppress(TensordError):
                     put.wait(max(0.0, deadline - time.monotonic()))
+        errors = {put.key: put.error for put in puts}
         for key in split:
-            claims[key].end(stored=self._cache.contains(key))
+            claims[key].end(stored=self._cache.contains(key), error=errors.get(key))
 
     def _sent(self, split: dict[bytes, Part]) -> list[Put]:
         """Starts the puts. After a put that found no room, no further put is tried."""

@@ -26,9 +26,9 @@ from typing import Any, Final
 import torch
 
 from ...errors import TensordError
-from ...ipc.messages import Abandon
 from ...shm.tensors import tensor_copy
 from ..core.cache import Client
+from ..core.held_claims import abandon
 from ..core.link import SAY_S
 from ..core.puts import Put
 from ..core.ring_mapping import Handle
@@ -290,6 +290,8 @@ class WorkerSide:
                     self._card.keep(save.key, client)
             else:
                 self._counts.add("refused")
+                if put.state == "refused":
+                    self._abandon(save, put.error, client)
                 self._tell(settled=save.key)
         return SOON_S if self._puts else IDLE_S
 
@@ -302,15 +304,18 @@ class WorkerSide:
             else:
                 self._counts.add("refused")
                 self._tell(settled=save.key)
-        except (TensordError, RuntimeError):
-            if save.claim:
-                # Abandoned here, since the scheduler's side learns of it only in its next step, which may be far off.
-                with suppress(TensordError):
-                    client.link.send(Abandon(save.claim), timeout_s=SAY_S)
+        except (TensordError, RuntimeError) as error:
+            self._abandon(save, error, client)
             self._tell(settled=save.key)
             raise
         finally:
             self._stored(output.nbytes)
+
+    def _abandon(self, save: Save, error: BaseException | None, client: Client) -> None:
+        """Gives a save's claim up. The scheduler's side learns of it only in its next step, which may be far off."""
+        if save.claim:
+            with suppress(TensordError):
+                client.link.send(abandon(save.claim, error), timeout_s=SAY_S)
 
     def _compare(self, key: bytes, found: torch.Tensor, output: torch.Tensor, made: Any, client: Client) -> None:
         self._counts.add("canaries")

@@ -28,6 +28,7 @@ import h11
 
 from ...errors import TensordError
 from ..logs import logger
+from .listening import Listening
 from .repeats import Repeats
 
 CONNECTIONS_MAX: Final = 64
@@ -127,7 +128,7 @@ class HttpServer:
     def __init__(
         self,
         what: str,
-        listening: Sequence[socket.socket],
+        listening: Sequence[Listening],
         routes: Mapping[bytes, Route],
         elsewhere: str,
         *,
@@ -150,22 +151,22 @@ class HttpServer:
     async def run(self) -> None:
         """Serves until it is cancelled. Then it ends every connection. Without a socket it ends at once."""
         if self._listening:
-            self._log.info(f"serving {self._what}", at=[_shown(each) for each in self._listening])
+            self._log.info(f"serving {self._what}", at=[each.address for each in self._listening])
         async with asyncio.TaskGroup() as tasks:
             for each in self._listening:
                 tasks.create_task(self._accept(each))
 
-    async def _accept(self, listening: socket.socket) -> None:
+    async def _accept(self, listening: Listening) -> None:
         loop = asyncio.get_running_loop()
         peers = _Peers(self._connections_max)
         async with asyncio.TaskGroup() as connections:
             while True:
-                await _readable(listening)
+                await listening.readable()
                 await peers.room()
                 # From here to `add` nothing is awaited: a cancellation there would lose the connection unclosed, as one
                 # of `loop.sock_accept` does.
                 try:
-                    accepted = listening.accept()[0]
+                    accepted = listening.socket.accept()[0]
                 except BlockingIOError:
                     continue
                 except OSError as error:
@@ -260,21 +261,3 @@ class HttpServer:
 def refusal(status: HTTPStatus, why: str) -> HttpAnswer:
     """An answer of one line of text."""
     return HttpAnswer(status, f"{status.value} {status.phrase}: {why}\n".encode())
-
-
-async def _readable(listening: socket.socket) -> None:
-    """Returns once a connection waits."""
-    loop = asyncio.get_running_loop()
-    readable = asyncio.Event()
-    loop.add_reader(listening, readable.set)
-    try:
-        await readable.wait()
-    finally:
-        loop.remove_reader(listening)
-
-
-def _shown(listening: socket.socket) -> str:
-    name = listening.getsockname()
-    if isinstance(name, tuple):
-        return f"[{name[0]}]:{name[1]}" if ":" in name[0] else f"{name[0]}:{name[1]}"
-    return str(name)

@@ -28,6 +28,7 @@ from ...ipc.frames import pack
 from ...ipc.peer import peer_of
 from ..core.quotas import Kind, Quotas
 from ..logs import logger
+from .listening import Listening
 from .repeats import Repeats
 
 _log = logger("listener")
@@ -63,7 +64,7 @@ class Listener:
 
     def __init__(
         self,
-        listening: socket.socket,
+        listening: Listening,
         kind: Kind,
         quotas: Quotas,
         serve: Callable[[int, socket.socket], Coroutine[None, None, None]],
@@ -110,7 +111,10 @@ class Listener:
         while True:
             self._spare.renew()
             try:
-                accepted, _ = await loop.sock_accept(self._listening)
+                await self._listening.readable()
+                accepted, _ = self._listening.socket.accept()
+            except BlockingIOError:
+                continue
             except OSError as error:
                 if error.errno not in _EXHAUSTED:
                     raise
@@ -138,7 +142,7 @@ class Listener:
     def _turn_away_next(self, why: str) -> None:
         """Refuses the peer that has waited longest. Another thread may have taken the descriptor: then none."""
         with suppress(OSError):
-            accepted, _ = self._listening.accept()
+            accepted, _ = self._listening.socket.accept()
             accepted.setblocking(False)
             _turn_away(accepted, LimitReached(f"the daemon accepts no more connections: {why}"))
 

@@ -7,7 +7,6 @@ Owns: the answers to scrapes and to health checks. Does not own HTTP and its lim
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import Awaitable, Callable, Sequence
 from http import HTTPStatus
 from typing import Any, Final
@@ -16,6 +15,7 @@ import h11
 
 from ...errors import DaemonUnavailable
 from .http import CONNECTION_S_MAX, CONNECTIONS_MAX, HttpAnswer, HttpServer
+from .listening import Listening
 
 ANSWER_S_MAX: Final = 5.0
 """The most seconds that the daemon's actors may take for the answer to a health check."""
@@ -35,7 +35,7 @@ class MetricsServer:
 
     def __init__(
         self,
-        listening: Sequence[socket.socket],
+        listening: Sequence[Listening],
         status: Callable[[], Awaitable[dict[str, Any]]],
         health: Callable[[], Awaitable[dict[str, Any]]],
         *,

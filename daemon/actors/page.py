@@ -15,7 +15,6 @@ import asyncio
 import base64
 import hashlib
 import re
-import socket
 import time
 from collections.abc import Callable, Sequence
 from http import HTTPStatus
@@ -29,6 +28,7 @@ from ...ipc import messages
 from ...ipc.schema import ENTRIES_MAX
 from .. import page
 from .http import HttpAnswer, HttpServer, refusal
+from .listening import Listening
 from .status import Documents
 
 FRESH_S: Final = 0.5
@@ -53,7 +53,7 @@ class PageServer:
 
     def __init__(
         self,
-        listening: Sequence[socket.socket],
+        listening: Sequence[Listening],
         documents: Documents,
         *,
         clock: Callable[[], float] = time.monotonic,

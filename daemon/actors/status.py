@@ -100,14 +100,28 @@ class _Watcher:
 
 
 class Documents:
-    """The bodies of answers to queries, merged from the answers of the store and of the governor."""
+    """The bodies of answers to queries, merged from the answers of the store and of the governor.
 
-    def __init__(self, store: Mailbox[StoreMessage], governor: Mailbox[GovernorMessage]) -> None:
+    Args:
+        socket_problems: which sockets no new client can reach, and why.
+    """
+
+    def __init__(
+        self,
+        store: Mailbox[StoreMessage],
+        governor: Mailbox[GovernorMessage],
+        socket_problems: Callable[[], list[str]] = list,
+    ) -> None:
         self._store = store
         self._governor = governor
+        self._socket_problems = socket_problems
         merges: dict[type[Any], Callable[[dict[str, Any], dict[str, Any]], dict[str, Any]]] = {
-            messages.StatusQuery: lambda store, governor: {**store, "governor": governor},
-            messages.HealthQuery: _health,
+            messages.StatusQuery: lambda store, governor: {
+                **store,
+                "socket_problems": socket_problems(),
+                "governor": governor,
+            },
+            messages.HealthQuery: self._health,
         }
         self._merges = handlers(messages.DaemonQuery, merges)
 
@@ -146,10 +160,9 @@ class Documents:
         """The body of the answer to a HealthQuery."""
         return await self.answer(messages.HealthQuery(0))
 
-
-def _health(store: dict[str, Any], governor: dict[str, Any]) -> dict[str, Any]:
-    problems = store["problems"] + governor["problems"]
-    return {**store, "problems": problems, "healthy": not problems}
+    def _health(self, store: dict[str, Any], governor: dict[str, Any]) -> dict[str, Any]:
+        problems = store["problems"] + governor["problems"] + self._socket_problems()
+        return {**store, "problems": problems, "healthy": not problems}
 
 
 def _limited(figures: Any) -> Any:

@@ -7,7 +7,8 @@ The claim on a key, from the first request to the last answer:
 
     claim → compute (token A); later requests wait
         committed            → every waiter: hit
-        a commit refused     → every waiter: alone
+        a commit refused, or A finds that the value cannot be stored
+                             → every waiter: alone
         A abandons, dies, or its time is up
                              → the first waiter: compute (token B); the other waiters wait on; only one such hand-over
             B fails likewise → every waiter: alone
@@ -194,6 +195,14 @@ class ClaimTable:
             return []
         return self._failed(claim, now)
 
+    def key_held(self, token: int, uid: int) -> bytes | None:
+        """The key of a claim that a client of this uid holds, and whose commit was not received; None if there is
+        none."""
+        claim = self._by_token.get(token)
+        if claim is None or claim.uid != uid or claim.committing or claim.seeks:
+            return None
+        return claim.key
+
     def committing(self, token: int, uid: int, key: bytes) -> None:
         """A commit under the claim was completely received. Its holder may leave, and the claim no longer expires.
 
@@ -210,8 +219,8 @@ class ClaimTable:
         return [] if claim is None else self._end(claim, "hit")
 
     def refused(self, token: int, uid: int, key: bytes, now: float) -> list[Verdict]:
-        """A commit under this claim was refused. Does nothing if the claim has ended, or is not one of this uid on this
-        key."""
+        """A commit under this claim was refused, or will not come, as its value cannot be stored. Does nothing if the
+        claim has ended, or is not one of this uid on this key."""
         claim = self._by_token.get(token)
         if claim is None or claim.uid != uid or claim.key != key:
             return []

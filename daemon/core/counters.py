@@ -16,17 +16,19 @@ from .histogram import Departures
 class StoreCounters:
     """Monotonic counters. `puts` by outcome, `evictions` by reason, `refusals` by the error's code.
 
-    `evicted_while_pinned` must stay 0. `hits` and `misses` are the lanes' counts. Of the hits, `log_lost` have no
-    record in the access log, and `hits_unknown` are of spans without an entry. `put_bytes`: payload bytes of stored
-    puts. `departures`: histograms of removed entries. `moves`: entries copied to another place of the ring to make
-    room. `prefix_hits`: queries of which some tokens were cached. `prefix_uses_lost`: uses by queries that were not
-    reported to the policy. `remote`: fetches from the remote store and writes to it, by outcome (docs/remote.md).
+    `claims_unstorable`: claims whose value cannot be stored, by the error's code. `evicted_while_pinned` must stay 0.
+    `hits` and `misses` are the lanes' counts. Of the hits, `log_lost` have no record in the access log, and
+    `hits_unknown` are of spans without an entry. `put_bytes`: payload bytes of stored puts. `departures`: histograms of
+    removed entries. `moves`: entries copied to another place of the ring to make room. `prefix_hits`: queries of which
+    some tokens were cached. `prefix_uses_lost`: uses by queries that were not reported to the policy. `remote`: fetches
+    from the remote store and writes to it, by outcome (docs/remote.md).
     """
 
     puts: Counter[str] = field(default_factory=Counter)
     evictions: Counter[str] = field(default_factory=Counter)
     refusals: Counter[str] = field(default_factory=Counter)
     claims: Counter[str] = field(default_factory=Counter)
+    claims_unstorable: Counter[str] = field(default_factory=Counter)
     put_bytes: int = 0
     evicted_bytes: int = 0
     scans: int = 0

@@ -121,10 +121,10 @@ class Intake:
 
     def _begin(self, client: int, uid: int, commit: messages.Commit, now: float) -> None:
         span = self.taken.named_by(client, commit)
+        never = unfit(commit, self._limits, self._memory.budget, self.ring_bytes) or unfit_block(commit)
         refusal = (
             unwritten(commit, span)
-            or unfit(commit, self._limits, self._memory.budget, self.ring_bytes)
-            or unfit_block(commit)
+            or never
             or self._memory.index.generations.refusal(commit.key)
             or crowded(self.puts.count_of(client), self._limits)
             or self.parents.refusal(commit.parent)
@@ -133,7 +133,7 @@ class Intake:
         if refusal is None and stored is None and self._refuses:
             refusal = under_pressure(self._refuses)
         if refusal is not None:
-            self._answers.refused(client, uid, commit, refusal, now)
+            self._answers.refused(client, uid, commit, refusal, now, for_good=refusal is never)
         elif stored is not None:
             self._answers.existed(client, commit, stored, now)
         else:
@@ -331,14 +331,14 @@ class Intake:
                 continue
             self.refuse(put, overdue(put.received_bytes, put.commit, self._limits))
 
-    def refuse(self, put: PutProgress, error: TensordError) -> None:
-        """Answers a put with an error and releases all that it has."""
+    def refuse(self, put: PutProgress, error: TensordError, *, for_good: bool = False) -> None:
+        """Answers a put with an error and releases all that it has. `for_good`: as for `PutAnswers.refused`."""
         for part in put.parts:
             self._answers.part_copied(put, part.inbox_offset)
         if put.takes:
             self._outbox.send(put.client, messages.Error.of(error, put.commit.id))
         else:
-            self._answers.refused(put.client, put.uid, put.commit, error, self._outbox.now)
+            self._answers.refused(put.client, put.uid, put.commit, error, self._outbox.now, for_good=for_good)
         self._end(put)
 
     def _last_part_came(self, put: PutProgress) -> None:
@@ -374,7 +374,7 @@ class Intake:
             return
         owners = self._room.evictable_uids(put.need)
         if obstacle is None and owners is not None and put.uid in owners:
-            self.refuse(put, over_share(put.need, self._memory))
+            self.refuse(put, over_share(put.need, self._memory), for_good=True)
             return
         self.refuse(
             put, no_room(put.need, obstacle, self._memory, self._room.unevictable.size_bytes(), self._residency)

@@ -38,6 +38,7 @@ from .room import Room
 from .sequences import Sequences
 from .span_table import SpanTable
 from .sweeps import Sweeps
+from .unstorable import Unstorable
 
 
 class Parts:
@@ -77,7 +78,8 @@ class Parts:
         self.reclaim = Reclaim(memory, room, residency, demotion, expiry, claims, outbox, limits.rescan_s)
         self.fetches = fetches = Fetches(claims, link, agreement, host_claims, writes, outbox, limits)
         self.runs = Runs(memory, link, agreement, fetches, outbox)
-        answers = PutAnswers(memory, expiry, claims, fetches, writes, outbox)
+        self.unstorable = unstorable = Unstorable(self.counters.claims_unstorable)
+        answers = PutAnswers(memory, expiry, claims, unstorable, fetches, writes, outbox)
         publication = Publication(memory, expiry, answers, outbox, limits)
         self.intake = Intake(memory, room, residency, self.reclaim, publication, answers, claims, outbox, limits)
         self.residency_report = ResidencyReport(memory, residency, self.idle_sweep, outbox)

@@ -6,7 +6,7 @@ for a put of an entry from the remote store, for its fetch. Does not own the dec
 
 from __future__ import annotations
 
-from ...errors import TensordError
+from ...errors import CANNOT_BE_STORED, TensordError
 from ...ipc import messages
 from .claims import NOBODY, ClaimTable
 from .entries import SpanEntry
@@ -16,6 +16,7 @@ from .puts import PutProgress
 from .remote.fetches import Fetches
 from .remote.writes import Writes
 from .span_table import SpanTable
+from .unstorable import Unstorable
 
 
 class PutAnswers:
@@ -26,6 +27,7 @@ class PutAnswers:
         memory: SpanTable,
         expiry: Expiry,
         claims: ClaimTable,
+        unstorable: Unstorable,
         fetches: Fetches,
         writes: Writes,
         outbox: StoreOutbox,
@@ -33,6 +35,7 @@ class PutAnswers:
         self._memory = memory
         self._expiry = expiry
         self._claims = claims
+        self._unstorable = unstorable
         self._fetches = fetches
         self._writes = writes
         self._outbox = outbox
@@ -64,6 +67,7 @@ class PutAnswers:
             payload_bytes=commit.payload_bytes,
             tokens=commit.tokens,
         )
+        self._unstorable.stored(put.key)
         self._outbox.send_verdicts(self._claims.committed(put.key))
 
     def existed(self, client: int, commit: messages.Commit, stored: SpanEntry, now: float) -> None:
@@ -77,8 +81,18 @@ class PutAnswers:
         self._outbox.counters.puts["existed"] += 1
         self._outbox.send(client, messages.Committed(commit.id, "existed"))
 
-    def refused(self, client: int, uid: int, commit: messages.Commit, error: TensordError, now: float) -> None:
-        """The put is refused. Whoever waits for its claim computes."""
+    def refused(
+        self,
+        client: int,
+        uid: int,
+        commit: messages.Commit,
+        error: TensordError,
+        now: float,
+        *,
+        for_good: bool = False,
+    ) -> None:
+        """The put is refused. Whoever waits for its claim computes. `for_good`, or an error that says so: the same put
+        would be refused again, so for a time nobody gets a claim on the key."""
         if client == NOBODY:
             self._fetches.ended(commit.id, now, error)
         else:
@@ -86,4 +100,6 @@ class PutAnswers:
             self._outbox.count_refusal(client, error)
             self._outbox.send(client, messages.Committed(commit.id, "refused", messages.ErrorBody.of(error)))
         if commit.claim is not None:
+            if for_good or isinstance(error, CANNOT_BE_STORED):
+                self._unstorable.note(commit.key, error, now)
             self._outbox.send_verdicts(self._claims.refused(commit.claim, uid, commit.key, now))

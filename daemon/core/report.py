@@ -47,6 +47,8 @@ def status(store: Store, now: float) -> dict[str, Any]:
         "announced_bytes": puts.arrivals.announced_bytes,
         "claims_held": len(store.claims),
         "claims_waiting": store.claims.waiting,
+        "unstorable_keys": len(store.unstorable),
+        "unstorable": store.unstorable.rows(now),
         "pins": len(store.pins),
         "pinned_bytes": store.pins.pinned_bytes,
         "namespaces": memory.entries.namespace_count,

@@ -14,6 +14,7 @@ from typing import Any
 from ...errors import LimitReached, TensordError
 from ...ipc import messages
 from ...ipc.declared import handlers, id_of
+from .claims import Verdict
 from .effects import Again
 from .entries import SpanEntry
 from .events import Received
@@ -77,6 +78,9 @@ class Requests:
             self._outbox.counters.claims["hit"] += 1
             self._outbox.send(client, messages.Claimed(request.id, "hit"))
             return
+        if self._parts.unstorable.remembers(request.key, now):
+            self._outbox.send_verdicts([Verdict(client, request.id, request.key, "alone")])
+            return
         uid = self._outbox.clients[client].uid
         self._parts.quotas.admit("claims", uid, self._claims.of_uid[uid])
         verdict = None
@@ -95,7 +99,15 @@ class Requests:
             self._claims.renew(token, client, now)
 
     def _abandon(self, client: int, request: messages.Abandon, now: float) -> None:
-        self._outbox.send_verdicts(self._claims.abandon(request.token, self._outbox.clients[client].uid, now))
+        uid = self._outbox.clients[client].uid
+        key = None if request.error is None else self._claims.key_held(request.token, uid)
+        if request.error is None or key is None:
+            self._outbox.send_verdicts(self._claims.abandon(request.token, uid, now))
+            return
+        error = request.error.to_error()
+        self._outbox.count_refusal(client, error)
+        self._parts.unstorable.note(key, error, now)
+        self._outbox.send_verdicts(self._claims.refused(request.token, uid, key, now))
 
     def _of_keys(self, client: int, request: messages.Evict | messages.Touch, now: float, counted: int = 0) -> None:
         """Carries the request out for a slice of its keys. The rest comes again (`Again`)."""

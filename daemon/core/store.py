@@ -89,6 +89,7 @@ class Store:
         self.memory = parts.memory
         self.pins = parts.pins
         self.claims = parts.claims
+        self.unstorable = parts.unstorable
         self.quotas = parts.quotas
         self.removal_history = parts.removal_history
         self.hits = parts.hits
@@ -246,6 +247,7 @@ class Store:
         """Asserts what every module's docstring promises."""
         self.memory.check_invariants()
         self.claims.check_invariants()
+        self.unstorable.check_invariants()
         self._expiry.check_invariants()
         self._reclaim.check_invariants(idle_first=self.idle_sweep.walking)
         self.residency.check_invariants()

@@ -3,9 +3,10 @@
 Owns: the choice of the limit, the definition of used bytes, and the memory stalls (PSI) shown in status. Does not own
 the size of the ring.
 
-Used bytes of a cgroup: its memory without inactive_file, the page cache that the kernel reclaims first. The ring is
-shared memory and counts as used. Used bytes of the machine: MemTotal − MemAvailable. A cgroup of version 1 has no
-pressure file; its stalls are the machine's.
+Used bytes of a cgroup: its memory without what the kernel can take back (`CgroupFolder.reclaimable_bytes`). The ring is
+shared memory and counts as used. Used bytes of the machine: MemTotal − MemAvailable. Page cache that is read again and
+again counts in neither: whether its loss costs time is told by the stalls. A cgroup of version 1 has no pressure file;
+its stalls are the machine's.
 Sources: Documentation/filesystems/proc.rst and accounting/psi.rst of the kernel, and those of `shm.cgroups`.
 """
 
@@ -104,10 +105,9 @@ class HostSource:
         total_bytes = min(_number(folder.limit, limit), hierarchical_limit(folder))
         if folder.version == 1 and total_bytes >= NO_LIMIT_BYTES:
             return None
-        inactive = re.search(rf"^{folder.inactive_file} (\d+)$", _text(folder.path / "memory.stat"), re.MULTILINE)
-        current_bytes = _number(folder.usage, _text(folder.usage).strip())
+        reclaimable_bytes = folder.reclaimable_bytes(_text(folder.stat))
         # The two are not read at the same instant.
-        used_bytes = max(0, current_bytes - (int(inactive[1]) if inactive else 0))
+        used_bytes = max(0, _number(folder.usage, _text(folder.usage).strip()) - reclaimable_bytes)
         if not total_bytes:
             raise GaugeFailed(f"{folder.limit} is 0")
         stalls = folder.path / "memory.pressure" if folder.version == 2 else self._proc / "pressure/memory"

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from tensord.client.core.inbox import Inbox
 from tensord.daemon import copier
 from tensord.daemon.copier import Copier
-from tensord.daemon.core.effects import Copy, Move
+from tensord.daemon.core.effects import Copy, Move, Seal
 from tensord.daemon.core.events import Copied, Moved
 from tensord.errors import BadTree, Corrupt, LimitReached, SegmentError, TensordError
 from tensord.shm.copy import checksum_of
@@ -30,15 +30,15 @@ INBOX_BYTES = 1 << 16
 class Desk:
     """A copier with a ring, and a client's inbox with a payload in it, to be copied in as many parts as one likes."""
 
-    def __init__(self, *, starts: bool = True) -> None:
-        self.ring = np.zeros(1 << 17, np.uint8)
+    def __init__(self, *, starts: bool = True, inbox_bytes: int = INBOX_BYTES) -> None:
+        self.ring = np.zeros(2 * inbox_bytes, np.uint8)
         self.copied: SimpleQueue[Any] = SimpleQueue()
         self.copier = Copier(self.ring, 32, self.copied.put)
         if starts:
             self.copier.start()
-        self.inbox = Inbox(INBOX_BYTES)
-        self.copier.open_inbox(1, self.inbox.fd, INBOX_BYTES, 1 << 20)
-        region = self.inbox.take(INBOX_BYTES, 0)
+        self.inbox = Inbox(inbox_bytes)
+        self.copier.open_inbox(1, self.inbox.fd, inbox_bytes, 1 << 20)
+        region = self.inbox.take(inbox_bytes, 0)
         assert region is not None
         assert region.memory is not None
         self.memory = region.memory
@@ -108,6 +108,32 @@ def test_a_small_payload_is_copied_at_once_as_the_worker_would_copy_it(idle: Des
     idle.memory[:16] = 0xFF
     assert isinstance(idle.copier.copy_now(copy).error, BadTree)
     idle.copier.start()
+
+
+LARGE_TREES = {
+    "a header of more than 8 KB": [np.zeros(1)] * 1500,
+    "a header that is a leaf": ["x" * 60] * 1500,
+}
+
+
+@pytest.mark.parametrize("case", LARGE_TREES)
+def test_a_large_tree_is_read_by_the_worker_which_rests_meanwhile(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rests: list[int] = []
+    monkeypatch.setattr(copier, "_rest", lambda: rests.append(1))
+    payload = encode(LARGE_TREES[case])
+    assert payload.payload_bytes <= copier.SMALL_BYTES
+    desk = Desk(inbox_bytes=1 << 18)
+    (copy,) = desk.parts(payload, 9, 1)
+    assert not desk.copier.is_small(copy)
+    assert copy.header is not None
+    assert not desk.copier.is_small(Seal(1, 9, SPAN_HEADER_BYTES, copy.header, 0, 1000))
+    (done,) = desk.carry_out(copy)
+    assert done.error is None
+    assert bool(rests) == (case == "a header of more than 8 KB"), "1,500 texts are one run"
+    desk.memory[64:80] = 0xFF
+    (done,) = desk.carry_out(copy)
+    assert isinstance(done.error, BadTree)
+    desk.copier.stop()
 
 
 @pytest.mark.parametrize("at_once", [False, True])

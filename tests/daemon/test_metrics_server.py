@@ -20,6 +20,7 @@ from typing import Any, Final, Self
 import pytest
 import uvloop
 
+from tensord.daemon.actors.listening import Listening
 from tensord.daemon.actors.metrics import MetricsServer
 from tensord.errors import DaemonUnavailable
 
@@ -75,7 +76,7 @@ class Serving:
 
         async def serve() -> None:
             server = MetricsServer(
-                self._sockets,
+                [Listening(each) for each in self._sockets],
                 tell,
                 tell_health,
                 connections_max=CONNECTIONS_MAX,
@@ -312,7 +313,7 @@ def test_a_connection_that_arrives_with_its_end_is_closed(
     """The server is cancelled some turns of the event loop after the connection can be accepted."""
 
     async def end_as_one_arrives(listening: socket.socket) -> None:
-        server = asyncio.create_task(MetricsServer([listening], _figures, _figures).run())
+        server = asyncio.create_task(MetricsServer([Listening(listening)], _figures, _figures).run())
         for _ in range(8):
             await asyncio.sleep(0)
         with socket.create_connection(listening.getsockname()):

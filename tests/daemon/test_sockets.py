@@ -31,7 +31,7 @@ def connects(path: Path) -> bool:
 
 def test_metrics_have_a_socket_beside_the_others_with_a_mode_of_its_own(tmp_path: Path) -> None:
     with Sockets(configured(tmp_path, "--metrics-mode", "0666"), {}) as sockets:
-        (made,) = sockets.metrics
+        (made,) = (each.socket for each in sockets.metrics)
         path = tmp_path / "metrics.sock"
         assert made.getsockname() == str(path)
         assert not made.getblocking()
@@ -73,7 +73,7 @@ def has_ipv6() -> bool:
 )
 def test_tcp_is_listened_on_where_it_is_asked_for(tmp_path: Path, host: str) -> None:
     with Sockets(configured(tmp_path, f"--metrics-listen={host}:0"), {}) as sockets:
-        unix, *tcp = sockets.metrics
+        unix, *tcp = (each.socket for each in sockets.metrics)
         assert unix.family == socket.AF_UNIX
         assert tcp
         for each in tcp:
@@ -89,14 +89,14 @@ def test_the_page_is_listened_on_where_it_is_asked_for_and_nowhere_else(tmp_path
     with Sockets(configured(tmp_path), {}) as sockets:
         assert sockets.page == []
     with Sockets(configured(tmp_path, f"--http={host}:0"), {}) as sockets:
-        (made,) = sockets.page
+        (made,) = (each.socket for each in sockets.page)
         assert made.getsockname()[0] == host.strip("[]")
         assert not made.getblocking()
         socket.create_connection(made.getsockname()[:2]).close()
     path = tmp_path / "page.sock"
     (tmp_path / "other").mkdir()
     with Sockets(configured(tmp_path, f"--http={path}", "--status-mode=0600"), {}) as sockets:
-        (made,) = sockets.page
+        (made,) = (each.socket for each in sockets.page)
         assert made.getsockname() == str(path)
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         with pytest.raises(InstanceBusy, match="stop it, or set another path for this socket"):
@@ -126,7 +126,7 @@ def test_sockets_from_a_service_manager_replace_the_configured_ones(tmp_path: Pa
         available_bytes=1 << 30,
     )
     with Sockets(config, given) as sockets:
-        assert [each.getsockname() for each in sockets.metrics] == [
+        assert [each.socket.getsockname() for each in sockets.metrics] == [
             given["metrics"].getsockname(),
             str(tmp_path / "run" / "metrics.sock"),
         ]
@@ -134,4 +134,4 @@ def test_sockets_from_a_service_manager_replace_the_configured_ones(tmp_path: Pa
     assert sorted(os.listdir(tmp_path / "run")) == ["control.sock"]
     unix = listening(tmp_path / "m.sock")
     with Sockets(configured(tmp_path), {"metrics": unix}) as sockets:
-        assert sockets.metrics == [unix]
+        assert [each.socket for each in sockets.metrics] == [unix]

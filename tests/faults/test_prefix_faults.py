@@ -11,6 +11,7 @@ import pytest
 import tensord
 from tensord import NormalLayer, PrefixCache
 from tensord.client.core.put_options import PutOptions
+from tensord.client.core.puts import Put
 from tensord.client.prefix import query as prefix_query
 from tensord.errors import BadPrefix, LimitReached, ParentGone, TensordError
 from tensord.ipc import messages
@@ -250,12 +251,9 @@ def test_a_block_whose_record_is_not_its_first_leaf_is_refused(daemon: Daemon) -
     client = daemon.client()
     record = np.frombuffer(block([1]).packed, np.uint8)
     for tree in ({"layers": np.zeros(40, np.uint8), "prefix": record}, {"prefix": record.view(np.uint32)}, b"x" * 500):
-        put = client._put(
-            block([1]).key,
-            tree,
-            PutOptions(prefix_bytes=len(record)),
-            client._deadline(PATIENCE_S),
-        ).wait(PATIENCE_S)
+        put = Put(block([1]).key)
+        client._put(put, tree, PutOptions(prefix_bytes=len(record)), client._deadline(PATIENCE_S))
+        put.wait(PATIENCE_S)
         assert put.state == "refused"
         assert isinstance(put.error, BadPrefix)
         assert "first leaf" in str(put.error)
@@ -272,7 +270,9 @@ def test_a_block_is_refused_under_a_key_that_is_not_the_digest_of_its_record(dae
     outcomes = []
     for key in (block([2]).key, block_key(b"sequence", record)):
         options = PutOptions(prefix_bytes=len(record))
-        put = client._put(key, tree, options, client._deadline(PATIENCE_S)).wait(PATIENCE_S)
+        put = Put(key)
+        client._put(put, tree, options, client._deadline(PATIENCE_S))
+        put.wait(PATIENCE_S)
         outcomes.append((put.state, str(put.error)))
     assert outcomes[0][0] == "refused"
     assert "is not the digest of the payload's record" in outcomes[0][1]

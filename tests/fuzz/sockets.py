@@ -11,10 +11,9 @@ from tensord.ipc import messages, states
 from tensord.ipc.frames import pack
 from tensord.ipc.schema import PROTOCOL_VERSION
 from tensord.shm.inbox import create_inbox
-from tensord.shm.tree import encode
 
 from . import words
-from .besieged import Besieged, payload
+from .besieged import Besieged
 
 INPUTS: Final = 120
 WAIT: Final[tuple[bytes, list[int]]] = (b"", [])
@@ -27,10 +26,9 @@ _ANY: Final = [*_CONTROL, *_STATUS, *states.CONTROL_ANSWERS.values(), *states.ST
 
 def control(chance: random.Random, besieged: Besieged) -> None:
     """Plays one round on the control socket."""
-    encoded = encode(payload(1))
-    inbox = bytearray(words.INBOX_BYTES)
-    encoded.write_into(memoryview(inbox)[: encoded.payload_bytes])
     for number in range(INPUTS):
+        stored, header_bytes = words.stored_tree(chance)
+        inbox = stored.ljust(words.INBOX_BYTES, b"\0")
         with ExitStack() as stack:
             said: list[tuple[bytes, list[int]]] = []
             if chance.random() < 0.9:
@@ -42,13 +40,13 @@ def control(chance: random.Random, besieged: Besieged) -> None:
             if chance.random() < 0.6:
                 fd = create_inbox(words.INBOX_BYTES)
                 stack.callback(os.close, fd)
-                os.pwrite(fd, chance.choice([bytes(inbox), chance.randbytes(4096)]), 0)
+                os.pwrite(fd, chance.choice([inbox, chance.randbytes(4096)]), 0)
                 said.append((_opened(3), [fd]))
             requests = _CONTROL if chance.random() < 0.9 else _ANY
-            for each in words.conversation(chance, requests, (encoded.payload_bytes, len(encoded.header))):
+            for each in words.conversation(chance, requests, (len(stored), header_bytes)):
                 fds: list[int] = []
                 while chance.random() < 0.1 or (each.get("type") in ("Attach", "OpenInbox") and not fds):
-                    fds.append(stack.enter_context(words.descriptor(chance, bytes(inbox))))
+                    fds.append(stack.enter_context(words.descriptor(chance, inbox)))
                 said.append((words.packed(chance, each), fds[:8]))
             if chance.random() < 0.1:
                 said.append((chance.randbytes(chance.randrange(1, 4000)), []))

@@ -15,12 +15,21 @@ from typing import Any, Final
 
 import msgpack
 import msgspec
+import numpy as np
 
 from tensord.ipc import messages
 from tensord.shm.inbox import INBOX_SEALS, create_inbox
+from tensord.shm.tree import encode
 
-INBOX_BYTES: Final = 1 << 16
+INBOX_BYTES: Final = 1 << 17
 KEYS: Final = [b"fuzzfuzz" + bytes([number]) * 24 for number in range(6)]
+TREES: Final[tuple[Any, ...]] = (
+    np.arange(24),
+    {"ids": [*range(100)], "times": (0.5,) * 70, "text": "x" * 300, "rest": [None, True, -1, 1 << 63, b"k"]},
+    [np.zeros((2, 3), np.float32), {"a": (), "b": [[]]}],
+    ["x" * 60] * 1500,  # its header is a leaf
+)
+"""Of every kind of node and header that a payload may have."""
 _INTEGERS: Final = (0, 1, 2, 7, 63, 64, 4095, 4096, 65_535, 65_536, 1 << 20, 1 << 31, 1 << 47, 1 << 48, (1 << 63) - 1)
 _BEYOND: Final = (-1, -(1 << 63), 1 << 63, (1 << 64) - 1)
 _FLOATS: Final = (0.0, -0.0, 1e-9, 0.5, 1.0, 30.0, 1e9, 1e300, -1.0, float("nan"), float("inf"), float("-inf"))
@@ -116,6 +125,29 @@ def conversation(
         else:
             said.append(message(chance, chance.choice(requests)))
     return said
+
+
+def stored_tree(chance: random.Random) -> tuple[bytes, int]:
+    """A payload of at most INBOX_BYTES, and the length of its header. Often its header is altered, or drawn anew."""
+    payload = encode(chance.choice(TREES))
+    written = np.zeros(payload.payload_bytes, np.uint8)
+    payload.write_into(written)
+    header_bytes = len(payload.header)
+    if chance.random() < 0.3:
+        drawn = b"\x01" + b"".join(
+            msgpack.packb(chance.choice([chance.randrange(14), "<i8", "<f4", "k", None, 0.5, 1 << 47]))
+            for _ in range(chance.choice([3, 30, 8000]))
+        )
+        # A long header is the first leaf.
+        at = 64 if header_bytes == 7 and chance.random() < 0.7 else 0
+        drawn = drawn[: len(written) - at]
+        written[at : at + len(drawn)] = np.frombuffer(drawn, np.uint8)
+        header_bytes = header_bytes if at else len(drawn)
+    while chance.random() < 0.3:
+        written[chance.choice([chance.randrange(min(200, len(written))), chance.randrange(len(written))])] ^= 1 << (
+            chance.randrange(8)
+        )
+    return written.tobytes(), header_bytes
 
 
 def _put(chance: random.Random, payload: tuple[int, int]) -> list[dict[str, Any]]:

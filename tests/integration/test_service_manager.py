@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import stat
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
@@ -16,7 +17,7 @@ from typing import Final
 import tensord
 from tensord.shm.segments import existing, remove
 
-from ..daemon_process import PATIENCE_S
+from ..daemon_process import PATIENCE_S, until
 
 # What a service manager does between fork and exec: the sockets become 3 and 4, the process id is named.
 _AS_MANAGER: Final = """
@@ -43,44 +44,92 @@ def told(manager: socket.socket, line: bytes) -> bytes:
     return found
 
 
-@contextmanager
-def managed(folder: Path, instance: str) -> Iterator[tuple[subprocess.Popen[bytes], socket.socket]]:
-    """A daemon under a manager that watches it, and the manager's notification socket."""
-    manager = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-    manager.bind(str(folder / "notify"))
-    manager.settimeout(PATIENCE_S)
-    with manager, listening(folder / "control.sock") as control, listening(folder / "status.sock") as status:
-        environ = {**os.environ, "NOTIFY_SOCKET": str(folder / "notify"), "WATCHDOG_USEC": "2000000"}
-        flags = ["--instance", instance, "--ring-bytes", "4MiB", "--log-level", "error"]
+class Manager:
+    """A service manager with a control and a status socket, which it passes to each daemon that it starts."""
+
+    def __init__(self, folder: Path, instance: str) -> None:
+        self._folder = folder
+        self._instance = instance
+        self.control, self.status = (listening(folder / name) for name in ("control.sock", "status.sock"))
+        self.told = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.told.bind(str(folder / "notify"))
+        self.told.settimeout(PATIENCE_S)
+
+    @contextmanager
+    def daemon(self) -> Iterator[subprocess.Popen[bytes]]:
+        """A daemon that it watches. It is killed at the end, unless it has ended."""
+        fds = self.control.fileno(), self.status.fileno()
+        flags = ["--instance", self._instance, "--ring-bytes", "4MiB", "--log-level", "error", "--socket-mode", "0600"]
         process = subprocess.Popen(
-            [sys.executable, "-c", _AS_MANAGER, str(control.fileno()), str(status.fileno()), *flags],
-            env=environ,
-            pass_fds=(control.fileno(), status.fileno()),
+            [sys.executable, "-c", _AS_MANAGER, *map(str, fds), *flags],
+            env={**os.environ, "NOTIFY_SOCKET": str(self._folder / "notify"), "WATCHDOG_USEC": "2000000"},
+            pass_fds=fds,
         )
         try:
-            yield process, manager
+            yield process
         finally:
             process.kill()
             process.wait()
-            for name in existing(instance):
-                remove(name)
+
+    def end(self) -> None:
+        for each in (self.control, self.status, self.told):
+            each.close()
+        for name in existing(self._instance):
+            remove(name)
+
+
+@contextmanager
+def manager_in(folder: Path) -> Iterator[Manager]:
+    with ExitStack() as ending:
+        manager = Manager(folder, f"managed-{os.getpid()}")
+        ending.callback(manager.end)
+        yield manager
 
 
 def test_activated_sockets_are_served_and_the_service_manager_is_notified() -> None:
     with (
         TemporaryDirectory(prefix="tensord-") as name,
-        managed(Path(name), f"managed-{os.getpid()}") as (process, manager),
+        manager_in(Path(name)) as manager,
+        manager.daemon() as process,
     ):
-        assert b"STATUS=serving" in told(manager, b"READY=1")
+        assert b"STATUS=serving" in told(manager.told, b"READY=1")
         with tensord.Client(Path(name) / "control.sock") as client:
             assert client.put(bytes(range(32)), [1, 2], wait=True).state == "stored"
             assert client.status()["pid"] == process.pid
-        assert told(manager, b"WATCHDOG=1")
+        assert told(manager.told, b"WATCHDOG=1")
         process.send_signal(signal.SIGHUP)
-        assert b"MONOTONIC_USEC=" in told(manager, b"RELOADING=1")
-        assert told(manager, b"READY=1")
+        assert b"MONOTONIC_USEC=" in told(manager.told, b"RELOADING=1")
+        assert told(manager.told, b"READY=1")
         process.send_signal(signal.SIGTERM)
-        assert told(manager, b"STOPPING=1")
+        assert told(manager.told, b"STOPPING=1")
         assert process.wait(PATIENCE_S) == 0
         # The manager's sockets stay: a client that connects now waits for the next daemon.
         assert (Path(name) / "control.sock").is_socket()
+
+
+def test_an_activated_socket_whose_file_was_removed_is_made_anew_by_each_daemon() -> None:
+    """The manager's own socket stays without a file: it never looks, and the next daemon gets the same one."""
+    with TemporaryDirectory(prefix="tensord-") as name, manager_in(Path(name)) as manager:
+        path = Path(name) / "control.sock"
+        path.chmod(0o666)
+        ends: list[int] = []
+        for signal_number in (signal.SIGKILL, signal.SIGTERM, signal.SIGTERM):
+            with manager.daemon() as process:
+                told(manager.told, b"READY=1")
+                if not ends:
+                    with tensord.Client(path) as attached:
+                        assert attached.wait_connected(PATIENCE_S)
+                        path.unlink()
+                        until(path.is_socket, "the socket to be made anew")
+                        assert attached.put(bytes(range(32)), [1, 2], wait=True).state == "stored"
+                # Before, the killed daemon has left its file, and the stopped one none.
+                with tensord.Client(path) as client:
+                    assert client.wait_connected(PATIENCE_S)
+                    assert client.status()["pid"] == process.pid
+                    # Where no file tells the mode, it is the configured one.
+                    assert stat.S_IMODE(path.stat().st_mode) == (0o666 if len(ends) < 2 else 0o600)
+                process.send_signal(signal_number)
+                ends.append(process.wait(PATIENCE_S))
+        assert ends == [-signal.SIGKILL, 0, 0]
+        assert not path.exists(), "what a daemon has made, it removes"
+        assert (Path(name) / "status.sock").is_socket(), "the manager's own stays"

@@ -58,6 +58,7 @@ REQUESTS: list[Message] = [
     m.FetchRun(57, [KEY]),
     m.Renew([1]),
     m.Abandon(1),
+    m.Abandon(2, m.ErrorBody("ObjectTooLarge", "17000 nodes")),
     m.Evict(6, [KEY]),
     m.Touch(7, [KEY]),
     m.Clear(8),

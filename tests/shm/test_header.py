@@ -22,6 +22,8 @@ VALID = [
         np.zeros((49, 1280), np.float32),
         {"a": [np.zeros(3), (1, "x", None)], 7: {b"k": "y" * 999}, "z": [[], (), {}]},
         [np.zeros((2, 0), ">i4"), np.array("abc"), b"z" * 999, 1 << 63, -5, [True, 1.5]],
+        {"ids": [*range(100)], "times": (0.5,) * 70},
+        ["x" * 60] * 2000,
     )
 ]
 
@@ -43,13 +45,13 @@ def judged(header: bytes) -> None:
         assert all(length >= 0 for length in leaf.shape)
         assert not leaf.dtype.hasobject
         end = leaf.offset + int(np.prod(leaf.shape, dtype=object)) * leaf.dtype.itemsize
-    assert end == made.end_bytes <= RING_BYTES_MAX
+    assert end == made.end_bytes <= RING_BYTES_MAX or made.is_long
     if end < 1 << 20:
-        root = np.full(end, 0x80, np.uint8)
+        root = np.full(made.end_bytes, 0x80, np.uint8)
         try:
             made.view(root)
         except BadTree as refusal:
-            if "UTF-8" not in str(refusal):
+            if "UTF-8" not in str(refusal) and not made.is_long:
                 raise
 
 
@@ -88,8 +90,8 @@ def test_damaged_headers_are_refused_or_describe_a_bounded_tree(valid: bytes, da
 
 
 TOKEN = (
-    st.integers(0, 9)
-    | st.sampled_from(["<f4", "bfloat16", "|O", "<M8[ns]", "|S999999999", "<U999999999", "|V8"])
+    st.integers(0, 13)
+    | st.sampled_from(["<f4", "<i8", "<f8", "bfloat16", "|O", "<M8[ns]", "|S999999999", "<U999999999", "|V8"])
     | st.sampled_from([-1, 64, 65, 1 << 31, 1 << 48, (1 << 64) - 1, None, True, 0.5, b"k", "k"])
 )
 
@@ -126,7 +128,15 @@ BAD = {
     "an extension": (packed(1, msgpack.ExtType(5, b"")), "not a sequence"),
     "an extension with content": (packed(1, msgpack.ExtType(5, b"abc")), "not a sequence"),
     "a time": (packed(1, msgpack.Timestamp(1)), "not a sequence"),
-    "an unknown node": (packed(1, 10), "unknown kind 10"),
+    "an unknown node": (packed(1, 13), "unknown kind 13"),
+    "numbers of another dtype": (packed(1, form.NUMBERS, "<i4", 3), "dtype '<i4', not one of <i8, <f8"),
+    "numbers of no dtype": (packed(1, form.NUMBERS_TUPLE, 4, 3), "dtype 4"),
+    "too many numbers": (packed(1, form.NUMBERS, "<i8", (1 << 45) + 1), "up to"),
+    "a long header below the root": (packed(1, form.LIST, 1, form.LONG, 70_000), "unknown kind 12"),
+    "a long header that is short": (packed(1, form.LONG, 65_472), "65472 bytes, and a payload begins with one"),
+    "a long header over the limit": (packed(1, form.LONG, (1 << 20) + 1), "up to"),
+    "a long header in too many words": (packed(1) + b"\x0c\xcf" + (70_000).to_bytes(8), "unknown kind 12"),
+    "something after a long header": (packed(1, form.LONG, 70_000, 1), "unknown kind 12"),
     "a negative node": (packed(1, -1), "unknown kind -1"),
     "one key twice": (packed(1, form.DICT, 2, "a", None, "a", None), "duplicate"),
     "a key of float": (packed(1, form.DICT, 1, 1.0, None), "type float"),
@@ -154,8 +164,7 @@ BAD = {
     "65 levels": (packed(1, *[form.LIST, 1] * 65, None), "deeper than 64"),
     "65 levels of runs": (packed(1, *[form.LIST, 1] * 64, form.LIST_RUN, 0), "deeper than 64"),
     "thousands of levels": (packed(1, *[form.LIST, 1] * 30_000, None), "deeper than 64"),
-    "too many nodes": (packed(1, form.LIST, 4096, *[None] * 4096), "4096 nodes"),
-    "too many leaves": (packed(1, form.LIST, 2049, *(form.ARRAY, "|u1", 0) * 2049), "2048 leaves"),
+    "too many nodes": (packed(1, form.LIST, 16_384, *[None] * 16_384), "16384 nodes"),
     "more than 65,472 bytes": (packed(1, b"x" * 65_472), "limit is 65472"),
 }
 
@@ -170,10 +179,47 @@ def test_a_header_that_describes_no_tree_is_refused_with_the_reason(case: str) -
 
 def test_limits_are_where_they_are_said_to_be() -> None:
     recipe(packed(1, *[form.LIST, 1] * 64, None))
-    recipe(packed(1, form.LIST, 4095, *[None] * 4095))
-    recipe(packed(1, form.LIST, 2048, *(form.ARRAY, "|u1", 0) * 2048))
+    recipe(packed(1, form.LIST, 16_383, *[None] * 16_383))
+    form.read(packed(1, form.LIST, 16_383, *(form.ARRAY, "|u1", 0) * 16_383), 64, start=64)
+    form.read(packed(1, form.LIST_RUN, (1 << 17) - 3, *[None] * ((1 << 17) - 3)), 64, start=64)
+    with pytest.raises(BadTree, match="more than 131072 scalars"):
+        form.read(packed(1, form.LIST_RUN, 1 << 17, *[None] * (1 << 17)), 64, start=64)
+    with pytest.raises(BadTree, match="limit is 1048576"):
+        form.read(packed(1, b"x" * (1 << 20)), 64, start=64)
+    with pytest.raises(BadTree, match="unknown kind 12"):
+        form.read(packed(1, form.LONG, 70_000), 64, start=64)
     recipe(packed(1, form.ARRAY, "|u1", 64, *[1] * 64))
     assert recipe(packed(1, form.ARRAY, "|u1", 1, (1 << 48) - 64)).end_bytes == 1 << 48
     assert len(recipe(packed(1, form.LIST, 2, *LEAF * 2)).leaves) == 2
     with pytest.raises(BadTree, match="deeper than 2"):
         recipe(packed(1, *[form.LIST, 1] * 3, None), depth_max=2)
+
+
+def test_a_reader_of_a_large_tree_rests_every_256_nodes_and_8192_scalars() -> None:
+    rests: list[int] = []
+    form.read(packed(1, form.LIST, 1023, *[form.LIST, 0] * 1023), 64, rest=lambda: rests.append(1))
+    assert len(rests) == 4
+    rests.clear()
+    form.read(packed(1, form.LIST_RUN, 20_000, *[1] * 20_000), 64, rest=lambda: rests.append(1))
+    assert len(rests) == 2
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_a_damaged_long_header_is_refused_or_describes_a_bounded_tree(data: st.DataObject) -> None:
+    payload = encode(["x" * 60] * 2000)
+    root = np.zeros(payload.payload_bytes, np.uint8)
+    payload.write_into(root)
+    for _ in range(data.draw(st.integers(1, 4))):
+        root[data.draw(st.integers(64, len(root) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        made = recipe(payload.header).whole(root)
+    except BadTree:
+        with pytest.raises(BadTree):
+            recipe(payload.header).view(root)
+        return
+    end = len(root)
+    for leaf in made.leaves:
+        assert leaf.offset >= end
+        end = leaf.offset + int(np.prod(leaf.shape, dtype=object)) * leaf.dtype.itemsize
+    assert end == made.end_bytes

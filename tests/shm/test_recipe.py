@@ -60,6 +60,11 @@ ARRAYS = st.builds(
     st.integers(0, 1 << 32),
     st.sampled_from(sorted(STRIDES)),
 )
+NUMBERS = (
+    st.lists(st.integers(-(1 << 63), (1 << 63) - 1), min_size=1, max_size=3)
+    | st.lists(st.floats(), min_size=1, max_size=3)
+    | st.lists(st.booleans() | st.integers(-(1 << 63), (1 << 64) - 1), min_size=1, max_size=2)
+)
 SCALARS = (
     st.none()
     | st.booleans()
@@ -69,6 +74,8 @@ SCALARS = (
     | st.binary(max_size=80)
     | st.binary(min_size=250, max_size=300)
     | st.text("aé\ud800😀", min_size=60, max_size=120)
+    | st.builds(lambda some, count: (some * count)[:count], NUMBERS, st.integers(60, 70))
+    | st.builds(lambda some, count: tuple(some * count), NUMBERS, st.integers(30, 70))
 )
 KEYS = st.text(max_size=5) | st.integers(-9, 9) | st.binary(max_size=5)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import collections
 import enum
+import math
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from tensord.errors import ObjectTooLarge, UnsupportedLeaf
+from tensord.errors import BadTree, ObjectTooLarge, UnsupportedLeaf
 from tensord.shm.dtypes import dtype_named
 from tensord.shm.recipe import recipe
 from tensord.shm.tree import Spec, encode, encode_spec
@@ -87,22 +89,40 @@ def test_a_tree_that_doubles_at_each_level_is_refused_and_not_walked() -> None:
     tree: Any = [np.zeros(1)]
     for _ in range(60):
         tree = [tree, tree]
-    with pytest.raises(ObjectTooLarge, match="more than 4096 nodes"):
+    with pytest.raises(ObjectTooLarge, match="more than 16384 nodes"):
         encode(tree)
 
 
-def test_a_tree_of_more_than_4096_nodes_is_refused() -> None:
-    encode([*[None] * 4094, np.zeros(1)])
+def test_a_tree_of_more_than_16384_nodes_is_refused() -> None:
+    encode([*[None] * 16_382, np.zeros(1)])
     encode([None] * 60_000)  # one node: scalars among themselves are read in one step
-    with pytest.raises(ObjectTooLarge, match="more than 4096 nodes"):
-        encode([*[None] * 4095, np.zeros(1)])
+    with pytest.raises(ObjectTooLarge, match="more than 16384 nodes"):
+        encode([*[None] * 16_383, np.zeros(1)])
 
 
-def test_a_tree_of_more_than_2048_leaves_is_refused() -> None:
-    leaf = np.zeros(1, np.int8)
-    assert len(recipe(encode([leaf] * 2048).header).leaves) == 2048
-    with pytest.raises(ObjectTooLarge, match="has 2049 arrays and long texts, the limit is 2048"):
-        encode([leaf] * 2049)
+def test_a_tree_of_ten_thousand_arrays_comes_back() -> None:
+    arrays = {f"model.layers.{i}.self_attn.q_proj.weight": np.full(3, i, np.float32) for i in range(10_000)}
+    payload = encode(arrays)
+    assert len(payload.header) < 64
+    root = np.full(payload.payload_bytes, 0xA5, np.uint8)
+    payload.write_into(root)
+    made = recipe(payload.header)
+    assert made.whole(root).end_bytes == len(root)
+    found = made.view(root)
+    assert list(found) == list(arrays)
+    assert all(found[name].tobytes() == array.tobytes() for name, array in arrays.items())
+
+
+def test_a_payload_shorter_than_its_long_header_is_refused() -> None:
+    payload = encode(["x" * 60] * 2000)
+    root = np.zeros(payload.payload_bytes, np.uint8)
+    payload.write_into(root)
+    made = recipe(payload.header)
+    with pytest.raises(BadTree, match="has a tree header that ends at"):
+        made.view(root[:-1])
+    root[64] = 0
+    with pytest.raises(BadTree, match="format"):
+        made.whole(root)
 
 
 def test_the_depth_limit_is_64_unless_said_otherwise() -> None:
@@ -119,10 +139,53 @@ def test_the_depth_limit_is_64_unless_said_otherwise() -> None:
     encode([[[]]], depth_max=3)
 
 
-def test_a_header_of_more_than_16_bits_is_refused() -> None:
-    with pytest.raises(ObjectTooLarge, match=r"takes 90\d\d\d bytes, the limit is 65472; turn long"):
-        encode({"ids": [50_000] * 30_000})
-    encode({"ids": [50_000] * 20_000})
+def test_a_header_of_more_than_a_mebibyte_or_131072_values_is_refused() -> None:
+    with pytest.raises(ObjectTooLarge, match=r"takes 12\d\d\d\d\d bytes, the limit is 1048576; shorten"):
+        encode(["x" * 60] * 20_000)
+    encode(["x" * 60] * 16_000)
+    with pytest.raises(ObjectTooLarge, match=r"more than 131072 values.*; turn lists into arrays"):
+        encode([*[None] * (1 << 17)])
+    encode([*[None] * ((1 << 17) - 3)])
+
+
+LONG_LISTS = {
+    "token ids": [*range(50_000, 50_100)],
+    "the ends of 64 bits": [-(1 << 63), (1 << 63) - 1] * 40,
+    "floats": [0.1 * i for i in range(100)],
+    "floats of odd bits": [-0.0, math.inf, -math.inf, math.nan, *struct.unpack("d", b"\x01" * 6 + b"\xf8\x7f")] * 20,
+    "a tuple": (*range(100),),
+    "a tuple of floats": (1.5,) * 100,
+}
+AS_THEY_ARE = {
+    "a short list": [*range(63)],
+    "bools": [True, False] * 50,
+    "ints and a bool": [*range(99), True],
+    "ints and a float": [*range(99), 1.0],
+    "an int beyond int64": [*range(99), 1 << 63],
+    "no list": {i: i for i in range(100)},
+}
+
+
+@pytest.mark.parametrize("case", [*LONG_LISTS, *AS_THEY_ARE])
+def test_a_long_list_of_numbers_is_one_leaf_and_comes_back_as_it_was(case: str) -> None:
+    tree: dict[str, Any] = {"a": {**LONG_LISTS, **AS_THEY_ARE}[case]}
+    payload = encode(tree)
+    root = np.full(payload.payload_bytes, 0xA5, np.uint8)
+    payload.write_into(root)
+    root.flags.writeable = False
+    made = recipe(payload.header)
+    assert len(made.leaves) == (case in LONG_LISTS)
+    for found in (made.view(root)["a"], made.value(root)["a"]):
+        assert type(found) is type(tree["a"])
+        assert [*map(type, found)] == [*map(type, tree["a"])]
+        # repr tells -0.0 from 0.0; the bytes tell one NaN from another.
+        assert repr(found) == repr(tree["a"])
+        if "floats" in case:
+            assert struct.pack("100d", *found) == struct.pack("100d", *tree["a"])
+
+
+def test_long_lists_of_one_length_share_a_header() -> None:
+    assert encode([*range(1000)]).header == encode([*range(1000, 2000)]).header
 
 
 def test_long_text_is_a_leaf_and_never_swells_the_header() -> None:

@@ -470,7 +470,8 @@ class World:
         elif held and what == "abandon":
             token = self.chance.choice(held)
             process.claims.pop(token)
-            self._send(process, messages.Abandon(token))
+            error = messages.ErrorBody("ObjectTooLarge", "too large") if self.chance.random() < 0.3 else None
+            self._send(process, messages.Abandon(token, error))
         elif held:
             process.claims.pop(held[0])
 

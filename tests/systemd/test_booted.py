@@ -14,7 +14,7 @@ from typing import Final
 import pytest
 
 from .machine import Machine
-from .service import BOOTED, CONTROL, CTL, GET_AGAIN, PYTHON, READER, STATUS, UNITS, Reading, configure, status
+from .service import BOOTED, CONTROL, CTL, GET_AGAIN, PYTHON, READER, RENEW, STATUS, UNITS, Reading, configure, status
 
 pytestmark = BOOTED
 
@@ -62,6 +62,30 @@ def test_a_reader_goes_on_when_the_service_is_stopped_and_finds_everything_after
         machine.run("systemctl", "start", "tensord.service")
         reading.assert_only_right()
     machine.run("runuser", "-u", "alice", "--", PYTHON, "-c", GET_AGAIN)
+
+
+def test_sockets_that_were_removed_are_made_anew_by_each_daemon_and_by_systemd_once_they_are_restarted(
+    machine: Machine,
+) -> None:
+    def looks() -> str:
+        return machine.run("stat", "--format=%a %U %G", CONTROL, STATUS)
+
+    before = looks()
+    with Reading(machine) as reading:
+        machine.run("rm", CONTROL, STATUS)
+        machine.run("bash", "-euc", f"until test -S {CONTROL} -a -S {STATUS}; do sleep 0.1; done")
+        assert looks() == before
+        machine.run("runuser", "-u", "alice", "--", PYTHON, "-c", GET_AGAIN)
+        machine.run("systemctl", "restart", "tensord.service")
+        assert looks() == before
+        reading.assert_only_right()
+        machine.run("runuser", "-u", "alice", "--", PYTHON, "-c", GET_AGAIN)
+        machine.run("rm", "-r", str(Path(CONTROL).parent))
+        machine.run("bash", "-euc", RENEW)
+        machine.run("systemctl", "stop", "tensord.service")
+        assert looks() == before, "systemd's own sockets, which start the service again"
+        machine.run("runuser", "-u", "alice", "--", PYTHON, "-c", GET_AGAIN)
+        reading.assert_only_right()
 
 
 def test_a_daemon_that_hangs_is_ended_and_started_again(machine: Machine) -> None:

@@ -27,6 +27,7 @@ from ..governor import GovernorListener
 from ..lease import Lease
 from ..link import Link
 from ..once import ComputeTally
+from ..unstored import Unstored
 from ..view import View
 
 
@@ -39,6 +40,7 @@ class ClientBase:
         self._status_path = status_path
         self._timeout_s = timeout_s
         self._tally = ComputeTally()
+        self._unstored = Unstored(self._tally.not_stored)
         self._governor = GovernorListener(link)
         self._baselines = DeclaredBaselines(link, self._governor)
         self._reservations = HeldReservations(self._governor)

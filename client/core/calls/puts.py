@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from ....errors import ObjectTooLarge
 from ....ipc.schema import NUMBER_MAX
+from ....shm.layout import span_bytes
 from ....shm.payload import Payload
 from ....shm.recipe import recipe
 from ....shm.tree import encode, encode_spec
@@ -52,7 +53,8 @@ class PutCalls(ClientBase):
         """Stores a payload under `key`. Returns once the payload is copied; `tree` may change from then on.
 
         Args:
-            tree: dict, list, tuple, str, bytes, int, float, bool, None, numpy arrays and torch tensors, nested.
+            tree: dict, list, tuple, str, bytes, int, float, bool, None, numpy arrays and torch tensors, nested; up to
+                16,384 of them. A list of 64 ints or floats or more counts once, and costs what an array of them costs.
             tokens: encoder tokens that the payload stands for; they count against max_tokens.
             ttl_s: seconds until the entry expires, more than 0. Default: the daemon's setting. Only `touch` renews
                 them; lookups and further puts of the key do not. An entry that others were put with as `parent` stays
@@ -81,7 +83,8 @@ class PutCalls(ClientBase):
         """
         key, wait = check_key(key), check_flag("wait", wait)
         deadline = self._deadline(timeout_s)
-        put = self._put(key, tree, PutOptions(tokens, ttl_s, None, cost_ms, agent, parent=parent), deadline)
+        put = Put(key)
+        self._put(put, tree, PutOptions(tokens, ttl_s, None, cost_ms, agent, parent=parent), deadline)
         return put.wait(max(0.0, deadline - time.monotonic())) if wait else put
 
     @traced("tensord.put_many", result=count_of)
@@ -190,7 +193,9 @@ class PutCalls(ClientBase):
 
         Other callers of the same key wait for that process, up to `timeout_s`, and then compute the value themselves.
         An exception of `compute` is raised in this caller only; the daemon then grants the claim to one of the waiting
-        clients.
+        clients. A value that cannot be stored (larger than the ring, a type that no payload has) is returned all the
+        same: all waiting clients compute at once, and for a minute nobody waits for that key. `tally.not_stored` counts
+        such values, and the log has a warning for each namespace and reason.
 
         Args:
             compute: called without arguments, at most once; returns a tree as `put` takes it.
@@ -253,23 +258,38 @@ class PutCalls(ClientBase):
         """Returns the steps of `get_or_compute`, as a generator that the caller drives. For the library."""
         key = check_key(key)
         self._attach()
-        return compute_once(key, self._look_up, self._link, self._tally, self._timeout_s)
+        return compute_once(key, self._look_up, self._link, self._tally, self._unstored, self._timeout_s)
 
     @traced("tensord.put", "key", key_of, state_of)
     def store(
         self, key: bytes, value: Any, *, tokens: int, ttl_s: float | None, claim: int | None, cost_ms: float = 0.0
     ) -> Put:
-        """Puts a computed value under the claim that was granted for its key. For the library."""
-        key, claim = check_key(key), claim if claim is None else check_count("claim", claim, NUMBER_MAX, 1)
-        return self._put(key, value, PutOptions(tokens, ttl_s, claim, cost_ms), self._deadline(None))
+        """Puts a computed value under the claim that was granted for its key. For the library.
 
-    def _put(self, key: bytes, tree: Any, options: PutOptions, deadline: float) -> Put:
+        A value larger than the ring is refused here, without a message. A refusal is counted and logged (`tally`).
+        """
+        key, claim = check_key(key), claim if claim is None else check_count("claim", claim, NUMBER_MAX, 1)
+        put = Put(key, self._unstored.refused)
+        self._put(put, value, PutOptions(tokens, ttl_s, claim, cost_ms), self._deadline(None), within_ring=True)
+        return put
+
+    def _put(self, put: Put, tree: Any, options: PutOptions, deadline: float, *, within_ring: bool = False) -> None:
         options = options.checked()
-        self._attach()
+        view = self._attach()
         try:
             payload = encode(tree, depth_max=self._link.limits.tree_depth_max)
+            if within_ring and view is not None:
+                _check_ring(payload, view.ring_bytes)
         except ObjectTooLarge as error:
-            put = Put(key)
             put.settle("refused", error)
-            return put
-        return self._link.puts.put(key, payload, options, deadline=deadline)
+        else:
+            self._link.puts.put_many([(put, payload, options)], deadline=deadline)
+
+
+def _check_ring(payload: Payload, ring_bytes: int) -> None:
+    size_bytes = span_bytes(payload.payload_bytes)
+    if size_bytes > ring_bytes:
+        raise ObjectTooLarge(
+            f"{payload.payload_bytes} bytes take {size_bytes} in the ring, and ring_bytes is {ring_bytes}: "
+            "store it in smaller parts, or raise ring_bytes"
+        )

@@ -48,9 +48,34 @@ class Caller:
     groups: frozenset[str] = frozenset()
 
 
-def socket(what: str, path: Path, node: FileStat | None, folder: FileStat | None, caller: Caller) -> Finding:
-    """Whether `caller` may use a socket. `folder`: the socket's folder; None if it is missing or not accessible."""
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """A daemon that holds the lock of its instance."""
+
+    instance: str
+    pid: int
+
+
+def socket(
+    what: str,
+    path: Path,
+    node: FileStat | None,
+    folder: FileStat | None,
+    caller: Caller,
+    without_file: Sequence[Serving] = (),
+) -> Finding:
+    """Whether `caller` may use a socket. `folder`: the socket's folder; None if it is missing or not accessible.
+    `without_file`: the daemons that may listen on a socket of this path though its file is gone."""
     check = f"{what} socket"
+    if without_file and (node is None or not stat.S_ISSOCK(node.mode)):
+        there = "is not there" if node is None else "is not a socket"
+        lives = " or ".join(f"a daemon of instance {each.instance} lives, pid {each.pid}" for each in without_file)
+        return fail(
+            check,
+            f"{path} {there}; {lives}: its socket is gone",
+            f"the daemon makes it anew within seconds if the path is free and it may write to {path.parent}; its log "
+            "says why not. Or restart it: its entries stay, and attached clients attach again by themselves",
+        )
     if folder is None:
         return fail(check, f"{path.parent} is not there", "start the daemon, or name its socket with TENSORD_SOCKET")
     if not folder.lets(caller, 1):
@@ -79,6 +104,11 @@ def socket(what: str, path: Path, node: FileStat | None, folder: FileStat | None
             _NEEDS_GROUP,
         )
     return ok(check, f"{text}: {caller.name} may use it")
+
+
+def unreachable(problems: Sequence[str]) -> list[Finding]:
+    """One finding for each socket that no new client can reach, as the daemon reports it."""
+    return [fail("sockets", each, "the daemon makes its socket anew as soon as it can") for each in problems]
 
 
 def _kept_out(check: str, text: str, node: FileStat, caller: Caller) -> Finding:

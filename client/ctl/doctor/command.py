@@ -22,7 +22,7 @@ from ...identity.packages import package_version
 from .. import leftovers
 from ..configuration import checked
 from ..daemon import NAME, Daemon, pass_daemon
-from . import access, facts, memory, pressure, software
+from . import access, facts, memory, pressure, software, values
 from .finding import Finding, Level, findings_text
 from .probe import probed
 
@@ -47,6 +47,7 @@ def diagnose(daemon: Daemon) -> list[Finding]:
     found = [left for name in leftovers.instances() if (left := leftovers.look(name)) is not None]
     return [
         *_sockets(daemon, caller),
+        *access.unreachable(status.get("socket_problems", ())),
         access.reachable("status", status_error),
         access.reachable("control", _greeting(daemon)),
         software.versions(__version__, status.get("version"), PROTOCOL_VERSION, status.get("protocol")),
@@ -77,6 +78,7 @@ def diagnose(daemon: Daemon) -> list[Finding]:
             governor.get("gauges"), hardware, governor.get("sources", ()), governor.get("missing_cards", ())
         ),
         pressure.metrics(metrics, None if metrics is None else facts.scrape(metrics, daemon.timeout_s)),
+        values.stored(status.get("store", {}).get("unstorable")),
         *software.gpus(probed(), hardware),
     ]
 
@@ -126,7 +128,14 @@ def _sockets(daemon: Daemon, caller: access.Caller) -> list[Finding]:
     except TensordError as error:
         return [access.reachable("socket", error)]
     return [
-        access.socket(what, path, facts.node(path), facts.node(path.absolute().parent), caller)
+        access.socket(
+            what,
+            path,
+            facts.node(path),
+            facts.node(path.absolute().parent),
+            caller,
+            () if path.is_socket() else facts.without_file(path),
+        )
         for what, path in paths.items()
     ]
 
@@ -139,8 +148,8 @@ def doctor(ctx: click.Context, daemon: Daemon, as_json: bool) -> None:
     """Checks the environment of a daemon, and says what to do.
 
     Checks sockets and permissions, the daemon behind them, versions on all sides, how the daemon before ended, the
-    clock, configuration, memory, the fence, deletion at logout, memory of ended daemons, gauges, metrics and GPU
-    bindings. Exit code 1 if anything FAILs.
+    clock, configuration, memory, the fence, deletion at logout, memory of ended daemons, gauges, metrics, values that
+    cannot be stored, and GPU bindings. Exit code 1 if anything FAILs.
     """
     findings = diagnose(daemon)
     if as_json:

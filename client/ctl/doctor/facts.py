@@ -16,13 +16,15 @@ from typing import Final
 
 from ....shm import segments
 from ....shm.cgroups import cgroups as cgroups
-from .access import Caller, FileStat
+from .access import Caller, FileStat, Serving
 from .memory import RingRoom
 
 _CAP_IPC_LOCK: Final = 14
 _LOGIND_FOLDERS: Final = ("/usr/lib/systemd", "/usr/local/lib/systemd", "/run/systemd", "/etc/systemd")
 _SYSTEM_UID_MAX: Final = 999
 _JOURNAL_UNITS: Final = ("--unit", "tensord.service", "--user-unit", "tensord.service")
+_LISTENS: Final = "00010000"
+"""The flags of a listening socket in /proc/net/unix (__SO_ACCEPTCON)."""
 _JOURNAL_S: Final = 5.0
 _ENDED: Final = re.compile(r"Main process exited|Failed with result|killed by the OOM killer|[Ww]atchdog timeout")
 
@@ -34,6 +36,21 @@ def node(path: Path) -> FileStat | None:
     except OSError:
         return None
     return FileStat(path, found.st_mode, found.st_uid, found.st_gid, _group_name(found.st_gid))
+
+
+def without_file(path: Path, proc: Path = Path("/proc")) -> list[Serving]:
+    """The daemons that may listen on a socket that was bound to `path`. Those whose sockets this user may not see are
+    left out if one is found that does."""
+    names = {str(path), str(path.absolute())}
+    rows = [line.split(maxsplit=7) for line in _text(proc / "net/unix").splitlines()]
+    bound = {row[6] for row in rows if len(row) == 8 and row[7] in names and row[3] == _LISTENS}
+    found: dict[bool, list[Serving]] = {True: [], False: []}
+    for instance in segments.instances() if bound else ():
+        pid = segments.serving_pid(instance, proc)
+        held = None if pid is None else _sockets_of(proc / str(pid))
+        if pid is not None and (held is None or held & bound):
+            found[held is not None].append(Serving(instance, pid))
+    return found[True] or found[False]
 
 
 def scrape(path: Path, wait_s: float) -> str | None:
@@ -162,6 +179,15 @@ def hardware(root: Path = Path("/")) -> dict[str, bool]:
     nvidia = (root / "dev/nvidiactl").exists() or (root / "proc/driver/nvidia").exists()
     amd = (root / "dev/kfd").exists()
     return {"nvidia": nvidia, "amd": amd, "torch": False}
+
+
+def _sockets_of(process: Path) -> set[str] | None:
+    """The inodes of a process's sockets; None if this user may not see them."""
+    try:
+        links = [os.readlink(each) for each in (process / "fd").iterdir()]
+    except OSError:
+        return None
+    return {link.removeprefix("socket:[").removesuffix("]") for link in links if link.startswith("socket:[")}
 
 
 def _group_name(gid: int) -> str:

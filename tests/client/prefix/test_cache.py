@@ -7,8 +7,9 @@ import hashlib
 import os
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -458,7 +459,8 @@ def test_a_snapshot_that_lacks_a_state_is_named_and_never_given(
     window = RotatingLayer({name: array[:, :, -40:] for name, array in kv(TEXT).items()}, 40)
     stored(cache, TEXT, [*normal(TEXT), window])
     match = matched(cache, np.append(TEXT, np.uint32(7)))
-    for use in (lambda: match.snapshot, lambda: match.joined(2), lambda: match.torch(2)):
+    with_torch: list[Callable[[], object]] = [lambda: match.torch(2)] if find_spec("torch") else []
+    for use in (lambda: match.snapshot, lambda: match.joined(2), *with_torch):
         with pytest.raises(Corrupt, match=says):
             use()
     assert_right(match, TEXT)
@@ -585,7 +587,7 @@ def test_a_window_rewinds_until_it_has_rolled_over(cache: PrefixCache) -> None:
 
 def test_tensors_come_back_as_tensors(cache: PrefixCache) -> None:
     # Here, since the process of another test imports this module.
-    import torch
+    torch = pytest.importorskip("torch")
 
     k = torch.arange(100 * 6, dtype=torch.float32).reshape(1, 2, 100, 3).to(torch.bfloat16)
     layers = [NormalLayer((k, k + 1)), NormalLayer(torch.arange(100), axis=0), RecurrentLayer([torch.ones(2)])]
@@ -601,7 +603,7 @@ def test_tensors_come_back_as_tensors(cache: PrefixCache) -> None:
 
 
 def test_tokens_may_be_any_whole_numbers_and_buffers_of_words_are_not_copied(cache: PrefixCache) -> None:
-    import torch
+    torch = pytest.importorskip("torch")
 
     stored(cache, TEXT)
     signed = TEXT.astype(np.int32)
@@ -724,7 +726,7 @@ def test_arguments_that_do_not_fit_together_are_named_and_nothing_is_stored(
 
 
 def _no_tokens(name: str) -> Any:
-    import torch
+    torch = pytest.importorskip("torch")
 
     freed = torch.ones(40, dtype=torch.int32)
     freed.untyped_storage().resize_(0)

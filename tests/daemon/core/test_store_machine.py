@@ -401,7 +401,8 @@ class AnyOrder(RuleBasedStateMachine):
             if isinstance(answer, messages.Claimed) and answer.token
         ]
         if tokens:
-            message = messages.Abandon(tokens[-1]) if abandon else messages.Renew(tokens)
+            error = messages.ErrorBody("ObjectTooLarge", "too large") if data.draw(st.booleans()) else None
+            message = messages.Abandon(tokens[-1], error) if abandon else messages.Renew(tokens)
             self.stand.send(client, message)
 
     @rule(data=st.data(), numbers=st.lists(NUMBERS, max_size=4), evict=st.booleans())

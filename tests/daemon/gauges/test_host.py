@@ -29,12 +29,13 @@ class Machine:
         (self.proc / "pressure/memory").write_text(CALM)
         (self.proc / "self/cgroup").write_text(f"4:memory:/old\n0::{own}\n")
 
-    def cgroup(self, path: str, limit: str, current: int, inactive_file: int = 0, pressure: str = CALM) -> Path:
+    def cgroup(self, path: str, limit: str, current: int, cache: int = 0, pressure: str = CALM) -> Path:
         folder = self.root / path
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "memory.max").write_text(limit + "\n")
         (folder / "memory.current").write_text(f"{current}\n")
-        (folder / "memory.stat").write_text(f"anon 1\nfile 2\ninactive_file {inactive_file}\nactive_file 3\n")
+        half = cache // 2
+        (folder / "memory.stat").write_text(f"anon 1\nfile 2\ninactive_file {half}\nactive_file {cache - half}\n")
         (folder / "memory.pressure").write_text(pressure)
         return folder
 
@@ -59,7 +60,7 @@ def test_without_a_limit_it_is_what_the_machine_has_available(tmp_path: Path) ->
 def test_the_own_cgroups_limit_counts_without_page_cache_that_can_be_dropped(tmp_path: Path) -> None:
     machine = Machine(tmp_path, "/system.slice/tensord.service")
     machine.cgroup("system.slice", "max", 9 * GIB)
-    machine.cgroup("system.slice/tensord.service", str(8 * GIB), 6 * GIB, inactive_file=2 * GIB, pressure=STALLED)
+    machine.cgroup("system.slice/tensord.service", str(8 * GIB), 6 * GIB, cache=2 * GIB, pressure=STALLED)
     reading = machine.read()
     assert (reading.used_bytes, reading.total_bytes) == (4 * GIB, 8 * GIB)
     assert reading.shown["of"] == "cgroup /system.slice/tensord.service"
@@ -75,7 +76,7 @@ def test_a_limit_of_cgroup_v1_counts_without_page_cache_that_can_be_dropped(tmp_
     for folder, limit in ((memory / "old", 8 * GIB), (memory, 9223372036854771712)):
         (folder / "memory.limit_in_bytes").write_text(f"{limit}\n")
         (folder / "memory.usage_in_bytes").write_text(f"{6 * GIB}\n")
-        stat = f"inactive_file 1\nhierarchical_memory_limit {limit}\ntotal_inactive_file {2 * GIB}\n"
+        stat = f"inactive_file 1\nhierarchical_memory_limit {limit}\ntotal_active_file {2 * GIB}\n"
         (folder / "memory.stat").write_text(stat)
     reading = machine.read()
     assert (reading.used_bytes, reading.total_bytes) == (4 * GIB, 8 * GIB)

@@ -83,7 +83,9 @@ class TestRedis(AnyStore, AnyServer):
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """ca.pem, server.pem for 127.0.0.1 and its key, and other.pem, another authority."""
     folder = tmp_path_factory.mktemp("tls")
-    ca = ("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2")
+    # Python 3.13 and newer want to be told what a certificate is for.
+    use = ("-addext", "keyUsage=critical,digitalSignature,keyCertSign,cRLSign")
+    ca = ("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", *use)
     for name in ("ca", "other"):
         words = ("-keyout", f"{name}.key", "-out", f"{name}.pem", "-subj", f"/CN={name}")
         subprocess.run([*ca, *words], cwd=folder, check=True, capture_output=True)

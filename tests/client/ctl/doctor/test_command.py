@@ -3,6 +3,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import socket
 import time
 
 import pytest
@@ -19,7 +20,7 @@ from ..conftest import Ctl
 CHECKS = {
     "control socket", "status socket", "daemon (status)", "daemon (control)", "versions", "python", "configuration",
     "/dev/shm", "memory", "cgroup", "sizes", "memlock", "membarrier", "RemoveIPC", "leftovers", "gauges", "metrics",
-    "gpu (nvml)", "clients", "last end", "clock",
+    "gpu (nvml)", "clients", "last end", "clock", "values",
 }  # fmt: skip
 
 
@@ -47,6 +48,35 @@ def test_without_a_daemon_the_sockets_and_the_daemon_fail_and_the_rest_is_checke
     failed = {check for check, finding in found.items() if finding["level"] == "FAIL"}
     assert {"control socket", "status socket", "daemon (status)", "daemon (control)"} <= failed
     assert all(finding["remedy"] for finding in found.values() if finding["level"] != "OK")
+
+
+@pytest.mark.parametrize("put", ["", "file", "socket"])
+def test_a_daemon_whose_socket_was_removed_is_named_with_its_pid(daemon: Daemon, ctl: Ctl, put: str) -> None:
+    daemon.terminate()
+    daemon.constants = {"tensord.daemon.sockets.LOOK_EVERY_S": 3600.0 if put != "socket" else 0.02}
+    daemon.start()
+    if put == "socket":
+        with socket.socket(socket.AF_UNIX) as other:
+            other.bind(str(daemon.folder / "other"))
+        (daemon.folder / "other").rename(daemon.socket)
+        daemon.until(lambda status: status["socket_problems"], "the daemon to see it")
+        finding = _findings(ctl, 1)["sockets"]
+        assert str(daemon.socket) in finding["text"] and "another socket" in finding["text"]
+        return
+    for path in (daemon.socket, daemon.status_socket):
+        path.unlink()
+        if put:
+            path.write_text("mine")
+    with Daemon() as other:
+        other.start()
+        found = _findings(ctl, 1)
+    for check in ("control socket", "status socket"):
+        assert f"; a daemon of instance {daemon.instance} lives, pid {daemon.pid}: its" in found[check]["text"]
+        assert "restart it" in found[check]["remedy"]
+    daemon.kill()
+    found = _findings(ctl, 1)
+    for check in ("control socket", "status socket"):
+        assert "lives" not in found[check]["text"]
 
 
 def test_memory_of_a_killed_daemon_is_found(daemon: Daemon, ctl: Ctl) -> None:

@@ -1,0 +1,43 @@
+"""A listening socket that may be replaced by another one while connections are accepted from it.
+
+Owns: the socket that is accepted from now, and the wait for its next connection. Does not own the address (`sockets`),
+nor what becomes of a connection (`listener`, `http`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+
+class Listening:
+    """A non-blocking listening `socket`. One task accepts from it."""
+
+    def __init__(self, listening: socket.socket) -> None:
+        self.socket = listening
+        self._look = asyncio.Event()
+
+    async def readable(self) -> None:
+        """Returns once a connection waits, or the socket was replaced. An accept may find none all the same."""
+        loop = asyncio.get_running_loop()
+        self._look.clear()
+        loop.add_reader(self.socket, self._look.set)
+        try:
+            await self._look.wait()
+        finally:
+            loop.remove_reader(self.socket)
+
+    def replace(self, by: socket.socket) -> None:
+        """Closes the socket, and accepts from another one from now on. Accepted connections go on."""
+        asyncio.get_running_loop().remove_reader(self.socket)
+        self.socket.close()
+        self.socket = by
+        self._look.set()
+
+    @property
+    def address(self) -> str:
+        """A path, or HOST:PORT."""
+        name = self.socket.getsockname()
+        if isinstance(name, tuple):
+            return f"[{name[0]}]:{name[1]}" if ":" in name[0] else f"{name[0]}:{name[1]}"
+        return str(name)

@@ -1,0 +1,78 @@
+"""Keys whose value cannot be stored: too large, or in a form that no payload has.
+
+Owns: which keys those are, each for REMEMBERED_S, and the reasons by namespace, for status. Does not own claims: nobody
+gets one of a key that is remembered here, so no client waits for a value that never comes (`requests`).
+
+Invariants: at most KEYS_MAX keys and REASONS_MAX reasons are remembered; the oldest go first.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any, Final
+
+from ...errors import TensordError
+from ...shm.layout import NAMESPACE_TAG_BYTES
+from ..printable import escaped
+
+REMEMBERED_S: Final = 60.0
+KEYS_MAX: Final = 4096
+REASONS_MAX: Final = 32
+
+
+@dataclass(slots=True)
+class _Reason:
+    """`count`: values of one namespace that one error kept out. `text` and `at`: of the last one."""
+
+    count: int
+    text: str
+    at: float
+
+
+class Unstorable:
+    """The keys and the reasons of one daemon. `counts`: counts values by the error's code."""
+
+    def __init__(self, counts: Counter[str]) -> None:
+        self._counts = counts
+        self._until: dict[bytes, float] = {}
+        self._reasons: dict[tuple[bytes, str], _Reason] = {}
+
+    def __len__(self) -> int:
+        return len(self._until)
+
+    def note(self, key: bytes, error: TensordError, now: float) -> None:
+        """The value of `key` cannot be stored. The key is remembered from now on."""
+        self._until.pop(key, None)
+        self._until[key] = now + REMEMBERED_S
+        while len(self._until) > KEYS_MAX:
+            del self._until[next(iter(self._until))]
+        self._counts[error.code] += 1
+        name = key[:NAMESPACE_TAG_BYTES], error.code
+        known = self._reasons.pop(name, None)
+        self._reasons[name] = _Reason(known.count + 1 if known else 1, escaped(str(error)), now)
+        while len(self._reasons) > REASONS_MAX:
+            del self._reasons[next(iter(self._reasons))]
+
+    def stored(self, key: bytes) -> None:
+        """The key is stored after all, for example under other limits."""
+        self._until.pop(key, None)
+
+    def remembers(self, key: bytes, now: float) -> bool:
+        """Whether the key is remembered. Forgets those whose time is over."""
+        while self._until and next(iter(self._until.values())) <= now:
+            del self._until[next(iter(self._until))]
+        return key in self._until
+
+    def rows(self, now: float) -> list[dict[str, Any]]:
+        """The reasons, the latest first: `namespace` is hexadecimal, `ago_s` the seconds since the last such value."""
+        return [
+            {"namespace": tag.hex(), "code": code, "count": each.count, "text": each.text, "ago_s": now - each.at}
+            for (tag, code), each in reversed(self._reasons.items())
+        ]
+
+    def check_invariants(self) -> None:
+        """Asserts what the module's docstring promises."""
+        assert len(self._until) <= KEYS_MAX
+        assert len(self._reasons) <= REASONS_MAX
+        assert list(self._until.values()) == sorted(self._until.values())

@@ -1,0 +1,130 @@
+"""A value that cannot be stored costs each process its own computation, and nothing else: nobody waits for it in vain.
+
+As in test_compute_once.py, a computation says that it has begun, and goes on when the test says so.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tensord
+from tensord.errors import UnsupportedLeaf
+
+from ..daemon_process import PATIENCE_S, Daemon
+from ..integration.test_metrics import figure, metrics_of, scraped
+from ..processes import Child, Stage
+from .payloads import key
+
+KEY = key(1)
+RING_BYTES = 4 << 20
+
+
+class Unknown:
+    """A type that no payload has."""
+
+
+VALUES: dict[str, tuple[Callable[[], Any], int, str]] = {
+    "more nodes than a tree has": (lambda: [[{}] for _ in range(20_000)], 0, "ObjectTooLarge"),
+    "a header of more than a mebibyte": (lambda: ["x" * 100] * 20_000, 0, "ObjectTooLarge"),
+    "larger than the ring": (lambda: np.zeros(RING_BYTES, np.uint8), 0, "ObjectTooLarge"),
+    "larger than object_bytes_max": (lambda: np.zeros(3 << 20, np.uint8), 0, "ObjectTooLarge"),
+    "a type that no payload has": (lambda: {"a": Unknown()}, 0, "UnsupportedLeaf"),
+    "more tokens than the store may have": (lambda: np.zeros(9), 1000, "LimitReached"),
+}
+
+
+def asks(stage: Stage, socket: Path, case: str) -> tuple[Any, ...]:
+    """Asks for the key twice. The computation says so, and then goes on."""
+    made, tokens, _ = VALUES[case]
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("tensord").addHandler(handler)
+
+    def compute() -> Any:
+        stage.tell("computing")
+        stage.hear()
+        return made()
+
+    with tensord.Client(socket, timeout_s=PATIENCE_S) as client:
+        for _ in range(2):
+            try:
+                client.get_or_compute(KEY, compute, tokens=tokens, timeout_s=PATIENCE_S)
+            except UnsupportedLeaf:
+                continue
+        # The daemon's answer to a put comes in the link's thread; that of a later request comes after it.
+        client.evict(bytes(32))
+        assert client.tally.waited == 0
+        return client.tally.computed, dict(client.tally.not_stored), lines
+
+
+@pytest.fixture
+def small() -> Iterator[Daemon]:
+    """Claims outlast any test."""
+    limits: dict[str, Any] = {"limits_claim_s": 60, "limits_claim_s_max": 120, "limits_object_bytes_max": 2 << 20}
+    with Daemon(ring_bytes=RING_BYTES, max_tokens=100, **limits) as running:
+        yield running.start()
+
+
+@pytest.mark.parametrize("case", VALUES)
+def test_nobody_waits_for_a_value_that_cannot_be_stored(case: str, small: Daemon) -> None:
+    *_, code = VALUES[case]
+    with ExitStack() as stack:
+        first = stack.enter_context(Child(asks, small.socket, case))
+        assert first.hear() == "computing"
+        others = [stack.enter_context(Child(asks, small.socket, case)) for _ in range(5)]
+        small.until(lambda status: status["store"]["claims_waiting"] == 5, "five to wait")
+        first.tell("go on")
+        # All six compute at the same time, none behind another: the first one for the second time.
+        assert [child.hear() for child in (first, *others)] == ["computing"] * 6
+        for child in (first, *others):
+            child.tell("go on")
+        assert [child.hear() for child in others] == ["computing"] * 5
+        for child in others:
+            child.tell("go on")
+        for child in (first, *others):
+            computed, not_stored, lines = child.hear()
+            assert not_stored == {code: 2}
+            assert computed == 2
+            [line] = [line for line in lines if KEY[:8].hex() in line]
+            assert code in line
+    store = small.status()["store"]
+    assert (store["claims_granted"], store["claims_handed_over"], store["claims_held"]) == (1, 0, 0)
+    assert store["claims_unstorable"] == {code: 1}
+    assert store["refusals"][code] >= 1
+
+
+def test_status_doctor_and_metrics_name_values_that_cannot_be_stored(small: Daemon) -> None:
+    with tensord.Client(small.socket, timeout_s=PATIENCE_S) as client:
+        assert len(client.get_or_compute(KEY, lambda: np.zeros(RING_BYTES, np.uint8))) == RING_BYTES
+        small.until(lambda status: status["store"]["unstorable"], "the claim to end")
+        assert client.get_or_compute(KEY, lambda: np.arange(3)).tolist() == [0, 1, 2]
+        small.until(lambda status: status["store"]["entries"] == 1, "a smaller value to be stored")
+        assert client.tally.not_stored == {"ObjectTooLarge": 1}
+    said = f"namespace {KEY[:8].hex()}: 1 value, the last "
+    status = tensorctl(small, "status")
+    assert "NOT STORED" in status
+    assert said in status
+    [finding] = [each for each in json.loads(tensorctl(small, "doctor", "--json")) if each["check"] == "values"]
+    assert finding["level"] == "WARN"
+    assert said in finding["text"]
+    assert "raise ring_bytes" in finding["text"]
+    assert figure(scraped(metrics_of(small)), "tensord_claims_unstorable_total", code="ObjectTooLarge") == 1
+
+
+def tensorctl(daemon: Daemon, *words: str) -> str:
+    """What tensorctl prints, its lines joined."""
+    command = [sys.executable, "-m", "tensord.client.ctl", "--socket", str(daemon.socket), *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
+    assert not done.stderr, done.stderr
+    return " ".join(done.stdout.split())
