@@ -78,4 +78,5 @@ def test_a_plain_tensor_costs_at_most_twelve_calls(dtype: Any) -> None:
     tensors = {f"layer{i}": tensor_of(dtype, (16, 10), i) for i in range(40)}
     memory = memoryview(bytearray(1 << 20))
     write(pack(tensors), memory, 0)
-    assert calls(lambda: write(pack(tensors), memory, 0)) <= LEAF_CALLS_MAX * len(tensors)
+    # A complex tensor may be a conjugate view: one more question.
+    assert calls(lambda: write(pack(tensors), memory, 0)) <= (LEAF_CALLS_MAX + dtype.is_complex) * len(tensors)
