@@ -47,6 +47,7 @@ _packer: Final = Packer(use_bin_type=True, unicode_errors="surrogatepass")
 _dtypes: Final[dict[DType, tuple[str, DType | None]]] = {}
 """Of plain dtypes: the name, and the dtype as which it is copied if that is another one. Sized dtypes are not kept: two
 equal ones may have different names, and the header must not depend on which of them came first."""
+_torch: Final[dict[str, ModuleType]] = {}
 _singles: Final[dict[tuple[DType, tuple[int, ...]], tuple[bytes, int, DType, DType | None]]] = {}
 """The headers of trees that are one array: header, payload bytes, dtype of the copy, and the same if the array is
 viewed as it."""
@@ -80,6 +81,13 @@ def pack(tree: Any, depth_max: int = form.DEPTH_MAX) -> Packed:
     return packed
 
 
+def _find_torch() -> ModuleType | None:
+    torch = loaded_torch()
+    if torch is not None:
+        _torch["torch"] = torch
+    return torch
+
+
 class _Walk:
     """One walk over one tree. Collects the header's tokens and the leaves, in the tree's order."""
 
@@ -90,7 +98,8 @@ class _Walk:
         self._tokens: list[Any] = [form.FORMAT]
         self._sources: list[Source] = []
         self._nodes = 1
-        self._torch: ModuleType | None = loaded_torch()
+        # Once loaded, torch stays.
+        self._torch = _torch.get("torch") or _find_torch()
 
     def packed(self, tree: Any) -> Packed:
         if type(tree) is ndarray:
@@ -98,17 +107,21 @@ class _Walk:
         else:
             self._node(tree, (), frozenset())
         sources = self._sources
-        self._check_scalars()
-        header = _joined(self._tokens)
-        if len(header) > form.LONG_BYTES_MAX:
+        tokens = self._tokens
+        count = len(tokens)
+        if count > form.SCALARS_MAX:
+            self._check_scalars()
+        header = _joined(tokens, count)
+        end = len(header)
+        if end > form.LONG_BYTES_MAX:
             raise ObjectTooLarge(
-                f"the tree's header takes {len(header)} bytes, the limit is {form.LONG_BYTES_MAX}; "
+                f"the tree's header takes {end} bytes, the limit is {form.LONG_BYTES_MAX}; "
                 "shorten its keys and texts, or put the tree in parts"
             )
-        if len(header) > TREE_BYTES_MAX:
+        if end > TREE_BYTES_MAX:
             sources.insert(0, _bytes_source(header))
-            header = _joined([form.FORMAT, form.LONG, len(header)])
-        end = len(header)
+            header = _joined([form.FORMAT, form.LONG, end], 3)
+            end = len(header)
         for source in sources:
             end = (end + 63 & -64) + source[0]
         if end > RING_BYTES_MAX:
@@ -252,9 +265,8 @@ def _bytes_source(content: bytes) -> Source:
     return len(content), array.shape, array.dtype, array, None
 
 
-def _joined(tokens: list[Any]) -> bytes:
-    """The tokens in msgpack, one after the other: an array of them without its own first bytes."""
-    count = len(tokens)
+def _joined(tokens: list[Any], count: int) -> bytes:
+    """`count` tokens in msgpack, one after the other: an array of them without its own first bytes."""
     packer = _packer if count <= _PACKER_TOKENS_MAX else Packer(use_bin_type=True, unicode_errors="surrogatepass")
     packed: bytes = packer.pack(tokens)
     return packed[1 if count < 1 << 4 else 3 if count < 1 << 16 else 5 :]

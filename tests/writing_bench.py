@@ -17,7 +17,7 @@ from typing import Any, Self
 import numpy as np
 
 from tensord.client.core.view import View
-from tensord.client.writing.arena import LEAST_BYTES, Arena
+from tensord.client.writing.arena import Arena
 from tensord.client.writing.connection import Granted
 from tensord.client.writing.memory import RingMemory, WritableMemory
 from tensord.client.writing.put import Writer
@@ -51,8 +51,8 @@ class WritingBench:
     """A client that writes, and the daemon that it writes to. Use as a context manager.
 
     The daemon works when it is rung, in the thread that rings, or in a thread of its own (`serve`). It lends what is
-    asked for, at most `lent_max_bytes` at once. `refuses`: keys whose records are refused. `inbox_bytes`: the client
-    has another uid, and writes into an inbox of this size.
+    asked for, at most `lent_max_bytes` at once, and takes records, unless `lends` and `takes` are False. `refuses`:
+    keys whose records are refused. `inbox_bytes`: the client has another uid, and writes into an inbox of this size.
     """
 
     def __init__(self, ring_bytes: int = 4 << 20, buckets: int = 1024, inbox_bytes: int = 0) -> None:
@@ -62,7 +62,7 @@ class WritingBench:
         self.records: list[tuple[Any, ...]] = []
         self.asked: list[tuple[list[int], list[int]]] = []
         self.rung = 0
-        self.lends = True
+        self.lends = self.takes = True
         self._bells = 0
         self._bell = Condition()
         self._work = Condition()
@@ -167,6 +167,7 @@ class WritingBench:
                 self._lend(request, sizes)
                 self._tell()
         worked |= self._take_records()
+        self._finish_returned()
         waits = self.words[WAITS_AT]
         if waits and waits != self._told and self.settled[LANE] >= waits:
             self._told = waits
@@ -197,7 +198,9 @@ class WritingBench:
             self.asleep[0] = 0
 
     def _has_records(self) -> bool:
-        return bool(self.words[HEAD_AT] != self._reader.tail or self.words[WAITS_AT] not in (0, self._told))
+        return self.takes and bool(
+            self.words[HEAD_AT] != self._reader.tail or self.words[WAITS_AT] not in (0, self._told)
+        )
 
     def _woken(self) -> None:
         if self._thread is None:
@@ -258,16 +261,12 @@ class WritingBench:
         self._places.free(lent.granted.offset)
 
     def _finish_returned(self) -> None:
-        """Ends the returned grants that no lane pins. The others are looked at again the next time."""
-        if not self._returning:
+        """Ends the returned grants, after all records that were written before."""
+        if not self._returning or not self.takes:
             return
-        pinned = self.bench.pins()
-        self._take_records()
-        returning, self._returning = self._returning, []
-        for lent in returning:
-            if lent.granted.span_id in pinned:
-                self._returning.append(lent)
-                continue
+        while self._take_records():
+            pass
+        for lent in self._returning:
             if lent.granted.span_id:
                 self.bench.index.release(lent.granted.slot)
             del self.lent[lent.granted.number]
@@ -275,9 +274,10 @@ class WritingBench:
                 self._places.free(lent.granted.offset)
             else:
                 self._old.append(lent)
+        self._returning.clear()
 
     def _take_records(self) -> bool:
-        taken = self._reader.take()
+        taken = self._reader.take() if self.takes else None
         if taken is None:
             return False
         for record in RECORD.iter_unpack(taken):
@@ -331,4 +331,3 @@ class WritingBench:
 
 
 _EXISTED = TensordError("existed")
-assert LEAST_BYTES == span_bytes(1)

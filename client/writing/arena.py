@@ -8,8 +8,9 @@ Owns: the grants of one connection, and the sizes that were put lately. Does not
 (connection.py), records.
 
 Invariants: the bytes of two places never overlap. A grant is pinned as long as it is in the arena or a copy into it is
-under way: each put holds the grant until its record is written, also if an exception ends the put. Each grant that was
-lent is returned to the daemon once, when nothing more will be written in it. The lock is held for no call that waits.
+under way: each put holds the grant until its record is written, also if an exception ends the put. With its last
+reference its number is noted, and returned to the daemon with the next request, once: everything that was written in it
+has a record by then. The lock is held for no call that waits.
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ import time
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from threading import Lock
 from typing import Final
+from weakref import ref
 
 from ...errors import TensordError, TimedOut, without_frames
 from ...shm.layout import span_bytes
@@ -36,10 +39,18 @@ LEAST_BYTES: Final = span_bytes(1)
 class Grant:
     """What is left of a place: bytes `offset` to `end`."""
 
-    __slots__ = ("end", "number", "offset", "pin")
+    __slots__ = ("__weakref__", "end", "number", "offset", "pin")
 
     def __init__(self, number: int, offset: int, end: int, pin: object) -> None:
         self.number, self.offset, self.end, self.pin = number, offset, end, pin
+
+
+class _Ended(ref[Grant]):
+    """Calls back with the last reference of a grant. The callback is a function in C, which no signal handler cuts
+    short."""
+
+    __slots__ = ("number",)
+    number: int
 
 
 class Arena:
@@ -59,7 +70,9 @@ class Arena:
         """When less than this is left, more is asked for."""
         self._lately: deque[int] = deque(maxlen=SIZES_KEPT)
         self._ahead = 1
-        self._returned: list[int] = []
+        self._live: dict[int, _Ended] = {}
+        self._over: deque[_Ended] = deque()
+        """Grants in which nothing more is written, and which the daemon does not know yet."""
         self._request = 0
         self._requests: dict[int, TensordError | None] = {}
         """Requests that puts wait for: why it was refused, once it was."""
@@ -93,7 +106,6 @@ class Arena:
                 insort(grants, (left, grant.number, grant))
             else:
                 self._left_bytes -= left
-                self._returned.append(grant.number)
             self._lately.append(size_bytes)
             self._quiet = False
         if self._left_bytes < self._low_bytes and self._unasked:
@@ -142,24 +154,23 @@ class Arena:
 
     def granted(self, request: int, grants: Sequence[Granted], error: TensordError | None = None) -> None:
         """The daemon's answer to a request. For the connection, which raises `bells` afterwards."""
-        taken, unused = [], []
-        for each in grants:
-            try:
-                pin = self._memory.hold(each)
-            except IndexError:
-                pin = None
-                unused.append(each.number)
-            if pin is not None:
-                end = each.offset + each.size_bytes
-                taken.append((each.size_bytes, each.number, Grant(each.number, each.offset, end, pin)))
         with self._lock:
             if self.ended is not None:
                 return
-            for grant in taken:
-                insort(self._grants, grant)
-                self._left_bytes += grant[0]
+        for each in grants:
+            end = each.offset + each.size_bytes
+            grant = Grant(each.number, each.offset, end, None)
+            self._live[each.number] = ended = _Ended(grant, self._over.append)
+            ended.number = each.number
+            # Without a word for a pin, and beyond this memory, it goes back.
+            with suppress(IndexError):
+                grant.pin = self._memory.hold(each)
+            if grant.pin is not None:
+                with self._lock:
+                    insort(self._grants, (each.size_bytes, each.number, grant))
+                    self._left_bytes += each.size_bytes
+        with self._lock:
             self._low_bytes = self._left_bytes // 2
-            self._returned += unused
             if request in self._requests:
                 self._requests[request] = error or _ANSWERED
             else:
@@ -171,14 +182,10 @@ class Arena:
             if self._quiet:
                 self._ahead = max(1, self._ahead // 2)
                 self._lately.clear()
-                for left, number, _ in self._grants[: -self._ahead]:
-                    self._returned.append(number)
-                    self._left_bytes -= left
-                del self._grants[: -self._ahead]
+                self._drop(len(self._grants) - self._ahead)
                 self._low_bytes = 0
             self._quiet = True
-            returned, self._returned = self._returned, []
-        if returned:
+        if returned := self._given_back():
             self._wire.ask_for_grants(0, (), returned)
 
     def end(self, error: TensordError) -> None:
@@ -205,12 +212,7 @@ class Arena:
         0: nothing."""
         lately = self._lately
         least = min(lately, default=LEAST_BYTES)
-        grants = self._grants
-        useless = bisect_left(grants, (least,))
-        for left, number, _ in grants[:useless]:
-            self._returned.append(number)
-            self._left_bytes -= left
-        del grants[:useless]
+        self._drop(bisect_left(self._grants, (least,)))
         sizes = [first_bytes] if first_bytes else []
         total_bytes = first_bytes
         for number in range(self._ahead - len(sizes)):
@@ -219,9 +221,22 @@ class Arena:
             if sizes and total_bytes > self._share_bytes:
                 break
             sizes.append(size_bytes)
-        returned, self._returned = self._returned, []
         self._request += 1
-        return self._request, sizes, returned
+        return self._request, sizes, self._given_back()
+
+    def _drop(self, count: int) -> None:
+        """Lets go of the smallest grants. The caller has the lock."""
+        for _ in range(count):
+            self._left_bytes -= self._grants.pop(0)[0]
+
+    def _given_back(self) -> list[int]:
+        """The numbers of grants in which nothing more is written, each once."""
+        numbers = []
+        with suppress(IndexError):
+            while True:
+                numbers.append(self._over.popleft().number)
+                self._live.pop(numbers[-1], None)
+        return numbers
 
 
 _ANSWERED: Final = TensordError("answered")

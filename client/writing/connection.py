@@ -47,9 +47,8 @@ class Wire(Protocol):
         no sizes it does not answer.
 
         Args:
-            returned: numbers of grants in which nothing more will be written. The daemon may use a place again when no
-                lane pins its span any more and it has taken every record that was in the queue at that moment: a copy
-                into it may still be under way, and its record comes before the pin ends.
+            returned: numbers of grants in which nothing more is written. The records of all that was written there are
+                in the queue: the daemon takes these first, and then has the rest of each place back.
         """
         ...
 

@@ -1,0 +1,144 @@
+"""An outcome is right at every moment, whoever is faster: the daemon's words or its messages."""
+
+from __future__ import annotations
+
+import time
+from threading import Event, Thread
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tensord.client.writing.settling import PutOutcome
+from tensord.errors import DaemonUnavailable, LimitReached, TimedOut
+from tensord.shm.records import QUEUE_RECORDS, WAITS_AT
+
+from ...daemon_process import PATIENCE_S
+from ...memory_bench import key
+from ...writing_bench import LANE, WritingBench
+
+
+def soon() -> float:
+    return time.monotonic() + PATIENCE_S
+
+
+@pytest.fixture
+def bench() -> Any:
+    with WritingBench() as bench:
+        yield bench
+
+
+def test_a_refusal_is_known_with_its_error(bench: WritingBench) -> None:
+    bench.refuses[key(1)] = LimitReached("entries_max is 1")
+    put = bench.writer.put(key(1), 1, soon())
+    assert put.state == "refused" and put.error is bench.refuses[key(1)]
+    assert "refused, LimitReached" in repr(put)
+    assert bench.writer.put(key(2), 1, soon()).state == "stored"
+
+
+def test_no_put_counts_as_stored_while_a_refusal_is_still_unread(bench: WritingBench) -> None:
+    """The daemon settles both, and its message is read later."""
+    bench.asleep[0] = 0
+    first, second = bench.writer.put(key(1), 1, soon()), bench.writer.put(key(2), 1, soon())
+    bench.refusals[LANE] += 1
+    bench.settled[LANE] = 2
+    assert [first.state, second.state] == ["sent", "sent"]
+    with pytest.raises(TimedOut, match="was not acknowledged within 0"):
+        second.wait(0.01)
+    bench.writer.settling.refused(1, LimitReached("full"))
+    assert [first.state, second.state] == ["refused", "stored"]
+
+
+def test_a_refusal_that_comes_before_the_put_is_noted_is_not_lost(bench: WritingBench) -> None:
+    settling = bench.writer.settling
+    bench.refusals[LANE] += 1
+    settling.refused(1, LimitReached("full"))
+    bench.settled[LANE] = 1
+    put = PutOutcome(key(1), settling)
+    settling.note(put, 1)
+    assert put.state == "refused"
+
+
+def test_a_wait_ends_with_the_daemon_s_bell(bench: WritingBench) -> None:
+    bench.asleep[0] = 0
+    puts = [bench.writer.put(key(i), i, soon()) for i in range(3)]
+    told: list[Any] = []
+    threads = [Thread(target=lambda put=put: told.append(put.wait(PATIENCE_S).state)) for put in puts]  # type: ignore[misc]
+    bench.settled[LANE] = 0
+    for thread in threads:
+        thread.start()
+    while len(bench.writer.settling._waiting) < 3:
+        time.sleep(0)
+    assert bench.words[WAITS_AT] == 1
+    bench.work()
+    for thread in threads:
+        thread.join()
+    assert told == ["stored"] * 3
+    assert bench.words[WAITS_AT] == 0
+
+
+def test_many_threads_wait_for_a_daemon_that_sleeps_and_wakes() -> None:
+    with WritingBench(ring_bytes=16 << 20) as bench:
+        bench.serve()
+        states: list[str] = []
+
+        def work(thread: int) -> None:
+            states.extend(
+                bench.writer.put(key(thread * 1000 + i), i, soon()).wait(PATIENCE_S).state for i in range(200)
+            )
+
+        threads = [Thread(target=work, args=(n,)) for n in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert states == ["stored"] * 600
+
+
+def test_a_client_waits_for_its_own_put_of_a_key_and_for_no_other(bench: WritingBench) -> None:
+    settling = bench.writer.settling
+    assert not settling.wait_for_own(key(1))
+    bench.asleep[0] = 0
+    bench.writer.put(key(1), 1, soon())
+    assert settling.unsettled.keys() == {key(1)}
+    assert not settling.wait_for_own(key(1), 0.01), "the daemon has not taken it"
+    assert not settling.wait_for_own(key(2))
+    bench.work()
+    assert settling.wait_for_own(key(1))
+    assert not settling.unsettled and not settling.wait_for_own(key(1))
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_what_is_settled_is_forgotten(bench: WritingBench, refused: bool) -> None:
+    settling = bench.writer.settling
+    puts = []
+    for i in range(3 * QUEUE_RECORDS):
+        if refused:
+            bench.refuses[key(i)] = LimitReached("full")
+        puts.append(bench.writer.put(key(i), None, soon()))
+        assert len(settling._open) <= 2 * QUEUE_RECORDS and len(settling.unsettled) <= 2 * QUEUE_RECORDS
+        assert len(settling._early) == 0
+    assert {put.state for put in puts} <= ({"refused"} if refused else {"stored", "refused"})
+    assert len(settling._open) <= QUEUE_RECORDS and len(settling.unsettled) <= QUEUE_RECORDS
+
+
+def test_a_lost_connection_ends_a_wait(bench: WritingBench) -> None:
+    bench.asleep[0] = 0
+    put = bench.writer.put(key(1), np.zeros(3), soon())
+    ended = Event()
+
+    def wait() -> None:
+        put.wait(PATIENCE_S)
+        ended.set()
+
+    thread = Thread(target=wait)
+    thread.start()
+    while not bench.writer.settling._waiting:
+        time.sleep(0)
+    bench.lose()
+    assert ended.wait(PATIENCE_S)
+    thread.join()
+    assert put.state == "lost" and isinstance(put.error, DaemonUnavailable)
+    late = PutOutcome(key(2), bench.writer.settling)
+    bench.writer.settling.note(late, 2)
+    assert late.state == "lost"
