@@ -50,9 +50,10 @@ class Lent:
 class WritingBench:
     """A client that writes, and the daemon that it writes to. Use as a context manager.
 
-    The daemon works when it is rung, in the thread that rings, or in a thread of its own (`serve`). It lends what is
-    asked for, at most `lent_max_bytes` at once, and takes records, unless `lends` and `takes` are False. `refuses`:
-    keys whose records are refused. `inbox_bytes`: the client has another uid, and writes into an inbox of this size.
+    The daemon works when it is rung, in the thread that rings, or in a thread of its own (`serve`), and without `eager`
+    only when `work` is called. It lends what is asked for, at most `lent_max_bytes` at once, and takes records, unless
+    `lends` and `takes` are False. `refuses`: keys whose records are refused. `inbox_bytes`: the client has another uid,
+    and writes into an inbox of this size.
     """
 
     def __init__(self, ring_bytes: int = 4 << 20, buckets: int = 1024, inbox_bytes: int = 0) -> None:
@@ -62,7 +63,7 @@ class WritingBench:
         self.records: list[tuple[Any, ...]] = []
         self.asked: list[tuple[list[int], list[int]]] = []
         self.rung = 0
-        self.lends = self.takes = True
+        self.lends = self.takes = self.eager = True
         self._bells = 0
         self._bell = Condition()
         self._work = Condition()
@@ -204,7 +205,8 @@ class WritingBench:
 
     def _woken(self) -> None:
         if self._thread is None:
-            self.work()
+            if self.eager:
+                self.work()
         else:
             with self._work:
                 self._work.notify_all()

@@ -54,7 +54,7 @@ def packed(tree: Any) -> tuple[bytes, np.ndarray[Any, Any]]:
     """A tree's header, and its payload, written over memory that held something else, between bytes of others."""
     payload = pack(tree)
     memory = np.full(payload.payload_bytes + 128, 0xA5, np.uint8)
-    write(payload, memoryview(memory), 64)
+    write(payload, memory.data, 64)
     assert (memory[:64] == 0xA5).all() and (memory[64 + payload.payload_bytes :] == 0xA5).all(), "beside the payload"
     return payload.header, memory[64 : 64 + payload.payload_bytes].copy()
 
@@ -194,7 +194,7 @@ def test_an_array_that_changes_its_shape_before_the_copy_writes_nothing_beside_i
     array.resize(5000, refcheck=False)
     memory = np.full(payload.payload_bytes + 64, 0xA5, np.uint8)
     with pytest.raises(ValueError, match="broadcast"):
-        write(payload, memoryview(memory), 0)
+        write(payload, memory.data, 0)
     assert (memory[payload.payload_bytes :] == 0xA5).all()
 
 

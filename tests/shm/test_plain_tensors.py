@@ -66,7 +66,7 @@ def test_memory_that_is_freed_before_it_is_copied_is_not_read(grown: bool, dtype
         assert held.data_ptr() != tensor.data_ptr()
     found = "was allocated anew meanwhile" if grown else "has 0"
     with pytest.raises(UnsupportedLeaf, match=rf"^tree\['out'\]\[0\] is a torch tensor that needs .* which {found}:"):
-        write(payload, memoryview(memory), 0)
+        write(payload, memory.data, 0)
     assert (memory[64:] == 0xA5).all()
     if not grown:
         with pytest.raises(UnsupportedLeaf, match=r"^tree is a torch tensor that needs .* bytes of its storage"):

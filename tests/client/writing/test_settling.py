@@ -63,7 +63,7 @@ def test_a_wait_ends_with_the_daemon_s_bell(bench: WritingBench) -> None:
     bench.asleep[0] = 0
     puts = [bench.writer.put(key(i), i, soon()) for i in range(3)]
     told: list[Any] = []
-    threads = [Thread(target=lambda put=put: told.append(put.wait(PATIENCE_S).state)) for put in puts]  # type: ignore[misc]
+    threads = [Thread(target=lambda put=put: told.append(put.wait(PATIENCE_S).state)) for put in puts]
     bench.settled[LANE] = 0
     for thread in threads:
         thread.start()
