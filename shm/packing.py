@@ -71,7 +71,7 @@ def pack(tree: Any, depth_max: int = form.DEPTH_MAX) -> Packed:
         else:
             source = tree if moved_as is None else tree.view(moved_as)
             return Packed(header, ((tree.nbytes, tree.shape, dtype, source, None),), payload_bytes)
-    packed = _Walk(depth_max).packed(tree)
+    packed = _Packing(depth_max).packed(tree)
     if single and tree.dtype in _dtypes:
         if len(_singles) >= _SINGLES_MAX:
             _singles.clear()
@@ -88,7 +88,7 @@ def _find_torch() -> ModuleType | None:
     return torch
 
 
-class _Walk:
+class _Packing:
     """One walk over one tree. Collects the header's tokens and the leaves, in the tree's order."""
 
     __slots__ = ("_depth_max", "_nodes", "_sources", "_tokens", "_torch")

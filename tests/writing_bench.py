@@ -20,8 +20,8 @@ from tensord.client.core.view import View
 from tensord.client.writing.arena import Arena
 from tensord.client.writing.connection import Granted
 from tensord.client.writing.memory import RingMemory, WritableMemory
+from tensord.client.writing.outcomes import Outcomes
 from tensord.client.writing.put import Writer
-from tensord.client.writing.settling import Settling
 from tensord.errors import DaemonUnavailable, LimitReached, ObjectTooLarge, StoreFull, TensordError
 from tensord.shm.index import IndexReader
 from tensord.shm.layout import PAGE_BYTES, SPAN_HEADER_BYTES, SpanHeader, span_bytes, span_id
@@ -99,9 +99,9 @@ class WritingBench:
 
     def new_writer(self, share_bytes: int) -> Writer:
         submissions = Submissions(self.words, HEAD_AT, self._queue[PAGE_BYTES:], self.settled, LANE, self.asleep)
-        settling = Settling(self.words, self.settled, self.refusals, LANE, self)
+        outcomes = Outcomes(self.words, self.settled, self.refusals, LANE, self)
         arena = Arena(self.memory, self, share_bytes)
-        return Writer(self.memory, arena, submissions, settling, self)
+        return Writer(self.memory, arena, submissions, outcomes, self)
 
     def __enter__(self) -> Self:
         return self
@@ -287,7 +287,7 @@ class WritingBench:
             error = self._commit(record)
             if error is not None:
                 self.refusals[LANE] += 1
-                self.writer.settling.refused(record[0], None if error is _EXISTED else error)
+                self.writer.outcomes.refused(record[0], None if error is _EXISTED else error)
                 self._tell()
         self.settled[LANE] = self._reader.tail
         return True

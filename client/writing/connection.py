@@ -2,8 +2,8 @@
 
     the client asks                              the connection tells
     ask_for_grants(request, sizes, returned)     Arena.granted(request, grants, error)
-    ring_bell()                                  Settling.refused(number, error)
-    wait_for_bell(seen, timeout_s)               Arena.end(error), Settling.end(error): it is lost
+    ring_bell()                                  Outcomes.refused(number, error)
+    wait_for_bell(seen, timeout_s)               Arena.end(error), Outcomes.end(error): it is lost
 
 Owns: the form of both. Does not own: any state.
 """

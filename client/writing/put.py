@@ -23,7 +23,7 @@ from ...shm.records import NO_KEY, QUEUE_RECORDS, Submissions
 from .arena import Arena
 from .connection import Wire
 from .memory import WritableMemory
-from .settling import PutOutcome, Settling
+from .outcomes import Outcomes, PutOutcome
 
 CHECKED_BYTES_MAX: Final = 128 << 10
 """Payloads up to this size are summed here, while they are in the processor's cache: 1.3 µs for 64 KB. A sum of 1 MB
@@ -40,11 +40,11 @@ class Writer:
         memory: WritableMemory,
         arena: Arena,
         submissions: Submissions,
-        settling: Settling,
+        outcomes: Outcomes,
         wire: Wire,
         depth_max: int = DEPTH_MAX,
     ) -> None:
-        self.arena, self.settling = arena, settling
+        self.arena, self.outcomes = arena, outcomes
         self._memory = memory
         self._bytes = memory.bytes
         self._submissions = submissions
@@ -79,7 +79,7 @@ class Writer:
         Raises:
             UnsupportedLeaf: the tree has a value that no payload can hold, or the memory of a tensor was freed.
         """
-        outcome = PutOutcome(key, self.settling)
+        outcome = PutOutcome(key, self.outcomes)
         try:
             packed = pack(tree, self._depth_max)
             header, _, payload_bytes = packed
@@ -100,10 +100,10 @@ class Writer:
         )  # fmt: skip
         number = submissions.add(*fields) or self._added(fields, deadline)
         if number:
-            self.settling.note(outcome, number)
+            self.outcomes.note(outcome, number)
         else:
             late = TimedOut(f"the daemon did not take the record of the put in time, after {QUEUE_RECORDS} others")
-            outcome.settle("lost", self.settling.ended or late)
+            outcome.settle("lost", self.outcomes.ended or late)
         if submissions.rings:
             self._wire.ring_bell()
         return outcome
@@ -111,7 +111,7 @@ class Writer:
     def end(self, error: TensordError) -> None:
         """The connection is lost. For the connection, which raises `bells` afterwards."""
         self.arena.end(error)
-        self.settling.end(error)
+        self.outcomes.end(error)
 
     def _added(self, fields: tuple[object, ...], deadline: float) -> int:
         """The number of a record for which the queue had no room at first; 0 without room in time."""
@@ -119,7 +119,7 @@ class Writer:
         while True:
             if submissions.rings:
                 self._wire.ring_bell()
-            if not self.settling.wait_for(submissions.written - QUEUE_RECORDS + 1, deadline):
+            if not self.outcomes.wait_for(submissions.written - QUEUE_RECORDS + 1, deadline):
                 return 0
             if number := submissions.add(*fields):
                 return number

@@ -195,7 +195,7 @@ def test_an_exception_anywhere_in_a_put_leaves_nothing_to_mend() -> None:
             if not interrupt(
                 number,
                 lambda at=at: bench.writer.put(at, tree, soon()).wait(PATIENCE_S),  # type: ignore[misc]
-                ("client/writing/put.py", "client/writing/arena.py", "client/writing/settling.py", "shm/packed.py"),
+                ("client/writing/put.py", "client/writing/arena.py", "client/writing/outcomes.py", "shm/packed.py"),
             ):
                 break
             number += 1
@@ -254,7 +254,7 @@ def test_a_forked_child_writes_nothing_into_the_ring_of_its_parent() -> None:
         child = os.fork()
         if child == 0:
             unshared.after_fork_in_child()
-            bench.writer.settling.disown()
+            bench.writer.outcomes.disown()
             bench.memory.bytes[:4096] = bytes(range(256)) * 16
             os._exit(0 if put.state == "lost" else 1)
         assert os.waitpid(child, 0)[1] == 0

@@ -42,19 +42,19 @@ class PutOutcome:
     - "lost": no daemon, the connection ended, or no room in time; `error` says which.
     """
 
-    __slots__ = ("_settling", "_state", "error", "key", "number")
+    __slots__ = ("_outcomes", "_state", "error", "key", "number")
 
-    def __init__(self, key: bytes, settling: Settling) -> None:
+    def __init__(self, key: bytes, outcomes: Outcomes) -> None:
         self.key = key
         self.number = 0
         self.error: TensordError | None = None
         self._state: PutState = "sent"
-        self._settling = settling
+        self._outcomes = outcomes
 
     @property
     def state(self) -> PutState:
         """The state now. Takes no message and no lock."""
-        if self._state == "sent" and self._settling.has_stored(self.number) and self._state == "sent":
+        if self._state == "sent" and self._outcomes.has_stored(self.number) and self._state == "sent":
             self._state = "stored"
         return self._state
 
@@ -64,7 +64,7 @@ class PutOutcome:
         Raises:
             TimedOut: the daemon did not settle the put within `timeout_s` seconds; the put goes on.
         """
-        if self.state == "sent" and not self._settling.wait_for(self.number, time.monotonic() + timeout_s, self):
+        if self.state == "sent" and not self._outcomes.wait_for(self.number, time.monotonic() + timeout_s, self):
             name = self.key.hex()[:16]
             raise TimedOut(f"the put of {name}… was not acknowledged within {timeout_s:.3g} s; it goes on")
         return self
@@ -79,7 +79,7 @@ class PutOutcome:
         return f"PutOutcome({self.key.hex()[:16]}…, {self.state}{f', {self.error!r}' if self.error else ''})"
 
 
-class Settling:
+class Outcomes:
     """The puts of one connection. Thread-safe.
 
     Args:
