@@ -175,10 +175,6 @@ class WritingBench:
             self._tell()
         return worked
 
-    def take_back(self, number: int) -> None:
-        """Takes a grant back that the client still has, as after it was given too long."""
-        self.bench.index.revoke(self.lent[number].granted.slot)
-
     @property
     def lent_bytes(self) -> int:
         return sum(each.end - each.next for each in self.lent.values())
@@ -230,12 +226,8 @@ class WritingBench:
                 granted = self._in_ring(granted)
             self.lent[self._numbers] = Lent(granted, offset)
             grants.append(granted)
-        error: TensordError | None = None
-        if not grants:
-            if sizes[0] > self._places.capacity_bytes:
-                error = ObjectTooLarge(f"{sizes[0]} bytes are more than the ring has")
-            else:
-                error = StoreFull(f"no room for {sizes[0]} bytes")
+        kind = ObjectTooLarge if sizes[0] > self._places.capacity_bytes else StoreFull
+        error = None if grants else kind(f"no room for {sizes[0]} bytes")
         self.writer.arena.granted(request, grants, error)
 
     def _in_ring(self, granted: Granted) -> Granted:
@@ -303,30 +295,21 @@ class WritingBench:
             return self.refuses[key]
         if self.bench.find(key) is not None:
             return _EXISTED
-        if self._inbox_fd >= 0:
-            return self._copied(key, offset, payload_bytes, tree_bytes)
-        self.bench._spans += 1
-        span = span_id(self.bench.superblock.epoch, self.bench._spans)
-        slot = self.bench.index.reserve(key, span, offset, tree_bytes, payload_bytes)
-        if slot is None:
-            return StoreFull("the index is full")
-        header = SpanHeader(key, span, payload_bytes, tree_bytes, checksum, tokens, cost, 0.0, 1000)
-        self.bench.bytes[offset : offset + SPAN_HEADER_BYTES] = np.frombuffer(header.pack(), np.uint8)
-        self.bench.index.publish(slot)
-        lent.entries[key] = slot
-        return None
-
-    def _copied(self, key: bytes, offset: int, payload_bytes: int, tree_bytes: int) -> TensordError | None:
-        to = self.bench.ring.allocate(span_bytes(payload_bytes))
+        to = offset if self._inbox_fd < 0 else self.bench.ring.allocate(size_bytes)
         if to is None:
             return StoreFull("the ring is full")
         self.bench._spans += 1
         span = span_id(self.bench.superblock.epoch, self.bench._spans)
         slot = self.bench.index.reserve(key, span, to, tree_bytes, payload_bytes)
-        assert slot is not None, "the test's index is full"
+        if slot is None:
+            return StoreFull("the index is full")
         start = to + SPAN_HEADER_BYTES
-        os.preadv(self._inbox_fd, [self.bench.bytes[start : start + payload_bytes].data], offset + SPAN_HEADER_BYTES)
-        header = SpanHeader(key, span, payload_bytes, tree_bytes, 0, 0, 0.0, 0.0, 1000)
+        if self._inbox_fd < 0:
+            lent.entries[key] = slot
+        else:
+            place = self.bench.bytes[start : start + payload_bytes].data
+            os.preadv(self._inbox_fd, [place], offset + SPAN_HEADER_BYTES)
+        header = SpanHeader(key, span, payload_bytes, tree_bytes, checksum, tokens, cost, 0.0, 1000)
         self.bench.bytes[to:start] = np.frombuffer(header.pack(), np.uint8)
         self.bench.index.publish(slot)
         return None
