@@ -21,12 +21,15 @@ from threading import Lock
 from typing import Final
 
 RECORD: Final = Struct("<Q32sQQQQ32sddIIIIII")
-"""Number, key, offset, payload bytes, checksum, claim, parent, cost in ms, time to live in s, grant, tree bytes,
+"""number, key, offset, payload bytes, checksum, claim, parent, cost in ms, time to live in s, grant, tree bytes,
 tokens, prefix bytes, agent, flags. Numbers of 0 and keys of zeros stand for none."""
 RECORD_BYTES: Final = RECORD.size
 QUEUE_RECORDS: Final = 1024
 QUEUE_BYTES: Final = QUEUE_RECORDS * RECORD_BYTES
 NO_KEY: Final = bytes(32)
+WAITS_AT: Final = 28
+"""Where a client says, in words from the lane's beginning, up to which record it waits; 0: nobody waits. The daemon
+rings once when `settled` has reached it."""
 
 _HEAD = Struct("<Q")
 

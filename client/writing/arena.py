@@ -1,0 +1,243 @@
+"""The places in which this client may write: grants of the daemon, and how many of them to ask for.
+
+    put takes a place ─ the smallest grant that is large enough, whose rest stays lent
+    less than half of what was asked for is left ─ asks for more, and waits for nothing
+    nothing is large enough ─ asks for a place of that size and twice as many others, and waits
+
+Owns: the grants of one connection, and the sizes that were put lately. Does not own: the memory (memory.py), messages
+(connection.py), records.
+
+Invariants: the bytes of two places never overlap. A grant is pinned as long as it is in the arena or a copy into it is
+under way: each put holds the grant until its record is written, also if an exception ends the put. With its last
+reference its number is noted, and returned to the daemon with the next request, once: everything that was written in it
+has a record by then. The lock is held for no call that waits.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left, insort
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from threading import Lock
+from typing import Final
+from weakref import ref
+
+from ...errors import TensordError, TimedOut, without_frames
+from ...shm.layout import span_bytes
+from .connection import Granted, Wire
+from .memory import WritableMemory
+
+AHEAD_MAX: Final = 256
+"""The most places that one request asks for."""
+SIZES_KEPT: Final = 64
+LEAST_BYTES: Final = span_bytes(1)
+"""A grant with less is used up."""
+
+
+class Grant:
+    """What is left of a place: bytes `offset` to `end`."""
+
+    __slots__ = ("__weakref__", "end", "number", "offset", "pin")
+
+    def __init__(self, number: int, offset: int, end: int, pin: object) -> None:
+        self.number, self.offset, self.end, self.pin = number, offset, end, pin
+
+
+class _Ended(ref[Grant]):
+    """Calls back with the last reference of a grant. The callback is a function in C, which no signal handler cuts
+    short."""
+
+    __slots__ = ("number",)
+    number: int
+
+
+class Arena:
+    """The grants of one connection. Thread-safe. `ended`: why there will be none any more."""
+
+    def __init__(self, memory: WritableMemory, wire: Wire, share_bytes: int) -> None:
+        """
+        Args:
+            share_bytes: the most bytes that one request asks for, unless one place is larger.
+        """
+        self._memory, self._wire, self._share_bytes = memory, wire, share_bytes
+        self._lock = Lock()
+        self._grants: list[tuple[int, int, Grant]] = []
+        """(bytes left, number, grant), in ascending order."""
+        self._left_bytes = 0
+        self._low_bytes = 0
+        """When less than this is left, more is asked for."""
+        self._lately: deque[int] = deque(maxlen=SIZES_KEPT)
+        self._ahead = 1
+        self._live: dict[int, _Ended] = {}
+        self._over: deque[_Ended] = deque()
+        """Grants in which nothing more is written, and which the daemon does not know yet."""
+        self._request = 0
+        self._requests: dict[int, TensordError | None] = {}
+        """Requests that puts wait for: why it was refused, once it was."""
+        self._unasked = True
+        """No request for places ahead of need is under way."""
+        self._quiet = False
+        self.ended: TensordError | None = None
+
+    @property
+    def left_bytes(self) -> int:
+        """Bytes that are lent and not used yet."""
+        return self._left_bytes
+
+    def take(self, size_bytes: int) -> tuple[Grant, int] | None:
+        """Takes a place of `size_bytes`, a multiple of 64. Hold the grant until the record is written.
+
+        Returns:
+            The grant, and the place's offset. None if no grant is large enough.
+        """
+        with self._lock:
+            grants = self._grants
+            at = bisect_left(grants, (size_bytes,))
+            if at == len(grants):
+                return None
+            grant = grants.pop(at)[2]
+            offset = grant.offset
+            grant.offset = end = offset + size_bytes
+            left = grant.end - end
+            self._left_bytes -= size_bytes
+            if left >= LEAST_BYTES:
+                insort(grants, (left, grant.number, grant))
+            else:
+                self._left_bytes -= left
+            self._lately.append(size_bytes)
+            self._quiet = False
+        if self._left_bytes < self._low_bytes and self._unasked:
+            self._ask_ahead()
+        return grant, offset
+
+    def wait_for(self, size_bytes: int, deadline: float) -> tuple[Grant, int]:
+        """`take` that asks for a place, and waits until there is one.
+
+        Raises:
+            Refusal: the daemon lends no such place; it is its error.
+            TimedOut: there was none at `deadline`, in seconds of `time.monotonic()`.
+            TensordError: as `ended`.
+        """
+        request = 0
+        with self._lock:
+            self._ahead = min(2 * self._ahead, AHEAD_MAX)
+            self._lately.append(size_bytes)
+        try:
+            while True:
+                # Before the look, so that what comes after it ends the wait.
+                seen = self._wire.bells
+                if self.ended is not None:
+                    raise self.ended
+                if (taken := self.take(size_bytes)) is not None:
+                    return taken
+                answer = self._requests.get(request, _ANSWERED)
+                if answer is _ANSWERED:
+                    # The first time, or another thread was faster, or the place was too small.
+                    with self._lock:
+                        self._requests.pop(request, None)
+                        request, sizes, returned = self._next_request(size_bytes)
+                        self._requests[request] = None
+                    self._wire.ask_for_grants(request, sizes, returned)
+                elif answer is not None:
+                    raise answer
+                left_s = deadline - time.monotonic()
+                if left_s <= 0:
+                    raise TimedOut(
+                        f"the daemon lent no place of {size_bytes} bytes in time: the ring has no room for it yet, or "
+                        "other clients come first; allow more time, or put less at once"
+                    )
+                self._wire.wait_for_bell(seen, left_s)
+        finally:
+            self._requests.pop(request, None)
+
+    def granted(self, request: int, grants: Sequence[Granted], error: TensordError | None = None) -> None:
+        """The daemon's answer to a request. For the connection, which raises `bells` afterwards."""
+        with self._lock:
+            if self.ended is not None:
+                return
+        for each in grants:
+            end = each.offset + each.size_bytes
+            grant = Grant(each.number, each.offset, end, None)
+            self._live[each.number] = ended = _Ended(grant, self._over.append)
+            ended.number = each.number
+            # Without a word for a pin, and beyond this memory, it goes back.
+            with suppress(IndexError):
+                grant.pin = self._memory.hold(each)
+            if grant.pin is not None:
+                with self._lock:
+                    insort(self._grants, (each.size_bytes, each.number, grant))
+                    self._left_bytes += each.size_bytes
+        with self._lock:
+            self._low_bytes = self._left_bytes // 2
+            if request in self._requests:
+                self._requests[request] = error or _ANSWERED
+            else:
+                self._unasked = True
+
+    def rest(self) -> None:
+        """Gives back what is not needed, if nothing was put since the last call. For the connection, once a second."""
+        with self._lock:
+            if self._quiet:
+                self._ahead = max(1, self._ahead // 2)
+                self._lately.clear()
+                self._drop(len(self._grants) - self._ahead)
+                self._low_bytes = 0
+            self._quiet = True
+        if returned := self._given_back():
+            self._wire.ask_for_grants(0, (), returned)
+
+    def end(self, error: TensordError) -> None:
+        """The connection is lost: nothing more is lent, and no put waits. A copy that is under way keeps its pin."""
+        with self._lock:
+            self.ended = without_frames(error)
+            self._grants.clear()
+            self._left_bytes = 0
+
+    def _ask_ahead(self) -> None:
+        try:
+            with self._lock:
+                if not self._unasked:
+                    return
+                self._unasked = False
+                request, sizes, returned = self._next_request(0)
+            self._wire.ask_for_grants(request, sizes, returned)
+        except BaseException:
+            self._unasked = True
+            raise
+
+    def _next_request(self, first_bytes: int) -> tuple[int, list[int], list[int]]:
+        """Request, sizes, and what is returned with it. The caller has the lock. `first_bytes`: what a put waits for;
+        0: nothing."""
+        lately = self._lately
+        least = min(lately, default=LEAST_BYTES)
+        self._drop(bisect_left(self._grants, (least,)))
+        sizes = [first_bytes] if first_bytes else []
+        total_bytes = first_bytes
+        for number in range(self._ahead - len(sizes)):
+            size_bytes = lately[-1 - number % len(lately)] if lately else LEAST_BYTES
+            total_bytes += size_bytes
+            if sizes and total_bytes > self._share_bytes:
+                break
+            sizes.append(size_bytes)
+        self._request += 1
+        return self._request, sizes, self._given_back()
+
+    def _drop(self, count: int) -> None:
+        """Lets go of the smallest grants. The caller has the lock."""
+        for _ in range(count):
+            self._left_bytes -= self._grants.pop(0)[0]
+
+    def _given_back(self) -> list[int]:
+        """The numbers of grants in which nothing more is written, each once."""
+        numbers = []
+        with suppress(IndexError):
+            while True:
+                numbers.append(self._over.popleft().number)
+                self._live.pop(numbers[-1], None)
+        return numbers
+
+
+_ANSWERED: Final = TensordError("answered")
+"""Stands for no error of a request that was answered."""

@@ -1,0 +1,94 @@
+"""Memory that this process may write payloads into: the ring, or an inbox of its own.
+
+Owns: the writable mapping, and the pins of places in the ring. Does not own: which places were lent (arena.py).
+
+Invariants: no array over the mapping is kept, or returned to callers. A forked child does not share the mapping
+(shm/unshared.py). A place in the ring is written only under a pin that was published before the place's slot was seen
+unchanged; the pin ends with its last reference.
+
+The pages of a place are mapped by one call of the kernel when the place is lent, each page once. One by one, at their
+first access, they took longer than the copy: 13.6 ms in place of 5.7 ms for 16 MiB. The mapping stays writable: making
+only one place writable for each copy makes a put of 16 MB 1.7 times as slow.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Final
+
+import numpy as np
+
+from ...shm.index import IndexReader
+from ...shm.lanes import Lane
+from ...shm.layout import PAGE_BYTES
+from ...shm.segments import prefault
+from ...shm.slots import SPAN, slot_at
+from ...shm.unshared import Unshared
+from .connection import Granted
+
+_NOTHING: Final = object()
+
+
+class WritableMemory:
+    """The memory behind `fd`, mapped for writing. By itself it is an inbox: nobody else writes there, so its places
+    need no pin.
+
+    `bytes` is the whole of it.
+    """
+
+    def __init__(self, fd: int) -> None:
+        """Maps the memory. The caller keeps `fd`.
+
+        Raises:
+            OSError: the process has no free descriptor or no address space.
+        """
+        size_bytes = os.fstat(fd).st_size
+        self._mapped = Unshared(fd, size_bytes)
+        self.bytes = memoryview(self._mapped.memory).cast("B")
+        self._is_mapped = np.zeros(-(-size_bytes // PAGE_BYTES), np.bool_)
+        """For each page whether `prepare` has mapped it."""
+
+    def hold(self, granted: Granted) -> object | None:
+        """Takes a place that was lent. It is the client's until the returned object is collected.
+
+        Returns:
+            None if the place is not the client's any more, or beyond the memory.
+
+        Raises:
+            IndexError: the lane has no free word for a pin.
+        """
+        if granted.offset + granted.size_bytes > len(self.bytes):
+            return None
+        self.prepare(granted.offset, granted.size_bytes)
+        return _NOTHING
+
+    def prepare(self, offset: int, size_bytes: int) -> None:
+        """Maps the pages of a place for writing. The daemon has allocated them."""
+        first, end = offset // PAGE_BYTES, -(-(offset + size_bytes) // PAGE_BYTES)
+        mapped = self._is_mapped[first:end]
+        if not mapped.all():
+            prefault(self._mapped.address + first * PAGE_BYTES, (end - first) * PAGE_BYTES, write=True)
+            mapped[:] = True
+
+
+class RingMemory(WritableMemory):
+    """The ring of a client of the daemon's own uid."""
+
+    def __init__(self, fd: int, lane: Lane, index: IndexReader) -> None:
+        super().__init__(fd)
+        self._lane = lane
+        self._index = index
+
+    def hold(self, granted: Granted) -> object | None:
+        if granted.offset + granted.size_bytes > len(self.bytes):
+            return None
+        lane, memory = self._lane, self._index.memory
+        pin: np.ndarray[Any, Any] = np.empty(0, np.uint8)
+        lane.tie(lane.pin(granted.span_id), pin)
+        # SYNC POINT: as in a get, the pin is stored before the slot is read. The daemon changes seq before its scan.
+        at = slot_at(self._index.buckets_at >> 3, granted.slot) * 8
+        span_id = granted.span_id.to_bytes(8, "little")
+        if memory[at : at + 8] != granted.seq or memory[at + SPAN * 8 : at + SPAN * 8 + 8] != span_id:
+            return None
+        self.prepare(granted.offset, granted.size_bytes)
+        return pin

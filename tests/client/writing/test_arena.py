@@ -1,0 +1,262 @@
+"""Places never overlap, grants are asked for ahead of need, and each is returned once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from tensord.client.writing.arena import AHEAD_MAX, LEAST_BYTES, Arena
+from tensord.client.writing.connection import Granted
+from tensord.client.writing.memory import WritableMemory
+from tensord.errors import DaemonUnavailable, StoreFull, TensordError, TimedOut
+
+from ...daemon_process import PATIENCE_S
+from ...memory_bench import key, memory_file
+from ...writing_bench import WritingBench
+
+
+def soon() -> float:
+    return time.monotonic() + PATIENCE_S
+
+
+class Asked:
+    """A wire that keeps what is asked, and answers when a test says so."""
+
+    def __init__(self) -> None:
+        self.bells = 0
+        self.asked: list[tuple[int, list[int], list[int]]] = []
+        self.answer: Any = None
+
+    def ask_for_grants(self, request: int, sizes: Sequence[int], returned: Sequence[int]) -> None:
+        self.asked.append((request, list(sizes), list(returned)))
+        if self.answer is not None:
+            self.answer(request, sizes)
+            self.bells += 1
+
+    def ring_bell(self) -> None:
+        raise AssertionError("the arena rings no bell")
+
+    def wait_for_bell(self, seen: int, timeout_s: float) -> None:
+        assert self.bells != seen, "nothing answers"
+
+
+def arena(size_bytes: int = 1 << 20, share_bytes: int = 1 << 20) -> tuple[Arena, Asked]:
+    wire = Asked()
+    return Arena(WritableMemory(memory_file(size_bytes)), wire, share_bytes), wire
+
+
+def test_a_place_is_of_the_smallest_grant_that_is_large_enough() -> None:
+    places, _ = arena()
+    places.granted(1, [Granted(1, 0, 4096), Granted(2, 8192, 1024), Granted(3, 65536, 2048)])
+    assert places.left_bytes == 7168
+    found = []
+    for size in (1024, 1024, 512, 2048, 2048):
+        taken = places.take(size)
+        assert taken is not None
+        found.append((taken[0].number, taken[1]))
+    assert found == [(2, 8192), (3, 65536), (3, 66560), (1, 0), (1, 2048)]
+    assert places.take(1024) is None
+
+
+def test_a_grant_beyond_the_memory_is_not_used() -> None:
+    places, _ = arena(4096)
+    places.granted(1, [Granted(1, 0, 8192)])
+    assert places.take(64) is None
+
+
+def test_twice_as_many_are_asked_for_each_time_nothing_is_left() -> None:
+    places, wire = arena(1 << 26, 1 << 26)
+    offset = 0
+
+    def answer(request: int, sizes: Sequence[int]) -> None:
+        nonlocal offset
+        grants = []
+        for number, size in enumerate(sizes):
+            grants.append(Granted(request * 1000 + number, offset, size))
+            offset += size
+        places.granted(request, grants)
+
+    wire.answer = answer
+    # What is asked ahead is never answered.
+    places._unasked = False
+    counts = []
+    for _ in range(3000):
+        if places.take(1024) is None:
+            places.wait_for(1024, soon())
+            counts.append(len(wire.asked[-1][1]))
+            wire.asked.clear()
+    assert counts[:8] == [2, 4, 8, 16, 32, 64, 128, 256]
+    assert max(counts) == AHEAD_MAX
+
+
+def test_more_is_asked_for_before_nothing_is_left_and_only_once() -> None:
+    places, wire = arena()
+    wire.answer = None
+    places.granted(9, [Granted(1, 0, 1024 * 8)])
+    for _ in range(4):
+        places.take(1024)
+        assert not wire.asked
+    for _ in range(4):
+        places.take(1024)
+    assert [(sizes, returned) for _, sizes, returned in wire.asked] == [([1024], [])]
+    places.granted(wire.asked[0][0], [Granted(2, 8192, 4096)])
+    for _ in range(3):
+        places.take(1024)
+    # The used-up grant goes back with the next request.
+    assert [returned for *_, returned in wire.asked] == [[], [1]]
+
+
+def test_one_request_asks_for_no_more_than_the_share_but_for_one_place_at_least() -> None:
+    places, wire = arena(1 << 20, share_bytes=10_000)
+    for size, count in ((4096, 2), (65536, 1)):
+        wire.answer = lambda request, sizes: places.granted(request, [Granted(request, 0, sizes[0])])
+        for _ in range(6):
+            places._unasked = False
+            while places.take(size) is not None:
+                pass
+            places.wait_for(size, soon())
+        assert len(wire.asked[-1][1]) == count
+
+
+def test_a_grant_that_is_too_small_for_what_is_put_now_goes_back() -> None:
+    with WritingBench() as bench:
+        bench.writer.put(key(0), np.zeros(3000, np.uint8), soon())
+        for number in range(1, 100):
+            bench.writer.put(key(number), np.zeros(20_000, np.uint8), soon())
+        assert len(bench.lent) <= 8
+        assert not any(each.granted.size_bytes < 20_000 for each in bench.lent.values())
+
+
+def test_a_quiet_client_gives_back_what_it_holds() -> None:
+    with WritingBench() as bench:
+        for number in range(50):
+            bench.writer.put(key(number), np.zeros(1000, np.uint8), soon())
+        places = bench.writer.arena
+        places._ahead = 64
+        places._ask_ahead()
+        held = len(places._grants)
+        assert held > 32
+        places.rest()
+        assert len(places._grants) == held, "something was put since the last call"
+        for _ in range(8):
+            places.rest()
+        assert len(places._grants) == 1
+        bench.work()
+        assert len(bench.lent) == 1
+        assert bench.writer.put(key(99), 1, soon()).state == "stored"
+
+
+def test_a_wait_that_is_cut_short_leaves_no_request_behind() -> None:
+    places, wire = arena()
+
+    class Cut(Exception):
+        pass
+
+    def cut(request: int, sizes: Sequence[int]) -> None:
+        raise Cut
+
+    wire.answer = cut
+    with pytest.raises(Cut):
+        places.wait_for(64, soon())
+    assert not places._requests
+    places.granted(7, [Granted(1, 0, 4096)])
+    for _ in range(8):
+        places.take(256)
+    for _ in range(2):
+        with pytest.raises(Cut):
+            places.take(256)
+
+
+def test_a_refused_request_tells_who_waits_for_it_and_nobody_else() -> None:
+    places, wire = arena()
+    wire.answer = lambda request, sizes: places.granted(request, [], StoreFull("no room"))
+    with pytest.raises(StoreFull, match="no room"):
+        places.wait_for(4096, soon())
+    wire.answer = lambda request, sizes: places.granted(request, [Granted(1, 0, 4096)])
+    assert places.wait_for(4096, soon())[1] == 0
+
+
+def test_the_deadline_ends_a_wait() -> None:
+    places, _ = arena()
+    with pytest.raises(TimedOut, match="no place of 4096 bytes in time"):
+        places.wait_for(4096, time.monotonic())
+
+
+def test_nothing_is_lent_after_the_end() -> None:
+    places, _ = arena()
+    places.end(DaemonUnavailable("gone"))
+    places.granted(1, [Granted(1, 0, 4096)])
+    assert places.take(64) is None
+    with pytest.raises(DaemonUnavailable, match="gone"):
+        places.wait_for(64, soon())
+
+
+class Places(RuleBasedStateMachine):
+    """Grants and places against a model: every byte is lent once, taken once, and returned once."""
+
+    @initialize()
+    def begin(self) -> None:
+        self.places, self.wire = arena(1 << 24)
+        self.next = 0
+        self.number = 0
+        self.lent: dict[int, tuple[int, int]] = {}
+        self.taken: list[tuple[int, int, int]] = []
+        self.answered = 0
+
+    @rule(sizes=st.lists(st.integers(4, 200), min_size=0, max_size=5))
+    def grant(self, sizes: list[int]) -> None:
+        grants = []
+        for size in sizes:
+            self.number += 1
+            grants.append(Granted(self.number, self.next, size * 64))
+            self.lent[self.number] = (self.next, self.next + size * 64)
+            self.next += size * 64
+        request = self.wire.asked[-1][0] if self.wire.asked else 1
+        self.places.granted(request, grants)
+
+    @rule(size=st.integers(4, 120))
+    def take(self, size: int) -> None:
+        taken = self.places.take(size * 64)
+        if taken is not None:
+            self.taken.append((taken[1], taken[1] + size * 64, taken[0].number))
+
+    @rule()
+    def quiet(self) -> None:
+        self.places.rest()
+        self.places.rest()
+
+    @rule(size=st.integers(4, 120))
+    def wait(self, size: int) -> None:
+        self.wire.answer = lambda request, sizes: self.places.granted(request, [], StoreFull("no room"))
+        try:
+            grant, offset = self.places.wait_for(size * 64, soon())
+            self.taken.append((offset, offset + size * 64, grant.number))
+        except TensordError:
+            pass
+        self.wire.answer = None
+
+    @invariant()
+    def places_lie_in_their_grants_and_beside_each_other(self) -> None:
+        end = 0
+        for low, high, number in sorted(self.taken):
+            assert end <= low
+            end = high
+            assert self.lent[number][0] <= low < high <= self.lent[number][1]
+        returned = [number for *_, numbers in self.wire.asked for number in numbers]
+        returned += [each.number for each in self.places._over]
+        held = [number for _, number, _ in self.places._grants]
+        assert sorted(returned + held) == sorted(self.lent)
+        assert self.places.left_bytes == sum(left for left, *_ in self.places._grants)
+        assert self.places._grants == sorted(self.places._grants, key=lambda each: each[:2])
+        assert all(left >= LEAST_BYTES for left, *_ in self.places._grants)
+
+
+Places.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestPlaces = Places.TestCase

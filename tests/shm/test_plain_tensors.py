@@ -1,0 +1,82 @@
+"""Tensors of every kind become the payloads that the first encoder made of them; a plain one costs at most 12 calls."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from tensord.errors import UnsupportedLeaf
+from tensord.shm.packed import write
+from tensord.shm.packing import pack
+from tensord.shm.recipe import recipe
+
+torch = pytest.importorskip("torch")
+
+from .test_packing import LEAF_CALLS_MAX, before, calls, outcome, packed  # noqa: E402
+from .test_tensors import DTYPES, TENSORS, assert_same_tensor, tensor_of  # noqa: E402
+
+
+@settings(max_examples=200, deadline=None)
+@given(TENSORS)
+def test_a_tensor_comes_back_as_it_was_put(tensor: Any) -> None:
+    header, root = packed({"out": tensor})
+    assert_same_tensor(recipe(header).value(root)["out"], tensor)
+    for tree in (tensor, [tensor, tensor]):
+        assert outcome(packed, tree) == outcome(before, tree)
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.ones(3, requires_grad=True),
+        torch.nn.Parameter(torch.ones(2, 2)),
+        torch.ones(4, dtype=torch.complex64).conj(),
+        torch.ones(4, dtype=torch.complex64).conj().imag,
+        torch.ones(3, device="meta"),
+        torch.eye(3).to_sparse(),
+        torch.ones(2).as_subclass(type("Tagged", (torch.Tensor,), {})),
+        torch.arange(100.0)[10:20],
+        torch.ones(2, 3, 4, 5).to(memory_format=torch.channels_last),
+        torch.empty(0, 3),
+        torch.tensor(1.5),
+    ],
+    ids=lambda tensor: str(tensor.dtype),
+)
+def test_odd_tensors_end_as_with_the_first_encoder(tensor: Any) -> None:
+    for _ in range(2):
+        assert outcome(packed, {"a": [1, tensor]}) == outcome(before, {"a": [1, tensor]})
+
+
+@pytest.mark.parametrize("grown", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_memory_that_is_freed_before_it_is_copied_is_not_read(grown: bool, dtype: Any) -> None:
+    tensor = torch.ones(1000, dtype=dtype)
+    pack(tensor)
+    payload = pack({"out": [tensor]})
+    memory = np.full(payload.payload_bytes, 0xA5, np.uint8)
+    storage = tensor.untyped_storage()
+    size_bytes = storage.nbytes()
+    storage.resize_(0)
+    if grown:
+        held = torch.ones(1000, dtype=dtype)  # takes the freed address, so that the next allocation is elsewhere
+        storage.resize_(size_bytes)
+        assert held.data_ptr() != tensor.data_ptr()
+    found = "was allocated anew meanwhile" if grown else "has 0"
+    with pytest.raises(UnsupportedLeaf, match=rf"^tree\['out'\]\[0\] is a torch tensor that needs .* which {found}:"):
+        write(payload, memory.data, 0)
+    assert (memory[64:] == 0xA5).all()
+    if not grown:
+        with pytest.raises(UnsupportedLeaf, match=r"^tree is a torch tensor that needs .* bytes of its storage"):
+            pack(tensor)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_plain_tensor_costs_at_most_twelve_calls(dtype: Any) -> None:
+    tensors = {f"layer{i}": tensor_of(dtype, (16, 10), i) for i in range(40)}
+    memory = memoryview(bytearray(1 << 20))
+    write(pack(tensors), memory, 0)
+    # A complex tensor may be a conjugate view: one more question.
+    assert calls(lambda: write(pack(tensors), memory, 0)) <= (LEAF_CALLS_MAX + dtype.is_complex) * len(tensors)

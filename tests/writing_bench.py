@@ -1,0 +1,318 @@
+"""The daemon's side of writing, in this process: a real ring, index, lane and queue, with a stand-in for the store.
+
+Owns: grants out of the allocator with slots in the index, records taken from the queue and published, refusals, the
+bell in both directions. The store keeps whole grants in the order in which they were lent, and evicts the oldest ones.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from mmap import mmap
+from threading import Condition, Thread
+from typing import Any, Self
+
+import numpy as np
+
+from tensord.client.core.view import View
+from tensord.client.writing.arena import Arena
+from tensord.client.writing.connection import Granted
+from tensord.client.writing.memory import RingMemory, WritableMemory
+from tensord.client.writing.outcomes import Outcomes
+from tensord.client.writing.put import Writer
+from tensord.errors import DaemonUnavailable, LimitReached, ObjectTooLarge, StoreFull, TensordError
+from tensord.shm.index import IndexReader
+from tensord.shm.layout import PAGE_BYTES, SPAN_HEADER_BYTES, SpanHeader, span_bytes, span_id
+from tensord.shm.records import QUEUE_BYTES, RECORD, WAITS_AT, SubmissionReader, Submissions
+
+from .memory_bench import MemoryBench, memory_file
+
+HEAD_AT = 26
+LANE = 3
+
+
+@dataclass
+class Lent:
+    """One grant: where it is, where the next record may lie, and its entries' slots."""
+
+    granted: Granted
+    next: int
+    entries: dict[bytes, int] = field(default_factory=dict)
+    done: bool = False
+
+    @property
+    def end(self) -> int:
+        return self.granted.offset + self.granted.size_bytes
+
+
+class WritingBench:
+    """A client that writes, and the daemon that it writes to. Use as a context manager.
+
+    The daemon works when it is rung, in the thread that rings, or in a thread of its own (`serve`), and without `eager`
+    only when `work` is called. It lends what is asked for, at most `lent_max_bytes` at once, and takes records, unless
+    `lends` and `takes` are False. `refuses`: keys whose records are refused. `inbox_bytes`: the client has another uid,
+    and writes into an inbox of this size.
+    """
+
+    def __init__(self, ring_bytes: int = 4 << 20, buckets: int = 1024, inbox_bytes: int = 0) -> None:
+        self.bench = MemoryBench(ring_bytes, buckets)
+        self.lent_max_bytes = ring_bytes
+        self.refuses: dict[bytes, TensordError] = {}
+        self.records: list[tuple[Any, ...]] = []
+        self.asked: list[tuple[list[int], list[int]]] = []
+        self.rung = 0
+        self.lends = self.takes = self.eager = True
+        self._bells = 0
+        self._bell = Condition()
+        self._work = Condition()
+        self._ended = False
+        self._thread: Thread | None = None
+        self._asks: deque[tuple[int, Sequence[int], Sequence[int]]] = deque()
+        self.lent: dict[int, Lent] = {}
+        self._old: deque[Lent] = deque()
+        self._returning: list[Lent] = []
+        self._numbers = 0
+        self._told = 0
+        self._queue_fd = memory_file(PAGE_BYTES + QUEUE_BYTES)
+        self._queue = memoryview(mmap(self._queue_fd, PAGE_BYTES + QUEUE_BYTES))
+        self.words = self._queue[:PAGE_BYTES].cast("Q")
+        self.settled = memoryview(bytearray(64)).cast("Q")
+        self.refusals = memoryview(bytearray(64)).cast("Q")
+        self.asleep = memoryview(bytearray(8)).cast("Q")
+        self.asleep[0] = 1
+        self._reader = SubmissionReader(self._queue_fd, HEAD_AT * 8, PAGE_BYTES, 0)
+        self.lane = self.bench.lane()
+        self.view = View.open(self.bench.ring_fd, self.bench.index_fd, self.lane)
+        self._inbox_fd = memory_file(inbox_bytes) if inbox_bytes else -1
+        self.memory: WritableMemory
+        if inbox_bytes:
+            os.posix_fallocate(self._inbox_fd, 0, inbox_bytes)
+            self.memory = WritableMemory(self._inbox_fd)
+            self._places = MemoryBench(inbox_bytes).ring
+        else:
+            index = IndexReader(mmap(self.bench.index_fd, self.bench.geometry.index_bytes), self.bench.geometry)
+            self.memory = RingMemory(self.bench.ring_fd, self.lane, index)
+            self._places = self.bench.ring
+        self.writer = self.new_writer(share_bytes=ring_bytes // 4)
+
+    def new_writer(self, share_bytes: int) -> Writer:
+        submissions = Submissions(self.words, HEAD_AT, self._queue[PAGE_BYTES:], self.settled, LANE, self.asleep)
+        outcomes = Outcomes(self.words, self.settled, self.refusals, LANE, self)
+        arena = Arena(self.memory, self, share_bytes)
+        return Writer(self.memory, arena, submissions, outcomes, self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.stop()
+        self.writer.end(DaemonUnavailable("the test is over"))
+        if self._inbox_fd >= 0:
+            os.close(self._inbox_fd)
+        os.close(self._queue_fd)
+        # Views of grants that are lent are no entries.
+        self.bench.__exit__(*(error or (None,)))
+
+    # ---- the wire
+
+    @property
+    def bells(self) -> int:
+        return self._bells
+
+    def ask_for_grants(self, request: int, sizes: Sequence[int], returned: Sequence[int]) -> None:
+        self.asked.append((list(sizes), list(returned)))
+        self._asks.append((request, sizes, returned))
+        self._woken()
+
+    def ring_bell(self) -> None:
+        self.rung += 1
+        self._woken()
+
+    def wait_for_bell(self, seen: int, timeout_s: float) -> None:
+        with self._bell:
+            self._bell.wait_for(lambda: self._bells != seen, timeout_s)
+
+    # ---- the daemon
+
+    def serve(self) -> None:
+        """From now on the daemon works in a thread of its own."""
+        self._thread = Thread(target=self._serve, name="stand-in")
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends the thread."""
+        if self._thread is not None:
+            with self._work:
+                self._ended = True
+                self._work.notify_all()
+            self._thread.join()
+            self._thread = None
+
+    def lose(self) -> None:
+        """Ends the connection."""
+        self.writer.end(DaemonUnavailable("the connection was lost"))
+        self._tell()
+
+    def work(self) -> bool:
+        """Carries out what was asked and what is in the queue. Whether there was anything."""
+        worked = False
+        while self._asks and self.lends:
+            request, sizes, returned = self._asks.popleft()
+            worked = True
+            self._take_records()
+            self._returning += [self.lent[number] for number in returned if number in self.lent]
+            self._finish_returned()
+            if sizes:
+                self._lend(request, sizes)
+                self._tell()
+        worked |= self._take_records()
+        self._finish_returned()
+        waits = self.words[WAITS_AT]
+        if waits and waits != self._told and self.settled[LANE] >= waits:
+            self._told = waits
+            self._tell()
+        return worked
+
+    @property
+    def lent_bytes(self) -> int:
+        return sum(each.end - each.next for each in self.lent.values())
+
+    def _serve(self) -> None:
+        while True:
+            if self.work():
+                continue
+            # Asleep only from here on: what is written meanwhile is seen by the second look.
+            self.asleep[0] = 1
+            if self.work():
+                self.asleep[0] = 0
+                continue
+            with self._work:
+                self._work.wait_for(lambda: self._ended or bool(self._asks) or self._has_records(), 10)
+                if self._ended:
+                    return
+            self.asleep[0] = 0
+
+    def _has_records(self) -> bool:
+        return self.takes and bool(
+            self.words[HEAD_AT] != self._reader.tail or self.words[WAITS_AT] not in (0, self._told)
+        )
+
+    def _woken(self) -> None:
+        if self._thread is None:
+            if self.eager:
+                self.work()
+        else:
+            with self._work:
+                self._work.notify_all()
+
+    def _tell(self) -> None:
+        with self._bell:
+            self._bells += 1
+            self._bell.notify_all()
+
+    def _lend(self, request: int, sizes: Sequence[int]) -> None:
+        grants: list[Granted] = []
+        for size_bytes in sizes:
+            if self.lent_bytes + size_bytes > self.lent_max_bytes:
+                break
+            offset = self._room(size_bytes)
+            if offset is None:
+                break
+            self._numbers += 1
+            granted = Granted(self._numbers, offset, size_bytes)
+            if self._inbox_fd < 0:
+                granted = self._in_ring(granted)
+            self.lent[self._numbers] = Lent(granted, offset)
+            grants.append(granted)
+        kind = ObjectTooLarge if sizes[0] > self._places.capacity_bytes else StoreFull
+        error = None if grants else kind(f"no room for {sizes[0]} bytes")
+        self.writer.arena.granted(request, grants, error)
+
+    def _in_ring(self, granted: Granted) -> Granted:
+        self.bench._spans += 1
+        span = span_id(self.bench.superblock.epoch, self.bench._spans)
+        number, offset, size_bytes = granted[:3]
+        slot = self.bench.index.reserve(os.urandom(32), span, offset, 1, size_bytes - SPAN_HEADER_BYTES)
+        assert slot is not None, "the test's index is full"
+        return Granted(number, offset, size_bytes, span, slot, self.bench.index.read(slot).seq.to_bytes(8, "little"))
+
+    def _room(self, size_bytes: int) -> int | None:
+        while (offset := self._places.allocate(size_bytes)) is None:
+            if not self._old:
+                return None
+            self._evict(self._old.popleft())
+        return offset
+
+    def _evict(self, lent: Lent) -> None:
+        for slot in lent.entries.values():
+            self.bench.index.unpublish(slot)
+        pinned = self.bench.pins()
+        assert not pinned & {self.bench.index.read(slot).span_id for slot in lent.entries.values()}
+        for slot in lent.entries.values():
+            self.bench.index.release(slot)
+        self._places.free(lent.granted.offset)
+
+    def _finish_returned(self) -> None:
+        """Ends the returned grants, after all records that were written before."""
+        if not self._returning or not self.takes:
+            return
+        while self._take_records():
+            pass
+        for lent in self._returning:
+            if lent.granted.span_id:
+                self.bench.index.release(lent.granted.slot)
+            del self.lent[lent.granted.number]
+            if self._inbox_fd >= 0 or not lent.entries:
+                self._places.free(lent.granted.offset)
+            else:
+                self._old.append(lent)
+        self._returning.clear()
+
+    def _take_records(self) -> bool:
+        taken = self._reader.take() if self.takes else None
+        if taken is None:
+            return False
+        for record in RECORD.iter_unpack(taken):
+            self.records.append(record)
+            error = self._commit(record)
+            if error is not None:
+                self.refusals[LANE] += 1
+                self.writer.outcomes.refused(record[0], None if error is _EXISTED else error)
+                self._tell()
+        self.settled[LANE] = self._reader.tail
+        return True
+
+    def _commit(self, record: tuple[Any, ...]) -> TensordError | None:
+        _, key, offset, payload_bytes, checksum, _, _, cost, _, number, tree_bytes, tokens, *_ = record
+        lent, size_bytes = self.lent.get(number), span_bytes(payload_bytes)
+        # Threads write their records in another order than that of their places.
+        if lent is None or not lent.granted.offset <= offset <= offset + size_bytes <= lent.end:
+            return LimitReached(f"{size_bytes} bytes at {offset} are not within grant {number}")
+        lent.next += size_bytes
+        if key in self.refuses:
+            return self.refuses[key]
+        if self.bench.find(key) is not None:
+            return _EXISTED
+        to = offset if self._inbox_fd < 0 else self.bench.ring.allocate(size_bytes)
+        if to is None:
+            return StoreFull("the ring is full")
+        self.bench._spans += 1
+        span = span_id(self.bench.superblock.epoch, self.bench._spans)
+        slot = self.bench.index.reserve(key, span, to, tree_bytes, payload_bytes)
+        if slot is None:
+            return StoreFull("the index is full")
+        start = to + SPAN_HEADER_BYTES
+        if self._inbox_fd < 0:
+            lent.entries[key] = slot
+        else:
+            place = self.bench.bytes[start : start + payload_bytes].data
+            os.preadv(self._inbox_fd, [place], offset + SPAN_HEADER_BYTES)
+        header = SpanHeader(key, span, payload_bytes, tree_bytes, checksum, tokens, cost, 0.0, 1000)
+        self.bench.bytes[to:start] = np.frombuffer(header.pack(), np.uint8)
+        self.bench.index.publish(slot)
+        return None
+
+
+_EXISTED = TensordError("existed")
