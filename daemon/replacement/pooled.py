@@ -50,6 +50,17 @@ class Pool:
     """A heap of rows in the window, the one that was put first at the top: (put_at, item)."""
 
 
+@dataclass(slots=True, eq=False)
+class _Order:
+    """A batch of victims while it is chosen. `left`: by parent, the children that are not chosen. `freed`: a heap of
+    parents without such children that are not chosen yet."""
+
+    owners: Array | None
+    chosen: list[int] = field(default_factory=list)
+    left: dict[int, int] = field(default_factory=dict)
+    freed: list[Item] = field(default_factory=list)
+
+
 class Pooled(Replacement):
     """A policy with ranks: a row with a lower rank goes first."""
 
@@ -85,57 +96,53 @@ class Pooled(Replacement):
     def _victims(self, most: int, owners: Array | None) -> list[int]:
         self._begin_round()
         who = None if owners is None else tuple(owners.tolist())
-        chosen: list[int] = []
+        order = _Order(owners)
         pool = self._pools.get(who)
         if pool is not None:
-            chosen = self._take(pool, most, owners)
-        if len(chosen) < most:
-            self._flags[chosen] |= OUT
+            self._take(pool, most, order)
+        if len(order.chosen) < most:
+            self._flags[order.chosen] |= OUT
             if len(self._pools) >= POOLS_MAX:
                 self._pools.clear()
-            pool = self._pools[who] = self._filled(most - len(chosen), owners)
-            chosen += self._take(pool, most - len(chosen), owners)
-        if owners is None and chosen:
-            self._took(chosen)
-        if len(chosen) < most:
-            self._flags[chosen] |= OUT
+            pool = self._pools[who] = self._filled(most - len(order.chosen), owners)
+            self._take(pool, most, order)
+        if len(order.chosen) < most:
+            self._merge(order, [], most, self.window.begins(self._bytes), LAST)
+        if owners is None and order.chosen:
+            self._took(order.chosen)
+        if len(order.chosen) < most:
+            self._flags[order.chosen] |= OUT
             rows = self._rows_of(np.flatnonzero(self._flags[: self._top] == KNOWN), owners)
             rows = rows[self._is_free(rows)]
-            items = self._items(rows, len(rows)) if len(rows) else []
-            chosen += self._with_parents(items, most - len(chosen), 0, owners)
-        return chosen
+            self._merge(order, self._items(rows, len(rows)), most, 0, LAST)
+        return order.chosen
 
-    def _take(self, pool: Pool, most: int, owners: Array | None) -> list[int]:
-        """The coldest rows of a pool that may go and are not in the window."""
-        begins = self.window.begins(self._bytes)
+    def _take(self, pool: Pool, most: int, order: _Order) -> None:
+        """Chooses the coldest rows of a pool that may go and are not in the window, until `most` are chosen."""
+        begins, more = self.window.begins(self._bytes), most - len(order.chosen)
         while pool.protected and pool.protected[0][0] <= begins:
             heappush(pool.late, heappop(pool.protected)[1])
         items: list[Item] = []
-        while len(items) < most and pool.at < len(pool.rows):
-            part = slice(pool.at, pool.at + max(2 * (most - len(items)), 32))
+        while len(items) < more and pool.at < len(pool.rows):
+            part = slice(pool.at, pool.at + max(2 * (more - len(items)), 32))
             worths, orders, rows = pool.worths[part], pool.orders[part], pool.rows[part]
             may = self._is_free(rows) & self._are_current(rows, worths, orders)
             inside = may & (self.window.put_at[rows] > begins)
-            found = np.flatnonzero(may & ~inside)[: most - len(items)]
-            passed = len(rows) if len(items) + len(found) < most else int(found[-1]) + 1
+            found = np.flatnonzero(may & ~inside)[: more - len(items)]
+            passed = len(rows) if len(items) + len(found) < more else int(found[-1]) + 1
             for at in np.flatnonzero(inside[:passed]).tolist():
                 item = (float(worths[at]), float(orders[at]), int(rows[at]))
                 heappush(pool.protected, (int(self.window.put_at[rows[at]]), item))
             items += zip(worths[found].tolist(), orders[found].tolist(), rows[found].tolist(), strict=True)
             pool.at += passed
         if pool.late:
-            items = self._with_late(pool, items, most, begins)
-        if not items:
-            return []
-        if not self._facts.parents[[item[2] for item in items]].any():
-            return [item[2] for item in items]
-        chosen = self._with_parents(items, most, begins, owners)
-        if chosen != [item[2] for item in items]:
-            taken = set(chosen)
-            for item in items:
-                if item[2] not in taken:
-                    heappush(pool.late, item)
-        return chosen
+            items = self._with_late(pool, items, more, begins)
+        rows = [item[2] for item in items]
+        if not order.freed and (not items or not self._facts.parents[rows].any()):
+            order.chosen += rows
+            return
+        for item in self._merge(order, items, most, begins, pool.limit):
+            heappush(pool.late, item)
 
     def _with_late(self, pool: Pool, items: list[Item], most: int, begins: int) -> list[Item]:
         """The coldest `most` of some items and of those that came later."""
@@ -158,27 +165,32 @@ class Pooled(Replacement):
             heappush(late, item)
         return items[:most]
 
-    def _with_parents(self, items: Sequence[Item], most: int, begins: int, owners: Array | None) -> list[int]:
-        """The first `most` rows of `items`, coldest first, with each parent merged in by its own rank once all of its
-        children are chosen. `begins`: of the window; 0 if it does not protect."""
+    def _merge(self, order: _Order, items: Sequence[Item], most: int, begins: int, limit: Rank) -> Sequence[Item]:
+        """Chooses rows of `items`, coldest first, until `most` are chosen, with each parent merged in by its own rank
+        once all of its children are chosen. Parents warmer than `limit` are left for later. `begins`: of the window; 0
+        if it does not protect.
+
+        Returns:
+            The items that were not chosen.
+        """
         parents, children, flags, put_at = self._facts.parents, self._facts.children, self._flags, self.window.put_at
-        chosen: list[int] = []
-        left: dict[int, int] = {}
-        freed: list[Item] = []
+        left, freed, owners = order.left, order.freed, order.owners
         at = 0
-        while len(chosen) < most and (at < len(items) or freed):
-            if at == len(items) or (freed and freed[0] < items[at]):
+        while len(order.chosen) < most:
+            if freed and (freed[0] < items[at] if at < len(items) else freed[0][:2] <= limit):
                 row = heappop(freed)[2]
-            else:
+            elif at < len(items):
                 row = items[at][2]
                 at += 1
-            chosen.append(row)
+            else:
+                break
+            order.chosen.append(row)
             above = int(parents[row])
             if above and flags[above] == KNOWN and not (begins and put_at[above] > begins):
                 left[above] = left.get(above, int(children[above])) - 1
                 if not left[above] and (owners is None or self._facts.owners[above] in owners):
                     heappush(freed, self._items(np.array([above]), 1)[0])
-        return chosen
+        return items[at:]
 
     # ---- changes
 
@@ -201,6 +213,21 @@ class Pooled(Replacement):
         self._changed(rows)
 
     # ---- rows and ranks
+
+    def _coldest_item(self) -> Item | None:
+        """The next victim, which stays where it is; None if all rows that may go are in the window."""
+        self._begin_round()
+        pool, order = self._pools.get(None), _Order(None)
+        if pool is not None:
+            self._take(pool, 1, order)
+        if not order.chosen:
+            pool = self._pools[None] = self._filled(1, None)
+            self._take(pool, 1, order)
+        if pool is None or not order.chosen:
+            return None
+        item = self._items(np.array(order.chosen), 1)[0]
+        heappush(pool.late, item)
+        return item
 
     def _items(self, rows: Array, most: int) -> list[Item]:
         """The coldest `most` rows with their ranks, in order."""

@@ -34,6 +34,7 @@ Item = tuple[float, float, int]
 """A rank and its row."""
 Owners = Collection[int]
 
+RECOVERED_AT_ONCE: Final = 1 << 14
 KNOWN: Final = 1
 HELD: Final = 2
 """The store said that the row may not go."""
@@ -138,8 +139,9 @@ class Replacement(ABC):
         once, before the first put."""
         self._know(by_use)
         self.window.recovered(by_put)
-        if len(by_use):
-            self._put(by_use, [(len(by_use), now)])
+        for first in range(0, len(by_use), RECOVERED_AT_ONCE):
+            rows = by_use[first : first + RECOVERED_AT_ONCE]
+            self._put(rows, [(len(rows), now)])
 
     def put_again(self, row: int) -> None:
         """A put named the key of a stored row. It counts as a use too if the store reports one."""
@@ -200,11 +202,9 @@ class Replacement(ABC):
         self._flags[rows] |= OUT
         return rows
 
-    def admits(
-        self, digest: int, size: int, depth: int, before: int, cost: float = 0.0, tokens: int = 0, agent: int = 0
-    ) -> bool:
-        """Whether a row with a parent, which is not stored yet, is worth as much as what would be evicted for it. The
-        store asks when it has no room without evicting. The numbers are those of `Facts`. Default: true."""
+    def admits(self, digest: int, size: int, parent: int, cost: float = 0.0, tokens: int = 0, agent: int = 0) -> bool:
+        """Whether a child of the row `parent`, which is not stored yet, is worth as much as the next victim. The store
+        asks when it has no room without evicting. The numbers are those of `Facts`. Default: true."""
         return True
 
     @abstractmethod

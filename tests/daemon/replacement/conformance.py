@@ -91,8 +91,7 @@ class AnyPolicy(RuleBasedStateMachine):
             if key in stored or not self.rows.free:
                 continue
             if parent:
-                depth = int(self.rows.columns["depths"][parent]) + 1
-                self.told.admits(digest_of(key), size, depth, depth * size, tokens=tokens, agent=agent)
+                self.told.admits(digest_of(key), size, parent, tokens=tokens, agent=agent)
             row = self.rows.fill(key, size, 0.0, tokens, owner, agent, parent)
             self.told.window.append(row)
             self.was_put(row)
