@@ -1,0 +1,20 @@
+"""Replacement policies over the store's columns: which rows are evicted next.
+
+    from .replacement import Facts; POLICIES["hazard"](Facts.of(table.column))
+
+Owns: the policies by name. May import numpy; nothing of the store.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from .hazard import Hazard
+from .lfu import LFU
+from .lru import LRU
+from .replacement import Explained, Facts, Replacement, Turn
+from .sieve import Sieve
+
+__all__ = ["LFU", "LRU", "POLICIES", "Explained", "Facts", "Hazard", "Replacement", "Sieve", "Turn"]
+
+POLICIES: Final[dict[str, type[Replacement]]] = dict(sorted(Replacement.registered.items()))

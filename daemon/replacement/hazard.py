@@ -1,0 +1,391 @@
+"""The learned policy: evicts the rows with the lowest expected benefit per byte.
+
+A row's worth is  index(class, age) * cost / bytes.  The index is the best rate at which the row's next use can come
+(`hazards`). The cost is the time that this use would save. The bytes are the price of keeping the row. (cost / bytes is
+as in GreedyDual-Size-Frequency: Cherkasova, HP Labs 1998. The index replaces its frequency.)
+
+A row's class is made of four traits: how often it was used, its depth in its sequence, the time without a use before
+its last use, and the state of its agent. The states of an agent (it runs, waits for a tool, has finished) are ordinary
+traits: their effect on reuse is learned too. Only rows of a finished agent are worth less than all others: what was
+learned about the time before its end says nothing of the time after it.
+
+Evicted rows are remembered for a while (`ghosts`), so that an entry that is put again keeps its history. Worths are
+computed as of the start of the round. A new round begins after some uses, after some puts, and when the index of a
+class has changed. In a round a sample of rows is ranked at once, and the coldest are kept in a pool (`pooled`).
+
+Owns: the columns of what is known of each row (19 bytes), the costs, the rounds, and the choice of victims. Does not
+own which rows may be evicted (`replacement`).
+
+Invariant: the table of ghosts does not grow beyond REMEMBERED_SHARE places for each known row, or PLACES_MIN if that is
+more. It never shrinks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+import msgpack
+import numpy as np
+
+from .ages import Ages, Clock
+from .ghosts import PLACES_MIN, Ghosts
+from .hazards import Hazards, Row, bucket, buckets
+from .ordered import matched
+from .pooled import FIRST, SAMPLE, Pool, Pooled
+from .replacement import KNOWN, Explained, Facts, Turn
+from .traits import (
+    FINISHED,
+    GAPS,
+    OFTEN_MAX,
+    TRAITS,
+    AgentStates,
+    Costs,
+    deep,
+    gaps,
+    joined,
+    often,
+    traits,
+    words,
+)
+from .window import Array, Batches
+
+REMEMBERED_SHARE: Final = 4
+"""The most ghosts for each known row."""
+ROUND_USES: Final = 16
+"""After ROUND_USES uses the ages are swept, and the indices of classes are refreshed if enough was counted."""
+ROUND_ROWS: Final = 4096
+"""A round lasts ROUND_USES uses, or one use for every ROUND_ROWS rows if that is more. In a store of fewer than
+16 * ROUND_USES rows it lasts only one use for every 16 rows, and one more."""
+ROUND_SHARE: Final = 1 / 128
+"""After puts of this share of the stored bytes, a new round begins."""
+REFRESHES_MAX: Final = 4
+"""The most classes whose indices are refreshed in one batch of uses, 0.2 ms each."""
+POOL: Final = 32
+RANKED_EACH: Final = 64
+"""Rows that are ranked for each victim of a batch, up to RANKED_MAX, in a large store."""
+RANKED_MAX: Final = 16_384
+COMPETES_SHARE: Final = 16
+"""A sequence with more than 1/COMPETES_SHARE of the stored bytes must be worth as much as its blocks' victims."""
+JUDGES_MIN: Final = 16
+"""With fewer rows than this, no block is refused: each row is a large part of the store."""
+FINISHED_ODDS: Final = 0.05
+"""The odds of a further use for rows of a finished agent, relative to others, before enough is learned."""
+FINISHED_RANK: Final = -1e-300
+"""The worth of a finished agent's rows outside of the window: below every learned worth, and nothing in a sum."""
+TICK: Final = 2.0**-20
+"""The least difference between the times of two uses, in mean pauses."""
+_VERSION: Final = 3
+_GHOST_COLUMNS: Final = 5
+
+
+class Hazard(Pooled, name="hazard"):
+    """The learned policy."""
+
+    def __init__(self, facts: Facts) -> None:
+        super().__init__(facts)
+        rows = len(facts.sizes)
+        self._used_at = np.zeros(rows)
+        """The time of the last use by the policy's clock; no two are equal."""
+        self._uses = np.zeros(rows, np.uint32)
+        self._traits = np.zeros(rows, np.uint8)
+        self._agents = np.zeros(rows, np.uint16)
+        self._weights = np.zeros(rows, np.float32)
+        """Cost per byte."""
+        self._ghosts = Ghosts(REMEMBERED_SHARE * rows)
+        self._hazards = Hazards()
+        self._classes = np.full((FINISHED + 1, TRAITS), -1, np.int64)
+        self._ages = Ages(self._reached, self._was_used)
+        self._states = AgentStates()
+        self._clock = Clock()
+        self._costs = Costs()
+        self._last = 0.0
+        """The time of the last use of all."""
+        self._counted = 0
+        # The start of the current round, and the uses and put bytes at which it ends.
+        self._as_of, self._due, self._due_bytes = 0.0, 0, 0
+
+    # ---- what the store says
+
+    def turn(self, agent: int, state: Turn, now: float) -> None:
+        self.take_in()
+        self._clock.pass_to(now)
+        if self._states.report(agent, state):
+            self._pools.clear()
+
+    def _put(self, rows: Array, batches: Batches) -> None:
+        facts = self._facts
+        now = np.repeat([self._clock.pass_to(at) for _, at in batches], [count for count, _ in batches])
+        tags = tags_of(facts.digests[rows])
+        ghost = self._ghosts.find(tags, now, take=True)
+        depths = facts.depths[rows]
+        gap = np.where(ghost.unused > 0, gaps(ghost.unused), ghost.gaps)
+        if depths.any():
+            gap = self._inherited(gap, ghost.there | (depths == 0), facts.parents[rows])
+        self._uses[rows] = uses = ghost.uses + 1
+        self._weights[rows] = self._costs.weights(facts.sizes[rows], facts.costs[rows], facts.tokens[rows])
+        agents = joined(ghost.agents, facts.agents[rows].astype(np.int64))
+        of = traits(often(uses), deep(depths), gap)
+        self._use(rows, tags, of, agents, now, ghost.unused > 0)
+
+    def _inherited(self, gap: Array, is_known: Array, parents: Array) -> Array:
+        """The gap classes of new rows: one that is no block, or is remembered, has its own; any other has its parent's,
+        which was used or put just before."""
+        is_old = ~is_known & (self._uses[parents] > 0)
+        gap = np.where(is_old, self._traits[parents] % GAPS, gap)
+        # A parent that is new too stands before its child.
+        from_row = np.maximum.accumulate(np.where(is_known | is_old, np.arange(len(gap)), 0))
+        inherited: Array = gap[from_row]
+        return inherited
+
+    def _used(self, rows: Array, now: float, agents: Sequence[int] | Array | int) -> None:
+        at = self._clock.pass_to(now)
+        unused = at - self._used_at[rows]
+        np.add.at(self._uses, rows, 1)
+        before = self._traits[rows].astype(np.int64)
+        gap = np.where(unused > 0, gaps(np.maximum(unused, 0)), before % GAPS)
+        of = traits(often(self._uses[rows]), before // GAPS % 3, gap)
+        numbers = self._agents[rows].astype(np.int64)
+        if not isinstance(agents, int) or agents:
+            by = np.broadcast_to(np.asarray(agents, np.int64), len(rows))
+            numbers = joined(numbers, by)
+            if self._states.run(numbers[by != 0]):
+                self._pools.clear()
+        times = np.full(len(rows), at)
+        self._use(rows, tags_of(self._facts.digests[rows]), of, numbers, times, unused > 0)
+
+    def _use(self, rows: Array, tags: Array, of: Array, agents: Array, now: Array, again: Array) -> None:
+        """The rows were used (or put), and have these traits and agents from now on. `again`: after a time without a
+        use, which is counted."""
+        ticks = TICK * np.arange(1, len(rows) + 1)
+        times = np.maximum.accumulate(np.maximum(now - ticks, self._last)) + ticks
+        self._last = float(times[-1])
+        self._used_at[rows], self._traits[rows], self._agents[rows] = times, of, agents
+        self._ages.use(tags, of, agents, times, again)
+        before, self._counted = self._counted, self._counted + len(rows)
+        self._hazards.uses += len(rows)
+        refreshes = self._counted // ROUND_USES - before // ROUND_USES
+        if refreshes:
+            self._ages.sweep(self._clock.now)
+            for _ in range(min(refreshes, REFRESHES_MAX)):
+                if not self._hazards.refresh_one():
+                    break
+                self._due = 0
+        if self._round_is_over:
+            self._pools.clear()
+        else:
+            self._changed(rows)
+
+    def _forget(self, rows: Array, evicted: bool) -> None:
+        tags = tags_of(self._facts.digests[rows])
+        if evicted:
+            self._remember(tags, self._used_at[rows], self._uses[rows], self._traits[rows] % GAPS, self._agents[rows])
+        else:
+            self._ages.forget(tags)
+        self._uses[rows] = 0
+
+    def _remember(self, tags: Array, used_at: Array, uses: Array, gap: Array, agents: Array) -> None:
+        dropped = self._ghosts.add(tags, used_at, uses, gap, agents, self._remembered_max())
+        if len(dropped):
+            self._ages.forget(dropped)
+
+    def _remembered_max(self) -> int:
+        return max(PLACES_MIN, REMEMBERED_SHARE * self._count)
+
+    # ---- what the store asks
+
+    def admits(self, digest: int, size: int, parent: int, cost: float = 0.0, tokens: int = 0, agent: int = 0) -> bool:
+        """False if the block is in the tail of a long sequence and is worth less than the coldest row. It is remembered
+        then."""
+        self.take_in()
+        facts = self._facts
+        before = int(facts.befores[parent]) + int(facts.sizes[parent])
+        if self._count < JUDGES_MIN or COMPETES_SHARE * (before + size) <= self._bytes:
+            return True
+        coldest = self._coldest_item()
+        if coldest is None:
+            return True
+        tags, now = tags_of(np.array([digest], np.uint64)), np.array([self._clock.now])
+        ghost = self._ghosts.find(tags, now)
+        gap = np.where(
+            ghost.there, np.where(ghost.unused > 0, gaps(ghost.unused), ghost.gaps), self._traits[parent] % GAPS
+        )
+        agents = joined(ghost.agents, np.array([agent]))
+        of = traits(often(ghost.uses + 1), deep(facts.depths[[parent]].astype(np.int64) + 1), gap)
+        (weight,) = self._costs.weights(np.array([size]), np.array([cost]), np.array([tokens]))
+        if self._class(int(of[0]), int(agents[0])).index[0] * weight >= coldest[0]:
+            return True
+        self._ages.use(tags, of, agents, now, ghost.unused > 0)
+        self._remember(tags, now, ghost.uses + 1, gap, agents)
+        return False
+
+    def worth(self, rows: Sequence[int] | Array) -> Array:
+        self.take_in()
+        return self._ranks(np.asarray(rows, np.int64))[0]
+
+    def explain(self, row: int) -> Explained:
+        self.take_in()
+        self._begin_round()
+        inside = self.in_window(row)
+        of, agent = int(self._traits[row]), int(self._agents[row])
+        found, at = self._class(of, agent), bucket(self._as_of - float(self._used_at[row]))
+        worth = float(self._ranks(np.array([row]))[0][0])
+        like = words(of, int(self._states.states[agent]))
+        return Explained(worth, int(self._uses[row]), like, found.comes_back(at), inside)
+
+    def recall(self, digest: int) -> Explained | None:
+        self.take_in()
+        self._begin_round()
+        ghost = self._ghosts.find(tags_of(np.array([digest], np.uint64)), self._as_of)
+        if not ghost.there[0]:
+            return None
+        of = int(traits(often(ghost.uses), np.array([0]), ghost.gaps)[0])
+        found, at = self._class(of, int(ghost.agents[0])), bucket(float(ghost.unused[0]))
+        like = words(of, int(self._states.states[ghost.agents[0]]))
+        return Explained(found.index[at], int(ghost.uses[0]), like, found.comes_back(at))
+
+    # ---- rounds and ranks
+
+    @property
+    def _round_is_over(self) -> bool:
+        return self._counted >= self._due or self.window.put_bytes >= self._due_bytes
+
+    def _begin_round(self) -> None:
+        if not self._round_is_over:
+            return
+        count, put_bytes = self._count, self.window.put_bytes
+        self._due = self._counted + min(max(ROUND_USES, count // ROUND_ROWS), 1 + count // 16)
+        self._due_bytes = put_bytes + 1 + int(ROUND_SHARE * self._bytes)
+        self._as_of = self._clock.now
+        self._pools.clear()
+
+    def _ranks(self, rows: Array) -> tuple[Array, Array]:
+        used_at = self._used_at[rows]
+        states = self._states.states[self._agents[rows]]
+        of = self._traits[rows]
+        classes = self._classes[states, of]
+        if len(classes) and classes.min() < 0:
+            for trait, state in {*zip(of[classes < 0].tolist(), states[classes < 0].tolist(), strict=True)}:
+                self._class_in(trait, state)
+            classes = self._classes[states, of]
+        at = buckets(self._as_of - used_at)
+        worths = self._hazards.index[classes, at] * self._weights[rows]
+        finished = states == FINISHED
+        worths[finished] = FINISHED_RANK
+        return worths, np.where(finished | (at >= self._hazards.peak[classes]), used_at, -used_at)
+
+    def _are_current(self, rows: Array, worths: Array, orders: Array) -> Array:
+        current: Array = self._used_at[rows] == np.abs(orders)
+        return current
+
+    def _filled(self, most: int, owners: Array | None) -> Pool:
+        sample, share = self._sample(min(max(RANKED_EACH * most, SAMPLE), RANKED_MAX), owners)
+        if share < 1 and len(sample) < most:
+            sample, share = self._sample(self._top, owners)
+        coldest = self._coldest(sample, min(max(POOL, most), len(sample)))
+        limit = (float(coldest[0][-1]), float(coldest[1][-1])) if len(coldest[2]) else FIRST
+        return Pool(*coldest, limit)
+
+    # ---- classes
+
+    def _reached(self, of: int, agent: int, at: int, count: int) -> None:
+        self._hazards.reached(self._class(of, agent), at, count)
+
+    def _was_used(self, of: int, agent: int, at: int) -> None:
+        self._hazards.used(self._class(of, agent), at)
+
+    def _class(self, of: int, agent: int) -> Row:
+        state = int(self._states.states[agent])
+        number = int(self._classes[state, of])
+        return self._class_in(of, state) if number < 0 else self._hazards.by_number[number]
+
+    def _class_in(self, of: int, state: int) -> Row:
+        """The class of the traits `of` and the agent's state. The gap is part of the class only for rows with an agent:
+        there it tells a loop from a single visit."""
+        more = of % (3 * GAPS) if state else of % (3 * GAPS) // GAPS * GAPS
+        row = self._hazards.row(of // (3 * GAPS), state, more, FINISHED_ODDS if state == FINISHED else 1.0)
+        self._classes[state, of] = row.number
+        return row
+
+    # ---- restarts
+
+    def learned(self) -> Iterator[bytes]:
+        """The learned state; by digest the record of each row, 25 bytes; and the ghosts, 13 bytes each."""
+        self.take_in()
+        yield from self._ghosts.saved()
+        rows = np.flatnonzero(self._flags[: self._top] & KNOWN)
+        yield msgpack.packb(
+            {
+                "version": _VERSION,
+                "clock": self._clock.learned(),
+                "last": self._last,
+                "costs": self._costs.learned(),
+                "states": self._states.states.tobytes(),
+                "uses": self._hazards.uses,
+                "classes": self._hazards.counts(),
+            }
+        )
+        for column in (self._facts.digests, self._used_at, self._agents, self._uses, self._traits):
+            yield column[rows].tobytes()
+
+    def learn(self, data: Sequence[bytes]) -> None:
+        """Restores the state from `learned`.
+
+        Raises:
+            ValueError: `data` is not a state of `learned`. The parts restored until then stay.
+        """
+        try:
+            ghosts, packed, columns = data[:_GHOST_COLUMNS], data[_GHOST_COLUMNS], data[_GHOST_COLUMNS + 1 :]
+            state = msgpack.unpackb(packed, strict_map_key=False)
+            if state["version"] != _VERSION:
+                raise ValueError("the state has another version")
+            self._states.restore(state["states"])
+            self._costs.learn(state["costs"])
+            self._clock.learn(state["clock"])
+            self._learn_classes(state["uses"], state["classes"])
+            self._learn_rows(float(state["last"]), columns)
+            self._ghosts.restore(ghosts, self._remembered_max())
+        except (ValueError, KeyError, TypeError, IndexError, OverflowError, msgpack.UnpackException) as error:
+            raise ValueError(f"not a learned state of this policy: {error!r}") from error
+        self._due = 0
+
+    def _learn_classes(self, uses: int, classes: list[list[Any]]) -> None:
+        self._hazards.uses = int(uses)
+        for name, _ in classes:
+            if len(name) == 3:
+                uses_class, state, more = name
+                if not (0 <= uses_class <= OFTEN_MAX and 0 <= state <= FINISHED and 0 <= more < 3 * GAPS):
+                    raise ValueError("an impossible class")
+                self._class_in(uses_class * 3 * GAPS + more, state)
+        for name, counts in classes:
+            self._hazards.learn(tuple(name), counts)
+
+    def _learn_rows(self, last: float, columns: Sequence[bytes]) -> None:
+        """Rows that no saved record tells of count as used last, in their order."""
+        kinds = ("u8", "f8", "u2", "u4", "u1")
+        digests, *values = (np.frombuffer(part, kind) for part, kind in zip(columns, kinds, strict=True))
+        if any(len(value) != len(digests) for value in values) or not 0 <= last <= self._clock.now + 1:
+            raise ValueError("columns of unequal lengths, or an impossible time")
+        fits = (values[0] >= 0) & (values[0] <= last) & (values[3] < TRAITS) & (values[2] > 0)
+        known = np.flatnonzero(self._flags[: self._top] & KNOWN)
+        known = known[np.argsort(self._used_at[known], kind="stable")]
+        rows, found = matched(digests[fits], [value[fits] for value in values], self._facts.digests, known)
+        self._used_at[rows], self._agents[rows], self._uses[rows], self._traits[rows] = found
+        is_old = np.zeros(self._top, np.bool_)
+        is_old[rows] = True
+        others = known[~is_old[known]]
+        self._used_at[others] = last + TICK * np.arange(1, len(others) + 1)
+        self._last = last + TICK * len(others)
+
+    def check_invariants(self) -> None:
+        super().check_invariants()
+        self._ghosts.check_invariants()
+        known = np.flatnonzero(self._flags & KNOWN)
+        assert len(np.unique(self._used_at[known])) == len(known)
+        assert ((self._uses > 0) == (self._flags > 0)).all()
+
+
+def tags_of(digests: Array) -> Array:
+    """Tags for ghosts and ages: the upper half of the digest, and never 0."""
+    tags: Array = np.maximum(digests >> np.uint64(32), 1).astype(np.uint32)
+    return tags
