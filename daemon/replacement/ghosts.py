@@ -27,7 +27,7 @@ USES_MAX: Final = 65_535
 _KINDS: Final = {"_tags": "u4", "_times": "u4", "_uses": "u2", "_gaps": "u1", "_agents": "u2"}
 
 
-class Found(NamedTuple):
+class GhostsFound(NamedTuple):
     """The remembered states of some entries, as columns. `there`: which of them are remembered."""
 
     there: Array
@@ -62,7 +62,7 @@ class Ghosts:
         """The size of the table."""
         return self._buckets * WAYS
 
-    def find(self, tags: Array, now: Array | float, *, take: bool = False) -> Found:
+    def find(self, tags: Array, now: Array | float, *, take: bool = False) -> GhostsFound:
         """The ghosts of the tags, and the times since their uses. `take`: removes them."""
         places, there = self._find(tags)
         at = places[there]
@@ -74,7 +74,7 @@ class Ghosts:
             if take:
                 self._tags[at] = 0
                 self._count -= len(at)
-        return Found(there, unused, uses, gaps, agents)
+        return GhostsFound(there, unused, uses, gaps, agents)
 
     def add(self, tags: Array, used_at: Array, uses: Array, gaps: Array, agents: Array, most: int) -> Array:
         """Adds ghosts, or replaces those of the same tags. The table grows to at most `most` places.

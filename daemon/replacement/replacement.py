@@ -25,7 +25,7 @@ from typing import ClassVar, Final, Literal
 import numpy as np
 from msgspec import Struct
 
-from .window import Array, Batches, Window
+from .window import Array, Batches, RowWindow
 
 Turn = Literal["began", "tool_call", "turn_ended", "finished"]
 Rank = tuple[float, float]
@@ -112,7 +112,7 @@ class Replacement(ABC):
 
     def __init__(self, facts: Facts) -> None:
         self._facts = facts
-        self.window = Window(facts.sizes, facts.depths, self.take_in)
+        self.window = RowWindow(facts.sizes, facts.depths, self.take_in)
         self._flags = np.zeros(len(facts.sizes), np.uint8)
         self._top = 0
         """Above all rows that were ever known."""

@@ -31,7 +31,7 @@ Batches = list[tuple[int, float]]
 """Numbers of rows, each with the time at which they were put."""
 
 
-class Window:
+class RowWindow:
     """The new rows of one store. `sizes`, `depths`: the store's columns. `take_in`: has the policy call `taken`."""
 
     def __init__(self, sizes: Array, depths: Array, take_in: Callable[[], object]) -> None:

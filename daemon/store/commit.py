@@ -24,7 +24,7 @@ from ...errors import BadMessage
 from ...shm.index import KEY_HASHES
 from ...shm.layout import SPAN_EXPIRES_AT, SPAN_HEADER_BYTES, TREE_BYTES_MAX, expiry_word
 from ...shm.records import NO_KEY, RECORD
-from .grants import Grant, Grants
+from .grants import LentGrant, Grants
 from .holes import Holes
 from .slots import BODY, BUCKET_WORDS, CELL_WORDS, COUNT, LOWEST, Slots
 from .table import ENDED, LIVE, RowTable
@@ -59,7 +59,7 @@ class Submitter:
     client: int
     owner: int
     uid: int
-    grants: dict[int, Grant] = field(default_factory=dict)
+    grants: dict[int, LentGrant] = field(default_factory=dict)
     expected: int = 1
 
 

@@ -29,7 +29,7 @@ PIECES_MAX: Final = 64
 
 
 @dataclass(slots=True, eq=False)
-class Grant:
+class LentGrant:
     """One grant. `span_id`: what its client pins. `seq`: of its slot, while the grant is the client's."""
 
     number: int
@@ -50,11 +50,11 @@ class Grants:
         self._holes = holes
         self._slots = slots
         self._last_number = 0
-        self.revoked: dict[int, Grant] = {}
+        self.revoked: dict[int, LentGrant] = {}
         """By span id: grants that wait for a scan."""
         self.lent_bytes = 0
 
-    def lend(self, row: int, owner: int) -> Grant | None:
+    def lend(self, row: int, owner: int) -> LentGrant | None:
         """Makes a grant of a row that has no slot. None if both buckets of its key are full: try again."""
         table = self._table
         key, span_id = self._new_key(), table.renew(row)
@@ -66,9 +66,9 @@ class Grants:
         table.owners[row] = owner
         self._last_number = self._last_number % 0xFFFF_FFFF + 1
         self.lent_bytes += table.sizes[row]
-        return Grant(self._last_number, owner, span_id, slot, self._slots.seq(slot), [row])
+        return LentGrant(self._last_number, owner, span_id, slot, self._slots.seq(slot), [row])
 
-    def carve(self, grant: Grant, offset: int, size: int) -> int:
+    def carve(self, grant: LentGrant, offset: int, size: int) -> int:
         """Takes [offset, offset + size) out of a grant, as a row in state ENDED with a new span id.
 
         Returns:
@@ -99,7 +99,7 @@ class Grants:
             self._slots.release(grant.slot)
         return row
 
-    def _cut(self, grant: Grant, piece: int, before: int, size: int) -> int:
+    def _cut(self, grant: LentGrant, piece: int, before: int, size: int) -> int:
         table = self._table
         low, left = table.offsets[piece], table.sizes[piece]
         behind = left - before - size
@@ -126,7 +126,7 @@ class Grants:
             self._holes.renamed(piece, row)
         return row
 
-    def revoke(self, grant: Grant) -> None:
+    def revoke(self, grant: LentGrant) -> None:
         """Takes a grant back. Its bytes are free after a scan that finds no pin of it."""
         for piece in grant.pieces:
             self._table.states[piece] = REVOKED
@@ -148,7 +148,7 @@ class Grants:
                 self._holes.free(piece)
         return freed
 
-    def check_invariants(self, lent: list[Grant]) -> None:
+    def check_invariants(self, lent: list[LentGrant]) -> None:
         """Asserts what the module's docstring promises. `lent`: those that clients have."""
         pieces: dict[int, int] = {}
         for state, grants in ((LENT, lent), (REVOKED, list(self.revoked.values()))):

@@ -29,7 +29,7 @@ from ...shm.layout import (
     IndexGeometry,
 )
 from ...shm.slots import LENGTH, PLACE, SPAN, cells_of, slots_of
-from .grants import Grant, Grants
+from .grants import LentGrant, Grants
 from .holes import Holes
 from .slots import Slots
 from .table import EDGE, FREE, LIVE, REVOKED, RowTable
@@ -249,7 +249,7 @@ def _wait(table: RowTable, slots: Slots, grants: Grants, slot: int, offset: int,
         pieces.append(row)
     if pieces:
         span_id: int = slots.words[slots.at(slot) + SPAN]
-        grants.revoked[span_id] = Grant(0, 0, span_id, slot, slots.seq(slot), pieces)
+        grants.revoked[span_id] = LentGrant(0, 0, span_id, slot, slots.seq(slot), pieces)
     else:
         slots.release(slot)
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tensord.daemon.store.commit import CommitLimits, Commits, Submitter
-from tensord.daemon.store.grants import Grant, Grants
+from tensord.daemon.store.grants import LentGrant, Grants
 from tensord.daemon.store.holes import Holes
 from tensord.daemon.store.recovery import recover
 from tensord.daemon.store.runway import Runway
@@ -51,7 +51,7 @@ class Client:
 
     def __init__(self, number: int, owner: int, uid: int) -> None:
         self.submitter = Submitter(number, owner, uid)
-        self.lent: list[tuple[Grant, int, int]] = []
+        self.lent: list[tuple[LentGrant, int, int]] = []
 
 
 class LeanStore(RuleBasedStateMachine):
@@ -89,7 +89,7 @@ class LeanStore(RuleBasedStateMachine):
         )
         self.clients = [Client(uid, self.tenants.owner(uid), uid) for uid in (0, 7)]
 
-    def lent(self) -> list[Grant]:
+    def lent(self) -> list[LentGrant]:
         return [grant for client in self.clients for grant in client.submitter.grants.values()]
 
     @rule(of=st.integers(0, 1), blocks=st.integers(4, 60))
