@@ -137,9 +137,9 @@ class Pooled(Replacement):
             pool.at += passed
         if pool.late:
             items = self._with_late(pool, items, more, begins)
-        rows = [item[2] for item in items]
-        if not order.freed and (not items or not self._facts.parents[rows].any()):
-            order.chosen += rows
+        coldest = [item[2] for item in items]
+        if not order.freed and (not items or not self._facts.parents[coldest].any()):
+            order.chosen += coldest
             return
         for item in self._merge(order, items, most, begins, pool.limit):
             heappush(pool.late, item)

@@ -24,7 +24,7 @@ from ...errors import BadMessage
 from ...shm.index import KEY_HASHES
 from ...shm.layout import SPAN_EXPIRES_AT, SPAN_HEADER_BYTES, TREE_BYTES_MAX, expiry_word
 from ...shm.records import NO_KEY, RECORD
-from .grants import LentGrant, Grants
+from .grants import Grants, LentGrant
 from .holes import Holes
 from .slots import BODY, BUCKET_WORDS, CELL_WORDS, COUNT, LOWEST, Slots
 from .table import ENDED, LIVE, RowTable

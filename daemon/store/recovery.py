@@ -29,7 +29,7 @@ from ...shm.layout import (
     IndexGeometry,
 )
 from ...shm.slots import LENGTH, PLACE, SPAN, cells_of, slots_of
-from .grants import LentGrant, Grants
+from .grants import Grants, LentGrant
 from .holes import Holes
 from .slots import Slots
 from .table import EDGE, FREE, LIVE, REVOKED, RowTable

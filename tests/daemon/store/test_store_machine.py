@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tensord.daemon.store.commit import CommitLimits, Commits, Submitter
-from tensord.daemon.store.grants import LentGrant, Grants
+from tensord.daemon.store.grants import Grants, LentGrant
 from tensord.daemon.store.holes import Holes
 from tensord.daemon.store.recovery import recover
 from tensord.daemon.store.runway import Runway
