@@ -22,7 +22,7 @@ from tensord.shm.packed import write
 from tensord.shm.records import QUEUE_RECORDS
 from tensord.shm.tree import encode
 
-from ...daemon_process import PATIENCE_S
+from ...daemon_process import PATIENCE_S, until
 from ...interruptions import interrupt
 from ...memory_bench import key
 from ...shm.test_packing import calls
@@ -209,8 +209,10 @@ def test_an_exception_anywhere_in_a_put_leaves_nothing_to_mend() -> None:
         # Nothing is held: what is lent is what the arena has.
         bench.writer.arena.rest()
         bench.stop()
-        bench.work()
-        assert bench.lent.keys() == {grant[1] for grant in bench.writer.arena._grants}
+        until(
+            lambda: (bench.work(), bench.lent.keys() == {grant[1] for grant in bench.writer.arena._grants})[1],
+            "the daemon to know what is lent",
+        )
         bench.writer.arena.end(TimedOut("over"))
         assert bench.bench.pins() == set()
 
