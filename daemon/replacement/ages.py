@@ -4,28 +4,25 @@ The unit of the clock is the mean pause between recent requests. So entries do n
 state learned at one request rate is valid at any other.
 
 Each use of a watched entry begins an age. The age runs until the entry's next use, also after an eviction. The ages are
-kept in the order in which they began. For each bucket of age, a position in that order marks the ages that have reached
-the bucket. A sweep only moves these positions forward. Only a sample of the entries is watched. A tag (a hash of the
-key) decides, so an entry is in the sample at every use. The sample is halved whenever more than WATCHED_MAX ages run:
-the spatial sampling of SHARDS (Waldspurger et al., FAST 2015).
+kept with the number of buckets that each has reached; a sweep looks at all of them at once. Only a sample of the
+entries is watched. A tag (a hash of the key) decides, so an entry is in the sample at every use. The sample is halved
+whenever more than WATCHED_MAX ages run: the spatial sampling of SHARDS (Waldspurger et al., FAST 2015).
 
 Owns: the clock and the running ages. Does not own the counts (`hazards`).
 
-Invariants: the clock never runs backwards; one pause adds at most PAUSE_MAX. About WATCHED_MAX ages run at most, and
-about as many ended ones are kept, whatever the number of entries.
+Invariants: the clock never runs backwards; one pause adds at most PAUSE_MAX. At most WATCHED_MAX + USES_AT_ONCE ages
+run, whatever the number of entries.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable
-from dataclasses import dataclass
 from math import isfinite
 from typing import Final
 
 import numpy as np
 
-from .hazards import BOUNDS, BUCKETS, bucket
+from .hazards import buckets
 from .window import Array
 
 PAUSES: Final = 256
@@ -35,10 +32,10 @@ PAUSE_MAX: Final = 64.0
 WATCHED_MAX: Final = 2048
 USES_AT_ONCE: Final = 1024
 
-Counted = Callable[[int, int, int], None]
-"""(traits, agent, bucket)"""
-CountedMany = Callable[[int, int, int, int], None]
-"""(traits, agent, bucket, number of entries)"""
+PLACES: Final = 2 * (WATCHED_MAX + USES_AT_ONCE)
+
+Counted = Callable[[Array, Array, Array], None]
+"""(traits, agents, buckets), one of each for each entry."""
 
 
 class Clock:
@@ -80,31 +77,26 @@ class Clock:
         return self.now
 
 
-@dataclass(slots=True, eq=False)
-class Age:
-    """The time since the last use of an entry, which was at `began` by the policy's clock. `passed`: the number of
-    buckets that the age has reached."""
-
-    traits: int
-    agent: int
-    began: float
-    passed: int = 0
-    ended: bool = False
-
-
 class Ages:
-    """The running ages.
+    """The running ages: one place in a log of columns for each, in the order in which they began.
 
-    `reached` is called for each bucket that watched entries reach, `used` for the bucket in which one is used.
+    `reached` is called for the buckets that watched entries reach, `used` for the buckets in which some are used.
     """
 
-    def __init__(self, reached: CountedMany, used: Counted) -> None:
+    def __init__(self, reached: Counted, used: Counted) -> None:
         self._reached = reached
         self._used = used
-        self._running: dict[int, Age] = {}
-        self._log: list[Age] = []
-        self._places = [0] * BUCKETS
+        self._running: dict[int, int] = {}
+        """By tag: its place in the log."""
         self._mask = 0
+        self._end = 0
+        self._tags = np.zeros(PLACES, np.uint32)
+        self._began = np.zeros(PLACES)
+        self._traits = np.zeros(PLACES, np.uint8)
+        self._agents = np.zeros(PLACES, np.uint16)
+        self._passed = np.zeros(PLACES, np.int64)
+        """Buckets that the age has reached."""
+        self._runs = np.zeros(PLACES, np.bool_)
 
     def __len__(self) -> int:
         return len(self._running)
@@ -117,71 +109,71 @@ class Ages:
         """
         for first in range(0, len(tags), USES_AT_ONCE):
             part = slice(first, first + USES_AT_ONCE)
-            seen = np.flatnonzero(tags[part] & self._mask == 0)
+            seen = np.flatnonzero(tags[part] & self._mask == 0) + first
             if len(seen):
-                columns = (tags, traits, agents, times, again)
-                self._use(*(column[part][seen].tolist() for column in columns))
-            if len(self._running) > WATCHED_MAX:
-                self._compact()
+                self._use(tags[seen], traits[seen], agents[seen], times[seen], again[seen])
 
-    def _use(
-        self, tags: list[int], traits: list[int], agents: list[int], times: list[float], again: list[bool]
-    ) -> None:
-        running, log = self._running, self._log
-        used: set[int] = set()
-        for tag, of, agent, now, counts in zip(tags, traits, agents, times, again, strict=True):
-            age = running.get(tag)
-            if age is not None:
-                if counts and tag not in used:
-                    at = bucket(now - age.began)
-                    self._pass_to(age, at)
-                    self._used(age.traits, age.agent, at)
-                age.ended = True
-            used.add(tag)
-            age = running[tag] = Age(of, agent, now)
-            log.append(age)
+    def _use(self, tags: Array, traits: Array, agents: Array, times: Array, again: Array) -> None:
+        count = len(tags)
+        if self._end + count > PLACES or len(self._running) > WATCHED_MAX:
+            self._compact()
+        running = self._running
+        names, end = tags.tolist(), self._end
+        old = np.array([running.get(tag, -1) for tag in names])
+        self._runs[old[old >= 0]] = False
+        running.update(zip(names, range(end, end + count), strict=True))
+        new = slice(end, end + count)
+        self._tags[new], self._traits[new], self._agents[new] = tags, traits, agents
+        self._began[new], self._passed[new], self._runs[new] = times, 0, True
+        self._end += count
+        if len(set(names)) < count:
+            # Only the last use of an entry begins an age, and only the first one ends one.
+            self._runs[new] = np.array([running[tag] for tag in names]) == np.arange(end, end + count)
+            _, firsts = np.unique(tags, return_index=True)
+            first = np.zeros(count, np.bool_)
+            first[firsts] = True
+            again = again & first
+        ended = (old >= 0) & again
+        if ended.any():
+            old = old[ended]
+            at = buckets(times[ended] - self._began[old])
+            self._pass_to(old, at)
+            self._used(self._traits[old], self._agents[old], at)
 
     def forget(self, tags: Array) -> None:
         """Ends the ages of entries that are gone for good."""
         for tag in tags[tags & self._mask == 0].tolist():
-            age = self._running.pop(tag, None)
-            if age is not None:
-                age.ended = True
+            place = self._running.pop(tag, None)
+            if place is not None:
+                self._runs[place] = False
 
     def sweep(self, now: float) -> None:
         """Reports the entries that have reached further buckets since the last sweep."""
-        log, places = self._log, self._places
-        reached: dict[tuple[int, int, int], int] = {}
-        for at in range(BUCKETS):
-            latest = now - BOUNDS[at - 1] if at else now
-            place = places[at]
-            while place < len(log) and log[place].began <= latest:
-                age = log[place]
-                if age.passed == at and not age.ended:
-                    age.passed += 1
-                    like = (age.traits, age.agent, at)
-                    reached[like] = reached.get(like, 0) + 1
-                place += 1
-            if place == 0:
-                break
-            places[at] = place
-        for like, count in reached.items():
-            self._reached(*like, count)
-        if len(log) > 2 * len(self._running) + 512:
-            self._compact()
+        runs = np.flatnonzero(self._runs[: self._end])
+        self._pass_to(runs, buckets(now - self._began[runs]))
 
-    def _pass_to(self, age: Age, at: int) -> None:
-        """Reports all buckets up to `at` that no sweep has reported yet."""
-        while age.passed <= at:
-            self._reached(age.traits, age.agent, age.passed, 1)
-            age.passed += 1
+    def _pass_to(self, places: Array, at: Array) -> None:
+        """Reports the buckets up to `at` that these ages have reached and that were not reported yet."""
+        passed = self._passed[places]
+        further = np.flatnonzero(passed <= at)
+        if not len(further):
+            return
+        places, passed = places[further], passed[further]
+        counts = at[further] + 1 - passed
+        self._passed[places] = passed + counts
+        ends = np.cumsum(counts)
+        reached = np.arange(ends[-1]) + np.repeat(passed - ends + counts, counts)
+        self._reached(np.repeat(self._traits[places], counts), np.repeat(self._agents[places], counts), reached)
 
     def _compact(self) -> None:
         """Removes ended ages. Halves the sample while too many ages run."""
         while len(self._running) > WATCHED_MAX:
             self._mask = 2 * self._mask + 1
             for tag in [tag for tag in self._running if tag & self._mask]:
-                self._running.pop(tag).ended = True
-        self._log = [age for age in self._log if not age.ended]
-        # Older ages have passed at least as many buckets.
-        self._places = [bisect_left(self._log, -at, key=lambda age: -age.passed) for at in range(BUCKETS)]
+                self._runs[self._running.pop(tag)] = False
+        runs = np.flatnonzero(self._runs[: self._end])
+        for column in (self._tags, self._began, self._traits, self._agents, self._passed):
+            column[: len(runs)] = column[runs]
+        self._end = len(runs)
+        self._runs[: self._end], self._runs[self._end :] = True, False
+        self._running = dict(zip(self._tags[: self._end].tolist(), range(self._end), strict=True))

@@ -30,7 +30,7 @@ import numpy as np
 
 from .ages import Ages, Clock
 from .ghosts import PLACES_MIN, Ghosts
-from .hazards import Hazards, Row, bucket, buckets
+from .hazards import Hazards, bucket, buckets
 from .ordered import matched
 from .pooled import FIRST, SAMPLE, Pool, Pooled
 from .replacement import KNOWN, Explained, Facts, Turn
@@ -213,7 +213,7 @@ class Hazard(Pooled, name="hazard"):
         agents = joined(ghost.agents, np.array([agent]))
         of = traits(often(ghost.uses + 1), deep(facts.depths[[parent]].astype(np.int64) + 1), gap)
         (weight,) = self._costs.weights(np.array([size]), np.array([cost]), np.array([tokens]))
-        if self._class(int(of[0]), int(agents[0])).index[0] * weight >= coldest[0]:
+        if self._hazards.index[self._class(int(of[0]), int(agents[0])), 0] * weight >= coldest[0]:
             return True
         self._ages.use(tags, of, agents, now, ghost.unused > 0)
         self._remember(tags, now, ghost.uses + 1, gap, agents)
@@ -231,7 +231,7 @@ class Hazard(Pooled, name="hazard"):
         found, at = self._class(of, agent), bucket(self._as_of - float(self._used_at[row]))
         worth = float(self._ranks(np.array([row]))[0][0])
         like = words(of, int(self._states.states[agent]))
-        return Explained(worth, int(self._uses[row]), like, found.comes_back(at), inside)
+        return Explained(worth, int(self._uses[row]), like, self._hazards.comes_back(found, at), inside)
 
     def recall(self, digest: int) -> Explained | None:
         self.take_in()
@@ -242,7 +242,9 @@ class Hazard(Pooled, name="hazard"):
         of = int(traits(often(ghost.uses), np.array([0]), ghost.gaps)[0])
         found, at = self._class(of, int(ghost.agents[0])), bucket(float(ghost.unused[0]))
         like = words(of, int(self._states.states[ghost.agents[0]]))
-        return Explained(found.index[at], int(ghost.uses[0]), like, found.comes_back(at))
+        return Explained(
+            float(self._hazards.index[found, at]), int(ghost.uses[0]), like, self._hazards.comes_back(found, at)
+        )
 
     # ---- rounds and ranks
 
@@ -261,13 +263,8 @@ class Hazard(Pooled, name="hazard"):
 
     def _ranks(self, rows: Array) -> tuple[Array, Array]:
         used_at = self._used_at[rows]
-        states = self._states.states[self._agents[rows]]
-        of = self._traits[rows]
-        classes = self._classes[states, of]
-        if len(classes) and classes.min() < 0:
-            for trait, state in {*zip(of[classes < 0].tolist(), states[classes < 0].tolist(), strict=True)}:
-                self._class_in(trait, state)
-            classes = self._classes[states, of]
+        agents = self._agents[rows]
+        states, classes = self._states.states[agents], self._classes_of(self._traits[rows], agents)
         at = buckets(self._as_of - used_at)
         worths = self._hazards.index[classes, at] * self._weights[rows]
         finished = states == FINISHED
@@ -288,24 +285,31 @@ class Hazard(Pooled, name="hazard"):
 
     # ---- classes
 
-    def _reached(self, of: int, agent: int, at: int, count: int) -> None:
-        self._hazards.reached(self._class(of, agent), at, count)
+    def _reached(self, of: Array, agents: Array, at: Array) -> None:
+        self._hazards.reached(self._classes_of(of, agents), at)
 
-    def _was_used(self, of: int, agent: int, at: int) -> None:
-        self._hazards.used(self._class(of, agent), at)
+    def _was_used(self, of: Array, agents: Array, at: Array) -> None:
+        self._hazards.used(self._classes_of(of, agents), at)
 
-    def _class(self, of: int, agent: int) -> Row:
-        state = int(self._states.states[agent])
-        number = int(self._classes[state, of])
-        return self._class_in(of, state) if number < 0 else self._hazards.by_number[number]
+    def _classes_of(self, of: Array, agents: Array) -> Array:
+        """The numbers of the classes of some traits and agents."""
+        states = self._states.states[agents]
+        classes = self._classes[states, of]
+        if len(classes) and classes.min() < 0:
+            for trait, state in {*zip(of[classes < 0].tolist(), states[classes < 0].tolist(), strict=True)}:
+                self._class_in(trait, state)
+            classes = self._classes[states, of]
+        return classes
 
-    def _class_in(self, of: int, state: int) -> Row:
-        """The class of the traits `of` and the agent's state. The gap is part of the class only for rows with an agent:
-        there it tells a loop from a single visit."""
+    def _class(self, of: int, agent: int) -> int:
+        return int(self._classes_of(np.array([of]), np.array([agent]))[0])
+
+    def _class_in(self, of: int, state: int) -> None:
+        """Numbers the class of the traits `of` and the agent's state. The gap is part of the class only for rows with
+        an agent: there it tells a loop from a single visit."""
         more = of % (3 * GAPS) if state else of % (3 * GAPS) // GAPS * GAPS
-        row = self._hazards.row(of // (3 * GAPS), state, more, FINISHED_ODDS if state == FINISHED else 1.0)
-        self._classes[state, of] = row.number
-        return row
+        number = self._hazards.number(of // (3 * GAPS), state, more, FINISHED_ODDS if state == FINISHED else 1.0)
+        self._classes[state, of] = number
 
     # ---- restarts
 

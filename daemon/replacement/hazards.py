@@ -22,7 +22,6 @@ before it an index does not fall.
 from __future__ import annotations
 
 from bisect import bisect_right
-from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
@@ -67,6 +66,7 @@ _FIRST: Final = 1023 - 9
 
 Name = tuple[int, ...]
 Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
 
 
 def bucket(age: float) -> int:
@@ -74,114 +74,206 @@ def bucket(age: float) -> int:
     return bisect_right(BOUNDS, age)
 
 
-def buckets(ages: Floats) -> npt.NDArray[np.int64]:
+def buckets(ages: Floats) -> Ints:
     """The bucket of each age; that of a negative age is 0. The exponent of its square numbers the buckets."""
     squared = np.square(np.maximum(ages, 0.0))
-    found: npt.NDArray[np.int64] = np.minimum(np.maximum((squared.view(np.int64) >> 52) - _FIRST, 0), BUCKETS - 1)
+    found: Ints = np.minimum(np.maximum((squared.view(np.int64) >> 52) - _FIRST, 0), BUCKETS - 1)
     return found
 
 
-def _nothing() -> list[float]:
-    return [0.0] * BUCKETS
+class Hazards:
+    """The counts and indices of all classes, a line for each, by the class's number.
 
-
-@dataclass(slots=True, eq=False)
-class Row:
-    """One class.
-
-    `index`: by bucket. From `peak` on it does not rise. `number`: classes are numbered in the order of their creation.
-    `wider`: the class that it borrows from; its odds of a use are taken as `odds` times those of the wider class.
-    `unused`: a class of entries that were not used since their put.
+    `index`: by bucket; from `peak` on it does not rise. The arrays are replaced when they have to grow.
     """
 
-    number: int
-    wider: Row | None
-    odds: float = 1.0
-    unused: bool = False
-    reached: list[float] = field(default_factory=_nothing)
-    used: list[float] = field(default_factory=_nothing)
-    index: list[float] = field(default_factory=_nothing)
-    peak: int = 0
-    counted_at: int = 0
-    changes: int = 0
-    """The number of counts since the index was last refreshed."""
-    shares: list[float] = field(default_factory=_nothing)
-    expected: float = 0.0
-    seen: float = 0.0
-    """Recent uses: expected from the shares (`expected`), and counted (`seen`)."""
-    is_steady: bool = True
-    """True if missing uses are significant. For entries of agents they are not, because their uses come in bursts."""
+    def __init__(self) -> None:
+        self._numbers: dict[Name, int] = {}
+        self.index: Floats = np.zeros((64, BUCKETS))
+        self.peak: Ints = np.zeros(64, np.int64)
+        self.uses = 0
+        self._reached: Floats = np.zeros((64, BUCKETS))
+        self._used: Floats = np.zeros((64, BUCKETS))
+        self._shares: Floats = np.zeros((64, BUCKETS))
+        self._wider: Ints = np.full(64, -1, np.int64)
+        """The class that a class borrows from, whose odds of a use times `_odds` are taken."""
+        self._odds: Floats = np.ones(64)
+        self._unused = np.zeros(64, np.bool_)
+        """Classes of entries that were not used since their put."""
+        self._steady = np.zeros(64, np.bool_)
+        """Classes whose missing uses are significant. Those of entries of agents are not: their uses come in bursts."""
+        self._counted_at: Ints = np.zeros(64, np.int64)
+        self._changes: Floats = np.zeros(64)
+        """Counts since the index was last refreshed."""
+        self._expected: Floats = np.zeros(64)
+        self._seen: Floats = np.zeros(64)
+        """Recent uses: expected from the shares, and counted."""
 
-    def decay(self, uses: int) -> None:
-        """Decays the counts for the uses since the last decay."""
-        self.keep(0.5 ** ((uses - self.counted_at) / HALF_LIFE_USES))
-        self.counted_at = uses
+    def __len__(self) -> int:
+        return len(self._numbers)
 
-    def keep(self, share: float) -> None:
-        """Reduces the counts to a share."""
-        self.reached = [count * share for count in self.reached]
-        self.used = [count * share for count in self.used]
+    def number(self, often: int, state: int, more: int, odds: float = 1.0) -> int:
+        """The class of entries with the class `often` of uses, an agent in `state`, and the further traits `more`.
 
-    def forget_if_stale(self) -> None:
-        """Reduces the counts to STALE_SHARE if far fewer uses came than expected: the entries in use have changed."""
-        if self.is_steady and self.expected - self.seen > STALE_DEVIATIONS * (self.expected + 1) ** 0.5:
-            self.keep(STALE_SHARE)
-            if self.wider is not None:
-                self.wider.keep(STALE_SHARE)
-        elif self.expected < EXPECTED_MAX:
-            return
-        self.expected = self.seen = 0.0
-
-    def share(self) -> Floats:
-        """For each bucket, the share of the entries that reached it that were used in it."""
-        before = _UNKNOWN if self.wider is None else self.wider.share()
-        if self.odds != 1:
-            before = self.odds * before / (1 - before + self.odds * before)
-        if self.unused:
-            return self._no_better_later(before)
-        used = np.array(self.used) + BORROWED * before
-        return np.minimum(used / (np.array(self.reached) + BORROWED), 0.999)
-
-    def _no_better_later(self, before: Floats) -> Floats:
-        """`share` for unused entries: the share of an age that few have reached is at most that of the age before.
-
-        Unused entries grow only as old as the cache lets them. If the unreached ages beyond that had the initial share,
-        young entries would be the farthest from these ages, and new entries would be evicted first.
+        While the class has few counts, it borrows from the wider class of `often` and `state`. That class borrows from
+        the class of all entries, with odds of a use that depend on `often`, times `odds` for the state.
         """
-        found: list[float] = []
-        expected = 1.0
-        for reached, used, prior, narrower in zip(self.reached, self.used, before.tolist(), _NARROWER, strict=True):
-            expected = min((used + BORROWED * min(prior, expected * narrower)) / (reached + BORROWED), 0.999)
-            found.append(expected)
-        return np.array(found)
+        found = self._numbers.get((often, state, more))
+        if found is None:
+            unused = often == 0
+            odds *= UNUSED_ODDS if unused else USED_ODDS + often
+            wide = self._number((often, state), self._number((), -1), odds, unused)
+            found = self._number((often, state, more), wide, 1.0, unused)
+            self._steady[found] = state == 0
+        return found
 
-    def comes_back(self, at: int) -> float | None:
+    def reached(self, classes: Ints, at: Ints) -> None:
+        """Counts entries of these classes that have reached these buckets."""
+        np.add.at(self._changes, classes, 1)
+        np.add.at(self._expected, classes, self._shares[classes, at])
+        self._count(self._reached, classes, at)
+
+    def used(self, classes: Ints, at: Ints) -> None:
+        """Counts entries of these classes that were used in these buckets, which they had reached."""
+        np.add.at(self._changes, classes, 1)
+        np.add.at(self._seen, classes, 1)
+        self._count(self._used, classes, at)
+
+    def refresh_one(self) -> bool:
+        """Refreshes the class that has changed most since its last refresh. False if none has changed enough."""
+        count = len(self._numbers)
+        if not count:
+            return False
+        after = np.maximum(REFRESHED_COUNTS, REFRESHED_SHARE * self._reached[:count, 0])
+        changed = self._changes[:count] / after
+        number = int(changed.argmax())
+        if changed[number] < 1:
+            return False
+        self._refresh(number)
+        return True
+
+    def comes_back(self, number: int, at: int) -> float | None:
         """The share of the class's entries, still unused in bucket `at`, that were used later.
 
         If too few entries of the class have reached `at`, the share is that of a wider class. None if too few entries
         of any class have.
         """
-        if self.reached[at] < KNOWN_MIN:
-            return None if self.wider is None else self.wider.comes_back(at)
-        unused = 1.0
-        for reached, used in zip(self.reached[at:], self.used[at:], strict=True):
-            if reached < KNOWN_MIN:
-                break
-            unused *= 1 - used / reached
-        return 1 - unused
+        while number >= 0 and self._reached[number, at] < KNOWN_MIN:
+            number = int(self._wider[number])
+        if number < 0:
+            return None
+        reached, used = self._reached[number, at:], self._used[number, at:]
+        few = np.flatnonzero(reached < KNOWN_MIN)
+        last = int(few[0]) if len(few) else len(reached)
+        return float(1 - np.prod(1 - used[:last] / reached[:last]))
 
-    def refresh(self) -> None:
-        """Computes `index` from the counts."""
-        self.changes = 0
-        share = self.share()
-        self.shares = share.tolist()
-        index, reached = _gittins(share), self.reached
-        peak = int(np.argmax(index))
-        values = index.tolist()
-        weights = [count + 0.01 for count in reached]
+    def counts(self) -> list[tuple[Name, bytes]]:
+        """The counts by class, for `learn`."""
+        for number in self._numbers.values():
+            self._decay(number)
+        return [
+            (name, self._reached[number].tobytes() + self._used[number].tobytes())
+            for name, number in self._numbers.items()
+        ]
+
+    def learn(self, name: Name, counts: bytes) -> None:
+        """Restores the counts of an existing class. Ignores an unknown class.
+
+        Raises:
+            ValueError: the counts are invalid.
+        """
+        number = self._numbers.get(name)
+        if number is None:
+            return
+        reached, used = np.frombuffer(counts).reshape(2, BUCKETS)
+        if not (np.isfinite(reached).all() and (used >= 0).all() and (reached >= 0).all()):
+            raise ValueError("counts that are negative or not finite")
+        self._reached[number], self._used[number] = reached, used
+        self._refresh(number)
+
+    def _number(self, name: Name, wider: int, odds: float = 1.0, unused: bool = False) -> int:
+        number = self._numbers.get(name)
+        if number is None:
+            number = self._numbers[name] = len(self._numbers)
+            if number == len(self.index):
+                for column, array in list(vars(self).items()):
+                    if isinstance(array, np.ndarray):
+                        setattr(self, column, np.concatenate([array, np.zeros_like(array)]))
+            self._wider[number], self._odds[number], self._unused[number] = wider, odds, unused
+            self._steady[number], self._counted_at[number] = True, self.uses
+            self._refresh(number)
+        return number
+
+    def _count(self, counts: Floats, classes: Ints, at: Ints) -> None:
+        # Every class has two wider ones.
+        for _ in range(3):
+            np.add.at(counts, (classes, at), 1)
+            classes = self._wider[classes]
+
+    def _decay(self, number: int) -> None:
+        """Decays the counts for the uses since the last decay."""
+        share = 0.5 ** ((self.uses - int(self._counted_at[number])) / HALF_LIFE_USES)
+        self._keep(number, share)
+        self._counted_at[number] = self.uses
+
+    def _keep(self, number: int, share: float) -> None:
+        """Reduces the counts to a share."""
+        self._reached[number] *= share
+        self._used[number] *= share
+
+    def _forget_if_stale(self, number: int) -> None:
+        """Reduces the counts to STALE_SHARE if far fewer uses came than expected: the entries in use have changed."""
+        expected, seen = float(self._expected[number]), float(self._seen[number])
+        if self._steady[number] and expected - seen > STALE_DEVIATIONS * (expected + 1) ** 0.5:
+            self._keep(number, STALE_SHARE)
+            if self._wider[number] >= 0:
+                self._keep(int(self._wider[number]), STALE_SHARE)
+        elif expected < EXPECTED_MAX:
+            return
+        self._expected[number] = self._seen[number] = 0.0
+
+    def _share(self, number: int) -> Floats:
+        """For each bucket, the share of the entries that reached it that were used in it."""
+        wider, odds = int(self._wider[number]), float(self._odds[number])
+        before = _UNKNOWN if wider < 0 else self._share(wider)
+        if odds != 1:
+            before = odds * before / (1 - before + odds * before)
+        reached, used = self._reached[number], self._used[number]
+        if self._unused[number]:
+            return _no_better_later(reached, used, before)
+        share: Floats = np.minimum((used + BORROWED * before) / (reached + BORROWED), 0.999)
+        return share
+
+    def _refresh(self, number: int) -> None:
+        """Computes the index from the counts."""
+        above = number
+        while above >= 0:
+            self._decay(above)
+            above = int(self._wider[above])
+        self._forget_if_stale(number)
+        self._changes[number] = 0
+        share = self._shares[number] = self._share(number)
+        index, weights = _gittins(share), (self._reached[number] + 0.01).tolist()
+        peak, values = int(index.argmax()), index.tolist()
         young = _falling(values[peak::-1], weights[peak::-1])
-        self.index = [*young[:0:-1], *_falling(values[peak:], weights[peak:])]
-        self.peak = self.index.index(max(self.index))
+        smooth = [*young[:0:-1], *_falling(values[peak:], weights[peak:])]
+        self.index[number] = smooth
+        self.peak[number] = smooth.index(max(smooth))
+
+
+def _no_better_later(reached: Floats, used: Floats, before: Floats) -> Floats:
+    """The shares for unused entries: that of an age that few have reached is at most that of the age before.
+
+    Unused entries grow only as old as the cache lets them. If the unreached ages beyond that had the initial share,
+    young entries would be the farthest from these ages, and new entries would be evicted first.
+    """
+    found: list[float] = []
+    expected = 1.0
+    columns = (reached.tolist(), used.tolist(), before.tolist(), _NARROWER)
+    for reach, use, prior, narrower in zip(*columns, strict=True):
+        expected = min((use + BORROWED * min(prior, expected * narrower)) / (reach + BORROWED), 0.999)
+        found.append(expected)
+    return np.array(found)
 
 
 def _gittins(share: Floats) -> Floats:
@@ -215,107 +307,3 @@ def _falling(values: list[float], weights: list[float]) -> list[float]:
             weight, many = weight + heavy, many + count
         pools.append((value, weight, many))
     return [value for value, _, many in pools for _ in range(many)]
-
-
-class Hazards:
-    """The rows of all classes. A refresh takes the row that has changed most since its last refresh.
-
-    `index` and `peak` have a line for each row, by the row's number. The arrays are replaced when they have to grow.
-    """
-
-    def __init__(self) -> None:
-        self._rows: dict[Name, Row] = {}
-        self.by_number: list[Row] = []
-        self.index: Floats = np.zeros((64, BUCKETS))
-        self.peak = np.zeros(64, np.int64)
-        self.uses = 0
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def row(self, often: int, state: int, more: int, odds: float = 1.0) -> Row:
-        """The class of entries with the class `often` of uses, an agent in `state`, and the further traits `more`.
-
-        While the class has few counts, it borrows from the wider class of `often` and `state`. That class borrows from
-        the class of all entries, with odds of a use that depend on `often`, times `odds` for the state.
-        """
-        row = self._rows.get((often, state, more))
-        if row is None:
-            unused = often == 0
-            odds *= UNUSED_ODDS if unused else USED_ODDS + often
-            wide = self._row((often, state), self._row((), None), odds, unused)
-            row = self._row((often, state, more), wide, 1.0, unused)
-            row.is_steady = state == 0
-        return row
-
-    def _row(self, name: Name, wider: Row | None, odds: float = 1.0, unused: bool = False) -> Row:
-        row = self._rows.get(name)
-        if row is None:
-            row = self._rows[name] = Row(len(self._rows), wider, odds, unused, counted_at=self.uses)
-            self.by_number.append(row)
-            if row.number == len(self.index):
-                self.index = np.concatenate([self.index, np.zeros_like(self.index)])
-                self.peak = np.concatenate([self.peak, np.zeros_like(self.peak)])
-            self._refresh(row)
-        return row
-
-    def reached(self, row: Row, at: int, count: int) -> None:
-        """Counts `count` entries of the class that have reached bucket `at`."""
-        row.changes += count
-        row.expected += count * row.shares[at]
-        above: Row | None = row
-        while above is not None:
-            above.reached[at] += count
-            above = above.wider
-
-    def used(self, row: Row, at: int) -> None:
-        """Counts an entry of the class that was used in bucket `at`, which it had reached."""
-        row.changes += 1
-        row.seen += 1
-        above: Row | None = row
-        while above is not None:
-            above.used[at] += 1
-            above = above.wider
-
-    def refresh_one(self) -> bool:
-        """Refreshes the row that has changed most since its last refresh. False if none has changed enough."""
-        row = max(self.by_number, key=_changed, default=None)
-        if row is None or _changed(row) < 1:
-            return False
-        self._refresh(row)
-        return True
-
-    def counts(self) -> list[tuple[Name, bytes]]:
-        """The counts by class, for `learn`."""
-        for row in self.by_number:
-            row.decay(self.uses)
-        return [(name, np.array([row.reached, row.used]).tobytes()) for name, row in self._rows.items()]
-
-    def learn(self, name: Name, counts: bytes) -> None:
-        """Restores the counts of an existing class. Ignores an unknown class.
-
-        Raises:
-            ValueError: the counts are invalid.
-        """
-        row = self._rows.get(name)
-        if row is None:
-            return
-        reached, used = np.frombuffer(counts).reshape(2, BUCKETS)
-        if not (np.isfinite(reached).all() and (used >= 0).all() and (reached >= 0).all()):
-            raise ValueError("counts that are negative or not finite")
-        row.reached, row.used = reached.tolist(), used.tolist()
-        self._refresh(row)
-
-    def _refresh(self, row: Row) -> None:
-        above: Row | None = row
-        while above is not None:
-            above.decay(self.uses)
-            above = above.wider
-        row.forget_if_stale()
-        row.refresh()
-        self.index[row.number], self.peak[row.number] = row.index, row.peak
-
-
-def _changed(row: Row) -> float:
-    """The counts since the last refresh, relative to the number after which the row is refreshed."""
-    return row.changes / max(REFRESHED_COUNTS, REFRESHED_SHARE * row.reached[0])

@@ -137,9 +137,8 @@ class Pooled(Replacement):
             pool.at += passed
         if pool.late:
             items = self._with_late(pool, items, more, begins)
-        coldest = [item[2] for item in items]
-        if not order.freed and (not items or not self._facts.parents[coldest].any()):
-            order.chosen += coldest
+        if not order.freed and not (items and self._facts.parents[[item[2] for item in items]].any()):
+            order.chosen += [item[2] for item in items]
             return
         for item in self._merge(order, items, most, begins, pool.limit):
             heappush(pool.late, item)
@@ -251,7 +250,8 @@ class Pooled(Replacement):
             return self._outside(np.flatnonzero(self._flags[: self._top] == KNOWN), owners), 1.0
         runs = count // RUN
         # One run in each of as many equal ranges of the table.
-        starts = ((np.arange(runs) + self._chance.random(runs)) * ((self._top - RUN) / runs)).astype(np.int64)
+        width = self._top / runs
+        starts = (np.arange(runs) * width + self._chance.random(runs) * (width - RUN)).astype(np.int64)
         rows = (starts[:, None] + np.arange(RUN)).ravel()
         found = self._outside(rows[self._flags[rows] == KNOWN], owners)
         share = len(rows) / self._top

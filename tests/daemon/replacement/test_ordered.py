@@ -7,6 +7,8 @@ import random
 import numpy as np
 import pytest
 
+from tensord.daemon.replacement import POLICIES
+
 from .rows import Rows
 
 MANY = 20_000
@@ -33,3 +35,17 @@ def test_victims_of_a_large_store_come_in_the_order_of_their_ranks(name: str) ->
         rows.remove(victims)
         if batch % 10 == 0:
             rows.policy.check_invariants()
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_no_victim_of_a_large_store_comes_twice(name: str) -> None:
+    chance = random.Random(1)
+    rows = Rows(name, 6001)
+    for key in range(6000):
+        rows.put(key, key / 10)
+    for at in range(100):
+        rows.policy.used(chance.sample(sorted(rows.live), 20), 600.0 + at)
+        victims = rows.policy.victims(32)
+        assert len(set(victims)) == 32
+        rows.remove(victims)
+    rows.policy.check_invariants()
