@@ -13,11 +13,10 @@ import time
 from collections import Counter
 from collections.abc import Callable, Generator
 from concurrent.futures import Future
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...errors import TensordError, UnsupportedLeaf
+from ...errors import TensordError, UnsupportedLeaf, without_frames
 from ...ipc import messages
 from ...ipc.schema import COST_MS_MAX
 from .answers import PendingRequest
@@ -111,9 +110,12 @@ def compute_once(
     claim = Claim(link, key, min(timeout_s, WORD_S))
     try:
         if (yield from answers(link, claim.answer)):
-            with suppress(TensordError):
-                # No daemon, a limit was reached, or no answer in time: the value is computed without a claim.
+            try:
                 yield AwaitAnswer(claim.answer)
+            except TensordError as error:
+                # No daemon, a limit was reached, or no answer in time: the value is computed without a claim. The
+                # answer keeps the error, and with its frames it would keep this one and all that called it.
+                without_frames(error)
         if claim.wait_no_longer() == "hit":
             lease = look_up(key)
             if lease is not None:

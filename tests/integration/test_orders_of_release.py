@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import gc
 import os
+import weakref
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from itertools import permutations
 from typing import Any
 
@@ -104,3 +106,24 @@ def test_a_pin_ends_with_the_last_of_what_shows_it_in_every_order(
                 shown = any(name != "client" for name in things)
                 assert bool(pins(words.fileno())) == shown, f"{set(things)} are left, {order}"
             del reader
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["no daemon", "compute raises"])
+def test_a_computation_keeps_nothing_of_the_function_that_asked_for_it(fails: bool) -> None:
+    """Neither the error of a daemon that is away nor that of the computation may keep the caller's frame."""
+    client = tensord.Client("/nowhere/tensord.sock", attach_s=0.0)
+
+    def ask() -> weakref.ref[np.ndarray[Any, Any]]:
+        large = np.zeros(10)
+
+        def compute() -> int:
+            if fails:
+                raise ArithmeticError
+            return 1
+
+        with suppress(ArithmeticError):
+            client.get_or_compute(os.urandom(32), compute)
+        return weakref.ref(large)
+
+    assert ask()() is None
+    client.close()

@@ -141,28 +141,32 @@ class AsyncPutCalls(AsyncClientBase):
         deadline = time.monotonic() + check_timeout(timeout_s, self._client.timeout_s)
         outcome: Any = None
         error: BaseException | None = None
-        while True:
-            try:
-                step = steps.throw(error) if error is not None else steps.send(outcome)
-            except StopIteration as done:
-                return cast(Value, done.value)
-            outcome, error = None, None
-            try:
-                match step:
-                    case AwaitAnswer(future):
-                        with span("tensord.wait"):
-                            outcome = await _answer(future, deadline)
-                    case Listen(future, within_s):
-                        await _listen(future, min(within_s, deadline - time.monotonic()))
-                    case Compute():
-                        with span("tensord.compute"):
-                            outcome = await _computed(compute)
-                    case StoreValue(value, claim, cost_ms):
-                        outcome = await to_its_end(
-                            self._client.store, key, value, tokens=tokens, ttl_s=ttl_s, claim=claim, cost_ms=cost_ms
-                        )
-            except BaseException as raised:
-                error = raised
+        try:
+            while True:
+                try:
+                    step = steps.throw(error) if error is not None else steps.send(outcome)
+                except StopIteration as done:
+                    return cast(Value, done.value)
+                outcome, error = None, None
+                try:
+                    match step:
+                        case AwaitAnswer(future):
+                            with span("tensord.wait"):
+                                outcome = await _answer(future, deadline)
+                        case Listen(future, within_s):
+                            await _listen(future, min(within_s, deadline - time.monotonic()))
+                        case Compute():
+                            with span("tensord.compute"):
+                                outcome = await _computed(compute)
+                        case StoreValue(value, claim, cost_ms):
+                            outcome = await to_its_end(
+                                self._client.store, key, value, tokens=tokens, ttl_s=ttl_s, claim=claim, cost_ms=cost_ms
+                            )
+                except BaseException as raised:
+                    error = raised
+        finally:
+            # The error has this frame in its traceback.
+            error = None
 
     async def claim(self, key: bytes, *, within_s: float = 0.0) -> Claim:
         """Asks for the right to compute `key`, and returns before the daemon answers. `Claim.state` gives the answer.

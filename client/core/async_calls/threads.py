@@ -13,7 +13,7 @@ import contextvars
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 from ..aside import no_thread
 
@@ -51,24 +51,31 @@ async def to_its_end(call: Callable[Arguments, Result], /, *args: Arguments.args
         if not ended.cancelled():
             ended.exception()  # asked for, so that asyncio does not complain that nobody did
         raise
+    finally:
+        # An error has this frame in its traceback, and these have the error.
+        del begun, ended
+
+
+def _carry_out(outcome: Future[Result], call: Callable[[], Result]) -> None:
+    if not outcome.set_running_or_notify_cancel():
+        return
+    try:
+        result = call()
+    except BaseException as error:
+        outcome.set_exception(error)
+    else:
+        outcome.set_result(result)
+    finally:
+        # An error has this frame in its traceback.
+        del outcome
 
 
 def _begun(call: Callable[[], Result]) -> Future[Result]:
     outcome: Future[Result] = Future()
     context = contextvars.copy_context()
 
-    def carry_out() -> None:
-        if not outcome.set_running_or_notify_cancel():
-            return
-        try:
-            result: Any = context.run(call)
-        except BaseException as error:
-            outcome.set_exception(error)
-        else:
-            outcome.set_result(result)
-
     try:
-        asyncio.get_running_loop().run_in_executor(None, carry_out)
+        asyncio.get_running_loop().run_in_executor(None, _carry_out, outcome, partial(context.run, call))
     except RuntimeError as error:
         # The call is queued although no thread could be started for it. Another thread may have taken it already.
         if outcome.cancel():

@@ -196,7 +196,7 @@ class PutCalls(ClientBase):
         Other callers of the same key wait for that process, up to `timeout_s`, and then compute the value themselves. A
         daemon that does not answer is waited for 0.25 s at most, and not at all once it is known for that.
         An exception of `compute` is raised in this caller only; the daemon then grants the claim to one of the waiting
-        clients. A value that cannot be stored (larger than the ring, a type that no payload has) is returned all the
+        clients. A value that cannot be stored (a tree with too many nodes, larger than the ring) is returned all the
         same: all waiting clients compute at once, and for a minute nobody waits for that key. `tally.not_stored` counts
         such values, and the log has a warning for each namespace and reason.
 
@@ -218,27 +218,33 @@ class PutCalls(ClientBase):
         steps = self.steps(key)
         outcome: Any = None
         error: BaseException | None = None
-        while True:
-            try:
-                step = steps.throw(error) if error is not None else steps.send(outcome)
-            except StopIteration as done:
-                value: Value = done.value
-                return value
-            outcome, error = None, None
-            try:
-                match step:
-                    case AwaitAnswer(future):
-                        with span("tensord.wait"):
-                            outcome = self._link.answers.wait(future, deadline - time.monotonic())
-                    case Listen(future, within_s):
-                        self._link.answers.within(future, min(within_s, deadline - time.monotonic()))
-                    case Compute():
-                        with span("tensord.compute"):
-                            outcome = compute()
-                    case StoreValue(computed, claim, cost_ms):
-                        outcome = self.store(key, computed, tokens=tokens, ttl_s=ttl_s, claim=claim, cost_ms=cost_ms)
-            except BaseException as raised:
-                error = raised
+        try:
+            while True:
+                try:
+                    step = steps.throw(error) if error is not None else steps.send(outcome)
+                except StopIteration as done:
+                    value: Value = done.value
+                    return value
+                outcome, error = None, None
+                try:
+                    match step:
+                        case AwaitAnswer(future):
+                            with span("tensord.wait"):
+                                outcome = self._link.answers.wait(future, deadline - time.monotonic())
+                        case Listen(future, within_s):
+                            self._link.answers.within(future, min(within_s, deadline - time.monotonic()))
+                        case Compute():
+                            with span("tensord.compute"):
+                                outcome = compute()
+                        case StoreValue(computed, claim, cost_ms):
+                            outcome = self.store(
+                                key, computed, tokens=tokens, ttl_s=ttl_s, claim=claim, cost_ms=cost_ms
+                            )
+                except BaseException as raised:
+                    error = raised
+        finally:
+            # The error has this frame in its traceback.
+            error = None
 
     def claim(self, key: bytes, *, within_s: float = 0.0) -> Claim:
         """Asks for the right to compute `key`, and returns before the daemon answers. `Claim.state` gives the answer.
