@@ -262,7 +262,7 @@ class Pooled(Replacement):
                 return found, len(rows) / self._top
         found = self._outside(np.flatnonzero(self._flags[: self._top] == KNOWN), owners)
         if owners is None:
-            self._density = max(len(found), 1) / self._top
+            self._density = max(len(found), 1) / max(self._top, 1)
         if len(found) <= 2 * count:
             return found, 1.0
         some = np.sort(self._chance.choice(len(found), count, replace=False, shuffle=False))
