@@ -53,14 +53,15 @@ from .window import Array, Batches
 REMEMBERED_SHARE: Final = 4
 """The most ghosts for each known row."""
 ROUND_USES: Final = 16
-"""After ROUND_USES uses the ages are swept, and the indices of classes are refreshed if enough was counted."""
+LEARNS_SHARE: Final = 32
+LEARNS_MAX: Final = 1024
+"""After one use for every LEARNS_SHARE rows, from ROUND_USES to LEARNS_MAX uses, the ages are swept, and the index of
+the class that has changed most is refreshed if enough was counted: 0.2 ms together."""
 ROUND_ROWS: Final = 4096
 """A round lasts ROUND_USES uses, or one use for every ROUND_ROWS rows if that is more. In a store of fewer than
 16 * ROUND_USES rows it lasts only one use for every 16 rows, and one more."""
 ROUND_SHARE: Final = 1 / 128
 """After puts of this share of the stored bytes, a new round begins."""
-REFRESHES_MAX: Final = 4
-"""The most classes whose indices are refreshed in one batch of uses, 0.2 ms each."""
 POOL: Final = 32
 RANKED_EACH: Final = 64
 """Rows that are ranked for each victim of a batch, up to RANKED_MAX, in a large store."""
@@ -101,7 +102,7 @@ class Hazard(Pooled, name="hazard"):
         self._costs = Costs()
         self._last = 0.0
         """The time of the last use of all."""
-        self._counted = 0
+        self._counted = self._learns_at = 0
         # The start of the current round, and the uses and put bytes at which it ends.
         self._as_of, self._due, self._due_bytes = 0.0, 0, 0
 
@@ -162,14 +163,12 @@ class Hazard(Pooled, name="hazard"):
         self._last = float(times[-1])
         self._used_at[rows], self._traits[rows], self._agents[rows] = times, of, agents
         self._ages.use(tags, of, agents, times, again)
-        before, self._counted = self._counted, self._counted + len(rows)
+        self._counted += len(rows)
         self._hazards.uses += len(rows)
-        refreshes = self._counted // ROUND_USES - before // ROUND_USES
-        if refreshes:
+        if self._counted >= self._learns_at:
+            self._learns_at = self._counted + min(max(self._count // LEARNS_SHARE, ROUND_USES), LEARNS_MAX)
             self._ages.sweep(self._clock.now)
-            for _ in range(min(refreshes, REFRESHES_MAX)):
-                if not self._hazards.refresh_one():
-                    break
+            if self._hazards.refresh_one():
                 self._due = 0
         if self._round_is_over:
             self._pools.clear()
@@ -390,6 +389,6 @@ class Hazard(Pooled, name="hazard"):
 
 
 def tags_of(digests: Array) -> Array:
-    """Tags for ghosts and ages: the upper half of the digest, and never 0."""
-    tags: Array = np.maximum(digests >> np.uint64(32), 1).astype(np.uint32)
+    """Tags for ghosts and ages: the lower half of the digest, and never 0."""
+    tags: Array = np.maximum(digests.astype(np.uint32), 1)
     return tags

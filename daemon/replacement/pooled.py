@@ -68,6 +68,8 @@ class Pooled(Replacement):
         super().__init__(facts)
         self._pools: dict[tuple[int, ...] | None, Pool] = {}
         self._chance = np.random.default_rng(1)
+        self._density = 1.0
+        """The share of rows that may go and are outside the window, in the last sample."""
 
     # ---- what a policy implements
 
@@ -244,23 +246,27 @@ class Pooled(Replacement):
         return worths[first], orders[first], rows[first]
 
     def _sample(self, count: int, owners: Array | None) -> tuple[Array, float]:
-        """At most about `count` rows that may go and are outside the window, all if there are not many more; and the
-        share of all such rows that they are, about."""
-        if self._top <= 2 * count:
-            return self._outside(np.flatnonzero(self._flags[: self._top] == KNOWN), owners), 1.0
-        runs = count // RUN
-        # One run in each of as many equal ranges of the table.
-        width = self._top / runs
-        starts = (np.arange(runs) * width + self._chance.random(runs) * (width - RUN)).astype(np.int64)
-        rows = (starts[:, None] + np.arange(RUN)).ravel()
-        found = self._outside(rows[self._flags[rows] == KNOWN], owners)
-        share = len(rows) / self._top
-        if len(found) < count // 8:
-            found, share = self._outside(np.flatnonzero(self._flags[: self._top] == KNOWN), owners), 1.0
-            if len(found) > count:
-                share = count / len(found)
-                found = found[np.sort(self._chance.choice(len(found), count, replace=False, shuffle=False))]
-        return found, share
+        """About `count` rows that may go and are outside the window, all if there are not many more; and the share of
+        all such rows that they are, about."""
+        looks = count / self._density if owners is None else count
+        if self._top > 2 * looks:
+            runs = int(looks) // RUN
+            # One run in each of as many equal ranges of the table.
+            width = self._top / runs
+            starts = (np.arange(runs) * width + self._chance.random(runs) * (width - RUN)).astype(np.int64)
+            rows = (starts[:, None] + np.arange(RUN)).ravel()
+            found = self._outside(rows[self._flags[rows] == KNOWN], owners)
+            if len(found) >= count // 8:
+                if owners is None:
+                    self._density = len(found) / len(rows)
+                return found, len(rows) / self._top
+        found = self._outside(np.flatnonzero(self._flags[: self._top] == KNOWN), owners)
+        if owners is None:
+            self._density = max(len(found), 1) / max(self._top, 1)
+        if len(found) <= 2 * count:
+            return found, 1.0
+        some = np.sort(self._chance.choice(len(found), count, replace=False, shuffle=False))
+        return found[some], count / len(found)
 
     def _outside(self, rows: Array, owners: Array | None) -> Array:
         """Those of known rows, neither held nor handed out, that are childless and outside the window."""

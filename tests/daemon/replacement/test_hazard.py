@@ -1,0 +1,144 @@
+"""What the learned policy remembers, and what it takes over from an earlier daemon."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from tensord.daemon.replacement import Hazard, Replacement
+
+from .rows import Rows, digest_of
+
+
+def skewed(name: str = "hazard", requests: int = 4000) -> Rows:
+    """A full store of 200 rows: half of the requests are for 50 keys, the others for new keys."""
+    chance = random.Random(1)
+    rows = Rows(name, 512)
+    at: dict[int, int] = {}
+    for number in range(requests):
+        key = chance.randrange(50) if chance.random() < 0.5 else 1000 + number
+        now = number / 10
+        if key in at:
+            rows.policy.used([at[key]], now)
+        else:
+            at[key] = rows.put(key, now)
+        if len(rows.live) > 200:
+            for gone in rows.evict(1):
+                del at[gone]
+    return rows
+
+
+def again(rows: Rows, learned: bool = True) -> Rows:
+    """The same rows under the policy of the next daemon."""
+    data = list(rows.policy.learned())
+    following = Rows(rows.policy.name, 512)
+    following.columns, following.free, following.live = rows.columns, rows.free, rows.live
+    following.policy = type(rows.policy)(rows.policy._facts)
+    order = sorted(rows.live, key=lambda row: float(rows.policy.worth([row])[0]))
+    following.policy.recovered(np.array(order), np.array(sorted(rows.live, key=put_at(rows))), 0.0)
+    if learned:
+        following.policy.learn(data)
+    following.policy.check_invariants()
+    return following
+
+
+def put_at(rows: Rows):  # type: ignore[no-untyped-def]
+    return lambda row: int(rows.policy.window.put_at[row])
+
+
+def test_what_is_used_stays_among_what_is_not() -> None:
+    rows = skewed()
+    kept = sum(key < 50 for key in rows.live.values())
+    assert kept >= 49
+
+
+def test_an_evicted_key_keeps_its_uses() -> None:
+    rows = skewed()
+    used = next(row for row, key in rows.live.items() if key < 50)
+    key, uses = rows.live[used], rows.policy.explain(used).uses
+    assert uses is not None and uses > 10
+    rows.remove([used])
+    recalled = rows.policy.recall(digest_of(key))
+    assert recalled is not None and recalled.uses == uses
+    row = rows.put(key, 500.0)
+    assert rows.policy.explain(row).uses == uses + 1
+    assert rows.policy.recall(digest_of(key)) is None
+
+
+def test_a_key_that_ended_is_forgotten() -> None:
+    rows = skewed()
+    row = next(iter(rows.live))
+    key = rows.live[row]
+    rows.remove([row], evicted=False)
+    assert rows.policy.recall(digest_of(key)) is None
+
+
+@pytest.mark.parametrize("name", ["hazard", "lfu"])
+def test_the_next_daemon_ranks_as_this_one(name: str) -> None:
+    rows = skewed(name)
+    following = again(rows)
+    live = sorted(rows.live)
+    assert [rows.policy.explain(row).uses for row in live] == [following.policy.explain(row).uses for row in live]
+    colder = set(rows.policy.victims(100))
+    assert len(colder & set(following.policy.victims(100))) >= 95
+
+
+def test_the_next_daemon_knows_the_evicted_keys() -> None:
+    rows = skewed()
+    row = next(row for row, key in rows.live.items() if key < 50)
+    key, uses = rows.live[row], rows.policy.explain(row).uses
+    rows.remove([row])
+    recalled = again(rows).policy.recall(digest_of(key))
+    assert recalled is not None and recalled.uses == uses
+
+
+@pytest.mark.parametrize("name", ["hazard", "lfu"])
+@pytest.mark.parametrize("damage", ["nothing", "a part is missing", "a part is short", "noise"])
+def test_a_damaged_state_is_refused(name: str, damage: str) -> None:
+    rows = skewed(name, 500)
+    data = list(rows.policy.learned())
+    damaged = {
+        "nothing": [],
+        "a part is missing": data[:-1],
+        "a part is short": [*data[:-1], data[-1][:-8]],
+        "noise": [b"\xff" * 48 for _ in data],
+    }[damage]
+    following = again(rows, learned=False)
+    with pytest.raises(ValueError, match="not a"):
+        following.policy.learn(damaged)
+    following.policy.check_invariants()
+
+
+def test_entries_of_a_finished_agent_go_first() -> None:
+    rows = skewed()
+    theirs = [rows.put(5000 + number, 500.0, agent=7) for number in range(5)]
+    for number in range(60):
+        rows.put(6000 + number, 500.0)
+    rows.policy.used(theirs, 500.0, 7)
+    rows.policy.turn(7, "finished", 501.0)
+    assert sorted(rows.policy.victims(5)) == sorted(theirs)
+    rows.policy.may_go(theirs, True)
+    rows.policy.turn(7, "began", 502.0)
+    assert not set(theirs) & set(rows.policy.victims(5)), "it runs again"
+
+
+def test_the_tail_of_a_long_sequence_must_be_worth_its_victims() -> None:
+    rows = skewed()
+    parent = 0
+    for number in range(30):
+        parent = rows.put(7000 + number, 500.0, parent=parent)
+    rows.policy.may_go([parent], False)
+    asked = [rows.policy.admits(digest_of(8000), size, parent, tokens=tokens) for size, tokens in ((64, 64), (6400, 1))]
+    assert asked[0] or not asked[1]
+    assert not asked[1], "it is large, and costs nothing"
+    assert rows.policy.recall(digest_of(8000)) is not None, "a refused block is remembered"
+
+
+def test_it_holds_few_bytes_for_a_row() -> None:
+    policy: Replacement = Rows("hazard", 1 << 14).policy
+    assert isinstance(policy, Hazard)
+    columns = [column for each in (policy, policy._ghosts, policy.window) for column in vars(each).values()]
+    held = sum(column.nbytes for column in columns if isinstance(column, np.ndarray))
+    assert held / (1 << 14) <= 100
