@@ -128,9 +128,8 @@ class Rows:
         if size > self._capacity_bytes:
             return False
         policy.window.batch_ended(request.at)
-        if parent:
-            # Its ancestors have children.
-            policy.may_go([parent], False)
+        # The parent stays as if it had the child already; its ancestors have children.
+        self._columns["children"][parent] += 1
         tokens = self._trace.tokens[block]
         admitted = not parent or policy.admits(self._digests[block], size, parent, 0.0, tokens, agent)
         while admitted and size > self._free_bytes:
@@ -138,8 +137,7 @@ class Rows:
             if not victims:
                 break
             self._evict(victims)
-        if parent:
-            policy.may_go([parent], True)
+        self._columns["children"][parent] -= 1
         return size <= self._free_bytes
 
     def _evict(self, victims: list[int]) -> None:

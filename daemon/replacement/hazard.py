@@ -76,6 +76,8 @@ FINISHED_RANK: Final = -1e-300
 """The worth of a finished agent's rows outside of the window: below every learned worth, and nothing in a sum."""
 TICK: Final = 2.0**-20
 """The least difference between the times of two uses, in mean pauses."""
+CLASSES_MAX: Final = (FINISHED + 1) * (TRAITS + OFTEN_MAX + 1) + 1
+"""Of all traits and states, of all numbers of uses and states, and of all rows."""
 _VERSION: Final = 3
 _GHOST_COLUMNS: Final = 5
 
@@ -94,7 +96,7 @@ class Hazard(Pooled, name="hazard"):
         self._weights = np.zeros(rows, np.float32)
         """Cost per byte."""
         self._ghosts = Ghosts(REMEMBERED_SHARE * rows)
-        self._hazards = Hazards()
+        self._hazards = Hazards(CLASSES_MAX)
         self._classes = np.full((FINISHED + 1, TRAITS), -1, np.int64)
         self._ages = Ages(self._reached, self._was_used)
         self._states = AgentStates()
@@ -212,7 +214,8 @@ class Hazard(Pooled, name="hazard"):
         agents = joined(ghost.agents, np.array([agent]))
         of = traits(often(ghost.uses + 1), deep(facts.depths[[parent]].astype(np.int64) + 1), gap)
         (weight,) = self._costs.weights(np.array([size]), np.array([cost]), np.array([tokens]))
-        if self._hazards.index[self._class(int(of[0]), int(agents[0])), 0] * weight >= coldest[0]:
+        number = self._class(int(of[0]), int(agents[0]))
+        if self._hazards.index[number, 0] * weight >= coldest[0]:
             return True
         self._ages.use(tags, of, agents, now, ghost.unused > 0)
         self._remember(tags, now, ghost.uses + 1, gap, agents)

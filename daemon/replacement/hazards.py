@@ -15,7 +15,7 @@ rises to one peak and falls after it. So the coldest entry of a class is either 
 
 Owns: the counts, and the indices derived from them. Does not own ages (`ages`) nor the meaning of classes (`hazard`).
 
-Invariants: memory is bounded by the number of classes, which the caller bounds. After `peak` an index does not rise,
+Invariants: memory is bounded by the number of classes, which the caller knows. After `peak` an index does not rise,
 before it an index does not fall.
 """
 
@@ -84,29 +84,30 @@ def buckets(ages: Floats) -> Ints:
 class Hazards:
     """The counts and indices of all classes, a line for each, by the class's number.
 
-    `index`: by bucket; from `peak` on it does not rise. The arrays are replaced when they have to grow.
+    `index`: by bucket; from `peak` on it does not rise. `most`: the most classes. Lines that were never written take no
+    memory.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, most: int) -> None:
         self._numbers: dict[Name, int] = {}
-        self.index: Floats = np.zeros((64, BUCKETS))
-        self.peak: Ints = np.zeros(64, np.int64)
+        self.index: Floats = np.zeros((most, BUCKETS))
+        self.peak: Ints = np.zeros(most, np.int64)
         self.uses = 0
-        self._reached: Floats = np.zeros((64, BUCKETS))
-        self._used: Floats = np.zeros((64, BUCKETS))
-        self._shares: Floats = np.zeros((64, BUCKETS))
-        self._wider: Ints = np.full(64, -1, np.int64)
+        self._reached: Floats = np.zeros((most, BUCKETS))
+        self._used: Floats = np.zeros((most, BUCKETS))
+        self._shares: Floats = np.zeros((most, BUCKETS))
+        self._wider: Ints = np.full(most, -1, np.int64)
         """The class that a class borrows from, whose odds of a use times `_odds` are taken."""
-        self._odds: Floats = np.ones(64)
-        self._unused = np.zeros(64, np.bool_)
+        self._odds: Floats = np.ones(most)
+        self._unused = np.zeros(most, np.bool_)
         """Classes of entries that were not used since their put."""
-        self._steady = np.zeros(64, np.bool_)
+        self._steady = np.zeros(most, np.bool_)
         """Classes whose missing uses are significant. Those of entries of agents are not: their uses come in bursts."""
-        self._counted_at: Ints = np.zeros(64, np.int64)
-        self._changes: Floats = np.zeros(64)
+        self._counted_at: Ints = np.zeros(most, np.int64)
+        self._changes: Floats = np.zeros(most)
         """Counts since the index was last refreshed."""
-        self._expected: Floats = np.zeros(64)
-        self._seen: Floats = np.zeros(64)
+        self._expected: Floats = np.zeros(most)
+        self._seen: Floats = np.zeros(most)
         """Recent uses: expected from the shares, and counted."""
 
     def __len__(self) -> int:
@@ -195,10 +196,6 @@ class Hazards:
         number = self._numbers.get(name)
         if number is None:
             number = self._numbers[name] = len(self._numbers)
-            if number == len(self.index):
-                for column, array in list(vars(self).items()):
-                    if isinstance(array, np.ndarray):
-                        setattr(self, column, np.concatenate([array, np.zeros_like(array)]))
             self._wider[number], self._odds[number], self._unused[number] = wider, odds, unused
             self._steady[number], self._counted_at[number] = True, self.uses
             self._refresh(number)

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from tensord.daemon.replacement import Hazard, Replacement
+from tensord.daemon.replacement.hazard import CLASSES_MAX
+from tensord.daemon.replacement.traits import FINISHED, TRAITS
 
 from .rows import Rows, digest_of
 
@@ -134,6 +136,16 @@ def test_the_tail_of_a_long_sequence_must_be_worth_its_victims() -> None:
     assert asked[0] or not asked[1]
     assert not asked[1], "it is large, and costs nothing"
     assert rows.policy.recall(digest_of(8000)) is not None, "a refused block is remembered"
+
+
+def test_every_class_has_its_line() -> None:
+    policy = skewed(requests=600).policy
+    assert isinstance(policy, Hazard)
+    for state in range(FINISHED + 1):
+        for of in range(TRAITS):
+            policy._class_in(of, state)
+    assert len(policy._hazards) <= CLASSES_MAX
+    policy.check_invariants()
 
 
 def test_it_holds_few_bytes_for_a_row() -> None:
