@@ -114,22 +114,21 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     arguments = parser.parse_args()
     print(f"µs of processor time; batches: {PUTS} puts, {USES} uses, and victims as given; longest choice in ms\n")
-    each = "   ".join(f"victims of {most}: choose + remove, longest" for most in VICTIMS)
-    print(f"policy   rows       first put  put in a full ring   use   {each}   bytes a row")
+    each = "   ".join(f"{most} victims: choose + remove, longest; put" for most in VICTIMS)
+    print(f"policy        rows  first put    use   {each}   bytes a row")
     for name in arguments.policies.split(","):
         for rows in map(int, arguments.rows.split(",")):
             scene = Scene(name, rows)
             uses = [scene.use(20_000) for _ in range(arguments.rounds)]
-            parts, puts = [], []
+            parts = []
             for most in VICTIMS:
                 rounds = [scene.churn(8_192, most) for _ in range(arguments.rounds)]
                 choose, remove = (statistics.median(each[at] for each in rounds) for at in (0, 1))
-                puts += [each[2] for each in rounds]
-                longest = max(each[3] for each in rounds)
-                parts.append(f"{choose:6.2f} + {remove:5.2f} = {choose + remove:5.2f}, {longest:5.1f}       ")
+                put, longest = statistics.median(each[2] for each in rounds), max(each[3] for each in rounds)
+                parts.append(f"{choose:6.2f} + {remove:5.2f} = {choose + remove:5.2f}, {longest:4.1f}; put {put:5.2f}")
             print(
-                f"{name:8} {rows:9,}  {scene.first_us:9.2f} {statistics.median(puts):10.2f}         "
-                f"{statistics.median(uses):7.2f}   {'   '.join(parts)}   {scene.row_bytes:6.0f}",
+                f"{name:8} {rows:9,}  {scene.first_us:9.2f} {statistics.median(uses):5.2f}   "
+                f"{'   '.join(parts)}   {scene.row_bytes:6.0f}",
                 flush=True,
             )
 

@@ -104,7 +104,7 @@ class Hazard(Pooled, name="hazard"):
         self._costs = Costs()
         self._last = 0.0
         """The time of the last use of all."""
-        self._counted = self._learns_at = 0
+        self._counted, self._learns_at = 0, ROUND_USES
         # The start of the current round, and the uses and put bytes at which it ends.
         self._as_of, self._due, self._due_bytes = 0.0, 0, 0
 

@@ -28,7 +28,7 @@ from .window import Array
 POOLS_MAX: Final = 16
 SAMPLE: Final = 2048
 """Rows of a sample; a store of fewer rows is ranked as a whole."""
-RUN: Final = 8
+RUN: Final = 16
 """A sample has runs of this many rows that follow one another: they are in the same lines of the processor's cache."""
 FIRST: Final[Rank] = (float("-inf"), 0.0)
 LAST: Final[Rank] = (float("inf"), 0.0)
