@@ -30,6 +30,7 @@ def text(body: dict[str, Any]) -> str:
             f"epoch {body['epoch']}{' (recovered)' if body['recovered'] else ''}, up {age(body['uptime_s'])}"
         )
         rows = [*_memory(body, store), *_traffic(body, store), *_trouble(store)]
+        rows += [("SOCKET", problem) for problem in body.get("socket_problems", ())]
         return "\n".join([head, "", pairs(rows), "", pairs(pressure(body["governor"]))])
 
 

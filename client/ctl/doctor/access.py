@@ -63,18 +63,24 @@ def socket(
     folder: FileStat | None,
     caller: Caller,
     without_file: Sequence[Serving] = (),
+    *,
+    dead: bool = False,
 ) -> Finding:
     """Whether `caller` may use a socket. `folder`: the socket's folder; None if it is missing or not accessible.
-    `without_file`: the daemons that may listen on a socket of this path though its file is gone."""
+    `without_file`: the daemons that may listen on a socket of this path though its file is gone. `dead`: nobody listens
+    at the path."""
     check = f"{what} socket"
-    if without_file and (node is None or not stat.S_ISSOCK(node.mode)):
-        there = "is not there" if node is None else "is not a socket"
+    if without_file:
+        there, free = "is not there", f"the daemon makes it anew within seconds if it may write to {path.parent}"
+        if node is not None:
+            there = "is a socket that nobody serves" if stat.S_ISSOCK(node.mode) else "is not a socket"
+            free = f"remove {path}: the daemon makes its socket anew within seconds"
         lives = " or ".join(f"a daemon of instance {each.instance} lives, pid {each.pid}" for each in without_file)
         return fail(
             check,
             f"{path} {there}; {lives}: its socket is gone",
-            f"the daemon makes it anew within seconds if the path is free and it may write to {path.parent}; its log "
-            "says why not. Or restart it: its entries stay, and attached clients attach again by themselves",
+            f"{free}; its log says why not. Or restart it: its entries stay, and attached clients attach again by "
+            "themselves",
         )
     if folder is None:
         return fail(check, f"{path.parent} is not there", "start the daemon, or name its socket with TENSORD_SOCKET")
@@ -97,6 +103,8 @@ def socket(
     text = f"{path} ({_owner(node)})"
     if not node.lets(caller, 2):
         return _kept_out(check, text, node, caller)
+    if dead:
+        return fail(check, f"{text}: nobody serves it", "start the daemon, which replaces what a killed one left")
     if what == "control" and node.mode & 0o002:
         return warn(
             check,
@@ -108,7 +116,7 @@ def socket(
 
 def unreachable(problems: Sequence[str]) -> list[Finding]:
     """One finding for each socket that no new client can reach, as the daemon reports it."""
-    return [fail("sockets", each, "the daemon makes its socket anew as soon as it can") for each in problems]
+    return [fail("sockets", each, "the daemon makes its socket anew once the path is free") for each in problems]
 
 
 def _kept_out(check: str, text: str, node: FileStat, caller: Caller) -> Finding:

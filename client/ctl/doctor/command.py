@@ -134,7 +134,8 @@ def _sockets(daemon: Daemon, caller: access.Caller) -> list[Finding]:
             facts.node(path),
             facts.node(path.absolute().parent),
             caller,
-            () if path.is_socket() else facts.without_file(path),
+            facts.without_file(path) if facts.nobody_listens(path) else (),
+            dead=facts.nobody_listens(path),
         )
         for what, path in paths.items()
     ]

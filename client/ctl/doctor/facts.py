@@ -38,6 +38,19 @@ def node(path: Path) -> FileStat | None:
     return FileStat(path, found.st_mode, found.st_uid, found.st_gid, _group_name(found.st_gid))
 
 
+def nobody_listens(path: Path) -> bool:
+    """Whether a connection to this path reaches nobody: there is no socket, or one that a process left behind."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(str(path))
+        except (ConnectionRefusedError, FileNotFoundError, NotADirectoryError):
+            return True
+        except OSError:
+            return False  # its backlog is full, or it is not for this user
+    return False
+
+
 def without_file(path: Path, proc: Path = Path("/proc")) -> list[Serving]:
     """The daemons that may listen on a socket that was bound to `path`. Those whose sockets this user may not see are
     left out if one is found that does."""

@@ -50,7 +50,7 @@ def test_without_a_daemon_the_sockets_and_the_daemon_fail_and_the_rest_is_checke
     assert all(finding["remedy"] for finding in found.values() if finding["level"] != "OK")
 
 
-@pytest.mark.parametrize("put", ["", "file", "socket"])
+@pytest.mark.parametrize("put", ["", "file", "dead socket", "socket"])
 def test_a_daemon_whose_socket_was_removed_is_named_with_its_pid(daemon: Daemon, ctl: Ctl, put: str) -> None:
     daemon.terminate()
     daemon.constants = {"tensord.daemon.sockets.LOOK_EVERY_S": 3600.0 if put != "socket" else 0.02}
@@ -60,13 +60,19 @@ def test_a_daemon_whose_socket_was_removed_is_named_with_its_pid(daemon: Daemon,
             other.bind(str(daemon.folder / "other"))
         (daemon.folder / "other").rename(daemon.socket)
         daemon.until(lambda status: status["socket_problems"], "the daemon to see it")
-        finding = _findings(ctl, 1)["sockets"]
+        found = _findings(ctl, 1)
+        finding = found["sockets"]
+        assert found["control socket"]["level"] == "FAIL" and "nobody serves" in found["control socket"]["text"]
+        assert str(daemon.socket) in ctl("status").out
         assert str(daemon.socket) in finding["text"] and "another socket" in finding["text"]
         return
     for path in (daemon.socket, daemon.status_socket):
         path.unlink()
-        if put:
+        if put == "file":
             path.write_text("mine")
+        elif put == "dead socket":
+            with socket.socket(socket.AF_UNIX) as left:
+                left.bind(str(path))
     with Daemon() as other:
         other.start()
         found = _findings(ctl, 1)
