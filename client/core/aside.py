@@ -55,8 +55,10 @@ class _Task:
         except BaseException as error:
             self.error = error
         finally:
-            del work
-            self.done.release()
+            done = self.done
+            # An error has this frame in its traceback, and must not find itself from there.
+            del work, self
+            done.release()
 
 
 _main = threading.main_thread().ident

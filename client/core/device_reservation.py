@@ -194,10 +194,9 @@ class DeviceRequest:
         try:
             self._expect()
             aside(self._ask)
-            asked, connected = self._asked, self._connected
-            assert asked is not None and connected is not None
-            answer = self._link.answers.wait(asked, self._limit_s)
-            granted = DeviceReservation(self._link, connected, self._device, self._size_bytes, answer)
+            assert self._asked is not None and self._connected is not None
+            answer = self._link.answers.wait(self._asked, self._limit_s)
+            granted = DeviceReservation(self._link, self._connected, self._device, self._size_bytes, answer)
             self._hold(granted)
             # From here to the end of the call, the interpreter runs no signal handler.
             self._handed_over = True
@@ -224,6 +223,9 @@ class DeviceRequest:
         elif asked.exception() is None:
             token = asked.result().reservation
             self._link.ask(lambda number: messages.ReleaseReservation(number, token), SAY_S, connected=connected)
+        else:
+            # The error has the caller's frame in its traceback, and must not find itself from there.
+            self._asked = None
 
     def _withdrawn(self, _: Future[Any]) -> None:
         self._link.answers.take(self._number)

@@ -17,6 +17,8 @@ _log = logging.getLogger("tensord")
 _TOLD_MAX: Final = 1024
 _PASSING: Final = (Invalidated, UnderPressure)
 """Refusals that a sound program meets, and that end by themselves."""
+_told: Final[set[tuple[bytes, str]]] = set()
+"""Namespaces and names of errors of which this process has told."""
 
 
 class Unstored:
@@ -25,18 +27,17 @@ class Unstored:
 
     def __init__(self, counts: Counter[str]) -> None:
         self._counts = counts
-        self._told: set[tuple[bytes, str]] = set()
 
     def refused(self, key: bytes, error: TensordError) -> None:
-        """The value of `key` was refused. One log line for each namespace and name of an error."""
+        """The value of `key` was refused. One log line of the process for each namespace and name of an error."""
         self._counts[error.code] += 1
         reason = key[:NAMESPACE_TAG_BYTES], error.code
-        if isinstance(error, _PASSING) or reason in self._told or len(self._told) >= _TOLD_MAX:
+        if isinstance(error, _PASSING) or reason in _told or len(_told) >= _TOLD_MAX:
             return
-        self._told.add(reason)
+        _told.add(reason)
         _log.warning(
             "computed values of the namespace %s are not stored, so each process computes them itself: %s: %s",
             reason[0].hex(),
             error.code,
-            error,
+            str(error),  # whoever keeps log records would keep the error's frames
         )

@@ -6,11 +6,12 @@ releases of pins hang on such references. Nothing here may wait for the cycle co
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import os
+import time
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterator
 from itertools import permutations
 from typing import Any
 
@@ -108,22 +109,76 @@ def test_a_pin_ends_with_the_last_of_what_shows_it_in_every_order(
             del reader
 
 
-@pytest.mark.parametrize("fails", [False, True], ids=["no daemon", "compute raises"])
-def test_a_computation_keeps_nothing_of_the_function_that_asked_for_it(fails: bool) -> None:
-    """Neither the error of a daemon that is away nor that of the computation may keep the caller's frame."""
-    client = tensord.Client("/nowhere/tensord.sock", attach_s=0.0)
+def bad() -> int:
+    raise ArithmeticError
 
-    def ask() -> weakref.ref[np.ndarray[Any, Any]]:
+
+def committed_twice(client: tensord.Client) -> None:
+    reservation = client.reserve(tensord.Spec((10,), "u1"))
+    reservation.commit(os.urandom(32))
+    reservation.commit(os.urandom(32))
+
+
+FAILING: dict[str, Callable[[tensord.Client], object]] = {
+    "compute raises": lambda client: client.get_or_compute(os.urandom(32), bad),
+    "a type that no payload has": lambda client: client.get_or_compute(os.urandom(32), lambda: {1}),
+    "a reservation that is too large": lambda client: client.reserve(tensord.Spec((1 << 30,), "u1")),
+    "a reservation that is committed twice": committed_twice,
+    "a card that is not there": lambda client: client.reserve_device("none", 5, for_s=1.0),
+}
+FAILING_ASYNC: dict[str, Callable[[tensord.AsyncClient], Awaitable[object]]] = {
+    "compute raises": lambda client: client.get_or_compute(os.urandom(32), bad),
+    "a type that no payload has": lambda client: client.put(os.urandom(32), {1}),
+    "a reservation that is too large": lambda client: client.reserve(tensord.Spec((1 << 30,), "u1")),
+    "a key that is none": lambda client: client.touch(b"x"),
+}
+
+
+def kept(frame_ended: weakref.ref[Any]) -> bool:
+    """Whether the object is still there. The thread that made an error may be about to let go of it."""
+    deadline = time.monotonic() + 2.0
+    while frame_ended() is not None and time.monotonic() < deadline:
+        time.sleep(0.001)
+    return frame_ended() is not None
+
+
+@pytest.mark.parametrize("how", FAILING)
+def test_a_call_that_fails_keeps_nothing_of_the_function_that_made_it(running: Daemon, how: str) -> None:
+    client = running.client()
+
+    def call() -> weakref.ref[Any]:
         large = np.zeros(10)
-
-        def compute() -> int:
-            if fails:
-                raise ArithmeticError
-            return 1
-
-        with suppress(ArithmeticError):
-            client.get_or_compute(os.urandom(32), compute)
+        with pytest.raises((tensord.TensordError, ArithmeticError, ValueError)):
+            FAILING[how](client)
         return weakref.ref(large)
 
-    assert ask()() is None
+    assert not kept(call())
+
+
+@pytest.mark.parametrize("how", FAILING_ASYNC)
+def test_an_awaited_call_that_fails_keeps_nothing_of_the_function_that_made_it(running: Daemon, how: str) -> None:
+    async def main() -> weakref.ref[Any]:
+        async with tensord.AsyncClient(running.socket) as client:
+            assert await client.wait_connected(PATIENCE_S)
+
+            async def call() -> weakref.ref[Any]:
+                large = np.zeros(10)
+                with pytest.raises((tensord.TensordError, ArithmeticError)):
+                    await FAILING_ASYNC[how](client)
+                return weakref.ref(large)
+
+            return await call()
+
+    assert not kept(asyncio.run(main()))
+
+
+def test_a_computation_without_a_daemon_keeps_nothing_of_the_function_that_asked_for_it() -> None:
+    client = tensord.Client("/nowhere/tensord.sock", attach_s=0.0)
+
+    def call() -> weakref.ref[Any]:
+        large = np.zeros(10)
+        assert client.get_or_compute(os.urandom(32), lambda: 1) == 1
+        return weakref.ref(large)
+
+    assert not kept(call())
     client.close()

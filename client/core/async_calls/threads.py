@@ -56,7 +56,10 @@ async def to_its_end(call: Callable[Arguments, Result], /, *args: Arguments.args
         del begun, ended
 
 
-def _carry_out(outcome: Future[Result], call: Callable[[], Result]) -> None:
+def _carry_out(holder: list[Future[Result]], call: Callable[[], Result]) -> None:
+    """Takes the future out of `holder`: an error has this frame and that of the executor, which has the arguments, in
+    its traceback, and must not find itself from there."""
+    outcome = holder.pop()
     if not outcome.set_running_or_notify_cancel():
         return
     try:
@@ -66,7 +69,6 @@ def _carry_out(outcome: Future[Result], call: Callable[[], Result]) -> None:
     else:
         outcome.set_result(result)
     finally:
-        # An error has this frame in its traceback.
         del outcome
 
 
@@ -75,7 +77,7 @@ def _begun(call: Callable[[], Result]) -> Future[Result]:
     context = contextvars.copy_context()
 
     try:
-        asyncio.get_running_loop().run_in_executor(None, _carry_out, outcome, partial(context.run, call))
+        asyncio.get_running_loop().run_in_executor(None, _carry_out, [outcome], partial(context.run, call))
     except RuntimeError as error:
         # The call is queued although no thread could be started for it. Another thread may have taken it already.
         if outcome.cancel():
