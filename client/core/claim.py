@@ -16,7 +16,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Literal, NoReturn
 
-from ...errors import TensordError
+from ...errors import TensordError, UsageError, shown
 from ...ipc import messages
 from .answers import PendingRequest
 from .aside import hand_over
@@ -130,7 +130,12 @@ class Claim:
             error: why the value was not stored (`Put.error`), if it was computed. If nobody could store it
                 (`ObjectTooLarge`, `UnsupportedLeaf`), all waiting clients compute at once, and the daemon grants nobody
                 a claim on the key for a minute.
+
+        Raises:
+            UsageError: `error` is neither a TensordError nor None.
         """
+        if error is not None and not isinstance(error, TensordError):
+            raise UsageError(f"error is {shown(error)}; it must be a TensordError, as Put.error is, or None")
         self._end("alone", error)
 
     def _end(self, state_after: Literal["hit", "alone"], error: TensordError | None = None) -> None:

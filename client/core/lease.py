@@ -192,7 +192,8 @@ class Batch:
     """The leases of `get_many`: all hits are pinned at once, and each lease is made when it is indexed.
 
     `found` is a bool array of shape (n,). The index is the position of a key; the items are a Lease, or None for a
-    miss.
+    miss. The entries are pinned together: a view of one of them keeps all of them in the ring. Copy what has to live
+    longer than the rest.
 
     Example:
         >>> cache.put(key, np.arange(3), wait=True).state

@@ -15,7 +15,7 @@ import pytest
 
 import tensord
 from tensord.client.core.claim import Claim
-from tensord.errors import BadKey, DaemonUnavailable
+from tensord.errors import BadKey, DaemonUnavailable, UsageError
 from tensord.ipc import messages
 
 from ...daemon_process import PATIENCE_S, Daemon, until
@@ -262,3 +262,11 @@ def test_a_client_that_waits_knows_when_the_payload_is_expected(
             becomes(mine, "compute")
             expected_at = expected()
     assert before + 40.0 - PATIENCE_S < expected_at <= time.monotonic() + 40.0
+
+
+def test_a_claim_is_abandoned_with_an_error_of_tensord_or_none(daemon: Daemon) -> None:
+    claim = daemon.client().claim(key(1))
+    for wrong in ("too large", 5, ValueError("too large")):
+        with pytest.raises(UsageError, match="must be a TensordError"):
+            claim.abandon(wrong)  # type: ignore[arg-type]
+    claim.abandon()
