@@ -12,8 +12,11 @@
     ├────────────────────────────┤ generations_at     ┌────────────────────────────┐ 0
     │ count; per namespace:      │                    │ header             1 page  │
     │ tag, generation, uid: 24   │                    │ pin words        4,096 × 8 │
-    └────────────────────────────┘                    │ access log       8,192 × 8 │
-                                                      └────────────────────────────┘
+    ├────────────────────────────┤ settled_at         │ access log       8,192 × 8 │
+    │ u64 per lane: last record  │                    │ queue of records 1,024×144 │
+    ├────────────────────────────┤ refusals_at        └────────────────────────────┘
+    │ u64 per lane: refusals     │
+    └────────────────────────────┘
 
 Owns: sizes, offsets, and the packed forms of the superblock, of a span's header and of a lane's header. Does not own:
 any memory.
@@ -35,7 +38,7 @@ from typing import Final
 
 from ..errors import Corrupt, LayoutMismatch
 
-LAYOUT_VERSION: Final = 5
+LAYOUT_VERSION: Final = 6
 PAGE_BYTES: Final = 4096
 ALIGN_BYTES: Final = 64
 
@@ -62,7 +65,15 @@ EPOCH_MAX: Final = (1 << 64 - SPAN_COUNTER_BITS) - 1
 LANE_WORDS: Final = 4096
 LANE_LOG_WORDS: Final = 8192
 LANE_HEADER_WORDS: Final = PAGE_BYTES // 8
-LANE_BYTES: Final = PAGE_BYTES + 8 * (LANE_WORDS + LANE_LOG_WORDS)
+QUEUE_AT: Final = PAGE_BYTES + 8 * (LANE_WORDS + LANE_LOG_WORDS)
+QUEUE_RECORDS: Final = 1024
+RECORD_BYTES: Final = 144
+QUEUE_BYTES: Final = QUEUE_RECORDS * RECORD_BYTES
+LANE_BYTES: Final = QUEUE_AT + QUEUE_BYTES
+LANE_PLACES: Final = 1 << 16
+"""Places for lanes in the index's tables `settled` and `refusals`. A lane has one of them while it exists."""
+ASLEEP_AT: Final = 2056
+"""Where the superblock's page says that the daemon sleeps, and wants a bell for a record that was added."""
 
 PUNCHES_AT: Final = 2048
 """Where the superblock's page has the count of punches. It grows after pages of the ring were returned to the system
@@ -193,8 +204,16 @@ class IndexGeometry:
         return aligned(self.uses_at + self.slot_count * 8)
 
     @property
+    def settled_at(self) -> int:
+        return aligned(self.generations_at + GENERATION_BYTES * (1 + self.namespaces_max))
+
+    @property
+    def refusals_at(self) -> int:
+        return self.settled_at + 8 * LANE_PLACES
+
+    @property
     def index_bytes(self) -> int:
-        end = self.generations_at + GENERATION_BYTES * (1 + self.namespaces_max)
+        end = self.refusals_at + 8 * LANE_PLACES
         return (end + PAGE_BYTES - 1) & -PAGE_BYTES
 
 

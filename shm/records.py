@@ -19,19 +19,27 @@ import os
 from struct import Struct
 from threading import Lock
 from typing import Final
+from zlib import crc32
+
+from .layout import QUEUE_BYTES, QUEUE_RECORDS, RECORD_BYTES
 
 RECORD: Final = Struct("<Q32sQQQQ32sddIIIIII")
 """number, key, offset, payload bytes, checksum, claim, parent, cost in ms, time to live in s, grant, tree bytes,
 tokens, prefix bytes, agent, flags. Numbers of 0 and keys of zeros stand for none."""
-RECORD_BYTES: Final = RECORD.size
-QUEUE_RECORDS: Final = 1024
-QUEUE_BYTES: Final = QUEUE_RECORDS * RECORD_BYTES
+assert RECORD.size == RECORD_BYTES
 NO_KEY: Final = bytes(32)
+SUBMITTED_AT: Final = 26
+"""Where a client says, in words from the lane's beginning, the number of its last record."""
 WAITS_AT: Final = 28
 """Where a client says, in words from the lane's beginning, up to which record it waits; 0: nobody waits. The daemon
 rings once when `settled` has reached it."""
 
 _HEAD = Struct("<Q")
+
+
+def agent_number(name: str) -> int:
+    """What a record says of an agent: the CRC-32 of its name; 0 without a name, and 1 for a CRC of 0."""
+    return (crc32(name.encode("utf-8", "surrogatepass")) or 1) if name else 0
 
 
 class Submissions:

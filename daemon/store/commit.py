@@ -24,12 +24,14 @@ from ...errors import BadMessage
 from ...shm.index import KEY_HASHES
 from ...shm.layout import SPAN_EXPIRES_AT, SPAN_HEADER_BYTES, TREE_BYTES_MAX, expiry_word
 from ...shm.records import NO_KEY, RECORD
+from ..replacement import Replacement
+from .agents import Agents
+from .families import Families
 from .grants import Grants, LentGrant
 from .holes import Holes
 from .slots import BODY, BUCKET_WORDS, CELL_WORDS, COUNT, LOWEST, Slots
-from .table import ENDED, LIVE, RowTable
+from .table import EDGE, ENDED, LIVE, RowTable
 from .tenants import Tenants
-from .window import PutWindow
 
 # Reasons of a refusal.
 NOT_LENT: Final = 1
@@ -79,7 +81,9 @@ class Commits:
         ring: the ring's bytes, writable.
         claims: the keys that somebody waits for.
         is_past: whether a key's generation is past; asked for namespaces in `tenants.invalidated`.
-        block: checks the record of a block of a sequence in the ring: (row, key, parent, offset of the record, bytes).
+        recall: publishes the hidden entry of a key again; its row, or EDGE (`Spans.recall`).
+        block: takes the record of a block of a sequence into the index, if it continues its parent: (row, key, row of
+            the parent, offset of the record in the ring, bytes) → whether it did.
     """
 
     def __init__(
@@ -88,31 +92,37 @@ class Commits:
         holes: Holes,
         slots: Slots,
         grants: Grants,
-        window: PutWindow,
+        policy: Replacement,
         tenants: Tenants,
+        families: Families,
+        agents: Agents,
         ring: memoryview,
         limits: CommitLimits,
         claims: Container[bytes] = frozenset(),
         is_past: Callable[[bytes], bool] = lambda key: False,
-        block: Callable[[int, bytes, bytes, int, int], bool] | None = None,
+        recall: Callable[[bytes], int] = lambda key: EDGE,
+        block: Callable[[int, bytes, int, int, int], bool] | None = None,
     ) -> None:
         self._table = table
         self._holes = holes
         self._slots = slots
         self._grants = grants
-        self._window = window
+        self._policy = policy
         self._tenants = tenants
+        self._families = families
+        self._agents = agents
         self._ring = ring
         self._claims = claims
         self._is_past = is_past
+        self._recall = recall
         self._block = block
         self.limits = limits
-        self.entries = 0
-        self.tokens = 0
         self.stored = 0
         self.stored_bytes = 0
-        self.refused: list[tuple[int, int, int, bytes]] = []
-        """(client, number, reason, key) since the caller emptied it; so are the others."""
+        self.refused: list[tuple[int, int, int, bytes, int]] = []
+        """(client, number, reason, key, claim) since the caller emptied it; so are the others."""
+        self.fresh: list[int] = []
+        """Rows that were stored."""
         self.existed: list[tuple[int, int, int]] = []
         """(client, number, row)."""
         self.awaited: list[bytes] = []
@@ -129,13 +139,8 @@ class Commits:
         table, slots = self._table, self._slots
         states, offsets, sizes, payloads = table.states, table.offsets, table.sizes, table.payloads
         span_ids, tokens_of, costs, slot_of, ends = table.span_ids, table.tokens, table.costs, table.slots, table.ends
-        digests, names, owners, agents, depths = (
-            table.digests,
-            table.namespaces,
-            table.owners,
-            table.agents,
-            table.depths,
-        )
+        digests, names, owners, agents = table.digests, table.namespaces, table.owners, table.agents
+        fresh, numbers = self.fresh.append, self._agents.numbers
         by_key, renew, grants, lend = table.by_key, table.renew, submitter.grants, self._grants
         memory, words, free, mask, first_word = slots.memory, slots.words, slots.free, slots.mask, slots.first_word
         ring, claims, owner, uid, client = self._ring, self._claims, submitter.owner, submitter.uid, submitter.client
@@ -145,10 +150,11 @@ class Commits:
             self._tenants.entries,
             self._tenants.bytes,
         )
-        limits, append, pack_header, pack_body = self.limits, self._window.append, _HEADER.pack_into, BODY.pack_into
+        limits, append = self.limits, self._policy.window.append
+        pack_header, pack_body = _HEADER.pack_into, BODY.pack_into
         crc, pack_check, hashes = zlib.crc32, _CHECK.pack_into, KEY_HASHES.unpack
-        entries_left = limits.max_entries - self.entries
-        tokens_left = limits.max_tokens - self.tokens
+        entries_left = limits.max_entries - self._tenants.total_entries
+        tokens_left = limits.max_tokens - self._tenants.total_tokens
         expected, stored, stored_bytes, stored_tokens = submitter.expected, 0, 0, 0
         try:
             for (
@@ -157,7 +163,7 @@ class Commits:
                 offset,
                 payload,
                 checksum,
-                _,
+                claim,
                 parent,
                 cost,
                 ttl,
@@ -176,7 +182,7 @@ class Commits:
                 # The bytes are the client's.
                 lent = grants.get(grant)
                 if lent is None or not payload:
-                    self.refused.append((client, number, NOT_LENT, key))
+                    self.refused.append((client, number, NOT_LENT, key, claim))
                     continue
                 row = lent.pieces[0]
                 if len(lent.pieces) == 1 and offsets[row] == offset and sizes[row] == size:
@@ -188,7 +194,7 @@ class Commits:
                 else:
                     row = lend.carve(lent, offset, size)
                     if not row:
-                        self.refused.append((client, number, NOT_LENT, key))
+                        self.refused.append((client, number, NOT_LENT, key, claim))
                         continue
                     owners[row] = owner
                     if not lent.pieces:
@@ -225,10 +231,8 @@ class Commits:
                     reason = NO_SLOT
                 elif parent != NO_KEY or prefix:
                     reason = self._continues(row, key, parent, offset, tree, prefix, payload)
-                else:
-                    depths[row] = 0
                 if reason:
-                    self.refused.append((client, number, reason, key))
+                    self.refused.append((client, number, reason, key, claim))
                     self._give_up(row)
                     continue
 
@@ -280,7 +284,8 @@ class Commits:
                 slot_of[row] = bucket * 8 + cell
                 payloads[row], tokens_of[row], costs[row] = payload, tokens, cost
                 digests[row] = words[at + 3]
-                names[row], agents[row] = ns, agent & 0xFFFF
+                names[row] = ns
+                agents[row] = numbers[agent] if agent in numbers else self._agents.number(agent)
                 ns_entries[ns] += 1
                 ns_bytes[ns] += size
                 if ttl:
@@ -290,15 +295,14 @@ class Commits:
                 stored_bytes += size
                 stored_tokens += tokens
                 append(row)
+                fresh(row)
                 if key in claims:
                     self.awaited.append(key)
         finally:
             submitter.expected = expected
-            self.entries += stored
-            self.tokens += stored_tokens
             self.stored += stored
             self.stored_bytes += stored_bytes
-            self._window.put_bytes += stored_bytes
+            self._policy.window.batch_ended(now)
             self._tenants.stored(owner, stored, stored_tokens)
         return expected - 1
 
@@ -308,27 +312,22 @@ class Commits:
         self._tenants.returned(self._table.owners[row], self._table.sizes[row])
         self._holes.free(row)
 
-    def _continues(
-        self, row: int, key: bytes, parent: bytes, offset: int, tree: int, prefix: int, payload: int
-    ) -> int:
+    def _continues(self, row: int, key: bytes, parent: bytes, offset: int, tree: int, prefix: int, payload: int) -> int:
         """Ties an entry to its parent. Returns the reason why that is refused; 0 if it is not."""
-        table = self._table
-        above = 0
+        above = EDGE
         if parent != NO_KEY:
             if parent[:8] != key[:8] or parent == key:
                 return BAD_PARENT
-            above = table.by_key.get(parent, 0)
+            above = self._table.by_key.get(parent) or self._recall(parent)
             if not above:
                 return NO_PARENT
         if prefix:
             record_at = offset + SPAN_HEADER_BYTES + ((tree + 63) & -64)
             if ((tree + 63) & -64) + prefix > payload:
                 return BAD_BLOCK
-            if self._block is not None and not self._block(row, key, parent, record_at, prefix):
+            if self._block is not None and not self._block(row, key, above, record_at, prefix):
                 return BAD_BLOCK
-        table.parents[row] = above
-        table.depths[row] = min(table.depths[above] + 1, 0xFFFF) if above else 0
-        table.befores[row] = table.befores[above] + table.sizes[above] if above else 0
+            self._table.records[row] = prefix
         if above:
-            table.children[above] += 1
+            self._families.link(row, above)
         return 0

@@ -17,12 +17,14 @@ pieces has ended, and its slot is free.
 from __future__ import annotations
 
 from collections.abc import Callable
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Final
 
 from .holes import Holes
 from .slots import Slots
 from .table import EDGE, ENDED, LENT, LIVE, REVOKED, RowTable
+from .tenants import Tenants
 
 PIECES_MAX: Final = 64
 """Pieces of one grant. A client that writes its puts in turn has one."""
@@ -43,15 +45,20 @@ class LentGrant:
 class Grants:
     """All grants of one store."""
 
-    def __init__(self, table: RowTable, holes: Holes, slots: Slots, new_key: Callable[[], bytes]) -> None:
+    def __init__(
+        self, table: RowTable, holes: Holes, slots: Slots, tenants: Tenants, new_key: Callable[[], bytes]
+    ) -> None:
         """`new_key()`: 32 random bytes, a key that nobody has."""
         self._new_key = new_key
+        self._tenants = tenants
         self._table = table
         self._holes = holes
         self._slots = slots
         self._last_number = 0
         self.revoked: dict[int, LentGrant] = {}
         """By span id: grants that wait for a scan."""
+        self.fresh: dict[int, None] = {}
+        """Span ids of those that no scan has begun for."""
         self.lent_bytes = 0
 
     def lend(self, row: int, owner: int) -> LentGrant | None:
@@ -134,17 +141,24 @@ class Grants:
         if grant.pieces:
             self._slots.revoke(grant.slot)
             self.revoked[grant.span_id] = grant
+            self.fresh[grant.span_id] = None
 
-    def scanned(self, pinned: set[int]) -> int:
-        """Frees the revoked grants that no lane pins. Returns the bytes that became free."""
+    def begin_scan(self) -> None:
+        """A scan begins: it decides about all grants that were taken back until now."""
+        self.fresh.clear()
+
+    def scanned(self, pinned: AbstractSet[int]) -> int:
+        """Frees the revoked grants that no lane pins, and that were revoked before the scan. Returns the bytes that
+        became free."""
         freed = 0
         for span_id, grant in list(self.revoked.items()):
-            if span_id in pinned:
+            if span_id in pinned or span_id in self.fresh:
                 continue
             del self.revoked[span_id]
             self._slots.release(grant.slot)
             for piece in grant.pieces:
                 freed += self._table.sizes[piece]
+                self._tenants.returned(self._table.owners[piece], self._table.sizes[piece])
                 self._holes.free(piece)
         return freed
 

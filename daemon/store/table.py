@@ -34,6 +34,8 @@ LENT: Final = 4
 """A grant: a client may write there."""
 REVOKED: Final = 5
 """A grant that was taken back: free after a scan that finds no pin."""
+WITHDRAWN: Final = 6
+"""Whole pages that the system has, or gets now (daemon/host_memory)."""
 
 EDGE: Final = 0
 """The row before the first and behind the last one: the edges of the ring."""
@@ -55,7 +57,11 @@ _COLUMNS: Final = {
     "nexts": "u4",
     "prevs": "u4",
     "parents": "u4",
-    "children": "u4",
+    "children": "u4",  # published ones
+    "firsts": "u4",  # the newest child, and its neighbours in the list of children (families)
+    "olders": "u4",
+    "newers": "u4",
+    "records": "u4",  # bytes of the block's record; 0: no block
     "namespaces": "u2",
     "owners": "u2",
     "agents": "u2",
@@ -84,6 +90,10 @@ class RowTable:
     prevs: memoryview
     parents: memoryview
     children: memoryview
+    firsts: memoryview
+    olders: memoryview
+    newers: memoryview
+    records: memoryview
     namespaces: memoryview
     owners: memoryview
     agents: memoryview

@@ -33,6 +33,8 @@ class Tenants:
         """Bytes of the ring by owner: of entries, of grants, and of what waits for a scan."""
         self.owned_entries: list[int] = []
         self.owned_tokens: list[int] = []
+        self.total_entries = 0
+        self.total_tokens = 0
 
     def add(self, tag: bytes) -> int:
         """The number of a namespace, which is new or known.
@@ -75,6 +77,8 @@ class Tenants:
         """Entries were stored in bytes that the owner has."""
         self.owned_entries[owner] += entries
         self.owned_tokens[owner] += tokens
+        self.total_entries += entries
+        self.total_tokens += tokens
 
     def ended(self, namespace: int, owner: int, size_bytes: int, tokens: int) -> None:
         """An entry has ended; its bytes are the owner's until they are free."""
@@ -82,3 +86,5 @@ class Tenants:
         self.bytes[namespace] -= size_bytes
         self.owned_entries[owner] -= 1
         self.owned_tokens[owner] -= tokens
+        self.total_entries -= 1
+        self.total_tokens -= tokens
