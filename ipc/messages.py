@@ -96,9 +96,8 @@ class Settled(Answer, frozen=True):
 class AskForGrants(StoreRequest, frozen=True):
     """Asks for places of `sizes` bytes each (of spans, headers included), the most urgent one first.
 
-    Answered once, with as many as can be lent now, but only after the first can be lent or is refused. Without sizes
-    there is no answer. `returned`: the numbers of grants in which nothing more is written. The records of all that was
-    written there are in the queue.
+    Answered once, with as many as can be lent now, but only after the first can be lent or is refused. `returned`: as
+    `ReturnGrants`.
     """
 
     answered_by = GrantsLent
@@ -106,6 +105,13 @@ class AskForGrants(StoreRequest, frozen=True):
     id: Id
     sizes: Sizes
     returned: Numbers = msgspec.field(default_factory=list)
+
+
+class ReturnGrants(StoreRequest, frozen=True):
+    """Gives grants back in which nothing more is written. The records of all that was written there are in the queue.
+    No answer."""
+
+    grants: Numbers
 
 
 class Doorbell(StoreRequest, frozen=True):

@@ -58,7 +58,7 @@ PrefixBytes = Annotated[int, Meta(ge=0, le=PREFIX_BYTES_MAX)]
 Milliseconds = Annotated[float, Meta(ge=0, le=COST_MS_MAX)]
 Blocks = Annotated[list[Key], Meta(max_length=BLOCKS_MAX)]
 Tokens = Annotated[list[Token], Meta(max_length=TOKENS_MAX)]
-Sizes = Annotated[list[SomeBytes], Meta(max_length=GRANTS_PER_REQUEST_MAX)]
+Sizes = Annotated[list[SomeBytes], Meta(min_length=1, max_length=GRANTS_PER_REQUEST_MAX)]
 Numbers = Annotated[list[Count], Meta(max_length=GRANTS_PER_CLIENT_MAX)]
 Grant = tuple[Count, Bytes, SomeBytes, Word, Count, Word]
 """(number, offset, bytes, span id, slot, seq of the slot)."""

@@ -26,8 +26,7 @@ from tensord import __version__
 from ...errors import DaemonUnavailable, ProcessLimit, TensordError, TimedOut, without_frames
 from ...ipc import messages
 from ...ipc.blocking import BlockingChannel
-from ...ipc.former import offered
-from ...ipc.schema import ClientLimits
+from ...ipc.schema import PROTOCOL_VERSION, ClientLimits
 from ...shm import fence
 from ...shm.lanes import Lane
 from ...shm.segments import ring_not_mapped
@@ -269,7 +268,7 @@ class Link:
             if self.puts.in_flight.cut:
                 self.puts.disconnected()
             try:
-                channel = offered(self._attach)
+                channel = self._attach(PROTOCOL_VERSION)
             except EndedHere:
                 continue
             except (TensordError, OSError) as error:

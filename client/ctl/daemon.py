@@ -23,8 +23,7 @@ from ...errors import DaemonUnavailable, TensordError, TimedOut, VersionMismatch
 from ...ipc import messages, places
 from ...ipc.channel import BlockingChannel
 from ...ipc.connection import Connection
-from ...ipc.former import offered
-from ...ipc.schema import ENTRIES_MAX
+from ...ipc.schema import ENTRIES_MAX, PROTOCOL_VERSION
 
 NAME: Final = "tensorctl"
 KEY_BYTES: Final = 32
@@ -162,7 +161,7 @@ class Daemon:
     def greeted(self) -> BlockingChannel:
         """A connection to the control socket, after Hello and Welcome."""
         if self._ordering is None:
-            self._ordering = offered(self._greeted_by)
+            self._ordering = self._greeted_by(PROTOCOL_VERSION)
         return self._ordering
 
     def _greeted_by(self, protocol: int) -> BlockingChannel:

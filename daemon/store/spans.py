@@ -113,6 +113,9 @@ class Spans:
             states[row] = VICTIM
             key = memory[at * 8 + 8 : at * 8 + 40].tobytes()
             del by_key[key]
+            if key in hidden:
+                # It was put again since it was hidden.
+                self.end([hidden[key]], reason)
             hidden[key] = row
             victims[row] = reason
             if parents[row]:
