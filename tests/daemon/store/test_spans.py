@@ -89,7 +89,7 @@ class SpansMachine(RuleBasedStateMachine):
 
     @initialize()
     def start(self) -> None:
-        self.store = RowStore(32 << 10, row_bits=8, buckets=16)
+        self.store = RowStore(16 << 10, row_bits=7, buckets=8)
         self.keys = 0
         self.pinned: set[int] = set()
         self.payloads: dict[bytes, bytes] = {}
@@ -149,4 +149,4 @@ class SpansMachine(RuleBasedStateMachine):
 
 
 TestSpans = SpansMachine.TestCase
-TestSpans.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestSpans.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
