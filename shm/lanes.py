@@ -37,6 +37,7 @@ from .layout import (
     PAGE_BYTES,
     unpack_lane_header,
 )
+from .records import SubmissionReader
 
 # Offsets of a lane's fields, in words from the lane's beginning.
 HEAD_AT: Final = 8
@@ -390,6 +391,10 @@ class LaneReader:
         self._seen_misses = max(self._seen_misses, self.misses)
         self._timed = max(self._timed, int(header[TIMED_AT]))
         return LaneRecords(ids, max(0, fresh) - kept, max(0, misses), times_ns)
+
+    def submissions(self) -> SubmissionReader:
+        """The lane's queue, from what is written there next."""
+        return SubmissionReader(self._fd)
 
     def abandoned(self) -> bool:
         """Whether no process has a descriptor or mapping of the lane any more. If True, this reader keeps the lane

@@ -21,7 +21,7 @@ from threading import Lock
 from typing import Final
 from zlib import crc32
 
-from .layout import QUEUE_BYTES, QUEUE_RECORDS, RECORD_BYTES
+from .layout import QUEUE_AT, QUEUE_BYTES, QUEUE_RECORDS, RECORD_BYTES
 
 RECORD: Final = Struct("<Q32sQQQQ32sddIIIIII")
 """number, key, offset, payload bytes, checksum, claim, parent, cost in ms, time to live in s, grant, tree bytes,
@@ -104,29 +104,46 @@ class Submissions:
 class SubmissionReader:
     """The daemon's end of one lane's queue. `tail`: the number of the last record that was read."""
 
-    __slots__ = ("_fd", "_head", "_head_at", "_records_at", "_scratch", "tail")
+    __slots__ = ("_fd", "_scratch", "_word", "tail")
 
-    def __init__(self, fd: int, head_at_bytes: int, records_at_bytes: int, tail: int) -> None:
-        """The caller keeps `fd`. `tail`: where the daemon before this one stopped, or the lane's head."""
-        self._fd, self._head_at, self._records_at = fd, head_at_bytes, records_at_bytes
-        self._head = bytearray(8)
-        self._scratch = memoryview(bytearray(QUEUE_BYTES))
-        self.tail = tail
+    def __init__(self, fd: int) -> None:
+        """The caller keeps `fd`, of the lane. Records that were written before are skipped: a client that attaches
+        again has lost them."""
+        self._fd = fd
+        self._word = bytearray(8)
+        self._scratch: memoryview | None = None
+        self.tail = 0
+        self.tail = self.head()
+
+    def head(self) -> int:
+        """The number of the last record that was written; that of `tail` if the lane was truncated."""
+        if os.preadv(self._fd, [self._word], SUBMITTED_AT * 8) < 8:
+            return self.tail
+        head: int = _HEAD.unpack(self._word)[0]
+        return head
+
+    def waits_for(self) -> int:
+        """Up to which record the client waits; 0: it does not wait. Read it after `settled` was stored."""
+        if os.preadv(self._fd, [self._word], WAITS_AT * 8) < 8:
+            return 0
+        number: int = _HEAD.unpack(self._word)[0]
+        return number
 
     def take(self, most: int = QUEUE_RECORDS) -> memoryview | None:
         """Up to `most` records that were not taken before, in one piece; None if there are none. The memory is valid
-        until the next call. Records at the end of the queue come without those at its beginning: call it again."""
-        if os.preadv(self._fd, [self._head], self._head_at) < 8:
-            return None
+        until the next call, and the caller may change it. Records at the end of the queue come without those at its
+        beginning: call it again."""
         tail = self.tail
-        fresh: int = _HEAD.unpack(self._head)[0] - tail
+        fresh = self.head() - tail
         if fresh <= 0:
             return None
+        if self._scratch is None:
+            self._scratch = memoryview(bytearray(QUEUE_BYTES))
         first = tail % QUEUE_RECORDS
         count = min(fresh, most, QUEUE_RECORDS - first)
         size = count * RECORD_BYTES
         taken = self._scratch[:size]
-        if os.preadv(self._fd, [taken], self._records_at + first * RECORD_BYTES) < size:
+        if os.preadv(self._fd, [taken], QUEUE_AT + first * RECORD_BYTES) < size:
             return None
         self.tail = tail + count
         return taken
