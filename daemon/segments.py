@@ -262,6 +262,15 @@ class Segments:
         if self._lanes:
             fence(expedited=self.fence_is_quick)
 
+    def fence_quickly(self) -> None:
+        """A memory fence in all client processes that registered for the quick one.
+
+        Raises:
+            OSError: the kernel refused the fence.
+        """
+        if self._lanes and self._has_quick_fence:
+            fence(expedited=True)
+
     @property
     def readers(self) -> list[LaneReader]:
         """The readers of all lanes. `forget_abandoned` closes some of them."""

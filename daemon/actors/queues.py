@@ -39,7 +39,7 @@ _CHECKSUM_AT, _TREE_AT = 56, 124
 class LaneQueue:
     """One client's queue. `has_inbox`: its payloads come through its inbox. `settled`: the number of the last record
     that was carried out; `rung`: up to which a bell was sent. `records`: taken out and not carried out, because a copy
-    is under way. `after`: what follows once records up to a number are carried out."""
+    is under way. `after`: what follows once that has ended."""
 
     client: int
     uid: int
@@ -49,7 +49,7 @@ class LaneQueue:
     rung: int = 0
     records: memoryview = field(default_factory=lambda: memoryview(b""))
     copying: bool = False
-    after: list[tuple[int, Callable[[], object]]] = field(default_factory=list)
+    after: list[Callable[[], object]] = field(default_factory=list)
 
 
 class Queues:
@@ -93,12 +93,16 @@ class Queues:
         if client in self._queues:
             self._queues[client].has_inbox = False
 
+    def refused(self, client: int) -> None:
+        """A refusal of one of the client's records is sent."""
+        if (queue := self._queues.get(client)) is not None:
+            # SYNC POINT: before `settled` is stored.
+            self._memory.refusals[queue.lane.place] += 1
+
     def detached(self, client: int) -> None:
-        """The client has left: what it has added is carried out, except for what a copy would have to wait for."""
+        """The client has left, and its queue is not looked at any more."""
         queue = self._queues.pop(client, None)
         if queue is not None:
-            while self._advance(queue):
-                pass
             self._turns.remove(queue)
 
     @property
@@ -125,23 +129,31 @@ class Queues:
         return worked
 
     def after_added(self, client: int, do: Callable[[], object]) -> None:
-        """Calls `do` once all that the client has added until now is carried out."""
+        """Calls `do` once all that the client has added until now is carried out: at once, unless a copy is under
+        way."""
         queue = self._queues.get(client)
-        if queue is None:
+        if queue is not None:
+            queue.after.append(do)
+            self._catch_up(queue)
+        else:
             do()
-            return
-        queue.after.append((queue.lane.queue.head(), do))
-        while self._advance(queue):
-            pass
-        self._settle(queue)
 
     def copied(self, done: InboxCopied) -> None:
-        """A copy has ended. The client may have left meanwhile."""
+        """A copy has ended."""
         queue = self._queues.get(done.client)
         if queue is not None and queue.copying:
             queue.copying = False
             self._submit_copied(queue, done)
-            self._settle(queue)
+            self._catch_up(queue)
+
+    def _catch_up(self, queue: LaneQueue) -> None:
+        while self._advance(queue):
+            pass
+        self._settle(queue)
+        if not queue.copying:
+            after, queue.after = queue.after, []
+            for do in after:
+                do()
 
     def _advance(self, queue: LaneQueue) -> bool:
         """Carries out the next records of one client. Returns whether there were any."""
@@ -197,17 +209,14 @@ class Queues:
             queue.settled = self._submitted(queue.client, records, errors)
         except BadMessage as error:
             queue.records = memoryview(b"")
-            self._turns.remove(queue)
-            self._queues.pop(queue.client, None)
+            self.detached(queue.client)
             self._hang_up(queue.client, str(error))
 
     def _settle(self, queue: LaneQueue) -> None:
-        """Tells the client, and does what waits for its records."""
+        """Tells the client."""
         # SYNC POINT: after the entries are published and `refusals` was stored. x86-64 keeps stores in order.
         self._memory.settled[queue.lane.place] = queue.settled
         waits = queue.lane.queue.waits_for()
         if queue.rung < waits <= queue.settled:
             queue.rung = waits
             self._ring(queue.client)
-        while queue.after and queue.after[0][0] <= queue.settled:
-            queue.after.pop(0)[1]()

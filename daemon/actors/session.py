@@ -123,9 +123,7 @@ class Session:
     def settled(self) -> bool:
         """True if all messages that arrived are passed on, and all answers given to this session are sent."""
         channel = self._channel
-        return channel.closed or not (
-            self._passing or channel.unconsumed or len(self.inbox) or channel.unsent_bytes
-        )
+        return channel.closed or not (self._passing or channel.unconsumed or len(self.inbox) or channel.unsent_bytes)
 
     async def _greet(self) -> bool:
         try:
