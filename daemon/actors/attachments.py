@@ -99,7 +99,7 @@ class Attachments:
         most = self._memory.superblock.ring_bytes + PREFIX_BYTES_MAX
         if request.inbox_bytes > most:
             raise LimitReached(
-                f"the inbox has {request.inbox_bytes} bytes; the ring and the longest prefix query have {most} together: "
+                f"the inbox has {request.inbox_bytes} bytes; the ring and the longest prefix query have {most}: "
                 "open a smaller inbox"
             )
         try:
