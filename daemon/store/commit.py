@@ -326,6 +326,9 @@ class Commits:
         if parent != NO_KEY:
             if parent[:8] != key[:8] or parent == key:
                 return BAD_PARENT
+            if key in self._hidden:
+                # It may be an ancestor of the parent, and must not come back with it.
+                self._replaced(key)
             above = self._table.by_key.get(parent) or self._recall(parent)
             if not above:
                 return NO_PARENT
