@@ -25,6 +25,7 @@ from ...shm.prefix import HEADER_BYTES, RECORD_BYTES_MAX, PrefixRecord, block_ke
 from ..store.slots import Slots
 from ..store.table import EDGE, LIVE, VICTIM, RowTable
 from .index import PrefixIndex
+from .trees import CHECKPOINT_TOKENS
 
 REBUILD_SLICE: Final = 32
 """Blocks that one call of `rebuild` puts into the index: about 1 ms."""
@@ -43,10 +44,19 @@ class SequenceBlocks:
         ring: the ring's bytes.
         seed: of the index; random and secret.
         prefix_tokens_max: the longest sequence that can be asked for.
+        checkpoint_tokens: the minimum distance between checkpoints.
     """
 
-    def __init__(self, table: RowTable, slots: Slots, ring: memoryview, seed: int, prefix_tokens_max: int) -> None:
-        self.index = PrefixIndex(table, ring, seed)
+    def __init__(
+        self,
+        table: RowTable,
+        slots: Slots,
+        ring: memoryview,
+        seed: int,
+        prefix_tokens_max: int,
+        checkpoint_tokens: int = CHECKPOINT_TOKENS,
+    ) -> None:
+        self.index = PrefixIndex(table, ring, seed, checkpoint_tokens=checkpoint_tokens)
         self.prefix_tokens_max = prefix_tokens_max
         self.errors: list[TensordError] = []
         """Why `take` has refused, once for each time, since the caller emptied it."""
