@@ -79,7 +79,14 @@ class SequenceStore:
             store.table, store.holes, store.slots, store.grants, store.tenants, store.geometry, store.ring
         )
         store.table.column("records")[found.rows] = found.prefix_bytes
-        store.families.linked = sum(1 for row in found.rows.tolist() if store.table.parents[row])
+        rows = sorted(found.rows.tolist(), key=lambda row: store.table.depths[row])
+        links = [(row, store.table.parents[row]) for row in rows if store.table.parents[row]]
+        store.table.column("children")[:] = 0
+        store.families.linked = 0
+        for name in ("firsts", "olders", "newers"):
+            store.table.column(name)[:] = 0
+        for row, parent in links:
+            store.families.link(row, parent)
         store.policy.recovered(found.rows, found.rows, 1.0)
         new.blocks.recovered()
         return new
