@@ -4,8 +4,8 @@ A snapshot in a block continues every sequence that agrees up to its position, e
 another block. So snapshots are found by the digest of the text from the end of the parent block to their position. Each
 node has the offsets at which its children have snapshots (a level).
 
-Owns the table of digests. Does not own which blocks exist (`index`). A snapshot that is hidden, or whose block is gone,
-stays in the table until it ends, and is passed over.
+Owns the table of digests. Does not own which blocks exist (`index`). A snapshot that is hidden stays in the table, and
+is passed over.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Snapshots:
             return 0
         text, media = query.text(start, position), query.packed(start, position)
         for row in self._found.get(snapshot_digest(self._start, level, position - start, text, media), ()):
-            if self._rows.states[row] == LIVE and self._nodes.shown(self._rows.parents[row]):
+            if self._rows.states[row] == LIVE:
                 return row
         return 0
 

@@ -16,8 +16,8 @@ from tensord.daemon.prefix.index import Found
 from tensord.daemon.store.recovery import recover
 from tensord.daemon.store.table import LIVE
 from tensord.ipc.layers import Layer, can_rewind_to, layout
-from tensord.shm.records import NO_KEY
 from tensord.shm.prefix import Media, PrefixRecord, Tokens, block_key, fold
+from tensord.shm.records import NO_KEY
 
 from ..store.rows import TAG, RowStore
 
@@ -75,9 +75,7 @@ class SequenceStore:
         """The store of the next daemon, over the same memory."""
         new = SequenceStore(block_tokens=self.block_tokens, after=self.store)
         store = new.store
-        found = recover(
-            store.table, store.holes, store.slots, store.grants, store.tenants, store.geometry, store.ring
-        )
+        found = recover(store.table, store.holes, store.slots, store.grants, store.tenants, store.geometry, store.ring)
         store.table.column("records")[found.rows] = found.prefix_bytes
         rows = sorted(found.rows.tolist(), key=lambda row: store.table.depths[row])
         links = [(row, store.table.parents[row]) for row in rows if store.table.parents[row]]
