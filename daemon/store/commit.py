@@ -83,7 +83,8 @@ class Commits:
         is_past: whether a key's generation is past; asked for namespaces in `tenants.invalidated`.
         recall: publishes the hidden entry of a key again; its row, or EDGE (`Spans.recall`).
         block: takes the record of a block of a sequence into the index, if it continues its parent: (row, key, row of
-            the parent, offset of the record in the ring, bytes) → whether it did.
+            the parent, offset of the record in the ring, bytes, end of the payload) → whether it did.
+        hidden: the keys of victims; `replaced` is told of one that is put again (`Spans.replaced`).
     """
 
     def __init__(
@@ -101,7 +102,9 @@ class Commits:
         claims: Container[bytes] = frozenset(),
         is_past: Callable[[bytes], bool] = lambda key: False,
         recall: Callable[[bytes], int] = lambda key: EDGE,
-        block: Callable[[int, bytes, int, int, int], bool] | None = None,
+        block: Callable[[int, bytes, int, int, int, int], bool] | None = None,
+        hidden: Container[bytes] = frozenset(),
+        replaced: Callable[[bytes], object] = lambda key: None,
     ) -> None:
         self._table = table
         self._holes = holes
@@ -116,6 +119,8 @@ class Commits:
         self._is_past = is_past
         self._recall = recall
         self._block = block
+        self._hidden = hidden
+        self._replaced = replaced
         self.limits = limits
         self.stored = 0
         self.stored_bytes = 0
@@ -142,6 +147,7 @@ class Commits:
         digests, names, owners, agents = table.digests, table.namespaces, table.owners, table.agents
         fresh, numbers = self.fresh.append, self._agents.numbers
         by_key, renew, grants, lend = table.by_key, table.renew, submitter.grants, self._grants
+        hidden = self._hidden
         memory, words, free, mask, first_word = slots.memory, slots.words, slots.free, slots.mask, slots.first_word
         ring, claims, owner, uid, client = self._ring, self._claims, submitter.owner, submitter.uid, submitter.client
         tags, invalidated, ns_entries, ns_bytes = (
@@ -235,6 +241,8 @@ class Commits:
                     self.refused.append((client, number, reason, key, claim))
                     self._give_up(row)
                     continue
+                if key in hidden:
+                    self._replaced(key)
 
                 # The header, from which the next daemon knows the entry.
                 span_id = span_ids[row]
@@ -318,14 +326,16 @@ class Commits:
         if parent != NO_KEY:
             if parent[:8] != key[:8] or parent == key:
                 return BAD_PARENT
+            if key in self._hidden:
+                # It may be an ancestor of the parent, and must not come back with it.
+                self._replaced(key)
             above = self._table.by_key.get(parent) or self._recall(parent)
             if not above:
                 return NO_PARENT
         if prefix:
-            record_at = offset + SPAN_HEADER_BYTES + ((tree + 63) & -64)
-            if ((tree + 63) & -64) + prefix > payload:
-                return BAD_BLOCK
-            if self._block is not None and not self._block(row, key, above, record_at, prefix):
+            start = offset + SPAN_HEADER_BYTES
+            record_at = start + ((tree + 63) & -64)
+            if self._block is not None and not self._block(row, key, above, record_at, prefix, start + payload):
                 return BAD_BLOCK
             self._table.records[row] = prefix
         if above:

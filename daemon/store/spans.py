@@ -38,10 +38,9 @@ Gone = Callable[[Sequence[int], Sequence[str]], None]
 
 
 class Blocks(Protocol):
-    """The index of cached sequences, as far as spans tell it about its blocks: rows with `records`."""
+    """The index of cached sequences, as far as spans tell it about its blocks: rows with `records`. It reads the states
+    of rows, so it is told of their ends only."""
 
-    def hide(self, row: int) -> None: ...
-    def show(self, row: int) -> None: ...
     def remove(self, row: int) -> None: ...
 
 
@@ -103,7 +102,7 @@ class Spans:
         """Makes victims of published rows without published children. A scan follows."""
         table, slots, victims, hidden, by_key = self._table, self._slots, self._victims, self.hidden, self._table.by_key
         states, slot_of, words, first_word = table.states, table.slots, slots.words, slots.first_word
-        memory, parents, records, children = slots.memory, table.parents, table.records, table.children
+        memory, parents, children = slots.memory, table.parents, table.children
         for row in rows:
             slot = slot_of[row]
             at = first_word + (slot // 8 + slot + 1) * 8
@@ -120,8 +119,6 @@ class Spans:
             victims[row] = reason
             if parents[row]:
                 children[parents[row]] -= 1
-            if records[row]:
-                self._blocks.hide(row)
 
     def republish(self, row: int) -> None:
         """Publishes a victim again, whose ancestors are published. No scan decides about it any more."""
@@ -135,8 +132,6 @@ class Spans:
         self._slots.publish(table.slots[row])
         if table.parents[row]:
             table.children[table.parents[row]] += 1
-        if table.records[row]:
-            self._blocks.show(row)
         self._policy.may_go([row], row not in self._holders)
 
     def recall(self, key: bytes) -> int:
@@ -152,6 +147,12 @@ class Spans:
         for each in (*reversed(before), row):
             self.republish(each)
         return row
+
+    def replaced(self, key: bytes) -> None:
+        """The key of a victim was put again: the victim is not published any more."""
+        row = self.hidden[key]
+        victims = self._victims if row in self._victims or self._scanning is None else self._scanning[0]
+        self.end([row], victims[row])
 
     def end(self, rows: Sequence[int], reason: str) -> None:
         """Ends entries, published or hidden, pinned or not. Their bytes wait for a scan. Their children stay linked to
@@ -264,9 +265,8 @@ class Spans:
 
     def _keep(self, row: int, outcome: ScanOutcome) -> bool:
         """Publishes a pinned victim again, after its ancestors; whether that was possible."""
-        table = self._table
         before = self._families.hidden_ancestors(row)
-        if before is None or self._slots.key(table.slots[row]) in table.by_key:
+        if before is None:
             return False
         self._pin(row)
         for each in (*reversed(before), row):

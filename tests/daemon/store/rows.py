@@ -28,8 +28,6 @@ TAG = b"namespac"
 class NoBlocks:
     """The index of cached sequences of a store that has none."""
 
-    def hide(self, row: int) -> None: ...
-    def show(self, row: int) -> None: ...
     def remove(self, row: int) -> None: ...
 
 
@@ -54,7 +52,7 @@ class RowStore:
         max_entries: int | None = None,
         max_tokens: int = 1 << 40,
         blocks: Blocks | None = None,
-        block: Callable[[int, bytes, int, int, int], bool] | None = None,
+        block: Callable[[int, bytes, int, int, int, int], bool] | None = None,
     ) -> None:
         self.geometry = IndexGeometry(buckets)
         if index_memory is None:
@@ -96,6 +94,8 @@ class RowStore:
             self.past.__contains__,
             self.spans.recall,
             block,
+            self.spans.hidden,
+            self.spans.replaced,
         )
         self.submitters: dict[int, Submitter] = {}
         self.pinned: set[int] = set()
