@@ -306,9 +306,9 @@ class StoreActor:
                     self._send(client, Deliver(message))
                 case effects.Announce(body):
                     self._tell_watchers(WatchEvent(body))
-                case effects.Copy() if effect.client == NOBODY:
+                case effects.Seek() | effects.SeekRun() | effects.ReadRemote():
                     self._ask_remote(effect)
-                case effects.Seek() | effects.SeekRun() | effects.SaveRemote() | effects.RemoveRemote():
+                case effects.SaveRemote() | effects.RemoveRemote():
                     self._ask_remote(effect)
                 case effects.AskGenerations() | effects.RaiseGeneration() | effects.WithdrawClaim():
                     self._ask_remote(effect)

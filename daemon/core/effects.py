@@ -100,6 +100,18 @@ class SeekRun(Struct, frozen=True):
         return self.keys[0]
 
 
+class ReadRemote(Struct, frozen=True):
+    """Reads the object of `header.key` from the remote store into the place at byte `ring_offset` of the ring, which
+    nobody else knows. Answered by RemoteRead.
+
+    `header`: what the store says of the entry, as the header of its span. The object must be that one still.
+    """
+
+    number: int
+    ring_offset: int
+    header: SpanHeader
+
+
 class SaveRemote(Struct, frozen=True):
     """Writes the published span at `offset` to the remote store. Its bytes do not change until RemoteSaved is handled.
 
@@ -172,6 +184,7 @@ Effect = (
     | HostHolds
     | Seek
     | SeekRun
+    | ReadRemote
     | SaveRemote
     | RemoveRemote
     | WithdrawClaim

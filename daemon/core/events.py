@@ -4,8 +4,8 @@ Owns the events' fields only. Invariants, which the actor that delivers the even
 - ClientJoined comes before any other event of a client, ClientLeft last. A client number is never used twice.
 - The Received events of a client come in the order of sending.
 - Each Drain is answered by one Drained, each Scan by one Scanned, each Move by one Moved, each Punch by one Punched,
-  each Allocate by one Allocated, each Seek by one Sought, each SeekRun by one RunSought, each SaveRemote and each
-  RemoveRemote by one RemoteSaved, each AskGenerations by one GenerationsTold, each RaiseGeneration by one
+  each Allocate by one Allocated, each Seek by one Sought, each SeekRun by one RunSought, each ReadRemote by one
+  RemoteRead, each SaveRemote and each RemoveRemote by one RemoteSaved, each AskGenerations by one GenerationsTold, each RaiseGeneration by one
   GenerationRaised, each WithdrawClaim by one ClaimWithdrawn.
 """
 
@@ -90,6 +90,15 @@ class RunSought(Struct, frozen=True):
     error: TensordError | None = None
     generation: int | None = None
     answer_s: float = 0.0
+
+
+class RemoteRead(Struct, frozen=True):
+    """A ReadRemote was carried out, or failed with `error`: the payload is in the ring, and its tree is valid.
+    `checksum`: xxh3-64 of the payload."""
+
+    number: int
+    checksum: int = 0
+    error: TensordError | None = None
 
 
 class RemoteSaved(Struct, frozen=True):
@@ -235,6 +244,7 @@ Event = (
     | Moved
     | Sought
     | RunSought
+    | RemoteRead
     | RemoteSaved
     | ClaimWithdrawn
     | RemoteConnected
