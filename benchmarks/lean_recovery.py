@@ -19,12 +19,12 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from tensord.daemon.recovery.former_headers import HEADER
+from tensord.daemon.recovery.recovery import Recovery
 from tensord.daemon.replacement import POLICIES, Facts
 from tensord.daemon.store.families import Families
-from tensord.daemon.store.former_headers import HEADER
 from tensord.daemon.store.grants import Grants
 from tensord.daemon.store.holes import Holes
-from tensord.daemon.store.recovery import Recovery
 from tensord.daemon.store.slots import Slots
 from tensord.daemon.store.table import RowTable
 from tensord.daemon.store.tenants import Tenants

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from ...shm.layout import SPAN_EXPIRES_AT, SPAN_HEADER_BYTES, expiry_word
+from ...shm.layout import SPAN_HEADER_BYTES, expiry_word
 from ...shm.slots import LENGTH, SPAN
 
 Array = np.ndarray[Any, Any]

@@ -12,8 +12,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from .families import DEPTH_MAX, Families
-from .table import EDGE, RowTable
+from ..store.families import DEPTH_MAX, Families
+from ..store.table import EDGE, RowTable
 
 STEP_ROWS: Final = 1 << 14
 STEP_LEVELS: Final = 128
