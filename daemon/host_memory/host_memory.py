@@ -231,7 +231,8 @@ class HostMemory:
             self._rescan_s = min(2 * self._rescan_s, RESCAN_S_MAX)
 
     def _choose(self, want_bytes: int) -> list[int]:
-        """Entries whose end frees `want_bytes` of whole pages and little more; those who go first stand first."""
+        """Entries whose end frees `want_bytes` of whole pages and little more. A parent stands behind its children:
+        only then it may go."""
         policy, offered = self._policy, 0
         found = PageVictims(self._table, self._holes, self.withdrawn, self._may_go, self._warmth, VICTIMS_MAX)
         while found.freed_bytes < want_bytes and len(found.rows) < VICTIMS_MAX and offered < LOOKS_MAX:
@@ -248,8 +249,7 @@ class HostMemory:
         if not self.searching:
             self._tried = [row for row in self._tried if row not in found.rows]
             self._give_back()
-        depths = self._table.depths
-        return sorted(found.rows, key=lambda row: -depths[row])
+        return list(found.rows)
 
     def _may_go(self, row: int, ending: Collection[int]) -> bool:
         """Whether an entry is evictable together with the rows `ending`: it has no other children, and is not known to

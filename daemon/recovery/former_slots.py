@@ -217,7 +217,8 @@ class FormerSlots:
         table, late = self._table, np.concatenate([np.zeros(0, np.int64), *self._late])
         free = np.flatnonzero(self._states[1:] == FREE)[: len(late)] + 1
         for first in range(0, len(late), ENTRIES_AT_ONCE):
-            numbers, rows = [], []
+            numbers: list[int] = []
+            rows: list[int] = []
             for number in late[first : first + ENTRIES_AT_ONCE].tolist():
                 span_id = self._slots.words[self._slots.at(number) + SPAN]
                 if len(free) <= first + len(rows) or self._states[table.row_of(span_id)] != FREE:

@@ -136,9 +136,9 @@ class Recovery:
         for offset, size in self._missing:
             for low, high, before in table.gaps(offset, offset + size, before_of(table, offset)):
                 added.append(table.add(WITHDRAWN, low, high - low, before))
-        for at, (slot, offset, size) in enumerate(self._former.waiting):
+        for count, (slot, offset, size) in enumerate(self._former.waiting):
             added += self._wait(slot, offset, size, before_of(table, offset))
-            if at % 1024 == 1023:
+            if count % 1024 == 1023:
                 yield
         new = np.array(added, np.int64)
         new = new[np.argsort(table.column("offsets")[new], kind="stable")]

@@ -72,7 +72,7 @@ class Host:
     def give_up(self) -> None:
         self.gave_up += 1
 
-    def hide(self, rows: Sequence[int], reason: str) -> None:
+    def hide(self, rows: Iterable[int], reason: str) -> None:
         """As `Spans.hide`: what is hidden is published, not known to be in use, and has no published children."""
         spans, table = self.store.spans, self.store.table
         for row in rows:

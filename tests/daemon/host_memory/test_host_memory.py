@@ -11,6 +11,7 @@ from tensord.daemon.core.host_memory import Pressed
 from tensord.daemon.host_memory.page_victims import PageVictims
 from tensord.daemon.store.table import ENDED, LIVE
 from tensord.shm.layout import SPAN_HEADER_BYTES, span_bytes
+from tensord.shm.records import NO_KEY
 
 from ..store.rows import key_of
 from .host import Host
@@ -21,9 +22,9 @@ PAYLOAD = 4 * PAGE - SPAN_HEADER_BYTES
 SMALL = span_bytes(100)
 
 
-def full(**how: object) -> Host:
+def full() -> Host:
     """Sixteen entries of four times PAGE, the first the coldest, and nothing else. The pages are of PAGE / 4."""
-    host = Host(RING, page_bytes=PAGE // 4, **how)
+    host = Host(RING, page_bytes=PAGE // 4)
     for number in range(16):
         assert host.store.put(key_of(number), PAYLOAD, now=number / 100)
     host.settle()
@@ -146,10 +147,22 @@ def test_many_idle_entries_go_in_rounds() -> None:
     assert host.stored() == set() and not host.host.postponed and host.host.next_timer() is None
 
 
+@pytest.mark.parametrize("pressed", [Pressed(None, 30.0), Pressed(4 * PAGE)])
+def test_what_was_hidden_is_no_victim_of_a_put(pressed: Pressed) -> None:
+    host = Host(RING, page_bytes=PAGE)
+    host.store.fill()
+    host.now = 40.0
+    host.host.press(pressed)
+    host.host.tick(host.now)
+    host.host.reconcile(host.now)
+    hidden = set(host.store.spans.hidden.values())
+    assert hidden and not hidden & set(host.store.policy.victims(100))
+
+
 def test_an_idle_block_goes_after_its_children_and_stays_if_one_is_in_use() -> None:
     host = Host(RING)
-    for number, parent in ((1, None), (2, 1), (3, 2), (4, 1), (10, None), (11, 10)):
-        host.store.put(key_of(number), **({} if parent is None else {"parent": key_of(parent)}))
+    for number, parent in ((1, 0), (2, 1), (3, 2), (4, 1), (10, 0), (11, 10)):
+        host.store.put(key_of(number), parent=key_of(parent) if parent else NO_KEY)
     host.store.put(key_of(20), now=39.0)
     host.now = 40.0
     host.use(3)
@@ -162,7 +175,7 @@ def test_an_idle_block_goes_after_its_children_and_stays_if_one_is_in_use() -> N
 def test_a_chain_that_lies_within_one_page_leaves_with_the_page() -> None:
     host = Host(16 * SMALL, page_bytes=4 * SMALL)
     for number in (1, 2, 3):
-        assert host.store.put(key_of(number), parent=key_of(number - 1) if number > 1 else bytes(32))
+        assert host.store.put(key_of(number), parent=key_of(number - 1) if number > 1 else NO_KEY)
     host.press(0)
     host.pass_time(10)
     assert host.stored() == set() and resident(host) == 0
