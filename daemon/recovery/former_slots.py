@@ -64,7 +64,7 @@ class FormerSlots:
         """Published slots whose span ids do not say a row that is free."""
         self.waiting: list[tuple[int, int, int]] = []
         """(slot, offset, bytes) of allocated slots that are no entries."""
-        self.children: list[tuple[Array, Array, list[bytes]]] = []
+        self.children: list[tuple[Array, Array, Array]] = []
         """Rows, their span ids, and the keys of their parents."""
         self.created, self.used, self.expires = (np.zeros(table.row_mask + 1) for _ in range(3))
         """By row: the times of its put, of its last use, and of its expiry; 0: it does not expire."""
@@ -167,8 +167,7 @@ class FormerSlots:
                     self.drop(row)
                     table.by_key[key] = had
         if len(has_parent := np.flatnonzero(head["has_parent"])):
-            parents = head["parent"][has_parent].tolist()
-            self.children.append((rows[has_parent], spans[has_parent], parents))
+            self.children.append((rows[has_parent], spans[has_parent], head["parent"][has_parent]))
 
     def wait(self, slot: int) -> None:
         """An unpublished slot with a span id is allocated: its bytes are free after a scan. A grant has no tree, and

@@ -203,7 +203,7 @@ class Recovery:
         for rows, spans, keys in self._former.children:
             still = (self._table.column("span_ids")[rows] == spans) & (self._states[rows] == LIVE)
             children.append(rows[still])
-            parents.append(np.array(list(map(self._table.by_key.get, keys, repeat(EDGE))), np.int64)[still])
+            parents.append(np.array(list(map(self._table.by_key.get, keys.tolist(), repeat(EDGE))), np.int64)[still])
             yield
         if children:
             lost = yield from tie(self._table, self._families, np.concatenate(children), np.concatenate(parents))
