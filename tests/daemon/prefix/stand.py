@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -56,9 +57,9 @@ class SequenceStore:
         after: RowStore | None = None,
     ) -> None:
         self.block_tokens = block_tokens
-        hooks = {"blocks": self, "block": self.take}
+        hooks: dict[str, Any] = {"blocks": self, "block": self.take}
         if after is None:
-            self.store = RowStore(ring_bytes, row_bits=row_bits, buckets=512, **hooks)  # type: ignore[arg-type]
+            self.store = RowStore(ring_bytes, row_bits=row_bits, buckets=512, **hooks)
         else:
             self.store = after.restarted(**hooks)
         store = self.store
@@ -178,7 +179,7 @@ class SequenceStore:
         table = self.store.table
         assert 0 <= found.offset < max(1, len(folded))
         if not found.offset:
-            assert found == (0, [], 0)
+            assert not found.blocks and not found.snapshot
             return found
         records = [self.blocks.record(row) for row in found.blocks]
         assert all(table.states[row] == LIVE for row in found.blocks)

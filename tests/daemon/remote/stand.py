@@ -68,7 +68,7 @@ class RemoteStand:
         self.claims = ClaimTable(10.0, 120.0, 1024, 1)
         self.generations = GenerationWriter(memoryview(store.index_memory), store.geometry)
         store.commits._is_past = self.is_past
-        store.tenants.invalidated = AllTags()  # type: ignore[assignment]
+        store.tenants.invalidated = AllTags()
         self.own = store.client(NOBODY, 0)
         self.room = Remote(
             store.table,
@@ -290,7 +290,7 @@ class RemoteStand:
         while any(waiting for waiting, _ in steps):
             for waiting, carry_out in steps:
                 while waiting:
-                    carry_out()  # type: ignore[operator]
+                    carry_out()
             self.go_on()
 
     def go_on(self) -> None:

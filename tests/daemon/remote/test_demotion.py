@@ -36,6 +36,11 @@ def staying(stand: RemoteStand, *numbers: int) -> set[int]:
     return {number for number, row in zip(numbers, rows, strict=True) if row in stay}
 
 
+def waits(stand: RemoteStand) -> bool:
+    """Whether giving memory back waits for the store."""
+    return stand.room.demotion.waits
+
+
 def full(make: Make, count: int = 8, **limits: Any) -> RemoteStand:
     """Entries of which nobody knows what computing costs."""
     stand = make(**{**REMOTE, **limits})
@@ -53,20 +58,19 @@ def written(stand: RemoteStand) -> list[bytes]:
 def test_a_victim_stays_until_it_is_written_and_is_tried_once(make: Make) -> None:
     stand = full(make)
     assert staying(stand, 3, 1, 2) == {1, 2, 3}
-    demotion = stand.room.demotion
-    assert written(stand) == [key(3), key(1)] and demotion.waits
+    assert written(stand) == [key(3), key(1)] and waits(stand)
     assert all(write.hurried for write, _ in stand.writes if isinstance(write, SaveRemote))
     stand.write_remote()
     assert staying(stand, 3, 1, 2) == {1, 2}, "what the store has goes at once"
     stand.settle()
-    assert staying(stand, 3, 1, 2) == set() and not demotion.waits
+    assert staying(stand, 3, 1, 2) == set() and not waits(stand)
     assert stand.counted == {"demoted": 3, "written": 3}
-    demotion.end()
 
 
 @pytest.mark.parametrize("why", ["written", "not worth it", "fetched", "child", "no writes", "no store"])
 def test_nothing_for_the_store_goes_at_once(make: Make, why: str) -> None:
-    stand = make(**{**REMOTE, **{"no writes": {"remote_writes": False}, "no store": {"remote_s": 0.0}}.get(why, {})})
+    off: dict[str, dict[str, Any]] = {"no writes": {"remote_writes": False}, "no store": {"remote_s": 0.0}}
+    stand = make(**{**REMOTE, **off.get(why, {})})
     if why == "fetched":
         stand.remote[key(1)] = FOUND
         stand.send(1, messages.RequestClaim(1, key(1), 0.5))
@@ -82,7 +86,7 @@ def test_nothing_for_the_store_goes_at_once(make: Make, why: str) -> None:
     else:
         stand.put(1, cost_ms=9.0 if why == "written" else 0.0)
     assert staying(stand, 1) == set() and not written(stand)
-    assert not stand.room.demotion.waits
+    assert not waits(stand)
 
 
 def test_a_child_whose_write_waits_does_not_outlast_its_parent(make: Make) -> None:
@@ -119,7 +123,7 @@ def test_nothing_stays_once_the_store_takes_nothing(make: Make, error: Any) -> N
         for number in range(20, 20 + FAILURES_MAX):
             fail(stand, number)
     stand.write_remote(error=error)
-    assert not stand.room.demotion.waits and staying(stand, 1, 2, 3) == set()
+    assert not waits(stand) and staying(stand, 1, 2, 3) == set()
 
 
 def test_more_than_the_queue_holds_is_written_in_parts(make: Make) -> None:
@@ -156,7 +160,7 @@ def test_what_waited_when_it_ended_is_written_as_any_other(make: Make) -> None:
     assert staying(stand, *range(8)) == set(range(8))
     stand.send(1, messages.Evict(1, [key(7)]))
     stand.room.demotion.end()
-    assert not stand.room.demotion.waits
+    assert not waits(stand)
     stand.settle()
     assert set(stand.remote) == {key(number) for number in range(7)}
     assert not stand.counted.get("demoted")
