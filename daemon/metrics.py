@@ -42,7 +42,7 @@ _DAEMON: Final = (
     ("lanes", "lanes", "Lanes that processes use."),
     ("lanes_orphaned", "lanes_orphaned", "Lanes whose connection has ended."),
     ("leases", "pins", "Entries pinned by readers, counted once for each reader."),
-    ("inboxes_bytes", "inboxes_bytes", "Memory of all inboxes."),
+    ("inboxes", "inboxes", "Open inboxes of clients that do not write into the ring."),
 )
 _STORE: Final = (
     ("entries", "entries", "Entries in the host tier."),

@@ -145,7 +145,9 @@ def _unused(missing: list[tuple[int, int]], former: Superblock, ring_fd: int, in
     index = IndexReader(mmap(index_fd, former.geometry.index_bytes, prot=PROT_READ), former.geometry)
     for slot in index.unpublished():
         low = slot.offset // PAGE_BYTES * PAGE_BYTES
-        high = -(-(slot.offset + span_bytes(slot.payload_bytes)) // PAGE_BYTES) * PAGE_BYTES
+        # A grant has no tree, and its length is that of all its bytes.
+        size_bytes = span_bytes(slot.payload_bytes) if slot.tree_bytes else slot.payload_bytes
+        high = -(-(slot.offset + size_bytes) // PAGE_BYTES) * PAGE_BYTES
         if not any(low < start + size_bytes and start < high for start, size_bytes in missing):
             continue
         try:

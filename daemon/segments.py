@@ -25,28 +25,27 @@ from typing import Any, Final, Self
 
 import numpy as np
 
-from ..errors import BadPrefix, NameTaken, SegmentError
+from ..errors import NameTaken, SegmentError
 from ..shm import segments
 from ..shm.copy import PIECE_BYTES, checksum_of_pieces
 from ..shm.fence import check, fence, works
 from ..shm.index import IndexWriter
 from ..shm.lanes import LaneReader
 from ..shm.layout import (
+    ASLEEP_AT,
     LANE_BYTES,
     LANE_COUNTER_BITS,
+    LANE_PLACES,
     LANE_WORDS,
     PAGE_BYTES,
     SPAN_EXPIRES_AT,
     SPAN_HEADER_BYTES,
-    SpanHeader,
-    aligned,
     count_punch,
     expiry_word,
     pack_lane_header,
 )
-from ..shm.prefix import PrefixRecord
+from ..shm.records import SubmissionReader
 from ..shm.slots import Slot
-from .core.recovery import Recovered
 from .opening import Opened, header_at, opened
 from .sizes import ConfiguredSizes
 
@@ -73,6 +72,8 @@ class HeldLane:
     identity: tuple[int, int]
     fenced: bool
     client: int | None
+    place: int
+    queue: SubmissionReader
     uid: int | None = None
 
 
@@ -105,6 +106,14 @@ class Segments:
         self._shared_index_fd = segments.attach(segments.segment_name(instance, "index"), read_only=True)
         self.writable_ring_fd = segments.attach(segments.segment_name(instance, "ring"))
         """The ring for clients that write in place: a file description of its own."""
+        words = memoryview(self._index_map)
+        geometry = superblock.geometry
+        self.settled = words[geometry.settled_at : geometry.settled_at + 8 * LANE_PLACES].cast("Q")
+        """By the lane's place: the number of the last record that was carried out."""
+        self.refusals = words[geometry.refusals_at : geometry.refusals_at + 8 * LANE_PLACES].cast("Q")
+        """By the lane's place: how many refusals were sent since it was attached."""
+        self.asleep = words[ASLEEP_AT : ASLEEP_AT + 8].cast("Q")
+        self._places = list(range(LANE_PLACES - 1, -1, -1))
         self._lanes: dict[str, HeldLane] = {}
         self._lanes_made = 0
         self._has_quick_fence, self._has_slow_fence = works(expedited=True), False
@@ -177,28 +186,6 @@ class Segments:
         # registered the former pages with a GPU's driver then finds another count when it reads the span.
         count_punch(self._index_map)
 
-    def found(self) -> Iterator[Recovered]:
-        """The slots of the index as a former daemon left them. Published slots are marked as unverified."""
-        for slot in self.index.slots():
-            header = header_at(self._ring_fd, slot.offset)
-            record: PrefixRecord | None = None
-            if slot.published:
-                self.index.mark(slot.number, unverified=True)
-                record = self._record(slot, header) if header is not None and header.prefix_bytes else None
-            yield Recovered(slot.number, header, slot.published, record)
-
-    def _record(self, slot: Slot, header: SpanHeader) -> PrefixRecord | None:
-        """The record at the start of a payload; None if there is no valid one."""
-        at = aligned(slot.tree_bytes)
-        if at + header.prefix_bytes > slot.payload_bytes:
-            return None
-        try:
-            return PrefixRecord.unpack(
-                os.pread(self._ring_fd, header.prefix_bytes, slot.offset + SPAN_HEADER_BYTES + at)
-            )
-        except BadPrefix:
-            return None
-
     def read(self, offset: int, size_bytes: int) -> memoryview:
         """A view of bytes of the ring, without a copy. They must be within a span."""
         return self._ring_view[offset : offset + size_bytes]
@@ -220,21 +207,23 @@ class Segments:
 
     def lend_lane(
         self, client: int, *, fenced: bool, brought: int | None, uid: int | None = None
-    ) -> tuple[int, list[int]]:
+    ) -> tuple[HeldLane, list[int]]:
         """A lane for `client`: its former lane if that is available, otherwise a new one.
 
         Args:
             brought: a descriptor of the client's former lane. The caller still owns it.
 
         Returns:
-            The lane's id, and the descriptors (ring, index, lane) to send. The first two belong to this object. The
+            The lane, and the descriptors (ring, index, lane) to send. The first two belong to this object. The
             caller closes the last one. It has the lock that shows that the client lives.
         """
         lane = self._lane_brought(brought) if brought is not None else None
         lane = lane or self._new_lane(uid, fenced=fenced)
         fd = self._locked(lane)
         lane.client, lane.uid = client, uid
-        return lane.reader.lane_id, [self._shared_ring_fd, self._shared_index_fd, fd]
+        lane.queue = lane.reader.submissions()
+        self.settled[lane.place], self.refusals[lane.place] = lane.queue.tail, 0
+        return lane, [self._shared_ring_fd, self._shared_index_fd, fd]
 
     def has_lane_for(self, brought: int) -> bool:
         """True if the lane behind a descriptor from a client is one of ours, and is available."""
@@ -251,6 +240,7 @@ class Segments:
         gone = [name for name, lane in self._lanes.items() if lane.client is None and lane.reader.abandoned()]
         for name in gone:
             lane = self._lanes.pop(name)
+            self._places.append(lane.place)
             segments.remove(lane.name)
             lane.reader.close()
         return len(gone)
@@ -271,6 +261,15 @@ class Segments:
         """
         if self._lanes:
             fence(expedited=self.fence_is_quick)
+
+    def fence_quickly(self) -> None:
+        """A memory fence in all client processes that registered for the quick one.
+
+        Raises:
+            OSError: the kernel refused the fence.
+        """
+        if self._lanes and self._has_quick_fence:
+            fence(expedited=True)
 
     @property
     def readers(self) -> list[LaneReader]:
@@ -347,7 +346,9 @@ class Segments:
     def _hold(self, name: str, fd: int, lane_id: int, uid: int | None, *, fenced: bool) -> HeldLane:
         status = os.fstat(fd)
         identity = status.st_dev, status.st_ino
-        lane = HeldLane(LaneReader(fd, lane_id), name, identity, fenced and self._has_quick_fence, None, uid)
+        reader, place = LaneReader(fd, lane_id), self._places.pop()
+        fenced = fenced and self._has_quick_fence
+        lane = HeldLane(reader, name, identity, fenced, None, place, reader.submissions(), uid)
         self._lanes[name] = lane
         return lane
 

@@ -1,7 +1,7 @@
 """The protocol of one connection, without I/O: which messages are allowed now, and which descriptors belong to them.
 
-Owns: the open requests, and the descriptors that arrived before the message that declares them. Does not own the tables of states (`states`), the socket (`channel`, `blocking`), nor the
-effect of a request.
+Owns: the open requests, and the descriptors that arrived before the message that declares them. Does not own the tables
+of states (`states`), the socket (`channel`, `blocking`), nor the effect of a request.
 
 Invariants: a descriptor given to `receive_data` comes back exactly once: with its message, in `Arrival.discarded`, or
 from `close`. After a failure the connection is CLOSED and accepts nothing. A message whose descriptors this process

@@ -71,7 +71,6 @@ class ClientLimits(Struct, frozen=True):
     """The limits of one client, as Welcome tells them. Every refusal for a limit names one of these fields."""
 
     message_bytes_max: Annotated[int, Meta(ge=1024, le=1 << 24)] = 65_536
-    inbox_bytes_max: SomeBytes = 256 << 20
     object_bytes_max: SomeBytes = 1 << 30
     requests_in_flight_max: Some = 1024
     claims_per_client_max: Some = 1024

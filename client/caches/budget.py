@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ...errors import BelowFloor
-from ..core.puts import Put
+from ..writing.outcomes import Put
 from ..core.waiting import LockEvent
 
 __all__ = ["Budget", "TrackedPut"]

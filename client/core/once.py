@@ -23,7 +23,7 @@ from .answers import PendingRequest
 from .claim import Claim
 from .lease import Lease
 from .link import Link
-from .puts import Put
+from ..writing.outcomes import Put
 from .silence import WORD_S
 from .unstored import Unstored
 

@@ -91,7 +91,7 @@ def _traffic(body: dict[str, Any], store: dict[str, Any]) -> list[tuple[str, str
             "clients",
             (
                 f"{number(body['clients'])}, lanes {number(body['lanes'])} "
-                f"({number(body['lanes_orphaned'])} of closed connections), inboxes {size(body['inboxes_bytes'])}"
+                f"({number(body['lanes_orphaned'])} of closed connections), inboxes {number(body['inboxes'])}"
             ),
         ),
         (

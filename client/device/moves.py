@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Final
 from ...errors import DeviceFull, TensordError, TimedOut, UsageError
 from ...ipc.governance import EntryKind
 from ..core.lease import Lease
-from ..core.put_options import PutOptions
+from ..writing.options import PutOptions
+from ..writing.outcomes import Put
 from .entries import DeviceEntries, DeviceEntry, HostCopy
 from .interface import Device, Mark
 from .outgoing import payload_of

@@ -23,7 +23,7 @@ from typing import Final
 from ...errors import Corrupt, TensordError
 from ..core.cache import Client
 from ..core.namespace import Namespace
-from ..core.put import Put
+from ..writing.outcomes import Put
 from ..core.remote_run import RemoteRuns
 from .pages import Part, copy_into
 

@@ -26,7 +26,7 @@ from ..core.cache import Client
 from ..core.claim import Claim
 from ..core.lease import Lease
 from ..core.namespace import Namespace
-from ..core.puts import Put
+from ..writing.outcomes import Put
 from ..identity.modules import Fingerprint, tensor_bytes
 from ..identity.origin import is_from
 from ..identity.settings import configs_of, described, machine, settings

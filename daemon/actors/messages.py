@@ -16,12 +16,12 @@ from msgspec import Struct, field
 from ...ipc import messages
 from ...ipc.peer import Peer
 from ..config.config import Config
-from ..core.effects import Copy, Move, Seal
+from ..copier import InboxCopied
+from ..core.effects import Move
 from ..core.events import (
     AgentsTurned,
     Allocated,
     ClaimWithdrawn,
-    Copied,
     GenerationRaised,
     GenerationsTold,
     Moved,
@@ -162,10 +162,8 @@ StoreMessage = (
     | MemoryRequest
     | Requested
     | Left
-    | Copy
     | Move
-    | Seal
-    | Copied
+    | InboxCopied
     | Moved
     | Sought
     | RunSought

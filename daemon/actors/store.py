@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final, assert_never
 
 import numpy as np
@@ -24,7 +24,7 @@ from ...ipc.declared import handlers
 from ...shm.clock import unix_at_boot_s
 from ...shm.prefix import HEADER_BYTES, MEDIA_BYTES, MEDIA_MAX, TOKEN_BYTES, PrefixRecord
 from ..config.config import Config
-from ..copier import Copier
+from ..copier import Copier, InboxCopied
 from ..core import effects, events
 from ..core.claims import NOBODY
 from ..core.host_memory import HostHolds, Pressed
@@ -41,6 +41,7 @@ from .messages import (
     Deliver,
     Fenced,
     Grown,
+    HangUp,
     Joined,
     Left,
     MemoryRequest,
@@ -54,11 +55,15 @@ from .messages import (
 )
 from .pages import Pages
 from .pump import Pump
+from .queues import AWAKE, NAPS, SLEEPS, Queues
 from .remote import RemoteThreads, Request, remote_turned
 from .store_report import StoreReport
 
 TIMERS_S: Final = 0.002
 """A busy actor looks at its timers this often. The shortest of them last for tens of milliseconds."""
+
+NAP_S: Final = 0.001
+"""How long the actor waits for further records before it sleeps: the event loop's timers are no finer."""
 
 _log = logger("store")
 
@@ -98,8 +103,6 @@ class StoreActor:
         self._tell_governor = tell_governor
         self._want_requests = want_requests
         self._clients: dict[int, Joined] = {}
-        # The number of copies of each client that the copier's thread has queued.
-        self._copying: Counter[int] = Counter()
         self._look_at = 0.0
         self._pump = Pump(self.inbox, self._receive, clock)
         self._lane_room = LaneRoom()
@@ -144,7 +147,18 @@ class StoreActor:
             hit_took=times.hit_took,
             report=lambda fenced: loop.call_soon_threadsafe(self.inbox.tell_now, fenced),
         )
-        self._attachments = Attachments(store, memory, self._copier, self._lane_room, self._send, self._tell_of)
+        self._queues = Queues(
+            memory,
+            self._copier,
+            submitted=self._submitted,
+            is_lent=store.is_lent,
+            ring=lambda client: self._send(client, Deliver(messages.Settled())),
+            hang_up=self._hang_up,
+        )
+        self._awake = False
+        self._attachments = Attachments(
+            store, memory, self._copier, self._queues, self._lane_room, self._send, self._tell_of
+        )
         prefix_requests: dict[type[Any], Callable[[int, Any], None]] = {messages.MatchPrefix: self._match}
         self._prefix_requests = handlers(messages.PrefixRequest, prefix_requests)
 
@@ -160,8 +174,8 @@ class StoreActor:
 
     @property
     def settled(self) -> bool:
-        """True if the inbox is empty, and every put whose last part has come is answered."""
-        return not (len(self.inbox) or any(put.whole for put in self._store.intake.puts))
+        """True if the inbox is empty, and all records are carried out."""
+        return not len(self.inbox) and self._queues.settled
 
     async def run(self) -> None:
         """Serves until it is cancelled. Then it waits for the copies under way, so that complete commits are kept."""
@@ -169,14 +183,30 @@ class StoreActor:
         try:
             while True:
                 idle_s = self._keep_time()
-                if idle_s > 0 and not self._pump.busy:
-                    await self.inbox.wait(idle_s)
+                if self._queues.turn():
+                    self._awake = True
+                elif idle_s > 0 and not self._pump.busy:
+                    await self._rest(idle_s)
                 self._pump.turn()
                 # The sessions send answers now, before work that may wait, such as counting the uses of matched blocks.
                 # All other tasks of the loop run too.
                 await asyncio.sleep(0)
         finally:
             await self._finish()
+
+    async def _rest(self, idle_s: float) -> None:
+        """Waits for a message, for `idle_s` at most. Shortly after the last record it naps, so that a client which
+        writes one put after another rings no bell; then it sleeps, and each record wakes it."""
+        memory = self._memory
+        memory.asleep[0] = NAPS if self._awake else SLEEPS
+        # SYNC POINT: a client stores its queue's head before it loads `asleep`. Between the store of `asleep` and this
+        # look at the heads is a fence in all clients, so one of the two sees the other's store. A client that is not
+        # reached by the quick fence rings each time.
+        memory.fence_quickly()
+        if not self._queues.waiting:
+            await self.inbox.wait(min(idle_s, NAP_S) if self._awake else idle_s)
+        self._awake = False
+        memory.asleep[0] = AWAKE
 
     def _keep_time(self) -> float:
         """Runs due timers. Returns the seconds until the next timer; 0 or less if one is already due.
@@ -203,13 +233,11 @@ class StoreActor:
                     return
                 if isinstance(request, messages.PrefixRequest):
                     self._prefix_requests[type(request)](client, request)
-                else:
+                elif isinstance(request, messages.AskForGrants | messages.ReturnGrants):
+                    # What was written in the grants that it returns comes first.
+                    self._queues.after_added(client, partial(self._handle, events.Received(client, request, counted)))
+                elif not isinstance(request, messages.Doorbell):
                     self._handle(events.Received(client, request, counted))
-            case events.Copied(client) if client != NOBODY:
-                self._copying[client] -= 1
-                if not self._copying[client]:
-                    del self._copying[client]
-                self._handle(message)
             case Pressed() | events.AgentsTurned() | events.Punched() | events.Allocated() | events.Moved():
                 self._handle(message)
             case events.Copied() | events.Sought() | events.RunSought() | events.RemoteSaved():
@@ -221,19 +249,20 @@ class StoreActor:
                 | events.RemoteConnected()
             ):
                 self._handle(message)
-            case effects.Copy() | effects.Seal() | effects.Move():
-                self._handle(self._copier.copy_now(message))
+            case effects.Move():
+                moved = self._copier.copy_now(message)
+                assert isinstance(moved, events.Moved)
+                self._handle(moved)
+            case InboxCopied():
+                self._queues.copied(message)
             case Joined(client, peer):
                 self._clients[client] = message
-                writes = message.may_write(self._config.write_in_place)
-                self._handle(events.ClientJoined(client, peer.uid, message.name, writes))
+                self._handle(events.ClientJoined(client, peer.uid, message.name))
             case MemoryRequest(client):
                 self._attachments.serve(self._clients.get(client), message, self._config)
             case Left(client):
-                if (joined := self._clients.pop(client, None)) is not None:
-                    self._tell_of(joined, "leave")
-                    self._memory.orphan(client)
-                    self._handle(events.ClientLeft(client))
+                if client in self._clients:
+                    self._queues.after_added(client, partial(self._left, client))
             case Grown():
                 self._grow(message)
             case Scrubbed():
@@ -252,9 +281,26 @@ class StoreActor:
             case _:
                 assert_never(message)
 
+    def _left(self, client: int) -> None:
+        """A client has left, and what it has added is carried out. Until then no place of it may be used again."""
+        self._queues.detached(client)
+        self._copier.close_inbox(client)
+        self._tell_of(self._clients.pop(client), "leave")
+        self._memory.orphan(client)
+        self._handle(events.ClientLeft(client))
+
+    def _submitted(self, client: int, records: memoryview, errors: dict[int, TensordError]) -> int:
+        """Gives the core records of a client. Returns the number of the last one."""
+        last, made = self._store.submitted(client, records, self._clock(), errors)
+        self._carry_out(made)
+        return last
+
     def _handle(self, event: events.Event) -> None:
         """Gives the core one event and carries its effects out. Their results come later, as a message or a job."""
-        for effect in self._store.handle(event, self._clock()):
+        self._carry_out(self._store.handle(event, self._clock()))
+
+    def _carry_out(self, made: list[effects.Effect]) -> None:
+        for effect in made:
             match effect:
                 case effects.Send(client, message):
                     self._send(client, Deliver(message))
@@ -268,14 +314,6 @@ class StoreActor:
                     self._ask_remote(effect)
                 case effects.RemoteTurned():
                     self._tell_watchers(WatchEvent(remote_turned(effect)))
-                case effects.Copy() | effects.Seal():
-                    # A small copy is done by this actor, which is faster than waking the thread. Copies of one client
-                    # keep their order, so a client with copies in the thread goes there too.
-                    if self._copier.is_small(effect) and not self._copying[effect.client]:
-                        self.inbox.tell_now(effect)
-                    else:
-                        self._copying[effect.client] += 1
-                        self._copier.copy(effect)
                 case effects.Move() if self._copier.is_small(effect):
                     self.inbox.tell_now(effect, (effect.uid, NOBODY))
                 case effects.Move():
@@ -290,10 +328,6 @@ class StoreActor:
                     self._pages.submit(effect, self._config.memory)
                 case HostHolds():
                     self._tell_governor(effect)
-                case effects.Discard(client, put_id):
-                    self._copier.discard(client, put_id)
-                case effects.Forget(client):
-                    self._copier.close_inbox(client)
                 case effects.Again(client, request, counted):
                     self.inbox.tell_first(Requested(client, request, counted), (self._clients[client].peer.uid, client))
                 case _:
@@ -313,7 +347,7 @@ class StoreActor:
                     f"the query has {query.query_bytes} bytes, too many for prefix_tokens_max = {tokens_max}: send "
                     "fewer tokens, or raise it"
                 )
-            packed = self._copier.read_inbox(client, query.inbox_offset, query.query_bytes, query.inbox)
+            packed = self._copier.read_inbox(client, query.inbox_offset, query.query_bytes)
             record = PrefixRecord.unpack(packed)
         except TensordError as error:
             self._send(client, Deliver(messages.Error.of(error, query.id)))
@@ -344,7 +378,12 @@ class StoreActor:
         who = {"client": client.client, "name": client.name, "pid": client.pid, "uid": client.peer.uid}
         self._tell_watchers(WatchEvent({"event": event, **who}))
 
+    def _hang_up(self, client: int, reason: str) -> None:
+        self._clients[client].inbox.tell_now(HangUp(reason))
+
     def _send(self, client: int, delivery: Deliver) -> None:
+        if type(delivery.message) is messages.PutRefused:
+            self._queues.refused(client)
         joined = self._clients.get(client)
         if joined is None or not joined.deliver(delivery):
             for fd in delivery.close:

@@ -164,7 +164,7 @@ class StoreReport:
             "lanes": len(lanes),
             "lanes_orphaned": sum(lane.client is None for lane in lanes),
             "pins": sum(lane.reader.pinned for lane in self._memory.read_pins()),
-            "inboxes_bytes": self._copier.inboxes_bytes,
+            "inboxes": self._copier.inboxes,
             "fence": "expedited" if self._memory.fence_is_quick else "global",
             "quotas": {
                 "refusals": dict(self._store.quotas.refusals),
@@ -184,7 +184,6 @@ class StoreReport:
                 "uid": uid,
                 "clients": clients[uid],
                 "lanes": lanes[uid],
-                "inboxes_bytes": self._copier.inboxes_bytes_of(uid),
                 **stored,
             }
             for uid, stored in sorted(self._store.by_uid({*clients, *lanes}).items())

@@ -290,7 +290,6 @@ class Config:
     def _check(self) -> None:
         for low, high in (
             ("limits.object_bytes_max", "ring_bytes"),
-            ("limits.inbox_bytes_max", "limits.inboxes_bytes_max"),
             ("limits.claim_s", "limits.claim_s_max"),
             ("gauges.sample_pressed_s", "gauges.sample_s"),
         ):

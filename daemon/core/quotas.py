@@ -16,7 +16,7 @@ from typing import Final, Literal
 from ...errors import LimitReached
 from .rates import Rates
 
-Kind = Literal["clients", "status_clients", "lanes", "inboxes", "claims", "namespaces"]
+Kind = Literal["clients", "status_clients", "lanes", "claims", "namespaces"]
 ROOT: Final = 0
 
 

@@ -6,15 +6,18 @@ Invariants: `checked` returns only values that the daemon accepts.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from ...errors import UsageError, shown
-from ...ipc.schema import AGENT_NAME_CHARS_MAX, COST_MS_MAX, NUMBER_MAX
-from .fields import check_count, check_key, check_name, check_seconds, number
+from ...ipc.schema import AGENT_NAME_CHARS_MAX, COST_MS_MAX
+from ..core.fields import check_count, check_key, check_name, check_seconds, number
+
+
+TOKENS_MAX: Final = (1 << 32) - 1
 
 
 class PutOptions(NamedTuple):
-    """The fields of Commit that the caller sets.
+    """The fields of a record that the caller sets.
 
     Args:
         tokens: encoder tokens that the payload stands for.
@@ -36,7 +39,7 @@ class PutOptions(NamedTuple):
     parent: bytes | None = None
 
     def checked(self) -> PutOptions:
-        """These options, checked and converted. The daemon closes the connection of a client that sends others.
+        """These options, checked and converted. A record holds no others.
 
         Raises:
             BadKey: `parent` is not 32 bytes.
@@ -44,7 +47,7 @@ class PutOptions(NamedTuple):
         """
         check_name("agent", self.agent, AGENT_NAME_CHARS_MAX, least=0)
         return self._replace(
-            tokens=check_count("tokens", self.tokens, NUMBER_MAX),
+            tokens=check_count("tokens", self.tokens, TOKENS_MAX),
             ttl_s=None if self.ttl_s is None else check_seconds("ttl_s", self.ttl_s, above_0=True),
             cost_ms=check_cost(self.cost_ms),
             parent=None if self.parent is None else check_key(self.parent),
