@@ -135,14 +135,25 @@ def test_a_span_that_is_written_is_not_reused(make: Make, how: str) -> None:
     assert stand.used_bytes == (SPAN if how == "evicted" else 2 * SPAN)
 
 
-def test_an_entry_that_moves_while_it_waits_is_written_from_its_new_place(make: Make) -> None:
+def test_a_key_that_is_put_again_while_it_waits_is_written_as_it_is_then(make: Make) -> None:
     stand = make(**REMOTE)
     publish(stand, WRITES_MAX + 1)
     name = key(WRITES_MAX)
-    stand.send(1, messages.Evict(3, [name]))
-    assert stand.put(name, 80, cost_ms=9.0, settles=False) == "stored"
+    stand.store.spans.end([stand.store.table.by_key[name]], "cleared")
+    assert stand.put(name, 80, settles=False) == "stored"
     stand.settle()
-    assert name not in stand.remote or stand.remote[name].payload_bytes == 80
+    assert stand.remote[name].payload_bytes == 80
+
+
+def test_an_entry_in_the_row_of_a_former_one_is_written(make: Make) -> None:
+    stand = make(**REMOTE)
+    stand.put(1, cost_ms=9.0)
+    row = stand.store.table.by_key[key(1)]
+    stand.store.spans.end([row], "cleared")
+    stand.scan()
+    stand.put(2, cost_ms=9.0)
+    assert stand.store.table.by_key[key(2)] == row
+    assert set(stand.remote) == {key(1), key(2)}
 
 
 def test_a_key_that_is_evicted_by_name_does_not_come_back(make: Make) -> None:
