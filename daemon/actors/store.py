@@ -118,7 +118,7 @@ class StoreActor:
             self._remote = RemoteThreads(
                 remote,
                 memory.ring,
-                self._copier.finish,
+                self._copier.check,
                 lambda outcome: loop.call_soon_threadsafe(self.inbox.tell_now, outcome),
                 config.remote.timeout_s,
                 clock=clock,

@@ -233,7 +233,7 @@ class RemoteStand:
         """The at-th read is carried out, or fails halfway."""
         effect = self.reads[at]
         del self.reads[at]
-        start, size = effect.ring_offset, SPAN_HEADER_BYTES + effect.header.payload_bytes
+        start, size = effect.ring_offset, SPAN_HEADER_BYTES + effect.found.payload_bytes
         self.store.ring_memory[start : start + size] = bytes([effect.number % 251]) * size
         self.do(RemoteRead(effect.number, 7 if error is None else 0, error))
 
