@@ -59,6 +59,26 @@ class Holes:
             self._put(row, left)
         return row
 
+    def take_within(self, before: int, offset: int, size: int, state: int) -> int:
+        """Makes a row of [offset, offset + size), in the hole behind the row `before`.
+
+        Returns:
+            The row; EDGE if no row is free.
+        """
+        start, left = self._table.end(before), self._behind[before]
+        assert start <= offset and offset + size <= start + left
+        row = self._table.add(state, offset, size, before)
+        if row != EDGE:
+            self._drop(before)
+            self._put(before, offset - start)
+            self._put(row, start + left - offset - size)
+        return row
+
+    def ranked(self, rank: int) -> tuple[int, int]:
+        """(the row before it, bytes) of a hole by its rank in the order of size: 0 is the smallest, -1 the largest."""
+        word = self._by_size[rank]
+        return word & (1 << ROW_BITS_MAX) - 1, word >> ROW_BITS_MAX
+
     def free(self, row: int) -> None:
         """Frees a row in use. Its bytes and the holes beside it become one hole."""
         table = self._table
