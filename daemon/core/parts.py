@@ -9,6 +9,7 @@ from __future__ import annotations
 from ...shm.allocator import SpanAllocator
 from ...shm.index import IndexWriter
 from ..policy.replacement import Replacement
+from ..reports.removal_history import RemovalHistory
 from .budget import RingBudget
 from .claims import ClaimTable
 from .counters import StoreCounters
@@ -31,7 +32,6 @@ from .remote.host_claims import HostClaims
 from .remote.link import RemoteLink
 from .remote.runs import Runs
 from .remote.writes import Writes
-from .removal_history import RemovalHistory
 from .residency import Residency
 from .residency_report import ResidencyReport
 from .room import Room
