@@ -92,9 +92,12 @@ class ReuseDistances:
         self._hold(number, size_bytes, capacity_bytes)
         return distance_bytes
 
-    def hold(self, number: int, size_bytes: int, capacity_bytes: int) -> None:
-        """Records that a key was used last, without a request."""
-        if not number & self._mask:
+    def hold(self, numbers: Array, sizes: Array, capacity_bytes: int) -> None:
+        """Records that keys were used last, in this order, without requests. The sample shrinks first until they fit.
+        Both arrays (n,) uint64."""
+        while len(at := self.chosen(numbers)) > self._keys_max:
+            self._halve()
+        for number, size_bytes in zip(numbers[at].tolist(), sizes[at].tolist(), strict=True):
             self._hold(number, size_bytes, capacity_bytes)
 
     def ended(self, number: int) -> None:

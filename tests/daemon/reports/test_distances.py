@@ -133,8 +133,7 @@ def test_a_key_beyond_the_reach_is_as_far_as_one_never_asked_for() -> None:
 
 def test_an_entry_that_was_only_held_has_a_distance() -> None:
     distances = ReuseDistances(1000)
-    distances.hold(number(1), 10, 100)
-    distances.hold(number(2), 15, 100)
+    distances.hold(np.array([number(1), number(2)], np.uint64), np.array([10, 15], np.uint64), 100)
     assert distances.asked(number(1), 10, 100) == 25
 
 
