@@ -25,7 +25,7 @@ from .encoder_request import EncoderInput, EncoderRequest, check_input_id, check
 if TYPE_CHECKING:
     from ..core.cache import Client
     from ..core.lease import Lease
-    from ..core.puts import Put
+    from ..writing.outcomes import Put
 
 
 @dataclass(slots=True)

@@ -9,8 +9,8 @@ Owns: the grants of one connection, and the sizes that were put lately. Does not
 
 Invariants: the bytes of two places never overlap. A grant is pinned as long as it is in the arena or a copy into it is
 under way: each put holds the grant until its record is written, also if an exception ends the put. With its last
-reference its number is noted, and returned to the daemon with the next request, once: everything that was written in it
-has a record by then. The lock is held for no call that waits.
+reference its number is noted, and returned to the daemon with the next request: everything that was written in it has a
+record by then. The lock is held for no call that waits.
 """
 
 from __future__ import annotations
@@ -73,7 +73,6 @@ class Arena:
         self._live: dict[int, _Ended] = {}
         self._over: deque[_Ended] = deque()
         """Grants in which nothing more is written, and which the daemon does not know yet."""
-        self._request = 0
         self._requests: dict[int, TensordError | None] = {}
         """Requests that puts wait for: why it was refused, once it was."""
         self._unasked = True
@@ -137,9 +136,9 @@ class Arena:
                     # The first time, or another thread was faster, or the place was too small.
                     with self._lock:
                         self._requests.pop(request, None)
-                        request, sizes, returned = self._next_request(size_bytes)
+                        request, sizes = self._next_request(size_bytes)
                         self._requests[request] = None
-                    self._wire.ask_for_grants(request, sizes, returned)
+                    self._say(request, sizes, max(0.0, deadline - time.monotonic()))
                 elif answer is not None:
                     raise answer
                 left_s = deadline - time.monotonic()
@@ -154,9 +153,9 @@ class Arena:
 
     def granted(self, request: int, grants: Sequence[Granted], error: TensordError | None = None) -> None:
         """The daemon's answer to a request. For the connection, which raises `bells` afterwards."""
-        with self._lock:
-            if self.ended is not None:
-                return
+        if self.ended is not None:
+            return
+        self._memory.tidy()
         for each in grants:
             end = each.offset + each.size_bytes
             grant = Grant(each.number, each.offset, end, None)
@@ -168,8 +167,9 @@ class Arena:
             if grant.pin is not None:
                 with self._lock:
                     insort(self._grants, (each.size_bytes, each.number, grant))
-                    self._left_bytes += each.size_bytes
         with self._lock:
+            # Counted anew: an exception of a signal handler may have come between two steps of `take`.
+            self._left_bytes = sum(left_bytes for left_bytes, _, _ in self._grants)
             self._low_bytes = self._left_bytes // 2
             if request in self._requests:
                 self._requests[request] = error or _ANSWERED
@@ -185,15 +185,30 @@ class Arena:
                 self._drop(len(self._grants) - self._ahead)
                 self._low_bytes = 0
             self._quiet = True
-        if returned := self._given_back():
-            self._wire.ask_for_grants(0, (), returned)
+        if self._over:
+            self._say(0, ())
+        self._memory.tidy()
+
+    def refuse(self, error: TensordError) -> None:
+        """No put waits for a place any more: the daemon does not answer. For the connection, as `granted`."""
+        for request in list(self._requests):
+            if request in self._requests:
+                self._requests[request] = error
+
+    @property
+    def waiting(self) -> bool:
+        """Whether a put waits for a place."""
+        return bool(self._requests)
 
     def end(self, error: TensordError) -> None:
-        """The connection is lost: nothing more is lent, and no put waits. A copy that is under way keeps its pin."""
-        with self._lock:
-            self.ended = without_frames(error)
-            self._grants.clear()
-            self._left_bytes = 0
+        """The connection is lost: nothing more is lent, and no put waits. A copy that is under way keeps its pin.
+
+        Takes no lock, since a signal handler may close a client in the middle of a put.
+        """
+        self.ended = without_frames(error)
+        # A put that takes a place of the former list has it for nothing.
+        self._grants = []
+        self._left_bytes = 0
 
     def _ask_ahead(self) -> None:
         try:
@@ -201,15 +216,34 @@ class Arena:
                 if not self._unasked:
                     return
                 self._unasked = False
-                request, sizes, returned = self._next_request(0)
-            self._wire.ask_for_grants(request, sizes, returned)
+                request, sizes = self._next_request(0)
+            if not self._say(request, sizes):
+                self._unasked = True
         except BaseException:
             self._unasked = True
             raise
 
-    def _next_request(self, first_bytes: int) -> tuple[int, list[int], list[int]]:
-        """Request, sizes, and what is returned with it. The caller has the lock. `first_bytes`: what a put waits for;
-        0: nothing."""
+    def _say(self, request: int, sizes: Sequence[int], timeout_s: float = 0.0) -> bool:
+        """Sends a request, with the grants that are over. Returns whether it was sent; if not, they go with the next
+        one, also after an exception of a signal handler. Then they may go twice: the daemon ignores the second time."""
+        over: list[_Ended] = []
+        try:
+            with suppress(IndexError):
+                # One step of the interpreter, also if the last call raises.
+                over.extend(iter(self._over.popleft, None))
+            sent = self._wire.ask_for_grants(request, sizes, [each.number for each in over], timeout_s)
+        except BaseException:
+            self._over.extend(over)
+            raise
+        if sent:
+            for each in over:
+                self._live.pop(each.number, None)
+        else:
+            self._over.extend(over)
+        return sent
+
+    def _next_request(self, first_bytes: int) -> tuple[int, list[int]]:
+        """Request and sizes. The caller has the lock. `first_bytes`: what a put waits for; 0: nothing."""
         lately = self._lately
         least = min(lately, default=LEAST_BYTES)
         self._drop(bisect_left(self._grants, (least,)))
@@ -221,22 +255,12 @@ class Arena:
             if sizes and total_bytes > self._share_bytes:
                 break
             sizes.append(size_bytes)
-        self._request += 1
-        return self._request, sizes, self._given_back()
+        return self._wire.next_request(), sizes
 
     def _drop(self, count: int) -> None:
         """Lets go of the smallest grants. The caller has the lock."""
         for _ in range(count):
             self._left_bytes -= self._grants.pop(0)[0]
-
-    def _given_back(self) -> list[int]:
-        """The numbers of grants in which nothing more is written, each once."""
-        numbers = []
-        with suppress(IndexError):
-            while True:
-                numbers.append(self._over.popleft().number)
-                self._live.pop(numbers[-1], None)
-        return numbers
 
 
 _ANSWERED: Final = TensordError("answered")

@@ -22,9 +22,9 @@ Client = TypeVar("Client")
 Wanted = TypeVar("Wanted")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StoreClient:
-    """The peer of a connection, as identified by the socket. `writes`: it may write payloads in place."""
+    """The peer of a connection, as identified by the socket. `writes`: it writes payloads into the ring itself."""
 
     uid: int
     name: str
@@ -42,6 +42,8 @@ class Outbox(Generic[Client, Wanted]):
         self.clients: dict[int, Client] = {}
         self._refusals = refusals
         self._effects: list[Wanted | Send | Announce] = []
+        self.watched = True
+        """Whether there are watchers."""
 
     def take(self) -> list[Wanted | Send | Announce]:
         """The effects since the last call, in order."""
@@ -58,8 +60,9 @@ class Outbox(Generic[Client, Wanted]):
             self._effects.append(Send(client, message))
 
     def announce(self, event: str, **body: Any) -> None:
-        """Reports an event to the watchers."""
-        self._effects.append(Announce({"event": event, **body}))
+        """Reports an event to the watchers, if there are any."""
+        if self.watched:
+            self._effects.append(Announce({"event": event, **body}))
 
     def count_refusal(self, client: int, error: TensordError) -> None:
         """Counts and announces a refusal. The caller sends the answer."""

@@ -6,81 +6,45 @@ parts that it uses when it is created, so no two refer to each other.
 
 from __future__ import annotations
 
-from ...shm.allocator import SpanAllocator
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 from ...shm.index import IndexWriter
-from ..policy.replacement import Replacement
-from ..reports.removal_history import RemovalHistory
+from ...shm.layout import IndexGeometry
+from ..claims.claims import NOBODY, ClaimTable
+from ..claims.unstorable import Unstorable
+from ..prefix.blocks import SequenceBlocks
+from ..prefix.matching import Matching
+from ..remote.remote import Remote
+from ..replacement import POLICIES, Facts
+from ..store.agents import Agents
+from ..store.commit import CommitLimits, Commits, Submitter
+from ..store.families import Families
+from ..store.grants import Grants
+from ..store.holes import Holes
+from ..store.slots import Slots
+from ..store.spans import Spans
+from ..store.table import ROW_BITS_MAX, RowTable
+from ..store.tenants import Tenants
 from .budget import RingBudget
-from .claims import ClaimTable
 from .counters import StoreCounters
-from .expiry import Expiry
-from .hits import Hits
-from .idle_sweep import IdleSweep
-from .intake import Intake
 from .limits import StoreLimits
-from .matching import Matching
 from .outbox import StoreOutbox
-from .pins import Pins
-from .publication import Publication
-from .put_answers import PutAnswers
 from .quotas import Quotas
-from .reclaim import Reclaim
-from .remote.agreement import Agreement
-from .remote.demotion import Demotion
-from .remote.fetches import Fetches
-from .remote.host_claims import HostClaims
-from .remote.link import RemoteLink
-from .remote.runs import Runs
-from .remote.writes import Writes
-from .residency import Residency
-from .residency_report import ResidencyReport
-from .room import Room
-from .sequences import Sequences
-from .span_table import SpanTable
-from .sweeps import Sweeps
-from .unstorable import Unstorable
+
+ROW_BITS_MIN = 12
+ROWS_PER_ENTRY = 2
+"""Rows for entries, and as many for grants, pieces of them, and spans that wait for a scan."""
 
 
-class Parts:
-    """All parts of one store. A reload of the configuration replaces `limits`, and no part."""
+@dataclass(frozen=True, slots=True)
+class RingMemory:
+    """The shared memory of a store. `index_bytes`: the whole index segment; `ring`: the ring's bytes, writable;
+    `ready_bytes`: how many of them may be used."""
 
-    def __init__(
-        self,
-        index: IndexWriter,
-        ring: SpanAllocator,
-        policy: Replacement,
-        sequences: Sequences,
-        limits: StoreLimits,
-        quotas: Quotas,
-        epoch: int,
-    ) -> None:
-        self.limits = limits
-        self.quotas = quotas
-        self.counters = StoreCounters()
-        self.outbox = outbox = StoreOutbox(self.counters)
-        self.budget = RingBudget(limits.max_entries, limits.max_bytes, limits.max_tokens)
-        self.memory = memory = SpanTable(index, ring, policy, sequences, self.budget, epoch)
-        self.pins = Pins(limits.pins_per_client_max, limits.pinned_bytes_max)
-        self.claims = claims = ClaimTable(limits.claim_s, limits.claim_s_max, limits.claims_per_client_max, epoch)
-        self.removal_history = RemovalHistory(limits.max_entries)
-        self.hits = Hits(limits.ring_bytes)
-        self.expiry = expiry = Expiry(memory, self.pins, outbox, self.removal_history, self.hits, limits.default_ttl_s)
-        self.room = room = Room(memory, self.pins)
-        self.residency = residency = Residency(memory, outbox)
-        self.link = link = RemoteLink(outbox)
-        self.sweeps = Sweeps(memory, expiry, outbox, quotas)
-        self.agreement = agreement = Agreement(memory, self.sweeps, claims, link, outbox, limits)
-        self.host_claims = host_claims = HostClaims(link, outbox)
-        claims.given_up = host_claims.given_up
-        self.writes = writes = Writes(memory, link, agreement, host_claims, outbox, limits)
-        self.demotion = demotion = Demotion(writes, outbox)
-        self.idle_sweep = IdleSweep(memory, room, demotion)
-        self.reclaim = Reclaim(memory, room, residency, demotion, expiry, claims, outbox, limits.rescan_s)
-        self.fetches = fetches = Fetches(claims, link, agreement, host_claims, writes, outbox, limits)
-        self.runs = Runs(memory, link, agreement, fetches, outbox)
-        self.unstorable = unstorable = Unstorable(self.counters.claims_unstorable)
-        answers = PutAnswers(memory, expiry, claims, unstorable, fetches, writes, outbox)
-        publication = Publication(memory, expiry, answers, outbox, limits)
-        self.intake = Intake(memory, room, residency, self.reclaim, publication, answers, claims, outbox, limits)
-        self.residency_report = ResidencyReport(memory, residency, self.idle_sweep, outbox)
-        self.matching = Matching(memory, expiry, outbox, limits.prefix_tokens_max, limits.prefix_wait_s)
+    index: IndexWriter
+    index_bytes: memoryview
+    geometry: IndexGeometry
+    ring: memoryview
+    ready_bytes: int

@@ -15,7 +15,7 @@ from bisect import bisect_left, insort
 import numpy as np
 
 from ...shm.layout import ALIGN_BYTES
-from .table import EDGE, FREE, ROW_BITS_MAX, RowTable
+from .table import EDGE, FREE, ROW_BITS_MAX, Array, RowTable
 
 
 class Holes:
@@ -84,18 +84,17 @@ class Holes:
         self._put(last, self._drop(last) + capacity_bytes - self.capacity_bytes)
         self.capacity_bytes = capacity_bytes
 
-    def found(self) -> None:
-        """Finds all holes anew, in rows that were taken over from an earlier daemon."""
+    def found(self, rows: Array) -> None:
+        """Finds all holes anew. `rows`: all rows in use, in order, which were taken over from an earlier daemon."""
         table = self._table
-        self._behind.clear()
-        self._by_size.clear()
-        self.total_bytes = 0
-        rows = np.fromiter(table.in_order(), np.int64, table.count)
         before = np.concatenate([[EDGE], rows])
         ends = table.column("offsets")[before] + table.column("sizes")[before]
-        starts = np.concatenate([table.column("offsets")[rows], np.array([self.capacity_bytes], np.uint64)])
-        for at in np.flatnonzero(starts > ends).tolist():
-            self._put(int(before[at]), int(starts[at] - ends[at]))
+        starts = np.append(table.column("offsets")[rows], np.uint64(self.capacity_bytes))
+        at = np.flatnonzero(starts > ends)
+        sizes = (starts[at] - ends[at]).tolist()
+        self._behind = dict(zip(before[at].tolist(), sizes, strict=True))
+        self._by_size = sorted(size << ROW_BITS_MAX | row for row, size in self._behind.items())
+        self.total_bytes = sum(sizes)
 
     def _put(self, before: int, size: int) -> None:
         if size:

@@ -224,7 +224,8 @@ class Spans:
     def begin_scan(self) -> None:
         """Fixes the rows that the scan decides about. A fence and the reading of all lanes follow, then `scanned`."""
         assert self._scanning is None, "a scan is in flight"
-        victims, ended = {}, {}
+        victims: dict[int, str] = {}
+        ended: dict[int, None] = {}
         for row in list(islice(self._victims, SCAN_ROWS_MAX)):
             victims[row] = self._victims.pop(row)
         for table in (self._ended, self._pinned_ended):

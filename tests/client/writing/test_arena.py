@@ -30,15 +30,28 @@ class Asked:
     """A wire that keeps what is asked, and answers when a test says so."""
 
     def __init__(self) -> None:
-        self.bells = 0
+        self.bells = self.requests = 0
+        self.takes = True
         self.asked: list[tuple[int, list[int], list[int]]] = []
         self.answer: Any = None
 
-    def ask_for_grants(self, request: int, sizes: Sequence[int], returned: Sequence[int]) -> None:
+    def next_request(self) -> int:
+        self.requests += 1
+        return self.requests
+
+    def ask_for_grants(
+        self, request: int, sizes: Sequence[int], returned: Sequence[int], timeout_s: float = 0.0
+    ) -> bool:
+        if not self.takes:
+            return False
         self.asked.append((request, list(sizes), list(returned)))
         if self.answer is not None:
             self.answer(request, sizes)
             self.bells += 1
+        return True
+
+    def ring_to_wait(self) -> None:
+        raise AssertionError("the arena rings no bell")
 
     def ring_bell(self) -> None:
         raise AssertionError("the arena rings no bell")
@@ -127,9 +140,9 @@ def test_one_request_asks_for_no_more_than_the_share_but_for_one_place_at_least(
 
 def test_a_grant_that_is_too_small_for_what_is_put_now_goes_back() -> None:
     with WritingBench() as bench:
-        bench.writer.put(key(0), np.zeros(3000, np.uint8), soon())
+        bench.put(key(0), np.zeros(3000, np.uint8), soon())
         for number in range(1, 100):
-            bench.writer.put(key(number), np.zeros(20_000, np.uint8), soon())
+            bench.put(key(number), np.zeros(20_000, np.uint8), soon())
         assert len(bench.lent) <= 8
         assert not any(each.granted.size_bytes < 20_000 for each in bench.lent.values())
 
@@ -137,7 +150,7 @@ def test_a_grant_that_is_too_small_for_what_is_put_now_goes_back() -> None:
 def test_a_quiet_client_gives_back_what_it_holds() -> None:
     with WritingBench() as bench:
         for number in range(50):
-            bench.writer.put(key(number), np.zeros(1000, np.uint8), soon())
+            bench.put(key(number), np.zeros(1000, np.uint8), soon())
         places = bench.writer.arena
         places._ahead = 64
         places._ask_ahead()
@@ -150,7 +163,7 @@ def test_a_quiet_client_gives_back_what_it_holds() -> None:
         assert len(places._grants) == 1
         bench.work()
         assert len(bench.lent) == 1
-        assert bench.writer.put(key(99), 1, soon()).state == "stored"
+        assert bench.put(key(99), 1, soon()).state == "stored"
 
 
 def test_a_wait_that_is_cut_short_leaves_no_request_behind() -> None:

@@ -6,15 +6,17 @@ Invariants: `checked` returns only values that the daemon accepts.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from ...errors import UsageError, shown
-from ...ipc.schema import AGENT_NAME_CHARS_MAX, COST_MS_MAX, NUMBER_MAX
-from .fields import check_count, check_key, check_name, check_seconds, number
+from ...ipc.schema import AGENT_NAME_CHARS_MAX, COST_MS_MAX
+from ..core.fields import check_count, check_key, check_name, check_seconds, number
+
+TOKENS_MAX: Final = (1 << 32) - 1
 
 
 class PutOptions(NamedTuple):
-    """The fields of Commit that the caller sets.
+    """The fields of a record that the caller sets.
 
     Args:
         tokens: encoder tokens that the payload stands for.
@@ -36,15 +38,28 @@ class PutOptions(NamedTuple):
     parent: bytes | None = None
 
     def checked(self) -> PutOptions:
-        """These options, checked and converted. The daemon closes the connection of a client that sends others.
+        """These options, checked and converted. A record holds no others.
 
         Raises:
             BadKey: `parent` is not 32 bytes.
             UsageError: a value is out of its range; the message names it.
         """
+        tokens, ttl_s, _, cost_ms, agent, _, parent = self
+        if (
+            ttl_s is None
+            and parent is None
+            and type(tokens) is int
+            and 0 <= tokens <= TOKENS_MAX
+            and type(cost_ms) is float
+            and 0.0 <= cost_ms <= COST_MS_MAX
+            and type(agent) is str
+            and agent == ""
+        ):
+            # The common case takes no further call.
+            return self
         check_name("agent", self.agent, AGENT_NAME_CHARS_MAX, least=0)
         return self._replace(
-            tokens=check_count("tokens", self.tokens, NUMBER_MAX),
+            tokens=check_count("tokens", self.tokens, TOKENS_MAX),
             ttl_s=None if self.ttl_s is None else check_seconds("ttl_s", self.ttl_s, above_0=True),
             cost_ms=check_cost(self.cost_ms),
             parent=None if self.parent is None else check_key(self.parent),
