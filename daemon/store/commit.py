@@ -132,8 +132,6 @@ class Commits:
         """(client, number, row)."""
         self.awaited: list[bytes] = []
         """Keys that were stored or existed, and that somebody waits for."""
-        self.timed: list[tuple[float, int, int]] = []
-        """(expires at, row, span id)."""
 
     def take(self, submitter: Submitter, records: memoryview, now: float) -> int:
         """Carries out a batch of records. Returns the number of the last one.
@@ -297,8 +295,7 @@ class Commits:
                 ns_entries[ns] += 1
                 ns_bytes[ns] += size
                 if ttl:
-                    ends[row] = ttl
-                    self.timed.append((now + ttl, row, span_id))
+                    ends[row] = now + ttl
                 stored += 1
                 stored_bytes += size
                 stored_tokens += tokens
