@@ -53,12 +53,14 @@ class Host:
         self.outbox = StoreOutbox(StoreCounters())
         self.budget = RingBudget(1 << 20, ring_bytes, None)
         self.remote = Remote()
+        self.gave_up = 0
         uses = np.frombuffer(s.index_memory, "u8", s.geometry.slot_count, s.geometry.uses_at)
         self.host = HostMemory(
             s.table, s.holes, s.slots, s.spans, s.families, s.policy, uses, s.ring, self.budget, self.remote,
-            self.outbox, page_bytes=page_bytes,
+            self.outbox, self.give_up, page_bytes=page_bytes,
         )  # fmt: skip
         self.host.withdrawn.found()
+        s.spans.hide = self.hide  # type: ignore[method-assign]
         self.now = 1.0
         self.effects: deque[Punch | Allocate] = deque()
         self.short = False
@@ -66,6 +68,17 @@ class Host:
         self.gone: list[tuple[int, str]] = []
         self.scans = 0
         s.spans.gone.append(lambda rows, reasons: self.gone.extend(zip(map(self.number, rows), reasons, strict=True)))
+
+    def give_up(self) -> None:
+        self.gave_up += 1
+
+    def hide(self, rows: Sequence[int], reason: str) -> None:
+        """As `Spans.hide`: what is hidden is published, not known to be in use, and has no published children."""
+        spans, table = self.store.spans, self.store.table
+        for row in rows:
+            assert table.states[row] == LIVE and not table.children[row]
+            assert not spans.is_held(row) and table.span_ids[row] not in spans.last_pinned
+            type(spans).hide(spans, [row], reason)
 
     def number(self, row: int) -> int:
         key = self.store.slots.key(self.store.table.slots[row])

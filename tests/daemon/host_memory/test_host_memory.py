@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 
 from tensord.daemon.core.effects import Punch
 from tensord.daemon.core.host_memory import Pressed
+from tensord.daemon.host_memory.page_victims import PageVictims
 from tensord.daemon.store.table import ENDED, LIVE
 from tensord.shm.layout import SPAN_HEADER_BYTES, span_bytes
 
@@ -48,6 +51,7 @@ def test_holes_are_given_back_before_any_entry_goes() -> None:
     host.end([5, 9])
     host.press(RING - 8 * PAGE)
     assert host.stored() == set(range(16)) - {5, 9} and resident(host) == 56
+    assert host.gave_up, "free places that are kept ready to be lent"
 
 
 def test_no_entry_goes_while_holes_are_still_on_their_way_out() -> None:
@@ -91,6 +95,8 @@ def test_pinned_entries_are_passed_over_and_go_once_they_are_released() -> None:
     host.pass_time(100)
     assert host.scans < 100, "it looks again and again, ever more seldom"
     host.store.pinned.clear()
+    host.pass_time(10)
+    assert host.stored() == {2}
     host.store.spans.release(host.row(2))
     host.pass_time(10)
     assert (resident(host), host.stored()) == (0, set())
@@ -144,10 +150,11 @@ def test_an_idle_block_goes_after_its_children_and_stays_if_one_is_in_use() -> N
     host = Host(RING)
     for number, parent in ((1, None), (2, 1), (3, 2), (4, 1), (10, None), (11, 10)):
         host.store.put(key_of(number), **({} if parent is None else {"parent": key_of(parent)}))
+    host.store.put(key_of(20), now=39.0)
     host.now = 40.0
     host.use(3)
     host.press(idle_s=30.0)
-    assert host.stored() == {1, 2, 3} and [number for number, _ in host.gone].index(11) < [
+    assert host.stored() == {1, 2, 3, 20} and [number for number, _ in host.gone].index(11) < [
         n for n, _ in host.gone
     ].index(10)
 
@@ -239,3 +246,61 @@ def test_an_exchange_makes_room_between_withdrawn_pages_and_the_limit_holds_at_e
     host.store.holes.free(row)
     host.settle()
     assert resident(host) == 20
+
+
+def test_an_entry_that_the_last_scan_found_pinned_is_not_hidden() -> None:
+    host = full()
+    host.pin(0)
+    host.end([9])
+    host.settle()
+    host.host.press(Pressed(RING - 8 * PAGE))
+    host.follow()
+    while host.step():
+        assert host.store.read(key_of(0)) is not None
+    assert host.stored() == set(range(16)) - {1, 9}
+
+
+def test_withdrawn_pages_stay_together() -> None:
+    host = Host(RING, page_bytes=PAGE)
+    withdrawn, holes = host.host.withdrawn, host.store.holes
+    first = holes.take(10 * PAGE, ENDED)
+    assert withdrawn.withdraw_some(54 * PAGE, (0, 0)) == (10 * PAGE, 54 * PAGE)
+    assert withdrawn.restorable(4 * PAGE) == (60 * PAGE, 4 * PAGE)
+    holes.free(first)
+    assert withdrawn.withdraw_some(2 * PAGE, (0, 0)) == (8 * PAGE, 2 * PAGE) and len(withdrawn.rows) == 1
+    assert withdrawn.restorable(4 * PAGE) == (8 * PAGE, 4 * PAGE), "beside the hole"
+    withdrawn.restore(20 * PAGE, 3 * PAGE)
+    assert withdrawn.within(0, RING) == [(8 * PAGE, 12 * PAGE), (23 * PAGE, 41 * PAGE)]
+    withdrawn.check_invariants()
+    holes.check_invariants()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_pages_that_victims_free_are_counted_right(seed: int) -> None:
+    random = Random(seed)
+    host = Host(RING, page_bytes=PAGE)
+    store, number = host.store, 0
+    while store.put(key_of(number), random.randrange(1, 500)):
+        number += 1
+    host.end(random.sample(range(number), number // 4))
+    store.scan()
+
+    def free() -> int:
+        holes = [store.holes.ranked(rank) for rank in range(len(store.holes))]
+        starts = [(store.table.end(before), size) for before, size in holes]
+        return sum(host.host.withdrawn.pages_in(start, start + size) for start, size in starts)
+
+    rows = [host.row(each) for each in host.stored()]
+    warm = {row: random.random() for row in rows}
+    held = set(random.sample(rows, len(rows) // 5))
+    victims = PageVictims(
+        store.table, store.holes, host.host.withdrawn, lambda row, _: row not in held, warm.__getitem__, 256
+    )
+    for row in sorted(warm, key=warm.__getitem__):
+        if row not in held and victims.freed_bytes < 12 * PAGE:
+            victims.add(row, 12 * PAGE - victims.freed_bytes)
+    assert victims.freed_bytes > 0
+    before = free()
+    store.spans.end(list(victims.rows), "explicit")
+    store.scan()
+    assert free() - before == victims.freed_bytes

@@ -175,6 +175,12 @@ def _may(key: bytes, bucket: int, mask: int) -> bool:
     return bucket in (first, second, second ^ 1)
 
 
+def other_namespace(store: RowStore, row: int) -> None:
+    """The header names a parent in another namespace."""
+    store.ring[store.table.offsets[row] + 120 :][:32] = key_of(2, OTHER)
+    store.ring[store.table.offsets[row] + 152] = 1
+
+
 def set_word(word: int, value: int) -> Callable[[RowStore, int], None]:
     def damage(store: RowStore, row: int) -> None:
         store.slots.words[store.slots.at(store.table.slots[row]) + word] = value
@@ -197,6 +203,7 @@ def set_word(word: int, value: int) -> Callable[[RowStore, int], None]:
         (two_of_one_id, {33}),
         (overlap, {33}),
         (elsewhere, {1}),
+        (other_namespace, {1}),
     ],
 )
 def test_what_does_not_agree_is_not_taken_over_and_costs_nothing_else(
@@ -317,6 +324,20 @@ def test_victims_come_in_the_order_of_last_uses_and_a_use_is_newer_than_the_puts
         ]
     assert store.policy.victims(1) == [store.table.by_key[key_of(2)]]
     finish(store)
+
+
+def test_of_blocks_that_were_put_at_one_time_the_parents_stand_first() -> None:
+    store = RowStore()
+    for number in (1, 2):
+        store.put(key_of(number))
+    for number in (1, 2):
+        store.spans.end([store.table.by_key[key_of(number)]], "evict")
+    store.scan()
+    parent, child = store.put(key_of(3)), store.put(key_of(4), parent=key_of(3))
+    assert child < parent
+    after, found = taken_over(store)
+    assert found.rows.tolist() == [parent, child]
+    finish(after)
 
 
 @pytest.mark.parametrize("policy", ["lru", "hazard"])
