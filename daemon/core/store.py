@@ -36,7 +36,6 @@ from .limits import StoreLimits
 from .parts import Parts, RingMemory
 from .quotas import Quotas
 
-
 REQUESTS: Final = "requests"
 """The event that lists requests for a recording."""
 
@@ -185,7 +184,8 @@ class Store:
         self, refused: list[tuple[int, int, int, bytes, int]], now: float, errors: dict[int, TensordError]
     ) -> None:
         """Whoever waits for the claim of a refused put computes."""
-        parts, of_blocks = self.parts, iter(parts.blocks.errors[:])
+        parts = self.parts
+        of_blocks = iter(parts.blocks.errors[:])
         parts.blocks.errors.clear()
         for client, number, reason, key, claim in refused:
             error = next(of_blocks) if reason == BAD_BLOCK else errors.get(number) if reason == BAD_TREE else None

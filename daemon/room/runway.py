@@ -86,7 +86,7 @@ class Runway:
         self._rescan_s_min = self._rescan_s = rescan_s
         self._rescan_at: float | None = None
         self.places = Places(table, holes, tenants, grants, budget, withdrawn)
-        self.moves = Moves(table, holes, slots, tenants, spans, ring, emit, commits.timed.append)
+        self.moves = Moves(table, holes, slots, tenants, spans, ring, emit)
         self._ways = Ways(table, holes, grants, tenants, families, spans, policy, shares, budget, self.places)
         self._attempt: Attempt | None = None
         self._draining = self._drained = False

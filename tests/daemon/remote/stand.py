@@ -147,7 +147,7 @@ class RemoteStand:
         for name in commits.awaited:
             self.verdicts(self.claims.committed(name))
         self.refused = [reason for _, _, reason, _, _ in commits.refused]
-        for left in (commits.fresh, commits.existed, commits.refused, commits.awaited, commits.timed):
+        for left in (commits.fresh, commits.existed, commits.refused, commits.awaited):
             left.clear()
 
     def verdicts(self, verdicts: list[Verdict]) -> None:
