@@ -213,6 +213,10 @@ class Replacement(ABC):
         self._flags[rows] |= OUT
         return rows
 
+    @abstractmethod
+    def coldest(self, most: int) -> list[int]:
+        """The rows that `victims` would give, which are not handed out. Nothing changes."""
+
     def admits(self, digest: int, size: int, parent: int, cost: float = 0.0, tokens: int = 0, agent: int = 0) -> bool:
         """Whether a child of the row `parent`, which is not stored yet, is worth as much as the next victim. The store
         asks when it has no room without evicting. The numbers are those of `Facts`. Default: true."""
