@@ -16,7 +16,7 @@ not counted.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final
@@ -80,20 +80,12 @@ class Removals:
         self._hits = hits
         self._outbox = outbox
         self._parents: deque[tuple[int, RemovalProgress]] = deque()
-        self.announces = True
-        """Whether watchers are told of each end."""
         spans.gone.append(self._gone)
 
     @property
     def ending(self) -> bool:
         """Whether `end_children` has entries to end."""
         return bool(self._parents)
-
-    def stored(self, keys: Iterable[bytes]) -> list[int]:
-        """The rows of the entries with these keys, victims included, since a victim may be published again."""
-        published, hidden = self._table.by_key, self._spans.hidden
-        found = dict.fromkeys(published.get(key) or hidden.get(key, 0) for key in keys)
-        return [row for row in found if row]
 
     def end(self, rows: Sequence[int], progress: RemovalProgress) -> None:
         """Ends different entries, pinned or not; their bytes are free once no reader pins them. Their descendants are
@@ -163,7 +155,7 @@ class Removals:
             for parent in np.unique(table.column("parents")[at]).tolist():
                 if table.states[parent] == LIVE and not table.children[parent]:
                     self._expiry.look_again(parent)
-        if self.announces:
+        if self._outbox.watched:
             self._announce(gone)
 
     def _announce(self, gone: Removed) -> None:

@@ -25,6 +25,7 @@ from ...shm.layout import (
     expiry_word,
     reuse_ticks,
 )
+from ...shm.slots import PLACE
 from .slots import Slots
 from .table import RowTable
 
@@ -32,6 +33,7 @@ Array = np.ndarray[Any, Any]
 
 _TTL_AT: Final = 72 >> 3
 _CREATED_AT: Final = 80 >> 3
+_COST_AT: Final = 104 >> 3
 _EXPIRES_AT: Final = SPAN_EXPIRES_AT >> 3
 _EXPIRY_CHECK: Final = (1 << 16) - 1
 _USES: Final = np.uint64(REUSE_USES_MAX)
@@ -68,6 +70,11 @@ class Details:
         ttl: float = self._times[(self._offset_of[row] >> 3) + _TTL_AT]
         return ttl
 
+    def cost(self, row: int) -> float:
+        """The milliseconds that computing the payload took, as its client said; 0 if not known."""
+        cost: float = self._times[(self._offset_of[row] >> 3) + _COST_AT]
+        return cost
+
     def expires(self, row: int) -> float:
         """When the entry expires; 0.0 for never. It is up to one part in 2 ** 36 later than it was set."""
         at = (self._offset_of[row] >> 3) + _EXPIRES_AT
@@ -85,6 +92,10 @@ class Details:
         """The keys, as (n, 4) uint64."""
         found: Array = self._index[self._slots_at(rows)[:, None] + np.arange(1, 5)]
         return found
+
+    def tree_bytes(self, row: int) -> int:
+        """The length of the payload's tree."""
+        return int(self._index[self._slots_at(np.array([row]))[0] + PLACE]) >> 48
 
     def uses(self, rows: Array) -> tuple[Array, Array]:
         """How often the entries were used after their puts, at most REUSE_USES_MAX, and when last, rounded up to a
