@@ -83,8 +83,8 @@ def pack(tree: Any, depth_max: int = form.DEPTH_MAX) -> Packed:
 
 
 def pack_spec(tree: Any, depth_max: int = form.DEPTH_MAX) -> Packed:
-    """As `pack`, of a tree that may have `Spec` in place of arrays. Their owner writes these leaves: the sources have no
-    array. `recipe(packed.header).view(memory)` gives arrays to fill."""
+    """As `pack`, of a tree that may have `Spec` in place of arrays. Their owner writes these leaves: the sources have
+    no array. `recipe(packed.header).view(memory)` gives arrays to fill."""
     return _Packing(depth_max, takes_specs=True).packed(tree)
 
 

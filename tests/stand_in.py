@@ -278,7 +278,7 @@ class StandIn:
 
     def _commit(self, each: Attachment, record: tuple[Any, ...]) -> TensordError | None:
         self.records.append(record)
-        _, key, offset, payload_bytes, checksum, claim, _, cost, _, number, tree_bytes, tokens, prefix, *_ = record
+        _, key, offset, payload_bytes, checksum, _, _, cost, _, number, tree_bytes, tokens, prefix, *_ = record
         low, size_bytes, _ = each.grants.get(number, (0, 0, -1))
         if not low <= offset <= offset + span_bytes(payload_bytes) <= low + size_bytes:
             return LimitReached(f"the bytes at {offset} are not within grant {number}")
@@ -320,4 +320,3 @@ class StandIn:
 
 
 _EXISTED = TensordError("existed")
-

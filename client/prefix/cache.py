@@ -24,11 +24,11 @@ from ..core import requests
 from ..core.cache import Client, check_client
 from ..core.fields import check_count, check_flag, check_name, check_timeout
 from ..core.namespace import Namespace, check_namespace
+from ..core.tracing import length_of, matched_of, traced
+from ..device.cache import DeviceCache
 from ..writing.options import PutOptions
 from ..writing.outcomes import Put
 from ..writing.puts import ENDING
-from ..core.tracing import length_of, matched_of, traced
-from ..device.cache import DeviceCache
 from .device import DeviceSequences
 from .layers import PrefixLayer, Snapshots, layers_of
 from .match import HeldBlocks, PrefixMatch

@@ -26,10 +26,10 @@ from ..core.cache import Client
 from ..core.claim import Claim
 from ..core.lease import Lease
 from ..core.namespace import Namespace
-from ..writing.outcomes import Put
 from ..identity.modules import Fingerprint, tensor_bytes
 from ..identity.origin import is_from
 from ..identity.settings import configs_of, described, machine, settings
+from ..writing.outcomes import Put
 from .conditions import Untouchable, check_still, plain_tensor
 from .functions import Replaced, functions_called
 from .outputs import CallItems, NotSplittable

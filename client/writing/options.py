@@ -12,7 +12,6 @@ from ...errors import UsageError, shown
 from ...ipc.schema import AGENT_NAME_CHARS_MAX, COST_MS_MAX
 from ..core.fields import check_count, check_key, check_name, check_seconds, number
 
-
 TOKENS_MAX: Final = (1 << 32) - 1
 
 
@@ -45,6 +44,19 @@ class PutOptions(NamedTuple):
             BadKey: `parent` is not 32 bytes.
             UsageError: a value is out of its range; the message names it.
         """
+        tokens, ttl_s, _, cost_ms, agent, _, parent = self
+        if (
+            ttl_s is None
+            and parent is None
+            and type(tokens) is int
+            and 0 <= tokens <= TOKENS_MAX
+            and type(cost_ms) is float
+            and 0.0 <= cost_ms <= COST_MS_MAX
+            and type(agent) is str
+            and agent == ""
+        ):
+            # The common case takes no further call.
+            return self
         check_name("agent", self.agent, AGENT_NAME_CHARS_MAX, least=0)
         return self._replace(
             tokens=check_count("tokens", self.tokens, TOKENS_MAX),

@@ -26,7 +26,8 @@ from typing import Final, Literal, Self, TypeAlias
 
 from ...errors import DaemonUnavailable, TensordError, TimedOut, without_frames
 from ...ipc.schema import DURATION_S_MAX
-from ...shm.records import QUEUE_RECORDS, WAITS_AT
+from ...shm.layout import QUEUE_RECORDS
+from ...shm.records import WAITS_AT
 from ..core.fields import check_timeout
 from .connection import Wire
 
@@ -54,7 +55,7 @@ class Put:
         'existed'
     """
 
-    __slots__ = ("_outcomes", "_refused", "_state", "error", "key", "number")
+    __slots__ = ("_refused", "_state", "error", "key", "number", "outcomes")
 
     def __init__(self, key: bytes, refused: Callable[[bytes, TensordError], object] | None = None) -> None:
         """`refused` is called with key and reason if the put is refused, in any thread. For the library."""
@@ -63,16 +64,16 @@ class Put:
         self._refused = refused
         self._state: PutState = "sent"
         self.number = 0
-        """Of its record on its connection. For the library."""
-        self._outcomes: Outcomes | None = None
+        self.outcomes: Outcomes | None = None
+        """Its record, and where its outcome comes from, while it is "sent". For the library."""
 
     @property
     def state(self) -> PutState:
         """The state now. Sends no message."""
-        outcomes = self._outcomes
+        outcomes = self.outcomes
         if outcomes is not None and outcomes.has_stored(self.number) and self._state == "sent":
             self._state = "stored"
-            self._outcomes = None
+            self.outcomes = None
         return self._state
 
     def wait(self, timeout_s: float | None = None) -> Self:
@@ -85,24 +86,18 @@ class Put:
         if self.state != "sent":
             return self
         limit_s = check_timeout(timeout_s, DURATION_S_MAX)
-        outcomes = self._outcomes
+        outcomes = self.outcomes
         if outcomes is None or not outcomes.wait_for(self.number, time.monotonic() + limit_s, self):
             name = self.key.hex()[:16]
             raise TimedOut(f"the put of {name}… was not acknowledged within {limit_s:.3g} s; it goes on")
         return self
-
-    def follow(self, outcomes: Outcomes, number: int) -> None:
-        """Its record was written, under this number. For the library."""
-        # The number first: without it, the state does not ask for the outcome.
-        self.number = number
-        self._outcomes = outcomes
 
     def settle(self, state: PutState, error: TensordError | None = None) -> None:
         """Sets the outcome. For the library."""
         # The error first: a thread that sees "refused" finds its reason.
         self.error = error and without_frames(error)
         self._state = state
-        self._outcomes = None
+        self.outcomes = None
         if state == "refused" and self._refused is not None and self.error is not None:
             self._refused(self.key, self.error)
 
@@ -149,7 +144,9 @@ class Outcomes:
 
     def note(self, outcome: Put, number: int) -> None:
         """Keeps a put whose record was just written."""
-        outcome.follow(self, number)
+        # The number first: without it, the put's state does not ask here.
+        outcome.number = number
+        outcome.outcomes = self
         self._open[number] = self.unsettled[outcome.key] = outcome
         # After it is kept: whoever carries a refusal out looks in the other order.
         if self._early and number in self._early:
@@ -211,15 +208,27 @@ class Outcomes:
         outcome = self.unsettled.get(key)
         return outcome is not None and self._has_settled(outcome)
 
-    def wait_for_any_own(self, keys: Iterable[bytes]) -> bool:
+    def awaited(self) -> dict[bytes, Put]:
+        """The puts of this client by key that are not settled yet. Forgets the others."""
+        settled = self.settled
+        awaited = {}
+        for key, outcome in list(self.unsettled.items()):
+            if outcome.number > settled:
+                awaited[key] = outcome
+            else:
+                self.unsettled.pop(key, None)
+        return awaited
+
+    def wait_for_any_own(self, keys: Iterable[bytes]) -> None:
         """`wait_for_own` for several keys, OWN_WAIT_S in all."""
-        own = [outcome for key in keys if (outcome := self.unsettled.get(key)) is not None]
-        return bool(own) and self._has_settled(max(own, key=lambda outcome: outcome.number))
+        awaited = self.awaited()
+        if own := [awaited[key] for key in keys if key in awaited]:
+            self._has_settled(max(own, key=lambda outcome: outcome.number))
 
     def wait_for_all_own(self) -> None:
         """Waits for all puts of this client, OWN_WAIT_S at most."""
-        if own := list(self.unsettled.values()):
-            self._has_settled(max(own, key=lambda outcome: outcome.number))
+        if awaited := self.awaited():
+            self._has_settled(max(awaited.values(), key=lambda outcome: outcome.number))
 
     def end(self, error: TensordError) -> None:
         """The connection is lost: what is settled is stored, everything else is lost. For the connection, which raises

@@ -15,8 +15,8 @@ from typing import Final, Protocol
 import xxhash
 
 from ...errors import ObjectTooLarge, TensordError, TimedOut, Unavailable
-from ...shm.layout import SPAN_HEADER_BYTES
-from ...shm.records import NO_KEY, QUEUE_RECORDS, Submissions
+from ...shm.layout import QUEUE_RECORDS, SPAN_HEADER_BYTES
+from ...shm.records import NO_KEY, Submissions
 from .arena import Arena
 from .connection import Wire
 from .memory import WritableMemory

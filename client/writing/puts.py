@@ -18,7 +18,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -30,6 +30,7 @@ from ...shm.layout import ASLEEP_AT, LANE_PLACES
 from ...shm.records import NO_KEY, SUBMITTED_AT, Submissions, agent_number
 from ...shm.segments import ring_not_mapped
 from ..core.aside import aside
+from ..core.fields import check_key
 from .arena import Arena
 from .connection import Granted
 from .inbox import Inbox
@@ -92,22 +93,25 @@ class Puts:
                 put.settle(state_for(error), error)
                 return
         tokens, ttl_s, claim, cost_ms, agent, prefix_bytes, parent = options
-        number = 0
-        if agent:
-            number = agent_number(agent)
-            self._name(agent)
-        writer.put(put, payload, deadline, tokens, ttl_s or 0.0, claim or 0, cost_ms, number, prefix_bytes, parent or NO_KEY)
+        number = self._number(agent) if agent else 0
+        lasts_s, token, above = ttl_s or 0.0, claim or 0, parent or NO_KEY
+        writer.put(put, payload, deadline, tokens, lasts_s, token, cost_ms, number, prefix_bytes, above)
 
     def wait_for_own(self, key: bytes) -> bool:
         """Waits for this client's last put of a key (`Outcomes.wait_for_own`)."""
         writer = self.writer
-        return writer is not None and writer.outcomes.wait_for_own(key)
+        return writer is not None and writer.outcomes.wait_for_own(key if type(key) is bytes else check_key(key))
+
+    def wait_for_any_own(self, keys: Iterable[bytes]) -> None:
+        """Waits for this client's puts of any of these keys (`Outcomes.wait_for_any_own`)."""
+        if (writer := self.writer) is not None and writer.outcomes.unsettled:
+            writer.outcomes.wait_for_any_own(keys)
 
     @property
-    def unsettled(self) -> dict[bytes, Put]:
-        """Puts by key that a get may wait for."""
+    def awaited(self) -> dict[bytes, Put]:
+        """This client's puts by key for which a lookup waits."""
         writer = self.writer
-        return writer.outcomes.unsettled if writer is not None else {}
+        return writer.outcomes.awaited() if writer is not None and writer.outcomes.unsettled else {}
 
     def wait_for_all_own(self) -> None:
         """Waits for all puts of this client, so that what it asks the daemon next is about them, too."""
@@ -137,7 +141,10 @@ class Puts:
         _, writer, wire = opened
         match message:
             case messages.GrantsLent():
-                grants = [Granted(n, at, size, _word(span), slot, seq) for n, at, size, span, slot, seq in message.grants]
+                grants = [
+                    Granted(number, offset, size_bytes, int.from_bytes(span, sys.byteorder), slot, seq)
+                    for number, offset, size_bytes, span, slot, seq in message.grants
+                ]
                 writer.arena.granted(message.id, grants, message.error.to_error() if message.error else None)
             case messages.PutRefused():
                 error = message.error.to_error() if message.error is not None else None
@@ -222,7 +229,7 @@ class Puts:
             if view.lane.frozen:
                 raise DaemonUnavailable("this process forked while it attached")
             submissions = Submissions(lane_words, SUBMITTED_AT, queue, settled, place, asleep)
-            memory = self._memory(attached, submissions, max(0.0, min(deadline, time.monotonic() + OPEN_S) - time.monotonic()))
+            memory = self._memory(attached, submissions, max(0.0, min(OPEN_S, deadline - time.monotonic())))
             wire = ChannelWire(channel, asleep, self._link.next_id)
             outcomes = Outcomes(lane_words, settled, refusals, place, wire)
             arena = Arena(memory, wire, view.ring_bytes // SHARE)
@@ -245,8 +252,8 @@ class Puts:
                 attached, view.mapped_bytes, timeout_s, lambda: (submissions.written, submissions.settled)
             )
         try:
-            kept = self._ring
-            if kept is not None and kept[:2] == (view.ring.inode, view.lane) and len(kept[2].bytes) >= view.mapped_bytes:
+            kept, now = self._ring, (view.ring.inode, view.lane)
+            if kept is not None and kept[:2] == now and len(kept[2].bytes) >= view.mapped_bytes:
                 return kept[2]
             memory = RingMemory(fds[0], view.lane, view.index)
         except OSError as error:
@@ -294,16 +301,13 @@ class Puts:
             raise self._link.unavailable()
         return attached
 
-    def _name(self, agent: str) -> None:
+    def _number(self, agent: str) -> int:
         if (opened := self._opened) is not None:
             opened[2].name_agent(agent)
+        return agent_number(agent)
 
     def _log(self, error: TensordError | None) -> None:
         """Once for each namespace and generation whose puts are refused."""
         if isinstance(error, Invalidated) and str(error) not in self._told and len(self._told) < _TOLD_MAX:
             self._told.add(str(error))
             _log.warning("tensord: %s", error)
-
-
-def _word(packed: bytes) -> int:
-    return int.from_bytes(packed, sys.byteorder)

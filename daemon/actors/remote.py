@@ -82,9 +82,8 @@ Outcome = (
     | GenerationsTold
     | GenerationRaised
 )
-Finish = Callable[[int, SpanHeader, int], object]
-"""(payload_offset, header, checksum): checks the tree of a payload in the ring (`Copier.finish`). Raises BadTree,
-BadPrefix."""
+Check = Callable[[int, bytes, int, int, int], object]
+"""Checks the tree of a payload in the ring, and the record of a block (`Copier.check`)."""
 
 
 class RemoteThreads:
@@ -102,7 +101,7 @@ class RemoteThreads:
         self,
         store: RemoteStore,
         ring: np.ndarray[Any, np.dtype[np.uint8]],
-        finish: Finish,
+        check: Check,
         report: Callable[[Outcome], object],
         timeout_s: float,
         *,
@@ -114,7 +113,7 @@ class RemoteThreads:
         self._clock = clock
         self._unix_at_zero = unix_at_zero
         self._ring = ring.data
-        self._finish = finish
+        self._check = check
         self._report = report
         # Names this daemon among all that claim keys in the store.
         self._owner = secrets.token_bytes(16)
@@ -303,21 +302,19 @@ class RemoteThreads:
         )
 
     def _read(self, read: ReadRemote, deadline: float) -> RemoteRead:
-        """Reads an object into its place, where the object's header stands in for the span's until it is checked."""
-        header = read.header
+        """Reads an object into its place, where the object's header stands in for the span's until it is stored."""
+        key, found, address = read.key, read.found, self._store.address
         payload_at = read.ring_offset + SPAN_HEADER_BYTES
-        entry = self._store.get_into(
-            header.key, self._ring[read.ring_offset : payload_at + header.payload_bytes], deadline
-        )
+        entry = self._store.get_into(key, self._ring[read.ring_offset : payload_at + found.payload_bytes], deadline)
         if entry is None:
             # Its header was in order a moment ago. If the payload is damaged, nobody else replaces it.
-            self._damaged[header.key] = None
+            self._damaged[key] = None
             while len(self._damaged) > DAMAGED_MAX:
                 self._damaged.pop(next(iter(self._damaged)), None)
-            raise Corrupt(f"{self._store.address}: the object of {header.key.hex()} is gone, or is not what was stored")
-        if not _fits(entry, header):
-            raise Corrupt(f"{self._store.address}: the object of {header.key.hex()} was replaced by another meanwhile")
-        self._finish(payload_at, header, entry.meta.checksum)
+            raise Corrupt(f"{address}: the object of {key.hex()} is gone, or is not what was stored")
+        if not _fits(entry, found):
+            raise Corrupt(f"{address}: the object of {key.hex()} was replaced by another meanwhile")
+        self._check(payload_at, key, found.payload_bytes, found.tree_bytes, found.prefix_bytes)
         return RemoteRead(read.number, entry.meta.checksum)
 
     def _write(self, save: SaveRemote, deadline: float) -> RemoteSaved:
@@ -375,11 +372,11 @@ def remote_turned(turned: RemoteTurned) -> dict[str, Any]:
     return {"event": "remote", "serves": not why, "why": why}
 
 
-def _fits(entry: RemoteEntry, header: SpanHeader) -> bool:
+def _fits(entry: RemoteEntry, found: RemoteFound) -> bool:
     """Whether an object is the one whose header was read before."""
     meta = entry.meta
     had = entry.payload_bytes, meta.tree_bytes, meta.tokens, meta.prefix_bytes, meta.parent
-    return had == (header.payload_bytes, header.tree_bytes, header.tokens, header.prefix_bytes, header.parent)
+    return had == (found.payload_bytes, found.tree_bytes, found.tokens, found.prefix_bytes, found.parent)
 
 
 def _failed(effect: Request, error: TensordError) -> Outcome:

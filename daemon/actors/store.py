@@ -118,7 +118,7 @@ class StoreActor:
             self._remote = RemoteThreads(
                 remote,
                 memory.ring,
-                self._copier.finish,
+                self._copier.check,
                 lambda outcome: loop.call_soon_threadsafe(self.inbox.tell_now, outcome),
                 config.remote.timeout_s,
                 clock=clock,
@@ -231,13 +231,11 @@ class StoreActor:
             case Requested(client, request, counted):
                 if client not in self._clients:
                     return
+                # What the client has put before comes first.
                 if isinstance(request, messages.PrefixRequest):
-                    self._prefix_requests[type(request)](client, request)
-                elif isinstance(request, messages.AskForGrants | messages.ReturnGrants):
-                    # What was written in the grants that it returns comes first.
-                    self._queues.after_added(client, partial(self._handle, events.Received(client, request, counted)))
+                    self._queues.after_added(client, partial(self._prefix_requests[type(request)], client, request))
                 elif not isinstance(request, messages.Doorbell):
-                    self._handle(events.Received(client, request, counted))
+                    self._queues.after_added(client, partial(self._handle, events.Received(client, request, counted)))
             case Pressed() | events.AgentsTurned() | events.Punched() | events.Allocated() | events.Moved():
                 self._handle(message)
             case events.Copied() | events.Sought() | events.RunSought() | events.RemoteSaved():

@@ -42,14 +42,14 @@ class Dispatch:
             events.WritesInPlace: self._writes_in_place,
             events.Received: self._requests.received,
             events.Moved: self._moved,
-            events.Sought: self._sought,
-            events.RunSought: self._run_sought,
-            events.RemoteRead: self._remote_read,
-            events.RemoteSaved: self._saved,
-            events.ClaimWithdrawn: lambda event, _: self._parts.host_claims.withdrawn(event),
-            events.RemoteConnected: self._remote_connected,
-            events.GenerationsTold: self._generations_told,
-            events.GenerationRaised: self._generation_raised,
+            events.Sought: self._parts.remote.handle,
+            events.RunSought: self._parts.remote.handle,
+            events.RemoteRead: self._parts.remote.handle,
+            events.RemoteSaved: self._parts.remote.handle,
+            events.ClaimWithdrawn: self._parts.remote.handle,
+            events.RemoteConnected: self._parts.remote.handle,
+            events.GenerationsTold: self._parts.remote.handle,
+            events.GenerationRaised: self._parts.remote.handle,
             events.PrefixAsked: self._prefix_asked,
             events.Drained: self._drained,
             events.Scanned: self._scanned,
@@ -98,33 +98,6 @@ class Dispatch:
         except TensordError as error:
             self._parts.outbox.refuse(event.client, event.message.id, error)
 
-    # ---- the remote store
-
-    def _sought(self, event: events.Sought, now: float) -> None:
-        self._parts.fetches.sought(event, now)
-        self._parts.writes.start(now)
-
-    def _run_sought(self, event: events.RunSought, now: float) -> None:
-        self._parts.runs.sought(event, now)
-        self._parts.writes.start(now)
-
-    def _remote_read(self, event: events.RemoteRead, now: float) -> None:
-        self._parts.fetches.read(event, now)
-
-    def _saved(self, event: events.RemoteSaved, now: float) -> None:
-        self._parts.writes.saved(event, now)
-
-    def _remote_connected(self, event: events.RemoteConnected, now: float) -> None:
-        self._parts.link.connected(event.error, now)
-        self._parts.writes.start(now)
-
-    def _generations_told(self, event: events.GenerationsTold, now: float) -> None:
-        self._parts.agreement.answered(event.told, event.error, now)
-        self._parts.writes.start(now)
-
-    def _generation_raised(self, event: events.GenerationRaised, now: float) -> None:
-        self._parts.agreement.raised(event.tag, event.generation, event.error, now)
-
     # ---- lanes
 
     def _drained(self, event: events.Drained, now: float) -> None:
@@ -133,7 +106,7 @@ class Dispatch:
             self._parts.runway.drained()
 
     def _scanned(self, event: events.Scanned, now: float) -> None:
-        self._parts.runway.scanned(event.pinned | self._parts.writes.reading, now)
+        self._parts.runway.scanned(event.pinned | self._parts.remote.writes.reading, now)
 
     def _accessed(self, event: events.Accessed, now: float) -> None:
         self._parts.uses.accessed(event, now)
@@ -203,9 +176,7 @@ class Dispatch:
         self._parts.matching.wait_s = limits.prefix_wait_s
         self._parts.runway.change_limits(limits)
         self._parts.lending.change_limits(limits)
-        self._parts.agreement.change_limits(limits)
-        self._parts.fetches.change_limits(limits)
-        self._parts.writes.change_limits(limits)
+        self._parts.remote.change_limits(limits)
         self._parts.apply_commit_limits()
 
     def _limit(self, client: int, request: messages.Limit, now: float) -> None:
@@ -222,9 +193,7 @@ class Dispatch:
         parts.sweeps.advance()
         parts.matching.advance(now)
         parts.end_corrupt(parts.blocks.rebuild())
-        parts.agreement.tick(now)
-        parts.fetches.tick(now)
-        parts.demotion.advance(now)
+        parts.remote.tick(now)
         parts.idle_sweep.advance(now)
         parts.runway.tick(now)
         parts.recover_more()

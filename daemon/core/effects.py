@@ -8,6 +8,7 @@ from typing import Any, Literal
 from msgspec import Struct
 
 from ...ipc import messages
+from .events import RemoteFound
 from .host_memory import HostHolds
 
 
@@ -101,15 +102,13 @@ class SeekRun(Struct, frozen=True):
 
 
 class ReadRemote(Struct, frozen=True):
-    """Reads the object of `header.key` from the remote store into the place at byte `ring_offset` of the ring, which
-    nobody else knows. Answered by RemoteRead.
-
-    `header`: what the store says of the entry, as the header of its span. The object must be that one still.
-    """
+    """Reads the object of `key` from the remote store into the place at byte `ring_offset` of the ring, which nobody
+    else knows. Answered by RemoteRead. The object must be the one that was `found`."""
 
     number: int
+    key: bytes
     ring_offset: int
-    header: SpanHeader
+    found: RemoteFound
 
 
 class SaveRemote(Struct, frozen=True):

@@ -84,14 +84,14 @@ class Requests:
         self._parts.quotas.admit("claims", uid, self._claims.of_uid[uid])
         verdict = None
         if not self._claims.claimed(request.key):
-            verdict = self._parts.fetches.begin(client, uid, request, now)
+            verdict = self._parts.remote.fetches.begin(client, uid, request, now)
         if verdict is None:
             verdict = self._claims.claim(request.key, client, request.id, now, uid, request.within_s)
         self._outbox.send_verdicts([verdict])
 
     def _fetch(self, client: int, request: messages.FetchRun, now: float) -> None:
         self._check_keys(request.keys)
-        self._parts.runs.begin(client, self._outbox.clients[client].uid, request, now)
+        self._parts.remote.runs.begin(client, self._outbox.clients[client].uid, request, now)
 
     def _renew(self, client: int, request: messages.Renew, now: float) -> None:
         for token in request.tokens:
@@ -117,8 +117,7 @@ class Requests:
             self._parts.lifetimes.touch(rows, now)
         else:
             self._parts.lifetimes.end(rows, "explicit")
-            self._parts.fetches.evicted(keys[:SLICE])
-            self._parts.writes.evicted(keys[:SLICE], now)
+            self._parts.remote.evicted(keys[:SLICE], now)
         counted += len(rows)
         if len(keys) > SLICE:
             self._outbox.add(Again(client, type(request)(request.id, keys[SLICE:]), counted))
@@ -144,7 +143,7 @@ class Requests:
     def _invalidate(self, client: int, request: messages.Invalidate, now: float) -> None:
         if self._parts.sweeps.invalidate(client, request, now):
             self._outbox.send_verdicts(self._claims.void(request.namespace))
-            self._parts.agreement.invalidated(request.namespace, now)
+            self._parts.remote.agreement.invalidated(request.namespace, now)
 
     def _evict_prefixes(self, client: int, request: messages.EvictPrefixes, now: float) -> None:
         self._parts.sweeps.evict_prefixes(client, request, now)

@@ -19,7 +19,7 @@ from functools import partial
 from typing import Protocol
 
 from ...errors import Refusal, TensordError
-from ...shm.layout import SpanHeader, span_bytes
+from ...shm.layout import span_bytes
 from ...shm.records import NO_KEY, RECORD
 from ..core.effects import ReadRemote
 from ..core.events import RemoteFound, RemoteRead
@@ -156,26 +156,9 @@ class Arrivals:
         else:
             fetch.grant = next(grant for grant in self._own.grants.values() if place in grant.pieces)
             fetch.read_at = self._outbox.now
-            self._outbox.add(ReadRemote(fetch.number, self._table.offsets[place], self._header(fetch, place)))
+            assert fetch.found is not None
+            self._outbox.add(ReadRemote(fetch.number, fetch.key, self._table.offsets[place], fetch.found))
         self._ask()
-
-    def _header(self, fetch: Fetch, row: int) -> SpanHeader:
-        found = fetch.found
-        assert found is not None
-        return SpanHeader(
-            fetch.key,
-            self._table.span_ids[row],
-            found.payload_bytes,
-            found.tree_bytes,
-            checksum=0,
-            tokens=found.tokens,
-            created_s=self._outbox.now,
-            expires_s=0.0,
-            owner_uid=fetch.uid,
-            prefix_bytes=found.prefix_bytes,
-            cost_ms=found.cost_ms,
-            parent=found.parent,
-        )
 
     def _store(self, fetch: Fetch) -> None:
         """Stores what was read."""

@@ -171,7 +171,7 @@ class Fetches:
         if found is None or fetch.token is None or fetch.void:
             self.end(fetch, "probes" if fetch.token is None else "missed")
             self._lost(fetch, now)
-            if event.claimed and not self._claims.claimed(fetch.key) and not self._writes.has_key(fetch.key):
+            if event.claimed and not self._claims.claimed(fetch.key) and not self._writes.has(fetch.key):
                 self._host_claims.given_up(fetch.key)
             return
         if left_s <= 0:

@@ -10,6 +10,7 @@ Owns: the order of the parts. Without a remote store (`remote_s` = 0) nothing he
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from ...shm.generations import GenerationWriter
 from ..core.claims import ClaimTable
@@ -75,6 +76,8 @@ class Remote:
         outbox: StoreOutbox,
         limits: StoreLimits,
     ) -> None:
+        self._outbox = outbox
+        self._limits = limits
         self.link = link = RemoteLink(outbox)
         self.agreement = Agreement(tenants, generations, invalidate, claims, link, outbox, limits)
         self.host_claims = HostClaims(link, outbox)
@@ -127,8 +130,38 @@ class Remote:
         timers = (self.agreement.next_timer(), self.fetches.next_timer(), self.demotion.next_timer())
         return min((timer for timer in timers if timer is not None), default=None)
 
+    def state(self, now: float) -> dict[str, Any] | None:
+        """What the daemon knows of the remote store, for the status; None without one. `why`: the error for which it is
+        left alone; `refuses_writes`: the one for which it is only read; `not_agreed`: namespaces whose generation it
+        does not take."""
+        if not self._limits.remote_s:
+            return None
+        link, writes, refused = self.link, self.writes, self.agreement.refused
+        refuses_writes = link.taking.why if self._limits.remote_writes else ""
+        return {
+            "serves": link.breaker.closed,
+            "why": link.breaker.why,
+            "left_alone": link.breaker.opened,
+            "refuses_writes": refuses_writes,
+            "full": bool(refuses_writes) and link.full,
+            "read_only": bool(refuses_writes) and not link.full,
+            "not_agreed": len(refused),
+            "not_agreed_why": refused[-1] if refused else "",
+            "fetches": len(self.fetches),
+            "writes": writes.under_way,
+            "queued": writes.queued,
+            "queued_bytes": writes.queued_bytes,
+            "too_slow": link.slowness.why,
+            "refuses_removals": link.removing.why,
+            "removals": writes.removals,
+            "removals_dropped": self._outbox.counters.remote["removals_dropped"],
+            "answer_s": link.speed.answer_s.known(now),
+            "read_bytes_per_s": link.speed.bytes_per_s(now),
+        }
+
     def change_limits(self, limits: StoreLimits) -> None:
         """Applies from now on."""
+        self._limits = limits
         self.agreement.change_limits(limits)
         self.fetches.change_limits(limits)
         self.writes.change_limits(limits)

@@ -25,7 +25,8 @@ from ..core.events import RunSought
 from ..core.outbox import StoreOutbox
 from ..store.table import RowTable
 from .agreement import Agreement
-from .fetches import UNKNOWN_S, Fetch, Fetches
+from .arrivals import Fetch
+from .fetches import UNKNOWN_S, Fetches
 from .link import RemoteLink
 
 RUN_KEYS_MAX: Final = 40

@@ -45,6 +45,8 @@ NO_ENTRY: Final = 7
 """max_entries is reached."""
 TOO_MANY_TOKENS: Final = 8
 BAD_BLOCK: Final = 9
+NOT_WORTH_IT: Final = 10
+"""The policy prefers the entries that would be evicted."""
 
 _HEADER: Final = Struct("@IIQ32sQQQddQIIdQ32sI")
 _CHECK: Final = Struct("@I")
@@ -67,7 +69,8 @@ class Submitter:
 
 @dataclass(slots=True)
 class CommitLimits:
-    """The limits that a commit counts against; those on bytes are counted when bytes are lent."""
+    """The limits that a commit counts against; those on bytes are counted when bytes are lent. Entries with more than
+    `max_tokens` together are evicted soon (`Runway`), so only a put with more is refused."""
 
     max_entries: int
     max_tokens: int
@@ -122,6 +125,8 @@ class Commits:
         self._hidden = hidden
         self._replaced = replaced
         self.limits = limits
+        self.evicts = False
+        """Whether entries are evicted for what is put. For the caller (`Runway`)."""
         self.stored = 0
         self.stored_bytes = 0
         self.refused: list[tuple[int, int, int, bytes, int]] = []
@@ -132,8 +137,6 @@ class Commits:
         """(client, number, row)."""
         self.awaited: list[bytes] = []
         """Keys that were stored or existed, and that somebody waits for."""
-        self.timed: list[tuple[float, int, int]] = []
-        """(expires at, row, span id)."""
 
     def take(self, submitter: Submitter, records: memoryview, now: float) -> int:
         """Carries out a batch of records. Returns the number of the last one.
@@ -160,7 +163,7 @@ class Commits:
         pack_header, pack_body = _HEADER.pack_into, BODY.pack_into
         crc, pack_check, hashes = zlib.crc32, _CHECK.pack_into, KEY_HASHES.unpack
         entries_left = limits.max_entries - self._tenants.total_entries
-        tokens_left = limits.max_tokens - self._tenants.total_tokens
+        tokens_max = limits.max_tokens
         expected, stored, stored_bytes, stored_tokens = submitter.expected, 0, 0, 0
         try:
             for (
@@ -195,6 +198,7 @@ class Commits:
                     # The grant is used up: its row becomes the entry's.
                     renew(row)
                     lend.lent_bytes -= size
+                    lend.lent -= 1
                     slots.release(lent.slot)
                     del grants[grant]
                 else:
@@ -231,12 +235,14 @@ class Commits:
                     reason = PAST
                 elif entries_left <= stored:
                     reason = NO_ENTRY
-                elif tokens_left < stored_tokens + tokens:
+                elif tokens > tokens_max:
                     reason = TOO_MANY_TOKENS
                 elif not bits:
                     reason = NO_SLOT
                 elif parent != NO_KEY or prefix:
-                    reason = self._continues(row, key, parent, offset, tree, prefix, payload)
+                    reason = self._continues(
+                        row, key, parent, offset, tree, prefix, payload, cost, tokens, numbers.get(agent, 0), now
+                    )
                 if reason:
                     self.refused.append((client, number, reason, key, claim))
                     self._give_up(row)
@@ -297,8 +303,7 @@ class Commits:
                 ns_entries[ns] += 1
                 ns_bytes[ns] += size
                 if ttl:
-                    ends[row] = ttl
-                    self.timed.append((now + ttl, row, span_id))
+                    ends[row] = now + ttl
                 stored += 1
                 stored_bytes += size
                 stored_tokens += tokens
@@ -320,7 +325,20 @@ class Commits:
         self._tenants.returned(self._table.owners[row], self._table.sizes[row])
         self._holes.free(row)
 
-    def _continues(self, row: int, key: bytes, parent: bytes, offset: int, tree: int, prefix: int, payload: int) -> int:
+    def _continues(
+        self,
+        row: int,
+        key: bytes,
+        parent: bytes,
+        offset: int,
+        tree: int,
+        prefix: int,
+        payload: int,
+        cost: float,
+        tokens: int,
+        agent: int,
+        now: float,
+    ) -> int:
         """Ties an entry to its parent. Returns the reason why that is refused; 0 if it is not."""
         above = EDGE
         if parent != NO_KEY:
@@ -332,6 +350,8 @@ class Commits:
             above = self._table.by_key.get(parent) or self._recall(parent)
             if not above:
                 return NO_PARENT
+            if self.evicts and not self._is_worth_it(key, self._table.sizes[row], above, cost, tokens, agent, now):
+                return NOT_WORTH_IT
         if prefix:
             start = offset + SPAN_HEADER_BYTES
             record_at = start + ((tree + 63) & -64)
@@ -341,3 +361,13 @@ class Commits:
         if above:
             self._families.link(row, above)
         return 0
+
+    def _is_worth_it(self, key: bytes, size: int, above: int, cost: float, tokens: int, agent: int, now: float) -> bool:
+        """Whether the policy wants the child of a row, for which another entry is evicted."""
+        policy, children = self._policy, self._table.children
+        policy.window.batch_ended(now)
+        # The parent stays as if it had the child already.
+        children[above] += 1
+        admitted = policy.admits(int.from_bytes(key[16:24], "little"), size, above, cost, tokens, agent)
+        children[above] -= 1
+        return admitted

@@ -98,8 +98,8 @@ class ClientBase:
         return body
 
     def close(self) -> None:
-        """Ends the connection, once the daemon has this client's puts, or after 50 ms. Leases and their views stay valid
-        for as long as they live.
+        """Ends the connection, once the daemon has this client's puts, or after 50 ms. Leases and their views stay
+        valid for as long as they live.
 
         A signal handler may call it at any moment; a put that it has interrupted ends as "lost".
         """

@@ -1,6 +1,6 @@
 """Calls that store payloads: put, reserve, and compute once.
 
-Owns: the checks of a put, and the threads' driver of `compute_once`. Does not own: what a put does (client/writing), the
+Owns: the checks of a put, and the threads' driver of `compute_once`. Does not own: what a put does (writing), the
 order of the steps of a computation (once.py), the states of a claim (claim.py).
 Invariants: without a daemon a put ends as "lost", and `get_or_compute` computes.
 """
@@ -20,7 +20,16 @@ from ...writing.outcomes import Put, wait_for_all
 from ...writing.put import Payload
 from ...writing.reservation import Reservation
 from ..claim import Claim
-from ..fields import check_compute, check_count, check_flag, check_key, check_pairs, check_seconds, check_with_parents
+from ..fields import (
+    check_compute,
+    check_count,
+    check_flag,
+    check_key,
+    check_pairs,
+    check_seconds,
+    check_timeout,
+    check_with_parents,
+)
 from ..once import AwaitAnswer, Compute, Listen, Steps, StoreValue, compute_once
 from ..tracing import count_of, key_of, span, state_of, traced
 from .base import ClientBase
@@ -76,10 +85,20 @@ class PutCalls(ClientBase):
             UsageError: `tokens`, `ttl_s`, `cost_ms` or `agent` is out of its range.
             TimedOut: with `wait`, the daemon did not answer in time; the put goes on.
         """
-        key, wait = check_key(key), check_flag("wait", wait)
-        deadline = self._deadline(timeout_s)
-        put = Put(key)
-        self._put(put, tree, PutOptions(tokens, ttl_s, None, cost_ms, agent, 0, parent).checked(), deadline)
+        put = Put(check_key(key))
+        if wait is not False:
+            wait = check_flag("wait", wait)
+        deadline = time.monotonic() + (self._timeout_s if timeout_s is None else check_timeout(timeout_s, 0.0))
+        options = PutOptions(tokens, ttl_s, None, cost_ms, agent, 0, parent).checked()
+        link = self._link
+        if link.view is None:
+            self._attach()
+        try:
+            packed = pack(tree, link.limits.tree_depth_max)
+        except ObjectTooLarge as error:
+            put.settle("refused", error)
+        else:
+            link.puts.put(put, packed, options, deadline)
         return put.wait(max(0.0, deadline - time.monotonic())) if wait else put
 
     @traced("tensord.put_many", result=count_of)
@@ -257,15 +276,11 @@ class PutCalls(ClientBase):
         put = Put(key, self._unstored.refused)
         # Room is not waited for beside a daemon that does not answer.
         deadline = self._deadline(None if self._link.silence.patience_s else 0.0)
-        self._put(put, value, PutOptions(tokens, ttl_s, claim, cost_ms).checked(), deadline)
-        return put
-
-    def _put(self, put: Put, tree: Any, options: PutOptions, deadline: float) -> None:
-        if self._link.view is None:
-            self._attach()
+        options = PutOptions(tokens, ttl_s, claim, cost_ms).checked()
         try:
-            packed = pack(tree, self._link.limits.tree_depth_max)
+            packed = pack(value, self._link.limits.tree_depth_max)
         except ObjectTooLarge as error:
             put.settle("refused", error)
         else:
             self._link.puts.put(put, packed, options, deadline)
+        return put

@@ -83,9 +83,7 @@ def test_many_threads_wait_for_a_daemon_that_sleeps_and_wakes() -> None:
         states: list[str] = []
 
         def work(thread: int) -> None:
-            states.extend(
-                bench.put(key(thread * 1000 + i), i, soon()).wait(PATIENCE_S).state for i in range(200)
-            )
+            states.extend(bench.put(key(thread * 1000 + i), i, soon()).wait(PATIENCE_S).state for i in range(200))
 
         threads = [Thread(target=work, args=(n,)) for n in range(3)]
         for thread in threads:

@@ -107,8 +107,7 @@ def test_threads_copy_at_once() -> None:
 
         def puts(thread: int) -> list[Any]:
             return [
-                bench.put(key(thread * 1000 + i), np.full(5000, thread * 7 + i % 7), soon())
-                for i in range(per_thread)
+                bench.put(key(thread * 1000 + i), np.full(5000, thread * 7 + i % 7), soon()) for i in range(per_thread)
             ]
 
         with ThreadPoolExecutor(threads) as pool:

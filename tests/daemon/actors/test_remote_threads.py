@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from queue import Queue
 from typing import Any
@@ -17,7 +16,7 @@ import pytest
 
 from tensord.daemon.actors.remote import THREAD_NAME, Outcome, RemoteThreads, Request
 from tensord.daemon.core.effects import ReadRemote, RemoveRemote, SaveRemote, Seek, WithdrawClaim
-from tensord.daemon.core.events import RemoteRead, RemoteSaved
+from tensord.daemon.core.events import RemoteFound, RemoteRead, RemoteSaved
 from tensord.daemon.tiers.directory import DirectoryStore
 from tensord.daemon.tiers.mooncake import MooncakeStore
 from tensord.daemon.tiers.store import RemoteStore
@@ -83,12 +82,11 @@ class Running:
             assert not getattr(outcome, "error", None), outcome
 
 
-def entry_at(running: Running, offset: int, checksum: int) -> SpanHeader:
+def entry_at(running: Running, offset: int, checksum: int) -> None:
     """Places an entry in the ring."""
     header = SpanHeader(KEY, 5, 100, 10, checksum, 3, 1.0, 0.0, 0)
     running.ring[offset : offset + 192] = np.frombuffer(header.pack(), np.uint8)
     running.ring[offset + 192 : offset + 292] = np.arange(100, dtype=np.uint8)
-    return header
 
 
 @pytest.mark.parametrize("known", [True, False])
@@ -96,13 +94,14 @@ def test_an_entry_is_read_back_whole_whether_or_not_its_checksum_was_known_when_
     folder: Path, known: bool
 ) -> None:
     running = Running(DirectoryStore(folder))
-    header = entry_at(running, 0, checksum_of(np.arange(100, dtype=np.uint8)) if known else 0)
+    entry_at(running, 0, checksum_of(np.arange(100, dtype=np.uint8)) if known else 0)
+    found = RemoteFound(100, 10, tokens=3)
     saved = running.outcome(SaveRemote(1, KEY, 0, 100))
     assert isinstance(saved, RemoteSaved) and saved.error is None and saved.written
-    read = running.outcome(ReadRemote(2, 1024, header))
+    read = running.outcome(ReadRemote(2, KEY, 1024, found))
     assert read == RemoteRead(2, checksum_of(np.arange(100, dtype=np.uint8)))
     assert running.ring[1024 + 192 : 1024 + 292].tolist() == list(range(100))
-    other = running.outcome(ReadRemote(3, 1024, replace(header, tokens=4)))
+    other = running.outcome(ReadRemote(3, KEY, 1024, RemoteFound(100, 10, tokens=4)))
     assert isinstance(other, RemoteRead) and isinstance(other.error, Corrupt)
     running.close()
 

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import pytest
 
-from tensord.daemon.core.removal_history import LATEST, RECORDS_MAX, RemovalHistory, RemovalRecord
+from tensord.daemon.reports.removal_history import LATEST, RECORDS_MAX, RemovalHistory, RemovalRecord, Removed
 
 
 def gone(key: bytes, number: int = 0, reason: str = "capacity") -> RemovalRecord:
     return RemovalRecord(key, reason, float(number), 10.0 + number, 1.0 + number, number, 0.5 * number)
+
+
+def add(history: RemovalHistory, *gone: RemovalRecord) -> None:
+    """Adds a batch, whose removals are all of the time of the last one."""
+    columns = np.array([(each.age_s, each.idle_s, each.uses, each.worth) for each in gone]).T
+    keys = np.array([np.frombuffer(each.key, np.uint64) for each in gone])
+    history.add(Removed(keys, [each.reason for each in gone], gone[-1].at, *columns, sizes=columns[0]))
 
 
 def test_the_latest_records_are_found_and_older_ones_are_forgotten() -> None:
@@ -18,9 +26,10 @@ def test_the_latest_records_are_found_and_older_ones_are_forgotten() -> None:
     keys = [chance.randbytes(32) for _ in range(60)]
     model: list[RemovalRecord] = []
     for number in range(1000):
-        each = gone(chance.choice(keys), number, chance.choice(["capacity", "ttl", "explicit"]))
-        history.add(each)
-        model.append(each)
+        reasons = ["capacity", "ttl", "explicit"]
+        batch = [gone(chance.choice(keys), number, chance.choice(reasons)) for _ in range(chance.choice([1, 1, 2, 7]))]
+        add(history, *batch)
+        model += batch
         assert len(history) == min(len(model), 100)
         key = chance.choice(keys)
         latest = [each for each in model[-100:] if each.key == key]
@@ -33,7 +42,7 @@ def test_keys_are_found_by_as_many_of_their_digits_as_are_given(digits: int) -> 
     # Keys of one namespace, of which many have more in common than that.
     keys = [b"namespac" + bytes(chance.choice((0x12, 0x1F, 0x21)) for _ in range(24)) for _ in range(60)]
     for number, key in enumerate(keys):
-        history.add(gone(key, number))
+        add(history, gone(key, number))
     remembered = keys[-50:]
     begins = keys[-1].hex()[:digits]
     expected = list(dict.fromkeys(key for key in reversed(remembered) if key.hex().startswith(begins)))
@@ -52,8 +61,7 @@ def test_nothing_is_found_before_any_removal() -> None:
 def test_medians_cover_the_latest_entries_evicted_by_the_policy_only() -> None:
     history = RemovalHistory(RECORDS_MAX)
     for number in range(3000):
-        history.add(gone(bytes(32), number, "capacity"))
-        history.add(gone(bytes(32), 10**6, "ttl"))
+        add(history, gone(bytes(32), number, "capacity"), gone(bytes(32), 10**6, "ttl"))
     told = history.made_room()
     assert told["entries"] == LATEST // 2
     middle = 3000 - LATEST / 4 - 0.5
@@ -65,7 +73,7 @@ def test_medians_cover_the_latest_entries_evicted_by_the_policy_only() -> None:
 def test_an_overwritten_record_counts_no_more() -> None:
     history = RemovalHistory(4)
     for number in range(6):
-        history.add(gone(bytes([number]) * 32, number))
+        add(history, gone(bytes([number]) * 32, number))
     assert history.find(bytes([1]) * 32) is None
     assert history.made_room() == {
         "entries": 4,

@@ -1,18 +1,21 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tensord.daemon.core.histogram import BOUNDS_S, Departures, Histogram
-from tensord.daemon.core.removal_history import RemovalRecord
+from tensord.daemon.reports.histogram import BOUNDS_S, Departures, Histogram
+from tensord.daemon.reports.removal_history import Removed
 
 
 @settings(max_examples=100)
 @given(st.lists(st.floats(min_value=-10, max_value=1e9)))
 def test_every_amount_is_in_the_one_bucket_that_it_fits(amounts: list[float]) -> None:
     histogram = Histogram()
-    for amount in amounts:
+    half = len(amounts) // 2
+    histogram.count_all(np.array(amounts[:half], np.float64))
+    for amount in amounts[half:]:
         histogram.count(amount)
     told = histogram.as_dict()
     lows = [float("-inf"), *BOUNDS_S]
@@ -32,8 +35,9 @@ def test_an_amount_at_a_bound_belongs_to_it() -> None:
 
 def test_departures_are_told_apart_by_reason() -> None:
     departures = Departures()
-    departures.count(RemovalRecord(bytes(32), "ttl", 100.0, age_s=100.0, idle_s=50.0, uses=3, worth=1e-6))
-    departures.count(RemovalRecord(bytes(32), "capacity", 100.0, age_s=10.0, idle_s=0.5, uses=0, worth=1e-9))
+    numbers = np.array([(100.0, 50.0, 3, 1e-6), (10.0, 0.5, 0, 1e-9)]).T
+    keys, sizes = np.zeros((2, 4), np.uint64), np.zeros(2)
+    departures.count(Removed(keys, ["ttl", "capacity"], 100.0, *numbers, sizes=sizes))
     told = departures.as_dict()
     sums = {name: {reason: each["sum"] for reason, each in by.items()} for name, by in told.items()}
     assert sums == {

@@ -1,7 +1,7 @@
 """Records of the latest removed entries: when each ended and why, its age, its idle time, its uses and its worth.
 
-Owns one record for each of the latest `most` removals, in columns: about 80 bytes a record. Does not own what the
-policy remembers of a key, nor the histograms by reason (`histogram`).
+Owns one record for each of the latest `most` removals, in columns: about 80 bytes a record; they come in batches. Does
+not own what the policy remembers of a key, nor the histograms by reason (`histogram`).
 
 Invariants: a record never changes; the oldest is overwritten once there are `most`. A look-up is one numpy pass over
 the records: less than a millisecond for RECORDS_MAX of them.
@@ -9,7 +9,8 @@ the records: less than a millisecond for RECORDS_MAX of them.
 
 from __future__ import annotations
 
-from struct import Struct
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
@@ -27,7 +28,30 @@ LOOKS_MAX: Final = 256
 """Records that one query for a key's beginning examines."""
 _COLUMNS: Final = {"at": "f8", "age_s": "f8", "idle_s": "f8", "uses": "u8", "worth": "f8", "reason": "u1"}
 _WORDS: Final = KEY_BYTES // 8
-_KEY: Final = Struct(f"={_WORDS}Q")
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """A batch of removed entries, n of them. `keys`: (n, 4) uint64; `reasons`: of each; `at`: the time of all by the
+    store's clock; `sizes`: bytes of the ring; the others as in RemovalRecord, (n,)."""
+
+    keys: Array
+    reasons: Sequence[str]
+    at: float
+    age_s: Array
+    idle_s: Array
+    uses: Array
+    worth: Array
+    sizes: Array
+
+    def by_reason(self) -> dict[str, Array]:
+        """The indices of the entries with each reason."""
+        kinds = dict.fromkeys(self.reasons)
+        if len(kinds) == 1:
+            return {next(iter(kinds)): np.arange(len(self.reasons))}
+        return {kind: np.array([at for at, each in enumerate(self.reasons) if each == kind]) for kind in kinds}
 
 
 class RemovalRecord(msgspec.Struct, frozen=True):
@@ -52,8 +76,6 @@ class RemovalHistory:
         # Zeroed pages take memory only once they are written, so memory grows with the records.
         self._keys = np.zeros((_WORDS, most), np.uint64)
         self._columns = {name: np.zeros(most, kind) for name, kind in _COLUMNS.items()}
-        # A memoryview writes single items several times faster than an array.
-        self._rows: list[Any] = [memoryview(row) for row in (*self._keys, *self._columns.values())]
         self._reasons: list[str] = []
 
     def __len__(self) -> int:
@@ -65,15 +87,21 @@ class RemovalHistory:
         """The maximum number of records."""
         return self._most
 
-    def add(self, gone: RemovalRecord) -> None:
-        """Adds a record."""
-        if gone.reason not in self._reasons:
-            self._reasons.append(gone.reason)
-        place = self._total % self._most
-        about = (gone.at, gone.age_s, gone.idle_s, gone.uses, gone.worth, self._reasons.index(gone.reason))
-        for row, value in zip(self._rows, (*_KEY.unpack(gone.key), *about), strict=True):
-            row[place] = value
-        self._total += 1
+    def add(self, gone: Removed) -> None:
+        """Adds the records of a batch, the last of which is the latest."""
+        codes = np.zeros(len(gone.reasons), np.uint8)
+        for reason, at in gone.by_reason().items():
+            if reason not in self._reasons:
+                self._reasons.append(reason)
+            codes[at] = self._reasons.index(reason)
+        places = (self._total + np.arange(len(codes))) % self._most
+        self._total += len(codes)
+        # Of more than `most`, the last ones stay: numpy stores equal indices in their order.
+        self._keys[:, places] = gone.keys.T
+        columns = self._columns
+        columns["at"][places], columns["reason"][places] = gone.at, codes
+        columns["age_s"][places], columns["idle_s"][places] = gone.age_s, gone.idle_s
+        columns["uses"][places], columns["worth"][places] = gone.uses, gone.worth
 
     def find(self, key: bytes) -> RemovalRecord | None:
         """The latest record of a key."""
@@ -116,7 +144,7 @@ class RemovalHistory:
         return np.concatenate((places[older:], places[:older]))
 
     def _key(self, place: int) -> bytes:
-        return _KEY.pack(*self._keys[:, place].tolist())
+        return self._keys[:, place].tobytes()
 
     def _record(self, place: int) -> RemovalRecord:
         values = {name: column[place].item() for name, column in self._columns.items()}

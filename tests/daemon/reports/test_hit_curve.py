@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import random
 from collections import Counter
@@ -13,13 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensord.daemon.core.hit_curve import HALVE_AFTER, MULTIPLES, NAMESPACES_MAX, HitCurve, column_of
-from tensord.daemon.policy.distances import FAR, ReuseDistances, number_of
+from tensord.daemon.reports.distances import FAR, ReuseDistances
+from tensord.daemon.reports.hit_curve import HALVE_AFTER, MULTIPLES, NAMESPACES_MAX, HitCurve, column_of
 from tensord.ipc import messages
 
-from ..policy.test_distances import Exact
-from .stand import SPAN, Make, key
-from .test_hits import ask
+from .test_distances import Exact
+from .test_distances import number as number_of
 
 Request = tuple[int, int]
 
@@ -30,7 +28,7 @@ def curves_of(requests: Sequence[Request], capacity_bytes: int, keys_max: int) -
     for asked, size_bytes in requests:
         here = present.asked(asked, size_bytes)
         curve.asked(1, here=here)
-        number = number_of(hashlib.sha256(b"%d" % asked).digest())
+        number = number_of(asked)
         distance_bytes = distances.asked(number, size_bytes, capacity_bytes)
         if distance_bytes is not None:
             curve.sampled(b"namespa%d" % (asked % 2), number, distance_bytes, distances.factor, here=here)
@@ -161,20 +159,6 @@ def test_older_requests_count_less_and_less() -> None:
         curve.sampled(bytes(8), 1, 100, 1, here=False)
     points = curve.as_dict(1000, 1)["curves"][1]["points"]
     assert points[-1][1] > 0.6
-
-
-def test_the_store_answers_with_its_curve_and_its_own_hit_ratio(make: Make) -> None:
-    stand, chance = make(64 * SPAN, policy="lru"), random.Random(1)
-    for number in chance.choices(range(200), k=2000):
-        ask(stand, number)
-    answer = stand.store.hit_curve()
-    assert answer["policy"] == "lru"
-    assert answer["capacity_bytes"] == 64 * SPAN
-    every, one = answer["curves"]
-    assert one["namespace"] == key(0)[:8].hex()
-    now = next(ratio for size, ratio, _ in every["points"] if size == 64 * SPAN)
-    assert answer["here"] == pytest.approx(now, abs=0.05)
-    assert every["points"][-1][1] > now + 0.2
 
 
 def test_an_advise_query_is_a_message_of_the_status_socket() -> None:

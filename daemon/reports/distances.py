@@ -16,9 +16,9 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterable
-from typing import Final, Protocol, TypeVar
-from zlib import crc32
+from typing import Any, Final
+
+import numpy as np
 
 KEY_BYTES: Final = 512
 """The most bytes of the process's memory that one key takes."""
@@ -33,26 +33,12 @@ THINNED_MIN: Final = 512
 FAR: Final = 1 << 62
 """The distance of a key that is not held: its first request, or one whose distance is beyond REACH."""
 
-_HASH_BITS: Final = 32
+Array = np.ndarray[Any, Any]
 
 
 def keys_for(ring_bytes: int) -> int:
     """The most keys for a ring: a hundredth of the ring's bytes, from KEYS_MIN to KEYS_MAX keys."""
     return max(KEYS_MIN, min(KEYS_MAX, ring_bytes // MEMORY_SHARE // KEY_BYTES))
-
-
-def number_of(key: bytes) -> int:
-    """A hash of the key. Its lower 32 bits choose the sample; the others tell keys apart whose lower bits are equal."""
-    return crc32(key) | hash(key) >> _HASH_BITS << _HASH_BITS
-
-
-class Sized(Protocol):
-    """An entry, as far as the sample needs it."""
-
-    key: bytes
-
-
-Entry = TypeVar("Entry", bound=Sized)
 
 
 class ReuseDistances:
@@ -77,10 +63,9 @@ class ReuseDistances:
         """One key in `factor` keys is in the sample."""
         return self._mask + 1
 
-    def chosen(self, entries: Iterable[Entry]) -> list[Entry]:
-        """The entries whose keys are in the sample, in their order."""
-        mask = self._mask
-        return [entry for entry in entries if not crc32(entry.key) & mask]
+    def chosen(self, digests: Array) -> Array:
+        """Which of some keys are in the sample, as their indices in order. `digests`: (n,) uint64."""
+        return np.flatnonzero((digests & np.uint64(self._mask)) == 0)
 
     def thin(self) -> None:
         """Halves the sample, unless few keys are held."""
@@ -91,7 +76,7 @@ class ReuseDistances:
         """Records a request for a key's entry of `size_bytes`, in a store of `capacity_bytes`.
 
         Args:
-            number: the `number_of` the key.
+            number: the key's digest (`RowTable.digests`), of which the lowest 32 bits choose the sample.
 
         Returns:
             The distance in bytes, or FAR. None if the key is not in the sample.
@@ -107,9 +92,12 @@ class ReuseDistances:
         self._hold(number, size_bytes, capacity_bytes)
         return distance_bytes
 
-    def hold(self, number: int, size_bytes: int, capacity_bytes: int) -> None:
-        """Records that a key was used last, without a request."""
-        if not number & self._mask:
+    def hold(self, numbers: Array, sizes: Array, capacity_bytes: int) -> None:
+        """Records that keys were used last, in this order, without requests. The sample shrinks first until they fit.
+        Both arrays (n,) uint64."""
+        while len(at := self.chosen(numbers)) > self._keys_max:
+            self._halve()
+        for number, size_bytes in zip(numbers[at].tolist(), sizes[at].tolist(), strict=True):
             self._hold(number, size_bytes, capacity_bytes)
 
     def ended(self, number: int) -> None:

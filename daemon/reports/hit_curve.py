@@ -1,6 +1,6 @@
 """Hit ratios that a ring of another size would give: one curve of all requests, and one for each namespace.
 
-Owns: histograms of reuse distances (`policy.distances`), by namespace and by group of keys. Does not own the sample.
+Owns: histograms of reuse distances (`distances`), by namespace and by group of keys. Does not own the sample.
 
 A point of a curve is the share of requests whose distance is at most the size: the hit ratio of a cache of that size
 that evicts the least recently used entry. The sample has too few or too many requests for the most popular keys. The
