@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, Final, assert_never
 
@@ -156,6 +156,10 @@ class StoreActor:
             hang_up=self._hang_up,
         )
         self._awake = False
+        self._recovering: Iterator[None] | None = None
+        self._held: list[StoreMessage] = []
+        """Messages that came before the store has taken over the memory of an earlier daemon."""
+        self._recovered: Callable[[], object] = lambda: None
         self._attachments = Attachments(
             store, memory, self._copier, self._queues, self._lane_room, self._send, self._tell_of
         )
@@ -173,14 +177,45 @@ class StoreActor:
         return self._memory.superblock.max_entries
 
     @property
+    def idle(self) -> bool:
+        """Whether the actor waits for work."""
+        return self._memory.asleep[0] == SLEEPS
+
+    def unsummed(self) -> tuple[int, int, int] | None:
+        """A stored entry without a checksum, as (span id, offset, payload bytes); None if there is none."""
+        return self._store.unsummed()
+
+    def summed(self, span_id: int, checksum: int) -> None:
+        """Stores the checksum of an entry, unless it has ended or moved meanwhile."""
+        if (offset := self._store.offset_of(span_id)) is not None:
+            self._memory.write_checksum(offset, checksum)
+
+    @property
     def settled(self) -> bool:
         """True if the inbox is empty, and all records are carried out."""
         return not len(self.inbox) and self._queues.settled
+
+    def recover(self, then: Callable[[], object]) -> None:
+        """Has the store take over the memory of an earlier daemon, in slices, before it serves. Clients attach
+        meanwhile. `then` is called at the end."""
+        self._recovering, self._recovered = self._store.recover(self._clock(), self._memory.missing), then
+        self._pump.begin(self._recover(self._recovering))
+
+    def _recover(self, steps: Iterator[None]) -> Iterator[None]:
+        yield from steps
+        self._recovering = None
+        self._recovered()
+        for message in self._held:
+            self._receive(message)
+        self._held.clear()
 
     async def run(self) -> None:
         """Serves until it is cancelled. Then it waits for the copies under way, so that complete commits are kept."""
         self._copier.start()
         try:
+            while self._recovering is not None:
+                self._pump.turn()
+                await asyncio.sleep(0)
             while True:
                 idle_s = self._keep_time()
                 if self._queues.turn():
@@ -227,6 +262,9 @@ class StoreActor:
         return (due if timer is None else min(due, timer)) - now
 
     def _receive(self, message: StoreMessage) -> None:
+        if self._recovering is not None and not isinstance(message, Joined | MemoryRequest):
+            self._held.append(message)
+            return
         match message:
             case Requested(client, request, counted):
                 if client not in self._clients:
@@ -316,8 +354,6 @@ class StoreActor:
                     self.inbox.tell_now(effect, (effect.uid, NOBODY))
                 case effects.Move():
                     self._copier.copy(effect)
-                case effects.WriteExpiry(offset, expires_s):
-                    self._memory.write_expiry(offset, expires_s)
                 case effects.Drain():
                     self._lanes.drain()
                 case effects.Scan():

@@ -9,9 +9,10 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
+from msgspec.structs import asdict
 
 from ...ipc import messages
 from ...shm.index import IndexWriter
@@ -22,8 +23,12 @@ from ..prefix.blocks import SequenceBlocks
 from ..prefix.matching import Matching
 from ..remote.remote import Remote
 from ..replacement import POLICIES, Facts
+from ..reports.counters import StoreCounters
+from ..reports.entries import DescribedEntries
 from ..reports.hits import Hits
 from ..reports.removal_history import RemovalHistory
+from ..reports.status import StatusReport
+from ..reports.why import Explanations
 from ..room.lending import Lending
 from ..room.runway import Runway
 from ..room.shares import Shares
@@ -39,7 +44,7 @@ from ..store.table import ROW_BITS_MAX, RowTable
 from ..store.tenants import Tenants
 from .budget import RingBudget
 from .claims import NOBODY, ClaimTable
-from .counters import StoreCounters
+from .host_memory import Pressed
 from .limits import StoreLimits
 from .outbox import StoreOutbox
 from .quotas import Quotas
@@ -143,7 +148,7 @@ class Parts:
             memory.ring,
             self.counters,
             outbox.add,
-            withdrawn=lambda: self.host_memory.withdrawn.total_bytes,
+            withdrawn=lambda: self.host_memory.withdrawn.size_bytes,
             rescan_s=limits.rescan_s,
         )
         self.own = Submitter(NOBODY, tenants.owner(quotas.own_uid), quotas.own_uid)
@@ -188,12 +193,61 @@ class Parts:
             self.budget,
             self.remote.demotion,
             outbox,
-            self.runway.places.give_up,
+            self.runway.places.join,
             limits.rescan_s,
         )
         self.matching = Matching(
             table, slots, self.agents, self.blocks, self.lifetimes.uses.used, outbox, limits.prefix_wait_s
         )
+
+        self.entries = DescribedEntries(
+            table, self.details, tenants, self.agents, self.lifetimes.pins.holds, self.blocks.record
+        )
+        self.explanations = Explanations(
+            table, spans, self.policy, self.entries, self.removal_history, self.counters
+        )
+        self.report = StatusReport(
+            epoch,
+            table,
+            holes,
+            tenants,
+            grants,
+            self.lending.submitters,
+            spans,
+            self.policy,
+            self.budget,
+            self.generations,
+            claims,
+            self.unstorable,
+            self.blocks,
+            self.matching,
+            self.lifetimes,
+            self.hits,
+            self.removal_history,
+            self.counters,
+            self._besides,
+        )
+
+    @property
+    def ring_bytes(self) -> int:
+        """The ring's final size."""
+        return self.limits.ring_bytes if self.runway.is_growing else self.holes.capacity_bytes
+
+    def _besides(self, now: float) -> dict[str, Any]:
+        """What status says of host memory, the ring's growth, and the remote store."""
+        residency, withdrawn, pressed = self.host_memory.residency, self.host_memory.withdrawn, self.host_memory.pressed
+        return {
+            "ring_bytes_final": self.limits.ring_bytes,
+            "ring_growing": self.runway.is_growing,
+            "resident_bytes": residency.resident_bytes,
+            # Pages that are still being punched are resident.
+            "withdrawn_bytes": residency.punched_bytes,
+            "withdrawn_extents": len(withdrawn.rows),
+            "regrow_error": residency.error,
+            "pressed": None if pressed == Pressed() else asdict(pressed),
+            "grants_waiting": self.lending.waiting,
+            "remote_state": self.remote.state(now) if self.limits.remote_s else None,
+        }
 
     def is_past(self, key: bytes) -> bool:
         """Whether the key's generation is past."""

@@ -112,9 +112,9 @@ class Requests:
         """Carries the request out for a slice of its keys. The rest comes again (`Again`)."""
         self._check_keys(request.keys)
         keys = list(dict.fromkeys(request.keys))
-        rows = self._stored(keys[:SLICE])
+        rows = self._parts.lifetimes.removals.stored(keys[:SLICE])
         if isinstance(request, messages.Touch):
-            self._parts.lifetimes.touch(rows, now)
+            self._parts.lifetimes.uses.touched(rows, now)
         else:
             self._parts.lifetimes.end(rows, "explicit")
             self._parts.remote.evicted(keys[:SLICE], now)
@@ -124,12 +124,6 @@ class Requests:
         else:
             self._outbox.send(client, messages.Counted(request.id, counted))
 
-    def _stored(self, keys: list[bytes]) -> list[int]:
-        """The rows of the keys' entries, victims included, since a victim may be published again."""
-        published, hidden = self._table.by_key, self._parts.spans.hidden
-        rows = [published.get(key) or hidden.get(key) for key in keys]
-        return [row for row in rows if row]
-
     def _check_keys(self, keys: list[bytes]) -> None:
         most = self._parts.limits.keys_per_request_max
         if len(keys) > most:
@@ -138,15 +132,15 @@ class Requests:
             )
 
     def _clear(self, client: int, request: messages.Clear, now: float) -> None:
-        self._parts.sweeps.clear(client, request, now)
+        self._parts.lifetimes.sweeps.clear(client, request)
 
     def _invalidate(self, client: int, request: messages.Invalidate, now: float) -> None:
-        if self._parts.sweeps.invalidate(client, request, now):
+        if self._parts.lifetimes.sweeps.invalidate(client, request):
             self._outbox.send_verdicts(self._claims.void(request.namespace))
             self._parts.remote.agreement.invalidated(request.namespace, now)
 
     def _evict_prefixes(self, client: int, request: messages.EvictPrefixes, now: float) -> None:
-        self._parts.sweeps.evict_prefixes(client, request, now)
+        self._parts.lifetimes.sweeps.evict_prefixes(client, request)
 
     def _agent_turn(self, client: int, request: messages.AgentTurn, now: float) -> None:
         self._parts.policy.turn(self._parts.agents.named(request.agent), request.state, now)
@@ -166,5 +160,5 @@ class Requests:
     def _unpin(self, client: int, request: messages.Unpin, now: float) -> None:
         row = self._table.by_key.get(request.key)
         if row:
-            self._parts.lifetimes.unpin(client, row)
+            self._parts.lifetimes.pins.unpin(client, row)
         self._outbox.send(client, messages.Done(request.id))

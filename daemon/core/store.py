@@ -25,9 +25,10 @@ from ...errors import CANNOT_BE_STORED, BadMessage, TensordError
 from ...ipc import messages
 from ...shm.layout import NAMESPACE_TAG_BYTES
 from ..recovery.recovery import Recovery
-from ..reports import entries, status, why
+from ..reports.entries import DescribedEntries
 from ..room import refusals
 from ..store.commit import BAD_BLOCK, BAD_TREE
+from ..store.table import LIVE
 from .claims import NOBODY
 from .dispatch import Dispatch
 from .effects import Effect
@@ -136,8 +137,7 @@ class Store:
             parts.runway.scan()
         parts.host_memory.scan_due = False
         # 5. The governor is told of the ring's resident bytes.
-        ring_bytes = parts.limits.ring_bytes if parts.runway.is_growing else parts.holes.capacity_bytes
-        parts.host_memory.report(ring_bytes)
+        parts.host_memory.report(parts.ring_bytes)
         # 6. Requests are announced, if a watcher records them.
         if parts.hits.recording:
             for rows in parts.hits.take_requests():
@@ -263,6 +263,7 @@ class Store:
         parts.lifetimes.expiry.recovered(rows, expires)
         parts.hits.recovered(recovery.rows)
         parts.blocks.recovered()
+        parts.host_memory.withdrawn.found()
         self.counters.recovered += len(recovery.rows)
         self.counters.found_corrupt += recovery.corrupt
 
@@ -273,7 +274,7 @@ class Store:
 
     def status(self, now: float | None = None) -> dict[str, Any]:
         """Sizes and counters, without a walk over entries. `now`: by the store's clock; None: the last event's time."""
-        return status.status(self, self._outbox.now if now is None else now)
+        return self.parts.report.status(self._outbox.now if now is None else now)
 
     def entries(
         self, after: bytes | None, count: int, namespace: bytes | None = None
@@ -283,17 +284,37 @@ class Store:
         Returns:
             The entries, and the cursor from which to continue; None at the end.
         """
-        return entries.page(self, after, count, namespace)
+        return self._described().page(after, count, namespace, self._outbox.now)
+
+    def span_id(self, key: bytes) -> int | None:
+        """The span id of a published entry."""
+        row = self.parts.table.by_key.get(key)
+        return None if row is None else self.parts.table.span_ids[row]
+
+    def unsummed(self) -> tuple[int, int, int] | None:
+        """A stored entry without a checksum, as (span id, offset, payload bytes), once; None if there is none."""
+        table, waiting = self.parts.table, self.parts.commits.unsummed
+        while waiting:
+            span_id = waiting.popleft()
+            if (offset := self.offset_of(span_id)) is not None:
+                return span_id, offset, table.payloads[table.row_of(span_id)]
+        return None
+
+    def offset_of(self, span_id: int) -> int | None:
+        """Where a published entry lies; None if there is none with this span id."""
+        table = self.parts.table
+        row = table.row_of(span_id)
+        return table.offsets[row] if row and table.states[row] == LIVE else None
 
     def entry(self, key: bytes) -> dict[str, Any] | None:
         """The description of one entry."""
-        row = self.parts.table.by_key.get(key)
-        return None if row is None else entries.entry(self, row)
+        return self._described().find(key, self._outbox.now)
 
     def why(self, key: bytes, now: float, *, leased: bool | None = None) -> dict[str, Any]:
-        """Why a key's entry stays in the ring, or left it (`why`). `leased`: whether a lane pins the entry now; None:
-        unknown, so the last scan decides."""
-        return why.why(self, key, now, leased)
+        """Why a key's entry stays in the ring, or left it (`Explanations.why`). `leased`: whether a lane pins the entry
+        now; None: unknown, so the last scan decides."""
+        self._described()
+        return self.parts.explanations.why(key, now, leased)
 
     def gone(self, key: bytes, digits: int, most: int) -> list[bytes]:
         """Up to `most` keys of removed entries with the same first hexadecimal digits as the key, the latest removal
@@ -301,12 +322,16 @@ class Store:
         return self.parts.removal_history.beginning(key, digits, most)
 
     def hit_curve(self) -> dict[str, Any]:
-        """Estimated hit ratios of rings of other sizes (`Hits.curve`), and the name of the policy."""
-        return {"policy": self.policy.name, **self.hits.curve()}
+        """Estimated hit ratios of rings of other sizes, and the name of the policy."""
+        return self.parts.report.hit_curve()
 
     def by_uid(self, besides: Iterable[int] = ()) -> dict[int, dict[str, int]]:
         """The amounts that each uid has of shared resources: for every uid that has any, and for those of `besides`."""
-        return status.by_uid(self, besides)
+        return self.parts.report.by_uid(besides)
+
+    def _described(self) -> DescribedEntries:
+        self.parts.entries.unix_at_zero_s = self.unix_at_zero_s
+        return self.parts.entries
 
     def check_invariants(self) -> None:
         """Asserts what every module's docstring promises."""

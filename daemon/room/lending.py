@@ -258,8 +258,9 @@ class Lending:
         places = []
         for grant in lent:
             row = grant.pieces[0]
-            span_id = 0 if has_inbox else grant.span_id
-            places.append((grant.number, offsets[row], sizes[row], span_id, grant.slot, grant.seq))
+            span_id = (0 if has_inbox else grant.span_id).to_bytes(8, "little")
+            seq = grant.seq.to_bytes(8, "little")
+            places.append((grant.number, offsets[row], sizes[row], span_id, grant.slot, seq))
         self._send(submitter.client, messages.GrantsLent(request.number, places))
 
     def _refuse(self, request: PlaceRequest, error: TensordError) -> None:

@@ -122,7 +122,7 @@ class Runway:
                     self._vain = True
                     self._time_rescan(now, freed=False)
         if spans.scan_due:
-            self._scan()
+            self.scan()
 
     def make_room(self, size: int, owner: int, now: float) -> bool:
         """Goes on making room for the request that waits, for which `take` found none.
@@ -150,7 +150,7 @@ class Runway:
             return False
         else:
             # It shows which pins have ended.
-            self._scan()
+            self.scan()
         return True
 
     def drop_attempt(self) -> None:
@@ -199,7 +199,7 @@ class Runway:
             self._rescan_at = None
             self._vain = False
             if self._spans.waits_for_pins or self._is_over:
-                self._scan()
+                self.scan()
 
     def change_limits(self, rescan_s: float) -> None:
         """The configuration was reloaded; `budget` has changed already."""
@@ -245,7 +245,8 @@ class Runway:
             self._emit(Drain())
         return self._drained
 
-    def _scan(self) -> None:
+    def scan(self) -> None:
+        """Begins a scan; none is in flight."""
         self._spans.begin_scan()
         self._counters.scans += 1
         self._emit(Scan())
@@ -272,4 +273,4 @@ class Runway:
             self._policy.may_go(way.victims, False)
         self._spans.hide(way.victims, way.reason)
         if not way.victims and not self.moves:
-            self._scan()
+            self.scan()
