@@ -149,7 +149,7 @@ class Lending:
             self._send(client, messages.GrantsLent(request, []))
             return
         # A place is a span: a header, and at least one line of payload.
-        sizes = [max(size + 63 & -64, LEAST_BYTES) for size in sizes]
+        sizes = [size + 63 & -64 if size > LEAST_BYTES else LEAST_BYTES for size in sizes]
         self._push(PlaceRequest(submitter, submitter.uid, submitter.owner, request, sizes))
 
     def ask_own(self, size: int, uid: int, then: Then) -> None:
@@ -254,12 +254,11 @@ class Lending:
         if request.then is not None:
             request.then(lent[0].pieces[0])
             return
-        offsets, sizes, has_inbox = self._table.offsets, self._table.sizes, submitter.client in self._has_inbox
-        places = []
-        for grant in lent:
-            row = grant.pieces[0]
-            span_id = 0 if has_inbox else grant.span_id
-            places.append((grant.number, offsets[row], sizes[row], span_id, grant.slot, grant.seq))
+        offsets, sizes, in_place = self._table.offsets, self._table.sizes, submitter.client not in self._has_inbox
+        places = [
+            (grant.number, offsets[row], sizes[row], in_place and grant.span_id, grant.slot, grant.seq)
+            for grant, row in zip(lent, rows, strict=False)
+        ]
         self._send(submitter.client, messages.GrantsLent(request.number, places))
 
     def _refuse(self, request: PlaceRequest, error: TensordError) -> None:
