@@ -155,7 +155,8 @@ def test_what_an_ended_entry_had_is_free_once_its_reader_lets_go() -> None:
 
 
 @pytest.mark.parametrize(
-    ("limit", "value", "reason"), [("max_bytes", 20_000, "capacity"), ("max_entries", 7, "entries"), ("max_tokens", 25, "tokens")]
+    ("limit", "value", "reason"),
+    [("max_bytes", 20_000, "capacity"), ("max_entries", 7, "entries"), ("max_tokens", 25, "tokens")],
 )
 def test_a_lowered_limit_holds_soon(limit: str, value: int, reason: str) -> None:
     store, reasons = RoomStore(max_tokens=1000), set[str]()
