@@ -435,7 +435,7 @@ class StoreActor:
             if not self.settled:
                 idle_s = self._keep_time()
         self._copier.stop()
-        unremoved = self._store.writes.unremoved()
+        unremoved = self._store.parts.remote.writes.unremoved()
         if self._remote is not None and not await asyncio.to_thread(self._remote.close, unremoved):
             _log.error("a read of the remote store hangs, and would write into the next daemon's ring; ending at once")
             os._exit(1)

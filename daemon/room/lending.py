@@ -149,7 +149,7 @@ class Lending:
             self._send(client, messages.GrantsLent(request, []))
             return
         # A place is a span: a header, and at least one line of payload.
-        sizes = [max(size + 63 & -64, LEAST_BYTES) for size in sizes]
+        sizes = [size + 63 & -64 if size > LEAST_BYTES else LEAST_BYTES for size in sizes]
         self._push(PlaceRequest(submitter, submitter.uid, submitter.owner, request, sizes))
 
     def ask_own(self, size: int, uid: int, then: Then) -> None:
@@ -254,13 +254,11 @@ class Lending:
         if request.then is not None:
             request.then(lent[0].pieces[0])
             return
-        offsets, sizes, has_inbox = self._table.offsets, self._table.sizes, submitter.client in self._has_inbox
-        places = []
-        for grant in lent:
-            row = grant.pieces[0]
-            span_id = (0 if has_inbox else grant.span_id).to_bytes(8, "little")
-            seq = grant.seq.to_bytes(8, "little")
-            places.append((grant.number, offsets[row], sizes[row], span_id, grant.slot, seq))
+        offsets, sizes, in_place = self._table.offsets, self._table.sizes, submitter.client not in self._has_inbox
+        places = [
+            (grant.number, offsets[row], sizes[row], _word(in_place and grant.span_id), grant.slot, _word(grant.seq))
+            for grant, row in zip(lent, rows, strict=False)
+        ]
         self._send(submitter.client, messages.GrantsLent(request.number, places))
 
     def _refuse(self, request: PlaceRequest, error: TensordError) -> None:
@@ -288,3 +286,7 @@ class Lending:
         self._grants.check_invariants([each for s in self.submitters.values() for each in s.grants.values()])
         for request in (*self._turns, *self._held):
             assert self.submitters[request.submitter.client] is request.submitter
+
+
+def _word(number: int) -> bytes:
+    return number.to_bytes(8, "little")

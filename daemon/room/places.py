@@ -123,33 +123,43 @@ class Places:
     def take_all(self, sizes: Sequence[int], most_bytes: int) -> list[int]:
         """`take` of further places, of `most_bytes` together, as long as they are there."""
         found: list[int] = []
-        left, entries, holes = min(most_bytes, self.left_bytes), self.left_entries, self._holes
-        for size in sizes:
-            left -= size
-            if left < 0 or len(found) == entries:
+        left, entries, count, at = min(most_bytes, self.left_bytes), self.left_entries, len(sizes), 0
+        while at < count:
+            # As many of one size as are wanted in a row, at once.
+            first, size = at, sizes[at]
+            while at < count and sizes[at] == size:
+                at += 1
+            wanted = min(at - first, left // size, entries - len(found))
+            ready = self._ready.get(size, [])
+            rows = ready[-wanted:] if wanted > 0 else []
+            del ready[len(ready) - len(rows) :]
+            self.ready_bytes -= size * len(rows)
+            while len(rows) < wanted and (row := self._holes.take(size, ENDED)):
+                rows.append(row)
+            found += rows
+            left -= size * len(rows)
+            if len(rows) < at - first:
                 break
-            if rows := self._ready.get(size):
-                self.ready_bytes -= size
-                row = rows.pop()
-            elif not (row := holes.take(size, ENDED)):
-                break
-            found.append(row)
         return found
 
     def free(self, rows: Sequence[int]) -> None:
         """Rows in state ENDED, without slots, are free: of sizes that are asked for, they stay as they are."""
         if not rows:
             return
-        keeps = self.keeps and self.ready_bytes <= self.ahead_bytes
-        sizes = self._table.column("sizes")[np.array(rows, np.int64)].tolist()
-        for row, size in zip(rows, sizes, strict=True):
-            if keeps and size in self._sizes:
-                if size not in self._ready:
-                    self._ready[size] = []
-                self._ready[size].append(row)
-                self.ready_bytes += size
+        by_size: dict[int, list[int]] = {}
+        sizes = self._table.column("sizes")[np.array(rows, np.int64)]
+        if (sizes == sizes[0]).all():
+            by_size[int(sizes[0])] = [*rows]
+        else:
+            for row, size in zip(rows, sizes.tolist(), strict=True):
+                by_size.setdefault(size, []).append(row)
+        for size, some in by_size.items():
+            if self.keeps and size in self._sizes and self.ready_bytes <= self.ahead_bytes:
+                self._ready[size] = self._ready.get(size, []) + some
+                self.ready_bytes += size * len(some)
             else:
-                self._holes.free(row)
+                for row in some:
+                    self._holes.free(row)
 
     def join(self) -> None:
         """Turns all places into holes, so that those beside one another become one."""
@@ -158,9 +168,20 @@ class Places:
             for row in rows:
                 self._holes.free(row)
 
+    def lacking(self) -> tuple[int, int]:
+        """The bytes and entries that a round has to evict for later requests: none before something was asked for
+        since the last round."""
+        left_bytes, left = self.left_bytes, self.left_entries
+        return (
+            self.ahead_bytes - max(left_bytes, 0) if self._asked and left_bytes < self.ahead_bytes // 2 else 0,
+            self.ahead - left if self._asked and left < self.ahead // 2 else 0,
+        )
+
     def begin_round(self) -> None:
         """A round begins, which makes what is to be free."""
-        self.ahead_bytes, self.ahead = max(self._asked_bytes, self.ahead_bytes // 2), max(self._asked, self.ahead // 2)
+        # Less, if less was asked for.
+        self.ahead_bytes = max(min(self._asked_bytes, self.ahead_bytes), self.ahead_bytes // 2)
+        self.ahead = max(min(self._asked, self.ahead), self.ahead // 2)
         self._asked_bytes = self._asked = 0
 
     def check_invariants(self) -> None:

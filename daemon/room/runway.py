@@ -220,19 +220,14 @@ class Runway:
     def _lacks(self) -> tuple[int, int, int]:
         """The bytes, entries and tokens that are to be evicted: what is over a limit, and what is to be free for later
         requests."""
-        budget, tenants = self._budget, self._tenants
-        over_bytes, over_tokens = self.places.used_bytes - budget.max_bytes, 0
-        over_entries = tenants.total_entries - budget.max_entries
+        budget, tenants, over_tokens = self._budget, self._tenants, 0
         if budget.max_tokens is not None and tenants.total_tokens > budget.max_tokens:
             over_tokens = tenants.total_tokens - budget.max_tokens + budget.max_tokens // BATCH_SHARE
-        places = self.places
-        if places.ahead_bytes:
-            left_bytes, left = places.left_bytes, places.left_entries
-            if left_bytes < places.ahead_bytes // 2 and not self.is_growing:
-                over_bytes = max(over_bytes, places.ahead_bytes - left_bytes)
-            if left < places.ahead // 2:
-                over_entries = max(over_entries, places.ahead - left)
-        return over_bytes, over_entries, over_tokens
+        lacking_bytes, lacking = self.places.lacking()
+        if self.is_growing:
+            lacking_bytes = 0
+        over_bytes, over_entries = self.places.used_bytes - budget.max_bytes, tenants.total_entries - budget.max_entries
+        return max(over_bytes, lacking_bytes), max(over_entries, lacking), over_tokens
 
     def _round_begins(self) -> None:
         self.places.begin_round()

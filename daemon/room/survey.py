@@ -22,9 +22,10 @@ class Survey:
     """What cannot go now. `kept`: entries that cannot; `kept_bytes`: bytes that cannot be free."""
 
     def __init__(self, table: RowTable, holes: Holes, families: Families, held: Iterable[int]) -> None:
+        """`held`: rows that are in use, as far as is known."""
         states = np.frombuffer(table.states, np.uint8)
         others = np.flatnonzero((states != LIVE) & (states != FREE))
-        entries = [row for row in held if states[row] == LIVE]
+        entries = {row for row in held if states[row] == LIVE}
         self.kept = {*entries, *families.ancestors(entries)}
         rows = np.concatenate([others, np.array([*self.kept], np.int64)])
         sizes = table.column("sizes")[rows].astype(np.int64)

@@ -140,7 +140,7 @@ class Ways:
 
     def _way_of(self, attempt: Attempt, owners: Collection[int] | None, now: float) -> Way | None:
         size = attempt.size
-        if self._spans.held and self._survey().obstacle(size, self._grants.lent, self._budget) is not None:
+        if (self._spans.held or self._spans.last_pinned) and self.obstacle(size)[0] is not None:
             return None
         over_bytes, over = size - self._places.left_bytes, 1 - self._places.left_entries
         if over_bytes > 0 or over > 0:
@@ -216,16 +216,13 @@ class Ways:
         return None
 
     def _evictable(self, owners: Collection[int] | None, *, leaves: bool = True) -> Callable[[int], bool]:
-        """The test whether an entry is evictable now; if not `leaves`, with its descendants."""
-        states, children, owner_of, held = (
-            self._table.states,
-            self._table.children,
-            self._table.owners,
-            self._spans.held,
-        )
+        """The test whether an entry is evictable now, as far as is known; if not `leaves`, with its descendants."""
+        table, spans = self._table, self._spans
+        states, children, owner_of, span_ids = table.states, table.children, table.owners, table.span_ids
+        held, pinned = spans.held, spans.last_pinned
 
         def test(row: int) -> bool:
-            if states[row] != LIVE or row in held or (leaves and children[row]):
+            if states[row] != LIVE or row in held or span_ids[row] in pinned or (leaves and children[row]):
                 return False
             return owners is None or owner_of[row] in owners
 
@@ -238,7 +235,9 @@ class Ways:
         return survey.obstacle(size, self._grants.lent, self._budget), survey.kept_bytes
 
     def _survey(self) -> Survey:
-        return Survey(self._table, self._holes, self._families, self._spans.held)
+        row_of, spans = self._table.row_of, self._spans
+        held = [*spans.held, *(row_of(number) for number in spans.last_pinned)]
+        return Survey(self._table, self._holes, self._families, held)
 
 
 def _is_near(price: Price, unavoidable: float) -> bool:

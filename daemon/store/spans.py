@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 
 import numpy as np
 
@@ -35,6 +35,7 @@ from .tenants import Tenants
 SCAN_ROWS_MAX: Final = 256
 """Rows of each kind that one scan decides about: less than 2 ms of the event loop."""
 
+Reason = TypeVar("Reason")
 Gone = Callable[[Sequence[int], Sequence[str]], None]
 """(rows, the reason of each): entries have ended. Their columns, slots and headers still describe them."""
 
@@ -239,14 +240,8 @@ class Spans:
     def begin_scan(self) -> None:
         """Fixes the rows that the scan decides about. A fence and the reading of all lanes follow, then `scanned`."""
         assert self._scanning is None, "a scan is in flight"
-        victims: dict[int, str] = {}
-        ended: dict[int, None] = {}
-        for row in list(islice(self._victims, SCAN_ROWS_MAX)):
-            victims[row] = self._victims.pop(row)
-        for table in (self._ended, self._pinned_ended):
-            for row in list(islice(table, SCAN_ROWS_MAX)):
-                del table[row]
-                ended[row] = None
+        victims = _first_of(self._victims)
+        ended = _first_of(self._ended) | _first_of(self._pinned_ended)
         self._grants.begin_scan()
         self._scanning = victims, ended
 
@@ -355,3 +350,12 @@ class Spans:
         assert self.ended_bytes == sum(table.sizes[row] for row in ended)
         assert set(self._pinned) <= set(self._holders)
         assert all(states[row] in (LIVE, VICTIM) for row in self._holders)
+
+
+def _first_of(rows: dict[int, Reason]) -> dict[int, Reason]:
+    """Takes the first SCAN_ROWS_MAX rows out."""
+    if len(rows) <= SCAN_ROWS_MAX:
+        taken = rows.copy()
+        rows.clear()
+        return taken
+    return {row: rows.pop(row) for row in [*islice(rows, SCAN_ROWS_MAX)]}
