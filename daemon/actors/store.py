@@ -161,7 +161,7 @@ class StoreActor:
         """Messages that came before the store has taken over the memory of an earlier daemon."""
         self._recovered: Callable[[], object] = lambda: None
         self._attachments = Attachments(
-            store, memory, self._copier, self._queues, self._lane_room, self._send, self._tell_of
+            store, memory, self._copier, self._queues, self._lane_room, self._send, self._tell_of, self._writes_in_place
         )
         prefix_requests: dict[type[Any], Callable[[int, Any], None]] = {messages.MatchPrefix: self._match}
         self._prefix_requests = handlers(messages.PrefixRequest, prefix_requests)
@@ -262,8 +262,10 @@ class StoreActor:
         return (due if timer is None else min(due, timer)) - now
 
     def _receive(self, message: StoreMessage) -> None:
-        if self._recovering is not None and not isinstance(message, Joined | MemoryRequest):
+        if self._recovering is not None and not isinstance(message, MemoryRequest):
             self._held.append(message)
+            if isinstance(message, Joined):
+                self._clients[message.client] = message
             return
         match message:
             case Requested(client, request, counted):
@@ -274,9 +276,9 @@ class StoreActor:
                     self._queues.after_added(client, partial(self._prefix_requests[type(request)], client, request))
                 elif not isinstance(request, messages.Doorbell):
                     self._queues.after_added(client, partial(self._handle, events.Received(client, request, counted)))
-            case Pressed() | events.AgentsTurned() | events.Punched() | events.Allocated() | events.Moved():
+            case Pressed() | events.WritesInPlace() | events.AgentsTurned() | events.Punched() | events.Allocated() | events.Moved():
                 self._handle(message)
-            case events.Copied() | events.Sought() | events.RunSought() | events.RemoteSaved():
+            case events.Sought() | events.RunSought() | events.RemoteRead() | events.RemoteSaved():
                 self._handle(message)
             case (
                 events.GenerationsTold()
@@ -316,6 +318,10 @@ class StoreActor:
                 self._report.reload = verdict
             case _:
                 assert_never(message)
+
+    def _writes_in_place(self, client: int) -> None:
+        self._queues.writes_in_place(client)
+        self._receive(events.WritesInPlace(client))
 
     def _left(self, client: int) -> None:
         """A client has left, and what it has added is carried out. Until then no place of it may be used again."""
@@ -442,7 +448,7 @@ class StoreActor:
         # The results of copies come through the loop. After one turn of the loop they are in the inbox.
         await asyncio.sleep(0)
         for message in self.inbox.drain():
-            if isinstance(message, events.Copied | events.Moved):
+            if isinstance(message, events.Moved):
                 self._handle(message)
         self._pages.close()
 
