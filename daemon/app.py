@@ -41,6 +41,7 @@ from .actors.session import Session, welcome_for
 from .actors.status import Documents, StatusSession, Watchers
 from .actors.store import StoreActor
 from .actors.timing import measure_lag
+from .claims.quotas import Quotas
 from .config import usage
 from .config.config import Config
 from .config.limits import governor_limits, quota_rules, store_limits, wire_limits
@@ -50,14 +51,13 @@ from .core.governor import events as governor_events
 from .core.governor.governor import Governor
 from .core.governor.limits import DEVICES_MAX
 from .core.parts import RingMemory
-from .core.quotas import Quotas
-from .core.request_times import RequestTimes
 from .core.store import Store
 from .gauges.gauges import open_gauges
 from .gauges.psi import StallTrigger
 from .gauges.source_thread import THREAD_NAME
 from .last_end import LastEnd
 from .process_limits import NO_MEMORY_OR_THREAD, check_descriptors, limit_behind
+from .reports.request_times import RequestTimes
 from .segments import Segments
 from .sockets import Sockets
 from .tiers.registry import open_store

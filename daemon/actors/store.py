@@ -23,14 +23,14 @@ from ...ipc import messages
 from ...ipc.declared import handlers
 from ...shm.clock import unix_at_boot_s
 from ...shm.prefix import HEADER_BYTES, MEDIA_BYTES, MEDIA_MAX, TOKEN_BYTES, PrefixRecord
+from ..claims.claims import NOBODY
 from ..config.config import Config
 from ..copier import Copier, InboxCopied
 from ..core import effects, events
-from ..core.claims import NOBODY
 from ..core.host_memory import HostHolds, Pressed
-from ..core.request_times import RequestTimes
 from ..core.store import Store
 from ..logs import logger
+from ..reports.request_times import RequestTimes
 from ..segments import Segments
 from ..tiers.store import RemoteStore
 from .attachments import Attachments
@@ -276,7 +276,9 @@ class StoreActor:
                     self._queues.after_added(client, partial(self._prefix_requests[type(request)], client, request))
                 elif not isinstance(request, messages.Doorbell):
                     self._queues.after_added(client, partial(self._handle, events.Received(client, request, counted)))
-            case Pressed() | events.WritesInPlace() | events.AgentsTurned() | events.Punched() | events.Allocated() | events.Moved():
+            case Pressed() | events.WritesInPlace() | events.AgentsTurned():
+                self._handle(message)
+            case events.Punched() | events.Allocated() | events.Moved():
                 self._handle(message)
             case events.Sought() | events.RunSought() | events.RemoteRead() | events.RemoteSaved():
                 self._handle(message)

@@ -17,6 +17,9 @@ from msgspec.structs import asdict
 from ...ipc import messages
 from ...shm.index import IndexWriter
 from ...shm.layout import IndexGeometry
+from ..claims.claims import NOBODY, ClaimTable
+from ..claims.quotas import Quotas
+from ..claims.unstorable import Unstorable
 from ..host_memory.host_memory import HostMemory
 from ..lifetimes.lifetimes import Lifetimes
 from ..prefix.blocks import SequenceBlocks
@@ -43,12 +46,9 @@ from ..store.spans import Spans
 from ..store.table import ROW_BITS_MAX, RowTable
 from ..store.tenants import Tenants
 from .budget import RingBudget
-from .claims import NOBODY, ClaimTable
 from .host_memory import Pressed
 from .limits import StoreLimits
 from .outbox import StoreOutbox
-from .quotas import Quotas
-from .unstorable import Unstorable
 
 ROW_BITS_MIN: Final = 12
 NO_TOKENS_MAX: Final = 1 << 62

@@ -14,7 +14,7 @@ from typing import Any
 from ...errors import LimitReached, TensordError
 from ...ipc import messages
 from ...ipc.declared import handlers, id_of
-from .claims import Verdict
+from ..claims.claims import Verdict
 from .effects import Again
 from .events import Received
 from .parts import Parts

@@ -24,18 +24,18 @@ from typing import Any, Final
 from ...errors import CANNOT_BE_STORED, BadMessage, TensordError
 from ...ipc import messages
 from ...shm.layout import NAMESPACE_TAG_BYTES
+from ..claims.claims import NOBODY
+from ..claims.quotas import Quotas
 from ..recovery.recovery import Recovery
 from ..reports.entries import DescribedEntries
 from ..room import refusals
 from ..store.commit import BAD_BLOCK, BAD_TREE
 from ..store.table import LIVE
-from .claims import NOBODY
 from .dispatch import Dispatch
 from .effects import Effect
 from .events import Event
 from .limits import StoreLimits
 from .parts import Parts, RingMemory
-from .quotas import Quotas
 
 REQUESTS: Final = "requests"
 """The event that lists requests for a recording."""

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from tensord.daemon.core.budget import RingBudget
-from tensord.daemon.core.counters import StoreCounters
+from tensord.daemon.reports.counters import StoreCounters
 from tensord.daemon.core.effects import Allocate, Punch
 from tensord.daemon.core.host_memory import HostHolds, Pressed
 from tensord.daemon.core.outbox import StoreOutbox
