@@ -85,8 +85,9 @@ class Puts:
     def put(self, put: Put, payload: Payload, options: PutOptions, deadline: float) -> None:
         """Puts a payload with checked options. Returns once it is written, or the put has ended. `deadline`: in seconds
         of `time.monotonic()`."""
-        writer = self.writer
-        if writer is None or sys.is_finalizing():
+        writer, opened = self.writer, self._opened
+        # A channel that an exception of a signal handler has ended is renewed at once.
+        if writer is None or opened is None or opened[0].channel.closed or sys.is_finalizing():
             try:
                 writer = self._ready(deadline)
             except TensordError as error:
