@@ -177,6 +177,15 @@ def test_a_copy_that_outlives_its_connection_writes_nothing_into_the_next_ones_q
     assert set(states) == {"stored"}
 
 
+def test_a_put_right_after_this_process_has_ended_its_connection_is_stored(
+    daemon: StandIn, cache: tensord.Client
+) -> None:
+    """As an exception in the middle of a message does."""
+    for number in range(10):
+        assert cache.put(key(number), number, wait=True).state == "stored"
+        cache.link.attachment.end()
+
+
 def test_a_client_without_a_daemon_loses_its_puts_and_finds_the_next_daemon(tmp_path: Any) -> None:
     with tensord.Client(tmp_path / "nobody.sock", timeout_s=1.0) as cache:
         put = cache.put(key(1), 1, wait=True)
@@ -219,6 +228,13 @@ def test_a_put_without_room_ends_at_its_time_limit_and_the_next_one_is_stored(
     assert cache.put(key(1), np.zeros(10), wait=True).state == "stored"
 
 
+def test_a_put_that_waits_for_nothing_is_lost_until_there_is_room(daemon: StandIn, cache: tensord.Client) -> None:
+    began_s = time.monotonic()
+    numbers = iter(range(1 << 20))
+    until(lambda: cache.put(key(next(numbers)), 1, timeout_s=0).wait(1).state == "stored", "one that finds a place")
+    assert time.monotonic() - began_s < PATIENCE_S / 2
+
+
 def test_the_record_of_a_computed_value_carries_its_claim(daemon: StandIn, cache: tensord.Client) -> None:
     seen: list[int] = []
 
@@ -240,9 +256,9 @@ def test_mistakes_are_named_before_anything_is_put(daemon: StandIn, cache: tenso
         cache.put(key(1), {"a": object()})
     with pytest.raises(UnsupportedLeaf):
         cache.put_many([(key(1), 1), (key(2), object())])
+    reserved = cache.reserve(1)
+    reserved.abandon()
     with pytest.raises(ValueError, match="committed or abandoned"):
-        reserved = cache.reserve(1)
-        reserved.abandon()
         reserved.commit(key(1))
     assert not daemon.records
 
@@ -276,8 +292,8 @@ def test_an_exception_at_any_point_of_a_put_leaves_a_client_whose_next_call_work
     number = 0
     while interrupt(
         number,
-        lambda: cache.put(key(number), tree, wait=True),
-        ("client/core/calls/puts.py", "client/writing/puts.py", "client/writing/wire.py", "ipc/blocking.py"),
+        lambda number=number: cache.put(key(number), tree, wait=True),  # type: ignore[misc]
+        ("client/core/calls/puts.py", "client/writing/puts.py", "client/writing/wire.py"),
     ):
         number += 1
         assert cache.put(key(100_000 + number), tree, wait=True).state == "stored", number
