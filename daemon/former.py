@@ -1,7 +1,7 @@
 """What a daemon finds of the one before it: differing sizes, its entries, and spans that are to be checked.
 
 Owns: the order of taking over, and the warnings. Does not own the memory (`Segments`), nor what becomes of an entry
-(`core.recovery`).
+(daemon/recovery).
 """
 
 from __future__ import annotations
@@ -9,18 +9,18 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from ..shm.clock import boot_s
 from . import learned_state, logs
 from .actors.mailbox import Mailbox
 from .actors.messages import Grown, Scrubbed, StoreMessage
+from .actors.store import StoreActor
 from .config.config import Config
-from .core.store import Store
-from .policy.replacement import Replacement
 from .process_limits import NO_MEMORY_OR_THREAD
+from .replacement import Replacement
 from .segments import Segments
 
 _log = logs.logger("tensord")
 _SLOTS_AT_ONCE: Final = 256
+_SUM_EVERY_S: Final = 0.1
 
 
 def warn(memory: Segments, config: Config) -> None:
@@ -42,14 +42,13 @@ def warn(memory: Segments, config: Config) -> None:
         )
 
 
-def take_over(memory: Segments, core: Store, inbox: Mailbox[StoreMessage], policy: Replacement) -> None:
+def take_over(memory: Segments, store: StoreActor, policy: Replacement) -> None:
     """Takes over the entries of a former daemon. If there are none, allocates the first piece of the ring."""
     if memory.recovered:
-        core.recover(memory.found(), boot_s(), memory.missing)
-        learned_state.load(memory, policy)
-        inbox.tell_now(Grown(memory.ready_bytes))
+        store.recover(lambda: learned_state.load(memory, policy))
+        store.inbox.tell_now(Grown(memory.ready_bytes))
     else:
-        inbox.tell_now(Grown(memory.grow(0, prefault=False)))
+        store.inbox.tell_now(Grown(memory.grow(0, prefault=False)))
 
 
 async def scrub(memory: Segments, inbox: Mailbox[StoreMessage]) -> None:
@@ -67,3 +66,17 @@ async def scrub(memory: Segments, inbox: Mailbox[StoreMessage]) -> None:
             _log.warning("cannot check recovered entries; each reader checks those that it reads", why=why)
             return
         await inbox.tell(Scrubbed(slot.number, slot.span_id, sound))
+
+
+async def sum_new(memory: Segments, store: StoreActor) -> None:
+    """Computes the checksums of large payloads, which their clients have left to the daemon, while it has nothing else
+    to do."""
+    while True:
+        await asyncio.sleep(_SUM_EVERY_S)
+        while store.idle and (found := store.unsummed()) is not None:
+            span_id, offset, payload_bytes = found
+            try:
+                checksum = await asyncio.to_thread(memory.checksum, offset, payload_bytes)
+            except NO_MEMORY_OR_THREAD:
+                break
+            store.summed(span_id, checksum)

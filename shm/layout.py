@@ -54,6 +54,7 @@ SLOT_WORDS: Final = SLOT_BYTES // 8
 BUCKET_BYTES: Final = SLOT_BYTES * (1 + BUCKET_SLOTS)
 
 SPAN_HEADER_BYTES: Final = 192
+SPAN_CHECKSUM_AT: Final = 56
 SPAN_EXPIRES_AT: Final = 88
 TREE_BYTES_MAX: Final = 65_472
 RING_BYTES_MAX: Final = 1 << 48
@@ -291,12 +292,13 @@ class SpanHeader:
     """The 192 bytes before a payload. They suffice to rebuild the index from the ring and to check the payload.
 
     All times are seconds of CLOCK_BOOTTIME (`clock`). `checksum`: xxh3-64 over the whole payload as it lies in the
-    ring. `expires_s`: the time of expiry, 0 for none; the only field that changes while the span exists, so it has a
-    check of its own (`expiry_word`). `ttl_s`: the time to live after each touch, 0 for none. `prefix_bytes`: the length
-    of the block's record, the payload's first leaf (`PrefixRecord`); 0 if the payload is not a block of a sequence.
-    `cost_ms`: the time that computing the payload took, as its client reported it; 0 if unknown. `number`: the id of
-    the entry's first span; 0 if this span is the first. `parent`: the key of the entry's parent; None if it has none.
-    A CRC-32 of all fields except `expires_s` follows the fields.
+    ring; 0 while nobody has computed it. `expires_s`: the time of expiry, 0 for none; it changes while the span
+    exists, so it has a check of its own (`expiry_word`). `ttl_s`: the time to live after each touch, 0 for none.
+    `prefix_bytes`: the length of the block's record, the payload's first leaf (`PrefixRecord`); 0 if the payload is
+    not a block of a sequence. `cost_ms`: the time that computing the payload took, as its client reported it; 0 if
+    unknown. `number`: the id of the entry's first span; 0 if this span is the first. `parent`: the key of the
+    entry's parent; None if it has none. A CRC-32 of all fields except `expires_s` and `checksum` follows the
+    fields.
     """
 
     key: bytes
@@ -386,8 +388,10 @@ def _expiry_check(high: int) -> int:
 
 
 def _header_check(fields: bytes | memoryview) -> int:
-    """CRC-32 of all header fields except the time of expiry, which changes on its own."""
-    return zlib.crc32(fields[SPAN_EXPIRES_AT + 8 :], zlib.crc32(fields[:SPAN_EXPIRES_AT]))
+    """CRC-32 of all header fields except two that change on their own: the time of expiry, and the checksum, which the
+    daemon adds later for large payloads."""
+    check = zlib.crc32(fields[SPAN_CHECKSUM_AT + 8 : SPAN_EXPIRES_AT], zlib.crc32(fields[:SPAN_CHECKSUM_AT]))
+    return zlib.crc32(fields[SPAN_EXPIRES_AT + 8 :], check)
 
 
 def pack_lane_header(lane_id: int) -> bytes:

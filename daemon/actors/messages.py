@@ -27,9 +27,11 @@ from ..core.events import (
     Moved,
     Punched,
     RemoteConnected,
+    RemoteRead,
     RemoteSaved,
     RunSought,
     Sought,
+    WritesInPlace,
 )
 from ..core.governor import events as governor
 from ..core.host_memory import HostHolds, Pressed
@@ -164,9 +166,11 @@ StoreMessage = (
     | Left
     | Move
     | InboxCopied
+    | WritesInPlace
     | Moved
     | Sought
     | RunSought
+    | RemoteRead
     | RemoteSaved
     | ClaimWithdrawn
     | RemoteConnected

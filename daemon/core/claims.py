@@ -33,7 +33,7 @@ together.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -99,6 +99,8 @@ class ClaimTable:
         self._first_token = self._last_token + 1
         self._tag_bytes = tag_bytes
         self._by_key: dict[bytes, _Claim] = {}
+        self.by_key: Container[bytes] = self._by_key
+        """The keys that are claimed."""
         self._by_token: dict[int, _Claim] = {}
         self._by_tag: dict[bytes, set[bytes]] = {}
         self._by_client: dict[int, _ClientClaims] = {}

@@ -16,13 +16,15 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
+
+from ..reports.removal_history import RemovalHistory, Removed
 from .deadlines import Deadlines
 from .effects import WriteExpiry
 from .entries import EntryState, SpanEntry
 from .hits import Hits
 from .outbox import StoreOutbox
 from .pins import Pins
-from .removal_history import RemovalHistory, RemovalRecord
 from .span_table import SpanTable
 
 PUT_OFF_S: Final = 5.0
@@ -183,7 +185,9 @@ class Expiry:
         counters.evicted_bytes += entry.span_bytes
         now = self._outbox.now
         age_s, idle_s = max(0.0, now - entry.created_at), max(0.0, now - entry.used_at)
-        gone = RemovalRecord(entry.key, reason, now, age_s, idle_s, entry.uses, entry.worth)
+        one = np.array([age_s, idle_s, entry.uses, entry.worth])[:, None]
+        keys = np.frombuffer(entry.key, np.uint64)[None]
+        gone = Removed(keys, [reason], now, *one, sizes=np.array([entry.span_bytes]))
         counters.departures.count(gone)
         self._history.add(gone)
         self._hits.removed(entry, reason)

@@ -15,12 +15,13 @@ from collections import deque
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
+from zlib import crc32
 
 from ...shm.layout import NAMESPACE_TAG_BYTES
-from ..policy.distances import ReuseDistances, keys_for, number_of
+from ..reports.distances import ReuseDistances, keys_for
+from ..reports.hit_curve import HitCurve
+from ..reports.removal_history import MADE_ROOM
 from .entries import SpanEntry
-from .hit_curve import HitCurve
-from .removal_history import MADE_ROOM
 
 MINUTE_S: Final = 60.0
 SLOTS: Final = 16
@@ -34,6 +35,11 @@ ROWS_MAX: Final = 256
 
 Row = tuple[str, int, int, bool]
 """A request: key in hexadecimal digits, bytes of the payload, tokens, and whether the entry was stored already."""
+
+
+def number_of(key: bytes) -> int:
+    """A hash of the key. Its lower 32 bits choose the sample; the others tell keys apart whose lower bits are equal."""
+    return crc32(key) | hash(key) >> 32 << 32
 
 
 class Recent:
@@ -153,7 +159,8 @@ class Hits:
         self._curve.asked(len(entries), here=here)
         if self.recording:
             self._rows += [(entry.key.hex(), entry.payload_bytes, entry.tokens, here) for entry in entries]
-        chosen = self._distances.chosen(entries)
+        mask = self._distances.factor - 1
+        chosen = [entry for entry in entries if not crc32(entry.key) & mask]
         if not chosen:
             return
         before = self._counts.as_tuple()

@@ -14,9 +14,9 @@ from msgspec.structs import asdict
 
 from ...errors import StoreFull
 from ..policy.explained import Explained
+from ..reports.removal_history import RemovalRecord
 from . import report
 from .entries import SpanEntry
-from .removal_history import RemovalRecord
 
 if TYPE_CHECKING:
     from .store import Store

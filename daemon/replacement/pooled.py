@@ -95,7 +95,7 @@ class Pooled(Replacement):
 
     # ---- victims
 
-    def _victims(self, most: int, owners: Array | None) -> list[int]:
+    def _victims(self, most: int, owners: Array | None, *, takes: bool) -> list[int]:
         self._begin_round()
         who = None if owners is None else tuple(owners.tolist())
         order = _Order(owners)
@@ -110,7 +110,7 @@ class Pooled(Replacement):
             self._take(pool, most, order)
         if len(order.chosen) < most:
             self._merge(order, [], most, self.window.begins(self._bytes), LAST)
-        if owners is None and order.chosen:
+        if takes and owners is None and order.chosen:
             self._took(order.chosen)
         if len(order.chosen) < most:
             self._flags[order.chosen] |= OUT

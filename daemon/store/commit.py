@@ -15,6 +15,7 @@ the bytes that it names, which are free. A batch is carried out up to the record
 from __future__ import annotations
 
 import zlib
+from collections import deque
 from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 from struct import Struct
@@ -22,7 +23,7 @@ from typing import Final
 
 from ...errors import BadMessage
 from ...shm.index import KEY_HASHES
-from ...shm.layout import SPAN_EXPIRES_AT, SPAN_HEADER_BYTES, TREE_BYTES_MAX, expiry_word
+from ...shm.layout import SPAN_CHECKSUM_AT, SPAN_EXPIRES_AT, SPAN_HEADER_BYTES, TREE_BYTES_MAX, expiry_word
 from ...shm.records import NO_KEY, RECORD
 from ..replacement import Replacement
 from .agents import Agents
@@ -45,12 +46,17 @@ NO_ENTRY: Final = 7
 """max_entries is reached."""
 TOO_MANY_TOKENS: Final = 8
 BAD_BLOCK: Final = 9
+NOT_WORTH_IT: Final = 10
+"""The policy prefers the entries that would be evicted."""
+
+UNSUMMED_MAX: Final = 1 << 16
 
 _HEADER: Final = Struct("@IIQ32sQQQddQIIdQ32sI")
 _CHECK: Final = Struct("@I")
 _MAGIC: Final = 0x4E415053
 _NEVER: Final = expiry_word(0.0)
 _CHECK_AT: Final = _HEADER.size
+_AFTER_CHECKSUM: Final = SPAN_CHECKSUM_AT + 8
 _AFTER_EXPIRY: Final = SPAN_EXPIRES_AT + 8
 
 
@@ -67,7 +73,8 @@ class Submitter:
 
 @dataclass(slots=True)
 class CommitLimits:
-    """The limits that a commit counts against; those on bytes are counted when bytes are lent."""
+    """The limits that a commit counts against; those on bytes are counted when bytes are lent. Entries with more than
+    `max_tokens` together are evicted soon (`Runway`), so only a put with more is refused."""
 
     max_entries: int
     max_tokens: int
@@ -83,7 +90,8 @@ class Commits:
         is_past: whether a key's generation is past; asked for namespaces in `tenants.invalidated`.
         recall: publishes the hidden entry of a key again; its row, or EDGE (`Spans.recall`).
         block: takes the record of a block of a sequence into the index, if it continues its parent: (row, key, row of
-            the parent, offset of the record in the ring, bytes) → whether it did.
+            the parent, offset of the record in the ring, bytes, end of the payload) → whether it did.
+        hidden: the keys of victims; `replaced` is told of one that is put again (`Spans.replaced`).
     """
 
     def __init__(
@@ -101,7 +109,9 @@ class Commits:
         claims: Container[bytes] = frozenset(),
         is_past: Callable[[bytes], bool] = lambda key: False,
         recall: Callable[[bytes], int] = lambda key: EDGE,
-        block: Callable[[int, bytes, int, int, int], bool] | None = None,
+        block: Callable[[int, bytes, int, int, int, int], bool] | None = None,
+        hidden: Container[bytes] = frozenset(),
+        replaced: Callable[[bytes], object] = lambda key: None,
     ) -> None:
         self._table = table
         self._holes = holes
@@ -116,19 +126,23 @@ class Commits:
         self._is_past = is_past
         self._recall = recall
         self._block = block
+        self._hidden = hidden
+        self._replaced = replaced
         self.limits = limits
+        self.evicts = False
+        """Whether entries are evicted for what is put. For the caller (`Runway`)."""
         self.stored = 0
         self.stored_bytes = 0
         self.refused: list[tuple[int, int, int, bytes, int]] = []
         """(client, number, reason, key, claim) since the caller emptied it; so are the others."""
+        self.unsummed: deque[int] = deque(maxlen=UNSUMMED_MAX)
+        """Span ids of entries whose clients have left the checksum to the daemon."""
         self.fresh: list[int] = []
         """Rows that were stored."""
         self.existed: list[tuple[int, int, int]] = []
         """(client, number, row)."""
         self.awaited: list[bytes] = []
         """Keys that were stored or existed, and that somebody waits for."""
-        self.timed: list[tuple[float, int, int]] = []
-        """(expires at, row, span id)."""
 
     def take(self, submitter: Submitter, records: memoryview, now: float) -> int:
         """Carries out a batch of records. Returns the number of the last one.
@@ -142,6 +156,7 @@ class Commits:
         digests, names, owners, agents = table.digests, table.namespaces, table.owners, table.agents
         fresh, numbers = self.fresh.append, self._agents.numbers
         by_key, renew, grants, lend = table.by_key, table.renew, submitter.grants, self._grants
+        hidden = self._hidden
         memory, words, free, mask, first_word = slots.memory, slots.words, slots.free, slots.mask, slots.first_word
         ring, claims, owner, uid, client = self._ring, self._claims, submitter.owner, submitter.uid, submitter.client
         tags, invalidated, ns_entries, ns_bytes = (
@@ -154,7 +169,7 @@ class Commits:
         pack_header, pack_body = _HEADER.pack_into, BODY.pack_into
         crc, pack_check, hashes = zlib.crc32, _CHECK.pack_into, KEY_HASHES.unpack
         entries_left = limits.max_entries - self._tenants.total_entries
-        tokens_left = limits.max_tokens - self._tenants.total_tokens
+        tokens_max = limits.max_tokens
         expected, stored, stored_bytes, stored_tokens = submitter.expected, 0, 0, 0
         try:
             for (
@@ -189,6 +204,7 @@ class Commits:
                     # The grant is used up: its row becomes the entry's.
                     renew(row)
                     lend.lent_bytes -= size
+                    lend.lent -= 1
                     slots.release(lent.slot)
                     del grants[grant]
                 else:
@@ -225,16 +241,20 @@ class Commits:
                     reason = PAST
                 elif entries_left <= stored:
                     reason = NO_ENTRY
-                elif tokens_left < stored_tokens + tokens:
+                elif tokens > tokens_max:
                     reason = TOO_MANY_TOKENS
                 elif not bits:
                     reason = NO_SLOT
                 elif parent != NO_KEY or prefix:
-                    reason = self._continues(row, key, parent, offset, tree, prefix, payload)
+                    reason = self._continues(
+                        row, key, parent, offset, tree, prefix, payload, cost, tokens, numbers.get(agent, 0), now
+                    )
                 if reason:
                     self.refused.append((client, number, reason, key, claim))
                     self._give_up(row)
                     continue
+                if key in hidden:
+                    self._replaced(key)
 
                 # The header, from which the next daemon knows the entry.
                 span_id = span_ids[row]
@@ -260,12 +280,10 @@ class Commits:
                     parent,
                     parent != NO_KEY,
                 )
-                check = crc(ring[offset : offset + SPAN_EXPIRES_AT])
-                pack_check(
-                    ring,
-                    offset + _CHECK_AT,
-                    crc(ring[offset + _AFTER_EXPIRY : offset + _CHECK_AT], check),
-                )
+                check = crc(ring[offset : offset + SPAN_CHECKSUM_AT])
+                check = crc(ring[offset + _AFTER_CHECKSUM : offset + SPAN_EXPIRES_AT], check)
+                check = crc(ring[offset + _AFTER_EXPIRY : offset + _CHECK_AT], check)
+                pack_check(ring, offset + _CHECK_AT, check)
 
                 # The slot, by which readers find it. Slots.take and Slots.publish, inline.
                 cell = LOWEST[bits]
@@ -289,13 +307,14 @@ class Commits:
                 ns_entries[ns] += 1
                 ns_bytes[ns] += size
                 if ttl:
-                    ends[row] = ttl
-                    self.timed.append((now + ttl, row, span_id))
+                    ends[row] = now + ttl
                 stored += 1
                 stored_bytes += size
                 stored_tokens += tokens
                 append(row)
                 fresh(row)
+                if not checksum:
+                    self.unsummed.append(span_id)
                 if key in claims:
                     self.awaited.append(key)
         finally:
@@ -312,22 +331,49 @@ class Commits:
         self._tenants.returned(self._table.owners[row], self._table.sizes[row])
         self._holes.free(row)
 
-    def _continues(self, row: int, key: bytes, parent: bytes, offset: int, tree: int, prefix: int, payload: int) -> int:
+    def _continues(
+        self,
+        row: int,
+        key: bytes,
+        parent: bytes,
+        offset: int,
+        tree: int,
+        prefix: int,
+        payload: int,
+        cost: float,
+        tokens: int,
+        agent: int,
+        now: float,
+    ) -> int:
         """Ties an entry to its parent. Returns the reason why that is refused; 0 if it is not."""
         above = EDGE
         if parent != NO_KEY:
             if parent[:8] != key[:8] or parent == key:
                 return BAD_PARENT
+            if key in self._hidden:
+                # It may be an ancestor of the parent, and must not come back with it.
+                self._replaced(key)
             above = self._table.by_key.get(parent) or self._recall(parent)
             if not above:
                 return NO_PARENT
+            if self.evicts and not self._is_worth_it(key, self._table.sizes[row], above, cost, tokens, agent, now):
+                return NOT_WORTH_IT
         if prefix:
-            record_at = offset + SPAN_HEADER_BYTES + ((tree + 63) & -64)
-            if ((tree + 63) & -64) + prefix > payload:
-                return BAD_BLOCK
-            if self._block is not None and not self._block(row, key, above, record_at, prefix):
+            start = offset + SPAN_HEADER_BYTES
+            record_at = start + ((tree + 63) & -64)
+            if self._block is not None and not self._block(row, key, above, record_at, prefix, start + payload):
                 return BAD_BLOCK
             self._table.records[row] = prefix
         if above:
             self._families.link(row, above)
         return 0
+
+    def _is_worth_it(self, key: bytes, size: int, above: int, cost: float, tokens: int, agent: int, now: float) -> bool:
+        """Whether the policy wants the child of a row, for which another entry is evicted."""
+        policy, children = self._policy, self._table.children
+        policy.window.batch_ended(now)
+        # The parent stays as if it had the child already.
+        children[above] += 1
+        admitted = policy.admits(int.from_bytes(key[16:24], "little"), size, above, cost, tokens, agent)
+        children[above] -= 1
+        return admitted

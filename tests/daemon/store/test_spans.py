@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from tensord.daemon.store.table import ENDED, LIVE
+from tensord.daemon.store.table import ENDED, FREE, LIVE
 
 from .rows import RowStore, key_of
 
@@ -57,7 +57,22 @@ def test_a_victim_of_a_key_that_was_put_again_is_not_published_again() -> None:
     assert new != row
     store.scan({store.table.span_ids[row]})
     assert store.read(key_of(1)) == b"b" * 100 and store.table.states[row] == ENDED
-    assert store.scan() == [row]
+    store.spans.end([new], "explicit")
+    assert not store.put(key_of(2), parent=key_of(1)), "no child brings back the one before"
+    assert set(store.scan()) == {row, new}
+    store.check_invariants()
+
+
+def test_a_pinned_child_does_not_bring_back_a_parent_whose_key_was_put_again() -> None:
+    store = RowStore()
+    first, second = store.put(key_of(1)), store.put(key_of(2), parent=key_of(1))
+    store.spans.hide([second, first], "capacity")
+    new = store.put(key_of(1))
+    store.scan({store.table.span_ids[second]})
+    assert store.table.by_key == {key_of(1): new}
+    assert store.table.states[second] == ENDED and store.table.states[first] == FREE
+    store.scan()
+    store.scan()
     store.check_invariants()
 
 
