@@ -60,6 +60,7 @@ from .last_end import LastEnd
 from .policy.registry import by_name
 from .policy.replacement import Replacement
 from .process_limits import NO_MEMORY_OR_THREAD, check_descriptors, limit_behind
+from .scrub import Scrub
 from .segments import Segments
 from .sockets import Sockets
 from .tiers.registry import open_store
@@ -195,7 +196,7 @@ class _Daemon:
             running = [tasks.create_task(run()) for run in (*(each.run for each in listeners), *runs)]
             running.append(tasks.create_task(measure_lag(self._times)))
             running.append(tasks.create_task(self._grow(memory, parts.store)))
-            running.append(tasks.create_task(former.scrub(memory, parts.store.inbox)))
+            running.append(tasks.create_task(Scrub(memory, parts.store.inbox).run()))
             running.append(tasks.create_task(learned_state.keep_saving(memory, policy)))
             running.append(tasks.create_task(report_memory_rate(parts.governor.inbox.tell_now)))
             running.append(tasks.create_task(_fail_with(serving)))

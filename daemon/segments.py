@@ -38,6 +38,7 @@ from ..shm.layout import (
     LANE_PLACES,
     LANE_WORDS,
     PAGE_BYTES,
+    SPAN_CHECKSUM_AT,
     SPAN_EXPIRES_AT,
     SPAN_HEADER_BYTES,
     count_punch,
@@ -195,15 +196,20 @@ class Segments:
         old time or the new one."""
         self.ring[offset + SPAN_EXPIRES_AT :][:8].view(np.uint64)[0] = expiry_word(expires_s)
 
-    def is_sound(self, slot: Slot) -> bool:
-        """True if a span's payload matches its checksum. Slow: call it in a thread.
+    def write_checksum(self, offset: int, checksum: int) -> None:
+        """Writes the checksum of a payload into the header of its span, at `offset`; one word, as `write_expiry`."""
+        self.ring[offset + SPAN_CHECKSUM_AT :][:8].view(np.uint64)[0] = checksum
+
+    def summed(self, slot: Slot) -> tuple[bool, int]:
+        """Whether a span's payload matches its checksum, which it does if nobody has taken one; and its checksum. Slow:
+        call it in a thread.
 
         The result is meaningless if the span was reused meanwhile.
         """
         start = slot.offset + SPAN_HEADER_BYTES
         header = header_at(self._ring_fd, slot.offset)
-        pieces = self._read(start, start + slot.payload_bytes)
-        return header is not None and header.checksum == checksum_of_pieces(pieces)
+        checksum = checksum_of_pieces(self._read(start, start + slot.payload_bytes))
+        return header is not None and header.checksum in (0, checksum), checksum
 
     def lend_lane(
         self, client: int, *, fenced: bool, brought: int | None, uid: int | None = None

@@ -367,9 +367,10 @@ class StoreActor:
         if not slot.published or slot.span_id != scrubbed.span_id:
             return
         if scrubbed.sound:
+            self._memory.write_checksum(slot.offset, scrubbed.checksum)
             self._memory.index.mark(scrubbed.slot, unverified=False)
         else:
-            _log.error("the checksum of a recovered entry is wrong; entry evicted", key=slot.key.hex())
+            _log.error("the checksum of an entry is wrong; entry evicted", key=slot.key.hex())
             self._handle(events.FoundCorrupt(scrubbed.span_id))
 
     def _tell_of(self, client: Joined, event: str) -> None:

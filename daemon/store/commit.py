@@ -22,7 +22,7 @@ from typing import Final
 
 from ...errors import BadMessage
 from ...shm.index import KEY_HASHES
-from ...shm.layout import SPAN_EXPIRES_AT, SPAN_HEADER_BYTES, TREE_BYTES_MAX, expiry_word
+from ...shm.layout import SPAN_CHECKSUM_AT, SPAN_EXPIRES_AT, SPAN_HEADER_BYTES, TREE_BYTES_MAX, expiry_word
 from ...shm.records import NO_KEY, RECORD
 from ..replacement import Replacement
 from .agents import Agents
@@ -48,7 +48,7 @@ BAD_BLOCK: Final = 9
 NOT_WORTH_IT: Final = 10
 """The policy prefers the entries that would be evicted."""
 
-_HEADER: Final = Struct("@IIQ32sQQQddQIIdQ32sI")
+_HEADER: Final = Struct("@IIQ32sQQddQQIIdQ32sI")
 _CHECK: Final = Struct("@I")
 _MAGIC: Final = 0x4E415053
 _NEVER: Final = expiry_word(0.0)
@@ -135,6 +135,8 @@ class Commits:
         """Rows that were stored."""
         self.existed: list[tuple[int, int, int]] = []
         """(client, number, row)."""
+        self.unsummed: list[int] = []
+        """Slots of entries whose clients took no checksum: the scrub does (daemon/scrub)."""
         self.awaited: list[bytes] = []
         """Keys that were stored or existed, and that somebody waits for."""
 
@@ -262,10 +264,10 @@ class Commits:
                     span_id,
                     key,
                     payload,
-                    checksum,
                     tokens,
                     ttl,
                     now,
+                    checksum,
                     expires,
                     uid,
                     prefix,
@@ -274,7 +276,7 @@ class Commits:
                     parent,
                     parent != NO_KEY,
                 )
-                check = crc(ring[offset : offset + SPAN_EXPIRES_AT])
+                check = crc(ring[offset : offset + SPAN_CHECKSUM_AT])
                 pack_check(
                     ring,
                     offset + _CHECK_AT,
@@ -296,6 +298,8 @@ class Commits:
                 states[row] = LIVE
                 by_key[key] = row
                 slot_of[row] = bucket * 8 + cell
+                if not checksum:
+                    self.unsummed.append(bucket * 8 + cell)
                 payloads[row], tokens_of[row], costs[row] = payload, tokens, cost
                 digests[row] = words[at + 3]
                 names[row] = ns
