@@ -295,8 +295,9 @@ class SpanHeader:
     ring; 0: nobody has taken it yet. `expires_s`: the time of expiry, 0 for none. Only these two change while the span
     exists; the second has a check of its own (`expiry_word`). `ttl_s`: the time to live after each touch, 0 for none.
     `prefix_bytes`: the length of the block's record, the payload's first leaf (`PrefixRecord`); 0 if the payload is not
-    a block of a sequence. `cost_ms`: the time that computing the payload took, as its client reported it; 0 if unknown. `number`: the id of
-    the entry's first span; 0 if this span is the first. `parent`: the key of the entry's parent; None if it has none.
+    a block of a sequence. `cost_ms`: the time that computing the payload took, as its client reported it; 0 if unknown.
+    `number`: the id of the entry's first span; 0 if this span is the first. `parent`: the key of the entry's parent;
+    None if it has none.
     A CRC-32 of all other fields follows the fields.
     """
 
