@@ -58,6 +58,7 @@ from .gauges.source_thread import THREAD_NAME
 from .last_end import LastEnd
 from .process_limits import NO_MEMORY_OR_THREAD, check_descriptors, limit_behind
 from .reports.request_times import RequestTimes
+from .scrub import Scrub
 from .segments import Segments
 from .sockets import Sockets
 from .tiers.registry import open_store
@@ -177,6 +178,8 @@ class _Daemon:
         parts = self._assembled(memory, self._store(memory))
         policy = parts.core.policy
         former.take_over(memory, parts.store, policy)
+        scrub = Scrub(memory, parts.store.inbox)
+        parts.store.scrub = scrub.add
         documents = Documents(parts.store.inbox, parts.governor.inbox, lambda: sockets.problems)
         stalls = StallTrigger(self._config.gauges.psi_stall_s, parts.pressure.sample_now, _log)
         sessions: set[Session] = set()
@@ -193,8 +196,7 @@ class _Daemon:
             running = [tasks.create_task(run()) for run in (*(each.run for each in listeners), *runs)]
             running.append(tasks.create_task(measure_lag(self._times)))
             running.append(tasks.create_task(self._grow(memory, parts.store)))
-            running.append(tasks.create_task(former.scrub(memory, parts.store.inbox)))
-            running.append(tasks.create_task(former.sum_new(memory, parts.store)))
+            running.append(tasks.create_task(scrub.run()))
             running.append(tasks.create_task(learned_state.keep_saving(memory, policy)))
             running.append(tasks.create_task(report_memory_rate(parts.governor.inbox.tell_now)))
             running.append(tasks.create_task(_fail_with(serving)))

@@ -30,7 +30,6 @@ from ..recovery.recovery import Recovery
 from ..reports.entries import DescribedEntries
 from ..room import refusals
 from ..store.commit import BAD_BLOCK, BAD_TREE
-from ..store.table import LIVE
 from .dispatch import Dispatch
 from .effects import Effect
 from .events import Event
@@ -291,20 +290,12 @@ class Store:
         row = self.parts.table.by_key.get(key)
         return None if row is None else self.parts.table.span_ids[row]
 
-    def unsummed(self) -> tuple[int, int, int] | None:
-        """A stored entry without a checksum, as (span id, offset, payload bytes), once; None if there is none."""
-        table, waiting = self.parts.table, self.parts.commits.unsummed
-        while waiting:
-            span_id = waiting.popleft()
-            if (offset := self.offset_of(span_id)) is not None:
-                return span_id, offset, table.payloads[table.row_of(span_id)]
-        return None
-
-    def offset_of(self, span_id: int) -> int | None:
-        """Where a published entry lies; None if there is none with this span id."""
-        table = self.parts.table
-        row = table.row_of(span_id)
-        return table.offsets[row] if row and table.states[row] == LIVE else None
+    def take_unsummed(self) -> list[int]:
+        """The slots of entries that were stored without a checksum since the last call."""
+        waiting = self.parts.commits.unsummed
+        taken = list(waiting)
+        waiting.clear()
+        return taken
 
     def entry(self, key: bytes) -> dict[str, Any] | None:
         """The description of one entry."""
