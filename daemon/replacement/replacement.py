@@ -214,6 +214,10 @@ class Replacement(ABC):
         return rows
 
     @abstractmethod
+    def standings(self, rows: Sequence[int] | Array) -> list[tuple[bool, Rank]]:
+        """Of stored rows, whether each is in the window, and its rank: the lowest is evicted first."""
+
+    @abstractmethod
     def coldest(self, most: int) -> list[int]:
         """The rows that `victims` would give, which are not handed out. Nothing changes."""
 
