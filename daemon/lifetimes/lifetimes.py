@@ -70,6 +70,9 @@ class Lifetimes:
         at = np.array(rows, np.int64)
         self.expiry.stored(at)
         self._hits.stored(at, now)
+        if client != NOBODY:
+            self._outbox.counters.puts["stored"] += len(at)
+            self._outbox.counters.put_bytes += int(self._table.column("payloads")[at].sum())
         if self._outbox.watched:
             self._announce(at, client)
 
