@@ -177,8 +177,8 @@ class _Daemon:
         ring_bytes = memory.superblock.limit_bytes
         parts = self._assembled(memory, self._store(memory))
         policy = parts.core.policy
-        former.take_over(memory, parts.store, policy)
         scrub = Scrub(memory, parts.store.inbox)
+        former.take_over(memory, parts.store, policy, scrub)
         parts.store.scrub = scrub.add
         documents = Documents(parts.store.inbox, parts.governor.inbox, lambda: sockets.problems)
         stalls = StallTrigger(self._config.gauges.psi_stall_s, parts.pressure.sample_now, _log)

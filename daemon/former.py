@@ -11,6 +11,7 @@ from .actors.messages import Grown
 from .actors.store import StoreActor
 from .config.config import Config
 from .replacement import Replacement
+from .scrub import Scrub
 from .segments import Segments
 
 _log = logs.logger("tensord")
@@ -35,10 +36,15 @@ def warn(memory: Segments, config: Config) -> None:
         )
 
 
-def take_over(memory: Segments, store: StoreActor, policy: Replacement) -> None:
+def take_over(memory: Segments, store: StoreActor, policy: Replacement, scrub: Scrub) -> None:
     """Takes over the entries of a former daemon. If there are none, allocates the first piece of the ring."""
     if memory.recovered:
-        store.recover(lambda: learned_state.load(memory, policy))
+
+        def taken_over() -> None:
+            learned_state.load(memory, policy)
+            scrub.begin()
+
+        store.recover(taken_over)
         store.inbox.tell_now(Grown(memory.ready_bytes))
     else:
         store.inbox.tell_now(Grown(memory.grow(0, prefault=False)))

@@ -39,6 +39,11 @@ class Scrub:
         self._inbox = inbox
         self._due: deque[int] = deque(maxlen=DUE_MAX)
         self._wake = asyncio.Event()
+        self._begun = asyncio.Event()
+
+    def begin(self) -> None:
+        """The entries of a former daemon are taken over: only then are they marked as unverified."""
+        self._begun.set()
 
     def add(self, slots: Iterable[int]) -> None:
         """The entries in these slots have no checksum. The store calls this when it has nothing else to do."""
@@ -49,6 +54,7 @@ class Scrub:
         """Looks at all that there is, for as long as the daemon runs."""
         try:
             if self._memory.recovered:
+                await self._begun.wait()
                 for number, slot in enumerate(self._memory.index.slots()):
                     if number % _SLOTS_AT_ONCE == 0:
                         # Reading all slots takes half a second of the loop at 262,000 entries.

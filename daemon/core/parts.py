@@ -11,7 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-import numpy as np
 from msgspec.structs import asdict
 
 from ...ipc import messages
@@ -180,16 +179,13 @@ class Parts:
             outbox,
             limits,
         )
-        uses_at = memory.geometry.uses_at
         self.host_memory = HostMemory(
             table,
             holes,
-            slots,
+            self.details,
             spans,
             families,
             self.policy,
-            np.frombuffer(memory.index_bytes, np.uint64, memory.geometry.slot_count, uses_at),
-            memory.ring,
             self.budget,
             self.remote.demotion,
             outbox,

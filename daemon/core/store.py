@@ -258,8 +258,7 @@ class Store:
             parts.is_past,
         )
         yield from recovery.steps()
-        expires, rows, _ = recovery.timed
-        parts.lifetimes.expiry.recovered(rows, expires)
+        parts.lifetimes.expiry.stored(recovery.rows)
         parts.hits.recovered(recovery.rows)
         parts.blocks.recovered()
         parts.host_memory.withdrawn.found()

@@ -141,8 +141,6 @@ class Commits:
         """Rows that were stored."""
         self.existed: list[tuple[int, int, int]] = []
         """(client, number, row)."""
-        self.unsummed: list[int] = []
-        """Slots of entries whose clients took no checksum: the scrub does (daemon/scrub)."""
         self.awaited: list[bytes] = []
         """Keys that were stored or existed, and that somebody waits for."""
 
@@ -304,8 +302,6 @@ class Commits:
                 states[row] = LIVE
                 by_key[key] = row
                 slot_of[row] = bucket * 8 + cell
-                if not checksum:
-                    self.unsummed.append(bucket * 8 + cell)
                 payloads[row], tokens_of[row], costs[row] = payload, tokens, cost
                 digests[row] = words[at + 3]
                 names[row] = ns

@@ -29,7 +29,9 @@ async def checks() -> None:
         recovered=True, index=SimpleNamespace(slots=lambda: [slot]), summed=lambda slot: (True, 1)
     )
     inbox: Any = None
-    await Scrub(memory, inbox).run()
+    scrub = Scrub(memory, inbox)
+    scrub.begin()
+    await scrub.run()
 
 
 async def saves() -> None:

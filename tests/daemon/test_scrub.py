@@ -42,6 +42,7 @@ async def _looks_at(recovered: bool, added: list[int], looked_at: list[int]) -> 
     inbox: Any = SimpleNamespace(tell=tell)
     scrub = Scrub(memory, inbox)
     scrub.add(added)
+    scrub.begin()
     running = asyncio.create_task(scrub.run())
     await done.wait()
     running.cancel()

@@ -6,11 +6,11 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 
 from tensord.daemon.core.budget import RingBudget
-from tensord.daemon.reports.counters import StoreCounters
 from tensord.daemon.core.effects import Allocate, Punch
 from tensord.daemon.core.host_memory import HostHolds, Pressed
 from tensord.daemon.core.outbox import StoreOutbox
 from tensord.daemon.host_memory.host_memory import HostMemory
+from tensord.daemon.reports.counters import StoreCounters
 from tensord.daemon.store.details import Details
 from tensord.daemon.store.table import LIVE
 from tensord.errors import NotEnoughMemory

@@ -394,7 +394,7 @@ def test_the_namespace_of_a_tag_is_that_of_its_keys() -> None:
 def test_the_checksum_may_be_written_later_and_the_header_is_sound_at_every_moment() -> None:
     store = RowStore()
     row = store.put(key_of(1))
-    assert store.commits.unsummed == [store.table.slots[row]]
+    assert list(store.commits.unsummed) == [store.table.slots[row]]
     at = store.table.offsets[row] + SPAN_CHECKSUM_AT
     assert store.header(row).checksum == 0
     struct.pack_into("Q", store.ring_memory, at, 77)
