@@ -144,14 +144,12 @@ class Store:
 
     def _committed(self, client: int, now: float, errors: dict[int, TensordError]) -> None:
         """What follows from a batch of records, besides the entries: answers, uses, and those who wait for keys."""
-        parts, counters = self.parts, self.counters
-        commits = parts.commits
+        parts, commits = self.parts, self.parts.commits
         if commits.fresh:
             rows, keys = commits.fresh[:], self.parts.unstorable
             commits.fresh.clear()
             parts.lifetimes.stored(rows, now, client)
             if client != NOBODY:
-                counters.puts["stored"] += len(rows)
                 parts.remote.writes.published(rows, now)
             if len(keys):
                 for row in rows:
@@ -167,8 +165,6 @@ class Store:
             for key in commits.awaited:
                 self._outbox.send_verdicts(parts.claims.committed(key))
             commits.awaited.clear()
-        counters.put_bytes += commits.stored_bytes
-        commits.stored_bytes = 0
 
     def _existed(self, existed: list[tuple[int, int, int]], now: float) -> None:
         """Puts of clients named keys of stored entries: each counts as a use."""
