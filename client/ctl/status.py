@@ -106,8 +106,9 @@ def _traffic(body: dict[str, Any], store: dict[str, Any]) -> list[tuple[str, str
         (
             "puts",
             (
-                f"{counts(store['puts'])}; {size(store['put_bytes'])} stored; "
-                f"in flight {number(store['puts_in_flight'])}, waiting for room {number(store['puts_waiting'])}"
+                f"{counts(store['puts'])}; {size(store['put_bytes'])} stored; {size(store['lent_bytes'])} lent in "
+                f"{counted(store['grants'], 'place', 'places')}, requests that wait for room "
+                f"{number(store['grants_waiting'])}"
             ),
         ),
         ("evictions", f"{counts(store['evictions'])}; {size(store['evicted_bytes'])} in all"),
