@@ -91,7 +91,6 @@ _STORE_TOTALS: Final = (
     ("prefix_tokens_asked", "prefix_tokens_asked", "Tokens of the queried sequences."),
     ("prefix_tokens_matched", "prefix_tokens_matched", "Tokens of the queried sequences that were cached."),
     ("prefix_uses_lost", "prefix_uses_lost", "Uses of blocks by queries that are missing in recency and frequency."),
-    ("evicted_while_pinned", "evicted_while_pinned", "Must stay 0: entries evicted while a reader had pinned them."),
     ("found_corrupt", "found_corrupt", "Must stay 0: entries that differ from what was stored."),
 )
 _REMOTE: Final = (

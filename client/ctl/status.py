@@ -18,7 +18,7 @@ from .daemon import Daemon, pass_daemon, understood
 from .tables import age, counted, counts, number, pairs, share, size
 
 _REDRAWN_EVERY_S: Final = 1.0
-_MUST_STAY_0: Final = ("evicted_while_pinned", "found_corrupt")
+_MUST_STAY_0: Final = ("found_corrupt",)
 
 
 def text(body: dict[str, Any]) -> str:

@@ -130,7 +130,6 @@ def store(**changed: Any) -> dict[str, Any]:
         "pinned_bytes": 9 * MIB,
         "namespaces": 2,
         "sweeps": 0,
-        "evicted_while_pinned": 0,
         "claims_granted": 900,
         "claims_handed_over": 3,
         "puts": {"stored": 800, "existed": 20, "refused": 4},
