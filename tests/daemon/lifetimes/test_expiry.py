@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tensord.daemon.store.table import LIVE
 from tensord.errors import LimitReached
 from tensord.ipc import messages
 
@@ -285,3 +286,53 @@ def test_invalidate_raises_the_generation_once_for_all_who_ask_and_answers_after
     assert stand.answers[2] == [messages.Generation(5, 1, 0), messages.Generation(7, 1, 0)]
     with pytest.raises(LimitReached):
         stand.sweeps.invalidate(1, messages.Invalidate(3, TAG, (1 << 32) - 1))
+
+
+def test_a_sweep_leaves_what_its_rows_have_become_meanwhile() -> None:
+    stand = LifetimesStand(400 * SPAN)
+    for number in range(400):
+        stand.put(number)
+    stand.clear(1, TAG)
+    row = stand.row(399)
+    stand.end(399)
+    stand.rows.scan()
+    assert stand.stored(), "the sweep goes on"
+    # Another namespace has the row now, with a header that says an earlier time.
+    stand.now = 0.5
+    for number in range(400, 400 + 257):
+        stand.put(key_of(number, OTHER))
+    assert stand.rows.table.states[row] == LIVE
+    stand.now = 2.0
+    stand.settle()
+    assert stand.answers[1] == [messages.Counted(1, 399)]
+
+
+def test_a_sweep_is_answered_after_the_descendants_have_ended() -> None:
+    stand = LifetimesStand(400 * SPAN)
+    stand.put(key_of(0))
+    for number in range(1, 400):
+        stand.put(number, parent=0)
+    stand.rows.table.records[stand.row(0)] = 1
+    stand.outbox.now = stand.now
+    stand.sweeps.evict_prefixes(1, messages.EvictPrefixes(4, TAG))
+    stand.rows.table.records[stand.row(0)] = 0
+    stand.step()
+    assert not stand.answers[1] and stand.stored(), "its children end in slices"
+    stand.settle()
+    assert stand.answers[1] == [messages.Counted(4, 400)]
+
+
+def test_what_was_found_expired_and_is_renewed_before_its_turn_stays() -> None:
+    stand = LifetimesStand(400 * SPAN)
+    for number in range(300):
+        stand.put(number, ttl=5.0)
+    stand.now = 7.0
+    stand.tick()
+    left = sorted(stand.stored())
+    assert len(left) == 300 - 128
+    renewed, ended = left[-1], left[-2]
+    stand.uses.touched([stand.row(renewed)], stand.now)
+    stand.end(ended)
+    stand.pass_time(0.01)
+    assert stand.stored() == {renewed}
+    stand.check()
