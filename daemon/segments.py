@@ -38,10 +38,9 @@ from ..shm.layout import (
     LANE_PLACES,
     LANE_WORDS,
     PAGE_BYTES,
-    SPAN_EXPIRES_AT,
+    SPAN_CHECKSUM_AT,
     SPAN_HEADER_BYTES,
     count_punch,
-    expiry_word,
     pack_lane_header,
 )
 from ..shm.records import SubmissionReader
@@ -119,7 +118,8 @@ class Segments:
         self._has_quick_fence, self._has_slow_fence = works(expedited=True), False
         self._scratch = np.empty(LANE_WORDS, np.uint64)
         self.ring: Bytes = np.frombuffer(self._ring_map, np.uint8)
-        self._ring_view = memoryview(self._ring_map).toreadonly()
+        self.ring_memory = memoryview(self._ring_map)
+        self.index_memory = memoryview(self._index_map)
         packed = superblock.pack()
         if found.recovered:
             self.index = IndexWriter(self._index_map, superblock.geometry)
@@ -186,24 +186,20 @@ class Segments:
         # registered the former pages with a GPU's driver then finds another count when it reads the span.
         count_punch(self._index_map)
 
-    def read(self, offset: int, size_bytes: int) -> memoryview:
-        """A view of bytes of the ring, without a copy. They must be within a span."""
-        return self._ring_view[offset : offset + size_bytes]
+    def write_checksum(self, offset: int, checksum: int) -> None:
+        """Writes the checksum of a payload into the header of its span, at `offset`; one word, as `write_expiry`."""
+        self.ring[offset + SPAN_CHECKSUM_AT :][:8].view(np.uint64)[0] = checksum
 
-    def write_expiry(self, offset: int, expires_s: float) -> None:
-        """Writes the expiry time of an entry into the header of its span, at `offset`. One word, so a reader sees the
-        old time or the new one."""
-        self.ring[offset + SPAN_EXPIRES_AT :][:8].view(np.uint64)[0] = expiry_word(expires_s)
-
-    def is_sound(self, slot: Slot) -> bool:
-        """True if a span's payload matches its checksum. Slow: call it in a thread.
+    def summed(self, slot: Slot) -> tuple[bool, int]:
+        """Whether a span's payload matches its checksum, which it does if nobody has taken one; and its checksum. Slow:
+        call it in a thread.
 
         The result is meaningless if the span was reused meanwhile.
         """
         start = slot.offset + SPAN_HEADER_BYTES
         header = header_at(self._ring_fd, slot.offset)
-        pieces = self._read(start, start + slot.payload_bytes)
-        return header is not None and header.checksum == checksum_of_pieces(pieces)
+        checksum = checksum_of_pieces(self._read(start, start + slot.payload_bytes))
+        return header is not None and header.checksum in (0, checksum), checksum
 
     def lend_lane(
         self, client: int, *, fenced: bool, brought: int | None, uid: int | None = None

@@ -48,6 +48,8 @@ class Attachment:
     inbox: mmap | None = None
     grants: dict[int, tuple[int, int, int]] = field(default_factory=dict)
     """By number: offset, bytes, slot (-1: none)."""
+    used: set[int] = field(default_factory=set)
+    """Grants with records in them."""
     waiting: list[messages.AskForGrants] = field(default_factory=list)
     rung: int = 0
 
@@ -83,8 +85,8 @@ class StandIn:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.hang_up()
         self.deaf()
+        self.hang_up()
         shutil.rmtree(self.folder)
 
     def client(self, **options: Any) -> tensord.Client:
@@ -241,8 +243,10 @@ class StandIn:
             if each.in_place:
                 self.bench._spans += 1
                 span = span_id(1, self.bench._spans)
-                found = self.bench.index.reserve(os.urandom(32), span, offset, 1, size_bytes - SPAN_HEADER_BYTES)
-                assert found is not None
+                while (
+                    found := self.bench.index.reserve(os.urandom(32), span, offset, 1, size_bytes - SPAN_HEADER_BYTES)
+                ) is None:
+                    pass
                 slot, seq = found, self.bench.index.read(found).seq.to_bytes(8, "little")
             each.grants[self._numbers] = offset, size_bytes, slot
             grants.append((self._numbers, offset, size_bytes, span.to_bytes(8, "little"), max(slot, 0), seq))
@@ -254,14 +258,16 @@ class StandIn:
 
     def _return(self, each: Attachment, numbers: list[int]) -> None:
         for number in numbers:
-            _, _, slot = each.grants.pop(number, (0, 0, -1))
+            offset, size_bytes, slot = each.grants.pop(number, (0, 0, -1))
             if slot >= 0:
                 self.bench.index.release(slot)
+            if size_bytes and number not in each.used:
+                self.bench.ring.free(offset)
 
     def _take(self, each: Attachment) -> None:
         if each.queue is None or not self.takes:
             return
-        while (taken := each.queue.take()) is not None:
+        while self.takes and (taken := each.queue.take()) is not None:
             for record in RECORD.iter_unpack(taken):
                 error = self._commit(each, record)
                 if error is not None:
@@ -278,6 +284,7 @@ class StandIn:
 
     def _commit(self, each: Attachment, record: tuple[Any, ...]) -> TensordError | None:
         self.records.append(record)
+        each.used.add(record[9])
         _, key, offset, payload_bytes, checksum, _, _, cost, _, number, tree_bytes, tokens, prefix, *_ = record
         low, size_bytes, _ = each.grants.get(number, (0, 0, -1))
         if not low <= offset <= offset + span_bytes(payload_bytes) <= low + size_bytes:

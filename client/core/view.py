@@ -406,7 +406,7 @@ def _identity(fd: int) -> tuple[int, int]:
 def _check(span_header: bytes, payload: Array) -> None:
     header = SpanHeader.unpack(span_header)
     found = checksum_of(payload)
-    if found != header.checksum or header.payload_bytes != len(payload):
+    if found != (header.checksum or found) or header.payload_bytes != len(payload):
         raise Corrupt(
             f"entry {header.key.hex()}: its {len(payload)} bytes have checksum {found:#x}, its header says "
             f"{header.checksum:#x}; evict it and put it again"

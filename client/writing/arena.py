@@ -20,6 +20,7 @@ from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
+from itertools import islice
 from threading import Lock
 from typing import Final
 from weakref import ref
@@ -31,6 +32,10 @@ from .memory import WritableMemory
 
 AHEAD_MAX: Final = 256
 """The most places that one request asks for."""
+GRANTS_MAX: Final = 1024
+"""The most grants that are kept ahead of need. Each takes a word of the lane, which leases need too."""
+RETURNED_MAX: Final = 1024
+"""The most grants that one message returns."""
 SIZES_KEPT: Final = 64
 LEAST_BYTES: Final = span_bytes(1)
 """A grant with less is used up."""
@@ -185,8 +190,8 @@ class Arena:
                 self._drop(len(self._grants) - self._ahead)
                 self._low_bytes = 0
             self._quiet = True
-        if self._over:
-            self._say(0, ())
+        while self._over and self._say(0, ()):
+            pass
         self._memory.tidy()
 
     def refuse(self, error: TensordError) -> None:
@@ -230,7 +235,7 @@ class Arena:
         try:
             with suppress(IndexError):
                 # One step of the interpreter, also if the last call raises.
-                over.extend(iter(self._over.popleft, None))
+                over.extend(islice(iter(self._over.popleft, None), RETURNED_MAX))
             sent = self._wire.ask_for_grants(request, sizes, [each.number for each in over], timeout_s)
         except BaseException:
             self._over.extend(over)
@@ -249,7 +254,7 @@ class Arena:
         self._drop(bisect_left(self._grants, (least,)))
         sizes = [first_bytes] if first_bytes else []
         total_bytes = first_bytes
-        for number in range(self._ahead - len(sizes)):
+        for number in range(min(self._ahead, max(1, GRANTS_MAX - len(self._grants))) - len(sizes)):
             size_bytes = lately[-1 - number % len(lately)] if lately else LEAST_BYTES
             total_bytes += size_bytes
             if sizes and total_bytes > self._share_bytes:

@@ -130,13 +130,14 @@ class Writer:
     def _added(self, fields: tuple[object, ...], deadline: float) -> int:
         """The number of a record for which the queue had no room at first; 0 without room in time."""
         submissions = self._submissions
-        while True:
+        while self.outcomes.ended is None:
             if submissions.rings:
                 self._wire.ring_bell()
             if not self.outcomes.wait_for(submissions.written - QUEUE_RECORDS + 1, deadline):
                 return 0
             if number := submissions.add(*fields):
                 return number
+        return 0
 
 
 def state_for(error: TensordError) -> PutState:

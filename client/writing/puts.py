@@ -19,18 +19,20 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
+from copy import copy
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from ...errors import DaemonUnavailable, Invalidated, Refusal, TensordError
+from ...errors import DaemonUnavailable, Invalidated, Refusal, TensordError, TimedOut, without_frames
 from ...ipc import messages
 from ...ipc.blocking import BlockingChannel
 from ...ipc.descriptors import no_descriptor
 from ...shm.layout import ASLEEP_AT, LANE_PLACES
 from ...shm.records import NO_KEY, SUBMITTED_AT, Submissions, agent_number
 from ...shm.segments import ring_not_mapped
-from ..core.aside import aside
+from ..core.aside import aside, later
 from ..core.fields import check_key
+from ..core.waiting import LockFuture
 from .arena import Arena
 from .connection import Granted
 from .inbox import Inbox
@@ -72,7 +74,9 @@ class Puts:
         self.why_lost = WENT
         self._attached: Attached | None = None
         self._opened: tuple[Attached, Writer, ChannelWire] | None = None
-        self._opening = threading.Lock()
+        self._beginning, self._making = threading.Lock(), threading.Lock()
+        """Held in threads that no signal handler interrupts."""
+        self._opening: tuple[Attached, LockFuture] | None = None
         self._ring: tuple[int, object, RingMemory] | None = None
         """The ring's inode, the lane, and the memory that both were opened for last."""
         self._inbox: tuple[Attached, Inbox] | None = None
@@ -85,8 +89,9 @@ class Puts:
     def put(self, put: Put, payload: Payload, options: PutOptions, deadline: float) -> None:
         """Puts a payload with checked options. Returns once it is written, or the put has ended. `deadline`: in seconds
         of `time.monotonic()`."""
-        writer = self.writer
-        if writer is None or sys.is_finalizing():
+        writer, opened = self.writer, self._opened
+        # A channel that an exception of a signal handler has ended is renewed at once.
+        if writer is None or opened is None or opened[0].channel.closed or sys.is_finalizing():
             try:
                 writer = self._ready(deadline)
             except TensordError as error:
@@ -210,46 +215,69 @@ class Puts:
         link.attachment.wait_renewed(max(0.0, deadline - time.monotonic()))
         if not link.connected:
             raise link.unavailable()
-        return aside(partial(self._open, deadline))
-
-    def _open(self, deadline: float) -> Writer:
-        # No signal handler's exception ends this function half-way: it runs aside.
-        with self._opening:
-            attached = self._current()
-            if self._opened is not None and self._opened[0] is attached:
-                self.writer = writer = self._opened[1]
-                return writer
-            channel, view, place = attached
-            words, geometry = view.index.words, view.geometry
-            settled, refusals = (
-                words[at >> 3 : (at >> 3) + LANE_PLACES] for at in (geometry.settled_at, geometry.refusals_at)
-            )
-            asleep = words[ASLEEP_AT >> 3 : (ASLEEP_AT >> 3) + 1]
-            lane_words, queue = view.lane.words, view.lane.queue
-            if view.lane.frozen:
-                raise DaemonUnavailable("this process forked while it attached")
-            submissions = Submissions(lane_words, SUBMITTED_AT, queue, settled, place, asleep)
-            memory = self._memory(attached, submissions, max(0.0, min(OPEN_S, deadline - time.monotonic())))
-            wire = ChannelWire(channel, asleep, self._link.next_id)
-            outcomes = Outcomes(lane_words, settled, refusals, place, wire)
-            arena = Arena(memory, wire, view.ring_bytes // SHARE)
-            writer = Writer(memory, arena, submissions, outcomes, wire, self._link.limits.object_bytes_max)
-            self._opened = attached, writer, wire
-            self.writer = writer
-            # SYNC POINT: `ended` forgets the attachment first, and then ends the writer.
-            if self._attached is not attached:
-                self.ended(self._link.unavailable())
-                raise self._link.unavailable()
+        opening = aside(self._begun)
+        try:
+            writer: Writer = opening.result(max(0.0, deadline - time.monotonic()))
             return writer
+        except TensordError as error:
+            raise copy(error) from None
+        except TimeoutError:
+            # It goes on, so that the next put finds the writer.
+            raise TimedOut(f"the daemon at {link.path} did not let this process write in time") from None
 
-    def _memory(self, attached: Attached, submissions: Submissions, timeout_s: float) -> WritableMemory:
+    def _begun(self) -> LockFuture:
+        """The future of the writer, which another thread makes."""
+        with self._beginning:
+            attached = self._current()
+            if self._opening is None or self._opening[0] is not attached:
+                self._opening = attached, LockFuture()
+                later(partial(self._open, *self._opening))
+            return self._opening[1]
+
+    def _open(self, attached: Attached, opening: LockFuture) -> None:
+        try:
+            with self._making:
+                opening.set_result(self._made(attached))
+        except BaseException as error:
+            opening.set_exception(without_frames(error) if isinstance(error, TensordError) else error)
+        finally:
+            self._opening = None
+
+    def _made(self, attached: Attached) -> Writer:
+        if self._opened is not None and self._opened[0] is attached:
+            self.writer = writer = self._opened[1]
+            return writer
+        channel, view, place = attached
+        words, geometry = view.index.words, view.geometry
+        settled, refusals = (
+            words[at >> 3 : (at >> 3) + LANE_PLACES] for at in (geometry.settled_at, geometry.refusals_at)
+        )
+        asleep = words[ASLEEP_AT >> 3 : (ASLEEP_AT >> 3) + 1]
+        lane_words, queue = view.lane.words, view.lane.queue
+        if view.lane.frozen:
+            raise DaemonUnavailable("this process forked while it attached")
+        submissions = Submissions(lane_words, SUBMITTED_AT, queue, settled, place, asleep)
+        memory = self._memory(attached, submissions)
+        wire = ChannelWire(channel, asleep, self._link.next_id)
+        outcomes = Outcomes(lane_words, settled, refusals, place, wire)
+        arena = Arena(memory, wire, view.ring_bytes // SHARE)
+        writer = Writer(memory, arena, submissions, outcomes, wire, self._link.limits.object_bytes_max)
+        self._opened = attached, writer, wire
+        self.writer = writer
+        # SYNC POINT: `ended` forgets the attachment first, and then ends the writer.
+        if self._attached is not attached:
+            self.ended(self._link.unavailable())
+            raise self._link.unavailable()
+        return writer
+
+    def _memory(self, attached: Attached, submissions: Submissions) -> WritableMemory:
         """The ring, if the daemon allows to write into it; else an inbox."""
         view = attached.view
         try:
-            fds = self._answer(attached, lambda number: messages.OpenRing(number), timeout_s)
+            fds = self._answer(attached, lambda number: messages.OpenRing(number), OPEN_S)
         except Refusal:
             return self._new_inbox(
-                attached, view.mapped_bytes, timeout_s, lambda: (submissions.written, submissions.settled)
+                attached, view.mapped_bytes, OPEN_S, lambda: (submissions.written, submissions.settled)
             )
         try:
             kept, now = self._ring, (view.ring.inode, view.lane)
@@ -265,7 +293,7 @@ class Puts:
         return memory
 
     def _query_inbox(self, deadline: float) -> tuple[BlockingChannel, Inbox]:
-        with self._opening:
+        with self._making:
             attached = self._current()
             if self._inbox is None or self._inbox[0] is not attached:
                 self._new_inbox(attached, 0, max(0.0, deadline - time.monotonic()))

@@ -21,8 +21,8 @@ from ...ipc import messages
 from ...ipc.declared import handlers
 from ..config.config import Config
 from ..copier import Copier
-from ..core.request_times import RequestTimes
 from ..core.store import Store
+from ..reports.request_times import RequestTimes
 from ..segments import HeldLane, Segments
 from .lane_room import LaneRoom
 from .messages import Grown, Joined
@@ -117,8 +117,8 @@ class StoreReport:
         of which the first HELD_BY_MAX are listed in `held_by`. `up_s`: the daemon's age. `recovered`: it took over a
         former daemon's ring."""
         self._store.unix_at_zero_s = self._unix_at_zero()
-        entry = self._store.memory.entries.find(query.key)
-        lanes = None if entry is None else self._memory.lanes_pinning(entry.span_id)
+        span_id = self._store.span_id(query.key)
+        lanes = None if span_id is None else self._memory.lanes_pinning(span_id)
         answer = self._store.why(query.key, self._clock(), leased=None if lanes is None else bool(lanes))
         if answer["standing"] is not None:
             answer["standing"]["lanes"] = None if lanes is None else len(lanes)

@@ -12,6 +12,7 @@ from typing import Any
 
 from ...errors import TensordError
 from ...ipc import messages
+from ..store.table import LIVE, VICTIM
 from . import events
 from .host_memory import Pressed
 from .outbox import StoreClient
@@ -27,8 +28,6 @@ class Dispatch:
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
-        self._reads = False
-        """Whether a read was reported since the last Drained."""
         others: dict[type[Any], Carry] = {
             messages.AskForGrants: self._ask_for_grants,
             messages.ReturnGrants: self._return_grants,
@@ -74,23 +73,23 @@ class Dispatch:
     def _client_joined(self, event: events.ClientJoined, now: float) -> None:
         assert event.client not in self._parts.outbox.clients, "client numbers are not used again"
         self._parts.outbox.clients[event.client] = StoreClient(event.uid, event.name)
-        self._parts.lending.joined(event.client, event.uid)
+        self._parts.lending.joined(event.client, event.uid, in_place=False)
 
     def _writes_in_place(self, event: events.WritesInPlace, now: float) -> None:
-        self._parts.outbox.clients[event.client].writes = True
+        self._parts.lending.writes_in_place(event.client, True)
 
     def _client_left(self, event: events.ClientLeft, now: float) -> None:
         del self._parts.outbox.clients[event.client]
-        self._parts.lifetimes.client_left(event.client)
+        self._parts.lifetimes.pins.client_left(event.client)
         self._parts.outbox.send_verdicts(self._parts.claims.client_left(event.client, now))
-        self._parts.lending.client_left(event.client)
+        self._parts.lending.left(event.client)
 
     def _ask_for_grants(self, client: int, request: messages.AskForGrants, now: float) -> None:
-        self._parts.lending.take_back(client, request.returned)
-        self._parts.lending.ask(client, request.id, request.sizes, now)
+        self._parts.lending.returned(client, request.returned)
+        self._parts.lending.ask(client, request.id, request.sizes)
 
     def _return_grants(self, client: int, request: messages.ReturnGrants, now: float) -> None:
-        self._parts.lending.take_back(client, request.grants)
+        self._parts.lending.returned(client, request.grants)
 
     def _prefix_asked(self, event: events.PrefixAsked, now: float) -> None:
         try:
@@ -101,22 +100,22 @@ class Dispatch:
     # ---- lanes
 
     def _drained(self, event: events.Drained, now: float) -> None:
-        self._reads = False
         if event.asked:
             self._parts.runway.drained()
 
     def _scanned(self, event: events.Scanned, now: float) -> None:
-        self._parts.runway.scanned(event.pinned | self._parts.remote.writes.reading, now)
+        parts = self._parts
+        outcome = parts.runway.scanned(event.pinned | parts.remote.writes.reading, now)
+        parts.host_memory.scanned(something_freed=outcome.freed_bytes > 0)
+        for row in outcome.republished:
+            parts.outbox.send_verdicts(parts.claims.committed(parts.slots.key(parts.table.slots[row])))
 
     def _accessed(self, event: events.Accessed, now: float) -> None:
-        self._parts.uses.accessed(event, now)
+        rows = self._parts.lifetimes.uses.accessed(event, now)
+        self._parts.remote.writes.used(rows.tolist(), now)
 
     def _holders_counted(self, event: events.HoldersCounted, now: float) -> None:
-        table = self._parts.table
-        for span_id, holders in event.holders:
-            row = table.row_of(span_id)
-            if row:
-                self._parts.index.show_holders(table.slots[row], holders)
+        self._parts.lifetimes.uses.held(event.holders)
 
     def _agents_turned(self, event: events.AgentsTurned, now: float) -> None:
         for agent in event.finished:
@@ -130,12 +129,9 @@ class Dispatch:
         self._parts.runway.moved(event.number, copied=event.error is None)
 
     def _pressed(self, event: Pressed, now: float) -> None:
-        before = self._parts.idle_sweep.pressed
-        self._parts.idle_sweep.press(event)
-        # Always answered: the governor waits for the answer before its next step.
-        self._parts.residency_report.ask()
-        self._parts.residency.press(event.resident_bytes_max)
-        self._parts.lending.press(refuse=event.refuse, reason=event.reason)
+        before = self._parts.host_memory.pressed
+        self._parts.host_memory.press(event)
+        self._parts.lending.pressed((event.reason or "memory is short") if event.refuse else None)
         if event != before:
             self._parts.outbox.announce(
                 "pressed",
@@ -146,19 +142,18 @@ class Dispatch:
             )
 
     def _punched(self, event: events.Punched, now: float) -> None:
-        self._parts.residency.punched(event.offset)
+        self._parts.host_memory.punched(event.offset)
 
     def _allocated(self, event: events.Allocated, now: float) -> None:
-        self._parts.residency.allocated(event.offset, event.error, now)
+        self._parts.host_memory.allocated(event.offset, event.error, now)
 
     def _ring_grown(self, event: events.RingGrown, now: float) -> None:
-        self._parts.holes.grow(event.ring_bytes)
-        self._parts.lending.ring_grown(more=event.more)
+        self._parts.runway.grown(event.ring_bytes, more=event.more)
 
     def _found_corrupt(self, event: events.FoundCorrupt, now: float) -> None:
         row = self._parts.table.row_of(event.span_id)
-        if row:
-            self._parts.end_corrupt([row])
+        if row and self._parts.table.states[row] in (LIVE, VICTIM):
+            self._parts.lifetimes.removals.corrupt([row])
 
     # ---- limits and time
 
@@ -171,11 +166,12 @@ class Dispatch:
             # An unchanged setting keeps a budget that Limit has set.
             budget.max_bytes = limits.max_bytes
         self._parts.claims.change_limits(limits.claim_s, limits.claim_s_max, limits.claims_per_client_max)
-        self._parts.lifetimes.change_limits(limits)
+        self._parts.lifetimes.pins.per_client_max = limits.pins_per_client_max
+        self._parts.lifetimes.pins.bytes_max = limits.pinned_bytes_max
         self._parts.blocks.prefix_tokens_max = limits.prefix_tokens_max
         self._parts.matching.wait_s = limits.prefix_wait_s
-        self._parts.runway.change_limits(limits)
-        self._parts.lending.change_limits(limits)
+        self._parts.runway.change_limits(limits.rescan_s)
+        self._parts.lending.limit_changed(limits)
         self._parts.remote.change_limits(limits)
         self._parts.apply_commit_limits()
 
@@ -184,16 +180,15 @@ class Dispatch:
         self._parts.budget.max_bytes = after_bytes = min(request.limit_bytes, self._parts.limits.ring_bytes)
         self._parts.outbox.send(client, messages.Limited(request.id, before_bytes, after_bytes))
         self._parts.outbox.announce("limit", client=client, before_bytes=before_bytes, after_bytes=after_bytes)
-        self._parts.runway.budget_changed()
+        self._parts.lending.limit_changed()
 
     def _tick(self, event: events.Tick, now: float) -> None:
         parts = self._parts
         parts.outbox.send_verdicts(parts.claims.expire(now, DUE_MAX))
-        parts.lifetimes.expire(now, DUE_MAX)
-        parts.sweeps.advance()
+        parts.lifetimes.tick(now)
         parts.matching.advance(now)
-        parts.end_corrupt(parts.blocks.rebuild())
+        if parts.blocks.rebuilding:
+            parts.lifetimes.removals.corrupt(parts.blocks.rebuild())
         parts.remote.tick(now)
-        parts.idle_sweep.advance(now)
+        parts.host_memory.tick(now)
         parts.runway.tick(now)
-        parts.recover_more()

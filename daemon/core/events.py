@@ -5,8 +5,8 @@ Owns the events' fields only. Invariants, which the actor that delivers the even
 - The Received events of a client come in the order of sending.
 - Each Drain is answered by one Drained, each Scan by one Scanned, each Move by one Moved, each Punch by one Punched,
   each Allocate by one Allocated, each Seek by one Sought, each SeekRun by one RunSought, each ReadRemote by one
-  RemoteRead, each SaveRemote and each RemoveRemote by one RemoteSaved, each AskGenerations by one GenerationsTold, each RaiseGeneration by one
-  GenerationRaised, each WithdrawClaim by one ClaimWithdrawn.
+  RemoteRead, each SaveRemote and each RemoveRemote by one RemoteSaved, each AskGenerations by one GenerationsTold, each
+  RaiseGeneration by one GenerationRaised, each WithdrawClaim by one ClaimWithdrawn.
 """
 
 from __future__ import annotations

@@ -14,8 +14,8 @@ from typing import Any, Generic, TypeVar
 
 from ...errors import TensordError
 from ...ipc import messages
-from .claims import Verdict
-from .counters import StoreCounters
+from ..claims.claims import Verdict
+from ..reports.counters import StoreCounters
 from .effects import Announce, Effect, Send
 
 Client = TypeVar("Client")
@@ -24,11 +24,10 @@ Wanted = TypeVar("Wanted")
 
 @dataclass(slots=True)
 class StoreClient:
-    """The peer of a connection, as identified by the socket. `writes`: it writes payloads into the ring itself."""
+    """The peer of a connection, as identified by the socket."""
 
     uid: int
     name: str
-    writes: bool = False
 
 
 class Outbox(Generic[Client, Wanted]):

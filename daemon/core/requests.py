@@ -14,7 +14,7 @@ from typing import Any
 from ...errors import LimitReached, TensordError
 from ...ipc import messages
 from ...ipc.declared import handlers, id_of
-from .claims import Verdict
+from ..claims.claims import Verdict
 from .effects import Again
 from .events import Received
 from .parts import Parts
@@ -114,7 +114,7 @@ class Requests:
         keys = list(dict.fromkeys(request.keys))
         rows = self._stored(keys[:SLICE])
         if isinstance(request, messages.Touch):
-            self._parts.lifetimes.touch(rows, now)
+            self._parts.lifetimes.uses.touched(rows, now)
         else:
             self._parts.lifetimes.end(rows, "explicit")
             self._parts.remote.evicted(keys[:SLICE], now)
@@ -127,7 +127,7 @@ class Requests:
     def _stored(self, keys: list[bytes]) -> list[int]:
         """The rows of the keys' entries, victims included, since a victim may be published again."""
         published, hidden = self._table.by_key, self._parts.spans.hidden
-        rows = [published.get(key) or hidden.get(key) for key in keys]
+        rows = [published.get(key) or hidden.get(key, 0) for key in keys]
         return [row for row in rows if row]
 
     def _check_keys(self, keys: list[bytes]) -> None:
@@ -138,15 +138,15 @@ class Requests:
             )
 
     def _clear(self, client: int, request: messages.Clear, now: float) -> None:
-        self._parts.sweeps.clear(client, request, now)
+        self._parts.lifetimes.sweeps.clear(client, request)
 
     def _invalidate(self, client: int, request: messages.Invalidate, now: float) -> None:
-        if self._parts.sweeps.invalidate(client, request, now):
+        if self._parts.lifetimes.sweeps.invalidate(client, request):
             self._outbox.send_verdicts(self._claims.void(request.namespace))
             self._parts.remote.agreement.invalidated(request.namespace, now)
 
     def _evict_prefixes(self, client: int, request: messages.EvictPrefixes, now: float) -> None:
-        self._parts.sweeps.evict_prefixes(client, request, now)
+        self._parts.lifetimes.sweeps.evict_prefixes(client, request)
 
     def _agent_turn(self, client: int, request: messages.AgentTurn, now: float) -> None:
         self._parts.policy.turn(self._parts.agents.named(request.agent), request.state, now)
@@ -166,5 +166,5 @@ class Requests:
     def _unpin(self, client: int, request: messages.Unpin, now: float) -> None:
         row = self._table.by_key.get(request.key)
         if row:
-            self._parts.lifetimes.unpin(client, row)
+            self._parts.lifetimes.pins.unpin(client, row)
         self._outbox.send(client, messages.Done(request.id))

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from ...shm.generations import GenerationWriter
-from ..core.claims import NOBODY
+from ..claims.claims import NOBODY
+from ..claims.quotas import Quotas
 from ..core.outbox import StoreOutbox
-from ..core.quotas import Quotas
 from ..replacement import Replacement
 from ..reports.hits import Hits
 from ..reports.removal_history import RemovalHistory

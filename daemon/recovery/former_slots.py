@@ -30,7 +30,6 @@ CELLS_AT_ONCE: Final = BUCKET_CELLS << 13
 ENTRIES_AT_ONCE: Final = 1 << 12
 """Entries of one step, which takes 5 ms."""
 COST_MAX: Final = 1e12
-SECONDS_MAX: Final = 1e12
 
 Array = np.ndarray[Any, Any]
 
@@ -64,10 +63,10 @@ class FormerSlots:
         """Published slots whose span ids do not say a row that is free."""
         self.waiting: list[tuple[int, int, int]] = []
         """(slot, offset, bytes) of allocated slots that are no entries."""
-        self.children: list[tuple[Array, Array, list[bytes]]] = []
+        self.children: list[tuple[Array, Array, Array]] = []
         """Rows, their span ids, and the keys of their parents."""
-        self.created, self.used, self.expires = (np.zeros(table.row_mask + 1) for _ in range(3))
-        """By row: the times of its put, of its last use, and of its expiry; 0: it does not expire."""
+        self.created, self.used = np.zeros(table.row_mask + 1), np.zeros(table.row_mask + 1)
+        """By row: the times of its put and of its last use."""
         self.corrupt = 0
         """Published slots that were not taken over, because of damage."""
 
@@ -145,13 +144,12 @@ class FormerSlots:
             (table.column("payloads"), whole[:, LENGTH]),
             (table.column("digests"), whole[:, 3]),
             (table.column("costs"), _possible(head["cost"], COST_MAX)),
-            (table.column("ends"), _possible(head["ttl"], SECONDS_MAX)),
+            (table.column("ends"), expires_s(head)),
             (table.column("tokens"), np.minimum(head["tokens"], 0xFFFF_FFFF)),
             (table.column("slots"), number),
             (table.column("records"), head["prefix"]),
             (table.column("namespaces"), names),
             (table.column("owners"), owners),
-            (self.expires, expires_s(head)),
             (self.created, created),
             (self.used, np.maximum(created, np.minimum(ticks / 64, self._now))),
         ):
@@ -167,8 +165,7 @@ class FormerSlots:
                     self.drop(row)
                     table.by_key[key] = had
         if len(has_parent := np.flatnonzero(head["has_parent"])):
-            parents = head["parent"][has_parent].tolist()
-            self.children.append((rows[has_parent], spans[has_parent], parents))
+            self.children.append((rows[has_parent], spans[has_parent], head["parent"][has_parent]))
 
     def wait(self, slot: int) -> None:
         """An unpublished slot with a span id is allocated: its bytes are free after a scan. A grant has no tree, and
@@ -217,7 +214,8 @@ class FormerSlots:
         table, late = self._table, np.concatenate([np.zeros(0, np.int64), *self._late])
         free = np.flatnonzero(self._states[1:] == FREE)[: len(late)] + 1
         for first in range(0, len(late), ENTRIES_AT_ONCE):
-            numbers, rows = [], []
+            numbers: list[int] = []
+            rows: list[int] = []
             for number in late[first : first + ENTRIES_AT_ONCE].tolist():
                 span_id = self._slots.words[self._slots.at(number) + SPAN]
                 if len(free) <= first + len(rows) or self._states[table.row_of(span_id)] != FREE:

@@ -32,6 +32,7 @@ def tie(table: RowTable, families: Families, children: Array, parents: Array) ->
     bits, depths, befores = table.row_bits, table.column("depths"), table.column("befores")
     # Sorted by parents, so that the children of one are neighbours; among them the order is that of rows.
     packed = parents.astype(np.uint64) << np.uint64(bits) | children.astype(np.uint64)
+    yield
     packed.sort()
     yield
     children = (packed & np.uint64(table.row_mask)).astype(np.int64)
@@ -42,6 +43,7 @@ def tie(table: RowTable, families: Families, children: Array, parents: Array) ->
     first[parents[begins]], count[parents[begins]] = begins, counts
     is_child = np.zeros(table.row_mask + 1, np.bool_)
     is_child[children] = True
+    yield
     tied = np.zeros(len(children), np.bool_)
     level = parents[begins][~is_child[parents[begins]] & (parents[begins] != EDGE)]
     yield
@@ -59,13 +61,14 @@ def tie(table: RowTable, families: Families, children: Array, parents: Array) ->
         if rows >= STEP_ROWS or levels >= STEP_LEVELS:
             levels = rows = 0
             yield
-    lost = children[~tied]
-    children, parents = children[tied], parents[tied]
+    lost, children, parents = children[~tied], children[tied], parents[tied]
     yield
     table.column("parents")[children] = parents
+    yield
     same = np.flatnonzero(parents[1:] == parents[:-1])
     table.column("olders")[children[same + 1]] = children[same]
     table.column("newers")[children[same]] = children[same + 1]
+    yield
     begins = np.flatnonzero(np.concatenate([np.ones(min(len(parents), 1), np.bool_), parents[1:] != parents[:-1]]))
     ends = np.append(begins[1:], len(parents))[: len(begins)]
     table.column("firsts")[parents[begins]] = children[ends - 1]

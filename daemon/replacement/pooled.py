@@ -102,14 +102,7 @@ class Pooled(Replacement):
         inside = self.window.put_at[at] > self.window.begins(self._bytes)
         return list(zip(inside.tolist(), zip(worths.tolist(), orders.tolist(), strict=True), strict=True))
 
-    def coldest(self, most: int) -> list[int]:
-        self.take_in()
-        rows = self._victims(most, None, are_taken=False)
-        self._flags[rows] = KNOWN
-        self._changed(np.array(rows, np.int64))
-        return rows
-
-    def _victims(self, most: int, owners: Array | None, *, are_taken: bool = True) -> list[int]:
+    def _victims(self, most: int, owners: Array | None, *, takes: bool) -> list[int]:
         self._begin_round()
         who = None if owners is None else tuple(owners.tolist())
         order = _Order(owners)
@@ -124,7 +117,7 @@ class Pooled(Replacement):
             self._take(pool, most, order)
         if len(order.chosen) < most:
             self._merge(order, [], most, self.window.begins(self._bytes), LAST)
-        if owners is None and order.chosen and are_taken:
+        if takes and owners is None and order.chosen:
             self._took(order.chosen)
         if len(order.chosen) < most:
             self._flags[order.chosen] |= OUT

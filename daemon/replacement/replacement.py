@@ -101,6 +101,8 @@ class Replacement(ABC):
     """One store's policy. A class that derives with `name="..."` is registered under that name (`POLICIES`)."""
 
     name: ClassVar[str]
+    weighs: ClassVar[bool] = True
+    """Whether worths may be added up, for each byte. If not, they only order the rows."""
     registered: ClassVar[dict[str, type[Replacement]]] = {}
 
     def __init_subclass__(cls, name: str = "", **more: object) -> None:
@@ -209,7 +211,7 @@ class Replacement(ABC):
         owners. They are handed out: each is removed, or kept with `may_go`. A victim that is kept keeps its ancestors
         among the victims too."""
         self.take_in()
-        rows = self._victims(most, None if owners is None else np.array(sorted(owners), np.uint16))
+        rows = self._victims(most, None if owners is None else np.array(sorted(owners), np.uint16), takes=True)
         self._flags[rows] |= OUT
         return rows
 
@@ -217,9 +219,12 @@ class Replacement(ABC):
     def standings(self, rows: Sequence[int] | Array) -> list[tuple[bool, Rank]]:
         """Of stored rows, whether each is in the window, and its rank: the lowest is evicted first."""
 
-    @abstractmethod
-    def coldest(self, most: int) -> list[int]:
-        """The rows that `victims` would give, which are not handed out. Nothing changes."""
+    def coldest(self, most: int, owners: Owners | None = None) -> list[int]:
+        """As `victims`, but the rows are not handed out."""
+        self.take_in()
+        rows = self._victims(most, None if owners is None else np.array(sorted(owners), np.uint16), takes=False)
+        self.may_go(rows, True)
+        return rows
 
     def admits(self, digest: int, size: int, parent: int, cost: float = 0.0, tokens: int = 0, agent: int = 0) -> bool:
         """Whether a child of the row `parent`, which is not stored yet, is worth as much as the next victim. The store
@@ -244,6 +249,12 @@ class Replacement(ABC):
         """Whether a stored row is evicted only if no other can be."""
         self.take_in()
         return bool(self.window.put_at[row] > self.window.begins(self._bytes))
+
+    def are_in_window(self, rows: Array) -> Array:
+        """`in_window` of many rows, (n,) bool."""
+        self.take_in()
+        found: Array = self.window.put_at[rows] > self.window.begins(self._bytes)
+        return found
 
     @property
     def window_bytes(self) -> int:
@@ -300,8 +311,8 @@ class Replacement(ABC):
         """Known rows may be evicted that perhaps could not be before."""
 
     @abstractmethod
-    def _victims(self, most: int, owners: Array | None) -> list[int]:
-        """As `victims`."""
+    def _victims(self, most: int, owners: Array | None, *, takes: bool) -> list[int]:
+        """As `victims`; or as `coldest`, if not `takes`."""
 
     def _know(self, rows: Array) -> None:
         if not len(rows):

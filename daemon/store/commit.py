@@ -15,6 +15,7 @@ the bytes that it names, which are free. A batch is carried out up to the record
 from __future__ import annotations
 
 import zlib
+from collections import deque
 from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 from struct import Struct
@@ -22,7 +23,7 @@ from typing import Final
 
 from ...errors import BadMessage
 from ...shm.index import KEY_HASHES
-from ...shm.layout import SPAN_EXPIRES_AT, SPAN_HEADER_BYTES, TREE_BYTES_MAX, expiry_word
+from ...shm.layout import SPAN_CHECKSUM_AT, SPAN_EXPIRES_AT, SPAN_HEADER_BYTES, TREE_BYTES_MAX, expiry_word
 from ...shm.records import NO_KEY, RECORD
 from ..replacement import Replacement
 from .agents import Agents
@@ -45,12 +46,17 @@ NO_ENTRY: Final = 7
 """max_entries is reached."""
 TOO_MANY_TOKENS: Final = 8
 BAD_BLOCK: Final = 9
+NOT_WORTH_IT: Final = 10
+"""The policy prefers the entries that would be evicted."""
 
-_HEADER: Final = Struct("@IIQ32sQQQddQIIdQ32sI")
+UNSUMMED_MAX: Final = 1 << 16
+
+_HEADER: Final = Struct("@IIQ32sQQddQQIIdQ32sI")
 _CHECK: Final = Struct("@I")
 _MAGIC: Final = 0x4E415053
 _NEVER: Final = expiry_word(0.0)
 _CHECK_AT: Final = _HEADER.size
+_AFTER_CHECKSUM: Final = SPAN_CHECKSUM_AT + 8
 _AFTER_EXPIRY: Final = SPAN_EXPIRES_AT + 8
 
 
@@ -67,7 +73,8 @@ class Submitter:
 
 @dataclass(slots=True)
 class CommitLimits:
-    """The limits that a commit counts against; those on bytes are counted when bytes are lent."""
+    """The limits that a commit counts against; those on bytes are counted when bytes are lent. Entries with more than
+    `max_tokens` together are evicted soon (`Runway`), so only a put with more is refused."""
 
     max_entries: int
     max_tokens: int
@@ -122,10 +129,14 @@ class Commits:
         self._hidden = hidden
         self._replaced = replaced
         self.limits = limits
+        self.evicts = False
+        """Whether entries are evicted for what is put. For the caller (`Runway`)."""
         self.stored = 0
         self.stored_bytes = 0
         self.refused: list[tuple[int, int, int, bytes, int]] = []
         """(client, number, reason, key, claim) since the caller emptied it; so are the others."""
+        self.unsummed: deque[int] = deque(maxlen=UNSUMMED_MAX)
+        """Slots of entries whose clients have left the checksum to the daemon."""
         self.fresh: list[int] = []
         """Rows that were stored."""
         self.existed: list[tuple[int, int, int]] = []
@@ -158,7 +169,7 @@ class Commits:
         pack_header, pack_body = _HEADER.pack_into, BODY.pack_into
         crc, pack_check, hashes = zlib.crc32, _CHECK.pack_into, KEY_HASHES.unpack
         entries_left = limits.max_entries - self._tenants.total_entries
-        tokens_left = limits.max_tokens - self._tenants.total_tokens
+        tokens_max = limits.max_tokens
         expected, stored, stored_bytes, stored_tokens = submitter.expected, 0, 0, 0
         try:
             for (
@@ -193,6 +204,7 @@ class Commits:
                     # The grant is used up: its row becomes the entry's.
                     renew(row)
                     lend.lent_bytes -= size
+                    lend.lent -= 1
                     slots.release(lent.slot)
                     del grants[grant]
                 else:
@@ -229,12 +241,14 @@ class Commits:
                     reason = PAST
                 elif entries_left <= stored:
                     reason = NO_ENTRY
-                elif tokens_left < stored_tokens + tokens:
+                elif tokens > tokens_max:
                     reason = TOO_MANY_TOKENS
                 elif not bits:
                     reason = NO_SLOT
                 elif parent != NO_KEY or prefix:
-                    reason = self._continues(row, key, parent, offset, tree, prefix, payload)
+                    reason = self._continues(
+                        row, key, parent, offset, tree, prefix, payload, cost, tokens, numbers.get(agent, 0), now
+                    )
                 if reason:
                     self.refused.append((client, number, reason, key, claim))
                     self._give_up(row)
@@ -254,10 +268,10 @@ class Commits:
                     span_id,
                     key,
                     payload,
-                    checksum,
                     tokens,
                     ttl,
                     now,
+                    checksum,
                     expires,
                     uid,
                     prefix,
@@ -266,7 +280,7 @@ class Commits:
                     parent,
                     parent != NO_KEY,
                 )
-                check = crc(ring[offset : offset + SPAN_EXPIRES_AT])
+                check = crc(ring[offset : offset + SPAN_CHECKSUM_AT])
                 pack_check(
                     ring,
                     offset + _CHECK_AT,
@@ -301,6 +315,8 @@ class Commits:
                 stored_tokens += tokens
                 append(row)
                 fresh(row)
+                if not checksum:
+                    self.unsummed.append(bucket * 8 + cell)
                 if key in claims:
                     self.awaited.append(key)
         finally:
@@ -317,7 +333,20 @@ class Commits:
         self._tenants.returned(self._table.owners[row], self._table.sizes[row])
         self._holes.free(row)
 
-    def _continues(self, row: int, key: bytes, parent: bytes, offset: int, tree: int, prefix: int, payload: int) -> int:
+    def _continues(
+        self,
+        row: int,
+        key: bytes,
+        parent: bytes,
+        offset: int,
+        tree: int,
+        prefix: int,
+        payload: int,
+        cost: float,
+        tokens: int,
+        agent: int,
+        now: float,
+    ) -> int:
         """Ties an entry to its parent. Returns the reason why that is refused; 0 if it is not."""
         above = EDGE
         if parent != NO_KEY:
@@ -329,6 +358,8 @@ class Commits:
             above = self._table.by_key.get(parent) or self._recall(parent)
             if not above:
                 return NO_PARENT
+            if self.evicts and not self._is_worth_it(key, self._table.sizes[row], above, cost, tokens, agent, now):
+                return NOT_WORTH_IT
         if prefix:
             start = offset + SPAN_HEADER_BYTES
             record_at = start + ((tree + 63) & -64)
@@ -338,3 +369,13 @@ class Commits:
         if above:
             self._families.link(row, above)
         return 0
+
+    def _is_worth_it(self, key: bytes, size: int, above: int, cost: float, tokens: int, agent: int, now: float) -> bool:
+        """Whether the policy wants the child of a row, for which another entry is evicted."""
+        policy, children = self._policy, self._table.children
+        policy.window.batch_ended(now)
+        # The parent stays as if it had the child already.
+        children[above] += 1
+        admitted = policy.admits(int.from_bytes(key[16:24], "little"), size, above, cost, tokens, agent)
+        children[above] -= 1
+        return admitted

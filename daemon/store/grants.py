@@ -16,14 +16,16 @@ pieces has ended, and its slot is free.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Final
 
+from ...shm.index import KEY_HASHES
+from ...shm.slots import SPAN
 from .holes import Holes
-from .slots import Slots
-from .table import EDGE, ENDED, LENT, LIVE, REVOKED, RowTable
+from .slots import BODY, BUCKET_WORDS, CELL_WORDS, COUNT, LOWEST, Slots
+from .table import EDGE, ENDED, LENT, REVOKED, RowTable
 from .tenants import Tenants
 
 PIECES_MAX: Final = 64
@@ -60,20 +62,67 @@ class Grants:
         self.fresh: dict[int, None] = {}
         """Span ids of those that no scan has begun for."""
         self.lent_bytes = 0
+        self.lent = 0
+        """Grants that clients have."""
 
     def lend(self, row: int, owner: int) -> LentGrant | None:
         """Makes a grant of a row that has no slot. None if both buckets of its key are full: try again."""
-        table = self._table
-        key, span_id = self._new_key(), table.renew(row)
-        # A place without a tree is a grant: its length is that of all its bytes.
-        slot = self._slots.take(key, span_id, table.offsets[row], table.sizes[row])
-        if slot < 0:
-            return None
-        table.states[row] = LENT
-        table.owners[row] = owner
-        self._last_number = self._last_number % 0xFFFF_FFFF + 1
-        self.lent_bytes += table.sizes[row]
-        return LentGrant(self._last_number, owner, span_id, slot, self._slots.seq(slot), [row])
+        lent = self.lend_all([row], owner)
+        return lent[0] if lent else None
+
+    def lend_all(self, rows: Sequence[int], owner: int) -> list[LentGrant]:
+        """Makes grants of rows without slots: of all, or up to the first one whose key finds no free slot."""
+        table, slots, tenants = self._table, self._slots, self._tenants
+        states, owners, sizes, offsets = table.states, table.owners, table.sizes, table.offsets
+        memory, words, free, mask, first_word = slots.memory, slots.words, slots.free, slots.mask, slots.first_word
+        pack, hashes, new_key, renew = BODY.pack_into, KEY_HASHES.unpack, self._new_key, table.renew
+        number, lent, lent_bytes = self._last_number, [], 0
+        for row in rows:
+            # Slots.take, inline: a client that puts needs a grant for each put.
+            key = new_key()
+            first, second, _ = hashes(key)
+            first &= mask
+            second &= mask
+            if first == second:
+                second ^= 1 & mask
+            bucket = first if COUNT[free[first]] >= COUNT[free[second]] else second
+            bits = free[bucket]
+            if not bits:
+                break
+            cell = LOWEST[bits]
+            free[bucket] = bits & (bits - 1)
+            at: int = first_word + bucket * BUCKET_WORDS + (cell + 1) * CELL_WORDS
+            size, span_id = sizes[row], renew(row)
+            # A place without a tree is a grant: its length is that of all its bytes.
+            pack(memory, (at + 1) * 8, key, offsets[row], size)
+            # SYNC POINT: the span id is stored last, so that after a kill at any instruction the next daemon finds the
+            # slot either free or complete.
+            words[at + SPAN] = span_id
+            states[row], owners[row] = LENT, owner
+            number = number % 0xFFFF_FFFF + 1
+            lent_bytes += size
+            lent.append(LentGrant(number, owner, span_id, bucket * 8 + cell, words[at], [row]))
+        self._last_number = number
+        self.lent_bytes += lent_bytes
+        self.lent += len(lent)
+        tenants.lent(owner, lent_bytes)
+        return lent
+
+    def give_back(self, grant: LentGrant) -> list[int]:
+        """Ends a grant in which nothing is written any more, and which nobody reads: no scan is needed.
+
+        Returns:
+            What is left of it, as rows in state ENDED for the caller to lend or free.
+        """
+        rows, table = grant.pieces, self._table
+        for row in rows:
+            table.states[row] = ENDED
+            self.lent_bytes -= table.sizes[row]
+            self._tenants.returned(grant.owner, table.sizes[row])
+        if rows:
+            self.lent -= 1
+            self._slots.release(grant.slot)
+        return rows
 
     def carve(self, grant: LentGrant, offset: int, size: int) -> int:
         """Takes [offset, offset + size) out of a grant, as a row in state ENDED with a new span id.
@@ -103,6 +152,7 @@ class Grants:
                 return EDGE
         self.lent_bytes -= size
         if not grant.pieces:
+            self.lent -= 1
             self._slots.release(grant.slot)
         return row
 
@@ -139,6 +189,7 @@ class Grants:
             self._table.states[piece] = REVOKED
             self.lent_bytes -= self._table.sizes[piece]
         if grant.pieces:
+            self.lent -= 1
             self._slots.revoke(grant.slot)
             self.revoked[grant.span_id] = grant
             self.fresh[grant.span_id] = None
@@ -173,4 +224,4 @@ class Grants:
         states = self._table.states
         assert pieces == {row: states[row] for row in self._table.in_order() if states[row] in (LENT, REVOKED)}
         assert self.lent_bytes == sum(self._table.sizes[piece] for piece, state in pieces.items() if state == LENT)
-        assert LIVE not in pieces.values()
+        assert self.lent == len(lent)

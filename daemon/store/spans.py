@@ -17,22 +17,25 @@ time. A key has at most one row in state LIVE. Children are hidden before their 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
+
+import numpy as np
 
 from ..replacement import Replacement
 from .families import Families
 from .grants import Grants
 from .slots import Slots
-from .table import EDGE, ENDED, LIVE, VICTIM, RowTable
+from .table import EDGE, ENDED, LIVE, VICTIM, Array, RowTable
 from .tenants import Tenants
 
 SCAN_ROWS_MAX: Final = 256
 """Rows of each kind that one scan decides about: less than 2 ms of the event loop."""
 
+Reason = TypeVar("Reason")
 Gone = Callable[[Sequence[int], Sequence[str]], None]
 """(rows, the reason of each): entries have ended. Their columns, slots and headers still describe them."""
 
@@ -98,27 +101,28 @@ class Spans:
 
     # ---- entries
 
-    def hide(self, rows: Iterable[int], reason: str) -> None:
+    def hide(self, rows: Sequence[int], reason: str) -> None:
         """Makes victims of published rows without published children. A scan follows."""
-        table, slots, victims, hidden, by_key = self._table, self._slots, self._victims, self.hidden, self._table.by_key
-        states, slot_of, words, first_word = table.states, table.slots, slots.words, slots.first_word
-        memory, parents, children = slots.memory, table.parents, table.children
-        for row in rows:
-            slot = slot_of[row]
-            at = first_word + (slot // 8 + slot + 1) * 8
-            # SYNC POINT: as in Slots.unpublish. The fence comes after the last of them.
-            words[at] = words[at] + 1
-            words[first_word + slot // 8 * 72 + slot % 8] = 0
-            states[row] = VICTIM
-            key = memory[at * 8 + 8 : at * 8 + 40].tobytes()
+        table, victims, hidden, by_key = self._table, self._victims, self.hidden, self._table.by_key
+        if not rows:
+            return
+        at = np.array(rows, np.int64)
+        keys = self._slots.unpublish_all(table.column("slots")[at].astype(np.int64))
+        np.frombuffer(table.states, np.uint8)[at] = VICTIM
+        for row, key in zip(rows, keys, strict=True):
             del by_key[key]
             if key in hidden:
                 # It was put again since it was hidden.
                 self.end([hidden[key]], reason)
             hidden[key] = row
             victims[row] = reason
-            if parents[row]:
-                children[parents[row]] -= 1
+        self._orphan(at)
+
+    def _orphan(self, rows: Array) -> None:
+        """The rows are not published any more, as their parents count it."""
+        parents = self._table.column("parents")[rows]
+        if parents.any():
+            np.subtract.at(self._table.column("children"), parents[parents != EDGE], 1)
 
     def republish(self, row: int) -> None:
         """Publishes a victim again, whose ancestors are published. No scan decides about it any more."""
@@ -172,6 +176,13 @@ class Spans:
             self._ended[row] = None
             self.ended_bytes += table.sizes[row]
 
+    def vacated(self, row: int) -> None:
+        """An entry has moved out of the bytes of this row, whose slot is not published any more: they wait for a scan
+        as those of an ended entry do."""
+        self._table.states[row] = ENDED
+        self._ended[row] = None
+        self.ended_bytes += self._table.sizes[row]
+
     def hold(self, row: int) -> None:
         """The row is not to be evicted, for one more reason. Each call is followed by one of `release`, or by the end
         of the entry."""
@@ -195,6 +206,11 @@ class Spans:
         if row in self._victims or self._scanning is None:
             return self._victims[row]
         return self._scanning[0][row]
+
+    @property
+    def held(self) -> Mapping[int, int]:
+        """The rows that are not to be evicted, as far as is known, by the number of reasons."""
+        return self._holders
 
     def is_held(self, row: int) -> bool:
         """Whether the row is not to be evicted, as far as is known."""
@@ -224,14 +240,8 @@ class Spans:
     def begin_scan(self) -> None:
         """Fixes the rows that the scan decides about. A fence and the reading of all lanes follow, then `scanned`."""
         assert self._scanning is None, "a scan is in flight"
-        victims: dict[int, str] = {}
-        ended: dict[int, None] = {}
-        for row in list(islice(self._victims, SCAN_ROWS_MAX)):
-            victims[row] = self._victims.pop(row)
-        for table in (self._ended, self._pinned_ended):
-            for row in list(islice(table, SCAN_ROWS_MAX)):
-                del table[row]
-                ended[row] = None
+        victims = _first_of(self._victims)
+        ended = _first_of(self._ended) | _first_of(self._pinned_ended)
         self._grants.begin_scan()
         self._scanning = victims, ended
 
@@ -243,31 +253,45 @@ class Spans:
         self.last_pinned = pinned
         self._recheck(pinned)
         outcome = ScanOutcome()
-        gone: list[int] = []
-        for row in victims:
-            if states[row] != VICTIM or row in outcome.republished:
-                continue
-            if span_ids[row] in pinned and self._keep(row, outcome):
-                continue
-            gone.append(row)
-            self.hidden.pop(self._slots.key(table.slots[row]), None)
+        ids = table.column("span_ids")
+        if victims and pinned.isdisjoint(ids[list(victims)].tolist()):
+            gone = [row for row in victims if states[row] == VICTIM]
+        else:
+            gone = []
+            for row in victims:
+                if states[row] != VICTIM or (span_ids[row] in pinned and self._keep(row, outcome)):
+                    continue
+                gone.append(row)
         if gone:
+            at = np.array(gone, np.int64)
+            for key in self._slots.keys(table.column("slots")[at].astype(np.int64)):
+                del self.hidden[key]
             self._leave(gone, [victims[row] for row in gone], evicted=True)
             outcome.victims = len(gone)
-        for row in (*gone, *ended):
-            if span_ids[row] in pinned or table.firsts[row]:
-                # Or its children, which are about to end, still lead to it.
-                self.ended_bytes += table.sizes[row] if row in victims else 0
-                self._pinned_ended[row] = None
-                outcome.kept += 1
-                continue
-            self.ended_bytes -= table.sizes[row] if row in ended else 0
-            self._slots.release(table.slots[row])
-            self._tenants.returned(table.owners[row], table.sizes[row])
-            outcome.freed.append(row)
-            outcome.freed_bytes += table.sizes[row]
+            self.ended_bytes += int(table.column("sizes")[at].sum())
+        self._free([*gone, *ended], pinned, outcome)
         outcome.freed_bytes += self._grants.scanned(pinned)
         return outcome
+
+    def _free(self, rows: list[int], pinned: AbstractSet[int], outcome: ScanOutcome) -> None:
+        """Frees the ended rows that no reader pins, and that no children, which are about to end, lead to."""
+        table, returned = self._table, self._tenants.owned_bytes
+        if not rows:
+            return
+        at = np.array(rows, np.int64)
+        if table.column("firsts")[at].any() or not pinned.isdisjoint(table.column("span_ids")[at].tolist()):
+            kept = [row for row in rows if table.firsts[row] or table.span_ids[row] in pinned]
+            self._pinned_ended.update(dict.fromkeys(kept))
+            outcome.kept = len(kept)
+            rows = [row for row in rows if row not in self._pinned_ended]
+            at = np.array(rows, np.int64)
+        self._slots.release_all(table.column("slots")[at].astype(np.int64))
+        sizes: list[int] = table.column("sizes")[at].tolist()
+        for owner, size in zip(table.column("owners")[at].tolist(), sizes, strict=True):
+            returned[owner] -= size
+        outcome.freed = rows
+        outcome.freed_bytes = sum(sizes)
+        self.ended_bytes -= outcome.freed_bytes
 
     def _keep(self, row: int, outcome: ScanOutcome) -> bool:
         """Publishes a pinned victim again, after its ancestors; whether that was possible."""
@@ -297,16 +321,22 @@ class Spans:
         for tell in self.gone:
             tell(rows, reasons)
         self._policy.removed(rows, evicted=evicted)
-        for row in rows:
-            if table.records[row]:
-                self._blocks.remove(row)
-                table.records[row] = 0
-            if table.parents[row]:
+        at = np.array(rows, np.int64)
+        if table.column("records")[at].any():
+            for row in rows:
+                if table.records[row]:
+                    self._blocks.remove(row)
+        table.column("records")[at] = 0
+        table.column("ends")[at] = 0
+        if table.column("parents")[at].any():
+            for row in rows:
                 self._families.unlink(row)
-            tenants.ended(table.namespaces[row], table.owners[row], table.sizes[row], table.tokens[row])
-            table.states[row] = ENDED
-            self._holders.pop(row, None)
-            self._pinned.pop(row, None)
+        tenants.ended(*(table.column(name)[at].tolist() for name in ("namespaces", "owners", "sizes", "tokens")))
+        np.frombuffer(table.states, np.uint8)[at] = ENDED
+        if self._holders:
+            for row in rows:
+                self._holders.pop(row, None)
+                self._pinned.pop(row, None)
 
     def check_invariants(self) -> None:
         """Asserts what the module's docstring promises."""
@@ -320,3 +350,12 @@ class Spans:
         assert self.ended_bytes == sum(table.sizes[row] for row in ended)
         assert set(self._pinned) <= set(self._holders)
         assert all(states[row] in (LIVE, VICTIM) for row in self._holders)
+
+
+def _first_of(rows: dict[int, Reason]) -> dict[int, Reason]:
+    """Takes the first SCAN_ROWS_MAX rows out."""
+    if len(rows) <= SCAN_ROWS_MAX:
+        taken = rows.copy()
+        rows.clear()
+        return taken
+    return {row: rows.pop(row) for row in [*islice(rows, SCAN_ROWS_MAX)]}

@@ -8,6 +8,7 @@ Invariants: a number is never given to another namespace or uid. The sums are th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from ...errors import LimitReached
@@ -80,11 +81,15 @@ class Tenants:
         self.total_entries += entries
         self.total_tokens += tokens
 
-    def ended(self, namespace: int, owner: int, size_bytes: int, tokens: int) -> None:
-        """An entry has ended; its bytes are the owner's until they are free."""
-        self.entries[namespace] -= 1
-        self.bytes[namespace] -= size_bytes
-        self.owned_entries[owner] -= 1
-        self.owned_tokens[owner] -= tokens
-        self.total_entries -= 1
-        self.total_tokens -= tokens
+    def ended(self, names: Sequence[int], owners: Sequence[int], sizes: Sequence[int], tokens: Sequence[int]) -> None:
+        """Entries have ended; their bytes are their owners' until they are free."""
+        entries, size_of, owned, owned_tokens = self.entries, self.bytes, self.owned_entries, self.owned_tokens
+        total_tokens = 0
+        for name, owner, size, count in zip(names, owners, sizes, tokens, strict=True):
+            entries[name] -= 1
+            size_of[name] -= size
+            owned[owner] -= 1
+            owned_tokens[owner] -= count
+            total_tokens += count
+        self.total_entries -= len(names)
+        self.total_tokens -= total_tokens

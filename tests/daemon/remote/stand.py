@@ -7,8 +7,8 @@ from collections.abc import Callable
 from itertools import takewhile
 from typing import Any
 
-from tensord.daemon.core.claims import NOBODY, ClaimTable, Verdict
-from tensord.daemon.core.counters import StoreCounters
+from tensord.daemon.claims.claims import NOBODY, ClaimTable, Verdict
+from tensord.daemon.reports.counters import StoreCounters
 from tensord.daemon.core.effects import (
     AskGenerations,
     RaiseGeneration,
@@ -147,7 +147,7 @@ class RemoteStand:
         for name in commits.awaited:
             self.verdicts(self.claims.committed(name))
         self.refused = [reason for _, _, reason, _, _ in commits.refused]
-        for left in (commits.fresh, commits.existed, commits.refused, commits.awaited, commits.timed):
+        for left in (commits.fresh, commits.existed, commits.refused, commits.awaited):
             left.clear()
 
     def verdicts(self, verdicts: list[Verdict]) -> None:

@@ -1,0 +1,252 @@
+"""Room that is made: ahead of puts and for a large one, around pins and with moves; and limits that are lowered."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from tensord.daemon.store.commit import NOT_WORTH_IT
+from tensord.daemon.store.table import ENDED, LIVE
+from tensord.errors import StoreFull, UnderPressure
+from tensord.shm.layout import SPAN_HEADER_BYTES, SpanHeader, span_bytes
+
+from ..store.rows import key_of
+from .room import RoomStore
+
+
+def filled(ring_bytes: int = 64 << 10, payload_bytes: int = 1000, **how: object) -> RoomStore:
+    """A store that is full of entries of one size, put in the order of their numbers."""
+    store = RoomStore(ring_bytes, **how)
+    for number in range(ring_bytes // span_bytes(payload_bytes)):
+        assert store.store(number, payload_bytes)
+    return store
+
+
+def test_a_full_ring_of_equal_sizes_keeps_what_was_put_last_and_little_free() -> None:
+    store = filled(1 << 20, buckets=256)
+    for number in range(2000, 3000):
+        assert store.store(number, 1000)
+    free = store.holes.total_bytes + store.runway.places.ready_bytes
+    assert free <= store.ring_bytes // 64, "a few places are free"
+    assert all(store.read(key_of(number)) for number in range(2200, 3000))
+    assert store.counters.scans < 400, "a round makes room for several puts"
+    store.check_invariants()
+
+
+@pytest.mark.parametrize("policy", ["lru", "lfu", "sieve", "hazard"])
+def test_entries_of_many_sizes_are_stored_without_end_and_read_as_they_were_put(policy: str) -> None:
+    store, random_ = RoomStore(256 << 10, policy=policy), random.Random(1)
+    sizes = {}
+    for number in range(600):
+        store.now += 0.01
+        sizes[number] = random_.choice([100, 500, 1000, 5000, 20_000])
+        assert store.store(number, sizes[number]), store.refusals
+        if not number % 20:
+            store.check_invariants()
+            for each, size in sizes.items():
+                payload = store.read(key_of(each))
+                assert payload is None or payload == key_of(each)[8:9] * size
+    assert store.counters.moves, "survivors move"
+
+
+def test_an_entry_that_moves_keeps_its_row_and_its_readers_keep_its_old_bytes() -> None:
+    # An entry between two holes, of which neither is large enough.
+    store = RoomStore(16 << 10)
+    rows = [store.store(number, size) for number, size in enumerate([3000, 1000, 3000, 3000, 2000])]
+    assert all(rows)
+    store.spans.end([rows[0], rows[2]], "explicit")
+    store.work()
+    moved, old = rows[1], store.table.offsets[rows[1]]
+    number = store.table.span_ids[moved]
+
+    def reads() -> None:
+        if len(store.runway.moves):
+            store.pinned.add(number)
+
+    store.during = [reads] * 6
+    assert store.store(9, 5000)
+    assert store.counters.moves and store.table.offsets[moved] != old
+    assert store.read(key_of(1)) == key_of(1)[8:9] * 1000
+    header = SpanHeader.unpack(store.ring[store.table.offsets[moved] :][:SPAN_HEADER_BYTES])
+    assert (header.span_id, header.number) == (store.table.span_ids[moved], number)
+    assert store.table.row_of(store.table.span_ids[moved]) == moved
+    store.check_invariants()
+    place = store.table.row_of(number)
+    assert store.pinned and store.table.states[place] == ENDED and store.table.offsets[place] == old
+    assert store.ring[old + SPAN_HEADER_BYTES :][:1000] == key_of(1)[8:9] * 1000
+    store.pinned.clear()
+    store.now += 10
+    store.runway.tick(store.now)
+    store.work()
+    assert not store.spans.ended_bytes
+    store.check_invariants()
+
+
+def test_an_entry_that_ends_while_it_moves_leaves_nothing_behind() -> None:
+    for copies in (True, False):
+        store = RoomStore(16 << 10)
+        rows = [store.store(number, size) for number, size in enumerate([3000, 1000, 3000, 3000, 2000])]
+        store.spans.end([rows[0], rows[2]], "explicit")
+        store.work()
+        store.copies = copies
+        ended = []
+
+        def ends(store: RoomStore = store, rows: list[int] = rows, ended: list[int] = ended) -> None:
+            if len(store.runway.moves) and not ended and store.copies:
+                store.spans.end([rows[1]], "explicit")
+                ended.append(1)
+
+        store.during = [ends] * 6
+        assert store.store(9, 5000), store.refusals
+        assert store.counters.moves == 0
+        assert copies == bool(ended)
+        store.check_invariants()
+
+
+def test_an_entry_that_moves_expires_by_its_new_span_id() -> None:
+    store = RoomStore(16 << 10)
+    rows = [store.store(number, size, ttl=60.0) for number, size in enumerate([3000, 1000, 3000, 3000, 2000])]
+    store.spans.end([rows[0], rows[2]], "explicit")
+    store.work()
+    store.commits.timed.clear()
+    assert store.store(9, 5000)
+    assert store.counters.moves == 1
+    assert store.commits.timed == [(pytest.approx(61.0), rows[1], store.table.span_ids[rows[1]])]
+
+
+def test_pinned_entries_stay_and_a_place_that_cannot_be_made_costs_no_entry() -> None:
+    store = filled()
+    live = sorted(store.table.by_key.values())
+    # Every fourth entry is in use: no gap is wider than three entries.
+    store.pinned = {store.table.span_ids[row] for row in live[::4]}
+    assert store.store(900, 3 * span_bytes(1000) - SPAN_HEADER_BYTES), "it lies between two pins"
+    there = len(store.table.by_key)
+    assert not store.store(901, 8000)
+    assert isinstance(store.refusals[-1], StoreFull) and "(ring)" in str(store.refusals[-1])
+    assert len(store.table.by_key) == there, "nothing was evicted in vain"
+    pinned = [row for row in live[::4] if store.table.states[row] == LIVE]
+    assert len(pinned) == len(live[::4])
+    store.check_invariants()
+    store.pinned = set()
+    assert store.store(902, 8000)
+
+
+def test_what_an_ended_entry_had_is_free_once_its_reader_lets_go() -> None:
+    store = filled()
+    row = next(iter(store.table.by_key.values()))
+    store.pinned = {store.table.span_ids[row]}
+    store.spans.end([row], "explicit")
+    store.work()
+    assert store.spans.waits_for_pins
+    delays, timer = [], store.runway.next_timer()
+    for _ in range(8):
+        assert timer is not None
+        delays.append(timer - store.now)
+        store.now = timer
+        store.runway.tick(store.now)
+        store.work()
+        timer = store.runway.next_timer()
+    assert delays == sorted(delays) and delays[0] < delays[-1] == 2.0
+    store.pinned = set()
+    store.now += 2.0
+    store.runway.tick(store.now)
+    store.work()
+    assert store.runway.next_timer() is None and not store.spans.ended_bytes
+
+
+@pytest.mark.parametrize(
+    ("limit", "value", "reason"),
+    [("max_bytes", 20_000, "capacity"), ("max_entries", 7, "entries"), ("max_tokens", 25, "tokens")],
+)
+def test_a_lowered_limit_holds_soon(limit: str, value: int, reason: str) -> None:
+    store, reasons = RoomStore(max_tokens=1000), set[str]()
+    store.spans.gone.append(lambda rows, why: reasons.update(why))
+    for number in range(40):
+        assert store.store(number, 1000, tokens=5)
+    setattr(store.budget, limit, value)
+    store.work()
+    tenants = store.tenants
+    assert tenants.total_entries and reasons == {reason}
+    assert store.runway.places.used_bytes <= store.budget.max_bytes
+    assert tenants.total_entries <= store.budget.max_entries
+    assert tenants.total_tokens <= (store.budget.max_tokens or 1000)
+    store.check_invariants()
+    assert store.store(100, 1000, tokens=5), "and puts go on"
+    store.work()
+    assert tenants.total_entries <= store.budget.max_entries
+
+
+def test_a_put_needs_a_free_entry_too() -> None:
+    store = RoomStore(max_entries=10)
+    for number in range(100):
+        assert store.store(number, 100), store.refusals
+    assert not store.commits.refused
+    assert 8 <= len(store.table.by_key) <= 10
+
+
+def test_pages_that_the_system_gets_leave_no_room_and_cost_no_entry_by_themselves() -> None:
+    store = filled()
+    there = len(store.table.by_key)
+    store.budget.resident_bytes_max = 20_000
+    store.work()
+    assert len(store.table.by_key) >= there - 1, "one for the next put"
+    for row in list(store.table.by_key.values()):
+        store.pinned.add(store.table.span_ids[row])
+    assert not store.store(900, 1000)
+    assert isinstance(store.refusals[-1], UnderPressure)
+
+
+def test_a_chain_goes_from_its_end_and_makes_room_for_a_large_place() -> None:
+    store = RoomStore()
+    before = {}
+    for number in range(55):
+        chained = {"parent": key_of(number - 1)} if number % 11 else {}
+        assert store.store(number, 1000, **chained)
+    assert store.store(900, 30_000), store.refusals
+    for number in range(55):
+        before[number] = store.read(key_of(number)) is not None
+        assert number % 11 == 0 or not before[number] or before[number - 1], "no child without its parent"
+    store.check_invariants()
+
+
+def test_a_ring_that_grows_evicts_nothing_meanwhile() -> None:
+    store = filled(max_bytes=128 << 10)
+    there = len(store.table.by_key)
+    store.runway.is_growing = True
+    request = store.ask([span_bytes(5000)])
+    assert (1, request) not in store.answers
+    store.runway.grown(128 << 10, more=False)
+    store.work()
+    assert len(store.answers[1, request].grants) == 1
+    assert len(store.table.by_key) == there
+
+
+def test_a_read_that_was_not_processed_yet_saves_its_entry() -> None:
+    store = filled()
+    oldest = store.table.by_key[key_of(0)]
+    store.during = [lambda: store.policy.used([oldest], store.now)]
+    assert store.store(900, 1000)
+    assert store.read(key_of(0)) is not None
+
+
+def test_only_a_full_store_asks_whether_a_block_is_worth_its_room() -> None:
+    store = RoomStore()
+    store.policy.admits = lambda *facts: False  # type: ignore[method-assign]
+    assert store.store(0, 1000) and store.store(1, 1000, parent=key_of(0)), "there is room"
+    for number in range(100, 160):
+        assert store.store(number, 1000)
+    assert not store.store(2, 1000, parent=key_of(159))
+    assert [each[2] for each in store.commits.refused] == [NOT_WORTH_IT]
+    assert store.store(3, 1000), "an entry without a parent is always stored"
+    store.check_invariants()
+
+
+def test_a_window_of_new_entries_stays_while_older_ones_can_go() -> None:
+    store = RoomStore(128 << 10, policy="hazard")
+    for number in range(100):
+        assert store.store(number, 1000)
+    for number in range(200, 208):
+        assert store.store(number, 1000)
+    assert store.store(900, 20_000)
+    assert all(store.read(key_of(number)) for number in range(200, 208))
