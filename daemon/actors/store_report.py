@@ -30,7 +30,7 @@ from .remote import RemoteThreads
 
 HELD_BY_MAX: Final = 4
 """Lanes listed of those that pin the entry of a query."""
-_MUST_STAY_0: Final = ("evicted_while_pinned", "found_corrupt")
+_MUST_STAY_0: Final = ("found_corrupt",)
 _AT_START: Final = "It grows at a start only: free memory, and restart the daemon. At its last start"
 
 
