@@ -37,7 +37,8 @@ def test_the_first_place_waits_for_room_and_the_others_come_if_they_are_there() 
     assert answer.error is None and answer.grants[0][2] == 100_032
     number, offset, size, span_id, slot, seq = answer.grants[0]
     grant = store.submitters[1].grants[number]
-    assert (grant.span_id, grant.slot, grant.seq) == (span_id, slot, seq)
+    words = [each.to_bytes(8, "little") for each in (grant.span_id, grant.seq)]
+    assert (span_id, slot, seq) == (words[0], grant.slot, words[1])
     assert store.lending.is_lent(1, number, offset, size)
     assert not store.lending.is_lent(1, number, offset, size + 1) and not store.lending.is_lent(2, number, offset, size)
     store.check_invariants()
@@ -174,7 +175,7 @@ def test_a_client_with_an_inbox_is_told_no_span() -> None:
     store.lending.joined(3, 5, in_place=False)
     answer = store.answers[3, store.ask([SIZE], client=3)]
     [(_, _, size, span_id, _, _)] = answer.grants
-    assert (size, span_id) == (SIZE, 0)
+    assert (size, span_id) == (SIZE, bytes(8))
 
 
 def test_a_put_with_more_tokens_than_the_store_may_have_is_refused() -> None:
@@ -228,3 +229,12 @@ def test_room_costs_few_calls_a_put(policy: str, most: int) -> None:
         puts += len(records) * counted
     assert puts == 40 * 64, "each request gets what it asks for"
     assert calls / puts <= most
+
+
+def test_a_client_that_asks_ahead_with_enough_unused_is_answered_at_once() -> None:
+    store = RoomStore(1 << 20)
+    first = store.answers[1, store.ask([200_000])]
+    assert len(first.grants) == 1
+    number = store.ask([100_000], settle=False, ahead=True)
+    store.work()
+    assert store.answers[1, number].grants == [] and not store.lending.waiting
