@@ -7,8 +7,8 @@ The pass takes some 5 ms for a million rows, so it is made at most every 1/LOOKE
 expires up to 0.25 s late in a store of a million rows, and at once in a small one. The header has the time for clients
 and for the next daemon. A get does not renew it.
 
-Owns the column `ends`, which the commit fills, and the end of an entry clears (`store.spans`). Does not own how an entry
-ends (`removals`).
+Owns the column `ends`. The commit fills it in, and the end of an entry clears it (`store.spans`). Does not own how an
+entry ends (`removals`).
 
 Invariants: exactly the stored entries that expire have a number in the column. It is their time of expiry, or a later
 one at which they are looked at again.
