@@ -170,10 +170,10 @@ def test_pins_are_limited_for_a_client_and_in_bytes() -> None:
 # ---- parents and children
 
 
-def family(stand: LifetimesStand, **put: float) -> None:
+def family(stand: LifetimesStand, ttl: float = 0.0) -> None:
     """1 has the children 2 and 3, and 2 has the child 4."""
     for number, parent in ((1, None), (2, 1), (3, 1), (4, 2)):
-        stand.put(number, parent=parent, **put)
+        stand.put(number, parent=parent, ttl=ttl)
 
 
 def test_descendants_end_with_an_entry_for_the_same_reason() -> None:
