@@ -168,11 +168,8 @@ class Puts:
         opened = self._opened
         if opened is None:
             return
-        if error is None:
-            self.writer = opened[1]
-            return
-        self.writer = None
-        opened[1].arena.refuse(error)
+        opened[1].arena.away = error
+        self.writer = opened[1] if error is None else None
         opened[2].rang()
 
     @property
