@@ -13,7 +13,6 @@ import mmap
 import sys
 import time
 from pathlib import Path
-from zlib import crc32
 
 import numpy as np
 
@@ -65,8 +64,6 @@ def left_behind(entries: int, length: int, *, ttl: bool) -> tuple[IndexGeometry,
         head["parent"][has] = head["key"][np.flatnonzero(has) - 1]
         head["has_parent"] = has
     packed = head.view("u1").reshape(entries, 192)
-    covered = np.concatenate([packed[:, :88], packed[:, 96:156]], axis=1).tobytes()
-    head["check"] = [crc32(covered[at : at + 148]) for at in range(0, len(covered), 148)]
     for part in range(3):
         lines[places * (SPAN_BYTES // 64) + part] = packed[:, 64 * part : 64 * part + 64].copy().view("V64").reshape(-1)
     at = geometry.buckets_at // 8 + buckets * 72 + (np.arange(entries) // geometry.bucket_count + 1) * 8

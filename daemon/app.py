@@ -41,6 +41,7 @@ from .actors.session import Session, welcome_for
 from .actors.status import Documents, StatusSession, Watchers
 from .actors.store import StoreActor
 from .actors.timing import measure_lag
+from .claims.quotas import Quotas
 from .config import usage
 from .config.config import Config
 from .config.limits import governor_limits, quota_rules, store_limits, wire_limits
@@ -50,14 +51,14 @@ from .core.governor import events as governor_events
 from .core.governor.governor import Governor
 from .core.governor.limits import DEVICES_MAX
 from .core.parts import RingMemory
-from .core.quotas import Quotas
-from .core.request_times import RequestTimes
 from .core.store import Store
 from .gauges.gauges import open_gauges
 from .gauges.psi import StallTrigger
 from .gauges.source_thread import THREAD_NAME
 from .last_end import LastEnd
 from .process_limits import NO_MEMORY_OR_THREAD, check_descriptors, limit_behind
+from .reports.request_times import RequestTimes
+from .scrub import Scrub
 from .segments import Segments
 from .sockets import Sockets
 from .tiers.registry import open_store
@@ -176,7 +177,9 @@ class _Daemon:
         ring_bytes = memory.superblock.limit_bytes
         parts = self._assembled(memory, self._store(memory))
         policy = parts.core.policy
-        former.take_over(memory, parts.store, policy)
+        scrub = Scrub(memory, parts.store.inbox)
+        former.take_over(memory, parts.store, policy, scrub)
+        parts.store.scrub = scrub.add
         documents = Documents(parts.store.inbox, parts.governor.inbox, lambda: sockets.problems)
         stalls = StallTrigger(self._config.gauges.psi_stall_s, parts.pressure.sample_now, _log)
         sessions: set[Session] = set()
@@ -193,8 +196,7 @@ class _Daemon:
             running = [tasks.create_task(run()) for run in (*(each.run for each in listeners), *runs)]
             running.append(tasks.create_task(measure_lag(self._times)))
             running.append(tasks.create_task(self._grow(memory, parts.store)))
-            running.append(tasks.create_task(former.scrub(memory, parts.store.inbox)))
-            running.append(tasks.create_task(former.sum_new(memory, parts.store)))
+            running.append(tasks.create_task(scrub.run()))
             running.append(tasks.create_task(learned_state.keep_saving(memory, policy)))
             running.append(tasks.create_task(report_memory_rate(parts.governor.inbox.tell_now)))
             running.append(tasks.create_task(_fail_with(serving)))

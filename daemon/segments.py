@@ -186,24 +186,20 @@ class Segments:
         # registered the former pages with a GPU's driver then finds another count when it reads the span.
         count_punch(self._index_map)
 
-    def is_sound(self, slot: Slot) -> bool:
-        """True if a span's payload matches its checksum. Slow: call it in a thread.
+    def write_checksum(self, offset: int, checksum: int) -> None:
+        """Writes the checksum of a payload into the header of its span, at `offset`; one word, as `write_expiry`."""
+        self.ring[offset + SPAN_CHECKSUM_AT :][:8].view(np.uint64)[0] = checksum
+
+    def summed(self, slot: Slot) -> tuple[bool, int]:
+        """Whether a span's payload matches its checksum, which it does if nobody has taken one; and its checksum. Slow:
+        call it in a thread.
 
         The result is meaningless if the span was reused meanwhile.
         """
         start = slot.offset + SPAN_HEADER_BYTES
         header = header_at(self._ring_fd, slot.offset)
-        pieces = self._read(start, start + slot.payload_bytes)
-        return header is not None and header.checksum in (0, checksum_of_pieces(pieces))
-
-    def checksum(self, offset: int, payload_bytes: int) -> int:
-        """The checksum of the payload of the span at `offset`. Slow: call it in a thread."""
-        start = offset + SPAN_HEADER_BYTES
-        return checksum_of_pieces(self._read(start, start + payload_bytes))
-
-    def write_checksum(self, offset: int, checksum: int) -> None:
-        """Writes the checksum of a published span into its header: one word, and no reader needs it to be there."""
-        self.ring[offset + SPAN_CHECKSUM_AT :][:8].view(np.uint64)[0] = checksum
+        checksum = checksum_of_pieces(self._read(start, start + slot.payload_bytes))
+        return header is not None and header.checksum in (0, checksum), checksum
 
     def lend_lane(
         self, client: int, *, fenced: bool, brought: int | None, uid: int | None = None

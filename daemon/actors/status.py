@@ -19,10 +19,10 @@ from ...errors import ProtocolError, TensordError
 from ...ipc import messages
 from ...ipc.channel import AsyncChannel
 from ...ipc.declared import handlers
-from ..core.hits import REQUESTS
-from ..core.rates import Rates
-from ..core.request_times import RequestTimes
+from ..claims.rates import Rates
+from ..core.store import REQUESTS
 from ..logs import logger, shows
+from ..reports.request_times import RequestTimes
 from .mailbox import Mailbox, Sender
 from .messages import GovernorMessage, Queried, StoreMessage, WatchEvent
 from .pace import paced

@@ -23,14 +23,14 @@ from ...ipc import messages
 from ...ipc.declared import handlers
 from ...shm.clock import unix_at_boot_s
 from ...shm.prefix import HEADER_BYTES, MEDIA_BYTES, MEDIA_MAX, TOKEN_BYTES, PrefixRecord
+from ..claims.claims import NOBODY
 from ..config.config import Config
 from ..copier import Copier, InboxCopied
 from ..core import effects, events
-from ..core.claims import NOBODY
 from ..core.host_memory import HostHolds, Pressed
-from ..core.request_times import RequestTimes
 from ..core.store import Store
 from ..logs import logger
+from ..reports.request_times import RequestTimes
 from ..segments import Segments
 from ..tiers.store import RemoteStore
 from .attachments import Attachments
@@ -156,6 +156,8 @@ class StoreActor:
             hang_up=self._hang_up,
         )
         self._awake = False
+        self.scrub: Callable[[list[int]], object] = lambda slots: None
+        """Takes the slots of entries without a checksum. Called while there is nothing else to do."""
         self._recovering: Iterator[None] | None = None
         self._held: list[StoreMessage] = []
         """Messages that came before the store has taken over the memory of an earlier daemon."""
@@ -175,20 +177,6 @@ class StoreActor:
     def max_entries(self) -> int:
         """The most entries that the index holds."""
         return self._memory.superblock.max_entries
-
-    @property
-    def idle(self) -> bool:
-        """Whether the actor waits for work."""
-        return self._memory.asleep[0] == SLEEPS
-
-    def unsummed(self) -> tuple[int, int, int] | None:
-        """A stored entry without a checksum, as (span id, offset, payload bytes); None if there is none."""
-        return self._store.unsummed()
-
-    def summed(self, span_id: int, checksum: int) -> None:
-        """Stores the checksum of an entry, unless it has ended or moved meanwhile."""
-        if (offset := self._store.offset_of(span_id)) is not None:
-            self._memory.write_checksum(offset, checksum)
 
     @property
     def settled(self) -> bool:
@@ -233,6 +221,8 @@ class StoreActor:
         """Waits for a message, for `idle_s` at most. Shortly after the last record it naps, so that a client which
         writes one put after another rings no bell; then it sleeps, and each record wakes it."""
         memory = self._memory
+        if not self._awake and (slots := self._store.take_unsummed()):
+            self.scrub(slots)
         memory.asleep[0] = NAPS if self._awake else SLEEPS
         # SYNC POINT: a client stores its queue's head before it loads `asleep`. Between the store of `asleep` and this
         # look at the heads is a fence in all clients, so one of the two sees the other's store. A client that is not
@@ -276,7 +266,9 @@ class StoreActor:
                     self._queues.after_added(client, partial(self._prefix_requests[type(request)], client, request))
                 elif not isinstance(request, messages.Doorbell):
                     self._queues.after_added(client, partial(self._handle, events.Received(client, request, counted)))
-            case Pressed() | events.WritesInPlace() | events.AgentsTurned() | events.Punched() | events.Allocated() | events.Moved():
+            case Pressed() | events.WritesInPlace() | events.AgentsTurned():
+                self._handle(message)
+            case events.Punched() | events.Allocated() | events.Moved():
                 self._handle(message)
             case events.Sought() | events.RunSought() | events.RemoteRead() | events.RemoteSaved():
                 self._handle(message)
@@ -409,9 +401,10 @@ class StoreActor:
         if not slot.published or slot.span_id != scrubbed.span_id:
             return
         if scrubbed.sound:
+            self._memory.write_checksum(slot.offset, scrubbed.checksum)
             self._memory.index.mark(scrubbed.slot, unverified=False)
         else:
-            _log.error("the checksum of a recovered entry is wrong; entry evicted", key=slot.key.hex())
+            _log.error("the checksum of an entry is wrong; entry evicted", key=slot.key.hex())
             self._handle(events.FoundCorrupt(scrubbed.span_id))
 
     def _tell_of(self, client: Joined, event: str) -> None:

@@ -21,8 +21,8 @@ from ...ipc import messages
 from ...ipc.declared import handlers
 from ..config.config import Config
 from ..copier import Copier
-from ..core.request_times import RequestTimes
 from ..core.store import Store
+from ..reports.request_times import RequestTimes
 from ..segments import HeldLane, Segments
 from .lane_room import LaneRoom
 from .messages import Grown, Joined

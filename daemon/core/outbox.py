@@ -14,8 +14,8 @@ from typing import Any, Generic, TypeVar
 
 from ...errors import TensordError
 from ...ipc import messages
+from ..claims.claims import Verdict
 from ..reports.counters import StoreCounters
-from .claims import Verdict
 from .effects import Announce, Effect, Send
 
 Client = TypeVar("Client")

@@ -11,12 +11,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-import numpy as np
 from msgspec.structs import asdict
 
 from ...ipc import messages
 from ...shm.index import IndexWriter
 from ...shm.layout import IndexGeometry
+from ..claims.claims import NOBODY, ClaimTable
+from ..claims.quotas import Quotas
+from ..claims.unstorable import Unstorable
 from ..host_memory.host_memory import HostMemory
 from ..lifetimes.lifetimes import Lifetimes
 from ..prefix.blocks import SequenceBlocks
@@ -43,12 +45,9 @@ from ..store.spans import Spans
 from ..store.table import ROW_BITS_MAX, RowTable
 from ..store.tenants import Tenants
 from .budget import RingBudget
-from .claims import NOBODY, ClaimTable
 from .host_memory import Pressed
 from .limits import StoreLimits
 from .outbox import StoreOutbox
-from .quotas import Quotas
-from .unstorable import Unstorable
 
 ROW_BITS_MIN: Final = 12
 NO_TOKENS_MAX: Final = 1 << 62
@@ -180,16 +179,13 @@ class Parts:
             outbox,
             limits,
         )
-        uses_at = memory.geometry.uses_at
         self.host_memory = HostMemory(
             table,
             holes,
-            slots,
+            self.details,
             spans,
             families,
             self.policy,
-            np.frombuffer(memory.index_bytes, np.uint64, memory.geometry.slot_count, uses_at),
-            memory.ring,
             self.budget,
             self.remote.demotion,
             outbox,

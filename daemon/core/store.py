@@ -24,18 +24,17 @@ from typing import Any, Final
 from ...errors import CANNOT_BE_STORED, BadMessage, TensordError
 from ...ipc import messages
 from ...shm.layout import NAMESPACE_TAG_BYTES
+from ..claims.claims import NOBODY
+from ..claims.quotas import Quotas
 from ..recovery.recovery import Recovery
 from ..reports.entries import DescribedEntries
 from ..room import refusals
 from ..store.commit import BAD_BLOCK, BAD_TREE
-from ..store.table import LIVE
-from .claims import NOBODY
 from .dispatch import Dispatch
 from .effects import Effect
 from .events import Event
 from .limits import StoreLimits
 from .parts import Parts, RingMemory
-from .quotas import Quotas
 
 REQUESTS: Final = "requests"
 """The event that lists requests for a recording."""
@@ -145,14 +144,12 @@ class Store:
 
     def _committed(self, client: int, now: float, errors: dict[int, TensordError]) -> None:
         """What follows from a batch of records, besides the entries: answers, uses, and those who wait for keys."""
-        parts, counters = self.parts, self.counters
-        commits = parts.commits
+        parts, commits = self.parts, self.parts.commits
         if commits.fresh:
             rows, keys = commits.fresh[:], self.parts.unstorable
             commits.fresh.clear()
             parts.lifetimes.stored(rows, now, client)
             if client != NOBODY:
-                counters.puts["stored"] += len(rows)
                 parts.remote.writes.published(rows, now)
             if len(keys):
                 for row in rows:
@@ -168,8 +165,6 @@ class Store:
             for key in commits.awaited:
                 self._outbox.send_verdicts(parts.claims.committed(key))
             commits.awaited.clear()
-        counters.put_bytes += commits.stored_bytes
-        commits.stored_bytes = 0
 
     def _existed(self, existed: list[tuple[int, int, int]], now: float) -> None:
         """Puts of clients named keys of stored entries: each counts as a use."""
@@ -259,8 +254,7 @@ class Store:
             parts.is_past,
         )
         yield from recovery.steps()
-        expires, rows, _ = recovery.timed
-        parts.lifetimes.expiry.recovered(rows, expires)
+        parts.lifetimes.expiry.stored(recovery.rows)
         parts.hits.recovered(recovery.rows)
         parts.blocks.recovered()
         parts.host_memory.withdrawn.found()
@@ -291,20 +285,12 @@ class Store:
         row = self.parts.table.by_key.get(key)
         return None if row is None else self.parts.table.span_ids[row]
 
-    def unsummed(self) -> tuple[int, int, int] | None:
-        """A stored entry without a checksum, as (span id, offset, payload bytes), once; None if there is none."""
-        table, waiting = self.parts.table, self.parts.commits.unsummed
-        while waiting:
-            span_id = waiting.popleft()
-            if (offset := self.offset_of(span_id)) is not None:
-                return span_id, offset, table.payloads[table.row_of(span_id)]
-        return None
-
-    def offset_of(self, span_id: int) -> int | None:
-        """Where a published entry lies; None if there is none with this span id."""
-        table = self.parts.table
-        row = table.row_of(span_id)
-        return table.offsets[row] if row and table.states[row] == LIVE else None
+    def take_unsummed(self) -> list[int]:
+        """The slots of entries that were stored without a checksum since the last call."""
+        waiting = self.parts.commits.unsummed
+        taken = list(waiting)
+        waiting.clear()
+        return taken
 
     def entry(self, key: bytes) -> dict[str, Any] | None:
         """The description of one entry."""

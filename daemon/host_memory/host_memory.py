@@ -18,9 +18,7 @@ differ, unless the governor asked. An entry that is known to be in use is not hi
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, Final, Protocol
-
-import numpy as np
+from typing import Final, Protocol
 
 from ...errors import TensordError
 from ...shm.layout import PAGE_BYTES
@@ -28,9 +26,9 @@ from ..core.budget import RingBudget
 from ..core.host_memory import HostHolds, Pressed
 from ..core.outbox import StoreOutbox
 from ..replacement import Replacement
+from ..store.details import Details
 from ..store.families import Families
 from ..store.holes import Holes
-from ..store.slots import Slots
 from ..store.spans import Spans
 from ..store.table import LIVE, RowTable
 from .idle_sweep import IdleSweep
@@ -44,8 +42,6 @@ AT_ONCE: Final = 32
 LOOKS_MAX: Final = 256
 """Entries that one search takes from the policy."""
 RESCAN_S_MAX: Final = 2.0
-
-Array = np.ndarray[Any, Any]
 
 
 class Demotes(Protocol):
@@ -61,7 +57,6 @@ class HostMemory:
     """The pages of one ring.
 
     Args:
-        uses: the index's reuse words, by slot.
         give_up: makes holes of all free places that are kept ready to be lent.
         rescan_s: after this time, and then after twice as long, a scan looks whether pins have gone that keep pages.
     """
@@ -70,12 +65,10 @@ class HostMemory:
         self,
         table: RowTable,
         holes: Holes,
-        slots: Slots,
+        details: Details,
         spans: Spans,
         families: Families,
         policy: Replacement,
-        uses: Array,
-        ring: memoryview,
         budget: RingBudget,
         demotion: Demotes,
         outbox: StoreOutbox,
@@ -93,7 +86,7 @@ class HostMemory:
         self._give_up = give_up
         self.withdrawn = Withdrawn(table, holes, page_bytes)
         self.residency = Residency(self.withdrawn, holes, budget, outbox)
-        self.idle_sweep = IdleSweep(table, slots, uses, ring)
+        self.idle_sweep = IdleSweep(table, details)
         self._rescan_s_min = self._rescan_s = rescan_s
         self._rescan_at: float | None = None
         self._tried: list[int] = []

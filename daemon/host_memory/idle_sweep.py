@@ -15,8 +15,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from ..recovery.former_headers import headers_at
-from ..store.slots import Slots
+from ..store.details import Details
 from ..store.table import EDGE, LIVE, RowTable
 
 SLICE_ROWS: Final = 1 << 12
@@ -27,13 +26,11 @@ Array = np.ndarray[Any, Any]
 
 
 class IdleSweep:
-    """The walk over the rows of one store. `uses`: the index's reuse words by slot. `ring`: the ring's bytes."""
+    """The walk over the rows of one store."""
 
-    def __init__(self, table: RowTable, slots: Slots, uses: Array, ring: memoryview) -> None:
+    def __init__(self, table: RowTable, details: Details) -> None:
         self._table = table
-        self._slots = slots
-        self._uses = uses
-        self._ring = ring
+        self._details = details
         self._states = np.frombuffer(table.states, np.uint8)
         self._next = 0
         self._again = False
@@ -83,12 +80,9 @@ class IdleSweep:
 
     def _idle(self, rows: Array, idle_s: float, now: float) -> Array:
         """Which entries were neither used nor put for `idle_s`."""
-        ticks = self._uses[self._table.column("slots")[rows]] >> np.uint64(16) & np.uint64((1 << 32) - 1)
-        used = ticks / 64
+        _, used = self._details.uses(rows)
         never = np.flatnonzero(used <= now - idle_s)
-        if len(never):
-            # The put may be later than the last use that the slot tells of.
-            head = headers_at(self._ring, self._table.column("offsets")[rows[never]].astype(np.int64))
-            used[never] = np.maximum(used[never], head["created"])
+        # The put may be later than the last use that the slot tells of.
+        used[never] = np.maximum(used[never], self._details.created(rows[never], now))
         idle: Array = now - used >= idle_s
         return idle

@@ -56,16 +56,11 @@ class Expiry:
         return None if when == inf else when
 
     def stored(self, rows: Array) -> None:
-        """New entries, whose times to live the commit has put into the column."""
+        """New entries, whose times of expiry the commit has put into the column, or those that a recovery has found."""
         ends = self._ends[rows]
         if ends.any():
             self._top = max(self._top, int(rows.max()) + 1)
             self._next = min(self._next, float(np.min(ends, where=ends > 0, initial=inf)))
-
-    def recovered(self, rows: Array, expires: Array) -> None:
-        """The entries of an earlier daemon that expire, and when."""
-        self._ends[rows] = expires
-        self.stored(rows)
 
     def touched(self, row: int, now: float) -> None:
         """The time to live of an entry begins anew."""

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from ...shm.generations import GenerationWriter
-from ..core.claims import NOBODY
+from ..claims.claims import NOBODY
+from ..claims.quotas import Quotas
 from ..core.outbox import StoreOutbox
-from ..core.quotas import Quotas
 from ..replacement import Replacement
 from ..reports.hits import Hits
 from ..reports.removal_history import RemovalHistory
@@ -70,6 +70,9 @@ class Lifetimes:
         at = np.array(rows, np.int64)
         self.expiry.stored(at)
         self._hits.stored(at, now)
+        if client != NOBODY:
+            self._outbox.counters.puts["stored"] += len(at)
+            self._outbox.counters.put_bytes += int(self._table.column("payloads")[at].sum())
         if self._outbox.watched:
             self._announce(at, client)
 

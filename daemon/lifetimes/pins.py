@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Final
 
 from ...errors import LimitReached
-from ..core.deadlines import Deadlines
+from ..claims.deadlines import Deadlines
 
 EXPIRED_AT_ONCE: Final = 128
 

@@ -19,9 +19,9 @@ import numpy as np
 
 from ...ipc import messages
 from ...shm.generations import GenerationWriter
-from ..core.claims import NOBODY
+from ..claims.claims import NOBODY
+from ..claims.quotas import Quotas
 from ..core.outbox import StoreOutbox
-from ..core.quotas import Quotas
 from ..store.details import Details
 from ..store.table import LIVE, VICTIM, RowTable
 from ..store.tenants import Tenants

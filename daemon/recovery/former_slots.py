@@ -30,7 +30,6 @@ CELLS_AT_ONCE: Final = BUCKET_CELLS << 13
 ENTRIES_AT_ONCE: Final = 1 << 12
 """Entries of one step, which takes 5 ms."""
 COST_MAX: Final = 1e12
-SECONDS_MAX: Final = 1e12
 
 Array = np.ndarray[Any, Any]
 
@@ -66,8 +65,8 @@ class FormerSlots:
         """(slot, offset, bytes) of allocated slots that are no entries."""
         self.children: list[tuple[Array, Array, Array]] = []
         """Rows, their span ids, and the keys of their parents."""
-        self.created, self.used, self.expires = (np.zeros(table.row_mask + 1) for _ in range(3))
-        """By row: the times of its put, of its last use, and of its expiry; 0: it does not expire."""
+        self.created, self.used = np.zeros(table.row_mask + 1), np.zeros(table.row_mask + 1)
+        """By row: the times of its put and of its last use."""
         self.corrupt = 0
         """Published slots that were not taken over, because of damage."""
 
@@ -145,13 +144,12 @@ class FormerSlots:
             (table.column("payloads"), whole[:, LENGTH]),
             (table.column("digests"), whole[:, 3]),
             (table.column("costs"), _possible(head["cost"], COST_MAX)),
-            (table.column("ends"), _possible(head["ttl"], SECONDS_MAX)),
+            (table.column("ends"), expires_s(head)),
             (table.column("tokens"), np.minimum(head["tokens"], 0xFFFF_FFFF)),
             (table.column("slots"), number),
             (table.column("records"), head["prefix"]),
             (table.column("namespaces"), names),
             (table.column("owners"), owners),
-            (self.expires, expires_s(head)),
             (self.created, created),
             (self.used, np.maximum(created, np.minimum(ticks / 64, self._now))),
         ):

@@ -82,8 +82,6 @@ class Recovery:
         self._states = np.frombuffer(table.states, np.uint8)
         self.rows = np.zeros(0, np.int64)
         """Once done: the entries in the order of their last uses."""
-        self.timed: tuple[Array, Array, Array] = (np.zeros(0), self.rows, self.rows)
-        """Once done: when entries expire, the soonest first; their rows; and their span ids."""
         self.corrupt = 0
         """Once done: published slots that were not taken over, because of damage."""
         self.done = False
@@ -181,7 +179,7 @@ class Recovery:
         del table.by_key[self._slots.key(slot)]
         self._slots.unpublish(slot)
         self._states[row] = REVOKED
-        table.records[row] = 0
+        table.records[row], table.ends[row] = 0, 0.0
         self._tenants.lent(owner, table.sizes[row])
         self._revoked(table.span_ids[row], owner, slot, [row])
 
@@ -233,15 +231,11 @@ class Recovery:
             yield
 
     def _tell_policy(self) -> Iterator[None]:
-        """The orders of puts, of last uses, and of expiries."""
+        """The orders of puts and of last uses."""
         depths = self._table.column("depths")
         by_put = _by_time(self._former.created, depths, self.rows, self._table.row_bits)
         yield
         self.rows = _by_time(self._former.used, depths, self.rows, self._table.row_bits)
-        yield
-        expires = self._former.expires
-        timed = _by_time(expires, depths, self.rows[expires[self.rows] > 0], self._table.row_bits)
-        self.timed = expires[timed], timed, self._table.column("span_ids")[timed]
         yield
         yield from self._policy.recovering(self.rows, by_put, self._now)
 

@@ -31,7 +31,7 @@ from ...errors import LimitReached, TensordError, TierRefused
 from ...shm.generations import GenerationWriter
 from ...shm.keys import generation_of
 from ...shm.layout import NAMESPACE_TAG_BYTES
-from ..core.claims import NOBODY, ClaimTable
+from ..claims.claims import NOBODY, ClaimTable
 from ..core.effects import AskGenerations, RaiseGeneration, RemoteTurned
 from ..core.limits import StoreLimits
 from ..core.outbox import StoreOutbox

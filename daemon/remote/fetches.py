@@ -27,8 +27,8 @@ from typing import Final
 from ...errors import TensordError, TierRefused, TierUnavailable
 from ...ipc import messages
 from ...shm.layout import NAMESPACE_TAG_BYTES
-from ..core.claims import ClaimTable, Verdict
-from ..core.deadlines import Deadlines
+from ..claims.claims import ClaimTable, Verdict
+from ..claims.deadlines import Deadlines
 from ..core.effects import Seek
 from ..core.events import RemoteFound, Sought
 from ..core.limits import StoreLimits

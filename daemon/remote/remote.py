@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ...shm.generations import GenerationWriter
-from ..core.claims import ClaimTable
+from ..claims.claims import ClaimTable
 from ..core.events import (
     ClaimWithdrawn,
     GenerationRaised,

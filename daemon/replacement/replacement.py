@@ -215,6 +215,10 @@ class Replacement(ABC):
         self._flags[rows] |= OUT
         return rows
 
+    @abstractmethod
+    def standings(self, rows: Sequence[int] | Array) -> list[tuple[bool, Rank]]:
+        """Of stored rows, whether each is in the window, and its rank: the lowest is evicted first."""
+
     def coldest(self, most: int, owners: Owners | None = None) -> list[int]:
         """As `victims`, but the rows are not handed out."""
         self.take_in()

@@ -12,9 +12,9 @@ import numpy as np
 
 if TYPE_CHECKING:
     from ...shm.generations import GenerationWriter
+    from ..claims.claims import ClaimTable
+    from ..claims.unstorable import Unstorable
     from ..core.budget import RingBudget
-    from ..core.claims import ClaimTable
-    from ..core.unstorable import Unstorable
     from ..lifetimes.lifetimes import Lifetimes
     from ..prefix.blocks import SequenceBlocks
     from ..prefix.matching import Matching

@@ -94,7 +94,7 @@ class Explanations:
         created, used, _ = self._entries.times(row, now)
         explained = self._policy.explain(row)
         others = [other for other in self._sample(row) if other != row and not self._held(other)]
-        ranks = self._ranks([row, *others])
+        mine, *theirs = self._policy.standings([row, *others])
         before, place = self._goes_before(row)
         if leased is None:
             leased = self._table.span_ids[row] in self._spans.last_pinned
@@ -105,7 +105,7 @@ class Explanations:
             "age_s": max(0.0, now - created),
             "idle_s": max(0.0, now - used),
             "compared": len(others),
-            "colder": sum(rank < ranks[0] for rank in ranks[1:]),
+            "colder": sum(other < mine for other in theirs),
             "place": None if held else place,
             "before": before,
             "children": self._table.children[row],
@@ -120,11 +120,6 @@ class Explanations:
             live = live[(first + np.arange(COMPARED) * len(live) // COMPARED) % len(live)]
         found: list[int] = live.tolist()
         return found
-
-    def _ranks(self, rows: list[int]) -> list[tuple[bool, float]]:
-        """The order of eviction: entries in the window come last."""
-        inside = map(self._policy.in_window, rows)
-        return list(zip(inside, self._policy.worth(rows).tolist(), strict=True))
 
     def _goes_before(self, row: int) -> tuple[list[str], int | None]:
         """Some keys that would be evicted before the entry, and the entry's place in that order."""

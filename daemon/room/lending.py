@@ -23,8 +23,9 @@ from typing import Final
 from ...errors import StoreFull, TensordError
 from ...ipc import messages
 from ...shm.layout import span_bytes
+from ..claims.claims import NOBODY
+from ..claims.turns import Turns
 from ..core.budget import RingBudget
-from ..core.claims import NOBODY
 from ..core.limits import StoreLimits
 from ..store.commit import Submitter
 from ..store.grants import Grants, LentGrant
@@ -34,7 +35,6 @@ from ..store.tenants import Tenants
 from . import refusals
 from .runway import Runway
 from .shares import Shares
-from .turns import Turns
 
 CLIENT_SHARE: Final = 256
 ALL_SHARE: Final = 32

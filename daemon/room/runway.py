@@ -18,9 +18,9 @@ from collections.abc import Set as AbstractSet
 from typing import Final
 
 from ..core.budget import RingBudget
-from ..core.counters import StoreCounters
 from ..core.effects import Drain, Move, Scan
 from ..replacement import Replacement
+from ..reports.counters import StoreCounters
 from ..store.commit import Commits
 from ..store.families import Families
 from ..store.grants import Grants

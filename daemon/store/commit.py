@@ -51,7 +51,7 @@ NOT_WORTH_IT: Final = 10
 
 UNSUMMED_MAX: Final = 1 << 16
 
-_HEADER: Final = Struct("@IIQ32sQQQddQIIdQ32sI")
+_HEADER: Final = Struct("@IIQ32sQQddQQIIdQ32sI")
 _CHECK: Final = Struct("@I")
 _MAGIC: Final = 0x4E415053
 _NEVER: Final = expiry_word(0.0)
@@ -136,7 +136,7 @@ class Commits:
         self.refused: list[tuple[int, int, int, bytes, int]] = []
         """(client, number, reason, key, claim) since the caller emptied it; so are the others."""
         self.unsummed: deque[int] = deque(maxlen=UNSUMMED_MAX)
-        """Span ids of entries whose clients have left the checksum to the daemon."""
+        """Slots of entries whose clients have left the checksum to the daemon."""
         self.fresh: list[int] = []
         """Rows that were stored."""
         self.existed: list[tuple[int, int, int]] = []
@@ -268,10 +268,10 @@ class Commits:
                     span_id,
                     key,
                     payload,
-                    checksum,
                     tokens,
                     ttl,
                     now,
+                    checksum,
                     expires,
                     uid,
                     prefix,
@@ -281,9 +281,11 @@ class Commits:
                     parent != NO_KEY,
                 )
                 check = crc(ring[offset : offset + SPAN_CHECKSUM_AT])
-                check = crc(ring[offset + _AFTER_CHECKSUM : offset + SPAN_EXPIRES_AT], check)
-                check = crc(ring[offset + _AFTER_EXPIRY : offset + _CHECK_AT], check)
-                pack_check(ring, offset + _CHECK_AT, check)
+                pack_check(
+                    ring,
+                    offset + _CHECK_AT,
+                    crc(ring[offset + _AFTER_EXPIRY : offset + _CHECK_AT], check),
+                )
 
                 # The slot, by which readers find it. Slots.take and Slots.publish, inline.
                 cell = LOWEST[bits]
@@ -314,7 +316,7 @@ class Commits:
                 append(row)
                 fresh(row)
                 if not checksum:
-                    self.unsummed.append(span_id)
+                    self.unsummed.append(bucket * 8 + cell)
                 if key in claims:
                     self.awaited.append(key)
         finally:

@@ -17,7 +17,7 @@ from tensord.daemon.actors.lanes import LaneJobs
 from tensord.daemon.actors.remote import RemoteThreads, Request
 from tensord.daemon.copier import Copier, CopyJob
 from tensord.daemon.core import effects, events
-from tensord.daemon.core.claims import NOBODY
+from tensord.daemon.claims.claims import NOBODY
 from tensord.daemon.core.entries import SpanEntry
 from tensord.daemon.core.governor import events as governor_events
 from tensord.daemon.core.governor.governor import Governor

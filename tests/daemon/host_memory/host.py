@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 
-import numpy as np
-
 from tensord.daemon.core.budget import RingBudget
-from tensord.daemon.core.counters import StoreCounters
 from tensord.daemon.core.effects import Allocate, Punch
 from tensord.daemon.core.host_memory import HostHolds, Pressed
 from tensord.daemon.core.outbox import StoreOutbox
 from tensord.daemon.host_memory.host_memory import HostMemory
+from tensord.daemon.reports.counters import StoreCounters
+from tensord.daemon.store.details import Details
 from tensord.daemon.store.table import LIVE
 from tensord.errors import NotEnoughMemory
 from tensord.shm.layout import pack_reuse
@@ -54,10 +53,9 @@ class Host:
         self.budget = RingBudget(1 << 20, ring_bytes, None)
         self.remote = Remote()
         self.gave_up = 0
-        uses = np.frombuffer(s.index_memory, "u8", s.geometry.slot_count, s.geometry.uses_at)
         self.host = HostMemory(
-            s.table, s.holes, s.slots, s.spans, s.families, s.policy, uses, s.ring, self.budget, self.remote,
-            self.outbox, self.give_up, page_bytes=page_bytes,
+            s.table, s.holes, Details(s.table, s.slots, s.ring), s.spans, s.families, s.policy, self.budget,
+            self.remote, self.outbox, self.give_up, page_bytes=page_bytes,
         )  # fmt: skip
         self.host.withdrawn.found()
         s.spans.hide = self.hide  # type: ignore[method-assign]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensord.daemon.core.counters import StoreCounters
+from tensord.daemon.reports.counters import StoreCounters
 from tensord.daemon.core.effects import Send
 from tensord.daemon.core.events import PrefixAsked
 from tensord.daemon.core.outbox import StoreClient, StoreOutbox

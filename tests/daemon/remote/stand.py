@@ -7,8 +7,8 @@ from collections.abc import Callable
 from itertools import takewhile
 from typing import Any
 
-from tensord.daemon.core.claims import NOBODY, ClaimTable, Verdict
-from tensord.daemon.core.counters import StoreCounters
+from tensord.daemon.claims.claims import NOBODY, ClaimTable, Verdict
+from tensord.daemon.reports.counters import StoreCounters
 from tensord.daemon.core.effects import (
     AskGenerations,
     RaiseGeneration,

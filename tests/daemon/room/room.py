@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from tensord.daemon.core.budget import RingBudget
-from tensord.daemon.core.claims import NOBODY
-from tensord.daemon.core.counters import StoreCounters
+from tensord.daemon.claims.claims import NOBODY
+from tensord.daemon.reports.counters import StoreCounters
 from tensord.daemon.core.effects import Drain, Move, Scan
 from tensord.daemon.core.limits import StoreLimits
 from tensord.daemon.room.lending import Lending
@@ -133,4 +133,3 @@ class RoomStore(RowStore):
         super().check_invariants()
         self.lending.check_invariants()
         self.runway.places.check_invariants()
-        assert self.runway.places.used_bytes <= self.budget.max_bytes

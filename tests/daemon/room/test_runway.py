@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from tensord.daemon.store.commit import NOT_WORTH_IT
 from tensord.daemon.store.table import ENDED, LIVE
 from tensord.errors import StoreFull, UnderPressure
 from tensord.shm.layout import SPAN_HEADER_BYTES, SpanHeader, span_bytes
@@ -219,3 +220,33 @@ def test_a_ring_that_grows_evicts_nothing_meanwhile() -> None:
     store.work()
     assert len(store.answers[1, request].grants) == 1
     assert len(store.table.by_key) == there
+
+
+def test_a_read_that_was_not_processed_yet_saves_its_entry() -> None:
+    store = filled()
+    oldest = store.table.by_key[key_of(0)]
+    store.during = [lambda: store.policy.used([oldest], store.now)]
+    assert store.store(900, 1000)
+    assert store.read(key_of(0)) is not None
+
+
+def test_only_a_full_store_asks_whether_a_block_is_worth_its_room() -> None:
+    store = RoomStore()
+    store.policy.admits = lambda *facts: False  # type: ignore[method-assign]
+    assert store.store(0, 1000) and store.store(1, 1000, parent=key_of(0)), "there is room"
+    for number in range(100, 160):
+        assert store.store(number, 1000)
+    assert not store.store(2, 1000, parent=key_of(159))
+    assert [each[2] for each in store.commits.refused] == [NOT_WORTH_IT]
+    assert store.store(3, 1000), "an entry without a parent is always stored"
+    store.check_invariants()
+
+
+def test_a_window_of_new_entries_stays_while_older_ones_can_go() -> None:
+    store = RoomStore(128 << 10, policy="hazard")
+    for number in range(100):
+        assert store.store(number, 1000)
+    for number in range(200, 208):
+        assert store.store(number, 1000)
+    assert store.store(900, 20_000)
+    assert all(store.read(key_of(number)) for number in range(200, 208))

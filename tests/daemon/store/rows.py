@@ -157,7 +157,7 @@ class RowStore:
 
     def fill(self, first: int = 0, payload: int = 100, **put: object) -> list[int]:
         """Puts entries until there is no room. Returns their rows."""
-        rows = []
+        rows: list[int] = []
         for number in count(first):
             row = self.put(key_of(number), payload, **put)  # type: ignore[arg-type]
             if not row:
