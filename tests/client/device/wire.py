@@ -14,7 +14,7 @@ import numpy as np
 from tensord.client.device.upkeep import Upkeep
 from tensord.client.writing.options import PutOptions
 from tensord.client.writing.outcomes import Put
-from tensord.client.writing.put import Payload
+from tensord.client.writing.put import PutPayload
 from tensord.daemon.core.effects import Send
 from tensord.daemon.core.governor.events import Event, GovernorClientJoined, GovernorClientLeft, GovernorReceived
 from tensord.daemon.core.governor.governor import Governor
@@ -144,7 +144,7 @@ class HostTier:
         self.trees: dict[bytes, Any] = {}
         self.full = False
 
-    def put(self, put: Put, payload: Payload, options: PutOptions, deadline: float) -> None:
+    def put(self, put: Put, payload: PutPayload, options: PutOptions, deadline: float) -> None:
         """As the client's Puts."""
         memory = np.zeros(payload.payload_bytes, np.uint8)
         try:
