@@ -106,9 +106,9 @@ def _traffic(body: dict[str, Any], store: dict[str, Any]) -> list[tuple[str, str
         (
             "puts",
             (
-                f"{counts(store['puts'])}; {size(store['put_bytes'])} stored; {size(store['lent_bytes'])} lent in "
-                f"{counted(store['grants'], 'place', 'places')}, requests that wait for room "
-                f"{number(store['grants_waiting'])}"
+                f"{counts(store['puts'])}; {size(store['put_bytes'])} stored; "
+                f"lent {size(store['lent_bytes'])} in {number(store['grants'])} places, "
+                f"waiting for places {number(store['grants_waiting'])}"
             ),
         ),
         ("evictions", f"{counts(store['evictions'])}; {size(store['evicted_bytes'])} in all"),
@@ -384,7 +384,7 @@ def health(ctx: click.Context, daemon: Daemon, as_json: bool) -> None:
     Exit code 0: it answered within --timeout, and reports no problem.
     Exit code 1: no daemon, no answer in time, no permission, or it reports problems: the ring could
     not be allocated in full, or not again after a limit was raised; /dev/shm has no room for the next
-    client; an entry was found corrupt; a gauge cannot be read;
+    client; an entry was found corrupt, or was evicted while it was pinned; a gauge cannot be read;
     a pass over a device lowered nothing; or an owner does not carry out orders.
     """
     body = daemon.ask(HealthQuery)

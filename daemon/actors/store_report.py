@@ -163,7 +163,7 @@ class StoreReport:
             "clients": len(self._clients),
             "lanes": len(lanes),
             "lanes_orphaned": sum(lane.client is None for lane in lanes),
-            "pins": sum(lane.reader.pinned for lane in self._memory.read_pins()),
+            "pins": sum(pins for _, pins in self._memory.read_pins(self._store.lent_span_ids())),
             "inboxes": self._copier.inboxes,
             "fence": "expedited" if self._memory.fence_is_quick else "global",
             "quotas": {
@@ -191,7 +191,7 @@ class StoreReport:
 
     def _client_rows(self, query: messages.ClientsQuery) -> dict[str, Any]:
         rows: list[dict[str, Any]] = []
-        for lane in self._memory.read_pins():
+        for lane, pins in self._memory.read_pins(self._store.lent_span_ids()):
             joined = self._clients.get(lane.client) if lane.client is not None else None
             rows.append(
                 {
@@ -202,7 +202,7 @@ class StoreReport:
                     "uid": joined.peer.uid if joined else lane.uid,
                     "lane": lane.reader.lane_id,
                     "orphaned": lane.client is None,
-                    "pins": lane.reader.pinned,
+                    "pins": pins,
                     "hits": lane.reader.hits,
                     "misses": lane.reader.misses,
                 }

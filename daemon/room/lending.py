@@ -20,6 +20,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
+
 from ...errors import StoreFull, TensordError
 from ...ipc import messages
 from ...shm.layout import span_bytes
@@ -148,9 +150,6 @@ class Lending:
         """A client asks for places, the most urgent one first. What it returned with the request was taken before.
         `ahead`: no put waits for them; so it does not wait until the client has used what it has."""
         submitter = self.submitters[client]
-        if not sizes:
-            self._send(client, messages.GrantsLent(request, []))
-            return
         # A place is a span: a header, and at least one line of payload.
         sizes = [size + 63 & -64 if size > LEAST_BYTES else LEAST_BYTES for size in sizes]
         self._push(PlaceRequest(submitter, submitter.uid, submitter.owner, request, sizes, ahead=ahead))
@@ -190,8 +189,8 @@ class Lending:
         """Serves the requests that wait, one after the other, until one waits for room. After each event."""
         if self._held:
             held, self._held = self._held, []
-            for request in held:
-                self._push(request)
+            for each in held:
+                self._push(each)
         while (request := self._turns.head()) is not None:
             if self._pressure is not None:
                 self._refuse(request, self._pressure)
@@ -260,10 +259,14 @@ class Lending:
         if request.then is not None:
             request.then(lent[0].pieces[0])
             return
-        offsets, sizes, in_place = self._table.offsets, self._table.sizes, submitter.client not in self._has_inbox
+        offsets, sizes = self._table.offsets, self._table.sizes
+        words = np.array([(grant.span_id, grant.seq) for grant in lent], "<u8")
+        if submitter.client in self._has_inbox:
+            words[:, 0] = 0
+        packed = words.tobytes()
         places = [
-            (grant.number, offsets[row], sizes[row], _word(in_place and grant.span_id), grant.slot, _word(grant.seq))
-            for grant, row in zip(lent, rows, strict=False)
+            (grant.number, offsets[row], sizes[row], packed[at : at + 8], grant.slot, packed[at + 8 : at + 16])
+            for grant, row, at in zip(lent, rows, range(0, len(packed), 16), strict=False)
         ]
         self._send(submitter.client, messages.GrantsLent(request.number, places))
 
@@ -293,6 +296,3 @@ class Lending:
         for request in (*self._turns, *self._held):
             assert self.submitters[request.submitter.client] is request.submitter
 
-
-def _word(number: int) -> bytes:
-    return number.to_bytes(8, "little")

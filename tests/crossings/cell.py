@@ -332,12 +332,11 @@ class Cell:
         self.daemon.until(
             lambda s: (
                 s["clients"] == s["lanes"] == 1
-                # A client pins the places that are lent to it.
-                and s["pins"] <= s["store"]["grants"]
+                and not s["pins"]
                 and not s["lanes_orphaned"]
                 and not s["store"]["claims_held"]
                 and not s["store"]["claims_waiting"]
-                and not s["store"]["found_corrupt"]
+                and s["store"]["found_corrupt"] == 0
             ),
             "the daemon to release everything of the party",
         )
