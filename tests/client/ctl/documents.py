@@ -54,7 +54,6 @@ def status(**changed: Any) -> dict[str, Any]:
         },
         "pins": 12,
         "inboxes": 2,
-        "inboxes_bytes": 128 * MIB,
         "fence": "expedited",
         "remote": remote(),
         "store": store(),
