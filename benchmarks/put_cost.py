@@ -1,6 +1,6 @@
 """Measures a put on the client's side alone, beside np.copyto of its leaves, and counts its calls.
 
-    python benchmarks/lean_put.py [--seconds S] [--quantile Q]
+    python benchmarks/put_cost.py [--seconds S] [--quantile Q]
 
 Owns: the command. Does not own: the daemon's side, a stand-in that works between the puts and outside of their times
 (tests/writing_bench.py). The ring is full, and each put writes where an evicted one was.
