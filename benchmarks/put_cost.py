@@ -125,7 +125,7 @@ def measured(
                 times["write"].append(clock() - start)
                 at += (payload_bytes + 63) & -64
             number += 1
-            counted.append(calls(partial(bench.writer.put, key(number), made[0][0], deadline)))
+            counted.append(calls(partial(bench.put, key(number), made[0][0], deadline)))
             bench.work()
     # What the first puts meet: pages that were never written.
     warm = {name: sorted(some[len(some) // 4 :]) for name, some in times.items()}

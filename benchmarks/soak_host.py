@@ -31,7 +31,6 @@ CARD_BYTES: Final = 4 << 20
 PATIENCE_S: Final = 60.0
 """Not a measurement: a process that takes longer is stuck."""
 _WORKER: Final = Path(__file__).with_name("soak_worker.py")
-_INBOX_BYTES: Final = 2 << 20
 _KEPT: Final = ("ring", "index", "lock", "learned")
 """The shared memory of an instance without clients."""
 
@@ -126,7 +125,7 @@ class Host:
 
     def leaked(self, patience_s: float = PATIENCE_S) -> dict[str, int]:
         """The leaks of the workers by kind; a leak that goes within `patience_s` counts 0."""
-        left = {"pins": 0, "lanes": 0, "claims": 0, "puts": 0, "inboxes_bytes": 0}
+        left = {"pins": 0, "lanes": 0, "claims": 0, "lent_bytes": 0, "inboxes": 0}
         deadline = time.monotonic() + patience_s
         while any(left := self._left()) and any(left.values()) and time.monotonic() < deadline:
             time.sleep(0.1)
@@ -167,8 +166,8 @@ class Host:
             "pins": status["pins"],
             "lanes": status["lanes"] - 1,
             "claims": status["store"]["claims_held"],
-            "puts": status["store"]["puts_in_flight"],
-            "inboxes_bytes": status["inboxes_bytes"],
+            "lent_bytes": status["store"]["lent_bytes"],
+            "inboxes": status["inboxes"],
         }
 
     def _own_lane(self) -> int:
@@ -181,7 +180,6 @@ class Host:
             "instance": self._instance,
             "socket": self.folder / "control.sock",
             "ring-bytes": self._ring_bytes,
-            "limits-inbox-bytes-max": _INBOX_BYTES,
             "limits-claim-s": 5,
             "gauges-device": "file",
             "gauges-host": "none",
