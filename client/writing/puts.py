@@ -229,10 +229,12 @@ class Puts:
         """The future of the writer, which another thread makes."""
         with self._beginning:
             attached = self._current()
-            if self._opening is None or self._opening[0] is not attached:
-                self._opening = attached, LockFuture()
-                later(partial(self._open, *self._opening))
-            return self._opening[1]
+            # Once: its thread forgets it at its end.
+            opening = self._opening
+            if opening is None or opening[0] is not attached:
+                opening = self._opening = attached, LockFuture()
+                later(partial(self._open, *opening))
+            return opening[1]
 
     def _open(self, attached: Attached, opening: LockFuture) -> None:
         try:
