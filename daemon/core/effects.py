@@ -32,13 +32,6 @@ class Move(Struct, frozen=True):
     uid: int
 
 
-class WriteExpiry(Struct, frozen=True):
-    """Writes the expiry time into the header of the published span at `offset`, for clients and for the next daemon."""
-
-    offset: int
-    expires_s: float
-
-
 class Drain(Struct, frozen=True):
     """Reads what the lanes have recorded until now: Accessed events, then one Drained. One Drain at a time."""
 
@@ -175,7 +168,6 @@ class Again(Struct, frozen=True):
 Effect = (
     Send
     | Move
-    | WriteExpiry
     | Drain
     | Scan
     | Punch

@@ -112,7 +112,7 @@ class Requests:
         """Carries the request out for a slice of its keys. The rest comes again (`Again`)."""
         self._check_keys(request.keys)
         keys = list(dict.fromkeys(request.keys))
-        rows = self._parts.lifetimes.removals.stored(keys[:SLICE])
+        rows = self._stored(keys[:SLICE])
         if isinstance(request, messages.Touch):
             self._parts.lifetimes.uses.touched(rows, now)
         else:
@@ -123,6 +123,12 @@ class Requests:
             self._outbox.add(Again(client, type(request)(request.id, keys[SLICE:]), counted))
         else:
             self._outbox.send(client, messages.Counted(request.id, counted))
+
+    def _stored(self, keys: list[bytes]) -> list[int]:
+        """The rows of the keys' entries, victims included, since a victim may be published again."""
+        published, hidden = self._table.by_key, self._parts.spans.hidden
+        rows = [published.get(key) or hidden.get(key, 0) for key in keys]
+        return [row for row in rows if row]
 
     def _check_keys(self, keys: list[bytes]) -> None:
         most = self._parts.limits.keys_per_request_max
