@@ -565,4 +565,8 @@ class Daemon:
         """Whether a span is still allocated to `key`."""
         table, slots = self.parts.table, self.parts.slots
         row = table.row_of(span_id)
-        return bool(row) and table.states[row] != FREE and slots.key(table.slots[row]) == key
+        if row and table.states[row] != FREE:
+            return slots.key(table.slots[row]) == key
+        # As the spans of a former daemon that no entry has.
+        waiting = self.parts.grants.revoked.get(span_id)
+        return waiting is not None and slots.key(waiting.slot) == key

@@ -23,7 +23,7 @@ from tensord.client.writing.outcomes import Put
 from tensord.client.writing.put import Payload
 from tensord.client.writing.puts import Puts
 from tensord.client.writing.reservation import Commit, Reservation
-from tensord.errors import DaemonUnavailable, LimitReached, TensordError, TimedOut
+from tensord.errors import DaemonUnavailable, LimitReached, ObjectTooLarge, TensordError, TimedOut
 from tensord.ipc import messages
 from tensord.ipc.schema import ClientLimits
 from tensord.shm.lanes import Lane
@@ -262,16 +262,21 @@ class Process:
             options = options._replace(parent=at(parent))
         self.world.model.puts(number, version)
         put, deadline = Put(at(number)), self.world.now + self.world.chance.choice([0.0, 0.1, 1.0])
-        self.outcomes.append((put, number, version))
         if way == "produced":
-            reserved = Reservation(to_fill(tree), 32, self.limits.object_bytes_max, self._committer(put, options, deadline))
+            commit = self._committer(put, options, deadline)
+            try:
+                reserved = Reservation(to_fill(tree), 32, self.limits.object_bytes_max, commit)
+            except ObjectTooLarge:
+                return
             array_of(number, reserved.tree)[:] = array_of(number, tree)
             if is_block(number):
                 reserved.tree["prefix"][:] = tree["prefix"]
             tree = reserved.tree
             self.world.meanwhile()
+            self.outcomes.append((put, number, version))
             reserved.commit(at(number))
         else:
+            self.outcomes.append((put, number, version))
             self.puts.put(put, pack(tree), options, deadline)
         # The caller's again. No reader may see these bytes.
         array_of(number, tree)[:] = 0xEE

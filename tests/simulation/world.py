@@ -47,7 +47,7 @@ PIECE_BYTES: Final = 512
 """Bytes that a client copies at once."""
 TURN_BYTES: Final = 1024
 """Bytes that the copier copies in one turn; 4 MiB in daemon/copier.py."""
-SMALL_BYTES: Final = 2048
+SMALL_BYTES: Final = 1024
 """Payloads up to this size are copied at once, and summed by their client; 128 KiB in daemon/copier.py and
 client/writing/put.py."""
 SHARE: Final = 8
