@@ -618,8 +618,8 @@ class World:
         daemon.do(Pressed())
         daemon.settings = drawn(self.chance)  # no pressure from here on
         self._settle(daemon)
-        table = daemon.parts.table
-        assert not table.count and not any(daemon.parts.tenants.owned_bytes), f"ring memory leaked: {table.count} rows"
+        used = daemon.parts.runway.places.used_bytes, daemon.store.status()["used_bytes"]
+        assert used == (0, 0), f"ring memory leaked: {used}"
         assert daemon.store.status()["resident_bytes"] == daemon.ring_bytes, "pages are missing after the pressure"
         assert len(daemon.memory.lanes) == 1, "a lane leaked"
         daemon.check()
