@@ -62,7 +62,7 @@ def outcome(seed: int, steps: int) -> Outcome:
     try:
         return seed, run_seed(seed, steps), None
     except Exception:
-        return seed, Counter(), traceback.format_exc(limit=-3).strip().splitlines()[-1]
+        return seed, Counter(), traceback.format_exc(limit=-1).strip().splitlines()[-1]
     finally:
         signal.alarm(0)
         gc.collect()
