@@ -543,13 +543,8 @@ class Daemon:
         self.store.check_invariants()
         self.governor.check_invariants()
         status = self.store.status()
-<<<<<<< HEAD
-        found = status["found_corrupt"]
-        assert self.world.damaged or not found, f"{found} entries were found corrupt"
-=======
         corrupt = status["found_corrupt"]
         assert self.world.damaged or not corrupt, f"found_corrupt is {corrupt}"
->>>>>>> tests-nets
         if not self.pages:
             # Reading a page that was given back would allocate the page again.
             blocks = os.stat(segments.SHM_FOLDER / f"tensord.{self.world.instance}.ring").st_blocks
