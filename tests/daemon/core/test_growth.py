@@ -10,6 +10,7 @@ def test_a_place_that_fits_only_the_grown_ring_is_waited_for(make: Make) -> None
     request = stand.ask(1, 2000)
     stand.settle()
     assert stand.answered(1, request) is None
+    assert stand.put(2, client=2) == "stored", "those behind it are not kept waiting"
     stand.grow(2048, more=True)
     stand.settle()
     assert stand.answered(1, request) is None
