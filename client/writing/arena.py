@@ -234,12 +234,12 @@ class Arena:
                 if self._ahead_request:
                     return
                 self._ahead_request, sizes = self._next_request(0)
-            self._say(self._ahead_request, sizes)
+            self._say(self._ahead_request, sizes, ahead=True)
         except BaseException:
             self._ahead_request = 0
             raise
 
-    def _say(self, request: int, sizes: Sequence[int], timeout_s: float = 0.0) -> bool:
+    def _say(self, request: int, sizes: Sequence[int], timeout_s: float = 0.0, *, ahead: bool = False) -> bool:
         """Sends a request, with the grants that are over. Returns whether it was sent; if not, they go with the next
         one, also after an exception of a signal handler. Then they may go twice: the daemon ignores the second time."""
         over: list[_Ended] = []
@@ -250,7 +250,7 @@ class Arena:
             with suppress(IndexError):
                 # One step of the interpreter, also if the last call raises.
                 over.extend(islice(iter(self._over.popleft, None), RETURNED_MAX))
-            sent = self._wire.ask_for_grants(request, sizes, [each.number for each in over], timeout_s)
+            sent = self._wire.ask_for_grants(request, sizes, [each.number for each in over], timeout_s, ahead=ahead)
         finally:
             if not sent:
                 self._asked.pop(request, None)

@@ -280,6 +280,10 @@ class Store:
         """
         return self._described().page(after, count, namespace, self._outbox.now)
 
+    def lent_span_ids(self) -> list[int]:
+        """The span ids of all grants, which their clients pin."""
+        return [grant.span_id for each in self.parts.lending.submitters.values() for grant in each.grants.values()]
+
     def span_id(self, key: bytes) -> int | None:
         """The span id of a published entry."""
         row = self.parts.table.by_key.get(key)

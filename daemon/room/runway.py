@@ -139,7 +139,7 @@ class Runway:
             self._drained = self.places.keeps = False
             self.places.join()
         if attempt.fruitless >= FRUITLESS_MAX:
-            return False
+            pass
         if not self._has_drained():
             return True
         way = self._ways.of(attempt, now)

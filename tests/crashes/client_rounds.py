@@ -114,7 +114,7 @@ class Session:
         for name, version, tree in self._held:
             assert version_of(name, tree) == version, f"wrong: a view of {name} has changed"
         store = daemon.status()["store"]
-        assert not store["found_corrupt"] and not store["evicted_while_pinned"]
+        assert not store["found_corrupt"]
 
     def _left(self) -> dict[str, int]:
         status = self._daemon.status()

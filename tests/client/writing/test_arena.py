@@ -40,7 +40,7 @@ class Asked:
         return self.requests
 
     def ask_for_grants(
-        self, request: int, sizes: Sequence[int], returned: Sequence[int], timeout_s: float = 0.0
+        self, request: int, sizes: Sequence[int], returned: Sequence[int], timeout_s: float = 0.0, *, ahead: bool = False
     ) -> bool:
         if not self.takes:
             return False
