@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from tensord.daemon.room.stretches import Stretches
 from tensord.daemon.store.commit import NOT_WORTH_IT
 from tensord.daemon.store.table import ENDED, LIVE
 from tensord.errors import StoreFull, UnderPressure
@@ -243,11 +244,49 @@ def test_only_a_full_store_asks_whether_a_block_is_worth_its_room() -> None:
     store.check_invariants()
 
 
-def test_a_window_of_new_entries_stays_while_older_ones_can_go() -> None:
-    store = RoomStore(128 << 10, policy="hazard")
+@pytest.mark.parametrize("policy", ["lru", "hazard"])
+def test_new_entries_cost_more_than_all_others(policy: str) -> None:
+    store = RoomStore(128 << 10, policy=policy)
     for number in range(100):
+        store.now += 1
         assert store.store(number, 1000)
-    for number in range(200, 208):
-        assert store.store(number, 1000)
-    assert store.store(900, 20_000)
-    assert all(store.read(key_of(number)) for number in range(200, 208))
+    new = [store.table.by_key[key_of(number)] for number in range(96, 100)]
+    old = [store.table.by_key[key_of(number)] for number in range(96)]
+    for _ in range(4):
+        store.now += 1
+        store.policy.used(old, store.now)
+    stretches = Stretches(store.table, store.holes, store.policy)
+    way = stretches.to_evict(2 * span_bytes(1000), [*new, *old], lambda row: store.table.states[row] == LIVE)
+    assert way is not None and not {*way.victims} & {*new} and way.price[0] == 0
+
+
+def test_a_place_is_made_where_the_pins_leave_room_though_the_coldest_entries_lie_elsewhere() -> None:
+    store = filled(128 << 10)
+    live = sorted(store.table.by_key.values(), key=lambda row: store.table.offsets[row])
+    store.pinned = {store.table.span_ids[row] for row in live[:80:2]}
+    for row in live:
+        # Blocks do not move.
+        store.table.records[row] = 1
+    assert store.store(900, 9000), store.refusals
+    assert all(store.table.states[row] == LIVE for row in live[:80:2])
+
+
+def test_the_bytes_of_an_entry_that_ended_stay_until_its_copy_has_ended() -> None:
+    store = RoomStore(16 << 10)
+    rows = [store.store(number, size) for number, size in enumerate([3000, 1000, 3000, 3000, 2000])]
+    store.spans.end([rows[0], rows[2]], "explicit")
+    store.work()
+    store.ask([span_bytes(5000)], settle=False)
+    while not len(store.runway.moves):
+        store.carry_out(store.effects.popleft())
+        store.work(settle=False)
+    move = store.effects.popleft()
+    store.spans.end([rows[1]], "explicit")
+    store.work()
+    assert store.table.states[rows[1]] == ENDED and store.spans.ended_bytes == span_bytes(1000)
+    store.carry_out(move)
+    store.now += 5
+    store.runway.tick(store.now)
+    store.work()
+    assert not store.spans.ended_bytes
+    store.check_invariants()
