@@ -101,7 +101,7 @@ def measured(
             for i, name in enumerate(names):
                 tree = made[i % SOURCES][0]
                 start = clock()
-                bench.writer.put(name, tree, deadline)
+                bench.put(name, tree, deadline)
                 times["put"].append(clock() - start)
             bench.work()
             for i in range(batch):

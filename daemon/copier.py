@@ -37,9 +37,9 @@ from ..shm.keys import generation_of
 from ..shm.layout import NAMESPACE_TAG_BYTES, SPAN_HEADER_BYTES, SpanHeader, aligned
 from ..shm.prefix import PrefixRecord, block_key
 from ..shm.recipe import Recipe, recipe
+from .claims.turns import Turns
 from .core.effects import Move
 from .core.events import Moved
-from .room.turns import Turns
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 TURN_BYTES: Final = 4 << 20

@@ -40,7 +40,6 @@ from ..shm.layout import (
     aligned,
     span_bytes,
 )
-from .core.recovery import confirmed
 from .sizes import ConfiguredSizes, resolved_sizes
 
 
@@ -210,7 +209,8 @@ def _last_epoch(instance: str, former: Superblock, ring_fd: int, index_fd: int) 
     last = max([former.epoch, *(epoch for epoch in of_lanes if epoch <= EPOCH_MAX)])
     index = IndexReader(mmap(index_fd, former.geometry.index_bytes, prot=PROT_READ), former.geometry)
     for slot in index.later_than(last):
-        if confirmed(slot, header_at(ring_fd, slot.offset)):
+        header = header_at(ring_fd, slot.offset)
+        if header is not None and (header.key, header.span_id) == (slot.key, slot.span_id):
             return slot.span_id >> SPAN_COUNTER_BITS
     return last
 

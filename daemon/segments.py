@@ -17,9 +17,8 @@ import errno
 import fcntl
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from itertools import islice
 from mmap import mmap
 from typing import Any, Final, Self
 
@@ -38,10 +37,9 @@ from ..shm.layout import (
     LANE_PLACES,
     LANE_WORDS,
     PAGE_BYTES,
-    SPAN_EXPIRES_AT,
+    SPAN_CHECKSUM_AT,
     SPAN_HEADER_BYTES,
     count_punch,
-    expiry_word,
     pack_lane_header,
 )
 from ..shm.records import SubmissionReader
@@ -119,7 +117,8 @@ class Segments:
         self._has_quick_fence, self._has_slow_fence = works(expedited=True), False
         self._scratch = np.empty(LANE_WORDS, np.uint64)
         self.ring: Bytes = np.frombuffer(self._ring_map, np.uint8)
-        self._ring_view = memoryview(self._ring_map).toreadonly()
+        self.ring_memory = memoryview(self._ring_map)
+        self.index_memory = memoryview(self._index_map)
         packed = superblock.pack()
         if found.recovered:
             self.index = IndexWriter(self._index_map, superblock.geometry)
@@ -186,24 +185,20 @@ class Segments:
         # registered the former pages with a GPU's driver then finds another count when it reads the span.
         count_punch(self._index_map)
 
-    def read(self, offset: int, size_bytes: int) -> memoryview:
-        """A view of bytes of the ring, without a copy. They must be within a span."""
-        return self._ring_view[offset : offset + size_bytes]
+    def write_checksum(self, offset: int, checksum: int) -> None:
+        """Writes the checksum of a payload into the header of its span, at `offset`; one word, as `write_expiry`."""
+        self.ring[offset + SPAN_CHECKSUM_AT :][:8].view(np.uint64)[0] = checksum
 
-    def write_expiry(self, offset: int, expires_s: float) -> None:
-        """Writes the expiry time of an entry into the header of its span, at `offset`. One word, so a reader sees the
-        old time or the new one."""
-        self.ring[offset + SPAN_EXPIRES_AT :][:8].view(np.uint64)[0] = expiry_word(expires_s)
-
-    def is_sound(self, slot: Slot) -> bool:
-        """True if a span's payload matches its checksum. Slow: call it in a thread.
+    def summed(self, slot: Slot) -> tuple[bool, int]:
+        """Whether a span's payload matches its checksum, which it does if nobody has taken one; and its checksum. Slow:
+        call it in a thread.
 
         The result is meaningless if the span was reused meanwhile.
         """
         start = slot.offset + SPAN_HEADER_BYTES
         header = header_at(self._ring_fd, slot.offset)
-        pieces = self._read(start, start + slot.payload_bytes)
-        return header is not None and header.checksum == checksum_of_pieces(pieces)
+        checksum = checksum_of_pieces(self._read(start, start + slot.payload_bytes))
+        return header is not None and header.checksum in (0, checksum), checksum
 
     def lend_lane(
         self, client: int, *, fenced: bool, brought: int | None, uid: int | None = None
@@ -276,15 +271,23 @@ class Segments:
         """The readers of all lanes. `forget_abandoned` closes some of them."""
         return [lane.reader for lane in self._lanes.values()]
 
-    def read_pins(self) -> list[HeldLane]:
-        """All lanes with updated numbers of pins. For display only: the pins are read without a fence, so no span may
-        be reclaimed because of them.
+    def read_pins(self, lent: Collection[int]) -> list[tuple[HeldLane, int]]:
+        """All lanes, and how many entries each pins. `lent`: the span ids of grants, which are no entries. For display
+        only: the pins are read without a fence, so no span may be reclaimed because of them.
 
-        Only the first LANES_READ_MAX lanes are updated. The others have the numbers of the last scan or count.
+        Only the first LANES_READ_MAX lanes are read. The others have the numbers of the last scan or count.
         """
-        for lane in islice(self._lanes.values(), LANES_READ_MAX):
-            lane.reader.pins(self._scratch)
-        return self.lanes
+        grants = np.sort(np.fromiter(lent, np.uint64, len(lent)))
+        found: list[tuple[HeldLane, int]] = []
+        for number, lane in enumerate(self._lanes.values()):
+            pinned = lane.reader.pinned
+            if number < LANES_READ_MAX:
+                ids = lane.reader.pins(self._scratch)
+                pinned = len(ids)
+                if pinned and len(grants):
+                    pinned -= int((np.searchsorted(grants, ids, "right") - np.searchsorted(grants, ids)).sum())
+            found.append((lane, pinned))
+        return found
 
     def lanes_pinning(self, span_id: int) -> list[HeldLane] | None:
         """The lanes that pin a span now, for display only, as `read_pins`. None if there are more than

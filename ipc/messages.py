@@ -97,7 +97,7 @@ class AskForGrants(StoreRequest, frozen=True):
     """Asks for places of `sizes` bytes each (of spans, headers included), the most urgent one first.
 
     Answered once, with as many as can be lent now, but only after the first can be lent or is refused. `returned`: as
-    `ReturnGrants`.
+    `ReturnGrants`. `ahead`: no put waits for the places; then there are none if the client has enough unused ones.
     """
 
     answered_by = GrantsLent
@@ -105,6 +105,7 @@ class AskForGrants(StoreRequest, frozen=True):
     id: Id
     sizes: Sizes
     returned: Numbers = msgspec.field(default_factory=list)
+    ahead: bool = False
 
 
 class ReturnGrants(StoreRequest, frozen=True):

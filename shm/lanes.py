@@ -23,7 +23,7 @@ from itertools import count, islice
 from mmap import MAP_SHARED, PROT_READ, PROT_WRITE, mmap
 from types import CodeType
 from typing import Any, Final
-from weakref import ref
+from weakref import WeakValueDictionary, ref
 
 import numpy as np
 
@@ -35,6 +35,7 @@ from .layout import (
     LANE_LOG_WORDS,
     LANE_WORDS,
     PAGE_BYTES,
+    QUEUE_AT,
     unpack_lane_header,
 )
 from .records import SubmissionReader
@@ -66,6 +67,7 @@ class Lane:
         "_batches",
         "_home",
         "_kept",
+        "_lent",
         "_map",
         "_misses",
         "_state",
@@ -104,6 +106,7 @@ class Lane:
         # of the cycle collector. The list keeps the references, and so the finalizers, until the last of them has run:
         # the lane may be collected before that.
         self._state: list[Any] = [self.words, self.free, self._batches, self.refs]
+        self._lent: WeakValueDictionary[int, Array] = WeakValueDictionary()
         # Made at need: all of them take longer than the rest of an attach, and a megabyte.
         self.releases: list[Callable[[object], None] | None] = [None] * LOG_AT
 
@@ -111,6 +114,16 @@ class Lane:
     def in_use(self) -> int:
         """Number of words that pin a span or that a thread is just taking or returning."""
         return LANE_WORDS - len(self._state[1]) - len(self._kept)
+
+    @property
+    def in_use_by_views(self) -> int:
+        """As `in_use`, without the words of grants. A forked child has the views too; it does not write into grants."""
+        return self.in_use - len(self._lent)
+
+    @property
+    def queue(self) -> memoryview:
+        """The bytes of the queue of records (records.py)."""
+        return memoryview(self._map)[QUEUE_AT:LANE_BYTES]
 
     def pin(self, span_id: int) -> int:
         """Publishes a pin of the span. The caller then checks that the slot's seq is unchanged, and else calls `unpin`.
@@ -138,6 +151,19 @@ class Lane:
     def tie(self, word: int, root: Array) -> None:
         """Ties the word's pin to `root`: the pin is released when `root` and all views of it are collected."""
         self.refs[word] = ref(root, self.releases[word] or self.new_release(word))
+
+    def lend(self, span_id: int) -> Array:
+        """Pins a grant's span until the returned array, which is empty, is collected.
+
+        Raises:
+            IndexError: every word is taken.
+        """
+        held: Array = np.empty(0, np.uint8)
+        word = self.pin(span_id)
+        self.tie(word, held)
+        # Last: its reference is called before that of the word, so that never more words count as lent than are.
+        self._lent[word] = held
+        return held
 
     def new_release(self, word: int) -> Callable[[object], None]:
         """Makes the finalizer of a word that the caller has taken."""
@@ -309,7 +335,7 @@ def _code_within(function: Any) -> CodeType:
 
 HOLDING: Final = frozenset(
     {
-        *(f.__code__ for f in (Lane.pin, Lane.unpin, Lane.tie, Lane.tie_many, Lane.take_many)),
+        *(f.__code__ for f in (Lane.pin, Lane.unpin, Lane.tie, Lane.lend, Lane.tie_many, Lane.take_many)),
         _code_within(_releaser),
         _code_within(Lane.tie_many),
     }

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import os
 from struct import Struct
-from threading import Lock
+from threading import RLock
 from typing import Final
 from zlib import crc32
 
@@ -33,6 +33,8 @@ SUBMITTED_AT: Final = 26
 WAITS_AT: Final = 28
 """Where a client says, in words from the lane's beginning, up to which record it waits; 0: nobody waits. The daemon
 rings once when `settled` has reached it."""
+AWAKE, SLEEPS, NAPS = 0, 1, 2
+"""The values of the word `asleep`: the daemon needs no bell; one for each record; only of a client that waits."""
 
 _HEAD = Struct("<Q")
 
@@ -49,10 +51,11 @@ class Submissions:
         words: the lane as native u64 words; `head_at` is the head's word in it.
         records: the queue's bytes in the lane.
         settled: the daemon's words, of which `lane` is this lane's.
-        asleep: the word that says that the daemon waits for a bell.
+        asleep: the word that says whether the daemon waits for a bell.
     """
 
     __slots__ = ("_asleep", "_head", "_head_at", "_lane", "_lock", "_records", "_settled", "_words")
+    _settled: memoryview | dict[int, int]
 
     def __init__(
         self, words: memoryview, head_at: int, records: memoryview, settled: memoryview, lane: int, asleep: memoryview
@@ -60,7 +63,8 @@ class Submissions:
         self._words, self._head_at, self._records = words, head_at, records
         self._settled, self._lane, self._asleep = settled, lane, asleep
         self._head: int = words[head_at]
-        self._lock = Lock()
+        # Reentrant: a signal handler may close the client.
+        self._lock = RLock()
 
     @property
     def settled(self) -> int:
@@ -81,7 +85,24 @@ class Submissions:
     @property
     def rings(self) -> bool:
         """Whether the daemon sleeps, and has to be woken for what was added."""
+        return bool(self._asleep[0] == SLEEPS)
+
+    @property
+    def rings_to_wait(self) -> bool:
+        """Whether the daemon has to be woken by a client that waits."""
         return bool(self._asleep[0])
+
+    def end(self) -> None:
+        """Adds nothing any more: the connection is lost. Afterwards another object may write into the queue."""
+        with self._lock:
+            self.disown()
+
+    def disown(self) -> None:
+        """As `end`, in the child of a fork, where nobody has the lock that a thread of the parent had."""
+        self._lock = RLock()
+        self._settled = {self._lane: -(1 << 63)}
+        # Nothing here keeps the mappings.
+        self._words = self._records = self._asleep = memoryview(bytearray(8 * (self._head_at + 1))).cast("Q")
 
     def add(self, *fields: object) -> int:
         """Adds a record of these fields, without the number. The payload is whole before this call.

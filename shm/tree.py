@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 from msgpack import Packer
@@ -22,7 +22,9 @@ from ..errors import ObjectTooLarge, UnsupportedLeaf, shown
 from . import header as form
 from .dtypes import COPIED_AS, dtype_named, name_of, name_of_torch
 from .layout import RING_BYTES_MAX, TREE_BYTES_MAX, aligned
+from .packing import NUMBERS_MIN as NUMBERS_MIN
 from .payload import Leaf, Payload
+from .places import Spec
 from .tensors import loaded_torch, tensor_source
 
 Array = np.ndarray[Any, Any]
@@ -33,23 +35,6 @@ _SINGLES_MAX: Final = 4096
 _SIMPLE: Final = frozenset({type(None), bool, float})
 _SCALARS: Final = _SIMPLE | {int, str, bytes}
 _NUMBERS: Final[dict[frozenset[type], str]] = {frozenset({int}): "<i8", frozenset({float}): "<f8"}
-NUMBERS_MIN: Final = 64
-"""A list of that many ints, or floats, or more is one leaf. A shorter one is a part of the header."""
-
-
-class Spec(NamedTuple):
-    """A leaf whose content its owner writes later, as an argument of `reserve`.
-
-    `dtype` is a numpy dtype or its name, a name of an ml_dtypes dtype ("bfloat16"), or a torch.dtype. With a
-    torch.dtype, readers get the leaf as a tensor.
-
-    Example:
-        >>> tensord.Spec((576, 64), "bfloat16").shape
-        (576, 64)
-    """
-
-    shape: tuple[int, ...]
-    dtype: Any
 
 
 def encode(tree: Any, *, depth_max: int = form.DEPTH_MAX) -> Payload:

@@ -47,8 +47,8 @@ if TYPE_CHECKING:
     from .client.core.lease import Batch as Batch
     from .client.core.lease import Lease as Lease
     from .client.core.namespace import Namespace as Namespace
-    from .client.core.puts import Put as Put
-    from .client.core.reservation import Reservation as Reservation
+    from .client.writing.outcomes import Put as Put
+    from .client.writing.reservation import Reservation as Reservation
     from .client.core.ring_reader import RingReader as RingReader
     from .client.core.workflow import Workflow as Workflow
     from .client.device.cache import DeviceCache as DeviceCache
@@ -68,7 +68,7 @@ if TYPE_CHECKING:
     from .ipc.steps import AgentStep as AgentStep
     from .ipc.steps import AgentStepGraph as AgentStepGraph
     from .shm.prefix import Media as Media
-    from .shm.tree import Spec as Spec
+    from .shm.places import Spec as Spec
 
 _PLACES = {
     "AgentStep": ".ipc.steps",
@@ -95,17 +95,17 @@ _PLACES = {
     "PrefixMatch": ".client.prefix.match",
     "PrefixPut": ".client.prefix.put",
     "ProcessorCache": ".client.caches.processor",
-    "Put": ".client.core.puts",
+    "Put": ".client.writing.outcomes",
     "Recommendation": ".client.caches.dp_mode",
     "RecurrentLayer": ".client.prefix.layers",
     "Reference": ".client.caches.references",
     "Registration": ".client.device.registration",
-    "Reservation": ".client.core.reservation",
+    "Reservation": ".client.writing.reservation",
     "Reuse": ".client.core.entry",
     "RingReader": ".client.core.ring_reader",
     "RotatingLayer": ".client.prefix.layers",
     "SharedLayer": ".client.prefix.layers",
-    "Spec": ".shm.tree",
+    "Spec": ".shm.places",
     "Subscription": ".client.core.governor",
     "TensordError": ".errors",
     "Tier": ".ipc.modes",

@@ -13,7 +13,7 @@ from replaying.counts import Counts
 from replaying.ideal import key_of
 from replaying.traces import Request, Restart, Step, Trace
 from tensord.daemon.core.budget import RingBudget
-from tensord.daemon.core.counters import StoreCounters
+from tensord.daemon.reports.counters import StoreCounters
 from tensord.daemon.core.effects import Drain, Scan
 from tensord.daemon.core.limits import StoreLimits
 from tensord.daemon.replacement import POLICIES, Facts

@@ -27,7 +27,7 @@ from ...errors import (
 )
 from ...shm.header import NODES_MAX
 from ..core.cache import Client
-from ..core.puts import Put
+from ..writing.outcomes import Put
 from .measures import item_bytes
 from .processor_payload import Hash, item_payload
 from .sender_entries import SenderEntries

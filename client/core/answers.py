@@ -39,8 +39,7 @@ class PendingRequest(LockFuture):
 class Answers:
     """The pending requests of one client. No lock: each change of the table is one step.
 
-    `send` and `next_id` are the link's; `path` is the daemon's socket, for messages of errors. `check` raises
-    LimitReached where no answer can be waited for.
+    `send` and `next_id` are the link's; `path` is the daemon's socket, for messages of errors.
     """
 
     def __init__(
@@ -48,13 +47,11 @@ class Answers:
         send: Callable[..., None],
         next_id: Callable[[], int],
         path: Path,
-        check: Callable[[], None],
         silence: Silence,
     ) -> None:
         self._send = send
         self._next_id = next_id
         self._path = path
-        self._check = check
         self._silence = silence
         self.pending: dict[int, PendingRequest] = {}
         """By their ids."""
@@ -66,6 +63,7 @@ class Answers:
         timeout_s: float,
         connected: Connected | None,
         then: Callable[[Future[Any]], None] | None,
+        fds: Sequence[int] = (),
     ) -> None:
         """As `Link.ask`, which calls it where no signal handler can interrupt it, with the future that it returns."""
         number = self._next_id()
@@ -75,7 +73,7 @@ class Answers:
         message = make(number)
         answer.claims = isinstance(message, messages.RequestClaim)
         try:
-            self._send(message, timeout_s=timeout_s, connected=connected)
+            self._send(message, fds=fds, timeout_s=timeout_s, connected=connected)
         except TensordError as error:
             # The end of the connection may have settled it before.
             if self.take(number) is not None:
@@ -87,14 +85,12 @@ class Answers:
         Raises:
             TimedOut: no answer within `timeout_s` seconds; the request is cancelled.
             DaemonUnavailable: the daemon does not answer for some time already; the request stays.
-            LimitReached: this thread is within a put of the client; the request is cancelled.
             TensordError: the daemon's error, or DaemonUnavailable.
         """
         deadline = time.monotonic() + timeout_s
         if self._silence.away and not future.done():
             raise self._silence.error()
         try:
-            self._check()
             let_greenlets_run(future, timeout_s)
             return future.result(max(0.0, deadline - time.monotonic()))
         except TimeoutError:

@@ -56,12 +56,11 @@ def ask_match(
     offset: int,
     query_bytes: int,
     agent: str,
-    inbox: int,
     timeout_s: float,
 ) -> PendingRequest:
     """Asks for the longest cached prefix of a query that lies in an inbox. Answered by Matched."""
     return link.ask(
-        lambda number: messages.MatchPrefix(number, tag, offset, query_bytes, agent, inbox),
+        lambda number: messages.MatchPrefix(number, tag, offset, query_bytes, agent),
         timeout_s,
         connected=connected,
     )

@@ -23,8 +23,8 @@ from typing import Final
 from ...errors import Corrupt, TensordError
 from ..core.cache import Client
 from ..core.namespace import Namespace
-from ..core.put import Put
 from ..core.remote_run import RemoteRuns
+from ..writing.outcomes import Put
 from .pages import Part, copy_into
 
 STALL_S: Final = 1.0

@@ -30,6 +30,7 @@ class Attachments:
     Args:
         send: sends an answer to a client; it closes the descriptors of one that cannot be sent.
         tell: tells watchers of an event of a client.
+        writes_in_place: notes that a client writes into the ring itself from now on.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class Attachments:
         lane_room: LaneRoom,
         send: Callable[[int, Deliver], None],
         tell: Callable[[Joined, str], None],
+        writes_in_place: Callable[[int], None],
     ) -> None:
         self._store = store
         self._memory = memory
@@ -49,6 +51,7 @@ class Attachments:
         self._lane_room = lane_room
         self._send = send
         self._tell_of = tell
+        self._writes_in_place = writes_in_place
         requests: dict[type[Any], Callable[[Joined, Any, Sequence[int], Config], None]] = {
             messages.Attach: self._attach,
             messages.OpenInbox: self._open_inbox,
@@ -114,5 +117,5 @@ class Attachments:
                 f"write_in_place is {config.write_in_place}, and the client runs as uid {client.peer.uid}: its "
                 "payloads go through its inbox"
             )
-        self._queues.writes_in_place(client.client)
+        self._writes_in_place(client.client)
         self._send(client.client, Deliver(messages.WritableRing(request.id), [self._memory.writable_ring_fd]))

@@ -21,8 +21,8 @@ from ..core.events import AgentsTurned
 from ..core.governor import effects, events
 from ..core.governor.governor import Governor
 from ..core.host_memory import HostHolds, Pressed
-from ..core.request_times import RequestTimes
 from ..logs import logger
+from ..reports.request_times import RequestTimes
 from .mailbox import Mailbox
 from .messages import Deliver, Governed, GovernorMessage, Joined, Left, Queried, WatchEvent
 from .neighbours import NeighbourAsker

@@ -27,9 +27,11 @@ from ..core.events import (
     Moved,
     Punched,
     RemoteConnected,
+    RemoteRead,
     RemoteSaved,
     RunSought,
     Sought,
+    WritesInPlace,
 )
 from ..core.governor import events as governor
 from ..core.host_memory import HostHolds, Pressed
@@ -124,11 +126,13 @@ class Grown(Struct, frozen=True):
 
 
 class Scrubbed(Struct, frozen=True):
-    """To the store, from the thread that checks recovered spans. `sound`: the span's payload is as it was stored."""
+    """To the store, from the thread that checks payloads. `sound`: the span's payload is as it was stored, and has this
+    checksum."""
 
     slot: int
     span_id: int
     sound: bool
+    checksum: int
 
 
 class Fenced(Struct, frozen=True):
@@ -164,9 +168,11 @@ StoreMessage = (
     | Left
     | Move
     | InboxCopied
+    | WritesInPlace
     | Moved
     | Sought
     | RunSought
+    | RemoteRead
     | RemoteSaved
     | ClaimWithdrawn
     | RemoteConnected

@@ -24,9 +24,9 @@ from ...ipc.channel import AsyncChannel
 from ...ipc.declared import handlers, id_of
 from ...ipc.peer import Peer
 from ...ipc.schema import ClientLimits
-from ..core.rates import Rates
-from ..core.request_times import RequestTimes
+from ..claims.rates import Rates
 from ..logs import logger
+from ..reports.request_times import RequestTimes
 from .mailbox import Mailbox, Sender
 from .messages import (
     Deliver,

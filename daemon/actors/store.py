@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, Final, assert_never
 
@@ -23,14 +23,14 @@ from ...ipc import messages
 from ...ipc.declared import handlers
 from ...shm.clock import unix_at_boot_s
 from ...shm.prefix import HEADER_BYTES, MEDIA_BYTES, MEDIA_MAX, TOKEN_BYTES, PrefixRecord
+from ..claims.claims import NOBODY
 from ..config.config import Config
 from ..copier import Copier, InboxCopied
 from ..core import effects, events
-from ..core.claims import NOBODY
 from ..core.host_memory import HostHolds, Pressed
-from ..core.request_times import RequestTimes
 from ..core.store import Store
 from ..logs import logger
+from ..reports.request_times import RequestTimes
 from ..segments import Segments
 from ..tiers.store import RemoteStore
 from .attachments import Attachments
@@ -118,7 +118,7 @@ class StoreActor:
             self._remote = RemoteThreads(
                 remote,
                 memory.ring,
-                self._copier.finish,
+                self._copier.check,
                 lambda outcome: loop.call_soon_threadsafe(self.inbox.tell_now, outcome),
                 config.remote.timeout_s,
                 clock=clock,
@@ -156,8 +156,14 @@ class StoreActor:
             hang_up=self._hang_up,
         )
         self._awake = False
+        self.scrub: Callable[[list[int]], object] = lambda slots: None
+        """Takes the slots of entries without a checksum. Called while there is nothing else to do."""
+        self._recovering: Iterator[None] | None = None
+        self._held: list[StoreMessage] = []
+        """Messages that came before the store has taken over the memory of an earlier daemon."""
+        self._recovered: Callable[[], object] = lambda: None
         self._attachments = Attachments(
-            store, memory, self._copier, self._queues, self._lane_room, self._send, self._tell_of
+            store, memory, self._copier, self._queues, self._lane_room, self._send, self._tell_of, self._writes_in_place
         )
         prefix_requests: dict[type[Any], Callable[[int, Any], None]] = {messages.MatchPrefix: self._match}
         self._prefix_requests = handlers(messages.PrefixRequest, prefix_requests)
@@ -177,10 +183,27 @@ class StoreActor:
         """True if the inbox is empty, and all records are carried out."""
         return not len(self.inbox) and self._queues.settled
 
+    def recover(self, then: Callable[[], object]) -> None:
+        """Has the store take over the memory of an earlier daemon, in slices, before it serves. Clients attach
+        meanwhile. `then` is called at the end."""
+        self._recovering, self._recovered = self._store.recover(self._clock(), self._memory.missing), then
+        self._pump.begin(self._recover(self._recovering))
+
+    def _recover(self, steps: Iterator[None]) -> Iterator[None]:
+        yield from steps
+        self._recovering = None
+        self._recovered()
+        for message in self._held:
+            self._receive(message)
+        self._held.clear()
+
     async def run(self) -> None:
         """Serves until it is cancelled. Then it waits for the copies under way, so that complete commits are kept."""
         self._copier.start()
         try:
+            while self._recovering is not None:
+                self._pump.turn()
+                await asyncio.sleep(0)
             while True:
                 idle_s = self._keep_time()
                 if self._queues.turn():
@@ -198,6 +221,8 @@ class StoreActor:
         """Waits for a message, for `idle_s` at most. Shortly after the last record it naps, so that a client which
         writes one put after another rings no bell; then it sleeps, and each record wakes it."""
         memory = self._memory
+        if not self._awake and (slots := self._store.take_unsummed()):
+            self.scrub(slots)
         memory.asleep[0] = NAPS if self._awake else SLEEPS
         # SYNC POINT: a client stores its queue's head before it loads `asleep`. Between the store of `asleep` and this
         # look at the heads is a fence in all clients, so one of the two sees the other's store. A client that is not
@@ -227,20 +252,25 @@ class StoreActor:
         return (due if timer is None else min(due, timer)) - now
 
     def _receive(self, message: StoreMessage) -> None:
+        if self._recovering is not None and not isinstance(message, MemoryRequest):
+            self._held.append(message)
+            if isinstance(message, Joined):
+                self._clients[message.client] = message
+            return
         match message:
             case Requested(client, request, counted):
                 if client not in self._clients:
                     return
+                # What the client has put before comes first.
                 if isinstance(request, messages.PrefixRequest):
-                    self._prefix_requests[type(request)](client, request)
-                elif isinstance(request, messages.AskForGrants | messages.ReturnGrants):
-                    # What was written in the grants that it returns comes first.
-                    self._queues.after_added(client, partial(self._handle, events.Received(client, request, counted)))
+                    self._queues.after_added(client, partial(self._prefix_requests[type(request)], client, request))
                 elif not isinstance(request, messages.Doorbell):
-                    self._handle(events.Received(client, request, counted))
-            case Pressed() | events.AgentsTurned() | events.Punched() | events.Allocated() | events.Moved():
+                    self._queues.after_added(client, partial(self._handle, events.Received(client, request, counted)))
+            case Pressed() | events.WritesInPlace() | events.AgentsTurned():
                 self._handle(message)
-            case events.Copied() | events.Sought() | events.RunSought() | events.RemoteSaved():
+            case events.Punched() | events.Allocated() | events.Moved():
+                self._handle(message)
+            case events.Sought() | events.RunSought() | events.RemoteRead() | events.RemoteSaved():
                 self._handle(message)
             case (
                 events.GenerationsTold()
@@ -281,6 +311,10 @@ class StoreActor:
             case _:
                 assert_never(message)
 
+    def _writes_in_place(self, client: int) -> None:
+        self._queues.writes_in_place(client)
+        self._receive(events.WritesInPlace(client))
+
     def _left(self, client: int) -> None:
         """A client has left, and what it has added is carried out. Until then no place of it may be used again."""
         self._queues.detached(client)
@@ -306,9 +340,9 @@ class StoreActor:
                     self._send(client, Deliver(message))
                 case effects.Announce(body):
                     self._tell_watchers(WatchEvent(body))
-                case effects.Copy() if effect.client == NOBODY:
+                case effects.Seek() | effects.SeekRun() | effects.ReadRemote():
                     self._ask_remote(effect)
-                case effects.Seek() | effects.SeekRun() | effects.SaveRemote() | effects.RemoveRemote():
+                case effects.SaveRemote() | effects.RemoveRemote():
                     self._ask_remote(effect)
                 case effects.AskGenerations() | effects.RaiseGeneration() | effects.WithdrawClaim():
                     self._ask_remote(effect)
@@ -318,8 +352,6 @@ class StoreActor:
                     self.inbox.tell_now(effect, (effect.uid, NOBODY))
                 case effects.Move():
                     self._copier.copy(effect)
-                case effects.WriteExpiry(offset, expires_s):
-                    self._memory.write_expiry(offset, expires_s)
                 case effects.Drain():
                     self._lanes.drain()
                 case effects.Scan():
@@ -369,9 +401,10 @@ class StoreActor:
         if not slot.published or slot.span_id != scrubbed.span_id:
             return
         if scrubbed.sound:
+            self._memory.write_checksum(slot.offset, scrubbed.checksum)
             self._memory.index.mark(scrubbed.slot, unverified=False)
         else:
-            _log.error("the checksum of a recovered entry is wrong; entry evicted", key=slot.key.hex())
+            _log.error("the checksum of an entry is wrong; entry evicted", key=slot.key.hex())
             self._handle(events.FoundCorrupt(scrubbed.span_id))
 
     def _tell_of(self, client: Joined, event: str) -> None:
@@ -401,14 +434,14 @@ class StoreActor:
             if not self.settled:
                 idle_s = self._keep_time()
         self._copier.stop()
-        unremoved = self._store.writes.unremoved()
+        unremoved = self._store.parts.remote.writes.unremoved()
         if self._remote is not None and not await asyncio.to_thread(self._remote.close, unremoved):
             _log.error("a read of the remote store hangs, and would write into the next daemon's ring; ending at once")
             os._exit(1)
         # The results of copies come through the loop. After one turn of the loop they are in the inbox.
         await asyncio.sleep(0)
         for message in self.inbox.drain():
-            if isinstance(message, events.Copied | events.Moved):
+            if isinstance(message, events.Moved):
                 self._handle(message)
         self._pages.close()
 

@@ -22,7 +22,7 @@ from ...errors import BadConfiguration
 from ...ipc import places
 from ...shm import segments
 from ..policy.modes import Thresholds
-from ..policy.registry import POLICIES
+from ..replacement import POLICIES
 from ..tiers.registry import open_store
 from .governing import DeviceSection, GaugesSection, MetricsSection, PressureSection, QueueingSection
 from .neighbours import NeighboursSection, is_loopback

@@ -6,9 +6,9 @@ Owns: the mapping from settings to limits. Does not own the settings (config.py)
 from __future__ import annotations
 
 from ...ipc import schema
+from ..claims.quotas import Kind, Quota
 from ..core.governor.limits import GovernorLimits
 from ..core.limits import StoreLimits
-from ..core.quotas import Kind, Quota
 from .config import Config
 
 

@@ -14,21 +14,20 @@ from typing import Any, Generic, TypeVar
 
 from ...errors import TensordError
 from ...ipc import messages
-from .claims import Verdict
-from .counters import StoreCounters
+from ..claims.claims import Verdict
+from ..reports.counters import StoreCounters
 from .effects import Announce, Effect, Send
 
 Client = TypeVar("Client")
 Wanted = TypeVar("Wanted")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StoreClient:
-    """The peer of a connection, as identified by the socket. `writes`: it may write payloads in place."""
+    """The peer of a connection, as identified by the socket."""
 
     uid: int
     name: str
-    writes: bool = False
 
 
 class Outbox(Generic[Client, Wanted]):
@@ -42,6 +41,8 @@ class Outbox(Generic[Client, Wanted]):
         self.clients: dict[int, Client] = {}
         self._refusals = refusals
         self._effects: list[Wanted | Send | Announce] = []
+        self.watched = True
+        """Whether there are watchers."""
 
     def take(self) -> list[Wanted | Send | Announce]:
         """The effects since the last call, in order."""
@@ -58,8 +59,9 @@ class Outbox(Generic[Client, Wanted]):
             self._effects.append(Send(client, message))
 
     def announce(self, event: str, **body: Any) -> None:
-        """Reports an event to the watchers."""
-        self._effects.append(Announce({"event": event, **body}))
+        """Reports an event to the watchers, if there are any."""
+        if self.watched:
+            self._effects.append(Announce({"event": event, **body}))
 
     def count_refusal(self, client: int, error: TensordError) -> None:
         """Counts and announces a refusal. The caller sends the answer."""

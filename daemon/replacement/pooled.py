@@ -95,6 +95,13 @@ class Pooled(Replacement):
 
     # ---- victims
 
+    def standings(self, rows: Sequence[int] | Array) -> list[tuple[bool, Rank]]:
+        self.take_in()
+        at = np.asarray(rows, np.int64)
+        worths, orders = self._ranks(at)
+        inside = self.window.put_at[at] > self.window.begins(self._bytes)
+        return list(zip(inside.tolist(), zip(worths.tolist(), orders.tolist(), strict=True), strict=True))
+
     def _victims(self, most: int, owners: Array | None, *, takes: bool) -> list[int]:
         self._begin_round()
         who = None if owners is None else tuple(owners.tolist())

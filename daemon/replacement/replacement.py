@@ -34,7 +34,7 @@ Item = tuple[float, float, int]
 """A rank and its row."""
 Owners = Collection[int]
 
-RECOVERED_AT_ONCE: Final = 1 << 14
+RECOVERED_AT_ONCE: Final = 1 << 12
 KNOWN: Final = 1
 HELD: Final = 2
 """The store said that the row may not go."""
@@ -139,11 +139,22 @@ class Replacement(ABC):
     def recovered(self, by_use: Array, by_put: Array, now: float) -> None:
         """The rows that an earlier daemon left, in the order of their last uses, and in that of their puts. Called
         once, before the first put."""
-        self._know(by_use)
-        self.window.recovered(by_put)
-        for first in range(0, len(by_use), RECOVERED_AT_ONCE):
-            rows = by_use[first : first + RECOVERED_AT_ONCE]
-            self._put(rows, [(len(rows), now)])
+        for _ in self.recovering(by_use, by_put, now):
+            pass
+
+    def recovering(self, by_use: Array, by_put: Array, now: float) -> Iterator[None]:
+        """`recovered`, in steps of a few milliseconds. The policy is asked nothing until the last."""
+        there = np.zeros(len(self._flags), np.bool_)
+        there[by_use] = True
+        rows = np.flatnonzero(there)
+        yield
+        for part in parts(rows):
+            self._know(part)
+            yield
+        for part in parts(by_put):
+            self.window.recovered(part)
+            yield
+        yield from self._recovering(rows, by_use, now)
 
     def put_again(self, row: int) -> None:
         """A put named the key of a stored row. It counts as a use too if the store reports one."""
@@ -203,6 +214,10 @@ class Replacement(ABC):
         rows = self._victims(most, None if owners is None else np.array(sorted(owners), np.uint16), takes=True)
         self._flags[rows] |= OUT
         return rows
+
+    @abstractmethod
+    def standings(self, rows: Sequence[int] | Array) -> list[tuple[bool, Rank]]:
+        """Of stored rows, whether each is in the window, and its rank: the lowest is evicted first."""
 
     def coldest(self, most: int, owners: Owners | None = None) -> list[int]:
         """As `victims`, but the rows are not handed out."""
@@ -277,6 +292,12 @@ class Replacement(ABC):
     def _put(self, rows: Array, batches: Batches) -> None:
         """New rows, in the order of their puts; they are known already."""
 
+    def _recovering(self, rows: Array, by_use: Array, now: float) -> Iterator[None]:
+        """Known rows of an earlier daemon, as they ascend, and in the order of their last uses. Default: as new."""
+        for part in parts(by_use):
+            self._put(part, [(len(part), now)])
+            yield
+
     @abstractmethod
     def _used(self, rows: Array, now: float, agents: Sequence[int] | Array | int) -> None:
         """Known rows were used."""
@@ -306,3 +327,9 @@ class Replacement(ABC):
         """Which rows are known, childless, not held and not handed out."""
         free: Array = (self._flags[rows] & (KNOWN | HELD | OUT) == KNOWN) & (self._facts.children[rows] == 0)
         return free
+
+
+def parts(rows: Array) -> Iterator[Array]:
+    """The rows, some at a time."""
+    for first in range(0, len(rows), RECOVERED_AT_ONCE):
+        yield rows[first : first + RECOVERED_AT_ONCE]

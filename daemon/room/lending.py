@@ -4,8 +4,8 @@
                                                                 └ further places: as many as are there now
 
 Places are lent ahead of need, so a stopped client holds some. The first place of a request is lent if its client has at
-most 1/CLIENT_SHARE of the ring unused, or if all clients together have at most 1/ALL_SHARE; if not, the request waits
-for its own client and for nobody else. Further places are lent within both.
+most 1/CLIENT_SHARE of the ring unused, or as much again as it asks for, or if all clients together have at most
+1/ALL_SHARE; if not, the request waits for its own client and for nobody else. Further places are lent within both.
 
 Owns: which client has which grants (`Submitter`), and the requests that wait. Does not own: the room (`runway`), nor
 what is written into places (`Commits`).
@@ -25,8 +25,9 @@ import numpy as np
 from ...errors import StoreFull, TensordError
 from ...ipc import messages
 from ...shm.layout import span_bytes
+from ..claims.claims import NOBODY
+from ..claims.turns import Turns
 from ..core.budget import RingBudget
-from ..core.claims import NOBODY
 from ..core.limits import StoreLimits
 from ..store.commit import Submitter
 from ..store.grants import Grants, LentGrant
@@ -36,7 +37,6 @@ from ..store.tenants import Tenants
 from . import refusals
 from .runway import Runway
 from .shares import Shares
-from .turns import Turns
 
 CLIENT_SHARE: Final = 256
 ALL_SHARE: Final = 32
@@ -49,7 +49,8 @@ Then = Callable[[int | TensordError], None]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlaceRequest:
-    """A request that waits. `owner`: whose bytes they are. `then`: of the daemon's own, takes the place."""
+    """A request that waits. `owner`: whose bytes they are. `then`: of the daemon's own, takes the place.
+    `ahead`: as for `ask`."""
 
     submitter: Submitter
     uid: int
@@ -57,6 +58,7 @@ class PlaceRequest:
     number: int
     sizes: Sequence[int]
     then: Then | None = None
+    ahead: bool = False
 
 
 class Lending:
@@ -144,12 +146,13 @@ class Lending:
 
     # ---- requests
 
-    def ask(self, client: int, request: int, sizes: Sequence[int]) -> None:
-        """A client asks for places, the most urgent one first. What it returned with the request was taken before."""
+    def ask(self, client: int, request: int, sizes: Sequence[int], *, ahead: bool = False) -> None:
+        """A client asks for places, the most urgent one first. What it returned with the request was taken before.
+        `ahead`: no put waits for them; so it does not wait until the client has used what it has."""
         submitter = self.submitters[client]
         # A place is a span: a header, and at least one line of payload.
         sizes = [size + 63 & -64 if size > LEAST_BYTES else LEAST_BYTES for size in sizes]
-        self._push(PlaceRequest(submitter, submitter.uid, submitter.owner, request, sizes))
+        self._push(PlaceRequest(submitter, submitter.uid, submitter.owner, request, sizes, ahead=ahead))
 
     def ask_own(self, size: int, uid: int, then: Then) -> None:
         """The daemon asks for one place, for an entry of a uid. `then` is called by `serve`, with a row in state LENT,
@@ -194,7 +197,10 @@ class Lending:
             elif (error := self._unfit(request)) is not None:
                 self._refuse(request, error)
             elif not self._may_have(request):
-                self._held.append(request)
+                if request.ahead:
+                    self._send(request.submitter.client, messages.GrantsLent(request.number, []))
+                else:
+                    self._held.append(request)
             elif row := self.runway.places.take(request.sizes[0]):
                 self._lend(request, row)
             elif self.runway.make_room(request.sizes[0], request.owner, now):
@@ -218,7 +224,7 @@ class Lending:
         capacity = self._holes.capacity_bytes
         if (self._grants.lent_bytes + request.sizes[0]) * ALL_SHARE <= capacity or request.then is not None:
             return True
-        return self._unused(request.submitter) * CLIENT_SHARE <= capacity
+        return self._unused(request.submitter) <= max(capacity // CLIENT_SHARE, request.sizes[0])
 
     def _unused(self, submitter: Submitter) -> int:
         """The bytes that are lent to a client."""
@@ -289,3 +295,4 @@ class Lending:
         self._grants.check_invariants([each for s in self.submitters.values() for each in s.grants.values()])
         for request in (*self._turns, *self._held):
             assert self.submitters[request.submitter.client] is request.submitter
+

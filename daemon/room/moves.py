@@ -15,12 +15,10 @@ bytes are not freed: `sources` count as pinned.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
-from ...errors import Corrupt
-from ...shm.layout import SPAN_EXPIRES_AT, SPAN_HEADER_BYTES, SpanHeader
+from ...shm.layout import SPAN_EXPIRES_AT
 from ...shm.slots import PLACE
 from ..core.effects import Move
 from ..store.holes import Holes
@@ -72,7 +70,6 @@ class Moves:
     Args:
         ring: the ring's bytes, writable.
         emit: takes the effects.
-        timed: takes (expires at, row, span id) of a moved entry that expires: its span id is another one.
     """
 
     def __init__(
@@ -84,7 +81,6 @@ class Moves:
         spans: Spans,
         ring: memoryview,
         emit: Callable[[Move], object],
-        timed: Callable[[tuple[float, int, int]], object],
     ) -> None:
         self._table = table
         self._holes = holes
@@ -93,7 +89,6 @@ class Moves:
         self._spans = spans
         self._ring = ring
         self._emit = emit
-        self._timed = timed
         self._moves: dict[int, _Move] = {}
         self._vacated: list[int] = []
 
@@ -152,11 +147,6 @@ class Moves:
             self._holes.swapped(row, place)
             table.swap(row, place)
             assert table.span_ids[row] == number
-            if table.ends[row]:
-                # A damaged header is one of an entry that nobody can read.
-                with suppress(Corrupt):
-                    header = SpanHeader.unpack(self._ring[new : new + SPAN_HEADER_BYTES])
-                    self._timed((header.expires_s, row, number))
             self._vacated.append(place)
         else:
             slots.release(table.slots[place])

@@ -18,9 +18,9 @@ from collections.abc import Set as AbstractSet
 from typing import Final
 
 from ..core.budget import RingBudget
-from ..core.counters import StoreCounters
 from ..core.effects import Drain, Move, Scan
 from ..replacement import Replacement
+from ..reports.counters import StoreCounters
 from ..store.commit import Commits
 from ..store.families import Families
 from ..store.grants import Grants
@@ -86,7 +86,7 @@ class Runway:
         self._rescan_s_min = self._rescan_s = rescan_s
         self._rescan_at: float | None = None
         self.places = Places(table, holes, tenants, grants, budget, withdrawn)
-        self.moves = Moves(table, holes, slots, tenants, spans, ring, emit, commits.timed.append)
+        self.moves = Moves(table, holes, slots, tenants, spans, ring, emit)
         self._ways = Ways(table, holes, grants, tenants, families, spans, policy, shares, budget, self.places)
         self._attempt: Attempt | None = None
         self._draining = self._drained = False
@@ -122,7 +122,7 @@ class Runway:
                     self._vain = True
                     self._time_rescan(now, freed=False)
         if spans.scan_due:
-            self._scan()
+            self.scan()
 
     def make_room(self, size: int, owner: int, now: float) -> bool:
         """Goes on making room for the request that waits, for which `take` found none.
@@ -150,7 +150,7 @@ class Runway:
             return False
         else:
             # It shows which pins have ended.
-            self._scan()
+            self.scan()
         return True
 
     def drop_attempt(self) -> None:
@@ -199,7 +199,7 @@ class Runway:
             self._rescan_at = None
             self._vain = False
             if self._spans.waits_for_pins or self._is_over:
-                self._scan()
+                self.scan()
 
     def change_limits(self, rescan_s: float) -> None:
         """The configuration was reloaded; `budget` has changed already."""
@@ -240,7 +240,8 @@ class Runway:
             self._emit(Drain())
         return self._drained
 
-    def _scan(self) -> None:
+    def scan(self) -> None:
+        """Begins a scan; none is in flight."""
         self._spans.begin_scan()
         self._counters.scans += 1
         self._emit(Scan())
@@ -267,4 +268,4 @@ class Runway:
             self._policy.may_go(way.victims, False)
         self._spans.hide(way.victims, way.reason)
         if not way.victims and not self.moves:
-            self._scan()
+            self.scan()

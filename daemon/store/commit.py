@@ -15,6 +15,7 @@ the bytes that it names, which are free. A batch is carried out up to the record
 from __future__ import annotations
 
 import zlib
+from collections import deque
 from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 from struct import Struct
@@ -22,7 +23,7 @@ from typing import Final
 
 from ...errors import BadMessage
 from ...shm.index import KEY_HASHES
-from ...shm.layout import SPAN_EXPIRES_AT, SPAN_HEADER_BYTES, TREE_BYTES_MAX, expiry_word
+from ...shm.layout import SPAN_CHECKSUM_AT, SPAN_EXPIRES_AT, SPAN_HEADER_BYTES, TREE_BYTES_MAX, expiry_word
 from ...shm.records import NO_KEY, RECORD
 from ..replacement import Replacement
 from .agents import Agents
@@ -48,11 +49,14 @@ BAD_BLOCK: Final = 9
 NOT_WORTH_IT: Final = 10
 """The policy prefers the entries that would be evicted."""
 
-_HEADER: Final = Struct("@IIQ32sQQQddQIIdQ32sI")
+UNSUMMED_MAX: Final = 1 << 16
+
+_HEADER: Final = Struct("@IIQ32sQQddQQIIdQ32sI")
 _CHECK: Final = Struct("@I")
 _MAGIC: Final = 0x4E415053
 _NEVER: Final = expiry_word(0.0)
 _CHECK_AT: Final = _HEADER.size
+_AFTER_CHECKSUM: Final = SPAN_CHECKSUM_AT + 8
 _AFTER_EXPIRY: Final = SPAN_EXPIRES_AT + 8
 
 
@@ -131,14 +135,14 @@ class Commits:
         self.stored_bytes = 0
         self.refused: list[tuple[int, int, int, bytes, int]] = []
         """(client, number, reason, key, claim) since the caller emptied it; so are the others."""
+        self.unsummed: deque[int] = deque(maxlen=UNSUMMED_MAX)
+        """Slots of entries whose clients have left the checksum to the daemon."""
         self.fresh: list[int] = []
         """Rows that were stored."""
         self.existed: list[tuple[int, int, int]] = []
         """(client, number, row)."""
         self.awaited: list[bytes] = []
         """Keys that were stored or existed, and that somebody waits for."""
-        self.timed: list[tuple[float, int, int]] = []
-        """(expires at, row, span id)."""
 
     def take(self, submitter: Submitter, records: memoryview, now: float) -> int:
         """Carries out a batch of records. Returns the number of the last one.
@@ -264,10 +268,10 @@ class Commits:
                     span_id,
                     key,
                     payload,
-                    checksum,
                     tokens,
                     ttl,
                     now,
+                    checksum,
                     expires,
                     uid,
                     prefix,
@@ -276,7 +280,7 @@ class Commits:
                     parent,
                     parent != NO_KEY,
                 )
-                check = crc(ring[offset : offset + SPAN_EXPIRES_AT])
+                check = crc(ring[offset : offset + SPAN_CHECKSUM_AT])
                 pack_check(
                     ring,
                     offset + _CHECK_AT,
@@ -305,13 +309,14 @@ class Commits:
                 ns_entries[ns] += 1
                 ns_bytes[ns] += size
                 if ttl:
-                    ends[row] = ttl
-                    self.timed.append((now + ttl, row, span_id))
+                    ends[row] = now + ttl
                 stored += 1
                 stored_bytes += size
                 stored_tokens += tokens
                 append(row)
                 fresh(row)
+                if not checksum:
+                    self.unsummed.append(bucket * 8 + cell)
                 if key in claims:
                     self.awaited.append(key)
         finally:

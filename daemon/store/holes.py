@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from ...shm.layout import ALIGN_BYTES
-from .table import EDGE, FREE, ROW_BITS_MAX, RowTable
+from .table import EDGE, FREE, ROW_BITS_MAX, Array, RowTable
 
 
 class Holes:
@@ -59,6 +59,26 @@ class Holes:
             self._drop(before)
             self._put(row, left)
         return row
+
+    def take_within(self, before: int, offset: int, size: int, state: int) -> int:
+        """Makes a row of [offset, offset + size), in the hole behind the row `before`.
+
+        Returns:
+            The row; EDGE if no row is free.
+        """
+        start, left = self._table.end(before), self._behind[before]
+        assert start <= offset and offset + size <= start + left
+        row = self._table.add(state, offset, size, before)
+        if row != EDGE:
+            self._drop(before)
+            self._put(before, offset - start)
+            self._put(row, start + left - offset - size)
+        return row
+
+    def ranked(self, rank: int) -> tuple[int, int]:
+        """(the row before it, bytes) of a hole by its rank in the order of size: 0 is the smallest, -1 the largest."""
+        word = self._by_size[rank]
+        return word & (1 << ROW_BITS_MAX) - 1, word >> ROW_BITS_MAX
 
     def free(self, row: int) -> None:
         """Frees a row in use. Its bytes and the holes beside it become one hole."""
@@ -114,18 +134,17 @@ class Holes:
         self._put(last, self._drop(last) + capacity_bytes - self.capacity_bytes)
         self.capacity_bytes = capacity_bytes
 
-    def found(self) -> None:
-        """Finds all holes anew, in rows that were taken over from an earlier daemon."""
+    def found(self, rows: Array) -> None:
+        """Finds all holes anew. `rows`: all rows in use, in order, which were taken over from an earlier daemon."""
         table = self._table
-        self._behind.clear()
-        self._by_size.clear()
-        self.total_bytes = 0
-        rows = np.fromiter(table.in_order(), np.int64, table.count)
         before = np.concatenate([[EDGE], rows])
         ends = table.column("offsets")[before] + table.column("sizes")[before]
-        starts = np.concatenate([table.column("offsets")[rows], np.array([self.capacity_bytes], np.uint64)])
-        for at in np.flatnonzero(starts > ends).tolist():
-            self._put(int(before[at]), int(starts[at] - ends[at]))
+        starts = np.append(table.column("offsets")[rows], np.uint64(self.capacity_bytes))
+        at = np.flatnonzero(starts > ends)
+        sizes = (starts[at] - ends[at]).tolist()
+        self._behind = dict(zip(before[at].tolist(), sizes, strict=True))
+        self._by_size = sorted(size << ROW_BITS_MAX | row for row, size in self._behind.items())
+        self.total_bytes = sum(sizes)
 
     def _put(self, before: int, size: int) -> None:
         if size:

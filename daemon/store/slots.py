@@ -38,6 +38,8 @@ class Slots:
         self.words = self.memory.cast("Q")
         self.mask = geometry.bucket_count - 1
         self.first_word = geometry.buckets_at >> 3
+        self.first_reuse = geometry.uses_at >> 3
+        """Index of the reuse word of slot 0 (shm/layout.pack_reuse)."""
         self._array = np.frombuffer(self.words, "u8")
         self._reuse = np.frombuffer(self.memory, "u8", geometry.slot_count, geometry.uses_at)
         taken = slots_of(cells_of(self.memory, geometry))[:, :, SPAN] != 0
@@ -122,8 +124,8 @@ class Slots:
         """Frees an unpublished slot whose span no reader can reach any more."""
         at, words = self.at(slot), self.words
         assert words[at] & 1 and words[at + SPAN], f"slot {slot} cannot be released"
-        # The uses are cleared before the span id, so that a free slot never has those of an earlier entry.
-        self._reuse[slot] = 0
+        # Before the span id, so that a free slot never has the uses of an earlier entry.
+        words[self.first_reuse + slot] = 0
         words[at + SPAN] = 0
         self.free[slot // BUCKET_SLOTS] |= 1 << slot % BUCKET_SLOTS
 

@@ -155,8 +155,7 @@ class Spans:
     def replaced(self, key: bytes) -> None:
         """The key of a victim was put again: the victim is not published any more."""
         row = self.hidden[key]
-        victims = self._victims if row in self._victims or self._scanning is None else self._scanning[0]
-        self.end([row], victims[row])
+        self.end([row], self.reason_of(row))
 
     def end(self, rows: Sequence[int], reason: str) -> None:
         """Ends entries, published or hidden, pinned or not. Their bytes wait for a scan. Their children stay linked to
@@ -201,6 +200,12 @@ class Spans:
             del self._holders[row]
             if self._table.states[row] == LIVE:
                 self._policy.may_go([row], True)
+
+    def reason_of(self, row: int) -> str:
+        """Why a victim is to be evicted."""
+        if row in self._victims or self._scanning is None:
+            return self._victims[row]
+        return self._scanning[0][row]
 
     @property
     def held(self) -> Mapping[int, int]:

@@ -50,8 +50,8 @@ _COLUMNS: Final = {
     "payloads": "u8",
     "digests": "u8",  # of the key, for the policy
     "befores": "u8",  # bytes of the ancestors
+    "ends": "f8",  # when to look whether the entry has expired; 0: never (daemon/lifetimes/expiry)
     "costs": "f4",  # ms
-    "ends": "f4",  # seconds after the store's start at which the entry expires; 0: never
     "tokens": "u4",
     "slots": "u4",
     "nexts": "u4",

@@ -12,8 +12,8 @@ import pytest
 from tensord.daemon.actors.mailbox import Mailbox
 from tensord.daemon.actors.messages import Deliver, GovernorMessage, Joined, StoreMessage
 from tensord.daemon.actors.session import Session, welcome_for
-from tensord.daemon.core.rates import Rates
-from tensord.daemon.core.request_times import RequestTimes
+from tensord.daemon.claims.rates import Rates
+from tensord.daemon.reports.request_times import RequestTimes
 from tensord.ipc import messages
 from tensord.ipc.channel import AsyncChannel
 from tensord.ipc.connection import Connection

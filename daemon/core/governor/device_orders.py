@@ -20,7 +20,7 @@ import numpy as np
 
 from ....errors import UnknownOrder
 from ....ipc import messages
-from ..deadlines import Deadlines
+from ...claims.deadlines import Deadlines
 from .copies import CopyRates
 from .device_record import SLOW_S, DeviceRecord, Owner
 from .limits import GovernorLimits

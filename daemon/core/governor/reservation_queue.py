@@ -26,7 +26,7 @@ from typing import Final
 from ....errors import DeviceFull, TensordError
 from ....ipc import messages
 from ....ipc.quantities import rounded_size
-from ..deadlines import Deadlines
+from ...claims.deadlines import Deadlines
 from .limits import GovernorLimits
 from .outbox import GovernorOutbox
 from .reservations import OPERATOR, Reservations

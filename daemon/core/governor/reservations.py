@@ -18,7 +18,7 @@ from typing import Final
 
 from ....errors import LimitReached, UnknownOrder
 from ....ipc import messages
-from ..deadlines import Deadlines
+from ...claims.deadlines import Deadlines
 from .limits import GovernorLimits
 from .unseen import UnseenBytes
 

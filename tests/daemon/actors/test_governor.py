@@ -10,7 +10,7 @@ from tensord.daemon.actors.messages import Queried
 from tensord.daemon.actors.pump import ITEMS_MAX
 from tensord.daemon.core.governor.governor import Governor
 from tensord.daemon.core.governor.limits import GovernorLimits
-from tensord.daemon.core.request_times import RequestTimes
+from tensord.daemon.reports.request_times import RequestTimes
 from tensord.ipc import messages
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from tensord.daemon.actors import timing
 from tensord.daemon.actors.timing import RequestTimer, measure_lag
-from tensord.daemon.core.request_times import RequestTimes
+from tensord.daemon.reports.request_times import RequestTimes
 from tensord.errors import StoreFull
 from tensord.ipc import messages
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tensord.daemon.core.request_times import HIT_S_MAX, RequestTimes
+from tensord.daemon.reports.request_times import HIT_S_MAX, RequestTimes
 
 
 def took(times: RequestTimes, kind: str, took_s: float, client: int = 1) -> None:

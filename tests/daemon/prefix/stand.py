@@ -8,12 +8,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from tensord.daemon.prefix.blocks import SequenceBlocks
 from tensord.daemon.prefix.index import Found
-from tensord.daemon.store.recovery import recover
 from tensord.daemon.store.table import LIVE
 from tensord.ipc.layers import Layer, can_rewind_to, layout
 from tensord.shm.prefix import Media, PrefixRecord, Tokens, block_key, fold
@@ -56,9 +56,9 @@ class SequenceStore:
         after: RowStore | None = None,
     ) -> None:
         self.block_tokens = block_tokens
-        hooks = {"blocks": self, "block": self.take}
+        hooks: dict[str, Any] = {"blocks": self, "block": self.take}
         if after is None:
-            self.store = RowStore(ring_bytes, row_bits=row_bits, buckets=512, **hooks)  # type: ignore[arg-type]
+            self.store = RowStore(ring_bytes, row_bits=row_bits, buckets=512, **hooks)
         else:
             self.store = after.restarted(**hooks)
         store = self.store
@@ -74,18 +74,7 @@ class SequenceStore:
     def restart(self) -> SequenceStore:
         """The store of the next daemon, over the same memory."""
         new = SequenceStore(block_tokens=self.block_tokens, after=self.store)
-        store = new.store
-        found = recover(store.table, store.holes, store.slots, store.grants, store.tenants, store.geometry, store.ring)
-        store.table.column("records")[found.rows] = found.prefix_bytes
-        rows = sorted(found.rows.tolist(), key=lambda row: store.table.depths[row])
-        links = [(row, store.table.parents[row]) for row in rows if store.table.parents[row]]
-        store.table.column("children")[:] = 0
-        store.families.linked = 0
-        for name in ("firsts", "olders", "newers"):
-            store.table.column(name)[:] = 0
-        for row, parent in links:
-            store.families.link(row, parent)
-        store.policy.recovered(found.rows, found.rows, 1.0)
+        new.store.recovery(1.0).run()
         new.blocks.recovered()
         return new
 
@@ -178,7 +167,7 @@ class SequenceStore:
         table = self.store.table
         assert 0 <= found.offset < max(1, len(folded))
         if not found.offset:
-            assert found == (0, [], 0)
+            assert not found.blocks and not found.snapshot
             return found
         records = [self.blocks.record(row) for row in found.blocks]
         assert all(table.states[row] == LIVE for row in found.blocks)

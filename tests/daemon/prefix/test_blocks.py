@@ -203,7 +203,7 @@ def test_a_block_is_refused_whose_key_parent_or_bytes_are_not_those_of_its_recor
         assert layout is not None
         behind = replace(record, parent=above, start=16, layout=layout.layout, exact=layout.exact)
         stand.put_record(behind, np.arange(16, dtype=np.uint32))
-        assert stand.blocks.errors.pop()
+        assert stand.blocks.errors.pop().code
     stand.put_record(replace(record, parent=key_of(77)), np.arange(16, dtype=np.uint32))
     assert stand.store.commits.refused[-1][2] == NO_PARENT and not stand.blocks.errors
     assert stand.put_packed(key, packed, parent)

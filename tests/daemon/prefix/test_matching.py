@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 import pytest
 
-from tensord.daemon.core.counters import StoreCounters
+from tensord.daemon.reports.counters import StoreCounters
 from tensord.daemon.core.effects import Send
 from tensord.daemon.core.events import PrefixAsked
 from tensord.daemon.core.outbox import StoreClient, StoreOutbox
@@ -34,7 +35,7 @@ class Asked:
     def used(self, rows: list[int], now: float, agent: int) -> None:
         self.uses += [(row, agent) for row in rows]
 
-    def ask(self, tokens: Iterable[int], agent: str = "", now: float = 0.0, **more: object) -> messages.Matched | None:
+    def ask(self, tokens: Iterable[int], agent: str = "", now: float = 0.0, **more: Any) -> messages.Matched | None:
         """The answer to a query; None if it waits."""
         asked = np.array([*tokens, 1 << 20], np.uint32)
         record = query(asked)
@@ -42,6 +43,9 @@ class Asked:
         message = messages.MatchPrefix(7, TAG, 0, 1000, agent)
         self.matching.asked(PrefixAsked(1, message, PrefixRecord(**fields), asked), now)
         return self.answer()
+
+    def due(self) -> bool:
+        return self.matching.due
 
     def answer(self) -> messages.Matched | None:
         for effect in self.outbox.take():
@@ -57,13 +61,13 @@ def test_a_match_names_keys_and_its_uses_are_counted_afterwards_but_not_of_what_
     answer = asked.ask(range(1, 40), "planner")
     assert answer is not None and (answer.id, answer.offset) == (7, 39)
     assert answer.blocks == put.blocks and answer.snapshot is None
-    assert asked.uses == [] and asked.matching.due
+    assert asked.uses == [] and asked.due()
     rows = [stand.row(key) for key in put.blocks]
     stand.end_all(put.blocks[2])
     stand.put(range(60, 70))
     asked.matching.advance(1.0)
     agent = stand.store.agents.named("planner")
-    assert asked.uses == [(row, agent) for row in rows[:2]] and not asked.matching.due
+    assert asked.uses == [(row, agent) for row in rows[:2]] and not asked.due()
     asked.ask([9, 9])
     counters = asked.outbox.counters
     assert (counters.prefix_queries, counters.prefix_hits) == (2, 1)
@@ -91,9 +95,7 @@ def test_uses_are_counted_in_slices_and_those_that_are_too_many_are_lost_the_old
         ({"count": 101}, LimitReached),
     ],
 )
-def test_a_query_that_is_no_whole_sequence_or_too_long_is_refused(
-    more: dict[str, object], error: type[Exception]
-) -> None:
+def test_a_query_that_is_no_whole_sequence_or_too_long_is_refused(more: dict[str, Any], error: type[Exception]) -> None:
     with pytest.raises(error):
         Asked(SequenceStore(tokens_max=100)).ask(range(9), **more)
 

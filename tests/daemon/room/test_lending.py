@@ -237,3 +237,12 @@ def test_room_costs_few_calls_a_put(policy: str, most: int) -> None:
         puts += len(records) * counted
     assert puts == 40 * 64, "each request gets what it asks for"
     assert calls / puts <= most
+
+
+def test_a_client_that_asks_ahead_with_enough_unused_is_answered_at_once() -> None:
+    store = RoomStore(1 << 20)
+    first = store.answers[1, store.ask([200_000])]
+    assert len(first.grants) == 1
+    number = store.ask([100_000], settle=False, ahead=True)
+    store.work()
+    assert store.answers[1, number].grants == [] and not store.lending.waiting

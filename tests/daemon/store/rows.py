@@ -8,6 +8,7 @@ from itertools import count
 
 import numpy as np
 
+from tensord.daemon.recovery.recovery import Recovery
 from tensord.daemon.replacement import POLICIES, Facts
 from tensord.daemon.store.agents import Agents
 from tensord.daemon.store.commit import CommitLimits, Commits, Submitter
@@ -16,7 +17,7 @@ from tensord.daemon.store.grants import Grants, LentGrant
 from tensord.daemon.store.holes import Holes
 from tensord.daemon.store.slots import Slots
 from tensord.daemon.store.spans import Blocks, Spans
-from tensord.daemon.store.table import ENDED, RowTable
+from tensord.daemon.store.table import ENDED, WITHDRAWN, RowTable
 from tensord.daemon.store.tenants import Tenants
 from tensord.shm.index import IndexReader, IndexWriter
 from tensord.shm.layout import SPAN_HEADER_BYTES, IndexGeometry, SpanHeader, span_bytes
@@ -156,7 +157,7 @@ class RowStore:
 
     def fill(self, first: int = 0, payload: int = 100, **put: object) -> list[int]:
         """Puts entries until there is no room. Returns their rows."""
-        rows = []
+        rows: list[int] = []
         for number in count(first):
             row = self.put(key_of(number), payload, **put)  # type: ignore[arg-type]
             if not row:
@@ -196,17 +197,33 @@ class RowStore:
         assert (header.key, header.span_id, header.payload_bytes) == (key, span_id, size)
         return bytes(self.ring[offset + SPAN_HEADER_BYTES :][:size])
 
-    def restarted(self, epoch: int | None = None, **how: object) -> RowStore:
-        """A new, empty store over the same memory: `recover` fills it."""
-        number = int(self.table.epoch_bits >> 48) + 1 if epoch is None else epoch
-        return RowStore(
-            row_bits=self.table.row_bits,
-            buckets=self.geometry.bucket_count,
-            policy=self.policy.name,
-            epoch=number,
-            index_memory=self.index_memory,
-            ring=self.ring_memory,
-            **how,  # type: ignore[arg-type]
+    def restarted(self, **how: object) -> RowStore:
+        """A new, empty store over the same memory: `recovery` fills it."""
+        kept: dict[str, object] = {
+            "row_bits": self.table.row_bits,
+            "buckets": self.geometry.bucket_count,
+            "policy": self.policy.name,
+            "epoch": (self.table.epoch_bits >> 48) + 1,
+            "index_memory": self.index_memory,
+            "ring": self.ring_memory,
+        }
+        return RowStore(**{**kept, **how})  # type: ignore[arg-type]
+
+    def recovery(self, now: float = 10.0, missing: Iterable[tuple[int, int]] = ()) -> Recovery:
+        """What takes over the memory of an earlier store, into this one, which is empty."""
+        return Recovery(
+            self.table,
+            self.holes,
+            self.slots,
+            self.grants,
+            self.tenants,
+            self.families,
+            self.policy,
+            self.geometry,
+            self.ring,
+            now,
+            missing,
+            self.past.__contains__,
         )
 
     def ready(self) -> set[int]:
@@ -221,7 +238,9 @@ class RowStore:
         self.families.check_invariants()
         self.spans.check_invariants()
         self.policy.check_invariants()
-        rows = np.array([row for row in self.table.in_order() if row not in self.ready()], np.int64)
+        table, ready = self.table, self.ready()
+        kept = [row for row in table.in_order() if table.states[row] != WITHDRAWN and row not in ready]
+        rows = np.array(kept, np.int64)
         owned = np.zeros(max(len(self.tenants.uids), 1), np.int64)
         np.add.at(owned, self.table.column("owners")[rows], self.table.column("sizes")[rows].astype(np.int64))
         assert owned.tolist()[: len(self.tenants.uids)] == self.tenants.owned_bytes
