@@ -9,8 +9,8 @@ On the wire a message is a MessagePack map. Its `type` is the name of the class.
 field can be added without a new protocol version. An unknown `type` is an error of its own, which can be answered.
 
 Invariant: a message returned by `decode` has every field within its range. The constructor of a message checks
-nothing: a sender does not pay for validation. Ranges across fields (`tree_bytes` within `payload_bytes`, a part within
-its inbox) are checked by the code that handles the message.
+nothing: a sender does not pay for validation. Ranges across fields (a query within its inbox) are checked by the code
+that handles the message.
 
 `fds` is the number of descriptors that travel with a message. Descriptors are assigned to messages in the order in
 which both arrive.

@@ -113,8 +113,7 @@ class Session:
         self._model.check(self._witness, lambda: True)
         for name, version, tree in self._held:
             assert version_of(name, tree) == version, f"wrong: a view of {name} has changed"
-        store = daemon.status()["store"]
-        assert not store["found_corrupt"]
+        assert not daemon.status()["store"]["found_corrupt"]
 
     def _left(self) -> dict[str, int]:
         status = self._daemon.status()

@@ -282,7 +282,7 @@ class Instance:
         self._expect_daemon()
         with contextlib.suppress(TensordError):
             store = self.daemon.status()["store"]
-            assert not store["found_corrupt"], f"torn: {store['found_corrupt']} entries"
+            assert not store["found_corrupt"], f"torn: found_corrupt is {store['found_corrupt']}"
         self._await(lambda: not self._fault_of_index(), "all scans", lambda: f"leaked: {self._fault_of_index()}")
 
     def finish(self) -> None:

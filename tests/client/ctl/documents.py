@@ -53,7 +53,7 @@ def status(**changed: Any) -> dict[str, Any]:
             ],
         },
         "pins": 12,
-        "inboxes_bytes": 128 * MIB,
+        "inboxes": 2,
         "fence": "expedited",
         "remote": remote(),
         "store": store(),

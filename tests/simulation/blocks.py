@@ -1,0 +1,64 @@
+"""Small cached sequences: blocks of 16 tokens, each named by what it and those before it hold."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
+
+from tensord.shm.prefix import PrefixRecord, Tokens, block_key
+
+TAG = b"sequence"
+BLOCK = 16
+SCOPE = b"scope".ljust(16, b"-")
+LAYOUT = b"layout".ljust(16, b"-")
+
+
+class Block(NamedTuple):
+    """A block to put. Its payload is its packed record and nothing else."""
+
+    key: bytes
+    record: PrefixRecord
+    packed: bytes
+
+
+def text(words: Sequence[int]) -> Tokens:
+    """A sequence with a block of each word: (16 × words,) uint32."""
+    return np.repeat(np.asarray(words, np.uint32), BLOCK)
+
+
+def name(words: Sequence[int], tag: bytes = TAG) -> bytes:
+    """The key of the last block of `words`, which are all of its sequence."""
+    return block(words, tag).key
+
+
+def block(words: Sequence[int], tag: bytes = TAG) -> Block:
+    """The last block of `words`, which follows all those before."""
+    return _block(tuple(words), tag)
+
+
+def snapshot(words: Sequence[int], tag: bytes = TAG) -> Block:
+    """What continues `words` at their end."""
+    record = PrefixRecord(SCOPE, LAYOUT, False, True, BLOCK * len(words), 0, name(words, tag), (), BLOCK)
+    return _named(record, text([]), tag)
+
+
+@cache
+def _block(words: tuple[int, ...], tag: bytes) -> Block:
+    parent = None
+    for end in range(1, len(words)):
+        parent = _block(words[:end], tag).key
+    record = PrefixRecord(SCOPE, LAYOUT, False, False, BLOCK * (len(words) - 1), BLOCK, parent, (), BLOCK)
+    return _named(record, text(words[-1:]), tag)
+
+
+def _named(record: PrefixRecord, tokens: Tokens, tag: bytes) -> Block:
+    packed = record.pack(tokens).tobytes()
+    return Block(block_key(tag, packed), record, packed)
+
+
+def query(tokens: Tokens) -> PrefixRecord:
+    """All of a sequence, to ask for."""
+    return PrefixRecord(SCOPE, LAYOUT, False, False, 0, len(tokens), None, (), BLOCK)
