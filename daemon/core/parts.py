@@ -192,6 +192,7 @@ class Parts:
             self.runway.places.join,
             limits.rescan_s,
         )
+        self.runway.pages = self.host_memory
         self.matching = Matching(
             table, slots, self.agents, self.blocks, self.lifetimes.uses.used, outbox, limits.prefix_wait_s
         )
