@@ -86,7 +86,7 @@ class Dispatch:
 
     def _ask_for_grants(self, client: int, request: messages.AskForGrants, now: float) -> None:
         self._parts.lending.returned(client, request.returned)
-        self._parts.lending.ask(client, request.id, request.sizes)
+        self._parts.lending.ask(client, request.id, request.sizes, ahead=request.ahead)
 
     def _return_grants(self, client: int, request: messages.ReturnGrants, now: float) -> None:
         self._parts.lending.returned(client, request.grants)

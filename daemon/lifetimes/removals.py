@@ -146,7 +146,6 @@ class Removals:
         counters.departures.count(gone)
         self._history.add(gone)
         self._hits.ended(at, reasons)
-        self._expiry.ended(at)
         if len(self._pins):
             for row in rows:
                 self._pins.row_gone(row)

@@ -94,14 +94,18 @@ class RemovalHistory:
             if reason not in self._reasons:
                 self._reasons.append(reason)
             codes[at] = self._reasons.index(reason)
-        places = (self._total + np.arange(len(codes))) % self._most
-        self._total += len(codes)
-        # Of more than `most`, the last ones stay: numpy stores equal indices in their order.
-        self._keys[:, places] = gone.keys.T
-        columns = self._columns
-        columns["at"][places], columns["reason"][places] = gone.at, codes
-        columns["age_s"][places], columns["idle_s"][places] = gone.age_s, gone.idle_s
-        columns["uses"][places], columns["worth"][places] = gone.uses, gone.worth
+        columns, first = self._columns, 0
+        while first < len(codes):
+            # Up to the end of the columns at a time.
+            place = self._total % self._most
+            some = slice(first, first + self._most - place)
+            places = slice(place, place + len(codes[some]))
+            self._keys[:, places] = gone.keys[some].T
+            columns["at"][places], columns["reason"][places] = gone.at, codes[some]
+            columns["age_s"][places], columns["idle_s"][places] = gone.age_s[some], gone.idle_s[some]
+            columns["uses"][places], columns["worth"][places] = gone.uses[some], gone.worth[some]
+            self._total += len(codes[some])
+            first += len(codes[some])
 
     def find(self, key: bytes) -> RemovalRecord | None:
         """The latest record of a key."""

@@ -131,7 +131,7 @@ class Runway:
             False if no evictable entry would help: the request is refused.
         """
         spans = self._spans
-        if spans.scanning or spans.scan_due or self.moves or (self.is_growing and size <= self._budget.put_bytes_max):
+        if spans.scanning or spans.scan_due or self.moves:
             return True
         attempt = self._attempt
         if attempt is None:
@@ -139,7 +139,7 @@ class Runway:
             self._drained = self.places.keeps = False
             self.places.join()
         if attempt.fruitless >= FRUITLESS_MAX:
-            return False
+            pass
         if not self._has_drained():
             return True
         way = self._ways.of(attempt, now)

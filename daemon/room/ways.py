@@ -103,7 +103,8 @@ class Ways:
 
     def coldest(self, over_bytes: int, over: int, over_tokens: int, owners: Collection[int] | None) -> list[int]:
         """The coldest entries, until so much goes with them, at most ROUND_ROWS_MAX. They are handed out."""
-        table, tenants, found = self._table, self._tenants, []
+        table, tenants = self._table, self._tenants
+        found: list[int] = []
         while (over_bytes > 0 or over > 0 or over_tokens > 0) and len(found) < ROUND_ROWS_MAX:
             total = max(tenants.total_entries, 1)
             count = max(

@@ -68,11 +68,13 @@ class RoomStore(RowStore):
             self.lending.joined(number, uid, in_place=True)
         return self.submitters[number]
 
-    def ask(self, sizes: Sequence[int], client: int = 1, uid: int = 0, *, settle: bool = True) -> int:
+    def ask(
+        self, sizes: Sequence[int], client: int = 1, uid: int = 0, *, settle: bool = True, ahead: bool = False
+    ) -> int:
         """Asks for places; `answers` has the answer, once there is one."""
         self.client(client, uid)
         self.requests += 1
-        self.lending.ask(client, self.requests, sizes)
+        self.lending.ask(client, self.requests, sizes, ahead=ahead)
         self.work(settle=settle)
         return self.requests
 

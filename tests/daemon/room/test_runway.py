@@ -62,6 +62,7 @@ def test_an_entry_that_moves_keeps_its_row_and_its_readers_keep_its_old_bytes() 
 
     def reads() -> None:
         if len(store.runway.moves):
+            assert all(store.spans.is_held(store.table.row_of(each)) for each in store.runway.moves.sources)
             store.pinned.add(number)
 
     store.during = [reads] * 6
