@@ -17,8 +17,8 @@ from tensord.shm.keys import generation_of, make_key
 from tensord.shm.places import Spec
 from tensord.shm.prefix import PrefixRecord, block_key
 
+from ..daemon.core.blocks import BLOCK, TAG, Block, block, query, text
 from ..memory_bench import key
-from .blocks import BLOCK, TAG, Block, block, query, text
 
 KEYS: Final = 20
 TAGS: Final = (b"namespac", b"another ", TAG)
