@@ -34,8 +34,8 @@ PIECES_MAX: Final = 64
 
 @dataclass(slots=True, eq=False)
 class LentGrant:
-    """One grant. `span_id`: what its client pins. `seq`: of its slot, while the grant is the client's. `also`: (span id,
-    slot) of a former daemon's grants of some of the same bytes: which one has them is not known any more."""
+    """One grant. `span_id`: what its client pins. `seq`: of its slot, while the grant is the client's. `also`: span ids
+    and slots of a former daemon's grants of some of the same bytes: which one has them is not known any more."""
 
     number: int
     owner: int

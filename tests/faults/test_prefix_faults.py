@@ -17,7 +17,7 @@ from tensord.errors import BadPrefix, LimitReached, ParentGone, TensordError
 from tensord.ipc import messages
 from tensord.shm.prefix import Media, PrefixRecord, block_key
 
-from ..simulation.blocks import LAYOUT, SCOPE, block, query, text
+from ..daemon.core.blocks import LAYOUT, SCOPE, block, query, text
 from ..daemon_process import MIB, PATIENCE_S, Daemon, until
 from .payloads import key as key_of
 from .payloads import payload

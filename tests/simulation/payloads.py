@@ -17,7 +17,7 @@ from tensord.shm.keys import generation_of, make_key
 from tensord.shm.places import Spec
 from tensord.shm.prefix import PrefixRecord, block_key
 
-from .blocks import BLOCK, TAG, Block, block, query, text
+from ..daemon.core.blocks import BLOCK, TAG, Block, block, query, text
 from ..memory_bench import key
 
 KEYS: Final = 20

@@ -20,7 +20,7 @@ from tensord.client.core.ring_reader import RingReader
 from tensord.client.core.view import View
 from tensord.client.writing.options import PutOptions
 from tensord.client.writing.outcomes import Put
-from tensord.client.writing.put import Payload
+from tensord.client.writing.put import PutPayload
 from tensord.client.writing.puts import Puts
 from tensord.client.writing.reservation import Commit, Reservation
 from tensord.errors import DaemonUnavailable, LimitReached, ObjectTooLarge, TensordError, TimedOut
@@ -282,7 +282,7 @@ class Process:
         array_of(number, tree)[:] = 0xEE
 
     def _committer(self, put: Put, options: PutOptions, deadline: float) -> Commit:
-        def commit(key: bytes, filled: Payload, given: PutOptions, wait: bool, timeout_s: float | None) -> Put:
+        def commit(key: bytes, filled: PutPayload, given: PutOptions, wait: bool, timeout_s: float | None) -> Put:
             self.puts.put(put, filled, options, deadline)
             return put
 

@@ -169,9 +169,9 @@ class World:
             def written(payload: Any, memory: memoryview, start: int) -> None:
                 whole = memoryview(bytearray(payload.payload_bytes))
                 write(payload, whole, 0)
-                for at in range(0, len(whole), PIECE_BYTES):
-                    piece = whole[at : at + PIECE_BYTES]
-                    memory[start + at : start + at + len(piece)] = piece
+                for low in range(0, len(whole), PIECE_BYTES):
+                    piece = whole[low : low + PIECE_BYTES]
+                    memory[start + low : start + low + len(piece)] = piece
                     for _ in range(chance.choice([0, 1, 1, 4])):
                         self.meanwhile()
 
