@@ -47,7 +47,7 @@ class Store:
         policy: the name of the replacement policy.
         unix_at_zero_s: the Unix time at time 0, for times shown to people. The caller of a query sets it anew, since
             the wall clock may have been set meanwhile.
-        seed: of the prefix index; random and secret.
+        seed: of the prefix index, and of the keys of grants; 128 random bits that nobody else knows.
         quotas: the limits on one uid; None: no limits.
     """
 

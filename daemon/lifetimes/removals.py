@@ -3,7 +3,7 @@
     end(rows, reason) ─ Spans.end ─┐
     victims after a scan ──────────┴→ `gone`, a batch: counters, histograms, history, hits, announcements
 
-Reasons: capacity, entries, tokens, index_bucket, pressure, emergency (victims); ttl, explicit, cleared, invalidated,
+Reasons: capacity, entries, tokens, pressure, emergency (victims); ttl, explicit, cleared, invalidated,
 corrupt. The descendants of an ended entry end for the same reason, in slices.
 
 Owns the entries that have ended and have children which have not. Does not own spans (`store.spans`), the choice of

@@ -22,7 +22,7 @@ from ...shm.layout import KEY_BYTES
 RECORDS_MAX: Final = 1 << 16
 LATEST: Final = 1024
 """The number of latest records that the medians cover."""
-MADE_ROOM: Final = frozenset({"capacity", "entries", "tokens", "index_bucket", "pressure", "emergency"})
+MADE_ROOM: Final = frozenset({"capacity", "entries", "tokens", "pressure", "emergency"})
 """The reasons of removals for which the policy chose the entry."""
 LOOKS_MAX: Final = 256
 """Records that one query for a key's beginning examines."""

@@ -298,4 +298,3 @@ class Lending:
         self._grants.check_invariants([each for s in self.submitters.values() for each in s.grants.values()])
         for request in (*self._turns, *self._held):
             assert self.submitters[request.submitter.client] is request.submitter
-

@@ -67,7 +67,8 @@ class View:
 
 @dataclass(eq=False)
 class Place:
-    """A place that a client was lent. `view`: the client's pin, with what it has written."""
+    """A place that a client was lent, as far as it is not used. `view`: the client's pin, with what it has written at
+    the beginning."""
 
     grant: int
     offset: int
@@ -102,6 +103,7 @@ class Stand(RemoteSide):
         self.bytes = bytearray(ring_bytes)
         self.policy = policy
         self.now = 0.0
+        self.requests = 10_000
         self.views: list[View] = []
         self.gone: set[int] = set()
         """The pages that the system has."""
@@ -141,17 +143,19 @@ class Stand(RemoteSide):
         self.records: dict[int, int] = {}
         """The number of each client's last record."""
         self.places: dict[int, list[Place]] = {}
-        """Places that a client has, and has not written a record for."""
+        """Places that a client has."""
         self.told: list[dict[str, Any]] = []
 
-    def restart(self, *clients: int) -> None:
+    def restart(self, *clients: int, settles: bool = True) -> None:
         """The next daemon takes the memory over. Views stay; what was under way is lost."""
-        starts = sorted(page * PAGE_BYTES for page in self.gone)
+        starts = sorted(page * PAGE_BYTES for page in self.gone if page * PAGE_BYTES < self.ready_bytes)
         self._begin(IndexWriter(self.index_bytes, self.geometry), self.epoch + 1)
         for _ in self.store.recover(self.now, [(start, PAGE_BYTES) for start in starts]):
             pass
+        self.grow(self.ready_bytes, more=self.ready_bytes < len(self.bytes))
         self.join(*clients)
-        self.settle()
+        if settles:
+            self.settle()
 
     # ---- one step at a time
 
@@ -326,9 +330,14 @@ class Stand(RemoteSide):
 
     # ---- what clients do
 
+    def next_request(self) -> int:
+        """A number that no request has had."""
+        self.requests += 1
+        return self.requests
+
     def ask(self, client: int, *payload_bytes: int, returned: Sequence[Place] = ()) -> int:
         """Asks for places of such payloads. Returns the request's number."""
-        request = 10_000 + len(self.answers[client])
+        request = self.next_request()
         self.give_up(client, returned)
         sizes, numbers = [span_bytes(size) for size in payload_bytes], [place.grant for place in returned]
         self.send(client, messages.AskForGrants(request, sizes, numbers))
@@ -377,12 +386,18 @@ class Stand(RemoteSide):
         prefix: int = 0,
         agent: int = 0,
     ) -> bytes:
-        """The client's next record: of all that it has written into a place, which is used up, or given up."""
+        """The client's next record, of what it has written into a place. What is left of the place stays its own."""
         self.records[client] += 1
-        return RECORD.pack(
+        record = RECORD.pack(
             self.records[client], key, place.offset, len(place.view.content), 1, claim or 0, parent or NO_KEY, cost_ms,
             ttl_s or 0.0, place.grant, min(tree, len(place.view.content)), tokens, prefix, agent, 0,
         )  # fmt: skip
+        used = span_bytes(len(place.view.content))
+        place.offset, place.size = place.offset + used, place.size - used
+        place.view.offset, place.view.content = place.offset + SPAN_HEADER_BYTES, b""
+        if not place.size:
+            self.give_up(client, [place])
+        return record
 
     def submit(self, client: int, *records: bytes, errors: dict[int, TensordError] | None = None) -> None:
         """The daemon takes records out of the client's queue. `errors`: as for `Store.submitted`."""
@@ -411,7 +426,6 @@ class Stand(RemoteSide):
         """Puts what is written in a place; all settles."""
         self.submit(client, self.record(client, place, name, **more))
         number = self.records[client]
-        self.give_up(client, [place])
         self.settle()
         return self.outcome(client, number)
 
@@ -437,16 +451,14 @@ class Stand(RemoteSide):
         """A block of each word, one after the other; their outcomes."""
         return [self.put_block(block(words[: end + 1]), **more) for end in range(len(words))]
 
-    def match(self, *words: int, client: int = 1, agent: str = "") -> messages.Matched | messages.Error:
-        """What is cached of a sequence of these words with a token behind it."""
+    def match(self, *words: int, client: int = 1, agent: str = "") -> messages.Matched | None:
+        """What is cached of a sequence of these words with a token behind it; None while a new daemon does not know."""
         tokens: Tokens = np.append(text(words), np.uint32(999_999))
         record: PrefixRecord = query(tokens)
-        request = 10_000 + len(self.answers[client])
-        self.do(
-            PrefixAsked(client, messages.MatchPrefix(request, TAG, 0, record.record_bytes, agent), record, tokens)
-        )
-        answer: messages.Matched | messages.Error = self.answers[client][-1]
-        return answer
+        request = self.next_request()
+        self.do(PrefixAsked(client, messages.MatchPrefix(request, TAG, 0, record.record_bytes, agent), record, tokens))
+        found = (a for a in self.answers[client] if isinstance(a, messages.Matched) and a.id == request)
+        return next(found, None)
 
     def matched(self, *words: int) -> int:
         """How many blocks of these words are cached. Not a use of any."""
