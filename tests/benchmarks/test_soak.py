@@ -57,4 +57,4 @@ def test_every_leak_of_a_worker_is_reported() -> None:
         until(lambda: claim.state == "compute", "the claim")
         leaked = host.leaked(patience_s=0.1)
         lease.release()
-    assert {name for name, amount in leaked.items() if amount} == leaked.keys() - {"puts"}
+    assert {name for name, amount in leaked.items() if amount} == leaked.keys() - {"grants_waiting", "inboxes"}
