@@ -526,7 +526,7 @@ class Stand(RemoteSide):
         assert status["resident_bytes"] + status["withdrawn_bytes"] == self.store.parts.holes.capacity_bytes
         assert status["used_bytes"] == self.used_bytes
         for slot in self.index.slots():
-            if slot.span_id:
+            if slot.published:
                 pages = range(slot.offset // PAGE_BYTES, (slot.offset + span_bytes(slot.payload_bytes) - 1) // PAGE_BYTES)
                 assert self.gone.isdisjoint(pages), "a span is where nothing is"
 
