@@ -525,7 +525,7 @@ class AnyOrder(RuleBasedStateMachine):
             self.take_all(client)
             self.give_back(client)
         # One that waits for its client to use what it has gets its turn once that is given back.
-        for _ in range(20):
+        for _ in range(10 + len(self.asked)):
             stand.pass_time(4)
             for client in self.queues:
                 self.give_back(client)
