@@ -17,9 +17,8 @@ import errno
 import fcntl
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from itertools import islice
 from mmap import mmap
 from typing import Any, Final, Self
 
@@ -187,7 +186,8 @@ class Segments:
         count_punch(self._index_map)
 
     def write_checksum(self, offset: int, checksum: int) -> None:
-        """Writes the checksum of a payload into the header of its span, at `offset`; one word, as `write_expiry`."""
+        """Writes the checksum of a payload into the header of its span, at `offset`: one word, so that a
+        reader sees 0 or the checksum."""
         self.ring[offset + SPAN_CHECKSUM_AT :][:8].view(np.uint64)[0] = checksum
 
     def summed(self, slot: Slot) -> tuple[bool, int]:
@@ -272,15 +272,23 @@ class Segments:
         """The readers of all lanes. `forget_abandoned` closes some of them."""
         return [lane.reader for lane in self._lanes.values()]
 
-    def read_pins(self) -> list[HeldLane]:
-        """All lanes with updated numbers of pins. For display only: the pins are read without a fence, so no span may
-        be reclaimed because of them.
+    def read_pins(self, lent: Collection[int]) -> list[tuple[HeldLane, int]]:
+        """All lanes, and how many entries each pins. `lent`: the span ids of grants, which are no entries. For display
+        only: the pins are read without a fence, so no span may be reclaimed because of them.
 
-        Only the first LANES_READ_MAX lanes are updated. The others have the numbers of the last scan or count.
+        Only the first LANES_READ_MAX lanes are read. The others have the numbers of the last scan or count.
         """
-        for lane in islice(self._lanes.values(), LANES_READ_MAX):
-            lane.reader.pins(self._scratch)
-        return self.lanes
+        grants = np.sort(np.fromiter(lent, np.uint64, len(lent)))
+        found: list[tuple[HeldLane, int]] = []
+        for number, lane in enumerate(self._lanes.values()):
+            pinned = lane.reader.pinned
+            if number < LANES_READ_MAX:
+                ids = lane.reader.pins(self._scratch)
+                pinned = len(ids)
+                if pinned and len(grants):
+                    pinned -= int((np.searchsorted(grants, ids, "right") - np.searchsorted(grants, ids)).sum())
+            found.append((lane, pinned))
+        return found
 
     def lanes_pinning(self, span_id: int) -> list[HeldLane] | None:
         """The lanes that pin a span now, for display only, as `read_pins`. None if there are more than

@@ -9,8 +9,8 @@ On the wire a message is a MessagePack map. Its `type` is the name of the class.
 field can be added without a new protocol version. An unknown `type` is an error of its own, which can be answered.
 
 Invariant: a message returned by `decode` has every field within its range. The constructor of a message checks
-nothing: a sender does not pay for validation. Ranges across fields (`tree_bytes` within `payload_bytes`, a part within
-its inbox) are checked by the code that handles the message.
+nothing: a sender does not pay for validation. Ranges across fields (a query within its inbox) are checked by the code
+that handles the message.
 
 `fds` is the number of descriptors that travel with a message. Descriptors are assigned to messages in the order in
 which both arrive.
@@ -97,7 +97,7 @@ class AskForGrants(StoreRequest, frozen=True):
     """Asks for places of `sizes` bytes each (of spans, headers included), the most urgent one first.
 
     Answered once, with as many as can be lent now, but only after the first can be lent or is refused. `returned`: as
-    `ReturnGrants`.
+    `ReturnGrants`. `ahead`: no put waits for the places; then there are none if the client has enough unused ones.
     """
 
     answered_by = GrantsLent
@@ -105,6 +105,7 @@ class AskForGrants(StoreRequest, frozen=True):
     id: Id
     sizes: Sizes
     returned: Numbers = msgspec.field(default_factory=list)
+    ahead: bool = False
 
 
 class ReturnGrants(StoreRequest, frozen=True):

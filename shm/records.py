@@ -44,6 +44,12 @@ def agent_number(name: str) -> int:
     return (crc32(name.encode("utf-8", "surrogatepass")) or 1) if name else 0
 
 
+def first_number(records: memoryview) -> int:
+    """The number of the first of these records."""
+    number: int = _HEAD.unpack_from(records)[0]
+    return number
+
+
 class Submissions:
     """The client's end. Thread-safe.
 

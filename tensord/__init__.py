@@ -16,7 +16,7 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 if "t" in sys.abiflags:
     # Views are pinned and released without locks, by operations that the GIL makes atomic (shm/lanes.py).

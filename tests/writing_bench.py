@@ -131,7 +131,13 @@ class WritingBench:
         return self._requests
 
     def ask_for_grants(
-        self, request: int, sizes: Sequence[int], returned: Sequence[int], timeout_s: float = 0.0
+        self,
+        request: int,
+        sizes: Sequence[int],
+        returned: Sequence[int],
+        timeout_s: float = 0.0,
+        *,
+        ahead: bool = False,
     ) -> bool:
         self.asked.append((list(sizes), list(returned)))
         self._asks.append((request, sizes, returned))

@@ -190,15 +190,15 @@ class EncoderCacheManager:
             known.lease = self._cache.get(wanted.key)
         return self._cache.hold(wanted.key)
 
-    def store(self, request: EncoderRequest, input_id: int, tree: Any, *, timeout_s: float = 0.0) -> Put | None:
+    def store(self, request: EncoderRequest, input_id: int, tree: Any, *, timeout_s: float = 0.05) -> Put | None:
         """Puts an encoder output into the ring, for all engines. Returns once the payload is copied.
 
         The first call after the daemon stored it pins it, if a request still needs it.
 
         Args:
             tree: as for `Client.put`.
-            timeout_s: seconds to wait for room in the inbox; with 0 the put is lost if there is none. A payload over
-                half of the inbox's size needs more than 0, as it is streamed.
+            timeout_s: seconds to wait for room, if the client has none: the first time, and for an output that is
+                larger than those before it.
 
         Returns:
             The put; None without a cache.

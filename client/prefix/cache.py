@@ -147,7 +147,7 @@ class PrefixCache:
             ttl_s: seconds until the new blocks expire, unless they have child blocks. Default: the daemon's setting.
             wait: return only once the put is settled. If the daemon evicts a parent block meanwhile, the put is
                 repeated from there, up to three times; without `wait` only while blocks are still being copied.
-            timeout_s: seconds to wait for room in the inbox and, with `wait`, for the daemon.
+            timeout_s: seconds to wait for room and, with `wait`, for the daemon.
 
         Returns:
             The put and its state. A refusal or an absent daemon is a state, and raises nothing.

@@ -37,6 +37,7 @@ GRANTS_MAX: Final = 1024
 RETURNED_MAX: Final = 1024
 """The most grants that one message returns."""
 SIZES_KEPT: Final = 64
+ERRORS_MAX: Final = 64
 LEAST_BYTES: Final = span_bytes(1)
 """A grant with less is used up."""
 
@@ -78,12 +79,18 @@ class Arena:
         self._live: dict[int, _Ended] = {}
         self._over: deque[_Ended] = deque()
         """Grants in which nothing more is written, and which the daemon does not know yet."""
-        self._requests: dict[int, TensordError | None] = {}
-        """Requests that puts wait for: why it was refused, once it was."""
-        self._unasked = True
-        """No request for places ahead of need is under way."""
+        self._asked: dict[int, int] = {}
+        """Requests that are not answered: the bytes of the largest place."""
+        self._ahead_request = 0
+        """The one for places ahead of need; 0: none is under way."""
+        self._errors: dict[int, TensordError] = {}
+        """Why requests were refused lately."""
+        self._waiting: set[object] = set()
+        """One object for each put that waits."""
         self._quiet = False
         self.ended: TensordError | None = None
+        self.away: TensordError | None = None
+        """Why no put waits for a place, while the daemon does not answer."""
 
     @property
     def left_bytes(self) -> int:
@@ -112,7 +119,7 @@ class Arena:
                 self._left_bytes -= left
             self._lately.append(size_bytes)
             self._quiet = False
-        if self._left_bytes < self._low_bytes and self._unasked:
+        if self._left_bytes < self._low_bytes and not self._ahead_request:
             self._ask_ahead()
         return grant, offset
 
@@ -124,28 +131,26 @@ class Arena:
             TimedOut: there was none at `deadline`, in seconds of `time.monotonic()`.
             TensordError: as `ended`.
         """
-        request = 0
+        request, is_own, here = 0, False, object()
         with self._lock:
             self._ahead = min(2 * self._ahead, AHEAD_MAX)
             self._lately.append(size_bytes)
         try:
+            self._waiting.add(here)
             while True:
                 # Before the look, so that what comes after it ends the wait.
                 seen = self._wire.bells
-                if self.ended is not None:
-                    raise self.ended
+                if (error := self.ended or self.away) is not None:
+                    raise error
                 if (taken := self.take(size_bytes)) is not None:
                     return taken
-                answer = self._requests.get(request, _ANSWERED)
-                if answer is _ANSWERED:
+                if request not in self._asked:
                     # The first time, or another thread was faster, or the place was too small.
-                    with self._lock:
-                        self._requests.pop(request, None)
-                        request, sizes = self._next_request(size_bytes)
-                        self._requests[request] = None
-                    self._say(request, sizes, max(0.0, deadline - time.monotonic()))
-                elif answer is not None:
-                    raise answer
+                    if is_own and (error := self._errors.get(request)) is not None:
+                        raise error
+                    request, is_own = self._joined(size_bytes), False
+                    if not request:
+                        request, is_own = self._ask(size_bytes, deadline), True
                 left_s = deadline - time.monotonic()
                 if left_s <= 0:
                     raise TimedOut(
@@ -154,7 +159,17 @@ class Arena:
                     )
                 self._wire.wait_for_bell(seen, left_s)
         finally:
-            self._requests.pop(request, None)
+            self._waiting.discard(here)
+
+    def _joined(self, size_bytes: int) -> int:
+        """A request under way whose answer may bring a place of this size; 0: none."""
+        return next((number for number, most in list(self._asked.items()) if most >= size_bytes), 0)
+
+    def _ask(self, size_bytes: int, deadline: float) -> int:
+        with self._lock:
+            request, sizes = self._next_request(size_bytes)
+        self._say(request, sizes, max(0.0, deadline - time.monotonic()))
+        return request
 
     def granted(self, request: int, grants: Sequence[Granted], error: TensordError | None = None) -> None:
         """The daemon's answer to a request. For the connection, which raises `bells` afterwards."""
@@ -176,10 +191,14 @@ class Arena:
             # Counted anew: an exception of a signal handler may have come between two steps of `take`.
             self._left_bytes = sum(left_bytes for left_bytes, _, _ in self._grants)
             self._low_bytes = self._left_bytes // 2
-            if request in self._requests:
-                self._requests[request] = error or _ANSWERED
-            else:
-                self._unasked = True
+        if error is not None:
+            if len(self._errors) >= ERRORS_MAX:
+                self._errors.clear()
+            self._errors[request] = error
+        # Last: whoever waits for the answer finds the places, or the error.
+        self._asked.pop(request, None)
+        if request == self._ahead_request:
+            self._ahead_request = 0
 
     def rest(self) -> None:
         """Gives back what is not needed, if nothing was put since the last call. For the connection, once a second."""
@@ -194,16 +213,10 @@ class Arena:
             pass
         self._memory.tidy()
 
-    def refuse(self, error: TensordError) -> None:
-        """No put waits for a place any more: the daemon does not answer. For the connection, as `granted`."""
-        for request in list(self._requests):
-            if request in self._requests:
-                self._requests[request] = error
-
     @property
     def waiting(self) -> bool:
         """Whether a put waits for a place."""
-        return bool(self._requests)
+        return bool(self._waiting)
 
     def end(self, error: TensordError) -> None:
         """The connection is lost: nothing more is lent, and no put waits. A copy that is under way keeps its pin.
@@ -218,33 +231,35 @@ class Arena:
     def _ask_ahead(self) -> None:
         try:
             with self._lock:
-                if not self._unasked:
+                if self._ahead_request:
                     return
-                self._unasked = False
-                request, sizes = self._next_request(0)
-            if not self._say(request, sizes):
-                self._unasked = True
+                self._ahead_request, sizes = self._next_request(0)
+            self._say(self._ahead_request, sizes, ahead=True)
         except BaseException:
-            self._unasked = True
+            self._ahead_request = 0
             raise
 
-    def _say(self, request: int, sizes: Sequence[int], timeout_s: float = 0.0) -> bool:
+    def _say(self, request: int, sizes: Sequence[int], timeout_s: float = 0.0, *, ahead: bool = False) -> bool:
         """Sends a request, with the grants that are over. Returns whether it was sent; if not, they go with the next
         one, also after an exception of a signal handler. Then they may go twice: the daemon ignores the second time."""
         over: list[_Ended] = []
+        sent = False
         try:
+            if sizes:
+                self._asked[request] = max(sizes)
             with suppress(IndexError):
                 # One step of the interpreter, also if the last call raises.
                 over.extend(islice(iter(self._over.popleft, None), RETURNED_MAX))
-            sent = self._wire.ask_for_grants(request, sizes, [each.number for each in over], timeout_s)
-        except BaseException:
-            self._over.extend(over)
-            raise
+            sent = self._wire.ask_for_grants(request, sizes, [each.number for each in over], timeout_s, ahead=ahead)
+        finally:
+            if not sent:
+                self._asked.pop(request, None)
+                self._over.extend(over)
+                if request == self._ahead_request:
+                    self._ahead_request = 0
         if sent:
             for each in over:
                 self._live.pop(each.number, None)
-        else:
-            self._over.extend(over)
         return sent
 
     def _next_request(self, first_bytes: int) -> tuple[int, list[int]]:
@@ -266,7 +281,3 @@ class Arena:
         """Lets go of the smallest grants. The caller has the lock."""
         for _ in range(count):
             self._left_bytes -= self._grants.pop(0)[0]
-
-
-_ANSWERED: Final = TensordError("answered")
-"""Stands for no error of a request that was answered."""

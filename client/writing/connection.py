@@ -45,7 +45,13 @@ class Wire(Protocol):
         ...
 
     def ask_for_grants(
-        self, request: int, sizes: Sequence[int], returned: Sequence[int], timeout_s: float = 0.0
+        self,
+        request: int,
+        sizes: Sequence[int],
+        returned: Sequence[int],
+        timeout_s: float = 0.0,
+        *,
+        ahead: bool = False,
     ) -> bool:
         """Asks for a place of each size, in bytes of spans, the most urgent first. Does not wait for an answer.
 
@@ -56,6 +62,7 @@ class Wire(Protocol):
             returned: numbers of grants in which nothing more is written. The records of all that was written there are
                 in the queue: the daemon takes these first, and then has the rest of each place back.
             timeout_s: how long it may take to send the message.
+            ahead: no put waits for the places.
 
         Returns:
             Whether the message was sent.

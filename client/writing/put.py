@@ -29,7 +29,7 @@ takes 0.6 of its copy; the daemon sums larger ones when it has time."""
 _sum = xxhash.xxh3_64_intdigest
 
 
-class Payload(Protocol):
+class PutPayload(Protocol):
     """What is put: a tree header, and what writes the whole payload, header included."""
 
     @property
@@ -65,7 +65,7 @@ class Writer:
     def put(
         self,
         put: Put,
-        payload: Payload,
+        payload: PutPayload,
         deadline: float,
         tokens: int = 0,
         ttl_s: float = 0.0,

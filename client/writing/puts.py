@@ -27,7 +27,7 @@ from ...errors import DaemonUnavailable, Invalidated, Refusal, TensordError, Tim
 from ...ipc import messages
 from ...ipc.blocking import BlockingChannel
 from ...ipc.descriptors import no_descriptor
-from ...shm.layout import ASLEEP_AT, LANE_PLACES
+from ...shm.layout import ASLEEP_AT, EPOCH_AT, LANE_PLACES
 from ...shm.records import NO_KEY, SUBMITTED_AT, Submissions, agent_number
 from ...shm.segments import ring_not_mapped
 from ..core.aside import aside, later
@@ -39,7 +39,7 @@ from .inbox import Inbox
 from .memory import RingMemory, WritableMemory
 from .options import PutOptions
 from .outcomes import Outcomes, Put
-from .put import Payload, Writer, state_for
+from .put import PutPayload, Writer, state_for
 from .wire import ChannelWire
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ _TOLD_MAX: Final = 1024
 _log = logging.getLogger("tensord")
 
 
-class Attached(NamedTuple):
+class PutAttachment(NamedTuple):
     """One attachment. `place`: of the lane, in the index's tables."""
 
     channel: BlockingChannel
@@ -72,21 +72,21 @@ class Puts:
         self._link = link
         self.writer: Writer | None = None
         self.why_lost = WENT
-        self._attached: Attached | None = None
-        self._opened: tuple[Attached, Writer, ChannelWire] | None = None
+        self._attached: PutAttachment | None = None
+        self._opened: tuple[PutAttachment, Writer, ChannelWire] | None = None
         self._beginning, self._making = threading.Lock(), threading.Lock()
         """Held in threads that no signal handler interrupts."""
-        self._opening: tuple[Attached, LockFuture] | None = None
+        self._opening: tuple[PutAttachment, LockFuture] | None = None
         self._ring: tuple[int, object, RingMemory] | None = None
         """The ring's inode, the lane, and the memory that both were opened for last."""
-        self._inbox: tuple[Attached, Inbox] | None = None
+        self._inbox: tuple[PutAttachment, Inbox] | None = None
         self.query_lock = threading.RLock()
         """Held from the writing of a query to the daemon's answer."""
         self._told: set[str] = set()
 
     # ---- threads that put
 
-    def put(self, put: Put, payload: Payload, options: PutOptions, deadline: float) -> None:
+    def put(self, put: Put, payload: PutPayload, options: PutOptions, deadline: float) -> None:
         """Puts a payload with checked options. Returns once it is written, or the put has ended. `deadline`: in seconds
         of `time.monotonic()`."""
         writer, opened = self.writer, self._opened
@@ -135,7 +135,7 @@ class Puts:
 
     def attached(self, channel: BlockingChannel, view: View, place: int) -> None:
         """A new connection."""
-        self._attached = Attached(channel, view, place)
+        self._attached = PutAttachment(channel, view, place)
         self.why_lost = WENT
 
     def received(self, message: messages.GrantsLent | messages.PutRefused | messages.Settled) -> None:
@@ -168,11 +168,8 @@ class Puts:
         opened = self._opened
         if opened is None:
             return
-        if error is None:
-            self.writer = opened[1]
-            return
-        self.writer = None
-        opened[1].arena.refuse(error)
+        opened[1].arena.away = error
+        self.writer = opened[1] if error is None else None
         opened[2].rang()
 
     @property
@@ -229,12 +226,14 @@ class Puts:
         """The future of the writer, which another thread makes."""
         with self._beginning:
             attached = self._current()
-            if self._opening is None or self._opening[0] is not attached:
-                self._opening = attached, LockFuture()
-                later(partial(self._open, *self._opening))
-            return self._opening[1]
+            # Once: its thread forgets it at its end.
+            opening = self._opening
+            if opening is None or opening[0] is not attached:
+                opening = self._opening = attached, LockFuture()
+                later(partial(self._open, *opening))
+            return opening[1]
 
-    def _open(self, attached: Attached, opening: LockFuture) -> None:
+    def _open(self, attached: PutAttachment, opening: LockFuture) -> None:
         try:
             with self._making:
                 opening.set_result(self._made(attached))
@@ -243,7 +242,7 @@ class Puts:
         finally:
             self._opening = None
 
-    def _made(self, attached: Attached) -> Writer:
+    def _made(self, attached: PutAttachment) -> Writer:
         if self._opened is not None and self._opened[0] is attached:
             self.writer = writer = self._opened[1]
             return writer
@@ -259,7 +258,7 @@ class Puts:
         submissions = Submissions(lane_words, SUBMITTED_AT, queue, settled, place, asleep)
         memory = self._memory(attached, submissions)
         wire = ChannelWire(channel, asleep, self._link.next_id)
-        outcomes = Outcomes(lane_words, settled, refusals, place, wire)
+        outcomes = Outcomes(lane_words, settled, refusals, place, wire, words[EPOCH_AT >> 3 : (EPOCH_AT >> 3) + 1])
         arena = Arena(memory, wire, view.ring_bytes // SHARE)
         writer = Writer(memory, arena, submissions, outcomes, wire, self._link.limits.object_bytes_max)
         self._opened = attached, writer, wire
@@ -270,7 +269,7 @@ class Puts:
             raise self._link.unavailable()
         return writer
 
-    def _memory(self, attached: Attached, submissions: Submissions) -> WritableMemory:
+    def _memory(self, attached: PutAttachment, submissions: Submissions) -> WritableMemory:
         """The ring, if the daemon allows to write into it; else an inbox."""
         view = attached.view
         try:
@@ -302,7 +301,7 @@ class Puts:
 
     def _new_inbox(
         self,
-        attached: Attached,
+        attached: PutAttachment,
         ring_bytes: int,
         timeout_s: float,
         progress: Callable[[], tuple[int, int]] = lambda: (0, 0),
@@ -315,7 +314,7 @@ class Puts:
 
     def _answer(
         self,
-        attached: Attached,
+        attached: PutAttachment,
         make: Callable[[int], messages.Message],
         timeout_s: float,
         fds: tuple[int, ...] = (),
@@ -323,7 +322,7 @@ class Puts:
         asked = self._link.ask(make, timeout_s, connected=attached.channel, fds=fds)
         return self._link.answers.wait(asked, timeout_s)
 
-    def _current(self) -> Attached:
+    def _current(self) -> PutAttachment:
         attached = self._attached
         if attached is None or self._link.connection is not attached.channel:
             raise self._link.unavailable()

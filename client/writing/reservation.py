@@ -17,9 +17,9 @@ from ...shm.packing import pack_spec
 from ...shm.recipe import recipe
 from .options import PutOptions
 from .outcomes import Put
-from .put import Payload, too_large
+from .put import PutPayload, too_large
 
-Commit = Callable[[bytes, Payload, PutOptions, bool, float | None], Put]
+Commit = Callable[[bytes, PutPayload, PutOptions, bool, float | None], Put]
 """Puts a payload: key, payload, options, whether to wait, time limit in seconds."""
 
 

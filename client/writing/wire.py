@@ -34,10 +34,16 @@ class ChannelWire:
         self._named: set[str] = set()
 
     def ask_for_grants(
-        self, request: int, sizes: Sequence[int], returned: Sequence[int], timeout_s: float = 0.0
+        self,
+        request: int,
+        sizes: Sequence[int],
+        returned: Sequence[int],
+        timeout_s: float = 0.0,
+        *,
+        ahead: bool = False,
     ) -> bool:
         if sizes:
-            return self._said(messages.AskForGrants(request, list(sizes), list(returned)), timeout_s)
+            return self._said(messages.AskForGrants(request, list(sizes), list(returned), ahead), timeout_s)
         return self._said(messages.ReturnGrants(list(returned)), timeout_s)
 
     def ring_bell(self) -> None:

@@ -138,7 +138,8 @@ class Documents:
         return self._merges[type(message)](await answer, await governed)
 
     async def _entries(self, message: messages.EntriesQuery, sender: Sender) -> dict[str, Any]:
-        """The requested number of entries, or fewer at the end of the list. The store returns them in parts."""
+        """The requested number of entries, or fewer at the end of the list, and `behind`: the cursor of the next ones,
+        hexadecimal, None at the end. The store returns them in parts."""
         rows: list[dict[str, Any]] = []
         after = message.after
         while True:
@@ -149,7 +150,7 @@ class Documents:
             rows += part["entries"]
             after = part["behind"]
             if after is None or len(rows) == message.count:
-                return {"entries": rows}
+                return {"entries": rows, "behind": None if after is None else after.hex()}
 
     async def status(self) -> dict[str, Any]:
         """The body of the answer to a StatusQuery, with that to a LatencyQuery as `latency`."""

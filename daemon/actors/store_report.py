@@ -30,7 +30,7 @@ from .remote import RemoteThreads
 
 HELD_BY_MAX: Final = 4
 """Lanes listed of those that pin the entry of a query."""
-_MUST_STAY_0: Final = ("evicted_while_pinned", "found_corrupt")
+_MUST_STAY_0: Final = ("found_corrupt",)
 _AT_START: Final = "It grows at a start only: free memory, and restart the daemon. At its last start"
 
 
@@ -163,7 +163,7 @@ class StoreReport:
             "clients": len(self._clients),
             "lanes": len(lanes),
             "lanes_orphaned": sum(lane.client is None for lane in lanes),
-            "pins": sum(lane.reader.pinned for lane in self._memory.read_pins()),
+            "pins": sum(pins for _, pins in self._memory.read_pins(self._store.lent_span_ids())),
             "inboxes": self._copier.inboxes,
             "fence": "expedited" if self._memory.fence_is_quick else "global",
             "quotas": {
@@ -191,7 +191,7 @@ class StoreReport:
 
     def _client_rows(self, query: messages.ClientsQuery) -> dict[str, Any]:
         rows: list[dict[str, Any]] = []
-        for lane in self._memory.read_pins():
+        for lane, pins in self._memory.read_pins(self._store.lent_span_ids()):
             joined = self._clients.get(lane.client) if lane.client is not None else None
             rows.append(
                 {
@@ -202,7 +202,7 @@ class StoreReport:
                     "uid": joined.peer.uid if joined else lane.uid,
                     "lane": lane.reader.lane_id,
                     "orphaned": lane.client is None,
-                    "pins": lane.reader.pinned,
+                    "pins": pins,
                     "hits": lane.reader.hits,
                     "misses": lane.reader.misses,
                 }

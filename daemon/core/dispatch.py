@@ -73,7 +73,7 @@ class Dispatch:
     def _client_joined(self, event: events.ClientJoined, now: float) -> None:
         assert event.client not in self._parts.outbox.clients, "client numbers are not used again"
         self._parts.outbox.clients[event.client] = StoreClient(event.uid, event.name)
-        self._parts.lending.joined(event.client, event.uid, in_place=False)
+        self._parts.lending.joined(event.client, event.uid, in_place=False).expected = 0
 
     def _writes_in_place(self, event: events.WritesInPlace, now: float) -> None:
         self._parts.lending.writes_in_place(event.client, True)
@@ -86,7 +86,7 @@ class Dispatch:
 
     def _ask_for_grants(self, client: int, request: messages.AskForGrants, now: float) -> None:
         self._parts.lending.returned(client, request.returned)
-        self._parts.lending.ask(client, request.id, request.sizes)
+        self._parts.lending.ask(client, request.id, request.sizes, ahead=request.ahead)
 
     def _return_grants(self, client: int, request: messages.ReturnGrants, now: float) -> None:
         self._parts.lending.returned(client, request.grants)

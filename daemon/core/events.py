@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from typing import Final
 
+import numpy as np
+import numpy.typing as npt
 from msgspec import Struct
 
 from ...errors import TensordError
@@ -175,7 +177,7 @@ class Accessed(Struct, frozen=True):
     that found nothing. `lost`: further hits whose records were overwritten or left out.
     """
 
-    span_ids: Sequence[int]
+    span_ids: Sequence[int] | npt.NDArray[np.uint64]
     misses: int = 0
     lost: int = 0
 

@@ -6,9 +6,10 @@ parts that it uses when it is created, so no two refer to each other.
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
+from hashlib import blake2b
+from itertools import count
 from typing import Any, Final
 
 from msgspec.structs import asdict
@@ -87,7 +88,7 @@ class Parts:
         self.tenants = tenants = Tenants()
         self.agents = Agents()
         self.families = families = Families(table)
-        self.grants = grants = Grants(table, holes, slots, tenants, lambda: secrets.token_bytes(32))
+        self.grants = grants = Grants(table, holes, slots, tenants, _new_keys(seed))
         self.policy = POLICIES[policy](Facts.of(table.column))
         self.blocks = SequenceBlocks(table, slots, memory.ring, seed, limits.prefix_tokens_max)
         self.spans = spans = Spans(table, slots, grants, tenants, families, self.policy, self.blocks)
@@ -192,6 +193,7 @@ class Parts:
             self.runway.places.join,
             limits.rescan_s,
         )
+        self.runway.pages = self.host_memory
         self.matching = Matching(
             table, slots, self.agents, self.blocks, self.lifetimes.uses.used, outbox, limits.prefix_wait_s
         )
@@ -263,3 +265,9 @@ class Parts:
         limits.max_entries = self.limits.max_entries
         limits.max_tokens = NO_TOKENS_MAX if self.limits.max_tokens is None else self.limits.max_tokens
         limits.default_ttl_s = self.limits.default_ttl_s or 0.0
+
+
+def _new_keys(seed: int) -> Callable[[], bytes]:
+    """Makes keys that nobody can guess who does not know the seed, a number of 128 bits: for the slots of grants."""
+    secret, numbers = seed.to_bytes(16, "little"), count()
+    return lambda: blake2b(next(numbers).to_bytes(8, "little"), digest_size=32, key=secret).digest()

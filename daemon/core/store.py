@@ -47,7 +47,7 @@ class Store:
         policy: the name of the replacement policy.
         unix_at_zero_s: the Unix time at time 0, for times shown to people. The caller of a query sets it anew, since
             the wall clock may have been set meanwhile.
-        seed: of the prefix index; random and secret.
+        seed: of the prefix index, and of the keys of grants; 128 random bits that nobody else knows.
         quotas: the limits on one uid; None: no limits.
     """
 
@@ -279,6 +279,10 @@ class Store:
             The entries, and the cursor from which to continue; None at the end.
         """
         return self._described().page(after, count, namespace, self._outbox.now)
+
+    def lent_span_ids(self) -> list[int]:
+        """The span ids of all grants, which their clients pin."""
+        return [grant.span_id for each in self.parts.lending.submitters.values() for grant in each.grants.values()]
 
     def span_id(self, key: bytes) -> int | None:
         """The span id of a published entry."""

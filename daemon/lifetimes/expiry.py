@@ -7,7 +7,8 @@ The pass takes some 5 ms for a million rows, so it is made at most every 1/LOOKE
 expires up to 0.25 s late in a store of a million rows, and at once in a small one. The header has the time for clients
 and for the next daemon. A get does not renew it.
 
-Owns the column `ends`. Does not own how an entry ends (`removals`).
+Owns the column `ends`. The commit fills it in, and the end of an entry clears it (`store.spans`). Does not own how an
+entry ends (`removals`).
 
 Invariants: exactly the stored entries that expire have a number in the column. It is their time of expiry, or a later
 one at which they are looked at again.
@@ -73,10 +74,6 @@ class Expiry:
         """An entry has lost a pin or a child that may have kept it."""
         if self._table.ends[row]:
             self._look_at(row, self._details.expires(row))
-
-    def ended(self, rows: Array) -> None:
-        """Entries have ended."""
-        self._ends[rows] = 0.0
 
     def due(self, now: float, most: int) -> list[int]:
         """Up to `most` entries that have expired, and may end: neither pinned by message, nor with published

@@ -3,7 +3,7 @@
     end(rows, reason) ─ Spans.end ─┐
     victims after a scan ──────────┴→ `gone`, a batch: counters, histograms, history, hits, announcements
 
-Reasons: capacity, entries, tokens, index_bucket, pressure, emergency (victims); ttl, explicit, cleared, invalidated,
+Reasons: capacity, entries, tokens, pressure, emergency (victims); ttl, explicit, cleared, invalidated,
 corrupt. The descendants of an ended entry end for the same reason, in slices.
 
 Owns the entries that have ended and have children which have not. Does not own spans (`store.spans`), the choice of
@@ -30,7 +30,7 @@ from ..reports.removal_history import RemovalHistory, Removed
 from ..store.details import Details
 from ..store.families import Families
 from ..store.spans import Spans
-from ..store.table import ENDED, LIVE, VICTIM, RowTable
+from ..store.table import ENDED, LIVE, RowTable
 from .expiry import Expiry
 from .pins import Pins
 
@@ -146,7 +146,6 @@ class Removals:
         counters.departures.count(gone)
         self._history.add(gone)
         self._hits.ended(at, reasons)
-        self._expiry.ended(at)
         if len(self._pins):
             for row in rows:
                 self._pins.row_gone(row)
@@ -180,5 +179,6 @@ class Removals:
         table, ended = self._table, {row for row, _ in self._parents}
         for row in table.in_order():
             parent = table.parents[row]
-            if table.states[row] in (LIVE, VICTIM) and parent and table.states[parent] == ENDED:
+            # A victim whose parent was put again ends with its scan: it has ancestors no more.
+            if table.states[row] == LIVE and parent and table.states[parent] == ENDED:
                 assert parent in ended, "an entry is stored without its parent"

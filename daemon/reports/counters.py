@@ -16,7 +16,7 @@ from .histogram import Departures
 class StoreCounters:
     """Monotonic counters. `puts` by outcome, `evictions` by reason, `refusals` by the error's code.
 
-    `claims_unstorable`: claims whose value cannot be stored, by the error's code. `evicted_while_pinned` must stay 0.
+    `claims_unstorable`: claims whose value cannot be stored, by the error's code. `found_corrupt` must stay 0.
     `hits` and `misses` are the lanes' counts. Of the hits, `log_lost` have no record in the access log, and
     `hits_unknown` are of spans without an entry. `put_bytes`: payload bytes of stored puts. `departures`: histograms of
     removed entries. `moves`: entries copied to another place of the ring to make room. `prefix_hits`: queries of which

@@ -22,7 +22,7 @@ from ...shm.layout import KEY_BYTES
 RECORDS_MAX: Final = 1 << 16
 LATEST: Final = 1024
 """The number of latest records that the medians cover."""
-MADE_ROOM: Final = frozenset({"capacity", "entries", "tokens", "index_bucket", "pressure", "emergency"})
+MADE_ROOM: Final = frozenset({"capacity", "entries", "tokens", "pressure", "emergency"})
 """The reasons of removals for which the policy chose the entry."""
 LOOKS_MAX: Final = 256
 """Records that one query for a key's beginning examines."""
@@ -94,14 +94,18 @@ class RemovalHistory:
             if reason not in self._reasons:
                 self._reasons.append(reason)
             codes[at] = self._reasons.index(reason)
-        places = (self._total + np.arange(len(codes))) % self._most
-        self._total += len(codes)
-        # Of more than `most`, the last ones stay: numpy stores equal indices in their order.
-        self._keys[:, places] = gone.keys.T
-        columns = self._columns
-        columns["at"][places], columns["reason"][places] = gone.at, codes
-        columns["age_s"][places], columns["idle_s"][places] = gone.age_s, gone.idle_s
-        columns["uses"][places], columns["worth"][places] = gone.uses, gone.worth
+        columns, first = self._columns, 0
+        while first < len(codes):
+            # Up to the end of the columns at a time.
+            place = self._total % self._most
+            some = slice(first, first + self._most - place)
+            places = slice(place, place + len(codes[some]))
+            self._keys[:, places] = gone.keys[some].T
+            columns["at"][places], columns["reason"][places] = gone.at, codes[some]
+            columns["age_s"][places], columns["idle_s"][places] = gone.age_s[some], gone.idle_s[some]
+            columns["uses"][places], columns["worth"][places] = gone.uses[some], gone.worth[some]
+            self._total += len(codes[some])
+            first += len(codes[some])
 
     def find(self, key: bytes) -> RemovalRecord | None:
         """The latest record of a key."""

@@ -4,8 +4,8 @@
                                                                 └ further places: as many as are there now
 
 Places are lent ahead of need, so a stopped client holds some. The first place of a request is lent if its client has at
-most 1/CLIENT_SHARE of the ring unused, or if all clients together have at most 1/ALL_SHARE; if not, the request waits
-for its own client and for nobody else. Further places are lent within both.
+most 1/CLIENT_SHARE of the ring unused, or as much again as it asks for, or if all clients together have at most
+1/ALL_SHARE; if not, the request waits for its own client and for nobody else. Further places are lent within both.
 
 Owns: which client has which grants (`Submitter`), and the requests that wait. Does not own: the room (`runway`), nor
 what is written into places (`Commits`).
@@ -19,6 +19,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
+
+import numpy as np
 
 from ...errors import StoreFull, TensordError
 from ...ipc import messages
@@ -47,7 +49,8 @@ Then = Callable[[int | TensordError], None]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlaceRequest:
-    """A request that waits. `owner`: whose bytes they are. `then`: of the daemon's own, takes the place."""
+    """A request that waits. `owner`: whose bytes they are. `then`: of the daemon's own, takes the place.
+    `ahead`: as for `ask`."""
 
     submitter: Submitter
     uid: int
@@ -55,6 +58,7 @@ class PlaceRequest:
     number: int
     sizes: Sequence[int]
     then: Then | None = None
+    ahead: bool = False
 
 
 class Lending:
@@ -142,15 +146,13 @@ class Lending:
 
     # ---- requests
 
-    def ask(self, client: int, request: int, sizes: Sequence[int]) -> None:
-        """A client asks for places, the most urgent one first. What it returned with the request was taken before."""
+    def ask(self, client: int, request: int, sizes: Sequence[int], *, ahead: bool = False) -> None:
+        """A client asks for places, the most urgent one first. What it returned with the request was taken before.
+        `ahead`: no put waits for them; so it does not wait until the client has used what it has."""
         submitter = self.submitters[client]
-        if not sizes:
-            self._send(client, messages.GrantsLent(request, []))
-            return
         # A place is a span: a header, and at least one line of payload.
         sizes = [size + 63 & -64 if size > LEAST_BYTES else LEAST_BYTES for size in sizes]
-        self._push(PlaceRequest(submitter, submitter.uid, submitter.owner, request, sizes))
+        self._push(PlaceRequest(submitter, submitter.uid, submitter.owner, request, sizes, ahead=ahead))
 
     def ask_own(self, size: int, uid: int, then: Then) -> None:
         """The daemon asks for one place, for an entry of a uid. `then` is called by `serve`, with a row in state LENT,
@@ -187,15 +189,18 @@ class Lending:
         """Serves the requests that wait, one after the other, until one waits for room. After each event."""
         if self._held:
             held, self._held = self._held, []
-            for request in held:
-                self._push(request)
+            for each in held:
+                self._push(each)
         while (request := self._turns.head()) is not None:
             if self._pressure is not None:
                 self._refuse(request, self._pressure)
             elif (error := self._unfit(request)) is not None:
                 self._refuse(request, error)
             elif not self._may_have(request):
-                self._held.append(request)
+                if request.ahead:
+                    self._send(request.submitter.client, messages.GrantsLent(request.number, []))
+                else:
+                    self._held.append(request)
             elif row := self.runway.places.take(request.sizes[0]):
                 self._lend(request, row)
             elif self.runway.is_growing and request.sizes[0] <= self._budget.put_bytes_max:
@@ -222,7 +227,7 @@ class Lending:
         capacity = self._holes.capacity_bytes
         if (self._grants.lent_bytes + request.sizes[0]) * ALL_SHARE <= capacity or request.then is not None:
             return True
-        return self._unused(request.submitter) * CLIENT_SHARE <= capacity
+        return self._unused(request.submitter) <= max(capacity // CLIENT_SHARE, request.sizes[0])
 
     def _unused(self, submitter: Submitter) -> int:
         """The bytes that are lent to a client."""
@@ -257,10 +262,14 @@ class Lending:
         if request.then is not None:
             request.then(lent[0].pieces[0])
             return
-        offsets, sizes, in_place = self._table.offsets, self._table.sizes, submitter.client not in self._has_inbox
+        offsets, sizes = self._table.offsets, self._table.sizes
+        words = np.array([(grant.span_id, grant.seq) for grant in lent], "<u8")
+        if submitter.client in self._has_inbox:
+            words[:, 0] = 0
+        packed = words.tobytes()
         places = [
-            (grant.number, offsets[row], sizes[row], _word(in_place and grant.span_id), grant.slot, _word(grant.seq))
-            for grant, row in zip(lent, rows, strict=False)
+            (grant.number, offsets[row], sizes[row], packed[at : at + 8], grant.slot, packed[at + 8 : at + 16])
+            for grant, row, at in zip(lent, rows, range(0, len(packed), 16), strict=False)
         ]
         self._send(submitter.client, messages.GrantsLent(request.number, places))
 
@@ -289,7 +298,3 @@ class Lending:
         self._grants.check_invariants([each for s in self.submitters.values() for each in s.grants.values()])
         for request in (*self._turns, *self._held):
             assert self.submitters[request.submitter.client] is request.submitter
-
-
-def _word(number: int) -> bytes:
-    return number.to_bytes(8, "little")

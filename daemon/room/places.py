@@ -121,9 +121,10 @@ class Places:
         return row
 
     def take_all(self, sizes: Sequence[int], most_bytes: int) -> list[int]:
-        """`take` of further places, of `most_bytes` together, as long as they are there."""
+        """`take` of further places, of `most_bytes` together, as long as they are there. The first one is not lent
+        yet."""
         found: list[int] = []
-        left, entries, count, at = min(most_bytes, self.left_bytes), self.left_entries, len(sizes), 0
+        left, entries, count, at = min(most_bytes, self.left_bytes), self.left_entries - 1, len(sizes), 0
         while at < count:
             # As many of one size as are wanted in a row, at once.
             first, size = at, sizes[at]

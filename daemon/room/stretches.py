@@ -81,50 +81,59 @@ class Stretches:
         for anchor in anchors:
             if may_go(anchor):
                 rows = self._around(table.prevs[anchor], anchor, size, may_go, RUN_ROWS_MAX)
-                if self._bytes(rows) >= size:
-                    found.append(rows)
-                    looks += len(rows)
+                found.append(rows)
+                looks += len(rows)
                 if looks >= LOOKS_MAX:
                     break
-        if not found:
+        every = [row for rows in found for row in rows]
+        firsts, lasts, _ = self._runs(found, every, size)
+        if not len(firsts):
             return None
-        floor = float(self._policy.worth(anchors[:1])[0])
-        values = self._values([row for rows in found for row in rows], floor)
-        best, at = None, 0
-        for rows in found:
-            run = self._cheapest(rows, size, *(each[at : at + len(rows)] for each in values))
-            at += len(rows)
-            if run is not None and (best is None or run[0] < best[0]):
-                best = run
-        if best is None:
-            return None
-        return Way(best[0], self._sum(best[1]), 0, best[1])
+        fresh, values, worths = self._values(every, float(self._policy.worth(anchors[:1])[0]))
+        for amounts in (fresh, values):
+            sums = np.concatenate([[0.0], np.cumsum(amounts)])
+            lost = sums[lasts + 1] - sums[firsts]
+            # What differs by rounding is equal.
+            least = lost <= lost.min() + 1e-12 * sums[-1]
+            firsts, lasts = firsts[least], lasts[least]
+        warmest = [float(worths[first : last + 1].max()) for first, last in zip(firsts, lasts, strict=True)]
+        chosen = int(np.argmin(warmest))
+        run = slice(int(firsts[chosen]), int(lasts[chosen]) + 1)
+        price = float(fresh[run].sum()), float(values[run].sum()), warmest[chosen]
+        return Way(price, self._sum(every[run]), 0, every[run])
 
     def to_move(self, size: int, floor: float, may_move: Test, may_go: Test) -> Way | None:
-        """The cheapest run of entries to move, in the stretches around the largest holes. Those that fit into no hole
-        elsewhere are evicted with it."""
-        best: Way | None = None
-        looks = 0
+        """The cheapest run of entries to move: of each stretch around one of the largest holes, the run with the fewest
+        bytes to copy. Those that fit into no hole elsewhere are evicted with it."""
+        found, looks = [], 0
         for hole in self._holes.largest(HOLES_MAX):
-            rows = self._around(hole, self._table.nexts[hole], size, may_move, RUN_ROWS_MAX // 2)
-            looks += len(rows)
-            way = self._moved(rows, size, floor, may_go)
+            found.append(self._around(hole, self._table.nexts[hole], size, may_move, RUN_ROWS_MAX // 2))
+            looks += len(found[-1])
+            if looks >= LOOKS_MAX // 4:
+                break
+        every = [row for rows in found for row in rows]
+        firsts, lasts, stretch = self._runs(found, every, size)
+        if not len(firsts):
+            return None
+        sums = np.concatenate([[0], np.cumsum(self._table.column("sizes")[every].astype(np.int64))])
+        copied = sums[lasts + 1] - sums[firsts]
+        best: Way | None = None
+        seen: set[int] = set()
+        for at in np.argsort(copied, kind="stable").tolist():
+            if stretch[at] in seen:
+                continue
+            seen.add(int(stretch[at]))
+            way = self._moved(every[firsts[at] : lasts[at] + 1], size, floor, may_go)
             if way is not None and (best is None or _cost(way) < _cost(best)):
                 best = way
-            if looks >= LOOKS_MAX // 4:
+            if best is not None and not best.victims:
                 break
         return best
 
     def _moved(self, rows: list[int], size: int, floor: float, may_go: Test) -> Way | None:
         table = self._table
-        if not rows:
-            return None
-        sizes = table.column("sizes")[rows].astype(np.float64)
-        found = self._cheapest(rows, size, sizes, sizes, sizes)
-        if found is None:
-            return None
-        run = sorted(found[1], key=lambda row: (-table.sizes[row], table.offsets[row]))
-        inside = frozenset((table.prevs[found[1][0]], *run))
+        run = sorted(rows, key=lambda row: (-table.sizes[row], table.offsets[row]))
+        inside = frozenset((table.prevs[rows[0]], *run))
         movable = [row for row in run if not table.records[row]]
         fits = self._holes.fits([table.sizes[row] for row in movable], inside)
         moves = [row for row, does in zip(movable, fits, strict=True) if does]
@@ -155,30 +164,22 @@ class Stretches:
             row = nexts[row]
         return rows
 
-    def _cheapest(
-        self, rows: list[int], size: int, fresh: Array, values: Array, worths: Array
-    ) -> tuple[Price, list[int]] | None:
-        """The run of neighbours of the lowest price that has `size` bytes, holes included."""
-        table, count, numbers = self._table, len(rows), np.arange(len(rows))
-        offsets, sizes, at = table.column("offsets"), table.column("sizes"), np.array(rows, np.int64)
+    def _runs(self, stretches: list[list[int]], every: list[int], size: int) -> tuple[Array, Array, Array]:
+        """The shortest runs of neighbours that have `size` bytes, holes included: for each row that one begins with,
+        its place in `every`, which has the rows of all stretches; the place of the last row; the stretch."""
+        table, places = self._table, np.arange(len(every))
+        offsets, sizes, at = table.column("offsets"), table.column("sizes"), np.array(every, np.int64)
         befores, behinds = table.column("prevs")[at], table.column("nexts")[at]
-        lows = (offsets[befores] + sizes[befores]).astype(np.int64)
-        highs = np.where(behinds == EDGE, self._holes.capacity_bytes, offsets[behinds].astype(np.int64))
-        lasts = np.maximum(np.searchsorted(highs, lows + size), numbers)
-        firsts = np.flatnonzero((lasts < count) & (lasts - numbers < RUN_ROWS_MAX))
-        if not len(firsts):
-            return None
-        lasts = lasts[firsts]
-        for amounts in (fresh, values):
-            sums = np.concatenate([[0.0], np.cumsum(amounts)])
-            lost = sums[lasts + 1] - sums[firsts]
-            # What differs by rounding is equal.
-            least = lost <= lost.min() + 1e-12 * sums[-1]
-            firsts, lasts = firsts[least], lasts[least]
-        warmest = [float(worths[first : last + 1].max()) for first, last in zip(firsts, lasts, strict=True)]
-        chosen = int(np.argmin(warmest))
-        run = slice(int(firsts[chosen]), int(lasts[chosen]) + 1)
-        return (float(fresh[run].sum()), float(values[run].sum()), warmest[chosen]), rows[run]
+        number = np.repeat(np.arange(len(stretches)), [len(rows) for rows in stretches])
+        # So far apart that no run reaches into the next stretch.
+        apart = number * (2 * self._holes.capacity_bytes)
+        lows = (offsets[befores] + sizes[befores]).astype(np.int64) + apart
+        highs = np.where(behinds == EDGE, self._holes.capacity_bytes, offsets[behinds].astype(np.int64)) + apart
+        lasts = np.maximum(np.searchsorted(highs, lows + size), places)
+        inside = lasts < len(every)
+        inside[inside] = number[lasts[inside]] == number[inside]
+        firsts = np.flatnonzero(inside & (lasts - places < RUN_ROWS_MAX))
+        return firsts, lasts[firsts], number[firsts]
 
     def _values(self, rows: Sequence[int], floor: float) -> tuple[Array, Array, Array]:
         """By row: the bytes if it is in the window; the worth that is lost if it is not; the worth."""
@@ -187,14 +188,6 @@ class Stretches:
         fresh = self._policy.are_in_window(at)
         above = np.where(fresh, 0.0, np.maximum(worths - floor, 0.0)) if self._policy.weighs else 0.0
         return fresh * sizes, above * sizes, worths
-
-    def _bytes(self, rows: list[int]) -> int:
-        """From the end of the row before the first one to the beginning of the row behind the last one."""
-        if not rows:
-            return 0
-        table, behind = self._table, self._table.nexts[rows[-1]]
-        end = table.offsets[behind] if behind else self._holes.capacity_bytes
-        return int(end - table.end(table.prevs[rows[0]]))
 
     def _sum(self, rows: Sequence[int]) -> int:
         sizes = self._table.sizes

@@ -62,7 +62,8 @@ GAPS_MAX: Final = 4
 
 @dataclass(slots=True)
 class Attempt:
-    """The attempt to make room for the request that waits. `spare_bytes`: evicted so that entries can move."""
+    """The attempt to make room for the request that waits. `spare_bytes`: evicted so that entries can move.
+    `exchanges`: of pages, for the request."""
 
     size: int
     owner: int
@@ -70,6 +71,7 @@ class Attempt:
     fruitless: int = 0
     plans: int = 0
     spare_bytes: int = 0
+    exchanges: int = 0
 
 
 class Ways:
@@ -103,7 +105,8 @@ class Ways:
 
     def coldest(self, over_bytes: int, over: int, over_tokens: int, owners: Collection[int] | None) -> list[int]:
         """The coldest entries, until so much goes with them, at most ROUND_ROWS_MAX. They are handed out."""
-        table, tenants, found = self._table, self._tenants, []
+        table, tenants = self._table, self._tenants
+        found: list[int] = []
         while (over_bytes > 0 or over > 0 or over_tokens > 0) and len(found) < ROUND_ROWS_MAX:
             total = max(tenants.total_entries, 1)
             count = max(

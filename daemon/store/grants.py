@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from ...shm.index import KEY_HASHES
@@ -34,7 +34,8 @@ PIECES_MAX: Final = 64
 
 @dataclass(slots=True, eq=False)
 class LentGrant:
-    """One grant. `span_id`: what its client pins. `seq`: of its slot, while the grant is the client's."""
+    """One grant. `span_id`: what its client pins. `seq`: of its slot, while the grant is the client's. `also`: span ids
+    and slots of a former daemon's grants of some of the same bytes: which one has them is not known any more."""
 
     number: int
     owner: int
@@ -42,6 +43,7 @@ class LentGrant:
     slot: int
     seq: int
     pieces: list[int]
+    also: list[tuple[int, int]] = field(default_factory=list)
 
 
 class Grants:
@@ -203,10 +205,11 @@ class Grants:
         became free."""
         freed = 0
         for span_id, grant in list(self.revoked.items()):
-            if span_id in pinned or span_id in self.fresh:
+            if span_id in pinned or span_id in self.fresh or any(each in pinned for each, _ in grant.also):
                 continue
             del self.revoked[span_id]
-            self._slots.release(grant.slot)
+            for slot in (grant.slot, *(slot for _, slot in grant.also)):
+                self._slots.release(slot)
             for piece in grant.pieces:
                 freed += self._table.sizes[piece]
                 self._tenants.returned(self._table.owners[piece], self._table.sizes[piece])

@@ -11,7 +11,7 @@ Invariant: the bytes between two rows in order, if any, are one hole; so no two 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Container, Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -113,10 +113,13 @@ class Holes:
         """The rows before the `most` largest holes, the largest hole first."""
         return [each & (1 << ROW_BITS_MAX) - 1 for each in self._by_size[: -most - 1 : -1]]
 
-    def fits(self, sizes: Sequence[int], without: Container[int]) -> list[bool]:
+    def fits(self, sizes: Sequence[int], without: Iterable[int]) -> list[bool]:
         """Which of these sizes, given the largest first, find a place if `take` takes one after the other. `without`:
         the rows before holes that are left out."""
-        left = [each for each in self._by_size if each & (1 << ROW_BITS_MAX) - 1 not in without]
+        left = self._by_size.copy()
+        for row in without:
+            if hole := self._behind.get(row):
+                del left[bisect_left(left, hole << ROW_BITS_MAX | row)]
         found = []
         for size in sizes:
             at = bisect_left(left, size << ROW_BITS_MAX)

@@ -336,7 +336,7 @@ class Cell:
                 and not s["lanes_orphaned"]
                 and not s["store"]["claims_held"]
                 and not s["store"]["claims_waiting"]
-                and s["store"]["evicted_while_pinned"] == s["store"]["found_corrupt"] == 0
+                and s["store"]["found_corrupt"] == 0
             ),
             "the daemon to release everything of the party",
         )

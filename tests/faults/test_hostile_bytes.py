@@ -97,7 +97,7 @@ def assert_served(daemon: Daemon, client: tensord.Client) -> None:
     assert lease is not None
     assert np.array_equal(lease.tree, PAYLOAD)
     assert client.touch(KEY) == 1
-    assert client.status()["store"]["evicted_while_pinned"] == 0
+    assert client.status()["store"]["found_corrupt"] == 0
 
 
 @pytest.mark.parametrize("which", ["socket", "status_socket"])

@@ -110,7 +110,7 @@ def test_gets_are_right_while_other_threads_put_and_release(small: Daemon) -> No
     crowd.shared.clear()
     gc.collect()
     small.until(lambda s: not s["pins"], "every pin to be released")
-    assert small.store("evicted_while_pinned") == 0
+    assert small.store("found_corrupt") == 0
 
 
 def test_views_that_only_the_cycle_collector_finds_are_released(small: Daemon) -> None:

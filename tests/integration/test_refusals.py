@@ -98,7 +98,7 @@ def test_a_full_ring_with_everything_pinned_refuses_and_serves_again_when_a_leas
         held.pop(3)
         del lease
         assert client.put(key(50), payload(50, 256 << 10), wait=True).state == "stored"
-        assert daemon.store("evicted_while_pinned") == 0
+        assert daemon.store("found_corrupt") == 0
 
 
 def test_a_budget_of_tokens_refuses_what_could_never_fit() -> None:

@@ -17,7 +17,7 @@ from ....shm.packed import Packed
 from ....shm.packing import pack
 from ...writing.options import PutOptions
 from ...writing.outcomes import Put, wait_for_all
-from ...writing.put import Payload
+from ...writing.put import PutPayload
 from ...writing.reservation import Reservation
 from ..claim import Claim
 from ..fields import (
@@ -168,7 +168,7 @@ class PutCalls(ClientBase):
         limits = self._link.limits
         return Reservation(spec, limits.tree_depth_max, limits.object_bytes_max, self._commit)
 
-    def _commit(self, key: bytes, payload: Payload, options: PutOptions, wait: bool, timeout_s: float | None) -> Put:
+    def _commit(self, key: bytes, payload: PutPayload, options: PutOptions, wait: bool, timeout_s: float | None) -> Put:
         put, wait, options = Put(check_key(key)), check_flag("wait", wait), options.checked()
         deadline = self._deadline(timeout_s)
         self._link.puts.put(put, payload, options, deadline)

@@ -27,7 +27,7 @@ from tensord.client.caches.measures import item_bytes, leaf_count
 from tensord.client.caches.processor import Feature, ProcessorCache
 from tensord.client.caches.processor_counts import Stats
 from tensord.client.caches.references import Reference
-from tensord.client.core.puts import Put
+from tensord.client.writing.outcomes import Put
 from tensord.errors import BadKey, ReferenceLost, UsageError
 from tensord.shm.lanes import HEAD_AT
 
@@ -576,7 +576,7 @@ def test_a_daemon_that_does_not_answer_is_waited_for_once(daemon: Daemon) -> Non
     client = daemon.client()
     frontend = sender(client, put_wait_s=0.0)
     frontend.get_and_update([picture(0)], [fresh()])
-    until(lambda: len(client.link.puts.in_flight) == 0, "the first put's answer")
+    until(lambda: not client.link.puts.waiting, "the first put's answer")
     daemon.pause()
     try:
         hashes = [fresh() for _ in range(3)]
@@ -595,7 +595,7 @@ def test_a_daemon_that_makes_no_room_is_waited_for_once(monkeypatch: pytest.Monk
         client = daemon.start().client()
         frontend = sender(client)
         frontend.get_and_update([picture(0)], [fresh()])
-        until(lambda: len(client.link.puts.in_flight) == 0, "the first put's answer")
+        until(lambda: not client.link.puts.waiting, "the first put's answer")
         frontend = sender(client, put_wait_s=0.2)
         put, given, ended = client.put, [], []
 

@@ -40,7 +40,7 @@ class Asked:
         return self.requests
 
     def ask_for_grants(
-        self, request: int, sizes: Sequence[int], returned: Sequence[int], timeout_s: float = 0.0
+        self, request: int, sizes: Sequence[int], returned: Sequence[int], timeout_s: float = 0.0, *, ahead: bool = False
     ) -> bool:
         if not self.takes:
             return False
@@ -57,7 +57,11 @@ class Asked:
         raise AssertionError("the arena rings no bell")
 
     def wait_for_bell(self, seen: int, timeout_s: float) -> None:
-        assert self.bells != seen, "nothing answers"
+        if self.bells == seen:
+            # What was asked before, and is answered now.
+            assert self.answer is not None and self.asked, "nothing answers"
+            self.answer(*self.asked[-1][:2])
+            self.bells += 1
 
 
 def arena(size_bytes: int = 1 << 20, share_bytes: int = 1 << 20) -> tuple[Arena, Asked]:
@@ -98,7 +102,7 @@ def test_twice_as_many_are_asked_for_each_time_nothing_is_left() -> None:
 
     wire.answer = answer
     # What is asked ahead is never answered.
-    places._unasked = False
+    places._ahead_request = 1 << 40
     counts = []
     for _ in range(3000):
         if places.take(1024) is None:
@@ -131,7 +135,7 @@ def test_one_request_asks_for_no_more_than_the_share_but_for_one_place_at_least(
     for size, count in ((4096, 2), (65536, 1)):
         wire.answer = lambda request, sizes: places.granted(request, [Granted(request, 0, sizes[0])])
         for _ in range(6):
-            places._unasked = False
+            places._ahead_request = 1 << 40
             while places.take(size) is not None:
                 pass
             places.wait_for(size, soon())
@@ -178,13 +182,31 @@ def test_a_wait_that_is_cut_short_leaves_no_request_behind() -> None:
     wire.answer = cut
     with pytest.raises(Cut):
         places.wait_for(64, soon())
-    assert not places._requests
+    assert not places._asked and not places.waiting
     places.granted(7, [Granted(1, 0, 4096)])
     for _ in range(8):
         places.take(256)
     for _ in range(2):
         with pytest.raises(Cut):
             places.take(256)
+
+
+def test_a_put_joins_a_request_that_is_under_way_and_asks_by_itself_once_that_is_refused() -> None:
+    """Else the requests of puts that found their place otherwise would pile up at the daemon."""
+    places, wire = arena()
+    places.granted(9, [Granted(1, 0, 4096)])
+    while places.take(1024) is not None:
+        pass
+    [(ahead, _, _)] = wire.asked
+    wire.answer = lambda request, sizes: places.granted(request, [Granted(2, 8192, 4096)])
+    assert places.wait_for(1024, soon())[1] == 8192
+    assert [request for request, *_ in wire.asked] == [ahead]
+    wire.answer = None
+    while places.take(1024) is not None:
+        pass
+    wire.answer = lambda request, sizes: places.granted(request, [], StoreFull(f"request {request}"))
+    with pytest.raises(StoreFull, match=f"request {wire.asked[-1][0] + 1}"):
+        places.wait_for(1024, soon())
 
 
 def test_a_refused_request_tells_who_waits_for_it_and_nobody_else() -> None:

@@ -347,7 +347,7 @@ def test_an_inbox_keeps_no_memory_of_what_the_ring_has() -> None:
 
 
 def test_a_put_of_an_array_costs_at_most_forty_calls_and_a_leaf_twelve() -> None:
-    with StandIn() as daemon, daemon.client() as cache:
+    with StandIn(1 << 30) as daemon, daemon.client() as cache:
         trees = {0: np.zeros(64 * KB, np.uint8), 40: {f"layer{i}": np.zeros((16, 100), np.float32) for i in range(40)}}
         for tree in trees.values():
             for number in range(20):

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from tensord.daemon.claims.claims import ClaimTable
+from tensord.daemon.claims.quotas import Quotas
+from tensord.daemon.claims.unstorable import Unstorable
 from tensord.daemon.core.budget import RingBudget
-from tensord.daemon.core.claims import ClaimTable
 from tensord.daemon.core.effects import Announce, Send
 from tensord.daemon.core.events import Accessed
 from tensord.daemon.core.outbox import StoreClient, StoreOutbox
-from tensord.daemon.core.quotas import Quotas
-from tensord.daemon.core.unstorable import Unstorable
 from tensord.daemon.lifetimes.lifetimes import Lifetimes
 from tensord.daemon.prefix.blocks import SequenceBlocks
 from tensord.daemon.prefix.matching import Matching

@@ -87,7 +87,8 @@ def test_the_next_daemons_entries_expire() -> None:
     stand = LifetimesStand()
     row = stand.put(1)
     stand.details.set_expires(row, 7.0)
-    stand.lifetimes.expiry.recovered(np.array([row]), np.array([7.0]))
+    stand.rows.table.ends[row] = 7.0
+    stand.lifetimes.expiry.stored(np.array([row]))
     stand.pass_time(7)
     assert stand.stored() == set()
 
@@ -169,10 +170,10 @@ def test_pins_are_limited_for_a_client_and_in_bytes() -> None:
 # ---- parents and children
 
 
-def family(stand: LifetimesStand, **put: float) -> None:
+def family(stand: LifetimesStand, ttl: float = 0.0) -> None:
     """1 has the children 2 and 3, and 2 has the child 4."""
     for number, parent in ((1, None), (2, 1), (3, 1), (4, 2)):
-        stand.put(number, parent=parent, **put)
+        stand.put(number, parent=parent, ttl=ttl)
 
 
 def test_descendants_end_with_an_entry_for_the_same_reason() -> None:
@@ -285,3 +286,52 @@ def test_invalidate_raises_the_generation_once_for_all_who_ask_and_answers_after
     assert stand.answers[2] == [messages.Generation(5, 1, 0), messages.Generation(7, 1, 0)]
     with pytest.raises(LimitReached):
         stand.sweeps.invalidate(1, messages.Invalidate(3, TAG, (1 << 32) - 1))
+
+
+def test_a_sweep_leaves_what_its_rows_have_become_meanwhile() -> None:
+    stand = LifetimesStand(400 * SPAN)
+    for number in range(400):
+        stand.put(number)
+    stand.clear(1, TAG)
+    row = stand.row(399)
+    stand.end(399)
+    stand.rows.scan()
+    stand.rows.scan()
+    assert stand.stored(), "the sweep goes on"
+    # Another namespace has the row now, with a header that says an earlier time.
+    stand.now = 0.5
+    assert stand.put(key_of(400, OTHER)) == row
+    stand.now = 2.0
+    stand.settle()
+    assert stand.answers[1] == [messages.Counted(1, 399)]
+
+
+def test_a_sweep_is_answered_after_the_descendants_have_ended() -> None:
+    stand = LifetimesStand(400 * SPAN)
+    stand.put(key_of(0))
+    for number in range(1, 400):
+        stand.put(number, parent=0)
+    stand.rows.table.records[stand.row(0)] = 1
+    stand.outbox.now = stand.now
+    stand.sweeps.evict_prefixes(1, messages.EvictPrefixes(4, TAG))
+    stand.rows.table.records[stand.row(0)] = 0
+    stand.step()
+    assert not stand.answers[1] and stand.stored(), "its children end in slices"
+    stand.settle()
+    assert stand.answers[1] == [messages.Counted(4, 400)]
+
+
+def test_what_was_found_expired_and_is_renewed_before_its_turn_stays() -> None:
+    stand = LifetimesStand(400 * SPAN)
+    for number in range(300):
+        stand.put(number, ttl=5.0)
+    stand.now = 7.0
+    stand.tick()
+    left = sorted(stand.stored())
+    assert len(left) == 300 - 128
+    renewed, ended = left[-1], left[-2]
+    stand.uses.touched([stand.row(renewed)], stand.now)
+    stand.end(ended)
+    stand.pass_time(0.01)
+    assert stand.stored() == {renewed}
+    stand.check()

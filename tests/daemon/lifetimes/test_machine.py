@@ -181,4 +181,4 @@ class LifetimesMachine(RuleBasedStateMachine):
 
 def test_lifetimes_agree_with_a_plain_model() -> None:
     effort = settings(max_examples=80, stateful_step_count=40, deadline=None)
-    run_state_machine_as_test(LifetimesMachine, settings=effort)  # type: ignore[arg-type]  # it takes any callable
+    run_state_machine_as_test(LifetimesMachine, settings=effort)

@@ -32,6 +32,8 @@ def test_what_is_used_stays_and_is_shown(policy: str) -> None:
     assert shown.uses(slot) == 9 and dict(zip(*(each.tolist() for each in shown.held()), strict=True)) == {
         stand.view(0): 2
     }
+    stand.read(0)
+    assert shown.held()[1].tolist() == [2], "a use leaves the holders as they are"
     stand.rows.pinned.clear()
     for number in range(10, 16):
         stand.put(number)

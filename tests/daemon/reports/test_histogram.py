@@ -35,9 +35,9 @@ def test_an_amount_at_a_bound_belongs_to_it() -> None:
 
 def test_departures_are_told_apart_by_reason() -> None:
     departures = Departures()
-    numbers = np.array([(100.0, 50.0, 3, 1e-6), (10.0, 0.5, 0, 1e-9)]).T
+    age, idle, uses, worth = np.array([(100.0, 50.0, 3, 1e-6), (10.0, 0.5, 0, 1e-9)]).T
     keys, sizes = np.zeros((2, 4), np.uint64), np.zeros(2)
-    departures.count(Removed(keys, ["ttl", "capacity"], 100.0, *numbers, sizes=sizes))
+    departures.count(Removed(keys, ["ttl", "capacity"], 100.0, age, idle, uses, worth, sizes))
     told = departures.as_dict()
     sums = {name: {reason: each["sum"] for reason, each in by.items()} for name, by in told.items()}
     assert sums == {

@@ -16,9 +16,9 @@ def gone(key: bytes, number: int = 0, reason: str = "capacity") -> RemovalRecord
 
 def add(history: RemovalHistory, *gone: RemovalRecord) -> None:
     """Adds a batch, whose removals are all of the time of the last one."""
-    columns = np.array([(each.age_s, each.idle_s, each.uses, each.worth) for each in gone]).T
+    age, idle, uses, worth = np.array([(each.age_s, each.idle_s, each.uses, each.worth) for each in gone]).T
     keys = np.array([np.frombuffer(each.key, np.uint64) for each in gone])
-    history.add(Removed(keys, [each.reason for each in gone], gone[-1].at, *columns, sizes=columns[0]))
+    history.add(Removed(keys, [each.reason for each in gone], gone[-1].at, age, idle, uses, worth, age))
 
 
 def test_the_latest_records_are_found_and_older_ones_are_forgotten() -> None:

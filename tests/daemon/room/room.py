@@ -6,11 +6,11 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from tensord.daemon.core.budget import RingBudget
 from tensord.daemon.claims.claims import NOBODY
-from tensord.daemon.reports.counters import StoreCounters
+from tensord.daemon.core.budget import RingBudget
 from tensord.daemon.core.effects import Drain, Move, Scan
 from tensord.daemon.core.limits import StoreLimits
+from tensord.daemon.reports.counters import StoreCounters
 from tensord.daemon.room.lending import Lending
 from tensord.daemon.room.runway import Runway
 from tensord.daemon.room.shares import Shares
@@ -68,11 +68,13 @@ class RoomStore(RowStore):
             self.lending.joined(number, uid, in_place=True)
         return self.submitters[number]
 
-    def ask(self, sizes: Sequence[int], client: int = 1, uid: int = 0, *, settle: bool = True) -> int:
+    def ask(
+        self, sizes: Sequence[int], client: int = 1, uid: int = 0, *, settle: bool = True, ahead: bool = False
+    ) -> int:
         """Asks for places; `answers` has the answer, once there is one."""
         self.client(client, uid)
         self.requests += 1
-        self.lending.ask(client, self.requests, sizes)
+        self.lending.ask(client, self.requests, sizes, ahead=ahead)
         self.work(settle=settle)
         return self.requests
 

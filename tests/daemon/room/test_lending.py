@@ -37,7 +37,7 @@ def test_the_first_place_waits_for_room_and_the_others_come_if_they_are_there() 
     assert answer.error is None and answer.grants[0][2] == 100_032
     number, offset, size, span_id, slot, seq = answer.grants[0]
     grant = store.submitters[1].grants[number]
-    assert (grant.span_id, grant.slot, grant.seq) == (span_id, slot, seq)
+    assert (grant.span_id.to_bytes(8, "little"), grant.slot, grant.seq.to_bytes(8, "little")) == (span_id, slot, seq)
     assert store.lending.is_lent(1, number, offset, size)
     assert not store.lending.is_lent(1, number, offset, size + 1) and not store.lending.is_lent(2, number, offset, size)
     store.check_invariants()
@@ -142,13 +142,14 @@ def test_uids_that_compete_have_equal_shares() -> None:
         assert store.store(number + 1000, 1000, client=1, uid=1)
     first, second = (tenants.owned_bytes[tenants.owner(uid)] for uid in (1, 2))
     assert abs(first - second) < store.ring_bytes // 10
-    # A uid over its share has to wait for its own entries, even if they are in use.
-    store.pinned = {
-        store.table.span_ids[row] for row in store.table.by_key.values() if store.table.owners[row] == tenants.owner(1)
-    }
+    # A uid over its share gets nothing while its own entries are in use.
+    own, span_ids = tenants.owner(1), store.table.span_ids
+    store.pinned = {span_ids[row] for row in store.table.by_key.values() if store.table.owners[row] == own}
     there = tenants.owned_entries[tenants.owner(2)]
-    while store.store(len(store.refusals) + 5000 + store.requests, 1000, client=1, uid=1):
-        pass
+    for number in range(5000, 5100):
+        if not (row := store.store(number, 1000, client=1, uid=1)):
+            break
+        store.pinned.add(span_ids[row])
     assert isinstance(store.refusals[-1], StoreFull) and "of uid 1" in str(store.refusals[-1])
     assert tenants.owned_entries[tenants.owner(2)] == there
     store.check_invariants()
@@ -174,7 +175,15 @@ def test_a_client_with_an_inbox_is_told_no_span() -> None:
     store.lending.joined(3, 5, in_place=False)
     answer = store.answers[3, store.ask([SIZE], client=3)]
     [(_, _, size, span_id, _, _)] = answer.grants
-    assert (size, span_id) == (SIZE, 0)
+    assert (size, span_id) == (SIZE, bytes(8))
+
+
+def test_no_more_places_are_lent_than_entries_may_be_stored() -> None:
+    store = RoomStore(1 << 20, max_entries=3)
+    for _ in range(3):
+        store.ask([256] * 4)
+    assert store.grants.lent == 3 and isinstance(store.refusals[0], StoreFull)
+    assert "max_entries" in str(store.refusals[0])
 
 
 def test_a_put_with_more_tokens_than_the_store_may_have_is_refused() -> None:
@@ -228,3 +237,12 @@ def test_room_costs_few_calls_a_put(policy: str, most: int) -> None:
         puts += len(records) * counted
     assert puts == 40 * 64, "each request gets what it asks for"
     assert calls / puts <= most
+
+
+def test_a_client_that_asks_ahead_with_enough_unused_is_answered_at_once() -> None:
+    store = RoomStore(1 << 20)
+    first = store.answers[1, store.ask([200_000])]
+    assert len(first.grants) == 1
+    number = store.ask([100_000], settle=False, ahead=True)
+    store.work()
+    assert store.answers[1, number].grants == [] and not store.lending.waiting
