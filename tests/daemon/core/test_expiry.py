@@ -112,7 +112,7 @@ def test_a_lowered_limit_evicts_down_to_it_and_can_be_raised_again(make: Make) -
     assert stand.put(20, PAGE) == "stored"
     stand.send(1, messages.Limit(2, 1 << 40))
     assert stand.last() == messages.Limited(2, 2 * PAGE_BYTES, 16 * PAGE_BYTES)
-    for number in range(10, 30):
+    for number in range(30, 50):
         assert stand.put(number, PAGE) == "stored"
     assert len(stand.stored()) == 15
 
