@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import random
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -123,8 +122,6 @@ class Stand(RemoteSide):
         )
         quotas = Quotas({}, own_uid=0)
         self.store = Store(memory, self.policy, self.limits, epoch, UNIX_AT_ZERO_S, seed=epoch, quotas=quotas)
-        # Every run of a test does the same.
-        self.store.parts.grants._new_key = lambda chance=random.Random(epoch): chance.randbytes(32)  # type: ignore[misc]
         self.forget_remote()
         self.moves: deque[Move] = deque()
         self.punches: deque[Punch] = deque()
