@@ -130,9 +130,9 @@ class Host:
         while any(left := self._left()) and any(left.values()) and time.monotonic() < deadline:
             time.sleep(0.1)
         self.client.clear()
-        while self.client.status()["store"]["used_bytes"] and time.monotonic() < deadline:
+        while self._used_bytes() and time.monotonic() < deadline:
             time.sleep(0.1)
-        left["ring_bytes"] = self.client.status()["store"]["used_bytes"]
+        left["ring_bytes"] = self._used_bytes()
         before = self._descriptors()
         self._terminate_daemon()
         left["descriptors"] = max(0, before - self._descriptors())
@@ -162,13 +162,19 @@ class Host:
 
     def _left(self) -> dict[str, int]:
         status = self.client.status()
+        store = status["store"]
         return {
             "pins": status["pins"],
             "lanes": status["lanes"] - 1,
-            "claims": status["store"]["claims_held"],
-            "lent_bytes": status["store"]["lent_bytes"],
+            "claims": store["claims_held"],
+            "lent_bytes": store["lent_bytes"],
             "inboxes": status["inboxes"],
         }
+
+    def _used_bytes(self) -> int:
+        """The bytes of the ring that are neither free nor lent."""
+        store = self.client.status()["store"]
+        return int(store["used_bytes"] - store["lent_bytes"])
 
     def _own_lane(self) -> int:
         view = self.client.link.view

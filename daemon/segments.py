@@ -186,7 +186,8 @@ class Segments:
         count_punch(self._index_map)
 
     def write_checksum(self, offset: int, checksum: int) -> None:
-        """Writes the checksum of a payload into the header of its span, at `offset`; one word, as `write_expiry`."""
+        """Writes the checksum of a payload into the header of its span, at `offset`: one word, so that a
+        reader sees 0 or the checksum."""
         self.ring[offset + SPAN_CHECKSUM_AT :][:8].view(np.uint64)[0] = checksum
 
     def summed(self, slot: Slot) -> tuple[bool, int]:

@@ -73,6 +73,8 @@ QUEUE_BYTES: Final = QUEUE_RECORDS * RECORD_BYTES
 LANE_BYTES: Final = QUEUE_AT + QUEUE_BYTES
 LANE_PLACES: Final = 1 << 16
 """Places for lanes in the index's tables `settled` and `refusals`. A lane has one of them while it exists."""
+EPOCH_AT: Final = 24
+"""Where the epoch is in the index."""
 ASLEEP_AT: Final = 2056
 """Where the superblock's page says that the daemon sleeps, and wants a bell for a record that was added."""
 

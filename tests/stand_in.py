@@ -105,6 +105,8 @@ class StandIn:
     def deaf(self) -> None:
         """Takes no new connections until `listen`."""
         assert self._listener is not None
+        # A close alone does not wake the thread that accepts.
+        self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         self.socket.unlink()
 

@@ -34,6 +34,7 @@ from .connection import Wire
 LOOKS: Final = 40
 """How often a wait looks before it sleeps, which takes a few microseconds. More do not help on a busy machine."""
 OWN_WAIT_S: Final = 0.05
+_NO_EPOCH: Final = memoryview(bytes(8)).cast("Q")
 
 PutState: TypeAlias = Literal["sent", "stored", "existed", "refused", "lost"]
 
@@ -112,13 +113,23 @@ class Outcomes:
         words: the lane as native u64 words, with the word `waits`.
         settled: the daemon's words, of which `lane` is this lane's.
         refusals: the same, for the count of refusals.
+        epochs: the word that says which daemon writes both.
     """
 
-    def __init__(self, words: memoryview, settled: memoryview, refusals: memoryview, lane: int, wire: Wire) -> None:
+    def __init__(
+        self,
+        words: memoryview,
+        settled: memoryview,
+        refusals: memoryview,
+        lane: int,
+        wire: Wire,
+        epochs: memoryview = _NO_EPOCH,
+    ) -> None:
         self._words, self._lane = words, lane
         self._settled: memoryview | dict[int, int] = settled
         self._refusals: memoryview | dict[int, int] = refusals
         self._wire = wire
+        self._epochs, self._epoch = epochs, epochs[0]
         # Reentrant: a signal handler may look keys up.
         self._lock = RLock()
         self._known: int = refusals[lane]
@@ -139,8 +150,13 @@ class Outcomes:
 
     def has_stored(self, number: int) -> bool:
         """Whether a record that no message has named is stored."""
-        # SYNC POINT: the daemon stores `refusals`, then `settled`. x86-64 keeps loads in order, too.
-        return 0 < number <= self._settled[self._lane] and self._refusals[self._lane] == self._known
+        # SYNC POINT: the daemon stores `refusals`, then `settled`. x86-64 keeps loads in order, too. The next daemon,
+        # which may give the lane's words to another one, stores its epoch first.
+        return (
+            0 < number <= self._settled[self._lane]
+            and self._refusals[self._lane] == self._known
+            and bool(self._epochs[0] == self._epoch)
+        )
 
     def note(self, outcome: Put, number: int) -> None:
         """Keeps a put whose record was just written."""
@@ -256,7 +272,11 @@ class Outcomes:
     def _stop_reading(self) -> None:
         lane = self._lane
         settled, refusals = self._settled[lane], self._refusals[lane]
-        self._settled, self._refusals = {lane: settled}, {lane: refusals}
+        if self._epochs[0] != self._epoch:
+            # They are the next daemon's already.
+            settled = 0
+        self._settled, self._refusals, self._epochs = {lane: settled}, {lane: refusals}, _NO_EPOCH
+        self._epoch = 0
         self._words = memoryview(bytearray(8 * (WAITS_AT + 1))).cast("Q")
 
     def _is_done(self, number: int, outcome: Put | None) -> bool:

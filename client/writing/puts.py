@@ -27,7 +27,7 @@ from ...errors import DaemonUnavailable, Invalidated, Refusal, TensordError, Tim
 from ...ipc import messages
 from ...ipc.blocking import BlockingChannel
 from ...ipc.descriptors import no_descriptor
-from ...shm.layout import ASLEEP_AT, LANE_PLACES
+from ...shm.layout import ASLEEP_AT, EPOCH_AT, LANE_PLACES
 from ...shm.records import NO_KEY, SUBMITTED_AT, Submissions, agent_number
 from ...shm.segments import ring_not_mapped
 from ..core.aside import aside, later
@@ -137,6 +137,8 @@ class Puts:
         """A new connection."""
         self._attached = PutAttachment(channel, view, place)
         self.why_lost = WENT
+        if self._ring is not None and self._ring[1] is not view.lane:
+            self._ring = None
 
     def received(self, message: messages.GrantsLent | messages.PutRefused | messages.Settled) -> None:
         """Handles what the daemon says about puts."""
@@ -186,6 +188,9 @@ class Puts:
         """The connection has ended."""
         self._attached = None
         self.writer = self._inbox = None
+        if self._link.closed:
+            # The memory keeps its lane, and the daemon looks at that as long as it is held.
+            self._ring = None
         opened, self._opened = self._opened, None
         if opened is not None:
             opened[1].end(error or DaemonUnavailable(self.why_lost))
@@ -226,10 +231,12 @@ class Puts:
         """The future of the writer, which another thread makes."""
         with self._beginning:
             attached = self._current()
-            if self._opening is None or self._opening[0] is not attached:
-                self._opening = attached, LockFuture()
-                later(partial(self._open, *self._opening))
-            return self._opening[1]
+            # Once: its thread forgets it at its end.
+            opening = self._opening
+            if opening is None or opening[0] is not attached:
+                opening = self._opening = attached, LockFuture()
+                later(partial(self._open, *opening))
+            return opening[1]
 
     def _open(self, attached: PutAttachment, opening: LockFuture) -> None:
         try:
@@ -256,7 +263,7 @@ class Puts:
         submissions = Submissions(lane_words, SUBMITTED_AT, queue, settled, place, asleep)
         memory = self._memory(attached, submissions)
         wire = ChannelWire(channel, asleep, self._link.next_id)
-        outcomes = Outcomes(lane_words, settled, refusals, place, wire)
+        outcomes = Outcomes(lane_words, settled, refusals, place, wire, words[EPOCH_AT >> 3 : (EPOCH_AT >> 3) + 1])
         arena = Arena(memory, wire, view.ring_bytes // SHARE)
         writer = Writer(memory, arena, submissions, outcomes, wire, self._link.limits.object_bytes_max)
         self._opened = attached, writer, wire

@@ -29,7 +29,7 @@ from ..claims.quotas import Quotas
 from ..recovery.recovery import Recovery
 from ..reports.entries import DescribedEntries
 from ..room import refusals
-from ..store.commit import BAD_BLOCK, BAD_TREE
+from ..store.commit import BAD_BLOCK, BAD_TREE, TOO_MANY_TOKENS
 from .dispatch import Dispatch
 from .effects import Effect
 from .events import Event
@@ -191,7 +191,7 @@ class Store:
             self._outbox.count_refusal(client, error)
             self._outbox.send(client, messages.PutRefused(number, messages.ErrorBody.of(error)))
             if claim:
-                if isinstance(error, CANNOT_BE_STORED):
+                if reason == TOO_MANY_TOKENS or isinstance(error, CANNOT_BE_STORED):
                     parts.unstorable.note(key, error, now)
                 uid = parts.lending.submitters[client].uid
                 self._outbox.send_verdicts(parts.claims.refused(claim, uid, key, now))

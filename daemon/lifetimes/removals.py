@@ -30,7 +30,7 @@ from ..reports.removal_history import RemovalHistory, Removed
 from ..store.details import Details
 from ..store.families import Families
 from ..store.spans import Spans
-from ..store.table import ENDED, LIVE, VICTIM, RowTable
+from ..store.table import ENDED, LIVE, RowTable
 from .expiry import Expiry
 from .pins import Pins
 
@@ -179,5 +179,6 @@ class Removals:
         table, ended = self._table, {row for row, _ in self._parents}
         for row in table.in_order():
             parent = table.parents[row]
-            if table.states[row] in (LIVE, VICTIM) and parent and table.states[parent] == ENDED:
+            # A victim whose parent was put again ends with its scan: it has ancestors no more.
+            if table.states[row] == LIVE and parent and table.states[parent] == ENDED:
                 assert parent in ended, "an entry is stored without its parent"

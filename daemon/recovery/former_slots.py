@@ -62,7 +62,9 @@ class FormerSlots:
         self._late: list[Array] = []
         """Published slots whose span ids do not say a row that is free."""
         self.waiting: list[tuple[int, int, int]] = []
-        """(slot, offset, bytes) of allocated slots that are no entries."""
+        """(slot, offset, bytes) of allocated slots that are no entries: what waited for a scan, and copies of moves."""
+        self.grants: list[tuple[int, int, int]] = []
+        """The same of grants. Each has the bytes that were lent, also where its client has put entries since."""
         self.children: list[tuple[Array, Array, Array]] = []
         """Rows, their span ids, and the keys of their parents."""
         self.created, self.used = np.zeros(table.row_mask + 1), np.zeros(table.row_mask + 1)
@@ -175,7 +177,7 @@ class FormerSlots:
         size = min((words[at + LENGTH] + 63 & -64) + (SPAN_HEADER_BYTES if place >> 48 else 0), len(self._ring))
         offset = place & PLACE_OFFSET_MASK
         if words[at + LENGTH] and offset + size <= len(self._ring):
-            self.waiting.append((slot, offset, size))
+            (self.waiting if place >> 48 else self.grants).append((slot, offset, size))
         else:
             self._slots.release(slot)
 

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from itertools import repeat
+from operator import itemgetter
 from typing import Any, Final
 
 import numpy as np
@@ -134,8 +135,16 @@ class Recovery:
         for offset, size in self._missing:
             for low, high, before in table.gaps(offset, offset + size, before_of(table, offset)):
                 added.append(table.add(WITHDRAWN, low, high - low, before))
-        for count, (slot, offset, size) in enumerate(self._former.waiting):
-            added += self._wait(slot, offset, size, before_of(table, offset))
+        former, last, last_end = self._former, None, 0
+        for count, (slot, offset, size) in enumerate((*former.waiting, *sorted(former.grants, key=itemgetter(1)))):
+            pieces = self._pieces(offset, size, before_of(table, offset))
+            added += pieces
+            if count <= len(former.waiting) or last is None or offset >= last_end:
+                last, last_end = self._wait(slot, pieces), offset + size
+            else:
+                last.pieces += pieces
+                last.also.append((self._slots.words[self._slots.at(slot) + SPAN], slot))
+                last_end = max(last_end, offset + size)
             if count % 1024 == 1023:
                 yield
         new = np.array(added, np.int64)
@@ -156,21 +165,24 @@ class Recovery:
                 end = int(ends[at])
         return rows[fits], starts[fits]
 
-    def _wait(self, slot: int, offset: int, size: int, before: int) -> list[int]:
-        """The parts of [offset, offset + size) that no row has wait for a scan of the slot's span id."""
-        table, owner = self._table, self._tenants.owner(0)
-        pieces = []
+    def _pieces(self, offset: int, size: int, before: int) -> list[int]:
+        """Rows of the parts of [offset, offset + size) that no row has. They wait for a scan."""
+        table, pieces = self._table, []
+        owner = self._tenants.owner(0)
         for low, high, behind in table.gaps(offset, offset + size, before):
             row = table.add(REVOKED, low, high - low, behind)
             assert row != EDGE, "fewer rows than an index of these slots needs"
             table.owners[row] = owner
             self._tenants.lent(owner, high - low)
             pieces.append(row)
-        if pieces:
-            self._revoked(self._slots.words[self._slots.at(slot) + SPAN], owner, slot, pieces)
-        else:
-            self._slots.release(slot)
         return pieces
+
+    def _wait(self, slot: int, pieces: list[int]) -> LentGrant | None:
+        """The pieces wait for a scan of the slot's span id. None if there are none: then nothing waits."""
+        if not pieces:
+            self._slots.release(slot)
+            return None
+        return self._revoked(self._slots.words[self._slots.at(slot) + SPAN], self._tenants.owner(0), slot, pieces)
 
     def _end(self, row: int) -> None:
         """An entry without its parent waits for a scan."""
@@ -183,7 +195,7 @@ class Recovery:
         self._tenants.lent(owner, table.sizes[row])
         self._revoked(table.span_ids[row], owner, slot, [row])
 
-    def _revoked(self, span_id: int, owner: int, slot: int, pieces: list[int]) -> None:
+    def _revoked(self, span_id: int, owner: int, slot: int, pieces: list[int]) -> LentGrant:
         revoked = self._grants.revoked
         if span_id in revoked:
             # Two slots with one id, of which one is damaged: their bytes wait together.
@@ -192,6 +204,7 @@ class Recovery:
         else:
             revoked[span_id] = LentGrant(0, owner, span_id, slot, self._slots.seq(slot), pieces)
             self._grants.fresh[span_id] = None
+        return revoked[span_id]
 
     # ---- what follows from the rows
 

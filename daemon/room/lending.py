@@ -98,7 +98,7 @@ class Lending:
         self._has_inbox: set[int] = set()
         self._turns: Turns[PlaceRequest] = Turns()
         self._held: list[PlaceRequest] = []
-        """Requests that wait for their clients to use what they have."""
+        """Requests that wait for their clients to use what they have, or for the ring to grow."""
         self._pressure: TensordError | None = None
 
     # ---- clients
@@ -203,6 +203,9 @@ class Lending:
                     self._held.append(request)
             elif row := self.runway.places.take(request.sizes[0]):
                 self._lend(request, row)
+            elif self.runway.is_growing and request.sizes[0] <= self._budget.put_bytes_max:
+                # Those behind it may fit before the ring has grown.
+                self._held.append(request)
             elif self.runway.make_room(request.sizes[0], request.owner, now):
                 return
             else:
@@ -295,4 +298,3 @@ class Lending:
         self._grants.check_invariants([each for s in self.submitters.values() for each in s.grants.values()])
         for request in (*self._turns, *self._held):
             assert self.submitters[request.submitter.client] is request.submitter
-

@@ -171,11 +171,16 @@ class Places:
 
     def lacking(self) -> tuple[int, int]:
         """The bytes and entries that a round has to evict for later requests: none before something was asked for
-        since the last round."""
-        left_bytes, left = self.left_bytes, self.left_entries
+        since the last round. The limits may be lower than when it was asked for."""
+        if not self._asked:
+            return 0, 0
+        left_bytes, left, budget = self.left_bytes, self.left_entries, self._budget
+        ahead_bytes = min(self.ahead_bytes, min(self._holes.capacity_bytes, budget.put_bytes_max) // LARGE_SHARE)
+        ahead = min(self.ahead, budget.max_entries // AHEAD_SHARE)
         return (
-            self.ahead_bytes - max(left_bytes, 0) if self._asked and left_bytes < self.ahead_bytes // 2 else 0,
-            self.ahead - left if self._asked and left < self.ahead // 2 else 0,
+            # Below 0, memory is given back, and nothing is made free for requests.
+            ahead_bytes - left_bytes if 0 <= left_bytes < ahead_bytes // 2 else 0,
+            ahead - left if left < ahead // 2 else 0,
         )
 
     def begin_round(self) -> None:

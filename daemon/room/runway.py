@@ -19,6 +19,7 @@ from typing import Final
 
 from ..core.budget import RingBudget
 from ..core.effects import Drain, Move, Scan
+from ..host_memory.host_memory import HostMemory
 from ..replacement import Replacement
 from ..reports.counters import StoreCounters
 from ..store.commit import Commits
@@ -37,6 +38,8 @@ from .ways import Attempt, Ways
 
 BATCH_SHARE: Final = 64
 """A round for tokens over their limit evicts 1/BATCH_SHARE of the limit more."""
+EXCHANGES_MAX: Final = 3
+"""Exchanges of pages after which an attempt ends."""
 FRUITLESS_MAX: Final = 2
 """Scans in a row without freed bytes after which an attempt ends."""
 RESCAN_S_MAX: Final = 2.0
@@ -88,6 +91,8 @@ class Runway:
         self.places = Places(table, holes, tenants, grants, budget, withdrawn)
         self.moves = Moves(table, holes, slots, tenants, spans, ring, emit)
         self._ways = Ways(table, holes, grants, tenants, families, spans, policy, shares, budget, self.places)
+        self.pages: HostMemory | None = None
+        """The pages of the ring, which the caller makes after this, with `places.join`."""
         self._attempt: Attempt | None = None
         self._draining = self._drained = False
         self._vain = False
@@ -131,15 +136,17 @@ class Runway:
             False if no evictable entry would help: the request is refused.
         """
         spans = self._spans
-        if spans.scanning or spans.scan_due or self.moves or (self.is_growing and size <= self._budget.put_bytes_max):
+        if spans.scanning or spans.scan_due or self.moves:
             return True
         attempt = self._attempt
         if attempt is None:
             attempt = self._attempt = Attempt(size, owner)
             self._drained = self.places.keeps = False
             self.places.join()
-        if attempt.fruitless >= FRUITLESS_MAX:
-            pass
+        if self.pages is not None and self._wait_for_pages(self.pages, attempt):
+            return True
+        if attempt.fruitless >= FRUITLESS_MAX or attempt.exchanges >= EXCHANGES_MAX:
+            return False
         if not self._has_drained():
             return True
         way = self._ways.of(attempt, now)
@@ -153,15 +160,37 @@ class Runway:
             self.scan()
         return True
 
+    def _wait_for_pages(self, pages: HostMemory, attempt: Attempt) -> bool:
+        """Whether pages are about to be given back, which comes first, or are taken back for the request, which costs
+        no entry."""
+        residency, fits = pages.residency, attempt.size <= self._budget.put_bytes_max - self.places.used_bytes
+        progress = residency.exchange_progress()
+        if progress == "moving" and not pages.stuck:
+            return True
+        if progress != "none":
+            attempt.exchanges += 1
+            residency.drop_exchange()
+        if (residency.excess_bytes and not pages.stuck) or (residency.regrowing and fits):
+            return True
+        if attempt.exchanges or not fits or (window := pages.withdrawn.widest(attempt.size)) is None:
+            return False
+        residency.exchange(*window, attempt.size)
+        return True
+
     def drop_attempt(self) -> None:
         """Another request waits now, or none."""
         self._attempt = None
         self._vain = False
         self.places.keeps = True
+        if self.pages is not None:
+            self.pages.residency.drop_exchange()
 
     def refusal_facts(self, size: int) -> tuple[str | None, int]:
         """What is in the way of `size` bytes, if that is known; and the bytes that cannot go."""
-        return self._ways.obstacle(size)
+        obstacle, kept_bytes = self._ways.obstacle(size)
+        if self.pages is not None and self.pages.withdrawn.size_bytes and (error := self.pages.residency.error):
+            obstacle = f"{self.pages.withdrawn.size_bytes} bytes of the ring could not be allocated again: {error}"
+        return obstacle, kept_bytes
 
     def drained(self) -> None:
         """The reads recorded before the last Drain are processed."""
@@ -211,23 +240,20 @@ class Runway:
     @property
     def _is_over(self) -> bool:
         budget, tenants = self._budget, self._tenants
-        return (
-            self.places.used_bytes > budget.max_bytes
-            or tenants.total_entries > budget.max_entries
-            or (budget.max_tokens is not None and tenants.total_tokens > budget.max_tokens)
+        return tenants.total_entries > budget.max_entries or (
+            budget.max_tokens is not None and tenants.total_tokens > budget.max_tokens
         )
 
     def _lacks(self) -> tuple[int, int, int]:
         """The bytes, entries and tokens that are to be evicted: what is over a limit, and what is to be free for later
-        requests."""
+        requests. What is over a limit on bytes goes with its pages (daemon/host_memory)."""
         budget, tenants, over_tokens = self._budget, self._tenants, 0
         if budget.max_tokens is not None and tenants.total_tokens > budget.max_tokens:
             over_tokens = tenants.total_tokens - budget.max_tokens + budget.max_tokens // BATCH_SHARE
         lacking_bytes, lacking = self.places.lacking()
         if self.is_growing:
             lacking_bytes = 0
-        over_bytes, over_entries = self.places.used_bytes - budget.max_bytes, tenants.total_entries - budget.max_entries
-        return max(over_bytes, lacking_bytes), max(over_entries, lacking), over_tokens
+        return lacking_bytes, max(tenants.total_entries - budget.max_entries, lacking), over_tokens
 
     def _round_begins(self) -> None:
         self.places.begin_round()

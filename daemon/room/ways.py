@@ -62,7 +62,8 @@ GAPS_MAX: Final = 4
 
 @dataclass(slots=True)
 class Attempt:
-    """The attempt to make room for the request that waits. `spare_bytes`: evicted so that entries can move."""
+    """The attempt to make room for the request that waits. `spare_bytes`: evicted so that entries can move.
+    `exchanges`: of pages, for the request."""
 
     size: int
     owner: int
@@ -70,6 +71,7 @@ class Attempt:
     fruitless: int = 0
     plans: int = 0
     spare_bytes: int = 0
+    exchanges: int = 0
 
 
 class Ways:

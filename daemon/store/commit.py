@@ -24,7 +24,7 @@ from typing import Final
 from ...errors import BadMessage
 from ...shm.index import KEY_HASHES
 from ...shm.layout import SPAN_CHECKSUM_AT, SPAN_EXPIRES_AT, SPAN_HEADER_BYTES, TREE_BYTES_MAX, expiry_word
-from ...shm.records import NO_KEY, RECORD
+from ...shm.records import NO_KEY, RECORD, first_number
 from ..replacement import Replacement
 from .agents import Agents
 from .families import Families
@@ -62,7 +62,8 @@ _AFTER_EXPIRY: Final = SPAN_EXPIRES_AT + 8
 
 @dataclass(slots=True)
 class Submitter:
-    """One client's side of its queue. `owner`: the number of its uid. `expected`: the number of its next record."""
+    """One client's side of its queue. `owner`: the number of its uid. `expected`: the number of its next record; 0: not
+    known yet, since its lane may have been another connection's."""
 
     client: int
     owner: int
@@ -170,7 +171,7 @@ class Commits:
         crc, pack_check, hashes = zlib.crc32, _CHECK.pack_into, KEY_HASHES.unpack
         entries_left = limits.max_entries - self._tenants.total_entries
         tokens_max = limits.max_tokens
-        expected, stored, stored_bytes, stored_tokens = submitter.expected, 0, 0, 0
+        expected, stored, stored_bytes, stored_tokens = submitter.expected or first_number(records), 0, 0, 0
         try:
             for (
                 number,

@@ -18,10 +18,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from ...shm.index import KEY_HASHES
+from ...shm.layout import KEY_BYTES
 from ...shm.slots import SPAN
 from .holes import Holes
 from .slots import BODY, BUCKET_WORDS, CELL_WORDS, COUNT, LOWEST, Slots
@@ -34,7 +35,8 @@ PIECES_MAX: Final = 64
 
 @dataclass(slots=True, eq=False)
 class LentGrant:
-    """One grant. `span_id`: what its client pins. `seq`: of its slot, while the grant is the client's."""
+    """One grant. `span_id`: what its client pins. `seq`: of its slot, while the grant is the client's. `also`: span ids
+    and slots of a former daemon's grants of some of the same bytes: which one has them is not known any more."""
 
     number: int
     owner: int
@@ -42,16 +44,17 @@ class LentGrant:
     slot: int
     seq: int
     pieces: list[int]
+    also: list[tuple[int, int]] = field(default_factory=list)
 
 
 class Grants:
     """All grants of one store."""
 
     def __init__(
-        self, table: RowTable, holes: Holes, slots: Slots, tenants: Tenants, new_key: Callable[[], bytes]
+        self, table: RowTable, holes: Holes, slots: Slots, tenants: Tenants, random_bytes: Callable[[int], bytes]
     ) -> None:
-        """`new_key()`: 32 random bytes, a key that nobody has."""
-        self._new_key = new_key
+        """`random_bytes(n)`: for keys that nobody has."""
+        self._random_bytes = random_bytes
         self._tenants = tenants
         self._table = table
         self._holes = holes
@@ -75,12 +78,13 @@ class Grants:
         table, slots, tenants = self._table, self._slots, self._tenants
         states, owners, sizes, offsets = table.states, table.owners, table.sizes, table.offsets
         memory, words, free, mask, first_word = slots.memory, slots.words, slots.free, slots.mask, slots.first_word
-        pack, hashes, new_key, renew = BODY.pack_into, KEY_HASHES.unpack, self._new_key, table.renew
-        number, lent, lent_bytes = self._last_number, [], 0
-        for row in rows:
+        pack, renew = BODY.pack_into, table.renew
+        keys = self._random_bytes(KEY_BYTES * len(rows))
+        number, lent, lent_bytes, key_at = self._last_number, [], 0, 0
+        for row, (first, second, _) in zip(rows, KEY_HASHES.iter_unpack(keys), strict=True):
             # Slots.take, inline: a client that puts needs a grant for each put.
-            key = new_key()
-            first, second, _ = hashes(key)
+            key = keys[key_at : key_at + KEY_BYTES]
+            key_at += KEY_BYTES
             first &= mask
             second &= mask
             if first == second:
@@ -203,10 +207,11 @@ class Grants:
         became free."""
         freed = 0
         for span_id, grant in list(self.revoked.items()):
-            if span_id in pinned or span_id in self.fresh:
+            if span_id in pinned or span_id in self.fresh or any(each in pinned for each, _ in grant.also):
                 continue
             del self.revoked[span_id]
-            self._slots.release(grant.slot)
+            for slot in (grant.slot, *(slot for _, slot in grant.also)):
+                self._slots.release(slot)
             for piece in grant.pieces:
                 freed += self._table.sizes[piece]
                 self._tenants.returned(self._table.owners[piece], self._table.sizes[piece])

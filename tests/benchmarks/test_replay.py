@@ -100,9 +100,7 @@ def test_the_store_keeps_nearly_what_an_ideal_cache_keeps_where_nothing_fragment
         own = max((block for request in requests for block in request), default=0) + 1
         requests.append([*kept, *range(own, own + chance.randrange(4))])
     trace = conversation(*requests[1:])
-    real, ideal, lru = (
-        policies.replay(name, trace, 20 * BLOCK, "lru") for name in ("tensord", "tensord-ideal", "lru")
-    )
+    real, ideal, lru = (policies.replay(name, trace, 20 * BLOCK, "lru") for name in ("tensord", "tensord-ideal", "lru"))
     assert ideal == lru
     # One place in twenty is free ahead.
     assert 0.95 * ideal.prefix_hits < real.prefix_hits <= ideal.prefix_hits < ideal.blocks

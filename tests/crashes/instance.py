@@ -282,7 +282,7 @@ class Instance:
         self._expect_daemon()
         with contextlib.suppress(TensordError):
             store = self.daemon.status()["store"]
-            assert not store["found_corrupt"], f"torn: {store['found_corrupt']} entries"
+            assert not store["found_corrupt"], f"torn: found_corrupt is {store['found_corrupt']}"
         self._await(lambda: not self._fault_of_index(), "all scans", lambda: f"leaked: {self._fault_of_index()}")
 
     def finish(self) -> None:
@@ -348,9 +348,16 @@ class Instance:
             self.settle()
 
     def _taken(self) -> dict[str, int]:
+        """What is taken besides the grants that clients have not used."""
         status = self.daemon.status()
-        store = {name: status["store"][name] for name in ("used_bytes", "claims_held")}
-        return {**store, **{name: status[name] for name in ("pins", "clients", "lanes")}}
+        store = status["store"]
+        return {
+            "used_bytes": store["used_bytes"] - store["lent_bytes"],
+            "pins": status["pins"],
+            "claims_held": store["claims_held"],
+            "clients": status["clients"],
+            "lanes": status["lanes"],
+        }
 
     def _await(self, condition: Callable[[], bool], what: str, seen: Callable[[], str] = str) -> None:
         """Waits until `condition` holds. Raises Ended if the daemon has ended, and AssertionError after PATIENCE_S."""

@@ -34,8 +34,8 @@ DAEMON: Final = {
         "daemon.store.grants:Grants._cut",
     ),
     "lend": (
-        "daemon.store.grants:Grants.lend",
-        "daemon.store.slots:Slots.take",
+        "daemon.store.grants:Grants.lend_all",
+        "daemon.store.grants:Grants.give_back",
         "daemon.store.grants:Grants.revoke",
         "daemon.store.slots:Slots.revoke",
         "daemon.room.lending:Lending.*",
@@ -47,7 +47,8 @@ DAEMON: Final = {
         "daemon.store.spans:Spans.scanned",
         "daemon.store.spans:Spans.republish",
         "daemon.store.spans:Spans._leave",
-        "daemon.store.slots:Slots.release",
+        "daemon.store.slots:Slots.unpublish_all",
+        "daemon.store.slots:Slots.release_all",
     ),
     "evict": (
         "daemon.store.spans:Spans.end",
@@ -56,7 +57,7 @@ DAEMON: Final = {
     ),
     "touch": (
         "daemon.core.requests:Requests._of_keys",
-        "daemon.segments:Segments.write_expiry",
+        "daemon.store.details:Details.set_expires",
     ),
     "pages": (
         "daemon.host_memory.residency:Residency._withdraw",

@@ -108,7 +108,7 @@ class Idle(Putting):
     def enter(self) -> None:
         for number in range(2):
             self.party.put(f"ahead-{number}", self.size_bytes, wait=True)
-        until(lambda: self.party.client.link.puts.writer.arena.left_bytes >= self.size_bytes, "a grant ahead of need")
+        until(lambda: not self.party.client.link.puts.waiting, "the daemon to answer")
         self.thread = threading.Thread(target=self._run, daemon=True)
 
     def settle(self) -> None:
@@ -155,24 +155,24 @@ class ThroughInbox(Putting):
     def prepare(self) -> None:
         memory = Puts._memory
 
-        def refused(puts: Puts, attached: Any, submissions: Any, timeout_s: float) -> Any:
-            if attached.view is not puts._link.view or puts._link is not self.party.client.link:
-                return memory(puts, attached, submissions, timeout_s)
-            with mock.patch.object(Puts, "_answer", side_effect=_refusing(puts)):
-                return memory(puts, attached, submissions, timeout_s)
+        def refused(puts: Puts, attached: Any, submissions: Any) -> Any:
+            if puts._link is not self.party.client.link:
+                return memory(puts, attached, submissions)
+            with mock.patch.object(Puts, "_answer", _refusing(puts)):
+                return memory(puts, attached, submissions)
 
         mock.patch.object(Puts, "_memory", refused).start()
         super().prepare()
 
 
 def _refusing(puts: Puts) -> Any:
-    """`_answer` for a daemon that does not let this client write into the ring."""
-    answer = Puts._answer
+    """`_answer` beside a daemon that lets no client write into the ring."""
+    answer = Puts._answer.__get__(puts)
 
-    def answered(attached: Any, make: Any, timeout_s: float, fds: Any = ()) -> Any:
+    def answered(_: Puts, attached: Any, make: Any, timeout_s: float, fds: Any = ()) -> Any:
         if not fds:
             raise LimitReached("write_in_place is off")
-        return answer(puts, attached, make, timeout_s, fds)
+        return answer(attached, make, timeout_s, fds)
 
     return answered
 

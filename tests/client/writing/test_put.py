@@ -226,9 +226,10 @@ def test_a_lost_connection_ends_every_put_and_the_next_one_starts_anew() -> None
         begun = Event()
         ask = bench.ask_for_grants
 
-        def asked(*args: Any) -> None:
-            ask(*args)
+        def asked(*args: Any, **options: Any) -> bool:
+            sent = ask(*args, **options)
             begun.set()
+            return sent
 
         bench.ask_for_grants = asked  # type: ignore[method-assign, assignment]
         thread = Thread(target=lambda: waiting.append(bench.put(key(2), np.zeros(99_999), soon())))

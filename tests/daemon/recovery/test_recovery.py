@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterable
 import pytest
 
 from tensord.daemon.recovery.recovery import Recovery
+from tensord.daemon.store.grants import LentGrant
 from tensord.daemon.store.table import LIVE, REVOKED, WITHDRAWN
 from tensord.shm.layout import PLACE_UNVERIFIED, SPAN_CHECKSUM_AT, SPAN_HEADER_BYTES, pack_place, pack_reuse, span_bytes
-from tensord.shm.records import NO_KEY
+from tensord.shm.records import NO_KEY, RECORD
 
 from ..store.rows import TAG, RowStore, key_of
 
@@ -368,6 +369,51 @@ def test_pages_that_are_not_in_memory_are_withdrawn() -> None:
     withdrawn = [row for row in after.table.in_order() if after.table.states[row] == WITHDRAWN]
     assert [after.table.offsets[row] for row in withdrawn] == [page, 5 * page, 60 << 10]
     after.scan()
+    finish(after)
+
+
+def put_into(store: RowStore, grant: LentGrant, number: int, offset: int) -> int:
+    """Puts an entry of SPAN bytes into a grant. Returns its row."""
+    submitter = store.submitters[1]
+    record = RECORD.pack(
+        submitter.expected, key_of(number), offset, 100, 1, 0, NO_KEY, 1.0, 0.0, grant.number, 64, 0, 0, 0, 0
+    )
+    store.commits.take(submitter, memoryview(bytearray(record)), 1.0)
+    return store.table.by_key[key_of(number)]
+
+
+@pytest.mark.parametrize("free", [True, False])
+def test_what_readers_pin_stays_though_it_was_put_into_a_grant_that_nobody_pins(free: bool) -> None:
+    store = RowStore(8 * SPAN)
+    grant = store.lend(4 * SPAN)
+    assert grant is not None
+    start = store.table.offsets[grant.pieces[0]]
+    ended = put_into(store, grant, 1, start + SPAN)
+    pinned, offset = store.table.span_ids[ended], store.table.offsets[ended]
+    store.spans.end([ended], "explicit")
+    after, _ = taken_over(store)
+    after.scan([] if free else [pinned])
+    assert after.holes.total_bytes == (8 if free else 7) * SPAN
+    assert free or after.table.gaps(offset, offset + SPAN, 0) == []
+    finish(after)
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_place_that_was_lent_twice_is_free_once_neither_grant_is_pinned(which: int) -> None:
+    """The first grant's place includes what has become an entry, which ended, and was lent again."""
+    store = RowStore(4 * SPAN)
+    first = store.lend(4 * SPAN)
+    assert first is not None
+    ended = put_into(store, first, 1, store.table.offsets[first.pieces[0]])
+    store.spans.end([ended], "explicit")
+    store.scan()
+    again = store.lend(SPAN)
+    assert again is not None
+    after, _ = taken_over(store)
+    after.scan([(first, again)[which].span_id])
+    assert after.holes.total_bytes == 0
+    after.scan([])
+    assert after.holes.total_bytes == 4 * SPAN
     finish(after)
 
 

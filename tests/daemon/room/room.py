@@ -6,11 +6,11 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from tensord.daemon.core.budget import RingBudget
 from tensord.daemon.claims.claims import NOBODY
-from tensord.daemon.reports.counters import StoreCounters
+from tensord.daemon.core.budget import RingBudget
 from tensord.daemon.core.effects import Drain, Move, Scan
 from tensord.daemon.core.limits import StoreLimits
+from tensord.daemon.reports.counters import StoreCounters
 from tensord.daemon.room.lending import Lending
 from tensord.daemon.room.runway import Runway
 from tensord.daemon.room.shares import Shares
