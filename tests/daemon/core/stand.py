@@ -524,7 +524,9 @@ class Stand(RemoteSide):
         assert status["used_bytes"] == self.used_bytes
         for slot in self.index.slots():
             if slot.published:
-                pages = range(slot.offset // PAGE_BYTES, (slot.offset + span_bytes(slot.payload_bytes) - 1) // PAGE_BYTES)
+                pages = range(
+                    slot.offset // PAGE_BYTES, (slot.offset + span_bytes(slot.payload_bytes) - 1) // PAGE_BYTES
+                )
                 assert self.gone.isdisjoint(pages), "a span is where nothing is"
 
 

@@ -73,7 +73,21 @@ class BackToBack:
                 key = b"namespac" + hashlib.sha256(b"%d" % self.puts).digest()[:20] + bytes(4)
                 records.append(
                     RECORD.pack(
-                        stand.records[1], key, place.offset, PAYLOAD, 1, 0, NO_KEY, 5.0, 0.0, place.grant, 64, 10, 0, 0, 0
+                        stand.records[1],
+                        key,
+                        place.offset,
+                        PAYLOAD,
+                        1,
+                        0,
+                        NO_KEY,
+                        5.0,
+                        0.0,
+                        place.grant,
+                        64,
+                        10,
+                        0,
+                        0,
+                        0,
                     )
                 )
             stand.now += 0.001

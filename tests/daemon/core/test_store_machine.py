@@ -541,7 +541,9 @@ class AnyOrder(RuleBasedStateMachine):
         stand.join(10_000)
         stand.send(10_000, messages.Limit(3, 16_000))
         stand.pass_time(10)
-        assert stand.store.status()["resident_bytes"] <= 4 * PAGE_BYTES, "more is in memory than may be, and nobody holds it"
+        assert stand.store.status()["resident_bytes"] <= 4 * PAGE_BYTES, (
+            "more is in memory than may be, and nobody holds it"
+        )
         stand.send(10_000, messages.Clear(1))
         stand.send(10_000, messages.Limit(2, RING_BYTES))
         stand.pass_time(100)
