@@ -11,7 +11,7 @@ import pytest
 
 import tensord
 from tensord.daemon import learned
-from tensord.daemon.policy.registry import POLICIES
+from tensord.daemon.replacement import POLICIES
 from tensord.errors import NotEnoughMemory
 from tensord.shm import segments
 
