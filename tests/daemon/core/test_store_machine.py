@@ -431,7 +431,7 @@ class AnyOrder(RuleBasedStateMachine):
     @rule(data=st.data(), fails=st.integers(0, 5))
     def remote_store_answers(self, data: st.DataObject, fails: int) -> None:
         stand, error = self.stand, TierUnavailable("it is gone") if fails == 5 else None
-        kinds = {
+        kinds: dict[str, Any] = {
             "seek": stand.seeks,
             "run": stand.runs,
             "read": stand.reads,
@@ -569,7 +569,7 @@ def tokens_of(answers: list[Any]) -> list[int]:
 
 
 TestAnyOrder = AnyOrder.TestCase
-TestAnyOrder.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+TestAnyOrder.settings = settings(max_examples=300, stateful_step_count=80, deadline=None)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
