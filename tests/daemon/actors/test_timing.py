@@ -24,17 +24,17 @@ def times() -> RequestTimes:
     return RequestTimes(0.0, 8)
 
 
-def test_a_request_for_places_ends_with_its_answer_and_not_with_a_refused_put(times: RequestTimes) -> None:
+def test_a_request_ends_with_its_answer_and_not_with_a_push(times: RequestTimes) -> None:
     timer = RequestTimer(times, 7, "x")
-    timer.began(messages.AskForGrants(4, [300, 100]))
-    timer.began(messages.Doorbell())
+    timer.began(messages.AskForGrants(4, [100]))
+    timer.began(messages.ReturnGrants([4]))
     timer.answered(messages.PutRefused(4))
     timer.answered(messages.Settled())
     assert counts(times) == {}
     timer.answered(messages.GrantsLent(4, []))
     assert counts(times) == {"AskForGrants": 1}
     (slow,) = times.slow()
-    assert (slow["kind"], slow["client"], slow["name"], slow["payload_bytes"]) == ("AskForGrants", 7, "x", 400)
+    assert (slow["kind"], slow["client"], slow["name"]) == ("AskForGrants", 7, "x")
 
 
 def test_an_error_ends_a_request(times: RequestTimes) -> None:
