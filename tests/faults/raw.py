@@ -133,7 +133,14 @@ class RawClient:
             TensordError: nothing is lent, and why.
         """
         wanted = [span_bytes(size) for size in sizes]
-        answer = self.ask(lambda n: messages.AskForGrants(n, wanted, list(returned)))
+        return self.lent(self.ask(lambda n: messages.AskForGrants(n, wanted, list(returned))))
+
+    def lent(self, answer: Any) -> list[Place]:
+        """The places of an answer, pinned.
+
+        Raises:
+            TensordError: nothing is lent, and why.
+        """
         assert isinstance(answer, messages.GrantsLent)
         if answer.error is not None:
             raise answer.error.to_error()
