@@ -230,9 +230,7 @@ class _Daemon:
         """The store's core over the memory, still without the entries of a former daemon."""
         superblock = memory.superblock
         return Store(
-            RingMemory(
-                memory.index, memory.index_memory, superblock.geometry, memory.ring_memory, memory.ready_bytes
-            ),
+            RingMemory(memory.index, memory.index_memory, superblock.geometry, memory.ring_memory, memory.ready_bytes),
             self._config.policy,
             store_limits(self._config, superblock.limit_bytes, superblock.max_entries),
             superblock.epoch,

@@ -47,8 +47,6 @@ if TYPE_CHECKING:
     from .client.core.lease import Batch as Batch
     from .client.core.lease import Lease as Lease
     from .client.core.namespace import Namespace as Namespace
-    from .client.writing.outcomes import Put as Put
-    from .client.writing.reservation import Reservation as Reservation
     from .client.core.ring_reader import RingReader as RingReader
     from .client.core.workflow import Workflow as Workflow
     from .client.device.cache import DeviceCache as DeviceCache
@@ -61,14 +59,16 @@ if TYPE_CHECKING:
     from .client.prefix.layers import SharedLayer as SharedLayer
     from .client.prefix.match import PrefixMatch as PrefixMatch
     from .client.prefix.put import PrefixPut as PrefixPut
+    from .client.writing.outcomes import Put as Put
+    from .client.writing.reservation import Reservation as Reservation
     from .errors import TensordError as TensordError
     from .ipc.messages import TierState as TierState
     from .ipc.modes import Mode as Mode
     from .ipc.modes import Tier as Tier
     from .ipc.steps import AgentStep as AgentStep
     from .ipc.steps import AgentStepGraph as AgentStepGraph
-    from .shm.prefix import Media as Media
     from .shm.places import Spec as Spec
+    from .shm.prefix import Media as Media
 
 _PLACES = {
     "AgentStep": ".ipc.steps",

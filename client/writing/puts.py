@@ -137,6 +137,8 @@ class Puts:
         """A new connection."""
         self._attached = PutAttachment(channel, view, place)
         self.why_lost = WENT
+        if self._ring is not None and self._ring[1] is not view.lane:
+            self._ring = None
 
     def received(self, message: messages.GrantsLent | messages.PutRefused | messages.Settled) -> None:
         """Handles what the daemon says about puts."""
@@ -186,6 +188,9 @@ class Puts:
         """The connection has ended."""
         self._attached = None
         self.writer = self._inbox = None
+        if self._link.closed:
+            # The memory keeps its lane, and the daemon looks at that as long as it is held.
+            self._ring = None
         opened, self._opened = self._opened, None
         if opened is not None:
             opened[1].end(error or DaemonUnavailable(self.why_lost))

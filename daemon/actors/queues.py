@@ -39,7 +39,7 @@ _CHECKSUM_AT, _TREE_AT = 56, 124
 class LaneQueue:
     """One client's queue. `has_inbox`: its payloads come through its inbox. `settled`: the number of the last record
     that was carried out; `rung`: up to which a bell was sent. `records`: taken out and not carried out, because a copy
-    is under way. `after`: what follows once that has ended."""
+    is under way. `after`: what follows once that has ended. `damaged`: nothing more is taken out."""
 
     client: int
     uid: int
@@ -49,6 +49,7 @@ class LaneQueue:
     rung: int = 0
     records: memoryview = field(default_factory=lambda: memoryview(b""))
     copying: bool = False
+    damaged: bool = False
     after: list[Callable[[], object]] = field(default_factory=list)
 
 
@@ -157,7 +158,7 @@ class Queues:
 
     def _advance(self, queue: LaneQueue) -> bool:
         """Carries out the next records of one client. Returns whether there were any."""
-        if queue.copying:
+        if queue.copying or queue.damaged:
             return False
         if not queue.has_inbox:
             records = queue.lane.queue.take(AT_ONCE)
@@ -208,7 +209,7 @@ class Queues:
         try:
             queue.settled = self._submitted(queue.client, records, errors)
         except BadMessage as error:
-            queue.records = memoryview(b"")
+            queue.records, queue.damaged = memoryview(b""), True
             self.detached(queue.client)
             self._hang_up(queue.client, str(error))
 

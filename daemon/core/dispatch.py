@@ -185,10 +185,18 @@ class Dispatch:
     def _tick(self, event: events.Tick, now: float) -> None:
         parts = self._parts
         parts.outbox.send_verdicts(parts.claims.expire(now, DUE_MAX))
+        # Blocks whose ancestors have ended, and which are about to end, are not taken for corrupt.
+        if parts.blocks.rebuilding and not parts.lifetimes.removals.ending:
+            self._rebuild()
         parts.lifetimes.tick(now)
         parts.matching.advance(now)
-        if parts.blocks.rebuilding:
-            parts.lifetimes.removals.corrupt(parts.blocks.rebuild())
         parts.remote.tick(now)
         parts.host_memory.tick(now)
         parts.runway.tick(now)
+
+    def _rebuild(self) -> None:
+        parts, states = self._parts, self._parts.table.states
+        failed = parts.blocks.rebuild()
+        parts.lifetimes.removals.corrupt([row for row in failed if states[row] == LIVE])
+        # A parent of a victim may have been put again: then the victim has no ancestors any more.
+        parts.lifetimes.end([row for row in failed if states[row] == VICTIM], "capacity")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from hashlib import blake2b
+from hashlib import shake_256
 from itertools import count
 from typing import Any, Final
 
@@ -88,7 +88,7 @@ class Parts:
         self.tenants = tenants = Tenants()
         self.agents = Agents()
         self.families = families = Families(table)
-        self.grants = grants = Grants(table, holes, slots, tenants, _new_keys(seed))
+        self.grants = grants = Grants(table, holes, slots, tenants, _random_bytes(seed))
         self.policy = POLICIES[policy](Facts.of(table.column))
         self.blocks = SequenceBlocks(table, slots, memory.ring, seed, limits.prefix_tokens_max)
         self.spans = spans = Spans(table, slots, grants, tenants, families, self.policy, self.blocks)
@@ -201,9 +201,7 @@ class Parts:
         self.entries = DescribedEntries(
             table, self.details, tenants, self.agents, self.lifetimes.pins.holds, self.blocks.record
         )
-        self.explanations = Explanations(
-            table, spans, self.policy, self.entries, self.removal_history, self.counters
-        )
+        self.explanations = Explanations(table, spans, self.policy, self.entries, self.removal_history, self.counters)
         self.report = StatusReport(
             epoch,
             table,
@@ -267,7 +265,7 @@ class Parts:
         limits.default_ttl_s = self.limits.default_ttl_s or 0.0
 
 
-def _new_keys(seed: int) -> Callable[[], bytes]:
-    """Makes keys that nobody can guess who does not know the seed, a number of 128 bits: for the slots of grants."""
+def _random_bytes(seed: int) -> Callable[[int], bytes]:
+    """Makes bytes that nobody can guess who does not know the seed, a number of 128 bits: for the slots of grants."""
     secret, numbers = seed.to_bytes(16, "little"), count()
-    return lambda: blake2b(next(numbers).to_bytes(8, "little"), digest_size=32, key=secret).digest()
+    return lambda size: shake_256(secret + next(numbers).to_bytes(8, "little")).digest(size)

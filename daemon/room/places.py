@@ -178,7 +178,8 @@ class Places:
         ahead_bytes = min(self.ahead_bytes, min(self._holes.capacity_bytes, budget.put_bytes_max) // LARGE_SHARE)
         ahead = min(self.ahead, budget.max_entries // AHEAD_SHARE)
         return (
-            ahead_bytes - max(left_bytes, 0) if left_bytes < ahead_bytes // 2 else 0,
+            # Below 0, memory is given back, and nothing is made free for requests.
+            ahead_bytes - left_bytes if 0 <= left_bytes < ahead_bytes // 2 else 0,
             ahead - left if left < ahead // 2 else 0,
         )
 

@@ -240,23 +240,20 @@ class Runway:
     @property
     def _is_over(self) -> bool:
         budget, tenants = self._budget, self._tenants
-        return (
-            self.places.used_bytes > budget.max_bytes
-            or tenants.total_entries > budget.max_entries
-            or (budget.max_tokens is not None and tenants.total_tokens > budget.max_tokens)
+        return tenants.total_entries > budget.max_entries or (
+            budget.max_tokens is not None and tenants.total_tokens > budget.max_tokens
         )
 
     def _lacks(self) -> tuple[int, int, int]:
         """The bytes, entries and tokens that are to be evicted: what is over a limit, and what is to be free for later
-        requests."""
+        requests. What is over a limit on bytes goes with its pages (daemon/host_memory)."""
         budget, tenants, over_tokens = self._budget, self._tenants, 0
         if budget.max_tokens is not None and tenants.total_tokens > budget.max_tokens:
             over_tokens = tenants.total_tokens - budget.max_tokens + budget.max_tokens // BATCH_SHARE
         lacking_bytes, lacking = self.places.lacking()
         if self.is_growing:
             lacking_bytes = 0
-        over_bytes, over_entries = self.places.used_bytes - budget.max_bytes, tenants.total_entries - budget.max_entries
-        return max(over_bytes, lacking_bytes), max(over_entries, lacking), over_tokens
+        return lacking_bytes, max(tenants.total_entries - budget.max_entries, lacking), over_tokens
 
     def _round_begins(self) -> None:
         self.places.begin_round()

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from ...shm.index import KEY_HASHES
+from ...shm.layout import KEY_BYTES
 from ...shm.slots import SPAN
 from .holes import Holes
 from .slots import BODY, BUCKET_WORDS, CELL_WORDS, COUNT, LOWEST, Slots
@@ -50,10 +51,10 @@ class Grants:
     """All grants of one store."""
 
     def __init__(
-        self, table: RowTable, holes: Holes, slots: Slots, tenants: Tenants, new_key: Callable[[], bytes]
+        self, table: RowTable, holes: Holes, slots: Slots, tenants: Tenants, random_bytes: Callable[[int], bytes]
     ) -> None:
-        """`new_key()`: 32 random bytes, a key that nobody has."""
-        self._new_key = new_key
+        """`random_bytes(n)`: for keys that nobody has."""
+        self._random_bytes = random_bytes
         self._tenants = tenants
         self._table = table
         self._holes = holes
@@ -77,12 +78,13 @@ class Grants:
         table, slots, tenants = self._table, self._slots, self._tenants
         states, owners, sizes, offsets = table.states, table.owners, table.sizes, table.offsets
         memory, words, free, mask, first_word = slots.memory, slots.words, slots.free, slots.mask, slots.first_word
-        pack, hashes, new_key, renew = BODY.pack_into, KEY_HASHES.unpack, self._new_key, table.renew
-        number, lent, lent_bytes = self._last_number, [], 0
-        for row in rows:
+        pack, renew = BODY.pack_into, table.renew
+        keys = self._random_bytes(KEY_BYTES * len(rows))
+        number, lent, lent_bytes, key_at = self._last_number, [], 0, 0
+        for row, (first, second, _) in zip(rows, KEY_HASHES.iter_unpack(keys), strict=True):
             # Slots.take, inline: a client that puts needs a grant for each put.
-            key = new_key()
-            first, second, _ = hashes(key)
+            key = keys[key_at : key_at + KEY_BYTES]
+            key_at += KEY_BYTES
             first &= mask
             second &= mask
             if first == second:

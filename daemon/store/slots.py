@@ -80,7 +80,7 @@ class Slots:
 
     def publish(self, slot: int) -> None:
         """Makes a slot visible to readers."""
-        at, words = self.at(slot), self.words
+        at, words = self.first_word + (slot // BUCKET_SLOTS + slot + 1) * CELL_WORDS, self.words
         assert words[at] & 1 and words[at + SPAN], f"slot {slot} with seq {words[at]} has nothing to publish"
         # SYNC POINT: the span's bytes and the slot's body were stored before seq. x86-64 keeps stores in order, so a
         # reader that sees the even seq sees them too. ARM needs a release store here.
@@ -122,7 +122,7 @@ class Slots:
 
     def release(self, slot: int) -> None:
         """Frees an unpublished slot whose span no reader can reach any more."""
-        at, words = self.at(slot), self.words
+        at, words = self.first_word + (slot // BUCKET_SLOTS + slot + 1) * CELL_WORDS, self.words
         assert words[at] & 1 and words[at + SPAN], f"slot {slot} cannot be released"
         # Before the span id, so that a free slot never has the uses of an earlier entry.
         words[self.first_reuse + slot] = 0

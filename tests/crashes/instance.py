@@ -353,7 +353,7 @@ class Instance:
         store = status["store"]
         return {
             "used_bytes": store["used_bytes"] - store["lent_bytes"],
-            "pins": max(0, status["pins"] - store["grants"]),
+            "pins": status["pins"],
             "claims_held": store["claims_held"],
             "clients": status["clients"],
             "lanes": status["lanes"],

@@ -27,7 +27,6 @@ from tensord.client.core.view import View
 from tensord.client.writing import arena, outcomes, put, puts
 from tensord.client.writing.wire import ChannelWire
 from tensord.daemon import copier
-from tensord.daemon.core import parts
 from tensord.daemon.core.governor.events import FormerDaemonFound
 from tensord.daemon.core.host_memory import Pressed
 from tensord.daemon.room import lending
@@ -185,7 +184,6 @@ class World:
             # What other threads do is done in place.
             mock.patch.object(puts, "aside", lambda work: work()),
             mock.patch.object(puts, "later", lambda work: work()),
-            mock.patch.object(parts, "secrets", SimpleNamespace(token_bytes=chance.randbytes)),
             mock.patch.object(copier, "TURN_BYTES", TURN_BYTES),
             mock.patch.object(copier, "SMALL_BYTES", SMALL_BYTES),
             mock.patch.object(put, "CHECKED_BYTES_MAX", SMALL_BYTES),

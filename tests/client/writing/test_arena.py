@@ -40,7 +40,13 @@ class Asked:
         return self.requests
 
     def ask_for_grants(
-        self, request: int, sizes: Sequence[int], returned: Sequence[int], timeout_s: float = 0.0, *, ahead: bool = False
+        self,
+        request: int,
+        sizes: Sequence[int],
+        returned: Sequence[int],
+        timeout_s: float = 0.0,
+        *,
+        ahead: bool = False,
     ) -> bool:
         if not self.takes:
             return False

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+from array import array
 from threading import Event, Thread
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tensord.client.writing.outcomes import OWN_WAIT_S, Put
+from tensord.client.writing.outcomes import OWN_WAIT_S, Outcomes, Put
 from tensord.errors import DaemonUnavailable, LimitReached, TimedOut
 from tensord.shm.records import QUEUE_RECORDS, WAITS_AT
 
@@ -175,3 +176,21 @@ def test_in_a_forked_child_puts_are_lost_and_the_lane_is_not_written(bench: Writ
     assert put.state == "lost" and "forked" in str(put.error)
     assert not outcomes.wait_for(5, time.monotonic() + 0.01)
     assert bench.words[WAITS_AT] == 0
+
+
+@pytest.mark.parametrize("ends_first", [True, False])
+def test_what_the_next_daemon_has_settled_is_no_outcome(bench: WritingBench, ends_first: bool) -> None:
+    """It may give the lane's words to another lane before the end of the connection is noticed."""
+    epochs = memoryview(array("Q", [1]))
+    outcomes = Outcomes(bench.words, bench.settled, bench.refusals, LANE, bench, epochs)
+    stored, put = Put(key(1)), Put(key(2))
+    outcomes.note(stored, 1)
+    outcomes.note(put, 2)
+    bench.settled[LANE] = 1
+    assert (stored.state, put.state) == ("stored", "sent")
+    epochs[0] = 2
+    bench.settled[LANE] = 9
+    if not ends_first:
+        assert put.state == "sent"
+    outcomes.end(DaemonUnavailable("gone"))
+    assert (stored.state, put.state) == ("stored", "lost")

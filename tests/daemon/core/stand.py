@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import random
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -123,8 +122,6 @@ class Stand(RemoteSide):
         )
         quotas = Quotas({}, own_uid=0)
         self.store = Store(memory, self.policy, self.limits, epoch, UNIX_AT_ZERO_S, seed=epoch, quotas=quotas)
-        # Every run of a test does the same.
-        self.store.parts.grants._new_key = lambda chance=random.Random(epoch): chance.randbytes(32)  # type: ignore[misc]
         self.forget_remote()
         self.moves: deque[Move] = deque()
         self.punches: deque[Punch] = deque()
@@ -526,8 +523,10 @@ class Stand(RemoteSide):
         assert status["resident_bytes"] + status["withdrawn_bytes"] == self.store.parts.holes.capacity_bytes
         assert status["used_bytes"] == self.used_bytes
         for slot in self.index.slots():
-            if slot.span_id:
-                pages = range(slot.offset // PAGE_BYTES, (slot.offset + span_bytes(slot.payload_bytes) - 1) // PAGE_BYTES)
+            if slot.published:
+                pages = range(
+                    slot.offset // PAGE_BYTES, (slot.offset + span_bytes(slot.payload_bytes) - 1) // PAGE_BYTES
+                )
                 assert self.gone.isdisjoint(pages), "a span is where nothing is"
 
 

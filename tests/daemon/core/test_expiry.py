@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from tensord.daemon.core.events import Tick
 from tensord.ipc import messages
+from tensord.shm.layout import PAGE_BYTES, SPAN_HEADER_BYTES
 
 from .stand import SPAN, Make, key
+
+PAGE = PAGE_BYTES - SPAN_HEADER_BYTES
 
 
 def test_a_span_that_stays_pinned_is_not_scanned_for_all_the_time(make: Make) -> None:
@@ -98,27 +101,28 @@ def test_the_next_daemon_refuses_what_is_of_a_past_generation(make: Make) -> Non
 
 
 def test_a_lowered_limit_evicts_down_to_it_and_can_be_raised_again(make: Make) -> None:
-    stand = make(8 * SPAN)
-    for number in range(7):
-        stand.put(number)
+    stand = make(16 * PAGE_BYTES)
+    for number in range(15):
+        stand.put(number, PAGE)
     stand.pin(0)
-    stand.send(1, messages.Limit(1, 2 * SPAN))
-    assert stand.last() == messages.Limited(1, 8 * SPAN, 2 * SPAN)
+    stand.send(1, messages.Limit(1, 2 * PAGE_BYTES))
+    assert stand.last() == messages.Limited(1, 16 * PAGE_BYTES, 2 * PAGE_BYTES)
     stand.pass_time(1)
-    assert 0 in stand.stored() and stand.used_bytes <= 2 * SPAN
+    assert 0 in stand.stored() and stand.used_bytes <= 2 * PAGE_BYTES
+    assert stand.put(20, PAGE) == "stored"
     stand.send(1, messages.Limit(2, 1 << 40))
-    assert stand.last() == messages.Limited(2, 2 * SPAN, 8 * SPAN)
-    for number in range(10, 17):
-        assert stand.put(number) == "stored"
-    assert len(stand.stored()) == 7
+    assert stand.last() == messages.Limited(2, 2 * PAGE_BYTES, 16 * PAGE_BYTES)
+    for number in range(30, 50):
+        assert stand.put(number, PAGE) == "stored"
+    assert len(stand.stored()) == 15
 
 
 def test_a_limit_below_what_is_pinned_is_reached_when_pins_go(make: Make) -> None:
-    stand = make(8 * SPAN)
+    stand = make(16 * PAGE_BYTES)
     for number in range(4):
-        stand.put(number)
+        stand.put(number, PAGE)
         stand.pin(number)
-    stand.send(1, messages.Limit(1, SPAN))
+    stand.send(1, messages.Limit(1, PAGE_BYTES))
     stand.pass_time(5)
     assert len(stand.stored()) == 4
     stand.views.clear()

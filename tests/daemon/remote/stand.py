@@ -8,7 +8,6 @@ from itertools import takewhile
 from typing import Any
 
 from tensord.daemon.claims.claims import NOBODY, ClaimTable, Verdict
-from tensord.daemon.reports.counters import StoreCounters
 from tensord.daemon.core.effects import (
     AskGenerations,
     RaiseGeneration,
@@ -34,6 +33,7 @@ from tensord.daemon.core.events import (
 from tensord.daemon.core.limits import StoreLimits
 from tensord.daemon.core.outbox import StoreClient, StoreOutbox
 from tensord.daemon.remote.remote import Remote, RemoteEvent
+from tensord.daemon.reports.counters import StoreCounters
 from tensord.daemon.store.grants import LentGrant
 from tensord.errors import StoreFull, TensordError, TierUnavailable
 from tensord.ipc import messages

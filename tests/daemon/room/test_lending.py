@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from functools import partial
 from os import urandom
 from types import FrameType
 
@@ -197,7 +196,7 @@ def test_a_put_with_more_tokens_than_the_store_may_have_is_refused() -> None:
 def test_room_costs_few_calls_a_put(policy: str, most: int) -> None:
     # As many entries as 1 GiB has of 64 KB, so that a client may have 64 places.
     store = RoomStore(64 << 20, policy=policy, row_bits=15, buckets=4096)
-    store.grants._new_key = partial(urandom, 32)
+    store.grants._random_bytes = urandom
     size, number, calls, puts = 4096, 0, 0, 0
 
     def count(frame: FrameType, event: str, arg: object) -> None:

@@ -70,9 +70,11 @@ class RowStore:
         self.tenants = Tenants()
         self.agents = Agents()
         self.families = Families(self.table)
+        tag = epoch.to_bytes(8, "big")
         self.grants = Grants(
-            self.table, self.holes, self.slots, self.tenants, lambda: key_of(next(unknown), epoch.to_bytes(8, "big"))
-        )
+            self.table, self.holes, self.slots, self.tenants,
+            lambda size: b"".join(key_of(next(unknown), tag) for _ in range(size // 32)),
+        )  # fmt: skip
         self.policy = POLICIES[policy](Facts.of(self.table.column))
         self.spans = Spans(
             self.table, self.slots, self.grants, self.tenants, self.families, self.policy, blocks or NoBlocks()

@@ -1,6 +1,6 @@
 """What the replacement policies over rows cost: microseconds an insertion, a use and a victim; bytes a row.
 
-    python benchmarks/lean_policy.py [--policies hazard,lru] [--rows 10000,1000000] [--rounds 5]
+    python benchmarks/policy_cost.py [--policies hazard,lru] [--rows 10000,1000000] [--rounds 5]
 
 Owns: the measurement, in one process, without a store. A batch of puts has 32 rows, a batch of uses 256, in random
 order; victims come in batches of 64 and of 256, and are removed and put again, as in a full ring. Each figure is the

@@ -1,6 +1,6 @@
 """Measures the taking over of a store: the time until it serves, the longest step, and the memory that an entry takes.
 
-    python benchmarks/lean_recovery.py [--entries N] [--blocks LENGTH] [--ttl] [--policy NAME]
+    python benchmarks/recovery_cost.py [--entries N] [--blocks LENGTH] [--ttl] [--policy NAME]
 
 Owns: the command, and memory as an earlier daemon would have left it (headers without payloads). Does not own: the
 start of a process, and the mapping of its memory.

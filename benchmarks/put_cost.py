@@ -1,6 +1,6 @@
 """Measures a put on the client's side alone, beside np.copyto of its leaves, and counts its calls.
 
-    python benchmarks/lean_put.py [--seconds S] [--quantile Q]
+    python benchmarks/put_cost.py [--seconds S] [--quantile Q]
 
 Owns: the command. Does not own: the daemon's side, a stand-in that works between the puts and outside of their times
 (tests/writing_bench.py). The ring is full, and each put writes where an evicted one was.
@@ -125,7 +125,7 @@ def measured(
                 times["write"].append(clock() - start)
                 at += (payload_bytes + 63) & -64
             number += 1
-            counted.append(calls(partial(bench.writer.put, key(number), made[0][0], deadline)))
+            counted.append(calls(partial(bench.put, key(number), made[0][0], deadline)))
             bench.work()
     # What the first puts meet: pages that were never written.
     warm = {name: sorted(some[len(some) // 4 :]) for name, some in times.items()}
