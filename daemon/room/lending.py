@@ -227,7 +227,8 @@ class Lending:
         capacity = self._holes.capacity_bytes
         if (self._grants.lent_bytes + request.sizes[0]) * ALL_SHARE <= capacity or request.then is not None:
             return True
-        return self._unused(request.submitter) <= max(capacity // CLIENT_SHARE, request.sizes[0])
+        # A client that waits gives back what it has above this (client/writing/arena.py).
+        return self._unused(request.submitter) <= max(self._limits.ring_bytes // CLIENT_SHARE, request.sizes[0])
 
     def _unused(self, submitter: Submitter) -> int:
         """The bytes that are lent to a client."""
