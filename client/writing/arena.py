@@ -132,7 +132,7 @@ class Arena:
             TimedOut: there was none at `deadline`, in seconds of `time.monotonic()`.
             TensordError: as `ended`.
         """
-        request, is_own, here = 0, False, object()
+        request, is_own, has_all, here = 0, False, True, object()
         with self._lock:
             self._ahead = min(2 * self._ahead, AHEAD_MAX)
             self._lately.append(size_bytes)
@@ -149,7 +149,11 @@ class Arena:
                 if request not in self._asked:
                     # The first time, or another thread was faster, or the place was too small.
                     if is_own and (error := self._errors.get(request)) is not None:
-                        raise error
+                        if not (has_all and self._left_bytes):
+                            raise error
+                        # This client's unused places may be in the way.
+                        has_all = False
+                        self._give_back_above(0)
                     request, is_own = self._joined(size_bytes), False
                     if not request:
                         request, is_own = self._ask(size_bytes, deadline), True

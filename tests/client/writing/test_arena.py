@@ -244,6 +244,25 @@ def test_a_refused_request_tells_who_waits_for_it_and_nobody_else() -> None:
     assert places.wait_for(4096, soon())[1] == 0
 
 
+def test_a_client_gives_back_all_that_it_has_before_a_put_is_refused() -> None:
+    places, wire = arena()
+    places.granted(9, [Granted(1, 0, 1024)])
+    places._ahead_request = 1 << 40
+    assert places.take(256) is not None
+
+    def answer(request: int, sizes: Sequence[int]) -> None:
+        given_back = [number for *_, numbers in wire.asked for number in numbers]
+        places.granted(request, [], None if given_back else StoreFull("no room"))
+        if given_back:
+            places.granted(request, [Granted(2, 0, 4096)])
+
+    wire.answer = answer
+    assert places.wait_for(4096, soon())[1] == 0
+    wire.answer = lambda request, sizes: places.granted(request, [], StoreFull("no room"))
+    with pytest.raises(StoreFull, match="no room"):
+        places.wait_for(8192, soon())
+
+
 def test_the_deadline_ends_a_wait() -> None:
     places, _ = arena()
     with pytest.raises(TimedOut, match="no place of 4096 bytes in time"):
