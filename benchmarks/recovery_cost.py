@@ -98,7 +98,7 @@ def main() -> None:
     start = CLOCK()
     table = RowTable(row_bits, 2)
     holes, slots, tenants = Holes(table, len(ring)), Slots(memoryview(index), geometry), Tenants()
-    grants = Grants(table, holes, slots, tenants, lambda: b"")
+    grants = Grants(table, holes, slots, tenants, bytes)
     policy = POLICIES[asked.policy](Facts.of(table.column))
     families = Families(table)
     recovery = Recovery(

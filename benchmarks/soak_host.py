@@ -125,7 +125,7 @@ class Host:
 
     def leaked(self, patience_s: float = PATIENCE_S) -> dict[str, int]:
         """The leaks of the workers by kind; a leak that goes within `patience_s` counts 0."""
-        left = {"pins": 0, "lanes": 0, "claims": 0, "grants_waiting": 0, "inboxes": 0}
+        left = {"pins": 0, "lanes": 0, "claims": 0, "lent_bytes": 0, "inboxes": 0}
         deadline = time.monotonic() + patience_s
         while any(left := self._left()) and any(left.values()) and time.monotonic() < deadline:
             time.sleep(0.1)
@@ -167,7 +167,7 @@ class Host:
             "pins": status["pins"],
             "lanes": status["lanes"] - 1,
             "claims": store["claims_held"],
-            "grants_waiting": store["grants_waiting"],
+            "lent_bytes": store["lent_bytes"],
             "inboxes": status["inboxes"],
         }
 

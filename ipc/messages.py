@@ -46,7 +46,7 @@ from .schema import (
     Blocks,
     Bytes,
     Count,
-    Grant,
+    GrantList,
     Id,
     Key,
     Keys,
@@ -78,7 +78,7 @@ class GrantsLent(Answer, frozen=True):
     """
 
     id: Id
-    grants: list[Grant]
+    grants: GrantList
     error: ErrorBody | None = None
 
 

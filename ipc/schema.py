@@ -62,6 +62,7 @@ Sizes = Annotated[list[SomeBytes], Meta(min_length=1, max_length=GRANTS_PER_REQU
 Numbers = Annotated[list[Count], Meta(max_length=GRANTS_PER_CLIENT_MAX)]
 Grant = tuple[Count, Bytes, SomeBytes, Word, Count, Word]
 """(number, offset, bytes, span id, slot, seq of the slot)."""
+GrantList = Annotated[list[Grant], Meta(max_length=GRANTS_PER_REQUEST_MAX)]
 NoneOrOne = Annotated[int, Meta(ge=0, le=1)]
 One = Annotated[int, Meta(ge=1, le=1)]
 Three = Annotated[int, Meta(ge=3, le=3)]

@@ -423,10 +423,11 @@ class StoreActor:
                 os.close(fd)
 
     async def _finish(self) -> None:
-        """Handles the messages left in the inbox, and waits for the copies under way."""
+        """Handles the messages left in the inbox, and the records left in the queues, and waits for the copies under
+        way."""
         self._store.evict_only_for_puts()
         idle_s = 0.0
-        while self._pump.busy or self._lanes.fencing or (not self.settled and idle_s <= 0):
+        while self._queues.turn() or self._pump.busy or self._lanes.fencing or (not self.settled and idle_s <= 0):
             if self._lanes.fencing and not self._pump.busy:
                 await self.inbox.wait()
             self._pump.turn()
@@ -441,8 +442,8 @@ class StoreActor:
         # The results of copies come through the loop. After one turn of the loop they are in the inbox.
         await asyncio.sleep(0)
         for message in self.inbox.drain():
-            if isinstance(message, events.Moved):
-                self._handle(message)
+            if isinstance(message, events.Moved | InboxCopied):
+                self._receive(message)
         self._pages.close()
 
     def _answer(self, query: Queried) -> None:

@@ -35,7 +35,7 @@ class RequestTimer:
         """A request has arrived. One without an answer is not measured."""
         number = id_of(request)
         if number is not None and request.answered_by is not None:
-            size_bytes: int = getattr(request, "payload_bytes", 0)
+            size_bytes = sum(request.sizes) if isinstance(request, messages.AskForGrants) else 0
             self._open[number] = (type(request), size_bytes, time.monotonic())
 
     def answered(self, answer: Answer) -> None:

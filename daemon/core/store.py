@@ -264,7 +264,7 @@ class Store:
     def evict_only_for_puts(self) -> None:
         """The daemon is about to end: from now on entries are evicted for puts only. The next daemon enforces the
         budgets."""
-        self.parts.host_memory.only_for_puts = True
+        self.parts.host_memory.only_for_puts = self.parts.runway.only_for_requests = True
 
     def status(self, now: float | None = None) -> dict[str, Any]:
         """Sizes and counters, without a walk over entries. `now`: by the store's clock; None: the last event's time."""

@@ -38,7 +38,8 @@ class RequestTimes:
         self._hits = Histogram(BOUNDS_HIT_S)
 
     def took(self, kind: str, took_s: float, *, size_bytes: int, client: int, name: str, unix_s: float) -> None:
-        """Counts an answered request. `size_bytes`: of its payload. `client`: 0 for a reader of the status socket."""
+        """Counts an answered request. `size_bytes`: of the places that it asked for. `client`: 0 for a reader of the
+        status socket."""
         histogram = self._by_kind.get(kind)
         if histogram is None:
             histogram = self._by_kind[kind] = Histogram(BOUNDS_REQUEST_S)

@@ -3,9 +3,9 @@
     AskForGrants ─ unfit? pressure? ─ turns of uids and clients ─ the first place: there, or made (`runway`), or refused
                                                                 └ further places: as many as are there now
 
-Places are lent ahead of need, so a stopped client holds some. The first place of a request is lent if its client has at
-most 1/CLIENT_SHARE of the ring unused, or as much again as it asks for, or if all clients together have at most
-1/ALL_SHARE; if not, the request waits for its own client and for nobody else. Further places are lent within both.
+Places are lent ahead of need, so a stopped client holds some: at most 1/CLIENT_SHARE of the ring, or less than
+1/ALL_SHARE together with all others, since what is lent and unused holds no entry. The first place that a put waits for
+is lent also if its client has as much again; if not, the request waits for its own client and for nobody else.
 
 Owns: which client has which grants (`Submitter`), and the requests that wait. Does not own: the room (`runway`), nor
 what is written into places (`Commits`).
@@ -227,8 +227,9 @@ class Lending:
         capacity = self._holes.capacity_bytes
         if (self._grants.lent_bytes + request.sizes[0]) * ALL_SHARE <= capacity or request.then is not None:
             return True
-        # A client that waits gives back what it has above this (client/writing/arena.py).
-        return self._unused(request.submitter) <= max(self._limits.ring_bytes // CLIENT_SHARE, request.sizes[0])
+        # A client that waits gives back what it has above the share (client/writing/arena.py).
+        unused, share = self._unused(request.submitter), self._limits.ring_bytes // CLIENT_SHARE
+        return unused + request.sizes[0] <= share if request.ahead else unused <= max(share, request.sizes[0])
 
     def _unused(self, submitter: Submitter) -> int:
         """The bytes that are lent to a client."""

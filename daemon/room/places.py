@@ -26,7 +26,8 @@ from ..store.tenants import Tenants
 
 AHEAD_SHARE: Final = 128
 LARGE_SHARE: Final = 32
-"""Or one place of a size that was asked for, of up to 1/LARGE_SHARE of the ring."""
+"""Or one place of a size that was asked for, of up to 1/LARGE_SHARE of the ring. For larger ones room is made when
+they are asked for."""
 AHEAD_MAX: Final = 256
 """Entries that are kept free."""
 SIZES_MAX: Final = 8
@@ -90,11 +91,13 @@ class Places:
 
     def asked(self, sizes: Sequence[int], owner: int) -> None:
         """An owner asks for places of these sizes; so the next round makes as much room again."""
+        capacity = self._holes.capacity_bytes
+        if max(sizes) > capacity // LARGE_SHARE:
+            return
         self.owner = owner
         self._asked += len(sizes)
         self._asked_bytes += sum(sizes)
-        capacity = self._holes.capacity_bytes
-        most = max(capacity // AHEAD_SHARE, min(max(sizes), capacity // LARGE_SHARE))
+        most = max(capacity // AHEAD_SHARE, max(sizes))
         self.ahead_bytes = min(max(self.ahead_bytes, 2 * self._asked_bytes), most)
         self.ahead = min(max(self.ahead, 2 * self._asked), self._budget.max_entries // AHEAD_SHARE, AHEAD_MAX)
 

@@ -97,6 +97,8 @@ class Runway:
         self._draining = self._drained = False
         self._vain = False
         """Whether the last round found no victim. Nothing is tried again before a scan."""
+        self.only_for_requests = False
+        """The daemon is about to end: no entry goes for a limit, nor ahead of requests."""
         self.is_growing = False
         """Whether the ring grows: until it has its size, nothing is evicted for its bytes."""
 
@@ -115,7 +117,7 @@ class Runway:
         spans, places = self._spans, self.places
         if spans.scanning:
             return
-        if not (spans.scan_due or self.moves or self._vain or self._attempt):
+        if not (spans.scan_due or self.moves or self._vain or self._attempt or self.only_for_requests):
             over_bytes, over_entries, over_tokens = self._lacks()
             if (over_bytes > 0 or over_entries > 0 or over_tokens > 0) and self._has_drained():
                 self._drained = False

@@ -22,7 +22,8 @@ def fuzz(tmp_path: Path, script: str, runs: int) -> subprocess.CompletedProcess[
     corpus.mkdir()
     for number, message in enumerate(
         [
-            m.Commit(4, b"k" * 32, 100, 10),
+            m.AskForGrants(4, [4096, 64], [1, 2]),
+            m.ReturnGrants([3]),
             m.OpenInbox(3, 4096),
             m.Evict(5, [b"k" * 32] * 2),
             m.RegisterEntry(6, "card", b"k" * 32, 4096, 10, "planner", 3),

@@ -241,16 +241,16 @@ class AnyOrder(RuleBasedStateMachine):
         records = [record for record, _, _ in taken]
         if damaged:
             records[0] = records[0][:124] + bytes(4) + records[0][128:]
-        before = {name: stand.find(name) for _, name, _ in taken}
+        before = {named: stand.find(named) for _, named, _ in taken}
         stand.submit(client, *records, errors={first: BadTree("no tree")} if damaged else None)
         stand.records[client] = written
-        for number, (_, name, payload) in enumerate(taken, first):
+        for number, (_, named, payload) in enumerate(taken, first):
             outcome = stand.outcome(client, number)
             assert outcome in REFUSALS, outcome
-            view = stand.find(name)
-            if outcome == "stored" and before[name] is None and view is not None:
+            view = stand.find(named)
+            if outcome == "stored" and before[named] is None and view is not None:
                 # The same batch may have held the key twice.
-                assert view.content in [other for _, same, other in taken if same == name]
+                assert view.content in [other for _, same, other in taken if same == named]
                 assert payload
 
     # ---- readers
@@ -431,7 +431,7 @@ class AnyOrder(RuleBasedStateMachine):
     @rule(data=st.data(), fails=st.integers(0, 5))
     def remote_store_answers(self, data: st.DataObject, fails: int) -> None:
         stand, error = self.stand, TierUnavailable("it is gone") if fails == 5 else None
-        kinds = {
+        kinds: dict[str, Any] = {
             "seek": stand.seeks,
             "run": stand.runs,
             "read": stand.reads,
@@ -569,7 +569,7 @@ def tokens_of(answers: list[Any]) -> list[int]:
 
 
 TestAnyOrder = AnyOrder.TestCase
-TestAnyOrder.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+TestAnyOrder.settings = settings(max_examples=300, stateful_step_count=80, deadline=None)
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -12,26 +12,26 @@ def took(times: RequestTimes, kind: str, took_s: float, client: int = 1) -> None
 def test_each_request_is_counted_under_its_kind() -> None:
     times = RequestTimes(1.0, 4)
     for seconds in (0.00001, 0.0003, 0.0003, 99.0):
-        took(times, "Commit", seconds)
+        took(times, "RequestClaim", seconds)
     took(times, "Touch", 0.1)
     kinds = times.histograms()["kinds"]
-    assert {kind: sum(found["counts"]) for kind, found in kinds.items()} == {"Commit": 4, "Touch": 1}
-    commits = kinds["Commit"]
-    assert commits["counts"][0] == 1, "a bound belongs to its bucket"
-    assert commits["counts"][-1] == 1, "above the last bound"
-    assert list(commits["bounds"]) == sorted(commits["bounds"])
-    assert commits["bounds"][0] == 1e-5 and commits["bounds"][-1] == 10.0
+    assert {kind: sum(found["counts"]) for kind, found in kinds.items()} == {"RequestClaim": 4, "Touch": 1}
+    claims = kinds["RequestClaim"]
+    assert claims["counts"][0] == 1, "a bound belongs to its bucket"
+    assert claims["counts"][-1] == 1, "above the last bound"
+    assert list(claims["bounds"]) == sorted(claims["bounds"])
+    assert claims["bounds"][0] == 1e-5 and claims["bounds"][-1] == 10.0
 
 
 def test_the_last_slow_requests_are_kept_and_no_more_than_the_limit() -> None:
     times = RequestTimes(0.5, 3)
-    took(times, "Commit", 0.5)
+    took(times, "RequestClaim", 0.5)
     assert times.slow() == []
     for client in range(1, 6):
-        took(times, "Commit", 0.6, client)
+        took(times, "RequestClaim", 0.6, client)
     assert [row["client"] for row in times.slow()] == [5, 4, 3]
     assert times.slow()[0] == {
-        "kind": "Commit",
+        "kind": "RequestClaim",
         "took_s": 0.6,
         "payload_bytes": 5,
         "client": 5,
@@ -39,7 +39,7 @@ def test_the_last_slow_requests_are_kept_and_no_more_than_the_limit() -> None:
         "unix_s": 9.0,
     }
     times.slow_s = 0.7
-    took(times, "Commit", 0.6, 6)
+    took(times, "RequestClaim", 0.6, 6)
     assert times.slow()[0]["client"] == 5
 
 
