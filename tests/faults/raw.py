@@ -10,8 +10,6 @@ from mmap import MAP_SHARED, PROT_READ, mmap
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-import numpy as np
-
 from tensord.errors import DaemonUnavailable
 from tensord.ipc import messages
 from tensord.ipc.blocking import BlockingChannel
