@@ -65,7 +65,8 @@ class Arena:
     def __init__(self, memory: WritableMemory, wire: Wire, share_bytes: int) -> None:
         """
         Args:
-            share_bytes: the most bytes that one request asks for, unless one place is larger.
+            share_bytes: the most bytes that one request asks for, and that the client has unused while it waits for a
+                place, unless that place is larger.
         """
         self._memory, self._wire, self._share_bytes = memory, wire, share_bytes
         self._lock = Lock()
@@ -131,7 +132,7 @@ class Arena:
             TimedOut: there was none at `deadline`, in seconds of `time.monotonic()`.
             TensordError: as `ended`.
         """
-        request, is_own, here = 0, False, object()
+        request, is_own, has_all, here = 0, False, True, object()
         with self._lock:
             self._ahead = min(2 * self._ahead, AHEAD_MAX)
             self._lately.append(size_bytes)
@@ -144,13 +145,20 @@ class Arena:
                     raise error
                 if (taken := self.take(size_bytes)) is not None:
                     return taken
+                self._give_back_above(max(self._share_bytes, size_bytes))
                 if request not in self._asked:
                     # The first time, or another thread was faster, or the place was too small.
                     if is_own and (error := self._errors.get(request)) is not None:
-                        raise error
+                        if not (has_all and self._left_bytes):
+                            raise error
+                        # This client's unused places may be in the way.
+                        has_all = False
+                        self._give_back_above(0)
                     request, is_own = self._joined(size_bytes), False
                     if not request:
                         request, is_own = self._ask(size_bytes, deadline), True
+                elif self._over:
+                    self._say(0, ())
                 left_s = deadline - time.monotonic()
                 if left_s <= 0:
                     raise TimedOut(
@@ -160,6 +168,13 @@ class Arena:
                 self._wire.wait_for_bell(seen, left_s)
         finally:
             self._waiting.discard(here)
+
+    def _give_back_above(self, unused_bytes: int) -> None:
+        """Lets go of grants that are too small for a put that waits. The daemon lends no more to a client that has this
+        much unused."""
+        with self._lock:
+            while self._left_bytes > unused_bytes and self._grants:
+                self._drop(1)
 
     def _joined(self, size_bytes: int) -> int:
         """A request under way whose answer may bring a place of this size; 0: none."""

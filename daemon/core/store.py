@@ -176,15 +176,15 @@ class Store:
             self._outbox.send(client, messages.PutRefused(number))
 
     def _refused(
-        self, refused: list[tuple[int, int, int, bytes, int]], now: float, errors: dict[int, TensordError]
+        self, refused: list[tuple[int, int, int, bytes, int, int]], now: float, errors: dict[int, TensordError]
     ) -> None:
         """Whoever waits for the claim of a refused put computes."""
         parts = self.parts
         of_blocks = iter(parts.blocks.errors[:])
         parts.blocks.errors.clear()
-        for client, number, reason, key, claim in refused:
+        for client, number, reason, key, claim, tokens in refused:
             error = next(of_blocks) if reason == BAD_BLOCK else errors.get(number) if reason == BAD_TREE else None
-            error = error or self._reason(reason, key)
+            error = error or self._reason(reason, key, tokens)
             if client == NOBODY:
                 continue
             self.counters.puts["refused"] += 1
@@ -196,9 +196,9 @@ class Store:
                 uid = parts.lending.submitters[client].uid
                 self._outbox.send_verdicts(parts.claims.refused(claim, uid, key, now))
 
-    def _reason(self, reason: int, key: bytes) -> TensordError:
+    def _reason(self, reason: int, key: bytes, tokens: int) -> TensordError:
         past = self.parts.generations.refusal(key)
-        return past if past is not None else refusals.of_record(reason, key, self.limits)
+        return past if past is not None else refusals.of_record(reason, key, tokens, self.limits)
 
     def _commit_own(self, record: memoryview, now: float) -> None:
         """Stores an entry that was fetched from the remote store."""

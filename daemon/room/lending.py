@@ -227,7 +227,8 @@ class Lending:
         capacity = self._holes.capacity_bytes
         if (self._grants.lent_bytes + request.sizes[0]) * ALL_SHARE <= capacity or request.then is not None:
             return True
-        unused, share = self._unused(request.submitter), capacity // CLIENT_SHARE
+        # A client that waits gives back what it has above the share (client/writing/arena.py).
+        unused, share = self._unused(request.submitter), self._limits.ring_bytes // CLIENT_SHARE
         return unused + request.sizes[0] <= share if request.ahead else unused <= max(share, request.sizes[0])
 
     def _unused(self, submitter: Submitter) -> int:

@@ -74,7 +74,7 @@ def no_room(
     )
 
 
-def of_record(reason: int, key: bytes, limits: StoreLimits) -> TensordError:
+def of_record(reason: int, key: bytes, tokens: int, limits: StoreLimits) -> TensordError:
     """The refusal of a record, for a reason of `Commits`. Not for PAST and BAD_BLOCK, whose errors the generations and
     the index of sequences have."""
     name = f"{key.hex()[:16]}…"
@@ -105,7 +105,7 @@ def of_record(reason: int, key: bytes, limits: StoreLimits) -> TensordError:
             )
         case commit.TOO_MANY_TOKENS:
             return LimitReached(
-                f"the put of {name} has more tokens than the whole store, whose max_tokens is {limits.max_tokens}: "
+                f"the put of {name} has {tokens} tokens, and max_tokens of the whole store is {limits.max_tokens}: "
                 "store it in smaller parts, or raise max_tokens"
             )
         case commit.NOT_WORTH_IT:

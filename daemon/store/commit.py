@@ -134,8 +134,8 @@ class Commits:
         """Whether entries are evicted for what is put. For the caller (`Runway`)."""
         self.stored = 0
         self.stored_bytes = 0
-        self.refused: list[tuple[int, int, int, bytes, int]] = []
-        """(client, number, reason, key, claim) since the caller emptied it; so are the others."""
+        self.refused: list[tuple[int, int, int, bytes, int, int]] = []
+        """(client, number, reason, key, claim, tokens) since the caller emptied it; so are the others."""
         self.unsummed: deque[int] = deque(maxlen=UNSUMMED_MAX)
         """Slots of entries whose clients have left the checksum to the daemon."""
         self.fresh: list[int] = []
@@ -198,7 +198,7 @@ class Commits:
                 # The bytes are the client's.
                 lent = grants.get(grant)
                 if lent is None or not payload:
-                    self.refused.append((client, number, NOT_LENT, key, claim))
+                    self.refused.append((client, number, NOT_LENT, key, claim, tokens))
                     continue
                 row = lent.pieces[0]
                 if len(lent.pieces) == 1 and offsets[row] == offset and sizes[row] == size:
@@ -211,7 +211,7 @@ class Commits:
                 else:
                     row = lend.carve(lent, offset, size)
                     if not row:
-                        self.refused.append((client, number, NOT_LENT, key, claim))
+                        self.refused.append((client, number, NOT_LENT, key, claim, tokens))
                         continue
                     owners[row] = owner
                     if not lent.pieces:
@@ -251,7 +251,7 @@ class Commits:
                         row, key, parent, offset, tree, prefix, payload, cost, tokens, numbers.get(agent, 0), now
                     )
                 if reason:
-                    self.refused.append((client, number, reason, key, claim))
+                    self.refused.append((client, number, reason, key, claim, tokens))
                     self._give_up(row)
                     continue
                 if key in hidden:

@@ -51,7 +51,7 @@ class Asked:
         if not self.takes:
             return False
         self.asked.append((request, list(sizes), list(returned)))
-        if self.answer is not None:
+        if self.answer is not None and sizes:
             self.answer(request, sizes)
             self.bells += 1
         return True
@@ -66,7 +66,7 @@ class Asked:
         if self.bells == seen:
             # What was asked before, and is answered now.
             assert self.answer is not None and self.asked, "nothing answers"
-            self.answer(*self.asked[-1][:2])
+            self.answer(*next(each[:2] for each in reversed(self.asked) if each[1]))
             self.bells += 1
 
 
@@ -157,6 +157,26 @@ def test_a_grant_that_is_too_small_for_what_is_put_now_goes_back() -> None:
         assert not any(each.granted.size_bytes < 20_000 for each in bench.lent.values())
 
 
+def test_a_client_that_waits_for_a_large_place_gives_its_small_ones_back() -> None:
+    """The daemon lends it nothing as long as it has more unused than its share, and than it asks for."""
+    places, wire = arena(1 << 20, share_bytes=3000)
+    places.granted(9, [Granted(number, number * 4096, 1024) for number in range(1, 9)])
+    places._ahead_request = 1 << 40
+    assert places.take(1024) is not None
+
+    def answer(request: int, sizes: Sequence[int]) -> None:
+        if len(wire.asked) == 1:
+            # What was asked ahead comes first.
+            places.granted(1 << 40, [Granted(number, number * 4096, 2048) for number in range(10, 20)])
+        else:
+            places.granted(request, [Granted(100, 1 << 16, sizes[0])])
+
+    wire.answer = answer
+    assert places.wait_for(4096, soon())[0].number == 100
+    assert [len(returned) for *_, returned in wire.asked] == [4, 12]
+    assert places.left_bytes == 4096
+
+
 def test_a_quiet_client_gives_back_what_it_holds() -> None:
     with WritingBench() as bench:
         for number in range(50):
@@ -222,6 +242,25 @@ def test_a_refused_request_tells_who_waits_for_it_and_nobody_else() -> None:
         places.wait_for(4096, soon())
     wire.answer = lambda request, sizes: places.granted(request, [Granted(1, 0, 4096)])
     assert places.wait_for(4096, soon())[1] == 0
+
+
+def test_a_client_gives_back_all_that_it_has_before_a_put_is_refused() -> None:
+    places, wire = arena()
+    places.granted(9, [Granted(1, 0, 1024)])
+    places._ahead_request = 1 << 40
+    assert places.take(256) is not None
+
+    def answer(request: int, sizes: Sequence[int]) -> None:
+        given_back = [number for *_, numbers in wire.asked for number in numbers]
+        places.granted(request, [], None if given_back else StoreFull("no room"))
+        if given_back:
+            places.granted(request, [Granted(2, 0, 4096)])
+
+    wire.answer = answer
+    assert places.wait_for(4096, soon())[1] == 0
+    wire.answer = lambda request, sizes: places.granted(request, [], StoreFull("no room"))
+    with pytest.raises(StoreFull, match="no room"):
+        places.wait_for(8192, soon())
 
 
 def test_the_deadline_ends_a_wait() -> None:

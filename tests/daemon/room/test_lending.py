@@ -189,7 +189,7 @@ def test_a_put_with_more_tokens_than_the_store_may_have_is_refused() -> None:
     store = RoomStore(max_tokens=10)
     assert not store.store(1, 1000, tokens=11)
     assert [each[2] for each in store.commits.refused] == [8]
-    assert isinstance(of_record(8, key_of(1), store.store_limits), LimitReached)
+    assert isinstance(of_record(8, key_of(1), 101, store.store_limits), LimitReached)
 
 
 @pytest.mark.parametrize(("policy", "most"), [("lru", 15), ("hazard", 20)])
