@@ -179,7 +179,7 @@ class LaneAgainstSets(RuleBasedStateMachine):
         self.batches.clear()
         self.lane.resume()
         if self.frozen is None:
-            assert sorted(self.lane.free) == [*range(SPARE_END, PINS_AT + LANE_WORDS)], "a word was lost, or freed twice"
+            assert sorted(self.lane.free) == [*range(SPARE_END, PINS_AT + LANE_WORDS)]
             assert not len(self.reader.pins(self.scratch))
         assert not self.reader.abandoned()
         del self.lane
