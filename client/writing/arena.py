@@ -25,8 +25,8 @@ from threading import Lock
 from typing import Final
 from weakref import ref
 
-from ...errors import TensordError, TimedOut, without_frames
-from ...shm.layout import span_bytes
+from ...errors import LimitReached, TensordError, TimedOut, without_frames
+from ...shm.layout import LANE_WORDS, span_bytes
 from .connection import Granted, Wire
 from .memory import WritableMemory
 
@@ -197,8 +197,13 @@ class Arena:
             self._live[each.number] = ended = _Ended(grant, self._over.append)
             ended.number = each.number
             # Without a word for a pin, and beyond this memory, it goes back.
-            with suppress(IndexError):
+            try:
                 grant.pin = self._memory.hold(each)
+            except IndexError:
+                error = error or LimitReached(
+                    f"this client holds {LANE_WORDS} views, and has no word of its lane left for a place to put: release "
+                    "some of them"
+                )
             if grant.pin is not None:
                 with self._lock:
                     insort(self._grants, (each.size_bytes, each.number, grant))
