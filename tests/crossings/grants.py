@@ -150,7 +150,7 @@ class ThroughInbox(Putting):
     """The client may not write into the ring: the daemon copies its payload out of an inbox, in a thread of its own."""
 
     name = "payload in an inbox, not copied yet"
-    size_bytes = 3 * MIB // 2
+    size_bytes = MIB // 2
 
     def prepare(self) -> None:
         memory = Puts._memory
