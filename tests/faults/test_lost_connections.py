@@ -21,7 +21,7 @@ from ..processes import Child, Stage
 from .payloads import Words, is_payload, key, payload
 
 FIRST, SECOND = 1, 2
-LARGE_BYTES, SMALL_BYTES = 2 * MIB, 64 << 10
+LARGE_BYTES, SMALL_BYTES = MIB, 64 << 10
 
 
 @pytest.fixture(params=["owner", "off"])
