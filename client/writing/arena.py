@@ -201,7 +201,7 @@ class Arena:
                 grant.pin = self._memory.hold(each)
             except IndexError:
                 error = error or LimitReached(
-                    f"this client holds {LANE_WORDS} views, and has no word of its lane left for a place to put: release "
+                    f"this client holds {LANE_WORDS} views, and has no word of its lane left for a put: release "
                     "some of them"
                 )
             if grant.pin is not None:
