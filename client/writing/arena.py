@@ -224,9 +224,9 @@ class Arena:
         """Gives back what is not needed, if nothing was put since the last call. For the connection, once a second."""
         with self._lock:
             if self._quiet:
+                self._drop(len(self._grants) - self._ahead // 2)
                 self._ahead = max(1, self._ahead // 2)
                 self._lately.clear()
-                self._drop(len(self._grants) - self._ahead)
                 self._low_bytes = 0
             self._quiet = True
         while self._over and self._say(0, ()):
