@@ -36,7 +36,7 @@ from ..store.table import RowTable
 from ..store.tenants import Tenants
 from . import refusals
 from .runway import Runway
-from .shares import Shares
+from .shares import OwnerShares
 
 CLIENT_SHARE: Final = 256
 ALL_SHARE: Final = 32
@@ -76,7 +76,7 @@ class Lending:
         holes: Holes,
         grants: Grants,
         tenants: Tenants,
-        shares: Shares,
+        shares: OwnerShares,
         limits: StoreLimits,
         budget: RingBudget,
         own: Submitter,
