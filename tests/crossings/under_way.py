@@ -17,7 +17,7 @@ from .payloads import KIB, ROW, words, wrong
 from .state import State
 
 # Larger than the grants that earlier puts have asked for.
-LONG_BYTES = 5 * MIB // 4
+LONG_BYTES = MIB
 
 
 class Putting(State):
