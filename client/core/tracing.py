@@ -46,11 +46,13 @@ def _tracer() -> Any:
 _TRACER: Final = _tracer()
 _PROVIDER: Final = "_TRACER_PROVIDER"
 """Where OpenTelemetry keeps the provider that the application has set."""
+_NAMES: Final = {} if _TRACER is None else vars(sys.modules["opentelemetry.trace"])
+"""OpenTelemetry's names. At the interpreter's end it is not among the modules any more."""
 
 
 def _goes_nowhere() -> bool:
     """Whether the application has set no provider, as far as this release of OpenTelemetry tells."""
-    return vars(sys.modules["opentelemetry.trace"]).get(_PROVIDER, _TRACER) is None
+    return _NAMES.get(_PROVIDER, _TRACER) is None
 
 
 def span(name: str) -> AbstractContextManager[Any]:
@@ -76,7 +78,7 @@ def traced(name: str, first: str = "", given: Describe = nothing, result: Descri
         if _TRACER is None:
             return call
         start = _TRACER.start_as_current_span
-        names = vars(sys.modules["opentelemetry.trace"])
+        names = _NAMES
         names.setdefault(_PROVIDER, _TRACER)
 
         @functools.wraps(call)

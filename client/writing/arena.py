@@ -25,8 +25,8 @@ from threading import Lock
 from typing import Final
 from weakref import ref
 
-from ...errors import TensordError, TimedOut, without_frames
-from ...shm.layout import span_bytes
+from ...errors import LimitReached, TensordError, TimedOut, without_frames
+from ...shm.layout import LANE_WORDS, span_bytes
 from .connection import Granted, Wire
 from .memory import WritableMemory
 
@@ -196,9 +196,14 @@ class Arena:
             grant = Grant(each.number, each.offset, end, None)
             self._live[each.number] = ended = _Ended(grant, self._over.append)
             ended.number = each.number
-            # Without a word for a pin, and beyond this memory, it goes back.
-            with suppress(IndexError):
+            # Without a pin, and beyond this memory, it goes back.
+            try:
                 grant.pin = self._memory.hold(each)
+            except IndexError:
+                error = error or LimitReached(
+                    f"all {LANE_WORDS} words of this client's lane are taken by views and places: release leases, or "
+                    "put fewer payloads at once"
+                )
             if grant.pin is not None:
                 with self._lock:
                     insort(self._grants, (each.size_bytes, each.number, grant))
@@ -219,9 +224,9 @@ class Arena:
         """Gives back what is not needed, if nothing was put since the last call. For the connection, once a second."""
         with self._lock:
             if self._quiet:
+                self._drop(len(self._grants) - self._ahead // 2)
                 self._ahead = max(1, self._ahead // 2)
                 self._lately.clear()
-                self._drop(len(self._grants) - self._ahead)
                 self._low_bytes = 0
             self._quiet = True
         while self._over and self._say(0, ()):

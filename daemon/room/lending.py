@@ -5,7 +5,8 @@
 
 Places are lent ahead of need, so a stopped client holds some: at most 1/CLIENT_SHARE of the ring, or less than
 1/ALL_SHARE together with all others, since what is lent and unused holds no entry. The first place that a put waits for
-is lent also if its client has as much again; if not, the request waits for its own client and for nobody else.
+is lent also if its client has no more than 1/BUSY_SHARE, for copies under way in its other threads, or as much again as
+it asks for; if not, the request waits for its own client and for nobody else.
 
 Owns: which client has which grants (`Submitter`), and the requests that wait. Does not own: the room (`runway`), nor
 what is written into places (`Commits`).
@@ -39,6 +40,7 @@ from .runway import Runway
 from .shares import OwnerShares
 
 CLIENT_SHARE: Final = 256
+BUSY_SHARE: Final = 8
 ALL_SHARE: Final = 32
 LEAST_BYTES: Final = span_bytes(1)
 KEYS_MAX: Final = 16
@@ -227,9 +229,11 @@ class Lending:
         capacity = self._holes.capacity_bytes
         if (self._grants.lent_bytes + request.sizes[0]) * ALL_SHARE <= capacity or request.then is not None:
             return True
+        unused, ring_bytes = self._unused(request.submitter), self._limits.ring_bytes
+        if request.ahead:
+            return unused + request.sizes[0] <= ring_bytes // CLIENT_SHARE
         # A client that waits gives back what it has above the share (client/writing/arena.py).
-        unused, share = self._unused(request.submitter), self._limits.ring_bytes // CLIENT_SHARE
-        return unused + request.sizes[0] <= share if request.ahead else unused <= max(share, request.sizes[0])
+        return unused <= max(ring_bytes // BUSY_SHARE, request.sizes[0])
 
     def _unused(self, submitter: Submitter) -> int:
         """The bytes that are lent to a client."""

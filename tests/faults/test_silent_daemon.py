@@ -83,7 +83,6 @@ def ways(client: tensord.Client) -> dict[str, Callable[[], object]]:
         "unpin": lambda: client.unpin(key(1)),
         "modes": client.modes,
         "status": client.status,
-        "reserve": lambda: client.reserve(tensord.Spec((3,), "uint8")),
         "reserve_device": lambda: client.reserve_device("card0", 1),
         "evict_all": lambda: tensord.PrefixCache(client, NAMESPACE).evict_all(),
     }
@@ -119,6 +118,8 @@ def test_puts_from_before_are_stored_and_no_claim_is_left(daemon: Daemon) -> Non
     client = daemon.client(timeout_s=FOR_EVER_S)
     held = client.claim(key(2))
     held.answer.result(PATIENCE_S)
+    for number in range(10, 20):
+        assert client.put(key(number), payload(number), wait=True).state == "stored"
     with stopped(daemon):
         put = client.put(key(1), payload(1))
         left_without_an_answer(client, 3)

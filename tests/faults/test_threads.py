@@ -142,7 +142,8 @@ def test_more_leases_than_a_lane_has_words_are_copies_and_right(small: Daemon) -
     assert client.put(key(1), payload(1, 1024), wait=True).state == "stored"
     held = [client.get(key(1)) for _ in range(4200)]
     assert all(lease is not None and is_payload(lease.tree, 1) for lease in held)
-    assert small.status()["pins"] == 4096
+    # One word may hold the place of the next put.
+    assert 4095 <= small.status()["pins"] <= 4096
     held.clear()
     small.until(lambda s: not s["pins"], "every pin to be released")
     lease = client.get(key(1))
@@ -158,7 +159,7 @@ def test_clients_opened_and_closed_in_threads_leave_nothing(small: Daemon) -> No
 
     before = set(link_threads())
     together(*[opens_and_closes] * 4)
-    small.until(lambda s: s["clients"] == s["lanes"] == s["inboxes_bytes"] == 0, "all to be gone")
+    small.until(lambda s: s["clients"] == s["lanes"] == s["inboxes"] == 0, "all to be gone")
     until(lambda: set(link_threads()) <= before, "their threads to end")
 
 

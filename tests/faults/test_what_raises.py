@@ -80,7 +80,6 @@ CLIENT_RAISES: dict[str, Call] = {
     "modes": lambda c: c.modes(),
     "pin": lambda c: c.pin(KEY, 1.0),
     # A client that has put before may have room in its inbox; the commit is lost then.
-    "reserve": lambda c: c.reserve(tensord.Spec((3,), "uint8")),
     "reserve_device": lambda c: c.reserve_device(DEVICE, 1024),
     "status": lambda c: c.status(),
     "touch": lambda c: c.touch(KEY),

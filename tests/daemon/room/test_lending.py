@@ -73,17 +73,20 @@ def test_under_pressure_every_request_is_refused_also_those_that_wait() -> None:
     assert store.store(900, 1000)
 
 
-def test_a_client_has_a_share_unused_and_one_place_more() -> None:
+def test_a_client_has_a_share_ahead_of_need_and_another_for_puts_that_wait() -> None:
     store = RoomStore(1 << 20, buckets=256)
-    # 1/256 of the ring: three places; 1/32: 26.
+    # 1/256 of the ring: three places; 1/32: 26; 1/8: 104.
     for _ in range(40):
-        store.ask([SIZE] * 10)
-    lent = sum(len(answer.grants) for answer in store.answers.values())
+        store.ask([SIZE] * 10, ahead=True)
     assert store.grants.lent_bytes <= store.ring_bytes // lending.ALL_SHARE
-    assert lent == store.ring_bytes // lending.ALL_SHARE // SIZE
+    assert store.grants.lent_bytes > store.ring_bytes // lending.ALL_SHARE - 10 * SIZE
+    assert not store.lending.waiting, "a request ahead of need is answered at once"
+    for _ in range(200):
+        store.ask([SIZE])
+    assert store.grants.lent_bytes <= store.ring_bytes // lending.BUSY_SHARE + SIZE
     waiting = store.lending.waiting
-    assert waiting and len(store.answers) == 40 - waiting
-    # Another client still gets one place at a time, and does not wait for the first one.
+    assert waiting
+    # Another client still gets one place, and does not wait for the first one.
     assert len(store.places([SIZE] * 10, client=2)) == 1
     # What the first one writes lets its own requests go on.
     for number, grant in enumerate([*store.submitters[1].grants.values()]):
