@@ -34,7 +34,7 @@ SIZES_MAX: Final = 8
 """Sizes whose places are kept as they are."""
 
 
-class Places:
+class FreePlaces:
     """The free places of one ring.
 
     Args:
