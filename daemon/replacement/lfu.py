@@ -59,6 +59,11 @@ class LFU(Ordered, name="lfu"):
         self._counts[rows] = 0
         self._used(rows, 0.0, 0)
 
+    def _recovering(self, rows: Array, by_use: Array, uses: Array, now: float) -> Iterator[None]:
+        yield from super()._recovering(rows, by_use, uses, now)
+        self._counts[rows] += uses[rows]
+        self._worths[rows] = self._counts[rows]
+
     def _used(self, rows: Array, now: float, agents: Sequence[int] | Array | int) -> None:
         np.add.at(self._counts, rows, 1)
         self._worths[rows] = self._counts[rows] + self._age
