@@ -208,15 +208,16 @@ class StoreActor:
                 self._pump.turn()
                 await asyncio.sleep(0)
             while True:
-                idle_s = self._keep_time()
-                if self._queues.turn():
-                    self._awake = True
-                elif idle_s > 0 and not self._pump.busy:
-                    await self._rest(idle_s)
+                worked = self._queues.turn()
                 self._pump.turn()
-                # The sessions send answers now, before work that may wait, such as counting the uses of matched blocks.
-                # All other tasks of the loop run too.
-                await asyncio.sleep(0)
+                self._awake |= worked
+                idle_s = self._keep_time(busy=worked or self._pump.busy)
+                if idle_s > 0 and not worked and not self._pump.busy:
+                    await self._rest(idle_s)
+                else:
+                    # The sessions send answers now, before work that may wait, such as counting the uses of matched
+                    # blocks. All other tasks of the loop run too.
+                    await asyncio.sleep(0)
         finally:
             await self._finish()
 
@@ -236,13 +237,13 @@ class StoreActor:
         self._awake = False
         memory.asleep[0] = AWAKE
 
-    def _keep_time(self) -> float:
+    def _keep_time(self, *, busy: bool) -> float:
         """Runs due timers. Returns the seconds until the next timer; 0 or less if one is already due.
 
-        While messages wait, timers are looked at every TIMERS_S: it takes as long as a tenth of a put.
+        While the actor is busy, timers are looked at every TIMERS_S: it takes as long as a tenth of a put.
         """
         now = self._clock()
-        if self._pump.busy and now < self._look_at and not self._store.postponed:
+        if busy and now < self._look_at and not self._store.postponed:
             return 0.0
         self._look_at = now + TIMERS_S
         self._store.hits.recording = self._want_requests()
@@ -436,7 +437,7 @@ class StoreActor:
             self._pump.turn()
             await asyncio.sleep(0)
             if not self.settled:
-                idle_s = self._keep_time()
+                idle_s = self._keep_time(busy=False)
         self._copier.stop()
         unremoved = self._store.parts.remote.writes.unremoved()
         if self._remote is not None and not await asyncio.to_thread(self._remote.close, unremoved):

@@ -310,10 +310,13 @@ class Spans:
         pinned, span_ids = self.last_pinned, self._table.span_ids
         if not pinned or pinned.isdisjoint(self._table.column("span_ids")[rows].tolist()):
             return rows
-        for row in rows:
-            if span_ids[row] in pinned:
-                self._pin(row)
-        return [row for row in rows if span_ids[row] not in pinned]
+        held = [row for row in rows if span_ids[row] in pinned]
+        for row in held:
+            self._pin(row)
+        # A parent stays with its child.
+        kept = self._families.ancestors(held).intersection(rows).difference(held)
+        self._policy.may_go([*kept], True)
+        return [row for row in rows if span_ids[row] not in pinned and row not in kept]
 
     def _pin(self, row: int) -> None:
         if row not in self._pinned:

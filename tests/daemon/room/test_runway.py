@@ -299,6 +299,21 @@ def test_room_is_made_although_many_of_the_coldest_entries_are_in_use() -> None:
     store.check_invariants()
 
 
+def test_a_parent_stays_with_a_child_that_is_in_use() -> None:
+    store = RoomStore(64 << 10)
+    for number in range(8):
+        assert store.store(number, 1000, parent=key_of(number - 1) if number else NO_KEY)
+    assert store.store(100, 1000)
+    rows = store.table.by_key
+    store.spans.last_pinned = {store.table.span_ids[rows[key_of(7)]]}
+    victims = store.policy.victims(9, None)
+    assert len(victims) == 9
+    assert store.spans.unpinned(victims) == [rows[key_of(100)]]
+    assert not store.policy.victims(9, None), "the child is held, and the others have children"
+    store.spans.release(rows[key_of(7)])
+    assert len(store.policy.victims(9, None)) == 8
+
+
 def test_a_request_ends_although_each_victim_turns_out_to_be_in_use() -> None:
     store = filled(256 << 10)
     scans, scanned = store.counters.scans, store.runway.scanned
