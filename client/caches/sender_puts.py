@@ -61,10 +61,15 @@ class SenderPuts:
 
     @property
     def owed_s(self) -> float:
-        """For how many seconds the daemon has not answered a put that is not waited for any more; 0 if
-        there is none.
+        """For how many seconds the daemon has not answered a put that is not waited for any more, or its request for a
+        place; 0 if there is none.
         """
-        self._late = [(put, began) for put, began in self._late if put.state == "sent"]
+        heard_since = self._client.link.silence.has_heard_since
+        self._late = [
+            (put, began)
+            for put, began in self._late
+            if put.state == "sent" or (isinstance(put.error, TimedOut) and not heard_since(began))
+        ]
         return max((time.monotonic() - began for _, began in self._late), default=0.0)
 
     def store(self, trees: Mapping[bytes, tuple[Hash, Any]]) -> dict[bytes, str]:
@@ -102,6 +107,8 @@ class SenderPuts:
             try:
                 put.wait(max(0.0, deadline - time.monotonic()))
             except TimedOut:
+                self._late.append((put, began))
+            if isinstance(put.error, TimedOut):
                 self._late.append((put, began))
             if put.state not in ("stored", "existed"):
                 reasons[put.key] = _reason(put.error)
