@@ -17,7 +17,7 @@ import numpy as np
 
 from tensord.daemon.core import effects, events
 from tensord.daemon.core.limits import StoreLimits
-from tensord.daemon.core.parts import RingMemory
+from tensord.daemon.core.parts import StoreMemory
 from tensord.daemon.core.store import Store
 from tensord.daemon.replacement import POLICIES, Hazard
 from tensord.daemon.store.table import LIVE
@@ -80,7 +80,7 @@ class TurnsScene:
     def _begin(self, index: IndexWriter) -> None:
         self._epoch += 1
         self.index = index
-        memory = RingMemory(
+        memory = StoreMemory(
             index, memoryview(self._index_bytes), self._geometry, memoryview(self._ring), self.entries * SPAN_BYTES
         )
         self.store = Store(memory, "choosy", self.limits, self._epoch, seed=self._epoch)

@@ -50,7 +50,7 @@ from .copy_rate import report_memory_rate
 from .core.governor import events as governor_events
 from .core.governor.governor import Governor
 from .core.governor.limits import DEVICES_MAX
-from .core.parts import RingMemory
+from .core.parts import StoreMemory
 from .core.store import Store
 from .gauges.gauges import open_gauges
 from .gauges.psi import StallTrigger
@@ -230,7 +230,7 @@ class _Daemon:
         """The store's core over the memory, still without the entries of a former daemon."""
         superblock = memory.superblock
         return Store(
-            RingMemory(memory.index, memory.index_memory, superblock.geometry, memory.ring_memory, memory.ready_bytes),
+            StoreMemory(memory.index, memory.index_memory, superblock.geometry, memory.ring_memory, memory.ready_bytes),
             self._config.policy,
             store_limits(self._config, superblock.limit_bytes, superblock.max_entries),
             superblock.epoch,
@@ -248,6 +248,7 @@ class _Daemon:
             config,
             clock=boot_s,
             tell_watchers=watchers.tell,
+            is_watched=lambda: watchers.are_told,
             want_requests=lambda: watchers.want_requests,
             tell_governor=lambda holds: governor.inbox.tell_now(holds),
             times=self._times,

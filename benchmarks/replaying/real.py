@@ -37,7 +37,7 @@ from tensord.daemon.core.events import (
     WritesInPlace,
 )
 from tensord.daemon.core.limits import StoreLimits
-from tensord.daemon.core.parts import RingMemory
+from tensord.daemon.core.parts import StoreMemory
 from tensord.daemon.core.store import Store
 from tensord.ipc import messages
 from tensord.shm.index import IndexWriter
@@ -231,7 +231,7 @@ class Real:
     def _begin(self, index: IndexWriter) -> None:
         self._epoch += 1
         ring = memoryview(self._bytes)
-        memory = RingMemory(index, memoryview(self._index_bytes), self._geometry, ring, len(ring))
+        memory = StoreMemory(index, memoryview(self._index_bytes), self._geometry, ring, len(ring))
         self.store = Store(memory, self._policy, self._limits, self._epoch, seed=self._epoch)
         self._records = 0
 

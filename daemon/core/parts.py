@@ -34,8 +34,8 @@ from ..reports.status import StatusReport
 from ..reports.why import Explanations
 from ..room.lending import Lending
 from ..room.runway import Runway
-from ..room.shares import Shares
-from ..store.agents import Agents
+from ..room.shares import OwnerShares
+from ..store.agents import AgentNumbers
 from ..store.commit import CommitLimits, Commits, Submitter
 from ..store.details import Details
 from ..store.families import Families
@@ -55,7 +55,7 @@ NO_TOKENS_MAX: Final = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
-class RingMemory:
+class StoreMemory:
     """The shared memory of a store. `index_bytes`: the whole index segment; `ring`: the whole ring, writable;
     `ready_bytes`: how many of its first bytes may be used."""
 
@@ -70,7 +70,7 @@ class Parts:
     """All parts of one store. A reload of the configuration replaces `limits`, and no part."""
 
     def __init__(
-        self, memory: RingMemory, policy: str, limits: StoreLimits, quotas: Quotas, epoch: int, seed: int
+        self, memory: StoreMemory, policy: str, limits: StoreLimits, quotas: Quotas, epoch: int, seed: int
     ) -> None:
         self.memory = memory
         self.limits = limits
@@ -86,7 +86,7 @@ class Parts:
         self.holes = holes = Holes(table, memory.ready_bytes)
         self.slots = slots = Slots(memory.index_bytes, memory.geometry)
         self.tenants = tenants = Tenants()
-        self.agents = Agents()
+        self.agents = AgentNumbers()
         self.families = families = Families(table)
         self.grants = grants = Grants(table, holes, slots, tenants, _random_bytes(seed))
         self.policy = POLICIES[policy](Facts.of(table.column))
@@ -132,7 +132,7 @@ class Parts:
             pins_per_client_max=limits.pins_per_client_max,
             pinned_bytes_max=limits.pinned_bytes_max,
         )
-        self.shares = Shares(tenants, self.budget)
+        self.shares = OwnerShares(tenants, self.budget)
         self.runway = Runway(
             table,
             holes,

@@ -34,7 +34,7 @@ from .dispatch import Dispatch
 from .effects import Effect
 from .events import Event
 from .limits import StoreLimits
-from .parts import Parts, RingMemory
+from .parts import Parts, StoreMemory
 
 REQUESTS: Final = "requests"
 """The event that lists requests for a recording."""
@@ -53,7 +53,7 @@ class Store:
 
     def __init__(
         self,
-        memory: RingMemory,
+        memory: StoreMemory,
         policy: str,
         limits: StoreLimits,
         epoch: int,

@@ -22,7 +22,7 @@ from ...shm.layout import NAMESPACE_TAG_BYTES
 from ...shm.prefix import SCOPE_BYTES
 from ..core.events import PrefixAsked
 from ..core.outbox import StoreOutbox
-from ..store.agents import Agents
+from ..store.agents import AgentNumbers
 from ..store.slots import Slots
 from ..store.table import LIVE, RowTable
 from .blocks import SequenceBlocks
@@ -48,7 +48,7 @@ class Matching:
         self,
         table: RowTable,
         slots: Slots,
-        agents: Agents,
+        agents: AgentNumbers,
         blocks: SequenceBlocks,
         used: Used,
         outbox: StoreOutbox,

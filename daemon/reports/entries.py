@@ -14,7 +14,7 @@ import numpy as np
 
 from ...shm.layout import KEY_BYTES, NAMESPACE_TAG_BYTES
 from ...shm.prefix import PrefixRecord
-from ..store.agents import Agents
+from ..store.agents import AgentNumbers
 from ..store.details import Details
 from ..store.table import LIVE, RowTable
 from ..store.tenants import Tenants
@@ -39,7 +39,7 @@ class DescribedEntries:
         table: RowTable,
         details: Details,
         tenants: Tenants,
-        agents: Agents,
+        agents: AgentNumbers,
         pinned: Callable[[int], bool],
         record: Callable[[int], PrefixRecord | None],
     ) -> None:

@@ -37,9 +37,9 @@ from ..store.table import RowTable
 from ..store.tenants import Tenants
 from . import refusals
 from .runway import Runway
-from .shares import Shares
+from .shares import OwnerShares
 
-CLIENT_SHARE: Final = 256
+CLIENT_SHARE: Final = 64
 BUSY_SHARE: Final = 8
 ALL_SHARE: Final = 32
 LEAST_BYTES: Final = span_bytes(1)
@@ -80,7 +80,7 @@ class Lending:
         holes: Holes,
         grants: Grants,
         tenants: Tenants,
-        shares: Shares,
+        shares: OwnerShares,
         limits: StoreLimits,
         budget: RingBudget,
         own: Submitter,

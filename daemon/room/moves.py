@@ -64,7 +64,7 @@ class _Move:
     source: int
 
 
-class Moves:
+class RingMoves:
     """The moves in one ring.
 
     Args:

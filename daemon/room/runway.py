@@ -30,9 +30,9 @@ from ..store.slots import Slots
 from ..store.spans import ScanOutcome, Spans
 from ..store.table import ENDED, RowTable
 from ..store.tenants import Tenants
-from .moves import Moves
-from .places import Places
-from .shares import Shares
+from .moves import RingMoves
+from .places import FreePlaces
+from .shares import OwnerShares
 from .stretches import Way
 from .ways import Attempt, Ways
 
@@ -67,7 +67,7 @@ class Runway:
         spans: Spans,
         commits: Commits,
         policy: Replacement,
-        shares: Shares,
+        shares: OwnerShares,
         budget: RingBudget,
         ring: memoryview,
         counters: StoreCounters,
@@ -88,8 +88,8 @@ class Runway:
         self._emit = emit
         self._rescan_s_min = self._rescan_s = rescan_s
         self._rescan_at: float | None = None
-        self.places = Places(table, holes, tenants, grants, budget, withdrawn)
-        self.moves = Moves(table, holes, slots, tenants, spans, ring, emit)
+        self.places = FreePlaces(table, holes, tenants, grants, budget, withdrawn)
+        self.moves = RingMoves(table, holes, slots, tenants, spans, ring, emit)
         self._ways = Ways(table, holes, grants, tenants, families, spans, policy, shares, budget, self.places)
         self.pages: HostMemory | None = None
         """The pages of the ring, which the caller makes after this, with `places.join`."""

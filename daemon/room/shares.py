@@ -18,7 +18,7 @@ from ..core.budget import RingBudget
 from ..store.tenants import Tenants
 
 
-class Shares:
+class OwnerShares:
     """The shares in one ring. `budget`: what is shared."""
 
     def __init__(self, tenants: Tenants, budget: RingBudget) -> None:

@@ -32,8 +32,8 @@ from ..store.spans import Spans
 from ..store.table import LIVE, RowTable
 from ..store.tenants import Tenants
 from .moves import MovingTime
-from .places import Places
-from .shares import Shares
+from .places import FreePlaces
+from .shares import OwnerShares
 from .stretches import NOTHING, Price, Stretches, Way
 from .survey import Survey
 
@@ -86,9 +86,9 @@ class Ways:
         families: Families,
         spans: Spans,
         policy: Replacement,
-        shares: Shares,
+        shares: OwnerShares,
         budget: RingBudget,
-        places: Places,
+        places: FreePlaces,
     ) -> None:
         self._table = table
         self._holes = holes
@@ -117,6 +117,8 @@ class Ways:
             rows = self._policy.victims(min(max(count, 1), ROUND_ROWS_MAX - len(found)), owners)
             if not rows:
                 break
+            if not (rows := self._spans.unpinned(rows)):
+                continue
             sizes, tokens = np.cumsum(table.column("sizes")[rows]), np.cumsum(table.column("tokens")[rows])
             needed = max(
                 over,

@@ -17,7 +17,7 @@ from ...shm.records import agent_number
 AGENTS_MAX: Final = 1 << 16
 
 
-class Agents:
+class AgentNumbers:
     """The agents of one store. `numbers`: by what records say of them; 0 is there too."""
 
     def __init__(self) -> None:

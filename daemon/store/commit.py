@@ -26,7 +26,7 @@ from ...shm.index import KEY_HASHES
 from ...shm.layout import SPAN_CHECKSUM_AT, SPAN_EXPIRES_AT, SPAN_HEADER_BYTES, TREE_BYTES_MAX, expiry_word
 from ...shm.records import NO_KEY, RECORD, first_number
 from ..replacement import Replacement
-from .agents import Agents
+from .agents import AgentNumbers
 from .families import Families
 from .grants import Grants, LentGrant
 from .holes import Holes
@@ -104,7 +104,7 @@ class Commits:
         policy: Replacement,
         tenants: Tenants,
         families: Families,
-        agents: Agents,
+        agents: AgentNumbers,
         ring: memoryview,
         limits: CommitLimits,
         claims: Container[bytes] = frozenset(),

@@ -15,6 +15,7 @@ from typing import Final
 from tensord.errors import Corrupt, TensordError
 from tensord.ipc import messages
 from tensord.ipc.schema import PREFIX_BYTES_MAX
+from tensord.shm.inbox import create_inbox
 from tensord.shm.layout import LANE_BYTES, QUEUE_AT, QUEUE_RECORDS, RECORD_BYTES, SPAN_HEADER_BYTES
 from tensord.shm.records import NO_KEY, RECORD, SUBMITTED_AT, WAITS_AT
 
@@ -106,7 +107,7 @@ def _joined(besieged: Besieged, ring_bytes: int, *, in_place: bool) -> Hostile:
         if in_place:
             raw.ask(lambda number: messages.OpenRing(number))
             return Hostile(raw, os.dup(raw.fds[-1]))
-        fd = words.create_inbox(ring_bytes + PREFIX_BYTES_MAX)
+        fd = create_inbox(ring_bytes + PREFIX_BYTES_MAX)
         raw.ask(lambda number: messages.OpenInbox(number, ring_bytes + PREFIX_BYTES_MAX), (fd,))
         return Hostile(raw, fd)
     except BaseException:

@@ -24,7 +24,7 @@ from tensord.daemon.core import effects, events
 from tensord.daemon.core.governor import events as governor_events
 from tensord.daemon.core.governor.governor import Governor
 from tensord.daemon.core.host_memory import HostHolds, Pressed
-from tensord.daemon.core.parts import RingMemory
+from tensord.daemon.core.parts import StoreMemory
 from tensord.daemon.core.store import Store
 from tensord.daemon.segments import Segments
 from tensord.daemon.store.table import FREE
@@ -80,7 +80,7 @@ class Daemon:
         self.ring_bytes = ring_bytes = self.memory.superblock.limit_bytes
         memory, superblock = self.memory, self.memory.superblock
         self.store = Store(
-            RingMemory(memory.index, memory.index_memory, superblock.geometry, memory.ring_memory, memory.ready_bytes),
+            StoreMemory(memory.index, memory.index_memory, superblock.geometry, memory.ring_memory, memory.ready_bytes),
             settings.policy,
             settings.store_limits(ring_bytes),
             superblock.epoch,

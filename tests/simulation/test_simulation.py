@@ -100,7 +100,7 @@ Segments._find_lanes = lambda self: None
 }
 
 
-FIRST: dict[str, int] = {}
+FIRST: dict[str, int] = {"what the next daemon has settled is believed": 2500}
 """The first of the seeds, where those before it are known not to find the broken mechanism."""
 
 

@@ -29,7 +29,7 @@ from tensord.daemon.actors.messages import (
 from tensord.daemon.actors.store import StoreActor
 from tensord.daemon.config.config import Config
 from tensord.daemon.config.limits import store_limits
-from tensord.daemon.core.parts import RingMemory
+from tensord.daemon.core.parts import StoreMemory
 from tensord.daemon.core.store import Store
 from tensord.daemon.segments import Segments
 from tensord.ipc import messages
@@ -189,7 +189,7 @@ async def serving(**given: Any) -> AsyncIterator[ActorStand]:
     memory = Segments.open(config.instance, config.ring_bytes, config.max_entries)
     try:
         limits = store_limits(config, config.ring_bytes, config.max_entries)
-        ring = RingMemory(memory.index, memory.index_memory, memory.superblock.geometry, memory.ring_memory, 0)
+        ring = StoreMemory(memory.index, memory.index_memory, memory.superblock.geometry, memory.ring_memory, 0)
         store = Store(ring, config.policy, limits, memory.superblock.epoch)
         actor = StoreActor(store, memory, config, clock=time.monotonic, tell_watchers=lambda _: None)
         stand = ActorStand(config, memory, store, actor)

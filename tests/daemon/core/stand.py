@@ -30,7 +30,7 @@ from tensord.daemon.core.events import (
 )
 from tensord.daemon.core.host_memory import HostHolds, Pressed
 from tensord.daemon.core.limits import StoreLimits
-from tensord.daemon.core.parts import RingMemory
+from tensord.daemon.core.parts import StoreMemory
 from tensord.daemon.core.store import Store
 from tensord.errors import NotEnoughMemory, TensordError
 from tensord.ipc import messages
@@ -117,7 +117,7 @@ class Stand(RemoteSide):
         """A daemon begins, with nothing under way and no client."""
         self.epoch = epoch
         self.index = index
-        memory = RingMemory(
+        memory = StoreMemory(
             index, memoryview(self.index_bytes), self.geometry, memoryview(self.bytes), self.ready_bytes
         )
         quotas = Quotas({}, own_uid=0)

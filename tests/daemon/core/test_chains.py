@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tensord.daemon.core.events import FoundCorrupt
-from tensord.daemon.lifetimes.sweeps import SLICE
+from tensord.daemon.lifetimes.removals import SLICE
 from tensord.daemon.replacement import POLICIES
 from tensord.ipc import messages
 from tensord.shm.layout import PAGE_BYTES, SPAN_HEADER_BYTES

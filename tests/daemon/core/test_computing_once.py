@@ -76,10 +76,10 @@ def test_a_victim_that_comes_back_is_a_hit_for_those_who_wait(make: Make) -> Non
     stand = make(16 * SPAN)
     for number in range(16):
         stand.put(number)
-    stand.pin(1)
+    stand.pin(0)
     stand.ask(1, 64)
-    assert stand.scans == 1 and 1 not in stand.stored(), "room is made for the next put"
-    claim(stand, 1, 2, 3)
+    assert stand.scans == 1 and 0 not in stand.stored(), "room is made for the next put"
+    claim(stand, 0, 2, 3)
     assert [stand.last(2).answer, stand.last(3).answer] == ["compute", "wait"]
     stand.settle()
     assert stand.last(3).answer == "hit"

@@ -30,10 +30,12 @@ STORED = set(range(15))
 
 
 def full(make: Make, **limits: Any) -> Stand:
-    """Fifteen entries of a page each, whose costs nobody knows, the first the coldest. One page is kept free."""
+    """Fifteen entries of a page each, whose costs nobody knows, the first the coldest. One page is free."""
     stand = make(RING, **{**QUEUE, **limits})
     for number in (99, *range(15)):
         assert stand.put(number, PAYLOAD) == "stored"
+    stand.send(1, messages.Evict(1, [key(99)]))
+    stand.settle()
     assert not stand.remote and stand.stored() == STORED
     stand.store.counters.evictions.clear()
     return stand
@@ -133,7 +135,7 @@ def test_memory_is_held_up_no_longer_than_its_deadline(make: Make) -> None:
     reading = len(written(stand))
     stand.now = DEMOTION_S - 0.01
     stand.do(Tick())
-    assert not stand.scans and stand.stored() == STORED
+    assert (stand.scans, stand.stored()) == (0, STORED)
     stand.now = DEMOTION_S
     assert stand.store.next_timer() == DEMOTION_S
     stand.go_on()

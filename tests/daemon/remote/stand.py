@@ -142,11 +142,11 @@ class RemoteStand:
         if client != NOBODY:
             self.room.writes.published(commits.fresh, self.now)
             self.room.writes.used([row for _, _, row in commits.existed], self.now)
-        for _, _, _, name, token in commits.refused:
+        for _, _, _, name, token, _ in commits.refused:
             self.verdicts(self.claims.refused(token, 1000 + client, name, self.now))
         for name in commits.awaited:
             self.verdicts(self.claims.committed(name))
-        self.refused = [reason for _, _, reason, _, _ in commits.refused]
+        self.refused = [reason for _, _, reason, *_ in commits.refused]
         for left in (commits.fresh, commits.existed, commits.refused, commits.awaited):
             left.clear()
 

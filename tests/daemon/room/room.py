@@ -13,11 +13,11 @@ from tensord.daemon.core.limits import StoreLimits
 from tensord.daemon.reports.counters import StoreCounters
 from tensord.daemon.room.lending import Lending
 from tensord.daemon.room.runway import Runway
-from tensord.daemon.room.shares import Shares
+from tensord.daemon.room.shares import OwnerShares
 from tensord.daemon.store.commit import Submitter
 from tensord.daemon.store.grants import LentGrant
 from tensord.errors import TensordError
-from tensord.ipc.messages import GrantsLent
+from tensord.ipc.messages import Answer, GrantsLent
 from tensord.shm.layout import SPAN_HEADER_BYTES, SpanHeader, span_bytes
 from tensord.shm.records import NO_KEY, RECORD
 
@@ -38,7 +38,7 @@ class RoomStore(RowStore):
             max_entries=self.limits.max_entries,
             object_bytes_max=ring_bytes,
         )
-        self.shares = Shares(self.tenants, self.budget)
+        self.shares = OwnerShares(self.tenants, self.budget)
         self.effects: deque[Any] = deque()
         self.counters = StoreCounters()
         self.runway = Runway(
@@ -50,7 +50,7 @@ class RoomStore(RowStore):
         self.lending = Lending(
             self.runway, self.table, self.holes, self.grants, self.tenants, self.shares, self.store_limits, self.budget,
             Submitter(NOBODY, self.tenants.owner(0), 0),
-            lambda client, answer: self.answers.update({(client, answer.id): answer}),
+            self.answered,
             lambda client, error: self.refusals.append(error),
         )  # fmt: skip
         self.submitters = self.lending.submitters
@@ -127,6 +127,10 @@ class RoomStore(RowStore):
             self.ring[to : to + size] = self.ring[low : low + size]
             self.ring[to : to + SPAN_HEADER_BYTES] = header.moved_to(effect.number).pack()
             self.runway.moved(effect.number, copied=self.copies)
+
+    def answered(self, client: int, answer: Answer) -> None:
+        assert isinstance(answer, GrantsLent)
+        self.answers[client, answer.id] = answer
 
     def ready(self) -> set[int]:
         return {row for rows in self.runway.places._ready.values() for row in rows}

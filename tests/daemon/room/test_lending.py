@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from os import urandom
 from types import FrameType
+from typing import Any
 
 import pytest
 
@@ -20,7 +21,7 @@ from .room import RoomStore
 SIZE = span_bytes(1000)
 
 
-def full(ring_bytes: int = 64 << 10, client: int = 1, uid: int = 0, **how: object) -> RoomStore:
+def full(ring_bytes: int = 64 << 10, client: int = 1, uid: int = 0, **how: Any) -> RoomStore:
     store = RoomStore(ring_bytes, **how)
     for number in range(2 * ring_bytes // SIZE):
         assert store.store(number, 1000, client, uid)
@@ -98,14 +99,12 @@ def test_clients_and_uids_take_turns() -> None:
     store = full(client=9)
     for client, uid in ((1, 1), (1, 1), (2, 1), (3, 2)):
         store.ask([20_032], client, uid, settle=False)
-    order: list[int] = []
-    send = store.lending._send
-    store.lending._send = lambda client, answer: (order.append(client), send(client, answer))
+    store.answers.clear()
     for _ in range(60):
         for each in [*store.submitters.values()]:
             store.lending.returned(each.client, [*each.grants])
         store.work()
-    assert order == [1, 3, 2, 1]
+    assert [client for client, _ in store.answers] == [1, 3, 2, 1]
 
 
 def test_a_client_that_leaves_gives_its_places_back_once_they_are_not_pinned() -> None:
@@ -212,7 +211,7 @@ def test_room_costs_few_calls_a_put(policy: str, most: int) -> None:
         sys.setprofile(count if counted else None)
         request = store.ask([size] * 64)
         sys.setprofile(None)
-        records = []
+        records: list[bytes] = []
         for place in store.answers.pop((1, request)).grants:
             number += 1
             fields = (

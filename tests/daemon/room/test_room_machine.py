@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tensord.shm.layout import span_bytes
+from tensord.shm.records import NO_KEY
 
 from ..store.rows import key_of
 from .room import RoomStore
@@ -46,11 +47,11 @@ class RoomMachine(RuleBasedStateMachine):
             return
         size = data.draw(st.sampled_from(fits))
         self.numbers += 1
-        fields = {}
+        parent = NO_KEY
         if self.store.table.by_key and data.draw(st.booleans()):
-            fields["parent"] = data.draw(st.sampled_from(sorted(self.store.table.by_key)))
+            parent = data.draw(st.sampled_from(sorted(self.store.table.by_key)))
         key = key_of(self.numbers)
-        if self.store.write(grant, key, size, client, tokens=data.draw(st.integers(0, 20)), **fields):
+        if self.store.write(grant, key, size, client, tokens=data.draw(st.integers(0, 20)), parent=parent):
             self.payloads[key] = key[8:9] * size
 
     @rule(client=CLIENTS, data=st.data())

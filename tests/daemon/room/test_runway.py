@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 
@@ -15,14 +16,16 @@ from tensord.daemon.store.commit import NOT_WORTH_IT
 from tensord.daemon.store.details import Details
 from tensord.daemon.store.table import ENDED, LIVE
 from tensord.errors import StoreFull, UnderPressure
+from tensord.ipc.messages import Answer
 from tensord.shm.layout import SPAN_HEADER_BYTES, SpanHeader, span_bytes
+from tensord.shm.records import NO_KEY
 
 from ..host_memory.host import Remote
 from ..store.rows import key_of
 from .room import RoomStore
 
 
-def filled(ring_bytes: int = 64 << 10, payload_bytes: int = 1000, **how: object) -> RoomStore:
+def filled(ring_bytes: int = 64 << 10, payload_bytes: int = 1000, **how: Any) -> RoomStore:
     """A store that is full of entries of one size, put in the order of their numbers."""
     store = RoomStore(ring_bytes, **how)
     for number in range(ring_bytes // span_bytes(payload_bytes)):
@@ -98,7 +101,7 @@ def test_an_entry_that_ends_while_it_moves_leaves_nothing_behind() -> None:
         store.spans.end([rows[0], rows[2]], "explicit")
         store.work()
         store.copies = copies
-        ended = []
+        ended: list[int] = []
 
         def ends(store: RoomStore = store, rows: list[int] = rows, ended: list[int] = ended) -> None:
             if len(store.runway.moves) and not ended and store.copies:
@@ -197,8 +200,7 @@ def test_a_chain_goes_from_its_end_and_makes_room_for_a_large_place() -> None:
     store = RoomStore()
     before = {}
     for number in range(55):
-        chained = {"parent": key_of(number - 1)} if number % 11 else {}
-        assert store.store(number, 1000, **chained)
+        assert store.store(number, 1000, parent=key_of(number - 1) if number % 11 else NO_KEY)
     assert store.store(900, 30_000), store.refusals
     for number in range(55):
         before[number] = store.read(key_of(number)) is not None
@@ -286,6 +288,17 @@ def test_the_bytes_of_an_entry_that_ended_stay_until_its_copy_has_ended() -> Non
     store.check_invariants()
 
 
+def test_room_is_made_although_many_of_the_coldest_entries_are_in_use() -> None:
+    store = filled(256 << 10)
+    # In the order in which they were put.
+    live = [*store.table.by_key.values()]
+    store.pinned = {store.table.span_ids[row] for row in live[: len(live) // 2]}
+    for number in range(900, 900 + len(live) // 4):
+        assert store.store(number, 1000), store.refusals
+    assert all(store.table.states[row] == LIVE for row in live[: len(live) // 2])
+    store.check_invariants()
+
+
 def test_a_request_ends_although_each_victim_turns_out_to_be_in_use() -> None:
     store = filled(256 << 10)
     scans, scanned = store.counters.scans, store.runway.scanned
@@ -329,7 +342,12 @@ def test_pages_of_the_system_come_back_for_a_place_before_an_entry_goes() -> Non
     assert store.holes.largest_bytes < 6080 <= store.holes.total_bytes
     there, then = len(store.table.by_key), list[int]()
     send = store.lending._send
-    store.lending._send = lambda client, answer: (then.append(len(store.table.by_key)), send(client, answer))
+
+    def sent(client: int, answer: Answer) -> None:
+        then.append(len(store.table.by_key))
+        send(client, answer)
+
+    store.lending._send = sent
     request = store.ask([6080], settle=False)
     settle()
     assert store.answers[1, request].grants and then == [there]

@@ -10,7 +10,7 @@ import numpy as np
 
 from tensord.daemon.recovery.recovery import Recovery
 from tensord.daemon.replacement import POLICIES, Facts
-from tensord.daemon.store.agents import Agents
+from tensord.daemon.store.agents import AgentNumbers
 from tensord.daemon.store.commit import CommitLimits, Commits, Submitter
 from tensord.daemon.store.families import Families
 from tensord.daemon.store.grants import Grants, LentGrant
@@ -68,7 +68,7 @@ class RowStore:
         self.holes = Holes(self.table, self.ring_bytes)
         self.slots = Slots(memoryview(index_memory), self.geometry)
         self.tenants = Tenants()
-        self.agents = Agents()
+        self.agents = AgentNumbers()
         self.families = Families(self.table)
         tag = epoch.to_bytes(8, "big")
         self.grants = Grants(

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tensord.daemon.store.table import ENDED, FREE, LIVE
+from tensord.shm.records import NO_KEY
 
 from .rows import RowStore, key_of
 
@@ -117,10 +118,10 @@ class SpansMachine(RuleBasedStateMachine):
         self.keys += 1
         hidden = sorted(self.store.spans.hidden)
         key = data.draw(st.sampled_from(hidden)) if again and hidden else key_of(self.keys)
-        parents = [key for key in (*self.store.table.by_key, *hidden)]
-        parent = {"parent": data.draw(st.sampled_from(sorted(parents)))} if chained and parents else {}
+        parents = sorted([*self.store.table.by_key, *hidden])
+        parent = data.draw(st.sampled_from(parents)) if chained and parents else NO_KEY
         payload = hashlib.sha256(self.keys.to_bytes(4, "big")).digest() * data.draw(st.integers(1, 20))
-        if parent.get("parent") != key and self.store.put(key, payload, **parent):
+        if parent != key and self.store.put(key, payload, parent=parent):
             self.payloads[key] = payload
 
     @rule(most=st.integers(1, 5))

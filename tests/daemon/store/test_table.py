@@ -24,7 +24,7 @@ def test_rows_that_change_places_keep_the_order_and_their_ids_say_which_is_which
     assert table.span_ids[row] == copy and table.row_of(copy) == row
     assert table.row_of(pinned) == place
     table.by_key.clear()
-    table.by_key.update({b"key": each for each in rows if table.states[each] == LIVE})
+    table.by_key[b"key"] = next(each for each in rows if table.states[each] == LIVE)
     table.check_invariants()
     holes.check_invariants()
 

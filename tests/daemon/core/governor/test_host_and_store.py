@@ -35,7 +35,7 @@ class Machine:
 
     def __init__(self) -> None:
         self.governor = Stand(critical_idle_s=5.0)
-        self.store = Store(RING, page_bytes=4096)
+        self.store = Store(RING)
         self.store.join(1)
         for number in range(ENTRIES):
             assert self.store.put(number, MIB - SPAN_HEADER_BYTES) == "stored"
