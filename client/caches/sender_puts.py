@@ -64,12 +64,8 @@ class SenderPuts:
         """For how many seconds the daemon has not answered a put that is not waited for any more, or its request for a
         place; 0 if there is none.
         """
-        heard_since = self._client.link.silence.has_heard_since
-        self._late = [
-            (put, began)
-            for put, began in self._late
-            if put.state == "sent" or (isinstance(put.error, TimedOut) and not heard_since(began))
-        ]
+        owed = self._client.link.puts.owed
+        self._late = [(put, began) for put, began in self._late if owed(put, began)]
         return max((time.monotonic() - began for _, began in self._late), default=0.0)
 
     def store(self, trees: Mapping[bytes, tuple[Hash, Any]]) -> dict[bytes, str]:

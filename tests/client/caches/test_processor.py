@@ -582,7 +582,12 @@ def test_a_daemon_that_does_not_answer_is_waited_for_once(
     assert writer is not None
     until(lambda: state == "lost" or writer.arena.left_bytes > size_bytes + 1024, "a place for one more")
     put, ended = client.put, list[Put]()
-    monkeypatch.setattr(client, "put", lambda *given, **how: ended.append(put(*given, **how)) or ended[-1])
+
+    def noted(*given: Any, **how: Any) -> Put:
+        ended.append(put(*given, **how))
+        return ended[-1]
+
+    monkeypatch.setattr(client, "put", noted)
     hashes = [fresh() for _ in range(3)]
     trees = [picture(n, size_bytes) for n in range(3)]
     daemon.pause()
