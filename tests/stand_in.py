@@ -269,7 +269,7 @@ class StandIn:
     def _take(self, each: Attachment) -> None:
         if each.queue is None or not self.takes:
             return
-        while self.takes and (taken := each.queue.take()) is not None:
+        while (taken := each.queue.take()) is not None:
             for record in RECORD.iter_unpack(taken):
                 error = self._commit(each, record)
                 if error is not None:

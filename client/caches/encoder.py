@@ -7,7 +7,7 @@ processes share it. Requests and their inputs: encoder_request.py.
 Invariants: used, freeable and free tokens add up to the cache's size. An output that a request needs is never evicted
 here. If it is in the ring, a lease pins it there from `allocate` (or from the first call after it was stored) until no
 request needs it, so that other engines' puts do not evict it. Only `allocate` evicts. Queries change nothing. Only
-`store` sends a message, and no call waits for an answer.
+`store` sends messages, and no other call waits for one: `store` waits for a place, if the client has none.
 """
 
 from __future__ import annotations

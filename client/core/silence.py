@@ -51,6 +51,10 @@ class Silence:
         """Whether the daemon is taken for away."""
         return self._owed_at is not None and self._owed_at == self._away_at
 
+    def has_heard_since(self, since_s: float) -> bool:
+        """Whether something has arrived from the daemon since then, by time.monotonic."""
+        return self._heard_at > since_s
+
     @property
     def patience_s(self) -> float:
         """How long a caller who can do without the daemon waits for a sign of life."""

@@ -235,8 +235,8 @@ class Arena:
 
     @property
     def waiting(self) -> bool:
-        """Whether a put waits for a place."""
-        return bool(self._waiting)
+        """Whether a put waits for a place, or has waited in vain for an answer that the daemon owes still."""
+        return bool(self._waiting or self._asked)
 
     def end(self, error: TensordError) -> None:
         """The connection is lost: nothing more is lent, and no put waits. A copy that is under way keeps its pin.

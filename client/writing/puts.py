@@ -179,6 +179,12 @@ class Puts:
         """Whether the daemon owes an answer to a put."""
         return (opened := self._opened) is not None and opened[1].is_waiting
 
+    def owed(self, put: Put, since_s: float) -> bool:
+        """Whether the daemon has not answered a put that was begun then, by time.monotonic; or it had no place, and
+        nothing has come from the daemon since."""
+        late = isinstance(put.error, TimedOut) and not self._link.silence.has_heard_since(since_s)
+        return put.state == "sent" or late
+
     def rest(self) -> None:
         """Called about once a second: gives back what is not needed."""
         if (opened := self._opened) is not None:

@@ -80,7 +80,7 @@ class Set(Call):
         thread = threading.Thread(target=self.run)
         thread.start()
         puts = self.rank.storage._exchange._client.link.puts
-        until(lambda: puts.in_flight or self.answer is not None, "a put to be in flight")
+        until(lambda: puts.waiting or self.answer is not None, "a put to be in flight")
         yield
         thread.join(PATIENCE_S)
         assert not thread.is_alive()

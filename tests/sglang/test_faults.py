@@ -127,14 +127,14 @@ def test_a_stopped_daemon_delays_one_set_for_a_limited_time_and_no_other_call(da
     _served(rank)
 
 
-def test_a_stopped_daemon_whose_inbox_fills_up_delays_a_set_for_a_limited_time() -> None:
-    with Daemon(limits_inbox_bytes_max=MIB) as daemon:
+def test_a_stopped_daemon_that_has_lent_no_place_delays_a_set_for_a_limited_time() -> None:
+    with Daemon() as daemon:
         daemon.start()
         rank = Rank(daemon.socket, mha_pool(heads=64))
         _stored(rank)
         daemon.pause()
         page_bytes = rank.pool.get_data_page(0).nbytes
-        assert 16 * page_bytes > MIB
+        assert 16 * page_bytes > MIB, "more than a client has places for"
         assert _soon(lambda: _set(rank, 16)) == [False] * 16
         began = time.monotonic()
         assert _set(rank, 16) == [False] * 16

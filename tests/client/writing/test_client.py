@@ -92,7 +92,12 @@ def test_a_client_reads_what_it_has_put_though_the_daemon_takes_a_moment(
     daemon.takes = False
     cache.put(key(1), np.arange(3.0))
     assert not WAYS[way](cache, key(2)), "nobody has put it"
-    timer = threading.Timer(0.005, lambda: (setattr(daemon, "takes", True), daemon.work()))
+
+    def take() -> None:
+        daemon.takes = True
+        daemon.work()
+
+    timer = threading.Timer(0.005, take)
     timer.start()
     assert WAYS[way](cache, key(1))
     timer.join()
@@ -151,7 +156,7 @@ def test_what_is_settled_is_stored_and_the_rest_is_lost_with_its_connection(
     daemon.takes = True
     assert cache.wait_connected(PATIENCE_S)
     assert cache.put(key(3), 3, wait=True).state == "stored"
-    assert lost.state == "lost"
+    assert (lost.state, stored.state) == ("lost", "stored")
 
 
 def test_a_copy_that_outlives_its_connection_writes_nothing_into_the_next_ones_queue(
@@ -251,7 +256,7 @@ def test_the_record_of_a_computed_value_carries_its_claim(daemon: StandIn, cache
 def test_mistakes_are_named_before_anything_is_put(daemon: StandIn, cache: tensord.Client) -> None:
     for options in ({"tokens": -1}, {"tokens": 1 << 32}, {"ttl_s": 0}, {"cost_ms": float("nan")}, {"agent": "a" * 129}):
         with pytest.raises(UsageError, match="is"):
-            cache.put(key(1), 1, **options)  # type: ignore[arg-type]
+            cache.put(key(1), 1, **options)
     with pytest.raises(UnsupportedLeaf, match=r"tree\['a'\]"):
         cache.put(key(1), {"a": object()})
     with pytest.raises(UnsupportedLeaf):
@@ -278,10 +283,10 @@ def test_many_threads_put_at_once(daemon: StandIn, cache: tensord.Client) -> Non
     for thread in threads:
         thread.join()
     assert set(states) == {"stored"}
-    for thread in range(4):
+    for writer in range(4):
         for number in range(60):
-            lease = cache.get(key(thread * 1000 + number))
-            assert lease is not None and (lease.tree == thread).all() and len(lease.tree) == number * 50
+            lease = cache.get(key(writer * 1000 + number))
+            assert lease is not None and (lease.tree == writer).all() and len(lease.tree) == number * 50
 
 
 def test_an_exception_at_any_point_of_a_put_leaves_a_client_whose_next_call_works(

@@ -12,7 +12,8 @@ import pytest
 
 from tensord.client.writing.outcomes import OWN_WAIT_S, Outcomes, Put
 from tensord.errors import DaemonUnavailable, LimitReached, TimedOut
-from tensord.shm.records import QUEUE_RECORDS, WAITS_AT
+from tensord.shm.layout import QUEUE_RECORDS
+from tensord.shm.records import WAITS_AT
 
 from ...daemon_process import PATIENCE_S
 from ...memory_bench import key
@@ -143,7 +144,7 @@ def test_a_lost_connection_ends_a_wait(bench: WritingBench) -> None:
     assert ended.wait(PATIENCE_S)
     thread.join()
     assert put.state == "lost" and isinstance(put.error, DaemonUnavailable)
-    late = Put(key(2), bench.writer.outcomes)
+    late = Put(key(2))
     bench.writer.outcomes.note(late, 2)
     assert late.state == "lost"
 
@@ -163,7 +164,7 @@ def test_a_refusal_of_a_put_that_was_cut_short_is_forgotten(bench: WritingBench)
     outcomes.refused(1, LimitReached("full"))
     assert outcomes._early
     bench.settled[LANE] = 2 * QUEUE_RECORDS
-    outcomes.note(Put(key(1), outcomes), 2 * QUEUE_RECORDS)
+    outcomes.note(Put(key(1)), 2 * QUEUE_RECORDS)
     assert not outcomes._early
 
 

@@ -206,7 +206,6 @@ def test_a_ring_full_of_what_others_hold_changes_no_answer(kv: KVStand) -> None:
     right = kv.plain.generate(text=text)
     assert kv.first.generate(text=text) == right
     kv.first.ask("settle")
-    kv.daemon.until(lambda status: not status["store"]["puts_in_flight"], "all puts are answered")
     answer, computed = asked(kv.second, text=text)
     assert answer == right
     assert computed > len(text), "there was room after all"
