@@ -19,8 +19,8 @@ from tensord.errors import ObjectTooLarge, StoreFull, TensordError, TimedOut, Un
 from tensord.shm import unshared
 from tensord.shm.layout import SPAN_HEADER_BYTES
 from tensord.shm.packed import Packed, write
+from tensord.shm.packing import pack
 from tensord.shm.records import QUEUE_RECORDS
-from tensord.shm.tree import encode
 
 from ...daemon_process import PATIENCE_S, until
 from ...interruptions import interrupt
@@ -71,7 +71,7 @@ def test_the_record_says_what_was_put() -> None:
         assert first[0] == 1 and first[1] == key(1)
         assert first[4] == xxhash.xxh3_64_intdigest(memory.data)
         assert first[5:9] == (6, key(2), 2.5, 9.0)
-        assert first[10:] == (len(encode(array).header), 5, 8, 3, 0)
+        assert first[10:] == (len(pack(array).header), 5, 8, 3, 0)
         assert [first[9], second[9]] == [1, 3]
         assert second[4] == 0, "the daemon sums large payloads"
 
