@@ -248,6 +248,7 @@ class _Daemon:
             config,
             clock=boot_s,
             tell_watchers=watchers.tell,
+            is_watched=lambda: watchers.are_told,
             want_requests=lambda: watchers.want_requests,
             tell_governor=lambda holds: governor.inbox.tell_now(holds),
             times=self._times,

@@ -77,7 +77,8 @@ class Ideal:
         """Another policy takes over the rows and the history."""
         learned = list(self._policy.learned())
         self._policy = POLICIES[self._name](Facts.of(self._columns.__getitem__))
-        self._policy.recovered(np.array([*self._order], np.int64), np.array([*self._puts], np.int64), event.at)
+        by_use, by_put = np.array([*self._order], np.int64), np.array([*self._puts], np.int64)
+        self._policy.recovered(by_use, by_put, np.zeros(len(self._block_of), np.uint16), event.at)
         self._policy.learn(learned)
 
     def ask(self, request: Request) -> None:

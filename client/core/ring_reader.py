@@ -123,7 +123,8 @@ def lease_of_copy(span: Array, handle: bytes, recipes: dict[bytes, Recipe]) -> L
     """A lease on a copy of a span, its header first, as uint8 of shape (n,). Its leaves are read-only.
 
     Returns:
-        None if the bytes differ from the handle's payload in any byte.
+        None if the bytes differ from the handle's payload in any byte. A large entry may have no checksum yet; then
+        only its key, its size and its tree are compared.
     """
     named, payload = Handle.unpack(handle), span[SPAN_HEADER_BYTES:]
     if named is None or len(payload) != named.payload_bytes:

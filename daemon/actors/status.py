@@ -63,6 +63,11 @@ class Watchers:
                     watcher.tell(body)
 
     @property
+    def are_told(self) -> bool:
+        """Whether an event goes anywhere."""
+        return bool(self._watchers) or shows("debug")
+
+    @property
     def want_requests(self) -> bool:
         """Whether a watcher wants the events `requests`. Without one, the store does not make them."""
         return any(watcher.requests for watcher in self._watchers)

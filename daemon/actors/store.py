@@ -75,6 +75,7 @@ class StoreActor:
         clock: gives the seconds of `shm.clock`.
         tell_watchers: sends an event to all watchers of the status socket. Must not block.
         tell_governor: sends the governor the sizes of the host tier. Must not block.
+        is_watched: whether somebody wants to hear of events.
         want_requests: whether a watcher records requests.
         unix_at_zero: gives the Unix time at which `clock` was zero.
         remote: the store behind the ring.
@@ -89,6 +90,7 @@ class StoreActor:
         clock: Callable[[], float],
         tell_watchers: Callable[[WatchEvent], object],
         tell_governor: Callable[[HostHolds], object] = lambda _: None,
+        is_watched: Callable[[], bool] = lambda: True,
         want_requests: Callable[[], bool] = lambda: False,
         unix_at_zero: Callable[[], float] = unix_at_boot_s,
         times: RequestTimes | None = None,
@@ -101,6 +103,7 @@ class StoreActor:
         self._clock = clock
         self._tell_watchers = tell_watchers
         self._tell_governor = tell_governor
+        store.parts.outbox.is_watched = is_watched
         self._want_requests = want_requests
         self._clients: dict[int, Joined] = {}
         self._look_at = 0.0

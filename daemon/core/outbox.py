@@ -9,6 +9,7 @@ Invariant: nothing is sent to a client that has left.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -41,8 +42,8 @@ class Outbox(Generic[Client, Wanted]):
         self.clients: dict[int, Client] = {}
         self._refusals = refusals
         self._effects: list[Wanted | Send | Announce] = []
-        self.watched = True
-        """Whether there are watchers."""
+        self.is_watched: Callable[[], bool] = lambda: True
+        """Whether somebody wants to hear of events."""
 
     def take(self) -> list[Wanted | Send | Announce]:
         """The effects since the last call, in order."""
@@ -60,7 +61,7 @@ class Outbox(Generic[Client, Wanted]):
 
     def announce(self, event: str, **body: Any) -> None:
         """Reports an event to the watchers, if there are any."""
-        if self.watched:
+        if self.is_watched():
             self._effects.append(Announce({"event": event, **body}))
 
     def count_refusal(self, client: int, error: TensordError) -> None:

@@ -73,7 +73,7 @@ class Lifetimes:
         if client != NOBODY:
             self._outbox.counters.puts["stored"] += len(at)
             self._outbox.counters.put_bytes += int(self._table.column("payloads")[at].sum())
-        if self._outbox.watched:
+        if self._outbox.is_watched():
             self._announce(at, client)
 
     def pin(self, client: int, row: int, until: float) -> None:

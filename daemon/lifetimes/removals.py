@@ -154,7 +154,7 @@ class Removals:
             for parent in np.unique(table.column("parents")[at]).tolist():
                 if table.states[parent] == LIVE and not table.children[parent]:
                     self._expiry.look_again(parent)
-        if self._outbox.watched:
+        if self._outbox.is_watched():
             self._announce(gone)
 
     def _announce(self, gone: Removed) -> None:

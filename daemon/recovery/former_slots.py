@@ -21,6 +21,7 @@ import numpy as np
 from ...errors import LimitReached
 from ...shm.layout import BUCKET_SLOTS, PLACE_OFFSET_MASK, PLACE_UNVERIFIED, SPAN_HEADER_BYTES, IndexGeometry
 from ...shm.slots import BUCKET_CELLS, LENGTH, PLACE, SPAN, cells_of
+from ..store.details import unpack_uses
 from ..store.slots import Slots
 from ..store.table import EDGE, FREE, LIVE, RowTable
 from ..store.tenants import Tenants
@@ -69,6 +70,8 @@ class FormerSlots:
         """Rows, their span ids, and the keys of their parents."""
         self.created, self.used = np.zeros(table.row_mask + 1), np.zeros(table.row_mask + 1)
         """By row: the times of its put and of its last use."""
+        self.uses = np.zeros(table.row_mask + 1, np.uint16)
+        """By row: how often it was used after its put."""
         self.corrupt = 0
         """Published slots that were not taken over, because of damage."""
 
@@ -138,7 +141,7 @@ class FormerSlots:
         self._cells[number + number // BUCKET_SLOTS + 1, PLACE] |= np.uint64(PLACE_UNVERIFIED)
         spans = whole[:, SPAN]
         created = _possible(head["created"], self._now)
-        ticks = self._reuse[number] >> np.uint64(16) & np.uint64((1 << 32) - 1)
+        uses, used = unpack_uses(self._reuse[number])
         for column, values in (
             (table.column("span_ids"), spans),
             (table.column("offsets"), offset),
@@ -153,7 +156,8 @@ class FormerSlots:
             (table.column("namespaces"), names),
             (table.column("owners"), owners),
             (self.created, created),
-            (self.used, np.maximum(created, np.minimum(ticks / 64, self._now))),
+            (self.used, np.maximum(created, np.minimum(used, self._now))),
+            (self.uses, uses),
         ):
             column[rows] = values
         self._states[rows] = LIVE

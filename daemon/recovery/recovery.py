@@ -250,7 +250,7 @@ class Recovery:
         yield
         self.rows = _by_time(self._former.used, depths, self.rows, self._table.row_bits)
         yield
-        yield from self._policy.recovering(self.rows, by_put, self._now)
+        yield from self._policy.recovering(self.rows, by_put, self._former.uses, self._now)
 
 
 class _Before:

@@ -131,8 +131,8 @@ class Hazard(Pooled, name="hazard"):
         of = traits(often(uses), deep(depths), gap)
         self._use(rows, tags, of, agents, now, ghost.unused > 0)
 
-    def _recovering(self, rows: Array, by_use: Array, now: float) -> Iterator[None]:
-        """As new rows that nobody remembers. Nothing is learned of their times, since a restart lies between."""
+    def _recovering(self, rows: Array, by_use: Array, uses: Array, now: float) -> Iterator[None]:
+        """Only their uses are remembered. Nothing is learned of their times, since a restart lies between."""
         facts, last = self._facts, max(self._clock.pass_to(now), self._last)
         for part in parts(by_use):
             self._used_at[part] = last + TICK * np.arange(1, len(part) + 1)
@@ -142,9 +142,9 @@ class Hazard(Pooled, name="hazard"):
         self._ages.expect(len(rows))
         for part in parts(rows):
             deeper = deep(facts.depths[part])
-            self._uses[part], self._agents[part] = 1, 0
+            self._uses[part], self._agents[part] = uses[part] + np.uint32(1), 0
             self._weights[part] = self._costs.weights(facts.sizes[part], facts.costs[part], facts.tokens[part])
-            self._traits[part] = of = traits(np.zeros_like(deeper), deeper, np.zeros_like(deeper))
+            self._traits[part] = of = traits(often(self._uses[part]), deeper, np.zeros_like(deeper))
             never = np.zeros(len(part), np.bool_)
             self._ages.use(tags_of(facts.digests[part]), of, np.zeros_like(of), self._used_at[part], never)
             yield

@@ -136,13 +136,13 @@ class Replacement(ABC):
                 self._know(rows)
                 self._put(rows, batches)
 
-    def recovered(self, by_use: Array, by_put: Array, now: float) -> None:
+    def recovered(self, by_use: Array, by_put: Array, uses: Array, now: float) -> None:
         """The rows that an earlier daemon left, in the order of their last uses, and in that of their puts. Called
-        once, before the first put."""
-        for _ in self.recovering(by_use, by_put, now):
+        once, before the first put. `uses`: by row, how often it was used after its put."""
+        for _ in self.recovering(by_use, by_put, uses, now):
             pass
 
-    def recovering(self, by_use: Array, by_put: Array, now: float) -> Iterator[None]:
+    def recovering(self, by_use: Array, by_put: Array, uses: Array, now: float) -> Iterator[None]:
         """`recovered`, in steps of a few milliseconds. The policy is asked nothing until the last."""
         there = np.zeros(len(self._flags), np.bool_)
         there[by_use] = True
@@ -154,7 +154,7 @@ class Replacement(ABC):
         for part in parts(by_put):
             self.window.recovered(part)
             yield
-        yield from self._recovering(rows, by_use, now)
+        yield from self._recovering(rows, by_use, uses, now)
 
     def put_again(self, row: int) -> None:
         """A put named the key of a stored row. It counts as a use too if the store reports one."""
@@ -292,8 +292,9 @@ class Replacement(ABC):
     def _put(self, rows: Array, batches: Batches) -> None:
         """New rows, in the order of their puts; they are known already."""
 
-    def _recovering(self, rows: Array, by_use: Array, now: float) -> Iterator[None]:
-        """Known rows of an earlier daemon, as they ascend, and in the order of their last uses. Default: as new."""
+    def _recovering(self, rows: Array, by_use: Array, uses: Array, now: float) -> Iterator[None]:
+        """Known rows of an earlier daemon, as they ascend, and in the order of their last uses; and by row its number
+        of uses. Default: as new."""
         for part in parts(by_use):
             self._put(part, [(len(part), now)])
             yield

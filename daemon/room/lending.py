@@ -11,8 +11,8 @@ it asks for; if not, the request waits for its own client and for nobody else.
 Owns: which client has which grants (`Submitter`), and the requests that wait. Does not own: the room (`runway`), nor
 what is written into places (`Commits`).
 
-Invariants: a request has one answer. A grant is not taken back while its client is connected. What is lent counts
-against the ring, `max_bytes`, and the share of the client's uid.
+Invariants: a request has one answer. At most WAITING_MAX requests of one client wait. A grant is not taken back while
+its client is connected. What is lent counts against the ring, `max_bytes`, and the share of the client's uid.
 """
 
 from __future__ import annotations
@@ -39,10 +39,12 @@ from . import refusals
 from .runway import Runway
 from .shares import OwnerShares
 
-CLIENT_SHARE: Final = 256
+CLIENT_SHARE: Final = 64
 BUSY_SHARE: Final = 8
 ALL_SHARE: Final = 32
 LEAST_BYTES: Final = span_bytes(1)
+WAITING_MAX: Final = 64
+"""Requests of one client that wait at once."""
 KEYS_MAX: Final = 16
 """Random keys that are tried for one grant."""
 
@@ -154,7 +156,12 @@ class Lending:
         submitter = self.submitters[client]
         # A place is a span: a header, and at least one line of payload.
         sizes = [size + 63 & -64 if size > LEAST_BYTES else LEAST_BYTES for size in sizes]
-        self._push(PlaceRequest(submitter, submitter.uid, submitter.owner, request, sizes, ahead=ahead))
+        asked = PlaceRequest(submitter, submitter.uid, submitter.owner, request, sizes, ahead=ahead)
+        waiting = self._turns.waiting(submitter.uid, client) + sum(each.submitter is submitter for each in self._held)
+        if waiting < WAITING_MAX:
+            self._push(asked)
+        else:
+            self._refuse(asked, refusals.too_many(waiting))
 
     def ask_own(self, size: int, uid: int, then: Then) -> None:
         """The daemon asks for one place, for an entry of a uid. `then` is called by `serve`, with a row in state LENT,

@@ -45,6 +45,14 @@ def under_pressure(why: str) -> UnderPressure:
     return UnderPressure(f"puts are refused while memory is short: {why}. Compute without storing it")
 
 
+def too_many(waiting: int) -> LimitReached:
+    """The refusal of a request for grants of a client that has as many waiting as it may."""
+    return LimitReached(
+        f"{waiting} requests for places of this client wait already, as many as may: put less at once, or release "
+        "places before asking for more"
+    )
+
+
 def over_share(size: int, uid: int, holding: tuple[int, int], rivals: int, budget: RingBudget) -> StoreFull:
     """The refusal of a uid over its share, if no evictable entry of the uids over their shares makes room. `holding`:
     the uid's bytes and entries."""

@@ -117,6 +117,8 @@ class Ways:
             rows = self._policy.victims(min(max(count, 1), ROUND_ROWS_MAX - len(found)), owners)
             if not rows:
                 break
+            if not (rows := self._spans.unpinned(rows)):
+                continue
             sizes, tokens = np.cumsum(table.column("sizes")[rows]), np.cumsum(table.column("tokens")[rows])
             needed = max(
                 over,

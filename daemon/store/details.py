@@ -100,8 +100,7 @@ class Details:
     def uses(self, rows: Array) -> tuple[Array, Array]:
         """How often the entries were used after their puts, at most REUSE_USES_MAX, and when last, rounded up to a
         tick, 0.0 for never; (n,) uint64 and float64."""
-        words = self._index[self._reuse_at(rows)]
-        return words & _USES, (words >> _USED_SHIFT & _TICKS) / REUSE_TICKS_PER_S
+        return unpack_uses(self._index[self._reuse_at(rows)])
 
     def count_uses(self, rows: Array, now: float) -> None:
         """The entries were used until `now`, each once for each time that it is among the rows."""
@@ -130,3 +129,8 @@ class Details:
     def _reuse_at(self, rows: Array) -> Array:
         at: Array = self._first_reuse + self._slot_of[rows].astype(np.int64)
         return at
+
+
+def unpack_uses(words: Array) -> tuple[Array, Array]:
+    """The numbers of uses in reuse words, and the times of the last ones, 0.0 for never."""
+    return words & _USES, (words >> _USED_SHIFT & _TICKS) / REUSE_TICKS_PER_S

@@ -304,6 +304,17 @@ class Spans:
             outcome.republished.append(each)
         return True
 
+    def unpinned(self, rows: list[int]) -> list[int]:
+        """Of rows that the policy has handed out, those that the last scan found no pin of. The others are held until a
+        scan finds none: a round of victims that are all in use would free nothing."""
+        pinned, span_ids = self.last_pinned, self._table.span_ids
+        if not pinned or pinned.isdisjoint(self._table.column("span_ids")[rows].tolist()):
+            return rows
+        for row in rows:
+            if span_ids[row] in pinned:
+                self._pin(row)
+        return [row for row in rows if span_ids[row] not in pinned]
+
     def _pin(self, row: int) -> None:
         if row not in self._pinned:
             self._pinned[row] = None

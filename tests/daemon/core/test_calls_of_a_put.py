@@ -101,7 +101,7 @@ class BackToBack:
 def test_a_put_costs_the_daemon_few_calls_with_the_ring_full(policy: str, capsys: pytest.CaptureFixture[str]) -> None:
     clients, calls = BackToBack(policy), Calls()
     store = clients.stand.store
-    store.parts.outbox.watched = False
+    store.parts.outbox.is_watched = lambda: False
     clients.put(RING // span_bytes(PAYLOAD) // BATCH + 20)
     evicted = store.counters.evictions["capacity"]
     assert evicted, "the ring is full"

@@ -93,7 +93,7 @@ def test_watchers_get_every_announced_event_and_nothing_is_made_without_them() -
     stand.clear(2)
     assert [event["event"] for event in stand.told] == ["put", "evict", "put", "clear"]
     assert (stand.told[0]["client"], stand.told[0]["payload_bytes"]) == (1, 100)
-    stand.outbox.watched = False
+    stand.outbox.is_watched = lambda: False
     stand.rows.scan()
     stand.put(3)
     stand.end(3)

@@ -247,3 +247,22 @@ def test_a_client_that_asks_ahead_with_enough_unused_is_answered_at_once() -> No
     number = store.ask([100_000], settle=False, ahead=True)
     store.work()
     assert store.answers[1, number].grants == [] and not store.lending.waiting
+
+
+def test_only_so_many_requests_of_one_client_wait_and_hold_up_no_other_client() -> None:
+    store = full(1 << 20, client=2, buckets=256)
+    # The client has what it may have unused, and uses none of it.
+    while not store.lending.waiting:
+        store.ask([20_032])
+    numbers = [store.ask([size], settle=bool(size % 3)) for size in range(1000, 1500)]
+    store.work()
+    assert store.lending.waiting == lending.WAITING_MAX
+    refused = [number for number in numbers if (1, number) in store.answers]
+    assert refused == numbers[lending.WAITING_MAX - 1 :], "the first ones wait"
+    assert isinstance(store.refusals[-1], LimitReached) and "64 requests for places" in str(store.refusals[-1])
+    for number in range(5000, 5400):
+        assert store.store(number, 1000 + number, client=2)
+    assert store.lending.waiting == lending.WAITING_MAX
+    store.lending.left(1)
+    assert not store.lending.waiting
+    store.check_invariants()

@@ -129,6 +129,7 @@ class RoomMachine(RuleBasedStateMachine):
         store, runway = self.store, self.store.runway
         lent = {request for request in self.asked if request not in store.answers}
         assert len(lent) == store.lending.waiting
+        assert not len(store.lending._turns), "a request waits for room, and nothing is under way"
         # What is over a limit is only what cannot go.
         for _ in range(20):
             if (timer := runway.next_timer()) is None:

@@ -288,6 +288,17 @@ def test_the_bytes_of_an_entry_that_ended_stay_until_its_copy_has_ended() -> Non
     store.check_invariants()
 
 
+def test_room_is_made_although_many_of_the_coldest_entries_are_in_use() -> None:
+    store = filled(256 << 10)
+    # In the order in which they were put.
+    live = [*store.table.by_key.values()]
+    store.pinned = {store.table.span_ids[row] for row in live[: len(live) // 2]}
+    for number in range(900, 900 + len(live) // 4):
+        assert store.store(number, 1000), store.refusals
+    assert all(store.table.states[row] == LIVE for row in live[: len(live) // 2])
+    store.check_invariants()
+
+
 def test_a_request_ends_although_each_victim_turns_out_to_be_in_use() -> None:
     store = filled(256 << 10)
     scans, scanned = store.counters.scans, store.runway.scanned
