@@ -81,7 +81,7 @@ def payload_of(size: int) -> Packed:
 
 def written(payload: Packed) -> Any:
     content = np.empty(payload.payload_bytes, np.uint8)
-    payload.write(memoryview(content), 0)
+    payload.write(content.data, 0)
     return content
 
 

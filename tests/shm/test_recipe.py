@@ -96,7 +96,7 @@ def payload_of(tree: Any) -> tuple[bytes, Array]:
     """A tree's header, and its payload, written over memory that held something else."""
     payload = pack(tree)
     root = np.full(payload.payload_bytes, 0xA5, np.uint8)
-    payload.write(memoryview(root), 0)
+    payload.write(root.data, 0)
     assert root[: len(payload.header)].tobytes() == payload.header
     return payload.header, root
 

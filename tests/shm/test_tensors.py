@@ -67,7 +67,7 @@ TENSORS = st.builds(
 def stored(tree: Any, writable: bool = False) -> tuple[Recipe, Any]:
     payload = pack(tree)
     root = np.full(payload.payload_bytes, 0xA5, np.uint8)
-    payload.write(memoryview(root), 0)
+    payload.write(root.data, 0)
     root.flags.writeable = writable
     return recipe(payload.header), root
 
@@ -178,7 +178,7 @@ def test_copies_are_the_readers_own_and_let_the_payload_go(read: str) -> None:
 def test_writable_memory_gives_tensors_to_write_into() -> None:
     plan = pack_spec([Spec((2, 2), torch.bfloat16)])
     memory = np.zeros(plan.payload_bytes, np.uint8)
-    plan.write(memoryview(memory), 0)
+    plan.write(memory.data, 0)
     made = recipe(plan.header)
     made.torch(memory, copy=False)[0].fill_(3)
     found = made.value(memory)[0]
@@ -298,7 +298,7 @@ def test_a_tensor_that_gets_other_memory_is_stored_as_it_was() -> None:
     payload = pack([tensor])
     tensor.data = torch.zeros(1000)
     memory = np.zeros(payload.payload_bytes, np.uint8)
-    payload.write(memoryview(memory), 0)
+    payload.write(memory.data, 0)
     assert (recipe(payload.header).view(memory)[0] == 1).all()
 
 

@@ -80,7 +80,7 @@ def test_a_container_in_two_places_is_written_twice() -> None:
     shared = [np.arange(3), {}]
     payload = pack([shared, shared, shared[0]])
     root = np.zeros(payload.payload_bytes, np.uint8)
-    payload.write(memoryview(root), 0)
+    payload.write(root.data, 0)
     first, second, third = recipe(payload.header).view(root)
     assert first[0].tolist() == second[0].tolist() == third.tolist() == [0, 1, 2]
     assert not np.shares_memory(first[0], second[0])
@@ -106,7 +106,7 @@ def test_a_tree_of_ten_thousand_arrays_comes_back() -> None:
     payload = pack(arrays)
     assert len(payload.header) < 64
     root = np.full(payload.payload_bytes, 0xA5, np.uint8)
-    payload.write(memoryview(root), 0)
+    payload.write(root.data, 0)
     made = recipe(payload.header)
     assert made.whole(root).end_bytes == len(root)
     found = made.view(root)
@@ -117,7 +117,7 @@ def test_a_tree_of_ten_thousand_arrays_comes_back() -> None:
 def test_a_payload_shorter_than_its_long_header_is_refused() -> None:
     payload = pack(["x" * 60] * 2000)
     root = np.zeros(payload.payload_bytes, np.uint8)
-    payload.write(memoryview(root), 0)
+    payload.write(root.data, 0)
     made = recipe(payload.header)
     with pytest.raises(BadTree, match="has a tree header that ends at"):
         made.view(root[:-1])
@@ -172,7 +172,7 @@ def test_a_long_list_of_numbers_is_one_leaf_and_comes_back_as_it_was(case: str) 
     tree: dict[str, Any] = {"a": {**LONG_LISTS, **AS_THEY_ARE}[case]}
     payload = pack(tree)
     root = np.full(payload.payload_bytes, 0xA5, np.uint8)
-    payload.write(memoryview(root), 0)
+    payload.write(root.data, 0)
     root.flags.writeable = False
     made = recipe(payload.header)
     assert len(made.leaves) == (case in LONG_LISTS)
@@ -209,7 +209,7 @@ def test_a_file_mapped_by_numpy_is_an_array(tmp_path: Path) -> None:
     mapped[:] = [1, 2, 3]
     payload = pack(mapped)
     root = np.zeros(payload.payload_bytes, np.uint8)
-    payload.write(memoryview(root), 0)
+    payload.write(root.data, 0)
     assert recipe(payload.header).view(root).tolist() == [1, 2, 3]
 
 
@@ -217,7 +217,7 @@ def test_a_file_mapped_by_numpy_is_an_array(tmp_path: Path) -> None:
 def test_a_spec_makes_memory_to_write_into(dtype: Any) -> None:
     plan = pack_spec({"out": Spec((2, 3), dtype), "layer": 7, "mask": np.ones(4, bool)})
     memory = np.full(plan.payload_bytes, 0xA5, np.uint8)
-    plan.write(memoryview(memory), 0)
+    plan.write(memory.data, 0)
     made = recipe(plan.header).view(memory)
     assert made["layer"] == 7
     assert made["out"].dtype == (dtype_named(dtype) if dtype == "bfloat16" else np.dtype(dtype))
@@ -256,7 +256,7 @@ from tensord.shm.packing import pack
 from tensord.shm.recipe import recipe
 payload = pack({"a": np.ones(3), "b": [1, "x" * 999]})
 root = np.zeros(payload.payload_bytes, np.uint8)
-payload.write(memoryview(root), 0)
+payload.write(root.data, 0)
 made = recipe(payload.header)
 assert made.view(root)["a"].tolist() == made.value(root)["a"].tolist() == [1, 1, 1]
 assert "torch" not in sys.modules

@@ -18,6 +18,7 @@ from tensord.client.caches.references import Reference
 from tensord.client.core.lease import Lease
 from tensord.client.core.ring_reader import lease_of_copy
 from tensord.errors import ReferenceLost, UsageError
+from tensord.shm.layout import SPAN_HEADER_BYTES, SpanHeader
 
 from ...daemon_process import MIB, PATIENCE_S, Daemon, until
 from ...processes import Child

@@ -112,7 +112,7 @@ class Client:
         grant, offset = place[:2]
         start, size = offset + SPAN_HEADER_BYTES, payload.payload_bytes
         into = self._memory.ring if self.written is None else np.frombuffer(mmap(self.written.fd, 0), np.uint8)
-        payload.write(memoryview(into), start)
+        payload.write(into.data, start)
         fields = key(number), offset, size, 1, 0, NO_KEY, 0.0, 0.0, grant, len(payload.header), tokens, 0, 0, 0
         record = self.queue.add(*fields)
         assert record
