@@ -28,7 +28,6 @@ GRANTS_PER_CLIENT_MAX: Final = 4096
 TEXT_CHARS_MAX: Final = 2000
 NUMBER_MAX: Final = (1 << 63) - 1
 SIZE_BYTES_MAX: Final = 1 << 48
-TREE_BYTES_MAX: Final = 65_472
 NAME_CHARS_MAX: Final = 128
 DURATION_S_MAX: Final = 315_360_000.0  # ten years; NaN and infinity fail the comparison
 
@@ -43,7 +42,6 @@ Token = Annotated[int, Meta(ge=1, le=NUMBER_MAX)]
 """Names one claim."""
 Bytes = Annotated[int, Meta(ge=0, le=SIZE_BYTES_MAX)]
 SomeBytes = Annotated[int, Meta(ge=1, le=SIZE_BYTES_MAX)]
-TreeBytes = Annotated[int, Meta(ge=1, le=TREE_BYTES_MAX)]
 Count = Annotated[int, Meta(ge=0, le=NUMBER_MAX)]
 Some = Annotated[int, Meta(ge=1, le=1 << 32)]
 Seconds = Annotated[float, Meta(gt=0, le=DURATION_S_MAX)]

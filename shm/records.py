@@ -93,11 +93,6 @@ class Submissions:
         """Whether the daemon sleeps, and has to be woken for what was added."""
         return bool(self._asleep[0] == SLEEPS)
 
-    @property
-    def rings_to_wait(self) -> bool:
-        """Whether the daemon has to be woken by a client that waits."""
-        return bool(self._asleep[0])
-
     def end(self) -> None:
         """Adds nothing any more: the connection is lost. Afterwards another object may write into the queue."""
         with self._lock:

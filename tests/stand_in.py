@@ -237,7 +237,7 @@ class StandIn:
     def _lend(self, each: Attachment, request: messages.AskForGrants) -> None:
         grants: list[Any] = []
         for size_bytes in request.sizes:
-            offset = self.bench.ring.allocate(size_bytes)
+            offset = self.bench.allocate(size_bytes)
             if offset is None:
                 break
             self._numbers += 1
@@ -264,10 +264,10 @@ class StandIn:
             if slot >= 0:
                 self.bench.index.release(slot)
             if size_bytes and number not in each.used:
-                self.bench.ring.free(offset)
+                self.bench.free(offset)
 
     def _take(self, each: Attachment) -> None:
-        if each.queue is None or not self.takes:
+        if each.queue is None:
             return
         while (taken := each.queue.take()) is not None:
             for record in RECORD.iter_unpack(taken):

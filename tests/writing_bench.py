@@ -90,11 +90,11 @@ class WritingBench:
         if inbox_bytes:
             os.posix_fallocate(self._inbox_fd, 0, inbox_bytes)
             self.memory = WritableMemory(self._inbox_fd)
-            self._places = MemoryBench(inbox_bytes).ring
+            self._places = MemoryBench(inbox_bytes)
         else:
             index = IndexReader(mmap(self.bench.index_fd, self.bench.geometry.index_bytes), self.bench.geometry)
             self.memory = RingMemory(self.bench.ring_fd, self.lane, index)
-            self._places = self.bench.ring
+            self._places = self.bench
         self.writer = self.new_writer(share_bytes=ring_bytes // 4)
 
     def new_writer(self, share_bytes: int) -> Writer:
@@ -249,7 +249,7 @@ class WritingBench:
                 granted = self._in_ring(granted)
             self.lent[self._numbers] = Lent(granted, offset)
             grants.append(granted)
-        kind = ObjectTooLarge if sizes[0] > self._places.capacity_bytes else StoreFull
+        kind = ObjectTooLarge if sizes[0] > self._places.holes.capacity_bytes else StoreFull
         error = None if grants else kind(f"no room for {sizes[0]} bytes")
         self.writer.arena.granted(request, grants, error)
 
@@ -318,7 +318,7 @@ class WritingBench:
             return self.refuses[key]
         if self.bench.find(key) is not None:
             return _EXISTED
-        to = offset if self._inbox_fd < 0 else self.bench.ring.allocate(size_bytes)
+        to = offset if self._inbox_fd < 0 else self.bench.allocate(size_bytes)
         if to is None:
             return StoreFull("the ring is full")
         self.bench._spans += 1

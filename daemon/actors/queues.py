@@ -27,8 +27,6 @@ from ..segments import HeldLane, Segments
 
 AT_ONCE: Final = 64
 """Records of one client that are carried out in one turn: 1 to 2 ms."""
-AWAKE, SLEEPS, NAPS = 0, 1, 2
-"""The values of the word `asleep`: no bell is needed; one for each record; only of a client that waits."""
 
 _CHECKSUM: Final = struct.Struct("<Q")
 _TREE: Final = struct.Struct("<I")

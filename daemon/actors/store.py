@@ -23,6 +23,7 @@ from ...ipc import messages
 from ...ipc.declared import handlers
 from ...shm.clock import unix_at_boot_s
 from ...shm.prefix import HEADER_BYTES, MEDIA_BYTES, MEDIA_MAX, TOKEN_BYTES, PrefixRecord
+from ...shm.records import AWAKE, NAPS, SLEEPS
 from ..claims.claims import NOBODY
 from ..config.config import Config
 from ..copier import Copier, InboxCopied
@@ -55,7 +56,7 @@ from .messages import (
 )
 from .pages import Pages
 from .pump import Pump
-from .queues import AWAKE, NAPS, SLEEPS, Queues
+from .queues import Queues
 from .remote import RemoteThreads, Request, remote_turned
 from .store_report import StoreReport
 

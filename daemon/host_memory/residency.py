@@ -86,11 +86,6 @@ class Residency:
         return self._holes.capacity_bytes - self.resident_bytes
 
     @property
-    def pressure_bytes_max(self) -> int | None:
-        """The limit under pressure; None: no limit."""
-        return self._pressure_bytes_max
-
-    @property
     def desired_bytes(self) -> int:
         """The bytes that would be resident if every allocation succeeded."""
         most = min(self._budget.max_bytes, self._holes.capacity_bytes)

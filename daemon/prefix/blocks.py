@@ -23,7 +23,7 @@ from ...shm.keys import generation_of
 from ...shm.layout import NAMESPACE_TAG_BYTES, SPAN_HEADER_BYTES, aligned
 from ...shm.prefix import HEADER_BYTES, RECORD_BYTES_MAX, PrefixRecord, block_key
 from ..store.slots import Slots
-from ..store.table import EDGE, LIVE, VICTIM, RowTable
+from ..store.table import LIVE, VICTIM, RowTable
 from .index import PrefixIndex
 from .trees import CHECKPOINT_TOKENS
 
@@ -199,11 +199,3 @@ class SequenceBlocks:
         at: int = self._table.offsets[row]
         [tree_bytes] = _TREE_BYTES.unpack_from(self._ring, at)
         return at + SPAN_HEADER_BYTES + aligned(tree_bytes)
-
-
-def first_blocks(table: RowTable, namespace: int, begin: int, end: int) -> Array:
-    """The rows of a namespace's first blocks of sequences, published ones only, among the rows [begin, end)."""
-    states = np.frombuffer(table.states, np.uint8)[begin:end]
-    is_first = (table.column("records")[begin:end] != 0) & (table.column("parents")[begin:end] == EDGE)
-    rows = np.flatnonzero(is_first & (states == LIVE) & (table.column("namespaces")[begin:end] == namespace))
-    return rows + begin

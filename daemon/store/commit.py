@@ -56,7 +56,6 @@ _CHECK: Final = Struct("@I")
 _MAGIC: Final = 0x4E415053
 _NEVER: Final = expiry_word(0.0)
 _CHECK_AT: Final = _HEADER.size
-_AFTER_CHECKSUM: Final = SPAN_CHECKSUM_AT + 8
 _AFTER_EXPIRY: Final = SPAN_EXPIRES_AT + 8
 
 

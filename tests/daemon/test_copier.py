@@ -20,7 +20,8 @@ from tensord.daemon.core.events import Moved
 from tensord.errors import BadMessage, BadPrefix, BadTree, Corrupt, LimitReached, SegmentError
 from tensord.shm.copy import checksum_of
 from tensord.shm.layout import SPAN_HEADER_BYTES, SpanHeader
-from tensord.shm.tree import Payload, encode
+from tensord.shm.packed import Packed
+from tensord.shm.packing import pack
 
 from .core.blocks import TREE_BYTES, block
 
@@ -43,7 +44,7 @@ class Desk:
         """The client writes into its inbox."""
         os.pwrite(self.inbox.fd, np.ascontiguousarray(content).tobytes(), offset)
 
-    def part(self, payload: Payload, at: int = SPAN_HEADER_BYTES, client: int = 1) -> InboxCopy:
+    def part(self, payload: Packed, at: int = SPAN_HEADER_BYTES, client: int = 1) -> InboxCopy:
         """The copy of a payload that the client has written at an offset."""
         content = written(payload)
         self.write(at, content)
@@ -74,13 +75,13 @@ def desk() -> Iterator[Desk]:
     made.inbox.close()
 
 
-def payload_of(size: int) -> Payload:
-    return encode(np.arange(size, dtype=np.uint64))
+def payload_of(size: int) -> Packed:
+    return pack(np.arange(size, dtype=np.uint64))
 
 
-def written(payload: Payload) -> Any:
+def written(payload: Packed) -> Any:
     content = np.empty(payload.payload_bytes, np.uint8)
-    payload.write_into(content)
+    payload.write(content.data, 0)
     return content
 
 
@@ -113,7 +114,7 @@ def test_a_tree_or_a_record_that_is_none_is_refused(desk: Desk) -> None:
 
 def test_the_key_of_a_block_is_the_digest_of_its_record(desk: Desk) -> None:
     put = block([1, 2])
-    payload = encode({"record": np.frombuffer(put.packed, np.uint8)})
+    payload = pack({"record": np.frombuffer(put.packed, np.uint8)})
     part = replace(desk.part(payload), key=put.key, prefix_bytes=len(put.packed))
     assert desk.copier.copy_now(part).error is None
     assert part.tree_bytes >= TREE_BYTES
@@ -131,7 +132,7 @@ LARGE_TREES = {
 def test_a_large_tree_is_read_by_the_worker_which_rests_meanwhile(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     rests: list[int] = []
     monkeypatch.setattr(copier, "_rest", lambda: rests.append(1))
-    payload = encode(LARGE_TREES[case])
+    payload = pack(LARGE_TREES[case])
     assert payload.payload_bytes <= copier.SMALL_BYTES
     desk = Desk(ring_bytes=1 << 18)
     part = desk.part(payload)

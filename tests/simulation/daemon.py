@@ -17,7 +17,7 @@ import xxhash
 
 from tensord.client.core.lease import lease_over
 from tensord.daemon.actors.lanes import LaneJobs
-from tensord.daemon.actors.queues import AWAKE, NAPS, SLEEPS, Queues
+from tensord.daemon.actors.queues import Queues
 from tensord.daemon.actors.remote import RemoteThreads, Request
 from tensord.daemon.copier import Copier, CopyJob, InboxCopied, InboxCopy
 from tensord.daemon.core import effects, events
@@ -35,6 +35,7 @@ from tensord.shm import segments
 from tensord.shm.layout import SPAN_HEADER_BYTES
 from tensord.shm.prefix import PrefixRecord
 from tensord.shm.recipe import recipe
+from tensord.shm.records import AWAKE, NAPS, SLEEPS
 
 from .payloads import TAGS, number_of, version_of
 from .settings import Settings

@@ -26,8 +26,7 @@ from tensord.client.writing.reservation import Commit, Reservation
 from tensord.errors import DaemonUnavailable, LimitReached, ObjectTooLarge, TensordError, TimedOut
 from tensord.ipc import messages
 from tensord.ipc.schema import ClientLimits
-from tensord.shm.lanes import Lane
-from tensord.shm.layout import LANE_WORDS
+from tensord.shm.lanes import VIEW_WORDS, Lane
 from tensord.shm.packing import pack
 
 from .payloads import ALL, TAGS, array_of, at, before, block_of, is_block, payload, to_fill, version_of
@@ -362,7 +361,7 @@ class Process:
                 child.held.append(held.inherited())
         for lane in own.values():
             lane.suspend()
-            if lane.in_use_by_views > LANE_WORDS - self.world.lane_words:
+            if lane.in_use_by_views > VIEW_WORDS - self.world.lane_words:
                 lane.freeze()
             lane.resume()
             del lane.free[: -self.world.lane_words]

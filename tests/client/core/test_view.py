@@ -444,7 +444,7 @@ class Readers(RuleBasedStateMachine):
         for number in list(self.stored):
             self.bench.evict(key(number))
         self.bench.reclaim()
-        assert self.bench.ring.used_bytes == 0
+        assert self.bench.holes.total_bytes == self.bench.holes.capacity_bytes
         assert self.view.lane.in_use == 0
         with self.bench:
             pass

@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 from tensord.client.writing.put import CHECKED_BYTES_MAX
 from tensord.errors import ObjectTooLarge, StoreFull, TensordError, TimedOut, UnsupportedLeaf
 from tensord.shm import unshared
-from tensord.shm.layout import QUEUE_RECORDS, SPAN_HEADER_BYTES
+from tensord.shm.layout import SPAN_HEADER_BYTES
 from tensord.shm.packed import Packed, write
-from tensord.shm.tree import encode
+from tensord.shm.packing import pack
+from tensord.shm.records import QUEUE_RECORDS
 
 from ...daemon_process import PATIENCE_S, until
 from ...interruptions import interrupt
@@ -70,7 +71,7 @@ def test_the_record_says_what_was_put() -> None:
         assert first[0] == 1 and first[1] == key(1)
         assert first[4] == xxhash.xxh3_64_intdigest(memory.data)
         assert first[5:9] == (6, key(2), 2.5, 9.0)
-        assert first[10:] == (len(encode(array).header), 5, 8, 3, 0)
+        assert first[10:] == (len(pack(array).header), 5, 8, 3, 0)
         assert [first[9], second[9]] == [1, 3]
         assert second[4] == 0, "the daemon sums large payloads"
 
@@ -230,7 +231,7 @@ def test_a_lost_connection_ends_every_put_and_the_next_one_starts_anew() -> None
             begun.set()
             return sent
 
-        bench.ask_for_grants = asked  # type: ignore[method-assign]
+        bench.ask_for_grants = asked  # type: ignore[method-assign, assignment]
         thread = Thread(target=lambda: waiting.append(bench.put(key(2), np.zeros(99_999), soon())))
         thread.start()
         assert begun.wait(PATIENCE_S)

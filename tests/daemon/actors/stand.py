@@ -35,8 +35,8 @@ from tensord.daemon.segments import Segments
 from tensord.ipc import messages
 from tensord.ipc.peer import Peer
 from tensord.shm.layout import LANE_BYTES, QUEUE_AT, SPAN_HEADER_BYTES, span_bytes
+from tensord.shm.packing import pack
 from tensord.shm.records import NO_KEY, SUBMITTED_AT, Submissions
-from tensord.shm.tree import encode
 
 from ...memory_bench import key
 
@@ -112,7 +112,7 @@ class Client:
         grant, offset = place[:2]
         start, size = offset + SPAN_HEADER_BYTES, payload.payload_bytes
         into = self._memory.ring if self.written is None else np.frombuffer(mmap(self.written.fd, 0), np.uint8)
-        payload.write_into(into[start : start + size])
+        payload.write(into.data, start)
         fields = key(number), offset, size, 1, 0, NO_KEY, 0.0, 0.0, grant, len(payload.header), tokens, 0, 0, 0
         record = self.queue.add(*fields)
         assert record
@@ -132,7 +132,7 @@ class ActorStand:
     def __init__(self, config: Config, memory: Segments, store: Store, actor: StoreActor) -> None:
         self.config, self.memory, self.store, self.actor = config, memory, store, actor
         self._clients = 0
-        self.payload = encode(np.zeros(4, np.uint8))
+        self.payload = pack(np.zeros(4, np.uint8))
         """What `fill` puts."""
 
     def client(self) -> Client:

@@ -12,7 +12,7 @@ from tensord.daemon.actors.messages import HangUp, Requested
 from tensord.daemon.room import ways
 from tensord.daemon.store import spans
 from tensord.ipc import messages
-from tensord.shm.tree import encode
+from tensord.shm.packing import pack
 
 from ...memory_bench import key
 from .stand import serving
@@ -73,7 +73,7 @@ def test_what_a_client_has_put_before_a_request_is_stored_before_its_answer(thro
         async with serving() as stand:
             client = stand.client()
             await client.attach(Inbox(stand.memory.superblock.ring_bytes) if through == "inbox" else None)
-            large = encode(np.zeros(100_000, np.uint8))
+            large = pack(np.zeros(100_000, np.uint8))
             for number in range(20):
                 (place,) = await client.places([large.payload_bytes])
                 client.put(number, place, large)

@@ -9,7 +9,7 @@ from random import Random
 import numpy as np
 import pytest
 
-from tensord.daemon.prefix.blocks import PATH_MAX, SequenceBlocks, first_blocks
+from tensord.daemon.prefix.blocks import PATH_MAX, SequenceBlocks
 from tensord.daemon.prefix.snapshots import LOOKS_MAX
 from tensord.daemon.prefix.trees import LAYOUTS_MAX
 from tensord.daemon.store.commit import BAD_BLOCK, NO_PARENT
@@ -274,18 +274,6 @@ def test_a_child_of_a_block_that_is_not_rebuilt_yet_is_stored_unless_too_many_ar
     new.put([*long, 5])
     assert new.offset([*long, 5, 6]) == len(long) + 1
     new.check()
-
-
-def test_first_blocks_are_those_of_a_namespace_without_parents() -> None:
-    stand = SequenceStore()
-    heads = [stand.row(stand.put([head] * 40).blocks[0]) for head in range(5)]
-    stand.put([7] * 20, tag=b"another!")
-    stand.store.put(key_of(1), 64)
-    stand.store.spans.hide([row := stand.row(stand.put([9] * 5).blocks[0])], "capacity")
-    namespace = stand.store.tenants.number_of[TAG]
-    table = stand.store.table
-    found = first_blocks(table, namespace, 0, 8).tolist() + first_blocks(table, namespace, 8, 1 << 11).tolist()
-    assert found == sorted(heads) and row not in found
 
 
 def test_a_block_takes_at_most_120_bytes_of_the_index() -> None:

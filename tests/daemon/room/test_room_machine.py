@@ -48,7 +48,7 @@ class RoomMachine(RuleBasedStateMachine):
         size = data.draw(st.sampled_from(fits))
         self.numbers += 1
         parent = NO_KEY
-        if len(self.store.table.by_key) and data.draw(st.booleans()):
+        if data.draw(st.booleans()) and self.store.table.by_key:
             parent = data.draw(st.sampled_from(sorted(self.store.table.by_key)))
         key = key_of(self.numbers)
         if self.store.write(grant, key, size, client, tokens=data.draw(st.integers(0, 20)), parent=parent):
