@@ -49,15 +49,11 @@ def forked_under_a_lease(client: tensord.Client) -> None:
 
 
 def with_place(client: tensord.Client, size_bytes: int) -> None:
-    """Puts until there is a place for one put more."""
-    numbers = iter(range(200, 300))
-
-    def has_place() -> bool:
-        assert client.put(key(next(numbers)), payload(0, size_bytes), wait=True).state == "stored"
-        writer = client.link.puts.writer
-        return writer is not None and writer.arena.left_bytes > size_bytes
-
-    until(has_place, "a place")
+    """Puts, and waits until there is a place for one put more."""
+    assert client.put(key(200), payload(0, size_bytes), wait=True).state == "stored"
+    writer = client.link.puts.writer
+    assert writer is not None
+    until(lambda: writer.arena.left_bytes > size_bytes, "a place")
 
 
 def puts(client: tensord.Client) -> Any:
