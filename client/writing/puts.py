@@ -50,7 +50,7 @@ ENDING: Final = "the interpreter ends, and no thread takes the daemon's answer: 
 WENT: Final = "the daemon went away before it acknowledged the payload"
 OPEN_S: Final = 5.0
 """Seconds that the daemon has to open the ring for writing, or an inbox."""
-SHARE: Final = 256
+SHARE: Final = 64
 """One request asks for at most this part of the ring."""
 _TOLD_MAX: Final = 1024
 _log = logging.getLogger("tensord")

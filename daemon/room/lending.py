@@ -39,7 +39,7 @@ from . import refusals
 from .runway import Runway
 from .shares import OwnerShares
 
-CLIENT_SHARE: Final = 256
+CLIENT_SHARE: Final = 64
 BUSY_SHARE: Final = 8
 ALL_SHARE: Final = 32
 LEAST_BYTES: Final = span_bytes(1)
