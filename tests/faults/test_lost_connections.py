@@ -26,7 +26,8 @@ LARGE_BYTES, SMALL_BYTES = MIB, 64 << 10
 
 @pytest.fixture(params=["owner", "off"])
 def one(request: pytest.FixtureRequest) -> Iterator[Daemon]:
-    with Daemon(ring_bytes=64 * MIB, policy="lru", write_in_place=request.param) as running:
+    # A place ahead of need is at most 1/32 of the ring with all others.
+    with Daemon(ring_bytes=128 * MIB, policy="lru", write_in_place=request.param) as running:
         yield running.start()
 
 
