@@ -14,7 +14,7 @@ from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from copy import copy
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from ...errors import TensordError, TimedOut, without_frames
 from ...ipc import messages
@@ -22,16 +22,19 @@ from .listeners import Connected
 from .silence import Silence
 from .waiting import LockFuture, let_greenlets_run
 
+OPTIONAL: Final = (messages.RequestClaim, messages.OpenRing, messages.OpenInbox)
+"""Requests without whose answer the value is computed, or nothing is stored."""
+
 
 class PendingRequest(LockFuture):
     """A request that waits for its answer.
 
     `waits`: true once the daemon answered "wait": another client computes the key, and a second answer follows.
-    `expected_at`: when that client expects to have stored the key, by time.monotonic; 0 if unknown. `claims`: whether
-    it asks for a claim, so that its caller can do without an answer.
+    `expected_at`: when that client expects to have stored the key, by time.monotonic; 0 if unknown. `optional`: its
+    caller can do without an answer, and does so once the daemon is away.
     """
 
-    claims = False
+    optional = False
     waits = False
     expected_at = 0.0
 
@@ -71,7 +74,7 @@ class Answers:
             answer.add_done_callback(then)
         self.pending[number] = answer
         message = make(number)
-        answer.claims = isinstance(message, messages.RequestClaim)
+        answer.optional = isinstance(message, OPTIONAL)
         try:
             self._send(message, fds=fds, timeout_s=timeout_s, connected=connected)
         except TensordError as error:
@@ -132,10 +135,11 @@ class Answers:
             waiting.expected_at = time.monotonic() + message.lasts_s if message.lasts_s else 0.0
             waiting.waits = True
 
-    def fail_claims(self, error: TensordError) -> None:
-        """Fails the requests for claims. A claim that is granted after all is given back."""
+    def fail_optional(self, error: TensordError) -> None:
+        """Fails the requests whose callers can do without an answer. A claim that is granted after all is given back.
+        """
         for number, answer in list(self.pending.items()):
-            if answer.claims and self.take(number) is not None:
+            if answer.optional and self.take(number) is not None:
                 settle(answer, error=copy(error))
 
     def fail_all(self, error: TensordError) -> None:

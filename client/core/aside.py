@@ -23,7 +23,7 @@ from queue import Empty
 from typing import Any, Final, TypeVar
 
 from ...errors import DaemonUnavailable, ProcessLimit
-from .waiting import SimpleQueue
+from .waiting import SimpleQueue, queues_serve
 
 Result = TypeVar("Result")
 _IDLE_MAX: Final = 2
@@ -123,7 +123,7 @@ def _have_threads() -> None:
     if _tasks.qsize() <= _idle:
         return
     try:
-        _thread.start_new_thread(_begin, ())
+        _thread.start_new_thread(_begin if queues_serve() else _do_all, ())
     except (RuntimeError, MemoryError):
         # The interpreter starts no more threads, for example while it exits.
         _do_all()

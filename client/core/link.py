@@ -378,7 +378,7 @@ class Link:
         """The daemon has ceased to answer: as without a daemon. Or it answers again."""
         self.error = self.silence.error() if self.silence.away else None
         if self.error is not None:
-            self.answers.fail_claims(self.error)
+            self.answers.fail_optional(self.error)
         self.puts.silent(self.error)
         self.attachment.tell()
 

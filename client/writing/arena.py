@@ -191,6 +191,7 @@ class Arena:
         if self.ended is not None:
             return
         self._memory.tidy()
+        lent: list[tuple[int, int, Grant]] = []
         for each in grants:
             end = each.offset + each.size_bytes
             grant = Grant(each.number, each.offset, end, None)
@@ -205,9 +206,10 @@ class Arena:
                     "put fewer payloads at once"
                 )
             if grant.pin is not None:
-                with self._lock:
-                    insort(self._grants, (each.size_bytes, each.number, grant))
+                lent.append((each.size_bytes, each.number, grant))
         with self._lock:
+            for place in lent:
+                insort(self._grants, place)
             # Counted anew: an exception of a signal handler may have come between two steps of `take`.
             self._left_bytes = sum(left_bytes for left_bytes, _, _ in self._grants)
             self._low_bytes = self._left_bytes // 2

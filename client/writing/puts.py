@@ -330,8 +330,10 @@ class Puts:
         timeout_s: float,
         fds: tuple[int, ...] = (),
     ) -> Any:
-        asked = self._link.ask(make, timeout_s, connected=attached.channel, fds=fds)
-        return self._link.answers.wait(asked, timeout_s)
+        # Not kept: a refusal has this frame in its traceback, and would find itself from there.
+        return self._link.answers.wait(
+            self._link.ask(make, timeout_s, connected=attached.channel, fds=fds), timeout_s
+        )
 
     def _current(self) -> PutAttachment:
         attached = self._attached

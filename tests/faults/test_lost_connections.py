@@ -26,7 +26,8 @@ LARGE_BYTES, SMALL_BYTES = MIB, 64 << 10
 
 @pytest.fixture(params=["owner", "off"])
 def one(request: pytest.FixtureRequest) -> Iterator[Daemon]:
-    with Daemon(ring_bytes=64 * MIB, policy="lru", write_in_place=request.param) as running:
+    # A place ahead of need is at most 1/32 of the ring with all others.
+    with Daemon(ring_bytes=128 * MIB, policy="lru", write_in_place=request.param) as running:
         yield running.start()
 
 
@@ -49,15 +50,11 @@ def forked_under_a_lease(client: tensord.Client) -> None:
 
 
 def with_place(client: tensord.Client, size_bytes: int) -> None:
-    """Puts until there is a place for one put more."""
-    numbers = iter(range(200, 300))
-
-    def has_place() -> bool:
-        assert client.put(key(next(numbers)), payload(0, size_bytes), wait=True).state == "stored"
-        writer = client.link.puts.writer
-        return writer is not None and writer.arena.left_bytes > size_bytes
-
-    until(has_place, "a place")
+    """Puts, and waits until there is a place for one put more."""
+    assert client.put(key(200), payload(0, size_bytes), wait=True).state == "stored"
+    writer = client.link.puts.writer
+    assert writer is not None
+    until(lambda: writer.arena.left_bytes > size_bytes, "a place")
 
 
 def puts(client: tensord.Client) -> Any:
