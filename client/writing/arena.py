@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from itertools import islice
-from threading import Lock
+from threading import RLock
 from typing import Final
 from weakref import ref
 
@@ -69,7 +69,8 @@ class Arena:
                 place, unless that place is larger.
         """
         self._memory, self._wire, self._share_bytes = memory, wire, share_bytes
-        self._lock = Lock()
+        # Reentrant: a signal handler may close the client.
+        self._lock = RLock()
         self._grants: list[tuple[int, int, Grant]] = []
         """(bytes left, number, grant), in ascending order."""
         self._left_bytes = 0

@@ -331,9 +331,7 @@ class Puts:
         fds: tuple[int, ...] = (),
     ) -> Any:
         # Not kept: a refusal has this frame in its traceback, and would find itself from there.
-        return self._link.answers.wait(
-            self._link.ask(make, timeout_s, connected=attached.channel, fds=fds), timeout_s
-        )
+        return self._link.answers.wait(self._link.ask(make, timeout_s, connected=attached.channel, fds=fds), timeout_s)
 
     def _current(self) -> PutAttachment:
         attached = self._attached

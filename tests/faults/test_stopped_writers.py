@@ -7,7 +7,6 @@ import signal
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import pytest

@@ -212,9 +212,7 @@ def test_over_lanes_max_a_new_client_is_refused_and_a_client_with_a_lane_may_att
 def test_an_inbox_larger_than_ring_and_query_is_refused_and_a_later_one_takes_an_earlier_ones_place() -> None:
     with Daemon() as daemon, undisturbed(daemon.start()), RawClient(daemon.socket) as raw:
         most = 16 * MIB + PREFIX_BYTES_MAX
-        with pytest.raises(
-            LimitReached, match=f"{most + 4096} bytes; the ring and the longest .* {most}"
-        ):
+        with pytest.raises(LimitReached, match=f"{most + 4096} bytes; the ring and the longest .* {most}"):
             raw.open_inbox(most + 4096)
         for _ in range(2):
             raw.open_inbox(MIB)

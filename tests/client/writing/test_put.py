@@ -17,10 +17,9 @@ from hypothesis import strategies as st
 from tensord.client.writing.put import CHECKED_BYTES_MAX
 from tensord.errors import ObjectTooLarge, StoreFull, TensordError, TimedOut, UnsupportedLeaf
 from tensord.shm import unshared
-from tensord.shm.layout import SPAN_HEADER_BYTES
+from tensord.shm.layout import QUEUE_RECORDS, SPAN_HEADER_BYTES
 from tensord.shm.packed import Packed, write
 from tensord.shm.packing import pack
-from tensord.shm.records import QUEUE_RECORDS
 
 from ...daemon_process import PATIENCE_S, until
 from ...interruptions import interrupt
@@ -231,7 +230,7 @@ def test_a_lost_connection_ends_every_put_and_the_next_one_starts_anew() -> None
             begun.set()
             return sent
 
-        bench.ask_for_grants = asked  # type: ignore[method-assign, assignment]
+        bench.ask_for_grants = asked  # type: ignore[method-assign]
         thread = Thread(target=lambda: waiting.append(bench.put(key(2), np.zeros(99_999), soon())))
         thread.start()
         assert begun.wait(PATIENCE_S)
