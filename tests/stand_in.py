@@ -267,7 +267,7 @@ class StandIn:
                 self.bench.free(offset)
 
     def _take(self, each: Attachment) -> None:
-        if each.queue is None:
+        if each.queue is None or not self.takes:
             return
         while (taken := each.queue.take()) is not None:
             for record in RECORD.iter_unpack(taken):
