@@ -75,7 +75,7 @@ def test_under_pressure_every_request_is_refused_also_those_that_wait() -> None:
 
 def test_a_client_has_a_share_ahead_of_need_and_another_for_puts_that_wait() -> None:
     store = RoomStore(1 << 20, buckets=256)
-    # 1/256 of the ring: three places; 1/32: 26; 1/8: 104.
+    # 1/64 of the ring: 13 places; 1/32: 26; 1/8: 104.
     for _ in range(40):
         store.ask([SIZE] * 10, ahead=True)
     assert store.grants.lent_bytes <= store.ring_bytes // lending.ALL_SHARE
