@@ -70,7 +70,8 @@ def test_a_client_that_borrows_places_and_writes_nothing_keeps_few_of_them(daemo
         for number in range(64):
             raw.channel.send(messages.AskForGrants(100 + number, [span_bytes(60_000)]), timeout_s=PATIENCE_S)
         daemon.until(lambda status: status["store"]["grants_waiting"] > 50, "most requests to wait")
-        assert daemon.store("lent_bytes") < RING_BYTES // 16
+        # 1/8 of the ring, a place, and what the other client has ahead of need.
+        assert daemon.store("lent_bytes") < RING_BYTES // 6
         assert other.put(key(99), payload(99, 60_000), wait=True).state == "stored"
         assert daemon.store("entries") == 51
     daemon.until(lambda status: status["store"]["grants_waiting"] == 0, "them to end with their client")

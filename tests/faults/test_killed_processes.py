@@ -16,7 +16,7 @@ from tensord.errors import DaemonUnavailable
 
 from ..daemon_process import MIB, PATIENCE_S, Daemon, until
 from ..processes import Child, Stage
-from .payloads import Words, is_payload, key, lap, payload
+from .payloads import Words, is_payload, key, lap, payload, with_place
 from .raw import RawClient
 
 RING_BYTES = 4 * MIB
@@ -283,10 +283,10 @@ def test_puts_wholly_sent_before_a_clean_stop_are_there_afterwards(small: Daemon
 @pytest.mark.parametrize("write_in_place", ["owner", "off"])
 @pytest.mark.parametrize("size_bytes", [64 << 10, 3 * MIB])
 def test_a_put_that_the_daemon_died_of_is_lost_and_says_so(write_in_place: str, size_bytes: int) -> None:
-    with Daemon(ring_bytes=2 * RING_BYTES, policy="lru", write_in_place=write_in_place) as daemon:
+    # Ahead of need a client has at most 1/64 of the ring.
+    with Daemon(ring_bytes=256 * size_bytes, policy="lru", write_in_place=write_in_place) as daemon:
         client = daemon.start().client()
-        assert client.put(key(9), payload(9, size_bytes), wait=True).state == "stored"
-        until(lambda: client.link.puts.writer.arena.left_bytes > size_bytes, "a place for the next put")  # type: ignore[union-attr]
+        with_place(client, 9, size_bytes)
         daemon.pause()
         put = client.put(key(2), payload(2, size_bytes))
         assert put.state == "sent"

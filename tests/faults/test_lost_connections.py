@@ -18,7 +18,7 @@ import tensord
 
 from ..daemon_process import MIB, PATIENCE_S, Daemon, until
 from ..processes import Child, Stage
-from .payloads import Words, is_payload, key, payload
+from .payloads import Words, is_payload, key, payload, with_place
 
 FIRST, SECOND = 1, 2
 LARGE_BYTES, SMALL_BYTES = MIB, 64 << 10
@@ -26,8 +26,8 @@ LARGE_BYTES, SMALL_BYTES = MIB, 64 << 10
 
 @pytest.fixture(params=["owner", "off"])
 def one(request: pytest.FixtureRequest) -> Iterator[Daemon]:
-    # A place ahead of need is at most 1/32 of the ring with all others.
-    with Daemon(ring_bytes=128 * MIB, policy="lru", write_in_place=request.param) as running:
+    # Ahead of need a client has at most 1/64 of the ring: here four of the large places.
+    with Daemon(ring_bytes=256 * MIB, policy="lru", write_in_place=request.param) as running:
         yield running.start()
 
 
@@ -47,14 +47,6 @@ def forked_under_a_lease(client: tensord.Client) -> None:
         os._exit(0)
     os.waitpid(forked, 0)
     until(lambda: client._link.attachment.channel is not channel, "the client to notice")
-
-
-def with_place(client: tensord.Client, size_bytes: int) -> None:
-    """Puts, and waits until there is a place for one put more."""
-    assert client.put(key(200), payload(0, size_bytes), wait=True).state == "stored"
-    writer = client.link.puts.writer
-    assert writer is not None
-    until(lambda: writer.arena.left_bytes > size_bytes, "a place")
 
 
 def puts(client: tensord.Client) -> Any:
@@ -82,7 +74,7 @@ def stands_still(
     """Puts while the daemon stands still; the connection ends; something else is written."""
     client = tensord.Client(path, timeout_s=PATIENCE_S)
     assert client.put(key(100), payload(100), wait=True).state == "stored"
-    with_place(client, size_bytes)
+    with_place(client, 200, size_bytes)
     lease = client.get(key(100))
     stage.tell("attached")
     stage.hear()
@@ -166,7 +158,7 @@ def test_connections_that_are_lost_again_and_again_leave_no_inbox_behind(one: Da
 @pytest.mark.parametrize("size_bytes", [SMALL_BYTES, LARGE_BYTES], ids=["small", "large"])
 def test_a_clean_stop_carries_out_and_answers_what_has_wholly_arrived(one: Daemon, size_bytes: int) -> None:
     client = one.client(timeout_s=PATIENCE_S)
-    with_place(client, size_bytes)
+    with_place(client, 200, size_bytes)
     one.pause()
     # The daemon finds the signal and the put at once.
     put = client.put(key(FIRST), payload(FIRST, size_bytes))

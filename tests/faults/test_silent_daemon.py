@@ -23,7 +23,7 @@ from tensord.errors import DaemonUnavailable, TimedOut
 
 from ..daemon_process import PATIENCE_S, Daemon, until
 from ..processes import Child, Stage
-from .payloads import is_payload, key, payload
+from .payloads import is_payload, key, payload, with_place
 
 FOR_EVER_S = 1e6
 NAMESPACE = tensord.Namespace(model="m", revision="r", dtype="f", processor="p")
@@ -118,8 +118,7 @@ def test_puts_from_before_are_stored_and_no_claim_is_left(daemon: Daemon) -> Non
     client = daemon.client(timeout_s=FOR_EVER_S)
     held = client.claim(key(2))
     held.answer.result(PATIENCE_S)
-    for number in range(10, 20):
-        assert client.put(key(number), payload(number), wait=True).state == "stored"
+    with_place(client, 10)
     with stopped(daemon):
         put = client.put(key(1), payload(1))
         left_without_an_answer(client, 3)
