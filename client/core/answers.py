@@ -136,7 +136,8 @@ class Answers:
             waiting.waits = True
 
     def fail_optional(self, error: TensordError) -> None:
-        """Fails the requests whose callers can do without an answer. A claim that is granted after all is given back."""
+        """Fails the requests whose callers can do without an answer. A claim that is granted all the same is given
+        back."""
         for number, answer in list(self.pending.items()):
             if answer.optional and self.take(number) is not None:
                 settle(answer, error=copy(error))
