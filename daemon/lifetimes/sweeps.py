@@ -160,12 +160,16 @@ class Sweeps:
 
     def _within(self, tag: bytes | None) -> Select:
         """Selects the entries of a namespace, victims included; of any, without a tag."""
-        name = None if tag is None else self._tenants.number_of.get(tag, -1)
+        number_of = self._tenants.number_of
+        name = -1 if tag is None else number_of.get(tag, -1)
 
         def within(rows: Array | slice) -> Array:
             states = self._states[rows]
             stored: Array = (states == LIVE) | (states == VICTIM)
-            return stored if name is None else stored & (self._names[rows] == name)
+            if tag is not None:
+                # Its last entry may have ended meanwhile, and the number be another namespace's.
+                stored &= self._names[rows] == (name if number_of.get(tag) == name else -1)
+            return stored
 
         return within
 

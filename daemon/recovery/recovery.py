@@ -242,6 +242,7 @@ class Recovery:
             tenants.total_entries += len(rows)
             tenants.total_tokens += int(tokens.sum())
             yield
+        tenants.counted()
 
     def _tell_policy(self) -> Iterator[None]:
         """The orders of puts and of last uses."""

@@ -85,7 +85,7 @@ class StatusReport:
             "unstorable": self.unstorable.rows(now),
             "pins": len(pins),
             "pinned_bytes": pins.pinned_bytes,
-            "namespaces": sum(count > 0 for count in self.tenants.entries),
+            "namespaces": len(self.tenants.entries) - self.tenants.entries.count(0),
             "sweeps": len(self.lifetimes.sweeps),
             "window_bytes": self.policy.window_bytes,
             "hit_ratios": self.hits.as_dict(now),

@@ -224,9 +224,6 @@ class Commits:
                     self._give_up(row)
                     continue
                 tag = key[:8]
-                ns = tags.get(tag)
-                if ns is None:
-                    ns = self._tenants.add(tag)
                 first, second, _ = hashes(key)
                 first &= mask
                 second &= mask
@@ -304,6 +301,9 @@ class Commits:
                 slot_of[row] = bucket * 8 + cell
                 payloads[row], tokens_of[row], costs[row] = payload, tokens, cost
                 digests[row] = words[at + 3]
+                ns = tags.get(tag)
+                if ns is None:
+                    ns = self._tenants.add(tag)
                 names[row] = ns
                 agents[row] = numbers[agent] if agent in numbers else self._agents.number(agent)
                 ns_entries[ns] += 1

@@ -61,8 +61,8 @@ _COLUMNS: Final = {
     "firsts": "u4",  # the newest child, and its neighbours in the list of children (families)
     "olders": "u4",
     "newers": "u4",
+    "namespaces": "u4",
     "records": "u4",  # bytes of the block's record; 0: no block
-    "namespaces": "u2",
     "owners": "u2",
     "agents": "u2",
     "depths": "u2",
