@@ -31,8 +31,9 @@ from ...shm.records import WAITS_AT
 from ..core.fields import check_timeout
 from .connection import Wire
 
-LOOKS: Final = 40
-"""How often a wait looks before it sleeps, which takes a few microseconds. More do not help on a busy machine."""
+LOOK_S: Final = 0.00015
+"""How long a wait looks before it sleeps: a daemon that is awake has carried a put out by then, and waking this thread
+takes as long."""
 OWN_WAIT_S: Final = 0.05
 _NO_EPOCH: Final = memoryview(bytes(8)).cast("Q")
 
@@ -187,9 +188,10 @@ class Outcomes:
             False if that did not happen by `deadline`, in seconds of `time.monotonic()`, or the connection ended.
         """
         settled, lane = self._settled, self._lane
-        for _ in range(LOOKS):
-            if settled[lane] >= number:
-                break
+        if settled[lane] < number:
+            until = time.monotonic() + LOOK_S
+            while settled[lane] < number and time.monotonic() < until:
+                pass
         if self._is_done(number, outcome):
             return True
         try:

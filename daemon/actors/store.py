@@ -63,6 +63,9 @@ from .store_report import StoreReport
 TIMERS_S: Final = 0.002
 """A busy actor looks at its timers this often. The shortest of them last for tens of milliseconds."""
 
+LOOK_S: Final = 0.0002
+"""How long the actor looks for further records before it rests: a client that waits for each put has the next one by
+then, and rings no bell, which takes longer than the put."""
 NAP_S: Final = 0.001
 """How long the actor waits for further records before it sleeps: the event loop's timers are no finer."""
 
@@ -107,7 +110,7 @@ class StoreActor:
         store.parts.outbox.is_watched = is_watched
         self._want_requests = want_requests
         self._clients: dict[int, Joined] = {}
-        self._look_at = 0.0
+        self._look_at = self._look_until = 0.0
         self._pump = Pump(self.inbox, self._receive, clock)
         self._lane_room = LaneRoom()
         loop = asyncio.get_running_loop()
@@ -159,7 +162,7 @@ class StoreActor:
             ring=lambda client: self._send(client, Deliver(messages.Settled())),
             hang_up=self._hang_up,
         )
-        self._awake = False
+        self._awake, self._look_until = False, 0.0
         self.scrub: Callable[[list[int]], object] = lambda slots: None
         """Takes the slots of entries without a checksum. Called while there is nothing else to do."""
         self._recovering: Iterator[None] | None = None
@@ -211,9 +214,11 @@ class StoreActor:
             while True:
                 worked = self._queues.turn()
                 self._pump.turn()
-                self._awake |= worked
-                idle_s = self._keep_time(busy=worked or self._pump.busy)
-                if idle_s > 0 and not worked and not self._pump.busy:
+                if worked:
+                    self._awake, self._look_until = True, self._clock() + LOOK_S
+                looks = self._awake and self._clock() < self._look_until
+                idle_s = self._keep_time(busy=looks or self._pump.busy)
+                if idle_s > 0 and not looks and not self._pump.busy:
                     await self._rest(idle_s)
                 else:
                     # The sessions send answers now, before work that may wait, such as counting the uses of matched
