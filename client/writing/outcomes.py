@@ -34,7 +34,7 @@ from .connection import Wire
 LOOKS: Final = 40
 """How often a wait looks before it sleeps, which takes a few microseconds. More do not help on a busy machine."""
 OWN_WAIT_S: Final = 0.05
-"""How long a lookup waits for this client's own put of its key, and a put for an eviction."""
+"""How long a lookup waits for this client's own put of its key."""
 _NO_EPOCH: Final = memoryview(bytes(8)).cast("Q")
 
 PutState: TypeAlias = Literal["sent", "stored", "existed", "refused", "lost"]

@@ -40,7 +40,7 @@ from .connection import Granted
 from .inbox import Inbox
 from .memory import RingMemory, WritableMemory
 from .options import PutOptions
-from .outcomes import OWN_WAIT_S, Outcomes, Put
+from .outcomes import Outcomes, Put
 from .put import PutPayload, Writer, state_for
 from .wire import ChannelWire
 
@@ -102,7 +102,7 @@ class Puts:
                 put.settle(state_for(error), error)
                 return
         if self._evicts:
-            self._after_eviction(put.key)
+            self._after_eviction(put.key, deadline)
         tokens, ttl_s, claim, cost_ms, agent, prefix_bytes, parent = options
         number = self._number(agent) if agent else 0
         lasts_s, token, above = ttl_s or 0.0, claim or 0, parent or NO_KEY
@@ -220,11 +220,11 @@ class Puts:
         if opened is not None:
             opened[1].disown()
 
-    def _after_eviction(self, key: bytes) -> None:
+    def _after_eviction(self, key: bytes, deadline: float) -> None:
         answer = self._evicts.pop(key, None)
         if answer is not None:
             with suppress(TensordError, TimeoutError):
-                answer.result(OWN_WAIT_S)
+                answer.result(max(0.0, deadline - time.monotonic()))
 
     # ---- opening
 
