@@ -35,6 +35,7 @@ LOOK_S: Final = 0.00015
 """How long a wait looks before it sleeps: a daemon that is awake has carried a put out by then, and waking this thread
 takes as long."""
 OWN_WAIT_S: Final = 0.05
+"""How long a lookup waits for this client's own put of its key."""
 _NO_EPOCH: Final = memoryview(bytes(8)).cast("Q")
 
 PutState: TypeAlias = Literal["sent", "stored", "existed", "refused", "lost"]

@@ -19,6 +19,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from contextlib import suppress
 from copy import copy
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -83,6 +85,8 @@ class Puts:
         self.query_lock = threading.RLock()
         """Held from the writing of a query to the daemon's answer."""
         self._told: set[str] = set()
+        self._evicts: dict[bytes, Future[Any]] = {}
+        """Evictions whose answers nobody has waited for yet, by key."""
 
     # ---- threads that put
 
@@ -97,10 +101,18 @@ class Puts:
             except TensordError as error:
                 put.settle(state_for(error), error)
                 return
+        if self._evicts:
+            self._after_eviction(put.key, deadline)
         tokens, ttl_s, claim, cost_ms, agent, prefix_bytes, parent = options
         number = self._number(agent) if agent else 0
         lasts_s, token, above = ttl_s or 0.0, claim or 0, parent or NO_KEY
         writer.put(put, payload, deadline, tokens, lasts_s, token, cost_ms, number, prefix_bytes, above)
+
+    def evicts(self, keys: Iterable[bytes], answer: Future[Any]) -> None:
+        """The daemon was asked to evict entries. It takes records sooner than messages, so a put waits for the answer.
+        """
+        evicts = {key: before for key, before in list(self._evicts.items()) if not before.done()}
+        self._evicts = evicts | dict.fromkeys(keys, answer)
 
     def wait_for_own(self, key: bytes) -> bool:
         """Waits for this client's last put of a key (`Outcomes.wait_for_own`)."""
@@ -207,6 +219,12 @@ class Puts:
         opened = self._opened
         if opened is not None:
             opened[1].disown()
+
+    def _after_eviction(self, key: bytes, deadline: float) -> None:
+        answer = self._evicts.pop(key, None)
+        if answer is not None:
+            with suppress(TensordError, TimeoutError):
+                answer.result(max(0.0, deadline - time.monotonic()))
 
     # ---- opening
 

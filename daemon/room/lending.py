@@ -207,7 +207,7 @@ class Lending:
                 self._refuse(request, error)
             elif not self._may_have(request):
                 if request.ahead:
-                    self._send(request.submitter.client, messages.GrantsLent(request.number, []))
+                    self._send_none(request)
                 else:
                     self._held.append(request)
             elif row := self.runway.places.take(request.sizes[0]):
@@ -215,8 +215,10 @@ class Lending:
             elif self.runway.is_growing and request.sizes[0] <= self._budget.put_bytes_max:
                 # Those behind it may fit before the ring has grown.
                 self._held.append(request)
-            elif self.runway.make_room(request.sizes[0], request.owner, now):
+            elif self.runway.make_room(request.sizes[0], request.owner, now, ahead=request.ahead):
                 return
+            elif request.ahead:
+                self._send_none(request)
             else:
                 self._refuse(request, self._no_room(request))
             self._turns.take()
@@ -226,6 +228,10 @@ class Lending:
 
     def _push(self, request: PlaceRequest) -> None:
         self._turns.push(request.uid, request.submitter.client, request)
+
+    def _send_none(self, request: PlaceRequest) -> None:
+        """The answer to a request ahead of need for which there is no place."""
+        self._send(request.submitter.client, messages.GrantsLent(request.number, []))
 
     def _unfit(self, request: PlaceRequest) -> TensordError | None:
         capacity = self._limits.ring_bytes if self.runway.is_growing else self._holes.capacity_bytes

@@ -122,7 +122,8 @@ class Runway:
             if (over_bytes > 0 or over_entries > 0 or over_tokens > 0) and self._has_drained():
                 self._drained = False
                 owners = self._shares.evictable(places.owner, max(over_bytes, 0))
-                if rows := self._ways.coldest(over_bytes, over_entries, over_tokens, owners):
+                ahead = not self._is_over
+                if rows := self._ways.coldest(over_bytes, over_entries, over_tokens, owners, ahead=ahead):
                     spans.hide(rows, "entries" if over_entries > 0 else "tokens" if over_tokens > 0 else "capacity")
                     self._round_begins()
                 else:
@@ -131,8 +132,9 @@ class Runway:
         if spans.scan_due:
             self.scan()
 
-    def make_room(self, size: int, owner: int, now: float) -> bool:
-        """Goes on making room for the request that waits, for which `take` found none.
+    def make_room(self, size: int, owner: int, now: float, *, ahead: bool = False) -> bool:
+        """Goes on making room for a request for which `take` found none. `ahead`: no put waits for it, and nothing goes
+        for it that was just put.
 
         Returns:
             False if no evictable entry would help: the request is refused.
@@ -142,10 +144,10 @@ class Runway:
             return True
         attempt = self._attempt
         if attempt is None:
-            attempt = self._attempt = Attempt(size, owner)
+            attempt = self._attempt = Attempt(size, owner, ahead)
             self._drained = self.places.keeps = False
             self.places.join()
-        if self.pages is not None and self._wait_for_pages(self.pages, attempt):
+        if self.pages is not None and not ahead and self._wait_for_pages(self.pages, attempt):
             return True
         if attempt.fruitless >= FRUITLESS_MAX or attempt.exchanges >= EXCHANGES_MAX:
             return False

@@ -62,11 +62,12 @@ GAPS_MAX: Final = 4
 
 @dataclass(slots=True)
 class Attempt:
-    """The attempt to make room for the request that waits. `spare_bytes`: evicted so that entries can move.
-    `exchanges`: of pages, for the request."""
+    """The attempt to make room for a request. `ahead`: no put waits for it. `spare_bytes`: evicted so that entries can
+    move. `exchanges`: of pages, for the request."""
 
     size: int
     owner: int
+    ahead: bool = False
     scans: int = 0
     fruitless: int = 0
     plans: int = 0
@@ -103,9 +104,12 @@ class Ways:
         self._stretches = Stretches(table, holes, policy)
         self._time = MovingTime()
 
-    def coldest(self, over_bytes: int, over: int, over_tokens: int, owners: Collection[int] | None) -> list[int]:
-        """The coldest entries, until so much goes with them, at most ROUND_ROWS_MAX. They are handed out."""
-        table, tenants = self._table, self._tenants
+    def coldest(
+        self, over_bytes: int, over: int, over_tokens: int, owners: Collection[int] | None, *, ahead: bool
+    ) -> list[int]:
+        """The coldest entries, until so much goes with them, at most ROUND_ROWS_MAX. They are handed out. `ahead`: for
+        puts that may come, for which nothing goes that was just put."""
+        table, tenants, policy = self._table, self._tenants, self._policy
         found: list[int] = []
         while (over_bytes > 0 or over > 0 or over_tokens > 0) and len(found) < ROUND_ROWS_MAX:
             total = max(tenants.total_entries, 1)
@@ -114,7 +118,12 @@ class Ways:
                 -(-over_bytes * total // max(self._places.used_bytes, 1)),
                 -(-over_tokens * total // max(tenants.total_tokens, 1)),
             )
-            rows = self._policy.victims(min(max(count, 1), ROUND_ROWS_MAX - len(found)), owners)
+            rows = policy.victims(min(max(count, 1), ROUND_ROWS_MAX - len(found)), owners)
+            if ahead and rows and policy.in_window(rows[-1]):
+                # The window comes last: there is nothing else.
+                inside = policy.are_in_window(np.array(rows))
+                policy.may_go(np.array(rows)[inside].tolist(), True)
+                rows = np.array(rows)[~inside].tolist()
             if not rows:
                 break
             if not (rows := self._spans.unpinned(rows)):
@@ -126,7 +135,7 @@ class Ways:
                 int(np.searchsorted(tokens, over_tokens)) + 1 if over_tokens > 0 else 0,
             )
             if needed < len(rows):
-                self._policy.may_go(rows[needed:], True)
+                policy.may_go(rows[needed:], True)
                 rows = rows[:needed]
             found += rows
             over -= len(rows)
@@ -150,18 +159,24 @@ class Ways:
         over_bytes, over = size - self._places.left_bytes, 1 - self._places.left_entries
         if over_bytes > 0 or over > 0:
             more = min(self._places.ahead_bytes, self._holes.capacity_bytes // BATCH_SHARE, BATCH_BYTES_MAX)
-            rows = self.coldest(
-                over_bytes + more if over_bytes > 0 else 0, over + self._places.ahead if over > 0 else 0, 0, owners
-            )
-            return Way(NOTHING, 0, 0, rows, handed=True, reason="entries" if over > 0 else "capacity") if rows else None
-        return self._cheapest_way(attempt, owners, now) or self._way_between_pins(size, owners)
+            reason = "entries" if over > 0 else "capacity"
+            more_bytes, more = more if over_bytes > 0 else 0, self._places.ahead if over > 0 else 0
+            rows = self.coldest(over_bytes + more_bytes, over + more, 0, owners, ahead=True)
+            if not attempt.ahead:
+                over_bytes -= sum(map(self._table.sizes.__getitem__, rows))
+                over -= len(rows)
+                if over_bytes > 0 or over > 0:
+                    rows += self.coldest(over_bytes, over, 0, owners, ahead=False)
+            return Way(NOTHING, 0, 0, rows, handed=True, reason=reason) if rows else None
+        way = self._cheapest_way(attempt, owners, now)
+        return way if way is not None or attempt.ahead else self._way_between_pins(size, owners)
 
     def _cheapest_way(self, attempt: Attempt, owners: Collection[int] | None, now: float) -> Way | None:
         """The cheapest of three ways to get the bytes in one piece (module docstring). While no time is left for moves,
         a stretch is evicted, unless new entries go with it."""
         size, stretches, holes = attempt.size, self._stretches, self._holes
         anchors = self._policy.coldest(ANCHORS_MAX, owners)
-        if not anchors:
+        if not anchors or (attempt.ahead and self._policy.in_window(anchors[0])):
             return None
         may_go = self._evictable(owners)
         window = stretches.to_evict(size, anchors, may_go)
