@@ -28,6 +28,8 @@ AHEAD_SHARE: Final = 64
 LARGE_SHARE: Final = 32
 """Or one place of a size that was asked for, of up to 1/LARGE_SHARE of the ring. For larger ones room is made when
 they are asked for."""
+FULL_SHARE: Final = 16
+"""With less than 1/FULL_SHARE free, a store is full. More than what a round frees."""
 AHEAD_MAX: Final = 256
 """Entries that are kept free."""
 SIZES_MAX: Final = 8
@@ -88,6 +90,14 @@ class FreePlaces:
         table = self._table
         left = self._budget.max_entries - self._tenants.total_entries - self._grants.lent
         return min(left, table.row_mask - table.count)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether there is little more room than is made ahead of requests: what is stored now costs other entries."""
+        limit_bytes = min(self._holes.capacity_bytes, self._budget.put_bytes_max)
+        return (
+            self.left_bytes * FULL_SHARE <= limit_bytes or self.left_entries * FULL_SHARE <= self._budget.max_entries
+        )
 
     def asked(self, sizes: Sequence[int], owner: int) -> None:
         """An owner asks for places of these sizes; so the next round makes as much room again."""

@@ -115,6 +115,7 @@ class Runway:
         """Begins what is due: a round for limits that were lowered or for later requests, and a scan. At the end of
         each event, after the requests were served."""
         spans, places = self._spans, self.places
+        self._commits.evicts = places.is_full
         if spans.scanning:
             return
         if not (spans.scan_due or self.moves or self._vain or self._attempt or self.only_for_requests):
@@ -125,7 +126,7 @@ class Runway:
                 ahead = not self._is_over
                 if rows := self._ways.coldest(over_bytes, over_entries, over_tokens, owners, ahead=ahead):
                     spans.hide(rows, "entries" if over_entries > 0 else "tokens" if over_tokens > 0 else "capacity")
-                    self._round_begins()
+                    places.begin_round()
                 else:
                     self._vain = True
                     self._time_rescan(now, freed=False)
@@ -156,7 +157,7 @@ class Runway:
         way = self._ways.of(attempt, now)
         if way is not None:
             self._go(way)
-            self._round_begins()
+            self.places.begin_round()
         elif attempt.scans:
             return False
         else:
@@ -258,10 +259,6 @@ class Runway:
         if self.is_growing:
             lacking_bytes = 0
         return lacking_bytes, max(tenants.total_entries - budget.max_entries, lacking), over_tokens
-
-    def _round_begins(self) -> None:
-        self.places.begin_round()
-        self._commits.evicts = True
 
     def _has_drained(self) -> bool:
         """Whether the reads until lately are processed; has them processed otherwise."""

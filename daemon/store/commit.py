@@ -130,7 +130,7 @@ class Commits:
         self._replaced = replaced
         self.limits = limits
         self.evicts = False
-        """Whether entries are evicted for what is put. For the caller (`Runway`)."""
+        """Whether other entries go for what is put. Kept by `Runway`."""
         self.stored = 0
         self.stored_bytes = 0
         self.refused: list[tuple[int, int, int, bytes, int, int]] = []

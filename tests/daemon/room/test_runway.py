@@ -257,6 +257,9 @@ def test_only_a_full_store_asks_whether_a_block_is_worth_its_room() -> None:
     assert not store.store(2, 1000, parent=key_of(159))
     assert [each[2] for each in store.commits.refused] == [NOT_WORTH_IT]
     assert store.store(3, 1000), "an entry without a parent is always stored"
+    store.spans.hide([*store.table.by_key.values()], "cleared")
+    store.work()
+    assert store.store(0, 1000) and store.store(1, 1000, parent=key_of(0)), "there is room again"
     store.check_invariants()
 
 
