@@ -47,14 +47,14 @@ from .config.config import Config
 from .config.limits import governor_limits, quota_rules, store_limits, wire_limits
 from .config.sources import log_format
 from .copy_rate import report_memory_rate
-from .core.governor import events as governor_events
-from .core.governor.governor import Governor
-from .core.governor.limits import DEVICES_MAX
 from .core.parts import StoreMemory
 from .core.store import Store
 from .gauges.gauges import open_gauges
 from .gauges.psi import StallTrigger
 from .gauges.source_thread import THREAD_NAME
+from .governor import events as governor_events
+from .governor.governor import Governor
+from .governor.limits import DEVICES_MAX
 from .last_end import LastEnd
 from .process_limits import NO_MEMORY_OR_THREAD, check_descriptors, limit_behind
 from .reports.request_times import RequestTimes

@@ -18,9 +18,9 @@ from ...ipc import messages
 from ...ipc.declared import handlers
 from ..core.effects import Announce, Send
 from ..core.events import AgentsTurned
-from ..core.governor import effects, events
-from ..core.governor.governor import Governor
 from ..core.host_memory import HostHolds, Pressed
+from ..governor import effects, events
+from ..governor.governor import Governor
 from ..logs import logger
 from ..reports.request_times import RequestTimes
 from .mailbox import Mailbox

@@ -33,9 +33,9 @@ from ..core.events import (
     Sought,
     WritesInPlace,
 )
-from ..core.governor import events as governor
 from ..core.host_memory import HostHolds, Pressed
 from ..core.limits import StoreLimits
+from ..governor import events as governor
 from .mailbox import Mailbox
 
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from ...ipc import schema
 from ..claims.quotas import Kind, Quota
-from ..core.governor.limits import GovernorLimits
 from ..core.limits import StoreLimits
+from ..governor.limits import GovernorLimits
 from .config import Config
 
 

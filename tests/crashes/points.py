@@ -117,10 +117,10 @@ DAEMON: Final = {
         "daemon.lifetimes.sweeps:Sweeps.answer",
     ),
     "offload": (
-        "daemon.core.governor.devices:Devices.register",
-        "daemon.core.governor.devices:Devices.sampled",
-        "daemon.core.governor.device_passes:DevicePasses.begin",
-        "daemon.core.governor.devices:Devices.acknowledge",
+        "daemon.devices.devices:Devices.register",
+        "daemon.devices.devices:Devices.sampled",
+        "daemon.devices.course:DevicePasses.begin",
+        "daemon.devices.devices:Devices.acknowledge",
         "daemon.actors.governor:GovernorActor._handle",
     ),
 }

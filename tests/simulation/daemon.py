@@ -21,11 +21,11 @@ from tensord.daemon.actors.queues import Queues
 from tensord.daemon.actors.remote import RemoteThreads, Request
 from tensord.daemon.copier import Copier, CopyJob, InboxCopied, InboxCopy
 from tensord.daemon.core import effects, events
-from tensord.daemon.core.governor import events as governor_events
-from tensord.daemon.core.governor.governor import Governor
 from tensord.daemon.core.host_memory import HostHolds, Pressed
 from tensord.daemon.core.parts import StoreMemory
 from tensord.daemon.core.store import Store
+from tensord.daemon.governor import events as governor_events
+from tensord.daemon.governor.governor import Governor
 from tensord.daemon.segments import Segments
 from tensord.daemon.store.table import FREE
 from tensord.errors import NotEnoughMemory, TensordError

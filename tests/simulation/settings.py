@@ -6,8 +6,8 @@ import random
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from tensord.daemon.core.governor.limits import GovernorLimits
 from tensord.daemon.core.limits import StoreLimits
+from tensord.daemon.governor.limits import GovernorLimits
 from tensord.daemon.replacement import POLICIES
 from tensord.ipc.schema import ClientLimits
 

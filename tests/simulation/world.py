@@ -27,8 +27,8 @@ from tensord.client.core.view import View
 from tensord.client.writing import arena, outcomes, put, puts
 from tensord.client.writing.wire import ChannelWire
 from tensord.daemon import copier
-from tensord.daemon.core.governor.events import FormerDaemonFound
 from tensord.daemon.core.host_memory import Pressed
+from tensord.daemon.governor.events import FormerDaemonFound
 from tensord.daemon.room import lending
 from tensord.errors import Corrupt, TensordError
 from tensord.ipc import messages

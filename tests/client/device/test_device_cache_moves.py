@@ -14,7 +14,7 @@ from tensord.client.device.moves import MoveResult, Moves
 from tensord.client.device.registration import Registration
 from tensord.client.device.upkeep import Upkeep
 from tensord.client.writing.outcomes import Put
-from tensord.daemon.core.governor.events import Sample, Sampled
+from tensord.daemon.governor.events import Sample, Sampled
 from tensord.ipc import messages
 from tensord.ipc.modes import Tier
 from tensord.testing.fake_vram import FakeCard, FakeStream, FakeVram

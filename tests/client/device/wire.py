@@ -16,9 +16,9 @@ from tensord.client.writing.options import PutOptions
 from tensord.client.writing.outcomes import Put
 from tensord.client.writing.put import PutPayload
 from tensord.daemon.core.effects import Send
-from tensord.daemon.core.governor.events import Event, GovernorClientJoined, GovernorClientLeft, GovernorReceived
-from tensord.daemon.core.governor.governor import Governor
-from tensord.daemon.core.governor.limits import GovernorLimits
+from tensord.daemon.governor.events import Event, GovernorClientJoined, GovernorClientLeft, GovernorReceived
+from tensord.daemon.governor.governor import Governor
+from tensord.daemon.governor.limits import GovernorLimits
 from tensord.errors import DaemonUnavailable, TensordError
 from tensord.ipc import messages
 from tensord.shm.recipe import recipe
