@@ -152,10 +152,11 @@ def test_a_full_ring_refuses_pages_and_keeps_those_that_are_held() -> None:
         client = daemon.client()
         held: list[Any] = [client.get(name) for name in rank.storage._keys("kv", hashes)]
         number = 0
-        for size_bytes in (512 << 10, 64 << 10, 8 << 10, 1 << 10):
+        for size_bytes in (512 << 10, 64 << 10, 8 << 10, 1 << 10, 1 << 10):
             while client.put(key := _key(number), np.zeros(size_bytes, np.uint8), wait=True).state == "stored":
                 held.append(client.get(key))
                 number += 1
+            daemon.until(lambda status: not status["store"]["lent_bytes"], "all places to be given back")
         assert all(lease is not None for lease in held)
         assert _soon(lambda: _set(rank)) == [False] * 3
         assert rank.storage.batch_exists(hashes) == 3
