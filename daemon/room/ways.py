@@ -49,6 +49,10 @@ ANCHORS_MAX: Final = 32
 SPARE_SHARE: Final = 50
 """Spare room: some of the coldest entries are evicted instead of warmer ones, so that entries can move. This is done
 while fewer bytes are free than 1.5 times the request's bytes plus 1/SPARE_SHARE of the ring."""
+MANY: Final = 8
+NEAR: Final = 0.1
+"""A place of the size of MANY entries takes the stretch around the coldest entry, if it loses at most this share more than
+as many bytes of the coldest entries are worth."""
 FAR: Final = 1000.0
 """With more free bytes, spare room is made only if the cheapest way would evict entries of more than FAR times the
 worth of the coldest ones. While no time is left for moves, a stretch of at most FAR times that worth is evicted."""
@@ -156,6 +160,8 @@ class Ways:
         size = attempt.size
         if (self._spans.held or self._spans.last_pinned) and self.obstacle(size)[0] is not None:
             return None
+        if (stretch := self._cold_stretch(size, owners)) is not None:
+            return stretch
         over_bytes, over = size - self._places.left_bytes, 1 - self._places.left_entries
         if over_bytes > 0 or over > 0:
             more = min(self._places.ahead_bytes, self._holes.capacity_bytes // BATCH_SHARE, BATCH_BYTES_MAX)
@@ -171,6 +177,19 @@ class Ways:
         way = self._cheapest_way(attempt, owners, now)
         return way if way is not None or attempt.ahead else self._way_between_pins(size, owners)
 
+    def _cold_stretch(self, size: int, owners: Collection[int] | None) -> Way | None:
+        """The stretch around the coldest entry, for a place of many entries' size in a full ring, if its entries are
+        worth little more than the coldest one: as many of the coldest ones would go elsewhere, and others be moved."""
+        tenants, policy, places = self._tenants, self._policy, self._places
+        if not policy.weighs or not places.is_full or size * tenants.total_entries < MANY * places.used_bytes:
+            return None
+        anchors = policy.coldest(1, owners)
+        if not anchors or policy.in_window(anchors[0]) or self._table.records[anchors[0]]:
+            return None
+        found = self._stretches.to_evict(size, anchors, self._evictable(owners))
+        floor = float(policy.worth(anchors)[0])
+        return found if found is not None and _is_near(found.price, NEAR * floor * size) else None
+
     def _cheapest_way(self, attempt: Attempt, owners: Collection[int] | None, now: float) -> Way | None:
         """The cheapest of three ways to get the bytes in one piece (module docstring). While no time is left for moves,
         a stretch is evicted, unless new entries go with it."""
@@ -183,7 +202,7 @@ class Ways:
         if self._table.records[anchors[0]] or attempt.plans >= PLANS_MAX:
             return window
         floor = float(self._policy.worth(anchors[:1])[0])
-        if not self._time.is_left(now) and window is not None and _is_near(window.price, floor * size):
+        if not self._time.is_left(now) and window is not None and _is_near(window.price, FAR * floor * size):
             return window
         if not attempt.scans:
             # An entry in use does not move. A scan shows which entries are in use.
@@ -260,5 +279,6 @@ class Ways:
         return Survey(self._table, self._holes, self._families, held)
 
 
-def _is_near(price: Price, unavoidable: float) -> bool:
-    return price[0] == 0 and price[1] <= FAR * unavoidable
+def _is_near(price: Price, most: float) -> bool:
+    """Whether nothing goes that was just put, and of the others no more worth than this."""
+    return price[0] == 0 and price[1] <= most

@@ -80,6 +80,17 @@ def test_entries_of_many_sizes_are_stored_without_end_and_read_as_they_were_put(
     assert store.counters.moves, "survivors move"
 
 
+def test_a_large_place_takes_neighbours_where_all_entries_are_as_cold() -> None:
+    store = filled(1 << 20, buckets=256, policy="hazard")
+    for number in range(2000, 2010):
+        store.now += 1
+        assert store.store(number, 60_000)
+    gone = sum(store.read(key_of(number)) is None for number in range((1 << 20) // span_bytes(1000)))
+    assert not store.counters.moves
+    assert gone * span_bytes(1000) <= 10 * span_bytes(60_000) + store.ring_bytes // 16
+    store.check_invariants()
+
+
 def test_an_entry_that_moves_keeps_its_row_and_its_readers_keep_its_old_bytes() -> None:
     # An entry between two holes, of which neither is large enough.
     store = RoomStore(16 << 10)
