@@ -178,6 +178,8 @@ class World:
 
         return [
             *(mock.patch.object(module, "time", clock) for module in (arena, outcomes, puts)),
+            # Time passes while a client waits, and not while it looks.
+            mock.patch.object(outcomes, "LOOK_S", 0.0),
             mock.patch.object(ChannelWire, "wait_for_bell", wait_for_bell),
             mock.patch.object(Packed, "write", slowly(Packed.write)),
             mock.patch.object(Whole, "write", slowly(Whole.write)),
