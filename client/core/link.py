@@ -288,6 +288,9 @@ class Link:
         channel = BlockingChannel.connect(self.path, self._attach_timeout_s)
         self.attachment.channel = channel
         try:
+            # SYNC POINT: the channel is stored before this look; `end` says so before it looks for the channel.
+            if self._stopping.is_set():
+                raise EndedHere("the client was closed while it attached")
             hello = messages.Hello(self.next_id(), PROTOCOL_VERSION, self.name, os.getpid(), fenced, __version__)
             # If the daemon has closed the connection, the error that it sent is read below.
             with suppress(DaemonUnavailable):

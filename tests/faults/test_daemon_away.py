@@ -31,6 +31,7 @@ from tensord.errors import (
     VersionMismatch,
 )
 from tensord.ipc import messages
+from tensord.ipc.blocking import BlockingChannel
 from tensord.ipc.schema import PROTOCOL_VERSION
 
 from ..daemon_process import MIB, PATIENCE_S, Daemon, until
@@ -130,6 +131,29 @@ def test_a_caller_that_waits_for_room_fails_at_once_when_the_daemon_ends(way: st
             assert channel is not None
             channel._sock.shutdown(socket.SHUT_RDWR)
         assert outcome.result(PATIENCE_S) == "lost"
+
+
+def test_a_client_that_is_closed_while_it_connects_does_not_wait_for_a_stopped_daemon(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = tensord.Client(daemon.socket, timeout_s=FOR_EVER_S)
+    connect, channel = BlockingChannel.connect, client.link.attachment.channel
+    closing = threading.Thread(target=client.close, daemon=True)
+
+    def connected(*args: Any) -> BlockingChannel:
+        made = connect(*args)
+        closing.start()
+        until(lambda: client.link.closed, "the client to be closed")
+        closing.join(0.1)
+        return made
+
+    daemon.pause()
+    monkeypatch.setattr(BlockingChannel, "connect", connected)
+    assert channel is not None
+    channel.shut()
+    until(lambda: client.link.closed, "the client to be closed")
+    closing.join(PATIENCE_S)
+    assert not closing.is_alive()
 
 
 def test_a_call_without_a_daemon_raises_a_typed_error(away: tensord.Client) -> None:
