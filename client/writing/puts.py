@@ -52,6 +52,7 @@ ENDING: Final = "the interpreter ends, and no thread takes the daemon's answer: 
 WENT: Final = "the daemon went away before it acknowledged the payload"
 OPEN_S: Final = 5.0
 """Seconds that the daemon has to open the ring for writing, or an inbox."""
+EVICTS_S: Final = 0.25
 SHARE: Final = 64
 """One request asks for at most this part of the ring."""
 _TOLD_MAX: Final = 1024
@@ -109,8 +110,8 @@ class Puts:
         writer.put(put, payload, deadline, tokens, lasts_s, token, cost_ms, number, prefix_bytes, above)
 
     def evicts(self, keys: Iterable[bytes], answer: Future[Any]) -> None:
-        """The daemon was asked to evict entries. It takes records sooner than messages, so a put waits for the answer.
-        """
+        """The daemon was asked to evict entries. It takes records sooner than messages, so a put waits for the answer,
+        for EVICTS_S at most: beside a daemon that does not answer, what is put may be evicted, and is put again."""
         evicts = {key: before for key, before in list(self._evicts.items()) if not before.done()}
         self._evicts = evicts | dict.fromkeys(keys, answer)
 
@@ -224,7 +225,7 @@ class Puts:
         answer = self._evicts.pop(key, None)
         if answer is not None:
             with suppress(TensordError, TimeoutError):
-                answer.result(max(0.0, deadline - time.monotonic()))
+                answer.result(min(EVICTS_S, max(0.0, deadline - time.monotonic())))
 
     # ---- opening
 

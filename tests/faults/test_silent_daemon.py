@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 import tensord
+from tensord.client.core.requests import send_evict
 from tensord.client.core.silence import WORD_S
 from tensord.errors import DaemonUnavailable, TimedOut
 
@@ -261,3 +262,17 @@ def test_a_daemon_that_has_reason_to_let_a_request_wait_is_not_taken_for_away(
     assert waiting.state == "waiting" and second.connected and not changes(caplog)
     claim.abandon()
     until(lambda: waiting.state == "compute", "the claim to be handed over")
+
+
+def test_a_put_does_not_wait_long_for_an_eviction_before_it(daemon: Daemon) -> None:
+    client = daemon.client()
+    with_place(client, 1)
+    daemon.pause()
+    send_evict(client.link, [key(1)])
+    putting: Future[tensord.Put] = Future()
+    threading.Thread(
+        target=lambda: putting.set_result(client.put(key(1), payload(1), timeout_s=10 * PATIENCE_S)), daemon=True
+    ).start()
+    put = putting.result(PATIENCE_S)
+    daemon.resume()
+    assert put.wait(PATIENCE_S).state in ("stored", "existed")
