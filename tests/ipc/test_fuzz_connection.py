@@ -34,7 +34,9 @@ def fuzz(tmp_path: Path, script: str, runs: int) -> subprocess.CompletedProcess[
         ]
     ):
         (corpus / str(number)).write_bytes(pack(message))
+    # Not the limit on the peak of memory, which a process has from its parent: tests before this one may have had more.
     options = [f"-runs={runs}", "-seed=1", f"-artifact_prefix={tmp_path}/", "-max_len=1024"]
+    options += ["-rss_limit_mb=0", "-malloc_limit_mb=512"]
     return subprocess.run(
         [sys.executable, "-c", script, str(corpus), *options],
         cwd=ROOT,
