@@ -95,9 +95,7 @@ class FreePlaces:
     def is_full(self) -> bool:
         """Whether there is little more room than is made ahead of requests: what is stored now costs other entries."""
         limit_bytes = min(self._holes.capacity_bytes, self._budget.put_bytes_max)
-        return (
-            self.left_bytes * FULL_SHARE <= limit_bytes or self.left_entries * FULL_SHARE <= self._budget.max_entries
-        )
+        return self.left_bytes * FULL_SHARE <= limit_bytes or self.left_entries * FULL_SHARE <= self._budget.max_entries
 
     def asked(self, sizes: Sequence[int], owner: int) -> None:
         """An owner asks for places of these sizes; so the next round makes as much room again."""

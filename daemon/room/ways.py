@@ -51,8 +51,8 @@ SPARE_SHARE: Final = 50
 while fewer bytes are free than 1.5 times the request's bytes plus 1/SPARE_SHARE of the ring."""
 MANY: Final = 8
 NEAR: Final = 0.1
-"""A place of the size of MANY entries takes the stretch around the coldest entry, if it loses at most this share more than
-as many bytes of the coldest entries are worth."""
+"""A place of the size of MANY entries takes the stretch around the coldest entry, if it loses at most this share more
+than as many bytes of the coldest entries are worth."""
 FAR: Final = 1000.0
 """With more free bytes, spare room is made only if the cheapest way would evict entries of more than FAR times the
 worth of the coldest ones. While no time is left for moves, a stretch of at most FAR times that worth is evicted."""
