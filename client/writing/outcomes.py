@@ -86,9 +86,9 @@ class Put:
             UsageError: `timeout_s` is out of its range.
             TimedOut: the daemon did not answer within `timeout_s` seconds; the put goes on.
         """
+        limit_s = check_timeout(timeout_s, DURATION_S_MAX)
         if self.state != "sent":
             return self
-        limit_s = check_timeout(timeout_s, DURATION_S_MAX)
         outcomes = self.outcomes
         if outcomes is None or not outcomes.wait_for(self.number, time.monotonic() + limit_s, self):
             name = self.key.hex()[:16]
