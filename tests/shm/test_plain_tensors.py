@@ -57,13 +57,9 @@ def test_memory_that_is_freed_before_it_is_copied_is_not_read(grown: bool, dtype
     pack(tensor)
     payload = pack({"out": [tensor]})
     memory = np.full(payload.payload_bytes, 0xA5, np.uint8)
-    storage = tensor.untyped_storage()
-    size_bytes = storage.nbytes()
-    storage.resize_(0)
-    if grown:
-        held = torch.ones(1000, dtype=dtype)  # takes the freed address, so that the next allocation is elsewhere
-        storage.resize_(size_bytes)
-        assert held.data_ptr() != tensor.data_ptr()
+    storage, before_it_moved = tensor.untyped_storage(), tensor.data_ptr()
+    storage.resize_(2 * storage.nbytes() if grown else 0)  # grown: the new memory is allocated before the old is freed
+    assert tensor.data_ptr() != before_it_moved
     found = "was allocated anew meanwhile" if grown else "has 0"
     with pytest.raises(UnsupportedLeaf, match=rf"^tree\['out'\]\[0\] is a torch tensor that needs .* which {found}:"):
         write(payload, memory.data, 0)
