@@ -278,12 +278,12 @@ class OrderRunner:
         gone = [*moved.offloaded, *moved.dropped]
         if isinstance(error, UnknownOrder) and len(gone) + len(moved.kept) > 1:
             # A later order has taken over some of the keys, so the daemon rejected the whole acknowledgement. Each key
-            # is acknowledged separately.
+            # is acknowledged separately. One that was registered again meanwhile stays: the daemon has the new entry.
             freed_bytes = moved.freed_bytes
             for name in ("offloaded", "dropped", "kept"):
                 for key in getattr(moved, name):
                     one = MoveResult(freed_bytes=freed_bytes)
-                    getattr(one, name).append(key)
+                    getattr(one, "kept" if key in self._ledger.registered else name).append(key)
                     self._acknowledge(order, one, connected)
                     freed_bytes = 0
             return

@@ -204,6 +204,21 @@ def test_a_key_put_anew_while_its_old_registration_is_refused_leaves_both_sides_
     conversation.teardown()
 
 
+def test_a_key_put_anew_while_its_order_is_answered_key_by_key_stays_registered() -> None:
+    conversation = Conversation()
+    conversation.wait(30.0)
+    conversation.sample(0.75)
+    conversation.put_parts_of_a_batch([KEYS[5], KEYS[0]])
+    conversation.put_parts_of_a_batch([KEYS[0], KEYS[4]])
+    conversation.deliver_down(2)
+    conversation.turn(1)
+    conversation.put_parts_of_a_batch([KEYS[0], KEYS[1]])
+    # The order has timed out, so that the daemon rejects its acknowledgement as a whole.
+    conversation.wait(30.0)
+    conversation.wait(30.0)
+    conversation.teardown()
+
+
 def test_many_offloads_that_end_unacknowledged_leave_both_sides_in_agreement() -> None:
     conversation = Conversation()
     for _ in range(4):
