@@ -24,8 +24,8 @@ from typing import Final
 from harness import table
 from replaying.traces import SOURCES, Trace, load
 
-from tensord.daemon.core.hit_curve import MULTIPLES, HitCurve
-from tensord.daemon.policy.distances import KEYS_MAX, ReuseDistances, number_of
+from tensord.daemon.reports.distances import KEYS_MAX, ReuseDistances
+from tensord.daemon.reports.hit_curve import MULTIPLES, HitCurve
 
 POINTS_MAX: Final = 2.0
 REQUESTS_MAX: Final = 300_000
@@ -82,7 +82,9 @@ def compared(trace: Trace, share: float) -> Compared:
     """The estimates beside exact caches. `share`: the present size, as a share of all distinct blocks."""
     requests = list(islice((int(block) for request in trace.requests() for block in request.blocks), REQUESTS_MAX))
     capacity_bytes = trace.share_bytes(share)
-    numbers = [number_of(hashlib.sha256(b"%d" % block).digest()) for block in range(len(trace.sizes))]
+    numbers = [
+        int.from_bytes(hashlib.sha256(b"%d" % block).digest()[16:24], "little") for block in range(len(trace.sizes))
+    ]
     distances, curve = ReuseDistances(KEYS_MAX), HitCurve()
     present = hits_of(requests, trace.sizes, capacity_bytes)
     began_s = time.process_time()

@@ -30,9 +30,9 @@ from worker import key_of
 
 import tensord
 from tensord.daemon.core.effects import Send
-from tensord.daemon.core.governor import events
-from tensord.daemon.core.governor.governor import Governor
-from tensord.daemon.core.governor.limits import GovernorLimits
+from tensord.daemon.governor import events
+from tensord.daemon.governor.governor import Governor
+from tensord.daemon.governor.limits import GovernorLimits
 from tensord.errors import TensordError, TimedOut
 from tensord.ipc import messages
 from tensord.ipc.blocking import BlockingChannel

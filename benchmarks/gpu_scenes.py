@@ -349,7 +349,7 @@ def small_shm(stage: Stage) -> None:
         "a ring larger than /dev/shm is refused with the reason", refused.returncode != 0 and "/dev/shm" in said, said
     )
     smaller = Stage(stage.bench, stage.index, min(stage.size_bytes, 2 * MIB), stage.standin)
-    with smaller.cache("--limits-inbox-bytes-max", "8MiB") as cache:
+    with smaller.cache() as cache:
         wrong = _round_trip(smaller, cache, 0, stage.index)
     stage.check("a ring within 64 MiB of /dev/shm works", not wrong, wrong or "a round trip")
 

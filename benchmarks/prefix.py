@@ -29,6 +29,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Final
 
@@ -38,8 +39,8 @@ from bars import Figure
 from harness import table
 from prefix_daemon import Served
 from prefix_forest import LONGEST, SHORTEST, TAG, Forest
+from prefix_rows import IndexedRows
 
-from tensord.daemon.core.prefix_index import PrefixIndex
 from tensord.shm.prefix import PrefixRecord, Tokens, uncut
 
 Query = tuple[PrefixRecord, Tokens]
@@ -73,6 +74,8 @@ TOKEN_BYTES_MAX, NODE_BYTES_MAX = 0.5, 400
 _SEED: Final = 1
 _TRACED_BLOCKS: Final = 200_000
 _SCAN_TOKENS: Final = 256
+_SPARE_BLOCKS: Final = 1 << 17
+"""Blocks that the rounds insert."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +95,7 @@ class Memory:
     Args:
         nodes: blocks.
         tokens: tokens of these blocks, each counted once.
-        size_bytes: bytes allocated for the blocks, including their keys.
+        size_bytes: bytes allocated for the blocks.
     """
 
     nodes: int
@@ -108,30 +111,33 @@ class Memory:
         return f"{self.size_bytes / 1e6:,.1f} MB for {self.nodes:,} nodes of {self.tokens:,} tokens: bytes {each}"
 
 
-def build(forest: Forest, blocks_max: int | None = None) -> tuple[PrefixIndex, int, int]:
-    """An index of all sequences, or of the first ones up to `blocks_max` blocks. Returns (index, blocks, tokens)."""
-    index = PrefixIndex(forest.read, _SEED)
+def build(forest: Forest, rows: IndexedRows) -> tuple[int, int]:
+    """Adds all sequences. Returns (blocks, tokens)."""
     blocks = tokens = 0
     for number in range(len(forest)):
         for key, record, at in forest.blocks(number):
-            index.add(key, record, at)
+            rows.add(key, record, at)
             blocks += 1
             tokens += record.count
-        if blocks_max is not None and blocks >= blocks_max:
-            break
-    return index, blocks, tokens
+    return blocks, tokens
 
 
 def traced(forest: Forest) -> Memory:
-    """The memory that an index of some sequences allocates."""
+    """The memory that an index of the first sequences allocates, besides the store's rows."""
+    every = (block for number in range(len(forest)) for block in forest.blocks(number))
+    blocks = list(islice(every, _TRACED_BLOCKS))
+    rows = IndexedRows(forest.memory, len(blocks), _SEED)
+    for key, _, _ in blocks:
+        rows.row_of(key)
     gc.collect()
     tracemalloc.start()
-    index, nodes, tokens = build(forest, _TRACED_BLOCKS)
+    for block in blocks:
+        rows.add(*block)
     gc.collect()
     size_bytes, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert len(index) == nodes
-    return Memory(nodes, tokens, size_bytes)
+    assert len(rows) == len(blocks)
+    return Memory(len(blocks), sum(record.count for _, record, _ in blocks), size_bytes)
 
 
 def scan(forest: Forest, query: Query) -> int:
@@ -157,7 +163,7 @@ def scan(forest: Forest, query: Query) -> int:
 class Bench:
     """One run: the index, the queries, and the samples."""
 
-    def __init__(self, forest: Forest, index: PrefixIndex, served: Served | None) -> None:
+    def __init__(self, forest: Forest, index: IndexedRows, served: Served | None) -> None:
         self.samples_ns: dict[str, list[int]] = defaultdict(list)
         self._forest = forest
         self._index = index
@@ -242,7 +248,7 @@ class Bench:
 
     def _rebuild_block(self) -> None:
         """The cost of one block after a restart: reads its record's header and adds the block."""
-        fresh = PrefixIndex(self._forest.read, _SEED)
+        fresh = IndexedRows(self._forest.memory, 2 * CALLS["rebuild_block"] + LONGEST, _SEED)
         packed = []
         for number in range(len(self._forest)):
             for key, record, at in self._forest.blocks(number):
@@ -305,7 +311,8 @@ def run(
         memory = traced(forest)
         told(f"index: {memory}")
         before_bytes, began = resident_bytes(), time.perf_counter()
-        index, blocks, tokens = build(forest)
+        index = IndexedRows(forest.memory, forest.block_count + _SPARE_BLOCKS, _SEED)
+        blocks, tokens = build(forest, index)
         took_s = time.perf_counter() - began
         grown_mb = (resident_bytes() - before_bytes) / 1e6
         told(

@@ -57,7 +57,7 @@ class Forest:
         self.ends = np.cumsum(drawn)
         self.starts = self.ends - drawn
         self.text = np.empty(int(self.ends[-1]) + _SPARE_TOKENS + count * _RECORD_TOKENS, np.uint32)
-        self._memory = memoryview(self.text).cast("B")  # type: ignore[arg-type]
+        self.memory = memoryview(self.text).cast("B")  # type: ignore[arg-type]
         self._used = int(self.ends[-1])
         self.media: dict[int, tuple[Media, ...]] = {}
         # A sequence's blocks: the full blocks that it shares with `_parent`, then its own.
@@ -76,6 +76,12 @@ class Forest:
     def tokens(self) -> int:
         """The tokens of all sequences; a shared token counts once for each sequence."""
         return int(self.ends[-1])
+
+    @property
+    def block_count(self) -> int:
+        """The number of blocks of all sequences; a shared block counts once."""
+        own = self.ends - self.starts - self._own_from[: len(self)] * self.block_tokens
+        return int((-(-own // self.block_tokens)).sum())
 
     def sequence(self, number: int) -> Tokens:
         return self.text[self.starts[number] : self.ends[number]]
@@ -138,8 +144,8 @@ class Forest:
         return list(self._cut(found, text, length, shared, ()))
 
     def read(self, at: int, size_bytes: int) -> memoryview:
-        """Reads the ring, as the index does."""
-        return self._memory[at : at + size_bytes]
+        """Bytes of the texts."""
+        return self.memory[at : at + size_bytes]
 
     # ---- queries
 

@@ -34,7 +34,7 @@ from replaying.traces import RING_BYTES_MIN, SOURCES, Request, Source, Trace, lo
 
 from tensord.daemon.config.config import Config
 from tensord.daemon.config.settings import settings_of
-from tensord.daemon.policy.registry import POLICIES
+from tensord.daemon.replacement import POLICIES
 
 Told = Callable[[str], None]
 Task = tuple[str, str, float]

@@ -108,7 +108,7 @@ def _crowded(quick: bool, told: Callable[[str], None]) -> list[Figure]:
             1.3,
             "×",
         ),
-        Figure("status meanwhile, slowest answer", max(status_s) * 1e3, 50, "ms"),
+        Figure("status meanwhile, slowest answer", max(status_s) * 1e3, 30, "ms"),
     ]
 
 

@@ -54,8 +54,9 @@ COMMANDS: Final = (
     Command("benchmarks/remote_mooncake.py", ("--quick",), statuses=(0, 2)),
     Command("benchmarks/fingerprint.py", ("--gib", "0.05", "--rounds", "1")),
     Command("benchmarks/turns.py", ("--entries", "4096")),
-    Command("benchmarks/lean_put.py", ("--seconds", "0.1")),
-    Command("benchmarks/lean_policy.py", ("--rows", "2000", "--rounds", "1")),
+    Command("benchmarks/put_cost.py", ("--seconds", "0.1")),
+    Command("benchmarks/policy_cost.py", ("--rows", "2000", "--rounds", "1")),
+    Command("benchmarks/recovery_cost.py", ("--entries", "2000", "--blocks", "4")),
     Command("benchmarks/soak.py", ("--minutes", "0.1")),
     Command(
         "benchmarks/replay.py",

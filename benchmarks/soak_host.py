@@ -31,7 +31,6 @@ CARD_BYTES: Final = 4 << 20
 PATIENCE_S: Final = 60.0
 """Not a measurement: a process that takes longer is stuck."""
 _WORKER: Final = Path(__file__).with_name("soak_worker.py")
-_INBOX_BYTES: Final = 2 << 20
 _KEPT: Final = ("ring", "index", "lock", "learned")
 """The shared memory of an instance without clients."""
 
@@ -126,14 +125,14 @@ class Host:
 
     def leaked(self, patience_s: float = PATIENCE_S) -> dict[str, int]:
         """The leaks of the workers by kind; a leak that goes within `patience_s` counts 0."""
-        left = {"pins": 0, "lanes": 0, "claims": 0, "puts": 0, "inboxes_bytes": 0}
+        left = {"pins": 0, "lanes": 0, "claims": 0, "lent_bytes": 0, "inboxes": 0}
         deadline = time.monotonic() + patience_s
         while any(left := self._left()) and any(left.values()) and time.monotonic() < deadline:
             time.sleep(0.1)
         self.client.clear()
-        while self.client.status()["store"]["used_bytes"] and time.monotonic() < deadline:
+        while self._used_bytes() and time.monotonic() < deadline:
             time.sleep(0.1)
-        left["ring_bytes"] = self.client.status()["store"]["used_bytes"]
+        left["ring_bytes"] = self._used_bytes()
         before = self._descriptors()
         self._terminate_daemon()
         left["descriptors"] = max(0, before - self._descriptors())
@@ -163,13 +162,19 @@ class Host:
 
     def _left(self) -> dict[str, int]:
         status = self.client.status()
+        store = status["store"]
         return {
             "pins": status["pins"],
             "lanes": status["lanes"] - 1,
-            "claims": status["store"]["claims_held"],
-            "puts": status["store"]["puts_in_flight"],
-            "inboxes_bytes": status["inboxes_bytes"],
+            "claims": store["claims_held"],
+            "lent_bytes": store["lent_bytes"],
+            "inboxes": status["inboxes"],
         }
+
+    def _used_bytes(self) -> int:
+        """The bytes of the ring that are neither free nor lent."""
+        store = self.client.status()["store"]
+        return int(store["used_bytes"] - store["lent_bytes"])
 
     def _own_lane(self) -> int:
         view = self.client.link.view
@@ -181,7 +186,6 @@ class Host:
             "instance": self._instance,
             "socket": self.folder / "control.sock",
             "ring-bytes": self._ring_bytes,
-            "limits-inbox-bytes-max": _INBOX_BYTES,
             "limits-claim-s": 5,
             "gauges-device": "file",
             "gauges-host": "none",

@@ -18,7 +18,7 @@ ABSENT, PUTTING, STORED, ENDING = range(4)
 OPERATIONS: Final = (
     "put_small",
     "put_large",
-    "put_streamed",
+    "put_megabytes",
     "reserve",
     "get",
     "get_many",
@@ -34,7 +34,7 @@ OPERATIONS: Final = (
 FAULTS: Final = ("wrong", "lost")
 _GOLDEN: Final = np.uint64(0x9E3779B97F4A7C15)
 _COUNTERS: Final = (*OPERATIONS, *FAULTS, "checked")
-_SMALL, _LARGE, _STREAMED = 32 << 10, 768 << 10, 3 << 20
+_SMALL, _LARGE, _MEGABYTES = 32 << 10, 768 << 10, 3 << 20
 
 Words = np.ndarray[Any, np.dtype[np.uint64]]
 
@@ -88,7 +88,7 @@ def namespace(worker: int, generation: int = 0) -> tensord.Namespace:
 
 def size_of(kind: str, serial: int) -> int:
     """The bytes of a payload of that kind."""
-    most = {"put_large": _LARGE, "put_streamed": _STREAMED}.get(kind, _SMALL)
+    most = {"put_large": _LARGE, "put_megabytes": _MEGABYTES}.get(kind, _SMALL)
     return (most // 2 + serial * 7919 % (most // 2)) // 8 * 8
 
 

@@ -20,7 +20,7 @@ from typing import Any, Final
 
 import numpy as np
 from bars import Figure, figures_table, save_figures
-from turns_scene import CLIENTS, KEYS_OF_EACH, PAYLOAD_BYTES, PUTS_OF_EACH, SPAN_BYTES, TAGS, TurnsScene, key_of
+from turns_scene import KEYS_OF_EACH, SPAN_BYTES, TAGS, TurnsScene, key_of
 
 from tensord.daemon.actors.lanes import ACCESSED_AT_ONCE
 from tensord.daemon.core import events
@@ -31,9 +31,9 @@ from tensord.ipc import messages
 from tensord.shm.layout import LANE_WORDS
 
 ENTRIES: Final = 262_144
+LANES: Final = 64
 MS_MAX: Final = 20.0
 """The longest time that one event may delay an answer."""
-RECORD_BYTES: Final = 128
 
 
 def touches(scene: TurnsScene) -> None:
@@ -54,7 +54,7 @@ def evicts_pinned(scene: TurnsScene) -> None:
 
 
 def reads(scene: TurnsScene) -> None:
-    ids = [entry.span_id for entry in scene.store.memory.entries][:8192]
+    ids = scene.span_ids[:8192]
     for start in range(0, len(ids), ACCESSED_AT_ONCE):
         scene.do(events.Accessed(ids[start : start + ACCESSED_AT_ONCE]))
     scene.do(events.HoldersCounted([(number, 1) for number in ids[:1024]]))
@@ -96,76 +96,69 @@ def idle_go(scene: TurnsScene) -> None:
     scene.settle()
 
 
-def waits_and_is_placed(scene: TurnsScene) -> None:
-    """All clients' puts wait for one scan, and then find room."""
-    scene.do(events.LimitsChanged(replace(scene.limits, max_entries=scene.entries)))
-    scene.waiting_puts()
-    scene.settle()
+def puts(scene: TurnsScene) -> None:
+    """All clients ask for places at once, and put into all of them."""
+    scene.all_put()
 
 
-def waits_and_finds_room(scene: TurnsScene) -> None:
-    """All clients' puts wait behind a put without room; then all entries leave."""
-    scene.commit(1, 1, key_of(-1), payload_bytes=scene.entries * SPAN_BYTES // 2)
-    scene.part(1, 1, scene.entries * SPAN_BYTES // 2)
-    scene.waiting_puts()
+def puts_behind_a_large_one(scene: TurnsScene) -> None:
+    """All clients' requests wait behind one for half of the ring; then all entries leave."""
+    scene.ask(1, [scene.entries * SPAN_BYTES // 2])
+    scene.all_ask()
     scene.send(2, messages.Clear(1, None))
     scene.settle()
 
 
 def declined(scene: TurnsScene) -> None:
-    """All clients' puts wait, and the policy declines each."""
+    """The policy declines each put of all clients."""
+    parent = scene.keys[1]
+    scene.send(1, messages.Pin(1, parent, 600.0))
+    scene.all_put()
     scene.policy.choosy = True
-    parent_key = scene.keys[1]
-    scene.send(1, messages.Pin(1, parent_key, 600.0))
-    scene.waiting_puts(parent=parent_key, prefix_bytes=RECORD_BYTES, payload_bytes=PAYLOAD_BYTES + RECORD_BYTES)
-    scene.settle()
+    scene.all_put(parent)
 
 
 def refused_beside_pins(scene: TurnsScene) -> None:
-    """All clients' puts wait, and no stretch between the pins is wide enough for one of them."""
+    """All clients ask, and no stretch between the pins is wide enough for one of them."""
     scene.pin()
-    scene.pinned = frozenset(entry.span_id for n, entry in enumerate(scene.store.memory.entries) if n % 4 == 0)
+    scene.pinned = frozenset(scene.span_ids[::4])
     scene.longest_s = 0.0
-    scene.waiting_puts(payload_bytes=64 * SPAN_BYTES)
+    scene.all_ask(64 * SPAN_BYTES)
     scene.settle()
 
 
 def placed_beside_pins(scene: TurnsScene) -> None:
     """Puts that find room while a quarter of all entries is pinned."""
     scene.pin()
-    scene.pinned = frozenset(entry.span_id for n, entry in enumerate(scene.store.memory.entries) if n % 4 == 0)
+    scene.pinned = frozenset(scene.span_ids[::4])
     scene.longest_s = 0.0
-    scene.waiting_puts()
-    scene.settle()
+    scene.all_put()
 
 
 def refuses(scene: TurnsScene) -> None:
-    scene.commit(1, 1, key_of(-1))
-    scene.part(1, 1)
-    scene.waiting_puts()
+    """All clients' requests wait; then the host's memory is short."""
+    scene.all_ask()
     scene.do(Pressed(None, None, True, "pressure"))
     scene.settle()
 
 
 def leaves(scene: TurnsScene) -> None:
-    """A client disconnects with the most pins, puts and claims that it may have."""
+    """A client disconnects with the most pins, places and claims that it may have."""
     scene.pin()
     for number in range(1024):
         scene.send(1, messages.RequestClaim(number, key_of(20_000_000 + number)))
-    for number in range(PUTS_OF_EACH):
-        scene.commit(1, 10_000_000 + number, key_of(10_000_000 + number))
+    scene.all_ask()
+    scene.settle()
     scene.longest_s = 0.0
     scene.do(events.ClientLeft(1))
     scene.settle()
 
 
 def status(scene: TurnsScene) -> None:
-    """A status request with the most puts, pins and claims that there may be."""
+    """A status request with the most places, pins and claims that there may be."""
     scene.pin()
-    scene.pinned = frozenset(entry.span_id for entry in scene.store.memory.entries)
-    for client in range(1, CLIENTS + 1):
-        for number in range(PUTS_OF_EACH):
-            scene.commit(client, number, key_of(10_000_000 + number * CLIENTS + client))
+    scene.pinned = frozenset(scene.span_ids)
+    scene.all_ask()
     scene.longest_s = 0.0
     scene.timed(scene.store.status)
     scene.timed(scene.store.by_uid)
@@ -173,7 +166,7 @@ def status(scene: TurnsScene) -> None:
 
 def lanes(scene: TurnsScene) -> None:
     """Every lane is full: a scan in slices, and a list of the holders."""
-    ids = np.array(sorted(entry.span_id for entry in scene.store.memory.entries), np.uint64)
+    ids = np.array(scene.span_ids, np.uint64)
 
     class Lane:
         def __init__(self, number: int) -> None:
@@ -183,7 +176,7 @@ def lanes(scene: TurnsScene) -> None:
             into[: len(self._words)] = self._words
             return into[: len(self._words)][self._words != 0]
 
-    readers: Any = [Lane(number) for number in range(CLIENTS)]
+    readers: Any = [Lane(number) for number in range(LANES)]
     scan = LaneScan(readers, scene.index.span_ids)
     scene.step_by_step(scan)
     none = np.empty(0, np.uint64)
@@ -212,12 +205,12 @@ ACTS: Final = (
     Act("a scan of full lanes, and their holders", lanes),
     Act("evicts of 1,024 keys", evicts),
     Act("evicts of 1,024 keys, all pinned by message", evicts_pinned),
-    Act("puts that wait for a scan", waits_and_is_placed),
-    Act("puts that wait behind a large one", waits_and_finds_room),
+    Act("puts of all clients, and room for them", puts),
+    Act("requests for places behind a large one", puts_behind_a_large_one),
     Act("puts that are declined", declined),
-    Act("puts that are refused, beside pins", refused_beside_pins),
+    Act("places that are refused, beside pins", refused_beside_pins),
     Act("puts that are placed, beside pins", placed_beside_pins),
-    Act("puts that are refused under pressure", refuses),
+    Act("places that are refused under pressure", refuses),
     Act("all that is idle goes", idle_go),
     Act("a limit lowered to 100 entries", lowers_the_limit),
     Act("clear", clears),

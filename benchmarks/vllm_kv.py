@@ -106,7 +106,14 @@ def converse(
 def settle(engine: Engine, client: tensord.Client) -> None:
     """Returns when all blocks of the engine's requests are stored. Raises RuntimeError if they are not in time."""
     engine.ask("settle")
-    wait_for(lambda: not client.status()["store"]["puts_in_flight"], "the engine's blocks are stored")
+    before: dict[str, int] = {}
+
+    def is_quiet() -> bool:
+        nonlocal before
+        last, before = before, client.status()["store"]["puts"]
+        return before == last
+
+    wait_for(is_quiet, "the engine's blocks are stored")
 
 
 def warm(engine: Engine) -> None:

@@ -28,7 +28,6 @@ from ..errors import BadConfiguration, TensordError
 from ..ipc.channel import AsyncChannel
 from ..ipc.connection import Connection
 from ..ipc.peer import peer_of
-from ..shm.allocator import SpanAllocator
 from ..shm.clock import boot_s
 from . import ending, former, learned_state, logs, notify, reloading, uncaught
 from .actors import remote
@@ -42,24 +41,24 @@ from .actors.session import Session, welcome_for
 from .actors.status import Documents, StatusSession, Watchers
 from .actors.store import StoreActor
 from .actors.timing import measure_lag
+from .claims.quotas import Quotas
 from .config import usage
 from .config.config import Config
 from .config.limits import governor_limits, quota_rules, store_limits, wire_limits
 from .config.sources import log_format
 from .copy_rate import report_memory_rate
-from .core.governor import events as governor_events
-from .core.governor.governor import Governor
-from .core.governor.limits import DEVICES_MAX
-from .core.quotas import Quotas
-from .core.request_times import RequestTimes
+from .core.parts import StoreMemory
 from .core.store import Store
 from .gauges.gauges import open_gauges
 from .gauges.psi import StallTrigger
 from .gauges.source_thread import THREAD_NAME
+from .governor import events as governor_events
+from .governor.governor import Governor
+from .governor.limits import DEVICES_MAX
 from .last_end import LastEnd
-from .policy.registry import by_name
-from .policy.replacement import Replacement
 from .process_limits import NO_MEMORY_OR_THREAD, check_descriptors, limit_behind
+from .reports.request_times import RequestTimes
+from .scrub import Scrub
 from .segments import Segments
 from .sockets import Sockets
 from .tiers.registry import open_store
@@ -175,10 +174,12 @@ class _Daemon:
 
     async def _serve(self, memory: Segments, sockets: Sockets, began: float, started: asyncio.Future[_Parts]) -> None:
         former.warn(memory, self._config)
-        policy = by_name(self._config.policy)
         ring_bytes = memory.superblock.limit_bytes
-        parts = self._assembled(memory, self._store(memory, policy))
-        former.take_over(memory, parts.core, parts.store.inbox, policy)
+        parts = self._assembled(memory, self._store(memory))
+        policy = parts.core.policy
+        scrub = Scrub(memory, parts.store.inbox)
+        former.take_over(memory, parts.store, policy, scrub)
+        parts.store.scrub = scrub.add
         documents = Documents(parts.store.inbox, parts.governor.inbox, lambda: sockets.problems)
         stalls = StallTrigger(self._config.gauges.psi_stall_s, parts.pressure.sample_now, _log)
         sessions: set[Session] = set()
@@ -195,7 +196,7 @@ class _Daemon:
             running = [tasks.create_task(run()) for run in (*(each.run for each in listeners), *runs)]
             running.append(tasks.create_task(measure_lag(self._times)))
             running.append(tasks.create_task(self._grow(memory, parts.store)))
-            running.append(tasks.create_task(former.scrub(memory, parts.store.inbox)))
+            running.append(tasks.create_task(scrub.run()))
             running.append(tasks.create_task(learned_state.keep_saving(memory, policy)))
             running.append(tasks.create_task(report_memory_rate(parts.governor.inbox.tell_now)))
             running.append(tasks.create_task(_fail_with(serving)))
@@ -225,15 +226,14 @@ class _Daemon:
         if not self._drop:
             learned_state.save(memory, policy.name, list(policy.learned()))
 
-    def _store(self, memory: Segments, policy: Replacement) -> Store:
+    def _store(self, memory: Segments) -> Store:
         """The store's core over the memory, still without the entries of a former daemon."""
+        superblock = memory.superblock
         return Store(
-            memory.index,
-            SpanAllocator(memory.ready_bytes),
-            policy,
-            store_limits(self._config, memory.superblock.limit_bytes, memory.superblock.max_entries),
-            memory.superblock.epoch,
-            read=memory.read,
+            StoreMemory(memory.index, memory.index_memory, superblock.geometry, memory.ring_memory, memory.ready_bytes),
+            self._config.policy,
+            store_limits(self._config, superblock.limit_bytes, superblock.max_entries),
+            superblock.epoch,
             seed=secrets.randbits(128),
             quotas=self._quotas,
         )
@@ -248,6 +248,7 @@ class _Daemon:
             config,
             clock=boot_s,
             tell_watchers=watchers.tell,
+            is_watched=lambda: watchers.are_told,
             want_requests=lambda: watchers.want_requests,
             tell_governor=lambda holds: governor.inbox.tell_now(holds),
             times=self._times,

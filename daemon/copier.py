@@ -1,7 +1,10 @@
-"""A thread that copies payloads from inboxes into the ring, so that the event loop never waits for a large copy.
+"""A thread that copies payloads into the ring, so that the event loop never waits for a large copy.
 
-Owns: the mappings of inboxes, and the checksums of payloads that are being copied. Does not own spans: the core has
-allocated them, and gets the result of each copy through `done`.
+    records of a client of another uid ─ InboxCopy → its inbox → the ring, checked → InboxCopied
+    entries that make room             ─ Move → another place of the ring          → Moved
+
+Owns: the mappings of inboxes, and the check of what comes from them. Does not own places in the ring: the core has lent
+them, and gets the result of each copy through `done`.
 
 The event loop itself reads queries (`read_inbox`), and copies and moves small payloads (`copy_now`). This is faster
 than waking a thread, and a small payload does not wait for other clients' large ones. Large trees are read in the
@@ -24,8 +27,9 @@ from typing import Any, Final
 
 import numpy as np
 import xxhash
+from msgspec import Struct
 
-from ..errors import BadPrefix, BadTree, LimitReached, TensordError
+from ..errors import BadMessage, BadPrefix, BadTree, LimitReached, TensordError
 from ..shm.copy import copy_checked
 from ..shm.header import may_be_long
 from ..shm.inbox import check_inbox
@@ -33,15 +37,15 @@ from ..shm.keys import generation_of
 from ..shm.layout import NAMESPACE_TAG_BYTES, SPAN_HEADER_BYTES, SpanHeader, aligned
 from ..shm.prefix import PrefixRecord, block_key
 from ..shm.recipe import Recipe, recipe
-from .core.effects import Copy, Move, Seal
-from .core.events import Copied, Moved
-from .core.turns import Turns
+from .claims.turns import Turns
+from .core.effects import Move
+from .core.events import Moved
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 TURN_BYTES: Final = 4 << 20
-"""The bytes copied for one client before the next client's turn. A part sent by tensord's client has about as many."""
+"""The bytes copied for one client before the next client's turn."""
 SMALL_BYTES: Final = 128 << 10
-"""The most bytes of a small payload, which also came in one part. Copying it takes 20 to 50 µs."""
+"""The most bytes of a small payload. Copying it takes 20 to 50 µs."""
 SMALL_TREE_BYTES: Final = 8 << 10
 """The most bytes of a tree header that the event loop reads: up to 11 ms for the worst, 0.1 ms for 40 arrays."""
 REST_S: Final = 50e-6
@@ -50,11 +54,33 @@ KNOWN_TREE_BYTES_MAX: Final = 128
 """The most trees that are kept once they were validated, and the most bytes of such a tree. Each takes 10 KB."""
 
 
+class InboxCopy(Struct, frozen=True):
+    """Copies the payload of `key` from a client's inbox to the ring, where it has the same offset, and checks it.
+    Answered by InboxCopied. `offset`: of the payload, in bytes."""
+
+    client: int
+    uid: int
+    key: bytes
+    offset: int
+    payload_bytes: int
+    tree_bytes: int
+    prefix_bytes: int
+
+
+class InboxCopied(Struct, frozen=True):
+    """An InboxCopy was carried out, or failed with `error`. `checksum`: xxh3-64 of the payload in the ring."""
+
+    client: int
+    checksum: int = 0
+    error: TensordError | None = None
+
+
 @dataclass(slots=True)
 class CopyJob:
-    """A part of a put to be copied, or a span to be moved. `copied_bytes` of it are done."""
+    """A payload to be copied, or a span to be moved. `copied_bytes` of it are done."""
 
-    part: Copy | Move | Seal
+    part: InboxCopy | Move
+    checksum: xxhash.xxh3_64
     copied_bytes: int = 0
 
     @property
@@ -66,17 +92,14 @@ class CopyJob:
 class Copier:
     """One worker thread that writes into `ring`, (ring_bytes,) uint8."""
 
-    def __init__(self, ring: Bytes, tree_depth_max: int, done: Callable[[Copied | Moved], object]) -> None:
+    def __init__(self, ring: Bytes, tree_depth_max: int, done: Callable[[InboxCopied | Moved], object]) -> None:
         """`done` takes the result of each copy. It is called in the worker thread."""
         self._ring = ring
         # Payloads of one shape have identical trees, which are validated once.
         self._new_recipe = partial(recipe, depth_max=tree_depth_max)
         self._recipe = lru_cache(KNOWN_TREES_MAX)(self._new_recipe)
         self._done = done
-        # By client, then by the client's number of the inbox.
-        self._inboxes: dict[int, dict[int, Bytes]] = {}
-        self._uids: dict[int, int] = {}
-        self._checksums: dict[tuple[int, int], xxhash.xxh3_64] = {}
+        self._inboxes: dict[int, Bytes] = {}
         # Requested jobs, and None at the end. The worker moves them into `_jobs`.
         self._asked: SimpleQueue[CopyJob | None] = SimpleQueue()
         self._jobs: Turns[CopyJob] = Turns()
@@ -92,106 +115,46 @@ class Copier:
         self._thread.join()
 
     @property
-    def inboxes_bytes(self) -> int:
-        """The bytes of all open inboxes."""
-        return sum(len(inbox) for own in self._inboxes.values() for inbox in own.values())
+    def inboxes(self) -> int:
+        """The number of open inboxes."""
+        return len(self._inboxes)
 
-    def inboxes_bytes_of(self, uid: int) -> int:
-        """The bytes of the open inboxes of a uid's clients."""
-        return sum(
-            len(inbox) for client, own in self._inboxes.items() if self._uids[client] == uid for inbox in own.values()
-        )
-
-    def open_inbox(
-        self,
-        client: int,
-        fd: int,
-        size_bytes: int,
-        inboxes_bytes_max: int,
-        uid: int = 0,
-        number: int = 0,
-        inboxes_per_client_max: int = 1,
-    ) -> None:
-        """Maps an inbox of a client under `number`. The caller still owns `fd`.
+    def open_inbox(self, client: int, fd: int, size_bytes: int) -> None:
+        """Maps the inbox of a client, which takes the place of the one before. The caller still owns `fd`.
 
         Raises:
             SegmentError: `fd` is not a sealed memfd of that size.
-            LimitReached: the number is in use, the client has too many inboxes, or all inboxes would be too large.
         """
-        own = self._inboxes.get(client, {})
-        if number in own:
-            raise LimitReached(f"the client's inbox {number} is open already: close it, or use another number")
-        if len(own) >= inboxes_per_client_max:
-            raise LimitReached(
-                f"the client has {len(own)} inboxes, and may have {inboxes_per_client_max} (a fixed limit): close "
-                "inboxes whose puts are answered"
-            )
-        if self.inboxes_bytes + size_bytes > inboxes_bytes_max:
-            raise LimitReached(
-                f"inboxes_bytes_max is {inboxes_bytes_max}: {self.inboxes_bytes} bytes of inboxes are open, and "
-                f"{size_bytes} more are requested; raise it, or close clients that no longer put"
-            )
         check_inbox(fd, size_bytes)
-        mapped = np.frombuffer(mmap(fd, size_bytes, MAP_SHARED, PROT_READ), np.uint8)
-        self._uids[client] = uid
-        self._inboxes.setdefault(client, {})[number] = mapped
+        self._inboxes[client] = np.frombuffer(mmap(fd, size_bytes, MAP_SHARED, PROT_READ), np.uint8)
 
-    def read_inbox(self, client: int, offset: int, size_bytes: int, number: int = 0) -> bytes:
+    def read_inbox(self, client: int, offset: int, size_bytes: int) -> bytes:
         """A copy of a part of a client's inbox. A copy, because the client may change the inbox at any time.
 
         Raises:
             LimitReached: the inbox is not open, or is too short.
         """
-        inbox = self._inbox_of(client, number, "a query")
-        end = offset + size_bytes
-        if end > len(inbox):
-            raise LimitReached(
-                f"a query ends at byte {end} of an inbox of {len(inbox)} bytes: write it within the inbox"
-            )
-        return inbox[offset:end].tobytes()
+        return self._part_of(client, offset, size_bytes, "a query").tobytes()
 
-    def close_inbox(self, client: int, number: int | None = None) -> None:
-        """Unmaps a client's inbox. Copies from it that are not done yet fail.
-
-        Without `number`, unmaps all inboxes of the client. Then no copy of the client may be under way.
-        """
-        if number is not None:
-            self._inboxes.get(client, {}).pop(number, None)
-            return
+    def close_inbox(self, client: int) -> None:
+        """Unmaps a client's inbox. Copies from it that have not begun fail."""
         self._inboxes.pop(client, None)
-        self._uids.pop(client, None)
-        # list() is one operation of the interpreter. The worker changes the table at the same time.
-        for put in list(self._checksums):
-            if put[0] == client:
-                self._checksums.pop(put, None)
 
-    def discard(self, client: int, put_id: int) -> None:
-        """Forgets a put that has ended before its last part. No copy of it may be under way."""
-        self._checksums.pop((client, put_id), None)
-
-    def copy(self, part: Copy | Move | Seal) -> None:
-        """Requests the copy of a part, the move of a span, or the check of a payload. `done` gets the result."""
-        self._asked.put(CopyJob(part))
+    def copy(self, part: InboxCopy | Move) -> None:
+        """Requests the copy of a payload, or the move of a span. `done` gets the result."""
+        self._asked.put(CopyJob(part, xxhash.xxh3_64()))
 
     @staticmethod
-    def is_small(part: Copy | Move | Seal) -> bool:
-        """True if the part is a complete payload, or an entry to move, that is small enough for `copy_now`."""
+    def is_small(part: InboxCopy | Move) -> bool:
+        """Whether the payload, or the entry to move, is small enough for `copy_now`."""
         if isinstance(part, Move):
             return part.size_bytes <= SMALL_BYTES
-        header = part.header
-        if header is None or may_be_long(header.tree_bytes, header.payload_bytes):
-            return False
-        if isinstance(part, Seal):
-            size_bytes = header.tree_bytes + header.prefix_bytes
-        elif part.part_bytes == header.payload_bytes:
-            size_bytes = header.payload_bytes
-        else:
-            return False
-        return size_bytes <= SMALL_BYTES and header.tree_bytes <= SMALL_TREE_BYTES
+        small = part.payload_bytes <= SMALL_BYTES and part.tree_bytes <= SMALL_TREE_BYTES
+        return small and not may_be_long(part.tree_bytes, part.payload_bytes)
 
-    def copy_now(self, part: Copy | Move | Seal) -> Copied | Moved:
-        """Copies, moves or checks a small payload, in the caller's thread."""
-        done = self._outcome(CopyJob(part))
+    def copy_now(self, part: InboxCopy | Move) -> InboxCopied | Moved:
+        """Copies or moves a small payload, in the caller's thread."""
+        done = self._outcome(CopyJob(part, xxhash.xxh3_64()))
         assert done is not None, "a small payload is copied in one turn"
         return done
 
@@ -213,21 +176,16 @@ class Copier:
             else:
                 self._jobs.push_first(job.part.uid, job.client, job)
 
-    def _outcome(self, job: CopyJob) -> Copied | Moved | None:
+    def _outcome(self, job: CopyJob) -> InboxCopied | Moved | None:
         """Works on a job for one turn. None if the job is not done yet."""
+        part = job.part
         try:
-            match job.part:
-                case Move():
-                    return self._move(job, job.part)
-                case Seal(client, put_id, payload_offset, header, checksum):
-                    return Copied(client, put_id, checksum, record=self.finish(payload_offset, header, checksum))
-                case Copy():
-                    return self._carry_out(job, job.part)
+            return self._move(job, part) if isinstance(part, Move) else self._carry_out(job, part)
         except TensordError as error:
-            return _failed(job.part, error)
+            return _failed(part, error)
         except Exception as error:
-            # The error concerns one put. The store must get a result, or the span of that put is never freed.
-            return _failed(job.part, TensordError(f"the copy failed: {error!r}"))
+            # The error concerns one put. The store must get a result, or the place of that put is never free.
+            return _failed(part, TensordError(f"the copy failed: {error!r}"))
 
     def _move(self, job: CopyJob, move: Move) -> Moved | None:
         """Copies a span for one turn. The header is written last; it names the new span.
@@ -249,82 +207,66 @@ class Copier:
         self._ring[move.to_offset : move.to_offset + SPAN_HEADER_BYTES] = packed
         return Moved(move.number)
 
-    def _carry_out(self, job: CopyJob, part: Copy) -> Copied | None:
-        """Copies a part for one turn. None if the part is not done yet."""
-        inbox = self._inbox_of(part.client, part.inbox, "a part")
-        end = part.inbox_offset + part.part_bytes
-        if end > len(inbox):
-            raise LimitReached(
-                f"a part ends at byte {end} of an inbox of {len(inbox)} bytes: write it within the inbox"
-            )
-        put = (part.client, part.put_id)
-        # Removed here, and put back only if the part succeeds and is not the last. So no checksum outlives its put.
-        checksum = self._checksums.pop(put, None)
-        if part.ring_offset == part.payload_offset and not job.copied_bytes:
-            checksum = xxhash.xxh3_64()
-        if checksum is None:
-            raise TensordError(f"an earlier part of put {part.put_id} has failed")
-        low, high = job.copied_bytes, min(job.copied_bytes + TURN_BYTES, part.part_bytes)
-        there = self._ring[part.ring_offset + low : part.ring_offset + high]
-        copy_checked(there, inbox[part.inbox_offset + low : part.inbox_offset + high], checksum)
+    def _carry_out(self, job: CopyJob, part: InboxCopy) -> InboxCopied | None:
+        """Copies a payload for one turn. None if it is not done yet."""
+        inbox = self._part_of(part.client, part.offset, part.payload_bytes, "a payload")
+        low, high = job.copied_bytes, min(job.copied_bytes + TURN_BYTES, part.payload_bytes)
+        copy_checked(self._ring[part.offset + low : part.offset + high], inbox[low:high], job.checksum)
         job.copied_bytes = high
-        if high < part.part_bytes:
-            self._checksums[put] = checksum
+        if high < part.payload_bytes:
             return None
-        if part.header is None:
-            self._checksums[put] = checksum
-            return Copied(part.client, part.put_id)
-        record = self.finish(part.payload_offset, part.header, checksum.intdigest())
-        return Copied(part.client, part.put_id, checksum.intdigest(), record=record)
+        self.check(part.offset, part.key, part.payload_bytes, part.tree_bytes, part.prefix_bytes)
+        return InboxCopied(part.client, job.checksum.intdigest())
 
-    def _inbox_of(self, client: int, number: int, what: str) -> Bytes:
-        inbox = self._inboxes.get(client, {}).get(number)
+    def _part_of(self, client: int, offset: int, size_bytes: int, what: str) -> Bytes:
+        inbox = self._inboxes.get(client)
         if inbox is None:
-            raise LimitReached(f"{what} names the client's inbox {number}, which is not open: send OpenInbox first")
-        return inbox
+            raise LimitReached(f"{what} lies in the client's inbox, which is not open: send OpenInbox first")
+        if offset + size_bytes > len(inbox):
+            raise LimitReached(
+                f"{what} ends at byte {offset + size_bytes} of an inbox of {len(inbox)} bytes: write it within the "
+                "inbox"
+            )
+        return inbox[offset : offset + size_bytes]
 
-    def finish(self, payload_offset: int, header: SpanHeader, checksum: int) -> PrefixRecord | None:
-        """Checks the tree, and a block's record, of a payload in the ring, and writes its span's header. Any thread may
-        call it.
+    def check(self, offset: int, key: bytes, payload_bytes: int, tree_bytes: int, prefix_bytes: int) -> None:
+        """Checks the tree, and a block's record, of a payload in the ring. Any thread may call it.
 
         Raises:
-            BadTree, BadPrefix: the payload is not what its header says.
+            BadTree, BadPrefix: the payload is not what its record says.
         """
-        # The checks read the bytes in the ring. A client may change its inbox now, but not the copied bytes. A client
-        # that has written a span writes no more after its Commit; it belongs to a user trusted with the ring.
-        payload = self._ring[payload_offset : payload_offset + header.payload_bytes]
-        tree = payload[: header.tree_bytes].tobytes()
+        # The checks read the bytes in the ring: a client may change its inbox now, but not what was copied.
+        payload = self._ring[offset : offset + payload_bytes]
+        if not 0 < tree_bytes <= payload_bytes:
+            raise BadMessage(f"a tree of {tree_bytes} bytes in a payload of {payload_bytes}: it is a part of it")
+        tree = payload[:tree_bytes].tobytes()
         known = self._recipe(tree) if len(tree) <= KNOWN_TREE_BYTES_MAX else self._new_recipe(tree, rest=_rest)
         described = known.whole(payload, _rest)
-        if described.end_bytes > header.payload_bytes:
-            raise BadTree(
-                f"the tree describes {described.end_bytes} bytes; the payload has only {header.payload_bytes}"
-            )
-        record = self._record(payload_offset, header, described) if header.prefix_bytes else None
-        packed = np.frombuffer(header.pack(checksum), np.uint8)
-        self._ring[payload_offset - SPAN_HEADER_BYTES : payload_offset] = packed
-        return record
+        if described.end_bytes > payload_bytes:
+            raise BadTree(f"the tree describes {described.end_bytes} bytes; the payload has only {payload_bytes}")
+        if prefix_bytes:
+            check_block(payload, described, key, tree_bytes, prefix_bytes)
 
-    def _record(self, payload_offset: int, header: SpanHeader, described: Recipe) -> PrefixRecord:
-        """The record in the payload's first leaf.
 
-        The key must be the digest of the record. Clients that match trust keys; with a wrong key they would get the
-        payload of another sequence.
+def check_block(payload: Bytes, described: Recipe, key: bytes, tree_bytes: int, prefix_bytes: int) -> None:
+    """Checks the record in a payload's first leaf.
 
-        Raises:
-            BadPrefix: the payload has no record, or its record has another key.
-        """
-        leaves = described.leaves
-        first = min(leaves, key=lambda leaf: leaf.offset) if leaves else None
-        at, size_bytes = aligned(header.tree_bytes), header.prefix_bytes
-        is_record = first is not None and first.dtype == np.uint8 and (first.offset, first.shape) == (at, (size_bytes,))
-        if not is_record:
-            raise BadPrefix(f"the payload's first leaf is not a record of prefix_bytes = {size_bytes} bytes")
-        packed = self._ring[payload_offset + at : payload_offset + at + size_bytes].tobytes()
-        record = PrefixRecord.unpack(packed)
-        if block_key(header.key[:NAMESPACE_TAG_BYTES], packed, generation_of(header.key)) != header.key:
-            raise BadPrefix(f"the key {header.key.hex()[:16]}… is not the digest of the payload's record")
-        return record
+    The key must be the digest of the record. Clients that match trust keys; with a wrong key they would get the payload
+    of another sequence.
+
+    Raises:
+        BadPrefix: the payload has no record, or its record has another key.
+    """
+    leaves = described.leaves
+    first = min(leaves, key=lambda leaf: leaf.offset) if leaves else None
+    at = aligned(tree_bytes)
+    is_record = first is not None and first.dtype == np.uint8 and (first.offset, first.shape) == (at, (prefix_bytes,))
+    if not is_record:
+        raise BadPrefix(f"the payload's first leaf is not a record of prefix_bytes = {prefix_bytes} bytes")
+    packed = payload[at : at + prefix_bytes].tobytes()
+    PrefixRecord.unpack(packed)
+    if block_key(key[:NAMESPACE_TAG_BYTES], packed, generation_of(key)) != key:
+        raise BadPrefix(f"the key {key.hex()[:16]}… is not the digest of the payload's record")
 
 
 def _rest() -> None:
@@ -332,7 +274,7 @@ def _rest() -> None:
     time.sleep(REST_S)
 
 
-def _failed(part: Copy | Move | Seal, error: TensordError) -> Copied | Moved:
+def _failed(part: InboxCopy | Move, error: TensordError) -> InboxCopied | Moved:
     if isinstance(part, Move):
         return Moved(part.number, error)
-    return Copied(part.client, part.put_id, error=error)
+    return InboxCopied(part.client, error=error)

@@ -15,8 +15,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from .core.governor.copies import ASSUMED_BYTES_PER_S
-from .core.governor.events import MemoryCopyMeasured
+from .devices.copies import ASSUMED_BYTES_PER_S
+from .governor.events import MemoryCopyMeasured
 from .logs import logger
 from .process_limits import NO_MEMORY_OR_THREAD
 

@@ -1,26 +1,20 @@
-"""What a daemon finds of the one before it: differing sizes, its entries, and spans that are to be checked.
+"""What a daemon finds of the one before it: differing sizes, and its entries.
 
 Owns: the order of taking over, and the warnings. Does not own the memory (`Segments`), nor what becomes of an entry
-(`core.recovery`).
+(daemon/recovery).
 """
 
 from __future__ import annotations
 
-import asyncio
-from typing import Final
-
-from ..shm.clock import boot_s
 from . import learned_state, logs
-from .actors.mailbox import Mailbox
-from .actors.messages import Grown, Scrubbed, StoreMessage
+from .actors.messages import Grown
+from .actors.store import StoreActor
 from .config.config import Config
-from .core.store import Store
-from .policy.replacement import Replacement
-from .process_limits import NO_MEMORY_OR_THREAD
+from .replacement import Replacement
+from .scrub import Scrub
 from .segments import Segments
 
 _log = logs.logger("tensord")
-_SLOTS_AT_ONCE: Final = 256
 
 
 def warn(memory: Segments, config: Config) -> None:
@@ -42,28 +36,15 @@ def warn(memory: Segments, config: Config) -> None:
         )
 
 
-def take_over(memory: Segments, core: Store, inbox: Mailbox[StoreMessage], policy: Replacement) -> None:
+def take_over(memory: Segments, store: StoreActor, policy: Replacement, scrub: Scrub) -> None:
     """Takes over the entries of a former daemon. If there are none, allocates the first piece of the ring."""
     if memory.recovered:
-        core.recover(memory.found(), boot_s(), memory.missing)
-        learned_state.load(memory, policy)
-        inbox.tell_now(Grown(memory.ready_bytes))
+
+        def taken_over() -> None:
+            learned_state.load(memory, policy)
+            scrub.begin()
+
+        store.recover(taken_over)
+        store.inbox.tell_now(Grown(memory.ready_bytes))
     else:
-        inbox.tell_now(Grown(memory.grow(0, prefault=False)))
-
-
-async def scrub(memory: Segments, inbox: Mailbox[StoreMessage]) -> None:
-    """Checks the spans of a former daemon, one by one. Until a span is checked, every reader checks it itself."""
-    for number, slot in enumerate(memory.index.slots()):
-        if number % _SLOTS_AT_ONCE == 0:
-            # Reading all slots takes half a second of the loop at 262,000 entries.
-            await asyncio.sleep(0)
-        if not (slot.published and slot.unverified):
-            continue
-        try:
-            sound = await asyncio.to_thread(memory.is_sound, slot)
-        except NO_MEMORY_OR_THREAD as error:
-            why = str(error) or type(error).__name__
-            _log.warning("cannot check recovered entries; each reader checks those that it reads", why=why)
-            return
-        await inbox.tell(Scrubbed(slot.number, slot.span_id, sound))
+        store.inbox.tell_now(Grown(memory.grow(0, prefault=False)))

@@ -10,7 +10,7 @@ import asyncio
 from ..errors import TensordError
 from . import learned
 from .logs import logger
-from .policy.replacement import Replacement
+from .replacement import Replacement
 from .segments import Segments
 
 _log = logger("tensord")

@@ -42,7 +42,7 @@ _DAEMON: Final = (
     ("lanes", "lanes", "Lanes that processes use."),
     ("lanes_orphaned", "lanes_orphaned", "Lanes whose connection has ended."),
     ("leases", "pins", "Entries pinned by readers, counted once for each reader."),
-    ("inboxes_bytes", "inboxes_bytes", "Memory of all inboxes."),
+    ("inboxes", "inboxes", "Open inboxes of clients that do not write into the ring."),
 )
 _STORE: Final = (
     ("entries", "entries", "Entries in the host tier."),
@@ -63,10 +63,9 @@ _STORE: Final = (
     ),
     ("message_pins", "pins", "Entries pinned for a time, by message."),
     ("message_pinned_bytes", "pinned_bytes", "Bytes of entries pinned for a time, by message."),
-    ("puts_in_flight", "puts_in_flight", "Puts that have begun and have not ended."),
-    ("puts_waiting", "puts_waiting", "Puts that wait for room or for their turn."),
-    ("puts_announced", "puts_announced", "Puts of which no byte has arrived yet."),
-    ("announced_bytes", "announced_bytes", "Bytes of the ring allocated to puts whose data has not arrived yet."),
+    ("grants", "grants", "Places of the ring that are lent to clients to write in."),
+    ("lent_bytes", "lent_bytes", "Bytes of these places, as far as nothing is stored there."),
+    ("grants_waiting", "grants_waiting", "Requests for such places that wait for room or for their turn."),
     ("claims_held", "claims_held", "Missing keys that a client computes."),
     ("claims_waiting", "claims_waiting", "Clients that wait for a missing key."),
     ("prefix_blocks", "prefix_blocks", "Blocks and snapshots of cached sequences."),
@@ -92,7 +91,6 @@ _STORE_TOTALS: Final = (
     ("prefix_tokens_asked", "prefix_tokens_asked", "Tokens of the queried sequences."),
     ("prefix_tokens_matched", "prefix_tokens_matched", "Tokens of the queried sequences that were cached."),
     ("prefix_uses_lost", "prefix_uses_lost", "Uses of blocks by queries that are missing in recency and frequency."),
-    ("evicted_while_pinned", "evicted_while_pinned", "Must stay 0: entries evicted while a reader had pinned them."),
     ("found_corrupt", "found_corrupt", "Must stay 0: entries that differ from what was stored."),
 )
 _REMOTE: Final = (

@@ -40,7 +40,6 @@ from ..shm.layout import (
     aligned,
     span_bytes,
 )
-from .core.recovery import confirmed
 from .sizes import ConfiguredSizes, resolved_sizes
 
 
@@ -145,7 +144,9 @@ def _unused(missing: list[tuple[int, int]], former: Superblock, ring_fd: int, in
     index = IndexReader(mmap(index_fd, former.geometry.index_bytes, prot=PROT_READ), former.geometry)
     for slot in index.unpublished():
         low = slot.offset // PAGE_BYTES * PAGE_BYTES
-        high = -(-(slot.offset + span_bytes(slot.payload_bytes)) // PAGE_BYTES) * PAGE_BYTES
+        # A grant has no tree, and its length is that of all its bytes.
+        size_bytes = span_bytes(slot.payload_bytes) if slot.tree_bytes else slot.payload_bytes
+        high = -(-(slot.offset + size_bytes) // PAGE_BYTES) * PAGE_BYTES
         if not any(low < start + size_bytes and start < high for start, size_bytes in missing):
             continue
         try:
@@ -208,7 +209,8 @@ def _last_epoch(instance: str, former: Superblock, ring_fd: int, index_fd: int) 
     last = max([former.epoch, *(epoch for epoch in of_lanes if epoch <= EPOCH_MAX)])
     index = IndexReader(mmap(index_fd, former.geometry.index_bytes, prot=PROT_READ), former.geometry)
     for slot in index.later_than(last):
-        if confirmed(slot, header_at(ring_fd, slot.offset)):
+        header = header_at(ring_fd, slot.offset)
+        if header is not None and (header.key, header.span_id) == (slot.key, slot.span_id):
             return slot.span_id >> SPAN_COUNTER_BITS
     return last
 

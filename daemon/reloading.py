@@ -15,8 +15,8 @@ from typing import Any
 from ..errors import BadConfiguration
 from .config.config import Config
 from .config.limits import governor_limits, store_limits
-from .core.governor.limits import GovernorLimits
 from .core.limits import StoreLimits
+from .governor.limits import GovernorLimits
 from .logs import logger
 
 _log = logger("tensord")

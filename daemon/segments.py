@@ -17,36 +17,33 @@ import errno
 import fcntl
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from itertools import islice
 from mmap import mmap
 from typing import Any, Final, Self
 
 import numpy as np
 
-from ..errors import BadPrefix, NameTaken, SegmentError
+from ..errors import NameTaken, SegmentError
 from ..shm import segments
 from ..shm.copy import PIECE_BYTES, checksum_of_pieces
 from ..shm.fence import check, fence, works
 from ..shm.index import IndexWriter
 from ..shm.lanes import LaneReader
 from ..shm.layout import (
+    ASLEEP_AT,
     LANE_BYTES,
     LANE_COUNTER_BITS,
+    LANE_PLACES,
     LANE_WORDS,
     PAGE_BYTES,
-    SPAN_EXPIRES_AT,
+    SPAN_CHECKSUM_AT,
     SPAN_HEADER_BYTES,
-    SpanHeader,
-    aligned,
     count_punch,
-    expiry_word,
     pack_lane_header,
 )
-from ..shm.prefix import PrefixRecord
+from ..shm.records import SubmissionReader
 from ..shm.slots import Slot
-from .core.recovery import Recovered
 from .opening import Opened, header_at, opened
 from .sizes import ConfiguredSizes
 
@@ -73,6 +70,8 @@ class HeldLane:
     identity: tuple[int, int]
     fenced: bool
     client: int | None
+    place: int
+    queue: SubmissionReader
     uid: int | None = None
 
 
@@ -105,12 +104,21 @@ class Segments:
         self._shared_index_fd = segments.attach(segments.segment_name(instance, "index"), read_only=True)
         self.writable_ring_fd = segments.attach(segments.segment_name(instance, "ring"))
         """The ring for clients that write in place: a file description of its own."""
+        words = memoryview(self._index_map)
+        geometry = superblock.geometry
+        self.settled = words[geometry.settled_at : geometry.settled_at + 8 * LANE_PLACES].cast("Q")
+        """By the lane's place: the number of the last record that was carried out."""
+        self.refusals = words[geometry.refusals_at : geometry.refusals_at + 8 * LANE_PLACES].cast("Q")
+        """By the lane's place: how many refusals were sent since it was attached."""
+        self.asleep = words[ASLEEP_AT : ASLEEP_AT + 8].cast("Q")
+        self._places = list(range(LANE_PLACES - 1, -1, -1))
         self._lanes: dict[str, HeldLane] = {}
         self._lanes_made = 0
         self._has_quick_fence, self._has_slow_fence = works(expedited=True), False
         self._scratch = np.empty(LANE_WORDS, np.uint64)
         self.ring: Bytes = np.frombuffer(self._ring_map, np.uint8)
-        self._ring_view = memoryview(self._ring_map).toreadonly()
+        self.ring_memory = memoryview(self._ring_map)
+        self.index_memory = memoryview(self._index_map)
         packed = superblock.pack()
         if found.recovered:
             self.index = IndexWriter(self._index_map, superblock.geometry)
@@ -177,64 +185,41 @@ class Segments:
         # registered the former pages with a GPU's driver then finds another count when it reads the span.
         count_punch(self._index_map)
 
-    def found(self) -> Iterator[Recovered]:
-        """The slots of the index as a former daemon left them. Published slots are marked as unverified."""
-        for slot in self.index.slots():
-            header = header_at(self._ring_fd, slot.offset)
-            record: PrefixRecord | None = None
-            if slot.published:
-                self.index.mark(slot.number, unverified=True)
-                record = self._record(slot, header) if header is not None and header.prefix_bytes else None
-            yield Recovered(slot.number, header, slot.published, record)
+    def write_checksum(self, offset: int, checksum: int) -> None:
+        """Writes the checksum of a payload into the header of its span, at `offset`: one word, so that a
+        reader sees 0 or the checksum."""
+        self.ring[offset + SPAN_CHECKSUM_AT :][:8].view(np.uint64)[0] = checksum
 
-    def _record(self, slot: Slot, header: SpanHeader) -> PrefixRecord | None:
-        """The record at the start of a payload; None if there is no valid one."""
-        at = aligned(slot.tree_bytes)
-        if at + header.prefix_bytes > slot.payload_bytes:
-            return None
-        try:
-            return PrefixRecord.unpack(
-                os.pread(self._ring_fd, header.prefix_bytes, slot.offset + SPAN_HEADER_BYTES + at)
-            )
-        except BadPrefix:
-            return None
-
-    def read(self, offset: int, size_bytes: int) -> memoryview:
-        """A view of bytes of the ring, without a copy. They must be within a span."""
-        return self._ring_view[offset : offset + size_bytes]
-
-    def write_expiry(self, offset: int, expires_s: float) -> None:
-        """Writes the expiry time of an entry into the header of its span, at `offset`. One word, so a reader sees the
-        old time or the new one."""
-        self.ring[offset + SPAN_EXPIRES_AT :][:8].view(np.uint64)[0] = expiry_word(expires_s)
-
-    def is_sound(self, slot: Slot) -> bool:
-        """True if a span's payload matches its checksum. Slow: call it in a thread.
+    def summed(self, slot: Slot) -> tuple[bool, int]:
+        """Whether a span's payload matches its checksum, which it does if nobody has taken one; and its checksum. Slow:
+        call it in a thread.
 
         The result is meaningless if the span was reused meanwhile.
         """
         start = slot.offset + SPAN_HEADER_BYTES
         header = header_at(self._ring_fd, slot.offset)
-        pieces = self._read(start, start + slot.payload_bytes)
-        return header is not None and header.checksum == checksum_of_pieces(pieces)
+        checksum = checksum_of_pieces(self._read(start, start + slot.payload_bytes))
+        return header is not None and header.checksum in (0, checksum), checksum
 
     def lend_lane(
         self, client: int, *, fenced: bool, brought: int | None, uid: int | None = None
-    ) -> tuple[int, list[int]]:
+    ) -> tuple[HeldLane, list[int]]:
         """A lane for `client`: its former lane if that is available, otherwise a new one.
 
         Args:
             brought: a descriptor of the client's former lane. The caller still owns it.
 
         Returns:
-            The lane's id, and the descriptors (ring, index, lane) to send. The first two belong to this object. The
+            The lane, and the descriptors (ring, index, lane) to send. The first two belong to this object. The
             caller closes the last one. It has the lock that shows that the client lives.
         """
         lane = self._lane_brought(brought) if brought is not None else None
         lane = lane or self._new_lane(uid, fenced=fenced)
         fd = self._locked(lane)
         lane.client, lane.uid = client, uid
-        return lane.reader.lane_id, [self._shared_ring_fd, self._shared_index_fd, fd]
+        lane.queue = lane.reader.submissions()
+        self.settled[lane.place], self.refusals[lane.place] = lane.queue.tail, 0
+        return lane, [self._shared_ring_fd, self._shared_index_fd, fd]
 
     def has_lane_for(self, brought: int) -> bool:
         """True if the lane behind a descriptor from a client is one of ours, and is available."""
@@ -251,6 +236,7 @@ class Segments:
         gone = [name for name, lane in self._lanes.items() if lane.client is None and lane.reader.abandoned()]
         for name in gone:
             lane = self._lanes.pop(name)
+            self._places.append(lane.place)
             segments.remove(lane.name)
             lane.reader.close()
         return len(gone)
@@ -272,20 +258,37 @@ class Segments:
         if self._lanes:
             fence(expedited=self.fence_is_quick)
 
+    def fence_quickly(self) -> None:
+        """A memory fence in all client processes that registered for the quick one.
+
+        Raises:
+            OSError: the kernel refused the fence.
+        """
+        if self._lanes and self._has_quick_fence:
+            fence(expedited=True)
+
     @property
     def readers(self) -> list[LaneReader]:
         """The readers of all lanes. `forget_abandoned` closes some of them."""
         return [lane.reader for lane in self._lanes.values()]
 
-    def read_pins(self) -> list[HeldLane]:
-        """All lanes with updated numbers of pins. For display only: the pins are read without a fence, so no span may
-        be reclaimed because of them.
+    def read_pins(self, lent: Collection[int]) -> list[tuple[HeldLane, int]]:
+        """All lanes, and how many entries each pins. `lent`: the span ids of grants, which are no entries. For display
+        only: the pins are read without a fence, so no span may be reclaimed because of them.
 
-        Only the first LANES_READ_MAX lanes are updated. The others have the numbers of the last scan or count.
+        Only the first LANES_READ_MAX lanes are read. The others have the numbers of the last scan or count.
         """
-        for lane in islice(self._lanes.values(), LANES_READ_MAX):
-            lane.reader.pins(self._scratch)
-        return self.lanes
+        grants = np.sort(np.fromiter(lent, np.uint64, len(lent)))
+        found: list[tuple[HeldLane, int]] = []
+        for number, lane in enumerate(self._lanes.values()):
+            pinned = lane.reader.pinned
+            if number < LANES_READ_MAX:
+                ids = lane.reader.pins(self._scratch)
+                pinned = len(ids)
+                if pinned and len(grants):
+                    pinned -= int((np.searchsorted(grants, ids, "right") - np.searchsorted(grants, ids)).sum())
+            found.append((lane, pinned))
+        return found
 
     def lanes_pinning(self, span_id: int) -> list[HeldLane] | None:
         """The lanes that pin a span now, for display only, as `read_pins`. None if there are more than
@@ -347,7 +350,9 @@ class Segments:
     def _hold(self, name: str, fd: int, lane_id: int, uid: int | None, *, fenced: bool) -> HeldLane:
         status = os.fstat(fd)
         identity = status.st_dev, status.st_ino
-        lane = HeldLane(LaneReader(fd, lane_id), name, identity, fenced and self._has_quick_fence, None, uid)
+        reader, place = LaneReader(fd, lane_id), self._places.pop()
+        fenced = fenced and self._has_quick_fence
+        lane = HeldLane(reader, name, identity, fenced, None, place, reader.submissions(), uid)
         self._lanes[name] = lane
         return lane
 

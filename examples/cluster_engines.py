@@ -114,12 +114,12 @@ def settle(client: tensord.Client) -> None:
 
     The engine puts its blocks, and reports their uses, after it has answered.
     """
-    quiet_since = time.monotonic()
+    quiet_since, puts = time.monotonic(), None
     while time.monotonic() < quiet_since + 1:
         status = client.status()
         remote = status["remote"]
-        if status["store"]["puts_in_flight"] or remote["queued"] or remote["writes"]:
-            quiet_since = time.monotonic()
+        if status["store"]["puts"] != puts or remote["queued"] or remote["writes"]:
+            quiet_since, puts = time.monotonic(), status["store"]["puts"]
         time.sleep(0.05)
 
 

@@ -43,10 +43,14 @@ class Hello(GreetingRequest, frozen=True):
 
 
 class Attached(Answer, frozen=True):
-    """Answers Attach. Brings three descriptors: ring, index and lane, in this order."""
+    """Answers Attach. Brings three descriptors: ring, index and lane, in this order.
+
+    `place`: of the lane in the index's tables `settled` and `refusals`, as long as the lane exists.
+    """
 
     id: Id
     lane_id: Count
+    place: Count
     ring_bytes: SomeBytes
     index_bytes: SomeBytes
     fds: Three = 3
@@ -61,15 +65,16 @@ class Attach(AttachmentRequest, frozen=True):
 
 
 class OpenInbox(AttachmentRequest, frozen=True):
-    """Brings the descriptor of a sealed inbox of `inbox_bytes`.
+    """Brings the descriptor of a sealed memory file of `inbox_bytes`, from which the daemon copies.
 
-    `inbox`: the number of the inbox. Two open inboxes of a connection must not share a number.
+    A client that may not write into the ring writes payloads into it, at the same offsets at which the daemon lends
+    places of the ring; then it is as large as the ring. Prefix queries are read from it too. A later one takes the
+    place of an earlier one.
     """
 
     answered_by = Done
     id: Id
     inbox_bytes: SomeBytes
-    inbox: Count = 0
     fds: One = 1
 
 
@@ -85,9 +90,3 @@ class OpenRing(AttachmentRequest, frozen=True):
 
     answered_by = WritableRing
     id: Id
-
-
-class CloseInbox(AttachmentRequest, frozen=True):
-    """No answer. The client no longer needs the inbox: all puts from it are answered."""
-
-    inbox: Count

@@ -1,8 +1,7 @@
 """The protocol of one connection, without I/O: which messages are allowed now, and which descriptors belong to them.
 
-Owns: the open requests, the commits whose parts have not all been sent, and the descriptors that arrived before the
-message that declares them. Does not own the tables of states (`states`), the socket (`channel`, `blocking`), nor the
-effect of a request.
+Owns: the open requests, and the descriptors that arrived before the message that declares them. Does not own the tables
+of states (`states`), the socket (`channel`, `blocking`), nor the effect of a request.
 
 Invariants: a descriptor given to `receive_data` comes back exactly once: with its message, in `Arrival.discarded`, or
 from `close`. After a failure the connection is CLOSED and accepts nothing. A message whose descriptors this process
@@ -26,12 +25,11 @@ from ..errors import (
     UsageError,
     VersionMismatch,
 )
-from . import former
 from . import messages as m
 from .declared import id_of
 from .decode import UnknownMessage, decode
 from .frames import CONTROL_FRAMES, DOCUMENT_FRAMES, FrameReader, pack
-from .schema import PROTOCOL_FORMER, PROTOCOL_VERSION, ClientLimits, Message
+from .schema import PROTOCOL_VERSION, ClientLimits, Message
 from .states import (
     ANSWERED_BY,
     CONTROL_ALLOWED,
@@ -92,8 +90,6 @@ class Connection:
         sent = CONTROL_FRAMES if control or not serving else DOCUMENT_FRAMES
         self._send_bytes_max = sent.message_bytes_max
         self._open: dict[int, Kind] = {}  # unanswered requests by id
-        self._commits: set[int] = set()  # ids of commits that are unanswered or miss parts
-        self._parts_due: set[int] = set()  # ids of commits that miss their last part
         self._watched = False  # a Watch came, so that Events are allowed
         self._fds: deque[int] = deque()
         self._limit: ProcessLimit | None = None  # why descriptors were lost
@@ -185,7 +181,7 @@ class Connection:
         try:
             if not self.serving:
                 self._answer(message)
-            elif (refusal := self._refusal(message, found)) is not None:
+            elif (refusal := self._refusal(message)) is not None:
                 arrival.discarded += fds
                 number = id_of(message)
                 if number is not None:  # an Error without an id would end the connection
@@ -209,10 +205,7 @@ class Connection:
         theirs = found.get("protocol")
         if type(theirs) is not int or theirs == self.protocol:
             return
-        if self.serving and theirs == PROTOCOL_FORMER:
-            self.protocol = theirs
-            return
-        peer, here = ("client", f"daemon {PROTOCOL_FORMER} and") if self.serving else ("daemon", "client")
+        peer, here = ("client", "daemon") if self.serving else ("daemon", "client")
         raise VersionMismatch(
             f"the {peer} speaks protocol version {theirs}, this {here} {self.protocol}: "
             "install the same release of tensord on both sides"
@@ -264,8 +257,6 @@ class Connection:
         """
         if self.state is ConnectionState.CLOSED:
             raise DaemonUnavailable(f"the connection is closed: {REMEDIES[self.state]}")
-        if self.protocol == PROTOCOL_FORMER and not self.serving:
-            messages = tuple(former.spoken(messages))
         declared = 0
         packed: list[bytes] = []
         for message in messages:
@@ -305,21 +296,12 @@ class Connection:
         """Reverts a `send` whose bytes were never written: its requests are no longer open. Not for Hello and Attach,
         which change the state."""
         for message in reversed(messages):
-            if isinstance(message, m.Part):
-                if message.last:
-                    self._parts_due.add(message.id)
-                    self._commits.add(message.id)
-            elif type(message) in ANSWERED_BY:
-                number: int = getattr(message, "id")  # noqa: B009
-                self._open.pop(number, None)
-                self._parts_due.discard(number)
-                self._commits.discard(number)
+            if type(message) in ANSWERED_BY:
+                self._open.pop(getattr(message, "id"), None)  # noqa: B009
 
     # ---- both directions
 
-    def _refusal(self, message: Message, found: object = None) -> LimitReached | None:
-        if self.protocol == PROTOCOL_FORMER and (no := former.refusal(message) or former.refusal_of_put(found)):
-            return no
+    def _refusal(self, message: Message) -> LimitReached | None:
         most = self.limits.keys_per_request_max
         keys = getattr(message, "keys", ())
         if len(keys) <= most:
@@ -334,36 +316,21 @@ class Connection:
             self.protocol = message.protocol
         if kind not in self._allowed[self.state]:
             raise ProtocolError(f"{kind.__name__} on a connection that is {self.state}: {REMEDIES[self.state]}")
-        if kind is m.Part:
-            if message.id not in self._parts_due:
-                raise ProtocolError(f"{kind.__name__} for put {message.id}: send its Commit first")
-            if message.last:
-                self._parts_due.discard(message.id)
-                self._settle(message.id)
-            return
         if kind not in ANSWERED_BY:
             return
         number = message.id
-        if number in self._open or number in self._commits:
+        if number in self._open:
             raise ProtocolError(f"{kind.__name__} with id {number}, which is still open: choose another id")
         self._check_in_flight(kind)
         self._open[number] = kind
-        if kind is m.Commit:
-            self._commits.add(number)
-            if message.at is None and message.span is None:
-                self._parts_due.add(number)
         self._watched |= kind is m.Watch
         self.state = MOVES.get((self.state, kind), self.state)
 
     def _check_in_flight(self, kind: Kind) -> None:
-        limits = self.limits
-        if len(self._open) >= limits.requests_in_flight_max:
-            name, most = "requests_in_flight_max", limits.requests_in_flight_max
-        elif kind is m.Commit and len(self._commits) >= limits.commits_in_flight_max:
-            name, most = "commits_in_flight_max", limits.commits_in_flight_max
-        else:
+        most = self.limits.requests_in_flight_max
+        if len(self._open) < most:
             return
-        text = f"{kind.__name__} over {name}, which is {most}: wait for an answer first"
+        text = f"{kind.__name__} over requests_in_flight_max, which is {most}: wait for an answer first"
         raise ProtocolError(text) if self.serving else LimitReached(text)
 
     def _answer(self, message: Any) -> None:
@@ -376,7 +343,7 @@ class Connection:
         request = self._open.get(number)
         if kind is m.Error:
             if request is not None:
-                self._close_request(number)
+                del self._open[number]
                 self.state = MOVES_WHEN_REFUSED.get(request, self.state)
             return
         if request is None:
@@ -385,20 +352,9 @@ class Connection:
             raise ProtocolError(f"{kind.__name__} does not answer {request.__name__} ({number})")
         if kind is m.Claimed and message.answer == "wait":
             return
-        self._close_request(number)
+        del self._open[number]
         self.state = MOVES.get((self.state, kind), self.state)
 
-    def _close_request(self, number: int) -> None:
-        del self._open[number]
-        self._settle(number)
-
-    def _settle(self, number: int) -> None:
-        if number not in self._open and number not in self._parts_due:
-            self._commits.discard(number)
-
     def check_invariants(self) -> None:
-        assert self._parts_due <= self._commits
-        open_commits = {n for n, kind in self._open.items() if kind is m.Commit}
-        assert self._commits == open_commits | self._parts_due
         assert self.state is not ConnectionState.CLOSED or not self._fds
         assert len(self._fds) <= FDS_MAX

@@ -9,8 +9,8 @@ On the wire a message is a MessagePack map. Its `type` is the name of the class.
 field can be added without a new protocol version. An unknown `type` is an error of its own, which can be answered.
 
 Invariant: a message returned by `decode` has every field within its range. The constructor of a message checks
-nothing: a sender does not pay for validation. Ranges across fields (`tree_bytes` within `payload_bytes`, a part within
-its inbox) are checked by the code that handles the message.
+nothing: a sender does not pay for validation. Ranges across fields (a query within its inbox) are checked by the code
+that handles the message.
 
 `fds` is the number of descriptors that travel with a message. Descriptors are assigned to messages in the order in
 which both arrive.
@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
+import msgspec
 from msgspec import Meta
 
 from .attachment import *  # noqa: F403
@@ -45,20 +46,20 @@ from .schema import (
     Blocks,
     Bytes,
     Count,
+    GrantList,
     Id,
     Key,
     Keys,
-    Milliseconds,
     Name,
     NamespaceTag,
+    Numbers,
     PrefixBytes,
     Seconds,
     SecondsOrNone,
+    Sizes,
     SomeBytes,
     Token,
     Tokens,
-    TreeBytes,
-    Word,
 )
 from .schema import PROTOCOL_VERSION as PROTOCOL_VERSION
 from .schema import ClientLimits as ClientLimits
@@ -68,101 +69,54 @@ from .schema import Message as Message
 # ---- puts and claims
 
 
-class PartCopied(Answer, frozen=True):
-    """The part at `inbox_offset` is in the ring, or is not needed. The client may reuse its bytes in the inbox."""
+class GrantsLent(Answer, frozen=True):
+    """Answers AskForGrants: places that are the client's to write in. `error`: why there is none.
+
+    A grant: (number, offset, size in bytes, span id, slot, seq of the slot). The client pins the span id and then reads
+    the slot of the index. As long as the slot has that seq and span id, the place is the client's until the pin ends.
+    For a client that writes into its own inbox, the span id is 0, and the place is at the same offset of the inbox.
+    """
 
     id: Id
-    inbox_offset: Bytes
-
-
-class Committed(Answer, frozen=True):
-    """The outcome of a put. `error`: why the put was refused."""
-
-    id: Id
-    outcome: Literal["stored", "existed", "refused"]
+    grants: GrantList
     error: ErrorBody | None = None
 
 
-class SpanTaken(Answer, frozen=True):
-    """Answers TakeSpan. `offset`: of the span's header in the ring. `slot`: the number of its slot in the index, whose
-    sequence number is `seq` as long as the span is the client's.
+class PutRefused(Answer, frozen=True):
+    """The put with this record was not stored. `error`: None if the key was stored already."""
 
-    The client pins `span_id` and then reads the slot. If the slot is unchanged, the span stays the client's until the
-    pin ends, and the client may write a payload.
+    number: Count
+    error: ErrorBody | None = None
+
+
+class Settled(Answer, frozen=True):
+    """The bell: the daemon has carried out the record that the client waits for, as its lane says."""
+
+
+class AskForGrants(StoreRequest, frozen=True):
+    """Asks for places of `sizes` bytes each (of spans, headers included), the most urgent one first.
+
+    Answered once, with as many as can be lent now, but only after the first can be lent or is refused. `returned`: as
+    `ReturnGrants`. `ahead`: no put waits for the places; then there are none if the client has enough unused ones.
     """
 
+    answered_by = GrantsLent
+    pushes = (PutRefused, Settled)
     id: Id
-    slot: Count
-    seq: Word
-    span_id: Word
-    offset: Bytes
-
-
-class TakeSpan(StoreRequest, frozen=True):
-    """Asks for a span of the ring, to write a payload of up to `payload_bytes` into. Only for a client that was sent a
-    WritableRing. The span is the client's until a Commit names it, ReturnSpan returns it, or its time is over.
-
-    `ahead`: no payload waits for the span yet. It is refused if clients have taken a certain share of the ring. The
-    entry of the client's last Commit stays while such a span waits for room, because the next put may continue it.
-    `parent`: the key that the Commit of the span will name as its parent. The parent's entry stays until the span is
-    used, returned or taken back; without `ahead` only.
-    """
-
-    answered_by = SpanTaken
-    id: Id
-    payload_bytes: SomeBytes
+    sizes: Sizes
+    returned: Numbers = msgspec.field(default_factory=list)
     ahead: bool = False
-    parent: Key | None = None
 
 
-class ReturnSpan(StoreRequest, frozen=True):
-    """Returns a span that is not needed. No answer. `span`: the id of the TakeSpan."""
+class ReturnGrants(StoreRequest, frozen=True):
+    """Gives grants back in which nothing more is written. The records of all that was written there are in the queue.
+    No answer."""
 
-    span: Id
-
-
-class Commit(StoreRequest, frozen=True):
-    """Begins a put. The payload is in one of three places:
-
-    - `at`: the offset in the inbox where the whole payload stands.
-    - `span`: the id of the TakeSpan whose span has the whole payload. The client writes no more into the span, and
-      `checksum` is the xxh3-64 of its bytes.
-    - Both None: one or more Parts with the same id follow; together they have `payload_bytes`.
-
-    `acks`: the daemon answers each Part with PartCopied, for a sender that reuses its region before the put has ended.
-    `cost_ms`: the time that computing the payload took; 0 if it is not known. `agent`: the agent that the put is for.
-    `prefix_bytes`: the size of the payload's first leaf, at `aligned(tree_bytes)`, if that leaf is the record of a
-    block of a sequence (`shm.prefix`); 0 if the payload has no record. `parent`: the key of the parent, which the entry
-    does not outlive; None if it has none. `inbox`: the number of the inbox that holds the payload.
-    """
-
-    answered_by = Committed
-    pushes = (PartCopied,)
-    id: Id
-    key: Key
-    payload_bytes: SomeBytes
-    tree_bytes: TreeBytes
-    tokens: Count = 0
-    ttl_s: Seconds | None = None
-    claim: Token | None = None
-    acks: bool = True
-    cost_ms: Milliseconds = 0.0
-    agent: Name = ""
-    prefix_bytes: PrefixBytes = 0
-    parent: Key | None = None
-    inbox: Count = 0
-    at: Bytes | None = None
-    span: Id | None = None
-    checksum: Word | None = None
+    grants: Numbers
 
 
-class Part(StoreRequest, frozen=True):
-    """The next `part_bytes` of the payload are at `inbox_offset` of the put's inbox."""
-
-    id: Id
-    inbox_offset: Bytes
-    part_bytes: SomeBytes
-    last: bool
+class Doorbell(StoreRequest, frozen=True):
+    """Records were added while the daemon slept. No answer."""
 
 
 class Claimed(Answer, frozen=True):
@@ -331,8 +285,7 @@ class MatchPrefix(PrefixRequest, frozen=True):
     """Asks for the longest cached prefix of a sequence.
 
     The query is a packed `shm.prefix.PrefixRecord` of `query_bytes`: all tokens, with the identities of media folded
-    in, and all media. It is at `inbox_offset` of the inbox with the number `inbox`. The client may reuse these bytes
-    once the answer has come.
+    in, and all media. It is at `inbox_offset` of the inbox. The client may reuse these bytes once the answer has come.
     """
 
     answered_by = Matched
@@ -341,7 +294,13 @@ class MatchPrefix(PrefixRequest, frozen=True):
     inbox_offset: Bytes
     query_bytes: PrefixBytes
     agent: Name = ""
-    inbox: Count = 0
+
+
+class NameAgent(StoreRequest, frozen=True):
+    """The name of an agent that records name by `agent_number` of it (shm/records). Once a connection and name; its
+    order among records does not matter. No answer."""
+
+    agent: Name
 
 
 class EvictPrefixes(StoreRequest, frozen=True):

@@ -12,9 +12,7 @@ from msgspec import Meta, Struct
 
 from ..errors import TensordError, from_code
 
-PROTOCOL_VERSION: Final = 4
-PROTOCOL_FORMER: Final = 3
-"""The version that is understood as well, on both sides (`former`)."""
+PROTOCOL_VERSION: Final = 5
 
 KEYS_MAX: Final = 1024
 TOKENS_MAX: Final = 4096
@@ -24,17 +22,12 @@ BLOCKS_MAX: Final = 1024
 PREFIX_BYTES_MAX: Final = 64 << 20
 COST_MS_MAX: Final = 86_400_000.0
 AGENT_NAME_CHARS_MAX: Final = 128
-INBOXES_PER_CLIENT_MAX: Final = 16
-"""The inbox in use, and earlier ones from which puts are still read."""
-SPANS_PER_CLIENT_MAX: Final = 16
-"""Spans that a client may have taken, or asked for, to write payloads into."""
-SPAN_S: Final = 10.0
-"""Seconds after which the daemon takes a span back that no Commit named. A client uses no span that it has had for half
-as long. A Commit may name a span that was taken back, as long as the client has pinned it since before."""
+GRANTS_PER_REQUEST_MAX: Final = 256
+GRANTS_PER_CLIENT_MAX: Final = 4096
+"""Grants that a client may have. Each takes a pin word of its lane."""
 TEXT_CHARS_MAX: Final = 2000
 NUMBER_MAX: Final = (1 << 63) - 1
 SIZE_BYTES_MAX: Final = 1 << 48
-TREE_BYTES_MAX: Final = 65_472
 NAME_CHARS_MAX: Final = 128
 DURATION_S_MAX: Final = 315_360_000.0  # ten years; NaN and infinity fail the comparison
 
@@ -49,7 +42,6 @@ Token = Annotated[int, Meta(ge=1, le=NUMBER_MAX)]
 """Names one claim."""
 Bytes = Annotated[int, Meta(ge=0, le=SIZE_BYTES_MAX)]
 SomeBytes = Annotated[int, Meta(ge=1, le=SIZE_BYTES_MAX)]
-TreeBytes = Annotated[int, Meta(ge=1, le=TREE_BYTES_MAX)]
 Count = Annotated[int, Meta(ge=0, le=NUMBER_MAX)]
 Some = Annotated[int, Meta(ge=1, le=1 << 32)]
 Seconds = Annotated[float, Meta(gt=0, le=DURATION_S_MAX)]
@@ -64,6 +56,11 @@ PrefixBytes = Annotated[int, Meta(ge=0, le=PREFIX_BYTES_MAX)]
 Milliseconds = Annotated[float, Meta(ge=0, le=COST_MS_MAX)]
 Blocks = Annotated[list[Key], Meta(max_length=BLOCKS_MAX)]
 Tokens = Annotated[list[Token], Meta(max_length=TOKENS_MAX)]
+Sizes = Annotated[list[SomeBytes], Meta(min_length=1, max_length=GRANTS_PER_REQUEST_MAX)]
+Numbers = Annotated[list[Count], Meta(max_length=GRANTS_PER_CLIENT_MAX)]
+Grant = tuple[Count, Bytes, SomeBytes, Word, Count, Word]
+"""(number, offset, bytes, span id, slot, seq of the slot)."""
+GrantList = Annotated[list[Grant], Meta(max_length=GRANTS_PER_REQUEST_MAX)]
 NoneOrOne = Annotated[int, Meta(ge=0, le=1)]
 One = Annotated[int, Meta(ge=1, le=1)]
 Three = Annotated[int, Meta(ge=3, le=3)]
@@ -73,11 +70,8 @@ class ClientLimits(Struct, frozen=True):
     """The limits of one client, as Welcome tells them. Every refusal for a limit names one of these fields."""
 
     message_bytes_max: Annotated[int, Meta(ge=1024, le=1 << 24)] = 65_536
-    inbox_bytes_max: SomeBytes = 256 << 20
-    inboxes_per_client_max: Some = INBOXES_PER_CLIENT_MAX
     object_bytes_max: SomeBytes = 1 << 30
     requests_in_flight_max: Some = 1024
-    commits_in_flight_max: Some = 64
     claims_per_client_max: Some = 1024
     claim_s: Seconds = 10.0
     claim_s_max: Seconds = 120.0

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import struct
 from collections import Counter
+from collections.abc import Iterator
 from mmap import mmap
 from typing import Final
 from zlib import crc32
@@ -124,6 +125,10 @@ class GenerationWriter:
     def __contains__(self, tag: bytes) -> bool:
         """Whether the namespace was ever invalidated, and so has an entry."""
         return tag in self._at
+
+    def tags(self) -> Iterator[bytes]:
+        """The namespaces that were ever invalidated."""
+        return iter(self._at)
 
     def is_past(self, key: bytes) -> bool:
         """Whether the key's generation is older than its namespace's present one."""

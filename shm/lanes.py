@@ -23,7 +23,7 @@ from itertools import count, islice
 from mmap import MAP_SHARED, PROT_READ, PROT_WRITE, mmap
 from types import CodeType
 from typing import Any, Final
-from weakref import ref
+from weakref import WeakValueDictionary, ref
 
 import numpy as np
 
@@ -35,14 +35,18 @@ from .layout import (
     LANE_LOG_WORDS,
     LANE_WORDS,
     PAGE_BYTES,
+    QUEUE_AT,
     unpack_lane_header,
 )
+from .records import SubmissionReader
 
 # Offsets of a lane's fields, in words from the lane's beginning.
 HEAD_AT: Final = 8
 MISSES_AT: Final = 16
 PINS_AT: Final = LANE_HEADER_WORDS
 LOG_AT: Final = LANE_HEADER_WORDS + LANE_WORDS
+SPARE_END: Final = LANE_HEADER_WORDS + 16
+VIEW_WORDS: Final = LOG_AT - SPARE_END
 LOG_MASK: Final = LANE_LOG_WORDS - 1
 _WORDS: Final = frozenset(range(PINS_AT, LOG_AT))
 
@@ -56,8 +60,9 @@ class Lane:
     `new_release(number)` if that is None, is the finalizer that clears the word and returns it when the last view is
     collected. `refs` keeps the weak references that call the finalizers. `heads` counts the records of the log.
 
-    Invariant: words return to `_state[1]`. It is `free` itself unless the lane is suspended or frozen; then `free`
-    stays empty, whichever thread returns words.
+    Invariants: words return to `_state[1]`. It is `free` itself unless the lane is suspended or frozen; then `free`
+    stays empty, whichever thread returns words. Words below `SPARE_END` are for grants alone, so that views of any
+    number leave room for puts; they return to `_spare`.
     """
 
     __slots__ = (
@@ -65,8 +70,11 @@ class Lane:
         "_batches",
         "_home",
         "_kept",
+        "_lent",
         "_map",
         "_misses",
+        "_spare",
+        "_spare_state",
         "_state",
         "free",
         "frozen",
@@ -88,7 +96,8 @@ class Lane:
         self._map = mmap(fd, LANE_BYTES, MAP_SHARED, PROT_READ | PROT_WRITE)
         self.lane_id = unpack_lane_header(self._map[:PAGE_BYTES])
         self.words = memoryview(self._map).cast("Q")
-        self.free = list(range(PINS_AT + LANE_WORDS - 1, PINS_AT - 1, -1))
+        self.free = list(range(PINS_AT + LANE_WORDS - 1, SPARE_END - 1, -1))
+        self._spare = list(range(PINS_AT, SPARE_END))
         self.frozen = False
         # While the lane is suspended: the free list from before, and the words that were in it.
         self._home: list[int] | None = None
@@ -103,13 +112,25 @@ class Lane:
         # of the cycle collector. The list keeps the references, and so the finalizers, until the last of them has run:
         # the lane may be collected before that.
         self._state: list[Any] = [self.words, self.free, self._batches, self.refs]
+        self._spare_state: list[Any] = [self.words, self._spare, self._batches, self.refs]
+        self._lent: WeakValueDictionary[int, Array] = WeakValueDictionary()
         # Made at need: all of them take longer than the rest of an attach, and a megabyte.
         self.releases: list[Callable[[object], None] | None] = [None] * LOG_AT
 
     @property
     def in_use(self) -> int:
         """Number of words that pin a span or that a thread is just taking or returning."""
-        return LANE_WORDS - len(self._state[1]) - len(self._kept)
+        return LANE_WORDS - len(self._state[1]) - len(self._kept) - len(self._spare_state[1])
+
+    @property
+    def in_use_by_views(self) -> int:
+        """As `in_use`, without the words of grants. A forked child has the views too; it does not write into grants."""
+        return self.in_use - len(self._lent)
+
+    @property
+    def queue(self) -> memoryview:
+        """The bytes of the queue of records (records.py)."""
+        return memoryview(self._map)[QUEUE_AT:LANE_BYTES]
 
     def pin(self, span_id: int) -> int:
         """Publishes a pin of the span. The caller then checks that the slot's seq is unchanged, and else calls `unpin`.
@@ -138,9 +159,29 @@ class Lane:
         """Ties the word's pin to `root`: the pin is released when `root` and all views of it are collected."""
         self.refs[word] = ref(root, self.releases[word] or self.new_release(word))
 
+    def lend(self, span_id: int) -> Array:
+        """Pins a grant's span until the returned array, which is empty, is collected.
+
+        Raises:
+            IndexError: every word is taken.
+        """
+        held: Array = np.empty(0, np.uint8)
+        # Loaded first, as in `pin`.
+        words = self.words
+        try:
+            word = self.pin(span_id)
+        except IndexError:
+            word = self._spare.pop()
+            words[word] = span_id
+        self.tie(word, held)
+        # Last: its reference is called before that of the word, so that never more words count as lent than are.
+        self._lent[word] = held
+        return held
+
     def new_release(self, word: int) -> Callable[[object], None]:
         """Makes the finalizer of a word that the caller has taken."""
-        release = self.releases[word] = _releaser(self._state, word)
+        state = self._spare_state if word < SPARE_END else self._state
+        release = self.releases[word] = _releaser(state, word)
         return release
 
     def tie_many(self, words: list[int], root: Array) -> Array:
@@ -229,7 +270,7 @@ class Lane:
 
     def strays(self) -> set[int]:
         """Words that are neither free nor tied to a live array: a thread is using them, or they are lost."""
-        strays = set(_WORDS.difference(self._state[1], self._kept))
+        strays = set(_WORDS.difference(self._state[1], self._kept, self._spare_state[1]))
         for tied, words, _ in list(self._batches.values()):
             if self.refs[words[0]] is tied and tied() is not None:
                 strays.difference_update(words)
@@ -264,7 +305,7 @@ class Lane:
             if not nobody_holds_words():
                 return 0
             self.suspend()
-            lost.difference_update(self._state[1], self._kept)
+            lost.difference_update(self._state[1], self._kept, self._spare_state[1])
             for word in lost:
                 self.words[word] = 0
             self._kept.extend(lost)
@@ -282,7 +323,10 @@ class Lane:
             return
         # Suspends before the words are replaced, so that no pin goes to the replacement.
         self.suspend()
-        self._state[0] = self.words = memoryview(bytearray(LANE_BYTES)).cast("Q")
+        self._spare_state[1] = []
+        with suppress(IndexError):
+            self._kept.extend(iter(self._spare.pop, None))
+        self._state[0] = self._spare_state[0] = self.words = memoryview(bytearray(LANE_BYTES)).cast("Q")
         self.frozen = True
 
 
@@ -308,7 +352,7 @@ def _code_within(function: Any) -> CodeType:
 
 HOLDING: Final = frozenset(
     {
-        *(f.__code__ for f in (Lane.pin, Lane.unpin, Lane.tie, Lane.tie_many, Lane.take_many)),
+        *(f.__code__ for f in (Lane.pin, Lane.unpin, Lane.tie, Lane.lend, Lane.tie_many, Lane.take_many)),
         _code_within(_releaser),
         _code_within(Lane.tie_many),
     }
@@ -390,6 +434,10 @@ class LaneReader:
         self._seen_misses = max(self._seen_misses, self.misses)
         self._timed = max(self._timed, int(header[TIMED_AT]))
         return LaneRecords(ids, max(0, fresh) - kept, max(0, misses), times_ns)
+
+    def submissions(self) -> SubmissionReader:
+        """The lane's queue, from what is written there next."""
+        return SubmissionReader(self._fd)
 
     def abandoned(self) -> bool:
         """Whether no process has a descriptor or mapping of the lane any more. If True, this reader keeps the lane

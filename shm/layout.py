@@ -12,8 +12,11 @@
     ├────────────────────────────┤ generations_at     ┌────────────────────────────┐ 0
     │ count; per namespace:      │                    │ header             1 page  │
     │ tag, generation, uid: 24   │                    │ pin words        4,096 × 8 │
-    └────────────────────────────┘                    │ access log       8,192 × 8 │
-                                                      └────────────────────────────┘
+    ├────────────────────────────┤ settled_at         │ access log       8,192 × 8 │
+    │ u64 per lane: last record  │                    │ queue of records 1,024×144 │
+    ├────────────────────────────┤ refusals_at        └────────────────────────────┘
+    │ u64 per lane: refusals     │
+    └────────────────────────────┘
 
 Owns: sizes, offsets, and the packed forms of the superblock, of a span's header and of a lane's header. Does not own:
 any memory.
@@ -35,7 +38,7 @@ from typing import Final
 
 from ..errors import Corrupt, LayoutMismatch
 
-LAYOUT_VERSION: Final = 5
+LAYOUT_VERSION: Final = 6
 PAGE_BYTES: Final = 4096
 ALIGN_BYTES: Final = 64
 
@@ -51,6 +54,7 @@ SLOT_WORDS: Final = SLOT_BYTES // 8
 BUCKET_BYTES: Final = SLOT_BYTES * (1 + BUCKET_SLOTS)
 
 SPAN_HEADER_BYTES: Final = 192
+SPAN_CHECKSUM_AT: Final = 80
 SPAN_EXPIRES_AT: Final = 88
 TREE_BYTES_MAX: Final = 65_472
 RING_BYTES_MAX: Final = 1 << 48
@@ -62,7 +66,17 @@ EPOCH_MAX: Final = (1 << 64 - SPAN_COUNTER_BITS) - 1
 LANE_WORDS: Final = 4096
 LANE_LOG_WORDS: Final = 8192
 LANE_HEADER_WORDS: Final = PAGE_BYTES // 8
-LANE_BYTES: Final = PAGE_BYTES + 8 * (LANE_WORDS + LANE_LOG_WORDS)
+QUEUE_AT: Final = PAGE_BYTES + 8 * (LANE_WORDS + LANE_LOG_WORDS)
+QUEUE_RECORDS: Final = 1024
+RECORD_BYTES: Final = 144
+QUEUE_BYTES: Final = QUEUE_RECORDS * RECORD_BYTES
+LANE_BYTES: Final = QUEUE_AT + QUEUE_BYTES
+LANE_PLACES: Final = 1 << 16
+"""Places for lanes in the index's tables `settled` and `refusals`. A lane has one of them while it exists."""
+EPOCH_AT: Final = 24
+"""Where the epoch is in the index."""
+ASLEEP_AT: Final = 2056
+"""Where the superblock's page says that the daemon sleeps, and wants a bell for a record that was added."""
 
 PUNCHES_AT: Final = 2048
 """Where the superblock's page has the count of punches. It grows after pages of the ring were returned to the system
@@ -73,7 +87,7 @@ _LANE_MAGIC: Final = int.from_bytes(b"TNSRLANE", "little")
 _SPAN_MAGIC: Final = 0x4E415053  # "SPAN"
 
 _SUPERBLOCK: Final = struct.Struct("@13Q")
-_SPAN_HEADER: Final = struct.Struct("@IIQ32sQQQddQIIdQ32sI")
+_SPAN_HEADER: Final = struct.Struct("@IIQ32sQQddQQIIdQ32sI")
 _CHECK: Final = struct.Struct("@I")
 _NO_KEY: Final = bytes(KEY_BYTES)
 _DOUBLE, _WORD = struct.Struct("@d"), struct.Struct("@Q")
@@ -193,8 +207,16 @@ class IndexGeometry:
         return aligned(self.uses_at + self.slot_count * 8)
 
     @property
+    def settled_at(self) -> int:
+        return aligned(self.generations_at + GENERATION_BYTES * (1 + self.namespaces_max))
+
+    @property
+    def refusals_at(self) -> int:
+        return self.settled_at + 8 * LANE_PLACES
+
+    @property
     def index_bytes(self) -> int:
-        end = self.generations_at + GENERATION_BYTES * (1 + self.namespaces_max)
+        end = self.refusals_at + 8 * LANE_PLACES
         return (end + PAGE_BYTES - 1) & -PAGE_BYTES
 
 
@@ -272,12 +294,13 @@ class SpanHeader:
     """The 192 bytes before a payload. They suffice to rebuild the index from the ring and to check the payload.
 
     All times are seconds of CLOCK_BOOTTIME (`clock`). `checksum`: xxh3-64 over the whole payload as it lies in the
-    ring. `expires_s`: the time of expiry, 0 for none; the only field that changes while the span exists, so it has a
-    check of its own (`expiry_word`). `ttl_s`: the time to live after each touch, 0 for none. `prefix_bytes`: the length
-    of the block's record, the payload's first leaf (`PrefixRecord`); 0 if the payload is not a block of a sequence.
-    `cost_ms`: the time that computing the payload took, as its client reported it; 0 if unknown. `number`: the id of
-    the entry's first span; 0 if this span is the first. `parent`: the key of the entry's parent; None if it has none.
-    A CRC-32 of all fields except `expires_s` follows the fields.
+    ring; 0: nobody has taken it yet. `expires_s`: the time of expiry, 0 for none. Only these two change while the span
+    exists; the second has a check of its own (`expiry_word`). `ttl_s`: the time to live after each touch, 0 for none.
+    `prefix_bytes`: the length of the block's record, the payload's first leaf (`PrefixRecord`); 0 if the payload is not
+    a block of a sequence. `cost_ms`: the time that computing the payload took, as its client reported it; 0 if unknown.
+    `number`: the id of the entry's first span; 0 if this span is the first. `parent`: the key of the entry's parent;
+    None if it has none.
+    A CRC-32 of all other fields follows the fields.
     """
 
     key: bytes
@@ -307,10 +330,10 @@ class SpanHeader:
             self.span_id,
             self.key,
             self.payload_bytes,
-            self.checksum if checksum is None else checksum,
             self.tokens,
             self.ttl_s,
             self.created_s,
+            self.checksum if checksum is None else checksum,
             expiry_word(self.expires_s),
             self.owner_uid,
             self.prefix_bytes,
@@ -328,7 +351,7 @@ class SpanHeader:
         Raises:
             Corrupt: the bytes are not a span header, or a damaged one.
         """
-        magic, tree, span_id, key, payload, checksum, tokens, ttl, created, expiry, uid, *rest = (
+        magic, tree, span_id, key, payload, tokens, ttl, created, checksum, expiry, uid, *rest = (
             _SPAN_HEADER.unpack_from(span)
         )
         prefix, cost, number, parent, has_parent = rest
@@ -367,8 +390,8 @@ def _expiry_check(high: int) -> int:
 
 
 def _header_check(fields: bytes | memoryview) -> int:
-    """CRC-32 of all header fields except the time of expiry, which changes on its own."""
-    return zlib.crc32(fields[SPAN_EXPIRES_AT + 8 :], zlib.crc32(fields[:SPAN_EXPIRES_AT]))
+    """CRC-32 of all header fields except the checksum and the time of expiry, which are stored on their own."""
+    return zlib.crc32(fields[SPAN_EXPIRES_AT + 8 :], zlib.crc32(fields[:SPAN_CHECKSUM_AT]))
 
 
 def pack_lane_header(lane_id: int) -> bytes:

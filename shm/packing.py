@@ -28,14 +28,15 @@ from . import header as form
 from .dtypes import COPIED_AS, DType, name_of
 from .layout import RING_BYTES_MAX, TREE_BYTES_MAX
 from .packed import Packed, Source
-from .places import Place, check_key, described, where
+from .places import Place, Spec, check_key, described, spec_of, where
 from .plain_tensors import tensor_leaf
 from .tensors import loaded_torch
-from .tree import NUMBERS_MIN
 
 Array = np.ndarray[Any, Any]
 ndarray = np.ndarray
 
+NUMBERS_MIN: Final = 64
+"""A list of that many ints, or floats, or more is one leaf. A shorter one is a part of the header."""
 _SINGLES_MAX: Final = 4096
 _PACKER_TOKENS_MAX: Final = 8192
 _SIMPLE: Final = frozenset({type(None), bool, float})
@@ -81,6 +82,12 @@ def pack(tree: Any, depth_max: int = form.DEPTH_MAX) -> Packed:
     return packed
 
 
+def pack_spec(tree: Any, depth_max: int = form.DEPTH_MAX) -> Packed:
+    """As `pack`, of a tree that may have `Spec` in place of arrays. Their owner writes these leaves: the sources have
+    no array. `recipe(packed.header).view(memory)` gives arrays to fill."""
+    return _Packing(depth_max, takes_specs=True).packed(tree)
+
+
 def _find_torch() -> ModuleType | None:
     torch = loaded_torch()
     if torch is not None:
@@ -91,10 +98,11 @@ def _find_torch() -> ModuleType | None:
 class _Packing:
     """One walk over one tree. Collects the header's tokens and the leaves, in the tree's order."""
 
-    __slots__ = ("_depth_max", "_nodes", "_sources", "_tokens", "_torch")
+    __slots__ = ("_depth_max", "_nodes", "_sources", "_takes_specs", "_tokens", "_torch")
 
-    def __init__(self, depth_max: int) -> None:
+    def __init__(self, depth_max: int, *, takes_specs: bool = False) -> None:
         self._depth_max = depth_max
+        self._takes_specs = takes_specs
         self._tokens: list[Any] = [form.FORMAT]
         self._sources: list[Source] = []
         self._nodes = 1
@@ -150,6 +158,13 @@ class _Packing:
             self._sources += ((size_bytes, shape, dtype, array, watch),)
         elif isinstance(node, np.generic | np.memmap):
             self._array(np.asarray(node), place)
+        elif kind is Spec and self._takes_specs:
+            is_tensor, name, dtype, shape = spec_of(node, self._torch, place)
+            size_bytes = math.prod(shape) * dtype.itemsize
+            if not 0 < size_bytes <= RING_BYTES_MAX:
+                self._check_extent(shape, dtype, name, place)
+            self._tokens += (form.TENSOR if is_tensor else form.ARRAY, name, len(shape), *shape)
+            self._sources += ((size_bytes, shape, dtype, None, None),)
         else:
             raise UnsupportedLeaf(f"{where(place)} is {described(node)}")
 

@@ -5,7 +5,7 @@ Owns: the addresses of such mappings, and their replacement in a child. Does not
 The kernel leaves each mapping out of every child (MADV_DONTFORK), but arrays over the mapping are inherited. So the
 child maps the same file privately at the same address: it reads the file's bytes, and no other process sees its writes.
 The mappings lie in a range of addresses in which the kernel places nothing on its own, so that the child's range is
-free. `make_private` makes a mapping of this process private.
+free.
 
 Invariants: arrays over the memory stay valid at their addresses, in the parent and in every child. A mapping ends with
 its last array, even if a signal handler raises an exception at that moment: the interpreter calls C functions only.
@@ -23,7 +23,6 @@ from .collected import Collected, libc_close
 _PROT_READ_WRITE: Final = 3
 _MAP_SHARED, _MAP_PRIVATE, _MAP_FIXED_NOREPLACE = 1, 2, 0x100000
 _MADV_DONTFORK: Final = 10
-_MREMAP_MAYMOVE, _MREMAP_FIXED = 1, 2
 _FAILED: Final = ctypes.c_void_p(-1).value
 # SYNC POINT: user addresses of x86-64 end at 2**47, and the kernel allocates downwards from there. Those of ARM may end
 # at 2**39.
@@ -34,8 +33,6 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
 _libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64]
 _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-_libc.mremap.restype = ctypes.c_void_p
-_libc.mremap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p]
 _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 
@@ -84,29 +81,6 @@ class Unshared:
         self.memory: Any = (ctypes.c_ubyte * size_bytes).from_address(self.address)
         _mapped[self.address] = _ending(self.memory, self.address, size_bytes, own_fd)
 
-    def make_private(self) -> None:
-        """Makes later writes visible only to this process and its children. Arrays stay valid at their addresses.
-
-        Only one thread may call it at a time; other threads may write meanwhile.
-
-        Raises:
-            OSError: there is not enough memory. The mapping is shared as before.
-        """
-        address = self.address
-        size_bytes, fd, process = _mapped[address][:3]
-        if fd < 0:
-            return
-        # Maps the file at another address first. If that fails, the present mapping is intact.
-        elsewhere = _map(None, size_bytes, _MAP_PRIVATE, fd)
-        moved = _libc.mremap(elsewhere, size_bytes, size_bytes, _MREMAP_MAYMOVE | _MREMAP_FIXED, address)
-        if moved != address:
-            error = _last_error()
-            _libc.munmap(elsewhere, size_bytes)
-            raise error
-        # SYNC POINT: after the mapping is replaced. If a fork happens in between, the child finds the address taken and
-        # keeps the mapping there.
-        _let_go_of_file(address, process)
-
 
 def after_fork_in_child() -> None:
     """Maps all such memory privately in a child, and closes the child's descriptors of it. Call it before inherited
@@ -139,22 +113,16 @@ def _replace_inherited(address: int, here: int) -> None:
     except OSError:
         found = None
     if found == address:
-        # Children of this child inherit the private mapping, so nothing needs the file any more.
-        _let_go_of_file(address, here)
+        # Children of this child inherit the private mapping, so nothing needs the file any more. No name here or in the
+        # callers keeps the mapping's `close`, which would close `fd` again.
+        _mapped[address] = _mapped[address]._replace(fd=-1, process=here, close=None)
+        os.close(fd)
     else:
         # Another mapping has this address. This module must not unmap it.
         del _mapped[address]
         if found is not None:
             _libc.munmap(found, size_bytes)
         os.close(fd)
-
-
-def _let_go_of_file(address: int, process: int) -> None:
-    """Closes the descriptor of a mapping that has become private in `process`. The caller holds the memory."""
-    fd = _mapped[address].fd
-    # No name here or in the callers keeps the mapping's `close`, which would close `fd` again.
-    _mapped[address] = _mapped[address]._replace(fd=-1, process=process, close=None)
-    os.close(fd)
 
 
 def _next_place(size_bytes: int) -> int:

@@ -16,7 +16,7 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 if "t" in sys.abiflags:
     # Views are pinned and released without locks, by operations that the GIL makes atomic (shm/lanes.py).
@@ -47,8 +47,6 @@ if TYPE_CHECKING:
     from .client.core.lease import Batch as Batch
     from .client.core.lease import Lease as Lease
     from .client.core.namespace import Namespace as Namespace
-    from .client.core.puts import Put as Put
-    from .client.core.reservation import Reservation as Reservation
     from .client.core.ring_reader import RingReader as RingReader
     from .client.core.workflow import Workflow as Workflow
     from .client.device.cache import DeviceCache as DeviceCache
@@ -61,14 +59,16 @@ if TYPE_CHECKING:
     from .client.prefix.layers import SharedLayer as SharedLayer
     from .client.prefix.match import PrefixMatch as PrefixMatch
     from .client.prefix.put import PrefixPut as PrefixPut
+    from .client.writing.outcomes import Put as Put
+    from .client.writing.reservation import Reservation as Reservation
     from .errors import TensordError as TensordError
     from .ipc.messages import TierState as TierState
     from .ipc.modes import Mode as Mode
     from .ipc.modes import Tier as Tier
     from .ipc.steps import AgentStep as AgentStep
     from .ipc.steps import AgentStepGraph as AgentStepGraph
+    from .shm.places import Spec as Spec
     from .shm.prefix import Media as Media
-    from .shm.tree import Spec as Spec
 
 _PLACES = {
     "AgentStep": ".ipc.steps",
@@ -95,17 +95,17 @@ _PLACES = {
     "PrefixMatch": ".client.prefix.match",
     "PrefixPut": ".client.prefix.put",
     "ProcessorCache": ".client.caches.processor",
-    "Put": ".client.core.puts",
+    "Put": ".client.writing.outcomes",
     "Recommendation": ".client.caches.dp_mode",
     "RecurrentLayer": ".client.prefix.layers",
     "Reference": ".client.caches.references",
     "Registration": ".client.device.registration",
-    "Reservation": ".client.core.reservation",
+    "Reservation": ".client.writing.reservation",
     "Reuse": ".client.core.entry",
     "RingReader": ".client.core.ring_reader",
     "RotatingLayer": ".client.prefix.layers",
     "SharedLayer": ".client.prefix.layers",
-    "Spec": ".shm.tree",
+    "Spec": ".shm.places",
     "Subscription": ".client.core.governor",
     "TensordError": ".errors",
     "Tier": ".ipc.modes",

@@ -73,7 +73,6 @@ class Daemon:
             "ring_bytes": RING_BYTES,
             "max_entries": 4096,
             "memory_prefault": False,
-            "limits_inbox_bytes_max": 8 * MIB,
             **flags,
         }
         self.prefix: list[str] = []

@@ -15,7 +15,8 @@ from typing import Any, Self
 import numpy as np
 
 from tensord.client.core.view import View
-from tensord.shm.allocator import SpanAllocator
+from tensord.daemon.store.holes import Holes
+from tensord.daemon.store.table import EDGE, LIVE, RowTable
 from tensord.shm.copy import checksum_of
 from tensord.shm.fence import fence, register
 from tensord.shm.index import IndexWriter
@@ -31,8 +32,8 @@ from tensord.shm.layout import (
     span_bytes,
     span_id,
 )
+from tensord.shm.packing import pack
 from tensord.shm.slots import Slot
-from tensord.shm.tree import encode
 
 
 def key(number: int, tag: bytes = b"namespac") -> bytes:
@@ -91,7 +92,9 @@ class MemoryBench:
         packed = self.superblock.pack()
         self._index_map[: len(packed)] = packed
         self.index = IndexWriter.create(self.geometry, self._index_map)
-        self.ring = SpanAllocator(ring_bytes)
+        self.table = RowTable(16, epoch)
+        self.holes = Holes(self.table, ring_bytes)
+        self._rows: dict[int, int] = {}
         self.bytes: np.ndarray[Any, np.dtype[np.uint8]] = np.frombuffer(mmap(self.ring_fd, ring_bytes), np.uint8)
         self.readers: list[LaneReader] = []
         self.evicted: dict[int, Slot] = {}
@@ -109,7 +112,7 @@ class MemoryBench:
         os.close(self.index_fd)
         if error[0] is None:
             self.index.check_invariants()
-            self.ring.check_invariants()
+            self.holes.check_invariants()
 
     # ---- readers
 
@@ -131,19 +134,19 @@ class MemoryBench:
 
     def write(self, at: bytes, tree: Any, *, corrupt: bool = False) -> Slot | None:
         """Puts the payload into the ring and reserves a slot for it; None where one of them is full."""
-        payload = encode(tree)
-        offset = self.ring.allocate(span_bytes(payload.payload_bytes))
+        payload = pack(tree)
+        offset = self.allocate(span_bytes(payload.payload_bytes))
         if offset is None:
             return None
         self._spans += 1
         span = span_id(self.superblock.epoch, self._spans)
         slot = self.index.reserve(at, span, offset, len(payload.header), payload.payload_bytes)
         if slot is None:
-            self.ring.free(offset)
+            self.free(offset)
             return None
         start = offset + SPAN_HEADER_BYTES
         there = self.bytes[start : start + payload.payload_bytes]
-        payload.write_into(there)
+        payload.write(there.data, 0)
         header = SpanHeader(
             at, span, payload.payload_bytes, len(payload.header), checksum_of(there), 5, 100.0, 0.0, 1000
         )
@@ -151,6 +154,17 @@ class MemoryBench:
             header = replace(header, checksum=header.checksum ^ 1)
         self.bytes[offset:start] = np.frombuffer(header.pack(), np.uint8)
         return self.index.read(slot)
+
+    def allocate(self, size: int) -> int | None:
+        row = self.holes.take(size, LIVE)
+        if row == EDGE:
+            return None
+        offset = int(self.table.offsets[row])
+        self._rows[offset] = row
+        return offset
+
+    def free(self, offset: int) -> None:
+        self.holes.free(self._rows.pop(offset))
 
     def put(self, at: bytes, tree: Any, *, unverified: bool = False, corrupt: bool = False) -> Slot:
         """Writes and publishes; `unverified` as a restarted daemon marks it, `corrupt` with a wrong checksum."""
@@ -184,14 +198,14 @@ class MemoryBench:
         old = self.find(at)
         assert old is not None
         size = span_bytes(old.payload_bytes)
-        offset = self.ring.allocate(size)
+        offset = self.allocate(size)
         if offset is None:
             return False
         self._spans += 1
         span = span_id(self.superblock.epoch, self._spans)
         slot = self.index.reserve(at, span, offset, old.tree_bytes, old.payload_bytes)
         if slot is None:
-            self.ring.free(offset)
+            self.free(offset)
             return False
         self.bytes[offset : offset + size] = self.bytes[old.offset : old.offset + size]
         header = SpanHeader.unpack(self.bytes[old.offset : old.offset + SPAN_HEADER_BYTES].tobytes())
@@ -212,6 +226,6 @@ class MemoryBench:
             slot = self.evicted.pop(number)
             size = span_bytes(slot.payload_bytes)
             self.index.release(slot.number)
-            self.ring.free(slot.offset)
+            self.free(slot.offset)
             self.bytes[slot.offset : slot.offset + size] = 0xEE
         return set(freed)

@@ -12,7 +12,7 @@ from tensord.client.prefix import put as prefix_put
 from tensord.client.prefix import tokens as prefix_tokens
 from tensord.daemon.config.config import Config
 from tensord.daemon.config.settings import settings_of
-from tensord.daemon.core import matching, prefix_index, prefix_snapshots, prefix_tree, sequences
+from tensord.daemon.prefix import blocks, index, matching, nodes, query, snapshots, trees
 from tensord.ipc import schema
 from tensord.shm import layout, prefix
 
@@ -24,7 +24,7 @@ LIMITS: dict[str, tuple[Any, str]] = {
     "MEDIA_MAX": (prefix.MEDIA_MAX, "one sequence"),
     "BLOCKS_MAX": (schema.BLOCKS_MAX, "one sequence"),
     "prefix_tokens_max": (SETTINGS["limits.prefix_tokens_max"], "one sequence"),
-    "LAYOUTS_MAX": (prefix_index.LAYOUTS_MAX, "one namespace"),
+    "LAYOUTS_MAX": (trees.LAYOUTS_MAX, "one namespace"),
     "LANE_WORDS": (layout.LANE_WORDS, "what a client holds at once"),
     "prefix_wait_s": (SETTINGS["limits.prefix_wait_s"], "after a restart"),
 }
@@ -33,12 +33,12 @@ NO_LIMITS = {
     "TOKEN_MAX": "said of tokens, as 2³² − 1",
     "REPEATS_MAX": "said of puts that lose a race",
     "LOOKS_MAX": "bounds work",
-    "SHELF_MAX": "bounds work",
     "USES_MAX": "bounds memory",
     "PATH_MAX": "bounds work",
     "HELD_TOKENS_MAX": "bounds memory",
+    "TREES_MAX": "numbers of 16 bits; its refusal says all",
 }
-MODULES = (prefix, prefix_index, prefix_snapshots, prefix_tree, matching, sequences, prefix_put, prefix_tokens)
+MODULES = (prefix, blocks, index, matching, nodes, query, snapshots, trees, prefix_put, prefix_tokens)
 
 
 @pytest.mark.parametrize("name", list(LIMITS))

@@ -20,20 +20,21 @@ from tensord.client.core.view import View
 from tensord.client.writing.arena import Arena
 from tensord.client.writing.connection import Granted
 from tensord.client.writing.memory import RingMemory, WritableMemory
-from tensord.client.writing.outcomes import Outcomes
+from tensord.client.writing.outcomes import Outcomes, Put
 from tensord.client.writing.put import Writer
 from tensord.errors import DaemonUnavailable, LimitReached, ObjectTooLarge, StoreFull, TensordError
+from tensord.shm.header import DEPTH_MAX
 from tensord.shm.index import IndexReader
-from tensord.shm.layout import PAGE_BYTES, SPAN_HEADER_BYTES, SpanHeader, span_bytes, span_id
-from tensord.shm.records import QUEUE_BYTES, RECORD, WAITS_AT, SubmissionReader, Submissions
+from tensord.shm.layout import SPAN_HEADER_BYTES, SpanHeader, span_bytes, span_id
+from tensord.shm.packing import pack
+from tensord.shm.records import AWAKE, RECORD, SLEEPS, SUBMITTED_AT, WAITS_AT, Submissions
 
 from .memory_bench import MemoryBench, memory_file
 
-HEAD_AT = 26
 LANE = 3
 
 
-@dataclass
+@dataclass(eq=False)
 class Lent:
     """One grant: where it is, where the next record may lie, and its entries' slots."""
 
@@ -75,30 +76,29 @@ class WritingBench:
         self._returning: list[Lent] = []
         self._numbers = 0
         self._told = 0
-        self._queue_fd = memory_file(PAGE_BYTES + QUEUE_BYTES)
-        self._queue = memoryview(mmap(self._queue_fd, PAGE_BYTES + QUEUE_BYTES))
-        self.words = self._queue[:PAGE_BYTES].cast("Q")
+        self.lane = self.bench.lane()
+        self.words = self.lane.words
         self.settled = memoryview(bytearray(64)).cast("Q")
         self.refusals = memoryview(bytearray(64)).cast("Q")
         self.asleep = memoryview(bytearray(8)).cast("Q")
-        self.asleep[0] = 1
-        self._reader = SubmissionReader(self._queue_fd, HEAD_AT * 8, PAGE_BYTES, 0)
-        self.lane = self.bench.lane()
+        self.asleep[0] = SLEEPS
+        self._requests = 0
+        self._reader = self.bench.readers[-1].submissions()
         self.view = View.open(self.bench.ring_fd, self.bench.index_fd, self.lane)
         self._inbox_fd = memory_file(inbox_bytes) if inbox_bytes else -1
         self.memory: WritableMemory
         if inbox_bytes:
             os.posix_fallocate(self._inbox_fd, 0, inbox_bytes)
             self.memory = WritableMemory(self._inbox_fd)
-            self._places = MemoryBench(inbox_bytes).ring
+            self._places = MemoryBench(inbox_bytes)
         else:
             index = IndexReader(mmap(self.bench.index_fd, self.bench.geometry.index_bytes), self.bench.geometry)
             self.memory = RingMemory(self.bench.ring_fd, self.lane, index)
-            self._places = self.bench.ring
+            self._places = self.bench
         self.writer = self.new_writer(share_bytes=ring_bytes // 4)
 
     def new_writer(self, share_bytes: int) -> Writer:
-        submissions = Submissions(self.words, HEAD_AT, self._queue[PAGE_BYTES:], self.settled, LANE, self.asleep)
+        submissions = Submissions(self.words, SUBMITTED_AT, self.lane.queue, self.settled, LANE, self.asleep)
         outcomes = Outcomes(self.words, self.settled, self.refusals, LANE, self)
         arena = Arena(self.memory, self, share_bytes)
         return Writer(self.memory, arena, submissions, outcomes, self)
@@ -111,9 +111,14 @@ class WritingBench:
         self.writer.end(DaemonUnavailable("the test is over"))
         if self._inbox_fd >= 0:
             os.close(self._inbox_fd)
-        os.close(self._queue_fd)
         # Views of grants that are lent are no entries.
         self.bench.__exit__(*(error or (None,)))
+
+    def put(self, at: bytes, tree: Any, deadline: float, *, depth_max: int = DEPTH_MAX, **options: Any) -> Put:
+        """As `Client.put`."""
+        put = Put(at)
+        self.writer.put(put, pack(tree, depth_max), deadline, **options)
+        return put
 
     # ---- the wire
 
@@ -121,10 +126,27 @@ class WritingBench:
     def bells(self) -> int:
         return self._bells
 
-    def ask_for_grants(self, request: int, sizes: Sequence[int], returned: Sequence[int]) -> None:
+    def next_request(self) -> int:
+        self._requests += 1
+        return self._requests
+
+    def ask_for_grants(
+        self,
+        request: int,
+        sizes: Sequence[int],
+        returned: Sequence[int],
+        timeout_s: float = 0.0,
+        *,
+        ahead: bool = False,
+    ) -> bool:
         self.asked.append((list(sizes), list(returned)))
         self._asks.append((request, sizes, returned))
         self._woken()
+        return True
+
+    def ring_to_wait(self) -> None:
+        if self.asleep[0]:
+            self.ring_bell()
 
     def ring_bell(self) -> None:
         self.rung += 1
@@ -162,7 +184,8 @@ class WritingBench:
             request, sizes, returned = self._asks.popleft()
             worked = True
             self._take_records()
-            self._returning += [self.lent[number] for number in returned if number in self.lent]
+            there = [self.lent[number] for number in returned if number in self.lent]
+            self._returning += [lent for lent in there if lent not in self._returning]
             self._finish_returned()
             if sizes:
                 self._lend(request, sizes)
@@ -184,19 +207,19 @@ class WritingBench:
             if self.work():
                 continue
             # Asleep only from here on: what is written meanwhile is seen by the second look.
-            self.asleep[0] = 1
+            self.asleep[0] = SLEEPS
             if self.work():
-                self.asleep[0] = 0
+                self.asleep[0] = AWAKE
                 continue
             with self._work:
                 self._work.wait_for(lambda: self._ended or bool(self._asks) or self._has_records(), 10)
                 if self._ended:
                     return
-            self.asleep[0] = 0
+            self.asleep[0] = AWAKE
 
     def _has_records(self) -> bool:
         return self.takes and bool(
-            self.words[HEAD_AT] != self._reader.tail or self.words[WAITS_AT] not in (0, self._told)
+            self.words[SUBMITTED_AT] != self._reader.tail or self.words[WAITS_AT] not in (0, self._told)
         )
 
     def _woken(self) -> None:
@@ -226,7 +249,7 @@ class WritingBench:
                 granted = self._in_ring(granted)
             self.lent[self._numbers] = Lent(granted, offset)
             grants.append(granted)
-        kind = ObjectTooLarge if sizes[0] > self._places.capacity_bytes else StoreFull
+        kind = ObjectTooLarge if sizes[0] > self._places.holes.capacity_bytes else StoreFull
         error = None if grants else kind(f"no room for {sizes[0]} bytes")
         self.writer.arena.granted(request, grants, error)
 
@@ -295,7 +318,7 @@ class WritingBench:
             return self.refuses[key]
         if self.bench.find(key) is not None:
             return _EXISTED
-        to = offset if self._inbox_fd < 0 else self.bench.ring.allocate(size_bytes)
+        to = offset if self._inbox_fd < 0 else self.bench.allocate(size_bytes)
         if to is None:
             return StoreFull("the ring is full")
         self.bench._spans += 1

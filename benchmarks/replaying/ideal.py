@@ -1,137 +1,158 @@
 """A cache of an exact number of bytes, without fragmentation, that evicts by one of the store's policies.
 
-Does not own: the policies; the ring, the index and scans, which real.py replays.
+Owns: the columns of a store, as far as policies read them. Does not own: the policies; the ring, the index and scans,
+which real.py replays. As in the store, a block with cached children stays, and so do the ancestors of the block that a
+put adds. A put without room is refused; so is a block that the policy does not admit, and then all its descendants.
+Puts and uses reach the policy in batches (of one request), and room is made for several puts at once.
 """
 
 from __future__ import annotations
 
-from hashlib import sha256
-from typing import Final
+from typing import Any, Final
+
+import numpy as np
+from xxhash import xxh3_64_intdigest
 
 from replaying.counts import Counts
-from replaying.traces import Request, Step, Trace
-from tensord.daemon.policy.candidate import Candidate
-from tensord.daemon.policy.leaf_first import leaf_first
-from tensord.daemon.policy.replacement import Replacement
-from tensord.shm.layout import KEY_BYTES
+from replaying.keys import key_of
+from replaying.traces import Request, Restart, Step, Trace
+from tensord.daemon.replacement import POLICIES, Facts
 
-TAG: Final = b"replayed"
-"""The namespace's."""
-
-
-def key_of(block: int) -> bytes:
-    """The key of a block: 32 bytes, the namespace's tag first."""
-    return TAG + sha256(block.to_bytes(8, "little")).digest()[: KEY_BYTES - len(TAG)]
+BATCH_SHARE: Final = 256
+"""A batch of victims is one in so many rows, from 1 to BATCH_MAX rows."""
+BATCH_MAX: Final = 64
+_KINDS: Final = {
+    "digests": "u8",
+    "sizes": "u8",
+    "costs": "f4",
+    "tokens": "u4",
+    "owners": "u2",
+    "agents": "u2",
+    "depths": "u2",
+    "befores": "u8",
+    "parents": "u4",
+    "children": "u4",
+}
 
 
 class Ideal:
-    """The cached blocks, as one policy keeps them.
+    """The cached blocks, as one policy keeps them."""
 
-    As in the store, a block with cached children stays, and so do the ancestors of the block that a put adds. A put
-    without room is refused. So is a block that the policy does not admit over its victim, and then all its descendants.
-    """
-
-    def __init__(self, trace: Trace, policy: Replacement, capacity_bytes: int, *, steps: bool = False) -> None:
+    def __init__(self, trace: Trace, policy: str, capacity_bytes: int, *, steps: bool = False) -> None:
         """`steps`: the policy receives the ends of agents' calls."""
         self._trace = trace
-        self._policy = policy
+        self._name = policy
+        self._steps = steps
+        smallest = max(min(trace.sizes, default=1), 1)
+        many = min(capacity_bytes // smallest, len(trace.sizes)) + 2
+        self._columns: dict[str, np.ndarray[Any, Any]] = {name: np.zeros(many, kind) for name, kind in _KINDS.items()}
+        self._policy = POLICIES[policy](Facts.of(self._columns.__getitem__))
+        self._free = list(range(many - 1, 0, -1))
         self._free_bytes = capacity_bytes
         self._capacity_bytes = capacity_bytes
-        self._steps = steps
-        self._span_of: list[int] = [0] * len(trace.sizes)
-        self._block_of: dict[int, int] = {}
-        self._parent: dict[int, int | None] = {}
-        self._children: dict[int, int] = {}
-        self._spans_made = 0
+        self._row_of = [0] * len(trace.sizes)
+        self._block_of = [0] * many
+        self._order: dict[int, None] = {}
+        """The rows in the order of their last uses."""
+        self._puts: dict[int, None] = {}
+        self._agents: dict[str, int] = {"": 0}
+        self._digests = [xxh3_64_intdigest(key_of(block)) for block in range(len(trace.sizes))]
         self.counts = Counts()
-        self.evicted = 0
 
     def run(self) -> Counts:
         """Replays the whole trace."""
         for event in self._trace.events:
             if isinstance(event, Request):
                 self.ask(event)
-            elif self._steps and isinstance(event, Step):
+            elif isinstance(event, Restart):
+                self.restart(event)
+            elif self._steps:
                 self.step(event)
         return self.counts
 
     def step(self, step: Step) -> None:
-        self._policy.turn(step.agent, step.state, step.at)
+        self._policy.turn(self._agent(step.agent), step.state, step.at)
+
+    def restart(self, event: Restart) -> None:
+        """Another policy takes over the rows and the history."""
+        learned = list(self._policy.learned())
+        self._policy = POLICIES[self._name](Facts.of(self._columns.__getitem__))
+        by_use, by_put = np.array([*self._order], np.int64), np.array([*self._puts], np.int64)
+        self._policy.recovered(by_use, by_put, np.zeros(len(self._block_of), np.uint16), event.at)
+        self._policy.learn(learned)
 
     def ask(self, request: Request) -> None:
         """Counts the cached blocks of a request, uses them parents first, and stores the rest."""
-        span_of, policy = self._span_of, self._policy
+        row_of = self._row_of
         blocks: list[int] = request.blocks.tolist()
         there = 0
         for block in blocks:
-            if not span_of[block]:
+            if not row_of[block]:
                 break
             there += 1
         self.counts.count(self._trace, request, blocks, there, [])
-        path = [span_of[block] for block in blocks[:there]]
-        for span in path:
-            policy.accessed(span, request.at, request.agent)
-        stays = set(path)
-        parent = path[-1] if path else None
-        before_bytes = sum(self._trace.sizes[block] for block in blocks[:there])
-        for depth, block in enumerate(blocks[there:], there):
-            parent = self._store(block, parent, depth, before_bytes, stays, request)
-            before_bytes += self._trace.sizes[block]
-            if parent is None:
+        agent = self._agent(request.agent)
+        path = [row_of[block] for block in blocks[:there]]
+        self._policy.used(path, request.at, agent)
+        for row in path:
+            self._order[row] = self._order.pop(row)
+        parent = path[-1] if path else 0
+        for block in blocks[there:]:
+            row = self._store(block, parent, agent, request)
+            if not row:
                 break
+            parent = row
+        self._policy.window.batch_ended(request.at)
 
-    def check_invariants(self) -> None:
-        """Asserts that the policy knows exactly the cached blocks, and that they fit."""
-        assert len(self._policy) == len(self._block_of)
-        taken = sum(self._trace.sizes[block] for block in self._block_of.values())
-        assert 0 <= self._free_bytes == self._capacity_bytes - taken
+    def _store(self, block: int, parent: int, agent: int, request: Request) -> int:
+        """The row of a block that was not cached; 0 if there is no room."""
+        size, tokens, columns = self._trace.sizes[block], self._trace.tokens[block], self._columns
+        if size > self._free_bytes and not self._room(block, parent, agent, request):
+            return 0
+        row = self._free.pop()
+        self._free_bytes -= size
+        columns["digests"][row], columns["sizes"][row], columns["tokens"][row] = self._digests[block], size, tokens
+        columns["agents"][row], columns["parents"][row], columns["children"][row] = agent, parent, 0
+        if parent:
+            columns["depths"][row] = min(int(columns["depths"][parent]) + 1, 0xFFFF)
+            columns["befores"][row] = columns["befores"][parent] + columns["sizes"][parent]
+            columns["children"][parent] += 1
+        else:
+            columns["depths"][row] = columns["befores"][row] = 0
+        self._row_of[block], self._block_of[row] = row, block
+        self._order[row] = self._puts[row] = None
+        self._policy.window.append(row)
+        return row
 
-    def _store(
-        self, block: int, parent: int | None, depth: int, before_bytes: int, stays: set[int], request: Request
-    ) -> int | None:
-        """The span of a block that was not cached; None if there is no room."""
-        size_bytes, tokens = self._trace.sizes[block], self._trace.tokens[block]
-        span = self._spans_made + 1
-        new = Candidate(span, key_of(block), size_bytes, tokens, 0.0, depth, before_bytes, request.agent)
-        if size_bytes > self._free_bytes and not self._make_room(new, stays):
-            return None
-        self._spans_made += 1
-        self._span_of[block] = new.span_id
-        self._block_of[new.span_id] = block
-        self._free_bytes -= size_bytes
-        self._policy.inserted(new, request.at)
-        self._parent[span], self._children[span] = parent, 0
-        if parent is not None:
-            if not self._children[parent]:
-                self._policy.may_go(parent, False)
-            self._children[parent] += 1
-        stays.add(new.span_id)
-        return new.span_id
-
-    def _make_room(self, new: Candidate, stays: set[int]) -> bool:
-        sizes, block_of = self._trace.sizes, self._block_of
-        lacking = new.size_bytes - self._free_bytes
-        victims: list[int] = []
-        if new.size_bytes <= self._capacity_bytes:
-            parent, children = self._parent.__getitem__, self._children.__getitem__
-            for span in leaf_first(self._policy.coldest(), self._policy.rank, parent, children):
-                if span not in stays:
-                    victims.append(span)
-                    lacking -= sizes[block_of[span]]
-                    if lacking <= 0:
-                        break
-        if lacking > 0 or (new.depth and not self._policy.admits(new, victims[-1])):
+    def _room(self, block: int, parent: int, agent: int, request: Request) -> bool:
+        """Evicts until a block fits."""
+        size, policy = self._trace.sizes[block], self._policy
+        if size > self._capacity_bytes:
             return False
-        for span in victims:
-            self._policy.removed(span, evicted=True)
-            above = self._parent.pop(span)
-            del self._children[span]
-            if above is not None:
-                self._children[above] -= 1
-                if not self._children[above]:
-                    self._policy.may_go(above, True)
-            block = block_of.pop(span)
-            self._span_of[block] = 0
-            self._free_bytes += sizes[block]
-        self.evicted += len(victims)
-        return True
+        policy.window.batch_ended(request.at)
+        # The parent stays as if it had the child already; its ancestors have children.
+        self._columns["children"][parent] += 1
+        tokens = self._trace.tokens[block]
+        admitted = not parent or policy.admits(self._digests[block], size, parent, 0.0, tokens, agent)
+        while admitted and size > self._free_bytes:
+            victims = policy.victims(max(1, min(BATCH_MAX, len(self._order) // BATCH_SHARE)))
+            if not victims:
+                break
+            self._evict(victims)
+        self._columns["children"][parent] -= 1
+        return size <= self._free_bytes
+
+    def _evict(self, victims: list[int]) -> None:
+        columns = self._columns
+        for row in victims:
+            columns["children"][columns["parents"][row]] -= bool(columns["parents"][row])
+        self._policy.removed(victims, evicted=True)
+        for row in victims:
+            block = self._block_of[row]
+            self._row_of[block] = 0
+            self._free_bytes += self._trace.sizes[block]
+            del self._order[row], self._puts[row]
+        self._free += victims
+
+    def _agent(self, name: str) -> int:
+        return self._agents.setdefault(name, len(self._agents) + 1)

@@ -1,8 +1,7 @@
 """Every policy that replays a trace, by the name in its rows.
 
-The store's policy has six rows: in the store (`tensord`), there with the ends of agents' calls (`tensord+steps`),
-there while views hold a share of the ring (`tensord-pinned`), and in a cache without fragmentation (`tensord-ideal`);
-and the policy over rows in such a cache (`rows`), also with the ends of calls (`rows+steps`).
+The store's policy has four rows: in the store (`tensord`), there with the ends of agents' calls (`tensord+steps`),
+there while views hold a share of the ring (`tensord-pinned`), and in a cache without fragmentation (`tensord-ideal`).
 """
 
 from __future__ import annotations
@@ -14,18 +13,16 @@ from replaying.counts import Counts
 from replaying.ideal import Ideal
 from replaying.peers import PEERS
 from replaying.real import Real
-from replaying.rows import Rows
 from replaying.traces import Step, Trace
-from tensord.daemon.policy.registry import by_name
 
 PINNED_SHARE: Final = 0.05
-OURS: Final = ("tensord", "tensord+steps", "tensord-pinned", "tensord-ideal", "rows", "rows+steps")
+OURS: Final = ("tensord", "tensord+steps", "tensord-pinned", "tensord-ideal")
 NAMES: Final = (*OURS, *PEERS)
 
 
 def suits(name: str, trace: Trace) -> bool:
     """True if the policy can differ from the others on this trace."""
-    return name not in ("tensord+steps", "rows+steps") or tells_steps(trace)
+    return name != "tensord+steps" or tells_steps(trace)
 
 
 def tells_steps(trace: Trace) -> bool:
@@ -38,12 +35,10 @@ def replay(name: str, trace: Trace, capacity_bytes: int, policy: str) -> Counts:
     peer = PEERS.get(name)
     if peer is not None:
         return peer(trace, capacity_bytes)
-    stores: dict[str, Callable[[], Ideal | Real | Rows]] = {
-        "tensord": lambda: Real(trace, by_name(policy), capacity_bytes),
-        "tensord+steps": lambda: Real(trace, by_name(policy), capacity_bytes, steps=True),
-        "tensord-pinned": lambda: Real(trace, by_name(policy), capacity_bytes, pinned_share=PINNED_SHARE),
-        "tensord-ideal": lambda: Ideal(trace, by_name(policy), capacity_bytes),
-        "rows": lambda: Rows(trace, policy, capacity_bytes),
-        "rows+steps": lambda: Rows(trace, policy, capacity_bytes, steps=True),
+    stores: dict[str, Callable[[], Ideal | Real]] = {
+        "tensord": lambda: Real(trace, policy, capacity_bytes),
+        "tensord+steps": lambda: Real(trace, policy, capacity_bytes, steps=True),
+        "tensord-pinned": lambda: Real(trace, policy, capacity_bytes, pinned_share=PINNED_SHARE),
+        "tensord-ideal": lambda: Ideal(trace, policy, capacity_bytes),
     }
     return stores[name]().run()

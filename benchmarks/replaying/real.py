@@ -1,10 +1,11 @@
 """The store's core with its ring, its index and its prefix index, in the trace's own time.
 
 Owns: the surroundings of a store: a client that asks and puts, the copier, the lanes. Virtual time is the event's time.
-Scans and copies end at once. Does not own: any decision about eviction or admission.
+Scans and moves end at once. Does not own: any decision about eviction or admission.
 
 A block of a sequence is a block of BLOCK_TOKENS tokens, the least possible. Its text only distinguishes the block from
-others. The put gives the number of tokens that it stands for (`tokens`).
+others. The put gives the number of tokens that it stands for (`tokens`). Of payloads only the records of blocks are
+written.
 """
 
 from __future__ import annotations
@@ -12,20 +13,19 @@ from __future__ import annotations
 import random
 from collections import deque
 from heapq import heappop, heappush
+from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 from typing import Any, Final
 
 import numpy as np
 
 from replaying.counts import Counts
-from replaying.ideal import TAG, key_of
+from replaying.keys import TAG, key_of
 from replaying.traces import Request, Restart, Step, Trace
-from tensord.daemon.core.effects import Allocate, Copy, Drain, Effect, Move, Punch, Scan, Send
-from tensord.daemon.core.entries import SpanEntry
+from tensord.daemon.core.effects import Allocate, Drain, Effect, Move, Punch, Scan, Send
 from tensord.daemon.core.events import (
     Accessed,
     Allocated,
     ClientJoined,
-    Copied,
     Drained,
     Event,
     Moved,
@@ -34,20 +34,28 @@ from tensord.daemon.core.events import (
     Received,
     Scanned,
     Tick,
+    WritesInPlace,
 )
 from tensord.daemon.core.limits import StoreLimits
-from tensord.daemon.core.recovery import Recovered
+from tensord.daemon.core.parts import StoreMemory
 from tensord.daemon.core.store import Store
-from tensord.daemon.policy.registry import by_name
-from tensord.daemon.policy.replacement import Replacement
 from tensord.ipc import messages
-from tensord.shm.allocator import SpanAllocator
 from tensord.shm.index import IndexWriter
-from tensord.shm.layout import ALIGN_BYTES, SPAN_HEADER_BYTES, IndexGeometry, SpanHeader, aligned
-from tensord.shm.prefix import BLOCK_TOKENS_MIN, HEADER_BYTES, LAYOUT_BYTES, SCOPE_BYTES, TOKEN_BYTES, PrefixRecord
+from tensord.shm.layout import ALIGN_BYTES, SPAN_HEADER_BYTES, IndexGeometry, SpanHeader, aligned, span_bytes
+from tensord.shm.prefix import (
+    BLOCK_TOKENS_MIN,
+    HEADER_BYTES,
+    LAYOUT_BYTES,
+    SCOPE_BYTES,
+    TOKEN_BYTES,
+    PrefixRecord,
+    block_key,
+)
+from tensord.shm.records import NO_KEY, RECORD, agent_number
 
 BLOCK_TOKENS: Final = BLOCK_TOKENS_MIN
 TREE_BYTES: Final = 16
+RECORD_AT: Final = aligned(TREE_BYTES)
 RECORD_BYTES: Final = HEADER_BYTES + BLOCK_TOKENS * TOKEN_BYTES
 PINNED_REQUESTS: Final = 64
 """The mean number of requests during which a view is held."""
@@ -58,6 +66,8 @@ _CLIENT: Final = 1
 _SCOPE, _LAYOUT = bytes(SCOPE_BYTES), bytes(LAYOUT_BYTES)
 _END: Final = np.zeros(1, np.uint32)
 """The end of every query: a match leaves out a query's last token, so a fully cached sequence needs one more."""
+_NO_RESERVE: Final = 0x4000
+"""MAP_NORESERVE: pages that are not written take no memory."""
 
 
 class Real:
@@ -66,7 +76,7 @@ class Real:
     def __init__(
         self,
         trace: Trace,
-        policy: Replacement,
+        policy: str,
         capacity_bytes: int,
         *,
         steps: bool = False,
@@ -74,35 +84,37 @@ class Real:
     ) -> None:
         """`steps`: the store receives the ends of agents' calls. `pinned_share`: share of the ring that views hold."""
         self._trace = trace
+        self._policy = policy
         self._steps = steps
+        self._is_prefix = trace.kind == "prefix"
         ring_bytes = capacity_bytes // ALIGN_BYTES * ALIGN_BYTES
-        smallest_bytes = min(map(_span_bytes, trace.sizes), default=ALIGN_BYTES)
-        entries = min(ring_bytes // smallest_bytes + 1, len(trace.sizes)) + 1
+        entries = min(ring_bytes // min(map(self._span_bytes, trace.sizes), default=ALIGN_BYTES) + 1, len(trace.sizes))
         self._limits = StoreLimits(
             ring_bytes=ring_bytes,
             max_bytes=ring_bytes,
-            max_entries=entries,
+            max_entries=entries + 1,
             object_bytes_max=ring_bytes,
             prefix_tokens_max=1 << 40,
         )
-        self._bytes = bytearray(ring_bytes if trace.kind == "prefix" else 0)
-        self._index = IndexWriter.create(IndexGeometry.for_entries(entries))
+        self._geometry = IndexGeometry.for_entries(entries + 1)
+        self._index_bytes = bytearray(self._geometry.index_bytes)
+        self._bytes = mmap(-1, ring_bytes, MAP_PRIVATE | MAP_ANONYMOUS | _NO_RESERVE)
         self._epoch = 0
-        self.store = self._new_store(policy)
         self._now = 0.0
         self._requests = 0
         self._answer: Any = None
-        self._piece: PrefixRecord | None = None
-        self._folded = _END
         self._chance = random.Random(2)
         self._pinned_bytes_most = int(pinned_share * ring_bytes)
         self._pinned_bytes = 0
         self._pinned: set[int] = set()
         self._views: list[tuple[int, int, int]] = []
         self._recent: deque[bytes] = deque(maxlen=4096)
+        self._keys: dict[int, bytes] = {}
+        self._agents: set[str] = set()
         self._numbers = 0
         self.counts = Counts()
-        self._do(ClientJoined(_CLIENT, 1000, "replay"))
+        self._begin(IndexWriter.create(self._geometry, self._index_bytes))
+        self._join()
 
     def run(self) -> Counts:
         """Replays the whole trace."""
@@ -116,15 +128,15 @@ class Real:
         return self.counts
 
     def restart(self, event: Restart) -> None:
-        """Another store takes over the objects and the policy's history."""
-        assert self._trace.kind == "object", "the replay keeps no headers of blocks"
+        """The next daemon takes the memory over, and what the policy has learned."""
         self._pass_time(event.at)
-        found = [Recovered(entry.slot, _header(entry), True) for entry in self.store.memory.entries]
-        before = self.store.memory.policy
-        self.store = self._new_store(by_name(before.name))
-        self.store.recover(found, self._now)
-        self.store.memory.policy.learn(list(before.learned()))
-        self._do(ClientJoined(_CLIENT, 1000, "replay"))
+        learned = list(self.store.policy.learned())
+        self._begin(IndexWriter(self._index_bytes, self._geometry))
+        for _ in self.store.recover(self._now):
+            pass
+        self.store.policy.learn(learned)
+        self._join()
+        self._go_on()
 
     def step(self, step: Step) -> None:
         self._pass_time(step.at)
@@ -135,13 +147,17 @@ class Real:
         self._pass_time(request.at)
         self._change_views()
         blocks: list[int] = request.blocks.tolist()
-        is_prefix = self._trace.kind == "prefix"
-        there = self._match(request) if is_prefix else sum(map(self._get, blocks))
+        there = self._match(request) if self._is_prefix else sum(map(self._get, blocks))
         self.counts.count(self._trace, request, blocks, there, [])
+        if request.agent not in self._agents and request.agent:
+            self._agents.add(request.agent)
+            self._do(Received(_CLIENT, messages.NameAgent(request.agent)))
+        parent = self._key(blocks, there - 1) if there and self._is_prefix else NO_KEY
         for place in range(there, len(blocks)):
-            parent_key = key_of(blocks[place - 1]) if place and is_prefix else None
-            if not self._put(blocks[place], place, parent_key, request.agent):
+            key = self._put(blocks, place, parent, request.agent)
+            if key is None:
                 break
+            parent = key if self._is_prefix else NO_KEY
 
     def check_invariants(self) -> None:
         """Asserts the store's invariants."""
@@ -163,52 +179,73 @@ class Real:
 
     def _get(self, block: int) -> bool:
         """True if an object is cached."""
-        entry = self.store.memory.entries.find(key_of(block))
-        self._do(Accessed([] if entry is None else [entry.span_id], misses=entry is None))
-        return entry is not None
+        span_id = self.store.span_id(key_of(block))
+        self._do(Accessed([] if span_id is None else [span_id], misses=span_id is None))
+        return span_id is not None
 
-    def _put(self, block: int, place: int, parent_key: bytes | None, agent: str) -> bool:
-        """True if a block was stored."""
-        key, number = key_of(block), self._next()
-        payload_bytes, prefix_bytes = max(self._trace.sizes[block], ALIGN_BYTES), 0
-        if self._trace.kind == "prefix":
-            payload_bytes, prefix_bytes = payload_bytes - SPAN_HEADER_BYTES, RECORD_BYTES
-            start = place * BLOCK_TOKENS
-            self._piece = PrefixRecord(_SCOPE, _LAYOUT, False, False, start, BLOCK_TOKENS, parent_key, (), BLOCK_TOKENS)
-            self._folded = np.full(BLOCK_TOKENS, block + 1, np.uint32)
-        commit = messages.Commit(
-            number,
-            key,
-            payload_bytes,
-            TREE_BYTES,
-            self._trace.tokens[block],
-            acks=False,
-            agent=agent,
-            prefix_bytes=prefix_bytes,
-            parent=parent_key,
-        )
+    def _put(self, blocks: list[int], place: int, parent: bytes, agent: str) -> bytes | None:
+        """The key of a block that is stored; None if it was refused."""
+        block = blocks[place]
+        size = self._span_bytes(self._trace.sizes[block])
         self._answer = None
-        self._do(Received(_CLIENT, commit))
-        if self._answer is None:
-            self._do(Received(_CLIENT, messages.Part(number, 0, payload_bytes, True)))
+        self._do(Received(_CLIENT, messages.AskForGrants(self._next(), [size])))
         self._go_on()
-        assert isinstance(self._answer, messages.Committed), self._answer
-        if self._answer.outcome == "refused":
-            return False
+        assert isinstance(self._answer, messages.GrantsLent), self._answer
+        if not self._answer.grants:
+            return None
+        grant, offset, *_ = self._answer.grants[0]
+        packed = self._packed(block, place, parent) if self._is_prefix else b""
+        key = block_key(TAG, packed) if packed else key_of(block)
+        record_at = offset + SPAN_HEADER_BYTES + RECORD_AT
+        self._bytes[record_at : record_at + len(packed)] = packed
+        self._keys[block] = key
+        self._records += 1
+        record = RECORD.pack(
+            self._records, key, offset, size - SPAN_HEADER_BYTES, 1, 0, parent, 0.0, 0.0, grant, TREE_BYTES,
+            self._trace.tokens[block], len(packed), agent_number(agent), 0,
+        )  # fmt: skip
+        self._answer = None
+        self._follow(self.store.submitted(_CLIENT, memoryview(record), self._now, {})[1])
+        refused = self._answer
+        self._go_on()
+        if isinstance(refused, messages.PutRefused) and refused.error is not None:
+            return None
         if self._pinned_bytes_most:
             self._recent.append(key)
-        return True
+        return key
+
+    def _packed(self, block: int, place: int, parent: bytes) -> bytes:
+        """The record of a block."""
+        above = parent if place else None
+        record = PrefixRecord(
+            _SCOPE, _LAYOUT, False, False, place * BLOCK_TOKENS, BLOCK_TOKENS, above, (), BLOCK_TOKENS
+        )
+        return record.pack(np.full(BLOCK_TOKENS, block + 1, np.uint32)).tobytes()
+
+    def _key(self, blocks: list[int], place: int) -> bytes:
+        """The key of a block that was put before."""
+        return self._keys[blocks[place]]
 
     # ---- the surroundings of the store
 
-    def _new_store(self, policy: Replacement) -> Store:
+    def _begin(self, index: IndexWriter) -> None:
         self._epoch += 1
-        ring = SpanAllocator(self._limits.ring_bytes)
-        return Store(self._index, ring, policy, self._limits, self._epoch, read=self._read, seed=1)
+        ring = memoryview(self._bytes)
+        memory = StoreMemory(index, memoryview(self._index_bytes), self._geometry, ring, len(ring))
+        self.store = Store(memory, self._policy, self._limits, self._epoch, seed=self._epoch)
+        self._records = 0
+
+    def _join(self) -> None:
+        self._do(ClientJoined(_CLIENT, 1000, "replay"))
+        self._do(WritesInPlace(_CLIENT))
+        self._agents.clear()
 
     def _do(self, event: Event) -> None:
         """Handles one event, and everything that follows from it at once."""
-        effects: deque[Effect] = deque(self.store.handle(event, self._now))
+        self._follow(self.store.handle(event, self._now))
+
+    def _follow(self, made: list[Effect]) -> None:
+        effects = deque(made)
         while effects:
             answer = self._carry_out(effects.popleft())
             if answer is not None:
@@ -218,14 +255,10 @@ class Real:
         match effect:
             case Send(_, message):
                 self._answer = message
-            case Copy(_, put_id, last=True):
-                if self._piece is None:
-                    return Copied(_CLIENT, put_id, 1)
-                record_at = effect.ring_offset + aligned(TREE_BYTES)
-                text_at = record_at + self._piece.text_at
-                self._bytes[text_at : text_at + self._folded.nbytes] = self._folded.data.cast("B")
-                return Copied(_CLIENT, put_id, 1, record=self._piece)
             case Move(number):
+                start, to = effect.from_offset, effect.to_offset
+                header = SpanHeader.unpack(memoryview(self._bytes)[start : start + SPAN_HEADER_BYTES])
+                self._bytes[to : to + SPAN_HEADER_BYTES] = header.moved_to(number).pack()
                 return Moved(number)
             case Drain():
                 return Drained()
@@ -236,9 +269,6 @@ class Real:
             case Allocate():
                 return Allocated(effect.offset)
         return None
-
-    def _read(self, offset: int, size_bytes: int) -> memoryview:
-        return memoryview(self._bytes)[offset : offset + size_bytes]
 
     def _go_on(self) -> None:
         """Ticks while the store asks for a tick at once."""
@@ -264,46 +294,34 @@ class Real:
 
         As with a match, a view of a block holds all its ancestors.
         """
+        table = self.store.parts.table
         self._requests += 1
         while self._views and self._views[0][0] <= self._requests:
             _, number, size_bytes = heappop(self._views)
             self._pinned_bytes -= size_bytes
             self._pinned.discard(number)
         for _ in range(VIEWS_MAX if self._recent else 0):
-            entry = self.store.memory.entries.find(self._chance.choice(self._recent))
+            row = table.by_key.get(self._chance.choice(self._recent), 0)
             path = []
-            while entry is not None:
-                path.append(entry)
-                entry = entry.parent
+            while row:
+                path.append(row)
+                row = table.parents[row]
             until = self._requests + self._chance.randrange(1, 2 * PINNED_REQUESTS)
             for each in reversed(path):
-                if each.span_id in self._pinned:
+                span_id, size_bytes = table.span_ids[each], table.sizes[each]
+                if span_id in self._pinned:
                     continue
-                if self._pinned_bytes + each.span_bytes > self._pinned_bytes_most:
+                if self._pinned_bytes + size_bytes > self._pinned_bytes_most:
                     return
-                heappush(self._views, (until, each.span_id, each.span_bytes))
-                self._pinned.add(each.span_id)
-                self._pinned_bytes += each.span_bytes
+                heappush(self._views, (until, span_id, size_bytes))
+                self._pinned.add(span_id)
+                self._pinned_bytes += size_bytes
+
+    def _span_bytes(self, size_bytes: int) -> int:
+        """The bytes in the ring of a block or an object, of which the header is a part."""
+        least = SPAN_HEADER_BYTES + RECORD_AT + aligned(RECORD_BYTES) if self._is_prefix else span_bytes(1)
+        return max(aligned(size_bytes), least)
 
     def _next(self) -> int:
         self._numbers += 1
         return self._numbers
-
-
-def _header(entry: SpanEntry) -> SpanHeader:
-    return SpanHeader(
-        entry.key,
-        entry.span_id,
-        entry.payload_bytes,
-        entry.tree_bytes,
-        1,
-        entry.tokens,
-        entry.created_at,
-        0.0,
-        entry.owner_uid,
-        cost_ms=entry.cost_ms,
-    )
-
-
-def _span_bytes(size_bytes: int) -> int:
-    return max(aligned(size_bytes), ALIGN_BYTES)

@@ -23,7 +23,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from tensord.daemon.policy.replacement import Turn
+from tensord.daemon.replacement import Turn
 from tensord.shm.layout import ALIGN_BYTES
 
 Kind = Literal["prefix", "object"]

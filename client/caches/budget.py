@@ -14,8 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ...errors import BelowFloor
-from ..core.puts import Put
 from ..core.waiting import LockEvent
+from ..writing.outcomes import Put
 
 __all__ = ["Budget", "TrackedPut"]
 

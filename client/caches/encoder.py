@@ -7,7 +7,7 @@ processes share it. Requests and their inputs: encoder_request.py.
 Invariants: used, freeable and free tokens add up to the cache's size. An output that a request needs is never evicted
 here. If it is in the ring, a lease pins it there from `allocate` (or from the first call after it was stored) until no
 request needs it, so that other engines' puts do not evict it. Only `allocate` evicts. Queries change nothing. Only
-`store` sends a message, and no call waits for an answer.
+`store` sends messages, and no other call waits for one: `store` waits for a place, if the client has none.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .encoder_request import EncoderInput, EncoderRequest, check_input_id, check
 if TYPE_CHECKING:
     from ..core.cache import Client
     from ..core.lease import Lease
-    from ..core.puts import Put
+    from ..writing.outcomes import Put
 
 
 @dataclass(slots=True)
@@ -190,15 +190,15 @@ class EncoderCacheManager:
             known.lease = self._cache.get(wanted.key)
         return self._cache.hold(wanted.key)
 
-    def store(self, request: EncoderRequest, input_id: int, tree: Any, *, timeout_s: float = 0.0) -> Put | None:
+    def store(self, request: EncoderRequest, input_id: int, tree: Any, *, timeout_s: float = 0.05) -> Put | None:
         """Puts an encoder output into the ring, for all engines. Returns once the payload is copied.
 
         The first call after the daemon stored it pins it, if a request still needs it.
 
         Args:
             tree: as for `Client.put`.
-            timeout_s: seconds to wait for room in the inbox; with 0 the put is lost if there is none. A payload over
-                half of the inbox's size needs more than 0, as it is streamed.
+            timeout_s: seconds to wait for room, if the client has none: the first time, and for an output that is
+                larger than those before it.
 
         Returns:
             The put; None without a cache.

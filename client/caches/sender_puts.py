@@ -27,7 +27,7 @@ from ...errors import (
 )
 from ...shm.header import NODES_MAX
 from ..core.cache import Client
-from ..core.puts import Put
+from ..writing.outcomes import Put
 from .measures import item_bytes
 from .processor_payload import Hash, item_payload
 from .sender_entries import SenderEntries
@@ -61,10 +61,11 @@ class SenderPuts:
 
     @property
     def owed_s(self) -> float:
-        """For how many seconds the daemon has not answered a put that is not waited for any more; 0 if
-        there is none.
+        """For how many seconds the daemon has not answered a put that is not waited for any more, or its request for a
+        place; 0 if there is none.
         """
-        self._late = [(put, began) for put, began in self._late if put.state == "sent"]
+        owed = self._client.link.puts.owed
+        self._late = [(put, began) for put, began in self._late if owed(put, began)]
         return max((time.monotonic() - began for _, began in self._late), default=0.0)
 
     def store(self, trees: Mapping[bytes, tuple[Hash, Any]]) -> dict[bytes, str]:
@@ -102,6 +103,8 @@ class SenderPuts:
             try:
                 put.wait(max(0.0, deadline - time.monotonic()))
             except TimedOut:
+                self._late.append((put, began))
+            if isinstance(put.error, TimedOut):
                 self._late.append((put, began))
             if put.state not in ("stored", "existed"):
                 reasons[put.key] = _reason(put.error)

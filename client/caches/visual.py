@@ -19,7 +19,7 @@ from ..core import forks, requests
 from ..core.cache import Client, check_client
 from ..core.fields import check_count, check_name
 from ..core.namespace import Content, Namespace, check_namespace
-from ..core.puts import Put
+from ..writing.outcomes import Put
 from .budget import Budget, TrackedPut
 from .dp_mode import Resolution, recommend_dp_mode
 from .visual_result import VisualResult, embedding_bytes, embedding_payload, stored_embedding

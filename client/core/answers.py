@@ -14,7 +14,7 @@ from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from copy import copy
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from ...errors import TensordError, TimedOut, without_frames
 from ...ipc import messages
@@ -22,16 +22,19 @@ from .listeners import Connected
 from .silence import Silence
 from .waiting import LockFuture, let_greenlets_run
 
+OPTIONAL: Final = (messages.RequestClaim, messages.OpenRing, messages.OpenInbox)
+"""Requests without whose answer the value is computed, or nothing is stored."""
+
 
 class PendingRequest(LockFuture):
     """A request that waits for its answer.
 
     `waits`: true once the daemon answered "wait": another client computes the key, and a second answer follows.
-    `expected_at`: when that client expects to have stored the key, by time.monotonic; 0 if unknown. `claims`: whether
-    it asks for a claim, so that its caller can do without an answer.
+    `expected_at`: when that client expects to have stored the key, by time.monotonic; 0 if unknown. `optional`: its
+    caller can do without an answer, and does so once the daemon is away.
     """
 
-    claims = False
+    optional = False
     waits = False
     expected_at = 0.0
 
@@ -39,8 +42,7 @@ class PendingRequest(LockFuture):
 class Answers:
     """The pending requests of one client. No lock: each change of the table is one step.
 
-    `send` and `next_id` are the link's; `path` is the daemon's socket, for messages of errors. `check` raises
-    LimitReached where no answer can be waited for.
+    `send` and `next_id` are the link's; `path` is the daemon's socket, for messages of errors.
     """
 
     def __init__(
@@ -48,13 +50,11 @@ class Answers:
         send: Callable[..., None],
         next_id: Callable[[], int],
         path: Path,
-        check: Callable[[], None],
         silence: Silence,
     ) -> None:
         self._send = send
         self._next_id = next_id
         self._path = path
-        self._check = check
         self._silence = silence
         self.pending: dict[int, PendingRequest] = {}
         """By their ids."""
@@ -66,6 +66,7 @@ class Answers:
         timeout_s: float,
         connected: Connected | None,
         then: Callable[[Future[Any]], None] | None,
+        fds: Sequence[int] = (),
     ) -> None:
         """As `Link.ask`, which calls it where no signal handler can interrupt it, with the future that it returns."""
         number = self._next_id()
@@ -73,9 +74,9 @@ class Answers:
             answer.add_done_callback(then)
         self.pending[number] = answer
         message = make(number)
-        answer.claims = isinstance(message, messages.RequestClaim)
+        answer.optional = isinstance(message, OPTIONAL)
         try:
-            self._send(message, timeout_s=timeout_s, connected=connected)
+            self._send(message, fds=fds, timeout_s=timeout_s, connected=connected)
         except TensordError as error:
             # The end of the connection may have settled it before.
             if self.take(number) is not None:
@@ -87,14 +88,12 @@ class Answers:
         Raises:
             TimedOut: no answer within `timeout_s` seconds; the request is cancelled.
             DaemonUnavailable: the daemon does not answer for some time already; the request stays.
-            LimitReached: this thread is within a put of the client; the request is cancelled.
             TensordError: the daemon's error, or DaemonUnavailable.
         """
         deadline = time.monotonic() + timeout_s
         if self._silence.away and not future.done():
             raise self._silence.error()
         try:
-            self._check()
             let_greenlets_run(future, timeout_s)
             return future.result(max(0.0, deadline - time.monotonic()))
         except TimeoutError:
@@ -136,10 +135,11 @@ class Answers:
             waiting.expected_at = time.monotonic() + message.lasts_s if message.lasts_s else 0.0
             waiting.waits = True
 
-    def fail_claims(self, error: TensordError) -> None:
-        """Fails the requests for claims. A claim that is granted after all is given back."""
+    def fail_optional(self, error: TensordError) -> None:
+        """Fails the requests whose callers can do without an answer. A claim that is granted all the same is given
+        back."""
         for number, answer in list(self.pending.items()):
-            if answer.claims and self.take(number) is not None:
+            if answer.optional and self.take(number) is not None:
                 settle(answer, error=copy(error))
 
     def fail_all(self, error: TensordError) -> None:

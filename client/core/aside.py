@@ -4,9 +4,7 @@ Python runs signal handlers in the main thread only, between any two instruction
 time limit by SIGALRM) may end any function half-way, with a table half changed or a message half sent. So a call of the
 main thread that changes state shared with other threads runs here, and the main thread waits for its end on a lock of
 the interpreter. Calls of other threads run in place, and so do calls while the interpreter ends, when no other thread
-runs any more. Puts also run in place, because they are too frequent: an
-interrupted put ends the connection instead (puts.py). Work that a signal handler hands over within a put may need a
-lock of that put: it is waited for until a time limit, or not at all.
+runs any more. Puts and gets run in place: an exception within one leaves nothing that has to be mended.
 
 Owns: the threads, started on demand. Does not own: the work.
 Invariants: work that was queued is finished, even if the call that queued it is interrupted.
@@ -24,15 +22,12 @@ from contextlib import suppress
 from queue import Empty
 from typing import Any, Final, TypeVar
 
-from ...errors import DaemonUnavailable, ProcessLimit, TimedOut
-from . import nested
-from .waiting import SimpleQueue
+from ...errors import DaemonUnavailable, ProcessLimit
+from .waiting import SimpleQueue, queues_serve
 
 Result = TypeVar("Result")
 _IDLE_MAX: Final = 2
 """Limit of idle threads that are kept."""
-NESTED_S: Final = 10.0
-"""Longest wait, in seconds, for work that is handed over within a put of the main thread."""
 
 
 class _Task:
@@ -68,30 +63,17 @@ _idle = 0
 _counting = threading.Lock()
 
 
-def aside(work: Callable[[], Result], *, within_s: float | None = None) -> Result:
-    """Returns `work()`. An exception of a signal handler cannot interrupt the work.
-
-    Args:
-        within_s: longest wait for the work, in seconds; -1 for no limit. Default: no limit, but NESTED_S within a put.
-
-    Raises:
-        TimedOut: the work has not ended in time; it goes on.
-    """
+def aside(work: Callable[[], Result]) -> Result:
+    """Returns `work()`. An exception of a signal handler cannot interrupt the work."""
     if _thread.get_ident() != _main or sys.is_finalizing():
         return work()
     task = _Task(work)
     del work
-    if within_s is None:
-        within_s = NESTED_S if nested.within_any() else -1
     try:
         _waited_for.add(task)
         _tasks.put(task)
         _have_threads()
-        if not task.done.acquire(True, within_s):
-            raise TimedOut(
-                f"the call did not end within {within_s:.3g} s and goes on; if a signal handler made it, what the "
-                "handler has interrupted may have to end first"
-            )
+        task.done.acquire()
     finally:
         # One step: a signal handler runs before or after it.
         _waited_for.discard(task)
@@ -104,14 +86,6 @@ def aside(work: Callable[[], Result], *, within_s: float | None = None) -> Resul
         # An error's traceback refers to this frame: without this there is a cycle, which keeps the caller's payload
         # alive.
         del task
-
-
-def hand_over(work: Callable[[], object]) -> None:
-    """As `aside`, for work whose outcome the caller does not need: within a put, it waits for nothing."""
-    if nested.within_any():
-        later(work)
-    else:
-        aside(work)
 
 
 def later(work: Callable[[], object]) -> None:
@@ -149,7 +123,7 @@ def _have_threads() -> None:
     if _tasks.qsize() <= _idle:
         return
     try:
-        _thread.start_new_thread(_begin, ())
+        _thread.start_new_thread(_begin if queues_serve() else _do_all, ())
     except (RuntimeError, MemoryError):
         # The interpreter starts no more threads, for example while it exits.
         _do_all()
@@ -192,7 +166,6 @@ def _do_all() -> None:
 
 def after_fork_in_child() -> None:
     """After a fork: the threads and their work belong to the parent."""
-    nested.after_fork_in_child()
     global _main, _tasks, _idle, _counting
     _main = _thread.get_ident()
     _tasks, _idle, _counting = SimpleQueue(), 0, threading.Lock()

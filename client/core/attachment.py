@@ -22,14 +22,11 @@ class EndedHere(DaemonUnavailable):
 
 
 class Attachment:
-    """`is_cut`: whether a put was cut short, so that the connection is about to end. `is_silent`: whether the daemon
-    does not answer, so that no new call uses the channel (silence.py).
-    """
+    """`is_silent`: whether the daemon does not answer, so that no new call uses the channel (silence.py)."""
 
-    def __init__(self, is_cut: Callable[[], bool], is_silent: Callable[[], bool] = lambda: False) -> None:
+    def __init__(self, is_silent: Callable[[], bool] = lambda: False) -> None:
         self.channel: BlockingChannel | None = None
         """The channel, from its first attempt to send on it until `detach`."""
-        self._is_cut = is_cut
         self._is_silent = is_silent
         self._serving: BlockingChannel | None = None
         self._ended: BlockingChannel | None = None
@@ -48,7 +45,7 @@ class Attachment:
         """The channel that calls use which have begun on it. None while the interpreter ends, since no thread receives
         answers then."""
         channel = self._serving
-        usable = channel is not None and not channel.closed and not self._is_cut() and not sys.is_finalizing()
+        usable = channel is not None and not channel.closed and not sys.is_finalizing()
         return channel if usable else None
 
     @property

@@ -19,7 +19,7 @@ from typing import Literal, NoReturn
 from ...errors import TensordError, UsageError, shown
 from ...ipc import messages
 from .answers import PendingRequest
-from .aside import hand_over
+from .aside import aside
 from .link import SAY_S, Link
 
 State = Literal["asked", "waiting", "compute", "hit", "alone"]
@@ -140,7 +140,7 @@ class Claim:
 
     def _end(self, state_after: Literal["hit", "alone"], error: TensordError | None = None) -> None:
         if self._ended is None:
-            hand_over(partial(self._end_now, state_after, error))
+            aside(partial(self._end_now, state_after, error))
 
     def _end_now(self, state_after: Literal["hit", "alone"], error: TensordError | None) -> None:
         self._ended = state_after

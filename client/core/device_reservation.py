@@ -24,7 +24,7 @@ from ...ipc import messages
 from ...ipc.governance import PRIORITY_MAX
 from ...ipc.schema import SIZE_BYTES_MAX
 from .answers import PendingRequest
-from .aside import aside, hand_over
+from .aside import aside
 from .fields import check_count, check_name, check_seconds
 from .governor import GovernorListener
 from .link import SAY_S, Connected, Link
@@ -203,7 +203,7 @@ class DeviceRequest:
             return granted
         finally:
             if not self._handed_over:
-                hand_over(self.give_up)
+                aside(self.give_up)
 
     def give_up(self) -> None:
         """Withdraws the request, or gives back what was granted. May be called at any time, from any thread."""

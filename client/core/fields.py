@@ -30,6 +30,8 @@ def check_key(key: object) -> bytes:
     Raises:
         BadKey: `key` is not 32 bytes.
     """
+    if type(key) is bytes and len(key) == KEY_BYTES:
+        return key
     # A memoryview that was released raises ValueError.
     with suppress(ValueError):
         if isinstance(key, bytearray) or (isinstance(key, memoryview) and key.format == "B" and key.ndim == 1):

@@ -1,16 +1,17 @@
 """Fork handling of the client: what is done at a fork, and in which order.
 
-Before the fork: the lanes are suspended, and frozen if words are in use; then the links give up frozen lanes. In the
+Before the fork: the lanes are suspended, and frozen if views are in use; then the links give up frozen lanes. In the
 parent: the lanes are resumed, then the links attach anew. In the child: the lanes, the links, the threads of aside.py,
 then the objects that `follow` a fork, by their `Place`.
 
 Owns: this order, and the tables of all mapped lanes, also of closed clients, of all links, and of the objects that
 follow a fork. Does not own: what each of them does about a fork.
-Invariants: a lane with words in use is frozen at a fork. Parent and child then hold views under the same words, so
-neither clears them. A lane is suspended before its words are read, and until the fork is over, so that no thread takes
-a word in between; a get copies the payload meanwhile. The child writes no lane and no inbox of its parent. An
-exception of a signal handler prevents none of this: the interpreter reports it and forks all the same, so each handler
-is registered ATTEMPTS times, and may be repeated.
+Invariants: a lane with words of views in use is frozen at a fork. Parent and child then hold views under the same
+words, so neither clears them. Grants stay the parent's: the child does not share the memory behind them. A lane is
+suspended before its words are read, and until the fork is over, so that no thread takes a word in between; a get copies
+the payload meanwhile. The child writes no lane, no queue and no inbox of its parent. An exception of a signal handler
+prevents none of this: the interpreter reports it and forks all the same, so each handler is registered ATTEMPTS times,
+and may be repeated.
 """
 
 from __future__ import annotations
@@ -100,7 +101,7 @@ def _before() -> None:
     with _lock:
         for lane in list(_lanes):
             lane.suspend()
-            if lane.in_use:
+            if lane.in_use_by_views:
                 lane.freeze()
         for link in list(_links):
             link.before_fork()

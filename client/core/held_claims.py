@@ -20,7 +20,7 @@ from ...ipc import messages
 from ...ipc.blocking import BlockingChannel
 from ...ipc.schema import TOKENS_MAX
 from .answers import PendingRequest, settle
-from .aside import hand_over
+from .aside import aside
 
 # A claim is renewed three times within its lifetime.
 _RENEWALS: Final = 3
@@ -63,7 +63,7 @@ class HeldClaims:
     def give_back(self, token: int, timeout_s: float, error: TensordError | None = None) -> None:
         """Abandons a claim without a payload. The daemon grants the key to the first waiting client, unless `error`
         says that nobody can store the value."""
-        hand_over(partial(self._give_back, token, timeout_s, error))
+        aside(partial(self._give_back, token, timeout_s, error))
 
     def give_back_forgotten(self, timeout_s: float) -> None:
         """Gives back each claim whose request was collected."""

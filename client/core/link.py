@@ -2,8 +2,8 @@
 
 Owns: the thread, and the current View. Does not own: whether there is a connection, and waiting for it (attachment.py),
 whether the daemon answers (silence.py), what follows from each message (received.py), requests that wait for an answer
-(answers.py), the claims that are renewed (held_claims.py), the listeners (listeners.py), puts (puts.py, in_flight.py);
-nor lookups, which read the View and go on while the daemon is away.
+(answers.py), the claims that are renewed (held_claims.py), the listeners (listeners.py), puts (writing/puts.py); nor
+lookups, which read the View and go on while the daemon is away.
 """
 
 from __future__ import annotations
@@ -26,22 +26,20 @@ from tensord import __version__
 from ...errors import DaemonUnavailable, ProcessLimit, TensordError, TimedOut, without_frames
 from ...ipc import messages
 from ...ipc.blocking import BlockingChannel
-from ...ipc.former import offered
-from ...ipc.schema import ClientLimits
+from ...ipc.schema import PROTOCOL_VERSION, ClientLimits
 from ...shm import fence
 from ...shm.lanes import Lane
 from ...shm.segments import ring_not_mapped
-from . import forks, nested
+from ..writing.puts import Puts
+from . import forks
 from .absence import absence, unavailable
 from .answers import Answers, PendingRequest
-from .aside import aside, begin, hand_over
+from .aside import aside, begin
 from .attachment import Attachment, EndedHere
 from .held_claims import HeldClaims
 from .hit_times import arm_now_and_then
-from .in_flight import WENT, send_on
 from .listeners import Connected as Connected
 from .listeners import Listeners
-from .puts import PutSender
 from .received import take
 from .silence import PROMPT, Silence, attach_limit_s, no_answer
 from .sweep import sweep_now_and_then
@@ -52,8 +50,6 @@ SAY_S: Final = 1.0
 """Time limit for sending one message, in seconds, where no call waits for its answer."""
 _RETRY_FIRST_S: Final = 0.02
 _RETRY_MOST_S: Final = 1.0
-_RETRY_WAITED_S: Final = 0.05
-"""Longest pause between attempts while puts wait to be sent again: a daemon may live for less than a second."""
 _IDLE_S: Final = 1.0
 _SEND_S: Final = 5.0
 
@@ -83,16 +79,13 @@ class Link:
 
     def _reset(self) -> None:
         """Creates the state that no fork keeps: the thread, the socket, the locks, all puts and requests in flight."""
-        connection, view = (lambda: self.connection), (lambda: self.view)
         self.silence = Silence(self.path, self._answers_or_not)
-        self.attachment = Attachment(lambda: self.puts.in_flight.cut, lambda: self.silence.away)
-        self.puts = PutSender(
-            self.send, self.next_id, connection, self.refusal, lambda: self.attachment.end(), ask=self.ask, view=view
-        )
+        self.attachment = Attachment(lambda: self.silence.away)
+        self.puts = Puts(self)
         self._lane_fd = -1
         self._lane_given_up = False
         self._lock = threading.Lock()
-        self.answers = Answers(self.send, self.next_id, self.path, partial(nested.check, self.puts), self.silence)
+        self.answers = Answers(self.send, self.next_id, self.path, self.silence)
         self.claims = HeldClaims(lambda *sent, **how: self.send(*sent, connected=self.attached, **how))
         self._thread: threading.Thread | None = None
         self._stopping = LockEvent()
@@ -110,8 +103,7 @@ class Link:
         if self._thread is None:
             aside(self._start)
         limit_s = attach_limit_s(self.path, self._attach_timeout_s) if wait_s is None else wait_s
-        # Within a put: the link's thread may need what the interrupted put holds.
-        if not nested.within(self.puts) and not self.attachment.wait_for(lambda: self.attachment.settled, limit_s):
+        if not self.attachment.wait_for(lambda: self.attachment.settled, limit_s):
             self.attachment.settle()
 
     def _start(self) -> None:
@@ -145,7 +137,7 @@ class Link:
         self.attachment.end()
 
     def _finish(self) -> None:
-        self.puts.in_flight.close()
+        self.puts.ended(DaemonUnavailable("the client was closed before the daemon answered"))
         self.answers.fail_all(DaemonUnavailable("the client was closed"))
         self.listeners.tell(lambda listener: listener.detached())
         self.view = None
@@ -160,8 +152,7 @@ class Link:
     def wait_connected(self, timeout_s: float) -> bool:
         """Waits until attached; returns False if that takes longer than `timeout_s` seconds, or after `close`."""
         self.start()
-        limit_s = 0.0 if nested.within(self.puts) else timeout_s
-        self.attachment.wait_for(lambda: self.connected or self.closed or sys.is_finalizing(), limit_s)
+        self.attachment.wait_for(lambda: self.connected or self.closed or sys.is_finalizing(), timeout_s)
         return self.connected and not self.closed
 
     @property
@@ -207,24 +198,17 @@ class Link:
         *,
         connected: Connected | None = None,
         then: Callable[[Future[Any]], None] | None = None,
+        fds: Sequence[int] = (),
     ) -> PendingRequest:
         """Sends a request, and returns the future of its answer. `make` builds the request from its id.
 
         The future fails with the daemon's error, or with DaemonUnavailable. `then` is called with the settled future:
-        by the link's thread in the order of the answers, or at once if the request was not sent. Within a put of this
-        client, another thread sends the request, and `Answers.wait` refuses to wait for its answer.
+        by the link's thread in the order of the answers, or at once if the request was not sent. `fds`: the descriptors
+        that the request brings.
         """
         answer = PendingRequest()
-        hand_over(partial(self.answers.ask, answer, make, timeout_s, connected, then))
+        aside(partial(self.answers.ask, answer, make, timeout_s, connected, then, fds))
         return answer
-
-    def refusal(self, key: bytes) -> TensordError | None:
-        """Why the daemon would refuse a put of `key`, as far as shared memory shows, or would not answer it; None if
-        it would take it."""
-        if self.silence.away:
-            return self.silence.error()
-        view = self.view
-        return view.refusal(key) if view is not None else None
 
     def unavailable(self) -> TensordError:
         """Why there is no daemon, as a new error for each caller."""
@@ -242,7 +226,7 @@ class Link:
         """Attaches anew if the lane was given up."""
         if not self._lane_given_up:
             return
-        self.puts.in_flight.why_lost = "this process forked while it held views, and attaches anew; put it again"
+        self.puts.why_lost = "this process forked while it held views, and attaches anew; put it again"
         self.attachment.end()
         # Last: an interrupted call is repeated.
         self._lane_given_up = False
@@ -253,7 +237,7 @@ class Link:
             self.attachment.channel.close_in_child()
         self._replace_lane_fd(-1)
         self.view = None
-        self.puts.in_flight.close_in_child()
+        self.puts.disown()
         closed = self._stopping.is_set()
         self._reset()
         if closed:
@@ -266,10 +250,8 @@ class Link:
     def _run(self) -> None:
         retry_s = _RETRY_FIRST_S
         while not self._over():
-            if self.puts.in_flight.cut:
-                self.puts.disconnected()
             try:
-                channel = offered(self._attach)
+                channel = self._attach()
             except EndedHere:
                 continue
             except (TensordError, OSError) as error:
@@ -279,19 +261,12 @@ class Link:
                     no_answer(self.path, text, log=not self._required)
                 self.error = absence(error, self.path, warn=not (late or self.epoch or self._required))
                 self.attachment.settle()
-                self._stopping.wait(min(retry_s, _RETRY_WAITED_S) if self.puts.in_flight else retry_s)
+                self._stopping.wait(retry_s)
                 sweep_now_and_then()
                 retry_s = min(retry_s * 2, _RETRY_MOST_S)
                 continue
             retry_s = _RETRY_FIRST_S
             try:
-                if self.puts.in_flight.cut:
-                    # A put was interrupted while there was no channel. With a channel, the interruption ends the
-                    # channel.
-                    self.puts.disconnected()
-                # Before other threads may send: a Commit that came before its inbox would be refused.
-                self.puts.in_flight.send_again(partial(send_on, channel, _SEND_S), channel)
-                self.puts.in_flight.why_lost = WENT
                 self.silence.heard()
                 self.listeners.connect(partial(self.attachment.serve, channel))
                 self._receive(channel)
@@ -307,24 +282,29 @@ class Link:
             self._stopping.set()
         return self._stopping.is_set()
 
-    def _attach(self, protocol: int) -> BlockingChannel:
+    def _attach(self) -> BlockingChannel:
         deadline = time.monotonic() + self._attach_timeout_s
         fenced = fence.register()
         channel = BlockingChannel.connect(self.path, self._attach_timeout_s)
         self.attachment.channel = channel
         try:
-            hello = messages.Hello(self.next_id(), protocol, self.name, os.getpid(), fenced, __version__)
+            # SYNC POINT: the channel is stored before this look; `end` says so before it looks for the channel.
+            if self._stopping.is_set():
+                raise EndedHere("the client was closed while it attached")
+            hello = messages.Hello(self.next_id(), PROTOCOL_VERSION, self.name, os.getpid(), fenced, __version__)
             # If the daemon has closed the connection, the error that it sent is read below.
             with suppress(DaemonUnavailable):
                 channel.send(hello, timeout_s=self._attach_timeout_s)
             welcome, _ = channel.receive_one(messages.Welcome, deadline)
-            self.limits = self.puts.inboxes.limits = welcome.limits
+            self.limits = welcome.limits
             view = self.view
             brought = (self._lane_fd,) if self._lane_fd >= 0 and view is not None else ()
             attach = messages.Attach(self.next_id(), len(brought))
             channel.send(attach, fds=brought, timeout_s=self._attach_timeout_s)
             attached, fds = channel.receive_one(messages.Attached, deadline)
-            self._take_memory(attached, fds, view)
+            view = self._take_memory(attached, fds, view)
+            view.wait_for_own = self.puts.wait_for_own
+            self.puts.attached(channel, view, attached.place)
         except BaseException as error:
             if self.attachment.detach(channel):
                 raise EndedHere(str(error)) from None
@@ -334,7 +314,7 @@ class Link:
         self.error = None
         return channel
 
-    def _take_memory(self, attached: messages.Attached, fds: Sequence[int], before: View | None) -> None:
+    def _take_memory(self, attached: messages.Attached, fds: Sequence[int], before: View | None) -> View:
         ring_fd, index_fd, lane_fd = fds
         try:
             if before is not None and before.lane.lane_id == attached.lane_id:
@@ -342,15 +322,16 @@ class Link:
                     raise EndedHere("this process forked while it attached, and gave up its lane")
                 if before.is_over(index_fd):
                     # The daemon returned the same memory and this client's own lane: the mappings and all leases stay.
-                    if not before.is_whole:
-                        self.view = View.open(ring_fd, index_fd, before.lane)
-                    return
+                    view = before if before.is_whole else View.open(ring_fd, index_fd, before.lane)
+                    self.view = view
+                    return view
             lane = Lane(lane_fd)
             # Before the first pin in it.
             forks.keep(lane)
-            self.view = View.open(ring_fd, index_fd, lane)
+            self.view = view = View.open(ring_fd, index_fd, lane)
             self._replace_lane_fd(lane_fd)
             lane_fd = -1
+            return view
         except OSError as error:
             if error.errno == errno.ENOMEM:
                 raise ring_not_mapped(os.fstat(ring_fd).st_size) from None
@@ -370,8 +351,11 @@ class Link:
     def _receive(self, channel: BlockingChannel) -> None:
         self.listeners.tell(lambda listener: listener.attached(channel))
         self.attachment.settle()
-        while not self._over() and not self.puts.in_flight.cut:
-            self.puts.tidy()
+        rest_at = time.monotonic() + _IDLE_S
+        while not self._over():
+            if time.monotonic() >= rest_at:
+                rest_at = time.monotonic() + _IDLE_S
+                self.puts.rest()
             sweep_now_and_then()
             arm_now_and_then(self.view)
             wait_s = self.silence.wait_s(_IDLE_S)
@@ -382,7 +366,7 @@ class Link:
                 message, fds = channel.receive(wait_s)
                 self.silence.heard()
                 take(self, message, fds, channel)
-            self.silence.watch(bool(self.answers.pending or self.puts.in_flight), partial(self._probe, channel))
+            self.silence.watch(bool(self.answers.pending) or self.puts.waiting, partial(self._probe, channel))
             if self.claims.held and time.monotonic() >= self.claims.renew_at:
                 self.claims.renew(channel, _SEND_S)
 
@@ -397,8 +381,8 @@ class Link:
         """The daemon has ceased to answer: as without a daemon. Or it answers again."""
         self.error = self.silence.error() if self.silence.away else None
         if self.error is not None:
-            self.answers.fail_claims(self.error)
-            self.puts.in_flight.wake()
+            self.answers.fail_optional(self.error)
+        self.puts.silent(self.error)
         self.attachment.tell()
 
     def _detach(self, channel: BlockingChannel) -> None:
@@ -408,4 +392,5 @@ class Link:
         self.silence.ended()
         self.answers.fail_all(self.error or DaemonUnavailable(f"the connection to the daemon at {self.path} ended"))
         self.listeners.tell(lambda listener: listener.detached())
-        self.puts.disconnected()
+        closed = DaemonUnavailable("the client was closed before the daemon answered") if self.closed else None
+        self.puts.ended(closed)

@@ -19,11 +19,11 @@ from typing import Any
 from ...errors import TensordError, UnsupportedLeaf, without_frames
 from ...ipc import messages
 from ...ipc.schema import COST_MS_MAX
+from ..writing.outcomes import Put
 from .answers import PendingRequest
 from .claim import Claim
 from .lease import Lease
 from .link import Link
-from .puts import Put
 from .silence import WORD_S
 from .unstored import Unstored
 

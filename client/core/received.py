@@ -30,7 +30,7 @@ def take(link: Link, message: Any, fds: Sequence[int], channel: BlockingChannel)
     match message:
         case messages.ModeChanged() | messages.Order():
             pass
-        case messages.SpanTaken() | messages.PartCopied() | messages.Committed():
+        case messages.GrantsLent() | messages.PutRefused() | messages.Settled():
             link.puts.received(message)
         case messages.WritableRing():
             link.answers.hand_over(message.id, fds)
@@ -54,5 +54,3 @@ def take(link: Link, message: Any, fds: Sequence[int], channel: BlockingChannel)
             answer = link.answers.take(message.id)
             if answer is not None:
                 settle(answer, message)
-            else:
-                link.puts.inboxes.opened(message.id)

@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 from ...errors import TensordError
-from . import nested, requests
+from . import requests
 from .answers import Answers
 from .link import Link
 from .waiting import LockEvent
@@ -88,7 +88,7 @@ class RemoteRuns:
 
     def new(self, link: Link, keys: list[bytes]) -> RemoteRun:
         """A run that is to begin. It has ended if there is no remote store, or the daemon is late with an answer."""
-        if not link.remote or nested.within(link.puts) or (self._last is not None and self._last.is_late(link)):
+        if not link.remote or (self._last is not None and self._last.is_late(link)):
             return RemoteRun([])
         self._last = run = RemoteRun(keys)
         return run

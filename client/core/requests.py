@@ -30,9 +30,10 @@ def batches(link: Link, keys: list[bytes]) -> Iterator[list[bytes]]:
 
 
 def send_evict(link: Link, keys: list[bytes]) -> None:
-    """Asks the daemon to evict entries, without waiting for the answer. Without a daemon nothing happens."""
+    """Asks the daemon to evict entries, without waiting for the answer. Puts of these keys that follow come after it.
+    Without a daemon nothing happens."""
     for batch in batches(link, keys):
-        link.ask(lambda number, batch=batch: messages.Evict(number, batch), SAY_S)  # type: ignore[misc]
+        link.puts.evicts(batch, link.ask(lambda number, batch=batch: messages.Evict(number, batch), SAY_S))  # type: ignore[misc]
 
 
 def ask_clear(link: Link, tag: bytes | None) -> PendingRequest:
@@ -56,12 +57,11 @@ def ask_match(
     offset: int,
     query_bytes: int,
     agent: str,
-    inbox: int,
     timeout_s: float,
 ) -> PendingRequest:
     """Asks for the longest cached prefix of a query that lies in an inbox. Answered by Matched."""
     return link.ask(
-        lambda number: messages.MatchPrefix(number, tag, offset, query_bytes, agent, inbox),
+        lambda number: messages.MatchPrefix(number, tag, offset, query_bytes, agent),
         timeout_s,
         connected=connected,
     )

@@ -123,7 +123,8 @@ def lease_of_copy(span: Array, handle: bytes, recipes: dict[bytes, Recipe]) -> L
     """A lease on a copy of a span, its header first, as uint8 of shape (n,). Its leaves are read-only.
 
     Returns:
-        None if the bytes differ from the handle's payload in any byte.
+        None if the bytes differ from the handle's payload in any byte. A large entry may have no checksum yet; then
+        only its key, its size and its tree are compared.
     """
     named, payload = Handle.unpack(handle), span[SPAN_HEADER_BYTES:]
     if named is None or len(payload) != named.payload_bytes:
@@ -132,7 +133,7 @@ def lease_of_copy(span: Array, handle: bytes, recipes: dict[bytes, Recipe]) -> L
         found = SpanHeader.unpack(span[:SPAN_HEADER_BYTES].tobytes())
         if (found.key, found.span_id, found.payload_bytes) != (named.key, named.span_id, named.payload_bytes):
             return None
-        if checksum_of(payload) != found.checksum:
+        if found.checksum and checksum_of(payload) != found.checksum:
             return None
         header = payload[: found.tree_bytes].tobytes()
         known = recipes.get(header) or learned(recipes, header)

@@ -23,7 +23,14 @@ WORD_S: Final = 0.25
 """Seconds that a caller who can do without the daemon waits for a sign of life. After a longer time-out it is away."""
 AWAY_S: Final = 1.0
 """Seconds without a sign of life after which the link's thread takes the daemon for away, without any time-out."""
-PROMPT: Final = (messages.RequestClaim, messages.Touch, messages.Pin, messages.Unpin)
+PROMPT: Final = (
+    messages.RequestClaim,
+    messages.Touch,
+    messages.Pin,
+    messages.Unpin,
+    messages.OpenRing,
+    messages.OpenInbox,
+)
 """Requests that a daemon answers at once, whatever it has to do. Others may wait: a match for the index, a reservation
 for memory."""
 _log = logging.getLogger("tensord")
@@ -50,6 +57,10 @@ class Silence:
     def away(self) -> bool:
         """Whether the daemon is taken for away."""
         return self._owed_at is not None and self._owed_at == self._away_at
+
+    def has_heard_since(self, since_s: float) -> bool:
+        """Whether something has arrived from the daemon since then, by time.monotonic."""
+        return self._heard_at > since_s
 
     @property
     def patience_s(self) -> float:

@@ -23,7 +23,7 @@ from . import forks
 from .view import View
 
 SWEEP_EVERY_S: Final = 1.0
-_CODE: Final = HOLDING | {f.__code__ for f in (View.get, View.hold_taken, View._pinned, View._pinned_many)}
+_CODE: Final = HOLDING | {f.__code__ for f in (View.get, View._pinned, View._pinned_many)}
 _sweeping = threading.Lock()
 _strays: WeakKeyDictionary[Lane, set[int]] = WeakKeyDictionary()
 _sweep_at = 0.0

@@ -9,6 +9,7 @@ Invariants: a view of ring bytes exists only under a pin that was published befo
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from mmap import MAP_SHARED, PROT_READ, mmap
 from struct import error as struct_error
 from typing import Any, Final, Self
@@ -17,8 +18,7 @@ from weakref import ref
 import numpy as np
 from numpy import ndarray, uint8
 
-from ...errors import BadTree, Corrupt, Invalidated, LayoutMismatch
-from ...ipc import messages
+from ...errors import BadTree, Corrupt, LayoutMismatch
 from ...shm.copy import checksum_of
 from ...shm.index import KEY_HASHES, IndexReader, bad_key
 from ...shm.lanes import HEAD_AT, LOG_AT, LOG_MASK, Lane
@@ -34,7 +34,7 @@ from ...shm.layout import (
     Superblock,
 )
 from ...shm.recipe import Recipe
-from ...shm.slots import SLOT, SPAN, slot_at
+from ...shm.slots import SLOT
 from .entry import Entry, Reuse, read_entry, read_reuse
 from .fields import check_key
 from .lease import ArrayLease, Batch, Lease, lease_over
@@ -47,9 +47,25 @@ _ATTEMPTS: Final = 4
 
 class View:
     """One attachment: the ring and the index, mapped read-only, and this client's own lane. `skipped` and `time_at`
-    are of hit_times.py."""
+    are of hit_times.py.
 
-    __slots__ = ("_identity", "_index", "_recipes", "_ring", "lane", "ring", "ring_bytes", "skipped", "time_at")
+    `wait_for_own`: called at a miss, with the key. Waits for a put of the key by this client, and returns whether it is
+    worth to look again.
+    """
+
+    __slots__ = (
+        "_identity",
+        "_index",
+        "_recipes",
+        "_ring",
+        "geometry",
+        "lane",
+        "ring",
+        "ring_bytes",
+        "skipped",
+        "time_at",
+        "wait_for_own",
+    )
 
     def __init__(
         self, ring: RingMapping, index: IndexReader, superblock: Superblock, identity: tuple[int, int]
@@ -61,6 +77,8 @@ class View:
         self.lane = ring.lane
         self.ring = RingReader(ring, self._recipes)
         self.ring_bytes = superblock.limit_bytes
+        self.geometry = superblock.geometry
+        self.wait_for_own: Callable[[bytes], bool] = _no_put
         self.skipped = 0
         self.time_at = 0.0
 
@@ -88,6 +106,16 @@ class View:
     def is_over(self, index_fd: int) -> bool:
         """Whether the mapped index is the memory behind `index_fd`."""
         return self._identity == _identity(index_fd)
+
+    @property
+    def index(self) -> IndexReader:
+        """The index, mapped read-only."""
+        return self._index
+
+    @property
+    def mapped_bytes(self) -> int:
+        """The bytes of the ring that are mapped."""
+        return len(self._ring)
 
     @property
     def is_whole(self) -> bool:
@@ -128,7 +156,7 @@ class View:
                 if type(key) is not bytes:
                     check_key(key)
                 # The entry may have been moved meanwhile: see `IndexReader.find`.
-                if self._index.probe(key) is not None:
+                if self._index.probe(key) is not None or self.wait_for_own(key):
                     return self._get_slowly(key)
                 self.lane.log_miss()
                 return None
@@ -219,34 +247,13 @@ class View:
         """`get_many` that counts no uses, hits or misses. An entry for which the lane has no free word is a miss."""
         return self._pinned_many(keys)[0]
 
-    def hold_taken(self, taken: messages.SpanTaken) -> Array | None:
-        """Pins a span that this client has taken. The pin ends with the returned array, which is empty.
-
-        Returns:
-            None if the span is not the client's any more, or the lane has no free word.
-        """
-        lane, memory = self.lane, self._index.memory
-        pin: Array = np.empty(0, np.uint8)
-        try:
-            lane.tie(lane.pin(int.from_bytes(taken.span_id, "little")), pin)
-        except IndexError:
-            return None
-        # SYNC POINT: as in get, the pin is stored before the slot is read. The daemon changes seq before its scan.
-        at = slot_at(self._index.buckets_at >> 3, taken.slot) * 8
-        unchanged = memory[at : at + 8] == taken.seq and memory[at + SPAN * 8 : at + SPAN * 8 + 8] == taken.span_id
-        return pin if unchanged else None
-
     def current(self, tag: bytes) -> int:
         """The current generation of a namespace; 0 if it was never invalidated."""
         return self._index.generations.current(tag)
 
-    def refusal(self, key: bytes) -> Invalidated | None:
-        """Why the daemon would refuse a put of `key`: its generation is past. None if it is not past."""
-        return self._index.generations.refusal(key)
-
     def contains(self, key: bytes) -> bool:
         """Whether a get would hit now. Takes no lease and counts no use."""
-        hit = self._index.find(key)
+        hit = self._index.find(key) or (self._index.find(key) if self.wait_for_own(key) else None)
         if hit is None:
             return False
         *_, place, payload_bytes = hit
@@ -313,6 +320,8 @@ class View:
         for _ in range(_ATTEMPTS):
             hit = self._index.find(key)
             if hit is None:
+                if self.wait_for_own(key):
+                    continue
                 break
             at, seq, span_id, place, payload_bytes = hit
             try:
@@ -385,6 +394,10 @@ class View:
         return learned(self._recipes, header)
 
 
+def _no_put(_: bytes) -> bool:
+    return False
+
+
 def _identity(fd: int) -> tuple[int, int]:
     status = os.fstat(fd)
     return status.st_dev, status.st_ino
@@ -393,7 +406,7 @@ def _identity(fd: int) -> tuple[int, int]:
 def _check(span_header: bytes, payload: Array) -> None:
     header = SpanHeader.unpack(span_header)
     found = checksum_of(payload)
-    if found != header.checksum or header.payload_bytes != len(payload):
+    if found != (header.checksum or found) or header.payload_bytes != len(payload):
         raise Corrupt(
             f"entry {header.key.hex()}: its {len(payload)} bytes have checksum {found:#x}, its header says "
             f"{header.checksum:#x}; evict it and put it again"

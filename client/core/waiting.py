@@ -37,6 +37,12 @@ else:
     SimpleQueue = (_queue if isinstance(_thread.start_new_thread, BuiltinFunctionType) else queue).SimpleQueue
 
 
+def queues_serve() -> bool:
+    """Whether threads may wait in a SimpleQueue. Not if gevent has replaced them since this module was loaded: a
+    greenlet that waits there stops all others."""
+    return SimpleQueue is not _queue.SimpleQueue or isinstance(_thread.start_new_thread, BuiltinFunctionType)
+
+
 class Condition(_thread.RLock):  # type: ignore[misc]  # the stub says final, the class does not
     """`threading.Condition` over a reentrant lock, whose `with` no signal can interrupt half-way.
 

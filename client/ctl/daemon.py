@@ -23,8 +23,7 @@ from ...errors import DaemonUnavailable, TensordError, TimedOut, VersionMismatch
 from ...ipc import messages, places
 from ...ipc.channel import BlockingChannel
 from ...ipc.connection import Connection
-from ...ipc.former import offered
-from ...ipc.schema import ENTRIES_MAX
+from ...ipc.schema import ENTRIES_MAX, PROTOCOL_VERSION
 
 NAME: Final = "tensorctl"
 KEY_BYTES: Final = 32
@@ -90,17 +89,14 @@ class Daemon:
         while left is None or left > 0:
             wanted = ENTRIES_MAX if left is None else min(left, ENTRIES_MAX)
             page = self._page(after, wanted, namespace)
-            yield from page
-            if len(page) < wanted:
+            yield from page["entries"]
+            if page["behind"] is None:
                 return
-            after = bytes.fromhex(page[-1]["key"])
-            left = None if left is None else left - len(page)
+            after = bytes.fromhex(page["behind"])
+            left = None if left is None else left - len(page["entries"])
 
-    def _page(self, after: bytes | None, wanted: int, namespace: bytes | None) -> list[dict[str, Any]]:
-        page: list[dict[str, Any]] = self.ask(lambda number: messages.EntriesQuery(number, after, wanted, namespace))[
-            "entries"
-        ]
-        return page
+    def _page(self, after: bytes | None, wanted: int, namespace: bytes | None) -> dict[str, Any]:
+        return self.ask(lambda number: messages.EntriesQuery(number, after, wanted, namespace))
 
     def ask(self, make: Callable[[int], messages.Message]) -> dict[str, Any]:
         """Sends one query on the status socket.
@@ -162,7 +158,7 @@ class Daemon:
     def greeted(self) -> BlockingChannel:
         """A connection to the control socket, after Hello and Welcome."""
         if self._ordering is None:
-            self._ordering = offered(self._greeted_by)
+            self._ordering = self._greeted_by(PROTOCOL_VERSION)
         return self._ordering
 
     def _greeted_by(self, protocol: int) -> BlockingChannel:

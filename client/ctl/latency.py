@@ -70,7 +70,7 @@ def latency_text(body: Mapping[str, Any]) -> str:
 def slowlog_text(rows: Sequence[Mapping[str, Any]]) -> str:
     """A table of slow requests."""
     return table(
-        ("WHEN", "REQUEST", "ms", "PAYLOAD", "CLIENT"),
+        ("WHEN", "REQUEST", "ms", "SIZE", "CLIENT"),
         [
             (
                 time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row["unix_s"])),

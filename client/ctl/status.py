@@ -18,7 +18,7 @@ from .daemon import Daemon, pass_daemon, understood
 from .tables import age, counted, counts, number, pairs, share, size
 
 _REDRAWN_EVERY_S: Final = 1.0
-_MUST_STAY_0: Final = ("evicted_while_pinned", "found_corrupt")
+_MUST_STAY_0: Final = ("found_corrupt",)
 
 
 def text(body: dict[str, Any]) -> str:
@@ -91,7 +91,7 @@ def _traffic(body: dict[str, Any], store: dict[str, Any]) -> list[tuple[str, str
             "clients",
             (
                 f"{number(body['clients'])}, lanes {number(body['lanes'])} "
-                f"({number(body['lanes_orphaned'])} of closed connections), inboxes {size(body['inboxes_bytes'])}"
+                f"({number(body['lanes_orphaned'])} of closed connections), inboxes {number(body['inboxes'])}"
             ),
         ),
         (
@@ -107,7 +107,8 @@ def _traffic(body: dict[str, Any], store: dict[str, Any]) -> list[tuple[str, str
             "puts",
             (
                 f"{counts(store['puts'])}; {size(store['put_bytes'])} stored; "
-                f"in flight {number(store['puts_in_flight'])}, waiting for room {number(store['puts_waiting'])}"
+                f"lent {size(store['lent_bytes'])} in {number(store['grants'])} places, "
+                f"waiting for places {number(store['grants_waiting'])}"
             ),
         ),
         ("evictions", f"{counts(store['evictions'])}; {size(store['evicted_bytes'])} in all"),

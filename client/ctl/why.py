@@ -25,7 +25,6 @@ _REASONS: Final = {
     "capacity": "evicted to make room for other entries",
     "entries": "evicted for other entries: max_entries was reached",
     "tokens": "evicted for other entries: max_tokens was reached",
-    "index_bucket": "evicted for another key, whose index buckets were full",
     "pressure": "the host was short of memory, and the ring returned some memory",
     "emergency": "the host was nearly out of memory, and the entry was unused for pressure.critical_idle_s",
     "ttl": "its time to live had ended",

@@ -23,7 +23,7 @@ from ..core.cache import Client, check_client
 from ..core.device_reservation import DeviceRequest, DeviceReservation
 from ..core.fields import check_count, check_flag, check_key, check_name, check_seconds, check_timeout
 from ..core.lease import Lease
-from ..core.put_options import check_cost
+from ..writing.options import check_cost
 from .entries import DeviceEntries, DeviceEntry, DeviceLease, DeviceTally, ToHost
 from .interface import Device
 from .registration import Registration

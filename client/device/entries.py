@@ -21,7 +21,7 @@ from typing import Any, Final, Literal, NoReturn, Protocol, Self
 from ...errors import DaemonUnavailable
 from ...ipc.governance import EntryKind
 from ..core.lease import Lease
-from ..core.puts import PutState
+from ..writing.outcomes import PutState
 from .interface import Device, Mark
 from .registration import Registration
 from .shares import SharedStorage, Shares

@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Final
 from ...errors import DeviceFull, TensordError, TimedOut, UsageError
 from ...ipc.governance import EntryKind
 from ..core.lease import Lease
-from ..core.put_options import PutOptions
+from ..writing.options import PutOptions
+from ..writing.outcomes import Put
 from .entries import DeviceEntries, DeviceEntry, HostCopy
 from .interface import Device, Mark
 from .outgoing import payload_of
@@ -165,7 +166,8 @@ class Moves:
             leaving = self._device.outgoing(entry.tree, marks[-1])
             payload = payload_of(leaving, self._device.name, depth_max=link.limits.tree_depth_max)
             options = PutOptions(entry.tokens, cost_ms=entry.cost_ms).checked()
-            put = link.puts.put(entry.key, payload, options, deadline=time.monotonic() + _PUT_S)
+            put = Put(entry.key)
+            link.puts.put(put, payload, options, time.monotonic() + _PUT_S)
             if payload.failure is not None:
                 raise payload.failure
             return put

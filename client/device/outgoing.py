@@ -1,26 +1,26 @@
 """Payloads of tensors on a device, which are copied from the device straight to their place.
 
-    Device.outgoing(tree, mark) ─→ payload_of ─→ puts.py writes ranges of it: into a span of the ring, or into the inbox
+    Device.outgoing(tree, mark) ─→ payload_of ─→ a put (client/writing) writes it to its place
 
-Owns: the payload whose ranges are read from the device. Does not own: the copies (the device), the order of a put's
-messages (client/core).
+Owns: the payload whose leaves are read from the device. Does not own: the copies (the device), nor the place.
 
-Invariants: the bytes are those of `encode(device.to_host(tree, mark))`. No copy of a whole leaf is made on the host,
-unless the device itself has made one. A range that cannot be read raises a TensordError, so that the put ends without
-being committed.
+Invariants: the bytes are those of `pack(device.to_host(tree, mark))`. No copy of a whole leaf is made on the host,
+unless the device itself has made one. A leaf that cannot be read raises a TensordError, so that the put ends without
+a record.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from ...errors import TensordError, UnsupportedLeaf, without_frames
-from ...shm.payload import Leaf, Payload
-from ...shm.tree import Spec, encode_spec
+from ...shm.layout import aligned
+from ...shm.packed import Packed
+from ...shm.packing import pack_spec
+from ...shm.places import Spec
 from .interface import mapped
 
 __all__ = ["Outgoing", "OutgoingPayload", "payload_of"]
@@ -29,6 +29,9 @@ Array = np.ndarray[Any, Any]
 Read = Callable[[Array, int, int], object]
 """`read(to, start, stop)` copies the bytes [start, stop) of a leaf, in C order, to `to`, (stop - start,) uint8 of the
 host. Returns once they are there."""
+
+PIECE_BYTES: Final = 16 << 20
+"""NVIDIA's driver copies 16 MiB at 12 GB/s from an H200 to memory that is not pinned, and 1 MiB at 5 GB/s."""
 
 
 class Outgoing(NamedTuple):
@@ -41,7 +44,7 @@ class Outgoing(NamedTuple):
 def payload_of(tree: Any, device_name: str, *, depth_max: int) -> OutgoingPayload:
     """The payload of a tree with `Outgoing` leaves.
 
-    Raises: as `encode`.
+    Raises: as `pack`.
     """
     reads: list[Read] = []
 
@@ -53,50 +56,43 @@ def payload_of(tree: Any, device_name: str, *, depth_max: int) -> OutgoingPayloa
         reads.append(leaf.read)
         return leaf.spec
 
-    payload = encode_spec(mapped(tree, described), depth_max=depth_max)
-    leaves = [leaf for leaf in payload.leaves if leaf.array is None]
-    return OutgoingPayload(payload, list(zip(leaves, reads, strict=True)), device_name)
+    return OutgoingPayload(pack_spec(mapped(tree, described), depth_max), reads, device_name)
 
 
-class OutgoingPayload(Payload):
-    """`parts`: the leaves that lie on the device, in the order of offsets. `failure`: why a copy failed, or None."""
+class OutgoingPayload:
+    """`failure`: why a copy failed, or None."""
 
-    # NVIDIA's driver copies 16 MiB at 12 GB/s from an H200 to memory that is not pinned, and 1 MiB at 5 GB/s.
-    piece_bytes = 16 << 20
-    __slots__ = ("_device_name", "_parts", "failure")
-
-    def __init__(self, described: Payload, parts: list[tuple[Leaf, Read]], device_name: str) -> None:
-        super().__init__(described.header, described.leaves, described.payload_bytes)
-        self._parts = parts
-        self._device_name = device_name
+    def __init__(self, packed: Packed, reads: list[Read], device_name: str) -> None:
+        """`reads`: of the leaves that lie on the device, in order."""
+        self.header = packed.header
+        self.payload_bytes = packed.payload_bytes
         self.failure: Exception | None = None
+        self._packed = packed
+        self._reads = reads
+        self._device_name = device_name
 
-    def write_range(self, to: memoryview | bytearray | Array, start: int, stop: int) -> None:
-        """As `Payload.write_range`.
+    def write(self, memory: memoryview, start: int) -> None:
+        """As `Packed.write`.
 
         Raises:
-            TensordError: the device failed. An unknown part of the range is written.
+            TensordError: the device failed. An unknown part is written.
         """
-        super().write_range(to, start, stop)
-        if start == stop:
-            return
-        piece: Array = np.frombuffer(to, np.uint8)
-        for leaf, read in self._parts[bisect_right(self._parts, start, key=_end_of) :]:
-            first, last = max(start, leaf.offset), min(stop, leaf.end)
-            if leaf.offset >= stop:
-                return
-            if first < last:
-                self._read(read, piece[first - start : last - start], first - leaf.offset, last - leaf.offset)
+        self._packed.write(memory, start)
+        reads = iter(self._reads)
+        at = start + len(self.header)
+        for size_bytes, _, _, array, _ in self._packed.sources:
+            at = aligned(at)
+            if array is None:
+                self._read(next(reads), np.ndarray((size_bytes,), np.uint8, memory, at))
+            at += size_bytes
 
-    def _read(self, read: Read, to: Array, start: int, stop: int) -> None:
+    def _read(self, read: Read, to: Array) -> None:
         try:
-            read(to, start, stop)
+            for start in range(0, len(to), PIECE_BYTES):
+                stop = min(start + PIECE_BYTES, len(to))
+                read(to[start:stop], start, stop)
         except TensordError:
             raise
         except Exception as error:
             self.failure = without_frames(error)
             raise TensordError(f"a copy from {self._device_name} failed: {error}; the entry is not stored") from None
-
-
-def _end_of(part: tuple[Leaf, Read]) -> int:
-    return part[0].end

@@ -23,8 +23,8 @@ import numpy as np
 
 from ...errors import DeviceFull, UnsupportedLeaf, UsageError, shown
 from ...shm.dtypes import name_of_torch
+from ...shm.places import Spec
 from ...shm.tensors import check_tensor, tensor_over
-from ...shm.tree import Spec
 from .gate import GATE, Gate, follow_torch
 from .gpu_name import gpu_name
 from .interface import Mark, mapped

@@ -24,10 +24,11 @@ from ..core import requests
 from ..core.cache import Client, check_client
 from ..core.fields import check_count, check_flag, check_name, check_timeout
 from ..core.namespace import Namespace, check_namespace
-from ..core.put_options import PutOptions
-from ..core.puts import ENDING, Put
 from ..core.tracing import length_of, matched_of, traced
 from ..device.cache import DeviceCache
+from ..writing.options import PutOptions
+from ..writing.outcomes import Put
+from ..writing.puts import ENDING
 from .device import DeviceSequences
 from .layers import PrefixLayer, Snapshots, layers_of
 from .match import HeldBlocks, PrefixMatch
@@ -146,7 +147,7 @@ class PrefixCache:
             ttl_s: seconds until the new blocks expire, unless they have child blocks. Default: the daemon's setting.
             wait: return only once the put is settled. If the daemon evicts a parent block meanwhile, the put is
                 repeated from there, up to three times; without `wait` only while blocks are still being copied.
-            timeout_s: seconds to wait for room in the inbox and, with `wait`, for the daemon.
+            timeout_s: seconds to wait for room and, with `wait`, for the daemon.
 
         Returns:
             The put and its state. A refusal or an absent daemon is a state, and raises nothing.

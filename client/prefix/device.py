@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Self
 from ...errors import Refusal, TensordError, TimedOut
 from ...shm.prefix import Media, Tokens
 from ..core import forks
-from ..core.puts import PutState
+from ..writing.outcomes import PutState
 from .keys import Keyed
 from .layers import Layers
 from .match import Held

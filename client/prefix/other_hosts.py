@@ -64,8 +64,8 @@ class OtherHosts:
         self._own = b"" if layers.exact else layers.digest
 
     def tell(self, layers: Layers, cost_ms: float, deadline: float) -> None:
-        """Stores the form of layers that were put, unless it is stored. `cost_ms`: of a block. Waits for room in the
-        inbox until `deadline` (monotonic seconds), and never for the daemon."""
+        """Stores the form of layers that were put, unless it is stored. `cost_ms`: of a block. Waits for room
+        until `deadline` (monotonic seconds), and not for the outcome."""
         if layers.exact or not self._client.link.remote:
             return
         with suppress(TensordError):

@@ -19,7 +19,7 @@ from ...ipc.schema import BLOCKS_MAX
 from ..core import forks, requests
 from ..core.fields import check_timeout
 from ..core.namespace import Namespace
-from ..core.puts import Put
+from ..writing.outcomes import Put
 
 if TYPE_CHECKING:
     from ..core.cache import Client

@@ -1,6 +1,6 @@
 """Puts a sequence into the host tier: finds its missing blocks and snapshots, and puts them in order.
 
-Owns: the order of the puts, and their common outcome. Does not own: single puts (core/puts.py).
+Owns: the order of the puts, and their common outcome. Does not own: single puts (client/writing).
 Invariants: at any time the stored part is a valid sequence: blocks from the start on, each snapshot after its parent
 block. A failed put ends the rest, since the daemon refuses a block without its parent. If the parent was evicted
 meanwhile, the put is repeated from there, while the sequence's arrays are still available.
@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from ...errors import ObjectTooLarge, ParentGone, TensordError
 from ...ipc.schema import COST_MS_MAX
+from ...shm.packed import Packed
+from ...shm.packing import pack
 from ...shm.prefix import Media, PrefixRecord, Tokens, fold
-from ...shm.tree import Payload, encode
 from ..core.fields import check_timeout
-from ..core.put_options import PutOptions
-from ..core.puts import Put, PutState
+from ..writing.options import PutOptions
+from ..writing.outcomes import Put, PutState
 from .keys import Keyed, chain_of, snapshot_of
 from .layers import Layers
 
@@ -173,8 +174,7 @@ def store(
     settled.
 
     If a block was evicted meanwhile, so that a child's put failed, the put is repeated from there, up to REPEATS_MAX
-    times. At most commits_in_flight_max puts are in flight. Waiting for that, and for room in the inbox, ends at
-    `deadline` (monotonic seconds).
+    times. Waiting for room ends at `deadline` (monotonic seconds).
 
     Raises:
         UnsupportedLeaf: an array has a type that `Client.put` does not take; nothing was sent.
@@ -231,22 +231,24 @@ def _send(
     fresh = sum(keyed.record.count for keyed in chain[existing:])
     cost_ms = sequence.cost_ms / (fresh or layers.tokens)
 
-    def payload_of(keyed: Keyed, parts: list[Any]) -> Payload:
+    def payload_of(keyed: Keyed, parts: list[Any]) -> Packed:
         # The record is the first leaf: the daemon finds it without reading the tree.
-        return encode({"prefix": keyed.packed, "axes": layers.axes, "layers": parts}, depth_max=depth_max)
+        return pack({"prefix": keyed.packed, "axes": layers.axes, "layers": parts}, depth_max)
 
-    def put(keyed: Keyed, payload: Payload, tokens: int) -> bool:
+    def put(keyed: Keyed, payload: Packed, tokens: int) -> bool:
         """Returns False if the rest need not be sent. `tokens`: how many would have to be computed again without this
         entry.
         """
         cost = min(cost_ms * tokens, COST_MS_MAX)
         options = PutOptions(tokens, sequence.ttl_s, None, cost, sequence.agent, len(keyed.packed), keyed.record.parent)
-        result.add(keyed.record, client.link.puts.put(keyed.key, payload, options, deadline=deadline))
+        own = Put(keyed.key)
+        client.link.puts.put(own, payload, options, deadline)
+        result.add(keyed.record, own)
         return not result.has_failed()
 
     try:
         # Encode the snapshots first, so that nothing is sent if one of them cannot be encoded.
-        snapshots: deque[tuple[Keyed, Payload, int]] = deque()
+        snapshots: deque[tuple[Keyed, Packed, int]] = deque()
         before = 0
         for position, states in layers.snapshots.items():
             keyed = snapshot_of(chain, position)

@@ -20,11 +20,11 @@ from contextlib import suppress
 from itertools import takewhile
 from typing import Final
 
-from ...errors import Corrupt, TensordError
+from ...errors import Corrupt, TensordError, TimedOut
 from ..core.cache import Client
 from ..core.namespace import Namespace
-from ..core.put import Put
 from ..core.remote_run import RemoteRuns
+from ..writing.outcomes import Put
 from .pages import Part, copy_into
 
 STALL_S: Final = 1.0
@@ -45,7 +45,8 @@ class PageExchange:
 
     def __init__(self, socket: str | None, name: str) -> None:
         self._client = Client(socket, name=name, timeout_s=STALL_S, attach_s=ATTACH_S)
-        self._unanswered: Put | None = None
+        self._unanswered: tuple[Put, float] | None = None
+        """A put, and when it began."""
         self._runs = RemoteRuns()
         self._connected: bool | None = None
 
@@ -117,9 +118,12 @@ class PageExchange:
                 continue
             # A page whose parent has left the ring begins a chain of its own. SGLang would not store the parent again.
             known = parent is not None and (parent in put_now or self.contains(parent))
+            began = time.monotonic()
             put = self._put(key, parts, parent if known else None)
             puts.append(put)
             put_now.add(key)
+            if isinstance(put.error, TimedOut):
+                self._is_late(put, began)
             if put.state == "lost" or time.monotonic() > deadline:
                 break
         stored = [put is None or self._waited(put, deadline) for put in puts]
@@ -140,16 +144,20 @@ class PageExchange:
     def _waited(self, put: Put, deadline: float) -> bool:
         """Whether the put is stored. After a put without an answer in time, the others are not waited for."""
         if put.state == "sent" and self._unanswered is None:
+            began = time.monotonic()
             with suppress(TensordError):
                 put.wait(max(0.0, min(STALL_S, deadline - time.monotonic())))
             if put.state == "sent":
-                self._unanswered = put
-                _log.warning("tensord: the daemon does not answer; no page is stored until it does")
+                self._is_late(put, began)
         return put.state in ("stored", "existed")
+
+    def _is_late(self, put: Put, began: float) -> None:
+        self._unanswered = put, began
+        _log.warning("tensord: the daemon does not answer; no page is stored until it does")
 
     def _answers(self) -> bool:
         """Whether the daemon is there and has answered for every put of earlier batches."""
-        if self._unanswered is not None and self._unanswered.state != "sent":
+        if self._unanswered is not None and not self._client.link.puts.owed(*self._unanswered):
             self._unanswered = None
         return self._unanswered is None and self._client.connected
 

@@ -26,10 +26,10 @@ from ..core.cache import Client
 from ..core.claim import Claim
 from ..core.lease import Lease
 from ..core.namespace import Namespace
-from ..core.puts import Put
 from ..identity.modules import Fingerprint, tensor_bytes
 from ..identity.origin import is_from
 from ..identity.settings import configs_of, described, machine, settings
+from ..writing.outcomes import Put
 from .conditions import Untouchable, check_still, plain_tensor
 from .functions import Replaced, functions_called
 from .outputs import CallItems, NotSplittable
@@ -47,7 +47,7 @@ _ANSWER_S: Final = 0.1
 """Seconds to wait for the daemon to grant claims. An answer takes one round trip; only a hanging daemon takes so
 long."""
 _PUT_S: Final = 1.0
-"""Seconds to wait for room in the inbox, for all items of a call. Items without room are not stored."""
+"""Seconds to wait for room, for all items of a call. Items without room are not stored."""
 _STORED_S: Final = 0.1
 """Seconds to wait for the result of a call's puts. The daemon answers as soon as it has copied them."""
 _PAUSE_S_MIN: Final = 0.0001

@@ -53,7 +53,7 @@ _SNAPSHOT_TOKENS_MAX: Final = 1 << 20
 _MATCH_S: Final = 1.0
 """Seconds to wait for a match at most. It takes one round trip, and up to a second after the daemon's start."""
 _PUT_S: Final = 1.0
-"""Seconds to wait for room in the inbox, for all blocks of a call."""
+"""Seconds to wait for room, for all blocks of a call."""
 
 
 @dataclass(slots=True)

@@ -30,9 +30,9 @@ from ...shm.tensors import tensor_copy
 from ..core.cache import Client
 from ..core.held_claims import abandon
 from ..core.link import SAY_S
-from ..core.puts import Put
 from ..core.ring_mapping import Handle
 from ..core.ring_reader import RingReader
+from ..writing.outcomes import Put
 from .background import IDLE_S, SOON_S, Background
 from .canary import TOLERANCES, difference
 from .card_outputs import card_outputs

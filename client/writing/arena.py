@@ -9,8 +9,8 @@ Owns: the grants of one connection, and the sizes that were put lately. Does not
 
 Invariants: the bytes of two places never overlap. A grant is pinned as long as it is in the arena or a copy into it is
 under way: each put holds the grant until its record is written, also if an exception ends the put. With its last
-reference its number is noted, and returned to the daemon with the next request, once: everything that was written in it
-has a record by then. The lock is held for no call that waits.
+reference its number is noted, and returned to the daemon with the next request: everything that was written in it has a
+record by then. The lock is held for no call that waits.
 """
 
 from __future__ import annotations
@@ -20,18 +20,24 @@ from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
-from threading import Lock
+from itertools import islice
+from threading import RLock
 from typing import Final
 from weakref import ref
 
-from ...errors import TensordError, TimedOut, without_frames
-from ...shm.layout import span_bytes
+from ...errors import LimitReached, TensordError, TimedOut, without_frames
+from ...shm.layout import LANE_WORDS, span_bytes
 from .connection import Granted, Wire
 from .memory import WritableMemory
 
 AHEAD_MAX: Final = 256
 """The most places that one request asks for."""
+GRANTS_MAX: Final = 1024
+"""The most grants that are kept ahead of need. Each takes a word of the lane, which leases need too."""
+RETURNED_MAX: Final = 1024
+"""The most grants that one message returns."""
 SIZES_KEPT: Final = 64
+ERRORS_MAX: Final = 64
 LEAST_BYTES: Final = span_bytes(1)
 """A grant with less is used up."""
 
@@ -59,10 +65,12 @@ class Arena:
     def __init__(self, memory: WritableMemory, wire: Wire, share_bytes: int) -> None:
         """
         Args:
-            share_bytes: the most bytes that one request asks for, unless one place is larger.
+            share_bytes: the most bytes that one request asks for, and that the client has unused while it waits for a
+                place, unless that place is larger.
         """
         self._memory, self._wire, self._share_bytes = memory, wire, share_bytes
-        self._lock = Lock()
+        # Reentrant: a signal handler may close the client.
+        self._lock = RLock()
         self._grants: list[tuple[int, int, Grant]] = []
         """(bytes left, number, grant), in ascending order."""
         self._left_bytes = 0
@@ -73,13 +81,18 @@ class Arena:
         self._live: dict[int, _Ended] = {}
         self._over: deque[_Ended] = deque()
         """Grants in which nothing more is written, and which the daemon does not know yet."""
-        self._request = 0
-        self._requests: dict[int, TensordError | None] = {}
-        """Requests that puts wait for: why it was refused, once it was."""
-        self._unasked = True
-        """No request for places ahead of need is under way."""
+        self._asked: dict[int, int] = {}
+        """Requests that are not answered: the bytes of the largest place."""
+        self._ahead_request = 0
+        """The one for places ahead of need; 0: none is under way."""
+        self._errors: dict[int, TensordError] = {}
+        """Why requests were refused lately."""
+        self._waiting: set[object] = set()
+        """One object for each put that waits."""
         self._quiet = False
         self.ended: TensordError | None = None
+        self.away: TensordError | None = None
+        """Why no put waits for a place, while the daemon does not answer."""
 
     @property
     def left_bytes(self) -> int:
@@ -108,7 +121,7 @@ class Arena:
                 self._left_bytes -= left
             self._lately.append(size_bytes)
             self._quiet = False
-        if self._left_bytes < self._low_bytes and self._unasked:
+        if self._left_bytes < self._low_bytes and not self._ahead_request:
             self._ask_ahead()
         return grant, offset
 
@@ -120,28 +133,33 @@ class Arena:
             TimedOut: there was none at `deadline`, in seconds of `time.monotonic()`.
             TensordError: as `ended`.
         """
-        request = 0
+        request, is_own, has_all, here = 0, False, True, object()
         with self._lock:
             self._ahead = min(2 * self._ahead, AHEAD_MAX)
             self._lately.append(size_bytes)
         try:
+            self._waiting.add(here)
             while True:
                 # Before the look, so that what comes after it ends the wait.
                 seen = self._wire.bells
-                if self.ended is not None:
-                    raise self.ended
+                if (error := self.ended or self.away) is not None:
+                    raise error
                 if (taken := self.take(size_bytes)) is not None:
                     return taken
-                answer = self._requests.get(request, _ANSWERED)
-                if answer is _ANSWERED:
+                self._give_back_above(max(self._share_bytes, size_bytes))
+                if request not in self._asked:
                     # The first time, or another thread was faster, or the place was too small.
-                    with self._lock:
-                        self._requests.pop(request, None)
-                        request, sizes, returned = self._next_request(size_bytes)
-                        self._requests[request] = None
-                    self._wire.ask_for_grants(request, sizes, returned)
-                elif answer is not None:
-                    raise answer
+                    if is_own and (error := self._errors.get(request)) is not None:
+                        if not (has_all and self._left_bytes):
+                            raise error
+                        # This client's unused places may be in the way.
+                        has_all = False
+                        self._give_back_above(0)
+                    request, is_own = self._joined(size_bytes), False
+                    if not request:
+                        request, is_own = self._ask(size_bytes, deadline), True
+                elif self._over:
+                    self._say(0, ())
                 left_s = deadline - time.monotonic()
                 if left_s <= 0:
                     raise TimedOut(
@@ -150,94 +168,139 @@ class Arena:
                     )
                 self._wire.wait_for_bell(seen, left_s)
         finally:
-            self._requests.pop(request, None)
+            self._waiting.discard(here)
+
+    def _give_back_above(self, unused_bytes: int) -> None:
+        """Lets go of grants that are too small for a put that waits. The daemon lends no more to a client that has this
+        much unused."""
+        with self._lock:
+            while self._left_bytes > unused_bytes and self._grants:
+                self._drop(1)
+
+    def _joined(self, size_bytes: int) -> int:
+        """A request under way whose answer may bring a place of this size; 0: none."""
+        return next((number for number, most in list(self._asked.items()) if most >= size_bytes), 0)
+
+    def _ask(self, size_bytes: int, deadline: float) -> int:
+        with self._lock:
+            request, sizes = self._next_request(size_bytes)
+        self._say(request, sizes, max(0.0, deadline - time.monotonic()))
+        return request
 
     def granted(self, request: int, grants: Sequence[Granted], error: TensordError | None = None) -> None:
         """The daemon's answer to a request. For the connection, which raises `bells` afterwards."""
-        with self._lock:
-            if self.ended is not None:
-                return
+        if self.ended is not None:
+            return
+        self._memory.tidy()
+        lent: list[tuple[int, int, Grant]] = []
         for each in grants:
             end = each.offset + each.size_bytes
             grant = Grant(each.number, each.offset, end, None)
             self._live[each.number] = ended = _Ended(grant, self._over.append)
             ended.number = each.number
-            # Without a word for a pin, and beyond this memory, it goes back.
-            with suppress(IndexError):
+            # Without a pin, and beyond this memory, it goes back.
+            try:
                 grant.pin = self._memory.hold(each)
+            except IndexError:
+                error = error or LimitReached(
+                    f"all {LANE_WORDS} words of this client's lane are taken by views and places: release leases, or "
+                    "put fewer payloads at once"
+                )
             if grant.pin is not None:
-                with self._lock:
-                    insort(self._grants, (each.size_bytes, each.number, grant))
-                    self._left_bytes += each.size_bytes
+                lent.append((each.size_bytes, each.number, grant))
         with self._lock:
+            for place in lent:
+                insort(self._grants, place)
+            # Counted anew: an exception of a signal handler may have come between two steps of `take`.
+            self._left_bytes = sum(left_bytes for left_bytes, _, _ in self._grants)
             self._low_bytes = self._left_bytes // 2
-            if request in self._requests:
-                self._requests[request] = error or _ANSWERED
-            else:
-                self._unasked = True
+        if error is not None:
+            if len(self._errors) >= ERRORS_MAX:
+                self._errors.clear()
+            self._errors[request] = error
+        # Last: whoever waits for the answer finds the places, or the error.
+        self._asked.pop(request, None)
+        if request == self._ahead_request:
+            self._ahead_request = 0
 
     def rest(self) -> None:
         """Gives back what is not needed, if nothing was put since the last call. For the connection, once a second."""
         with self._lock:
             if self._quiet:
+                self._drop(len(self._grants) - self._ahead // 2)
                 self._ahead = max(1, self._ahead // 2)
                 self._lately.clear()
-                self._drop(len(self._grants) - self._ahead)
                 self._low_bytes = 0
             self._quiet = True
-        if returned := self._given_back():
-            self._wire.ask_for_grants(0, (), returned)
+        while self._over and self._say(0, ()):
+            pass
+        self._memory.tidy()
+
+    @property
+    def waiting(self) -> bool:
+        """Whether a put waits for a place, or has waited in vain for an answer that the daemon owes still."""
+        return bool(self._waiting or self._asked)
 
     def end(self, error: TensordError) -> None:
-        """The connection is lost: nothing more is lent, and no put waits. A copy that is under way keeps its pin."""
-        with self._lock:
-            self.ended = without_frames(error)
-            self._grants.clear()
-            self._left_bytes = 0
+        """The connection is lost: nothing more is lent, and no put waits. A copy that is under way keeps its pin.
+
+        Takes no lock, since a signal handler may close a client in the middle of a put.
+        """
+        self.ended = without_frames(error)
+        # A put that takes a place of the former list has it for nothing.
+        self._grants = []
+        self._left_bytes = 0
 
     def _ask_ahead(self) -> None:
         try:
             with self._lock:
-                if not self._unasked:
+                if self._ahead_request:
                     return
-                self._unasked = False
-                request, sizes, returned = self._next_request(0)
-            self._wire.ask_for_grants(request, sizes, returned)
+                self._ahead_request, sizes = self._next_request(0)
+            self._say(self._ahead_request, sizes, ahead=True)
         except BaseException:
-            self._unasked = True
+            self._ahead_request = 0
             raise
 
-    def _next_request(self, first_bytes: int) -> tuple[int, list[int], list[int]]:
-        """Request, sizes, and what is returned with it. The caller has the lock. `first_bytes`: what a put waits for;
-        0: nothing."""
+    def _say(self, request: int, sizes: Sequence[int], timeout_s: float = 0.0, *, ahead: bool = False) -> bool:
+        """Sends a request, with the grants that are over. Returns whether it was sent; if not, they go with the next
+        one, also after an exception of a signal handler. Then they may go twice: the daemon ignores the second time."""
+        over: list[_Ended] = []
+        sent = False
+        try:
+            if sizes:
+                self._asked[request] = max(sizes)
+            with suppress(IndexError):
+                # One step of the interpreter, also if the last call raises.
+                over.extend(islice(iter(self._over.popleft, None), RETURNED_MAX))
+            sent = self._wire.ask_for_grants(request, sizes, [each.number for each in over], timeout_s, ahead=ahead)
+        finally:
+            if not sent:
+                self._asked.pop(request, None)
+                self._over.extend(over)
+                if request == self._ahead_request:
+                    self._ahead_request = 0
+        if sent:
+            for each in over:
+                self._live.pop(each.number, None)
+        return sent
+
+    def _next_request(self, first_bytes: int) -> tuple[int, list[int]]:
+        """Request and sizes. The caller has the lock. `first_bytes`: what a put waits for; 0: nothing."""
         lately = self._lately
         least = min(lately, default=LEAST_BYTES)
         self._drop(bisect_left(self._grants, (least,)))
         sizes = [first_bytes] if first_bytes else []
         total_bytes = first_bytes
-        for number in range(self._ahead - len(sizes)):
+        for number in range(min(self._ahead, max(1, GRANTS_MAX - len(self._grants))) - len(sizes)):
             size_bytes = lately[-1 - number % len(lately)] if lately else LEAST_BYTES
             total_bytes += size_bytes
             if sizes and total_bytes > self._share_bytes:
                 break
             sizes.append(size_bytes)
-        self._request += 1
-        return self._request, sizes, self._given_back()
+        return self._wire.next_request(), sizes
 
     def _drop(self, count: int) -> None:
         """Lets go of the smallest grants. The caller has the lock."""
         for _ in range(count):
             self._left_bytes -= self._grants.pop(0)[0]
-
-    def _given_back(self) -> list[int]:
-        """The numbers of grants in which nothing more is written, each once."""
-        numbers = []
-        with suppress(IndexError):
-            while True:
-                numbers.append(self._over.popleft().number)
-                self._live.pop(numbers[-1], None)
-        return numbers
-
-
-_ANSWERED: Final = TensordError("answered")
-"""Stands for no error of a request that was answered."""

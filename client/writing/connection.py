@@ -40,7 +40,19 @@ class Wire(Protocol):
         Only rises."""
         ...
 
-    def ask_for_grants(self, request: int, sizes: Sequence[int], returned: Sequence[int]) -> None:
+    def next_request(self) -> int:
+        """The number of the next request, above 0."""
+        ...
+
+    def ask_for_grants(
+        self,
+        request: int,
+        sizes: Sequence[int],
+        returned: Sequence[int],
+        timeout_s: float = 0.0,
+        *,
+        ahead: bool = False,
+    ) -> bool:
         """Asks for a place of each size, in bytes of spans, the most urgent first. Does not wait for an answer.
 
         The daemon answers each request once, with as many grants as it can lend, and an error if it lends none. With
@@ -49,11 +61,20 @@ class Wire(Protocol):
         Args:
             returned: numbers of grants in which nothing more is written. The records of all that was written there are
                 in the queue: the daemon takes these first, and then has the rest of each place back.
+            timeout_s: how long it may take to send the message.
+            ahead: no put waits for the places.
+
+        Returns:
+            Whether the message was sent.
         """
         ...
 
     def ring_bell(self) -> None:
         """Wakes the daemon for records that were added."""
+        ...
+
+    def ring_to_wait(self) -> None:
+        """Wakes the daemon, unless it is awake, for a client that waits."""
         ...
 
     def wait_for_bell(self, seen: int, timeout_s: float) -> None:

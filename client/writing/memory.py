@@ -1,6 +1,7 @@
-"""Memory that this process may write payloads into: the ring, or an inbox of its own.
+"""Memory that this process may write payloads into.
 
-Owns: the writable mapping, and the pins of places in the ring. Does not own: which places were lent (arena.py).
+Owns: the writable mapping, and the pins of places in the ring. Does not own: which places were lent (arena.py), nor an
+inbox's pages (inbox.py).
 
 Invariants: no array over the mapping is kept, or returned to callers. A forked child does not share the mapping
 (shm/unshared.py). A place in the ring is written only under a pin that was published before the place's slot was seen
@@ -14,7 +15,7 @@ only one place writable for each copy makes a put of 16 MB 1.7 times as slow.
 from __future__ import annotations
 
 import os
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -30,8 +31,7 @@ _NOTHING: Final = object()
 
 
 class WritableMemory:
-    """The memory behind `fd`, mapped for writing. By itself it is an inbox: nobody else writes there, so its places
-    need no pin.
+    """The memory behind `fd`, mapped for writing, in which nobody else writes, so that its places need no pin.
 
     `bytes` is the whole of it.
     """
@@ -62,6 +62,9 @@ class WritableMemory:
         self.prepare(granted.offset, granted.size_bytes)
         return _NOTHING
 
+    def tidy(self) -> None:
+        """Frees what is over, as far as that is this process's task. For the connection's thread."""
+
     def prepare(self, offset: int, size_bytes: int) -> None:
         """Maps the pages of a place for writing. The daemon has allocated them."""
         first, end = offset // PAGE_BYTES, -(-(offset + size_bytes) // PAGE_BYTES)
@@ -82,9 +85,8 @@ class RingMemory(WritableMemory):
     def hold(self, granted: Granted) -> object | None:
         if granted.offset + granted.size_bytes > len(self.bytes):
             return None
-        lane, memory = self._lane, self._index.memory
-        pin: np.ndarray[Any, Any] = np.empty(0, np.uint8)
-        lane.tie(lane.pin(granted.span_id), pin)
+        memory = self._index.memory
+        pin = self._lane.lend(granted.span_id)
         # SYNC POINT: as in a get, the pin is stored before the slot is read. The daemon changes seq before its scan.
         at = slot_at(self._index.buckets_at >> 3, granted.slot) * 8
         span_id = granted.span_id.to_bytes(8, "little")

@@ -1,6 +1,6 @@
-"""A put: encode, take a place, copy, record. One function, in its caller's thread.
+"""A put: take a place, copy, record. One function, in its caller's thread.
 
-    tree ─ pack ─ Arena.take ─ write: one copy of each leaf ─ checksum ─ Submissions.add ─ bell, if the daemon sleeps
+    packed tree ─ Arena.take ─ write: one copy of each leaf ─ checksum ─ Submissions.add ─ bell, if the daemon sleeps
 
 Owns: the order of these steps. Does not own: any state; each step's state has its owner.
 
@@ -10,26 +10,37 @@ one that a signal handler raises, leaves bytes that no record names, and nothing
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, Protocol
 
 import xxhash
 
-from ...errors import Refusal, TensordError, TimedOut, UsageError
-from ...shm.header import DEPTH_MAX
-from ...shm.layout import SPAN_HEADER_BYTES
-from ...shm.packed import write
-from ...shm.packing import pack
-from ...shm.records import NO_KEY, QUEUE_RECORDS, Submissions
+from ...errors import ObjectTooLarge, TensordError, TimedOut, Unavailable
+from ...shm.layout import QUEUE_RECORDS, SPAN_HEADER_BYTES
+from ...shm.records import NO_KEY, Submissions
 from .arena import Arena
 from .connection import Wire
 from .memory import WritableMemory
-from .outcomes import Outcomes, PutOutcome
+from .outcomes import Outcomes, Put, PutState
 
 CHECKED_BYTES_MAX: Final = 128 << 10
 """Payloads up to this size are summed here, while they are in the processor's cache: 1.3 µs for 64 KB. A sum of 1 MB
 takes 0.6 of its copy; the daemon sums larger ones when it has time."""
 
 _sum = xxhash.xxh3_64_intdigest
+
+
+class PutPayload(Protocol):
+    """What is put: a tree header, and what writes the whole payload, header included."""
+
+    @property
+    def header(self) -> bytes: ...
+
+    @property
+    def payload_bytes(self) -> int: ...
+
+    def write(self, memory: memoryview, start: int) -> None:
+        """Writes the payload to byte `start` of `memory`, a multiple of 64."""
+        ...
 
 
 class Writer:
@@ -42,21 +53,20 @@ class Writer:
         submissions: Submissions,
         outcomes: Outcomes,
         wire: Wire,
-        depth_max: int = DEPTH_MAX,
+        object_bytes_max: int = 1 << 48,
     ) -> None:
         self.arena, self.outcomes = arena, outcomes
         self._memory = memory
         self._bytes = memory.bytes
         self._submissions = submissions
         self._wire = wire
-        self._depth_max = depth_max
+        self._object_bytes_max = object_bytes_max
 
     def put(
         self,
-        key: bytes,
-        tree: object,
+        put: Put,
+        payload: PutPayload,
         deadline: float,
-        *,
         tokens: int = 0,
         ttl_s: float = 0.0,
         claim: int = 0,
@@ -64,62 +74,80 @@ class Writer:
         agent: int = 0,
         prefix_bytes: int = 0,
         parent: bytes = NO_KEY,
-    ) -> PutOutcome:
-        """Writes a payload and its record. Returns once both are written; `tree` may change from then on.
+    ) -> None:
+        """Writes a payload and its record. Returns once both are written, or the put has ended.
 
         Args:
-            key: 32 bytes.
             deadline: in seconds of `time.monotonic()`, for a place and for room in the queue.
             ttl_s: seconds until the entry expires; 0: the daemon's default.
             claim: token of the claim under which the payload was computed; 0: none.
             agent: the number of the agent that the entry belongs to; 0: none.
             prefix_bytes: bytes of the record that is the payload's first leaf (shm/prefix.py); 0: none.
             parent: key of the parent; NO_KEY: none.
-
-        Raises:
-            UnsupportedLeaf: the tree has a value that no payload can hold, or the memory of a tensor was freed.
         """
-        outcome = PutOutcome(key, self.outcomes)
+        payload_bytes = payload.payload_bytes
         try:
-            packed = pack(tree, self._depth_max)
-            header, _, payload_bytes = packed
+            if payload_bytes > self._object_bytes_max:
+                raise too_large(payload_bytes, self._object_bytes_max)
             size_bytes = SPAN_HEADER_BYTES + (payload_bytes + 63 & -64)
             grant, offset = self.arena.take(size_bytes) or self.arena.wait_for(size_bytes, deadline)
-        except UsageError:
-            raise
+            memory, start = self._bytes, offset + SPAN_HEADER_BYTES
+            payload.write(memory, start)
         except TensordError as error:
-            outcome.settle("refused" if isinstance(error, Refusal) else "lost", error)
-            return outcome
-        memory, start = self._bytes, offset + SPAN_HEADER_BYTES
-        write(packed, memory, start)
+            put.settle(state_for(error), error)
+            return
         checksum = _sum(memory[start : start + payload_bytes]) if payload_bytes <= CHECKED_BYTES_MAX else 0
         submissions = self._submissions
         fields = (
-            key, offset, payload_bytes, checksum, claim, parent, cost_ms, ttl_s, grant.number, len(header), tokens,
-            prefix_bytes, agent, 0,
+            put.key, offset, payload_bytes, checksum, claim, parent, cost_ms, ttl_s, grant.number, len(payload.header),
+            tokens, prefix_bytes, agent, 0,
         )  # fmt: skip
         number = submissions.add(*fields) or self._added(fields, deadline)
         if number:
-            self.outcomes.note(outcome, number)
+            self.outcomes.note(put, number)
         else:
             late = TimedOut(f"the daemon did not take the record of the put in time, after {QUEUE_RECORDS} others")
-            outcome.settle("lost", self.outcomes.ended or late)
+            put.settle("lost", self.outcomes.ended or late)
         if submissions.rings:
             self._wire.ring_bell()
-        return outcome
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether something is to come from the daemon: a place that a put waits for, or the outcome of a put."""
+        return self.arena.waiting or self._submissions.written > self.outcomes.settled
 
     def end(self, error: TensordError) -> None:
         """The connection is lost. For the connection, which raises `bells` afterwards."""
         self.arena.end(error)
+        self._submissions.end()
         self.outcomes.end(error)
+
+    def disown(self) -> None:
+        """In the child of a fork: the puts belong to the parent."""
+        self._submissions.disown()
+        self.outcomes.disown()
 
     def _added(self, fields: tuple[object, ...], deadline: float) -> int:
         """The number of a record for which the queue had no room at first; 0 without room in time."""
         submissions = self._submissions
-        while True:
+        while self.outcomes.ended is None:
             if submissions.rings:
                 self._wire.ring_bell()
             if not self.outcomes.wait_for(submissions.written - QUEUE_RECORDS + 1, deadline):
                 return 0
             if number := submissions.add(*fields):
                 return number
+        return 0
+
+
+def state_for(error: TensordError) -> PutState:
+    """The state of a put that has ended with `error`."""
+    return "lost" if isinstance(error, Unavailable) else "refused"
+
+
+def too_large(payload_bytes: int, most: int) -> ObjectTooLarge:
+    """The error of a payload over object_bytes_max."""
+    return ObjectTooLarge(
+        f"the payload has {payload_bytes} bytes, object_bytes_max is {most}; raise it (and ring_bytes with it), or "
+        "split the payload over several keys"
+    )

@@ -1,4 +1,4 @@
-"""Serves the requests for shared memory: a lane, inboxes, and the ring for writing.
+"""Serves the requests for shared memory: a lane, an inbox, and the ring for writing.
 
 Owns: the refusals, and which descriptors an answer brings. Does not own lanes (`Segments`), inboxes (`Copier`), nor the
 clients (`StoreActor`).
@@ -14,13 +14,14 @@ from ...errors import DaemonUnavailable, LimitReached, NotEnoughMemory, TensordE
 from ...ipc import messages
 from ...ipc.declared import handlers, id_of
 from ...ipc.descriptors import lacks_descriptor, no_descriptor
-from ...ipc.schema import INBOXES_PER_CLIENT_MAX
+from ...ipc.schema import PREFIX_BYTES_MAX
 from ..config.config import Config
 from ..copier import Copier
 from ..core.store import Store
 from ..segments import Segments
 from .lane_room import LaneRoom
 from .messages import Deliver, Joined, MemoryRequest
+from .queues import Queues
 
 
 class Attachments:
@@ -29,6 +30,7 @@ class Attachments:
     Args:
         send: sends an answer to a client; it closes the descriptors of one that cannot be sent.
         tell: tells watchers of an event of a client.
+        writes_in_place: notes that a client writes into the ring itself from now on.
     """
 
     def __init__(
@@ -36,21 +38,24 @@ class Attachments:
         store: Store,
         memory: Segments,
         copier: Copier,
+        queues: Queues,
         lane_room: LaneRoom,
         send: Callable[[int, Deliver], None],
         tell: Callable[[Joined, str], None],
+        writes_in_place: Callable[[int], None],
     ) -> None:
         self._store = store
         self._memory = memory
         self._copier = copier
+        self._queues = queues
         self._lane_room = lane_room
         self._send = send
         self._tell_of = tell
+        self._writes_in_place = writes_in_place
         requests: dict[type[Any], Callable[[Joined, Any, Sequence[int], Config], None]] = {
             messages.Attach: self._attach,
             messages.OpenInbox: self._open_inbox,
             messages.OpenRing: self._open_ring,
-            messages.CloseInbox: self._close_inbox,
         }
         self._requests = handlers(messages.AttachmentRequest, requests)
 
@@ -78,7 +83,7 @@ class Attachments:
         if back is None:
             self._store.quotas.admit("lanes", uid, sum(lane.uid == uid for lane in self._memory.lanes))
         try:
-            lane_id, fds = self._memory.lend_lane(client.client, uid=uid, fenced=client.fenced, brought=back)
+            lane, fds = self._memory.lend_lane(client.client, uid=uid, fenced=client.fenced, brought=back)
         except NotEnoughMemory as error:
             self._lane_room.refused(error)
             raise
@@ -87,29 +92,21 @@ class Attachments:
         if back is None:
             self._lane_room.made()
         superblock = self._memory.superblock
-        attached = messages.Attached(request.id, lane_id, superblock.ring_bytes, superblock.geometry.index_bytes)
+        self._queues.attached(client.client, uid, lane)
+        sizes = superblock.ring_bytes, superblock.geometry.index_bytes
+        attached = messages.Attached(request.id, lane.reader.lane_id, lane.place, *sizes)
         self._send(client.client, Deliver(attached, fds, close=fds[2:]))
         self._tell_of(client, "attach")
 
     def _open_inbox(self, client: Joined, request: messages.OpenInbox, fds: Sequence[int], config: Config) -> None:
-        limits = config.limits
-        if request.inbox_bytes > limits.inbox_bytes_max:
+        most = self._memory.superblock.ring_bytes + PREFIX_BYTES_MAX
+        if request.inbox_bytes > most:
             raise LimitReached(
-                f"the inbox has {request.inbox_bytes} bytes; inbox_bytes_max is {limits.inbox_bytes_max}: open a "
-                "smaller inbox, or raise the limit"
+                f"the inbox has {request.inbox_bytes} bytes; the ring and the longest prefix query have {most}: "
+                "open a smaller inbox"
             )
-        uid = client.peer.uid
-        self._store.quotas.admit("inboxes", uid, self._copier.inboxes_bytes_of(uid), request.inbox_bytes)
         try:
-            self._copier.open_inbox(
-                client.client,
-                fds[0],
-                request.inbox_bytes,
-                limits.inboxes_bytes_max,
-                uid,
-                request.inbox,
-                INBOXES_PER_CLIENT_MAX,
-            )
+            self._copier.open_inbox(client.client, fds[0], request.inbox_bytes)
         except OSError as error:
             raise NotEnoughMemory(f"the inbox cannot be mapped: {error}") from error
         self._send(client.client, Deliver(messages.Done(request.id)))
@@ -120,7 +117,5 @@ class Attachments:
                 f"write_in_place is {config.write_in_place}, and the client runs as uid {client.peer.uid}: its "
                 "payloads go through its inbox"
             )
+        self._writes_in_place(client.client)
         self._send(client.client, Deliver(messages.WritableRing(request.id), [self._memory.writable_ring_fd]))
-
-    def _close_inbox(self, client: Joined, request: messages.CloseInbox, fds: Sequence[int], config: Config) -> None:
-        self._copier.close_inbox(client.client, request.inbox)

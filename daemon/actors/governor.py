@@ -18,11 +18,11 @@ from ...ipc import messages
 from ...ipc.declared import handlers
 from ..core.effects import Announce, Send
 from ..core.events import AgentsTurned
-from ..core.governor import effects, events
-from ..core.governor.governor import Governor
 from ..core.host_memory import HostHolds, Pressed
-from ..core.request_times import RequestTimes
+from ..governor import effects, events
+from ..governor.governor import Governor
 from ..logs import logger
+from ..reports.request_times import RequestTimes
 from .mailbox import Mailbox
 from .messages import Deliver, Governed, GovernorMessage, Joined, Left, Queried, WatchEvent
 from .neighbours import NeighbourAsker

@@ -26,7 +26,7 @@ from ...ipc import messages
 from ...ipc.descriptors import lacks_descriptor, no_descriptor
 from ...ipc.frames import pack
 from ...ipc.peer import peer_of
-from ..core.quotas import Kind, Quotas
+from ..claims.quotas import Kind, Quotas
 from ..logs import logger
 from .listening import Listening
 from .repeats import Repeats

@@ -17,7 +17,7 @@ import asyncio
 from collections import deque
 from typing import Generic, TypeVar
 
-from ..core.turns import Turns
+from ..claims.turns import Turns
 
 Message = TypeVar("Message")
 Sender = tuple[int, int]

@@ -16,24 +16,26 @@ from msgspec import Struct, field
 from ...ipc import messages
 from ...ipc.peer import Peer
 from ..config.config import Config
-from ..core.effects import Copy, Move, Seal
+from ..copier import InboxCopied
+from ..core.effects import Move
 from ..core.events import (
     AgentsTurned,
     Allocated,
     ClaimWithdrawn,
-    Copied,
     GenerationRaised,
     GenerationsTold,
     Moved,
     Punched,
     RemoteConnected,
+    RemoteRead,
     RemoteSaved,
     RunSought,
     Sought,
+    WritesInPlace,
 )
-from ..core.governor import events as governor
 from ..core.host_memory import HostHolds, Pressed
 from ..core.limits import StoreLimits
+from ..governor import events as governor
 from .mailbox import Mailbox
 
 
@@ -124,11 +126,13 @@ class Grown(Struct, frozen=True):
 
 
 class Scrubbed(Struct, frozen=True):
-    """To the store, from the thread that checks recovered spans. `sound`: the span's payload is as it was stored."""
+    """To the store, from the thread that checks payloads. `sound`: the span's payload is as it was stored, and has this
+    checksum."""
 
     slot: int
     span_id: int
     sound: bool
+    checksum: int
 
 
 class Fenced(Struct, frozen=True):
@@ -162,13 +166,13 @@ StoreMessage = (
     | MemoryRequest
     | Requested
     | Left
-    | Copy
     | Move
-    | Seal
-    | Copied
+    | InboxCopied
+    | WritesInPlace
     | Moved
     | Sought
     | RunSought
+    | RemoteRead
     | RemoteSaved
     | ClaimWithdrawn
     | RemoteConnected

@@ -17,8 +17,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
-from ..core.governor.effects import AskNeighbour
-from ..core.governor.events import NeighbourAnswered
+from ..governor.effects import AskNeighbour
+from ..governor.events import NeighbourAnswered
 from ..neighbours.registry import ask
 
 GRACE_S: Final = 1.0

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 
 from ...ipc.channel import AsyncChannel
-from ..core.rates import Rates
+from ..claims.rates import Rates
 
 
 async def paced(channel: AsyncChannel, rates: Rates, uid: int, cost: float = 1.0) -> None:

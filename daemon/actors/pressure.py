@@ -16,9 +16,9 @@ from contextlib import suppress
 from typing import Final
 
 from ...ipc import messages
-from ..core.governor.events import Sampled
 from ..gauges.gauges import Gauges
 from ..gauges.source_thread import DEADLINE_S
+from ..governor.events import Sampled
 from ..logs import logger
 
 _log = logger("pressure")

@@ -1,9 +1,9 @@
 """Carries out the core's effects on the remote store, in threads.
 
 Owns: the threads, the deadlines, and the outcome of each effect. Does not own: what is read or written
-(`core.remote`), how (`daemon.tiers`), nor spans: the core has allocated them, and keeps those that are written.
+(`daemon/remote`), how (`daemon.tiers`), nor spans: the core lends the places to read into, and keeps what is written.
 
-Invariants: every effect has an outcome. An object is read straight into its span, and nothing of the span is shown
+Invariants: every effect has an outcome. An object is read straight into its place, and nothing of it is shown
 before its key, its checksum and its tree were checked there. No call of the store is made on the event loop.
 """
 
@@ -15,19 +15,19 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
 
 from ...errors import Corrupt, TensordError
+from ...shm.copy import checksum_of
 from ...shm.keys import generation_of
 from ...shm.layout import KEY_BYTES, NAMESPACE_TAG_BYTES, SPAN_HEADER_BYTES, SpanHeader
-from ...shm.prefix import PrefixRecord
-from ..core.claims import NOBODY
 from ..core.effects import (
     AskGenerations,
-    Copy,
     RaiseGeneration,
+    ReadRemote,
     RemoteTurned,
     RemoveRemote,
     SaveRemote,
@@ -37,17 +37,17 @@ from ..core.effects import (
 )
 from ..core.events import (
     ClaimWithdrawn,
-    Copied,
     GenerationRaised,
     GenerationsTold,
     RemoteConnected,
     RemoteFound,
+    RemoteRead,
     RemoteSaved,
     RunSought,
     Sought,
 )
-from ..core.remote.writes import REMOVED_AT_ONCE
 from ..logs import logger
+from ..remote.writes import REMOVED_AT_ONCE
 from ..tiers.form import Meta, RemoteEntry
 from ..tiers.store import RemoteStore
 from .give_way import GivesWay
@@ -71,12 +71,19 @@ THREAD_NAME: Final = "tensord-remote"
 _NOBODYS: Final = bytes(KEY_BYTES)
 """A key that nobody has. To ask for it shows whether the store answers."""
 
-Request = Seek | SeekRun | Copy | SaveRemote | RemoveRemote | WithdrawClaim | AskGenerations | RaiseGeneration
+Request = Seek | SeekRun | ReadRemote | SaveRemote | RemoveRemote | WithdrawClaim | AskGenerations | RaiseGeneration
 Outcome = (
-    Sought | ClaimWithdrawn | RunSought | RemoteSaved | RemoteConnected | Copied | GenerationsTold | GenerationRaised
+    Sought
+    | ClaimWithdrawn
+    | RunSought
+    | RemoteRead
+    | RemoteSaved
+    | RemoteConnected
+    | GenerationsTold
+    | GenerationRaised
 )
-Finish = Callable[[int, SpanHeader, int], PrefixRecord | None]
-"""(payload_offset, header, checksum): checks a payload in the ring, and writes its span's header (`Copier.finish`)."""
+Check = Callable[[int, bytes, int, int, int], object]
+"""Checks the tree of a payload in the ring, and the record of a block (`Copier.check`)."""
 
 
 class RemoteThreads:
@@ -94,7 +101,7 @@ class RemoteThreads:
         self,
         store: RemoteStore,
         ring: np.ndarray[Any, np.dtype[np.uint8]],
-        finish: Finish,
+        check: Check,
         report: Callable[[Outcome], object],
         timeout_s: float,
         *,
@@ -106,7 +113,7 @@ class RemoteThreads:
         self._clock = clock
         self._unix_at_zero = unix_at_zero
         self._ring = ring.data
-        self._finish = finish
+        self._check = check
         self._report = report
         # Names this daemon among all that claim keys in the store.
         self._owner = secrets.token_bytes(16)
@@ -214,7 +221,7 @@ class RemoteThreads:
                 return self._seek(effect, deadline)
             case SeekRun():
                 return self._seek_run(effect, deadline)
-            case Copy():
+            case ReadRemote():
                 return self._read(effect, deadline)
             case SaveRemote():
                 return self._write(effect, deadline)
@@ -294,22 +301,21 @@ class RemoteThreads:
             head.payload_bytes, meta.tree_bytes, meta.tokens, meta.cost_ms, meta.prefix_bytes, lives_s, meta.parent
         )
 
-    def _read(self, copy: Copy, deadline: float) -> Copied:
-        """Reads an object into its span, where the object's header stands in for the span's until it is checked."""
-        header = copy.header
-        assert header is not None
-        start, end = copy.payload_offset - SPAN_HEADER_BYTES, copy.payload_offset + header.payload_bytes
-        entry = self._store.get_into(header.key, self._ring[start:end], deadline)
+    def _read(self, read: ReadRemote, deadline: float) -> RemoteRead:
+        """Reads an object into its place, where the object's header stands in for the span's until it is stored."""
+        key, found, address = read.key, read.found, self._store.address
+        payload_at = read.ring_offset + SPAN_HEADER_BYTES
+        entry = self._store.get_into(key, self._ring[read.ring_offset : payload_at + found.payload_bytes], deadline)
         if entry is None:
             # Its header was in order a moment ago. If the payload is damaged, nobody else replaces it.
-            self._damaged[header.key] = None
+            self._damaged[key] = None
             while len(self._damaged) > DAMAGED_MAX:
                 self._damaged.pop(next(iter(self._damaged)), None)
-            raise Corrupt(f"{self._store.address}: the object of {header.key.hex()} is gone, or is not what was stored")
-        if not _fits(entry, header):
-            raise Corrupt(f"{self._store.address}: the object of {header.key.hex()} was replaced by another meanwhile")
-        record = self._finish(copy.payload_offset, header, entry.meta.checksum)
-        return Copied(NOBODY, copy.put_id, entry.meta.checksum, record=record)
+            raise Corrupt(f"{address}: the object of {key.hex()} is gone, or is not what was stored")
+        if not _fits(entry, found):
+            raise Corrupt(f"{address}: the object of {key.hex()} was replaced by another meanwhile")
+        self._check(payload_at, key, found.payload_bytes, found.tree_bytes, found.prefix_bytes)
+        return RemoteRead(read.number, entry.meta.checksum)
 
     def _write(self, save: SaveRemote, deadline: float) -> RemoteSaved:
         generation = self._generation(save, deadline)
@@ -317,6 +323,11 @@ class RemoteThreads:
             return RemoteSaved(save.number, written=False, generation=generation)
         start = save.offset + SPAN_HEADER_BYTES
         header = SpanHeader.unpack(bytes(self._ring[save.offset : start]))
+        if not header.checksum:
+            # Its client has left the checksum to the scrub, which has not come to it yet.
+            header = replace(
+                header, checksum=checksum_of(np.frombuffer(self._ring[start : start + save.payload_bytes], np.uint8))
+            )
         meta = Meta.of_span(header, self._unix_at_zero())
         [there] = self._store.heads([save.key], deadline)
         damaged = save.key in self._damaged
@@ -361,11 +372,11 @@ def remote_turned(turned: RemoteTurned) -> dict[str, Any]:
     return {"event": "remote", "serves": not why, "why": why}
 
 
-def _fits(entry: RemoteEntry, header: SpanHeader) -> bool:
+def _fits(entry: RemoteEntry, found: RemoteFound) -> bool:
     """Whether an object is the one whose header was read before."""
     meta = entry.meta
     had = entry.payload_bytes, meta.tree_bytes, meta.tokens, meta.prefix_bytes, meta.parent
-    return had == (header.payload_bytes, header.tree_bytes, header.tokens, header.prefix_bytes, header.parent)
+    return had == (found.payload_bytes, found.tree_bytes, found.tokens, found.prefix_bytes, found.parent)
 
 
 def _failed(effect: Request, error: TensordError) -> Outcome:
@@ -374,8 +385,8 @@ def _failed(effect: Request, error: TensordError) -> Outcome:
             return Sought(number, error=error)
         case SeekRun(number):
             return RunSought(number, error=error)
-        case Copy(_, put_id):
-            return Copied(NOBODY, put_id, error=error)
+        case ReadRemote(number):
+            return RemoteRead(number, error=error)
         case SaveRemote(number) | RemoveRemote(number):
             return RemoteSaved(number, error)
         case WithdrawClaim():

@@ -24,9 +24,9 @@ from ...ipc.channel import AsyncChannel
 from ...ipc.declared import handlers, id_of
 from ...ipc.peer import Peer
 from ...ipc.schema import ClientLimits
-from ..core.rates import Rates
-from ..core.request_times import RequestTimes
+from ..claims.rates import Rates
 from ..logs import logger
+from ..reports.request_times import RequestTimes
 from .mailbox import Mailbox, Sender
 from .messages import (
     Deliver,
@@ -47,9 +47,6 @@ from .timing import RequestTimer
 _log = logger("session")
 _logged = Repeats()
 _TURN_MESSAGES = 64
-_HOLD_S: Final = 0.004
-"""Seconds that answers to puts wait for further ones, while further puts of the client wait for the store. Each write
-wakes the client's thread, which can take as long as a put."""
 
 
 class Session:
@@ -85,7 +82,6 @@ class Session:
         self._hello_s_max = hello_s_max
         self._joined = False
         self._passing = False
-        self._holding = False
         self._query: int | None = None
         self._answered = asyncio.Event()
 
@@ -127,9 +123,7 @@ class Session:
     def settled(self) -> bool:
         """True if all messages that arrived are passed on, and all answers given to this session are sent."""
         channel = self._channel
-        return channel.closed or not (
-            self._passing or self._holding or channel.unconsumed or len(self.inbox) or channel.unsent_bytes
-        )
+        return channel.closed or not (self._passing or channel.unconsumed or len(self.inbox) or channel.unsent_bytes)
 
     async def _greet(self) -> bool:
         try:
@@ -191,7 +185,7 @@ class Session:
 
     async def _send_messages(self) -> None:
         while True:
-            deliveries = await self._together()
+            deliveries = await self.inbox.take(_TURN_MESSAGES)
             with self._channel.batched():
                 for delivery in deliveries:
                     if isinstance(delivery, HangUp):
@@ -204,22 +198,6 @@ class Session:
                 self._channel.close()
                 self._answered.set()
                 return
-
-    async def _together(self) -> list[Deliver | HangUp]:
-        """The next messages for the client, which are sent in one write."""
-        deliveries = await self.inbox.take(_TURN_MESSAGES)
-        more, until = deliveries, asyncio.get_running_loop().time() + _HOLD_S
-        self._holding = True
-        while (
-            all(map(_answers_put, more))
-            and self._store.waiting(self._sender)
-            and (room := _TURN_MESSAGES - len(deliveries)) > 0
-            and (left_s := until - asyncio.get_running_loop().time()) > 0
-        ):
-            more = await self.inbox.take(room, left_s)
-            deliveries += more
-        self._holding = False
-        return deliveries
 
     def _deliver(self, delivery: Deliver) -> None:
         message = delivery.message
@@ -271,10 +249,6 @@ def welcome_for(
     """A function that makes the answer to Hello. It has the client's protocol version, which the connection has
     accepted."""
     return lambda hello: messages.Welcome(hello.id, hello.protocol, __version__, instance, epoch, limits, remote)
-
-
-def _answers_put(delivery: Deliver | HangUp) -> bool:
-    return isinstance(delivery, Deliver) and type(delivery.message) is messages.Committed
 
 
 def _close(fds: Sequence[int]) -> None:

@@ -19,10 +19,10 @@ from ...errors import ProtocolError, TensordError
 from ...ipc import messages
 from ...ipc.channel import AsyncChannel
 from ...ipc.declared import handlers
-from ..core.hits import REQUESTS
-from ..core.rates import Rates
-from ..core.request_times import RequestTimes
+from ..claims.rates import Rates
+from ..core.store import REQUESTS
 from ..logs import logger, shows
+from ..reports.request_times import RequestTimes
 from .mailbox import Mailbox, Sender
 from .messages import GovernorMessage, Queried, StoreMessage, WatchEvent
 from .pace import paced
@@ -61,6 +61,11 @@ class Watchers:
             for watcher in self._watchers:
                 if watcher.requests == requests:
                     watcher.tell(body)
+
+    @property
+    def are_told(self) -> bool:
+        """Whether an event goes anywhere."""
+        return bool(self._watchers) or shows("debug")
 
     @property
     def want_requests(self) -> bool:
@@ -138,7 +143,8 @@ class Documents:
         return self._merges[type(message)](await answer, await governed)
 
     async def _entries(self, message: messages.EntriesQuery, sender: Sender) -> dict[str, Any]:
-        """The requested number of entries, or fewer at the end of the list. The store returns them in parts."""
+        """The requested number of entries, or fewer at the end of the list, and `behind`: the cursor of the next ones,
+        hexadecimal, None at the end. The store returns them in parts."""
         rows: list[dict[str, Any]] = []
         after = message.after
         while True:
@@ -149,7 +155,7 @@ class Documents:
             rows += part["entries"]
             after = part["behind"]
             if after is None or len(rows) == message.count:
-                return {"entries": rows}
+                return {"entries": rows, "behind": None if after is None else after.hex()}
 
     async def status(self) -> dict[str, Any]:
         """The body of the answer to a StatusQuery, with that to a LatencyQuery as `latency`."""

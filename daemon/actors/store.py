@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, Final, assert_never
 
 import numpy as np
@@ -23,14 +23,15 @@ from ...ipc import messages
 from ...ipc.declared import handlers
 from ...shm.clock import unix_at_boot_s
 from ...shm.prefix import HEADER_BYTES, MEDIA_BYTES, MEDIA_MAX, TOKEN_BYTES, PrefixRecord
+from ...shm.records import AWAKE, NAPS, SLEEPS
+from ..claims.claims import NOBODY
 from ..config.config import Config
-from ..copier import Copier
+from ..copier import Copier, InboxCopied
 from ..core import effects, events
-from ..core.claims import NOBODY
 from ..core.host_memory import HostHolds, Pressed
-from ..core.request_times import RequestTimes
 from ..core.store import Store
 from ..logs import logger
+from ..reports.request_times import RequestTimes
 from ..segments import Segments
 from ..tiers.store import RemoteStore
 from .attachments import Attachments
@@ -41,6 +42,7 @@ from .messages import (
     Deliver,
     Fenced,
     Grown,
+    HangUp,
     Joined,
     Left,
     MemoryRequest,
@@ -54,11 +56,18 @@ from .messages import (
 )
 from .pages import Pages
 from .pump import Pump
+from .queues import Queues
 from .remote import RemoteThreads, Request, remote_turned
 from .store_report import StoreReport
 
 TIMERS_S: Final = 0.002
 """A busy actor looks at its timers this often. The shortest of them last for tens of milliseconds."""
+
+LOOK_S: Final = 0.0002
+"""How long the actor looks for further records before it rests: a client that waits for each put has the next one by
+then, and rings no bell, which takes longer than the put."""
+NAP_S: Final = 0.001
+"""How long the actor waits for further records before it sleeps: the event loop's timers are no finer."""
 
 _log = logger("store")
 
@@ -70,6 +79,7 @@ class StoreActor:
         clock: gives the seconds of `shm.clock`.
         tell_watchers: sends an event to all watchers of the status socket. Must not block.
         tell_governor: sends the governor the sizes of the host tier. Must not block.
+        is_watched: whether somebody wants to hear of events.
         want_requests: whether a watcher records requests.
         unix_at_zero: gives the Unix time at which `clock` was zero.
         remote: the store behind the ring.
@@ -84,6 +94,7 @@ class StoreActor:
         clock: Callable[[], float],
         tell_watchers: Callable[[WatchEvent], object],
         tell_governor: Callable[[HostHolds], object] = lambda _: None,
+        is_watched: Callable[[], bool] = lambda: True,
         want_requests: Callable[[], bool] = lambda: False,
         unix_at_zero: Callable[[], float] = unix_at_boot_s,
         times: RequestTimes | None = None,
@@ -96,11 +107,10 @@ class StoreActor:
         self._clock = clock
         self._tell_watchers = tell_watchers
         self._tell_governor = tell_governor
+        store.parts.outbox.is_watched = is_watched
         self._want_requests = want_requests
         self._clients: dict[int, Joined] = {}
-        # The number of copies of each client that the copier's thread has queued.
-        self._copying: Counter[int] = Counter()
-        self._look_at = 0.0
+        self._look_at = self._look_until = 0.0
         self._pump = Pump(self.inbox, self._receive, clock)
         self._lane_room = LaneRoom()
         loop = asyncio.get_running_loop()
@@ -115,7 +125,7 @@ class StoreActor:
             self._remote = RemoteThreads(
                 remote,
                 memory.ring,
-                self._copier.finish,
+                self._copier.check,
                 lambda outcome: loop.call_soon_threadsafe(self.inbox.tell_now, outcome),
                 config.remote.timeout_s,
                 clock=clock,
@@ -144,7 +154,24 @@ class StoreActor:
             hit_took=times.hit_took,
             report=lambda fenced: loop.call_soon_threadsafe(self.inbox.tell_now, fenced),
         )
-        self._attachments = Attachments(store, memory, self._copier, self._lane_room, self._send, self._tell_of)
+        self._queues = Queues(
+            memory,
+            self._copier,
+            submitted=self._submitted,
+            is_lent=store.is_lent,
+            ring=lambda client: self._send(client, Deliver(messages.Settled())),
+            hang_up=self._hang_up,
+        )
+        self._awake, self._look_until = False, 0.0
+        self.scrub: Callable[[list[int]], object] = lambda slots: None
+        """Takes the slots of entries without a checksum. Called while there is nothing else to do."""
+        self._recovering: Iterator[None] | None = None
+        self._held: list[StoreMessage] = []
+        """Messages that came before the store has taken over the memory of an earlier daemon."""
+        self._recovered: Callable[[], object] = lambda: None
+        self._attachments = Attachments(
+            store, memory, self._copier, self._queues, self._lane_room, self._send, self._tell_of, self._writes_in_place
+        )
         prefix_requests: dict[type[Any], Callable[[int, Any], None]] = {messages.MatchPrefix: self._match}
         self._prefix_requests = handlers(messages.PrefixRequest, prefix_requests)
 
@@ -160,31 +187,69 @@ class StoreActor:
 
     @property
     def settled(self) -> bool:
-        """True if the inbox is empty, and every put whose last part has come is answered."""
-        return not (len(self.inbox) or any(put.whole for put in self._store.intake.puts))
+        """True if the inbox is empty, and all records are carried out."""
+        return not len(self.inbox) and self._queues.settled
+
+    def recover(self, then: Callable[[], object]) -> None:
+        """Has the store take over the memory of an earlier daemon, in slices, before it serves. Clients attach
+        meanwhile. `then` is called at the end."""
+        self._recovering, self._recovered = self._store.recover(self._clock(), self._memory.missing), then
+        self._pump.begin(self._recover(self._recovering))
+
+    def _recover(self, steps: Iterator[None]) -> Iterator[None]:
+        yield from steps
+        self._recovering = None
+        self._recovered()
+        for message in self._held:
+            self._receive(message)
+        self._held.clear()
 
     async def run(self) -> None:
         """Serves until it is cancelled. Then it waits for the copies under way, so that complete commits are kept."""
         self._copier.start()
         try:
-            while True:
-                idle_s = self._keep_time()
-                if idle_s > 0 and not self._pump.busy:
-                    await self.inbox.wait(idle_s)
+            while self._recovering is not None:
                 self._pump.turn()
-                # The sessions send answers now, before work that may wait, such as counting the uses of matched blocks.
-                # All other tasks of the loop run too.
                 await asyncio.sleep(0)
+            while True:
+                worked = self._queues.turn()
+                self._pump.turn()
+                if worked:
+                    self._awake, self._look_until = True, self._clock() + LOOK_S
+                looks = self._awake and self._clock() < self._look_until
+                idle_s = self._keep_time(busy=looks or self._pump.busy)
+                if idle_s > 0 and not looks and not self._pump.busy:
+                    await self._rest(idle_s)
+                else:
+                    # The sessions send answers now, before work that may wait, such as counting the uses of matched
+                    # blocks. All other tasks of the loop run too.
+                    await asyncio.sleep(0)
         finally:
             await self._finish()
 
-    def _keep_time(self) -> float:
+    async def _rest(self, idle_s: float) -> None:
+        """Waits for a message, for `idle_s` at most. Shortly after the last record it naps, so that a client which
+        writes one put after another rings no bell; then it sleeps, and each record wakes it."""
+        memory = self._memory
+        if not self._awake and (slots := self._store.take_unsummed()):
+            self.scrub(slots)
+        memory.asleep[0] = NAPS if self._awake else SLEEPS
+        # SYNC POINT: a client stores its queue's head before it loads `asleep`. Between the store of `asleep` and this
+        # look at the heads is a fence in all clients, so one of the two sees the other's store. A client that is not
+        # reached by the quick fence rings each time.
+        memory.fence_quickly()
+        if not self._queues.waiting:
+            await self.inbox.wait(min(idle_s, NAP_S) if self._awake else idle_s)
+        self._awake = False
+        memory.asleep[0] = AWAKE
+
+    def _keep_time(self, *, busy: bool) -> float:
         """Runs due timers. Returns the seconds until the next timer; 0 or less if one is already due.
 
-        While messages wait, timers are looked at every TIMERS_S: it takes as long as a tenth of a put.
+        While the actor is busy, timers are looked at every TIMERS_S: it takes as long as a tenth of a put.
         """
         now = self._clock()
-        if self._pump.busy and now < self._look_at and not self._store.postponed:
+        if busy and now < self._look_at and not self._store.postponed:
             return 0.0
         self._look_at = now + TIMERS_S
         self._store.hits.recording = self._want_requests()
@@ -197,22 +262,25 @@ class StoreActor:
         return (due if timer is None else min(due, timer)) - now
 
     def _receive(self, message: StoreMessage) -> None:
+        if self._recovering is not None and not isinstance(message, MemoryRequest):
+            self._held.append(message)
+            if isinstance(message, Joined):
+                self._clients[message.client] = message
+            return
         match message:
             case Requested(client, request, counted):
                 if client not in self._clients:
                     return
+                # What the client has put before comes first.
                 if isinstance(request, messages.PrefixRequest):
-                    self._prefix_requests[type(request)](client, request)
-                else:
-                    self._handle(events.Received(client, request, counted))
-            case events.Copied(client) if client != NOBODY:
-                self._copying[client] -= 1
-                if not self._copying[client]:
-                    del self._copying[client]
+                    self._queues.after_added(client, partial(self._prefix_requests[type(request)], client, request))
+                elif not isinstance(request, messages.Doorbell):
+                    self._queues.after_added(client, partial(self._handle, events.Received(client, request, counted)))
+            case Pressed() | events.WritesInPlace() | events.AgentsTurned():
                 self._handle(message)
-            case Pressed() | events.AgentsTurned() | events.Punched() | events.Allocated() | events.Moved():
+            case events.Punched() | events.Allocated() | events.Moved():
                 self._handle(message)
-            case events.Copied() | events.Sought() | events.RunSought() | events.RemoteSaved():
+            case events.Sought() | events.RunSought() | events.RemoteRead() | events.RemoteSaved():
                 self._handle(message)
             case (
                 events.GenerationsTold()
@@ -221,19 +289,20 @@ class StoreActor:
                 | events.RemoteConnected()
             ):
                 self._handle(message)
-            case effects.Copy() | effects.Seal() | effects.Move():
-                self._handle(self._copier.copy_now(message))
+            case effects.Move():
+                moved = self._copier.copy_now(message)
+                assert isinstance(moved, events.Moved)
+                self._handle(moved)
+            case InboxCopied():
+                self._queues.copied(message)
             case Joined(client, peer):
                 self._clients[client] = message
-                writes = message.may_write(self._config.write_in_place)
-                self._handle(events.ClientJoined(client, peer.uid, message.name, writes))
+                self._handle(events.ClientJoined(client, peer.uid, message.name))
             case MemoryRequest(client):
                 self._attachments.serve(self._clients.get(client), message, self._config)
             case Left(client):
-                if (joined := self._clients.pop(client, None)) is not None:
-                    self._tell_of(joined, "leave")
-                    self._memory.orphan(client)
-                    self._handle(events.ClientLeft(client))
+                if client in self._clients:
+                    self._queues.after_added(client, partial(self._left, client))
             case Grown():
                 self._grow(message)
             case Scrubbed():
@@ -252,36 +321,47 @@ class StoreActor:
             case _:
                 assert_never(message)
 
+    def _writes_in_place(self, client: int) -> None:
+        self._queues.writes_in_place(client)
+        self._receive(events.WritesInPlace(client))
+
+    def _left(self, client: int) -> None:
+        """A client has left, and what it has added is carried out. Until then no place of it may be used again."""
+        self._queues.detached(client)
+        self._copier.close_inbox(client)
+        self._tell_of(self._clients.pop(client), "leave")
+        self._memory.orphan(client)
+        self._handle(events.ClientLeft(client))
+
+    def _submitted(self, client: int, records: memoryview, errors: dict[int, TensordError]) -> int:
+        """Gives the core records of a client. Returns the number of the last one."""
+        last, made = self._store.submitted(client, records, self._clock(), errors)
+        self._carry_out(made)
+        return last
+
     def _handle(self, event: events.Event) -> None:
         """Gives the core one event and carries its effects out. Their results come later, as a message or a job."""
-        for effect in self._store.handle(event, self._clock()):
+        self._carry_out(self._store.handle(event, self._clock()))
+
+    def _carry_out(self, made: list[effects.Effect]) -> None:
+        for effect in made:
             match effect:
                 case effects.Send(client, message):
                     self._send(client, Deliver(message))
                 case effects.Announce(body):
                     self._tell_watchers(WatchEvent(body))
-                case effects.Copy() if effect.client == NOBODY:
+                case effects.Seek() | effects.SeekRun() | effects.ReadRemote():
                     self._ask_remote(effect)
-                case effects.Seek() | effects.SeekRun() | effects.SaveRemote() | effects.RemoveRemote():
+                case effects.SaveRemote() | effects.RemoveRemote():
                     self._ask_remote(effect)
                 case effects.AskGenerations() | effects.RaiseGeneration() | effects.WithdrawClaim():
                     self._ask_remote(effect)
                 case effects.RemoteTurned():
                     self._tell_watchers(WatchEvent(remote_turned(effect)))
-                case effects.Copy() | effects.Seal():
-                    # A small copy is done by this actor, which is faster than waking the thread. Copies of one client
-                    # keep their order, so a client with copies in the thread goes there too.
-                    if self._copier.is_small(effect) and not self._copying[effect.client]:
-                        self.inbox.tell_now(effect)
-                    else:
-                        self._copying[effect.client] += 1
-                        self._copier.copy(effect)
                 case effects.Move() if self._copier.is_small(effect):
                     self.inbox.tell_now(effect, (effect.uid, NOBODY))
                 case effects.Move():
                     self._copier.copy(effect)
-                case effects.WriteExpiry(offset, expires_s):
-                    self._memory.write_expiry(offset, expires_s)
                 case effects.Drain():
                     self._lanes.drain()
                 case effects.Scan():
@@ -290,10 +370,6 @@ class StoreActor:
                     self._pages.submit(effect, self._config.memory)
                 case HostHolds():
                     self._tell_governor(effect)
-                case effects.Discard(client, put_id):
-                    self._copier.discard(client, put_id)
-                case effects.Forget(client):
-                    self._copier.close_inbox(client)
                 case effects.Again(client, request, counted):
                     self.inbox.tell_first(Requested(client, request, counted), (self._clients[client].peer.uid, client))
                 case _:
@@ -313,7 +389,7 @@ class StoreActor:
                     f"the query has {query.query_bytes} bytes, too many for prefix_tokens_max = {tokens_max}: send "
                     "fewer tokens, or raise it"
                 )
-            packed = self._copier.read_inbox(client, query.inbox_offset, query.query_bytes, query.inbox)
+            packed = self._copier.read_inbox(client, query.inbox_offset, query.query_bytes)
             record = PrefixRecord.unpack(packed)
         except TensordError as error:
             self._send(client, Deliver(messages.Error.of(error, query.id)))
@@ -335,42 +411,49 @@ class StoreActor:
         if not slot.published or slot.span_id != scrubbed.span_id:
             return
         if scrubbed.sound:
+            self._memory.write_checksum(slot.offset, scrubbed.checksum)
             self._memory.index.mark(scrubbed.slot, unverified=False)
         else:
-            _log.error("the checksum of a recovered entry is wrong; entry evicted", key=slot.key.hex())
+            _log.error("the checksum of an entry is wrong; entry evicted", key=slot.key.hex())
             self._handle(events.FoundCorrupt(scrubbed.span_id))
 
     def _tell_of(self, client: Joined, event: str) -> None:
         who = {"client": client.client, "name": client.name, "pid": client.pid, "uid": client.peer.uid}
         self._tell_watchers(WatchEvent({"event": event, **who}))
 
+    def _hang_up(self, client: int, reason: str) -> None:
+        self._clients[client].inbox.tell_now(HangUp(reason))
+
     def _send(self, client: int, delivery: Deliver) -> None:
+        if type(delivery.message) is messages.PutRefused:
+            self._queues.refused(client)
         joined = self._clients.get(client)
         if joined is None or not joined.deliver(delivery):
             for fd in delivery.close:
                 os.close(fd)
 
     async def _finish(self) -> None:
-        """Handles the messages left in the inbox, and waits for the copies under way."""
+        """Handles the messages left in the inbox, and the records left in the queues, and waits for the copies under
+        way."""
         self._store.evict_only_for_puts()
         idle_s = 0.0
-        while self._pump.busy or self._lanes.fencing or (not self.settled and idle_s <= 0):
+        while self._queues.turn() or self._pump.busy or self._lanes.fencing or (not self.settled and idle_s <= 0):
             if self._lanes.fencing and not self._pump.busy:
                 await self.inbox.wait()
             self._pump.turn()
             await asyncio.sleep(0)
             if not self.settled:
-                idle_s = self._keep_time()
+                idle_s = self._keep_time(busy=False)
         self._copier.stop()
-        unremoved = self._store.writes.unremoved()
+        unremoved = self._store.parts.remote.writes.unremoved()
         if self._remote is not None and not await asyncio.to_thread(self._remote.close, unremoved):
             _log.error("a read of the remote store hangs, and would write into the next daemon's ring; ending at once")
             os._exit(1)
         # The results of copies come through the loop. After one turn of the loop they are in the inbox.
         await asyncio.sleep(0)
         for message in self.inbox.drain():
-            if isinstance(message, events.Copied | events.Moved):
-                self._handle(message)
+            if isinstance(message, events.Moved | InboxCopied):
+                self._receive(message)
         self._pages.close()
 
     def _answer(self, query: Queried) -> None:

@@ -21,8 +21,8 @@ from ...ipc import messages
 from ...ipc.declared import handlers
 from ..config.config import Config
 from ..copier import Copier
-from ..core.request_times import RequestTimes
 from ..core.store import Store
+from ..reports.request_times import RequestTimes
 from ..segments import HeldLane, Segments
 from .lane_room import LaneRoom
 from .messages import Grown, Joined
@@ -30,7 +30,7 @@ from .remote import RemoteThreads
 
 HELD_BY_MAX: Final = 4
 """Lanes listed of those that pin the entry of a query."""
-_MUST_STAY_0: Final = ("evicted_while_pinned", "found_corrupt")
+_MUST_STAY_0: Final = ("found_corrupt",)
 _AT_START: Final = "It grows at a start only: free memory, and restart the daemon. At its last start"
 
 
@@ -117,8 +117,8 @@ class StoreReport:
         of which the first HELD_BY_MAX are listed in `held_by`. `up_s`: the daemon's age. `recovered`: it took over a
         former daemon's ring."""
         self._store.unix_at_zero_s = self._unix_at_zero()
-        entry = self._store.memory.entries.find(query.key)
-        lanes = None if entry is None else self._memory.lanes_pinning(entry.span_id)
+        span_id = self._store.span_id(query.key)
+        lanes = None if span_id is None else self._memory.lanes_pinning(span_id)
         answer = self._store.why(query.key, self._clock(), leased=None if lanes is None else bool(lanes))
         if answer["standing"] is not None:
             answer["standing"]["lanes"] = None if lanes is None else len(lanes)
@@ -163,8 +163,8 @@ class StoreReport:
             "clients": len(self._clients),
             "lanes": len(lanes),
             "lanes_orphaned": sum(lane.client is None for lane in lanes),
-            "pins": sum(lane.reader.pinned for lane in self._memory.read_pins()),
-            "inboxes_bytes": self._copier.inboxes_bytes,
+            "pins": sum(pins for _, pins in self._memory.read_pins(self._store.lent_span_ids())),
+            "inboxes": self._copier.inboxes,
             "fence": "expedited" if self._memory.fence_is_quick else "global",
             "quotas": {
                 "refusals": dict(self._store.quotas.refusals),
@@ -184,7 +184,6 @@ class StoreReport:
                 "uid": uid,
                 "clients": clients[uid],
                 "lanes": lanes[uid],
-                "inboxes_bytes": self._copier.inboxes_bytes_of(uid),
                 **stored,
             }
             for uid, stored in sorted(self._store.by_uid({*clients, *lanes}).items())
@@ -192,7 +191,7 @@ class StoreReport:
 
     def _client_rows(self, query: messages.ClientsQuery) -> dict[str, Any]:
         rows: list[dict[str, Any]] = []
-        for lane in self._memory.read_pins():
+        for lane, pins in self._memory.read_pins(self._store.lent_span_ids()):
             joined = self._clients.get(lane.client) if lane.client is not None else None
             rows.append(
                 {
@@ -203,7 +202,7 @@ class StoreReport:
                     "uid": joined.peer.uid if joined else lane.uid,
                     "lane": lane.reader.lane_id,
                     "orphaned": lane.client is None,
-                    "pins": lane.reader.pinned,
+                    "pins": pins,
                     "hits": lane.reader.hits,
                     "misses": lane.reader.misses,
                 }

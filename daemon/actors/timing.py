@@ -1,6 +1,6 @@
 """When requests of one connection begin and end, and how late the event loop is.
 
-Owns: the open requests of a connection, with their begin. Does not own: the histograms (`core.request_times`).
+Owns: the open requests of a connection, with their begin. Does not own: the histograms (`reports.request_times`).
 
 Invariant: as many requests are open as the connection's protocol allows to be unanswered.
 """
@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from ...ipc import messages
 from ...ipc.declared import Answer, Request, id_of
-from ..core.request_times import RequestTimes
+from ..reports.request_times import RequestTimes
 
 LAG_EVERY_S: Final = 0.5
 """How often the lag is measured."""
@@ -35,7 +35,7 @@ class RequestTimer:
         """A request has arrived. One without an answer is not measured."""
         number = id_of(request)
         if number is not None and request.answered_by is not None:
-            size_bytes: int = getattr(request, "payload_bytes", 0)
+            size_bytes = sum(request.sizes) if isinstance(request, messages.AskForGrants) else 0
             self._open[number] = (type(request), size_bytes, time.monotonic())
 
     def answered(self, answer: Answer) -> None:

@@ -22,7 +22,7 @@ from ...errors import BadConfiguration
 from ...ipc import places
 from ...shm import segments
 from ..policy.modes import Thresholds
-from ..policy.registry import POLICIES
+from ..replacement import POLICIES
 from ..tiers.registry import open_store
 from .governing import DeviceSection, GaugesSection, MetricsSection, PressureSection, QueueingSection
 from .neighbours import NeighboursSection, is_loopback
@@ -290,7 +290,6 @@ class Config:
     def _check(self) -> None:
         for low, high in (
             ("limits.object_bytes_max", "ring_bytes"),
-            ("limits.inbox_bytes_max", "limits.inboxes_bytes_max"),
             ("limits.claim_s", "limits.claim_s_max"),
             ("gauges.sample_pressed_s", "gauges.sample_s"),
         ):

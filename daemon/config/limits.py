@@ -6,15 +6,15 @@ Owns: the mapping from settings to limits. Does not own the settings (config.py)
 from __future__ import annotations
 
 from ...ipc import schema
-from ..core.governor.limits import GovernorLimits
+from ..claims.quotas import Kind, Quota
 from ..core.limits import StoreLimits
-from ..core.quotas import Kind, Quota
+from ..governor.limits import GovernorLimits
 from .config import Config
 
 
 def store_limits(config: Config, ring_bytes: int, max_entries: int) -> StoreLimits:
     """The limits of the store's core, for a ring of `ring_bytes` and an index with room for `max_entries`."""
-    limits, quotas = config.limits, config.quotas
+    limits = config.limits
     return StoreLimits(
         ring_bytes=ring_bytes,
         max_bytes=min(config.max_bytes or ring_bytes, ring_bytes),
@@ -22,10 +22,6 @@ def store_limits(config: Config, ring_bytes: int, max_entries: int) -> StoreLimi
         max_tokens=config.max_tokens,
         object_bytes_max=min(limits.object_bytes_max or ring_bytes, ring_bytes),
         default_ttl_s=config.default_ttl_s,
-        commits_in_flight_max=limits.commits_in_flight_max,
-        put_idle_s=limits.put_idle_s,
-        announced_bytes_max=quotas.announced_bytes_max,
-        announced_uid_bytes_max=max(1, int(quotas.announced_share_max * ring_bytes)),
         prefix_tokens_max=limits.prefix_tokens_max,
         prefix_wait_s=limits.prefix_wait_s,
         claims_per_client_max=limits.claims_per_client_max,
@@ -48,7 +44,6 @@ def quota_rules(config: Config) -> dict[Kind, Quota]:
         "clients": ("clients", "limits.clients_max", limits.clients_max),
         "status_clients": ("readers of the status socket", "limits.status_clients_max", limits.status_clients_max),
         "lanes": ("lanes", "limits.lanes_max", limits.lanes_max),
-        "inboxes": ("bytes of inboxes", "limits.inboxes_bytes_max", limits.inboxes_bytes_max),
         "claims": ("claims and waits", "quotas.claims_max", config.quotas.claims_max),
         "namespaces": ("namespaces that it invalidated first", "limits.namespaces_max", limits.namespaces_max),
     }
@@ -63,10 +58,8 @@ def wire_limits(config: Config, ring_bytes: int) -> schema.ClientLimits:
     limits = config.limits
     return schema.ClientLimits(
         message_bytes_max=limits.message_bytes_max,
-        inbox_bytes_max=limits.inbox_bytes_max,
         object_bytes_max=min(limits.object_bytes_max or ring_bytes, ring_bytes),
         requests_in_flight_max=limits.requests_in_flight_max,
-        commits_in_flight_max=limits.commits_in_flight_max,
         claims_per_client_max=limits.claims_per_client_max,
         claim_s=limits.claim_s,
         claim_s_max=limits.claim_s_max,

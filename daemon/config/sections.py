@@ -30,7 +30,7 @@ class LimitsSection:
     lanes_max: int = setting(
         COUNT,
         """lanes that exist at once; a lane stays after its client's connection has ended, as long as the client's
-        views live. Each takes about 100 KiB""",
+        views live. Each takes about 250 KiB""",
         1024,
         low=1,
         high=65_536,
@@ -56,21 +56,8 @@ class LimitsSection:
         reload=True,
     )
     tree_depth_max: int = setting(COUNT, "levels of nesting of one payload tree", 32, low=1, high=64)
-    inbox_bytes_max: int = setting(SIZE, "size of one inbox", 64 * MIB, low=64 * KIB, high=1 * TIB, reload=True)
-    inboxes_bytes_max: int = setting(
-        SIZE, "size of all clients' inboxes together", 2 * GIB, low=64 * KIB, high=16 * TIB, reload=True
-    )
     requests_in_flight_max: int = setting(
         COUNT, "unanswered requests of one client", 1024, low=1, high=65_536, reload=True
-    )
-    commits_in_flight_max: int = setting(COUNT, "unanswered puts of one client", 64, low=1, high=65_536, reload=True)
-    put_idle_s: float = setting(
-        DURATION,
-        "time to wait for the next part of a put; then the put is refused",
-        60.0,
-        low=0.05,
-        high=DAY_S,
-        reload=True,
     )
     prefix_tokens_max: int = setting(
         COUNT,
@@ -152,7 +139,7 @@ class QuotasSection:
     limits_share_max: float = setting(
         SHARE,
         """share that one uid may use of each of limits.clients_max, limits.status_clients_max, limits.lanes_max,
-        limits.inboxes_bytes_max, limits.namespaces_max and claims_max. Root and the daemon's own uid may use all""",
+        limits.namespaces_max and claims_max. Root and the daemon's own uid may use all""",
         0.75,
         low=0.001,
         high=1.0,
@@ -168,24 +155,6 @@ class QuotasSection:
         20_000,
         low=10,
         high=1 << 30,
-        reload=True,
-    )
-    announced_bytes_max: int = setting(
-        SIZE,
-        """bytes of the ring that one client's puts may have allocated for data that has not arrived yet; one put is
-        always allowed""",
-        64 * MIB,
-        low=4 * KIB,
-        high=16 * TIB,
-        reload=True,
-    )
-    announced_share_max: float = setting(
-        SHARE,
-        """share of the ring that one uid's puts may have allocated for data that has not arrived yet; one put is
-        always allowed""",
-        0.25,
-        low=0.001,
-        high=1.0,
         reload=True,
     )
 

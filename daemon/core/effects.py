@@ -1,4 +1,4 @@
-"""The store's effects. The actor begins them in the order given. Copy, Seal, Move, Drain, Scan, Punch and Allocate may
+"""The store's effects. The actor begins them in the order given. Move, Drain, Scan, Punch and Allocate may
 end later, each with an event. Owns the effects' fields only. Invariant: effects are immutable."""
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from typing import Any, Literal
 from msgspec import Struct
 
 from ...ipc import messages
-from ...shm.layout import SpanHeader
+from .events import RemoteFound
 from .host_memory import HostHolds
 
 
@@ -17,43 +17,6 @@ class Send(Struct, frozen=True):
 
     client: int
     message: messages.Answer
-
-
-class Copy(Struct, frozen=True):
-    """Copies `part_bytes` of put `put_id`, from `inbox_offset` of the client's inbox with the number `inbox` to byte
-    `ring_offset` of the ring.
-
-    A put of NOBODY is one of an entry that was found in the remote store: it is read from there.
-
-    The last part comes with the span's header. The copier then checks the payload's tree, and the record of a block if
-    the header names one, fills in the checksum, and writes the header, which precedes the payload, whose first byte is
-    at `payload_offset`. Answered by Copied, also if the inbox is too short (`error`) or the client has left meanwhile.
-    Uids take turns with the copier, and so do their clients.
-    """
-
-    client: int
-    put_id: int
-    inbox_offset: int
-    part_bytes: int
-    ring_offset: int
-    payload_offset: int
-    last: bool
-    header: SpanHeader | None = None
-    uid: int = 0
-    inbox: int = 0
-
-
-class Seal(Struct, frozen=True):
-    """A client has written the payload of put `put_id` in place, and `checksum` is its checksum: checks the payload's
-    tree and record as a Copy's last part does, and writes the span's header. Answered by Copied.
-    """
-
-    client: int
-    put_id: int
-    payload_offset: int
-    header: SpanHeader
-    checksum: int
-    uid: int
 
 
 class Move(Struct, frozen=True):
@@ -67,13 +30,6 @@ class Move(Struct, frozen=True):
     to_offset: int
     size_bytes: int
     uid: int
-
-
-class WriteExpiry(Struct, frozen=True):
-    """Writes the expiry time into the header of the published span at `offset`, for clients and for the next daemon."""
-
-    offset: int
-    expires_s: float
 
 
 class Drain(Struct, frozen=True):
@@ -96,19 +52,6 @@ class Allocate(Struct, frozen=True):
 
     offset: int
     size_bytes: int
-
-
-class Forget(Struct, frozen=True):
-    """Nothing of a client that has left is needed any more: its inboxes may be unmapped. Once for each client."""
-
-    client: int
-
-
-class Discard(Struct, frozen=True):
-    """A put ended after some of its parts and before its last one: the copier may drop its state of the put."""
-
-    client: int
-    put_id: int
 
 
 class Announce(Struct, frozen=True):
@@ -149,6 +92,16 @@ class SeekRun(Struct, frozen=True):
     def key(self) -> bytes:
         """The first key."""
         return self.keys[0]
+
+
+class ReadRemote(Struct, frozen=True):
+    """Reads the object of `key` from the remote store into the place at byte `ring_offset` of the ring, which nobody
+    else knows. Answered by RemoteRead. The object must be the one that was `found`."""
+
+    number: int
+    key: bytes
+    ring_offset: int
+    found: RemoteFound
 
 
 class SaveRemote(Struct, frozen=True):
@@ -214,19 +167,15 @@ class Again(Struct, frozen=True):
 
 Effect = (
     Send
-    | Copy
-    | Seal
     | Move
-    | WriteExpiry
     | Drain
     | Scan
     | Punch
     | Allocate
     | HostHolds
-    | Discard
-    | Forget
     | Seek
     | SeekRun
+    | ReadRemote
     | SaveRemote
     | RemoveRemote
     | WithdrawClaim

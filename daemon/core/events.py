@@ -3,11 +3,10 @@
 Owns the events' fields only. Invariants, which the actor that delivers the events guarantees:
 - ClientJoined comes before any other event of a client, ClientLeft last. A client number is never used twice.
 - The Received events of a client come in the order of sending.
-- Each Copy and each Seal is answered by one Copied; the Copies of one client in the order of their effects.
 - Each Drain is answered by one Drained, each Scan by one Scanned, each Move by one Moved, each Punch by one Punched,
-  each Allocate by one Allocated, each Seek by one Sought, each SeekRun by one RunSought, each SaveRemote and each
-  RemoveRemote by one RemoteSaved, each AskGenerations by one GenerationsTold, each RaiseGeneration by one
-  GenerationRaised, each WithdrawClaim by one ClaimWithdrawn.
+  each Allocate by one Allocated, each Seek by one Sought, each SeekRun by one RunSought, each ReadRemote by one
+  RemoteRead, each SaveRemote and each RemoveRemote by one RemoteSaved, each AskGenerations by one GenerationsTold, each
+  RaiseGeneration by one GenerationRaised, each WithdrawClaim by one ClaimWithdrawn.
 """
 
 from __future__ import annotations
@@ -16,6 +15,8 @@ from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from typing import Final
 
+import numpy as np
+import numpy.typing as npt
 from msgspec import Struct
 
 from ...errors import TensordError
@@ -29,16 +30,15 @@ AGENTS_MAX: Final = 1024
 
 
 class ClientJoined(Struct, frozen=True):
-    """A client has connected and may send requests. `writes`: it may write payloads in place."""
+    """A client has connected and may send requests."""
 
     client: int
     uid: int
     name: str
-    writes: bool = False
 
 
 class ClientLeft(Struct, frozen=True):
-    """A client's connection has ended. Answered by Forget once none of the client's inboxes is needed any more."""
+    """A client's connection has ended, and all records that it had added are carried out."""
 
     client: int
 
@@ -51,18 +51,10 @@ class Received(Struct, frozen=True):
     counted: int = 0
 
 
-class Copied(Struct, frozen=True):
-    """A Copy or a Seal was carried out, or failed with `error`.
-
-    Only the last part has `checksum`: xxh3-64 of the payload in the ring, whose tree is valid and whose header was
-    written. With it comes `record`, if the put is a block of a sequence: the record as it is in the ring.
-    """
+class WritesInPlace(Struct, frozen=True):
+    """The client writes payloads into the ring itself, from now on. Without it, its payloads come through its inbox."""
 
     client: int
-    put_id: int
-    checksum: int | None = None
-    error: TensordError | None = None
-    record: PrefixRecord | None = None
 
 
 class RemoteFound(Struct, frozen=True):
@@ -100,6 +92,15 @@ class RunSought(Struct, frozen=True):
     error: TensordError | None = None
     generation: int | None = None
     answer_s: float = 0.0
+
+
+class RemoteRead(Struct, frozen=True):
+    """A ReadRemote was carried out, or failed with `error`: the payload is in the ring, and its tree is valid.
+    `checksum`: xxh3-64 of the payload."""
+
+    number: int
+    checksum: int = 0
+    error: TensordError | None = None
 
 
 class RemoteSaved(Struct, frozen=True):
@@ -176,7 +177,7 @@ class Accessed(Struct, frozen=True):
     that found nothing. `lost`: further hits whose records were overwritten or left out.
     """
 
-    span_ids: Sequence[int]
+    span_ids: Sequence[int] | npt.NDArray[np.uint64]
     misses: int = 0
     lost: int = 0
 
@@ -240,11 +241,12 @@ class AgentsTurned(Struct, frozen=True):
 Event = (
     ClientJoined
     | ClientLeft
+    | WritesInPlace
     | Received
-    | Copied
     | Moved
     | Sought
     | RunSought
+    | RemoteRead
     | RemoteSaved
     | ClaimWithdrawn
     | RemoteConnected

@@ -19,11 +19,9 @@ class StoreLimits:
     """Bytes, counts and seconds. None means "no limit" where it is allowed.
 
     `ring_bytes`: the ring's final size. `max_bytes`: limit on the bytes taken in the ring, span headers and alignment
-    included. `announced_bytes_max` and `announced_uid_bytes_max`: limits on the room that the puts of one client, and
-    of one uid, may take for bytes that have not arrived. `pinned_bytes_max`: limit on the bytes that all clients
-    together pin by message (`Pin`). `parts_in_flight_max`: limit on the parts of one put that wait for the copier; it
-    is not a setting. `remote_s`: the longest wait for the remote store; 0: there is none. `remote_queue_bytes`: the
-    bytes of entries that wait to be written there.
+    included. `pinned_bytes_max`: limit on the bytes that all clients together pin by message (`Pin`). `remote_s`: the
+    longest wait for the remote store; 0: there is none. `remote_queue_bytes`: the bytes of entries that wait to be
+    written there.
     """
 
     ring_bytes: int
@@ -32,11 +30,6 @@ class StoreLimits:
     object_bytes_max: int
     max_tokens: int | None = None
     default_ttl_s: float | None = None
-    commits_in_flight_max: int = 256
-    parts_in_flight_max: int = 1024
-    put_idle_s: float = 60.0
-    announced_bytes_max: int = 64 << 20
-    announced_uid_bytes_max: int = 1 << 30
     claims_per_client_max: int = 1024
     claim_s: float = 10.0
     claim_s_max: float = 120.0

@@ -9,26 +9,26 @@ Invariant: nothing is sent to a client that has left.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from ...errors import TensordError
 from ...ipc import messages
-from .claims import Verdict
-from .counters import StoreCounters
+from ..claims.claims import Verdict
+from ..reports.counters import StoreCounters
 from .effects import Announce, Effect, Send
 
 Client = TypeVar("Client")
 Wanted = TypeVar("Wanted")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StoreClient:
-    """The peer of a connection, as identified by the socket. `writes`: it may write payloads in place."""
+    """The peer of a connection, as identified by the socket."""
 
     uid: int
     name: str
-    writes: bool = False
 
 
 class Outbox(Generic[Client, Wanted]):
@@ -42,6 +42,8 @@ class Outbox(Generic[Client, Wanted]):
         self.clients: dict[int, Client] = {}
         self._refusals = refusals
         self._effects: list[Wanted | Send | Announce] = []
+        self.is_watched: Callable[[], bool] = lambda: True
+        """Whether somebody wants to hear of events."""
 
     def take(self) -> list[Wanted | Send | Announce]:
         """The effects since the last call, in order."""
@@ -58,8 +60,9 @@ class Outbox(Generic[Client, Wanted]):
             self._effects.append(Send(client, message))
 
     def announce(self, event: str, **body: Any) -> None:
-        """Reports an event to the watchers."""
-        self._effects.append(Announce({"event": event, **body}))
+        """Reports an event to the watchers, if there are any."""
+        if self.is_watched():
+            self._effects.append(Announce({"event": event, **body}))
 
     def count_refusal(self, client: int, error: TensordError) -> None:
         """Counts and announces a refusal. The caller sends the answer."""

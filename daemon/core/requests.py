@@ -1,6 +1,6 @@
-"""Carries out the requests of clients other than puts and prefix queries: claims, pins, Evict, Touch, sweeps.
+"""Carries out the clients' messages, but for those about grants and limits.
 
-Owns the table from message to method, and the answers: one message to the client that asked. Does not own entries,
+Owns: the table from message to method, and the answers: one message to the client that asked. Does not own entries,
 claims or pins.
 
 Invariant: a refused request changes nothing.
@@ -14,13 +14,13 @@ from typing import Any
 from ...errors import LimitReached, TensordError
 from ...ipc import messages
 from ...ipc.declared import handlers, id_of
-from .claims import Verdict
+from ..claims.claims import Verdict
 from .effects import Again
-from .entries import SpanEntry
 from .events import Received
-from .expiry import RemovalProgress
 from .parts import Parts
-from .sweeps import SLICE
+
+SLICE = 256
+"""Keys of one request that one event carries out: 1 to 2 ms."""
 
 Carry = Callable[[int, Any, float], None]
 """(client, message, now); raises a TensordError before it changes anything."""
@@ -35,10 +35,8 @@ class Requests:
 
     def __init__(self, parts: Parts, others: Mapping[type[Any], Carry]) -> None:
         self._parts = parts
-        self._memory = parts.memory
-        self._expiry = parts.expiry
+        self._table = parts.table
         self._claims = parts.claims
-        self._pins = parts.pins
         self._outbox = parts.outbox
         carry: dict[type[Any], Carry] = {
             **others,
@@ -54,6 +52,7 @@ class Requests:
             messages.Unpin: self._unpin,
             messages.EvictPrefixes: self._evict_prefixes,
             messages.AgentTurn: self._agent_turn,
+            messages.NameAgent: self._name_agent,
         }
         self._carry = handlers(messages.StoreRequest, carry)
 
@@ -71,10 +70,10 @@ class Requests:
             self._outbox.refuse(event.client, number, error)
 
     def _claim(self, client: int, request: messages.RequestClaim, now: float) -> None:
-        past = self._memory.index.generations.refusal(request.key)
+        past = self._parts.generations.refusal(request.key)
         if past is not None:
             raise past
-        if self._memory.entries.find(request.key) is not None:
+        if request.key in self._table.by_key:
             self._outbox.counters.claims["hit"] += 1
             self._outbox.send(client, messages.Claimed(request.id, "hit"))
             return
@@ -85,14 +84,14 @@ class Requests:
         self._parts.quotas.admit("claims", uid, self._claims.of_uid[uid])
         verdict = None
         if not self._claims.claimed(request.key):
-            verdict = self._parts.fetches.begin(client, uid, request, now)
+            verdict = self._parts.remote.fetches.begin(client, uid, request, now)
         if verdict is None:
             verdict = self._claims.claim(request.key, client, request.id, now, uid, request.within_s)
         self._outbox.send_verdicts([verdict])
 
     def _fetch(self, client: int, request: messages.FetchRun, now: float) -> None:
         self._check_keys(request.keys)
-        self._parts.runs.begin(client, self._outbox.clients[client].uid, request, now)
+        self._parts.remote.runs.begin(client, self._outbox.clients[client].uid, request, now)
 
     def _renew(self, client: int, request: messages.Renew, now: float) -> None:
         for token in request.tokens:
@@ -113,59 +112,59 @@ class Requests:
         """Carries the request out for a slice of its keys. The rest comes again (`Again`)."""
         self._check_keys(request.keys)
         keys = list(dict.fromkeys(request.keys))
-        entries = self._stored(keys[:SLICE])
+        rows = self._stored(keys[:SLICE])
         if isinstance(request, messages.Touch):
-            self._expiry.touch(entries, now)
+            self._parts.lifetimes.uses.touched(rows, now)
         else:
-            for entry in entries:
-                self._expiry.end(entry, RemovalProgress("explicit"))
-            self._parts.fetches.evicted(keys[:SLICE])
-            self._parts.writes.evicted(keys[:SLICE], now)
-        counted += len(entries)
+            self._parts.lifetimes.end(rows, "explicit")
+            self._parts.remote.evicted(keys[:SLICE], now)
+        counted += len(rows)
         if len(keys) > SLICE:
             self._outbox.add(Again(client, type(request)(request.id, keys[SLICE:]), counted))
         else:
             self._outbox.send(client, messages.Counted(request.id, counted))
 
-    def _stored(self, keys: list[bytes]) -> list[SpanEntry]:
-        """The keys' entries, victims included, since a victim may be republished."""
-        entries = self._memory.entries
-        found = [entries.find(key) or entries.hidden(key) for key in keys]
-        return [entry for entry in found if entry is not None]
+    def _stored(self, keys: list[bytes]) -> list[int]:
+        """The rows of the keys' entries, victims included, since a victim may be published again."""
+        published, hidden = self._table.by_key, self._parts.spans.hidden
+        rows = [published.get(key) or hidden.get(key, 0) for key in keys]
+        return [row for row in rows if row]
 
     def _check_keys(self, keys: list[bytes]) -> None:
-        if len(keys) > self._parts.limits.keys_per_request_max:
+        most = self._parts.limits.keys_per_request_max
+        if len(keys) > most:
             raise LimitReached(
-                f"{len(keys)} keys in one request, and keys_per_request_max is "
-                f"{self._parts.limits.keys_per_request_max}: send fewer at a time"
+                f"{len(keys)} keys in one request, and keys_per_request_max is {most}: send fewer at a time"
             )
 
     def _clear(self, client: int, request: messages.Clear, now: float) -> None:
-        self._parts.sweeps.clear(client, request)
+        self._parts.lifetimes.sweeps.clear(client, request)
 
     def _invalidate(self, client: int, request: messages.Invalidate, now: float) -> None:
-        if self._parts.sweeps.invalidate(client, request):
-            # Puts in flight in this namespace are refused before publication.
+        if self._parts.lifetimes.sweeps.invalidate(client, request):
             self._outbox.send_verdicts(self._claims.void(request.namespace))
-            self._parts.agreement.invalidated(request.namespace, now)
+            self._parts.remote.agreement.invalidated(request.namespace, now)
 
     def _evict_prefixes(self, client: int, request: messages.EvictPrefixes, now: float) -> None:
-        self._parts.sweeps.evict_prefixes(client, request)
+        self._parts.lifetimes.sweeps.evict_prefixes(client, request)
 
     def _agent_turn(self, client: int, request: messages.AgentTurn, now: float) -> None:
-        self._memory.policy.turn(request.agent, request.state, now)
+        self._parts.policy.turn(self._parts.agents.named(request.agent), request.state, now)
         self._outbox.send(client, messages.Done(request.id))
 
+    def _name_agent(self, client: int, request: messages.NameAgent, now: float) -> None:
+        self._parts.agents.named(request.agent)
+
     def _pin(self, client: int, request: messages.Pin, now: float) -> None:
-        entry = self._memory.entries.find(request.key)
+        row = self._table.by_key.get(request.key)
         lasts_s = 0.0
-        if entry is not None:
+        if row:
             lasts_s = min(request.for_s, self._parts.limits.pin_s_max)
-            self._pins.pin(client, entry.span_id, entry.span_bytes, now + lasts_s)
+            self._parts.lifetimes.pin(client, row, now + lasts_s)
         self._outbox.send(client, messages.Pinned(request.id, lasts_s))
 
     def _unpin(self, client: int, request: messages.Unpin, now: float) -> None:
-        entry = self._memory.entries.find(request.key)
-        if entry is not None:
-            self._pins.unpin(client, entry.span_id)
+        row = self._table.by_key.get(request.key)
+        if row:
+            self._parts.lifetimes.pins.unpin(client, row)
         self._outbox.send(client, messages.Done(request.id))

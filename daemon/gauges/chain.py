@@ -22,8 +22,8 @@ from functools import partial
 from typing import Final
 
 from ...ipc.modes import Tier
-from ..core.governor.effects import GovernorLog
-from ..core.governor.events import Sample, SourceState
+from ..governor.effects import GovernorLog
+from ..governor.events import Sample, SourceState
 from .reading import GaugeAbsent, GaugeFailed, Reading, SourceAnswer
 
 STALE_AFTER: Final = 3

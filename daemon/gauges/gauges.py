@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from ...ipc.modes import HOST_GAUGE, Tier
-from ..core.governor.events import Sample, Sampled, SourceState
+from ..governor.events import Sample, Sampled, SourceState
 from . import registry
 from .chain import STALE_AFTER, STALE_S, Chain
 from .offers import Opening

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from ...ipc.modes import Tier
-from ..core.governor.events import OWNERS_EVERY_S
+from ..governor.events import OWNERS_EVERY_S
 from .offers import offer
 from .reading import GaugeFailed, Reading, Result
 

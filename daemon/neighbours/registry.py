@@ -11,7 +11,7 @@ from pathlib import Path
 from pkgutil import iter_modules
 from typing import Final, Literal
 
-from ..core.governor.limits import NeighbourPlace
+from ..governor.limits import NeighbourPlace
 from .http import Http, NeighbourFailed
 from .neighbour import ADAPTERS
 

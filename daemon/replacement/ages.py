@@ -101,6 +101,11 @@ class Ages:
     def __len__(self) -> int:
         return len(self._running)
 
+    def expect(self, count: int) -> None:
+        """So many entries come at once: the sample is to be no larger than WATCHED_MAX with all of them."""
+        while not self._running and count // (self._mask + 1) > WATCHED_MAX:
+            self._mask = 2 * self._mask + 1
+
     def use(self, tags: Array, traits: Array, agents: Array, times: Array, again: Array) -> None:
         """Takes uses of entries, which have these traits from now on, in the order of their times.
 

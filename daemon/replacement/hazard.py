@@ -33,7 +33,7 @@ from .ghosts import PLACES_MIN, Ghosts
 from .hazards import Hazards, bucket, buckets
 from .ordered import matched
 from .pooled import FIRST, SAMPLE, Pool, Pooled
-from .replacement import KNOWN, Explained, Facts, Turn
+from .replacement import KNOWN, Explained, Facts, Turn, parts
 from .traits import (
     FINISHED,
     GAPS,
@@ -130,6 +130,24 @@ class Hazard(Pooled, name="hazard"):
         agents = joined(ghost.agents, facts.agents[rows].astype(np.int64))
         of = traits(often(uses), deep(depths), gap)
         self._use(rows, tags, of, agents, now, ghost.unused > 0)
+
+    def _recovering(self, rows: Array, by_use: Array, uses: Array, now: float) -> Iterator[None]:
+        """Only their uses are remembered. Nothing is learned of their times, since a restart lies between."""
+        facts, last = self._facts, max(self._clock.pass_to(now), self._last)
+        for part in parts(by_use):
+            self._used_at[part] = last + TICK * np.arange(1, len(part) + 1)
+            last += TICK * len(part)
+            yield
+        self._last = last
+        self._ages.expect(len(rows))
+        for part in parts(rows):
+            deeper = deep(facts.depths[part])
+            self._uses[part], self._agents[part] = uses[part] + np.uint32(1), 0
+            self._weights[part] = self._costs.weights(facts.sizes[part], facts.costs[part], facts.tokens[part])
+            self._traits[part] = of = traits(often(self._uses[part]), deeper, np.zeros_like(deeper))
+            never = np.zeros(len(part), np.bool_)
+            self._ages.use(tags_of(facts.digests[part]), of, np.zeros_like(of), self._used_at[part], never)
+            yield
 
     def _inherited(self, gap: Array, is_known: Array, parents: Array) -> Array:
         """The gap classes of new rows: one that is no block, or is remembered, has its own; any other has its parent's,

@@ -17,7 +17,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from .ordered import Ordered
-from .replacement import Explained, Facts
+from .replacement import KNOWN, Explained, Facts
 from .window import Array, Batches
 
 
@@ -48,7 +48,14 @@ class LFU(Ordered, name="lfu"):
         order = np.argsort(orders, kind="stable")
         rows = rows[order]
         self._counts[rows], self._worths[rows] = counts[order], np.maximum(worths[order], 1)
+        unsaved = self._flags[: self._top] & KNOWN
+        unsaved[rows] = 0
+        others = np.flatnonzero(unsaved)
+        others = others[np.argsort(self._orders[others], kind="stable")]
+        # Rows that nothing was saved of were put after that.
+        self._worths[others] = self._counts[others] + self._age
         self._orders[rows] = self._numbers(rows)
+        self._orders[others] = self._numbers(others)
         self._pools.clear()
 
     def check_invariants(self) -> None:
@@ -58,6 +65,11 @@ class LFU(Ordered, name="lfu"):
     def _put(self, rows: Array, batches: Batches) -> None:
         self._counts[rows] = 0
         self._used(rows, 0.0, 0)
+
+    def _recovering(self, rows: Array, by_use: Array, uses: Array, now: float) -> Iterator[None]:
+        yield from super()._recovering(rows, by_use, uses, now)
+        self._counts[rows] += uses[rows]
+        self._worths[rows] = self._counts[rows]
 
     def _used(self, rows: Array, now: float, agents: Sequence[int] | Array | int) -> None:
         np.add.at(self._counts, rows, 1)

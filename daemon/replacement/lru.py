@@ -15,6 +15,8 @@ from .window import Array, Batches
 class LRU(Ordered, name="lru"):
     """The order of last use. The worth is the number of the row's last use."""
 
+    weighs = False
+
     def _put(self, rows: Array, batches: Batches) -> None:
         self._worths[rows] = self._numbers(rows)
 

@@ -34,7 +34,7 @@ Item = tuple[float, float, int]
 """A rank and its row."""
 Owners = Collection[int]
 
-RECOVERED_AT_ONCE: Final = 1 << 14
+RECOVERED_AT_ONCE: Final = 1 << 12
 KNOWN: Final = 1
 HELD: Final = 2
 """The store said that the row may not go."""
@@ -101,6 +101,8 @@ class Replacement(ABC):
     """One store's policy. A class that derives with `name="..."` is registered under that name (`POLICIES`)."""
 
     name: ClassVar[str]
+    weighs: ClassVar[bool] = True
+    """Whether worths may be added up, for each byte. If not, they only order the rows."""
     registered: ClassVar[dict[str, type[Replacement]]] = {}
 
     def __init_subclass__(cls, name: str = "", **more: object) -> None:
@@ -134,14 +136,25 @@ class Replacement(ABC):
                 self._know(rows)
                 self._put(rows, batches)
 
-    def recovered(self, by_use: Array, by_put: Array, now: float) -> None:
+    def recovered(self, by_use: Array, by_put: Array, uses: Array, now: float) -> None:
         """The rows that an earlier daemon left, in the order of their last uses, and in that of their puts. Called
-        once, before the first put."""
-        self._know(by_use)
-        self.window.recovered(by_put)
-        for first in range(0, len(by_use), RECOVERED_AT_ONCE):
-            rows = by_use[first : first + RECOVERED_AT_ONCE]
-            self._put(rows, [(len(rows), now)])
+        once, before the first put. `uses`: by row, how often it was used after its put."""
+        for _ in self.recovering(by_use, by_put, uses, now):
+            pass
+
+    def recovering(self, by_use: Array, by_put: Array, uses: Array, now: float) -> Iterator[None]:
+        """`recovered`, in steps of a few milliseconds. The policy is asked nothing until the last."""
+        there = np.zeros(len(self._flags), np.bool_)
+        there[by_use] = True
+        rows = np.flatnonzero(there)
+        yield
+        for part in parts(rows):
+            self._know(part)
+            yield
+        for part in parts(by_put):
+            self.window.recovered(part)
+            yield
+        yield from self._recovering(rows, by_use, uses, now)
 
     def put_again(self, row: int) -> None:
         """A put named the key of a stored row. It counts as a use too if the store reports one."""
@@ -198,8 +211,19 @@ class Replacement(ABC):
         owners. They are handed out: each is removed, or kept with `may_go`. A victim that is kept keeps its ancestors
         among the victims too."""
         self.take_in()
-        rows = self._victims(most, None if owners is None else np.array(sorted(owners), np.uint16))
+        rows = self._victims(most, None if owners is None else np.array(sorted(owners), np.uint16), takes=True)
         self._flags[rows] |= OUT
+        return rows
+
+    @abstractmethod
+    def standings(self, rows: Sequence[int] | Array) -> list[tuple[bool, Rank]]:
+        """Of stored rows, whether each is in the window, and its rank: the lowest is evicted first."""
+
+    def coldest(self, most: int, owners: Owners | None = None) -> list[int]:
+        """As `victims`, but the rows are not handed out."""
+        self.take_in()
+        rows = self._victims(most, None if owners is None else np.array(sorted(owners), np.uint16), takes=False)
+        self.may_go(rows, True)
         return rows
 
     def admits(self, digest: int, size: int, parent: int, cost: float = 0.0, tokens: int = 0, agent: int = 0) -> bool:
@@ -225,6 +249,12 @@ class Replacement(ABC):
         """Whether a stored row is evicted only if no other can be."""
         self.take_in()
         return bool(self.window.put_at[row] > self.window.begins(self._bytes))
+
+    def are_in_window(self, rows: Array) -> Array:
+        """`in_window` of many rows, (n,) bool."""
+        self.take_in()
+        found: Array = self.window.put_at[rows] > self.window.begins(self._bytes)
+        return found
 
     @property
     def window_bytes(self) -> int:
@@ -262,6 +292,13 @@ class Replacement(ABC):
     def _put(self, rows: Array, batches: Batches) -> None:
         """New rows, in the order of their puts; they are known already."""
 
+    def _recovering(self, rows: Array, by_use: Array, uses: Array, now: float) -> Iterator[None]:
+        """Known rows of an earlier daemon, as they ascend, and in the order of their last uses; and by row its number
+        of uses. Default: as new."""
+        for part in parts(by_use):
+            self._put(part, [(len(part), now)])
+            yield
+
     @abstractmethod
     def _used(self, rows: Array, now: float, agents: Sequence[int] | Array | int) -> None:
         """Known rows were used."""
@@ -275,8 +312,8 @@ class Replacement(ABC):
         """Known rows may be evicted that perhaps could not be before."""
 
     @abstractmethod
-    def _victims(self, most: int, owners: Array | None) -> list[int]:
-        """As `victims`."""
+    def _victims(self, most: int, owners: Array | None, *, takes: bool) -> list[int]:
+        """As `victims`; or as `coldest`, if not `takes`."""
 
     def _know(self, rows: Array) -> None:
         if not len(rows):
@@ -291,3 +328,9 @@ class Replacement(ABC):
         """Which rows are known, childless, not held and not handed out."""
         free: Array = (self._flags[rows] & (KNOWN | HELD | OUT) == KNOWN) & (self._facts.children[rows] == 0)
         return free
+
+
+def parts(rows: Array) -> Iterator[Array]:
+    """The rows, some at a time."""
+    for first in range(0, len(rows), RECOVERED_AT_ONCE):
+        yield rows[first : first + RECOVERED_AT_ONCE]

@@ -15,6 +15,7 @@ the bytes that it names, which are free. A batch is carried out up to the record
 from __future__ import annotations
 
 import zlib
+from collections import deque
 from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 from struct import Struct
@@ -22,14 +23,16 @@ from typing import Final
 
 from ...errors import BadMessage
 from ...shm.index import KEY_HASHES
-from ...shm.layout import SPAN_EXPIRES_AT, SPAN_HEADER_BYTES, TREE_BYTES_MAX, expiry_word
-from ...shm.records import NO_KEY, RECORD
+from ...shm.layout import SPAN_CHECKSUM_AT, SPAN_EXPIRES_AT, SPAN_HEADER_BYTES, TREE_BYTES_MAX, expiry_word
+from ...shm.records import NO_KEY, RECORD, first_number
+from ..replacement import Replacement
+from .agents import AgentNumbers
+from .families import Families
 from .grants import Grants, LentGrant
 from .holes import Holes
 from .slots import BODY, BUCKET_WORDS, CELL_WORDS, COUNT, LOWEST, Slots
-from .table import ENDED, LIVE, RowTable
+from .table import EDGE, ENDED, LIVE, RowTable
 from .tenants import Tenants
-from .window import PutWindow
 
 # Reasons of a refusal.
 NOT_LENT: Final = 1
@@ -43,8 +46,12 @@ NO_ENTRY: Final = 7
 """max_entries is reached."""
 TOO_MANY_TOKENS: Final = 8
 BAD_BLOCK: Final = 9
+NOT_WORTH_IT: Final = 10
+"""The policy prefers the entries that would be evicted."""
 
-_HEADER: Final = Struct("@IIQ32sQQQddQIIdQ32sI")
+UNSUMMED_MAX: Final = 1 << 16
+
+_HEADER: Final = Struct("@IIQ32sQQddQQIIdQ32sI")
 _CHECK: Final = Struct("@I")
 _MAGIC: Final = 0x4E415053
 _NEVER: Final = expiry_word(0.0)
@@ -54,7 +61,8 @@ _AFTER_EXPIRY: Final = SPAN_EXPIRES_AT + 8
 
 @dataclass(slots=True)
 class Submitter:
-    """One client's side of its queue. `owner`: the number of its uid. `expected`: the number of its next record."""
+    """One client's side of its queue. `owner`: the number of its uid. `expected`: the number of its next record; 0: not
+    known yet, since its lane may have been another connection's."""
 
     client: int
     owner: int
@@ -65,7 +73,8 @@ class Submitter:
 
 @dataclass(slots=True)
 class CommitLimits:
-    """The limits that a commit counts against; those on bytes are counted when bytes are lent."""
+    """The limits that a commit counts against; those on bytes are counted when bytes are lent. Entries with more than
+    `max_tokens` together are evicted soon (`Runway`), so only a put with more is refused."""
 
     max_entries: int
     max_tokens: int
@@ -79,7 +88,10 @@ class Commits:
         ring: the ring's bytes, writable.
         claims: the keys that somebody waits for.
         is_past: whether a key's generation is past; asked for namespaces in `tenants.invalidated`.
-        block: checks the record of a block of a sequence in the ring: (row, key, parent, offset of the record, bytes).
+        recall: publishes the hidden entry of a key again; its row, or EDGE (`Spans.recall`).
+        block: takes the record of a block of a sequence into the index, if it continues its parent: (row, key, row of
+            the parent, offset of the record in the ring, bytes, end of the payload) → whether it did.
+        hidden: the keys of victims; `replaced` is told of one that is put again (`Spans.replaced`).
     """
 
     def __init__(
@@ -88,37 +100,49 @@ class Commits:
         holes: Holes,
         slots: Slots,
         grants: Grants,
-        window: PutWindow,
+        policy: Replacement,
         tenants: Tenants,
+        families: Families,
+        agents: AgentNumbers,
         ring: memoryview,
         limits: CommitLimits,
         claims: Container[bytes] = frozenset(),
         is_past: Callable[[bytes], bool] = lambda key: False,
-        block: Callable[[int, bytes, bytes, int, int], bool] | None = None,
+        recall: Callable[[bytes], int] = lambda key: EDGE,
+        block: Callable[[int, bytes, int, int, int, int], bool] | None = None,
+        hidden: Container[bytes] = frozenset(),
+        replaced: Callable[[bytes], object] = lambda key: None,
     ) -> None:
         self._table = table
         self._holes = holes
         self._slots = slots
         self._grants = grants
-        self._window = window
+        self._policy = policy
         self._tenants = tenants
+        self._families = families
+        self._agents = agents
         self._ring = ring
         self._claims = claims
         self._is_past = is_past
+        self._recall = recall
         self._block = block
+        self._hidden = hidden
+        self._replaced = replaced
         self.limits = limits
-        self.entries = 0
-        self.tokens = 0
+        self.evicts = False
+        """Whether other entries go for what is put. Kept by `Runway`."""
         self.stored = 0
         self.stored_bytes = 0
-        self.refused: list[tuple[int, int, int, bytes]] = []
-        """(client, number, reason, key) since the caller emptied it; so are the others."""
+        self.refused: list[tuple[int, int, int, bytes, int, int]] = []
+        """(client, number, reason, key, claim, tokens) since the caller emptied it; so are the others."""
+        self.unsummed: deque[int] = deque(maxlen=UNSUMMED_MAX)
+        """Slots of entries whose clients have left the checksum to the daemon."""
+        self.fresh: list[int] = []
+        """Rows that were stored."""
         self.existed: list[tuple[int, int, int]] = []
         """(client, number, row)."""
         self.awaited: list[bytes] = []
         """Keys that were stored or existed, and that somebody waits for."""
-        self.timed: list[tuple[float, int, int]] = []
-        """(expires at, row, span id)."""
 
     def take(self, submitter: Submitter, records: memoryview, now: float) -> int:
         """Carries out a batch of records. Returns the number of the last one.
@@ -129,14 +153,10 @@ class Commits:
         table, slots = self._table, self._slots
         states, offsets, sizes, payloads = table.states, table.offsets, table.sizes, table.payloads
         span_ids, tokens_of, costs, slot_of, ends = table.span_ids, table.tokens, table.costs, table.slots, table.ends
-        digests, names, owners, agents, depths = (
-            table.digests,
-            table.namespaces,
-            table.owners,
-            table.agents,
-            table.depths,
-        )
+        digests, names, owners, agents = table.digests, table.namespaces, table.owners, table.agents
+        fresh, numbers = self.fresh.append, self._agents.numbers
         by_key, renew, grants, lend = table.by_key, table.renew, submitter.grants, self._grants
+        hidden = self._hidden
         memory, words, free, mask, first_word = slots.memory, slots.words, slots.free, slots.mask, slots.first_word
         ring, claims, owner, uid, client = self._ring, self._claims, submitter.owner, submitter.uid, submitter.client
         tags, invalidated, ns_entries, ns_bytes = (
@@ -145,11 +165,12 @@ class Commits:
             self._tenants.entries,
             self._tenants.bytes,
         )
-        limits, append, pack_header, pack_body = self.limits, self._window.append, _HEADER.pack_into, BODY.pack_into
+        limits, append = self.limits, self._policy.window.append
+        pack_header, pack_body = _HEADER.pack_into, BODY.pack_into
         crc, pack_check, hashes = zlib.crc32, _CHECK.pack_into, KEY_HASHES.unpack
-        entries_left = limits.max_entries - self.entries
-        tokens_left = limits.max_tokens - self.tokens
-        expected, stored, stored_bytes, stored_tokens = submitter.expected, 0, 0, 0
+        entries_left = limits.max_entries - self._tenants.total_entries
+        tokens_max = limits.max_tokens
+        expected, stored, stored_bytes, stored_tokens = submitter.expected or first_number(records), 0, 0, 0
         try:
             for (
                 number,
@@ -157,7 +178,7 @@ class Commits:
                 offset,
                 payload,
                 checksum,
-                _,
+                claim,
                 parent,
                 cost,
                 ttl,
@@ -176,19 +197,20 @@ class Commits:
                 # The bytes are the client's.
                 lent = grants.get(grant)
                 if lent is None or not payload:
-                    self.refused.append((client, number, NOT_LENT, key))
+                    self.refused.append((client, number, NOT_LENT, key, claim, tokens))
                     continue
                 row = lent.pieces[0]
                 if len(lent.pieces) == 1 and offsets[row] == offset and sizes[row] == size:
                     # The grant is used up: its row becomes the entry's.
                     renew(row)
                     lend.lent_bytes -= size
+                    lend.lent -= 1
                     slots.release(lent.slot)
                     del grants[grant]
                 else:
                     row = lend.carve(lent, offset, size)
                     if not row:
-                        self.refused.append((client, number, NOT_LENT, key))
+                        self.refused.append((client, number, NOT_LENT, key, claim, tokens))
                         continue
                     owners[row] = owner
                     if not lent.pieces:
@@ -202,9 +224,6 @@ class Commits:
                     self._give_up(row)
                     continue
                 tag = key[:8]
-                ns = tags.get(tag)
-                if ns is None:
-                    ns = self._tenants.add(tag)
                 first, second, _ = hashes(key)
                 first &= mask
                 second &= mask
@@ -219,18 +238,20 @@ class Commits:
                     reason = PAST
                 elif entries_left <= stored:
                     reason = NO_ENTRY
-                elif tokens_left < stored_tokens + tokens:
+                elif tokens > tokens_max:
                     reason = TOO_MANY_TOKENS
                 elif not bits:
                     reason = NO_SLOT
                 elif parent != NO_KEY or prefix:
-                    reason = self._continues(row, key, parent, offset, tree, prefix, payload)
-                else:
-                    depths[row] = 0
+                    reason = self._continues(
+                        row, key, parent, offset, tree, prefix, payload, cost, tokens, numbers.get(agent, 0), now
+                    )
                 if reason:
-                    self.refused.append((client, number, reason, key))
+                    self.refused.append((client, number, reason, key, claim, tokens))
                     self._give_up(row)
                     continue
+                if key in hidden:
+                    self._replaced(key)
 
                 # The header, from which the next daemon knows the entry.
                 span_id = span_ids[row]
@@ -244,10 +265,10 @@ class Commits:
                     span_id,
                     key,
                     payload,
-                    checksum,
                     tokens,
                     ttl,
                     now,
+                    checksum,
                     expires,
                     uid,
                     prefix,
@@ -256,7 +277,7 @@ class Commits:
                     parent,
                     parent != NO_KEY,
                 )
-                check = crc(ring[offset : offset + SPAN_EXPIRES_AT])
+                check = crc(ring[offset : offset + SPAN_CHECKSUM_AT])
                 pack_check(
                     ring,
                     offset + _CHECK_AT,
@@ -280,25 +301,29 @@ class Commits:
                 slot_of[row] = bucket * 8 + cell
                 payloads[row], tokens_of[row], costs[row] = payload, tokens, cost
                 digests[row] = words[at + 3]
-                names[row], agents[row] = ns, agent & 0xFFFF
+                ns = tags.get(tag)
+                if ns is None:
+                    ns = self._tenants.add(tag)
+                names[row] = ns
+                agents[row] = numbers[agent] if agent in numbers else self._agents.number(agent)
                 ns_entries[ns] += 1
                 ns_bytes[ns] += size
                 if ttl:
-                    ends[row] = ttl
-                    self.timed.append((now + ttl, row, span_id))
+                    ends[row] = now + ttl
                 stored += 1
                 stored_bytes += size
                 stored_tokens += tokens
                 append(row)
+                fresh(row)
+                if not checksum:
+                    self.unsummed.append(bucket * 8 + cell)
                 if key in claims:
                     self.awaited.append(key)
         finally:
             submitter.expected = expected
-            self.entries += stored
-            self.tokens += stored_tokens
             self.stored += stored
             self.stored_bytes += stored_bytes
-            self._window.put_bytes += stored_bytes
+            self._policy.window.batch_ended(now)
             self._tenants.stored(owner, stored, stored_tokens)
         return expected - 1
 
@@ -309,26 +334,48 @@ class Commits:
         self._holes.free(row)
 
     def _continues(
-        self, row: int, key: bytes, parent: bytes, offset: int, tree: int, prefix: int, payload: int
+        self,
+        row: int,
+        key: bytes,
+        parent: bytes,
+        offset: int,
+        tree: int,
+        prefix: int,
+        payload: int,
+        cost: float,
+        tokens: int,
+        agent: int,
+        now: float,
     ) -> int:
         """Ties an entry to its parent. Returns the reason why that is refused; 0 if it is not."""
-        table = self._table
-        above = 0
+        above = EDGE
         if parent != NO_KEY:
             if parent[:8] != key[:8] or parent == key:
                 return BAD_PARENT
-            above = table.by_key.get(parent, 0)
+            if key in self._hidden:
+                # It may be an ancestor of the parent, and must not come back with it.
+                self._replaced(key)
+            above = self._table.by_key.get(parent) or self._recall(parent)
             if not above:
                 return NO_PARENT
+            if self.evicts and not self._is_worth_it(key, self._table.sizes[row], above, cost, tokens, agent, now):
+                return NOT_WORTH_IT
         if prefix:
-            record_at = offset + SPAN_HEADER_BYTES + ((tree + 63) & -64)
-            if ((tree + 63) & -64) + prefix > payload:
+            start = offset + SPAN_HEADER_BYTES
+            record_at = start + ((tree + 63) & -64)
+            if self._block is not None and not self._block(row, key, above, record_at, prefix, start + payload):
                 return BAD_BLOCK
-            if self._block is not None and not self._block(row, key, parent, record_at, prefix):
-                return BAD_BLOCK
-        table.parents[row] = above
-        table.depths[row] = min(table.depths[above] + 1, 0xFFFF) if above else 0
-        table.befores[row] = table.befores[above] + table.sizes[above] if above else 0
+            self._table.records[row] = prefix
         if above:
-            table.children[above] += 1
+            self._families.link(row, above)
         return 0
+
+    def _is_worth_it(self, key: bytes, size: int, above: int, cost: float, tokens: int, agent: int, now: float) -> bool:
+        """Whether the policy wants the child of a row, for which another entry is evicted."""
+        policy, children = self._policy, self._table.children
+        policy.window.batch_ended(now)
+        # The parent stays as if it had the child already.
+        children[above] += 1
+        admitted = policy.admits(int.from_bytes(key[16:24], "little"), size, above, cost, tokens, agent)
+        children[above] -= 1
+        return admitted

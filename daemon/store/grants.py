@@ -16,13 +16,18 @@ pieces has ended, and its slot is free.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
 from typing import Final
 
+from ...shm.index import KEY_HASHES
+from ...shm.layout import KEY_BYTES
+from ...shm.slots import SPAN
 from .holes import Holes
-from .slots import Slots
-from .table import EDGE, ENDED, LENT, LIVE, REVOKED, RowTable
+from .slots import BODY, BUCKET_WORDS, CELL_WORDS, COUNT, LOWEST, Slots
+from .table import EDGE, ENDED, LENT, REVOKED, RowTable
+from .tenants import Tenants
 
 PIECES_MAX: Final = 64
 """Pieces of one grant. A client that writes its puts in turn has one."""
@@ -30,7 +35,8 @@ PIECES_MAX: Final = 64
 
 @dataclass(slots=True, eq=False)
 class LentGrant:
-    """One grant. `span_id`: what its client pins. `seq`: of its slot, while the grant is the client's."""
+    """One grant. `span_id`: what its client pins. `seq`: of its slot, while the grant is the client's. `also`: span ids
+    and slots of a former daemon's grants of some of the same bytes: which one has them is not known any more."""
 
     number: int
     owner: int
@@ -38,35 +44,89 @@ class LentGrant:
     slot: int
     seq: int
     pieces: list[int]
+    also: list[tuple[int, int]] = field(default_factory=list)
 
 
 class Grants:
     """All grants of one store."""
 
-    def __init__(self, table: RowTable, holes: Holes, slots: Slots, new_key: Callable[[], bytes]) -> None:
-        """`new_key()`: 32 random bytes, a key that nobody has."""
-        self._new_key = new_key
+    def __init__(
+        self, table: RowTable, holes: Holes, slots: Slots, tenants: Tenants, random_bytes: Callable[[int], bytes]
+    ) -> None:
+        """`random_bytes(n)`: for keys that nobody has."""
+        self._random_bytes = random_bytes
+        self._tenants = tenants
         self._table = table
         self._holes = holes
         self._slots = slots
         self._last_number = 0
         self.revoked: dict[int, LentGrant] = {}
         """By span id: grants that wait for a scan."""
+        self.fresh: dict[int, None] = {}
+        """Span ids of those that no scan has begun for."""
         self.lent_bytes = 0
+        self.lent = 0
+        """Grants that clients have."""
 
     def lend(self, row: int, owner: int) -> LentGrant | None:
         """Makes a grant of a row that has no slot. None if both buckets of its key are full: try again."""
-        table = self._table
-        key, span_id = self._new_key(), table.renew(row)
-        # A place without a tree is a grant: its length is that of all its bytes.
-        slot = self._slots.take(key, span_id, table.offsets[row], table.sizes[row])
-        if slot < 0:
-            return None
-        table.states[row] = LENT
-        table.owners[row] = owner
-        self._last_number = self._last_number % 0xFFFF_FFFF + 1
-        self.lent_bytes += table.sizes[row]
-        return LentGrant(self._last_number, owner, span_id, slot, self._slots.seq(slot), [row])
+        lent = self.lend_all([row], owner)
+        return lent[0] if lent else None
+
+    def lend_all(self, rows: Sequence[int], owner: int) -> list[LentGrant]:
+        """Makes grants of rows without slots: of all, or up to the first one whose key finds no free slot."""
+        table, slots, tenants = self._table, self._slots, self._tenants
+        states, owners, sizes, offsets = table.states, table.owners, table.sizes, table.offsets
+        memory, words, free, mask, first_word = slots.memory, slots.words, slots.free, slots.mask, slots.first_word
+        pack, renew = BODY.pack_into, table.renew
+        keys = self._random_bytes(KEY_BYTES * len(rows))
+        number, lent, lent_bytes, key_at = self._last_number, [], 0, 0
+        for row, (first, second, _) in zip(rows, KEY_HASHES.iter_unpack(keys), strict=True):
+            # Slots.take, inline: a client that puts needs a grant for each put.
+            key = keys[key_at : key_at + KEY_BYTES]
+            key_at += KEY_BYTES
+            first &= mask
+            second &= mask
+            if first == second:
+                second ^= 1 & mask
+            bucket = first if COUNT[free[first]] >= COUNT[free[second]] else second
+            bits = free[bucket]
+            if not bits:
+                break
+            cell = LOWEST[bits]
+            free[bucket] = bits & (bits - 1)
+            at: int = first_word + bucket * BUCKET_WORDS + (cell + 1) * CELL_WORDS
+            size, span_id = sizes[row], renew(row)
+            # A place without a tree is a grant: its length is that of all its bytes.
+            pack(memory, (at + 1) * 8, key, offsets[row], size)
+            # SYNC POINT: the span id is stored last, so that after a kill at any instruction the next daemon finds the
+            # slot either free or complete.
+            words[at + SPAN] = span_id
+            states[row], owners[row] = LENT, owner
+            number = number % 0xFFFF_FFFF + 1
+            lent_bytes += size
+            lent.append(LentGrant(number, owner, span_id, bucket * 8 + cell, words[at], [row]))
+        self._last_number = number
+        self.lent_bytes += lent_bytes
+        self.lent += len(lent)
+        tenants.lent(owner, lent_bytes)
+        return lent
+
+    def give_back(self, grant: LentGrant) -> list[int]:
+        """Ends a grant in which nothing is written any more, and which nobody reads: no scan is needed.
+
+        Returns:
+            What is left of it, as rows in state ENDED for the caller to lend or free.
+        """
+        rows, table = grant.pieces, self._table
+        for row in rows:
+            table.states[row] = ENDED
+            self.lent_bytes -= table.sizes[row]
+            self._tenants.returned(grant.owner, table.sizes[row])
+        if rows:
+            self.lent -= 1
+            self._slots.release(grant.slot)
+        return rows
 
     def carve(self, grant: LentGrant, offset: int, size: int) -> int:
         """Takes [offset, offset + size) out of a grant, as a row in state ENDED with a new span id.
@@ -96,6 +156,7 @@ class Grants:
                 return EDGE
         self.lent_bytes -= size
         if not grant.pieces:
+            self.lent -= 1
             self._slots.release(grant.slot)
         return row
 
@@ -132,19 +193,28 @@ class Grants:
             self._table.states[piece] = REVOKED
             self.lent_bytes -= self._table.sizes[piece]
         if grant.pieces:
+            self.lent -= 1
             self._slots.revoke(grant.slot)
             self.revoked[grant.span_id] = grant
+            self.fresh[grant.span_id] = None
 
-    def scanned(self, pinned: set[int]) -> int:
-        """Frees the revoked grants that no lane pins. Returns the bytes that became free."""
+    def begin_scan(self) -> None:
+        """A scan begins: it decides about all grants that were taken back until now."""
+        self.fresh.clear()
+
+    def scanned(self, pinned: AbstractSet[int]) -> int:
+        """Frees the revoked grants that no lane pins, and that were revoked before the scan. Returns the bytes that
+        became free."""
         freed = 0
         for span_id, grant in list(self.revoked.items()):
-            if span_id in pinned:
+            if span_id in pinned or span_id in self.fresh or any(each in pinned for each, _ in grant.also):
                 continue
             del self.revoked[span_id]
-            self._slots.release(grant.slot)
+            for slot in (grant.slot, *(slot for _, slot in grant.also)):
+                self._slots.release(slot)
             for piece in grant.pieces:
                 freed += self._table.sizes[piece]
+                self._tenants.returned(self._table.owners[piece], self._table.sizes[piece])
                 self._holes.free(piece)
         return freed
 
@@ -159,4 +229,4 @@ class Grants:
         states = self._table.states
         assert pieces == {row: states[row] for row in self._table.in_order() if states[row] in (LENT, REVOKED)}
         assert self.lent_bytes == sum(self._table.sizes[piece] for piece, state in pieces.items() if state == LENT)
-        assert LIVE not in pieces.values()
+        assert self.lent == len(lent)

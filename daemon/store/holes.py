@@ -11,11 +11,12 @@ Invariant: the bytes between two rows in order, if any, are one hole; so no two 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from ...shm.layout import ALIGN_BYTES
-from .table import EDGE, FREE, ROW_BITS_MAX, RowTable
+from .table import EDGE, FREE, ROW_BITS_MAX, Array, RowTable
 
 
 class Holes:
@@ -59,6 +60,26 @@ class Holes:
             self._put(row, left)
         return row
 
+    def take_within(self, before: int, offset: int, size: int, state: int) -> int:
+        """Makes a row of [offset, offset + size), in the hole behind the row `before`.
+
+        Returns:
+            The row; EDGE if no row is free.
+        """
+        start, left = self._table.end(before), self._behind[before]
+        assert start <= offset and offset + size <= start + left
+        row = self._table.add(state, offset, size, before)
+        if row != EDGE:
+            self._drop(before)
+            self._put(before, offset - start)
+            self._put(row, start + left - offset - size)
+        return row
+
+    def ranked(self, rank: int) -> tuple[int, int]:
+        """(the row before it, bytes) of a hole by its rank in the order of size: 0 is the smallest, -1 the largest."""
+        word = self._by_size[rank]
+        return word & (1 << ROW_BITS_MAX) - 1, word >> ROW_BITS_MAX
+
     def free(self, row: int) -> None:
         """Frees a row in use. Its bytes and the holes beside it become one hole."""
         table = self._table
@@ -78,24 +99,52 @@ class Holes:
         """The row `to` ends now where `row` did."""
         self._put(to, self._drop(row))
 
+    def swapped(self, row: int, other: int) -> None:
+        """Two rows of one size have changed places."""
+        behind, behind_other = self._drop(row), self._drop(other)
+        self._put(row, behind_other)
+        self._put(other, behind)
+
+    def behind(self, row: int) -> int:
+        """The bytes of the hole behind a row; 0 if there is none."""
+        return self._behind.get(row, 0)
+
+    def largest(self, most: int) -> list[int]:
+        """The rows before the `most` largest holes, the largest hole first."""
+        return [each & (1 << ROW_BITS_MAX) - 1 for each in self._by_size[: -most - 1 : -1]]
+
+    def fits(self, sizes: Sequence[int], without: Iterable[int]) -> list[bool]:
+        """Which of these sizes, given the largest first, find a place if `take` takes one after the other. `without`:
+        the rows before holes that are left out."""
+        left = self._by_size.copy()
+        for row in without:
+            if hole := self._behind.get(row):
+                del left[bisect_left(left, hole << ROW_BITS_MAX | row)]
+        found = []
+        for size in sizes:
+            at = bisect_left(left, size << ROW_BITS_MAX)
+            found.append(at < len(left))
+            if at < len(left) and (more := left.pop(at) - (size << ROW_BITS_MAX)) >> ROW_BITS_MAX:
+                insort(left, more)
+        return found
+
     def grow(self, capacity_bytes: int) -> None:
         """The ring has become larger."""
         last = self._table.prevs[EDGE]
         self._put(last, self._drop(last) + capacity_bytes - self.capacity_bytes)
         self.capacity_bytes = capacity_bytes
 
-    def found(self) -> None:
-        """Finds all holes anew, in rows that were taken over from an earlier daemon."""
+    def found(self, rows: Array) -> None:
+        """Finds all holes anew. `rows`: all rows in use, in order, which were taken over from an earlier daemon."""
         table = self._table
-        self._behind.clear()
-        self._by_size.clear()
-        self.total_bytes = 0
-        rows = np.fromiter(table.in_order(), np.int64, table.count)
         before = np.concatenate([[EDGE], rows])
         ends = table.column("offsets")[before] + table.column("sizes")[before]
-        starts = np.concatenate([table.column("offsets")[rows], np.array([self.capacity_bytes], np.uint64)])
-        for at in np.flatnonzero(starts > ends).tolist():
-            self._put(int(before[at]), int(starts[at] - ends[at]))
+        starts = np.append(table.column("offsets")[rows], np.uint64(self.capacity_bytes))
+        at = np.flatnonzero(starts > ends)
+        sizes = (starts[at] - ends[at]).tolist()
+        self._behind = dict(zip(before[at].tolist(), sizes, strict=True))
+        self._by_size = sorted(size << ROW_BITS_MAX | row for row, size in self._behind.items())
+        self.total_bytes = sum(sizes)
 
     def _put(self, before: int, size: int) -> None:
         if size:

@@ -9,13 +9,15 @@ Invariants: those of shm/index.py. A slot is stored with its span id last, and p
 from __future__ import annotations
 
 from struct import Struct
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
 from ...shm.index import KEY_HASHES
-from ...shm.layout import BUCKET_SLOTS, IndexGeometry
-from ...shm.slots import BUCKET_CELLS, SPAN, cells_of, slots_of
+from ...shm.layout import BUCKET_SLOTS, PLACE_UNVERIFIED, REUSE_HOLDERS_SHIFT, IndexGeometry
+from ...shm.slots import BUCKET_CELLS, PLACE, SPAN, cells_of, slots_of
+
+Array = np.ndarray[Any, Any]
 
 BODY: Final = Struct("@32s8xQQ")
 """A slot's key, place and length, from its second word on. The span id between them stays 0."""
@@ -24,6 +26,8 @@ LOWEST: Final = bytes([8, *((mask & -mask).bit_length() - 1 for mask in range(1,
 COUNT: Final = bytes(mask.bit_count() for mask in range(256))
 CELL_WORDS: Final = 8
 BUCKET_WORDS: Final = BUCKET_CELLS * CELL_WORDS
+_KEY_WORDS: Final = np.arange(1, 5)
+_USES: Final = np.uint64((1 << REUSE_HOLDERS_SHIFT) - 1)
 
 
 class Slots:
@@ -34,6 +38,10 @@ class Slots:
         self.words = self.memory.cast("Q")
         self.mask = geometry.bucket_count - 1
         self.first_word = geometry.buckets_at >> 3
+        self.first_reuse = geometry.uses_at >> 3
+        """Index of the reuse word of slot 0 (shm/layout.pack_reuse)."""
+        self._array = np.frombuffer(self.words, "u8")
+        self._reuse = np.frombuffer(self.memory, "u8", geometry.slot_count, geometry.uses_at)
         taken = slots_of(cells_of(self.memory, geometry))[:, :, SPAN] != 0
         self.free = bytearray(np.packbits(~taken, axis=1, bitorder="little").tobytes())
 
@@ -72,7 +80,7 @@ class Slots:
 
     def publish(self, slot: int) -> None:
         """Makes a slot visible to readers."""
-        at, words = self.at(slot), self.words
+        at, words = self.first_word + (slot // BUCKET_SLOTS + slot + 1) * CELL_WORDS, self.words
         assert words[at] & 1 and words[at + SPAN], f"slot {slot} with seq {words[at]} has nothing to publish"
         # SYNC POINT: the span's bytes and the slot's body were stored before seq. x86-64 keeps stores in order, so a
         # reader that sees the even seq sees them too. ARM needs a release store here.
@@ -86,6 +94,26 @@ class Slots:
         words[at] = words[at] + 1
         words[self.fingerprint_at(slot)] = 0
 
+    def unpublish_all(self, slots: Array) -> list[bytes]:
+        """`unpublish` of many. Returns their keys."""
+        words, at = self._array, self.first_word + (slots // BUCKET_SLOTS + slots + 1) * CELL_WORDS
+        seqs = words[at]
+        assert not (seqs & np.uint64(1)).any(), "a slot is not published"
+        # SYNC POINT: as in `unpublish`. Each word is stored at once.
+        words[at] = seqs + np.uint64(1)
+        words[self.first_word + slots // BUCKET_SLOTS * BUCKET_WORDS + slots % BUCKET_SLOTS] = 0
+        return self._keys_at(at)
+
+    def move(self, slot: int, to: int) -> None:
+        """Publishes the unpublished slot `to` and unpublishes `slot`, which has the same key and payload."""
+        at, there, words = self.at(slot), self.at(to), self.words
+        self._reuse[to] = self._reuse[slot] & _USES
+        words[there + PLACE] = words[there + PLACE] | words[at + PLACE] & PLACE_UNVERIFIED
+        # SYNC POINT: publish before unpublish, so that after a kill at any instruction the next daemon finds at least
+        # one of the two published.
+        self.publish(to)
+        self.unpublish(slot)
+
     def revoke(self, slot: int) -> None:
         """Changes the seq of an unpublished slot: a client that was told the former one writes no more, unless it has
         pinned the span."""
@@ -94,10 +122,28 @@ class Slots:
 
     def release(self, slot: int) -> None:
         """Frees an unpublished slot whose span no reader can reach any more."""
-        at, words = self.at(slot), self.words
+        at, words = self.first_word + (slot // BUCKET_SLOTS + slot + 1) * CELL_WORDS, self.words
         assert words[at] & 1 and words[at + SPAN], f"slot {slot} cannot be released"
+        # Before the span id, so that a free slot never has the uses of an earlier entry.
+        words[self.first_reuse + slot] = 0
         words[at + SPAN] = 0
         self.free[slot // BUCKET_SLOTS] |= 1 << slot % BUCKET_SLOTS
+
+    def release_all(self, slots: Array) -> None:
+        """`release` of many."""
+        free = self.free
+        self._reuse[slots] = 0
+        self._array[self.first_word + (slots // BUCKET_SLOTS + slots + 1) * CELL_WORDS + SPAN] = 0
+        for slot in slots.tolist():
+            free[slot // BUCKET_SLOTS] |= 1 << slot % BUCKET_SLOTS
+
+    def keys(self, slots: Array) -> list[bytes]:
+        """The keys in slots."""
+        return self._keys_at(self.first_word + (slots // BUCKET_SLOTS + slots + 1) * CELL_WORDS)
+
+    def _keys_at(self, at: Array) -> list[bytes]:
+        keys: list[bytes] = self._array[at[:, None] + _KEY_WORDS].view("V32").ravel().tolist()
+        return keys
 
     def key(self, slot: int) -> bytes:
         """The key in a slot."""

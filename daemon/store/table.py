@@ -34,6 +34,8 @@ LENT: Final = 4
 """A grant: a client may write there."""
 REVOKED: Final = 5
 """A grant that was taken back: free after a scan that finds no pin."""
+WITHDRAWN: Final = 6
+"""Whole pages that the system has, or gets now (daemon/host_memory)."""
 
 EDGE: Final = 0
 """The row before the first and behind the last one: the edges of the ring."""
@@ -48,15 +50,19 @@ _COLUMNS: Final = {
     "payloads": "u8",
     "digests": "u8",  # of the key, for the policy
     "befores": "u8",  # bytes of the ancestors
+    "ends": "f8",  # when to look whether the entry has expired; 0: never (daemon/lifetimes/expiry)
     "costs": "f4",  # ms
-    "ends": "f4",  # seconds after the store's start at which the entry expires; 0: never
     "tokens": "u4",
     "slots": "u4",
     "nexts": "u4",
     "prevs": "u4",
     "parents": "u4",
-    "children": "u4",
-    "namespaces": "u2",
+    "children": "u4",  # published ones
+    "firsts": "u4",  # the newest child, and its neighbours in the list of children (families)
+    "olders": "u4",
+    "newers": "u4",
+    "namespaces": "u4",
+    "records": "u4",  # bytes of the block's record; 0: no block
     "owners": "u2",
     "agents": "u2",
     "depths": "u2",
@@ -84,6 +90,10 @@ class RowTable:
     prevs: memoryview
     parents: memoryview
     children: memoryview
+    firsts: memoryview
+    olders: memoryview
+    newers: memoryview
+    records: memoryview
     namespaces: memoryview
     owners: memoryview
     agents: memoryview
@@ -100,7 +110,10 @@ class RowTable:
         self.states = bytearray(1 << row_bits)
         self.by_key: dict[bytes, int] = {}
         self.strangers: dict[int, int] = {}
-        """Rows of span ids that do not say their row: of a daemon with another number of rows."""
+        """Rows of span ids that do not say their row: of a daemon with another number of rows, and of the old places of
+        moved entries."""
+        self._own: dict[int, int] = {}
+        """The last ids of their own of rows that have the span id of a moved entry."""
         self._epoch = epoch << SPAN_COUNTER_BITS
         self._free: list[int] = []
         self._never_used = 1
@@ -148,11 +161,42 @@ class RowTable:
 
     def renew(self, row: int) -> int:
         """Gives a row in use a span id that was never used, and returns it."""
-        if self.strangers:
+        used: int = self.span_ids[row] + self.row_mask + 1
+        if self.strangers or used <= self._epoch:
+            used = self.next_id(row)
             self.strangers.pop(self.span_ids[row], None)
-        used = (self.span_ids[row] if self.span_ids[row] >= self._epoch else self._epoch | row) + self.row_mask + 1
+            self._own.pop(row, None)
         self.span_ids[row] = used
         return used
+
+    def next_id(self, row: int) -> int:
+        """The span id that `renew` gives the row next."""
+        last: int = self._own.get(row) or self.span_ids[row]
+        if last < self._epoch or self.strangers.get(last) == row:
+            last = self._epoch | row
+        return last + self.row_mask + 1
+
+    def swap(self, row: int, place: int) -> None:
+        """An entry moves: `row` gets the bytes of `place`, and its next span id; `place` gets the bytes that the entry
+        had, with the span id that readers have pinned."""
+        nexts, prevs, offsets, span_ids = self.nexts, self.prevs, self.offsets, self.span_ids
+        assert self.sizes[row] == self.sizes[place]
+        next_id, last_id = self.next_id(row), span_ids[row]
+        self._own.pop(row, None)
+        self._own[place] = span_ids[place]
+        span_ids[row], span_ids[place] = next_id, last_id
+        self.strangers[last_id] = place
+        offsets[row], offsets[place] = offsets[place], offsets[row]
+        first, second = (place, row) if nexts[place] == row else (row, place)
+        before, after = prevs[first], nexts[second]
+        if nexts[first] == second:
+            nexts[second], prevs[first] = first, second
+        else:
+            behind, ahead = nexts[first], prevs[second]
+            nexts[second], prevs[first] = behind, ahead
+            prevs[behind], nexts[ahead] = second, first
+        prevs[second], nexts[first] = before, after
+        nexts[before], prevs[after] = second, first
 
     def remove(self, row: int) -> None:
         """Frees a row. Its span id stays in the column, so that the next use of the row has another."""

@@ -3,17 +3,19 @@
 Owns: the numbers of namespaces (by the tag that a key begins with) and of uids, and the sums of their entries. Does not
 own: generations, nor the limits that the sums are compared with.
 
-Invariants: a number is never given to another namespace or uid. The sums are those of the rows in use.
+Invariants: the number of a namespace is given to another one only while it has no entries. The sums are those of the
+rows in use.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from ...errors import LimitReached
 
-TENANTS_MAX: Final = 1 << 16
-"""Namespaces, and uids. A column has 16 bits for each."""
+UIDS_MAX: Final = 1 << 16
+"""A column has 16 bits for each."""
 
 
 class Tenants:
@@ -22,6 +24,8 @@ class Tenants:
     def __init__(self) -> None:
         self.number_of: dict[bytes, int] = {}
         self.tags: list[bytes] = []
+        self._empty: set[int] = set()
+        """Numbers of namespaces without entries, once they have had some."""
         self.entries: list[int] = []
         """Entries, by the number of their namespace."""
         self.bytes: list[int] = []
@@ -33,29 +37,36 @@ class Tenants:
         """Bytes of the ring by owner: of entries, of grants, and of what waits for a scan."""
         self.owned_entries: list[int] = []
         self.owned_tokens: list[int] = []
+        self.total_entries = 0
+        self.total_tokens = 0
 
     def add(self, tag: bytes) -> int:
-        """The number of a namespace, which is new or known.
-
-        Raises:
-            LimitReached: there are TENANTS_MAX.
-        """
+        """The number of a namespace, which is new or known. The caller counts an entry in it next."""
         number = self.number_of.get(tag)
-        if number is None:
-            if len(self.tags) == TENANTS_MAX:
-                raise LimitReached(f"{TENANTS_MAX} namespaces have been used since the daemon started: restart it")
-            number = self.number_of[tag] = len(self.tags)
-            self.tags.append(tag)
-            self.entries.append(0)
-            self.bytes.append(0)
+        if number is not None:
+            return number
+        while self._empty:
+            number = self._empty.pop()
+            if not self.entries[number]:
+                del self.number_of[self.tags[number]]
+                self.number_of[tag], self.tags[number] = number, tag
+                return number
+        number = self.number_of[tag] = len(self.tags)
+        self.tags.append(tag)
+        self.entries.append(0)
+        self.bytes.append(0)
         return number
+
+    def counted(self) -> None:
+        """The entries of all namespaces are counted: those without one may go."""
+        self._empty = {number for number, entries in enumerate(self.entries) if not entries}
 
     def owner(self, uid: int) -> int:
         """The number of a uid, which is new or known."""
         number = self.owner_of.get(uid)
         if number is None:
-            if len(self.uids) == TENANTS_MAX:
-                raise LimitReached(f"{TENANTS_MAX} uids have used this daemon since it started: restart it")
+            if len(self.uids) == UIDS_MAX:
+                raise LimitReached(f"{UIDS_MAX} uids have used this daemon since it started: restart it")
             number = self.owner_of[uid] = len(self.uids)
             self.uids.append(uid)
             self.owned_bytes.append(0)
@@ -75,10 +86,20 @@ class Tenants:
         """Entries were stored in bytes that the owner has."""
         self.owned_entries[owner] += entries
         self.owned_tokens[owner] += tokens
+        self.total_entries += entries
+        self.total_tokens += tokens
 
-    def ended(self, namespace: int, owner: int, size_bytes: int, tokens: int) -> None:
-        """An entry has ended; its bytes are the owner's until they are free."""
-        self.entries[namespace] -= 1
-        self.bytes[namespace] -= size_bytes
-        self.owned_entries[owner] -= 1
-        self.owned_tokens[owner] -= tokens
+    def ended(self, names: Sequence[int], owners: Sequence[int], sizes: Sequence[int], tokens: Sequence[int]) -> None:
+        """Entries have ended; their bytes are their owners' until they are free."""
+        entries, size_of, owned, owned_tokens = self.entries, self.bytes, self.owned_entries, self.owned_tokens
+        total_tokens, empty = 0, self._empty.add
+        for name, owner, size, count in zip(names, owners, sizes, tokens, strict=True):
+            entries[name] = left = entries[name] - 1
+            size_of[name] -= size
+            if not left:
+                empty(name)
+            owned[owner] -= 1
+            owned_tokens[owner] -= count
+            total_tokens += count
+        self.total_entries -= len(names)
+        self.total_tokens -= total_tokens

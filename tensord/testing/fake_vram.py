@@ -30,8 +30,8 @@ from ..client.device.interface import Mark, mapped
 from ..client.device.outgoing import Outgoing
 from ..errors import DeviceFull, UnsupportedLeaf, UsageError
 from ..shm.dtypes import dtype_named, name_of
+from ..shm.places import Spec
 from ..shm.tensors import loaded_torch, tensor_source
-from ..shm.tree import Spec
 from .fake_allocator import BLOCK_BYTES, GARBAGE, Allocator, CountedStorage
 from .fake_card import FakeCard
 from .fake_stream import FakeMark, FakeStream, Hold

@@ -10,6 +10,7 @@ import prefix
 import pytest
 from prefix import BARS_US, CALLS, Bench, Memory, Row
 from prefix_forest import BRANCH_EVERY, LONGEST, SHORTEST, TAG, Forest
+from prefix_rows import IndexedRows
 
 from tensord.shm.prefix import MEDIA_BYTES, PrefixRecord, packed_media
 
@@ -19,6 +20,12 @@ SEQUENCES = 40
 @pytest.fixture(scope="module")
 def forest() -> Forest:
     return Forest(SEQUENCES, seed=3)
+
+
+def indexed(forest: Forest) -> tuple[IndexedRows, int]:
+    """An index of all sequences, with room for more, and the number of their blocks."""
+    rows = IndexedRows(forest.memory, 2 * forest.block_count, 1)
+    return rows, prefix.build(forest, rows)[0]
 
 
 def test_a_run_measures_every_operation_and_stands_by_its_bars(
@@ -97,8 +104,8 @@ def test_a_query_has_what_it_says_of_a_sequence_and_nothing_after_it(forest: For
 
 @pytest.mark.parametrize("kind", ["going_on", "deep", "branching", "unknown"])
 def test_the_scan_finds_what_the_index_finds(forest: Forest, kind: str) -> None:
-    index, blocks, _ = prefix.build(forest)
-    assert len(index) == blocks
+    index, blocks = indexed(forest)
+    assert len(index) == blocks == forest.block_count
     for _ in range(5):
         record, folded = getattr(forest, kind)()
         scanned = prefix.scan(forest, (record, folded))
@@ -108,7 +115,7 @@ def test_the_scan_finds_what_the_index_finds(forest: Forest, kind: str) -> None:
 
 def test_another_answer_than_the_scans_ends_the_run(forest: Forest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefix, "CALLS", dict.fromkeys(CALLS, 1))
-    index, _, _ = prefix.build(forest)
+    index, _ = indexed(forest)
     monkeypatch.setattr(prefix, "scan", lambda *_: 3)
     with pytest.raises(RuntimeError, match="the scan 3"):
         Bench(forest, index, None).round()

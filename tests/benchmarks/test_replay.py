@@ -15,7 +15,7 @@ from replaying import policies, synthetic, traces
 from replaying.real import Real
 from replaying.traces import Trace
 
-from tensord.daemon.policy.lru import LRU
+from tensord.daemon.store.table import FREE
 
 pytest.importorskip("libcachesim")
 
@@ -59,8 +59,9 @@ POPULAR = ([0], [0], [0], [1], [2], [3], [0])
     ("name", "requests", "blocks", "hits"),
     [
         # 3 takes the place of 2, the end of what was used before: then 0 and 1 are there.
-        ("tensord", SHARED, 3, 1 + 2),
         ("tensord-ideal", SHARED, 3, 1 + 2),
+        # The store keeps no place ahead that is a third of the ring.
+        ("tensord", SHARED, 3, 1 + 2),
         ("tensord+steps", SHARED, 3, 1 + 2),
         # The ends of sequences are told first, so a flat policy forgets 2 as well.
         ("lru", SHARED, 3, 1 + 2),
@@ -82,12 +83,14 @@ def test_hits_are_those_reckoned_by_hand(name: str, requests: tuple[list[int], .
 
 
 def test_a_sequence_that_does_not_fit_is_kept_from_its_beginning() -> None:
-    trace = conversation([0, 1, 2, 3], [0, 1, 2, 3])
-    for name in ("tensord", "tensord-ideal", "lru", "belady"):
-        assert prefix_hits(name, trace, 2) == 2, name
+    trace = conversation([*range(40)], [*range(40)])
+    for name in ("tensord-ideal", "lru", "belady"):
+        assert prefix_hits(name, trace, 20) == 20, name
+    # The last block that it stored went for the place of the next one, which cannot be stored without it.
+    assert prefix_hits("tensord", trace, 20) == 19
 
 
-def test_the_store_keeps_what_an_ideal_cache_keeps_where_nothing_fragments() -> None:
+def test_the_store_keeps_nearly_what_an_ideal_cache_keeps_where_nothing_fragments() -> None:
     chance = Random(5)
     requests: list[list[int]] = [[]]
     for _ in range(400):
@@ -97,9 +100,10 @@ def test_the_store_keeps_what_an_ideal_cache_keeps_where_nothing_fragments() -> 
         own = max((block for request in requests for block in request), default=0) + 1
         requests.append([*kept, *range(own, own + chance.randrange(4))])
     trace = conversation(*requests[1:])
-    found = [policies.replay(name, trace, 20 * BLOCK, "lru") for name in ("tensord", "tensord-ideal", "lru")]
-    assert found[0] == found[1] == found[2]
-    assert 0 < found[0].prefix_hits < found[0].blocks
+    real, ideal, lru = (policies.replay(name, trace, 20 * BLOCK, "lru") for name in ("tensord", "tensord-ideal", "lru"))
+    assert ideal == lru
+    # One place in twenty is free ahead.
+    assert 0.95 * ideal.prefix_hits < real.prefix_hits <= ideal.prefix_hits < ideal.blocks
 
 
 def test_warming_requests_are_not_counted_and_their_blocks_are_cached() -> None:
@@ -200,15 +204,21 @@ def test_objects_are_counted_by_number_and_by_bytes(tmp_path: Path) -> None:
         assert (counts.hit_bytes, counts.bytes) == (traces.OBJECT_SCALE * 4000, traces.OBJECT_SCALE * 17000), name
 
 
+def spans(stand: Real) -> set[int]:
+    """The span ids of all rows that are not free."""
+    table = stand.store.parts.table
+    return {table.span_ids[row] for row in table.in_order() if table.states[row] != FREE}
+
+
 def test_views_hold_what_they_pin_and_are_let_go_of() -> None:
     trace = conversation(*[[2 * n, 2 * n + 1] for n in range(300)])
-    stand = Real(trace, LRU(), 20 * BLOCK, pinned_share=0.25)
+    stand = Real(trace, "lru", 20 * BLOCK, pinned_share=0.25)
     pinned = set()
     for request in trace.requests():
         stand.ask(request)
         now = {span for _, span, _ in stand._views}
         assert len(now) <= 5
-        assert all(stand.store.memory.spans.find(span) is not None for span in now), "a pinned span is gone"
+        assert all(span in spans(stand) for span in now), "a pinned span is gone"
         pinned |= now
     stand.check_invariants()
     assert len(pinned) > 20, "never let go of"
@@ -225,7 +235,7 @@ def test_the_command_writes_rows_and_says_what_was_reached(
     rows = json.loads(written.read_text())
     names = ("trace", "policy", "size", "object_hit", "byte_hit", "prefix_hit", "tokens_saved")
     assert all(tuple(row) == names for row in rows)
-    assert {row["policy"] for row in rows} == {*policies.NAMES} - {"tensord+steps", "rows+steps"}
+    assert {row["policy"] for row in rows} == {*policies.NAMES} - {"tensord+steps"}
     assert {row["size"] for row in rows} == {0.2, 0.4}
     assert all(row["trace"] == "conversation" and 0 <= row["prefix_hit"] <= 100 for row in rows)
     said = capsys.readouterr()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import soak
 from soak_host import Host
-from soak_ledger import STORED
+from soak_ledger import STORED, namespace
 
 import tensord
 
@@ -55,6 +55,10 @@ def test_every_leak_of_a_worker_is_reported() -> None:
         lease, claim = left_over.get(bytes(31) + b"e"), left_over.claim(bytes(31) + b"c")
         assert lease is not None
         until(lambda: claim.state == "compute", "the claim")
+        # A query has an inbox.
+        sequences = tensord.PrefixCache(left_over, namespace(1), block_tokens=16)
+        sequences.put(range(32), [tensord.NormalLayer(np.zeros((32, 1), np.uint8))], wait=True)
+        assert sequences.match(range(33)) is not None
         leaked = host.leaked(patience_s=0.1)
         lease.release()
-    assert {name for name, amount in leaked.items() if amount} == leaked.keys() - {"puts"}
+    assert {name for name, amount in leaked.items() if amount} == leaked.keys()

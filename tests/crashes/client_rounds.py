@@ -1,6 +1,6 @@
 """Rounds in which a client dies at one of its crash points while the daemon and another client continue.
 
-Owns: the child's load, and the checks after its death: its pins, lane, inbox and claims are gone, every put that was
+Owns: the child's load, and the checks after its death: its pins, lane, grants and claims are gone, every put that was
 answered "stored" is cached, and the witness's views are unchanged. Does not own: payloads and keys (model.py).
 """
 
@@ -14,11 +14,9 @@ from typing import Any, Final, Self
 import numpy as np
 
 import tensord
-from tensord.client.core import puts
 
 from ..daemon_process import MIB, PATIENCE_S, Daemon, until
 from ..processes import Child, Stage
-from .instance import IN_PLACE_BYTES, replaced
 from .model import NUMBERS, Model, Name, tree_of, version_of
 from .points import CLIENT, Round, arm, points_of
 
@@ -36,7 +34,7 @@ class Session:
     """A daemon, a witness that holds views, and the model; a context manager."""
 
     def __init__(self) -> None:
-        self._daemon = Daemon(ring_bytes=16 * MIB, policy="lru", limits_inbox_bytes_max=256 << 10, limits_claim_s=30)
+        self._daemon = Daemon(ring_bytes=16 * MIB, policy="lru", limits_claim_s=30)
         self._model = Model()
         self._held: list[tuple[Name, int, Any]] = []
         self._rounds = 0
@@ -90,7 +88,7 @@ class Session:
         """Releases everything, and checks that no memory stays."""
         self._held.clear()
         self._witness.clear()
-        self._daemon.until(lambda s: not s["store"]["used_bytes"] and not s["pins"], "all memory to be free")
+        self._daemon.until(lambda s: s["store"]["used_bytes"] == s["store"]["lent_bytes"], "all memory to be free")
 
     def _follow(self, child: Child) -> None:
         """Records the child's reports of its puts in the model until the child ends."""
@@ -109,19 +107,18 @@ class Session:
     def _compare(self) -> None:
         daemon = self._daemon
         # A process that the child forked checks its views and ends by itself.
-        left = {"clients": 1, "lanes": 1, "pins": len(self._held), "claims_held": 0, "puts_in_flight": 0}
+        left = {"clients": 1, "lanes": 1, "pins": len(self._held), "claims_held": 0}
         until(lambda: self._left() == left, f"nothing but {left} to be left")
         assert len(daemon.lanes()) == 1, f"leaked: {daemon.lanes()}"
         self._model.check(self._witness, lambda: True)
         for name, version, tree in self._held:
             assert version_of(name, tree) == version, f"wrong: a view of {name} has changed"
-        store = daemon.status()["store"]
-        assert not store["found_corrupt"] and not store["evicted_while_pinned"]
+        assert not daemon.status()["store"]["found_corrupt"]
 
     def _left(self) -> dict[str, int]:
         status = self._daemon.status()
-        store = {name: status["store"][name] for name in ("claims_held", "puts_in_flight")}
-        return {**{name: status[name] for name in ("clients", "lanes", "pins")}, **store}
+        claims_held = status["store"]["claims_held"]
+        return {**{name: status[name] for name in ("clients", "lanes", "pins")}, "claims_held": claims_held}
 
 
 # ---- the child
@@ -131,12 +128,10 @@ def act(stage: Stage, socket: Path, group: str, pattern: str, at: int, seed: int
     """A client that dies. It reports each call before it begins and after the answer; the last report is None."""
     chance = random.Random(seed)
     arm([pattern], at, told)
-    in_place_bytes = IN_PLACE_BYTES if group == "write" else puts.IN_PLACE_BYTES
-    with replaced(puts, "PART_BYTES", 16 << 10), replaced(puts, "IN_PLACE_BYTES", in_place_bytes):
-        load = _Load(stage, socket, chance, first)
-        for _ in range(_CALLS):
-            chance.choice(_CALLS_OF[group])(load)
-        load.end()
+    load = _Load(stage, socket, chance, first)
+    for _ in range(_CALLS):
+        chance.choice(_CALLS_OF[group])(load)
+    load.end()
 
 
 class _Load:
@@ -263,7 +258,6 @@ _CALLS_OF: Final = {
     "get": _READS,
     "release": _READS,
     "put": (*_PUTS, _Load.get),
-    "write": (*_PUTS, _Load.get),
     "reserve": (_Load.reserve, _Load.reserve, _Load.put),
     "claim": (_Load.compute, _Load.claim, _Load.get),
     "attachment": (_Load.attach, _Load.get, _Load.put),

@@ -34,9 +34,8 @@ _MIXED: Final[tuple[Call, ...]] = (
     Instance.sequence,
 )
 _OFTEN: Final[dict[str, tuple[Call, ...]]] = {
-    "commit": (Instance.put, Instance.reserve),
-    "place": (Instance.put, Instance.place_and_leave),
-    "publish": (Instance.put, Instance.sequence),
+    "commit": (Instance.put, Instance.reserve, Instance.sequence),
+    "lend": (Instance.put, Instance.ask_and_leave),
     "evict": (Instance.evict, Instance.clear),
     "attach": (Instance.attach,),
     "touch": (Instance.touch,),

@@ -300,8 +300,6 @@ class SmallerRing(OtherRing):
 class OtherLimits(OtherSettings):
     name = "restart with other limits"
     settings: ClassVar = {
-        "limits_inbox_bytes_max": MIB // 2,
-        "limits_commits_in_flight_max": 4,
         "limits_object_bytes_max": MIB,
         "max_entries": 2048,
     }

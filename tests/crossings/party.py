@@ -11,7 +11,6 @@ import logging
 import os
 import select
 import socket
-import sys
 import threading
 import time
 import traceback
@@ -22,10 +21,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from random import Random
 from typing import Any
-from unittest import mock
 
 import tensord
-from tensord.client.core import puts
 from tensord.errors import TensordError
 
 from .. import at_fork
@@ -55,8 +52,6 @@ def run(stage: Stage, place: Place, state: str) -> None:
     """Carries out the cell's orders until the cell closes the pipe."""
     # The cells check refusals as outcomes.
     logging.getLogger("tensord").setLevel(logging.CRITICAL)
-    # Every state chooses the path of its put.
-    mock.patch.object(puts, "IN_PLACE_BYTES", sys.maxsize).start()
     # Garbage collections skip the imported modules.
     gc.freeze()
     party = Party(place, state)

@@ -11,7 +11,7 @@ import numpy as np
 from tensord.daemon.tiers.directory import DirectoryStore
 from tensord.daemon.tiers.form import Meta
 from tensord.shm.copy import checksum_of
-from tensord.shm.tree import encode
+from tensord.shm.packing import pack
 
 from ..daemon_process import until
 from .payloads import words, wrong
@@ -32,9 +32,9 @@ class Fetching(State):
     def prepare(self) -> None:
         # Another host has computed the entry.
         key = self.party.key("mine")
-        encoded = encode(words(key, self.size_bytes))
+        encoded = pack(words(key, self.size_bytes))
         payload = bytearray(encoded.payload_bytes)
-        encoded.write_into(payload)
+        encoded.write(memoryview(payload), 0)
         meta = Meta(len(encoded.header), checksum_of(np.frombuffer(payload, np.uint8)), cost_ms=COST_MS)
         store = DirectoryStore(Path(self.party.place.card_folder) / FOLDER)
         store.put_from(key, [payload], meta, time.monotonic() + self.party.patience_s)

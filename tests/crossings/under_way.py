@@ -16,9 +16,8 @@ from .held import BLOCK_TOKENS, layer_of, tokens_of
 from .payloads import KIB, ROW, words, wrong
 from .state import State
 
-# More than half of the inbox: the parts are sent one by one, and all of them have room at once.
-STREAMED_BYTES = 640 * KIB
-LONG_BYTES = 5 * MIB // 4
+# Larger than the grants that earlier puts have asked for.
+LONG_BYTES = MIB
 
 
 class Putting(State):
@@ -32,7 +31,7 @@ class Putting(State):
     thread: threading.Thread | None
 
     def prepare(self) -> None:
-        # The inbox exists, and the daemon knows it.
+        # The ring is open for writing.
         self.party.put("first", wait=True)
         self.view: Any = self.party.got("kept").tree
         self.put: tensord.Put | None = None
@@ -42,7 +41,7 @@ class Putting(State):
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()
         puts = self.party.client.link.puts
-        begun = (lambda: self.put) if self.returns else (lambda: self.put or puts.in_flight)
+        begun = (lambda: self.put) if self.returns else (lambda: self.put or puts.waiting)
         until(lambda: begun() or self.raised, "the put to begin")
 
     def settle(self) -> None:
@@ -80,16 +79,12 @@ class Putting(State):
 
 
 class WholePut(Putting):
-    name = "whole put under way"
-
-
-class StreamedPut(Putting):
-    name = "streamed put under way"
-    size_bytes = STREAMED_BYTES
+    name = "put under way"
+    returns = False
 
 
 class LongPut(Putting):
-    name = "put of more than the inbox under way"
+    name = "put of a large payload under way"
     size_bytes = LONG_BYTES
     returns = False
 
@@ -105,7 +100,9 @@ class WaitingPut(Putting):
 
 
 class ManyPuts(Putting):
-    """Payloads whose Commits are sent together."""
+    """Payloads whose records are written together."""
+
+    returns = False
 
     name = "put_many under way"
     sizes: ClassVar[dict[str, int]] = {"mine": 64 * KIB, "many-1": 64 * KIB, "many-2": 256 * KIB, "many-3": 64 * KIB}
@@ -353,7 +350,6 @@ class Subscribed(State):
 UNDER_WAY: list[type[State]] = [
     WholePut,
     ManyPuts,
-    StreamedPut,
     LongPut,
     WaitingPut,
     Reserved,

@@ -11,11 +11,12 @@ import pytest
 
 import tensord
 from tensord.daemon import learned
-from tensord.daemon.policy.registry import POLICIES
+from tensord.daemon.replacement import POLICIES
 from tensord.errors import NotEnoughMemory
 from tensord.shm import segments
 
 from ..daemon_process import MIB, Daemon, until
+from ..memory_bench import key
 
 RING = 7
 
@@ -86,14 +87,14 @@ def test_a_partial_file_of_a_killed_daemon_is_harmless(instance: str) -> None:
     assert learned.load(instance, RING, "lru") == [b"learned", b""]
 
 
-KEYS = [number.to_bytes(32, "little") for number in range(1, 9)]
+KEYS = [key(number) for number in range(1, 9)]
 
 
 def filled_and_read(daemon: Daemon) -> None:
     """Eight entries fill the ring nearly; the one that was put first is the only one that was read."""
     with tensord.Client(daemon.socket) as client:
-        for key in KEYS:
-            assert client.put(key, np.zeros(MIB // 2, np.uint8), wait=True).state == "stored"
+        for each in KEYS:
+            assert client.put(each, np.zeros(MIB // 2, np.uint8), wait=True).state == "stored"
         assert client.get(KEYS[0]) is not None
         daemon.until(lambda status: status["store"]["hits"] == 1, "the read to be known")
     daemon.until(lambda status: status["lanes"] == 0, "its lane to be gone")
@@ -102,7 +103,7 @@ def filled_and_read(daemon: Daemon) -> None:
 def read_one_outlives_the_next(daemon: Daemon) -> None:
     client = daemon.client()
     for number in range(4):
-        client.put((100 + number).to_bytes(32, "little"), np.zeros(MIB // 2, np.uint8), wait=True)
+        client.put(key(100 + number), np.zeros(MIB // 2, np.uint8), wait=True)
     assert client.contains(KEYS[0])
     assert not client.contains(KEYS[1])
 
@@ -122,7 +123,8 @@ def wait_for_another(file: Path) -> None:
 
 
 def small(policy: str) -> Daemon:
-    return Daemon(policy=policy, ring_bytes=4 * MIB + 64 * 1024)
+    """A ring of nine entries, of which one place is kept free."""
+    return Daemon(policy=policy, ring_bytes=4 * MIB + 640 * 1024)
 
 
 @pytest.mark.parametrize("policy", POLICIES)

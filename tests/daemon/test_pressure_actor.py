@@ -12,14 +12,14 @@ import pytest
 from tensord.daemon.actors import pressure
 from tensord.daemon.actors.governor import GovernorActor
 from tensord.daemon.actors.pressure import PressureActor
-from tensord.daemon.core.governor.events import GovernorLimitsChanged, Sample, Sampled
-from tensord.daemon.core.governor.governor import Governor
-from tensord.daemon.core.governor.limits import GovernorLimits
-from tensord.daemon.core.request_times import RequestTimes
 from tensord.daemon.gauges import source_thread
 from tensord.daemon.gauges.gauges import Gauges
 from tensord.daemon.gauges.reading import Reading, Result
+from tensord.daemon.governor.events import GovernorLimitsChanged, Sample, Sampled
+from tensord.daemon.governor.governor import Governor
+from tensord.daemon.governor.limits import GovernorLimits
 from tensord.daemon.logs import logger
+from tensord.daemon.reports.request_times import RequestTimes
 from tensord.ipc.modes import Tier
 
 PATIENCE_S = 30.0

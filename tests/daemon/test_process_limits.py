@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from tensord.daemon import former, learned, learned_state
+from tensord.daemon import learned, learned_state
 from tensord.daemon.copy_rate import report_memory_rate
+from tensord.daemon.scrub import Scrub
 
 
 def no_thread_more(thread: threading.Thread) -> None:
@@ -24,9 +25,13 @@ async def measures() -> None:
 
 async def checks() -> None:
     slot = SimpleNamespace(published=True, unverified=True)
-    memory: Any = SimpleNamespace(index=SimpleNamespace(slots=lambda: [slot]), is_sound=lambda slot: True)
+    memory: Any = SimpleNamespace(
+        recovered=True, index=SimpleNamespace(slots=lambda: [slot]), summed=lambda slot: (True, 1)
+    )
     inbox: Any = None
-    await former.scrub(memory, inbox)
+    scrub = Scrub(memory, inbox)
+    scrub.begin()
+    await scrub.run()
 
 
 async def saves() -> None:
@@ -49,7 +54,7 @@ async def saves() -> None:
     ("work", "says"),
     [
         (measures, "cannot measure how fast memory is copied"),
-        (checks, "cannot check recovered entries"),
+        (checks, "cannot check entries"),
         (saves, "cannot save the policy's learned state"),
     ],
 )

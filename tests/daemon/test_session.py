@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
-
-import pytest
 
 from tensord.daemon.actors.mailbox import Mailbox
 from tensord.daemon.actors.messages import Deliver, GovernorMessage, Joined, StoreMessage
 from tensord.daemon.actors.session import Session, welcome_for
-from tensord.daemon.core.rates import Rates
-from tensord.daemon.core.request_times import RequestTimes
+from tensord.daemon.claims.rates import Rates
+from tensord.daemon.reports.request_times import RequestTimes
 from tensord.ipc import messages
 from tensord.ipc.channel import AsyncChannel
 from tensord.ipc.connection import Connection
-from tensord.ipc.descriptors import write
-from tensord.ipc.frames import FrameReader, pack
+from tensord.ipc.frames import pack
 from tensord.ipc.peer import Peer
 from tensord.ipc.schema import PROTOCOL_VERSION, ClientLimits
 
@@ -97,52 +94,6 @@ def test_a_session_is_settled_when_all_that_came_is_passed_on_and_all_answers_ar
                 return session.settled
 
             await scene.until(read)
-        running.cancel()
-
-    asyncio.run(serve())
-
-
-@pytest.mark.parametrize("then", ["another answer", "no put waits", "the time is over"])
-def test_answers_to_puts_are_sent_together_while_more_puts_wait(then: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each write wakes the client's thread."""
-    hold_s = 0.05 if then == "the time is over" else 2 * PATIENCE_S
-    monkeypatch.setattr("tensord.daemon.actors.session._HOLD_S", hold_s)
-    writes: list[int] = []
-
-    def counted(sock: socket.socket, data: bytes, fds: Sequence[int] = ()) -> int:
-        writes.append(len(data))
-        return write(sock, data, fds)
-
-    async def serve() -> None:
-        scene = Scene()
-        session, store = scene.session, scene.store
-        running = asyncio.create_task(session.run())
-        with scene.client as client:
-            await scene.until(lambda: len(store) == 1)
-            for number in range(10, 15):
-                client.send(pack(messages.Clear(number)))
-            client.send(pack(messages.Clear(20)))
-            await scene.until(lambda: len(store) == 7)
-            assert client.recv(1 << 16), "the Welcome"
-            monkeypatch.setattr("tensord.ipc.channel.write", counted)
-            # A busy machine may take longer for three answers than the time that the first one waits.
-            answered = [10] if then == "the time is over" else [10, 11, 12]
-            for number in answered:
-                store.next()
-                session.inbox.tell_now(Deliver(messages.Committed(number, "stored")))
-                await scene.until(lambda: not len(session.inbox))
-            if then == "another answer":
-                assert not writes and not session.settled, "three answers wait"
-                session.inbox.tell_now(Deliver(messages.Done(20)))
-            elif then == "no put waits":
-                assert not writes and not session.settled, "three answers wait"
-                store.drain()
-                session.inbox.tell_now(Deliver(messages.Committed(13, "stored")))
-            await scene.until(lambda: bool(writes))
-            received = FrameReader().feed(client.recv(1 << 16))
-            expected = [*answered, *{"another answer": [20], "no put waits": [13]}.get(then, [])]
-            assert [message["id"] for message in received if isinstance(message, dict)] == expected
-            assert len(writes) == 1
         running.cancel()
 
     asyncio.run(serve())

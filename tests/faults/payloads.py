@@ -9,6 +9,8 @@ import numpy as np
 
 import tensord
 
+from ..daemon_process import until
+
 Words = np.ndarray[Any, np.dtype[np.uint64]]
 LAP_BYTES: Final = 256 << 10
 _GOLDEN: Final = 0x9E3779B97F4A7C15
@@ -27,6 +29,15 @@ def payload(number: int, size_bytes: int = 64 << 10) -> Words:
 def is_payload(found: Words, number: int) -> bool:
     """Whether every word of `found` is number `number`'s."""
     return bool(np.array_equal(found, payload(number, found.nbytes)))
+
+
+def with_place(client: tensord.Client, number: int, size_bytes: int = 64 << 10) -> None:
+    """Stores payload `number`, and waits until the client has a place for one more of this size. Ahead of need it has
+    at most 1/64 of the ring."""
+    assert client.put(key(number), payload(number, size_bytes), wait=True).state == "stored"
+    writer = client.link.puts.writer
+    assert writer is not None
+    until(lambda: writer.arena.left_bytes > size_bytes, "a place")
 
 
 def lap(client: tensord.Client, ring_bytes: int, laps: int = 100, first: int = 1_000_000) -> None:

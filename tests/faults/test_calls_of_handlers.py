@@ -1,5 +1,5 @@
-"""Signal handlers that call the client, at each instruction of a put that they interrupt: nothing hangs, and what the
-put was doing stays whole. And clients that are collected instead of closed while a handler raises.
+"""Signal handlers that close the client or fork, at each instruction of a put that they interrupt: nothing hangs, and
+what the put was doing stays whole. And clients that are collected instead of closed while a handler raises.
 """
 
 from __future__ import annotations
@@ -16,14 +16,13 @@ from typing import Any, Final
 import pytest
 
 import tensord
-from tensord.client.core import nested
 from tensord.testing.fake_card import FakeCard
 from tensord.testing.fake_vram import FakeVram
 
 from ..daemon_process import PATIENCE_S, Daemon, until
 from ..interruptions import interrupt
 from ..processes import Child, Stage
-from .payloads import is_payload, key, payload
+from .payloads import key, payload
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 POINTS_MAX: Final = 5000
@@ -31,7 +30,19 @@ SMALL = payload(1, 4096)
 LARGE = payload(1, 3 << 20)
 SLOW_S: Final = 20.0
 """More than a call of these takes on any machine, less than the time limits that a hang would end at: PATIENCE_S."""
-WITHIN: Final = ("blocking.py", "puts.py", "in_flight.py", "inbox.py", "inboxes.py", "aside.py", "waiting.py")
+CLOSE_S: Final = 0.5
+"""A client's timeout: as long as `close` waits for a thread that a lock of the interrupted put keeps."""
+WITHIN: Final = (
+    "put.py",
+    "puts.py",
+    "arena.py",
+    "memory.py",
+    "outcomes.py",
+    "records.py",
+    "blocking.py",
+    "aside.py",
+    "waiting.py",
+)
 
 
 def during(number: int, put: Callable[[], tensord.Put], handler: Callable[[], object]) -> tuple[str, tensord.Put]:
@@ -44,11 +55,11 @@ def during(number: int, put: Callable[[], tensord.Put], handler: Callable[[], ob
 def closes_within(stage: Stage, path: Path, size: str) -> Any:
     tree, slow = {"small": SMALL, "large": LARGE}[size], []
     for number in range(POINTS_MAX):
-        client = tensord.Client(path, timeout_s=PATIENCE_S)
+        client = tensord.Client(path, timeout_s=CLOSE_S)
         assert client.wait_connected(PATIENCE_S)
-        client.put(key(0), tree)
+        client.put(key(0), tree, timeout_s=PATIENCE_S)
         began = time.monotonic()
-        place, put = during(number, partial(client.put, key(1), tree), client.close)
+        place, put = during(number, partial(client.put, key(1), tree, timeout_s=PATIENCE_S), client.close)
         if time.monotonic() - began > SLOW_S:
             slow.append(place)
         assert put.wait(PATIENCE_S).state != "sent"
@@ -59,95 +70,6 @@ def closes_within(stage: Stage, path: Path, size: str) -> Any:
     gc.collect()
     until(lambda: not counts()[0], "threads to end")
     return number, slow
-
-
-def puts_within(stage: Stage, path: Path, size: str) -> Any:
-    tree = {"small": SMALL, "large": LARGE}[size]
-    states: set[tuple[str, str]] = set()
-    client = tensord.Client(path, timeout_s=PATIENCE_S)
-    assert client.wait_connected(PATIENCE_S)
-    for number in range(POINTS_MAX):
-        inner: list[tensord.Put] = []
-
-        def handler() -> None:
-            inner.append(client.put(key(2 * number + 1), SMALL))  # noqa: B023
-            inner.extend(client.put_many([(key(100_000 + number), SMALL)]))  # noqa: B023
-
-        place, outer = during(number, partial(client.put, key(2 * number), tree), handler)
-        assert outer.wait(PATIENCE_S).state == "stored", (place, outer)
-        states.update((put.wait(PATIENCE_S).state, type(put.error).__name__) for put in inner)
-        lease = client.get(key(2 * number))
-        assert lease is not None and is_payload(lease.tree, 1), place
-        client.evict(key(2 * number))
-        if not place:
-            break
-    until(lambda: not client.link.puts.in_flight and not client.link.puts.inboxes.used_bytes, "regions to be free")
-    return number, sorted(states)
-
-
-def calls_within(stage: Stage, path: Path, size: str) -> Any:
-    """All calls of a handler at points of a put: those that took long, and what they ended with within the put."""
-    tree = {"small": SMALL, "large": LARGE}[size]
-    client = tensord.Client(path, timeout_s=PATIENCE_S)
-    assert client.wait_connected(PATIENCE_S)
-    assert client.put(key(1), SMALL, wait=True).state == "stored"
-    namespace = tensord.Namespace(model="m", revision="r", dtype="float32", processor="p")
-    kept: list[Any] = [tensord.PrefixCache(client, namespace), None]
-    graph = tensord.AgentStepGraph([tensord.AgentStep("planner")])
-    calls: dict[str, Callable[[], object]] = {
-        "get": lambda: client.get(key(1)),
-        "touch": lambda: client.touch(key(1)),
-        "evict": lambda: client.evict(key(2)),
-        "clear": lambda: client.clear(namespace),
-        "invalidate": lambda: client.invalidate(namespace),
-        "pin": lambda: client.pin(key(1), 1.0),
-        "unpin": lambda: client.unpin(key(1)),
-        "reserve": lambda: client.reserve(tensord.Spec((64,), "uint64")).abandon(),
-        "claim": lambda: client.claim(key(3)).abandon(),
-        "compute": lambda: client.get_or_compute(key(4), lambda: SMALL),
-        "reserve_device": lambda: client.reserve_device("card0", 1),
-        "workflow": lambda: client.workflow("ticket", graph).end(),
-        "modes": client.modes,
-        "on_mode": lambda: client.on_mode(lambda _: None).close(),
-        "declare_baseline": lambda: client.declare_baseline("card0", 1),
-        "match": lambda: kept[0].match([1, 2, 3]),
-        "wait_connected": lambda: client.wait_connected(),
-    }
-    slow: list[tuple[str, str]] = []
-    ends: dict[str, set[str]] = {name: set() for name in calls}
-    for number in range(0, POINTS_MAX, 3):
-        took: dict[str, float] = {}
-        kept[1] = client.reserve(tensord.Spec((64,), "uint64"))
-
-        def handler() -> None:
-            within = nested.within(client.link.puts)
-            if within:
-                assert kept[1].commit(key(5)).state == "refused"
-            for name, call in calls.items():
-                began = time.monotonic()
-                try:
-                    call()
-                    end = ""
-                except tensord.TensordError as error:
-                    end = type(error).__name__
-                if within:
-                    ends[name].add(end)
-                took[name] = time.monotonic() - began  # noqa: B023
-
-        place, outer = during(number, partial(client.put, key(10 + number), tree), handler)
-        slow.extend((name, place) for name, seconds in took.items() if seconds > SLOW_S)
-        assert outer.wait(PATIENCE_S).state == "stored", (place, outer)
-        assert kept[1].commit(key(5), wait=True).state in ("stored", "existed")
-        client.evict(key(10 + number), key(5))
-        if not place:
-            break
-    # They keep regions.
-    calls.clear()
-    kept.clear()
-    until(lambda: not client.link.answers.pending, "all answers")
-    until(lambda: not client.link.puts.in_flight and not client.link.puts.inboxes.used_bytes, "regions to be free")
-    assert not client.link.claims.held
-    return number // 3, slow, ends
 
 
 def puts_after_exceptions(stage: Stage, path: Path, size: str) -> Any:
@@ -189,7 +111,7 @@ def forks_within(stage: Stage, path: Path, size: str) -> Any:
             break
         until(lambda: client.get(key(0)) is not None, "the client to be attached")
         del lease
-    until(lambda: not client.link.puts.in_flight, "the puts to be over")
+    until(lambda: not client.link.puts.waiting, "the puts to be over")
     return number // 3
 
 
@@ -199,35 +121,6 @@ def test_a_handler_may_close_the_client_at_any_point_of_a_put(daemon: Daemon, si
         number, slow = child.hear(4 * PATIENCE_S)
     assert number > 50
     assert not slow
-
-
-@pytest.mark.parametrize("size", ["small", "large"])
-def test_a_put_of_a_handler_within_a_put_is_refused_and_harms_no_other(daemon: Daemon, size: str) -> None:
-    with Child(puts_within, daemon.socket, size) as child:
-        number, states = child.hear(4 * PATIENCE_S)
-    assert number > 50
-    assert ("refused", "LimitReached") in states
-    assert {state for state, _ in states} <= {"refused", "stored", "existed"}
-
-
-WAITED_FOR: Final = {"touch", "evict", "clear", "invalidate", "pin", "unpin", "reserve"} | {
-    "reserve_device",
-    "workflow",
-    "declare_baseline",
-}
-"""Calls that wait for an answer of the daemon."""
-
-
-@pytest.mark.parametrize("size", ["small", "large"])
-def test_a_handler_within_a_put_is_refused_at_once_what_it_would_have_to_wait_for(daemon: Daemon, size: str) -> None:
-    with Child(calls_within, daemon.socket, size) as child:
-        number, slow, ends = child.hear(4 * PATIENCE_S)
-    assert number > 15
-    assert not slow
-    # The answer for "modes" may be there from an "on_mode" before.
-    ends.pop("modes")
-    assert {name for name, how in ends.items() if how == {"LimitReached"}} == WAITED_FOR
-    assert {name for name, how in ends.items() if how == {""}} == set(ends) - WAITED_FOR
 
 
 @pytest.mark.parametrize("size", ["small", "large"])

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 import tensord
-from tensord.client.core import puts
 from tensord.errors import BadKey, BadPrefix, ParentGone
 
 from ..daemon_process import MIB, PATIENCE_S, Daemon, until
@@ -81,10 +80,7 @@ def test_reservations_and_the_asynchronous_client_put_chains_too(daemon: Daemon)
 
 
 @pytest.mark.parametrize("large", [0, 1], ids=["a large parent", "a large child"])
-def test_payloads_written_in_place_are_links_of_a_chain_as_any(
-    daemon: Daemon, large: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(puts, "IN_PLACE_BYTES", MIB)
+def test_large_payloads_are_links_of_a_chain_as_any(daemon: Daemon, large: int) -> None:
     numbers = chain(4 + large, 3)
     with daemon.client() as client:
         sent, parent = [], None

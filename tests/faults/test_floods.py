@@ -7,20 +7,23 @@ from contextlib import contextmanager
 
 import pytest
 
+from tensord.daemon.actors.queues import AT_ONCE
 from tensord.ipc import messages
 from tensord.ipc.blocking import BlockingChannel
 from tensord.ipc.connection import Connection
+from tensord.shm.layout import span_bytes
 
-from ..daemon_process import MIB, PATIENCE_S, Daemon, until
+from ..daemon_process import MIB, PATIENCE_S, Daemon
 from .payloads import key, payload
 from .raw import RawClient
 
 FLOOD = 900
+RING_BYTES = 4 * MIB
 
 
 @pytest.fixture
 def daemon() -> Iterator[Daemon]:
-    with Daemon(ring_bytes=4 * MIB) as running:
+    with Daemon(ring_bytes=RING_BYTES) as running:
         yield running.start()
 
 
@@ -59,38 +62,58 @@ def test_a_backlog_of_requests_delays_another_clients_request_by_one_a_turn(daem
         assert [answer.id for answer in claimed] == list(range(100, 100 + FLOOD)), "each client's keep their order"
 
 
-def test_commits_without_bytes_evict_nothing_and_the_next_client_puts_as_before(daemon: Daemon) -> None:
+def test_a_client_that_borrows_places_and_writes_nothing_keeps_few_of_them(daemon: Daemon) -> None:
     other = daemon.client(name="other")
     for number in range(50):
         assert other.put(key(number), payload(number, 60_000), wait=True).state == "stored"
-    with RawClient(daemon.socket, inbox_bytes=MIB) as raw:
+    with RawClient(daemon.socket, writes="in place") as raw:
         for number in range(64):
-            raw.channel.send(messages.Commit(100 + number, key(100 + number), 60_000, 16), timeout_s=PATIENCE_S)
-        daemon.until(lambda status: status["store"]["puts_announced"] == 64, "all of them to be announced")
-        assert daemon.store("entries") == 50
+            raw.channel.send(messages.AskForGrants(100 + number, [span_bytes(60_000)]), timeout_s=PATIENCE_S)
+        daemon.until(lambda status: status["store"]["grants_waiting"] > 50, "most requests to wait")
+        # 1/8 of the ring, a place, and what the other client has ahead of need.
+        assert daemon.store("lent_bytes") < RING_BYTES // 6
         assert other.put(key(99), payload(99, 60_000), wait=True).state == "stored"
-    daemon.until(lambda status: status["store"]["puts_in_flight"] == 0, "them to end with their client")
+        assert daemon.store("entries") == 51
+    daemon.until(lambda status: status["store"]["grants_waiting"] == 0, "them to end with their client")
     assert sum(other.contains(key(number)) for number in range(50)) == 50
+
+
+@pytest.mark.parametrize("writes", ["in place", "inbox"])
+def test_a_flood_of_puts_delays_another_clients_put_by_one_turn(daemon: Daemon, writes: str) -> None:
+    with (
+        RawClient(daemon.socket, writes=writes) as loud,
+        RawClient(daemon.socket, writes=writes) as quiet,
+        watching(daemon) as watch,
+    ):
+        (large,), (small,) = loud.borrow(60_000), quiet.borrow(64)
+        daemon.pause()
+        for number in range(FLOOD // 6):
+            at = large._replace(offset=large.offset + number * span_bytes(64))
+            loud.submit(key(number), at, loud.write(at, bytes(32)))
+        quiet.submit(key(5000), small, quiet.write(small, bytes(32)))
+        daemon.resume()
+        before = events_until(watch, event="put", key=key(5000).hex())
+        assert sum(event["event"] == "put" for event in before) <= AT_ONCE + 1
+        assert loud.until_settled(FLOOD // 6) is None
 
 
 def test_a_backlog_of_puts_that_wait_for_room_delays_another_clients_put_by_one_a_turn(daemon: Daemon) -> None:
     full = daemon.client(name="full")
     for number in range(70):
-        full.put(key(number), payload(number, 60_000), wait=True)
+        assert full.put(key(number), payload(number, 60_000), wait=True).state == "stored"
     with (
-        RawClient(daemon.socket, inbox_bytes=MIB) as loud,
-        RawClient(daemon.socket, inbox_bytes=MIB) as quiet,
-        watching(daemon) as watch,
+        RawClient(daemon.socket, writes="in place") as loud,
+        RawClient(daemon.socket, writes="in place") as quiet,
     ):
         daemon.pause()
         for number in range(60):
-            loud.begin(key(1000 + number), payload(7, 60_000), parts=1, sent=1)
-        quiet.begin(key(5000), payload(8, 60_000), parts=1, sent=1)
+            loud.channel.send(messages.AskForGrants(1000 + number, [span_bytes(60_064)]), timeout_s=PATIENCE_S)
+        quiet.channel.send(messages.AskForGrants(1000, [span_bytes(60_064)]), timeout_s=PATIENCE_S)
         daemon.resume()
-        until(lambda: isinstance(quiet.hear(), messages.Committed), "the quiet client's put")
-        before = events_until(watch, event="put", key=key(5000).hex())
-        assert sum(event["event"] == "put" for event in before) < 30
-        stored = 0
-        while stored < 60:
-            answer = loud.hear()
-            stored += isinstance(answer, messages.Committed) and answer.outcome == "stored"
+        (place,) = quiet.lent(quiet.hear())
+        assert quiet.until_settled(quiet.submit(key(5000), place, quiet.write(place, payload(8, 60_000)))) is None
+        for number in range(60):
+            (place,) = loud.lent(loud.hear())
+            stored = loud.submit(key(1000 + number), place, loud.write(place, payload(7, 60_000)))
+        assert loud.until_settled(stored) is None
+        assert daemon.store("puts")["stored"] == 131

@@ -398,9 +398,10 @@ def test_a_ring_that_shrinks_and_grows_all_the_time_harms_nobody_and_is_whole_at
             assert not wrong
             assert counts["stored"] and counts["read"]
         store = daemon.status()["store"]
-        assert not any(store[name] for name in ("found_corrupt", "evicted_while_pinned"))
+        assert not store["found_corrupt"]
         client = daemon.client()
-        assert client.put(payloads.key(1000), payloads.payload(1000, 8 * MIB), wait=True).state == "stored"
+        put = client.put(payloads.key(1000), payloads.payload(1000, 8 * MIB), wait=True)
+        assert put.state == "stored", put
         until(lambda: daemon.ask(messages.HealthQuery)["healthy"], "no problem to be left")
         assert "Traceback" not in daemon.log
 
@@ -410,8 +411,9 @@ def test_pressure_that_only_a_drill_had_made_ends_with_it() -> None:
     with Daemon(gauges_host="none", gauges_device="none", ring_bytes=RING_BYTES) as daemon:
         daemon.start()
         daemon.until(lambda status: status["store"]["resident_bytes"] == RING_BYTES, "the ring")
-        client = daemon.client()
         for _ in range(3):
+            # Without a place from before, in which it could still put.
+            client = daemon.client()
             with RawClient(daemon.socket, attach=False) as drilling:
 
                 def pressed(status: dict[str, Any], drilling: RawClient = drilling) -> bool:

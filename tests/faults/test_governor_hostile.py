@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from tensord.daemon.core.governor.limits import DEVICES_MAX
 from tensord.daemon.gauges.reading import GaugeFailed, Reading
+from tensord.daemon.governor.limits import DEVICES_MAX
 from tensord.errors import (
     BadGraph,
     BadStep,

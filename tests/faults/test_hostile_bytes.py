@@ -30,8 +30,12 @@ SPOKEN = [
     HELLO,
     pack(messages.Attach(2)),
     pack(messages.OpenInbox(3, 4096)),
-    pack(messages.Commit(4, KEY, 1 << 20, 20)),
-    pack(messages.Part(4, 0, 1 << 20, True)),
+    pack(messages.OpenRing(4)),
+    pack(messages.AskForGrants(11, [1 << 10] * 20, [1, 2])),
+    pack(messages.AskForGrants(12, [1 << 48, 1], ahead=True)),
+    pack(messages.ReturnGrants([1, 1 << 62])),
+    pack(messages.Doorbell()),
+    pack(messages.NameAgent("planner")),
     pack(messages.RequestClaim(5, KEY)),
     pack(messages.Evict(6, [bytes(32)])),
     pack(messages.Clear(7, bytes(8))),
@@ -97,7 +101,7 @@ def assert_served(daemon: Daemon, client: tensord.Client) -> None:
     assert lease is not None
     assert np.array_equal(lease.tree, PAYLOAD)
     assert client.touch(KEY) == 1
-    assert client.status()["store"]["evicted_while_pinned"] == 0
+    assert client.status()["store"]["found_corrupt"] == 0
 
 
 @pytest.mark.parametrize("which", ["socket", "status_socket"])

@@ -7,18 +7,16 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import numpy as np
 import pytest
 
 import tensord
-from tensord.client.core import link
 from tensord.errors import DaemonUnavailable
 
 from ..daemon_process import MIB, PATIENCE_S, Daemon, until
 from ..processes import Child, Stage
-from .payloads import Words, is_payload, key, lap, payload
+from .payloads import Words, is_payload, key, lap, payload, with_place
 from .raw import RawClient
 
 RING_BYTES = 4 * MIB
@@ -33,12 +31,12 @@ def small() -> Iterator[Daemon]:
 
 
 def as_before(daemon: Daemon, clients: int = 1) -> None:
-    """Waits until only `clients` are left, and nothing of anybody else's."""
+    """Waits until only `clients` are left, each with a place for its next put, and nothing of anybody else's."""
     daemon.until(
         lambda s: (
             s["clients"] == s["lanes"] == clients
             and not s["pins"]
-            and not s["store"]["puts_in_flight"]
+            and s["store"]["grants"] <= clients
             and not s["store"]["claims_held"]
         ),
         "everything of the killed process to be gone",
@@ -77,52 +75,50 @@ def reserves(stage: Stage, socket: Path) -> None:
     stage.hear()
 
 
-def commits(stage: Stage, socket: Path, parts: int, sent: int) -> None:
-    client = RawClient(socket, inbox_bytes=MIB)
+def writes_half(stage: Stage, socket: Path, share: float) -> None:
+    client = RawClient(socket, writes="in place")
+    (place,) = client.borrow(payload(2).nbytes + 64)
+    client.write(place, payload(2), share)
+    stage.tell("half written")
+    stage.hear()
+
+
+def writes_whole(stage: Stage, socket: Path, writes: str) -> None:
+    client = RawClient(socket, writes=writes)
+    (place,) = client.borrow(payload(2).nbytes + 64)
     stage.tell("ready")
     stage.hear()
-    client.begin(key(2), payload(2), parts=parts, sent=sent)
+    client.submit(key(2), place, client.write(place, payload(2)))
     stage.tell("sent")
     stage.hear()
 
 
 def test_a_writer_killed_before_its_commit_leaves_nothing(small: Daemon) -> None:
     used = small.store("used_bytes")
-    inboxes = small.status()["inboxes_bytes"]
     with Child(reserves, small.socket) as writer:
         assert writer.hear() == "filled"
-        small.until(lambda s: s["inboxes_bytes"] > inboxes, "its inbox")
         writer.kill()
         as_before(small)
-    small.until(lambda s: s["inboxes_bytes"] == inboxes, "its inbox to be unmapped")
     assert small.store("used_bytes") == used
     assert not small.client().contains(key(2))
 
 
-@pytest.mark.parametrize("sent", [0, 1])
-def test_a_half_sent_put_never_shows_and_its_span_is_freed(small: Daemon, sent: int) -> None:
-    used = small.store("used_bytes")
-    with Child(commits, small.socket, 2, sent) as writer:
-        assert writer.hear() == "ready"
-        writer.tell()
-        assert writer.hear() == "sent"
-        # It has its span from its first part on, which the daemon may handle a moment after the Commit.
-        small.until(
-            lambda s: s["store"]["puts_in_flight"] == 1 and (not sent or s["store"]["used_bytes"] > used),
-            "the put to begin",
-        )
-        assert sent or small.store("used_bytes") == used
+@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+def test_a_half_sent_put_never_shows_and_its_span_is_freed(small: Daemon, share: float) -> None:
+    used, grants = small.store("used_bytes"), small.store("grants")
+    with Child(writes_half, small.socket, share) as writer:
+        assert writer.hear() == "half written"
+        assert small.store("grants") == grants + 1 and small.store("used_bytes") > used
         assert not small.client().contains(key(2))
         writer.kill()
-    small.until(lambda s: s["store"]["used_bytes"] == used and not s["store"]["puts_in_flight"], "its span to go")
-    assert small.store("puts")["aborted"] == 1
+    small.until(lambda s: (s["store"]["used_bytes"], s["store"]["grants"]) == (used, grants), "its place to go")
     assert not small.client().contains(key(2))
     assert small.client().put(key(2), payload(2), wait=True).state == "stored"
 
 
-@pytest.mark.parametrize("parts", [1, 2])
-def test_a_wholly_sent_put_is_kept_though_its_writer_was_killed(small: Daemon, parts: int) -> None:
-    with Child(commits, small.socket, parts, parts) as writer:
+@pytest.mark.parametrize("writes", ["in place", "inbox"])
+def test_a_wholly_sent_put_is_kept_though_its_writer_was_killed(small: Daemon, writes: str) -> None:
+    with Child(writes_whole, small.socket, writes) as writer:
         assert writer.hear() == "ready"
         small.pause()  # so that the writer is certainly dead before the daemon looks
         writer.tell()
@@ -158,7 +154,7 @@ def test_every_entry_of_a_writer_killed_at_random_is_complete(small: Daemon) -> 
             enough = small.store("puts")["stored"] + 7 * round_
             until(partial(stored_more_than, small, enough), "some puts")
             writer.kill()
-        small.until(lambda s: not s["store"]["puts_in_flight"] and s["lanes"] == s["clients"], "its puts to end")
+        small.until(lambda s: s["lanes"] == s["clients"], "its puts to end")
         for number in range(100, 140):
             lease = reader.get(key(number), verify=True)
             if lease is not None:
@@ -166,40 +162,33 @@ def test_every_entry_of_a_writer_killed_at_random_is_complete(small: Daemon) -> 
                 found += 1
             del lease
     assert found
-    assert small.store("evicted_while_pinned") == small.store("found_corrupt") == 0
+    assert small.store("found_corrupt") == 0
 
 
-def test_an_array_written_to_after_its_commit_never_reaches_another_key() -> None:
-    # The inbox is small, so that the puts below would soon be given the array's bytes if they were free.
-    with Daemon(ring_bytes=RING_BYTES, policy="lru", limits_inbox_bytes_max=MIB) as daemon:
-        client = daemon.start().client()
-        reserved = client.reserve(tensord.Spec((8192,), "uint64"))
-        kept = reserved.tree
-        kept[:] = payload(2)
-        assert reserved.commit(key(2), wait=True).state == "stored"
-        done = threading.Event()
+def test_an_array_written_to_after_its_commit_never_reaches_any_key(small: Daemon) -> None:
+    client = small.client()
+    reserved = client.reserve(tensord.Spec((8192,), "uint64"))
+    kept = reserved.tree
+    kept[:] = payload(2)
+    assert reserved.commit(key(2), wait=True).state == "stored"
+    done = threading.Event()
 
-        def scribble(array: Words) -> None:
-            while not done.is_set():
-                array[:] = 0xBAD
+    def scribble(array: Words) -> None:
+        while not done.is_set():
+            array[:] = 0xBAD
 
-        scribbler = threading.Thread(target=scribble, args=(kept,))
-        scribbler.start()
-        try:
-            for number in range(3, 200):
-                assert client.put(key(number), payload(number), wait=True).state == "stored"
-                lease = client.get(key(number))
-                assert lease is not None and is_payload(lease.tree, number)
-                first = client.get(key(2))
-                assert first is None or is_payload(first.tree, 2)
-        finally:
-            done.set()
-            scribbler.join()
-            del scribbler
-        inbox = client._link.puts.inboxes.current
-        assert inbox is not None and inbox.used_bytes, "the array still holds its part of the inbox"
-        del kept
-        until(lambda: not inbox.used_bytes, "the part to be free once the array is gone")
+    scribbler = threading.Thread(target=scribble, args=(kept,))
+    scribbler.start()
+    try:
+        for number in range(3, 200):
+            assert client.put(key(number), payload(number), wait=True).state == "stored"
+            lease = client.get(key(number))
+            assert lease is not None and is_payload(lease.tree, number)
+            first = client.get(key(2))
+            assert first is None or is_payload(first.tree, 2)
+    finally:
+        done.set()
+        scribbler.join()
 
 
 # ---- stopped clients
@@ -277,75 +266,37 @@ def test_committed_entries_are_there_after_the_daemon_was_stopped_under_live_vie
     assert is_payload(held.tree, 1)
 
 
-def test_puts_wholly_sent_before_a_clean_stop_are_there_afterwards(small: Daemon) -> None:
-    with RawClient(small.socket, inbox_bytes=MIB) as writer:
+@pytest.mark.parametrize("writes", ["in place", "inbox"])
+def test_puts_wholly_sent_before_a_clean_stop_are_there_afterwards(small: Daemon, writes: str) -> None:
+    with RawClient(small.socket, writes=writes) as writer:
+        (place,) = writer.borrow(payload(2).nbytes + 64)
         small.pause()
-        writer.begin(key(2), payload(2), parts=2, sent=2)
+        writer.submit(key(2), place, writer.write(place, payload(2)))
         small.terminate()
     small.start()
     reader = small.client()
     lease = reader.get(key(2), verify=True)
     assert lease is None or is_payload(lease.tree, 2)
-    assert small.store("puts_in_flight") == 0
+    small.until(lambda s: not s["store"]["grants"] and not s["store"]["retired_bytes"], "its place to go")
 
 
+@pytest.mark.parametrize("write_in_place", ["owner", "off"])
 @pytest.mark.parametrize("size_bytes", [64 << 10, 3 * MIB])
-def test_a_put_that_the_daemon_died_of_is_repeated_once_it_is_back(small: Daemon, size_bytes: int) -> None:
-    client = small.client()
-    assert client.put(key(9), payload(9), wait=True).state == "stored"
-    small.pause()
-    put = client.put(key(2), payload(2, size_bytes))
-    assert put.state == "sent"
-    small.kill()
-    small.start()
-    assert put.wait(PATIENCE_S).state == "stored", put
-    lease = small.client().get(key(2), verify=True)
-    assert lease is not None and is_payload(lease.tree, 2)
-
-
-def test_a_put_that_waits_for_the_next_daemon_is_sent_soon_however_long_there_was_none(
-    small: Daemon, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    client = small.client()
-    assert client.put(key(9), payload(9), wait=True).state == "stored"
-    small.pause()
-    put = client.put(key(2), payload(2))
-    attempts: list[None] = []
-    attach = client.link._attach
-
-    def attached(protocol: int) -> Any:
-        attempts.append(None)
-        return attach(protocol)
-
-    monkeypatch.setattr(client.link, "_attach", attached)
-    monkeypatch.setattr(link, "_RETRY_MOST_S", 3600.0)
-    small.kill()
-    # Twice as long each time, it would come to the fifteenth after five minutes.
-    until(lambda: len(attempts) > 15, "the client to ask for a daemon again and again")
-    small.start()
-    assert put.wait(PATIENCE_S).state == "stored", put
-
-
-def test_a_streamed_put_that_the_daemon_died_of_is_lost_and_says_so() -> None:
-    # A payload larger than the inbox never stands there as a whole, so there is nothing to send again.
-    with Daemon(ring_bytes=RING_BYTES, policy="lru", limits_inbox_bytes_max=MIB, write_in_place="off") as daemon:
+def test_a_put_that_the_daemon_died_of_is_lost_and_says_so(write_in_place: str, size_bytes: int) -> None:
+    # Ahead of need a client has at most 1/64 of the ring.
+    with Daemon(ring_bytes=256 * size_bytes, policy="lru", write_in_place=write_in_place) as daemon:
         client = daemon.start().client()
-        assert client.put(key(9), payload(9), wait=True).state == "stored"
+        with_place(client, 9, size_bytes)
         daemon.pause()
-        puts: list[tensord.Put] = []
-        sender = threading.Thread(
-            target=lambda: puts.append(client.put(key(2), payload(2, 3 * MIB), timeout_s=PATIENCE_S))
-        )
-        sender.start()
-        until(lambda: len(client._link.puts.in_flight) == 1, "the put to begin")
+        put = client.put(key(2), payload(2, size_bytes))
+        assert put.state == "sent"
         daemon.kill()
-        sender.join(PATIENCE_S)
-        assert puts[0].state == "lost"
-        assert isinstance(puts[0].error, DaemonUnavailable)
-        assert not client.contains(key(2))
         daemon.start()
+        assert put.wait(PATIENCE_S).state == "lost"
+        assert isinstance(put.error, DaemonUnavailable)
         daemon.attached(client)
-        assert client.put(key(2), payload(2, 3 * MIB), wait=True, timeout_s=PATIENCE_S).state == "stored"
+        assert not client.contains(key(2))
+        assert client.put(key(2), payload(2, size_bytes), wait=True).state == "stored"
         lease = client.get(key(2), verify=True)
         assert lease is not None and is_payload(lease.tree, 2)
 

@@ -302,26 +302,3 @@ def test_a_fork_in_the_middle_of_a_put_disturbs_neither_side(small: Daemon) -> N
     for number in (10, 11, 12):
         lease = reader.get(key(number), verify=True)
         assert lease is not None and is_payload(lease.tree, number)
-
-
-def commits_what_was_reserved_before_a_fork(stage: Stage, socket: Path) -> None:
-    client = tensord.Client(socket, timeout_s=PATIENCE_S)
-    reserved = client.reserve(tensord.Spec((8192,), "uint64"))
-    reserved.tree[:] = payload(10)
-    forked = os.fork()
-    if not forked:
-        mine = client.put(key(11), payload(11), wait=True)
-        theirs = reserved.commit(key(12), wait=True)
-        os._exit(0 if (mine.state, theirs.state) == ("stored", "lost") else 1)
-    _, status = os.waitpid(forked, 0)
-    stage.tell((status, reserved.commit(key(10), wait=True).state))
-
-
-def test_a_reservation_is_its_makers_and_a_forked_process_cannot_commit_other_bytes_for_it(small: Daemon) -> None:
-    with Child(commits_what_was_reserved_before_a_fork, small.socket) as child:
-        assert child.hear() == (0, "stored")
-    reader = small.client()
-    assert not reader.contains(key(12))
-    for number in (10, 11):
-        lease = reader.get(key(number), verify=True)
-        assert lease is not None and is_payload(lease.tree, number)

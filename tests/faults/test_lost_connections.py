@@ -1,12 +1,11 @@
 """A connection ends while puts are on their way: no key ever gets another put's bytes, however late the daemon reads.
 
 The daemon is stopped by SIGSTOP meanwhile. When it goes on it carries out the puts of the old connection, out of the
-inbox as it then stands.
+ring or the inbox as it then stands.
 """
 
 from __future__ import annotations
 
-import gc
 import os
 import socket
 from collections.abc import Callable, Iterator
@@ -16,22 +15,19 @@ from typing import Any
 import pytest
 
 import tensord
-from tensord.testing.fake_card import FakeCard
 
 from ..daemon_process import MIB, PATIENCE_S, Daemon, until
 from ..processes import Child, Stage
-from .held_copier import HOLD
-from .payloads import Words, is_payload, key, payload
+from .payloads import Words, is_payload, key, payload, with_place
 
-INBOX_BYTES = 4 * MIB
 FIRST, SECOND = 1, 2
-# Of an inbox of 4 MiB: in one region, in parts that all fit in the inbox, and small.
-WHOLE_BYTES, STREAMED_BYTES, SMALL_BYTES = 2 * MIB - 4096, 3 * MIB, 64 << 10
+LARGE_BYTES, SMALL_BYTES = MIB, 64 << 10
 
 
-@pytest.fixture
-def one() -> Iterator[Daemon]:
-    with Daemon(limits_inbox_bytes_max=INBOX_BYTES, policy="lru", write_in_place="off") as running:
+@pytest.fixture(params=["owner", "off"])
+def one(request: pytest.FixtureRequest) -> Iterator[Daemon]:
+    # Ahead of need a client has at most 1/64 of the ring: here four of the large places.
+    with Daemon(ring_bytes=256 * MIB, policy="lru", write_in_place=request.param) as running:
         yield running.start()
 
 
@@ -54,16 +50,15 @@ def forked_under_a_lease(client: tensord.Client) -> None:
 
 
 def puts(client: tensord.Client) -> Any:
-    return client.put(key(SECOND), payload(SECOND, SMALL_BYTES)), client.put(key(3), payload(3, WHOLE_BYTES))
+    """They do not wait for the next connection, which the daemon does not take yet."""
+    small, large = payload(SECOND, SMALL_BYTES), payload(3, LARGE_BYTES)
+    return client.put(key(SECOND), small, timeout_s=0.0), client.put(key(3), large, timeout_s=0.0)
 
 
 def reserves(client: tensord.Client) -> Any:
-    try:
-        reserved = client.reserve(tensord.Spec((WHOLE_BYTES // 8,), "uint64"), timeout_s=0.0)
-    except tensord.TensordError:
-        return None
-    reserved.tree[:] = payload(SECOND, WHOLE_BYTES)
-    return reserved
+    reserved = client.reserve(tensord.Spec((LARGE_BYTES // 8,), "uint64"))
+    reserved.tree[:] = payload(SECOND, LARGE_BYTES)
+    return reserved, reserved.commit(key(SECOND), timeout_s=0.0)
 
 
 def matches(client: tensord.Client) -> Any:
@@ -79,7 +74,7 @@ def stands_still(
     """Puts while the daemon stands still; the connection ends; something else is written."""
     client = tensord.Client(path, timeout_s=PATIENCE_S)
     assert client.put(key(100), payload(100), wait=True).state == "stored"
-    assert client.put(key(101), payload(101, INBOX_BYTES), wait=True).state == "stored", "the inbox has grown"
+    with_place(client, 200, size_bytes)
     lease = client.get(key(100))
     stage.tell("attached")
     stage.hear()
@@ -103,7 +98,7 @@ def stands_still(
 
 @pytest.mark.parametrize("then", ["puts", "reserves", "matches"])
 @pytest.mark.parametrize("loses", ["cut", "fork"])
-@pytest.mark.parametrize("size_bytes", [SMALL_BYTES, WHOLE_BYTES, STREAMED_BYTES], ids=["small", "whole", "streamed"])
+@pytest.mark.parametrize("size_bytes", [SMALL_BYTES, LARGE_BYTES], ids=["small", "large"])
 def test_a_daemon_that_reads_late_finds_the_bytes_that_were_put(
     one: Daemon, size_bytes: int, loses: str, then: str
 ) -> None:
@@ -135,86 +130,16 @@ def test_a_reservation_outlives_a_lost_connection(one: Daemon) -> None:
     one.resume()
     assert client.wait_connected(PATIENCE_S)
     assert reserved.commit(key(3), wait=True).state == "stored"
-    assert (put.wait(PATIENCE_S).state, other.wait(PATIENCE_S).state) <= ("stored", "stored")
+    assert put.wait(PATIENCE_S).state in ("stored", "lost") and other.wait(PATIENCE_S).state == "lost"
     for number in (FIRST, SECOND, 3):
         found = client.get(key(number), verify=True)
-        assert found is not None and is_payload(found.tree, number)
-    del reserved
-    gc.collect()
-    one.until(lambda s: s["inboxes_bytes"] <= 2 * MIB, "the inbox of the lost connection to be closed")
-
-
-def committed(client: tensord.Client) -> tuple[tensord.Put, Any]:
-    """The first put, made in place; and its array, which its owner keeps."""
-    reserved = client.reserve(tensord.Spec((WHOLE_BYTES // 8,), "uint64"))
-    array = reserved.tree
-    array[:] = payload(FIRST, WHOLE_BYTES)
-    return reserved.commit(key(FIRST)), array
-
-
-def shows_the_first(one: Daemon) -> None:
-    """The put is carried out, and right."""
-    reader = one.client()
-    until(lambda: reader.contains(key(FIRST)), "the first put to be carried out")
-    found = reader.get(key(FIRST), verify=True)
-    assert found is not None and is_payload(found.tree, FIRST)
-
-
-def test_an_array_written_to_once_its_client_was_closed_never_reaches_its_key(one: Daemon) -> None:
-    client = one.client(timeout_s=PATIENCE_S)
-    assert client.put(key(101), payload(101, INBOX_BYTES), wait=True).state == "stored", "the inbox has grown"
-    one.pause()
-    put, array = committed(client)
-    client.close()
-    assert put.state == "lost"
-    array[:] = 0xBAD
-    one.resume()
-    shows_the_first(one)
-
-
-def test_an_array_written_to_once_its_put_was_refused_on_the_next_connection_never_reaches_its_key(
-    tmp_path: Path,
-) -> None:
-    half_way, go_on = tmp_path / "half way", tmp_path / "go on"
-    with (
-        FakeCard(tmp_path, "host", MIB) as host,
-        Daemon(
-            policy="lru",
-            limits_inbox_bytes_max=INBOX_BYTES,
-            write_in_place="off",
-            gauges_device="none",
-            gauges_host="file",
-            gauges_file=host.gauge_file,
-            gauges_sample_s="10ms",
-            gauges_sample_pressed_s="10ms",
-        ) as one,
-    ):
-        one.before = HOLD, {"half_way": str(half_way), "go_on": str(go_on)}
-        one.start()
-        client, other = one.client(timeout_s=PATIENCE_S), one.client(timeout_s=PATIENCE_S)
-        put, array = committed(client)
-        until(half_way.exists, "half of it to be copied")
-        host.occupy(MIB)
-        until(lambda: mode_of_host(other) == "emergency", "puts to be refused")
-        cut(client)
-        assert put.wait(PATIENCE_S).state == "refused"
-        array[:] = 0xBAD
-        host.occupy(0)
-        until(lambda: mode_of_host(other) == "relaxed", "the host to have room again")
-        go_on.touch()
-        shows_the_first(one)
-
-
-def mode_of_host(client: tensord.Client) -> str:
-    """Empty until the gauge was read for the first time."""
-    state = client.modes().get("host")
-    return "" if state is None else state.mode
+        assert is_payload(found.tree, number) if found is not None else number != 3
 
 
 def test_connections_that_are_lost_again_and_again_leave_no_inbox_behind(one: Daemon) -> None:
     client = one.client(timeout_s=PATIENCE_S)
     for lap in range(5):
-        sent = [client.put(key(10 * lap + n), payload(10 * lap + n, WHOLE_BYTES)) for n in range(3)]
+        sent = [client.put(key(10 * lap + n), payload(10 * lap + n, LARGE_BYTES)) for n in range(3)]
         cut(client)
         assert client.wait_connected(PATIENCE_S)
         for put in sent:
@@ -222,15 +147,20 @@ def test_connections_that_are_lost_again_and_again_leave_no_inbox_behind(one: Da
         for n in range(3):
             found = client.get(key(10 * lap + n), verify=True)
             assert found is None or is_payload(found.tree, 10 * lap + n)
-    assert client.put(key(99), payload(99, WHOLE_BYTES), wait=True).state == "stored"
-    one.until(lambda s: s["inboxes_bytes"] <= INBOX_BYTES, "no inbox but the current one")
-    until(lambda: len(client._link.puts.inboxes._all) == 1, "the client to have one inbox")
+    assert client.put(key(99), payload(99, LARGE_BYTES), wait=True).state == "stored"
+    inboxes = int(one.flags["write_in_place"] == "off")
+    one.until(lambda s: (s["inboxes"], s["lanes"]) == (inboxes, 1), "no inbox but the current one")
+    entries_bytes = (5 * 3 + 1) * (LARGE_BYTES + 4096)
+    one.until(
+        lambda s: s["store"]["used_bytes"] - s["store"]["lent_bytes"] <= entries_bytes,
+        "the places of lost puts to be free",
+    )
 
 
-@pytest.mark.parametrize("size_bytes", [SMALL_BYTES, WHOLE_BYTES, STREAMED_BYTES], ids=["small", "whole", "streamed"])
+@pytest.mark.parametrize("size_bytes", [SMALL_BYTES, LARGE_BYTES], ids=["small", "large"])
 def test_a_clean_stop_carries_out_and_answers_what_has_wholly_arrived(one: Daemon, size_bytes: int) -> None:
     client = one.client(timeout_s=PATIENCE_S)
-    assert client.put(key(101), payload(101, INBOX_BYTES), wait=True).state == "stored", "the inbox has grown"
+    with_place(client, 200, size_bytes)
     one.pause()
     # The daemon finds the signal and the put at once.
     put = client.put(key(FIRST), payload(FIRST, size_bytes))
@@ -252,7 +182,7 @@ def restarts(stage: Stage, path: Path) -> list[int]:
     waiting: list[tuple[int, Words]] = []
     while number < 60:
         number += 1
-        size_bytes = (SMALL_BYTES, WHOLE_BYTES, STREAMED_BYTES)[number % 3]
+        size_bytes = (SMALL_BYTES, LARGE_BYTES)[number % 2]
         client.wait_connected(PATIENCE_S)
         client.put(key(number), payload(number, size_bytes))
         waiting.append((number, payload(number, 8)))

@@ -10,11 +10,12 @@ import pytest
 
 import tensord
 from tensord import NormalLayer, PrefixCache
-from tensord.client.core.put_options import PutOptions
-from tensord.client.core.puts import Put
 from tensord.client.prefix import query as prefix_query
+from tensord.client.writing.options import PutOptions
+from tensord.client.writing.outcomes import Put
 from tensord.errors import BadPrefix, LimitReached, ParentGone, TensordError
 from tensord.ipc import messages
+from tensord.shm.packing import pack
 from tensord.shm.prefix import Media, PrefixRecord, block_key
 
 from ..daemon.core.blocks import LAYOUT, SCOPE, block, query, text
@@ -65,7 +66,7 @@ def test_a_query_that_is_written_while_its_connection_is_lost_is_never_answered_
         written = vars(prefix_query)["fold"]
 
         def lost_meanwhile(*arguments: Any) -> Any:
-            """The inbox is retired with a put that is sent again from it, so that the next connection knows it."""
+            """The next connection's inbox is another one."""
             folded = written(*arguments)
             daemon.pause()
             client.put(key_of(1), payload(1))
@@ -118,7 +119,7 @@ def test_a_killed_daemons_sequences_are_matched_whole_by_the_first_query() -> No
         for tokens in conversations:
             cache.put(tokens, [layer_of(tokens)])
         cache.put(conversations[0], [layer_of(conversations[0])], wait=True, timeout_s=PATIENCE_S)
-        until(lambda: not client.link.puts.in_flight, "all of it to be stored")
+        until(lambda: not client.link.puts.waiting, "all of it to be stored")
         for _ in range(3):
             daemon.kill()
             daemon.start()
@@ -139,15 +140,15 @@ def test_a_put_whose_blocks_are_evicted_on_its_way_is_repeated_and_stores_all_of
         real = client.link.puts.put
         before: list[tensord.Put] = []
 
-        def put(key: bytes, payload: Any, options: PutOptions, *, deadline: float) -> tensord.Put:
+        def put(put: Put, payload: Any, options: PutOptions, deadline: float) -> None:
             """After four blocks, and after each refusal, somebody who knows nothing of this put evicts the last."""
             is_due = len(before) >= 4 and (not evicted or before[-1].state == "refused")
             if options.parent is not None and len(evicted) < times and is_due:
                 until(lambda: other.contains(options.parent or b""), "the block before")
                 assert other.evict(options.parent)
                 evicted.append(options.parent)
-            before.append(real(key, payload, options, deadline=deadline))
-            return before[-1].wait(PATIENCE_S)
+            real(put, payload, options, deadline)
+            before.append(put.wait(PATIENCE_S))
 
         monkeypatch.setattr(client.link.puts, "put", put)
         done = cache.put(tokens, [layer_of(tokens)], wait=wait, timeout_s=PATIENCE_S)
@@ -163,11 +164,12 @@ def test_a_put_whose_blocks_are_evicted_again_and_again_ends(monkeypatch: pytest
         cache = PrefixCache(client, NAMESPACE, block_tokens=BLOCK)
         real = client.link.puts.put
 
-        def put(key: bytes, payload: Any, options: PutOptions, *, deadline: float) -> tensord.Put:
+        def put(put: Put, payload: Any, options: PutOptions, deadline: float) -> None:
             if options.parent is not None:
-                until(lambda: not client.contains(key), "nothing of it to be there")
+                until(lambda: not client.contains(put.key), "nothing of it to be there")
                 other.evict(options.parent)
-            return real(key, payload, options, deadline=deadline).wait(PATIENCE_S)
+            real(put, payload, options, deadline)
+            put.wait(PATIENCE_S)
 
         monkeypatch.setattr(client.link.puts, "put", put)
         done = cache.put(tokens, [layer_of(tokens)], wait=True, timeout_s=PATIENCE_S)
@@ -247,19 +249,28 @@ def test_a_query_that_is_changed_while_it_is_asked_harms_nobody(daemon: Daemon, 
     assert daemon.status()["store"]["found_corrupt"] == 0
 
 
-def test_a_block_whose_record_is_not_its_first_leaf_is_refused(daemon: Daemon) -> None:
-    client = daemon.client()
+def put_block(client: tensord.Client, key: bytes, tree: Any, prefix_bytes: int) -> Put:
+    """Puts a tree whose first leaf is said to be a block's record of so many bytes."""
+    put = Put(key)
+    client.link.puts.put(put, pack(tree), PutOptions(prefix_bytes=prefix_bytes), client._deadline(PATIENCE_S))
+    return put.wait(PATIENCE_S)
+
+
+@pytest.mark.parametrize("write_in_place", ["owner", "off"])
+def test_a_block_whose_record_is_not_its_first_leaf_is_refused(write_in_place: str) -> None:
     record = np.frombuffer(block([1]).packed, np.uint8)
-    for tree in ({"layers": np.zeros(40, np.uint8), "prefix": record}, {"prefix": record.view(np.uint32)}, b"x" * 500):
-        put = Put(block([1]).key)
-        client._put(put, tree, PutOptions(prefix_bytes=len(record)), client._deadline(PATIENCE_S))
-        put.wait(PATIENCE_S)
-        assert put.state == "refused"
-        assert isinstance(put.error, BadPrefix)
-        assert "first leaf" in str(put.error)
-    with RawClient(daemon.socket, inbox_bytes=MIB) as raw:
-        assert asked(raw, query(text([1, 2])).pack(text([1, 2])).tobytes()).offset == 0
-    client.close()
+    trees: list[Any] = [{"layers": np.zeros(40, np.uint8), "prefix": record}, b"x" * 500]
+    if write_in_place == "off":
+        # The daemon's own user harms nobody else by it.
+        trees.append({"prefix": record.view(np.uint32)})
+    with Daemon(ring_bytes=8 * MIB, write_in_place=write_in_place) as daemon, daemon.start().client() as client:
+        for tree in trees:
+            put = put_block(client, block([1]).key, tree, len(record))
+            assert put.state == "refused"
+            assert isinstance(put.error, BadPrefix)
+            assert write_in_place == "owner" or "first leaf" in str(put.error)
+        with RawClient(daemon.socket, inbox_bytes=MIB) as raw:
+            assert asked(raw, query(text([1, 2])).pack(text([1, 2])).tobytes()).offset == 0
 
 
 def test_a_block_is_refused_under_a_key_that_is_not_the_digest_of_its_record(daemon: Daemon) -> None:
@@ -269,10 +280,7 @@ def test_a_block_is_refused_under_a_key_that_is_not_the_digest_of_its_record(dae
     tree = {"prefix": np.frombuffer(record, np.uint8), "layers": []}
     outcomes = []
     for key in (block([2]).key, block_key(b"sequence", record)):
-        options = PutOptions(prefix_bytes=len(record))
-        put = Put(key)
-        client._put(put, tree, options, client._deadline(PATIENCE_S))
-        put.wait(PATIENCE_S)
+        put = put_block(client, key, tree, len(record))
         outcomes.append((put.state, str(put.error)))
     assert outcomes[0][0] == "refused"
     assert "is not the digest of the payload's record" in outcomes[0][1]

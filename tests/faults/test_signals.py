@@ -11,17 +11,15 @@ import asyncio
 import gc
 import random
 import signal
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import pytest
 
 import tensord
 from tensord import PrefixCache
-from tensord.client.core import puts, sweep
+from tensord.client.core import sweep
 from tensord.testing.fake_vram import FakeCard, FakeVram
 
 from ..daemon_process import MIB, PATIENCE_S, Daemon, until
@@ -50,15 +48,10 @@ class Stand:
         assert self.prefixes.put(TOKENS, [LAYER], wait=True, timeout_s=PATIENCE_S).state == "stored"
         self.held = tensord.DeviceCache(self.client, vram)
         self.tensor = vram.upload(SMALL)
-        self.kept_bytes = 0
         self._checked = 0
 
-    @property
-    def used_bytes(self) -> int:
-        return self.client.link.puts.inboxes.used_bytes
-
     def check(self, place: str) -> None:
-        """The next put is stored in time and found; nothing is on its way, and no part of the inbox is taken."""
+        """The next put is stored in time and found; nothing is on its way."""
         self._checked += 1
         until(self.attached, f"the client to be attached: {place}")
         other = 10_000_000 + self._checked
@@ -66,24 +59,23 @@ class Stand:
         assert put.state == "stored", (place, put)
         lease = self.client.get(key(other))
         assert lease is not None and is_payload(lease.tree, 1), place
-        until(lambda: not self.client.link.puts.in_flight, f"no put to be under way: {place}")
-        until(lambda: self.used_bytes <= self.kept_bytes, f"regions to be free: {place}")
+        until(lambda: not self.client.link.puts.waiting, f"no put to be under way: {place}")
 
     def attached(self) -> bool:
-        link = self.client.link
-        return not link.puts.in_flight.cut and (connection := link.connection) is not None and not connection.closed
+        connection = self.client.link.connection
+        return connection is not None and not connection.closed
 
     def check_end(self) -> None:
-        """No claim is held and nothing is pinned; closing is no matter of waiting."""
+        """No claim is held, nothing is pinned and no place is lent; closing is no matter of waiting."""
         gc.collect()
 
         def swept() -> bool:
             sweep.sweep()
             status = self.daemon.status()
             store = status["store"]
-            return not (status["pins"] or store["claims_held"] or store["claims_waiting"] or store["puts_in_flight"])
+            return not (status["pins"] or store["claims_held"] or store["claims_waiting"] or store["grants"])
 
-        until(swept, "claims, pins and puts to be gone")
+        until(swept, "claims, pins and places to be gone")
         self.held.close()
         thread = self.client.link._thread
         self.client.close()
@@ -117,11 +109,6 @@ def store_prefix(stand: Stand, number: int) -> None:
     stand.prefixes.put(tokens, [layer_of(tokens)], timeout_s=PATIENCE_S)
 
 
-def streamed(stand: Stand, number: int) -> None:
-    with mock.patch.object(puts, "IN_PLACE_BYTES", sys.maxsize):
-        stand.client.put(key(number), LARGE, wait=True)
-
-
 def on_device(stand: Stand, number: int) -> None:
     stand.held.put(key(number), stand.tensor)
     with stand.held.get(key(number)) or stand.client.get(key(THERE)):  # type: ignore[union-attr]
@@ -132,8 +119,7 @@ def on_device(stand: Stand, number: int) -> None:
 WAYS: dict[str, Callable[[Stand, int], object]] = {
     "put": lambda stand, number: stand.client.put(key(number), SMALL),
     "put and wait": lambda stand, number: stand.client.put(key(number), SMALL, wait=True),
-    "streamed put": streamed,
-    "put in place": lambda stand, number: stand.client.put(key(number), LARGE, wait=True),
+    "large put": lambda stand, number: stand.client.put(key(number), LARGE, wait=True),
     "reserve": reserve,
     "get_or_compute": lambda stand, number: stand.client.get_or_compute(key(number), lambda: SMALL),
     "claim": lambda stand, number: stand.client.claim(key(number)).abandon(),
@@ -149,8 +135,7 @@ WAYS: dict[str, Callable[[Stand, int], object]] = {
 def test_an_exception_at_any_point_of_a_call_leaves_the_client_as_good_as_new(stand: Stand, way: str) -> None:
     call = WAYS[way]
     call(stand, 0)
-    until(lambda: not stand.client.link.puts.in_flight, "the first call to be over")
-    stand.kept_bytes = stand.used_bytes
+    until(lambda: not stand.client.link.puts.waiting, "the first call to be over")
     for number in range(1, POINTS_MAX):
         place = interrupt(number - 1, lambda number=number: call(stand, number))  # type: ignore[misc]
         stand.check(f"{way}, point {number}: {place}")
@@ -165,9 +150,6 @@ def test_an_exception_at_any_point_of_a_call_leaves_the_client_as_good_as_new(st
 def test_real_signals_at_random_moments_of_calls_leave_the_client_as_good_as_new(stand: Stand) -> None:
     chance = random.Random(7)
     raised, armed = 0, False
-    # What a query stands in is kept for the next.
-    match(stand, 0)
-    stand.kept_bytes = stand.used_bytes
 
     def handler(*_: object) -> None:
         if armed:
@@ -198,7 +180,7 @@ def test_real_signals_at_random_moments_of_calls_leave_the_client_as_good_as_new
     stand.check_end()
 
 
-@pytest.mark.parametrize("size_bytes", [MIB // 2, 24 * MIB], ids=["inbox", "in place"])
+@pytest.mark.parametrize("size_bytes", [MIB // 2, 24 * MIB], ids=["small", "large"])
 @pytest.mark.parametrize("call", ["put", "put_many", "get_or_compute"])
 def test_the_array_of_a_cancelled_put_is_the_tasks_again_and_never_stored_with_what_comes_after(
     call: str, size_bytes: int
@@ -220,9 +202,7 @@ def test_the_array_of_a_cancelled_put_is_the_tasks_again_and_never_stored_with_w
                 task.cancel()
                 await asyncio.wait([task])
                 array.fill(2)
-                await asyncio.to_thread(
-                    large.until, lambda status: not status["store"]["puts_in_flight"], "the put to be carried out"
-                )
+                until(lambda: not client.client.link.puts.waiting, "the put to be carried out")
                 lease = await client.get(name)
                 assert lease is None or (lease.tree == 1).all()
 
@@ -277,8 +257,7 @@ def test_tasks_cancelled_at_any_moment_leave_an_async_client_as_good_as_new(daem
         put = await client.put(key(5000), SMALL, wait=True)
         assert put.state == "stored"
         gc.collect()
-        link = client.client.link
-        until(lambda: not link.puts.in_flight and not link.puts.inboxes.used_bytes, "puts and regions to be gone")
+        until(lambda: not client.client.link.puts.waiting, "the puts to be over")
         await asyncio.to_thread(
             until,
             lambda: not (daemon.status()["store"]["claims_held"] or daemon.status()["store"]["claims_waiting"]),

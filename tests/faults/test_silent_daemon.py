@@ -18,12 +18,13 @@ import numpy as np
 import pytest
 
 import tensord
+from tensord.client.core.requests import send_evict
 from tensord.client.core.silence import WORD_S
 from tensord.errors import DaemonUnavailable, TimedOut
 
 from ..daemon_process import PATIENCE_S, Daemon, until
 from ..processes import Child, Stage
-from .payloads import is_payload, key, payload
+from .payloads import is_payload, key, payload, with_place
 
 FOR_EVER_S = 1e6
 NAMESPACE = tensord.Namespace(model="m", revision="r", dtype="f", processor="p")
@@ -83,7 +84,6 @@ def ways(client: tensord.Client) -> dict[str, Callable[[], object]]:
         "unpin": lambda: client.unpin(key(1)),
         "modes": client.modes,
         "status": client.status,
-        "reserve": lambda: client.reserve(tensord.Spec((3,), "uint8")),
         "reserve_device": lambda: client.reserve_device("card0", 1),
         "evict_all": lambda: tensord.PrefixCache(client, NAMESPACE).evict_all(),
     }
@@ -119,6 +119,7 @@ def test_puts_from_before_are_stored_and_no_claim_is_left(daemon: Daemon) -> Non
     client = daemon.client(timeout_s=FOR_EVER_S)
     held = client.claim(key(2))
     held.answer.result(PATIENCE_S)
+    with_place(client, 10)
     with stopped(daemon):
         put = client.put(key(1), payload(1))
         left_without_an_answer(client, 3)
@@ -261,3 +262,17 @@ def test_a_daemon_that_has_reason_to_let_a_request_wait_is_not_taken_for_away(
     assert waiting.state == "waiting" and second.connected and not changes(caplog)
     claim.abandon()
     until(lambda: waiting.state == "compute", "the claim to be handed over")
+
+
+def test_a_put_does_not_wait_long_for_an_eviction_before_it(daemon: Daemon) -> None:
+    client = daemon.client()
+    with_place(client, 1)
+    daemon.pause()
+    send_evict(client.link, [key(1)])
+    putting: Future[tensord.Put] = Future()
+    threading.Thread(
+        target=lambda: putting.set_result(client.put(key(1), payload(1), timeout_s=10 * PATIENCE_S)), daemon=True
+    ).start()
+    put = putting.result(PATIENCE_S)
+    daemon.resume()
+    assert put.wait(PATIENCE_S).state in ("stored", "existed")

@@ -12,6 +12,7 @@ import pytest
 
 import tensord
 from tensord.errors import StoreFull
+from tensord.shm.lanes import VIEW_WORDS
 
 from ..daemon_process import MIB, PATIENCE_S, Daemon, until
 from .payloads import is_payload, key, payload
@@ -110,7 +111,7 @@ def test_gets_are_right_while_other_threads_put_and_release(small: Daemon) -> No
     crowd.shared.clear()
     gc.collect()
     small.until(lambda s: not s["pins"], "every pin to be released")
-    assert small.store("evicted_while_pinned") == 0
+    assert small.store("found_corrupt") == 0
 
 
 def test_views_that_only_the_cycle_collector_finds_are_released(small: Daemon) -> None:
@@ -142,7 +143,8 @@ def test_more_leases_than_a_lane_has_words_are_copies_and_right(small: Daemon) -
     assert client.put(key(1), payload(1, 1024), wait=True).state == "stored"
     held = [client.get(key(1)) for _ in range(4200)]
     assert all(lease is not None and is_payload(lease.tree, 1) for lease in held)
-    assert small.status()["pins"] == 4096
+    # The other words are for places of puts. One of these may hold the place of the next put.
+    assert VIEW_WORDS - 1 <= small.status()["pins"] <= VIEW_WORDS
     held.clear()
     small.until(lambda s: not s["pins"], "every pin to be released")
     lease = client.get(key(1))
@@ -158,7 +160,7 @@ def test_clients_opened_and_closed_in_threads_leave_nothing(small: Daemon) -> No
 
     before = set(link_threads())
     together(*[opens_and_closes] * 4)
-    small.until(lambda s: s["clients"] == s["lanes"] == s["inboxes_bytes"] == 0, "all to be gone")
+    small.until(lambda s: s["clients"] == s["lanes"] == s["inboxes"] == 0, "all to be gone")
     until(lambda: set(link_threads()) <= before, "their threads to end")
 
 

@@ -118,7 +118,7 @@ def test_status_doctor_and_metrics_name_values_that_cannot_be_stored(small: Daem
     [finding] = [each for each in json.loads(tensorctl(small, "doctor", "--json")) if each["check"] == "values"]
     assert finding["level"] == "WARN"
     assert said in finding["text"]
-    assert "raise ring_bytes" in finding["text"]
+    assert "ring_bytes" in finding["text"]
     assert figure(scraped(metrics_of(small)), "tensord_claims_unstorable_total", code="ObjectTooLarge") == 1
 
 

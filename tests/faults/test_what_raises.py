@@ -63,6 +63,7 @@ CLIENT_NEVER: dict[str, Call] = {
     "put_many": lambda c: c.put_many([(KEY, payload(1))], wait=True),
     "request_arrived": lambda c: c.request_arrived(DEVICE),
     "request_completed": lambda c: c.request_completed(DEVICE, 0.1, 1),
+    "reserve": lambda c: c.reserve(tensord.Spec((8,), "uint64")),
     "reuse": lambda c: c.reuse(KEY),
     "ring": lambda c: c.ring(),
     "device_request": lambda c: c.device_request(DEVICE, 1024, 1.0, 0, 0.0, None),
@@ -79,8 +80,6 @@ CLIENT_RAISES: dict[str, Call] = {
     "invalidate": lambda c: c.invalidate(NAMESPACE),
     "modes": lambda c: c.modes(),
     "pin": lambda c: c.pin(KEY, 1.0),
-    # A client that has put before may have room in its inbox; the commit is lost then.
-    "reserve": lambda c: c.reserve(tensord.Spec((3,), "uint8")),
     "reserve_device": lambda c: c.reserve_device(DEVICE, 1024),
     "status": lambda c: c.status(),
     "touch": lambda c: c.touch(KEY),

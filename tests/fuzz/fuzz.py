@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ..command_line import end_cleanly, minutes, whole
-from . import lanes, segments, sockets
+from . import lanes, queues, segments, sockets
 from .besieged import Besieged
 
 ROOT: Final = Path(__file__).parents[2]
@@ -68,6 +68,8 @@ TARGETS: Final[dict[str, Callable[[random.Random], None]]] = {
     "status": _in_daemon(sockets.status),
     # The clients of this fuzzer may send Hello late on a busy machine. This fuzzer does not test the limit on Hello.
     "lanes": _in_daemon(lanes.lanes, limits_hello_s_max=30.0),
+    "queues": _in_daemon(queues.of_its_uid, limits_hello_s_max=30.0),
+    "other_uids": _in_daemon(queues.of_another_uid, limits_hello_s_max=30.0, write_in_place="off"),
     "segments": _hosts,
     "restarts": _in_daemon(segments.restarts),
 }

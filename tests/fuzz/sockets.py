@@ -27,8 +27,7 @@ _ANY: Final = [*_CONTROL, *_STATUS, *states.CONTROL_ANSWERS.values(), *states.ST
 def control(chance: random.Random, besieged: Besieged) -> None:
     """Plays one round on the control socket."""
     for number in range(INPUTS):
-        stored, header_bytes = words.stored_tree(chance)
-        inbox = stored.ljust(words.INBOX_BYTES, b"\0")
+        inbox = words.stored_tree(chance)[0].ljust(words.INBOX_BYTES, b"\0")
         with ExitStack() as stack:
             said: list[tuple[bytes, list[int]]] = []
             if chance.random() < 0.9:
@@ -43,7 +42,7 @@ def control(chance: random.Random, besieged: Besieged) -> None:
                 os.pwrite(fd, chance.choice([inbox, chance.randbytes(4096)]), 0)
                 said.append((_opened(3), [fd]))
             requests = _CONTROL if chance.random() < 0.9 else _ANY
-            for each in words.conversation(chance, requests, (len(stored), header_bytes)):
+            for each in words.conversation(chance, requests):
                 fds: list[int] = []
                 while chance.random() < 0.1 or (each.get("type") in ("Attach", "OpenInbox") and not fds):
                     fds.append(stack.enter_context(words.descriptor(chance, inbox)))

@@ -17,9 +17,8 @@ import msgpack
 import msgspec
 import numpy as np
 
-from tensord.ipc import messages
 from tensord.shm.inbox import INBOX_SEALS, create_inbox
-from tensord.shm.tree import encode
+from tensord.shm.packing import pack
 
 INBOX_BYTES: Final = 1 << 17
 KEYS: Final = [b"fuzzfuzz" + bytes([number]) * 24 for number in range(6)]
@@ -111,27 +110,16 @@ def packed(chance: random.Random, said: Any) -> bytes:
     return bytes(data)
 
 
-def conversation(
-    chance: random.Random, requests: Sequence[type[Any]], payload: tuple[int, int] = (64, 13)
-) -> list[Any]:
-    """The messages after the handshake: complete puts among messages of any kind.
-
-    `payload`: size in bytes of the payload in the inbox, and of its encoded tree.
-    """
-    said: list[Any] = []
-    for _ in range(chance.randrange(1, 10)):
-        if messages.Commit in requests and chance.random() < 0.3:
-            said += _put(chance, payload)
-        else:
-            said.append(message(chance, chance.choice(requests)))
-    return said
+def conversation(chance: random.Random, requests: Sequence[type[Any]]) -> list[Any]:
+    """The messages after the handshake."""
+    return [message(chance, chance.choice(requests)) for _ in range(chance.randrange(1, 10))]
 
 
 def stored_tree(chance: random.Random) -> tuple[bytes, int]:
     """A payload of at most INBOX_BYTES, and the length of its header. Often its header is altered, or drawn anew."""
-    payload = encode(chance.choice(TREES))
+    payload = pack(chance.choice(TREES))
     written = np.zeros(payload.payload_bytes, np.uint8)
-    payload.write_into(written)
+    payload.write(written.data, 0)
     header_bytes = len(payload.header)
     if chance.random() < 0.3:
         drawn = b"\x01" + b"".join(
@@ -148,27 +136,6 @@ def stored_tree(chance: random.Random) -> tuple[bytes, int]:
             chance.randrange(8)
         )
     return written.tobytes(), header_bytes
-
-
-def _put(chance: random.Random, payload: tuple[int, int]) -> list[dict[str, Any]]:
-    """A Commit with its parts. Most of their fields are valid."""
-    request = chance.randrange(1, 1 << 20)
-    size, tree_bytes = payload
-    said: list[dict[str, Any]] = [message(chance, messages.Commit)]
-    if chance.random() < 0.3:
-        size = chance.choice([1, 64, 500, 4096, 20_000, INBOX_BYTES])
-    if chance.random() < 0.3:
-        tree_bytes = chance.choice([1, 13, size, 65_472])
-    said[0].update(id=request, payload_bytes=size, tree_bytes=tree_bytes, key=chance.choice(KEYS))
-    if chance.random() < 0.8:
-        said[0].update(prefix_bytes=0, parent=None, claim=None, tokens=1)
-    parts = chance.randrange(1, 4)
-    for number in range(parts):
-        low, high = size * number // parts, size * (number + 1) // parts
-        offset = low if chance.random() < 0.9 else chance.choice(_INTEGERS)
-        last = number == parts - 1 if chance.random() < 0.95 else chance.random() < 0.5
-        said.append({"type": "Part", "id": request, "inbox_offset": offset, "part_bytes": high - low, "last": last})
-    return said[: chance.randrange(1, len(said) + 1)] if chance.random() < 0.2 else said
 
 
 @contextmanager

@@ -12,7 +12,7 @@ import pytest
 import tensord
 from tensord.client.core import hit_times
 from tensord.client.core.hit_times import arm
-from tensord.daemon.core.request_times import HIT_S_MAX
+from tensord.daemon.reports.request_times import HIT_S_MAX
 from tensord.ipc.messages import LatencyQuery
 from tensord.shm.hit_times import TIMED_AT, TIMES, TIMES_AT
 

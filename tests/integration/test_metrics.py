@@ -73,7 +73,7 @@ def test_puts_hits_misses_and_evictions_are_counted(daemon: Daemon) -> None:
     assert figure(samples, "tensord_queries_total") == 5
     assert figure(samples, "tensord_clients") == 1
     assert figure(samples, "tensord_used_bytes") >= 3 * MIB
-    assert ("tensord_evicted_while_pinned_total", frozenset()) in samples
+    assert ("tensord_found_corrupt_total", frozenset()) in samples
 
 
 def test_the_host_s_gauge_is_there_and_in_one_mode(daemon: Daemon) -> None:

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 import tensord
-from tensord.errors import BadKey, LimitReached, ObjectTooLarge, ParentGone, TimedOut, UnsupportedLeaf, UsageError
-from tensord.ipc import messages
+from tensord.errors import BadKey, ObjectTooLarge, ParentGone, TimedOut, UnsupportedLeaf, UsageError
+from tensord.shm.layout import QUEUE_RECORDS
 
 from ..daemon_process import MIB, PATIENCE_S, Daemon, until
 from ..faults.payloads import is_payload, key, payload
 
 SIZES = [8, 100, 4096, 65_536, MIB // 2, MIB - 8, MIB, 3 * MIB, 9 * MIB]
-"""Bytes of payloads: several in one message, in a message of their own, written in place, streamed."""
+"""Bytes of payloads."""
 
 
 def items(numbers: range, size_bytes: int = 4096) -> list[tuple[bytes, Any]]:
@@ -53,28 +53,14 @@ def test_each_put_has_its_own_outcome_in_the_order_of_the_items() -> None:
         assert isinstance(puts[2].error, ObjectTooLarge)
 
 
-@pytest.mark.parametrize("limit", [{"limits_inbox_bytes_max": MIB}, {"limits_commits_in_flight_max": 5}], ids=str)
-def test_more_payloads_are_put_than_have_room_in_the_inbox_or_may_be_in_flight(limit: dict[str, int]) -> None:
-    """What is copied is sent before the batch waits: it would wait for itself."""
-    with Daemon(ring_bytes=64 * MIB, **limit) as daemon, daemon.start().client() as client:
-        batch = items(range(200), 65_536)
-        assert states(client.put_many(batch, wait=True, timeout_s=PATIENCE_S)) == ["stored"] * len(batch)
-
-
-def test_small_payloads_share_messages(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
-    with daemon.client() as client:
-        client.put(key(0), payload(0), wait=True)
-        sent: list[int] = []
-        puts = client.link.puts
-        send = puts._send
-
-        def counted(*messages_: messages.Message, **more: Any) -> None:
-            sent.append(len(messages_))
-            send(*messages_, **more)
-
-        monkeypatch.setattr(puts, "_send", counted)
-        assert states(client.put_many(items(range(1, 65)), wait=True)) == ["stored"] * 64
-        assert sent == [32, 32]
+@pytest.mark.parametrize("write_in_place", ["owner", "off"])
+def test_more_payloads_are_put_than_have_room_in_the_queue_or_in_the_ring_at_once(write_in_place: str) -> None:
+    with (
+        Daemon(ring_bytes=64 * MIB, max_entries=8192, write_in_place=write_in_place) as daemon,
+        daemon.start().client() as client,
+    ):
+        for batch in (items(range(QUEUE_RECORDS + 500), 64), items(range(5000, 5200), MIB // 2)):
+            assert states(client.put_many(batch, wait=True, timeout_s=PATIENCE_S)) == ["stored"] * len(batch)
 
 
 def test_nothing_is_stored_if_an_item_cannot_be(daemon: Daemon) -> None:
@@ -100,10 +86,11 @@ def test_all_puts_are_lost_while_there_is_no_daemon() -> None:
 
 def test_a_batch_waits_for_a_stopped_daemon_no_longer_than_it_was_told(daemon: Daemon) -> None:
     with daemon.client() as client:
-        client.put(key(0), 1, wait=True)
+        for number in range(1000, 1040):
+            client.put(key(number), payload(number, 4096), wait=True)
         daemon.pause()
         with pytest.raises(TimedOut):
-            client.put_many(items(range(1, 10)), wait=True, timeout_s=0.2)
+            client.put_many(items(range(1, 3)), wait=True, timeout_s=0.2)
         daemon.resume()
 
 
@@ -136,25 +123,17 @@ def test_a_batch_of_numpy_views_is_what_it_was_at_the_call(daemon: Daemon) -> No
             assert lease is not None and np.array_equal(lease.tree, before[number])
 
 
-def test_a_daemon_that_does_not_answer_gets_as_many_puts_as_may_be_in_flight_and_the_others_are_refused() -> None:
-    with Daemon(limits_commits_in_flight_max=5) as daemon, daemon.start().client() as client:
-        client.put(key(0), payload(0, 4096), wait=True)
+def test_a_daemon_that_does_not_answer_gets_the_puts_that_have_a_place_and_the_others_are_lost(daemon: Daemon) -> None:
+    with daemon.client() as client:
+        for number in range(1000, 1040):
+            client.put(key(number), payload(number, 4096), wait=True)
         daemon.pause()
-        puts = client.put_many(items(range(1, 9)), timeout_s=0.2)
-        assert states(puts) == ["sent"] * 5 + ["refused"] * 3
-        assert all(isinstance(put.error, LimitReached) for put in puts[5:])
-        daemon.resume()
-        assert [put.wait(PATIENCE_S).state for put in puts[:5]] == ["stored"] * 5
-
-
-def test_a_daemon_that_does_not_answer_gets_as_many_puts_as_the_inbox_has_room_for_and_the_others_are_lost() -> None:
-    with Daemon(limits_inbox_bytes_max=MIB) as daemon, daemon.start().client() as client:
-        client.put(key(0), payload(0, 4096), wait=True)
-        daemon.pause()
-        puts = client.put_many(items(range(1, 9), MIB // 4), timeout_s=0.2)
+        puts = client.put_many(items(range(1, 9), MIB), timeout_s=0.2)
+        puts += client.put_many(items(range(9, 11)), timeout_s=0.2)
         assert set(states(puts)) == {"sent", "lost"}
         assert all(isinstance(put.error, TimedOut) for put in puts if put.state == "lost")
         daemon.resume()
+        assert {put.wait(PATIENCE_S).state for put in puts} == {"stored", "lost"}
 
 
 @pytest.mark.parametrize("size_bytes", [4096, 3 * MIB])

@@ -6,11 +6,10 @@ import resource
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import tensord
-from tensord.errors import NotEnoughMemory
+from tensord.ipc.schema import PREFIX_BYTES_MAX
 
 from ..daemon_process import MIB, PATIENCE_S, Daemon, until
 from ..faults.payloads import key, payload
@@ -100,20 +99,37 @@ def test_a_client_that_cannot_map_the_ring_names_its_size_and_the_limit_until_it
     assert again == "stored"
 
 
-def reserves_beyond_its_addresses(stage: Stage, path: Path) -> Any:
+def needs_an_inbox(stage: Stage, path: Path, limited_by: str) -> Any:
+    """Two puts under a limit, and one after it was lifted."""
     client = tensord.Client(path, timeout_s=PATIENCE_S)
-    assert client.put(key(1), payload(1), wait=True).state == "stored"
-    spec = {"hidden": tensord.Spec((6 * MIB,), "uint8")}
-    leave_memory(4 * MIB)
-    with pytest.raises(NotEnoughMemory) as raised:
-        client.reserve(spec)
-    return str(raised.value)
+    assert client.wait_connected(PATIENCE_S)
+    name = getattr(resource, limited_by)
+    before = resource.getrlimit(name)
+    if limited_by == "RLIMIT_AS":
+        leave_memory(4 * MIB)
+    else:
+        resource.setrlimit(name, (MIB, before[1]))
+    put, computed = client.put(key(1), payload(1), wait=True), client.get_or_compute(key(2), lambda: 2)
+    resource.setrlimit(name, before)
+    return put.state, str(put.error), computed, client.put(key(3), payload(3), wait=True).state
 
 
-def test_a_reserve_beyond_the_limit_of_addresses_names_it() -> None:
-    with Daemon() as daemon, Child(reserves_beyond_its_addresses, daemon.start().socket) as child:
-        text = child.hear()
-    assert f"no inbox of {8 * MIB} bytes can be made" in text and "(RLIMIT_AS)" in text and "ulimit -v" in text, text
+@pytest.mark.parametrize("limited_by", ["RLIMIT_AS", "RLIMIT_FSIZE"])
+def test_a_client_that_may_make_no_inbox_names_the_limit_until_it_may(limited_by: str) -> None:
+    with (
+        Daemon(write_in_place="off") as daemon,
+        Child(needs_an_inbox, daemon.start().socket, limited_by) as child,
+    ):
+        state, error, computed, again = child.hear()
+    size_bytes = 16 * MIB + PREFIX_BYTES_MAX
+    assert state == "refused" and f"no inbox of {size_bytes} bytes can be made" in error, error
+    assert f"({limited_by})" in error and "ulimit" in error
+    assert (computed, again) == (2, "stored")
+
+
+def test_a_client_that_may_make_only_small_files_puts_in_place() -> None:
+    with Daemon() as daemon, Child(needs_an_inbox, daemon.start().socket, "RLIMIT_FSIZE") as child:
+        assert child.hear()[::3] == ("stored", "stored")
 
 
 @pytest.mark.parametrize("size_bytes", [1 << 10, 100_000, 4 * MIB])
@@ -144,26 +160,6 @@ def test_clients_are_told_of_a_limit_of_files_that_is_smaller_than_a_lane() -> N
         client.close()
         assert put.state == "refused" and "50000 bytes (RLIMIT_FSIZE)" in str(put.error), put.error
         assert daemon.running
-
-
-def may_make_small_files(stage: Stage, path: Path, size_bytes: int) -> Any:
-    client = tensord.Client(path, timeout_s=PATIENCE_S)
-    spec = {"hidden": tensord.Spec((2 * MIB,), "uint8")}
-    assert client.wait_connected(PATIENCE_S)
-    assert client.put(key(1), payload(1), wait=True).state == "stored"
-    limit("RLIMIT_FSIZE", size_bytes)
-    put = client.put(key(2), np.zeros(900_000, np.uint8), wait=True)
-    with pytest.raises(NotEnoughMemory) as raised:
-        client.reserve(spec)
-    return put.state, str(raised.value)
-
-
-def test_a_client_that_may_make_only_small_files_puts_through_its_inbox_and_reserves_none() -> None:
-    with Daemon() as daemon:
-        with Child(may_make_small_files, daemon.start().socket, MIB) as child:
-            state, error = child.hear()
-        assert state == "stored"
-        assert f"{MIB} bytes (RLIMIT_FSIZE)" in error and "ulimit -f" in error
 
 
 def test_a_daemon_whose_log_cannot_be_written_any_more_serves_on() -> None:

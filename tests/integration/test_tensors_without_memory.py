@@ -108,7 +108,7 @@ def test_every_call_that_puts_refuses_a_tensor_without_memory(
 
     CASES[case](put)
     assert daemon.store("puts") == before
-    assert client.connected and not client.link.puts.inboxes.used_bytes
+    assert client.connected and not client.link.puts.waiting
     assert client.get_or_compute(key(0), lambda: 5) == 5
 
 

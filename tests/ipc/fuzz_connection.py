@@ -17,7 +17,7 @@ with atheris.instrument_imports():
     from tensord.ipc.frames import pack
     from tensord.ipc.messages import PROTOCOL_VERSION, ClientLimits
 
-LIMITS = ClientLimits(message_bytes_max=2048, requests_in_flight_max=8, commits_in_flight_max=2)
+LIMITS = ClientLimits(message_bytes_max=2048, requests_in_flight_max=8)
 
 
 def connection_of(side: int) -> Connection:
@@ -30,7 +30,7 @@ def connection_of(side: int) -> Connection:
         server.receive_data(pack(m.Hello(1, PROTOCOL_VERSION, "fuzz", 1, True)))
         server.send(m.Welcome(1, PROTOCOL_VERSION, "0", "i", 1, LIMITS))
         server.receive_data(pack(m.Attach(2)))
-        server.send(m.Attached(2, 1, 4096, 4096), fds=3)
+        server.send(m.Attached(2, 1, 0, 4096, 4096), fds=3)
     return server
 
 

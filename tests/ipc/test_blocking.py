@@ -24,7 +24,7 @@ KEY = b"k" * 32
 LIMITS = ClientLimits(requests_in_flight_max=100_000)
 HELLO = m.Hello(1, PROTOCOL_VERSION, "test", 42, True)
 WELCOME = m.Welcome(1, PROTOCOL_VERSION, "0.1", "i", 1, LIMITS)
-ATTACHED = m.Attached(2, 1, 4096, 4096)
+ATTACHED = m.Attached(2, 1, 0, 4096, 4096)
 
 
 def attached() -> Connection:
@@ -43,10 +43,10 @@ def channel(sockets: Sockets) -> Iterator[BlockingChannel]:
     channel.close()
 
 
-def test_a_put_goes_out_in_one_call(channel: BlockingChannel, sockets: Sockets) -> None:
-    commit, part = m.Commit(3, KEY, 100, 10), m.Part(3, 0, 100, True)
-    channel.send(commit, part, timeout_s=60)
-    assert sockets[1].recv(1 << 16) == pack(commit) + pack(part)
+def test_messages_sent_together_go_out_in_one_call(channel: BlockingChannel, sockets: Sockets) -> None:
+    asked, bell = m.AskForGrants(3, [100]), m.Doorbell()
+    channel.send(asked, bell, timeout_s=60)
+    assert sockets[1].recv(1 << 16) == pack(asked) + pack(bell)
 
 
 def test_answers_come_in_order_with_their_descriptors(no_descriptor_leaks: None) -> None:
@@ -165,15 +165,15 @@ def test_a_daemon_that_does_not_read_costs_no_more_than_the_time_limit(
     channel: BlockingChannel, sockets: Sockets
 ) -> None:
     filled = fill(sockets[0])
-    put = (m.Commit(3, KEY, 100, 10), m.Part(3, 0, 100, True))
+    both = (m.AskForGrants(3, [100]), m.Doorbell())
     with pytest.raises(TimedOut, match="does not read"):
-        channel.send(*put, timeout_s=0.01)
-    # Nothing of it was sent: the channel goes on, and the same put may be sent.
+        channel.send(*both, timeout_s=0.01)
+    # Nothing of it was sent: the channel goes on, and the same may be sent.
     assert len(channel.connection._open) == 0
     while filled:
         filled -= len(sockets[1].recv(filled))
-    channel.send(*put, timeout_s=60)
-    assert sockets[1].recv(1 << 16) == pack(put[0]) + pack(put[1])
+    channel.send(*both, timeout_s=60)
+    assert sockets[1].recv(1 << 16) == pack(both[0]) + pack(both[1])
 
 
 def test_a_message_that_was_cut_in_two_ends_the_channel(channel: BlockingChannel, sockets: Sockets) -> None:
@@ -214,15 +214,15 @@ def test_a_daemon_that_goes_away_is_noticed_after_its_last_word(channel: Blockin
 
 
 def test_a_daemon_that_talks_nonsense_is_a_protocol_error(channel: BlockingChannel, sockets: Sockets) -> None:
-    sockets[1].sendall(pack(m.PartCopied(1, 0)) + b"\xc1")
-    assert channel.receive(60)[0] == m.PartCopied(1, 0)
+    sockets[1].sendall(pack(m.PutRefused(1)) + b"\xc1")
+    assert channel.receive(60)[0] == m.PutRefused(1)
     with pytest.raises(BadMessage):
         channel.receive(60)
 
 
 def test_an_invalid_message_is_an_error_of_the_caller(channel: BlockingChannel) -> None:
-    with pytest.raises(UsageError, match="send its Commit first"):
-        channel.send(m.Part(9, 0, 1, True), timeout_s=60)
+    with pytest.raises(UsageError, match="connect anew to attach again"):
+        channel.send(m.Attach(9), timeout_s=60)
     assert not channel.closed
 
 
@@ -257,7 +257,7 @@ def test_close_closes_descriptors_that_nobody_took(no_descriptor_leaks: None) ->
     client.receive_data(pack(WELCOME))
     client.send(m.Attach(2))
     channel = BlockingChannel(ours, client)
-    socket.send_fds(theirs, [pack(m.PartCopied(1, 0)) + pack(ATTACHED)], [0, 1, 2])
+    socket.send_fds(theirs, [pack(m.PutRefused(1)) + pack(ATTACHED)], [0, 1, 2])
     channel.receive(60)
     channel.close()
     theirs.close()
@@ -270,18 +270,19 @@ def test_a_child_gives_up_its_copy_and_the_parents_connection_goes_on(
         channel.close_in_child()
         os._exit(0 if channel.closed else 1)
     assert os.waitpid(child, 0)[1] == 0
-    sockets[1].sendall(pack(m.PartCopied(1, 0)))
-    assert channel.receive(60)[0] == m.PartCopied(1, 0)
+    sockets[1].sendall(pack(m.PutRefused(1)))
+    assert channel.receive(60)[0] == m.PutRefused(1)
     channel.send(m.Renew([1]), timeout_s=60)
     assert select.select([sockets[1]], [], [], 60)[0]
 
 
 def test_messages_that_a_dead_daemon_did_not_read_are_not_in_flight(channel: BlockingChannel, sockets: Sockets) -> None:
-    """Until its end is noticed, each of however many puts is told that it is gone, and none that they are too many."""
+    """Until its end is noticed, each of however many requests is told that it is gone, and none that they are too
+    many."""
     sockets[1].close()
-    for number in range(3, 3 + 2 * LIMITS.commits_in_flight_max):
+    for number in range(3, 3 + 2 * LIMITS.requests_in_flight_max):
         with pytest.raises(DaemonUnavailable):
-            channel.send(m.Commit(number, KEY, 100, 10), m.Part(number, 0, 100, True), timeout_s=60)
+            channel.send(m.AskForGrants(number, [100]), timeout_s=60)
 
 
 def test_the_descriptor_of_a_channel_that_is_closed_while_a_thread_sends_is_closed_by_that_thread(

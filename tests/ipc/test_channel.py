@@ -35,7 +35,7 @@ KEY = b"k" * 32
 LIMITS = ClientLimits(requests_in_flight_max=100_000)
 HELLO = m.Hello(1, PROTOCOL_VERSION, "test", 42, True)
 WELCOME = m.Welcome(1, PROTOCOL_VERSION, "0.1", "i", 1, LIMITS)
-ATTACHED = m.Attached(2, 1, 4096, 4096)
+ATTACHED = m.Attached(2, 1, 0, 4096, 4096)
 
 
 def attached() -> tuple[Connection, Connection]:
@@ -434,20 +434,20 @@ def test_close_closes_the_descriptors_of_what_nobody_took(run: Run, sockets: Soc
 
 
 def test_messages_of_a_peer_that_left_are_still_read(run: Run, sockets: Sockets) -> None:
-    """Also when answering it fails: a wholly received put is carried out."""
+    """Also when answering it fails: a request that was received is carried out."""
     ours, theirs = sockets
     server, client = attached()
-    puts = [m.Commit(n, KEY, 100, 10) for n in range(30)]
+    requests = [m.AskForGrants(n, [100]) for n in range(30)]
 
     async def serve() -> list[int]:
         channel = AsyncChannel(ours, server)
-        for put in puts:
-            theirs.sendall(client.send(put, m.Part(put.id, 0, 100, True)))
+        for request in requests:
+            theirs.sendall(client.send(request, m.Doorbell()))
         theirs.close()
         channel.send(m.Error(None, "TensordError", "nobody reads this"))
-        return [message.id async for message, _ in channel if isinstance(message, m.Part)]
+        return [message.id async for message, _ in channel if isinstance(message, m.AskForGrants)]
 
-    assert run(serve()) == [put.id for put in puts]
+    assert run(serve()) == [request.id for request in requests]
 
 
 def test_a_channel_that_stops_reading_has_taken_all_that_had_come_and_takes_nothing_after_it(

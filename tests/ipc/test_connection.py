@@ -38,21 +38,18 @@ from tensord.ipc.states import (
 )
 
 KEY = b"k" * 32
-LIMITS = ClientLimits(requests_in_flight_max=8, commits_in_flight_max=3, keys_per_request_max=4)
+LIMITS = ClientLimits(requests_in_flight_max=8, keys_per_request_max=4)
 HELLO = m.Hello(1, PROTOCOL_VERSION, "test", 42, True)
 WELCOME = m.Welcome(1, PROTOCOL_VERSION, "0.1", "i", 1, LIMITS)
-ATTACHED = m.Attached(2, 1, 4096, 4096)
+ATTACHED = m.Attached(2, 1, 0, 4096, 4096)
 
 REQUESTS: list[Message] = [
     HELLO,
     m.Attach(2),
     m.OpenInbox(3, 4096),
-    m.CloseInbox(7),
-    m.Commit(4, KEY, 100, 10),
-    m.Part(4, 0, 100, True),
-    m.TakeSpan(40, 100),
-    m.ReturnSpan(40),
-    m.Commit(41, KEY, 100, 10, span=40, checksum=bytes(8)),
+    m.AskForGrants(4, [4096, 64], [1]),
+    m.ReturnGrants([2]),
+    m.Doorbell(),
     m.OpenRing(42),
     m.RequestClaim(5, KEY),
     m.FetchRun(57, [KEY]),
@@ -69,6 +66,7 @@ REQUESTS: list[Message] = [
     m.MatchPrefix(33, KEY[:8], 0, 4096),
     m.EvictPrefixes(34, KEY[:8]),
     m.AgentTurn(35, "coder", "tool_call"),
+    m.NameAgent("coder"),
     m.Subscribe(13),
     m.OpenDevice(14, "0000:65:00.0"),
     m.RegisterEntry(15, "0000:65:00.0", KEY, 4096, 10, "planner", 3),
@@ -90,9 +88,9 @@ REQUESTS: list[Message] = [
     m.Drill(23, "host", 1, 2, True),
 ]
 UNANSWERED = {
-    m.CloseInbox,
-    m.Part,
-    m.ReturnSpan,
+    m.ReturnGrants,
+    m.Doorbell,
+    m.NameAgent,
     m.Renew,
     m.Abandon,
     m.UseEntries,
@@ -158,8 +156,6 @@ def test_the_tables_know_every_message() -> None:
 @pytest.mark.parametrize("request_", REQUESTS, ids=lambda r: type(r).__name__)
 def test_a_request_out_of_turn_is_refused_with_what_to_do(state: ConnectionState, request_: Message) -> None:
     pair = Pair().to(state)
-    if type(request_) in (m.Part,) and state is ConnectionState.ATTACHED:
-        pair.ask(m.Commit(getattr(request_, "id", 0), KEY, 100, 10))
     fds = tuple(range(100, 100 + getattr(request_, "fds", 0)))
     arrival = pair.server.receive_data(pack(request_), fds)
     if type(request_) in CONTROL_ALLOWED[state]:
@@ -181,9 +177,9 @@ def test_a_request_out_of_turn_is_refused_with_what_to_do(state: ConnectionState
         pair.client.send(request_, fds=len(fds))
 
 
-def test_a_commit_before_attach_is_refused_with_the_remedy() -> None:
+def test_a_request_for_grants_before_attach_is_refused_with_the_remedy() -> None:
     pair = Pair().to(ConnectionState.GREETED)
-    arrival = pair.server.receive_data(pack(m.Commit(4, KEY, 100, 10)))
+    arrival = pair.server.receive_data(pack(m.AskForGrants(4, [100])))
     assert "send Attach first, and wait for Attached" in str(arrival.failure)
 
 
@@ -268,75 +264,43 @@ def test_an_answer_to_no_request_is_refused(attached: Pair) -> None:
 
 
 def test_an_error_answers_any_request(attached: Pair) -> None:
-    attached.ask(m.Commit(5, KEY, 100, 10), m.Part(5, 0, 100, True))
+    attached.ask(m.AskForGrants(5, [100]), m.Doorbell())
     attached.answer(m.Error(5, "Invalidated", "too late"))
     assert len(attached.client._open) == 0
-    attached.ask(m.Commit(5, KEY, 100, 10))
+    attached.ask(m.AskForGrants(5, [100]))
 
 
-@pytest.mark.parametrize("answer_first", [True, False])
-def test_a_put_is_over_when_it_is_answered_and_its_last_part_is_in(attached: Pair, answer_first: bool) -> None:
-    limit = LIMITS.commits_in_flight_max
-    for lap in range(3 * limit):
-        attached.ask(m.Commit(lap, KEY, 200, 10), m.Part(lap, 0, 100, False))
-        if answer_first:
-            attached.answer(m.Committed(lap, "existed"), m.PartCopied(lap, 0))
-        with pytest.raises(UsageError, match="still open"):
-            attached.client.send(m.RequestClaim(lap, KEY))
-        attached.ask(m.Part(lap, 0, 100, True))
-        if not answer_first:
-            attached.answer(m.PartCopied(lap, 0), m.Committed(lap, "stored"))
-        attached.check()
-
-
-def test_a_part_needs_its_commit(attached: Pair) -> None:
-    with pytest.raises(UsageError, match="send its Commit first"):
-        attached.client.send(m.Part(4, 0, 100, True))
-    assert "put 4: send its Commit" in str(attached.server.receive_data(pack(m.Part(4, 0, 100, True))).failure)
-
-
-def test_no_part_follows_a_commit_of_a_whole_payload(attached: Pair) -> None:
-    for lap in range(3 * LIMITS.commits_in_flight_max):
-        attached.ask(m.Commit(lap, KEY, 100, 10, at=64))
-        attached.answer(m.Committed(lap, "stored"))
-        attached.check()
-    attached.ask(m.Commit(0, KEY, 100, 10, at=64))
-    with pytest.raises(UsageError, match="send its Commit first"):
-        attached.client.send(m.Part(0, 64, 100, True))
+def test_refusals_and_the_bell_come_unasked_and_end_no_request(attached: Pair) -> None:
+    with pytest.raises(UsageError):
+        attached.server.send(m.GrantsLent(4, []))
+    attached.ask(m.AskForGrants(4, [100]))
+    told = attached.answer(m.PutRefused(4), m.Settled(), m.PutRefused(9, m.ErrorBody("StoreFull", "no room")))
+    assert len(told.messages) == 3 and len(attached.client._open) == 1
+    attached.answer(m.GrantsLent(4, [(1, 0, 4096, bytes(8), 3, bytes(8))]))
+    assert len(attached.client._open) == 0
 
 
 def test_of_messages_sent_together_all_are_sent_or_none(attached: Pair) -> None:
-    most = LIMITS.commits_in_flight_max
-    commits = [m.Commit(number, KEY, 100, 10, at=0) for number in range(most + 1)]
+    most = LIMITS.requests_in_flight_max
+    claims = [m.RequestClaim(number, KEY) for number in range(most + 1)]
     with pytest.raises(LimitReached):
-        attached.client.send(*commits)
+        attached.client.send(*claims)
     with pytest.raises(UsageError, match="still open"):
-        attached.client.send(commits[0], commits[0])
+        attached.client.send(claims[0], claims[0])
     attached.check()
-    attached.ask(*commits[:most])
+    attached.ask(*claims[:most])
 
 
-def test_a_part_after_the_last_is_refused(attached: Pair) -> None:
-    attached.ask(m.Commit(4, KEY, 100, 10), m.Part(4, 0, 100, True))
-    assert attached.server.receive_data(pack(m.Part(4, 0, 1, True))).failure is not None
-
-
-@pytest.mark.parametrize(
-    ("limit", "name", "one"),
-    [
-        (LIMITS.requests_in_flight_max, "requests_in_flight_max", lambda n: m.RequestClaim(n, KEY)),
-        (LIMITS.commits_in_flight_max, "commits_in_flight_max", lambda n: m.Commit(n, KEY, 9, 9)),
-    ],
-)
-def test_requests_in_flight_are_limited_on_both_sides(attached: Pair, limit: int, name: str, one: Any) -> None:
+def test_requests_in_flight_are_limited_on_both_sides(attached: Pair) -> None:
+    limit = LIMITS.requests_in_flight_max
     for number in range(limit):
-        assert attached.ask(one(number)).failure is None
-    with pytest.raises(LimitReached, match=f"{name}, which is {limit}: wait"):
-        attached.client.send(one(limit))
+        assert attached.ask(m.RequestClaim(number, KEY)).failure is None
+    with pytest.raises(LimitReached, match=f"requests_in_flight_max, which is {limit}: wait"):
+        attached.client.send(m.RequestClaim(limit, KEY))
     attached.check()
-    arrival = attached.server.receive_data(pack(one(limit)))
+    arrival = attached.server.receive_data(pack(m.RequestClaim(limit, KEY)))
     assert type(arrival.failure) is ProtocolError
-    assert f"{name}, which is {limit}: wait" in str(arrival.failure)
+    assert f"requests_in_flight_max, which is {limit}: wait" in str(arrival.failure)
 
 
 def test_too_many_keys_are_refused_and_the_connection_goes_on(attached: Pair) -> None:
@@ -364,16 +328,16 @@ def test_the_server_reads_no_longer_messages_than_it_says() -> None:
 
 
 def test_an_unsent_request_can_be_withdrawn(attached: Pair) -> None:
-    commit, part = m.Commit(4, KEY, 100, 10), m.Part(4, 0, 100, True)
-    attached.client.send(commit, part)
-    attached.client.revert_send(commit, part)
+    asked, bell = m.AskForGrants(4, [100]), m.Doorbell()
+    attached.client.send(asked, bell)
+    attached.client.revert_send(asked, bell)
     attached.check()
     assert len(attached.client._open) == 0
-    attached.client.send(commit)
-    attached.client.send(part)
-    attached.client.revert_send(part)
+    attached.client.send(asked)
+    attached.client.send(bell)
+    attached.client.revert_send(bell)
     attached.check()
-    attached.client.send(part)
+    assert len(attached.client._open) == 1
 
 
 # ---- unknown messages

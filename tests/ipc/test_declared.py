@@ -27,8 +27,8 @@ def test_a_message_without_a_handler_is_named() -> None:
 
 
 def test_an_answer_and_its_followers_may_come_on_the_request_s_socket() -> None:
-    assert ANSWERED_BY[m.Commit] is m.Committed
-    assert {"Committed", "PartCopied", "ModeChanged", "Order", "Error"} <= set(CONTROL_ANSWERS)
+    assert ANSWERED_BY[m.AskForGrants] is m.GrantsLent
+    assert {"GrantsLent", "PutRefused", "Settled", "ModeChanged", "Order", "Error"} <= set(CONTROL_ANSWERS)
     assert set(STATUS_ANSWERS) == {"Document", "Event", "Error"}
 
 

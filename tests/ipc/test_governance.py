@@ -65,7 +65,7 @@ class Pair:
         self.tell(m.Welcome(1, m.PROTOCOL_VERSION, "0.1", "i", 1, limits))
         if attached:
             self.ask(m.Attach(2))
-            self.client.receive_data(self.server.send(m.Attached(2, 1, 4096, 4096), fds=3), (7, 8, 9))
+            self.client.receive_data(self.server.send(m.Attached(2, 1, 0, 4096, 4096), fds=3), (7, 8, 9))
 
     def ask(self, message: Message) -> list[Any]:
         arrival = self.server.receive_data(self.client.send(message))

@@ -143,7 +143,7 @@ def wrong_arguments(cache: tensord.Client, ns: tensord.Namespace, key: bytes) ->
 def wrong_results(cache: tensord.Client, client: tensord.AsyncClient, ns: tensord.Namespace, key: bytes) -> None:
     cache.get(key).tree  # type: ignore[union-attr]  # pyright: ignore[reportOptionalMemberAccess]
     client.get(key).tree  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
-    cache.put(key, 1).state = "done"  # type: ignore[assignment]  # pyright: ignore[reportAttributeAccessIssue]
+    cache.put(key, 1).state = "done"  # type: ignore[assignment, misc]  # pyright: ignore[reportAttributeAccessIssue]
     ns.model = "other"  # type: ignore[misc]  # pyright: ignore[reportAttributeAccessIssue]
     found: str = cache.get_or_compute(key, lambda: 3)  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]
     del found

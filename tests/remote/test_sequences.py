@@ -178,4 +178,6 @@ def test_a_put_that_does_not_wait_needs_no_answer_of_the_daemon(tmp_path: Path) 
             assert not putting.is_alive()
         finally:
             host.daemon.resume()
-        until(lambda: patient.contains(FORM), "the form is stored all the same")
+        assert patient.wait_connected(PATIENCE_S)
+        there.put(TEXT, layers(len(TEXT)), wait=True)
+        until(lambda: patient.contains(FORM), "the form is stored with the next put")

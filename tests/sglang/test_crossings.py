@@ -80,7 +80,7 @@ class Set(Call):
         thread = threading.Thread(target=self.run)
         thread.start()
         puts = self.rank.storage._exchange._client.link.puts
-        until(lambda: puts.in_flight or self.answer is not None, "a put to be in flight")
+        until(lambda: puts.waiting or self.answer is not None, "a put to be in flight")
         yield
         thread.join(PATIENCE_S)
         assert not thread.is_alive()
@@ -244,5 +244,5 @@ def test_a_call_that_is_disturbed_returns_soon_and_says_what_is_so(
         assert rank.storage.batch_set_v1(call.hashes, call.indices) == [True] * 3
         assert rank.storage.batch_get_v1(call.hashes, call.room) == [True] * 3
     own_daemon.until(lambda status: status["pins"] == 0, "pins to end")
-    assert own_daemon.store("evicted_while_pinned") == 0
+    assert own_daemon.store("found_corrupt") == 0
     rank.close()

@@ -127,14 +127,14 @@ def test_a_stopped_daemon_delays_one_set_for_a_limited_time_and_no_other_call(da
     _served(rank)
 
 
-def test_a_stopped_daemon_whose_inbox_fills_up_delays_a_set_for_a_limited_time() -> None:
-    with Daemon(limits_inbox_bytes_max=MIB) as daemon:
+def test_a_stopped_daemon_that_has_lent_no_place_delays_a_set_for_a_limited_time() -> None:
+    with Daemon() as daemon:
         daemon.start()
         rank = Rank(daemon.socket, mha_pool(heads=64))
         _stored(rank)
         daemon.pause()
         page_bytes = rank.pool.get_data_page(0).nbytes
-        assert 16 * page_bytes > MIB
+        assert 16 * page_bytes > MIB, "more than a client has places for"
         assert _soon(lambda: _set(rank, 16)) == [False] * 16
         began = time.monotonic()
         assert _set(rank, 16) == [False] * 16
@@ -152,10 +152,11 @@ def test_a_full_ring_refuses_pages_and_keeps_those_that_are_held() -> None:
         client = daemon.client()
         held: list[Any] = [client.get(name) for name in rank.storage._keys("kv", hashes)]
         number = 0
-        for size_bytes in (512 << 10, 64 << 10, 8 << 10, 1 << 10):
+        for size_bytes in (512 << 10, 64 << 10, 8 << 10, 1 << 10, 1 << 10):
             while client.put(key := _key(number), np.zeros(size_bytes, np.uint8), wait=True).state == "stored":
                 held.append(client.get(key))
                 number += 1
+            daemon.until(lambda status: not status["store"]["lent_bytes"], "all places to be given back")
         assert all(lease is not None for lease in held)
         assert _soon(lambda: _set(rank)) == [False] * 3
         assert rank.storage.batch_exists(hashes) == 3

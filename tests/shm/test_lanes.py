@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tensord.errors import LayoutMismatch
-from tensord.shm.lanes import HEAD_AT, PINS_AT, Lane, LaneReader
+from tensord.shm.lanes import HEAD_AT, PINS_AT, SPARE_END, VIEW_WORDS, Lane, LaneReader
 from tensord.shm.layout import LANE_BYTES, LANE_HEADER_WORDS, LANE_LOG_WORDS, LANE_WORDS, PAGE_BYTES
 
 from ..memory_bench import MemoryBench, attached, key, lane_file, lent, memory_file
@@ -48,7 +48,7 @@ class LaneAgainstSets(RuleBasedStateMachine):
 
     @rule(span=SPANS)
     def pin(self, span: int) -> None:
-        if self.suspended or len(self.pinned) == LANE_WORDS:
+        if self.suspended or len(self.pinned) == VIEW_WORDS:
             with pytest.raises(IndexError):
                 self.lane.pin(span)
             return
@@ -88,9 +88,9 @@ class LaneAgainstSets(RuleBasedStateMachine):
             del self.roots[word]
         del self.pinned[word]
 
-    @rule(wanted=st.sampled_from([0, 1, 5, 100, LANE_WORDS - 3, LANE_WORDS + 9]), span=st.integers(1, 1 << 60))
+    @rule(wanted=st.sampled_from([0, 1, 5, 100, VIEW_WORDS - 3, VIEW_WORDS + 9]), span=st.integers(1, 1 << 60))
     def pin_many(self, wanted: int, span: int) -> None:
-        free = 0 if self.suspended else LANE_WORDS - len(self.pinned)
+        free = 0 if self.suspended else VIEW_WORDS - len(self.pinned)
         words = self.lane.take_many(wanted)
         assert len(words) == len(set(words)) == min(wanted, free)
         assert not self.pinned.keys() & set(words)
@@ -179,7 +179,7 @@ class LaneAgainstSets(RuleBasedStateMachine):
         self.batches.clear()
         self.lane.resume()
         if self.frozen is None:
-            assert sorted(self.lane.free) == [*range(PINS_AT, PINS_AT + LANE_WORDS)], "a word was lost, or freed twice"
+            assert sorted(self.lane.free) == [*range(SPARE_END, PINS_AT + LANE_WORDS)]
             assert not len(self.reader.pins(self.scratch))
         assert not self.reader.abandoned()
         del self.lane
@@ -478,3 +478,25 @@ def test_an_open_descriptor_alone_keeps_the_lane() -> None:
     os.close(client_fd)
     assert reader.abandoned()
     reader.close()
+
+
+def test_views_leave_words_for_grants_also_once_grants_have_ended() -> None:
+    fd = lane_file()
+    try:
+        lane = Lane(fd)
+    finally:
+        os.close(fd)
+    views = lane.take_many(LANE_WORDS)
+    assert len(views) == VIEW_WORDS
+    for _ in range(2):
+        held = [lane.lend(number + 1) for number in range(LANE_WORDS - VIEW_WORDS)]
+        with pytest.raises(IndexError):
+            lane.lend(99)
+        assert lane.in_use_by_views == VIEW_WORDS
+        with pytest.raises(IndexError):
+            lane.pin(99)
+        assert held
+        del held
+    lane.freeze()
+    with pytest.raises(IndexError):
+        lane.lend(99)

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from tensord.errors import BadTree
 from tensord.shm.dtypes import dtype_named
+from tensord.shm.packing import pack
 from tensord.shm.recipe import recipe
-from tensord.shm.tree import encode
 
 Array = np.ndarray[Any, Any]
 
@@ -94,9 +94,9 @@ def trees(leaves: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 
 def payload_of(tree: Any) -> tuple[bytes, Array]:
     """A tree's header, and its payload, written over memory that held something else."""
-    payload = encode(tree)
+    payload = pack(tree)
     root = np.full(payload.payload_bytes, 0xA5, np.uint8)
-    payload.write_into(root)
+    payload.write(root.data, 0)
     assert root[: len(payload.header)].tobytes() == payload.header
     return payload.header, root
 
@@ -175,7 +175,7 @@ def test_single_describes_the_only_array_of_a_tree() -> None:
     assert recipe(header).single == ((2, 3), np.dtype("f4"), 64)
     assert not recipe(header).single_is_tensor
     for tree in ([np.ones(3)], {"a": np.ones(3)}, "x" * 999, b"x" * 999, 5, None):
-        assert recipe(encode(tree).header).single is None
+        assert recipe(pack(tree).header).single is None
 
 
 def over_own_memory(content: Array) -> Array:

@@ -14,8 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tensord.errors import BadTree, UnsupportedLeaf
+from tensord.shm.packing import pack, pack_spec
+from tensord.shm.places import Spec
 from tensord.shm.recipe import Recipe, recipe
-from tensord.shm.tree import Spec, encode, encode_spec
 
 torch = pytest.importorskip("torch")
 FakeTensorMode = pytest.importorskip("torch._subclasses.fake_tensor").FakeTensorMode
@@ -64,9 +65,9 @@ TENSORS = st.builds(
 
 
 def stored(tree: Any, writable: bool = False) -> tuple[Recipe, Any]:
-    payload = encode(tree)
+    payload = pack(tree)
     root = np.full(payload.payload_bytes, 0xA5, np.uint8)
-    payload.write_into(root)
+    payload.write(root.data, 0)
     root.flags.writeable = writable
     return recipe(payload.header), root
 
@@ -175,9 +176,9 @@ def test_copies_are_the_readers_own_and_let_the_payload_go(read: str) -> None:
 
 
 def test_writable_memory_gives_tensors_to_write_into() -> None:
-    plan = encode_spec([Spec((2, 2), torch.bfloat16)])
+    plan = pack_spec([Spec((2, 2), torch.bfloat16)])
     memory = np.zeros(plan.payload_bytes, np.uint8)
-    plan.write_into(memory)
+    plan.write(memory.data, 0)
     made = recipe(plan.header)
     made.torch(memory, copy=False)[0].fill_(3)
     found = made.value(memory)[0]
@@ -216,7 +217,7 @@ class Tagged(torch.Tensor):  # type: ignore[misc, name-defined]
 )
 def test_tensors_without_plain_memory_are_refused_by_place(leaf: Callable[[], Any], reason: str) -> None:
     with pytest.raises(UnsupportedLeaf, match=rf"^tree\['a'\]\[1\] is a .*{reason}"):
-        encode({"a": [0, leaf()]})
+        pack({"a": [0, leaf()]})
 
 
 TRANSFORMS: dict[str, Callable[[Callable[[Any], Any]], Any]] = {
@@ -235,7 +236,7 @@ def test_what_a_transform_of_torch_computes_with_is_refused_and_other_tensors_ar
 
     def called(within: Any) -> Any:
         with pytest.raises(UnsupportedLeaf, match=r"^tree\['a'\] is .* without a storage .*torch.func.vmap.*; pass"):
-            encode({"a": within})
+            pack({"a": within})
         made, root = stored({"a": plain})
         seen.append((within, made.view(root)["a"].tolist()))
         return within.sum()
@@ -244,7 +245,7 @@ def test_what_a_transform_of_torch_computes_with_is_refused_and_other_tensors_ar
     (escaped, taken), *_ = seen
     assert taken == [0, 1, 2]
     with pytest.raises(UnsupportedLeaf, match="without a storage"):
-        encode(escaped)
+        pack(escaped)
 
 
 def test_a_tensor_with_memory_is_taken_where_torch_makes_fake_ones() -> None:
@@ -252,7 +253,7 @@ def test_a_tensor_with_memory_is_taken_where_torch_makes_fake_ones() -> None:
     with FakeTensorMode():
         made, root = stored([plain])
         with pytest.raises(UnsupportedLeaf, match=r"^tree\[0\] is .* FakeTensorMode does not copy"):
-            encode([LAZY])
+            pack([LAZY])
     assert made.view(root)[0].tolist() == [0, 1, 2]
 
 
@@ -282,7 +283,7 @@ def test_a_tensor_whose_memory_was_freed_or_cut_is_refused(
 ) -> None:
     says = rf"^tree\['a'\]\[1\] .* needs {needed_bytes} bytes of its storage, which has {found_bytes}: .*; pass"
     with pytest.raises(UnsupportedLeaf, match=says):
-        encode({"a": [0, leaf()]})
+        pack({"a": [0, leaf()]})
 
 
 def test_a_tensor_is_taken_as_long_as_its_storage_has_its_elements() -> None:
@@ -292,27 +293,12 @@ def test_a_tensor_is_taken_as_long_as_its_storage_has_its_elements() -> None:
     assert made.view(root)[0].tolist() == list(range(50))
 
 
-@pytest.mark.parametrize("grown", [False, True])
-def test_memory_that_is_freed_before_it_is_copied_is_noticed(grown: bool) -> None:
-    tensor = torch.ones(1000)
-    payload = encode([tensor])
-    memory = bytearray(payload.payload_bytes)
-    payload.check()
-    payload.write_range(memory, 0, 1000)
-    resized(tensor, 0)
-    if grown:
-        resized(tensor, 1 << 20)
-    for call in (payload.check, lambda: payload.write_range(memory, 1000, 2000)):
-        with pytest.raises(UnsupportedLeaf, match=r"^tree\[0\] .* needs 4000 bytes"):
-            call()
-
-
 def test_a_tensor_that_gets_other_memory_is_stored_as_it_was() -> None:
     tensor = torch.ones(1000)
-    payload = encode([tensor])
+    payload = pack([tensor])
     tensor.data = torch.zeros(1000)
     memory = np.zeros(payload.payload_bytes, np.uint8)
-    payload.write_into(memory)
+    payload.write(memory.data, 0)
     assert (recipe(payload.header).view(memory)[0] == 1).all()
 
 
@@ -348,7 +334,7 @@ def test_tensors_of_a_short_payload_are_refused() -> None:
 
 def test_a_spec_of_a_torch_dtype_that_no_leaf_can_have_is_refused() -> None:
     with pytest.raises(UnsupportedLeaf, match=r"^tree is a Spec of dtype torch.qint8"):
-        encode_spec(Spec((1,), torch.qint8))
+        pack_spec(Spec((1,), torch.qint8))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

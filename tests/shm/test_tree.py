@@ -16,8 +16,9 @@ import pytest
 
 from tensord.errors import BadTree, ObjectTooLarge, UnsupportedLeaf
 from tensord.shm.dtypes import dtype_named
+from tensord.shm.packing import pack, pack_spec
+from tensord.shm.places import Spec
 from tensord.shm.recipe import recipe
-from tensord.shm.tree import Spec, encode, encode_spec
 
 
 class Colour(enum.IntEnum):
@@ -60,7 +61,7 @@ class Marked(np.ndarray[Any, Any]):
 )
 def test_an_unsupported_leaf_is_refused_with_place_type_and_remedy(leaf: Any, what: str, remedy: str) -> None:
     with pytest.raises(UnsupportedLeaf, match=rf"^tree\['a'\]\[2\].*{what}.*; .*{remedy}"):
-        encode({"a": (0, "", leaf)})
+        pack({"a": (0, "", leaf)})
 
 
 @pytest.mark.parametrize("kind", [list, dict])
@@ -72,14 +73,14 @@ def test_a_tree_that_contains_itself_is_refused(kind: type) -> None:
     else:
         inner.append(tree)
     with pytest.raises(UnsupportedLeaf, match=r"^tree\['a'\]\[1\]\[.*\] is a dict that contains it"):
-        encode(tree)
+        pack(tree)
 
 
 def test_a_container_in_two_places_is_written_twice() -> None:
     shared = [np.arange(3), {}]
-    payload = encode([shared, shared, shared[0]])
+    payload = pack([shared, shared, shared[0]])
     root = np.zeros(payload.payload_bytes, np.uint8)
-    payload.write_into(root)
+    payload.write(root.data, 0)
     first, second, third = recipe(payload.header).view(root)
     assert first[0].tolist() == second[0].tolist() == third.tolist() == [0, 1, 2]
     assert not np.shares_memory(first[0], second[0])
@@ -90,22 +91,22 @@ def test_a_tree_that_doubles_at_each_level_is_refused_and_not_walked() -> None:
     for _ in range(60):
         tree = [tree, tree]
     with pytest.raises(ObjectTooLarge, match="more than 16384 nodes"):
-        encode(tree)
+        pack(tree)
 
 
 def test_a_tree_of_more_than_16384_nodes_is_refused() -> None:
-    encode([*[None] * 16_382, np.zeros(1)])
-    encode([None] * 60_000)  # one node: scalars among themselves are read in one step
+    pack([*[None] * 16_382, np.zeros(1)])
+    pack([None] * 60_000)  # one node: scalars among themselves are read in one step
     with pytest.raises(ObjectTooLarge, match="more than 16384 nodes"):
-        encode([*[None] * 16_383, np.zeros(1)])
+        pack([*[None] * 16_383, np.zeros(1)])
 
 
 def test_a_tree_of_ten_thousand_arrays_comes_back() -> None:
     arrays = {f"model.layers.{i}.self_attn.q_proj.weight": np.full(3, i, np.float32) for i in range(10_000)}
-    payload = encode(arrays)
+    payload = pack(arrays)
     assert len(payload.header) < 64
     root = np.full(payload.payload_bytes, 0xA5, np.uint8)
-    payload.write_into(root)
+    payload.write(root.data, 0)
     made = recipe(payload.header)
     assert made.whole(root).end_bytes == len(root)
     found = made.view(root)
@@ -114,9 +115,9 @@ def test_a_tree_of_ten_thousand_arrays_comes_back() -> None:
 
 
 def test_a_payload_shorter_than_its_long_header_is_refused() -> None:
-    payload = encode(["x" * 60] * 2000)
+    payload = pack(["x" * 60] * 2000)
     root = np.zeros(payload.payload_bytes, np.uint8)
-    payload.write_into(root)
+    payload.write(root.data, 0)
     made = recipe(payload.header)
     with pytest.raises(BadTree, match="has a tree header that ends at"):
         made.view(root[:-1])
@@ -129,23 +130,23 @@ def test_the_depth_limit_is_64_unless_said_otherwise() -> None:
     tree: Any = []
     for _ in range(63):
         tree = [tree]
-    encode(tree)
+    pack(tree)
     with pytest.raises(UnsupportedLeaf, match=r"^tree(\[0\]){64} is nested deeper .* of 64"):
-        encode([tree])
+        pack([tree])
     with pytest.raises(UnsupportedLeaf, match="of 2; flatten"):
-        encode([[[]]], depth_max=2)
+        pack([[[]]], depth_max=2)
     with pytest.raises(UnsupportedLeaf, match="of 2; flatten"):
-        encode_spec([[[]]], depth_max=2)
-    encode([[[]]], depth_max=3)
+        pack_spec([[[]]], depth_max=2)
+    pack([[[]]], depth_max=3)
 
 
 def test_a_header_of_more_than_a_mebibyte_or_131072_values_is_refused() -> None:
     with pytest.raises(ObjectTooLarge, match=r"takes 12\d\d\d\d\d bytes, the limit is 1048576; shorten"):
-        encode(["x" * 60] * 20_000)
-    encode(["x" * 60] * 16_000)
+        pack(["x" * 60] * 20_000)
+    pack(["x" * 60] * 16_000)
     with pytest.raises(ObjectTooLarge, match=r"more than 131072 values.*; turn lists into arrays"):
-        encode([*[None] * (1 << 17)])
-    encode([*[None] * ((1 << 17) - 3)])
+        pack([*[None] * (1 << 17)])
+    pack([*[None] * ((1 << 17) - 3)])
 
 
 LONG_LISTS = {
@@ -169,9 +170,9 @@ AS_THEY_ARE = {
 @pytest.mark.parametrize("case", [*LONG_LISTS, *AS_THEY_ARE])
 def test_a_long_list_of_numbers_is_one_leaf_and_comes_back_as_it_was(case: str) -> None:
     tree: dict[str, Any] = {"a": {**LONG_LISTS, **AS_THEY_ARE}[case]}
-    payload = encode(tree)
+    payload = pack(tree)
     root = np.full(payload.payload_bytes, 0xA5, np.uint8)
-    payload.write_into(root)
+    payload.write(root.data, 0)
     root.flags.writeable = False
     made = recipe(payload.header)
     assert len(made.leaves) == (case in LONG_LISTS)
@@ -185,49 +186,49 @@ def test_a_long_list_of_numbers_is_one_leaf_and_comes_back_as_it_was(case: str) 
 
 
 def test_long_lists_of_one_length_share_a_header() -> None:
-    assert encode([*range(1000)]).header == encode([*range(1000, 2000)]).header
+    assert pack([*range(1000)]).header == pack([*range(1000, 2000)]).header
 
 
 def test_long_text_is_a_leaf_and_never_swells_the_header() -> None:
-    payload = encode({"prompt": "é" * 100_000, "blob": b"x" * 100_000, "parts": ["y" * 300, "z"]})
+    payload = pack({"prompt": "é" * 100_000, "blob": b"x" * 100_000, "parts": ["y" * 300, "z"]})
     assert len(payload.header) < 64
-    assert [leaf.bytes for leaf in payload.leaves] == [200_000, 100_000, 300]
+    assert [size_bytes for size_bytes, *_ in payload.sources] == [200_000, 100_000, 300]
 
 
 def test_arrays_of_more_than_any_ring_are_refused() -> None:
     huge = np.broadcast_to(np.zeros(1), (1 << 30, 1 << 20))
     with pytest.raises(ObjectTooLarge, match=r"tree\[0\] has shape \(1073741824, 1048576\) of <f8"):
-        encode([huge])
+        pack([huge])
     half = np.broadcast_to(np.uint8(0), (1 << 47,))
     with pytest.raises(ObjectTooLarge, match=f"the tree takes {(1 << 48) + 64} bytes"):
-        encode([half, half])
+        pack([half, half])
 
 
 def test_a_file_mapped_by_numpy_is_an_array(tmp_path: Path) -> None:
     mapped = np.memmap(tmp_path / "a", np.float32, "w+", shape=(3,))
     mapped[:] = [1, 2, 3]
-    payload = encode(mapped)
+    payload = pack(mapped)
     root = np.zeros(payload.payload_bytes, np.uint8)
-    payload.write_into(root)
+    payload.write(root.data, 0)
     assert recipe(payload.header).view(root).tolist() == [1, 2, 3]
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32", "<M8[ns]", np.dtype(">i2"), np.float64])
 def test_a_spec_makes_memory_to_write_into(dtype: Any) -> None:
-    plan = encode_spec({"out": Spec((2, 3), dtype), "layer": 7, "mask": np.ones(4, bool)})
+    plan = pack_spec({"out": Spec((2, 3), dtype), "layer": 7, "mask": np.ones(4, bool)})
     memory = np.full(plan.payload_bytes, 0xA5, np.uint8)
-    plan.write_into(memory)
+    plan.write(memory.data, 0)
     made = recipe(plan.header).view(memory)
     assert made["layer"] == 7
     assert made["out"].dtype == (dtype_named(dtype) if dtype == "bfloat16" else np.dtype(dtype))
     assert made["mask"].all()
-    assert (memory[plan.leaves[0].offset : plan.leaves[0].end] == 0xA5).all()
+    assert (made["out"].view(np.uint8) == 0xA5).all()
     made["out"].view(np.uint8)[:] = 1
-    assert (memory[plan.leaves[0].offset : plan.leaves[0].end] == 1).all()
+    assert (recipe(plan.header).view(memory)["out"].view(np.uint8) == 1).all()
 
 
 def test_a_spec_gives_the_header_of_the_array_it_stands_for() -> None:
-    assert encode_spec(Spec((49, 1280), "float32")).header == encode(np.zeros((49, 1280), "f4")).header
+    assert pack_spec(Spec((49, 1280), "float32")).header == pack(np.zeros((49, 1280), "f4")).header
 
 
 @pytest.mark.parametrize(
@@ -245,17 +246,17 @@ def test_a_spec_gives_the_header_of_the_array_it_stands_for() -> None:
 )
 def test_a_spec_that_no_leaf_can_meet_is_refused(spec: Spec, reason: str) -> None:
     with pytest.raises(UnsupportedLeaf, match=rf"^tree\[0\] is a Spec of {reason}|{reason}"):
-        encode_spec([spec])
+        pack_spec([spec])
 
 
 def test_torch_is_not_imported_for_trees_without_tensors() -> None:
     program = """
 import sys, numpy as np
-from tensord.shm.tree import encode
+from tensord.shm.packing import pack
 from tensord.shm.recipe import recipe
-payload = encode({"a": np.ones(3), "b": [1, "x" * 999]})
+payload = pack({"a": np.ones(3), "b": [1, "x" * 999]})
 root = np.zeros(payload.payload_bytes, np.uint8)
-payload.write_into(root)
+payload.write(root.data, 0)
 made = recipe(payload.header)
 assert made.view(root)["a"].tolist() == made.value(root)["a"].tolist() == [1, 1, 1]
 assert "torch" not in sys.modules

@@ -6,7 +6,6 @@ import ctypes
 import gc
 import os
 import re
-import resource
 from pathlib import Path
 
 import numpy as np
@@ -97,10 +96,9 @@ def test_a_mapping_ends_with_its_last_array_in_parent_and_child() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("private", [False, True])
 @pytest.mark.parametrize("cyclic", [False, True])
 def test_a_signal_handlers_exception_at_no_instruction_keeps_a_mapping_or_its_descriptor(
-    private: bool, cyclic: bool
+    cyclic: bool,
 ) -> None:
     fd = memory_file(SIZE_BYTES)
     # What other tests have left would be closed by a collection below.
@@ -109,8 +107,6 @@ def test_a_signal_handlers_exception_at_no_instruction_keeps_a_mapping_or_its_de
 
     def held() -> tuple[int, list[object]]:
         mapped = Unshared(fd, SIZE_BYTES)
-        if private:
-            mapped.make_private()
         held: list[object] = [np.ndarray((8,), np.uint8, mapped.memory)]
         if cyclic:
             held.append(held)
@@ -222,58 +218,3 @@ def test_a_child_keeps_no_descriptor_of_it_which_its_program_may_close() -> None
         return child_says(lambda: os.path.sameopenfile(log, own_fd)) == 0
 
     assert child_says(taken) == 0
-
-
-def test_a_private_mapping_keeps_its_content_and_its_writes() -> None:
-    fd = memory_file(SIZE_BYTES)
-    mapped = Unshared(fd, SIZE_BYTES)
-    array = np.ndarray((SIZE_BYTES,), np.uint8, mapped.memory)
-    array[:] = 7
-    mapped.make_private()
-    mapped.make_private()
-    assert (array == 7).all()
-    array[: SIZE_BYTES // 2] = 9
-    assert os.pread(fd, SIZE_BYTES, 0) == bytes([7]) * SIZE_BYTES
-    assert (array[: SIZE_BYTES // 2] == 9).all() and (array[SIZE_BYTES // 2 :] == 7).all()
-    os.close(fd)
-
-
-def test_a_private_mapping_is_inherited_and_ends_with_its_last_array() -> None:
-    fd = memory_file(SIZE_BYTES)
-    mapped = Unshared(fd, SIZE_BYTES)
-    os.close(fd)
-    gc.collect()
-    descriptors = len(os.listdir("/proc/self/fd"))
-    arrays = [np.ndarray((SIZE_BYTES,), np.uint8, mapped.memory)]
-    mapped.make_private()
-    assert len(os.listdir("/proc/self/fd")) == descriptors - 1, "nobody needs its file any more"
-    arrays[0][:] = 9
-    address = mapped.address
-    del mapped
-
-    def drop() -> bool:
-        right = bool((arrays[0] == 9).all())
-        arrays.clear()
-        gc.collect()
-        return right and not is_mapped(address)
-
-    assert child_says(drop) == 0
-    assert is_mapped(address) and (arrays[0] == 9).all()
-    assert drop()
-
-
-def test_a_mapping_that_cannot_be_made_private_is_unchanged() -> None:
-    fd = memory_file(SIZE_BYTES)
-    mapped = Unshared(fd, SIZE_BYTES)
-    array = np.ndarray((SIZE_BYTES,), np.uint8, mapped.memory)
-    limits = resource.getrlimit(resource.RLIMIT_AS)
-    used_bytes = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (used_bytes, limits[1]))
-    try:
-        with pytest.raises(OSError, match="memory"):
-            mapped.make_private()
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, limits)
-    array[:] = 9
-    assert os.pread(fd, SIZE_BYTES, 0) == bytes([9]) * SIZE_BYTES
-    os.close(fd)

@@ -1,7 +1,7 @@
-"""The daemon of a simulated host: the real memory, cores and copier, one action at a time.
+"""The daemon of a simulated host: the real memory, cores, queues and copier, one action at a time.
 
-The sockets, the threads and the clock are simulated. Copies, scans and page changes wait in queues until the schedule
-runs them. Any other action may come first.
+The sockets, the threads and the clock are simulated. Copies, scans and page changes wait until the schedule runs them.
+Any other action may come first.
 """
 
 from __future__ import annotations
@@ -10,29 +10,32 @@ import math
 import os
 from collections import deque
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any, assert_never
+
+import xxhash
 
 from tensord.client.core.lease import lease_over
 from tensord.daemon.actors.lanes import LaneJobs
+from tensord.daemon.actors.queues import Queues
 from tensord.daemon.actors.remote import RemoteThreads, Request
-from tensord.daemon.copier import Copier, CopyJob
+from tensord.daemon.copier import Copier, CopyJob, InboxCopied, InboxCopy
 from tensord.daemon.core import effects, events
-from tensord.daemon.core.claims import NOBODY
-from tensord.daemon.core.entries import SpanEntry
-from tensord.daemon.core.governor import events as governor_events
-from tensord.daemon.core.governor.governor import Governor
 from tensord.daemon.core.host_memory import HostHolds, Pressed
+from tensord.daemon.core.parts import StoreMemory
 from tensord.daemon.core.store import Store
-from tensord.daemon.policy.registry import by_name
+from tensord.daemon.governor import events as governor_events
+from tensord.daemon.governor.governor import Governor
 from tensord.daemon.segments import Segments
+from tensord.daemon.store.table import FREE
 from tensord.errors import NotEnoughMemory, TensordError
 from tensord.ipc import messages
 from tensord.ipc.modes import HOST_GAUGE, Tier
 from tensord.shm import segments
-from tensord.shm.allocator import SpanAllocator
 from tensord.shm.layout import SPAN_HEADER_BYTES
 from tensord.shm.prefix import PrefixRecord
 from tensord.shm.recipe import recipe
+from tensord.shm.records import AWAKE, NAPS, SLEEPS
 
 from .payloads import TAGS, number_of, version_of
 from .settings import Settings
@@ -47,6 +50,23 @@ FAR_FUTURE_S = 1e12
 _MIB = 1 << 20
 
 
+class ScheduledCopier(Copier):
+    """A copier without a thread: the schedule runs the turns of its copies."""
+
+    def __init__(self, ring: Any) -> None:
+        super().__init__(ring, 32, lambda _: None)
+        self.copies: deque[CopyJob] = deque()
+        self.moves: deque[CopyJob] = deque()
+
+    def copy(self, part: InboxCopy | effects.Move) -> None:
+        queue = self.moves if isinstance(part, effects.Move) else self.copies
+        queue.append(CopyJob(part, xxhash.xxh3_64()))
+
+    def turn(self, job: CopyJob) -> InboxCopied | events.Moved | None:
+        """One turn of a copy; None if it goes on."""
+        return self._outcome(job)
+
+
 class Daemon:
     """Recovers the memory of its predecessor, or makes new memory. Owns its segments until `kill` or `stop`."""
 
@@ -59,18 +79,26 @@ class Daemon:
         )
         recovered = self.memory.recovered
         self.ring_bytes = ring_bytes = self.memory.superblock.limit_bytes
+        memory, superblock = self.memory, self.memory.superblock
         self.store = Store(
-            self.memory.index,
-            SpanAllocator(self.memory.ready_bytes),
-            by_name(settings.policy),
+            StoreMemory(memory.index, memory.index_memory, superblock.geometry, memory.ring_memory, memory.ready_bytes),
+            settings.policy,
             settings.store_limits(ring_bytes),
-            self.memory.superblock.epoch,
+            superblock.epoch,
             1e6 + chance.choice([0.0, 0.0, 90_000.0, -90_000.0]),  # the wall clock was stepped
-            read=self.memory.read,
             seed=chance.getrandbits(128),
         )
+        self.parts = self.store.parts
         self.governor = Governor(settings.governor_limits())
-        self.copier = Copier(self.memory.ring, 32, lambda _: None)
+        self.copier = ScheduledCopier(memory.ring)
+        self.queues = Queues(
+            memory,
+            self.copier,
+            submitted=self._submitted,
+            is_lent=self.store.is_lent,
+            ring=lambda client: self._answer(client, messages.Settled()),
+            hang_up=self._damaged_queue,
+        )
         self.jobs: deque[Iterator[None]] = deque()
         self.lanes = LaneJobs(
             self.memory,
@@ -84,7 +112,7 @@ class Daemon:
         self.remote = RemoteThreads(
             world.remote,
             self.memory.ring,
-            self.copier.finish,
+            self.copier.check,
             self.remote_answered,
             1.0,
             clock=lambda: world.now,
@@ -93,14 +121,17 @@ class Daemon:
         self.requests: deque[Request] = deque()
         """Requests of the remote store that are under way."""
         self.wires: dict[int, Wire] = {}
-        self.copies: deque[CopyJob] = deque()
-        self.moves: deque[CopyJob] = deque()
+        self.clients: set[int] = set()
+        """Those that the core knows: also some whose connections have ended, until their records are carried out."""
         self.pages: deque[effects.Punch | effects.Allocate] = deque()
-        self.scrubbed: tuple[int, int] | None = None
+        self.unsummed: list[int] = []
+        """Slots of entries without a checksum."""
+        self.scrubbed: tuple[int, int, int] | None = None
         self.matched: messages.Matched | None = None
         self.answered: int | None = None
         if recovered:
-            self.store.recover(self.memory.found(), world.now, self.memory.missing)
+            for _ in self.store.recover(world.now, memory.missing):
+                pass
         ready_bytes = self.memory.ready_bytes
         while ready_bytes < self.memory.superblock.ring_bytes:
             ready_bytes = self.memory.grow(ready_bytes, prefault=False)
@@ -128,14 +159,8 @@ class Daemon:
             match effect:
                 case effects.Send(number, message):
                     self._answer(number, message)
-                case effects.Copy() if effect.client == NOBODY:
-                    self.requests.append(effect)
-                case effects.Copy() | effects.Seal():
-                    self.copies.append(CopyJob(effect))
                 case effects.Move():
-                    self.moves.append(CopyJob(effect))
-                case effects.WriteExpiry(offset, expires_s):
-                    self.memory.write_expiry(offset, expires_s)
+                    self.copier.copy(effect)
                 case effects.Drain():
                     self.lanes.drain()
                 case effects.Scan():
@@ -144,15 +169,13 @@ class Daemon:
                     self.pages.append(effect)
                 case HostHolds():
                     self.govern(effect)
-                case effects.Forget(number):
-                    self.copier.close_inbox(number)
-                case effects.Discard(number, put_id):
-                    self.copier.discard(number, put_id)
                 case effects.Announce(body):
                     self._announce(body)
                 case effects.Again(number, message, counted):
                     self.do(events.Received(number, message, counted))
-                case effects.Seek() | effects.SeekRun() | effects.SaveRemote() | effects.RemoveRemote():
+                case effects.Seek() | effects.SeekRun() | effects.ReadRemote():
+                    self.requests.append(effect)
+                case effects.SaveRemote() | effects.RemoveRemote():
                     self.requests.append(effect)
                 case effects.AskGenerations() | effects.RaiseGeneration() | effects.WithdrawClaim():
                     self.requests.append(effect)
@@ -173,8 +196,11 @@ class Daemon:
     def _answer(self, number: int, message: Any) -> None:
         if isinstance(message, messages.Matched):
             self.matched = message
+        if isinstance(message, messages.PutRefused):
+            self.queues.refused(number)
         self.answered = getattr(message, "id", None)
-        self.wires[number].answer(message)
+        if number in self.wires:
+            self.wires[number].answer(message)
 
     def _announce(self, body: dict[str, Any]) -> None:
         self.world.say("announced", **body)
@@ -182,56 +208,72 @@ class Daemon:
             self.world.model.announced(body, self.world.now)
             return
         key = bytes.fromhex(body["key"])
-        entries = self.store.memory.entries
-        entry = entries.find(key) or entries.hidden(key)
-        assert entry is not None, "a published key has no entry"
+        row = self.row_of(key)
+        assert row, "a published key has no entry"
         number = number_of(key)
-        ends_at = entry.created_at + (math.inf if entry.ttl_s is None else entry.ttl_s)
         self.world.fetches += body["event"] == "fetch"
-        self.world.model.publish(number, version_of(number, self.tree(entry)), ends_at)
+        self.world.model.publish(number, version_of(number, self.tree(row)), self.expires(row))
 
-    def tree(self, entry: SpanEntry) -> Any:
+    def row_of(self, key: bytes) -> int:
+        """The row of an entry, published or hidden; 0 if there is none."""
+        return self.parts.table.by_key.get(key) or self.parts.spans.hidden.get(key, 0)
+
+    def expires(self, row: int) -> float:
+        """The end of an entry's time to live."""
+        return self.parts.details.expires(row) or math.inf
+
+    def tree(self, row: int) -> Any:
         """The payload of an entry as it stands in the ring."""
-        start = entry.offset + SPAN_HEADER_BYTES
-        header = self.memory.ring[start : start + entry.tree_bytes].tobytes()
-        return lease_over(self.memory.ring, start, entry.payload_bytes, recipe(header)).tree
+        table = self.parts.table
+        start = table.offsets[row] + SPAN_HEADER_BYTES
+        header = self.memory.ring[start : start + self.parts.details.tree_bytes(row)].tobytes()
+        return lease_over(self.memory.ring, start, table.payloads[row], recipe(header)).tree
 
     # ---- clients
 
-    def join(self, wire: Wire, brought: int | None) -> list[int]:
-        """Attaches a client. `brought`: its previous lane's descriptor. Returns those of ring, index and lane."""
-        self.wires[wire.number] = wire
-        self.do(events.ClientJoined(wire.number, 1000 + wire.number % 2, "simulated", writes=True))
-        self.govern(governor_events.GovernorClientJoined(wire.number, "simulated", wire.number))
+    def join(self, wire: Wire, brought: int | None) -> tuple[int, list[int]]:
+        """Attaches a client. `brought`: its previous lane's descriptor.
+
+        Returns:
+            The lane's place, and the descriptors of ring, index and lane.
+        """
+        number, uid = wire.number, 1000 + wire.number % 2
+        self.wires[number] = wire
+        self.clients.add(number)
+        self.do(events.ClientJoined(number, uid, "simulated"))
+        self.govern(governor_events.GovernorClientJoined(number, "simulated", number))
         if brought is not None and not self.memory.has_lane_for(brought):
             brought = None
-        return self.memory.lend_lane(wire.number, fenced=True, brought=brought)[1]
+        lane, fds = self.memory.lend_lane(number, fenced=True, brought=brought)
+        self.queues.attached(number, uid, lane)
+        return lane.place, fds
+
+    def open_ring(self, number: int) -> int:
+        """Lets a client write into the ring. Returns a descriptor of it."""
+        self.queues.writes_in_place(number)
+        self.do(events.WritesInPlace(number))
+        return os.dup(self.memory.writable_ring_fd)
 
     def hear(self, wire: Wire) -> None:
         """Handles the next message of one connection, or its end."""
+        self.wake()
         if not wire.up:
             if not wire.client_open:
                 self.hang_up(wire)
             return
-        message, fds = wire.up.popleft()
+        message = wire.up.popleft()
         self.world.say("heard", client=wire.number, message=message)
-        try:
-            self._hear(wire.number, message, fds)
-        finally:
-            for fd in fds:
-                os.close(fd)
+        if isinstance(message, messages.StoreRequest):
+            # What the client has put before comes first.
+            if not isinstance(message, messages.Doorbell):
+                self.queues.after_added(wire.number, partial(self._requested, wire.number, message))
+        else:
+            self.govern(governor_events.GovernorReceived(wire.number, message))
 
-    def _hear(self, number: int, message: Any, fds: list[int]) -> None:
+    def _requested(self, number: int, message: Any) -> None:
+        if number not in self.clients:
+            return
         match message:
-            case messages.OpenInbox():
-                try:
-                    self.copier.open_inbox(number, fds[0], message.inbox_bytes, 1 << 30, 0, message.inbox, 16)
-                except TensordError as error:
-                    self._answer(number, messages.Error.of(error, message.id))
-                else:
-                    self._answer(number, messages.Done(message.id))
-            case messages.CloseInbox():
-                self.copier.close_inbox(number, message.inbox)
             case messages.Clear() | messages.Invalidate() | messages.EvictPrefixes():
                 sequences = isinstance(message, messages.EvictPrefixes)
                 below = None
@@ -245,16 +287,13 @@ class Daemon:
             case messages.Touch():
                 self.do(events.Received(number, message))
                 self._touched(message)
-            case messages.StoreRequest():
-                self.do(events.Received(number, message))
             case _:
-                self.govern(governor_events.GovernorReceived(number, message))
+                self.do(events.Received(number, message))
 
     def _touched(self, message: messages.Touch) -> None:
         for key in message.keys:
-            entry = self.store.memory.entries.find(key)
-            if entry is not None and entry.ttl_s is not None:
-                self.world.model.touched(number_of(key), self.world.now + entry.ttl_s)
+            if row := self.parts.table.by_key.get(key):
+                self.world.model.touched(number_of(key), self.expires(row))
 
     def look_at_generations(self) -> None:
         """Records the current generations in the model."""
@@ -265,9 +304,42 @@ class Daemon:
         """Ends a connection from the daemon's side."""
         wire.close_daemon()
         del self.wires[wire.number]
-        self.memory.orphan(wire.number)
-        self.do(events.ClientLeft(wire.number))
         self.govern(governor_events.GovernorClientLeft(wire.number))
+        self.queues.after_added(wire.number, partial(self._left, wire.number))
+
+    def _left(self, number: int) -> None:
+        """A client has left, and what it has added is carried out."""
+        self.queues.detached(number)
+        self.copier.close_inbox(number)
+        self.clients.discard(number)
+        self.memory.orphan(number)
+        self.do(events.ClientLeft(number))
+
+    # ---- queues
+
+    def turn(self) -> None:
+        """Carries out records of each client, unless the daemon sleeps."""
+        if self.memory.asleep[0] != SLEEPS:
+            self.memory.asleep[0] = AWAKE
+            self.queues.turn()
+
+    def wake(self) -> None:
+        """A message or a timer ends the daemon's sleep."""
+        self.memory.asleep[0] = AWAKE
+
+    def doze(self) -> None:
+        """The daemon sleeps, or naps, if no record waits."""
+        if not self.queues.waiting:
+            self.unsummed += self.store.take_unsummed()
+            self.memory.asleep[0] = self.world.chance.choice([NAPS, SLEEPS])
+
+    def _submitted(self, client: int, records: memoryview, errors: dict[int, TensordError]) -> int:
+        last, following = self.store.submitted(client, records, self.world.now, errors)
+        self._carry_out(following)
+        return last
+
+    def _damaged_queue(self, client: int, reason: str) -> None:
+        raise AssertionError(f"the queue of client {client} is damaged: {reason}")
 
     def match(
         self, number: int, message: messages.MatchPrefix, query: PrefixRecord, tokens: Any
@@ -280,17 +352,17 @@ class Daemon:
     # ---- deferred work
 
     def copy(self) -> None:
-        """Runs one turn of a random client's oldest copy. The turn may complete the copy or fail."""
-        if not self.copies:
+        """Runs one turn of a random client's copy out of its inbox. The turn may complete the copy or fail."""
+        copies = self.copier.copies
+        if not copies:
             return
-        client = self.world.chance.choice(self.copies).client
-        job = next(job for job in self.copies if job.client == client)
-        assert not isinstance(job.part, effects.Move)
-        copied = self.copier._outcome(job)
-        self.world.say("copied", put=job.part.put_id, copied_bytes=job.copied_bytes, done=copied is not None)
+        job = self.world.chance.choice(copies)
+        copied = self.copier.turn(job)
+        self.world.say("copied", client=job.client, copied_bytes=job.copied_bytes, done=copied is not None)
         if copied is not None:
-            self.copies.remove(job)
-            self.do(copied)
+            assert isinstance(copied, InboxCopied)
+            copies.remove(job)
+            self.queues.copied(copied)
 
     def ask_remote(self) -> None:
         """The remote store answers one of its requests."""
@@ -302,14 +374,15 @@ class Daemon:
 
     def move(self) -> None:
         """Runs one turn of moving a span to another place."""
-        if not self.moves:
+        moves = self.copier.moves
+        if not moves:
             return
-        job = self.world.chance.choice(self.moves)
-        moved = self.copier._outcome(job)
+        job = self.world.chance.choice(moves)
+        moved = self.copier.turn(job)
         if moved is not None:
             assert isinstance(moved, events.Moved) and moved.error is None, moved
             self.world.say("moved", span=moved.number)
-            self.moves.remove(job)
+            moves.remove(job)
             self.do(moved)
 
     def move_pages(self, *, short: bool | None = None) -> None:
@@ -337,29 +410,40 @@ class Daemon:
             return
 
     def scrub(self) -> None:
-        """Checks a recovered entry. Records the result a step later, if the slot still holds the same span."""
+        """Looks at an entry of a former daemon, or at one without a checksum. Records the result a step later, if the
+        slot still holds the same span."""
+        index = self.memory.index
         if self.scrubbed is not None:
-            number, span_id = self.scrubbed
+            number, span_id, checksum = self.scrubbed
             self.scrubbed = None
-            slot = self.memory.index.read(number)
+            slot = index.read(number)
             if slot.published and slot.span_id == span_id:
-                self.memory.index.mark(number, unverified=False)
-        elif unverified := [slot for slot in self.memory.index.slots() if slot.published and slot.unverified]:
-            slot = self.world.chance.choice(unverified)
-            if not self.memory.is_sound(slot):
-                assert self.world.damaged, "a recovered entry differs from the stored one"
+                self.memory.write_checksum(slot.offset, checksum)
+                index.mark(number, unverified=False)
+            return
+        due = [slot for slot in index.slots() if slot.published and slot.unverified]
+        if self.unsummed:
+            unsummed = index.read(self.unsummed.pop())
+            due += [unsummed] if unsummed.published else []
+        if due:
+            slot = self.world.chance.choice(due)
+            sound, checksum = self.memory.summed(slot)
+            if not sound:
+                assert self.world.damaged, "an entry differs from the stored one"
                 self.do(events.FoundCorrupt(slot.span_id))
                 return
-            self.scrubbed = slot.number, slot.span_id
+            self.scrubbed = slot.number, slot.span_id, checksum
 
     def keep_time(self) -> None:
         """Starts the jobs on lanes that are due: log reads, counts of holders, removal of lanes without holders."""
+        self.wake()
         self.lanes.keep_time(self.world.now)
 
     def tick(self) -> None:
         """Handles the timers that are due."""
         timer = self.store.next_timer()
         if timer is not None and timer <= self.world.now:
+            self.wake()
             self.do(events.Tick())
         timer = self.governor.next_timer()
         if timer is not None and timer <= self.world.now:
@@ -398,18 +482,24 @@ class Daemon:
 
     def kill(self) -> None:
         """Ends the daemon as SIGKILL does: descriptors and mappings close, perhaps in the middle of a copy."""
-        copy = self.copies[0].part if self.copies else None
-        if isinstance(copy, effects.Copy) and self.world.chance.random() < 0.5:
-            self.memory.ring[copy.ring_offset : copy.ring_offset + copy.part_bytes // 2] = 0xEE
+        ring = self.memory.ring
+        for job in [*self.copier.copies, *self.copier.moves]:
+            if self.world.chance.random() < 0.5:
+                continue
+            match job.part:
+                case InboxCopy() as copy:
+                    ring[copy.offset : copy.offset + copy.payload_bytes // 2] = 0xEE
+                case effects.Move() as move:
+                    ring[move.to_offset : move.to_offset + move.size_bytes // 2] = 0xEE
         for request in self.requests:
-            if isinstance(request, effects.Copy):
+            if isinstance(request, effects.ReadRemote):
                 # A read of the remote store has come so far. It begins with the object's header.
-                start = request.payload_offset - SPAN_HEADER_BYTES
-                self.memory.ring[start : start + SPAN_HEADER_BYTES + request.part_bytes // 2] = 0xEE
+                ring[request.ring_offset :][: SPAN_HEADER_BYTES + request.found.payload_bytes // 2] = 0xEE
         self._end()
 
     def stop(self) -> None:
         """Ends the daemon as SIGTERM does: connections close, and requested copies are completed."""
+        self.store.evict_only_for_puts()
         if self.world.chance.random() < 0.5:
             self.finish_copies()
         for wire in list(self.wires.values()):
@@ -418,11 +508,11 @@ class Daemon:
         self._end()
 
     def finish_copies(self) -> None:
-        """Completes all requested copies and moves."""
-        while self.copies or self.moves:
+        """Completes all requested copies and moves, and carries out all records."""
+        while self.copier.copies or self.copier.moves or self.queues.turn():
             self.copy()
             self.move()
-        for request in [each for each in self.requests if isinstance(each, effects.Copy)]:
+        for request in [each for each in self.requests if isinstance(each, effects.ReadRemote)]:
             self.requests.remove(request)
             self.remote._carry_out(request, math.inf)
 
@@ -443,21 +533,19 @@ class Daemon:
 
     def ends_at(self) -> dict[int, float]:
         """The end of each entry's time to live."""
-        return {number_of(e.key): math.inf if e.expires_at is None else e.expires_at for e in self.store.memory.entries}
+        return {number_of(key): self.expires(row) for key, row in self.parts.table.by_key.items()}
 
     def hidden(self) -> set[int]:
         """The keys of the entries that wait for a scan's decision."""
-        memory = self.store.memory
-        return {number_of(e.key) for e in memory.unpublished() if memory.entries.hidden(e.key) is e}
+        return {number_of(key) for key in self.parts.spans.hidden}
 
     def check(self) -> None:
         """Asserts the invariants of every core, and that the memory agrees with the cores' state."""
         self.store.check_invariants()
         self.governor.check_invariants()
         status = self.store.status()
-        for figure in ("evicted_while_pinned", "found_corrupt"):
-            may = self.world.damaged and figure == "found_corrupt"
-            assert may or not status[figure], f"{figure} is {status[figure]}"
+        corrupt = status["found_corrupt"]
+        assert self.world.damaged or not corrupt, f"found_corrupt is {corrupt}"
         if not self.pages:
             # Reading a page that was given back would allocate the page again.
             blocks = os.stat(segments.SHM_FOLDER / f"tensord.{self.world.instance}.ring").st_blocks
@@ -467,14 +555,19 @@ class Daemon:
     def busy(self) -> bool:
         """Whether work is in progress that ends without new input."""
         status = self.store.status()
-        under_way = any(status[name] for name in ("puts_in_flight", "claims_held", "sweeps", "retired_bytes"))
+        under_way = any(status[name] for name in ("claims_held", "sweeps", "retired_bytes"))
         # The store is asked for generations for ever.
         for_ever = (effects.AskGenerations, effects.RaiseGeneration)
         asked = [each for each in self.requests if not isinstance(each, for_ever)]
-        queued = self.copies or self.moves or self.pages or asked
-        return under_way or bool(queued or self.store.memory.scan_in_flight)
+        queued = self.copier.copies or self.copier.moves or self.pages or asked
+        return under_way or bool(queued or self.parts.spans.scanning or self.queues.waiting)
 
     def holds(self, span_id: int, key: bytes) -> bool:
         """Whether a span is still allocated to `key`."""
-        entry = self.store.memory.spans.find(span_id)
-        return entry is not None and entry.key == key
+        table, slots = self.parts.table, self.parts.slots
+        row = table.row_of(span_id)
+        if row and table.states[row] != FREE:
+            return slots.key(table.slots[row]) == key
+        # As the spans of a former daemon that no entry has.
+        waiting = self.parts.grants.revoked.get(span_id)
+        return waiting is not None and slots.key(waiting.slot) == key

@@ -20,7 +20,7 @@ class Model:
         self.eras = dict.fromkeys(TAGS, 0)
         """Generation of each namespace."""
         self.ended: dict[str, int] = defaultdict(int)
-        self._sweeps: list[tuple[int, set[int]]] = []
+        self._sweeps: list[tuple[int, bytes | None, set[int]]] = []
 
     def puts(self, number: int, version: int) -> None:
         """Records that a client has begun to put a version."""
@@ -30,7 +30,7 @@ class Model:
         """Records that the daemon has published a version. `ends_at`: the end of its time to live."""
         assert version in self.made[number], f"key {number}: no client has put version {version}"
         assert era_of(number) >= self.eras[tag_of(number)], f"key {number}: stored under a past generation"
-        for _, meant in self._sweeps:
+        for *_, meant in self._sweeps:
             meant.discard(number)  # a sweep removes no entry that is published after the sweep began
         self.there[number] = version
         self.ends_at[number] = ends_at
@@ -51,10 +51,11 @@ class Model:
             early = body["event"] == "expire" and now < self.ends_at[number] - 1e-3 and before(number) is None
             assert not early, f"key {number} expired at {now}, before its end at {self.ends_at[number]}"
             assert self.there.pop(number, None) is not None, f"key {number} was removed twice"
-            for _, meant in self._sweeps:
+            for *_, meant in self._sweeps:
                 meant.discard(number)
         elif body["event"] in ("clear", "invalidate", "evict_prefixes"):
-            self._swept()
+            tag = body["namespace"]
+            self._swept(None if tag is None else bytes.fromhex(tag))
 
     def sweep(self, request: int, tag: bytes | None, *, sequences: bool = False, below: int | None = None) -> None:
         """Records a Clear, Invalidate or EvictPrefixes. Its removals are not announced one by one.
@@ -64,7 +65,7 @@ class Model:
         meant = {n for n in self.there if (tag is None or tag_of(n) == tag) and (is_block(n) or not sequences)}
         if below is not None:
             meant = {number for number in meant if era_of(number) < below}
-        self._sweeps.append((request, meant))
+        self._sweeps.append((request, tag, meant))
 
     def refused(self, request: int) -> None:
         """Records that a request was answered without a sweep."""
@@ -75,8 +76,10 @@ class Model:
         assert era >= self.eras[tag], f"the generation of {tag!r} fell from {self.eras[tag]} to {era}"
         self.eras[tag] = era
 
-    def _swept(self) -> None:
-        _, meant = self._sweeps.pop(0)
+    def _swept(self, tag: bytes | None) -> None:
+        # Those of several namespaces that another host has invalidated come in any order.
+        first = next(at for at, (_, of, _) in enumerate(self._sweeps) if of == tag)
+        *_, meant = self._sweeps.pop(first)
         for number in meant:
             self.there.pop(number, None)
 
@@ -94,7 +97,7 @@ class Model:
         """Asserts that readers find exactly the expected entries."""
         surplus = visible - self.there.keys()
         assert not surplus, f"keys {sorted(surplus)} are visible but were never stored"
-        swept = {number for _, meant in self._sweeps for number in meant}
+        swept = {number for *_, meant in self._sweeps for number in meant}
         lost = self.there.keys() - visible - hidden - swept
         assert not lost, f"keys {sorted(lost)} are lost: they were stored and no removal was announced"
         for number in visible:

@@ -14,6 +14,7 @@ from typing import Any, Final
 import numpy as np
 
 from tensord.shm.keys import generation_of, make_key
+from tensord.shm.places import Spec
 from tensord.shm.prefix import PrefixRecord, block_key
 
 from ..daemon.core.blocks import BLOCK, TAG, Block, block, query, text
@@ -103,6 +104,13 @@ def payload(number: int, version: int) -> Any:
     if is_block(number):
         return {"prefix": np.frombuffer(block_of(number).packed, np.uint8), "array": array}
     return array if number % 2 else {"number": number, "array": array}
+
+
+def to_fill(tree: Any) -> Any:
+    """The spec of a payload whose arrays are written in place."""
+    if isinstance(tree, dict):
+        return {name: to_fill(leaf) for name, leaf in tree.items()}
+    return Spec(tree.shape, tree.dtype) if isinstance(tree, np.ndarray) else tree
 
 
 def version_of(number: int, tree: Any) -> int:

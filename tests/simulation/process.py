@@ -1,4 +1,4 @@
-"""A simulated process with a real client: puts, inbox, view, lane and leases over a simulated connection.
+"""A simulated process with a real client: puts, grants, view, lane and leases over a simulated connection.
 
 This module stands in for client/core/link.py. It attaches, receives, and handles forks and the end of a connection.
 """
@@ -6,32 +6,35 @@ This module stands in for client/core/link.py. It attaches, receives, and handle
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import count
 from mmap import MAP_SHARED, PROT_READ
-from typing import TYPE_CHECKING, Any, Final
-from unittest import mock
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Final, cast
 
-from tensord.client.core import puts
 from tensord.client.core.lease import Lease
-from tensord.client.core.put_options import PutOptions
-from tensord.client.core.puts import Put, PutSender
 from tensord.client.core.ring_mapping import Handle, RingMapping, mapping_under
 from tensord.client.core.ring_reader import RingReader
 from tensord.client.core.view import View
-from tensord.errors import DaemonUnavailable, TensordError, TimedOut
+from tensord.client.writing.options import PutOptions
+from tensord.client.writing.outcomes import Put
+from tensord.client.writing.put import PutPayload
+from tensord.client.writing.puts import Puts
+from tensord.client.writing.reservation import Commit, Reservation
+from tensord.errors import DaemonUnavailable, LimitReached, ObjectTooLarge, TensordError, TimedOut
 from tensord.ipc import messages
-from tensord.shm.lanes import Lane
-from tensord.shm.layout import LANE_WORDS
-from tensord.shm.tree import encode
+from tensord.ipc.schema import ClientLimits
+from tensord.shm.lanes import VIEW_WORDS, Lane
+from tensord.shm.packing import pack
 
-from .payloads import ALL, TAGS, array_of, at, before, block_of, is_block, payload, version_of
+from .payloads import ALL, TAGS, array_of, at, before, block_of, is_block, payload, to_fill, version_of
 from .wire import Wire
 
 if TYPE_CHECKING:
+    from tensord.client.core.link import Link
+
     from .world import World
 
 HELD_MAX: Final = 5
@@ -70,32 +73,48 @@ class Held:
         assert version_of(self.number, self.tree) == self.version, f"key {self.number}: a leased payload has changed"
 
 
+class Channel:
+    """The client's end of a connection, as `ipc.blocking.BlockingChannel`."""
+
+    def __init__(self, process: Process, wire: Wire) -> None:
+        self._process, self.wire = process, wire
+
+    @property
+    def closed(self) -> bool:
+        return not self.wire.client_open
+
+    def send(self, *sent: messages.Message, timeout_s: float = 0.0) -> None:
+        """Sends messages. Other actions may happen during the call, also to this process."""
+        self._process.send_on(self.wire, sent)
+
+
 class Process:
-    """Process `number`. `wire` is its connection while the connection is usable, else None."""
+    """Process `number`. `wire` is its connection while the connection is usable, else None. `has_inbox`: the daemon
+    does not let it write into the ring."""
 
     def __init__(self, world: World, number: int) -> None:
         self.world = world
         self.number = number
+        self.has_inbox = world.chance.random() < 0.35
         self.view: View | None = None
         self.lane_fd = -1
         self.wire: Wire | None = None
+        self.connection: Channel | None = None
         self.closed = False
+        self.path = "simulated"
+        self.limits = ClientLimits()
         self._ids = count(number * 1_000_000 + 1)
-        self.puts = PutSender(
-            self.send, self.next_id, lambda: self.wire, self.refusal, ask=self.open_ring, view=lambda: self.view
-        )
+        # What `Puts` uses of a link.
+        self.attachment = SimpleNamespace(wait_renewed=lambda timeout_s: None)
+        self.answers = SimpleNamespace(wait=lambda answer, timeout_s: answer.result(0))
+        self.puts = Puts(cast("Link", self))
         self.eras = dict.fromkeys(TAGS, 0)
         self.held: list[Held] = []
         self.claims: dict[int, int] = {}
         self.asked: dict[int, int] = {}
         self.outcomes: list[tuple[Put, int, int]] = []
-        self.reserved: list[Any] = []
         self.device: set[int] = set()
         self.orders: list[messages.Order] = []
-
-    def refusal(self, key: bytes) -> TensordError | None:
-        """Stands in for Link.refusal."""
-        return None if self.view is None else self.view.refusal(key)
 
     def learn(self) -> None:
         """Reads the current generations."""
@@ -106,24 +125,44 @@ class Process:
     def next_id(self) -> int:
         return next(self._ids)
 
-    def open_ring(self, make: Any, timeout_s: float, connected: Any) -> Future[Any]:
-        """Stands in for Link.ask. Puts make no other request through it."""
-        answer: Future[Any] = Future()
-        daemon = self.world.daemon
-        if daemon is None or self.wire is None or connected is not self.wire or not self.wire.daemon_open:
-            answer.set_exception(DaemonUnavailable("the connection broke"))
-        else:
-            answer.set_result([os.dup(daemon.memory.writable_ring_fd)])
-        return answer
-
     # ---- the link
 
-    def send(
-        self, *sent: messages.Message, fds: Sequence[int] = (), timeout_s: float = 0.0, connected: Any = None
-    ) -> None:
-        """Stands in for Link.send. Other actions may happen during the call, also to this process."""
-        wire = self.wire
-        if wire is None or wire is not (connected or wire) or not wire.client_open or not wire.daemon_open:
+    def start(self) -> None:
+        """Does nothing: the schedule attaches."""
+
+    @property
+    def connected(self) -> bool:
+        return self.connection is not None
+
+    def unavailable(self) -> TensordError:
+        return DaemonUnavailable("there is no daemon")
+
+    def ask(
+        self, make: Callable[[int], Any], timeout_s: float, *, connected: Any = None, fds: Sequence[int] = ()
+    ) -> Future[Any]:
+        """Stands in for Link.ask. Puts ask for the ring, and for an inbox. Both are answered at once."""
+        answer: Future[Any] = Future()
+        daemon, wire, asked = self.world.daemon, self.wire, make(self.next_id())
+        if daemon is None or wire is None or connected is not self.connection or wire.number not in daemon.wires:
+            answer.set_exception(DaemonUnavailable("the connection broke"))
+        elif isinstance(asked, messages.OpenInbox):
+            daemon.copier.open_inbox(wire.number, fds[0], asked.inbox_bytes)
+            answer.set_result(messages.Done(asked.id))
+        elif self.has_inbox:
+            answer.set_exception(LimitReached("write_in_place is off"))
+        else:
+            answer.set_result([daemon.open_ring(wire.number)])
+        return answer
+
+    def send(self, *sent: messages.Message) -> None:
+        """Sends messages of the application."""
+        if self.wire is None:
+            raise DaemonUnavailable("there is no daemon")
+        self.send_on(self.wire, sent)
+
+    def send_on(self, wire: Wire, sent: Sequence[messages.Message]) -> None:
+        """Sends messages. Other actions may happen during the call, also to this process."""
+        if not wire.client_open or not wire.daemon_open:
             raise DaemonUnavailable("there is no daemon")
         fate = self.world.chance.random()
         if fate < 0.005:
@@ -131,10 +170,8 @@ class Process:
         if fate < 0.015:
             wire.close_client()
             raise DaemonUnavailable("the connection broke")
-        wire.say(sent, fds)
-        if not isinstance(sent[0], messages.OpenInbox | messages.CloseInbox):
-            # The client opens and closes an inbox under the lock of its inbox table.
-            self.world.meanwhile()
+        wire.say(sent)
+        self.world.meanwhile()
 
     def attach(self) -> None:
         """Connects if there is a daemon, with the existing lane of this process or with a new one."""
@@ -142,54 +179,45 @@ class Process:
         if daemon is None or self.wire is not None or self.closed:
             return
         wire = Wire(self.world.next_client())
-        *shared, lane_fd = daemon.join(wire, self.lane_fd if self.lane_fd >= 0 and self.view is not None else None)
-        self._take_memory(shared, lane_fd)
-        self.puts.inboxes.limits = daemon.settings.client_limits(daemon.ring_bytes)
-        try:
-            self.puts.in_flight.send_again(lambda *sent, fds=(), connected=None: self._say_first(wire, sent, fds), wire)
-        except TensordError:
-            wire.close_client()
-            self.puts.disconnected()
-        else:
-            self.wire = wire
+        back = self.lane_fd if self.lane_fd >= 0 and self.view is not None else None
+        place, (*shared, lane_fd) = daemon.join(wire, back)
+        view = self._take_memory(shared, lane_fd)
+        self.limits = daemon.settings.client_limits(daemon.ring_bytes)
+        self.wire, self.connection = wire, Channel(self, wire)
+        self.puts.attached(cast(Any, self.connection), view, place)
 
-    def _say_first(self, wire: Wire, sent: Sequence[Any], fds: Sequence[int]) -> None:
-        if self.world.chance.random() < 0.02:
-            raise DaemonUnavailable("the connection broke")
-        wire.say(sent, fds)
-
-    def _take_memory(self, shared: Sequence[int], lane_fd: int) -> None:
+    def _take_memory(self, shared: Sequence[int], lane_fd: int) -> View:
         ring_fd, index_fd = shared
         lane = small_lane(lane_fd, self.world.lane_words)
         view = self.view
         if view is not None and view.lane.lane_id == lane.lane_id and view.is_over(index_fd):
             os.close(lane_fd)
             if not view.is_whole:
-                self.view = View.open(ring_fd, index_fd, view.lane)
-            return
+                self.view = view = View.open(ring_fd, index_fd, view.lane)
+            return view
         if self.lane_fd >= 0:
             os.close(self.lane_fd)
         self.lane_fd = lane_fd
-        self.view = View.open(ring_fd, index_fd, lane)
+        self.view = view = View.open(ring_fd, index_fd, lane)
+        return view
 
     def detach(self) -> None:
         """Ends the connection for this process."""
         wire = self.wire
         if wire is not None:
             wire.close_client()
-            self.wire = None
+            self.wire = self.connection = None
             self.claims.clear()
             self.asked.clear()
             self.device.clear()
             self.orders.clear()
-            self.puts.disconnected()
+            self.puts.ended()
 
     def receive(self) -> None:
         """Handles the next message, or the end of the connection."""
         wire = self.wire
         if wire is None:
             return
-        self.puts.tidy()
         if not wire.client_open or (not wire.down and not wire.daemon_open):
             self.detach()
         elif wire.down:
@@ -199,7 +227,7 @@ class Process:
 
     def _take(self, message: Any) -> None:
         match message:
-            case messages.SpanTaken() | messages.PartCopied() | messages.Committed():
+            case messages.GrantsLent() | messages.PutRefused() | messages.Settled():
                 self.puts.received(message)
             case messages.Claimed(id=request, answer="compute", token=token):
                 self.claims[token] = self.asked.pop(request)
@@ -213,11 +241,18 @@ class Process:
             case _:
                 pass
 
+    def rest(self) -> None:
+        """What the connection's thread does about once a second. Now and then the daemon seems not to answer."""
+        if self.world.chance.random() < 0.8:
+            self.puts.rest()
+        elif self.connected:
+            self.puts.silent(TimedOut("the daemon does not answer") if self.puts.writer is not None else None)
+
     # ---- calls of the application
 
     def put(self, number: int, version: int, *, claim: int | None, ttl_s: float | None, way: str) -> None:
-        """Puts a payload "by the inbox", whole or streamed; "produced" in a reserved array; or "in place"."""
-        encoded = encode(payload(number, version))
+        """Puts a payload: "put" copies a tree, "produced" writes it into a reserved array."""
+        tree = payload(number, version)
         options = PutOptions(number % ALL, ttl_s, claim, float(number), f"agent {self.number % 2}")
         if is_block(number):
             block = block_of(number)
@@ -225,41 +260,57 @@ class Process:
         if (parent := before(number)) is not None:
             options = options._replace(parent=at(parent))
         self.world.model.puts(number, version)
+        put, deadline = Put(at(number)), self.world.now + self.world.chance.choice([0.0, 0.1, 1.0])
         if way == "produced":
+            commit = self._committer(put, options, deadline)
             try:
-                region = self.puts.reserve(encoded.payload_bytes, 0.0)
-            except TensordError:
+                reserved = Reservation(to_fill(tree), 32, self.limits.object_bytes_max, commit)
+            except ObjectTooLarge:
                 return
-            memory = region.hand_out()
-            encoded.write_into(memory)
+            array_of(number, reserved.tree)[:] = array_of(number, tree)
+            if is_block(number):
+                reserved.tree["prefix"][:] = tree["prefix"]
+            tree = reserved.tree
             self.world.meanwhile()
-            put = self.puts.commit(
-                at(number), region, encoded.payload_bytes, len(encoded.header), options, deadline=0.0
-            )
-            self.reserved.append((put, memory))
+            self.outcomes.append((put, number, version))
+            reserved.commit(at(number))
         else:
-            with mock.patch.object(puts, "IN_PLACE_BYTES", 0 if way == "in place" else sys.maxsize):
-                put = self.puts.put(at(number), encoded, options, deadline=0.0)
-        self.outcomes.append((put, number, version))
+            self.outcomes.append((put, number, version))
+            self.puts.put(put, pack(tree), options, deadline)
+        # The caller's again. No reader may see these bytes.
+        array_of(number, tree)[:] = 0xEE
+
+    def _committer(self, put: Put, options: PutOptions, deadline: float) -> Commit:
+        def commit(key: bytes, filled: PutPayload, given: PutOptions, wait: bool, timeout_s: float | None) -> Put:
+            self.puts.put(put, filled, options, deadline)
+            return put
+
+        return commit
 
     def put_many(self, versions: Mapping[int, int]) -> None:
-        """Puts payloads by number and version in one call, through the inbox."""
-        encoded = []
-        options = PutOptions(1, None, None, 1.0, "agent 0")
+        """Puts payloads by number and version in one call."""
+        options, deadline = PutOptions(1, None, None, 1.0, "agent 0"), self.world.now + 0.1
         for number, version in versions.items():
             put = Put(at(number))
             self.world.model.puts(number, version)
-            encoded.append((put, encode(payload(number, version)), options))
             self.outcomes.append((put, number, version))
-        with mock.patch.object(puts, "IN_PLACE_BYTES", sys.maxsize):
-            self.puts.put_many(encoded, deadline=0.0)
+            self.puts.put(put, pack(payload(number, version)), options, deadline)
 
-    def scribble(self) -> None:
-        """Overwrites reserved arrays whose puts have ended. No reader may see these bytes."""
-        for put, memory in self.reserved:
-            if put.state != "sent":
-                memory[:] = 0xEE
-        self.reserved = self.reserved[-3:]
+    def wait(self, most_s: float) -> None:
+        """Waits for one of its puts. Asserts that the wait ends, and says what became of the put."""
+        sent = [put for put, _, _ in self.outcomes if put.state == "sent"]
+        if sent:
+            put, until = self.world.chance.choice(sent), self.world.now + most_s
+            try:
+                assert put.wait(most_s).state != "sent"
+            except TimedOut:
+                assert self.world.now >= until
+
+    def wait_for_own(self, number: int) -> None:
+        """Waits for its own put of a key, as a get does that misses. Asserts that it is carried out afterwards."""
+        sent = [put for put, other, _ in self.outcomes if other == number and put.state == "sent"]
+        if self.puts.wait_for_own(at(number)) and sent:
+            assert sent[-1].outcomes is None or sent[-1].number <= sent[-1].outcomes.settled
 
     def settled(self) -> None:
         """Asserts that every put reported as stored was published."""
@@ -310,7 +361,7 @@ class Process:
                 child.held.append(held.inherited())
         for lane in own.values():
             lane.suspend()
-            if lane.in_use > LANE_WORDS - self.world.lane_words:
+            if lane.in_use_by_views > VIEW_WORDS - self.world.lane_words:
                 lane.freeze()
             lane.resume()
             del lane.free[: -self.world.lane_words]
@@ -327,8 +378,8 @@ class Process:
         self.closed = True
         if self.wire is not None:
             self.wire.close_client()
-            self.wire = None
-        self.puts.in_flight.close()
+            self.wire = self.connection = None
+        self.puts.ended(DaemonUnavailable("the client was closed"))
         self.view = None
         if self.lane_fd >= 0:
             os.close(self.lane_fd)
@@ -338,8 +389,10 @@ class Process:
         """Ends the process as SIGKILL does: descriptors and mappings close, and the locks on its lanes with them."""
         if not self.closed:
             self.close()
+        # It refers to this object, and keeps the ring and the lane mapped.
+        del self.puts
         self.held.clear()
-        self.reserved.clear()
+        self.outcomes.clear()
 
     def check(self) -> None:
         """Asserts that every held payload is unchanged."""

@@ -6,12 +6,13 @@ import random
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from tensord.daemon.core.governor.limits import GovernorLimits
 from tensord.daemon.core.limits import StoreLimits
-from tensord.daemon.policy import registry
+from tensord.daemon.governor.limits import GovernorLimits
+from tensord.daemon.replacement import POLICIES
 from tensord.ipc.schema import ClientLimits
 
-POLICIES: Final = ("hazard", *registry.POLICIES)
+_POLICIES: Final = (*POLICIES, "hazard")
+"""The default one more often than the others."""
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,6 @@ class Settings:
     policy: str
     ring_bytes: int
     index_entries: int
-    inbox_bytes: int
     namespaces_max: int
     governed: bool
     limits: dict[str, Any]
@@ -33,9 +33,7 @@ class Settings:
     def client_limits(self, ring_bytes: int) -> ClientLimits:
         """The limits that Welcome sends to a client."""
         return ClientLimits(
-            inbox_bytes_max=self.inbox_bytes,
             object_bytes_max=ring_bytes // 2,
-            commits_in_flight_max=self.limits["commits_in_flight_max"],
             claim_s=self.limits["claim_s"],
         )
 
@@ -47,10 +45,9 @@ def drawn(chance: random.Random) -> Settings:
     """Draws the settings of the first daemon."""
     index_entries = chance.choice([10, 20, 40])
     return Settings(
-        policy=chance.choice(POLICIES),
+        policy=chance.choice(_POLICIES),
         ring_bytes=chance.choice([1 << 14, 1 << 15, 1 << 16, 3 << 15]),
         index_entries=index_entries,
-        inbox_bytes=chance.choice([1 << 13, 1 << 14, 1 << 15]),
         namespaces_max=chance.choice([1, 8]),
         governed=chance.random() < 0.4,
         limits=_limits(chance, index_entries),
@@ -63,7 +60,7 @@ def redrawn(chance: random.Random, before: Settings) -> Settings:
         return before
     return replace(
         before,
-        policy=chance.choice(POLICIES),
+        policy=chance.choice(_POLICIES),
         ring_bytes=chance.choice([before.ring_bytes, 1 << 14, 1 << 15, 1 << 16]),
         index_entries=chance.choice([before.index_entries, 20]),
         limits=_limits(chance, before.index_entries),
@@ -76,11 +73,6 @@ def _limits(chance: random.Random, index_entries: int) -> dict[str, Any]:
         "max_entries": chance.choice([index_entries // 2, index_entries, index_entries * 3 // 2]),
         "max_tokens": chance.choice([None, None, 120]),
         "default_ttl_s": chance.choice([None, 60.0]),
-        "commits_in_flight_max": chance.choice([2, 8, 8]),
-        "parts_in_flight_max": chance.choice([4, 64]),
-        "announced_bytes_max": chance.choice([1 << 12, 1 << 20]),
-        "announced_uid_bytes_max": chance.choice([1 << 13, 1 << 20]),
-        "put_idle_s": chance.choice([5.0, 60.0]),
         "claims_per_client_max": chance.choice([2, 8]),
         "claim_s": 4.0,
         "claim_s_max": 20.0,

@@ -61,35 +61,37 @@ from tensord.shm.lanes import Lane
 Lane.freeze = lambda self: None
 """,
     "removals are not announced": """
-from tensord.daemon.core.expiry import Expiry
-gone = Expiry._gone
-Expiry._gone = lambda self, entry, reason, *, announce: gone(self, entry, reason, announce=False)
+from tensord.daemon.lifetimes.removals import Removals
+Removals._announce = lambda self, gone: None
 """,
-    "the copier copies from the wrong place": """
-from msgspec.structs import replace
-from tensord.daemon.copier import Copier
-carry_out = Copier._carry_out
-Copier._carry_out = lambda self, job, part: carry_out(self, job, replace(part, inbox_offset=0))
+    "the copier leaves out the end of a payload": """
+from tensord.daemon import copier
+copy = copier.copy_checked
+copier.copy_checked = lambda to, source, checksum: copy(to[:-8], source[:-8], checksum)
 """,
-    "an inbox that a lost daemon may read is reused": """
-from tensord.client.core.inboxes import Inboxes
-Inboxes.retire = lambda self, inbox: None
-""",
-    "arrays of an inbox that a lost daemon may read are shared": """
-from tensord.shm.unshared import Unshared
-Unshared.make_private = lambda self: None
-""",
-    "a span that a client may be writing is freed at once": """
-from tensord.daemon.core.span_table import SpanTable
-SpanTable.revoke = SpanTable.discard
+    "a place that a client may be writing is freed at once": """
+from tensord.daemon.store.grants import Grants
+Grants.revoke = lambda self, grant: [self._holes.free(row) for row in self.give_back(grant)]
 """,
     "a client writes in place without a pin": """
+import numpy as np
 from tensord.shm.lanes import Lane
-Lane.tie = lambda self, word, root: self.unpin(word)
+Lane.lend = lambda self, span_id: np.empty(0, np.uint8)
+""",
+    "what the next daemon has settled is believed": """
+from tensord.client.writing.outcomes import Outcomes
+Outcomes.has_stored = lambda self, number: (
+    0 < number <= self._settled[self._lane] and self._refusals[self._lane] == self._known
+)
+""",
+    "a record is added before its payload is whole": """
+from tensord.shm.packed import Packed
+write = Packed.write
+Packed.write = lambda self, memory, start: write(self._replace(sources=self.sources[:-1]), memory, start)
 """,
     "generations are ignored": """
 from tensord.shm.generations import GenerationWriter
-GenerationWriter.refusal = lambda self, key: None
+GenerationWriter.is_past = lambda self, key: False
 """,
     "a restart forgets the pins of lanes": """
 from tensord.daemon.segments import Segments
@@ -98,12 +100,8 @@ Segments._find_lanes = lambda self: None
 }
 
 
-# The first of the seeds, where those before it are known not to find the broken mechanism.
-FIRST = {
-    "an inbox that a lost daemon may read is reused": 410,
-    "arrays of an inbox that a lost daemon may read are shared": 96,
-    "generations are ignored": 48,
-}
+FIRST: dict[str, int] = {"what the next daemon has settled is believed": 2500}
+"""The first of the seeds, where those before it are known not to find the broken mechanism."""
 
 
 @pytest.mark.parametrize("broken", SABOTAGES)

@@ -1,4 +1,4 @@
-"""A simulated connection: messages and descriptors in transit in both directions, until one side closes it.
+"""A simulated connection: messages in transit in both directions, until one side closes it.
 
 As with a Unix socket, messages stay in order. Messages sent before an end stay readable. Messages to a closed end are
 lost.
@@ -6,7 +6,6 @@ lost.
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Sequence
 from typing import Any
@@ -17,7 +16,7 @@ class Wire:
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self.up: deque[tuple[Any, list[int]]] = deque()
+        self.up: deque[Any] = deque()
         self.down: deque[Any] = deque()
         self.client_open = True
         self.daemon_open = True
@@ -27,12 +26,10 @@ class Wire:
         """Whether a read by the client would return a message or the end of the connection."""
         return bool(self.down) or not self.daemon_open or not self.client_open
 
-    def say(self, messages: Sequence[Any], fds: Sequence[int] = ()) -> None:
-        """Sends messages from the client, the last with copies of `fds`. They are lost if the daemon has closed."""
+    def say(self, messages: Sequence[Any]) -> None:
+        """Sends messages from the client. They are lost if the daemon has closed."""
         if self.daemon_open:
-            *others, last = messages
-            self.up += [(message, []) for message in others]
-            self.up.append((last, [os.dup(fd) for fd in fds]))
+            self.up += messages
 
     def answer(self, message: Any) -> None:
         """Sends a message from the daemon. It is lost if the client has closed."""
@@ -47,7 +44,4 @@ class Wire:
     def close_daemon(self) -> None:
         """Closes the daemon's end. The client can still read the messages in transit to it."""
         self.daemon_open = False
-        for _, fds in self.up:
-            for fd in fds:
-                os.close(fd)
         self.up.clear()

@@ -22,18 +22,18 @@ from unittest import mock
 
 import numpy as np
 
-from tensord.client.core import in_place, inboxes, puts, spans
 from tensord.client.core.lease import Lease
-from tensord.client.core.spans import Span, Spans
 from tensord.client.core.view import View
+from tensord.client.writing import arena, outcomes, put, puts
+from tensord.client.writing.wire import ChannelWire
 from tensord.daemon import copier
-from tensord.daemon.core import taken_spans
-from tensord.daemon.core.governor.events import FormerDaemonFound
 from tensord.daemon.core.host_memory import Pressed
+from tensord.daemon.governor.events import FormerDaemonFound
+from tensord.daemon.room import lending
 from tensord.errors import Corrupt, TensordError
 from tensord.ipc import messages
 from tensord.shm import fence, segments
-from tensord.shm.payload import Payload
+from tensord.shm.packed import Packed, Whole
 
 from .daemon import GPU, Daemon
 from .model import Model
@@ -42,14 +42,16 @@ from .process import Process
 from .remote import SimulatedStore
 from .settings import drawn, redrawn
 
-PART_BYTES: Final = 2048
-"""Size of a put's parts; 4 MiB in client/core/puts.py."""
-START_BYTES: Final = 4096
-"""Size of a client's first inbox; 1 MiB in client/core/inboxes.py. Inboxes then grow, and a client has several."""
 PIECE_BYTES: Final = 512
-"""Bytes that a client copies in place at once; 1 MiB in shm/copy.py."""
+"""Bytes that a client copies at once."""
 TURN_BYTES: Final = 1024
 """Bytes that the copier copies in one turn; 4 MiB in daemon/copier.py."""
+SMALL_BYTES: Final = 1024
+"""Payloads up to this size are copied at once, and summed by their client; 128 KiB in daemon/copier.py and
+client/writing/put.py."""
+SHARE: Final = 8
+"""The part of the ring that one request may ask for, and that one client may have unused; 256 in client/writing/puts.py
+and daemon/room/lending.py."""
 PROCESSES_MAX: Final = 4
 CHECK_EVERY: Final = 10
 TEMPER: Final = (0.2, 0.5, 1.0, 1.0, 1.0, 2.0)
@@ -84,10 +86,7 @@ class World:
         self.hits = self.kills = self.forks = self.matches = self.reattached = 0
         self._clients = self._made = self._versions = 0
         self._depth = 0
-        self._part_bytes, puts.PART_BYTES = puts.PART_BYTES, PART_BYTES  # type: ignore[misc]
-        self._start_bytes, inboxes.START_BYTES = inboxes.START_BYTES, START_BYTES  # type: ignore[misc]
-        self._turn_bytes, copier.TURN_BYTES = copier.TURN_BYTES, TURN_BYTES  # type: ignore[misc]
-        self._patches = self._of_puts_in_place()
+        self._patches = self._patched()
         for patch in self._patches:
             patch.start()
         foreground: dict[Callable[[], None], float] = {
@@ -98,13 +97,16 @@ class World:
             self.ask: 8,
             self.claim: 8,
             self.use_device: 6,
-            self.scribble: 10,
+            self.wait: 6,
             self.learn: 4,
             self.join: 4,
         }
         background: dict[Callable[[], None], float] = {
             self.hear: 60,
             self.receive: 40,
+            self.rest: 2,
+            self.of_daemon(Daemon.turn): 40,
+            self.of_daemon(Daemon.doze): 10,
             self.of_daemon(Daemon.copy): 40,
             self.of_daemon(Daemon.move): 30,
             self.of_daemon(Daemon.ask_remote): 20,
@@ -150,30 +152,46 @@ class World:
                 self._act(self._background)
             self._depth -= 1
 
-    def _of_puts_in_place(self) -> list[Any]:
-        """Patches that play actions while a put in place waits for its span, and between the pieces of its copy."""
-        wait_for_span, write_range = Spans.wait, Payload.write_range
+    def _patched(self) -> list[Any]:
+        """Patches that play actions while a client waits and between the pieces of its copies, and sizes for small
+        rings."""
+        chance, clock = self.chance, SimpleNamespace(monotonic=lambda: self.now)
 
-        def wait(of: Spans, size_bytes: int, connected: object, deadline: float) -> Span | None:
-            for _ in range(self.chance.choice([0, 8, 30, 30])):
-                if of._is_asked(size_bytes):
-                    self.meanwhile()
-            return wait_for_span(of, size_bytes, connected, 0.0)
-
-        def write(payload: Payload, to: Any, start: int, stop: int) -> None:
-            write_range(payload, to, start, stop)
-            for _ in range(self.chance.choice([1, 1, 1, 20])):
+        def wait_for_bell(wire: ChannelWire, seen: int, timeout_s: float) -> None:
+            for _ in range(chance.choice([1, 4, 16, 60])):
                 self.meanwhile()
+                if wire.bells != seen:
+                    return
+            self.now += min(timeout_s, chance.choice([0.01, 0.1, 1.0]))
+
+        def slowly(write: Callable[[Any, memoryview, int], None]) -> Callable[[Any, memoryview, int], None]:
+            def written(payload: Any, memory: memoryview, start: int) -> None:
+                whole = memoryview(bytearray(payload.payload_bytes))
+                write(payload, whole, 0)
+                for low in range(0, len(whole), PIECE_BYTES):
+                    piece = whole[low : low + PIECE_BYTES]
+                    memory[start + low : start + low + len(piece)] = piece
+                    for _ in range(chance.choice([0, 1, 1, 4])):
+                        self.meanwhile()
+
+            return written
 
         return [
-            mock.patch.object(Spans, "wait", wait),
-            # By the clock of the simulation, so that spans are returned and taken back within a run.
-            mock.patch.object(spans, "time", SimpleNamespace(monotonic=lambda: self.now)),
-            mock.patch.object(Payload, "write_range", write),
-            mock.patch.object(Payload, "piece_bytes", PIECE_BYTES),
-            # The rings are small.
-            mock.patch.object(taken_spans, "TAKEN_SHARE", 2),
-            mock.patch.object(in_place, "_AGAIN_S", 0.0),
+            *(mock.patch.object(module, "time", clock) for module in (arena, outcomes, puts)),
+            # Time passes while a client waits, and not while it looks.
+            mock.patch.object(outcomes, "LOOK_S", 0.0),
+            mock.patch.object(ChannelWire, "wait_for_bell", wait_for_bell),
+            mock.patch.object(Packed, "write", slowly(Packed.write)),
+            mock.patch.object(Whole, "write", slowly(Whole.write)),
+            # What other threads do is done in place.
+            mock.patch.object(puts, "aside", lambda work: work()),
+            mock.patch.object(puts, "later", lambda work: work()),
+            mock.patch.object(copier, "TURN_BYTES", TURN_BYTES),
+            mock.patch.object(copier, "SMALL_BYTES", SMALL_BYTES),
+            mock.patch.object(put, "CHECKED_BYTES_MAX", SMALL_BYTES),
+            mock.patch.object(puts, "SHARE", SHARE),
+            mock.patch.object(lending, "CLIENT_SHARE", SHARE),
+            mock.patch.object(lending, "ALL_SHARE", 2),
         ]
 
     def _act(self, actions: Actions) -> None:
@@ -371,7 +389,7 @@ class World:
         self._versions += 1
         version = self._versions if not is_block(number) else 0
         ttl_s = self.chance.choice([None, None, 10.0])
-        [way] = self.chance.choices(["by the inbox", "produced", "in place"], [0.6, 0.15, 0.25])
+        way = self.chance.choice(["put", "put", "put", "produced"])
         self.say("put", process=process.number, key=number, version=version, way=way)
         process.put(number, version, claim=claim, ttl_s=ttl_s, way=way)
 
@@ -387,9 +405,16 @@ class World:
         if process is not None:
             process.learn()
 
-    def scribble(self) -> None:
-        for process in self.processes:
-            process.scribble()
+    def wait(self) -> None:
+        """A process waits for one of its puts."""
+        process = self.some(connected=True)
+        if process is not None:
+            process.wait(self.chance.choice([0.0, 0.1, 3.0]))
+
+    def rest(self) -> None:
+        process = self.some()
+        if process is not None and not process.closed:
+            process.rest()
 
     def read(self) -> None:
         """Reads entries by one of the calls, with or without a connection, and holds the payloads found."""
@@ -399,6 +424,10 @@ class World:
         view = process.view
         known = [*self.model.there] or [0]
         numbers = [self.chance.choice([self.chance.choice(known), self.number(process)]) for _ in range(4)]
+        if self.chance.random() < 0.3:
+            process.wait_for_own(numbers[0])
+            if process.view is not view:
+                return
         way = self.chance.choice(["get", "hold", "verified", "get_many"])
         leases: list[Lease | None]
         if way == "get_many":
@@ -448,7 +477,7 @@ class World:
         assert matched.blocks == wanted[: len(matched.blocks)]
         assert len(matched.blocks) <= len(there)
         # A block with a damaged record stays an entry, but no match finds the block.
-        assert matched.blocks == there or self.damaged or daemon.store.memory.sequences.rebuilding
+        assert matched.blocks == there or self.damaged or daemon.parts.blocks.rebuilding
         self.matches += bool(there)
 
     def claim(self) -> None:
@@ -580,7 +609,7 @@ class World:
         gc.collect()
         self._settle(daemon)
         status = daemon.store.status()
-        for figure in ("claims_held", "claims_waiting", "puts_in_flight", "sweeps"):
+        for figure in ("claims_held", "claims_waiting", "grants", "grants_waiting", "sweeps"):
             assert not status[figure], f"{figure} is {status[figure]} without any client"
         self.join()
         [process] = self.processes
@@ -589,7 +618,8 @@ class World:
         daemon.do(Pressed())
         daemon.settings = drawn(self.chance)  # no pressure from here on
         self._settle(daemon)
-        assert daemon.store.memory.ring.used_bytes == 0, "ring memory leaked"
+        used = daemon.parts.runway.places.used_bytes, daemon.store.status()["used_bytes"]
+        assert used == (0, 0), f"ring memory leaked: {used}"
         assert daemon.store.status()["resident_bytes"] == daemon.ring_bytes, "pages are missing after the pressure"
         assert len(daemon.memory.lanes) == 1, "a lane leaked"
         daemon.check()
@@ -617,9 +647,6 @@ class World:
 
     def close(self) -> None:
         """Removes everything that the run made, also after a failure."""
-        puts.PART_BYTES = self._part_bytes  # type: ignore[misc]
-        inboxes.START_BYTES = self._start_bytes  # type: ignore[misc]
-        copier.TURN_BYTES = self._turn_bytes  # type: ignore[misc]
         for patch in self._patches:
             patch.stop()
         for process in self.processes:

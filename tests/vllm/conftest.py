@@ -104,7 +104,7 @@ class Stand:
     def quiet(self) -> None:
         """Returns when all that engines encoded is stored: until then they have its claim."""
         self.daemon.until(
-            lambda status: not status["store"]["claims_held"] and not status["store"]["puts_in_flight"],
+            lambda status: not status["store"]["claims_held"],
             "what engines encoded is stored",
         )
 

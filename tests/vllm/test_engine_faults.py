@@ -117,16 +117,18 @@ def test_an_entry_evicted_after_a_hit_was_promised_changes_no_answer(
 
 
 @pytest.fixture
-def full_ring(client: tensord.Client) -> Iterator[None]:
-    """Another process holds entries in all of the ring, down to holes that a picture's output does not fit in."""
+def full_ring(client: tensord.Client, stand: Stand) -> Iterator[None]:
+    """Another process holds entries in all of the ring, down to holes that a picture's output does not fit in; and no
+    engine has a place from before."""
     namespace = tensord.Namespace(model="held", revision="1", dtype="uint8", processor="none")
     held: list[tensord.Lease | None] = []
-    for size_bytes in (MIB // 2, PICTURE_TOKENS * WIDTH * 4):
+    for size_bytes in (MIB // 2, PICTURE_TOKENS * WIDTH * 4, PICTURE_TOKENS * WIDTH * 4):
         noise = np.full(size_bytes, 0xA5, np.uint8)
         while (key := namespace.key("encoder", "image", len(held).to_bytes(4))) and (
             client.put(key, noise, wait=True, timeout_s=30).state == "stored"
         ):
             held.append(client.get(key))
+        stand.daemon.until(lambda status: not status["store"]["lent_bytes"], "all places to be given back")
     assert all(held)
     yield
     held.clear()

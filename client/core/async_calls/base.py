@@ -6,6 +6,7 @@ Owns: the end of the subscriptions. Does not own: the link, which the synchronou
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable, Iterable
 from typing import Any, Self
 
 from ..async_subscription import AsyncSubscription
@@ -62,3 +63,11 @@ class AsyncClientBase:
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
+
+    # ---- for the calls of all topics
+
+    async def _wait_for_own(self, keys: Callable[[], Iterable[bytes]]) -> None:
+        """Waits in a thread for this client's puts of these keys, so that a lookup does not wait in the loop."""
+        puts = self._client.link.puts
+        if (awaited := puts.awaited) and (own := [key for key in keys() if key in awaited]):
+            await in_thread(puts.wait_for_any_own, own)

@@ -1,4 +1,5 @@
-"""Calls that read entries, for asyncio. They do not wait, except for the copy of `get_into`."""
+"""Calls that read entries, for asyncio. They wait, in a thread, for what this client has just put, and for the copy of
+`get_into`."""
 
 from __future__ import annotations
 
@@ -6,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from ..calls.lookups import Keys
+from ..calls.lookups import Keys, joined_keys
 from ..entry import Entry, Reuse
+from ..fields import check_key
 from ..lease import Batch, Lease
 from ..ring_reader import RingReader
 from .base import AsyncClientBase
@@ -18,7 +20,9 @@ class AsyncLookupCalls(AsyncClientBase):
     """The calls of `AsyncClient` that find entries."""
 
     async def get(self, key: bytes, *, verify: bool = False) -> Lease | None:
-        """Returns a lease on the entry of `key`, or None on a miss. Does not wait: a hit sends no message.
+        """Returns a lease on the entry of `key`, or None on a miss. A hit sends no message.
+
+        A key that this client has just put is awaited, up to 50 ms; so do `get_many`, `get_into` and `contains`.
 
         Args:
             key: 32 bytes, as `Namespace.key` makes them; here and in every call also a bytearray or a memoryview.
@@ -28,6 +32,7 @@ class AsyncLookupCalls(AsyncClientBase):
             BadKey: `key` is not 32 bytes.
             Corrupt: `verify` found that the payload differs from the one that was stored.
         """
+        await self._wait_for_own(lambda: [check_key(key)])
         return self._client.get(key, verify=verify)
 
     async def hold(self, key: bytes) -> Lease | None:
@@ -36,10 +41,11 @@ class AsyncLookupCalls(AsyncClientBase):
         Raises:
             BadKey: `key` is not 32 bytes.
         """
+        await self._wait_for_own(lambda: [check_key(key)])
         return self._client.hold(key)
 
     async def get_many(self, keys: Keys) -> Batch:
-        """Pins many entries together and returns their leases. Does not wait.
+        """Pins many entries together and returns their leases.
 
         Args:
             keys: a sequence of n keys, n × 32 bytes in one, or a uint8 array of shape (n, 32).
@@ -50,6 +56,7 @@ class AsyncLookupCalls(AsyncClientBase):
         Raises:
             BadKey: a key is not 32 bytes.
         """
+        await self._wait_for_own(lambda: (key.tobytes() for key in joined_keys(keys)))
         return self._client.get_many(keys)
 
     async def get_into(self, key: bytes, out: np.ndarray[Any, Any]) -> bool:
@@ -73,6 +80,7 @@ class AsyncLookupCalls(AsyncClientBase):
         Raises:
             BadKey: `key` is not 32 bytes.
         """
+        await self._wait_for_own(lambda: [check_key(key)])
         return self._client.contains(key)
 
     async def peek(self, key: bytes) -> Entry | None:

@@ -14,12 +14,11 @@ from contextlib import suppress
 from typing import Any, TypeVar, cast
 
 from ....errors import TimedOut
+from ...writing.outcomes import Put, wait_for_all
+from ...writing.reservation import Reservation
 from ..claim import Claim
 from ..fields import check_compute, check_flag, check_timeout
 from ..once import AwaitAnswer, Compute, Listen, StoreValue
-from ..put import wait_for_all
-from ..puts import Put
-from ..reservation import Reservation
 from ..tracing import key_of, span, traced
 from .base import AsyncClientBase
 from .threads import in_thread, to_its_end
@@ -55,7 +54,7 @@ class AsyncPutCalls(AsyncClientBase):
             agent: the agent that the entry belongs to; the policy may weigh it.
             parent: key of the entry that this one continues, and is evicted before (`Client.put`).
             wait: return only when every process can read the entry, or the put is refused or lost.
-            timeout_s: seconds to wait for room in the inbox and, with `wait`, for the daemon.
+            timeout_s: seconds to wait for room and, with `wait`, for the daemon.
 
         Returns:
             The put and its state. A refusal or an absent daemon is a state, and raises nothing.
@@ -113,16 +112,7 @@ class AsyncPutCalls(AsyncClientBase):
         return puts
 
     async def reserve(self, spec: Any, *, timeout_s: float | None = None) -> Reservation:
-        """Returns arrays in shared memory to write a payload into, which saves one copy.
-
-        Args:
-            spec: a tree as for `put`, with `tensord.Spec(shape, dtype)` in place of each array to be written.
-            timeout_s: seconds to wait for room in the inbox.
-
-        Raises:
-            UnsupportedLeaf: a leaf of `spec` is of a type that `put` does not take.
-            ObjectTooLarge, DaemonUnavailable, TimedOut: there is no room; the message says why.
-        """
+        """As `Client.reserve`."""
         return await in_thread(self._client.reserve, spec, timeout_s=timeout_s)
 
     @traced("tensord.get_or_compute", "key", key_of)

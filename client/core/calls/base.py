@@ -10,16 +10,14 @@ import sys
 import time
 import weakref
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
-from ....errors import DaemonUnavailable, TimedOut
+from ....errors import DaemonUnavailable
 from ....ipc import messages
 from ....ipc.blocking import BlockingChannel
 from ....ipc.connection import Connection
-from .. import forks, nested
-from ..aside import NESTED_S, aside, later
+from .. import forks
 from ..baseline import DeclaredBaselines
 from ..device_reservation import HeldReservations
 from ..fields import check_timeout
@@ -100,19 +98,12 @@ class ClientBase:
         return body
 
     def close(self) -> None:
-        """Ends the connection. Leases and their views stay valid for as long as they live.
+        """Ends the connection, once the daemon has this client's puts, or after 50 ms. Leases and their views stay
+        valid for as long as they live.
 
         A signal handler may call it at any moment; a put that it has interrupted ends as "lost".
         """
-        if nested.within(self._link.puts):
-            # A signal handler has interrupted a put, whose locks the rest needs.
-            self._link.end()
-            later(self._end)
-        else:
-            with suppress(TimedOut):
-                aside(self._end, within_s=NESTED_S)
-
-    def _end(self) -> None:
+        self._link.puts.wait_for_all_own()
         self._closed.detach()
         self._link.close()
 
@@ -137,12 +128,7 @@ class ClientBase:
 
     def _expect_answer(self, timeout_s: float) -> None:
         """Called first by each call that raises an error without an answer of the daemon. Waits for at most `timeout_s`
-        seconds while the client attaches anew.
-
-        Raises:
-            LimitReached: a signal handler within a put of this client makes the call.
-        """
-        nested.check(self._link.puts)
+        seconds while the client attaches anew."""
         self._attach()
         self._link.attachment.wait_renewed(timeout_s)
 

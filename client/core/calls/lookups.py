@@ -1,7 +1,8 @@
 """Calls that read entries from shared memory.
 
 Owns: which keys a lookup takes. Does not own: reads (view.py).
-Invariants: a lookup sends no message, and goes on while the daemon is away.
+Invariants: a lookup goes on while the daemon is away, and sends no message, but for one of a key that this client has
+just put: it waits for that put, up to 50 ms.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ class LookupCalls(ClientBase):
 
     def get(self, key: bytes, *, verify: bool = False) -> Lease | None:
         """Returns a lease on the entry of `key`, or None on a miss. A hit sends no message and makes no system call.
+
+        A key that this client has just put is waited for, up to 50 ms; so do `get_many`, `get_into` and `contains`.
 
         Args:
             key: 32 bytes, as `Namespace.key` makes them; here and in every call also a bytearray or a memoryview.
@@ -69,9 +72,12 @@ class LookupCalls(ClientBase):
         Raises:
             BadKey: a key is not 32 bytes.
         """
-        joined = _joined(keys)
+        joined = joined_keys(keys)
         view = self._link.view or self._attach()
-        return view.get_many(joined) if view is not None else Batch.of_misses(len(joined))
+        if view is None:
+            return Batch.of_misses(len(joined))
+        self._link.puts.wait_for_any_own(key.tobytes() for key in joined)
+        return view.get_many(joined)
 
     def get_into(self, key: bytes, out: np.ndarray[Any, Any]) -> bool:
         """Copies the entry's single array into `out`.
@@ -141,7 +147,12 @@ class LookupCalls(ClientBase):
         return view.ring if view is not None else None
 
 
-def _joined(keys: Keys) -> np.ndarray[Any, Any]:
+def joined_keys(keys: Keys) -> np.ndarray[Any, Any]:
+    """The keys as (n, 32) uint8.
+
+    Raises:
+        BadKey: a key is not 32 bytes.
+    """
     if isinstance(keys, np.ndarray):
         if keys.dtype != np.uint8 or keys.ndim != 2 or keys.shape[1] != KEY_BYTES:
             raise BadKey(f"a keys array must be (n, {KEY_BYTES}) uint8; this one is {keys.dtype}{list(keys.shape)}")

@@ -1,6 +1,6 @@
 """Calls that store payloads: put, reserve, and compute once.
 
-Owns: the checks of a put, and the threads' driver of `compute_once`. Does not own: puts in flight (core/puts.py), the
+Owns: the checks of a put, and the threads' driver of `compute_once`. Does not own: what a put does (writing), the
 order of the steps of a computation (once.py), the states of a claim (claim.py).
 Invariants: without a daemon a put ends as "lost", and `get_or_compute` computes.
 """
@@ -9,24 +9,28 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from functools import partial
 from typing import Any, TypeVar
 
 from ....errors import ObjectTooLarge
 from ....ipc.schema import NUMBER_MAX
-from ....shm.layout import span_bytes
-from ....shm.payload import Payload
-from ....shm.recipe import recipe
-from ....shm.tree import encode, encode_spec
-from ..aside import aside
+from ....shm.packed import Packed
+from ....shm.packing import pack
+from ...writing.options import PutOptions
+from ...writing.outcomes import Put, wait_for_all
+from ...writing.put import PutPayload
+from ...writing.reservation import Reservation
 from ..claim import Claim
-from ..fields import check_compute, check_count, check_flag, check_key, check_pairs, check_seconds, check_with_parents
-from ..inbox import Region
+from ..fields import (
+    check_compute,
+    check_count,
+    check_flag,
+    check_key,
+    check_pairs,
+    check_seconds,
+    check_timeout,
+    check_with_parents,
+)
 from ..once import AwaitAnswer, Compute, Listen, Steps, StoreValue, compute_once
-from ..put import wait_for_all
-from ..put_options import PutOptions
-from ..puts import Put
-from ..reservation import Reservation
 from ..tracing import count_of, key_of, span, state_of, traced
 from .base import ClientBase
 
@@ -70,7 +74,7 @@ class PutCalls(ClientBase):
                 BadPrefix if the parent is of another namespace. A put of a stored key changes neither the entry nor its
                 parent.
             wait: return only when every process can read the entry, or the put is refused or lost.
-            timeout_s: seconds to wait for room in the inbox and, with `wait`, for the daemon.
+            timeout_s: seconds to wait for room and, with `wait`, for the daemon.
 
         Returns:
             The put and its state. A refusal or an absent daemon is a state, and raises nothing.
@@ -81,10 +85,20 @@ class PutCalls(ClientBase):
             UsageError: `tokens`, `ttl_s`, `cost_ms` or `agent` is out of its range.
             TimedOut: with `wait`, the daemon did not answer in time; the put goes on.
         """
-        key, wait = check_key(key), check_flag("wait", wait)
-        deadline = self._deadline(timeout_s)
-        put = Put(key)
-        self._put(put, tree, PutOptions(tokens, ttl_s, None, cost_ms, agent, parent=parent), deadline)
+        put = Put(check_key(key))
+        if wait is not False:
+            wait = check_flag("wait", wait)
+        deadline = time.monotonic() + (self._timeout_s if timeout_s is None else check_timeout(timeout_s, 0.0))
+        options = PutOptions(tokens, ttl_s, None, cost_ms, agent, 0, parent).checked()
+        link = self._link
+        if link.view is None:
+            self._attach()
+        try:
+            packed = pack(tree, link.limits.tree_depth_max)
+        except ObjectTooLarge as error:
+            put.settle("refused", error)
+        else:
+            link.puts.put(put, packed, options, deadline)
         return put.wait(max(0.0, deadline - time.monotonic())) if wait else put
 
     @traced("tensord.put_many", result=count_of)
@@ -100,20 +114,18 @@ class PutCalls(ClientBase):
         wait: bool = False,
         timeout_s: float | None = None,
     ) -> list[Put]:
-        """Stores many payloads in one call. Small payloads share messages to the daemon, which takes less of this
-        process's time than a `put` of each.
+        """Stores many payloads in one call.
 
         Args:
             items: pairs of a key and a tree as `put` takes it. All are checked before the first is stored.
             tokens, ttl_s, cost_ms, agent: as for `put`; they apply to each payload.
             parents: for each item its `parent` as for `put`, or None. An item before it in the same call may be one.
             wait: return only when each put is stored, refused or lost.
-            timeout_s: seconds to wait for room in the inbox and, with `wait`, for the daemon; for all puts together.
+            timeout_s: seconds to wait for room and, with `wait`, for the daemon; for all puts together.
 
         Returns:
-            The puts, in the order of `items`. Each has its own state: one may be refused while others are stored. If
-            the daemon does not answer, at most commits_in_flight_max puts are sent, and stay "sent". Once `timeout_s`
-            is over, each further put ends: "refused" with LimitReached, or "lost" with TimedOut if the inbox is full.
+            The puts, in the order of `items`. Each has its own state: one may be refused while others are stored. Once
+            `timeout_s` is over, each put for which there is no room ends as "lost" with TimedOut.
 
         Raises:
             BadKey, UnsupportedLeaf, UsageError: as for `put`. No payload is stored then, nor if `items` and `parents`
@@ -123,63 +135,44 @@ class PutCalls(ClientBase):
         options, deadline = PutOptions(tokens, ttl_s, None, cost_ms, agent).checked(), self._deadline(timeout_s)
         wait = check_flag("wait", wait)
         self._attach()
+        depth_max = self._link.limits.tree_depth_max
         puts: list[Put] = []
-        encoded: list[tuple[Put, Payload, PutOptions]] = []
+        packed: list[tuple[Put, Packed, PutOptions]] = []
         for (key, tree), parent in check_with_parents(check_pairs(items), parents):
             puts.append(Put(check_key(key)))
             own = options if parent is None else options._replace(parent=check_key(parent))
             try:
-                encoded.append((puts[-1], encode(tree, depth_max=self._link.limits.tree_depth_max), own))
+                packed.append((puts[-1], pack(tree, depth_max), own))
             except ObjectTooLarge as error:
                 puts[-1].settle("refused", error)
-        self._link.puts.put_many(encoded, deadline=deadline)
+        put = self._link.puts.put
+        for each, payload, own in packed:
+            put(each, payload, own, deadline)
         if wait:
             wait_for_all(puts, deadline)
         return puts
 
     def reserve(self, spec: Any, *, timeout_s: float | None = None) -> Reservation:
-        """Returns arrays in shared memory to write a payload into, which saves one copy.
+        """Returns arrays to write a payload into, and to commit as an entry later.
 
         Args:
             spec: a tree as for `put`, with `tensord.Spec(shape, dtype)` in place of each array to be written.
-            timeout_s: seconds to wait for room in the inbox.
+            timeout_s: not used; the arrays are this process's own.
 
         Raises:
             UnsupportedLeaf: a leaf of `spec` is of a type that `put` does not take.
-            ObjectTooLarge, DaemonUnavailable, TimedOut, LimitReached, NotEnoughMemory: there is no room; the message
-                says why.
+            ObjectTooLarge, NotEnoughMemory: there is no room; the message says why.
         """
+        self._deadline(timeout_s)
+        self._attach()
+        limits = self._link.limits
+        return Reservation(spec, limits.tree_depth_max, limits.object_bytes_max, self._commit)
+
+    def _commit(self, key: bytes, payload: PutPayload, options: PutOptions, wait: bool, timeout_s: float | None) -> Put:
+        put, wait, options = Put(check_key(key)), check_flag("wait", wait), options.checked()
         deadline = self._deadline(timeout_s)
-        self._expect_answer(max(0.0, deadline - time.monotonic()))
-        if self._link.silence.away:
-            raise self._link.unavailable()
-        payload = encode_spec(spec, depth_max=self._link.limits.tree_depth_max)
-        return aside(partial(self._reserve, payload, deadline))
-
-    def _reserve(self, payload: Payload, deadline: float) -> Reservation:
-        region = self._link.puts.reserve(payload.payload_bytes, deadline)
-        try:
-            memory = region.hand_out()
-            payload.write_into(memory)
-            tree = recipe(payload.header).view(memory)
-        except BaseException:
-            region.release()
-            raise
-
-        def commit(held: Region, key: bytes, options: PutOptions, timeout_s: float) -> tuple[Put, float]:
-            try:
-                key = check_key(key)
-                options = options.checked()
-                deadline = self._deadline(timeout_s)
-            except BaseException:
-                held.release()
-                raise
-            put = self._link.puts.commit(
-                key, held, payload.payload_bytes, len(payload.header), options, deadline=deadline
-            )
-            return put, deadline
-
-        return Reservation(tree, region, commit, self._link.puts)
+        self._link.puts.put(put, payload, options, deadline)
+        return put.wait(max(0.0, deadline - time.monotonic())) if wait else put
 
     @traced("tensord.get_or_compute", "key", key_of)
     def get_or_compute(
@@ -277,32 +270,17 @@ class PutCalls(ClientBase):
     ) -> Put:
         """Puts a computed value under the claim that was granted for its key. For the library.
 
-        A value larger than the ring is refused here, without a message. A refusal is counted and logged (`tally`).
+        A refusal is counted and logged (`tally`).
         """
         key, claim = check_key(key), claim if claim is None else check_count("claim", claim, NUMBER_MAX, 1)
         put = Put(key, self._unstored.refused)
         # Room is not waited for beside a daemon that does not answer.
         deadline = self._deadline(None if self._link.silence.patience_s else 0.0)
-        self._put(put, value, PutOptions(tokens, ttl_s, claim, cost_ms), deadline, within_ring=True)
-        return put
-
-    def _put(self, put: Put, tree: Any, options: PutOptions, deadline: float, *, within_ring: bool = False) -> None:
-        options = options.checked()
-        view = self._attach()
+        options = PutOptions(tokens, ttl_s, claim, cost_ms).checked()
         try:
-            payload = encode(tree, depth_max=self._link.limits.tree_depth_max)
-            if within_ring and view is not None:
-                _check_ring(payload, view.ring_bytes)
+            packed = pack(value, self._link.limits.tree_depth_max)
         except ObjectTooLarge as error:
             put.settle("refused", error)
         else:
-            self._link.puts.put_many([(put, payload, options)], deadline=deadline)
-
-
-def _check_ring(payload: Payload, ring_bytes: int) -> None:
-    size_bytes = span_bytes(payload.payload_bytes)
-    if size_bytes > ring_bytes:
-        raise ObjectTooLarge(
-            f"{payload.payload_bytes} bytes take {size_bytes} in the ring, and ring_bytes is {ring_bytes}: "
-            "store it in smaller parts, or raise ring_bytes"
-        )
+            self._link.puts.put(put, packed, options, deadline)
+        return put

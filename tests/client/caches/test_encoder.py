@@ -20,6 +20,7 @@ from tensord.errors import (
     BadKey,
     ObjectTooLarge,
     StoreFull,
+    TimedOut,
     TokensDiffer,
     UnsupportedLeaf,
     UsageError,
@@ -634,13 +635,23 @@ def test_a_killed_engines_pins_are_gone(shared: Daemon, cache: tensord.Client, p
 
 
 def test_a_daemon_that_does_not_answer_is_not_waited_for(shared: Daemon, cache: tensord.Client, picture: bytes) -> None:
-    manager, running = EncoderCacheManager(10, cache), request("1", (picture, 4))
+    other = key(next(_numbers), b"pictures")
+    manager, running = EncoderCacheManager(10, cache), request("1", (picture, 4), (other, 4))
+    small = np.arange(1024, dtype=np.float32)
+    # A place for one more output of this size.
+    cache.put(key(next(_numbers), b"before__"), small, wait=True)
+    writer = cache.link.puts.writer
+    assert writer is not None
+    until(lambda: writer.arena.left_bytes > small.nbytes, "the next place")
     shared.pause()
     try:
         manager.allocate(running, 0)
-        put = manager.store(running, 0, output())
+        put = manager.store(running, 0, small)
         assert put is not None
         assert put.state == "sent"
+        larger = manager.store(running, 1, output())
+        assert larger is not None
+        assert larger.state == "lost" and isinstance(larger.error, TimedOut), "without a place, after timeout_s"
         assert manager.lease(running, 0) is None
         assert manager.get_freed_ids() == []
     finally:

@@ -18,6 +18,7 @@ from tensord.client.caches.references import Reference
 from tensord.client.core.lease import Lease
 from tensord.client.core.ring_reader import lease_of_copy
 from tensord.errors import ReferenceLost, UsageError
+from tensord.shm.layout import SPAN_HEADER_BYTES, SpanHeader
 
 from ...daemon_process import MIB, PATIENCE_S, Daemon, until
 from ...processes import Child
@@ -70,6 +71,12 @@ def pins(daemon: Daemon) -> int:
     return found
 
 
+def has_checksum(lease: Lease) -> bool:
+    span = lease.span()
+    assert span is not None
+    return bool(SpanHeader.unpack(span[:SPAN_HEADER_BYTES].tobytes()).checksum)
+
+
 def lent(lender: Lender, lease: Lease, bytes_max: int = NO_LIMIT) -> bytes:
     loan = lender.lend(lease, bytes_max)
     assert loan is not None and len(loan) == LOAN_BYTES
@@ -97,6 +104,7 @@ def test_a_fetched_entry_is_complete(daemon: Daemon, lender: Lender, borrower: B
     _, lease = an_entry(daemon.client(), 3 * MIB + 1)
     handle = lease.handle()
     assert handle is not None
+    until(lambda: has_checksum(lease), "the daemon to sum so large a payload")
     span = borrower.fetch(lent(lender, lease))
     assert span is not None
     copied = lease_of_copy(span, handle, {})

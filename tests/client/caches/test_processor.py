@@ -27,7 +27,7 @@ from tensord.client.caches.measures import item_bytes, leaf_count
 from tensord.client.caches.processor import Feature, ProcessorCache
 from tensord.client.caches.processor_counts import Stats
 from tensord.client.caches.references import Reference
-from tensord.client.core.puts import Put
+from tensord.client.writing.outcomes import Put
 from tensord.errors import BadKey, ReferenceLost, UsageError
 from tensord.shm.lanes import HEAD_AT
 
@@ -572,30 +572,44 @@ def test_without_a_daemon_everything_is_passed_through(tmp_path: Path) -> None:
             receiver(client).get_and_update_features([Feature(hashes[0], None)])
 
 
-def test_a_daemon_that_does_not_answer_is_waited_for_once(daemon: Daemon) -> None:
+@pytest.mark.parametrize(("size_bytes", "state"), [(4096, "sent"), (MIB, "lost")], ids=["a place", "no place"])
+def test_a_daemon_that_does_not_answer_is_waited_for_once(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch, size_bytes: int, state: str
+) -> None:
     client = daemon.client()
-    frontend = sender(client, put_wait_s=0.0)
-    frontend.get_and_update([picture(0)], [fresh()])
-    until(lambda: len(client.link.puts.in_flight) == 0, "the first put's answer")
+    client.put(os.urandom(32), np.zeros(9000, np.uint8), wait=True)
+    frontend, writer = sender(client, put_wait_s=0.01), client.link.puts.writer
+    assert writer is not None
+    until(lambda: state == "lost" or writer.arena.left_bytes > size_bytes + 1024, "a place for one more")
+    put, ended = client.put, list[Put]()
+
+    def noted(*given: Any, **how: Any) -> Put:
+        ended.append(put(*given, **how))
+        return ended[-1]
+
+    monkeypatch.setattr(client, "put", noted)
+    hashes = [fresh() for _ in range(3)]
+    trees = [picture(n, size_bytes) for n in range(3)]
     daemon.pause()
     try:
-        hashes = [fresh() for _ in range(3)]
-        trees = [picture(n) for n in range(3)]
-        assert [frontend.get_and_update([tree], [hash])[0] is tree for tree, hash in zip(trees, hashes, strict=True)]
-        assert len(client.link.puts.in_flight) == 1, "until the first is answered, nothing else is put"
+        for tree, hash in zip(trees, hashes, strict=True):
+            assert frontend.get_and_update([tree], [hash])[0] is tree
+        assert [each.state for each in ended] == [state], "until the first is answered, nothing else is put"
         assert frontend.make_stats(delta=True).passed_through["late"] >= 3
     finally:
         daemon.resume()
-    until(lambda: frontend.is_cached(hashes[:1]) == [True], "the late put to be visible")
-    assert frontend.is_cached(hashes[1:]) == [False, False]
+    until(lambda: not frontend.owed_s, "the daemon's answer")
+    assert frontend.is_cached(hashes) == [state == "sent", False, False]
+    frontend.get_and_update(trees[2:], hashes[2:])
+    assert len(ended) == 2, "the daemon has answered"
 
 
 def test_a_daemon_that_makes_no_room_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    with Daemon(limits_inbox_bytes_max=2 * MIB) as daemon:
+    with Daemon() as daemon:
         client = daemon.start().client()
         frontend = sender(client)
         frontend.get_and_update([picture(0)], [fresh()])
-        until(lambda: len(client.link.puts.in_flight) == 0, "the first put's answer")
+        until(lambda: not client.link.puts.waiting, "the first put's answer")
         frontend = sender(client, put_wait_s=0.2)
         put, given, ended = client.put, [], []
 

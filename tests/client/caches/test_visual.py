@@ -249,11 +249,20 @@ def test_beyond_the_byte_budget_as_many_go_as_must(client: tensord.Client, names
     cache.check_invariants()
 
 
+def with_places(client: tensord.Client, puts: int) -> None:
+    """Puts an entry as large as many embeddings, so that the client has a place for so many puts."""
+    client.put(os.urandom(32), np.zeros(1024 * puts, np.uint8), wait=True)
+    writer = client.link.puts.writer
+    assert writer is not None
+    until(lambda: writer.arena.left_bytes >= 1024 * puts, "the next place")
+
+
 def test_an_entry_evicted_while_its_put_is_in_flight_goes_once_it_is_stored(
     daemon: Daemon, client: tensord.Client, namespace: tensord.Namespace
 ) -> None:
     cache = VisualCache(client, namespace, entries_max=4)
     names = [f"picture {number}".encode() for number in range(40)]
+    with_places(client, 40)
     daemon.pause()
     try:
         puts = [cache.store("image", name, EMBEDDING) for name in names]
@@ -272,6 +281,7 @@ def test_entries_with_puts_in_flight_are_evicted_after_stored_ones(
 ) -> None:
     cache = VisualCache(client, namespace, entries_max=2)
     stored(cache, b"a")
+    with_places(client, 2)
     daemon.pause()
     try:
         on_its_way = cache.store("image", b"b", EMBEDDING)

@@ -11,12 +11,10 @@ from typing import Any, Self
 
 import pytest
 
-from tensord.client.core import aside as aside_module
 from tensord.client.core import forks as _registers_the_handlers_of_forks  # noqa: F401
-from tensord.client.core import nested
 from tensord.client.core.aside import aside, later
 from tensord.client.core.waiting import Condition, LockEvent, LockFuture
-from tensord.errors import DaemonUnavailable, TimedOut
+from tensord.errors import DaemonUnavailable
 
 from ...daemon_process import PATIENCE_S, until
 from ...interruptions import Signal, interrupt
@@ -163,22 +161,6 @@ def without_memory(stage: Stage, of: str) -> Any:
 def test_work_for_which_no_memory_for_a_thread_is_left_is_done_all_the_same(of: str) -> None:
     with Child(without_memory, of) as child:
         assert child.hear() == 7
-
-
-def test_work_of_a_handler_within_a_put_is_waited_for_until_a_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    ended, go_on = threading.Event(), threading.Event()
-
-    def work() -> None:
-        go_on.wait(PATIENCE_S)
-        ended.set()
-
-    monkeypatch.setattr(aside_module, "NESTED_S", 0.01)
-    put = threading.get_ident(), object()
-    monkeypatch.setattr(nested, "under_way", {put})
-    with pytest.raises(TimedOut, match="goes on"):
-        aside(work)
-    go_on.set()
-    assert ended.wait(PATIENCE_S)
 
 
 def test_what_is_handed_over_for_later_is_done_while_its_caller_goes_on() -> None:

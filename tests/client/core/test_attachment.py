@@ -14,15 +14,12 @@ from tensord.ipc.connection import Connection
 
 from ...daemon_process import PATIENCE_S
 
-CUT: list[bool] = []
-
 
 @pytest.fixture
 def attachment() -> Iterator[Attachment]:
     """With a channel that serves."""
-    CUT.clear()
     ours, theirs = socket.socketpair()
-    attachment = Attachment(lambda: bool(CUT))
+    attachment = Attachment()
     channel = attachment.channel = BlockingChannel(ours, Connection.control_client())
     attachment.serve(channel)
     attachment.settle()
@@ -41,11 +38,6 @@ def test_a_channel_that_this_process_has_ended_serves_nobody_from_then_on(attach
     assert attachment.renewing
     attachment.settle()
     assert not attachment.renewing
-
-
-def test_a_connection_that_a_cut_put_is_about_to_end_serves_nobody(attachment: Attachment) -> None:
-    CUT.append(True)
-    assert attachment.serving is None
 
 
 def test_nobody_waits_after_the_daemon_has_ended_the_connection(attachment: Attachment) -> None:

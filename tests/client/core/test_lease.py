@@ -15,17 +15,17 @@ import pytest
 
 import tensord
 from tensord.client.core.lease import ArrayLease, Batch, Lease
+from tensord.shm.packing import pack
 from tensord.shm.recipe import recipe
-from tensord.shm.tree import encode
 
 from ...memory_bench import MemoryBench, key
 
 
 def lease_on(tree: Any) -> tuple[Lease, np.ndarray[Any, Any]]:
     """A lease over a read-only payload of `tree`, and the payload."""
-    payload = encode(tree)
+    payload = pack(tree)
     memory = bytearray(payload.payload_bytes)
-    payload.write_into(memory)
+    payload.write(memoryview(memory), 0)
     whole = np.frombuffer(bytes(memory), np.uint8)
     known = recipe(payload.header)
     if known.single is None:

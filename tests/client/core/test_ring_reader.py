@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from tensord.client.core.lease import Lease
 from tensord.client.core.ring_mapping import IDENTITY_BYTES, Handle
 from tensord.client.core.view import View
-from tensord.shm.layout import LANE_WORDS, SPAN_HEADER_BYTES, SpanHeader
+from tensord.shm.lanes import VIEW_WORDS
+from tensord.shm.layout import SPAN_HEADER_BYTES, SpanHeader
 from tensord.shm.segments import punch
 
 from ...memory_bench import MemoryBench, key
@@ -125,8 +126,8 @@ def test_a_copy_has_no_handle_and_a_released_lease_says_so(bench: MemoryBench) -
         lease.release()
         with pytest.raises(ValueError, match="was released"):
             lease.handle()
-    words = view.lane.take_many(LANE_WORDS)
-    assert len(words) == LANE_WORDS
+    words = view.lane.take_many(VIEW_WORDS)
+    assert len(words) == VIEW_WORDS
     for number in (1, 2):
         copy = view.get(key(number))
         assert copy is not None

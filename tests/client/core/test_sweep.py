@@ -16,8 +16,7 @@ import pytest
 
 from tensord.client.core import forks, sweep
 from tensord.client.core.view import View
-from tensord.shm.lanes import PINS_AT, Lane
-from tensord.shm.layout import LANE_WORDS
+from tensord.shm.lanes import LOG_AT, SPARE_END, VIEW_WORDS, Lane
 
 from ... import interruptions
 from ...memory_bench import MemoryBench, key
@@ -72,7 +71,7 @@ def test_an_exception_at_any_point_uses_up_no_word_for_ever_and_pins_nothing_for
         lost += bool(lane.in_use)
         swept(lane)
         assert lane.in_use == 0, f"point {number}"
-        assert sorted(lane.free) == list(range(PINS_AT, PINS_AT + LANE_WORDS)), f"point {number}: a word was doubled"
+        assert sorted(lane.free) == list(range(SPARE_END, LOG_AT)), f"point {number}: a word was doubled"
         assert not bench.pins(), f"point {number}: a pin stays"
     else:
         pytest.fail("it never came to its end")
@@ -140,12 +139,12 @@ def test_a_finalizer_that_comes_after_its_word_was_taken_back_does_nothing(bench
     else:
         held.append(view.get(key(1)))
         watch = weakref.ref(held[0].tree, takes_its_time)
-    words = set(range(PINS_AT, PINS_AT + LANE_WORDS)) - set(lane.free)
+    words = set(range(SPARE_END, LOG_AT)) - set(lane.free)
     held.clear()
     assert watch() is None and words <= set(again), "the words were taken back, and taken again"
     assert [lane.words[word] for word in again] == [7, 8]
     assert not set(lane.free) & set(again)
-    assert len(lane.free) == len(set(lane.free)) == LANE_WORDS - 2 == LANE_WORDS - lane.in_use
+    assert len(lane.free) == len(set(lane.free)) == VIEW_WORDS - 2 == VIEW_WORDS - lane.in_use
 
 
 def test_threads_that_get_and_release_while_lanes_are_swept_lose_nothing(bench: MemoryBench) -> None:
@@ -177,4 +176,4 @@ def test_threads_that_get_and_release_while_lanes_are_swept_lose_nothing(bench: 
     sweeper.join()
     swept(lane)
     assert not wrong
-    assert lane.in_use == 0 and len(set(lane.free)) == LANE_WORDS
+    assert lane.in_use == 0 and len(set(lane.free)) == VIEW_WORDS

@@ -19,7 +19,8 @@ from tensord.client.core.view import View
 from tensord.errors import BadKey, Corrupt, LayoutMismatch
 from tensord.shm.clock import unix_at_boot_s
 from tensord.shm.index import IndexReader, IndexWriter
-from tensord.shm.layout import LANE_WORDS, Superblock
+from tensord.shm.lanes import VIEW_WORDS
+from tensord.shm.layout import Superblock
 from tensord.shm.segments import punch
 
 from ...memory_bench import MemoryBench, key, memory_file
@@ -97,7 +98,7 @@ def test_a_hold_pins_as_a_get_does_and_is_counted_as_nothing(bench: MemoryBench,
     slot = bench.put(key(1), payload(1))
     bench.put(key(3), payload(3), unverified=True, corrupt=True)
     view = bench.view()
-    words = view.lane.take_many(LANE_WORDS) if full else []
+    words = view.lane.take_many(VIEW_WORDS) if full else []
     lease = view.hold(key(1))
     assert lease is not None
     assert np.array_equal(lease.tree, payload(1))
@@ -123,10 +124,10 @@ def test_many_are_held_as_one_is_and_what_a_full_lane_has_no_word_for_is_missing
     assert lease is not None and np.array_equal(lease.tree, payload(2))
     del batch, lease
     assert not bench.pins() and view.lane.in_use == 0
-    others = view.lane.take_many(LANE_WORDS - 2)
+    others = view.lane.take_many(VIEW_WORDS - 2)
     assert view.hold_many(as_keys(*range(4))).found.tolist() == [True, True, False, False]
     assert bench.readers[0].drain() is None
-    assert len(others) == LANE_WORDS - 2
+    assert len(others) == VIEW_WORDS - 2
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -141,8 +142,8 @@ def test_no_key_is_refused(bench: MemoryBench, way: str) -> None:
 def test_a_full_lane_costs_a_copy_and_never_an_error(bench: MemoryBench, way: str) -> None:
     slot = bench.put(key(1), {"x": payload(1)})
     view = bench.view()
-    words = view.lane.take_many(LANE_WORDS)
-    assert len(words) == LANE_WORDS
+    words = view.lane.take_many(VIEW_WORDS)
+    assert len(words) == VIEW_WORDS
     lease = gets(view)[way](1)
     assert not bench.pins()
     assert lease is not None
@@ -160,7 +161,7 @@ def test_a_batch_that_fills_the_lane_copies_out_the_rest(bench: MemoryBench) -> 
     for number in range(10):
         bench.put(key(number), payload(number))
     view = bench.view()
-    others = view.lane.take_many(LANE_WORDS - 4)
+    others = view.lane.take_many(VIEW_WORDS - 4)
     batch = view.get_many(as_keys(*range(10)))
     assert batch.found.all()
     assert len(bench.pins()) == 4
@@ -168,7 +169,7 @@ def test_a_batch_that_fills_the_lane_copies_out_the_rest(bench: MemoryBench) -> 
         lease = batch[int(position)]
         assert lease is not None
         assert np.array_equal(lease.tree, payload(int(position)))
-    assert len(others) == LANE_WORDS - 4
+    assert len(others) == VIEW_WORDS - 4
 
 
 @pytest.mark.parametrize("full", [False, True])
@@ -177,7 +178,7 @@ def test_an_entry_that_nobody_checked_is_checked_before_its_first_use(bench: Mem
     bench.put(key(1), payload(1), unverified=True)
     bench.put(key(2), payload(2), unverified=True, corrupt=True)
     view = bench.view()
-    words = view.lane.take_many(LANE_WORDS) if full else []
+    words = view.lane.take_many(VIEW_WORDS) if full else []
     get = gets(view)[way]
     sound = get(1)
     assert sound is not None
@@ -194,7 +195,7 @@ def test_an_entry_that_nobody_checked_is_checked_before_its_first_use(bench: Mem
 def test_a_read_without_a_pin_allocates_no_page_that_was_returned(bench: MemoryBench) -> None:
     bench.put(key(1), payload(1))
     view = bench.view()
-    words = view.lane.take_many(LANE_WORDS)
+    words = view.lane.take_many(VIEW_WORDS)
     punch(bench.ring_fd, 0, bench.superblock.ring_bytes)
     assert view.peek(key(1)) is None
     assert view.get(key(1)) is None
@@ -240,7 +241,7 @@ def test_an_exception_on_the_way_leaves_no_pin_and_no_word_behind(bench: MemoryB
         gets(view)[way](1)
     view._index = index
     assert not bench.pins()
-    assert len(set(view.lane.free)) == LANE_WORDS
+    assert len(set(view.lane.free)) == VIEW_WORDS
 
 
 def hooked(index: IndexReader, kind: type[IndexReader]) -> Any:
@@ -283,7 +284,7 @@ def test_an_entry_replaced_between_slot_and_pin_is_never_shown(bench: MemoryBenc
             bench.reclaim()
 
     interrupting(view, replace)
-    words = view.lane.take_many(LANE_WORDS) if full and way != "get_many" else []
+    words = view.lane.take_many(VIEW_WORDS) if full and way != "get_many" else []
     lease = gets(view)[way](1)
     if lease is None:
         assert way == "get_many", "a view tries again"
@@ -291,7 +292,7 @@ def test_an_entry_replaced_between_slot_and_pin_is_never_shown(bench: MemoryBenc
         assert np.array_equal(lease.tree, payload(1, 2))
     del lease
     assert view.lane.in_use == len(words)
-    assert len(set(view.lane.free)) == LANE_WORDS - len(words)
+    assert len(set(view.lane.free)) == VIEW_WORDS - len(words)
 
 
 def test_an_error_after_a_lost_race_gives_the_word_back_once(bench: MemoryBench) -> None:
@@ -341,7 +342,7 @@ def test_a_place_and_a_length_of_two_spans_are_never_believed(bench: MemoryBench
             return at_word, seq - 2, span, place, ring_bytes
 
     view._index = hooked(real, Torn)
-    words = view.lane.take_many(LANE_WORDS)
+    words = view.lane.take_many(VIEW_WORDS)
     lease = view.verified(key(1))
     assert lease is not None
     assert np.array_equal(lease.tree, payload(1))
@@ -443,7 +444,7 @@ class Readers(RuleBasedStateMachine):
         for number in list(self.stored):
             self.bench.evict(key(number))
         self.bench.reclaim()
-        assert self.bench.ring.used_bytes == 0
+        assert self.bench.holes.total_bytes == self.bench.holes.capacity_bytes
         assert self.view.lane.in_use == 0
         with self.bench:
             pass

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import signal
@@ -62,7 +63,8 @@ _numbers = count(1)
 def put_one(client: tensord.Client, payload_bytes: int = 1) -> bool:
     """Puts something new. A watcher is told only of events after it has begun, so that tests make them until it has."""
     number = next(_numbers)
-    return client.put(number.to_bytes(32, "big"), b"x" * payload_bytes, wait=True).state == "stored"
+    key = hashlib.sha256(number.to_bytes(8, "big")).digest()
+    return client.put(key, b"x" * payload_bytes, wait=True).state == "stored"
 
 
 def until_watching(client: tensord.Client, stdout: IO[str]) -> None:

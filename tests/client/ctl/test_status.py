@@ -101,7 +101,7 @@ def test_the_share_of_the_window_is_shown_where_the_policy_has_one(daemon: Daemo
 
 def test_counters_that_must_stay_0_are_pointed_out(daemon: Daemon) -> None:
     assert "TROUBLE" not in status.text(daemon.status())
-    assert "TROUBLE" in status.text(_document(daemon, evicted_while_pinned=1))
+    assert "TROUBLE" in status.text(_document(daemon, found_corrupt=1))
 
 
 def test_a_ring_that_could_not_be_had_is_pointed_out(daemon: Daemon) -> None:

@@ -17,13 +17,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tensord.client.device import outgoing
 from tensord.client.device.interface import Device, Mark
 from tensord.client.device.outgoing import payload_of
 from tensord.errors import DeviceFull, UsageError
 from tensord.shm.dtypes import dtype_named, name_of
+from tensord.shm.packing import pack
 from tensord.shm.recipe import recipe
 from tensord.shm.tensors import tensor_source
-from tensord.shm.tree import encode
 
 from ...daemon_process import PATIENCE_S, until
 
@@ -89,9 +90,9 @@ def bits(leaf: Any) -> tuple[str, tuple[int, ...], bytes]:
 
 def stored(tree: Any) -> Any:
     """The tree as it comes out of the ring: read-only views of one payload."""
-    payload = encode(tree)
+    payload = pack(tree)
     memory = bytearray(payload.payload_bytes)
-    payload.write_into(memory)
+    payload.write(memoryview(memory), 0)
     return recipe(payload.header).view(np.frombuffer(bytes(memory), np.uint8))
 
 
@@ -164,18 +165,18 @@ class Conformance:
         @settings(max_examples=30, deadline=None)
         @given(trees(arrays(rig.dtypes)), st.integers(40, 300))
         def check(tree: Any, piece_bytes: int) -> None:
+            patch.setattr(outgoing, "PIECE_BYTES", piece_bytes)
             on_device = with_arrays(tree, rig.upload)
-            expected = encode(device.to_host(on_device, device.mark()))
+            expected = pack(device.to_host(on_device, device.mark()))
             payload = payload_of(device.outgoing(on_device, device.mark()), device.name, depth_max=32)
             assert (payload.header, payload.payload_bytes) == (expected.header, expected.payload_bytes)
             wanted, found = (np.zeros(payload.payload_bytes, np.uint8) for _ in "12")
-            expected.write_into(wanted)
-            for start in range(0, payload.payload_bytes, piece_bytes):
-                stop = min(start + piece_bytes, payload.payload_bytes)
-                payload.write_range(found[start:stop], start, stop)
+            expected.write(wanted.data, 0)
+            payload.write(found.data, 0)
             assert found.tobytes() == wanted.tobytes()
 
-        check()
+        with pytest.MonkeyPatch.context() as patch:
+            check()
 
     def test_what_leaves_is_as_it_was_when_the_mark_was_reached(self, rig: Rig) -> None:
         array = np.arange(KIB, dtype="<i4")
@@ -200,11 +201,11 @@ class Conformance:
     def test_views_of_any_strides_leave_as_their_copies_on_the_host(self, rig: Rig) -> None:
         tensor = rig.upload(np.arange(4 * 6 * 8, dtype="<i4").reshape(4, 6, 8))
         views = {"rows": tensor[1:3], "columns": tensor[:, 1:4, 2:3], "single": tensor[3, 5, 7]}
-        expected = encode(rig.device.to_host(views, rig.device.mark()))
+        expected = pack(rig.device.to_host(views, rig.device.mark()))
         payload = payload_of(rig.device.outgoing(views, rig.device.mark()), rig.device.name, depth_max=32)
         wanted, found = (np.zeros(expected.payload_bytes, np.uint8) for _ in "12")
-        expected.write_into(wanted)
-        payload.write_into(found)
+        expected.write(wanted.data, 0)
+        payload.write(found.data, 0)
         assert found.tobytes() == wanted.tobytes()
 
     def test_large_tensors_go_and_come_back_whole(self, rig: Rig) -> None:

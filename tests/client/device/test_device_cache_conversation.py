@@ -23,8 +23,8 @@ from tensord.client.device.entries import DeviceEntries, DeviceEntry, DeviceLeas
 from tensord.client.device.ledger import SIZES_A_TURN
 from tensord.client.device.registration import Registration
 from tensord.client.device.upkeep import Upkeep
-from tensord.daemon.core.governor.events import GovernorTick, Sample, Sampled
-from tensord.daemon.core.governor.governor import Governor
+from tensord.daemon.governor.events import GovernorTick, Sample, Sampled
+from tensord.daemon.governor.governor import Governor
 from tensord.ipc import messages
 from tensord.ipc.modes import Tier
 from tensord.testing.fake_vram import FakeCard, FakeVram

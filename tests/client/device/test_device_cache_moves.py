@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensord.client.core.puts import Put
 from tensord.client.device import orders, upkeep
 from tensord.client.device.entries import DeviceEntries, DeviceEntry, DeviceLease
 from tensord.client.device.moves import MoveResult, Moves
 from tensord.client.device.registration import Registration
 from tensord.client.device.upkeep import Upkeep
-from tensord.daemon.core.governor.events import Sample, Sampled
+from tensord.client.writing.outcomes import Put
+from tensord.daemon.governor.events import Sample, Sampled
 from tensord.ipc import messages
 from tensord.ipc.modes import Tier
 from tensord.testing.fake_vram import FakeCard, FakeStream, FakeVram

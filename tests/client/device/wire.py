@@ -11,16 +11,16 @@ from typing import Any
 
 import numpy as np
 
-from tensord.client.core.put_options import PutOptions
-from tensord.client.core.puts import Put
 from tensord.client.device.upkeep import Upkeep
+from tensord.client.writing.options import PutOptions
+from tensord.client.writing.outcomes import Put
+from tensord.client.writing.put import PutPayload
 from tensord.daemon.core.effects import Send
-from tensord.daemon.core.governor.events import Event, GovernorClientJoined, GovernorClientLeft, GovernorReceived
-from tensord.daemon.core.governor.governor import Governor
-from tensord.daemon.core.governor.limits import GovernorLimits
+from tensord.daemon.governor.events import Event, GovernorClientJoined, GovernorClientLeft, GovernorReceived
+from tensord.daemon.governor.governor import Governor
+from tensord.daemon.governor.limits import GovernorLimits
 from tensord.errors import DaemonUnavailable, TensordError
 from tensord.ipc import messages
-from tensord.shm.payload import Payload
 from tensord.shm.recipe import recipe
 
 CARD = "card0"
@@ -144,21 +144,19 @@ class HostTier:
         self.trees: dict[bytes, Any] = {}
         self.full = False
 
-    def put(self, key: bytes, payload: Payload, options: PutOptions, *, deadline: float) -> Put:
-        """As the client's PutSender."""
-        put = Put(key)
+    def put(self, put: Put, payload: PutPayload, options: PutOptions, deadline: float) -> None:
+        """As the client's Puts."""
         memory = np.zeros(payload.payload_bytes, np.uint8)
         try:
-            payload.write_into(memory)
+            payload.write(memory.data, 0)
         except TensordError as error:
             put.settle("refused", error)
-            return put
+            return
         if self.full:
             put.settle("refused")
         else:
-            self.trees[key] = recipe(payload.header).view(memory)
+            self.trees[put.key] = recipe(payload.header).view(memory)
             put.settle("stored")
-        return put
 
     def get(self, key: bytes) -> Any:
         return leased(self.trees[key]) if key in self.trees else None

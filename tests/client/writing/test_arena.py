@@ -30,21 +30,44 @@ class Asked:
     """A wire that keeps what is asked, and answers when a test says so."""
 
     def __init__(self) -> None:
-        self.bells = 0
+        self.bells = self.requests = 0
+        self.takes = True
         self.asked: list[tuple[int, list[int], list[int]]] = []
         self.answer: Any = None
 
-    def ask_for_grants(self, request: int, sizes: Sequence[int], returned: Sequence[int]) -> None:
+    def next_request(self) -> int:
+        self.requests += 1
+        return self.requests
+
+    def ask_for_grants(
+        self,
+        request: int,
+        sizes: Sequence[int],
+        returned: Sequence[int],
+        timeout_s: float = 0.0,
+        *,
+        ahead: bool = False,
+    ) -> bool:
+        if not self.takes:
+            return False
         self.asked.append((request, list(sizes), list(returned)))
-        if self.answer is not None:
+        if self.answer is not None and sizes:
             self.answer(request, sizes)
             self.bells += 1
+        return True
+
+    def ring_to_wait(self) -> None:
+        raise AssertionError("the arena rings no bell")
 
     def ring_bell(self) -> None:
         raise AssertionError("the arena rings no bell")
 
     def wait_for_bell(self, seen: int, timeout_s: float) -> None:
-        assert self.bells != seen, "nothing answers"
+        if self.bells == seen:
+            # What was asked before, and is answered now.
+            assert self.answer is not None and self.asked, "nothing answers"
+            self.answer(*next(each[:2] for each in reversed(self.asked) if each[1]))
+            self.bells += 1
 
 
 def arena(size_bytes: int = 1 << 20, share_bytes: int = 1 << 20) -> tuple[Arena, Asked]:
@@ -85,7 +108,7 @@ def test_twice_as_many_are_asked_for_each_time_nothing_is_left() -> None:
 
     wire.answer = answer
     # What is asked ahead is never answered.
-    places._unasked = False
+    places._ahead_request = 1 << 40
     counts = []
     for _ in range(3000):
         if places.take(1024) is None:
@@ -118,7 +141,7 @@ def test_one_request_asks_for_no_more_than_the_share_but_for_one_place_at_least(
     for size, count in ((4096, 2), (65536, 1)):
         wire.answer = lambda request, sizes: places.granted(request, [Granted(request, 0, sizes[0])])
         for _ in range(6):
-            places._unasked = False
+            places._ahead_request = 1 << 40
             while places.take(size) is not None:
                 pass
             places.wait_for(size, soon())
@@ -127,17 +150,37 @@ def test_one_request_asks_for_no_more_than_the_share_but_for_one_place_at_least(
 
 def test_a_grant_that_is_too_small_for_what_is_put_now_goes_back() -> None:
     with WritingBench() as bench:
-        bench.writer.put(key(0), np.zeros(3000, np.uint8), soon())
+        bench.put(key(0), np.zeros(3000, np.uint8), soon())
         for number in range(1, 100):
-            bench.writer.put(key(number), np.zeros(20_000, np.uint8), soon())
+            bench.put(key(number), np.zeros(20_000, np.uint8), soon())
         assert len(bench.lent) <= 8
         assert not any(each.granted.size_bytes < 20_000 for each in bench.lent.values())
+
+
+def test_a_client_that_waits_for_a_large_place_gives_its_small_ones_back() -> None:
+    """The daemon lends it nothing as long as it has more unused than its share, and than it asks for."""
+    places, wire = arena(1 << 20, share_bytes=3000)
+    places.granted(9, [Granted(number, number * 4096, 1024) for number in range(1, 9)])
+    places._ahead_request = 1 << 40
+    assert places.take(1024) is not None
+
+    def answer(request: int, sizes: Sequence[int]) -> None:
+        if len(wire.asked) == 1:
+            # What was asked ahead comes first.
+            places.granted(1 << 40, [Granted(number, number * 4096, 2048) for number in range(10, 20)])
+        else:
+            places.granted(request, [Granted(100, 1 << 16, sizes[0])])
+
+    wire.answer = answer
+    assert places.wait_for(4096, soon())[0].number == 100
+    assert [len(returned) for *_, returned in wire.asked] == [4, 12]
+    assert places.left_bytes == 4096
 
 
 def test_a_quiet_client_gives_back_what_it_holds() -> None:
     with WritingBench() as bench:
         for number in range(50):
-            bench.writer.put(key(number), np.zeros(1000, np.uint8), soon())
+            bench.put(key(number), np.zeros(1000, np.uint8), soon())
         places = bench.writer.arena
         places._ahead = 64
         places._ask_ahead()
@@ -147,10 +190,10 @@ def test_a_quiet_client_gives_back_what_it_holds() -> None:
         assert len(places._grants) == held, "something was put since the last call"
         for _ in range(8):
             places.rest()
-        assert len(places._grants) == 1
+        assert not places._grants
         bench.work()
-        assert len(bench.lent) == 1
-        assert bench.writer.put(key(99), 1, soon()).state == "stored"
+        assert not bench.lent
+        assert bench.put(key(99), 1, soon()).state == "stored"
 
 
 def test_a_wait_that_is_cut_short_leaves_no_request_behind() -> None:
@@ -165,13 +208,31 @@ def test_a_wait_that_is_cut_short_leaves_no_request_behind() -> None:
     wire.answer = cut
     with pytest.raises(Cut):
         places.wait_for(64, soon())
-    assert not places._requests
+    assert not places._asked and not places.waiting
     places.granted(7, [Granted(1, 0, 4096)])
     for _ in range(8):
         places.take(256)
     for _ in range(2):
         with pytest.raises(Cut):
             places.take(256)
+
+
+def test_a_put_joins_a_request_that_is_under_way_and_asks_by_itself_once_that_is_refused() -> None:
+    """Else the requests of puts that found their place otherwise would pile up at the daemon."""
+    places, wire = arena()
+    places.granted(9, [Granted(1, 0, 4096)])
+    while places.take(1024) is not None:
+        pass
+    [(ahead, _, _)] = wire.asked
+    wire.answer = lambda request, sizes: places.granted(request, [Granted(2, 8192, 4096)])
+    assert places.wait_for(1024, soon())[1] == 8192
+    assert [request for request, *_ in wire.asked] == [ahead]
+    wire.answer = None
+    while places.take(1024) is not None:
+        pass
+    wire.answer = lambda request, sizes: places.granted(request, [], StoreFull(f"request {request}"))
+    with pytest.raises(StoreFull, match=f"request {wire.asked[-1][0] + 1}"):
+        places.wait_for(1024, soon())
 
 
 def test_a_refused_request_tells_who_waits_for_it_and_nobody_else() -> None:
@@ -181,6 +242,25 @@ def test_a_refused_request_tells_who_waits_for_it_and_nobody_else() -> None:
         places.wait_for(4096, soon())
     wire.answer = lambda request, sizes: places.granted(request, [Granted(1, 0, 4096)])
     assert places.wait_for(4096, soon())[1] == 0
+
+
+def test_a_client_gives_back_all_that_it_has_before_a_put_is_refused() -> None:
+    places, wire = arena()
+    places.granted(9, [Granted(1, 0, 1024)])
+    places._ahead_request = 1 << 40
+    assert places.take(256) is not None
+
+    def answer(request: int, sizes: Sequence[int]) -> None:
+        given_back = [number for *_, numbers in wire.asked for number in numbers]
+        places.granted(request, [], None if given_back else StoreFull("no room"))
+        if given_back:
+            places.granted(request, [Granted(2, 0, 4096)])
+
+    wire.answer = answer
+    assert places.wait_for(4096, soon())[1] == 0
+    wire.answer = lambda request, sizes: places.granted(request, [], StoreFull("no room"))
+    with pytest.raises(StoreFull, match="no room"):
+        places.wait_for(8192, soon())
 
 
 def test_the_deadline_ends_a_wait() -> None:

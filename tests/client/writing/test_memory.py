@@ -11,7 +11,8 @@ import pytest
 
 from tensord.client.writing.connection import Granted
 from tensord.client.writing.memory import WritableMemory
-from tensord.shm.layout import PAGE_BYTES
+from tensord.shm.lanes import VIEW_WORDS
+from tensord.shm.layout import LANE_WORDS, PAGE_BYTES
 
 from ...memory_bench import memory_file
 from ...writing_bench import WritingBench
@@ -40,12 +41,14 @@ def test_a_place_that_was_taken_back_is_neither_used_nor_pinned() -> None:
 
 def test_a_full_lane_gives_the_grant_back() -> None:
     with WritingBench() as bench:
-        words = bench.lane.take_many(10_000)
+        words = bench.lane.take_many(VIEW_WORDS)
+        spare = [bench.lane.lend(number + 1) for number in range(LANE_WORDS - VIEW_WORDS)]
         arena = bench.writer.arena
         granted = bench._in_ring(Granted(5, 0, 4096))
         arena.granted(1, [granted])
-        assert arena.take(64) is None and arena._given_back() == [5]
+        assert arena.take(64) is None and [each.number for each in arena._over] == [5]
         bench.lane.free.extend(words)
+        del spare
         bench.bench.index.release(granted.slot)
 
 

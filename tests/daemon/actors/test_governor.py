@@ -8,9 +8,9 @@ from itertools import pairwise
 from tensord.daemon.actors.governor import GovernorActor
 from tensord.daemon.actors.messages import Queried
 from tensord.daemon.actors.pump import ITEMS_MAX
-from tensord.daemon.core.governor.governor import Governor
-from tensord.daemon.core.governor.limits import GovernorLimits
-from tensord.daemon.core.request_times import RequestTimes
+from tensord.daemon.governor.governor import Governor
+from tensord.daemon.governor.limits import GovernorLimits
+from tensord.daemon.reports.request_times import RequestTimes
 from tensord.ipc import messages
 
 

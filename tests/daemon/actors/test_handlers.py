@@ -12,9 +12,9 @@ import pytest
 from tensord.daemon.actors.governor import GovernorActor
 from tensord.daemon.actors.mailbox import Mailbox
 from tensord.daemon.actors.status import Documents
-from tensord.daemon.core.governor.governor import Governor
-from tensord.daemon.core.governor.limits import GovernorLimits
-from tensord.daemon.core.request_times import RequestTimes
+from tensord.daemon.governor.governor import Governor
+from tensord.daemon.governor.limits import GovernorLimits
+from tensord.daemon.reports.request_times import RequestTimes
 
 from ..core.stand import Stand
 from .stand import serving

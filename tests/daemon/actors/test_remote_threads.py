@@ -14,11 +14,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensord.daemon.actors.remote import THREAD_NAME, Outcome, RemoteThreads
-from tensord.daemon.core.effects import RemoveRemote, Seek, WithdrawClaim
+from tensord.daemon.actors.remote import THREAD_NAME, Outcome, RemoteThreads, Request
+from tensord.daemon.core.effects import ReadRemote, RemoveRemote, SaveRemote, Seek, WithdrawClaim
+from tensord.daemon.core.events import RemoteFound, RemoteRead, RemoteSaved
 from tensord.daemon.tiers.directory import DirectoryStore
 from tensord.daemon.tiers.mooncake import MooncakeStore
 from tensord.daemon.tiers.store import RemoteStore
+from tensord.errors import Corrupt
+from tensord.shm.copy import checksum_of
+from tensord.shm.layout import SpanHeader
 from tests.daemon_process import PATIENCE_S
 
 KEY = bytes(range(28)) + bytes(4)
@@ -52,10 +56,14 @@ class Failing(DirectoryStore):
 class Running:
     def __init__(self, store: RemoteStore) -> None:
         self.outcomes: Queue[Outcome] = Queue()
-        ring: np.ndarray[Any, np.dtype[np.uint8]] = np.zeros(4096, np.uint8)
+        self.ring: np.ndarray[Any, np.dtype[np.uint8]] = np.zeros(4096, np.uint8)
         self.threads = RemoteThreads(
-            store, ring, lambda *_: None, self.outcomes.put, 5.0, clock=lambda: 0.0, unix_at_zero=lambda: 0.0
+            store, self.ring, lambda *_: None, self.outcomes.put, 5.0, clock=lambda: 0.0, unix_at_zero=lambda: 0.0
         )
+
+    def outcome(self, effect: Request) -> Outcome:
+        self.threads.submit(effect)
+        return self.outcomes.get(timeout=PATIENCE_S)
 
     def close(self) -> None:
         self.threads.close()
@@ -72,6 +80,30 @@ class Running:
             self.threads.submit(effect)
             outcome = self.outcomes.get(timeout=PATIENCE_S)
             assert not getattr(outcome, "error", None), outcome
+
+
+def entry_at(running: Running, offset: int, checksum: int) -> None:
+    """Places an entry in the ring."""
+    header = SpanHeader(KEY, 5, 100, 10, checksum, 3, 1.0, 0.0, 0)
+    running.ring[offset : offset + 192] = np.frombuffer(header.pack(), np.uint8)
+    running.ring[offset + 192 : offset + 292] = np.arange(100, dtype=np.uint8)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_an_entry_is_read_back_whole_whether_or_not_its_checksum_was_known_when_it_was_written(
+    folder: Path, known: bool
+) -> None:
+    running = Running(DirectoryStore(folder))
+    entry_at(running, 0, checksum_of(np.arange(100, dtype=np.uint8)) if known else 0)
+    found = RemoteFound(100, 10, tokens=3)
+    saved = running.outcome(SaveRemote(1, KEY, 0, 100))
+    assert isinstance(saved, RemoteSaved) and saved.error is None and saved.written
+    read = running.outcome(ReadRemote(2, KEY, 1024, found))
+    assert read == RemoteRead(2, checksum_of(np.arange(100, dtype=np.uint8)))
+    assert running.ring[1024 + 192 : 1024 + 292].tolist() == list(range(100))
+    other = running.outcome(ReadRemote(3, KEY, 1024, RemoteFound(100, 10, tokens=4)))
+    assert isinstance(other, RemoteRead) and isinstance(other.error, Corrupt)
+    running.close()
 
 
 @pytest.fixture

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 
+import numpy as np
 import pytest
 
-from tensord.daemon.actors.messages import Requested
-from tensord.daemon.core import room
+from tensord.client.writing.inbox import Inbox
+from tensord.daemon.actors.messages import HangUp, Requested
+from tensord.daemon.room import ways
+from tensord.daemon.store import spans
 from tensord.ipc import messages
+from tensord.shm.packing import pack
 
 from ...memory_bench import key
 from .stand import serving
@@ -18,7 +22,8 @@ ENTRIES = 1_500
 
 @pytest.fixture(autouse=True)
 def _one_victim_a_scan(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room, "VICTIMS_MAX", 1)
+    monkeypatch.setattr(ways, "ROUND_ROWS_MAX", 1)
+    monkeypatch.setattr(spans, "SCAN_ROWS_MAX", 1)
 
 
 def test_an_eviction_of_more_rounds_than_the_stack_is_deep_comes_to_its_end() -> None:
@@ -49,28 +54,60 @@ def test_status_and_requests_are_answered_while_a_large_eviction_is_under_way() 
     asyncio.run(evicts())
 
 
-def test_a_stop_carries_out_what_had_arrived_though_room_has_to_be_made() -> None:
+def test_a_stop_carries_out_what_had_arrived() -> None:
     async def stops() -> None:
-        async with serving(max_entries=64) as stand:
-            client = await stand.fill(64)
-            for number in range(64, 96):
-                client.commit(number, stand.payload_bytes, stand.tree_bytes, 1)
+        async with serving() as stand:
+            client = await stand.fill(1)
+            places = await client.places([stand.payload.payload_bytes] * 40)
+            for number, place in enumerate(places, 100):
+                client.put(number, place, stand.payload, 1)
             store = stand.store
-        assert store.status()["puts"]["stored"] == 96
+        assert store.status()["puts"]["stored"] == 1 + len(places) > 30
 
     asyncio.run(stops())
 
 
-def test_puts_of_one_client_are_answered_in_their_order_whether_or_not_others_wait() -> None:
+@pytest.mark.parametrize("through", ["ring", "inbox"])
+def test_what_a_client_has_put_before_a_request_is_stored_before_its_answer(through: str) -> None:
+    async def puts() -> None:
+        async with serving() as stand:
+            client = stand.client()
+            await client.attach(Inbox(stand.memory.superblock.ring_bytes) if through == "inbox" else None)
+            large = pack(np.zeros(100_000, np.uint8))
+            for number in range(20):
+                (place,) = await client.places([large.payload_bytes])
+                client.put(number, place, large)
+                client.ask(messages.Touch(client.request(), [key(number)]))
+                assert (await client.heard(messages.Counted)).count == 1
+
+    asyncio.run(puts())
+
+
+def test_a_refusal_comes_before_its_record_counts_as_settled() -> None:
     async def puts() -> None:
         async with serving() as stand:
             client = await stand.fill(1)
-            for first in range(1, 200, 2):
-                for number in (first, first + 1):
-                    client.commit(number, stand.payload_bytes, stand.tree_bytes, 1)
-                answers = [await client.heard(messages.Committed) for _ in range(2)]
-                assert [answer.outcome for answer in answers] == ["stored", "stored"]
-                assert answers[0].id < answers[1].id
+            for _ in range(50):
+                (place,) = await client.places([stand.payload.payload_bytes])
+                record = client.put(0, place, stand.payload)
+                await client.settled(record)
+                assert (await client.heard(messages.PutRefused)) == messages.PutRefused(record)
+
+    asyncio.run(puts())
+
+
+def test_a_client_with_a_damaged_queue_is_hung_up_and_nobody_else_is_disturbed() -> None:
+    async def puts() -> None:
+        async with serving() as stand:
+            client, other = await stand.fill(1), await stand.fill(1, first=1)
+            (place,) = await client.places([stand.payload.payload_bytes])
+            client.queue._head += 1
+            client.put(5, place, stand.payload)
+            async with asyncio.timeout(30):
+                (word,) = await client.inbox.take(1)
+            assert isinstance(word, HangUp) and "the queue is damaged" in word.reason
+            await stand.fill(10, other, first=10)
+            assert (await stand.status())["store"]["entries"] == 12
 
     asyncio.run(puts())
 

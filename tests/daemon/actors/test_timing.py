@@ -8,7 +8,7 @@ import pytest
 
 from tensord.daemon.actors import timing
 from tensord.daemon.actors.timing import RequestTimer, measure_lag
-from tensord.daemon.core.request_times import RequestTimes
+from tensord.daemon.reports.request_times import RequestTimes
 from tensord.errors import StoreFull
 from tensord.ipc import messages
 
@@ -24,16 +24,17 @@ def times() -> RequestTimes:
     return RequestTimes(0.0, 8)
 
 
-def test_a_put_ends_with_its_outcome_and_not_with_a_copied_part(times: RequestTimes) -> None:
+def test_a_request_ends_with_its_answer_and_not_with_a_push(times: RequestTimes) -> None:
     timer = RequestTimer(times, 7, "x")
-    timer.began(messages.Commit(4, KEY, 100, 10, acks=True))
-    timer.began(messages.Part(4, 0, 100, True))
-    timer.answered(messages.PartCopied(4, 0))
+    timer.began(messages.AskForGrants(4, [100]))
+    timer.began(messages.ReturnGrants([4]))
+    timer.answered(messages.PutRefused(4))
+    timer.answered(messages.Settled())
     assert counts(times) == {}
-    timer.answered(messages.Committed(4, "stored"))
-    assert counts(times) == {"Commit": 1}
+    timer.answered(messages.GrantsLent(4, []))
+    assert counts(times) == {"AskForGrants": 1}
     (slow,) = times.slow()
-    assert (slow["kind"], slow["client"], slow["name"], slow["payload_bytes"]) == ("Commit", 7, "x", 100)
+    assert (slow["kind"], slow["client"], slow["name"]) == ("AskForGrants", 7, "x")
 
 
 def test_an_error_ends_a_request(times: RequestTimes) -> None:

@@ -13,7 +13,7 @@ from tensord.daemon.config.limits import governor_limits
 from tensord.daemon.config.sections import LimitsSection
 from tensord.daemon.config.settings import flag_of, settings_of, variable_of
 from tensord.daemon.policy.modes import Thresholds
-from tensord.daemon.policy.registry import POLICIES
+from tensord.daemon.replacement import POLICIES
 from tensord.errors import BadConfiguration
 from tensord.ipc import schema
 
@@ -189,7 +189,6 @@ def test_an_empty_variable_counts_as_not_set() -> None:
             ["--limits-object-bytes-max", "2GiB", "--ring-bytes", "1GiB"],
             "--limits-object-bytes-max): must be at most ring_bytes = 1GiB (flag --ring-bytes)",
         ),
-        (["--limits-inbox-bytes-max", "4GiB"], "must be at most limits.inboxes_bytes_max = 2GiB"),
         (["--pressure-normal", "0.9"], "[pressure] normal = 0.9 and pressure = 0.85 with a hysteresis of 0.02"),
         (["--pressure-hysteresis", "0.07"], "[pressure] pressure = 0.85 and critical = 0.92 with a hysteresis of 0.07"),
         (

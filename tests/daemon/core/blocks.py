@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tensord.ipc import messages
 from tensord.shm.layout import aligned
 from tensord.shm.prefix import PrefixRecord, Tokens, block_key
 
@@ -20,19 +19,16 @@ LAYOUT = b"layout".ljust(16, b"-")
 
 
 class Block(NamedTuple):
-    """A block to put. Its payload is its packed record and nothing else."""
+    """A block to put."""
 
     key: bytes
     record: PrefixRecord
     packed: bytes
 
     @property
-    def payload_bytes(self) -> int:
-        return aligned(TREE_BYTES) + len(self.packed)
-
-    def commit(self, request: int, **more: object) -> messages.Commit:
-        fields = {"prefix_bytes": len(self.packed), "parent": self.record.parent, **more}
-        return messages.Commit(request, self.key, self.payload_bytes, TREE_BYTES, **fields)  # type: ignore[arg-type]
+    def payload(self) -> bytes:
+        """The packed record after the tree, and nothing else."""
+        return bytes(aligned(TREE_BYTES)) + self.packed
 
 
 def text(words: Sequence[int]) -> Tokens:
@@ -50,23 +46,13 @@ def block(words: Sequence[int], tag: bytes = TAG) -> Block:
     return _block(tuple(words), tag)
 
 
-def snapshot(words: Sequence[int], tag: bytes = TAG) -> Block:
-    """What continues `words` at their end."""
-    record = PrefixRecord(SCOPE, LAYOUT, False, True, BLOCK * len(words), 0, name(words, tag), (), BLOCK)
-    return _named(record, text([]), tag)
-
-
 @cache
 def _block(words: tuple[int, ...], tag: bytes) -> Block:
     parent = None
     for end in range(1, len(words)):
         parent = _block(words[:end], tag).key
     record = PrefixRecord(SCOPE, LAYOUT, False, False, BLOCK * (len(words) - 1), BLOCK, parent, (), BLOCK)
-    return _named(record, text(words[-1:]), tag)
-
-
-def _named(record: PrefixRecord, tokens: Tokens, tag: bytes) -> Block:
-    packed = record.pack(tokens).tobytes()
+    packed = record.pack(text(words[-1:])).tobytes()
     return Block(block_key(tag, packed), record, packed)
 
 

@@ -2,36 +2,39 @@
 
 from __future__ import annotations
 
-from .stand import SPAN, Make, key
+from .stand import SPAN, Make
 
 
-def test_a_put_that_fits_only_the_grown_ring_waits_for_it(make: Make) -> None:
+def test_a_place_that_fits_only_the_grown_ring_is_waited_for(make: Make) -> None:
     stand = make(4096, grown_bytes=512)
-    stand.commit(1, 1, key(1), 2000)
-    stand.part(1, 1, 2000, last=True)
+    request = stand.ask(1, 2000)
     stand.settle()
+    assert stand.answered(1, request) is None
     assert stand.put(2, client=2) == "stored", "those behind it are not kept waiting"
     stand.grow(2048, more=True)
     stand.settle()
-    assert stand.outcome(1, 1) is None
+    assert stand.answered(1, request) is None
     stand.grow(4096, more=False)
     stand.settle()
-    assert stand.ended(1, 1) == "stored"
+    (place,) = stand.places[1]
+    stand.write(place, b"x" * 2000)
+    assert place.size >= 2000
 
 
-def test_a_growing_ring_evicts_before_it_makes_anybody_wait(make: Make) -> None:
-    stand = make(4096, grown_bytes=SPAN)
-    assert stand.put(1) == "stored"
-    assert stand.put(2) == "stored"
-    assert stand.stored() == {2}
+def test_a_growing_ring_serves_what_fits_and_then_evicts(make: Make) -> None:
+    stand = make(4096, grown_bytes=2 * SPAN)
+    assert [stand.put(number) for number in (1, 2)] == ["stored", "stored"]
+    stand.grow(3 * SPAN, more=False)
+    assert [stand.put(number) for number in (3, 4)] == ["stored", "stored"]
+    assert len(stand.stored()) <= 3 and 4 in stand.stored()
 
 
 def test_a_ring_that_stops_growing_early_refuses_what_waited(make: Make) -> None:
     stand = make(4096, grown_bytes=512)
-    stand.commit(1, 1, key(1), 2000)
-    stand.part(1, 1, 2000, last=True)
+    request = stand.ask(1, 2000)
     stand.settle()
     stand.grow(1024, more=False)
     stand.settle()
-    assert stand.ended(1, 1) == "StoreFull"
+    answer = stand.answered(1, request)
+    assert answer is not None and answer.error is not None and answer.error.code == "ObjectTooLarge"
     assert stand.put(2, 2000) == "ObjectTooLarge"

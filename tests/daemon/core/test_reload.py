@@ -35,18 +35,24 @@ def test_objects_over_a_lowered_limit_stay_and_no_more_are_accepted(make: Make) 
         stand.put(number)
         stand.send(1, messages.Pin(number, key(number), 50.0))
         stand.send(1, messages.RequestClaim(10 + number, key(10 + number)))
-        stand.commit(1, 20 + number, key(20 + number), 64)
-    lower = replace(stand.limits, pins_per_client_max=1, claims_per_client_max=1, commits_in_flight_max=1)
-    stand.do(LimitsChanged(lower))
+    stand.do(LimitsChanged(replace(stand.limits, pins_per_client_max=1, claims_per_client_max=1)))
     stand.check()
     stand.put(3, client=2)
     before = len(stand.answers[1])
     stand.send(1, messages.Pin(3, key(3), 50.0))
     stand.send(1, messages.RequestClaim(13, key(13)))
-    stand.commit(1, 23, key(23), 64)
-    codes = [getattr(a, "code", None) or a.error.code for a in stand.answers[1][before:]]
-    assert codes == ["LimitReached"] * 3
-    assert len(stand.store.pins) == len(stand.store.claims) == 2
+    assert [answer.code for answer in stand.answers[1][before:]] == ["LimitReached"] * 2
+    status = stand.store.status()
+    assert status["pins"] == status["claims_held"] == 2
+
+
+def test_a_smaller_object_limit_holds_for_what_is_asked_for_later(make: Make) -> None:
+    stand = make()
+    place = stand.begin(1, 500)
+    stand.do(LimitsChanged(replace(stand.limits, object_bytes_max=400)))
+    assert stand.put(1, 500, client=2) == "ObjectTooLarge"
+    stand.write(place, b"x" * 500)
+    assert stand.finish(1, place, key(2)) == "stored", "its place was lent before"
 
 
 def test_the_ring_stays_as_large_as_it_is(make: Make) -> None:
@@ -58,14 +64,11 @@ def test_the_ring_stays_as_large_as_it_is(make: Make) -> None:
 def test_new_times_hold_for_what_comes_after(make: Make) -> None:
     stand = make()
     stand.put(1)
-    stand.do(LimitsChanged(replace(stand.limits, default_ttl_s=5.0, claim_s=2.0, put_idle_s=3.0)))
+    stand.do(LimitsChanged(replace(stand.limits, default_ttl_s=5.0, claim_s=2.0)))
     stand.put(2)
     stand.send(1, messages.RequestClaim(1, key(9)))
     stand.send(2, messages.RequestClaim(1, key(9)))
-    stand.commit(3, 1, key(8), 64)
     stand.pass_time(2.5)
     assert stand.last(2).answer == "compute"
-    stand.pass_time(1)
-    assert stand.ended(3, 1) == "TimedOut"
     stand.pass_time(3)
     assert stand.stored() == {1}

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tensord.daemon.core.governor.effects import GovernorLog
-from tensord.daemon.core.governor.events import Sample, SourceState
 from tensord.daemon.gauges.chain import RECOVERED_AFTER, STALE_AFTER, STALE_S, Chain
 from tensord.daemon.gauges.reading import GaugeAbsent, GaugeFailed, Reading, SourceAnswer
+from tensord.daemon.governor.effects import GovernorLog
+from tensord.daemon.governor.events import Sample, SourceState
 from tensord.ipc.modes import Tier
 
 Results = Mapping[str, Mapping[str, Reading | GaugeFailed] | GaugeFailed]

@@ -9,11 +9,11 @@ from structlog.testing import capture_logs
 
 from tensord.daemon.config import governing
 from tensord.daemon.config.config import Config
-from tensord.daemon.core.governor.events import Sample
 from tensord.daemon.gauges.gauges import Gauges, open_gauges
 from tensord.daemon.gauges.owners import OwnersSource
 from tensord.daemon.gauges.reading import GaugeAbsent, Reading, Result
 from tensord.daemon.gauges.source_thread import ABSENT_S, DEADLINE_S
+from tensord.daemon.governor.events import Sample
 from tensord.daemon.logs import logger
 from tensord.ipc.modes import Tier
 

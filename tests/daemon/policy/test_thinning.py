@@ -7,7 +7,7 @@ from heapq import heapify, heappop
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensord.daemon.policy.thinning import LOOKS, remove, thin
+from tensord.daemon.claims.thinning import LOOKS, remove, thin
 
 
 def in_order(heap: list[int]) -> list[int]:

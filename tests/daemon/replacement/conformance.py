@@ -130,13 +130,15 @@ class AnyPolicy(RuleBasedStateMachine):
         row = data.draw(st.sampled_from(sorted(row for row in self.rows.live if not self.children(row))))
         self.ended([row], evicted=False)
 
-    @rule(most=st.integers(1, 12), owners=st.sampled_from([None, {1}, {1, 2}]))
-    def choose(self, most: int, owners: set[int] | None) -> None:
+    @rule(most=st.integers(1, 12), owners=st.sampled_from([None, {1}, {1, 2}]), looks=st.booleans())
+    def choose(self, most: int, owners: set[int] | None, looks: bool) -> None:
+        looked = self.told.coldest(most) if looks else []
         free = {row for row in self.rows.live if self.is_free(row) and (not owners or self.owner(row) in owners)}
         outside = {row for row in free if not self.in_window(row)}
         window = {row for row in self.rows.live if self.in_window(row)}
         rows = self.told.victims(most, owners)
         assert len(rows) == len(set(rows)) <= most
+        assert owners or not looks or rows == looked, "a look at the coldest rows is no choice"
         assert len(rows) >= min(most, len(free)), "a row that may go was not named"
         left = {row: self.children(row) for row in self.rows.live}
         for at, row in enumerate(rows):
@@ -178,6 +180,7 @@ class AnyPolicy(RuleBasedStateMachine):
         for row in self.rows.live:
             assert self.told.in_window(row) == self.in_window(row)
             told = self.told.explain(row)
+            assert self.told.standings([row])[0][0] == told.in_window
             assert told.worth == self.told.worth([row])[0] and told.in_window == self.in_window(row)
         assert self.told.window_bytes == sum(self.size(row) for row in self.rows.live if self.in_window(row))
 
@@ -211,10 +214,10 @@ class Exact(AnyPolicy):
     def may(self, row: int, owners: set[int] | None, protects: bool) -> bool:
         return (not owners or self.owner(row) in owners) and not (protects and self.in_window(row))
 
-    @rule(most=st.integers(1, 12), owners=st.sampled_from([None, {1}, {1, 2}]))
-    def choose(self, most: int, owners: set[int] | None) -> None:
+    @rule(most=st.integers(1, 12), owners=st.sampled_from([None, {1}, {1, 2}]), looks=st.booleans())
+    def choose(self, most: int, owners: set[int] | None, looks: bool) -> None:
         expected = self.expected(most, owners)
-        super().choose(most, owners)
+        super().choose(most, owners, looks)
         assert self.out[len(self.out) - len(expected) :] == expected
 
     @invariant()

@@ -39,7 +39,8 @@ def again(rows: Rows, learned: bool = True) -> Rows:
     following.columns, following.free, following.live = rows.columns, rows.free, rows.live
     following.policy = type(rows.policy)(rows.policy._facts)
     order = sorted(rows.live, key=lambda row: float(rows.policy.worth([row])[0]))
-    following.policy.recovered(np.array(order), np.array(sorted(rows.live, key=put_at(rows))), 0.0)
+    by_put = np.array(sorted(rows.live, key=put_at(rows)))
+    following.policy.recovered(np.array(order), by_put, np.zeros(512, np.uint16), 0.0)
     if learned:
         following.policy.learn(data)
     following.policy.check_invariants()

@@ -19,8 +19,8 @@ from tensord.daemon.tiers.registry import open_store
 from tensord.daemon.tiers.store import RemotePut, RemoteStore
 from tensord.errors import BadKey, TierTimedOut, TierUnavailable, UsageError
 from tensord.shm.layout import SpanHeader
+from tensord.shm.packing import pack
 from tensord.shm.recipe import recipe
-from tensord.shm.tree import encode
 from tests.processes import Child, Stage
 
 from .entries import get, key_of, made, made_of, payload_of, put, soon
@@ -67,9 +67,9 @@ class AnyStore:
 
     def test_a_tree_is_the_same_on_the_other_host(self, backend: Backend, store: RemoteStore) -> None:
         tree = {"embedding": np.arange(600, dtype=np.float16).reshape(20, 30), "grid": (4, 5), "text": "ä" * 300}
-        encoded = encode(tree)
+        encoded = pack(tree)
         payload = bytearray(encoded.payload_bytes)
-        encoded.write_into(payload)
+        encoded.write(memoryview(payload), 0)
         entry = made_of(key_of(1), bytes(payload), tree_bytes=len(encoded.header))
         put(store, entry)
         other = backend.open()

@@ -33,7 +33,7 @@ def test_a_dev_shm_that_is_too_small_fails_and_says_how_large_it_must_be() -> No
 
 
 def test_memory_that_the_ring_already_has_is_not_required_again() -> None:
-    full = replace(ROOM, ready_bytes=4 * GIB, shm_total_bytes=4 * GIB, shm_free_bytes=8 * MIB)
+    full = replace(ROOM, ready_bytes=4 * GIB, shm_total_bytes=4 * GIB, shm_free_bytes=16 * MIB)
     assert memory.shm(full).level is Level.OK
     growing = replace(full, ready_bytes=3 * GIB)
     assert memory.shm(growing).level is Level.FAIL
@@ -42,7 +42,7 @@ def test_memory_that_the_ring_already_has_is_not_required_again() -> None:
 
 @pytest.mark.parametrize(
     ("free_bytes", "level"),
-    [(0, Level.FAIL), (LANE_BYTES - 1, Level.FAIL), (LANE_BYTES, Level.WARN), (8 * MIB, Level.OK)],
+    [(0, Level.FAIL), (LANE_BYTES - 1, Level.FAIL), (LANE_BYTES, Level.WARN), (16 * MIB, Level.OK)],
 )
 def test_the_next_clients_lanes_need_room_in_dev_shm(free_bytes: int, level: Level) -> None:
     ready = replace(ROOM, ready_bytes=4 * GIB, shm_total_bytes=5 * GIB, shm_free_bytes=free_bytes)

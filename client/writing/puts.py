@@ -1,0 +1,370 @@
+"""All puts of one client: over the writer of the current connection, which the first put makes.
+
+    attached ─ first put: may this user write into the ring? ─ yes: RingMemory ─┬→ Writer ─ the connection ends → none
+                                                              └ no: an Inbox ───┘
+
+Owns: which writer there is, the inbox of queries, and what the daemon says about puts. Does not own: the connection
+(core/link.py), nor the steps of a put (put.py).
+
+Invariants: without a connection, or beside a daemon that does not answer, a put ends at once. While the interpreter
+ends, no lock is waited for: the threads that held one do not run any more. A writer is used on its connection only.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from contextlib import suppress
+from copy import copy
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from ...errors import DaemonUnavailable, Invalidated, Refusal, TensordError, TimedOut, without_frames
+from ...ipc import messages
+from ...ipc.blocking import BlockingChannel
+from ...ipc.descriptors import no_descriptor
+from ...shm.layout import ASLEEP_AT, EPOCH_AT, LANE_PLACES
+from ...shm.records import NO_KEY, SUBMITTED_AT, Submissions, agent_number
+from ...shm.segments import ring_not_mapped
+from ..core.aside import aside, later
+from ..core.fields import check_key
+from ..core.waiting import LockFuture
+from .arena import Arena
+from .connection import Granted
+from .inbox import Inbox
+from .memory import RingMemory, WritableMemory
+from .options import PutOptions
+from .outcomes import Outcomes, Put
+from .put import PutPayload, Writer, state_for
+from .wire import ChannelWire
+
+if TYPE_CHECKING:
+    from ..core.link import Link
+    from ..core.view import View
+
+ENDING: Final = "the interpreter ends, and no thread takes the daemon's answer: put before the program ends"
+WENT: Final = "the daemon went away before it acknowledged the payload"
+OPEN_S: Final = 5.0
+"""Seconds that the daemon has to open the ring for writing, or an inbox."""
+EVICTS_S: Final = 0.25
+SHARE: Final = 64
+"""One request asks for at most this part of the ring."""
+_TOLD_MAX: Final = 1024
+_log = logging.getLogger("tensord")
+
+
+class PutAttachment(NamedTuple):
+    """One attachment. `place`: of the lane, in the index's tables."""
+
+    channel: BlockingChannel
+    view: View
+    place: int
+
+
+class Puts:
+    """The puts of one client. `writer`: what new puts go through; None before the first one, and without a daemon that
+    answers. `why_lost`: why the connection ends."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self.writer: Writer | None = None
+        self.why_lost = WENT
+        self._attached: PutAttachment | None = None
+        self._opened: tuple[PutAttachment, Writer, ChannelWire] | None = None
+        self._beginning, self._making = threading.Lock(), threading.Lock()
+        """Held in threads that no signal handler interrupts."""
+        self._opening: tuple[PutAttachment, LockFuture] | None = None
+        self._ring: tuple[int, object, RingMemory] | None = None
+        """The ring's inode, the lane, and the memory that both were opened for last."""
+        self._inbox: tuple[PutAttachment, Inbox] | None = None
+        self.query_lock = threading.RLock()
+        """Held from the writing of a query to the daemon's answer."""
+        self._told: set[str] = set()
+        self._evicts: dict[bytes, Future[Any]] = {}
+        """Evictions whose answers nobody has waited for yet, by key."""
+
+    # ---- threads that put
+
+    def put(self, put: Put, payload: PutPayload, options: PutOptions, deadline: float) -> None:
+        """Puts a payload with checked options. Returns once it is written, or the put has ended. `deadline`: in seconds
+        of `time.monotonic()`."""
+        writer, opened = self.writer, self._opened
+        # A channel that an exception of a signal handler has ended is renewed at once.
+        if writer is None or opened is None or opened[0].channel.closed or sys.is_finalizing():
+            try:
+                writer = self._ready(deadline)
+            except TensordError as error:
+                put.settle(state_for(error), error)
+                return
+        if self._evicts:
+            self._after_eviction(put.key, deadline)
+        tokens, ttl_s, claim, cost_ms, agent, prefix_bytes, parent = options
+        number = self._number(agent) if agent else 0
+        lasts_s, token, above = ttl_s or 0.0, claim or 0, parent or NO_KEY
+        writer.put(put, payload, deadline, tokens, lasts_s, token, cost_ms, number, prefix_bytes, above)
+
+    def evicts(self, keys: Iterable[bytes], answer: Future[Any]) -> None:
+        """The daemon was asked to evict entries. It takes records sooner than messages, so a put waits for the answer,
+        for EVICTS_S at most: beside a daemon that does not answer, what is put may be evicted, and is put again."""
+        evicts = {key: before for key, before in list(self._evicts.items()) if not before.done()}
+        self._evicts = evicts | dict.fromkeys(keys, answer)
+
+    def wait_for_own(self, key: bytes) -> bool:
+        """Waits for this client's last put of a key (`Outcomes.wait_for_own`)."""
+        writer = self.writer
+        return writer is not None and writer.outcomes.wait_for_own(key if type(key) is bytes else check_key(key))
+
+    def wait_for_any_own(self, keys: Iterable[bytes]) -> None:
+        """Waits for this client's puts of any of these keys (`Outcomes.wait_for_any_own`)."""
+        if (writer := self.writer) is not None and writer.outcomes.unsettled:
+            writer.outcomes.wait_for_any_own(keys)
+
+    @property
+    def awaited(self) -> dict[bytes, Put]:
+        """This client's puts by key for which a lookup waits."""
+        writer = self.writer
+        return writer.outcomes.awaited() if writer is not None and writer.outcomes.unsettled else {}
+
+    def wait_for_all_own(self) -> None:
+        """Waits for all puts of this client, so that what it asks the daemon next is about them, too."""
+        if (writer := self.writer) is not None:
+            writer.outcomes.wait_for_all_own()
+
+    def query_inbox(self, deadline: float) -> tuple[BlockingChannel, Inbox]:
+        """The connection, and an inbox that the daemon knows on it. The caller has `query_lock`.
+
+        Raises:
+            TensordError: there is none; the message says why.
+        """
+        return aside(partial(self._query_inbox, deadline))
+
+    # ---- the connection's thread
+
+    def attached(self, channel: BlockingChannel, view: View, place: int) -> None:
+        """A new connection."""
+        self._attached = PutAttachment(channel, view, place)
+        self.why_lost = WENT
+        if self._ring is not None and self._ring[1] is not view.lane:
+            self._ring = None
+
+    def received(self, message: messages.GrantsLent | messages.PutRefused | messages.Settled) -> None:
+        """Handles what the daemon says about puts."""
+        opened = self._opened
+        if opened is None:
+            return
+        _, writer, wire = opened
+        match message:
+            case messages.GrantsLent():
+                grants = [
+                    Granted(number, offset, size_bytes, int.from_bytes(span, sys.byteorder), slot, seq)
+                    for number, offset, size_bytes, span, slot, seq in message.grants
+                ]
+                writer.arena.granted(message.id, grants, message.error.to_error() if message.error else None)
+            case messages.PutRefused():
+                error = message.error.to_error() if message.error is not None else None
+                self._log(error)
+                writer.outcomes.refused(message.number, error)
+        wire.rang()
+
+    def refused(self, request: int, error: TensordError) -> None:
+        """An error that answers a request of no caller: it may be one for grants."""
+        if (opened := self._opened) is not None:
+            opened[1].arena.granted(request, (), error)
+            opened[2].rang()
+
+    def silent(self, error: TensordError | None) -> None:
+        """The daemon has ceased to answer, for this reason; or, with None, it answers again."""
+        opened = self._opened
+        if opened is None:
+            return
+        opened[1].arena.away = error
+        self.writer = opened[1] if error is None else None
+        opened[2].rang()
+
+    @property
+    def waiting(self) -> bool:
+        """Whether the daemon owes an answer to a put."""
+        return (opened := self._opened) is not None and opened[1].is_waiting
+
+    def owed(self, put: Put, since_s: float) -> bool:
+        """Whether the daemon has not answered a put that was begun then, by time.monotonic; or it had no place, and
+        nothing has come from the daemon since."""
+        late = isinstance(put.error, TimedOut) and not self._link.silence.has_heard_since(since_s)
+        return put.state == "sent" or late
+
+    def rest(self) -> None:
+        """Called about once a second: gives back what is not needed."""
+        if (opened := self._opened) is not None:
+            opened[1].arena.rest()
+
+    def ended(self, error: TensordError | None = None) -> None:
+        """The connection has ended."""
+        self._attached = None
+        self.writer = self._inbox = None
+        if self._link.closed:
+            # The memory keeps its lane, and the daemon looks at that as long as it is held.
+            self._ring = None
+        opened, self._opened = self._opened, None
+        if opened is not None:
+            opened[1].end(error or DaemonUnavailable(self.why_lost))
+            opened[2].rang()
+
+    def disown(self) -> None:
+        """In the child of a fork: the puts belong to the parent, and its memory is not the child's."""
+        opened = self._opened
+        if opened is not None:
+            opened[1].disown()
+
+    def _after_eviction(self, key: bytes, deadline: float) -> None:
+        answer = self._evicts.pop(key, None)
+        if answer is not None:
+            with suppress(TensordError, TimeoutError):
+                answer.result(min(EVICTS_S, max(0.0, deadline - time.monotonic())))
+
+    # ---- opening
+
+    def _ready(self, deadline: float) -> Writer:
+        """The writer, made if there is none.
+
+        Raises:
+            TensordError: there is none; the message says why.
+        """
+        if sys.is_finalizing():
+            raise DaemonUnavailable(ENDING)
+        link = self._link
+        link.start()
+        link.attachment.wait_renewed(max(0.0, deadline - time.monotonic()))
+        if not link.connected:
+            raise link.unavailable()
+        opening = aside(self._begun)
+        try:
+            writer: Writer = opening.result(max(0.0, deadline - time.monotonic()))
+            return writer
+        except TensordError as error:
+            raise copy(error) from None
+        except TimeoutError:
+            # It goes on, so that the next put finds the writer.
+            raise TimedOut(f"the daemon at {link.path} did not let this process write in time") from None
+
+    def _begun(self) -> LockFuture:
+        """The future of the writer, which another thread makes."""
+        with self._beginning:
+            attached = self._current()
+            # Once: its thread forgets it at its end.
+            opening = self._opening
+            if opening is None or opening[0] is not attached:
+                opening = self._opening = attached, LockFuture()
+                later(partial(self._open, *opening))
+            return opening[1]
+
+    def _open(self, attached: PutAttachment, opening: LockFuture) -> None:
+        try:
+            with self._making:
+                opening.set_result(self._made(attached))
+        except BaseException as error:
+            opening.set_exception(without_frames(error) if isinstance(error, TensordError) else error)
+        finally:
+            self._opening = None
+
+    def _made(self, attached: PutAttachment) -> Writer:
+        if self._opened is not None and self._opened[0] is attached:
+            self.writer = writer = self._opened[1]
+            return writer
+        channel, view, place = attached
+        words, geometry = view.index.words, view.geometry
+        settled, refusals = (
+            words[at >> 3 : (at >> 3) + LANE_PLACES] for at in (geometry.settled_at, geometry.refusals_at)
+        )
+        asleep = words[ASLEEP_AT >> 3 : (ASLEEP_AT >> 3) + 1]
+        lane_words, queue = view.lane.words, view.lane.queue
+        if view.lane.frozen:
+            raise DaemonUnavailable("this process forked while it attached")
+        submissions = Submissions(lane_words, SUBMITTED_AT, queue, settled, place, asleep)
+        memory = self._memory(attached, submissions)
+        wire = ChannelWire(channel, asleep, self._link.next_id)
+        outcomes = Outcomes(lane_words, settled, refusals, place, wire, words[EPOCH_AT >> 3 : (EPOCH_AT >> 3) + 1])
+        arena = Arena(memory, wire, view.ring_bytes // SHARE)
+        writer = Writer(memory, arena, submissions, outcomes, wire, self._link.limits.object_bytes_max)
+        self._opened = attached, writer, wire
+        self.writer = writer
+        # SYNC POINT: `ended` forgets the attachment first, and then ends the writer.
+        if self._attached is not attached:
+            self.ended(self._link.unavailable())
+            raise self._link.unavailable()
+        return writer
+
+    def _memory(self, attached: PutAttachment, submissions: Submissions) -> WritableMemory:
+        """The ring, if the daemon allows to write into it; else an inbox."""
+        view = attached.view
+        try:
+            fds = self._answer(attached, lambda number: messages.OpenRing(number), OPEN_S)
+        except Refusal:
+            return self._new_inbox(
+                attached, view.mapped_bytes, OPEN_S, lambda: (submissions.written, submissions.settled)
+            )
+        try:
+            kept, now = self._ring, (view.ring.inode, view.lane)
+            if kept is not None and kept[:2] == now and len(kept[2].bytes) >= view.mapped_bytes:
+                return kept[2]
+            memory = RingMemory(fds[0], view.lane, view.index)
+        except OSError as error:
+            raise (no_descriptor() if error.errno == errno.EMFILE else ring_not_mapped(view.mapped_bytes)) from None
+        finally:
+            for fd in fds:
+                os.close(fd)
+        self._ring = view.ring.inode, view.lane, memory
+        return memory
+
+    def _query_inbox(self, deadline: float) -> tuple[BlockingChannel, Inbox]:
+        with self._making:
+            attached = self._current()
+            if self._inbox is None or self._inbox[0] is not attached:
+                self._new_inbox(attached, 0, max(0.0, deadline - time.monotonic()))
+            assert self._inbox is not None
+            return attached.channel, self._inbox[1]
+
+    def _new_inbox(
+        self,
+        attached: PutAttachment,
+        ring_bytes: int,
+        timeout_s: float,
+        progress: Callable[[], tuple[int, int]] = lambda: (0, 0),
+    ) -> Inbox:
+        # A new one for each connection: a former daemon may read the former inbox still.
+        inbox = Inbox(ring_bytes, progress)
+        self._answer(attached, lambda number: messages.OpenInbox(number, inbox.size_bytes), timeout_s, (inbox.fd,))
+        self._inbox = attached, inbox
+        return inbox
+
+    def _answer(
+        self,
+        attached: PutAttachment,
+        make: Callable[[int], messages.Message],
+        timeout_s: float,
+        fds: tuple[int, ...] = (),
+    ) -> Any:
+        # Not kept: a refusal has this frame in its traceback, and would find itself from there.
+        return self._link.answers.wait(self._link.ask(make, timeout_s, connected=attached.channel, fds=fds), timeout_s)
+
+    def _current(self) -> PutAttachment:
+        attached = self._attached
+        if attached is None or self._link.connection is not attached.channel:
+            raise self._link.unavailable()
+        return attached
+
+    def _number(self, agent: str) -> int:
+        if (opened := self._opened) is not None:
+            opened[2].name_agent(agent)
+        return agent_number(agent)
+
+    def _log(self, error: TensordError | None) -> None:
+        """Once for each namespace and generation whose puts are refused."""
+        if isinstance(error, Invalidated) and str(error) not in self._told and len(self._told) < _TOLD_MAX:
+            self._told.add(str(error))
+            _log.warning("tensord: %s", error)

@@ -1,0 +1,106 @@
+"""Gathers a device's circumstances from the governor's parts. Owns only their form (`passes.Circumstances`).
+
+Invariant: nothing is changed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ...errors import DeviceFull, NoGauge
+from ...ipc.modes import HOST_GAUGE, Mode, Tier
+from ...ipc.schema import SIZE_BYTES_MAX
+from ..devices.passes import Circumstances
+from ..policy.tiers import Gauge
+from .events import Sample
+from .host import accepts_offload
+
+if TYPE_CHECKING:
+    from .governor import Governor
+
+
+def known(governor: Governor, device: str) -> bool:
+    """Whether a device has a gauge or entries."""
+    return governor.tiers.find(device) is not None or governor.devices.held_bytes(device) > 0
+
+
+def others_bytes(governor: Governor, sample: Sample) -> int:
+    """What of a reading is no entry. It does not show the entries that were registered since it was begun."""
+    unseen_bytes = governor.reservations.registered.since(sample.gauge, sample.began_at)
+    return max(0, sample.used_bytes - max(0, governor.devices.held_bytes(sample.gauge) - unseen_bytes))
+
+
+def of_device(governor: Governor, device: str, now: float) -> Circumstances:
+    """The circumstances of a device, also of one without a gauge."""
+    gauge = governor.tiers.find(device)
+    if gauge is None or gauge.sample.tier is Tier.HOST:
+        return without_gauge(governor, device, now)
+    return of_gauge(governor, gauge, now)
+
+
+def without_gauge(governor: Governor, device: str, now: float) -> Circumstances:
+    """The circumstances of a device of unknown size: only its budgets and its floor limit it."""
+    return Circumstances(
+        mode=Mode.RELAXED,
+        used_bytes=0,
+        total_bytes=SIZE_BYTES_MAX,
+        began_at=float("-inf"),
+        host_accepts=accepts_offload(governor.tiers.find(HOST_GAUGE)),
+        floor_blocks=governor.floors.blocks(device, now),
+    )
+
+
+def readable(governor: Governor, device: str, now: float, *, promotes: bool = False) -> Gauge:
+    """The gauge of a device, for a reservation. `promotes`: for an entry that has a copy in the host tier.
+
+    Raises:
+        NoGauge: there is none, or it cannot be read now.
+        DeviceFull: it cannot be read now, or is not known yet, and the reservation is for an entry that comes back.
+    """
+    gauge = governor.tiers.find(device)
+    if gauge is None or gauge.sample.tier is Tier.HOST:
+        if promotes and _may_be_found(governor):
+            raise DeviceFull(f"no gauge of {device} has been read yet: use the host tier's copy")
+        raise NoGauge(f"device {device!r} has no gauge, so no memory of it can be reserved")
+    sample = gauge.sample
+    if sample.stale:
+        why = (
+            f"the gauge of {sample.gauge} cannot be read ({sample.source}: {sample.shown.get('failure', '')}); its "
+            f"last reading is {now - sample.began_at:.3g} s old, so no memory of it can be reserved"
+        )
+        if promotes:
+            raise DeviceFull(f"{why}: use the host tier's copy")
+        raise NoGauge(f"{why}: try again when `tensorctl health` no longer names it")
+    return gauge
+
+
+def _may_be_found(governor: Governor) -> bool:
+    """Whether a source of devices has not said yet which gauges there are."""
+    unread = ("waiting", "hanging")
+    return governor.sources is None or any(
+        each.tier is Tier.DEVICE and each.state in unread for each in governor.sources
+    )
+
+
+def of_gauge(governor: Governor, gauge: Gauge, now: float) -> Circumstances:
+    """The circumstances of a device by its gauge."""
+    sample, queue, baseline_bytes = gauge.sample, governor.queue, gauge.baseline.size_bytes
+    refuses = ""
+    if gauge.refuses:
+        beside = f" beside its baseline of {baseline_bytes} bytes" if baseline_bytes else ""
+        refuses = (
+            f"device {sample.gauge} is {gauge.share:.1%} full{beside}, and emergency begins at "
+            f"{governor.limits.thresholds.emergency:.1%}: it accepts entries again when emergency ends"
+        )
+    return Circumstances(
+        mode=gauge.mode,
+        used_bytes=sample.used_bytes,
+        total_bytes=sample.total_bytes,
+        began_at=sample.began_at,
+        host_accepts=accepts_offload(governor.tiers.find(HOST_GAUGE)),
+        floor_blocks=governor.floors.blocks(sample.gauge, now),
+        refuses=refuses,
+        reserved_bytes=governor.reservations.taken_bytes(sample.gauge) + queue.waiting_bytes(sample.gauge),
+        wanted_bytes=queue.wanted_bytes(sample.gauge, sample.total_bytes - sample.used_bytes),
+        baseline_bytes=baseline_bytes,
+    )

@@ -1,0 +1,406 @@
+"""The governor's core: which clients must return memory, and when. Events in, effects out; time is an argument.
+
+    handle(event, now) ─┬─ tiers          readings, modes, and subscribers
+                        ├─ devices        entries of all owners, orders, budgets
+                        ├─ reservations   reserved free memory
+                        ├─ queue          reservations that wait for memory
+        ├─ rooms          room that is made for an operator, also by neighbours that are no clients
+                        ├─ workflows      how soon an agent's entries are needed
+                        ├─ floors         the blocks that keep queues bounded
+                        ├─ host           how much the ring may keep, and when puts are refused
+                        └─ drills         made-up readings
+
+Owns the connections between these parts: each part gets from here what it needs of another. Does not own gauges or
+sockets.
+
+Invariants: `handle` is the only mutator. Queries (`status`, `modes`, `next_timer`, `sample_every_s`) change nothing. A
+refused request changes nothing but the count of refusals. No event takes long, whatever is registered: the next Tick
+continues a pass over many entries. `next_timer` then asks for a Tick at once, and the caller may handle other events
+before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from ...errors import NoGauge, TensordError
+from ...ipc import messages
+from ...ipc.declared import handlers, id_of
+from ...ipc.modes import HOST_GAUGE, Tier
+from ..core.host_memory import HostHolds
+from ..devices.devices import Devices
+from ..devices.passes import Circumstances
+from ..policy.baselines import Baseline, Baselines
+from ..policy.configured_cards import OWNERS_SOURCE, ConfiguredCards
+from ..policy.floors import Floors
+from ..policy.tiers import Changes, Gauge, Tiers
+from ..policy.workflows import Workflows
+from ..reservations.queue import FreeRoom, ReservationQueue
+from ..reservations.reservations import Reservations
+from ..reservations.rooms import Rooms
+from . import circumstances, report
+from .counters import GovernorCounters
+from .drills import Drills
+from .effects import Effect
+from .events import (
+    OWNERS_EVERY_S,
+    Event,
+    FormerDaemonFound,
+    GovernorClientJoined,
+    GovernorClientLeft,
+    GovernorLimitsChanged,
+    GovernorReceived,
+    GovernorTick,
+    MemoryCopyMeasured,
+    NeighbourAnswered,
+    Sample,
+    Sampled,
+    SourceState,
+)
+from .host import Host
+from .limits import GovernorLimits
+from .outbox import GovernorClient, GovernorOutbox
+
+DUE_MAX: Final = 128
+"""Reservations that one Tick ends."""
+
+
+class Governor:
+    """All tiers of one daemon. `unix_at_zero_s`: the Unix time at monotonic time 0. The caller of `status` sets it
+    anew, since the wall clock may have been set meanwhile."""
+
+    def __init__(self, limits: GovernorLimits, unix_at_zero_s: float = 0.0) -> None:
+        self.limits = limits
+        self._outbox = GovernorOutbox()
+        self.workflows = Workflows(limits.workflows_max, limits.workflow_steps_max)
+        self.unix_at_zero_s = unix_at_zero_s
+        self.baselines = Baselines(limits)
+        self.cards = ConfiguredCards(limits, self._outbox)
+        self.tiers = Tiers(limits.thresholds, self._outbox, self._baseline_of)
+        self.devices = Devices(limits, self._outbox, self.workflows)
+        self.reservations = Reservations(limits)
+        self.queue = ReservationQueue(limits, self._outbox, self.reservations)
+        self.rooms = Rooms(
+            limits,
+            self._outbox,
+            self.queue,
+            self.reservations,
+            gauge_of=self._gauge_of,
+            room_of=lambda device: self._room(device, self._now),
+            passing=self.devices.is_passing,
+            clock=lambda: self._now,
+        )
+        self.floors = Floors(limits, lambda device: circumstances.known(self, device))
+        self.host = Host(limits, self._outbox)
+        self.sources: tuple[SourceState, ...] | None = None
+        self._drills = Drills(self.tiers, self.devices, self.host, self._circumstances, limits)
+        self._now = 0.0
+        self._handlers: dict[type[Any], Callable[[Any, float], None]] = {
+            GovernorClientJoined: self._client_joined,
+            GovernorClientLeft: self._client_left,
+            GovernorReceived: self._received,
+            Sampled: self._sampled,
+            HostHolds: self.host.holds,
+            GovernorLimitsChanged: self._limits_changed,
+            FormerDaemonFound: lambda _, now: self.queue.follow(now),
+            MemoryCopyMeasured: lambda event, _: self.devices.copies.memory_measured(event.bytes_per_s),
+            NeighbourAnswered: self.rooms.answered,
+            GovernorTick: self._tick,
+        }
+        requests: dict[type[Any], Callable[[int, Any, float], None]] = {
+            messages.Subscribe: self._subscribe,
+            messages.OpenDevice: self._open_device,
+            messages.RegisterEntry: self._register_entry,
+            messages.UseEntries: self.devices.use,
+            messages.ReleaseEntries: self._release_entries,
+            messages.AcknowledgeOrder: self._acknowledge_order,
+            messages.ReserveDevice: self._reserve_device,
+            messages.ReleaseReservation: self._release_reservation,
+            messages.WithdrawReservation: self._withdraw_reservation,
+            messages.MakeRoom: self._make_room,
+            messages.EndRoom: self.rooms.end,
+            messages.DeclareBaseline: self._declare_baseline,
+            messages.RegisterWorkflow: self._register_workflow,
+            messages.AdvanceWorkflow: self._advance_workflow,
+            messages.EndWorkflow: self._end_workflow,
+            messages.RequestsArrived: lambda _, message, now: self.floors.arrived(message, now),
+            messages.RequestCompleted: lambda _, message, now: self.floors.completed(message, now),
+            messages.Drill: self._drill,
+        }
+        self._requests = handlers(messages.GovernorRequest, requests)
+
+    def handle(self, event: Event, now: float) -> list[Effect]:
+        """Processes `event` at monotonic time `now` (seconds).
+
+        Returns:
+            The effects to carry out, in this order.
+        """
+        self._now = now
+        self._handlers[type(event)](event, now)
+        return self._outbox.take()
+
+    def next_timer(self) -> float | None:
+        """When the next Tick is due. Not after the time of the last event if a pass was postponed."""
+        timers = (self.devices.next_timer(), self.reservations.next_timer(), self.queue.next_timer())
+        return min((timer for timer in timers if timer is not None), default=None)
+
+    @property
+    def sample_every_s(self) -> float:
+        """The interval between readings of the gauges: shorter while any tier is at pressure or above, or a reservation
+        waits."""
+        return self.limits.sample_pressed_s if self.tiers.pressed or len(self.queue) else self.limits.sample_s
+
+    @property
+    def clients(self) -> dict[int, GovernorClient]:
+        """The connected clients."""
+        return self._outbox.clients
+
+    @property
+    def counters(self) -> GovernorCounters:
+        """Counters since the daemon started."""
+        return self._outbox.counters
+
+    def modes(self) -> list[messages.TierState]:
+        """The state of every gauge."""
+        return self.tiers.to_messages()
+
+    def reading_wanted_s(self, device: str) -> float:
+        """How often the owner of tensors on `device` must report what it sees of the device; 0: the device has a
+        gauge."""
+        gauge = self.tiers.find(device)
+        return OWNERS_EVERY_S if gauge is None or gauge.sample.source == OWNERS_SOURCE else 0.0
+
+    def status(self) -> dict[str, Any]:
+        """Everything known as of the last event, without a walk over entries."""
+        return report.status(self, self._now)
+
+    def check_invariants(self) -> None:
+        """Asserts what every module's docstring promises."""
+        self.tiers.check_invariants()
+        self.devices.check_invariants()
+        self.reservations.check_invariants()
+        self.queue.check_invariants(set(self.clients))
+        self.rooms.check_invariants(set(self.clients))
+        self.baselines.check_invariants(set(self.clients))
+        self.workflows.check_invariants()
+        self.host.check_invariants()
+        self.floors.check_invariants()
+        self._drills.check_invariants(set(self.clients))
+        gauge = self.tiers.find(HOST_GAUGE)
+        assert self.host.press.refuse == (gauge is not None and gauge.refuses), "a refusal that outlives its mode"
+        counters, resident = self.counters, sum(row["entries"] for row in self.devices.status())
+        gone = counters.offloaded + counters.dropped + counters.released + counters.gone_with_owner
+        assert counters.registered == resident + gone, "entries were lost, or counted twice"
+
+    # ---- events
+
+    def _client_joined(self, event: GovernorClientJoined, now: float) -> None:
+        assert event.client not in self.clients, "client numbers are not used again"
+        self.clients[event.client] = GovernorClient(event.name, event.pid, event.peer_pid)
+
+    def _client_left(self, event: GovernorClientLeft, now: float) -> None:
+        client = event.client
+        del self.clients[client]
+        self._drills.client_left(client)
+        self.queue.client_left(client)
+        self.rooms.client_left(client)
+        self.baselines.client_left(client)
+        self.reservations.client_left(client, now)
+        self.devices.client_left(client, now)
+        self._apply_changes(self.tiers.client_left(client, now), now)
+        ended = self.workflows.client_left(client)
+        for name in ended:
+            self._outbox.announce("workflow", client=client, workflow=name, change="ended")
+        self._workflows_changed(now)
+        self._serve_waiting(now)
+
+    def _received(self, event: GovernorReceived, now: float) -> None:
+        message = event.message
+        try:
+            self._requests[type(message)](event.client, message, now)
+        except TensordError as error:
+            # Handlers raise before they change anything. Messages without an answer have no id.
+            self._outbox.refuse(event.client, id_of(message), error)
+
+    def _sampled(self, event: Sampled, now: float) -> None:
+        self.sources = event.sources
+        self.cards.sampled(event.samples)
+        self.floors.forget(now)
+        self._workflows_changed(now)
+        devices = {sample.gauge for sample in event.samples if sample.tier is Tier.DEVICE}
+        self.baselines.keep_only(devices.__contains__)
+        for sample in event.samples:
+            if sample.tier is Tier.DEVICE and not sample.stale:
+                self.baselines.read(sample.gauge, circumstances.others_bytes(self, sample), sample.total_bytes, now)
+        self._apply_changes(self.tiers.sampled(event.samples, now), now)
+
+    def _limits_changed(self, event: GovernorLimitsChanged, now: float) -> None:
+        self.limits = limits = event.limits
+        self.tiers.change_thresholds(limits.thresholds)
+        self.devices.change_limits(limits)
+        self.reservations.change_limits(limits)
+        self.baselines.change_limits(limits)
+        self.cards.change_limits(limits)
+        self.queue.change_limits(limits)
+        self.rooms.change_limits(limits)
+        self.floors.change_limits(limits, now)
+        self.host.change_limits(limits)
+        self.workflows.change_limits(limits.workflows_max, limits.workflow_steps_max)
+        self._drills.change_limits(limits)
+
+    def _tick(self, event: GovernorTick, now: float) -> None:
+        self.reservations.expire(now, DUE_MAX)
+        self.queue.expire(now, DUE_MAX, lambda device: self._room(device, now))
+        self._serve_waiting(now)
+        self.devices.tick(now)
+
+    # ---- requests
+
+    def _subscribe(self, client: int, message: messages.Subscribe, now: float) -> None:
+        self.tiers.subscribers.add(client)
+        self._outbox.send(client, messages.Modes(message.id, self.modes()))
+
+    def _open_device(self, client: int, message: messages.OpenDevice, now: float) -> None:
+        device = message.device
+        if device == HOST_GAUGE:
+            raise NoGauge(f"{device!r} is the host tier's gauge, not a device: give the device's name")
+        self.devices.open(client, device)
+        self._workflows_changed(now)
+        state = None if (gauge := self.tiers.find(device)) is None else gauge.to_message()
+        self._outbox.send(client, messages.DeviceOpened(message.id, state, self.reading_wanted_s(device)))
+
+    def _register_entry(self, client: int, message: messages.RegisterEntry, now: float) -> None:
+        under = circumstances.of_device(self, message.device, now)
+        before_bytes = self.devices.size_bytes(message.device, message.key)
+        self._outbox.send(client, self.devices.register(client, message, under, now))
+        new_bytes = max(0, message.size_bytes - before_bytes) if message.new_bytes is None else message.new_bytes
+        self.reservations.registered.add(message.device, new_bytes, now)
+
+    def _release_entries(self, client: int, message: messages.ReleaseEntries, now: float) -> None:
+        self._outbox.send(client, messages.Counted(message.id, self.devices.release(client, message, now)))
+
+    def _acknowledge_order(self, client: int, message: messages.AcknowledgeOrder, now: float) -> None:
+        self.devices.acknowledge(client, message, now)
+        self._outbox.send(client, messages.Done(message.id))
+
+    def _reserve_device(self, client: int, message: messages.ReserveDevice, now: float) -> None:
+        if not message.held:
+            circumstances.readable(self, message.device, now, promotes=message.promotes)
+        self.queue.ask(client, message, self._room(message.device, now), now)
+        if (gauge := self._gauge_of(message.device)) is not None:
+            self.devices.make_room(message.device, self._circumstances(gauge, now), now)
+
+    def _make_room(self, client: int, message: messages.MakeRoom, now: float) -> None:
+        gauge = circumstances.readable(self, message.device, now)
+        self.rooms.begin(client, message, now)
+        self.devices.make_room(message.device, self._circumstances(gauge, now), now)
+
+    def _release_reservation(self, client: int, message: messages.ReleaseReservation, now: float) -> None:
+        self.reservations.release(client, message.reservation, now)
+        self._outbox.send(client, messages.Done(message.id))
+
+    def _withdraw_reservation(self, client: int, message: messages.WithdrawReservation, now: float) -> None:
+        self.queue.withdraw(client, message.request)
+        self._outbox.send(client, messages.Done(message.id))
+
+    def _declare_baseline(self, client: int, message: messages.DeclareBaseline, now: float) -> None:
+        if message.device == HOST_GAUGE:
+            raise NoGauge(f"{HOST_GAUGE!r} is the host tier's gauge, which has no baseline: give the device's name")
+        self.baselines.declare(client, message)
+        self._outbox.send(client, messages.Done(message.id))
+
+    def _register_workflow(self, client: int, message: messages.RegisterWorkflow, now: float) -> None:
+        step = self.workflows.register(client, message.workflow, message.steps)
+        self._confirm_workflow(client, message, "registered", step=step)
+        self._workflows_changed(now)
+
+    def _advance_workflow(self, client: int, message: messages.AdvanceWorkflow, now: float) -> None:
+        self.workflows.advance(client, message.workflow, message.step)
+        self._confirm_workflow(client, message, "advanced", step=message.step)
+        self._report_agents()
+
+    def _end_workflow(self, client: int, message: messages.EndWorkflow, now: float) -> None:
+        self.workflows.end(client, message.workflow)
+        self._confirm_workflow(client, message, "ended")
+        self._workflows_changed(now)
+
+    def _drill(self, client: int, message: messages.Drill, now: float) -> None:
+        if not message.act:
+            self._outbox.send(client, self._drills.ask(client, message, now))
+            return
+        drilled, changes = self._drills.act(client, message, now)
+        self._outbox.send(client, drilled)
+        self._apply_changes(changes, now)
+
+    # ---- consequences
+
+    def _confirm_workflow(
+        self,
+        client: int,
+        message: messages.RegisterWorkflow | messages.AdvanceWorkflow | messages.EndWorkflow,
+        change: str,
+        **more: Any,
+    ) -> None:
+        self._outbox.send(client, messages.Done(message.id))
+        self._outbox.announce("workflow", client=client, workflow=message.workflow, change=change, **more)
+
+    def _report_agents(self) -> None:
+        """Tells the store's replacement policy which agents have no step left, and which have one again."""
+        for turned in self.workflows.take_turned():
+            self._outbox.add(turned)
+
+    def _workflows_changed(self, now: float) -> None:
+        """The devices that a step graph concerns may have changed, and the agents that have no step left."""
+        self._report_agents()
+        devices = self.devices.concerned_by(self.workflows) if len(self.workflows) else ()
+        self._apply_changes(self.tiers.set_workflow(devices, now), now)
+
+    def _apply_changes(self, changes: Changes, now: float) -> None:
+        """Passes changes of gauges, which are in their new state already, to every part."""
+        fresh = {gauge.sample.gauge for gauge in changes.fresh}
+        for gauge in changes.gone:
+            if gauge.sample.tier is Tier.HOST:
+                self.host.gauge_gone(now)
+            else:
+                self._device_gone(gauge.sample.gauge, now)
+        for gauge in changes.moved:
+            if gauge.sample.tier is Tier.DEVICE:
+                self.devices.mode_changed(gauge.sample.gauge, now)
+            elif gauge.sample.gauge not in fresh:
+                self.host.mode_changed(gauge, now)
+        for gauge in changes.fresh:
+            if gauge.sample.tier is Tier.HOST:
+                self.host.sampled(gauge, now)
+            else:
+                self.reservations.sampled(gauge.sample.gauge, gauge.sample.began_at)
+                self._serve_waiting(now)
+                self.devices.sampled(gauge.sample.gauge, self._circumstances(gauge, now), now)
+                self.rooms.sampled(gauge.sample.gauge, now)
+
+    def _device_gone(self, device: str, now: float) -> None:
+        self.devices.gauge_gone(device, now)
+        gone = NoGauge(f"device {device!r} has no gauge any more, so no memory of it can be reserved")
+        self.queue.refuse_all(device, gone)
+
+    def _serve_waiting(self, now: float) -> None:
+        """Grants the waiting reservations that fit."""
+        for device in self.queue.devices():
+            gauge = self._gauge_of(device)
+            if gauge is not None and not gauge.sample.stale:
+                self.queue.grant(device, gauge.sample.total_bytes - gauge.sample.used_bytes, now)
+
+    def _room(self, device: str, now: float) -> FreeRoom:
+        gauge = self._gauge_of(device)
+        return FreeRoom(0, 0) if gauge is None else self.devices.room(device, self._circumstances(gauge, now), now)
+
+    def _baseline_of(self, sample: Sample) -> Baseline:
+        is_host = sample.tier is Tier.HOST
+        return Baseline(0, "") if is_host else self.baselines.of(sample.gauge, sample.total_bytes)
+
+    def _gauge_of(self, device: str) -> Gauge | None:
+        gauge = self.tiers.find(device)
+        return gauge if gauge is not None and gauge.sample.tier is Tier.DEVICE else None
+
+    def _circumstances(self, gauge: Gauge, now: float) -> Circumstances:
+        return circumstances.of_gauge(self, gauge, now)

@@ -1,0 +1,290 @@
+"""The host's memory, as far as the ring takes it: what the governor asks for, and what is done about it.
+
+    Pressed ─┬ resident_bytes_max ── pages over it ─ of holes: at once (`residency`)
+             │                                     └ of entries: `choose_for_pages` → hidden, a scan, holes
+             └ idle_s ── entries that nobody has used since (`idle_sweep`) → hidden, a scan
+    HostHolds ← whenever what is resident has changed
+
+While entries are being written to the remote store before they go, none of them is hidden (`Demotes`).
+
+Owns: the choice of entries for pages, the last Pressed, and the last report. Does not own: scans, which the caller
+begins (`spans.scan_due`, `scan_due`), nor what becomes of freed rows; as long as `wants_holes`, they have to become
+holes.
+
+Invariants: no entry goes for pages while holes, or rows that wait for a scan, may give them. Two reports in a row
+differ, unless the governor asked. An entry that is known to be in use is not hidden.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Final, Protocol
+
+from ...errors import TensordError
+from ...shm.layout import PAGE_BYTES
+from ..core.budget import RingBudget
+from ..core.host_memory import HostHolds, Pressed
+from ..core.outbox import StoreOutbox
+from ..replacement import Replacement
+from ..store.details import Details
+from ..store.families import Families
+from ..store.holes import Holes
+from ..store.spans import Spans
+from ..store.table import LIVE, RowTable
+from .idle_sweep import IdleSweep
+from .page_victims import PageVictims
+from .residency import Residency
+from .withdrawn import Withdrawn
+
+VICTIMS_MAX: Final = 256
+"""Entries of one round: what one scan decides about."""
+AT_ONCE: Final = 32
+LOOKS_MAX: Final = 256
+"""Entries that one search takes from the policy."""
+RESCAN_S_MAX: Final = 2.0
+
+
+class Demotes(Protocol):
+    """What host memory needs of the remote store: it writes entries before they go."""
+
+    @property
+    def waits(self) -> bool: ...
+    def staying(self, victims: Sequence[int], now: float) -> set[int]: ...
+    def end(self) -> None: ...
+
+
+class HostMemory:
+    """The pages of one ring.
+
+    Args:
+        give_up: makes holes of all free places that are kept ready to be lent.
+        rescan_s: after this time, and then after twice as long, a scan looks whether pins have gone that keep pages.
+    """
+
+    def __init__(
+        self,
+        table: RowTable,
+        holes: Holes,
+        details: Details,
+        spans: Spans,
+        families: Families,
+        policy: Replacement,
+        budget: RingBudget,
+        demotion: Demotes,
+        outbox: StoreOutbox,
+        give_up: Callable[[], object] = lambda: None,
+        rescan_s: float = 0.05,
+        page_bytes: int = PAGE_BYTES,
+    ) -> None:
+        self._table = table
+        self._holes = holes
+        self._spans = spans
+        self._families = families
+        self._policy = policy
+        self._demotion = demotion
+        self._outbox = outbox
+        self._give_up = give_up
+        self.withdrawn = Withdrawn(table, holes, page_bytes)
+        self.residency = Residency(self.withdrawn, holes, budget, outbox)
+        self.idle_sweep = IdleSweep(table, details)
+        self._rescan_s_min = self._rescan_s = rescan_s
+        self._rescan_at: float | None = None
+        self._tried: list[int] = []
+        """Rows that the policy gave, and whose end would free no page; it gives others meanwhile."""
+        self._last: HostHolds | None = None
+        self.pressed = Pressed()
+        self.stuck = False
+        """Whether no evictable entry can give the pages over the target, by the pins that the last scan found."""
+        self.searching = False
+        """Whether the next Tick continues a search."""
+        self.scan_due = False
+        """Whether a scan is wanted although no row was unpublished. The caller resets it when a scan begins."""
+        self.only_for_puts = False
+        """The daemon is about to end: no entry goes for pages."""
+
+    # ---- events
+
+    def press(self, pressed: Pressed) -> None:
+        """The governor has sent new limits."""
+        self.pressed = pressed
+        self.idle_sweep.ask(it_is=pressed.idle_s is not None)
+        self.residency.press(pressed.resident_bytes_max)
+        self._last = None
+        self._restart()
+
+    def scanned(self, *, something_freed: bool) -> None:
+        """A scan was decided about: other pins, and other holes."""
+        if something_freed:
+            self._rescan_s = self._rescan_s_min
+            self._restart()
+
+    def allocated(self, offset: int, error: TensordError | None, now: float) -> None:
+        """An Allocate has ended."""
+        self.residency.allocated(offset, error, now)
+
+    def punched(self, offset: int) -> None:
+        """A Punch has ended."""
+        self.residency.punched(offset)
+
+    def tick(self, now: float) -> None:
+        """Looks at pins again if that is due, and at further idle entries."""
+        if self._rescan_at is not None and now >= self._rescan_at:
+            self._rescan_at = None
+            if self.stuck:
+                self.scan_due = True
+                self._restart()
+        if self.idle_due:
+            self._sweep(now)
+
+    # ---- what follows from every event
+
+    @property
+    def wants_holes(self) -> bool:
+        """Whether freed rows are to become holes, and not places that are kept for grants."""
+        return self.residency.excess_bytes > 0
+
+    @property
+    def idle_due(self) -> bool:
+        """Whether `tick` has entries to look at now."""
+        return self.idle_sweep.walking and not (self._spans.scanning or self._spans.scan_due or self._demotion.waits)
+
+    @property
+    def postponed(self) -> bool:
+        """Whether work was left to a Tick, which is due now."""
+        return self.searching or self.idle_due
+
+    def next_timer(self) -> float | None:
+        """When a Tick is due."""
+        timers = [each for each in (self._rescan_at, self.residency.next_timer()) if each is not None]
+        return min(timers, default=None)
+
+    def reconcile(self, now: float) -> None:
+        """Gives pages back or takes them back, and hides entries if holes do not suffice. The caller begins a scan
+        after that if one is due."""
+        if self.wants_holes:
+            self._give_up()
+        self.residency.step(now)
+        self.searching = False
+        if self.residency.excess_bytes == 0:
+            self.stuck, self._rescan_at = False, None
+            self._give_back()
+            if not self.idle_sweep.walking:
+                self._demotion.end()
+        elif not (
+            self._spans.scanning
+            or self._spans.scan_due
+            or self.stuck
+            or self.only_for_puts
+            or self.idle_sweep.walking
+            or self._demotion.waits
+        ):
+            self._evict_for_pages(now)
+
+    def report(self, ring_bytes: int) -> None:
+        """Tells the governor if a value has changed. `ring_bytes`: the ring's final size. During an exchange of pages
+        nothing is told: when it ends, as many bytes are resident as before."""
+        residency = self.residency
+        if residency.exchanging:
+            return
+        going = self.idle_sweep.walking or residency.regrowing
+        settled = not going and (not residency.over_target or self.stuck)
+        holds = HostHolds(residency.resident_bytes, residency.wanted_bytes(ring_bytes), settled)
+        if holds != self._last:
+            self._last = holds
+            self._outbox.add(holds)
+
+    def check_invariants(self) -> None:
+        """Asserts what the module's docstring promises."""
+        self.residency.check_invariants()
+        if self.residency.victims_bytes and not (self._spans.scanning or self._spans.scan_due):
+            later = self.idle_sweep.walking or self._demotion.waits or self.only_for_puts
+            assert self.stuck or self.searching or later, "nothing is done about pages over the target"
+        assert not self.stuck or self._rescan_at is not None or self.scan_due
+
+    # ---- the choice
+
+    def _evict_for_pages(self, now: float) -> None:
+        want_bytes = self.residency.victims_bytes
+        if not want_bytes:
+            return
+        victims = self._choose(want_bytes)
+        reason = self.residency.reason
+        # An exchange of pages is for a put, which does not wait for the remote store.
+        staying = self._demotion.staying(victims, now) if self.residency.over_target else set()
+        going = [row for row in victims if row not in staying]
+        if staying:
+            self._let(staying)
+        if going:
+            self._hide(going, reason)
+        elif not victims and not self.searching:
+            # The governor and the grant that wait for these pages must learn that they do not come.
+            self.stuck = True
+            self._demotion.end()
+            self._rescan_at = now + self._rescan_s
+            self._rescan_s = min(2 * self._rescan_s, RESCAN_S_MAX)
+
+    def _choose(self, want_bytes: int) -> list[int]:
+        """Entries whose end frees `want_bytes` of whole pages and little more. A parent stands behind its children:
+        only then it may go."""
+        policy, offered = self._policy, 0
+        found = PageVictims(self._table, self._holes, self.withdrawn, self._may_go, self._warmth, VICTIMS_MAX)
+        while found.freed_bytes < want_bytes and len(found.rows) < VICTIMS_MAX and offered < LOOKS_MAX:
+            rows = policy.victims(AT_ONCE)
+            if not rows:
+                break
+            offered += len(rows)
+            self._tried += rows
+            for row in rows:
+                if found.freed_bytes < want_bytes and self._may_go(row, found.rows):
+                    found.add(row, want_bytes - found.freed_bytes)
+        # What the policy gave in vain stays with us, so that the next search gets other rows.
+        self.searching = not found.rows and offered >= LOOKS_MAX
+        if not self.searching:
+            self._tried = [row for row in self._tried if row not in found.rows]
+            self._give_back()
+        return list(found.rows)
+
+    def _may_go(self, row: int, ending: Collection[int]) -> bool:
+        """Whether an entry is evictable together with the rows `ending`: it has no other children, and is not known to
+        be in use."""
+        table = self._table
+        if table.states[row] != LIVE or self._spans.is_held(row) or table.span_ids[row] in self._spans.last_pinned:
+            return False
+        if not table.children[row]:
+            return True
+        return all(table.states[each] != LIVE or each in ending for each in self._families.children_of(row))
+
+    def _warmth(self, row: int) -> tuple[bool, float]:
+        return self._policy.in_window(row), float(self._policy.worth([row])[0])
+
+    def _hide(self, rows: list[int], reason: str) -> None:
+        # The policy did not give all of them: it must not give them later.
+        self._policy.may_go(rows, False)
+        self._spans.hide(rows, reason)
+
+    def _let(self, rows: Collection[int]) -> None:
+        """The policy may give these rows again."""
+        live = [row for row in rows if self._table.states[row] == LIVE]
+        self._policy.may_go([row for row in live if not self._spans.is_held(row)], True)
+        self._policy.may_go([row for row in live if self._spans.is_held(row)], False)
+
+    def _give_back(self) -> None:
+        if self._tried:
+            tried, self._tried = self._tried, []
+            self._let(tried)
+
+    def _restart(self) -> None:
+        self.stuck = False
+        self._give_back()
+
+    def _sweep(self, now: float) -> None:
+        """Hides the next idle entries that are not in use."""
+        if self.pressed.idle_s is None:
+            return
+        idle = [row for row in self.idle_sweep.take(VICTIMS_MAX, self.pressed.idle_s, now) if self._may_go(row, ())]
+        staying = self._demotion.staying(idle, now) if idle else set()
+        going = [row for row in idle if row not in staying]
+        self.idle_sweep.wait(list(staying))
+        if going:
+            self._hide(going, "emergency")
+            self.idle_sweep.went(going)

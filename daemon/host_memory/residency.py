@@ -1,0 +1,298 @@
+"""The resident bytes of the ring: returned to the system down to a target, taken back up to it, exchanged.
+
+    over the target:  hole ─ becomes a withdrawn row → Punch → Punched: the pages are the system's
+    under the target: withdrawn row ─ Allocate → Allocated: a hole again; after an error it stays withdrawn
+
+The target is the least of three values: the byte budget rounded up to a page; the limit set under pressure; and, after
+a failed allocation, the bytes resident at that time.
+
+Owns the target, the pending effects, and exchanges. Does not choose entries: if holes do not suffice, `victims_bytes`
+says how many bytes of pages entries must give.
+
+An exchange makes room for a grant if only withdrawn rows are in its way: first as many bytes are returned elsewhere,
+so that the target holds at every moment; then the bytes that the grant needs are taken back.
+
+Invariants: bytes that are being punched or allocated are withdrawn, so no span is ever placed in them. No Allocate
+starts during a Punch. At most one Allocate and PUNCHES_MAX Punches are pending, each of at most PIECE_BYTES.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Final
+
+from ...errors import TensordError
+from ..core.budget import RingBudget
+from ..core.effects import Allocate, Punch
+from ..core.outbox import StoreOutbox
+from ..store.holes import Holes
+from .withdrawn import Withdrawn
+
+PIECE_BYTES: Final = 64 << 20
+"""The largest Punch or Allocate."""
+PIECE_BYTES_MIN: Final = 64 << 10
+"""The smallest Allocate after failures; each failure halves the size."""
+PUNCHES_MAX: Final = 32
+"""Punches pending at a time."""
+RETRY_S_MIN: Final = 0.5
+"""The delay after the first failed Allocate; each failure doubles it, up to RETRY_S_MAX."""
+RETRY_S_MAX: Final = 30.0
+
+
+@dataclass(slots=True)
+class Exchange:
+    """A stretch of the ring without other rows. `missing`: what of it is still to be taken back, as (offset, bytes)."""
+
+    low: int
+    high: int
+    missing: deque[tuple[int, int]] = field(default_factory=deque)
+    failed: str = ""
+
+    @property
+    def missing_bytes(self) -> int:
+        return sum(size for _, size in self.missing)
+
+
+class Residency:
+    """Controls which bytes of a ring are resident."""
+
+    def __init__(self, withdrawn: Withdrawn, holes: Holes, budget: RingBudget, outbox: StoreOutbox) -> None:
+        self._withdrawn = withdrawn
+        self._holes = holes
+        self._budget = budget
+        self._outbox = outbox
+        self._pressure_bytes_max: int | None = None
+        self._available_bytes: int | None = None
+        self._punching: dict[int, int] = {}
+        self._allocating: tuple[int, int] | None = None
+        self._exchange: Exchange | None = None
+        self._piece_bytes = PIECE_BYTES
+        self._retry_at: float | None = None
+        self._retry_s = RETRY_S_MIN
+        self._holes_left = True
+        self.unrestricted = False
+        """Whether, after the last `step`, the whole ring was resident and was allowed to be."""
+        self.error = ""
+
+    @property
+    def resident_bytes(self) -> int:
+        """Bytes of the ring whose pages are in memory, those being punched included."""
+        return self._kept_bytes + sum(self._punching.values())
+
+    @property
+    def punched_bytes(self) -> int:
+        """Bytes of the ring that were returned to the system."""
+        return self._holes.capacity_bytes - self.resident_bytes
+
+    @property
+    def desired_bytes(self) -> int:
+        """The bytes that would be resident if every allocation succeeded."""
+        most = min(self._budget.max_bytes, self._holes.capacity_bytes)
+        if self._pressure_bytes_max is not None:
+            most = min(most, self._pressure_bytes_max)
+        return min(self._paged(most), self._holes.capacity_bytes)
+
+    @property
+    def excess_bytes(self) -> int:
+        """Bytes that are still to be withdrawn, for the target and for an exchange."""
+        if self._is_unrestricted:
+            return 0
+        reserved = self._exchange.missing_bytes if self._exchange is not None else 0
+        return max(0, self._paged(self._kept_bytes + reserved - self._target_bytes))
+
+    @property
+    def victims_bytes(self) -> int:
+        """The excess bytes that no hole can give. Entries must give as many bytes of pages."""
+        return 0 if self._holes_left else self.excess_bytes
+
+    @property
+    def reason(self) -> str:
+        """The reason for which entries must give pages, as evictions are counted."""
+        pressed = self._pressure_bytes_max is not None and self._pressure_bytes_max < self._budget.max_bytes
+        return "pressure" if pressed and self._kept_bytes > self._target_bytes else "capacity"
+
+    @property
+    def over_target(self) -> bool:
+        """Whether more bytes are resident than the target, regardless of an exchange."""
+        return not self._is_unrestricted and self.resident_bytes > self._target_bytes
+
+    @property
+    def regrowing(self) -> bool:
+        """Whether pages are being taken back permanently, or can be now."""
+        if self._exchange is not None or self._is_unrestricted:
+            return False
+        return self._allocating is not None or self._regrowth_bytes > 0
+
+    @property
+    def exchanging(self) -> bool:
+        return self._exchange is not None
+
+    def wanted_bytes(self, ring_bytes: int) -> int:
+        """The bytes that would be resident without pressure. `ring_bytes`: the ring's final size."""
+        return min(self._paged(min(self._budget.max_bytes, ring_bytes)), ring_bytes)
+
+    def next_timer(self) -> float | None:
+        """When a failed allocation is tried again."""
+        return self._retry_at
+
+    def press(self, resident_bytes_max: int | None) -> None:
+        """Sets the limit under pressure."""
+        self._pressure_bytes_max = resident_bytes_max
+
+    def step(self, now: float) -> None:
+        """Requests what the target demands: pages returned to the system, or taken back from it. Sets the budget's
+        `resident_bytes_max`, within which what is lent stays."""
+        was_unrestricted, self.unrestricted = self.unrestricted, self._is_unrestricted
+        if was_unrestricted and self.unrestricted:
+            return
+        if self._retry_at is not None and now >= self._retry_at:
+            self._retry_at = self._available_bytes = None
+        if self.desired_bytes <= self._kept_bytes:
+            self._clear_failure()
+        target_bytes = self._target_bytes
+        limited = target_bytes < self._holes.capacity_bytes
+        self._budget.resident_bytes_max = target_bytes if limited else None
+        self._withdraw()
+        if self._punching or self._allocating is not None:
+            return
+        if self._exchange is not None:
+            if self._exchange.missing and not self.excess_bytes:
+                offset, size = self._exchange.missing.popleft()
+                if size > PIECE_BYTES:
+                    self._exchange.missing.appendleft((offset + PIECE_BYTES, size - PIECE_BYTES))
+                self._allocate(offset, min(size, PIECE_BYTES))
+        elif self._regrowth_bytes:
+            piece = self._withdrawn.restorable(min(self._regrowth_bytes, self._piece_bytes))
+            assert piece is not None
+            self._allocate(*piece)
+
+    def punched(self, offset: int) -> None:
+        """Processes the end of a Punch."""
+        del self._punching[offset]
+
+    def allocated(self, offset: int, error: TensordError | None, now: float) -> None:
+        """Processes the end of an Allocate, successful or not."""
+        assert self._allocating is not None and self._allocating[0] == offset, offset
+        _, size = self._allocating
+        self._allocating = None
+        if error is None:
+            self._withdrawn.restore(offset, size)
+            if self._exchange is None:
+                self._piece_bytes = min(2 * self._piece_bytes, PIECE_BYTES)
+                self._retry_s, self.error = RETRY_S_MIN, ""
+            return
+        self.error = str(error)
+        self._available_bytes = self.resident_bytes
+        self._retry_at = now + self._retry_s
+        self._retry_s = min(2 * self._retry_s, RETRY_S_MAX)
+        self._piece_bytes = max(self._paged(min(size, self._piece_bytes) // 2), self._paged(PIECE_BYTES_MIN))
+        if self._exchange is not None:
+            self._exchange.failed = self.error
+
+    def exchange(self, low: int, high: int, size_bytes: int) -> None:
+        """Begins to take back the withdrawn pages of [low, high), which contains no other row, for a grant of
+        `size_bytes`."""
+        low, high = self._withdrawn.narrowed(low, high, size_bytes)
+        missing = self._withdrawn.within(low, high)
+        if self._allocating is not None:
+            # What is being allocated is taken back already.
+            missing = _without(missing, *self._allocating)
+        self._exchange = Exchange(low, high, deque(missing))
+
+    def exchange_progress(self) -> str:
+        """ "none", "moving", "done" or "failed"."""
+        exchange = self._exchange
+        if exchange is None:
+            return "none"
+        if exchange.failed:
+            return "failed"
+        return "moving" if exchange.missing or self._allocating is not None else "done"
+
+    def drop_exchange(self) -> None:
+        """Ends the exchange, whose room is no longer needed. Bytes that were taken back stay resident until `step`."""
+        self._exchange = None
+
+    def check_invariants(self) -> None:
+        """Asserts what the module's docstring promises."""
+        self._withdrawn.check_invariants()
+        extents = self._withdrawn.within(0, self._holes.capacity_bytes)
+        busy = list(self._punching.items()) + ([self._allocating] if self._allocating is not None else [])
+        ends = 0
+        for offset, size in sorted(busy):
+            assert offset >= ends, "two effects on the same bytes"
+            ends = offset + size
+            assert any(low <= offset and ends <= low + much for low, much in extents), "not withdrawn"
+        assert len(self._punching) <= PUNCHES_MAX
+        assert 0 <= self.punched_bytes == self._withdrawn.size_bytes - sum(self._punching.values())
+        assert self._retry_at is None or self._available_bytes is not None
+        if self._holes_left and self.excess_bytes:
+            assert len(self._punching) == PUNCHES_MAX, "nothing is done about holes over the target"
+        if not self._punching and self._allocating is None and self._exchange is None:
+            assert not self._regrowth_bytes, "nothing is done about bytes that may be taken back"
+
+    @property
+    def _is_unrestricted(self) -> bool:
+        """Whether the whole ring is resident and may be. A shortcut for the usual state: each event asks several
+        times."""
+        return (
+            self._pressure_bytes_max is None
+            and self._available_bytes is None
+            and self._exchange is None
+            and self._allocating is None
+            and not self._punching
+            and not self._withdrawn.size_bytes
+            and self._budget.max_bytes >= self._holes.capacity_bytes
+        )
+
+    @property
+    def _kept_bytes(self) -> int:
+        """Bytes of the ring that are not withdrawn."""
+        return self._holes.capacity_bytes - self._withdrawn.size_bytes
+
+    @property
+    def _target_bytes(self) -> int:
+        return self.desired_bytes if self._available_bytes is None else min(self.desired_bytes, self._available_bytes)
+
+    @property
+    def _regrowth_bytes(self) -> int:
+        """Bytes of whole pages that may be taken back now."""
+        page = self._withdrawn.page_bytes
+        room = max(0, self._target_bytes - self.resident_bytes) // page * page
+        return min(room, self.punched_bytes)
+
+    def _withdraw(self) -> None:
+        exchange = self._exchange
+        spared = (0, 0) if exchange is None else (exchange.low, exchange.high)
+        self._holes_left = True
+        while (excess := self.excess_bytes) and len(self._punching) < PUNCHES_MAX:
+            piece = self._withdrawn.withdraw_some(min(excess, PIECE_BYTES), spared)
+            if piece is None:
+                self._holes_left = False
+                return
+            self._punching[piece[0]] = piece[1]
+            self._outbox.add(Punch(*piece))
+
+    def _allocate(self, offset: int, size_bytes: int) -> None:
+        self._allocating = (offset, size_bytes)
+        self._outbox.add(Allocate(offset, size_bytes))
+
+    def _clear_failure(self) -> None:
+        """No more bytes are desired than are resident, so a failed allocation no longer matters."""
+        self._retry_at = self._available_bytes = None
+        self._retry_s, self._piece_bytes, self.error = RETRY_S_MIN, PIECE_BYTES, ""
+
+    def _paged(self, size_bytes: int) -> int:
+        """Rounded up to whole pages."""
+        page = self._withdrawn.page_bytes
+        return -(-size_bytes // page) * page
+
+
+def _without(extents: list[tuple[int, int]], offset: int, size_bytes: int) -> list[tuple[int, int]]:
+    """The extents without [offset, offset + size_bytes)."""
+    left = []
+    for low, much in extents:
+        for begin, end in ((low, min(low + much, offset)), (max(low, offset + size_bytes), low + much)):
+            if begin < end:
+                left.append((begin, end - begin))
+    return left

@@ -1,0 +1,170 @@
+"""The stretches of the ring that the system has: rows in state WITHDRAWN, which are whole pages.
+
+    hole ── withdraw_some ──→ WITHDRAWN row ── restore ──→ hole
+
+Owns: these rows. Does not own: when pages go and come (`residency`), nor the pages themselves.
+
+Invariants: a WITHDRAWN row has whole pages; no two of them touch. `size_bytes` is their sum.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from ..store.holes import Holes
+from ..store.table import EDGE, WITHDRAWN, RowTable
+
+LOOKS_MAX: Final = 256
+"""Holes smaller than two pages that one search for a whole page examines."""
+
+
+class Withdrawn:
+    """The withdrawn rows of one ring."""
+
+    def __init__(self, table: RowTable, holes: Holes, page_bytes: int) -> None:
+        self._table = table
+        self._holes = holes
+        self.page_bytes = page_bytes
+        self.rows: dict[int, None] = {}
+        self.size_bytes = 0
+
+    def found(self) -> None:
+        """Takes over the rows that a recovery left."""
+        states = np.frombuffer(self._table.states, np.uint8)
+        for row in np.flatnonzero(states == WITHDRAWN).tolist():
+            self.size_bytes += self._table.sizes[row]
+            self.rows[row] = None
+            self._merge(row)
+
+    def pages_in(self, low: int, high: int) -> int:
+        """Total bytes of the whole pages within [low, high)."""
+        page = self.page_bytes
+        return max(0, high // page * page - -(-low // page) * page)
+
+    def withdraw_some(self, most_bytes: int, spared: tuple[int, int]) -> tuple[int, int] | None:
+        """Withdraws up to `most_bytes` in whole pages from the largest hole, if possible next to a withdrawn row.
+
+        Args:
+            spared: a range [low, high) in which nothing is withdrawn.
+
+        Returns:
+            (offset, bytes), or None if no examined hole has a whole page outside `spared`.
+        """
+        table, looks = self._table, 0
+        for rank in range(1, len(self._holes) + 1):
+            before, size = self._holes.ranked(-rank)
+            if size < self.page_bytes or looks >= LOOKS_MAX:
+                return None
+            looks += size < 2 * self.page_bytes
+            start = table.end(before)
+            low, high = self._outside(start, start + size, spared)
+            if low >= high:
+                continue
+            take = min(high - low, most_bytes)
+            if table.states[table.nexts[before]] == WITHDRAWN and high == table.offsets[table.nexts[before]]:
+                low = high - take
+            row = self._holes.take_within(before, low, take, WITHDRAWN)
+            if row == EDGE:
+                return None
+            self.rows[row] = None
+            self.size_bytes += take
+            self._merge(row)
+            return low, take
+        return None
+
+    def restore(self, offset: int, size_bytes: int) -> None:
+        """Makes withdrawn bytes a hole again. The caller has allocated their pages again."""
+        table = self._table
+        row = next(row for row in self.rows if table.offsets[row] <= offset < table.end(row))
+        end, before = table.end(row), row
+        assert offset + size_bytes <= end, f"{offset} is not withdrawn"
+        if offset == table.offsets[row]:
+            before = table.prevs[row]
+            del self.rows[row]
+            self._holes.free(row)
+        else:
+            self._holes.cut(row, offset - table.offsets[row])
+        if end > offset + size_bytes:
+            rest = self._holes.take_within(before, offset + size_bytes, end - offset - size_bytes, WITHDRAWN)
+            assert rest != EDGE, "no row is free for withdrawn pages"
+            self.rows[rest] = None
+        self.size_bytes -= size_bytes
+
+    def restorable(self, most_bytes: int) -> tuple[int, int] | None:
+        """Up to `most_bytes` of the smallest withdrawn row, as the next bytes to restore. Few large ones remain.
+
+        Returns:
+            (offset, bytes), or None if nothing is withdrawn.
+        """
+        table = self._table
+        row = min(self.rows, key=lambda row: (table.sizes[row], row), default=EDGE)
+        if row == EDGE:
+            return None
+        take = min(table.sizes[row], most_bytes)
+        # Next to a hole, if there is one.
+        begins = table.end(table.prevs[row]) < table.offsets[row]
+        return (table.offsets[row] if begins else table.end(row) - take), take
+
+    def within(self, low: int, high: int) -> list[tuple[int, int]]:
+        """(offset, bytes) of the withdrawn pages of [low, high), in order, in whole pages."""
+        table, page, found = self._table, self.page_bytes, []
+        for row in self.rows:
+            first = max(table.offsets[row], low // page * page)
+            last = min(table.end(row), -(-high // page) * page)
+            if first < last:
+                found.append((first, last - first))
+        return sorted(found)
+
+    def widest(self, size_bytes: int) -> tuple[int, int] | None:
+        """The range around the largest withdrawn row, with the holes beside it, and with the withdrawn rows beside
+        these while it has fewer than `size_bytes`. None if that is not enough."""
+        table = self._table
+        first = last = max(self.rows, key=table.sizes.__getitem__, default=EDGE)
+        while first != EDGE:
+            before, after = table.prevs[first], table.nexts[last]
+            low, high = table.end(before), table.offsets[after] if after else self._holes.capacity_bytes
+            if high - low >= size_bytes:
+                return low, high
+            if before in self.rows:
+                first = before
+            elif after in self.rows:
+                last = after
+            else:
+                break
+        return None
+
+    def narrowed(self, low: int, high: int, size_bytes: int) -> tuple[int, int]:
+        """[low, high) without those withdrawn pages at its edges that `size_bytes` do not need."""
+        spare = (high - low - size_bytes) // self.page_bytes * self.page_bytes
+        pages = self.within(low, high)
+        at_low = min(spare, pages[0][1]) if pages and pages[0][0] == low else 0
+        at_high = min(spare - at_low, pages[-1][1]) if pages and sum(pages[-1]) == high else 0
+        return low + at_low, high - at_high
+
+    def _merge(self, row: int) -> None:
+        """Joins a row with those before and behind it, if they touch."""
+        table = self._table
+        for first, second in ((row, table.nexts[row]), (table.prevs[row], row)):
+            if first in self.rows and second in self.rows and table.end(first) == table.offsets[second]:
+                self._holes.renamed(second, first)
+                table.sizes[first] += table.sizes[second]
+                table.remove(second)
+                del self.rows[second]
+
+    def _outside(self, low: int, high: int, spared: tuple[int, int]) -> tuple[int, int]:
+        """The whole pages of the larger part of [low, high) outside `spared`."""
+        page = self.page_bytes
+        sides = ((low, min(high, spared[0])), (max(low, spared[1]), high)) if spared[0] < spared[1] else ((low, high),)
+        parts = [(-(-begin // page) * page, end // page * page) for begin, end in sides]
+        return max(parts, key=lambda part: part[1] - part[0])
+
+    def check_invariants(self) -> None:
+        """Asserts what the module's docstring promises."""
+        table = self._table
+        assert set(self.rows) == {row for row in table.in_order() if table.states[row] == WITHDRAWN}
+        assert self.size_bytes == sum(table.sizes[row] for row in self.rows)
+        for row in self.rows:
+            assert table.sizes[row] % self.page_bytes == table.offsets[row] % self.page_bytes == 0
+            assert table.nexts[row] not in self.rows or table.end(row) < table.offsets[table.nexts[row]]

@@ -1,0 +1,129 @@
+"""The lifetimes of one store's entries: the parts of this room, and what they do in time and on behalf of clients.
+
+    stored ─→ expiry, hit ratios        accessed, touch, put again ─→ uses        tick ─→ pins, expiry, sweeps
+    evict, clear, invalidate, expiry, corruption ─→ removals ─→ store.spans
+
+Owns the order in which the parts do what is due. Does not own their rules. Invariants: those of the parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ...shm.generations import GenerationWriter
+from ..claims.claims import NOBODY
+from ..claims.quotas import Quotas
+from ..core.outbox import StoreOutbox
+from ..replacement import Replacement
+from ..reports.hits import Hits
+from ..reports.removal_history import RemovalHistory
+from ..store.details import Details
+from ..store.families import Families
+from ..store.spans import Spans
+from ..store.table import RowTable
+from ..store.tenants import Tenants
+from .expiry import Expiry
+from .pins import Pins
+from .removals import RemovalProgress, Removals
+from .sweeps import Sweeps
+from .uses import Uses
+
+Array = np.ndarray[Any, Any]
+
+
+class Lifetimes:
+    """The parts: `pins`, `expiry`, `removals`, `uses`, `sweeps`."""
+
+    def __init__(
+        self,
+        table: RowTable,
+        details: Details,
+        tenants: Tenants,
+        families: Families,
+        spans: Spans,
+        policy: Replacement,
+        generations: GenerationWriter,
+        history: RemovalHistory,
+        hits: Hits,
+        quotas: Quotas,
+        outbox: StoreOutbox,
+        *,
+        pins_per_client_max: int,
+        pinned_bytes_max: int,
+    ) -> None:
+        self._table = table
+        self._details = details
+        self._spans = spans
+        self._hits = hits
+        self._outbox = outbox
+        self.pins = Pins(pins_per_client_max, pinned_bytes_max, spans.hold, self._unpinned)
+        self.expiry = Expiry(table, details, self.pins)
+        self.removals = Removals(table, details, families, spans, policy, self.pins, self.expiry, history, hits, outbox)
+        self.uses = Uses(table, details, policy, self.expiry, hits, outbox)
+        self.sweeps = Sweeps(table, details, tenants, generations, self.removals, outbox, quotas)
+
+    def stored(self, rows: Sequence[int], now: float, client: int = NOBODY) -> None:
+        """A client has put entries (`Commits.fresh`); the daemon, if they come from the remote store."""
+        at = np.array(rows, np.int64)
+        self.expiry.stored(at)
+        self._hits.stored(at, now)
+        if client != NOBODY:
+            self._outbox.counters.puts["stored"] += len(at)
+            self._outbox.counters.put_bytes += int(self._table.column("payloads")[at].sum())
+        if self._outbox.is_watched():
+            self._announce(at, client)
+
+    def pin(self, client: int, row: int, until: float) -> None:
+        """Pins a published entry by message.
+
+        Raises:
+            LimitReached: as `Pins.pin`.
+        """
+        self.pins.pin(client, row, self._table.sizes[row], until)
+
+    def end(self, rows: Sequence[int], reason: str) -> None:
+        """Ends different entries; their descendants follow (`step`)."""
+        self.removals.end(rows, RemovalProgress(reason))
+
+    def step(self) -> None:
+        """Ends a slice of the descendants of ended entries, and answers a sweep that has ended. Once an event."""
+        if self.removals.ending:
+            self.removals.end_children()
+        if len(self.sweeps):
+            self.sweeps.answer()
+
+    def tick(self, now: float) -> None:
+        """Does what is due, a slice of each kind."""
+        self.pins.expire(now)
+        self.removals.expire(now)
+        self.sweeps.advance()
+
+    @property
+    def postponed(self) -> bool:
+        """Whether work was left to the next tick, which is due now."""
+        return self.removals.ending or len(self.sweeps) > 0
+
+    def next_timer(self) -> float | None:
+        """When the next tick is due, if nothing was postponed."""
+        timers = (self.pins.next_timer(), self.expiry.next_timer())
+        return min((timer for timer in timers if timer is not None), default=None)
+
+    def check_invariants(self) -> None:
+        """Asserts what the docstrings of the parts promise."""
+        self.pins.check_invariants()
+        self.expiry.check_invariants()
+        self.removals.check_invariants()
+
+    def _unpinned(self, row: int) -> None:
+        self._spans.release(row)
+        self.expiry.look_again(row)
+
+    def _announce(self, rows: Array, client: int) -> None:
+        table = self._table
+        for row, key in zip(rows.tolist(), self._details.keys(rows), strict=True):
+            payload, tokens = table.payloads[row], table.tokens[row]
+            event = "put" if client != NOBODY else "fetch"
+            self._outbox.announce(event, client=client, key=key.tobytes().hex(), payload_bytes=payload, tokens=tokens)

@@ -1,0 +1,133 @@
+"""Pins by message, `Pin` and `Unpin`: entries that clients keep published for a limited time.
+
+A pin by message keeps its entry published, unlike the pin words of a lane: the entry is no victim and does not expire.
+An explicit evict, clear or invalidate ends it nevertheless.
+
+Owns the pins, their deadlines and the sum of pinned bytes. Does not own entries.
+
+Invariants: a pin ends at its deadline, with its client, with its entry, or by Unpin. A client has at most one pin on a
+row, and a limited number of pins. The bytes of all pinned rows stay under the limit. A pinned row is held (`hold`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from ...errors import LimitReached
+from ..claims.deadlines import Deadlines
+
+EXPIRED_AT_ONCE: Final = 128
+
+
+class Pins:
+    """The pins by row and by client, with their deadlines.
+
+    Args:
+        hold: the row is pinned from now on.
+        release: the row's last pin has ended, and its entry has not.
+    """
+
+    def __init__(
+        self, per_client_max: int, bytes_max: int, hold: Callable[[int], object], release: Callable[[int], object]
+    ) -> None:
+        self.per_client_max = per_client_max
+        self.bytes_max = bytes_max
+        self._hold = hold
+        self._release = release
+        self._until: Deadlines[tuple[int, int]] = Deadlines()
+        self._by_client: dict[int, set[int]] = {}
+        self._by_row: dict[int, tuple[int, set[int]]] = {}
+        """Bytes and clients."""
+        self.pinned_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._until)
+
+    def holds(self, row: int) -> bool:
+        """Whether any client pins the row."""
+        return row in self._by_row
+
+    def next_timer(self) -> float | None:
+        """When `expire` is due."""
+        return self._until.next_timer()
+
+    def pin(self, client: int, row: int, size_bytes: int, until: float) -> None:
+        """Pins a row, or sets the end of the client's existing pin.
+
+        Raises:
+            LimitReached: pins_per_client_max or pinned_share_max would be exceeded; the text names it.
+        """
+        own = self._by_client.get(client, set())
+        if row not in own:
+            if len(own) >= self.per_client_max:
+                raise LimitReached(
+                    f"the client has {len(own)} pins, and pins_per_client_max is {self.per_client_max}: unpin others "
+                    "first, or raise it"
+                )
+            more = 0 if row in self._by_row else size_bytes
+            if self.pinned_bytes + more > self.bytes_max:
+                raise LimitReached(
+                    f"{more} more bytes to pin, with {self.pinned_bytes} bytes pinned already, would exceed "
+                    f"{self.bytes_max} bytes, which limits.pinned_share_max allows: unpin others first, or raise it"
+                )
+            self._by_client.setdefault(client, set()).add(row)
+            self._by_row.setdefault(row, (size_bytes, set()))[1].add(client)
+            if more:
+                self.pinned_bytes += size_bytes
+                self._hold(row)
+        self._until.set((client, row), until)
+
+    def unpin(self, client: int, row: int) -> None:
+        """Ends a pin, if there is one."""
+        if row in self._by_client.get(client, ()):
+            self._until.drop((client, row))
+            if self._take_back(client, row):
+                self._release(row)
+
+    def row_gone(self, row: int) -> None:
+        """Ends every pin on the row, since its entry has ended."""
+        for client in list(self._by_row[row][1]) if row in self._by_row else ():
+            self._until.drop((client, row))
+            self._take_back(client, row)
+
+    def client_left(self, client: int) -> None:
+        """Ends the client's pins."""
+        for row in list(self._by_client.get(client, ())):
+            self.unpin(client, row)
+
+    def expire(self, now: float, most: int = EXPIRED_AT_ONCE) -> None:
+        """Ends up to `most` pins whose time is up."""
+        for _ in range(most):
+            due = self._until.pop_due(now)
+            if due is None:
+                return
+            if self._take_back(*due):
+                self._release(due[1])
+
+    def last_until(self, row: int) -> float:
+        """When the last pin on the row ends."""
+        ends = (self._until.when((client, row)) for client in self._by_row[row][1])
+        return max(end for end in ends if end is not None)
+
+    def _take_back(self, client: int, row: int) -> bool:
+        """Forgets a pin. Returns whether it was the row's last one."""
+        own = self._by_client[client]
+        own.discard(row)
+        if not own:
+            del self._by_client[client]
+        size_bytes, clients = self._by_row[row]
+        clients.discard(client)
+        if clients:
+            return False
+        del self._by_row[row]
+        self.pinned_bytes -= size_bytes
+        return True
+
+    def check_invariants(self) -> None:
+        """Asserts what the module's docstring promises."""
+        self._until.check_invariants()
+        pairs = {(client, row) for client, rows in self._by_client.items() for row in rows}
+        assert pairs == {(client, row) for row, (_, clients) in self._by_row.items() for client in clients}
+        assert len(pairs) == len(self._until) and all(pair in self._until for pair in pairs)
+        assert self.pinned_bytes == sum(size for size, _ in self._by_row.values())

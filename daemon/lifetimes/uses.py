@@ -1,0 +1,103 @@
+"""Uses of entries, in batches: by hits, which the lanes' logs have; by matches of sequences; by puts of stored keys.
+
+    span ids ─ rows, as arrays ─→ the policy, once ─→ reuse words ─→ hit ratios
+
+Owns nothing: the policy has the order, the index the uses and the last use of each entry (`store.details`). Does not
+own lanes.
+
+Invariant: an id that is no entry's, or of an entry that has ended, counts as an unknown hit and changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..core.events import Accessed
+from ..core.outbox import StoreOutbox
+from ..replacement import Replacement
+from ..reports.hits import Hits
+from ..store.details import Details
+from ..store.table import EDGE, LIVE, VICTIM, RowTable
+from .expiry import Expiry
+
+Array = np.ndarray[Any, Any]
+
+
+class Uses:
+    """Counts the uses of one store's entries."""
+
+    def __init__(
+        self,
+        table: RowTable,
+        details: Details,
+        policy: Replacement,
+        expiry: Expiry,
+        hits: Hits,
+        outbox: StoreOutbox,
+    ) -> None:
+        self._table = table
+        self._details = details
+        self._policy = policy
+        self._expiry = expiry
+        self._hits = hits
+        self._outbox = outbox
+        self._states: Array = np.frombuffer(table.states, np.uint8)
+        self._span_ids = table.column("span_ids")
+
+    def accessed(self, event: Accessed, now: float) -> Array:
+        """Counts what a lane's log and counters have. Returns the rows that were used, in order, some several times."""
+        counters = self._outbox.counters
+        rows = self.rows_of(np.asarray(event.span_ids, np.uint64))
+        hits = len(event.span_ids) + event.lost
+        counters.hits += hits
+        counters.hits_unknown += len(event.span_ids) - len(rows)
+        counters.misses += event.misses
+        counters.log_lost += event.lost
+        self._hits.looked_up(hits, event.misses, now)
+        self.used(rows, now)
+        return rows
+
+    def used(self, rows: Sequence[int] | Array, now: float, agent: int = 0) -> None:
+        """Counts uses of stored entries, in their order; an entry occurs once for each use. `agent`: the number of the
+        agent that used them."""
+        at = np.asarray(rows, np.int64)
+        if len(at):
+            self._policy.used(at, now, agent)
+            self._details.count_uses(at, now)
+            self._hits.used(at, now)
+
+    def touched(self, rows: Sequence[int], now: float) -> None:
+        """Counts a use of each entry, and restarts its time to live."""
+        self.used(rows, now)
+        for row in rows:
+            self._expiry.touched(row, now)
+
+    def put_again(self, rows: Sequence[int], now: float) -> None:
+        """Puts have named the keys of stored entries."""
+        self.used(rows, now)
+        for row in rows:
+            self._policy.put_again(row)
+
+    def held(self, holders: Iterable[tuple[int, int]]) -> None:
+        """Shows readers how many clients hold entries: (span id, clients)."""
+        pairs = np.array(list(holders), np.uint64).reshape(-1, 2)
+        rows, known = self._find(pairs[:, 0])
+        self._details.show_holders(rows[known], pairs[known, 1])
+
+    def rows_of(self, span_ids: Array) -> Array:
+        """The rows of those span ids that are an entry's, in their order. `span_ids`: (n,) uint64."""
+        rows, known = self._find(span_ids)
+        return rows[known]
+
+    def _find(self, span_ids: Array) -> tuple[Array, Array]:
+        """The rows, and whether each id is an entry's."""
+        rows = (span_ids & np.uint64(self._table.row_mask)).astype(np.int64)
+        if strangers := self._table.strangers:
+            for at in np.flatnonzero(self._span_ids[rows] != span_ids).tolist():
+                rows[at] = strangers.get(int(span_ids[at]), EDGE)
+        states = self._states[rows]
+        stored = (states == LIVE) | (states == VICTIM)
+        return rows, stored & (rows != EDGE) & (self._span_ids[rows] == span_ids)

@@ -1,0 +1,201 @@
+"""The blocks of cached sequences among a store's entries: records are taken in at commits, and again after a restart.
+
+    record of a put ─ Commits → `take` ─ continues its parent? → index          `errors`: why not, in order
+    entries of an earlier daemon ─ `recovered` → `rebuild`, slice by slice, parents first
+    entry ends ─ Spans → `remove`
+
+Owns: what a block's record must say, and the blocks that are not in the index yet. Does not own: the index (`index`),
+the links between entries (daemon/store/families), nor the end of an entry.
+
+Invariant: a stored block is in the index, or waits for `rebuild`. A block is matched only while it and all its
+ancestors are published.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import Any, Final
+
+import numpy as np
+
+from ...errors import BadPrefix, LimitReached, TensordError
+from ...shm.keys import generation_of
+from ...shm.layout import NAMESPACE_TAG_BYTES, SPAN_HEADER_BYTES, aligned
+from ...shm.prefix import HEADER_BYTES, RECORD_BYTES_MAX, PrefixRecord, block_key
+from ..store.slots import Slots
+from ..store.table import LIVE, VICTIM, RowTable
+from .index import PrefixIndex
+from .trees import CHECKPOINT_TOKENS
+
+REBUILD_SLICE: Final = 32
+"""Blocks that one call of `rebuild` puts into the index: about 1 ms."""
+PATH_MAX: Final = 256
+"""The longest path that a put adds to the index while it is rebuilt."""
+
+Array = np.ndarray[Any, Any]
+
+_TREE_BYTES: Final = Struct("@4xI")
+
+
+class SequenceBlocks:
+    """The blocks of one store.
+
+    Args:
+        ring: the ring's bytes.
+        seed: of the index; random and secret.
+        prefix_tokens_max: the longest sequence that can be asked for.
+        checkpoint_tokens: the minimum distance between checkpoints.
+    """
+
+    def __init__(
+        self,
+        table: RowTable,
+        slots: Slots,
+        ring: memoryview,
+        seed: int,
+        prefix_tokens_max: int,
+        checkpoint_tokens: int = CHECKPOINT_TOKENS,
+    ) -> None:
+        self.index = PrefixIndex(table, ring, seed, checkpoint_tokens=checkpoint_tokens)
+        self.prefix_tokens_max = prefix_tokens_max
+        self.errors: list[TensordError] = []
+        """Why `take` has refused, once for each time, since the caller emptied it."""
+        self._table = table
+        self._slots = slots
+        self._ring = ring
+        self._pending: Array = np.zeros(0, np.int64)
+        self._done = 0
+
+    @property
+    def rebuilding(self) -> int:
+        """The number of blocks that `rebuild` has not looked at yet after a restart."""
+        return len(self._pending) - self._done
+
+    # ---- puts
+
+    def take(self, row: int, key: bytes, above: int, record_at: int, size: int, end: int) -> bool:
+        """Takes in the record of a put, of `size` bytes at byte `record_at` of the ring, whose payload ends at byte
+        `end`. `above`: the row of its published parent, or EDGE. Returns whether it is a block that continues its
+        parent; if not, `errors` has one more."""
+        table = self._table
+        try:
+            if not HEADER_BYTES <= size <= RECORD_BYTES_MAX or record_at + size > end:
+                raise BadPrefix(
+                    f"prefix_bytes = {size}: a record has {HEADER_BYTES} to {RECORD_BYTES_MAX} bytes, within the "
+                    f"payload, which has {end - record_at} bytes from its beginning on"
+                )
+            table.records[row] = size
+            self._enter(row, key, above, record_at, self._read(record_at, size, key))
+        except TensordError as error:
+            table.records[row] = 0
+            self.errors.append(error)
+            return False
+        return True
+
+    def remove(self, row: int) -> None:
+        """A block's entry ends. Its descendants are matched no more."""
+        self.index.remove(row)
+
+    def record(self, row: int) -> PrefixRecord | None:
+        """The record of a stored block; None if the entry is not a block."""
+        size = self._table.records[row]
+        if not size:
+            return None
+        at = self._record_at(row)
+        try:
+            return PrefixRecord.unpack(bytes(self._ring[at : at + size]))
+        except TensordError:
+            return None
+
+    # ---- restarts
+
+    def recovered(self) -> None:
+        """Finds the blocks that an earlier daemon left: the rows of the table with records. `rebuild` takes them in."""
+        table = self._table
+        rows = np.flatnonzero(table.column("records"))
+        self._pending = rows[np.argsort(table.column("depths")[rows], kind="stable")]
+        self._done = 0
+
+    def rebuild(self, most: int = REBUILD_SLICE) -> list[int]:
+        """Puts the next blocks into the index.
+
+        Returns:
+            The rows of blocks that do not continue their parents: the caller ends them as corrupt.
+        """
+        states, records = self._table.states, self._table.records
+        rows = self._pending[self._done : self._done + most].tolist()
+        self._done += len(rows)
+        if self._done == len(self._pending):
+            self._pending, self._done = np.zeros(0, np.int64), 0
+        waits = [row for row in rows if states[row] in (LIVE, VICTIM) and records[row]]
+        return [row for row in waits if not self._rebuilt(row)]
+
+    def check_invariants(self) -> None:
+        """Asserts what the module's docstring promises."""
+        table = self._table
+        waits = set(self._pending[self._done :].tolist())
+        blocks = [row for row in table.in_order() if table.records[row]]
+        assert all(row in self.index or row in waits for row in blocks)
+        assert all(table.states[row] in (LIVE, VICTIM) for row in blocks)
+        self.index.check_invariants()
+
+    def _enter(self, row: int, key: bytes, above: int, record_at: int, record: PrefixRecord) -> None:
+        table = self._table
+        if record.parent != (self._slots.key(table.slots[above]) if above else None):
+            raise BadPrefix("the record names another parent than the put does")
+        if record.start + record.count > self.prefix_tokens_max:
+            raise LimitReached(
+                f"a block of a sequence ends at token {record.start + record.count}, and prefix_tokens_max is "
+                f"{self.prefix_tokens_max}: store fewer tokens of the sequence, or raise prefix_tokens_max"
+            )
+        if above and not table.records[above]:
+            raise BadPrefix("the parent of a block with a record has no record: put the block with its own parent")
+        if above and self.rebuilding:
+            self._take_in(above)
+        self.index.add(row, key[:NAMESPACE_TAG_BYTES], above, record, record_at)
+
+    def _read(self, record_at: int, size: int, key: bytes) -> PrefixRecord:
+        """A record in the ring. Clients that match trust keys: under a wrong key they would get the payload of another
+        sequence.
+
+        Raises:
+            BadPrefix: there is no record, or one with another key.
+        """
+        packed = bytes(self._ring[record_at : record_at + size])
+        record = PrefixRecord.unpack(packed)
+        if block_key(key[:NAMESPACE_TAG_BYTES], packed, generation_of(key)) != key:
+            raise BadPrefix(f"the key {key.hex()[:16]}… is not the digest of the payload's record")
+        return record
+
+    def _take_in(self, row: int) -> None:
+        """Takes in a recovered block and its ancestors, unless they are more than PATH_MAX. `index.add` says of a child
+        that it has not."""
+        path: list[int] = []
+        while row and row not in self.index:
+            path.append(row)
+            row = self._table.parents[row]
+        if len(path) <= PATH_MAX:
+            for each in reversed(path):
+                if not self._rebuilt(each):
+                    return
+
+    def _rebuilt(self, row: int) -> bool:
+        """Puts a recovered block into the index, unless it is there; whether it is now."""
+        table = self._table
+        if row in self.index:
+            return True
+        key, at = self._slots.key(table.slots[row]), self._record_at(row)
+        try:
+            record = self._read(at, table.records[row], key)
+            above = table.parents[row]
+            if record.parent != (self._slots.key(table.slots[above]) if above else None):
+                return False
+            self.index.add(row, key[:NAMESPACE_TAG_BYTES], above, record, at)
+        except TensordError:
+            return False
+        return True
+
+    def _record_at(self, row: int) -> int:
+        at: int = self._table.offsets[row]
+        [tree_bytes] = _TREE_BYTES.unpack_from(self._ring, at)
+        return at + SPAN_HEADER_BYTES + aligned(tree_bytes)

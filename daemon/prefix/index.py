@@ -1,0 +1,273 @@
+"""Finds the cached sequence with the longest common prefix with a query, exact to the token and to the media item.
+
+    namespace ─ scope ─ layout: a tree ─ block ─ block ─ block …      each block a row, its text in the ring
+                                  └ block …        └ snapshot         siblings in the order of their text
+
+Every max(1024, block_tokens) tokens there is a checkpoint: a running digest, 128 bits, of all tokens and media before
+it. A match computes the query's digests up to the last known checkpoint, takes the path from there back to the first
+block, and walks on from the checkpoint block by block, comparing text. The number of steps is at most that of the
+query's checkpoints and blocks, each O(log n) in the stored blocks, plus at most LOOKS_MAX probes for snapshots, in each
+of at most LAYOUTS_MAX trees.
+
+A path must be unbroken up to the first block, each block published. So hiding a block, publishing it again, or ending
+one with descendants needs no call: the table's states say it.
+
+Owns the nodes' digests and media. Does not own the blocks' entries, nor their states and links. Text and media are in
+the ring only and are not copied, so a block must be removed before its place is reused.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from ...errors import BadPrefix, ParentGone
+from ...ipc.schema import BLOCKS_MAX
+from ...shm.prefix import PrefixRecord, Tokens, agreed, unpacked_media
+from ..store.table import RowTable
+from .nodes import Nodes, common
+from .query import Query, checked, initial_digest, next_digest
+from .snapshots import Snapshots
+from .trees import CHECKPOINT_TOKENS, Tree, Trees, name_of
+
+
+class Found(NamedTuple):
+    """The first `offset` tokens of a query are cached. `blocks`: the rows of the blocks that contain them, from the
+    first; the last block may reach further. `snapshot`: the row of the snapshot at exactly that offset, or 0."""
+
+    offset: int
+    blocks: list[int]
+    snapshot: int
+
+
+_NONE: Final = Found(0, [], 0)
+
+
+class PrefixIndex:
+    """The trees of blocks, over the rows of a table.
+
+    Args:
+        ring: the ring's bytes.
+        seed: of the digests; random and secret.
+        checkpoint_tokens: the minimum distance between checkpoints.
+    """
+
+    def __init__(
+        self, table: RowTable, ring: memoryview, seed: int, *, checkpoint_tokens: int = CHECKPOINT_TOKENS
+    ) -> None:
+        self._table = table
+        self._nodes = Nodes(table, ring)
+        self._start = initial_digest(seed)
+        self._trees = Trees(checkpoint_tokens)
+        self._snapshots = Snapshots(table, self._nodes, self._start)
+        self._digests: dict[int, int] = {}
+        """By row: the digest of everything up to the block's end, if a checkpoint is there."""
+        self._overhangs: dict[int, dict[str, int]] = {}
+        """By row: for each modality, where its last item ends, if that is after the block."""
+        self._count = 0
+
+    def __len__(self) -> int:
+        """The number of blocks and snapshots, hidden ones included."""
+        return self._count
+
+    def __contains__(self, row: int) -> bool:
+        return bool(self._nodes.trees[row])
+
+    def add(self, row: int, tag: bytes, above: int, record: PrefixRecord, record_at: int) -> None:
+        """Adds a block or a snapshot of the namespace `tag`, whose record begins at byte `record_at` of the ring and
+        has the length that the table says. `above`: the row of its parent; 0 for a first block.
+
+        Raises:
+            ParentGone: the parent is not in the index.
+            BadPrefix: the record does not fit its parent, or contradicts itself.
+            LimitReached: there are too many trees. Nothing has changed, in any case.
+        """
+        nodes = self._nodes
+        tree = self._tree(tag, above, record)
+        if record.snapshot:
+            if not above or record.count or record.media:
+                raise BadPrefix("a snapshot stands in a block, and has no tokens and no media of its own")
+            self._snapshots.add(row, above, tree, record.start)
+            nodes.enter(row, tree.number, record_at + record.text_at, 0)
+        else:
+            size = tree.block_tokens
+            depth = self._table.depths[above] + 1 if above else 0
+            if record.start != depth * size or (above and nodes.count(above) != size):
+                raise BadPrefix(
+                    f"a block begins at token {record.start}, but its parent is incomplete or ends elsewhere"
+                )
+            if not 0 < record.count <= size:
+                raise BadPrefix(f"a block has {record.count} tokens; 1 to {size} are possible")
+            if depth >= BLOCKS_MAX:
+                raise BadPrefix(f"a sequence has more than {BLOCKS_MAX} blocks")
+            before = self._overhangs.get(above)
+            if record.media or before:
+                end = record.start + record.count
+                ends = checked(record.media, record.start, end, before or {})
+                overhang = {modality: last for modality, last in ends.items() if last > end}
+                if overhang:
+                    self._overhangs[row] = before if before == overhang else overhang
+            nodes.enter(row, tree.number, record_at + record.text_at, record.count)
+            if record.count == size and not (depth + 1) * size % tree.step:
+                self._mark(row, above, tree)
+            nodes.insert(above or -tree.number, row)
+        self._trees.joined(tree)
+        self._count += 1
+
+    def remove(self, row: int) -> None:
+        """Removes a row, if it is in the index. Its children are matched no more."""
+        nodes = self._nodes
+        number = nodes.trees[row]
+        if not number:
+            return
+        tree = self._trees.by_number[number]
+        if row in self._snapshots:
+            self._snapshots.remove(row)
+        else:
+            above = self._table.parents[row]
+            if not above or nodes.trees[above]:
+                nodes.discard(above or -number, row)
+            digest = self._digests.pop(row, None)
+            if digest is not None and tree.checkpoints.get(digest) == row:
+                del tree.checkpoints[digest]
+            self._overhangs.pop(row, None)
+        nodes.leave(row)
+        self._trees.left(tree)
+        self._count -= 1
+
+    def match(self, tag: bytes, query: PrefixRecord, folded: Tokens) -> Found:
+        """The longest cached prefix of a sequence that leaves at least one token to compute, cuts no media item, and
+        can be continued in its layout.
+
+        Args:
+            tag: the namespace's tag. All its trees of the query's scope are searched, whatever their layout.
+            query: the whole sequence and all its media.
+            folded: its tokens, (query.count,) uint32.
+
+        Raises:
+            BadPrefix: the query's media are invalid, or its count is not the number of tokens.
+        """
+        asked = Query(query, folded, self._start)
+        best = _NONE
+        for tree in self._trees.of(tag, query.scope):
+            agreement, path = self._walk(tree, asked)
+            limit = min(agreement, asked.count - 1)
+            if limit <= best.offset:
+                continue
+            if tree.exact:
+                snapshot, position = self._snapshots.last(path, tree, asked, limit, best.offset)
+                if not snapshot:
+                    continue
+            else:
+                position = asked.uncut(limit)
+                if position <= best.offset:
+                    continue
+                level = (position - 1) // tree.block_tokens
+                above = path[level - 1] if level else 0
+                snapshot = self._snapshots.at(above, tree, asked, position, level * tree.block_tokens)
+            del path[-(-position // tree.block_tokens) :]
+            best = Found(position, path, snapshot)
+        return best
+
+    def check_invariants(self) -> None:
+        """Asserts what the module's docstring promises, and that all rows of the index are entries."""
+        nodes = self._nodes
+        nodes.check_invariants()
+        self._snapshots.check_invariants()
+        rows = [row for row in self._table.in_order() if nodes.trees[row]]
+        assert len(rows) == self._count == sum(tree.count for tree in self._trees.by_number.values())
+        for row in rows:
+            assert self._table.records[row], "a node without a record"
+            above = self._table.parents[row] or -nodes.trees[row]
+            if row not in self._snapshots:
+                assert (above > 0 and not nodes.trees[above]) or row in nodes.children(above), "a node is not in order"
+        for row, digest in self._digests.items():
+            tree = self._trees.by_number[nodes.trees[row]]
+            assert self._digest(row, self._table.parents[row], tree) in (digest, None)
+        for tree in self._trees.by_number.values():
+            assert all(self._digests.get(row) == digest for digest, row in tree.checkpoints.items())
+        assert all(nodes.trees[row] for row in self._overhangs)
+
+    def _tree(self, tag: bytes, above: int, record: PrefixRecord) -> Tree:
+        """The tree of a new block. It may be new and not stored anywhere yet."""
+        if not above:
+            return self._trees.for_first(tag, record)
+        if above in self._snapshots:
+            raise BadPrefix("the parent is a snapshot, which has no children")
+        number = self._nodes.trees[above]
+        if not number:
+            raise ParentGone("the parent block is not indexed yet after a restart: put it again in a while")
+        tree = self._trees.by_number[number]
+        if tree.name != name_of(tag, record):
+            raise BadPrefix("the parent block is of another namespace, scope, layout or block size")
+        return tree
+
+    def _mark(self, row: int, above: int, tree: Tree) -> None:
+        digest = self._digest(row, above, tree)
+        if digest is not None:
+            self._digests[row] = digest
+            tree.checkpoints[digest] = row
+
+    def _digest(self, row: int, above: int, tree: Tree) -> int | None:
+        """The digest of everything up to a block's end; None if a block or the digest before it is missing."""
+        nodes, parents = self._nodes, self._table.parents
+        stretch = [row]
+        for _ in range(tree.step // tree.block_tokens - 1):
+            if not above or not nodes.trees[above]:
+                return None
+            stretch.append(above)
+            above = parents[above]
+        stretch.reverse()
+        before = self._digests.get(above) if above else self._start
+        if before is None:
+            return None
+        return next_digest(before, b"".join(map(nodes.text, stretch)), b"".join(map(nodes.media, stretch)))
+
+    def _walk(self, tree: Tree, query: Query) -> tuple[int, list[int]]:
+        """The largest number of tokens that a sequence of the tree has in common with the query, and the blocks up to
+        there."""
+        nodes, size = self._nodes, tree.block_tokens
+        path = self._to_checkpoint(tree, query)
+        node = path[-1] if path else -tree.number
+        at = len(path) * size
+        while at < query.count:
+            text = query.text(at, at + size)
+            media = query.packed(at, at + size) if query.media else b""
+            longest, best = 0, 0
+            for other in nodes.neighbours(node, text, media):
+                length = common(text, nodes.text(other))
+                if length > longest:
+                    theirs = nodes.media(other)
+                    if theirs != media:
+                        length = agreed(query.between(at, at + size), unpacked_media(theirs), at + length) - at
+                if length > longest:
+                    best, longest = other, length
+                    if longest == size:
+                        break
+            if not longest:
+                break
+            node = best
+            path.append(node)
+            at += longest
+            if longest < size:
+                break
+        return at, path
+
+    def _to_checkpoint(self, tree: Tree, query: Query) -> list[int]:
+        """The blocks up to the last checkpoint that the query shares, or only those before the first hidden or removed
+        block."""
+        last = 0
+        if tree.checkpoints:
+            for digest in query.checkpoints(tree.step):
+                row = tree.checkpoints.get(digest)
+                if row is None:
+                    break
+                last = row
+        path: list[int] = []
+        while last:
+            if self._nodes.shown(last):
+                path.append(last)
+            else:
+                path.clear()
+            last = self._table.parents[last]
+        path.reverse()
+        return path

@@ -1,0 +1,147 @@
+"""Answers prefix queries from the index at once, and counts the uses of the matched blocks afterwards.
+
+While the index is rebuilt after a restart, a query that does not match completely waits until the index is complete,
+for `prefix_wait_s` at most. The waiting queries have at most HELD_TOKENS_MAX tokens together; a query over this limit
+is answered at once.
+
+Owns the waiting queries, and the uses that are still to be counted: every block of a match, the first one first, in
+slices, so that no answer is delayed. Does not own the index (`blocks`).
+
+Invariant: at most USES_MAX uses are queued. Beyond that, those of the oldest matches are dropped and counted as lost.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from ...errors import BadPrefix, LimitReached
+from ...ipc import messages
+from ...shm.layout import NAMESPACE_TAG_BYTES
+from ...shm.prefix import SCOPE_BYTES
+from ..core.events import PrefixAsked
+from ..core.outbox import StoreOutbox
+from ..store.agents import AgentNumbers
+from ..store.slots import Slots
+from ..store.table import LIVE, RowTable
+from .blocks import SequenceBlocks
+from .index import Found
+
+USES_SLICE: Final = 1024
+"""Uses that one Tick counts: less than 1 ms."""
+USES_MAX: Final = 1 << 16
+"""Limit on uses that wait to be counted."""
+HELD_TOKENS_MAX: Final = 1 << 24
+"""Limit on the tokens of all queries together that wait for the rebuilt index."""
+ANSWERS_SLICE: Final = 16
+"""Waiting queries that one Tick answers: 1 to 2 ms."""
+
+Used = Callable[[list[int], float, int], object]
+"""(rows, now, the number of an agent): stored entries were used, in this order."""
+
+
+class Matching:
+    """Answers queries over the sequences of `blocks`. `used`: counts uses."""
+
+    def __init__(
+        self,
+        table: RowTable,
+        slots: Slots,
+        agents: AgentNumbers,
+        blocks: SequenceBlocks,
+        used: Used,
+        outbox: StoreOutbox,
+        wait_s: float,
+    ) -> None:
+        self._table = table
+        self._slots = slots
+        self._agents = agents
+        self._blocks = blocks
+        self._used = used
+        self._outbox = outbox
+        self.wait_s = wait_s
+        self._held: deque[tuple[PrefixAsked, float]] = deque()
+        self._held_tokens = 0
+        self._uses: deque[tuple[list[int], int]] = deque()
+        self._queued_uses = 0
+
+    @property
+    def due(self) -> bool:
+        """Whether `advance` has uses to count or queries to answer."""
+        return bool(self._uses) or (bool(self._held) and not self._blocks.rebuilding)
+
+    @property
+    def held(self) -> int:
+        """The number of queries that wait for the rebuilt index."""
+        return len(self._held)
+
+    def next_timer(self) -> float | None:
+        """When a query has waited for its maximum time."""
+        return self._held[0][1] if self._held else None
+
+    def asked(self, event: PrefixAsked, now: float) -> None:
+        """Answers a query, or holds it while the index is rebuilt.
+
+        Raises:
+            LimitReached: the query is longer than prefix_tokens_max.
+            BadPrefix: the record is no query, or its media do not fit it.
+        """
+        message, query = event.message, event.record
+        if query.count > self._blocks.prefix_tokens_max:
+            raise LimitReached(
+                f"a query of {query.count} tokens, and prefix_tokens_max is {self._blocks.prefix_tokens_max}: ask for "
+                "fewer, or raise it"
+            )
+        if query.start or query.snapshot or query.parent is not None:
+            raise BadPrefix("a query must be a whole sequence; this record begins later or is a snapshot")
+        assert len(query.scope) == SCOPE_BYTES and len(message.namespace) == NAMESPACE_TAG_BYTES
+        found = self._blocks.index.match(message.namespace, query, event.folded)
+        room = self._held_tokens + query.count <= HELD_TOKENS_MAX
+        if self._blocks.rebuilding and found.offset < query.count - 1 and self.wait_s and room:
+            self._held.append((event, now + self.wait_s))
+            self._held_tokens += query.count
+            return
+        self._answer(event, found)
+
+    def advance(self, now: float) -> None:
+        """Answers the next queries whose wait is over, and counts the next slice of uses. Entries that have ended
+        meanwhile are not counted."""
+        rebuilt = not self._blocks.rebuilding
+        for _ in range(min(len(self._held), ANSWERS_SLICE)):
+            if not rebuilt and now < self._held[0][1]:
+                break
+            event, _ = self._held.popleft()
+            query = event.record
+            self._held_tokens -= query.count
+            self._answer(event, self._blocks.index.match(event.message.namespace, query, event.folded))
+        left, states = USES_SLICE, self._table.states
+        while self._uses and left > 0:
+            span_ids, agent = self._uses.popleft()
+            self._queued_uses -= len(span_ids)
+            left -= len(span_ids)
+            rows = [row for row in map(self._table.row_of, span_ids) if states[row] == LIVE]
+            if rows:
+                self._used(rows, now, agent)
+
+    def _answer(self, event: PrefixAsked, found: Found) -> None:
+        message, query = event.message, event.record
+        counters, slots, slot_of = self._outbox.counters, self._slots, self._table.slots
+        counters.prefix_queries += 1
+        counters.prefix_hits += found.offset > 0
+        counters.prefix_tokens_asked += query.count
+        counters.prefix_tokens_matched += found.offset
+        keys = [slots.key(slot_of[row]) for row in found.blocks]
+        snapshot = slots.key(slot_of[found.snapshot]) if found.snapshot else None
+        self._outbox.send(event.client, messages.Matched(message.id, found.offset, keys, snapshot))
+        if found.offset:
+            rows = [*found.blocks, found.snapshot] if found.snapshot else found.blocks
+            self._queue_uses([self._table.span_ids[row] for row in rows], self._agents.named(message.agent))
+
+    def _queue_uses(self, span_ids: list[int], agent: int) -> None:
+        self._uses.append((span_ids, agent))
+        self._queued_uses += len(span_ids)
+        while self._queued_uses > USES_MAX:
+            lost, _ = self._uses.popleft()
+            self._queued_uses -= len(lost)
+            self._outbox.counters.prefix_uses_lost += len(lost)

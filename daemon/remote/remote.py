@@ -1,0 +1,172 @@
+"""The door of the room: the parts of one remote store's core, and what each event does to them.
+
+    requests ─ begin, run, evicted, invalidated ─┐
+    entries  ─ published, used ──────────────────┤→ link ← agreement ← writes ← arrivals ← fetches ← runs
+    events   ─ handle, tick ─────────────────────┘                     └ demotion
+
+Owns: the order of the parts. Without a remote store (`remote_s` = 0) nothing here does anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ...shm.generations import GenerationWriter
+from ..claims.claims import ClaimTable
+from ..core.events import (
+    ClaimWithdrawn,
+    GenerationRaised,
+    GenerationsTold,
+    RemoteConnected,
+    RemoteRead,
+    RemoteSaved,
+    RunSought,
+    Sought,
+)
+from ..core.limits import StoreLimits
+from ..core.outbox import StoreOutbox
+from ..store.commit import Submitter
+from ..store.slots import Slots
+from ..store.table import RowTable
+from ..store.tenants import Tenants
+from .agreement import Agreement
+from .arrivals import Arrivals, OwnPlaces
+from .demotion import Demotion
+from .fetches import Fetches
+from .host_claims import HostClaims
+from .link import RemoteLink
+from .runs import Runs
+from .writes import Writes
+
+RemoteEvent = (
+    Sought
+    | RunSought
+    | RemoteRead
+    | RemoteSaved
+    | ClaimWithdrawn
+    | RemoteConnected
+    | GenerationsTold
+    | GenerationRaised
+)
+
+
+class Remote:
+    """The remote store of one ring.
+
+    Args:
+        own: the daemon's own side of a queue.
+        places: lends the daemon places to read entries into.
+        commit: (one record of `own`, now): has it taken, and answers those who wait for its key.
+        invalidate: (namespace, generation): raises the namespace's generation to this one for the daemon itself, and
+            ends the entries of earlier ones. Raises LimitReached.
+    """
+
+    def __init__(
+        self,
+        table: RowTable,
+        slots: Slots,
+        tenants: Tenants,
+        own: Submitter,
+        places: OwnPlaces,
+        commit: Callable[[memoryview, float], object],
+        generations: GenerationWriter,
+        invalidate: Callable[[bytes, int], object],
+        claims: ClaimTable,
+        outbox: StoreOutbox,
+        limits: StoreLimits,
+    ) -> None:
+        self._outbox = outbox
+        self._limits = limits
+        self.link = link = RemoteLink(outbox)
+        self.agreement = Agreement(tenants, generations, invalidate, claims, link, outbox, limits)
+        self.host_claims = HostClaims(link, outbox)
+        self.writes = Writes(table, slots, link, self.agreement, self.host_claims, outbox, limits)
+        self.arrivals = Arrivals(table, tenants, own, places, commit, self.writes.fetched, outbox)
+        self.fetches = Fetches(
+            claims, link, self.agreement, self.host_claims, self.writes, self.arrivals, outbox, limits
+        )
+        self.runs = Runs(table, link, self.agreement, self.fetches, outbox)
+        self.demotion = Demotion(table, slots, self.writes, outbox)
+        claims.given_up = self.host_claims.given_up
+
+    def handle(self, event: RemoteEvent, now: float) -> None:
+        """Processes the outcome of an effect."""
+        match event:
+            case Sought():
+                self.fetches.sought(event, now)
+                self.writes.start(now)
+            case RunSought():
+                self.runs.sought(event, now)
+                self.writes.start(now)
+            case RemoteRead():
+                self.arrivals.read(event)
+            case RemoteSaved():
+                self.writes.saved(event, now)
+            case ClaimWithdrawn():
+                self.host_claims.withdrawn(event)
+            case RemoteConnected():
+                self.link.connected(event.error, now)
+                self.writes.start(now)
+            case GenerationsTold():
+                self.agreement.answered(event.told, event.error, now)
+                self.writes.start(now)
+            case GenerationRaised():
+                self.agreement.raised(event.tag, event.generation, event.error, now)
+
+    def evicted(self, keys: list[bytes], now: float) -> None:
+        """A client has evicted keys by name."""
+        self.fetches.evicted(keys)
+        self.writes.evicted(keys, now)
+
+    def tick(self, now: float) -> None:
+        """Does what is due."""
+        self.agreement.tick(now)
+        self.fetches.tick(now)
+        self.demotion.advance(now)
+
+    def next_timer(self) -> float | None:
+        """When `tick` is due."""
+        timers = (self.agreement.next_timer(), self.fetches.next_timer(), self.demotion.next_timer())
+        return min((timer for timer in timers if timer is not None), default=None)
+
+    def state(self, now: float) -> dict[str, Any] | None:
+        """What the daemon knows of the remote store, for the status; None without one. `why`: the error for which it is
+        left alone; `refuses_writes`: the one for which it is only read; `not_agreed`: namespaces whose generation it
+        does not take."""
+        if not self._limits.remote_s:
+            return None
+        link, writes, refused = self.link, self.writes, self.agreement.refused
+        refuses_writes = link.taking.why if self._limits.remote_writes else ""
+        return {
+            "serves": link.breaker.closed,
+            "why": link.breaker.why,
+            "left_alone": link.breaker.opened,
+            "refuses_writes": refuses_writes,
+            "full": bool(refuses_writes) and link.full,
+            "read_only": bool(refuses_writes) and not link.full,
+            "not_agreed": len(refused),
+            "not_agreed_why": refused[-1] if refused else "",
+            "fetches": len(self.fetches),
+            "writes": writes.under_way,
+            "queued": writes.queued,
+            "queued_bytes": writes.queued_bytes,
+            "too_slow": link.slowness.why,
+            "refuses_removals": link.removing.why,
+            "removals": writes.removals,
+            "removals_dropped": self._outbox.counters.remote["removals_dropped"],
+            "answer_s": link.speed.answer_s.known(now),
+            "read_bytes_per_s": link.speed.bytes_per_s(now),
+        }
+
+    def change_limits(self, limits: StoreLimits) -> None:
+        """Applies from now on."""
+        self._limits = limits
+        self.agreement.change_limits(limits)
+        self.fetches.change_limits(limits)
+        self.writes.change_limits(limits)
+
+    def check_invariants(self) -> None:
+        """Asserts what the docstrings of the parts promise."""
+        for part in (self.agreement, self.arrivals, self.fetches, self.runs, self.writes, self.demotion):
+            part.check_invariants()

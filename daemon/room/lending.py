@@ -1,0 +1,319 @@
+"""Lends places of the ring to clients, and to the daemon itself for entries that it fetches.
+
+    AskForGrants ─ unfit? pressure? ─ turns of uids and clients ─ the first place: there, or made (`runway`), or refused
+                                                                └ further places: as many as are there now
+
+Places are lent ahead of need, so a stopped client holds some: at most 1/CLIENT_SHARE of the ring, or less than
+1/ALL_SHARE together with all others, since what is lent and unused holds no entry. The first place that a put waits for
+is lent also if its client has no more than 1/BUSY_SHARE, for copies under way in its other threads, or as much again as
+it asks for; if not, the request waits for its own client and for nobody else.
+
+Owns: which client has which grants (`Submitter`), and the requests that wait. Does not own: the room (`runway`), nor
+what is written into places (`Commits`).
+
+Invariants: a request has one answer. At most WAITING_MAX requests of one client wait. A grant is not taken back while
+its client is connected. What is lent counts against the ring, `max_bytes`, and the share of the client's uid.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from ...errors import StoreFull, TensordError
+from ...ipc import messages
+from ...shm.layout import span_bytes
+from ..claims.claims import NOBODY
+from ..claims.turns import Turns
+from ..core.budget import RingBudget
+from ..core.limits import StoreLimits
+from ..store.commit import Submitter
+from ..store.grants import Grants, LentGrant
+from ..store.holes import Holes
+from ..store.table import RowTable
+from ..store.tenants import Tenants
+from . import refusals
+from .runway import Runway
+from .shares import OwnerShares
+
+CLIENT_SHARE: Final = 64
+BUSY_SHARE: Final = 8
+ALL_SHARE: Final = 32
+LEAST_BYTES: Final = span_bytes(1)
+WAITING_MAX: Final = 64
+"""Requests of one client that wait at once."""
+KEYS_MAX: Final = 16
+"""Random keys that are tried for one grant."""
+
+Then = Callable[[int | TensordError], None]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlaceRequest:
+    """A request that waits. `owner`: whose bytes they are. `then`: of the daemon's own, takes the place.
+    `ahead`: as for `ask`."""
+
+    submitter: Submitter
+    uid: int
+    owner: int
+    number: int
+    sizes: Sequence[int]
+    then: Then | None = None
+    ahead: bool = False
+
+
+class Lending:
+    """All grants of one store.
+
+    Args:
+        send: sends an answer to a client, if it is connected.
+        refused: counts and announces a refusal.
+    """
+
+    def __init__(
+        self,
+        runway: Runway,
+        table: RowTable,
+        holes: Holes,
+        grants: Grants,
+        tenants: Tenants,
+        shares: OwnerShares,
+        limits: StoreLimits,
+        budget: RingBudget,
+        own: Submitter,
+        send: Callable[[int, messages.Answer], object],
+        refused: Callable[[int, TensordError], object],
+    ) -> None:
+        self.runway = runway
+        self._table = table
+        self._holes = holes
+        self._grants = grants
+        self._tenants = tenants
+        self._shares = shares
+        self._limits = limits
+        self._budget = budget
+        self.own = own
+        self._send = send
+        self._refused = refused
+        self.submitters: dict[int, Submitter] = {NOBODY: own}
+        self._has_inbox: set[int] = set()
+        self._turns: Turns[PlaceRequest] = Turns()
+        self._held: list[PlaceRequest] = []
+        """Requests that wait for their clients to use what they have, or for the ring to grow."""
+        self._pressure: TensordError | None = None
+
+    # ---- clients
+
+    def joined(self, client: int, uid: int, *, in_place: bool) -> Submitter:
+        """A client has connected. `in_place`: it writes into the ring itself.
+
+        Raises:
+            LimitReached: too many uids have used the daemon.
+        """
+        submitter = self.submitters[client] = Submitter(client, self._tenants.owner(uid), uid)
+        self._shares.joined(submitter.owner)
+        self.writes_in_place(client, in_place)
+        return submitter
+
+    def writes_in_place(self, client: int, in_place: bool) -> None:
+        """Whether the client's grants are places in the ring, or in its inbox at the same offsets."""
+        (self._has_inbox.discard if in_place else self._has_inbox.add)(client)
+
+    def left(self, client: int) -> None:
+        """A client has left, and its records are carried out. Its places are free once no lane pins them."""
+        submitter = self.submitters.pop(client, None)
+        if submitter is None:
+            return
+        self._shares.left(submitter.owner)
+        self._has_inbox.discard(client)
+        for grant in submitter.grants.values():
+            self._grants.revoke(grant)
+        submitter.grants.clear()
+        head = self._turns.head()
+        for request in [each for each in self._turns if each.submitter is submitter]:
+            self._turns.remove(request.uid, client, request)
+        self._held = [each for each in self._held if each.submitter is not submitter]
+        if head is not self._turns.head():
+            self.runway.drop_attempt()
+
+    def is_lent(self, client: int, number: int, offset: int, size: int) -> bool:
+        """Whether these bytes of the ring are those of a client's grant."""
+        submitter = self.submitters.get(client)
+        grant = submitter.grants.get(number) if submitter is not None else None
+        if grant is None:
+            return False
+        table = self._table
+        return any(table.offsets[row] <= offset and offset + size <= table.end(row) for row in grant.pieces)
+
+    # ---- requests
+
+    def ask(self, client: int, request: int, sizes: Sequence[int], *, ahead: bool = False) -> None:
+        """A client asks for places, the most urgent one first. What it returned with the request was taken before.
+        `ahead`: no put waits for them; so it does not wait until the client has used what it has."""
+        submitter = self.submitters[client]
+        # A place is a span: a header, and at least one line of payload.
+        sizes = [size + 63 & -64 if size > LEAST_BYTES else LEAST_BYTES for size in sizes]
+        asked = PlaceRequest(submitter, submitter.uid, submitter.owner, request, sizes, ahead=ahead)
+        waiting = self._turns.waiting(submitter.uid, client) + sum(each.submitter is submitter for each in self._held)
+        if waiting < WAITING_MAX:
+            self._push(asked)
+        else:
+            self._refuse(asked, refusals.too_many(waiting))
+
+    def ask_own(self, size: int, uid: int, then: Then) -> None:
+        """The daemon asks for one place, for an entry of a uid. `then` is called by `serve`, with a row in state LENT,
+        the piece of a grant of `own`, or with the refusal."""
+        self._push(PlaceRequest(self.own, uid, self._tenants.owner(uid), 0, [size], then))
+
+    def returned(self, client: int, numbers: Iterable[int]) -> None:
+        """A client gives grants back, and its records are carried out. Numbers of grants that are used up are usual."""
+        submitter = self.submitters.get(client)
+        for number in numbers:
+            grant = submitter.grants.pop(number, None) if submitter is not None else None
+            if grant is not None:
+                self.runway.places.free(self._grants.give_back(grant))
+
+    def give_back_own(self, grant: LentGrant) -> None:
+        """Nothing is written in the rest of a grant of the daemon's any more. Nobody has pinned it."""
+        self.returned(NOBODY, [grant.number])
+
+    def pressed(self, why: str | None) -> None:
+        """Host memory is short, for this reason: requests are refused. None: not any more."""
+        self._pressure = None if why is None else refusals.under_pressure(why)
+
+    def limit_changed(self, limits: StoreLimits | None = None) -> None:
+        """A limit has changed: what did not fit may fit now, and what waits may never."""
+        self._limits = limits or self._limits
+        self.runway.drop_attempt()
+
+    @property
+    def waiting(self) -> int:
+        """The number of requests that wait."""
+        return len(self._turns) + len(self._held)
+
+    def serve(self, now: float) -> None:
+        """Serves the requests that wait, one after the other, until one waits for room. After each event."""
+        if self._held:
+            held, self._held = self._held, []
+            for each in held:
+                self._push(each)
+        while (request := self._turns.head()) is not None:
+            if self._pressure is not None:
+                self._refuse(request, self._pressure)
+            elif (error := self._unfit(request)) is not None:
+                self._refuse(request, error)
+            elif not self._may_have(request):
+                if request.ahead:
+                    self._send_none(request)
+                else:
+                    self._held.append(request)
+            elif row := self.runway.places.take(request.sizes[0]):
+                self._lend(request, row)
+            elif self.runway.is_growing and request.sizes[0] <= self._budget.put_bytes_max:
+                # Those behind it may fit before the ring has grown.
+                self._held.append(request)
+            elif self.runway.make_room(request.sizes[0], request.owner, now, ahead=request.ahead):
+                return
+            elif request.ahead:
+                self._send_none(request)
+            else:
+                self._refuse(request, self._no_room(request))
+            self._turns.take()
+            self.runway.drop_attempt()
+
+    # ---- answers
+
+    def _push(self, request: PlaceRequest) -> None:
+        self._turns.push(request.uid, request.submitter.client, request)
+
+    def _send_none(self, request: PlaceRequest) -> None:
+        """The answer to a request ahead of need for which there is no place."""
+        self._send(request.submitter.client, messages.GrantsLent(request.number, []))
+
+    def _unfit(self, request: PlaceRequest) -> TensordError | None:
+        capacity = self._limits.ring_bytes if self.runway.is_growing else self._holes.capacity_bytes
+        return refusals.unfit(request.sizes[0], self._limits, self._budget, capacity)
+
+    def _may_have(self, request: PlaceRequest) -> bool:
+        """Whether a request's first place may be lent to its client now."""
+        capacity = self._holes.capacity_bytes
+        if (self._grants.lent_bytes + request.sizes[0]) * ALL_SHARE <= capacity or request.then is not None:
+            return True
+        unused, ring_bytes = self._unused(request.submitter), self._limits.ring_bytes
+        if request.ahead:
+            return unused + request.sizes[0] <= ring_bytes // CLIENT_SHARE
+        # A client that waits gives back what it has above the share (client/writing/arena.py).
+        return unused <= max(ring_bytes // BUSY_SHARE, request.sizes[0])
+
+    def _unused(self, submitter: Submitter) -> int:
+        """The bytes that are lent to a client."""
+        sizes, total = self._table.sizes, 0
+        for grant in submitter.grants.values():
+            for row in grant.pieces:
+                total += sizes[row]
+        return total
+
+    def _lend(self, request: PlaceRequest, first: int) -> None:
+        runway, submitter, rows = self.runway, request.submitter, [first]
+        runway.places.asked(request.sizes, request.owner)
+        if len(request.sizes) > 1:
+            capacity, used = self._holes.capacity_bytes, self._table.sizes[first]
+            most = min(
+                capacity // CLIENT_SHARE - self._unused(submitter), capacity // ALL_SHARE - self._grants.lent_bytes
+            )
+            rows += runway.places.take_all(request.sizes[1:], most - used)
+        lent: list[LentGrant] = []
+        for _ in range(KEYS_MAX):
+            lent += self._grants.lend_all(rows[len(lent) :], request.owner)
+            if len(lent) == len(rows):
+                break
+        if len(lent) < len(rows):
+            runway.places.free(rows[len(lent) :])
+        if not lent:
+            self._refuse(request, StoreFull("no room (index bucket): the index is full; raise max_entries"))
+            return
+        grants = submitter.grants
+        for grant in lent:
+            grants[grant.number] = grant
+        if request.then is not None:
+            request.then(lent[0].pieces[0])
+            return
+        offsets, sizes = self._table.offsets, self._table.sizes
+        words = np.array([(grant.span_id, grant.seq) for grant in lent], "<u8")
+        if submitter.client in self._has_inbox:
+            words[:, 0] = 0
+        packed = words.tobytes()
+        places = [
+            (grant.number, offsets[row], sizes[row], packed[at : at + 8], grant.slot, packed[at + 8 : at + 16])
+            for grant, row, at in zip(lent, rows, range(0, len(packed), 16), strict=False)
+        ]
+        self._send(submitter.client, messages.GrantsLent(request.number, places))
+
+    def _refuse(self, request: PlaceRequest, error: TensordError) -> None:
+        if request.then is not None:
+            request.then(error)
+            return
+        client = request.submitter.client
+        self._refused(client, error)
+        self._send(client, messages.GrantsLent(request.number, [], messages.ErrorBody.of(error)))
+
+    def _no_room(self, request: PlaceRequest) -> TensordError:
+        size, holes, budget = request.sizes[0], self._holes, self._budget
+        obstacle, kept_bytes = self.runway.refusal_facts(size)
+        owners = self._shares.evictable(request.owner, size)
+        if obstacle is None and owners is not None and request.owner in owners:
+            tenants, owner = self._tenants, request.owner
+            holding = (tenants.owned_bytes[owner], tenants.owned_entries[owner])
+            return refusals.over_share(size, request.uid, holding, self._shares.rivals(owner), budget)
+        return refusals.no_room(size, obstacle, kept_bytes, holes.largest_bytes, holes.capacity_bytes, budget)
+
+    def check_invariants(self) -> None:
+        """Asserts what the module's docstring promises."""
+        self._turns.check_invariants()
+        self._shares.check_invariants()
+        self._grants.check_invariants([each for s in self.submitters.values() for each in s.grants.values()])
+        for request in (*self._turns, *self._held):
+            assert self.submitters[request.submitter.client] is request.submitter

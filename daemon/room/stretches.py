@@ -1,0 +1,198 @@
+"""Chooses a stretch of the ring for a large place: of several, the one whose entries are worth least.
+
+    rows in the order of offsets:   … │ may not go │ a │ hole │ b │ c │ hole │ d │ may not go │ …
+                                                    └──── a stretch: neighbours that may go ────┘
+    the cheapest run of a stretch that is wide enough → its entries are evicted, or move into holes elsewhere
+
+The neighbours of the coldest entry are of random warmth. With entries of one size this does not matter: each new entry
+evicts one. With mixed sizes, a large put would evict all the small entries around the coldest one. An entry that the
+policy would keep moves instead, if a hole elsewhere has room for it. Blocks of sequences do not move, since the index
+of sequences finds their records by the offset.
+
+Owns: the choice and its prices. Does not own: which entries the policy prefers, nor what becomes of the chosen ones.
+Changes nothing.
+
+Invariants: every byte of a chosen run is free once its victims are gone and its other entries have moved. A run's
+moves copy at most COPIED_SHARE times the bytes that are needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from ..replacement import Replacement
+from ..store.holes import Holes
+from ..store.table import EDGE, Array, RowTable
+
+RUN_ROWS_MAX: Final = 512
+"""Entries of one run."""
+HOLES_MAX: Final = 16
+"""Holes around which entries to move are looked for, in one round."""
+LOOKS_MAX: Final = 2048
+"""Rows looked at in one round: about 2 ms."""
+COPIED_SHARE: Final = 4
+
+Price = tuple[float, float, float]
+"""Of some entries: the bytes of those in the policy's window, which are worth more than all others; the worth that is
+lost with the others, for each byte what is above the worth of the coldest entry's bytes, which would be lost anyway (0
+if the policy's worths only order entries); the worth of the warmest entry."""
+NOTHING: Final[Price] = (0.0, 0.0, 0.0)
+Test = Callable[[int], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """A way to make room: entries to evict, children before their parents, and entries to move. `inside`: the rows
+    before the holes of the piece that becomes free, into which nothing may move. `handed`: the policy has handed the
+    victims out."""
+
+    price: Price
+    gone_bytes: int
+    copied_bytes: int
+    victims: list[int]
+    moves: list[int] = field(default_factory=list)
+    inside: frozenset[int] = frozenset()
+    handed: bool = False
+    reason: str = "capacity"
+
+
+class Stretches:
+    """The stretches of one ring."""
+
+    def __init__(self, table: RowTable, holes: Holes, policy: Replacement) -> None:
+        self._table = table
+        self._holes = holes
+        self._policy = policy
+
+    def price(self, rows: Sequence[int], floor: float) -> Price:
+        """The price of entries. `floor`: the worth of the coldest entry; 0: the price is what is lost in all."""
+        if not rows:
+            return NOTHING
+        fresh, values, worths = self._values(rows, floor)
+        return float(fresh.sum()), float(values.sum()), float(worths.max())
+
+    def to_evict(self, size: int, anchors: Sequence[int], may_go: Test) -> Way | None:
+        """The cheapest run of entries to evict, in the stretches around `anchors`, which come coldest first."""
+        table, found, looks = self._table, [], 0
+        for anchor in anchors:
+            if may_go(anchor):
+                rows = self._around(table.prevs[anchor], anchor, size, may_go, RUN_ROWS_MAX)
+                found.append(rows)
+                looks += len(rows)
+                if looks >= LOOKS_MAX:
+                    break
+        every = [row for rows in found for row in rows]
+        firsts, lasts, _ = self._runs(found, every, size)
+        if not len(firsts):
+            return None
+        fresh, values, worths = self._values(every, float(self._policy.worth(anchors[:1])[0]))
+        for amounts in (fresh, values):
+            sums = np.concatenate([[0.0], np.cumsum(amounts)])
+            lost = sums[lasts + 1] - sums[firsts]
+            # What differs by rounding is equal.
+            least = lost <= lost.min() + 1e-12 * sums[-1]
+            firsts, lasts = firsts[least], lasts[least]
+        warmest = [float(worths[first : last + 1].max()) for first, last in zip(firsts, lasts, strict=True)]
+        chosen = int(np.argmin(warmest))
+        run = slice(int(firsts[chosen]), int(lasts[chosen]) + 1)
+        price = float(fresh[run].sum()), float(values[run].sum()), warmest[chosen]
+        return Way(price, self._sum(every[run]), 0, every[run])
+
+    def to_move(self, size: int, floor: float, may_move: Test, may_go: Test) -> Way | None:
+        """The cheapest run of entries to move: of each stretch around one of the largest holes, the run with the fewest
+        bytes to copy. Those that fit into no hole elsewhere are evicted with it."""
+        found, looks = [], 0
+        for hole in self._holes.largest(HOLES_MAX):
+            found.append(self._around(hole, self._table.nexts[hole], size, may_move, RUN_ROWS_MAX // 2))
+            looks += len(found[-1])
+            if looks >= LOOKS_MAX // 4:
+                break
+        every = [row for rows in found for row in rows]
+        firsts, lasts, stretch = self._runs(found, every, size)
+        if not len(firsts):
+            return None
+        sums = np.concatenate([[0], np.cumsum(self._table.column("sizes")[every].astype(np.int64))])
+        copied = sums[lasts + 1] - sums[firsts]
+        best: Way | None = None
+        seen: set[int] = set()
+        for at in np.argsort(copied, kind="stable").tolist():
+            if stretch[at] in seen:
+                continue
+            seen.add(int(stretch[at]))
+            way = self._moved(every[firsts[at] : lasts[at] + 1], size, floor, may_go)
+            if way is not None and (best is None or _cost(way) < _cost(best)):
+                best = way
+            if best is not None and not best.victims:
+                break
+        return best
+
+    def _moved(self, rows: list[int], size: int, floor: float, may_go: Test) -> Way | None:
+        table = self._table
+        run = sorted(rows, key=lambda row: (-table.sizes[row], table.offsets[row]))
+        inside = frozenset((table.prevs[rows[0]], *run))
+        movable = [row for row in run if not table.records[row]]
+        fits = self._holes.fits([table.sizes[row] for row in movable], inside)
+        moves = [row for row, does in zip(movable, fits, strict=True) if does]
+        victims = [row for row in run if row not in set(moves)]
+        copied = self._sum(moves)
+        if copied > COPIED_SHARE * size or not all(map(may_go, victims)):
+            return None
+        return Way(self.price(victims, floor), self._sum(victims), copied, victims, moves, inside)
+
+    def _around(self, left: int, right: int, size: int, may: Test, most: int) -> list[int]:
+        """The neighbours on both sides of the gap between two rows, in order: on each side up to one that may not, or
+        until they have `size` bytes."""
+        table = self._table
+        offsets, nexts, prevs = table.offsets, table.nexts, table.prevs
+        rows: list[int] = []
+        row, low = left, (offsets[right] if right else self._holes.capacity_bytes) - size
+        while row and len(rows) < most and may(row):
+            rows.append(row)
+            if offsets[row] <= low:
+                break
+            row = prevs[row]
+        rows.reverse()
+        row, high, most = right, table.end(left) + size, most + len(rows)
+        while row and len(rows) < most and may(row):
+            rows.append(row)
+            if table.end(row) >= high:
+                break
+            row = nexts[row]
+        return rows
+
+    def _runs(self, stretches: list[list[int]], every: list[int], size: int) -> tuple[Array, Array, Array]:
+        """The shortest runs of neighbours that have `size` bytes, holes included: for each row that one begins with,
+        its place in `every`, which has the rows of all stretches; the place of the last row; the stretch."""
+        table, places = self._table, np.arange(len(every))
+        offsets, sizes, at = table.column("offsets"), table.column("sizes"), np.array(every, np.int64)
+        befores, behinds = table.column("prevs")[at], table.column("nexts")[at]
+        number = np.repeat(np.arange(len(stretches)), [len(rows) for rows in stretches])
+        # So far apart that no run reaches into the next stretch.
+        apart = number * (2 * self._holes.capacity_bytes)
+        lows = (offsets[befores] + sizes[befores]).astype(np.int64) + apart
+        highs = np.where(behinds == EDGE, self._holes.capacity_bytes, offsets[behinds].astype(np.int64)) + apart
+        lasts = np.maximum(np.searchsorted(highs, lows + size), places)
+        inside = lasts < len(every)
+        inside[inside] = number[lasts[inside]] == number[inside]
+        firsts = np.flatnonzero(inside & (lasts - places < RUN_ROWS_MAX))
+        return firsts, lasts[firsts], number[firsts]
+
+    def _values(self, rows: Sequence[int], floor: float) -> tuple[Array, Array, Array]:
+        """By row: the bytes if it is in the window; the worth that is lost if it is not; the worth."""
+        at = np.array(rows, np.int64)
+        sizes, worths = self._table.column("sizes")[at].astype(np.float64), self._policy.worth(at)
+        fresh = self._policy.are_in_window(at)
+        above = np.where(fresh, 0.0, np.maximum(worths - floor, 0.0)) if self._policy.weighs else 0.0
+        return fresh * sizes, above * sizes, worths
+
+    def _sum(self, rows: Sequence[int]) -> int:
+        sizes = self._table.sizes
+        return sum([sizes[row] for row in rows])
+
+
+def _cost(way: Way) -> tuple[Price, int, int]:
+    return way.price, way.gone_bytes, way.copied_bytes

@@ -1,0 +1,284 @@
+"""The way to room for one request: which of the coldest entries go, which stretch is emptied, which entries move.
+
+    bytes, entries or slots of the table are lacking → the coldest entries go, with some more for later requests
+    no hole is large enough → the cheapest of: entries move into holes elsewhere; a stretch is evicted; some of the
+                              coldest entries go, so that more can move
+    nothing around the coldest entries is free of pins → a stretch between the pins
+
+If uids compete, only entries of uids over their shares go. Only if none of them helps, a request of a uid within its
+share gets those of any uid.
+
+Owns: the choice for one request, and the coldest entries of a round. Does not own: the prices of stretches
+(`stretches`), nor what becomes of the chosen ones (`runway`).
+
+Invariants: entries are chosen only if, as far as is known, the request fits then, in this round or together with later
+ones. A search looks at a bounded number of entries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from ..core.budget import RingBudget
+from ..replacement import Replacement
+from ..store.families import Families
+from ..store.grants import Grants
+from ..store.holes import Holes
+from ..store.spans import Spans
+from ..store.table import LIVE, RowTable
+from ..store.tenants import Tenants
+from .moves import MovingTime
+from .places import FreePlaces
+from .shares import OwnerShares
+from .stretches import NOTHING, Price, Stretches, Way
+from .survey import Survey
+
+ROUND_ROWS_MAX: Final = 256
+"""Victims of one round."""
+BATCH_SHARE: Final = 64
+BATCH_BYTES_MAX: Final = 64 << 20
+"""A round for a request frees up to 1/BATCH_SHARE of the ring for later ones too."""
+PLANS_MAX: Final = 32
+"""Rounds of one attempt in which entries are moved, or evicted so that others can be moved."""
+ANCHORS_MAX: Final = 32
+"""The coldest entries, around which stretches to evict are looked for."""
+SPARE_SHARE: Final = 50
+"""Spare room: some of the coldest entries are evicted instead of warmer ones, so that entries can move. This is done
+while fewer bytes are free than 1.5 times the request's bytes plus 1/SPARE_SHARE of the ring."""
+MANY: Final = 8
+NEAR: Final = 0.1
+"""A place of the size of MANY entries takes the stretch around the coldest entry, if it loses at most this share more
+than as many bytes of the coldest entries are worth."""
+FAR: Final = 1000.0
+"""With more free bytes, spare room is made only if the cheapest way would evict entries of more than FAR times the
+worth of the coldest ones. While no time is left for moves, a stretch of at most FAR times that worth is evicted."""
+SPARE_STEPS: Final = 4
+SPARE_MIN: Final = 32
+"""One round makes spare room of 1/SPARE_STEPS of the bytes that the cheapest way would evict, at least of 1/SPARE_MIN
+of the request's."""
+GAPS_MAX: Final = 4
+"""Gaps between pins that are looked at."""
+
+
+@dataclass(slots=True)
+class Attempt:
+    """The attempt to make room for a request. `ahead`: no put waits for it. `spare_bytes`: evicted so that entries can
+    move. `exchanges`: of pages, for the request."""
+
+    size: int
+    owner: int
+    ahead: bool = False
+    scans: int = 0
+    fruitless: int = 0
+    plans: int = 0
+    spare_bytes: int = 0
+    exchanges: int = 0
+
+
+class Ways:
+    """Ways to room in one ring."""
+
+    def __init__(
+        self,
+        table: RowTable,
+        holes: Holes,
+        grants: Grants,
+        tenants: Tenants,
+        families: Families,
+        spans: Spans,
+        policy: Replacement,
+        shares: OwnerShares,
+        budget: RingBudget,
+        places: FreePlaces,
+    ) -> None:
+        self._table = table
+        self._holes = holes
+        self._grants = grants
+        self._tenants = tenants
+        self._families = families
+        self._spans = spans
+        self._policy = policy
+        self._shares = shares
+        self._budget = budget
+        self._places = places
+        self._stretches = Stretches(table, holes, policy)
+        self._time = MovingTime()
+
+    def coldest(
+        self, over_bytes: int, over: int, over_tokens: int, owners: Collection[int] | None, *, ahead: bool
+    ) -> list[int]:
+        """The coldest entries, until so much goes with them, at most ROUND_ROWS_MAX. They are handed out. `ahead`: for
+        puts that may come, for which nothing goes that was just put."""
+        table, tenants, policy = self._table, self._tenants, self._policy
+        found: list[int] = []
+        while (over_bytes > 0 or over > 0 or over_tokens > 0) and len(found) < ROUND_ROWS_MAX:
+            total = max(tenants.total_entries, 1)
+            count = max(
+                over,
+                -(-over_bytes * total // max(self._places.used_bytes, 1)),
+                -(-over_tokens * total // max(tenants.total_tokens, 1)),
+            )
+            rows = policy.victims(min(max(count, 1), ROUND_ROWS_MAX - len(found)), owners)
+            if ahead and rows and policy.in_window(rows[-1]):
+                # The window comes last: there is nothing else.
+                inside = policy.are_in_window(np.array(rows))
+                policy.may_go(np.array(rows)[inside].tolist(), True)
+                rows = np.array(rows)[~inside].tolist()
+            if not rows:
+                break
+            if not (rows := self._spans.unpinned(rows)):
+                continue
+            sizes, tokens = np.cumsum(table.column("sizes")[rows]), np.cumsum(table.column("tokens")[rows])
+            needed = max(
+                over,
+                int(np.searchsorted(sizes, over_bytes)) + 1 if over_bytes > 0 else 0,
+                int(np.searchsorted(tokens, over_tokens)) + 1 if over_tokens > 0 else 0,
+            )
+            if needed < len(rows):
+                policy.may_go(rows[needed:], True)
+                rows = rows[:needed]
+            found += rows
+            over -= len(rows)
+            over_bytes -= int(sizes[len(rows) - 1])
+            over_tokens -= int(tokens[len(rows) - 1])
+        return found
+
+    def of(self, attempt: Attempt, now: float) -> Way | None:
+        """What makes room for the request: entries of the owners that are over their shares; only if none helps, a
+        request of an owner within its share gets those of any owner."""
+        owners = self._shares.evictable(attempt.owner, attempt.size)
+        way = self._way_of(attempt, owners, now)
+        if way is None and owners is not None and attempt.owner not in owners and attempt.scans:
+            way = self._way_of(attempt, None, now)
+        return way
+
+    def _way_of(self, attempt: Attempt, owners: Collection[int] | None, now: float) -> Way | None:
+        size = attempt.size
+        if (self._spans.held or self._spans.last_pinned) and self.obstacle(size)[0] is not None:
+            return None
+        if (stretch := self._cold_stretch(size, owners)) is not None:
+            return stretch
+        over_bytes, over = size - self._places.left_bytes, 1 - self._places.left_entries
+        if over_bytes > 0 or over > 0:
+            more = min(self._places.ahead_bytes, self._holes.capacity_bytes // BATCH_SHARE, BATCH_BYTES_MAX)
+            reason = "entries" if over > 0 else "capacity"
+            more_bytes, more = more if over_bytes > 0 else 0, self._places.ahead if over > 0 else 0
+            rows = self.coldest(over_bytes + more_bytes, over + more, 0, owners, ahead=True)
+            if not attempt.ahead:
+                over_bytes -= sum(map(self._table.sizes.__getitem__, rows))
+                over -= len(rows)
+                if over_bytes > 0 or over > 0:
+                    rows += self.coldest(over_bytes, over, 0, owners, ahead=False)
+            return Way(NOTHING, 0, 0, rows, handed=True, reason=reason) if rows else None
+        way = self._cheapest_way(attempt, owners, now)
+        return way if way is not None or attempt.ahead else self._way_between_pins(size, owners)
+
+    def _cold_stretch(self, size: int, owners: Collection[int] | None) -> Way | None:
+        """The stretch around the coldest entry, for a place of many entries' size in a full ring, if its entries are
+        worth little more than the coldest one: as many of the coldest ones would go elsewhere, and others be moved."""
+        tenants, policy, places = self._tenants, self._policy, self._places
+        if not policy.weighs or not places.is_full or size * tenants.total_entries < MANY * places.used_bytes:
+            return None
+        anchors = policy.coldest(1, owners)
+        if not anchors or policy.in_window(anchors[0]) or self._table.records[anchors[0]]:
+            return None
+        found = self._stretches.to_evict(size, anchors, self._evictable(owners))
+        floor = float(policy.worth(anchors)[0])
+        return found if found is not None and _is_near(found.price, NEAR * floor * size) else None
+
+    def _cheapest_way(self, attempt: Attempt, owners: Collection[int] | None, now: float) -> Way | None:
+        """The cheapest of three ways to get the bytes in one piece (module docstring). While no time is left for moves,
+        a stretch is evicted, unless new entries go with it."""
+        size, stretches, holes = attempt.size, self._stretches, self._holes
+        anchors = self._policy.coldest(ANCHORS_MAX, owners)
+        if not anchors or (attempt.ahead and self._policy.in_window(anchors[0])):
+            return None
+        may_go = self._evictable(owners)
+        window = stretches.to_evict(size, anchors, may_go)
+        if self._table.records[anchors[0]] or attempt.plans >= PLANS_MAX:
+            return window
+        floor = float(self._policy.worth(anchors[:1])[0])
+        if not self._time.is_left(now) and window is not None and _is_near(window.price, FAR * floor * size):
+            return window
+        if not attempt.scans:
+            # An entry in use does not move. A scan shows which entries are in use.
+            return Way(NOTHING, 0, 0, [])
+        attempt.plans += 1
+        plan = stretches.to_move(size, floor, self._evictable(None, leaves=False), may_go)
+        if plan is not None:
+            self._time.spent(len(plan.moves), plan.copied_bytes)
+            if not plan.victims:
+                return plan
+        ways = [way for way in (plan, window) if way is not None]
+        if not ways:
+            return None
+        best = min(ways, key=lambda way: (way.price, way.gone_bytes))
+        if attempt.spare_bytes < size:
+            spare, gone_bytes = [], max(best.gone_bytes // SPARE_STEPS, size // SPARE_MIN)
+            for row in anchors:
+                if may_go(row):
+                    spare.append(row)
+                    gone_bytes -= self._table.sizes[row]
+                    if gone_bytes <= 0:
+                        break
+            little_free = holes.total_bytes < size * 3 // 2 + holes.capacity_bytes // SPARE_SHARE
+            if spare and stretches.price(spare, floor) < best.price:
+                worth = stretches.price(spare, 0.0)
+                if little_free or best.price[0] > worth[0] or FAR * worth[1] < best.price[1]:
+                    attempt.spare_bytes += sum([self._table.sizes[row] for row in spare])
+                    return Way(NOTHING, 0, 0, spare)
+        return best
+
+    def _way_between_pins(self, size: int, owners: Collection[int] | None) -> Way | None:
+        """A stretch between unevictable rows, around its coldest entries, with the descendants of its entries: for a
+        place that is wider than what is free of pins and parents around the coldest entries."""
+        table, survey = self._table, self._survey()
+        states, offsets = np.frombuffer(table.states, np.uint8), table.column("offsets")
+        kept = survey.kept
+        may_go = self._evictable(owners, leaves=False)
+        for low, high in sorted(survey.gaps(size), key=lambda gap: gap[0] - gap[1])[:GAPS_MAX]:
+            rows = np.flatnonzero((states == LIVE) & (offsets >= low) & (offsets < high))
+            if not len(rows):
+                continue
+            coldest = rows[np.argsort(self._policy.worth(rows), kind="stable")[:ANCHORS_MAX]].tolist()
+            found = self._stretches.to_evict(size, coldest, lambda row: row not in kept and may_go(row))
+            if found is not None:
+                whole: dict[int, None] = {}
+                for row in found.victims:
+                    for each in self._families.leaves_first(row, whole):
+                        whole[each] = None
+                return Way(found.price, found.gone_bytes, 0, [*whole])
+        return None
+
+    def _evictable(self, owners: Collection[int] | None, *, leaves: bool = True) -> Callable[[int], bool]:
+        """The test whether an entry is evictable now, as far as is known; if not `leaves`, with its descendants."""
+        table, spans = self._table, self._spans
+        states, children, owner_of, span_ids = table.states, table.children, table.owners, table.span_ids
+        held, pinned = spans.held, spans.last_pinned
+
+        def test(row: int) -> bool:
+            if states[row] != LIVE or row in held or span_ids[row] in pinned or (leaves and children[row]):
+                return False
+            return owners is None or owner_of[row] in owners
+
+        return test
+
+    def obstacle(self, size: int) -> tuple[str | None, int]:
+        """The limit or resource that leaves no room for `size` bytes whatever is evicted, if there is one, as far as is
+        known; and the bytes that cannot go."""
+        survey = self._survey()
+        return survey.obstacle(size, self._grants.lent, self._budget), survey.kept_bytes
+
+    def _survey(self) -> Survey:
+        row_of, spans = self._table.row_of, self._spans
+        held = [*spans.held, *(row_of(number) for number in spans.last_pinned)]
+        return Survey(self._table, self._holes, self._families, held)
+
+
+def _is_near(price: Price, most: float) -> bool:
+    """Whether nothing goes that was just put, and of the others no more worth than this."""
+    return price[0] == 0 and price[1] <= most

@@ -1,0 +1,136 @@
+"""What an entry has besides its columns: its header in the ring, and the reuse word of its slot.
+
+    ring: header │ payload        created, ttl, expires          index: slot │ reuse word       key; uses, last use
+
+Owns: the reuse words' uses, and the expiry in headers after the put. Does not own: who uses entries (`lifetimes`), nor
+the rest of headers, which `commit` writes. Nothing is kept here: each number is read where it lies.
+
+Invariant: rows are those of entries, stored or about to be told as ended; headers and slots still describe them.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+
+from ...shm.layout import (
+    REUSE_HOLDERS_MAX,
+    REUSE_HOLDERS_SHIFT,
+    REUSE_TICKS_MAX,
+    REUSE_TICKS_PER_S,
+    REUSE_USED_SHIFT,
+    REUSE_USES_MAX,
+    SPAN_EXPIRES_AT,
+    expiry_word,
+    reuse_ticks,
+)
+from ...shm.slots import PLACE
+from .slots import Slots
+from .table import RowTable
+
+Array = np.ndarray[Any, Any]
+
+_TTL_AT: Final = 64 >> 3
+_CREATED_AT: Final = 72 >> 3
+_COST_AT: Final = 104 >> 3
+_EXPIRES_AT: Final = SPAN_EXPIRES_AT >> 3
+_EXPIRY_CHECK: Final = (1 << 16) - 1
+_USES: Final = np.uint64(REUSE_USES_MAX)
+_USED_SHIFT: Final = np.uint64(REUSE_USED_SHIFT)
+_TICKS: Final = np.uint64(REUSE_TICKS_MAX)
+_HOLDERS_SHIFT: Final = np.uint64(REUSE_HOLDERS_SHIFT)
+_HOLDERS: Final = np.uint64(REUSE_HOLDERS_MAX << REUSE_HOLDERS_SHIFT)
+_THREE: Final = np.uint64(3)
+
+
+class Details:
+    """The headers and reuse words of one store's entries. `ring`: the ring's bytes, writable."""
+
+    def __init__(self, table: RowTable, slots: Slots, ring: memoryview) -> None:
+        whole = ring.cast("B")[: len(ring) & -8]
+        self._times = whole.cast("d")
+        self._words = whole.cast("Q")
+        self._all_times: Array = np.frombuffer(whole, np.float64)
+        self._offsets, self._slot_of = table.column("offsets"), table.column("slots")
+        self._offset_of = table.offsets
+        self._index: Array = np.frombuffer(slots.words, np.uint64)
+        self._first_slot, self._first_reuse = slots.first_word, slots.first_reuse
+
+    # ---- headers
+
+    def created(self, rows: Array, now: float) -> Array:
+        """When the entries were put, (n,) float64; from 0 to `now`, whatever a damaged header has."""
+        created = self._all_times[(self._offsets[rows] >> _THREE).astype(np.int64) + _CREATED_AT]
+        found: Array = np.fmin(np.fmax(created, 0.0), now)
+        return found
+
+    def ttl(self, row: int) -> float:
+        """The time to live after each touch, in seconds; 0 for none."""
+        ttl: float = self._times[(self._offset_of[row] >> 3) + _TTL_AT]
+        return ttl
+
+    def cost(self, row: int) -> float:
+        """The milliseconds that computing the payload took, as its client said; 0 if not known."""
+        cost: float = self._times[(self._offset_of[row] >> 3) + _COST_AT]
+        return cost
+
+    def expires(self, row: int) -> float:
+        """When the entry expires; 0.0 for never. It is up to one part in 2 ** 36 later than it was set."""
+        at = (self._offset_of[row] >> 3) + _EXPIRES_AT
+        expires: float = np.uint64(self._words[at] & ~_EXPIRY_CHECK).view(np.float64).item()
+        return expires
+
+    def set_expires(self, row: int, when: float) -> None:
+        """Writes when the entry expires, for clients and for the next daemon: one word, so that a reader sees the old
+        time or the new one. The header's check leaves it out."""
+        self._words[(self._offset_of[row] >> 3) + _EXPIRES_AT] = expiry_word(when)
+
+    # ---- the index
+
+    def keys(self, rows: Array) -> Array:
+        """The keys, as (n, 4) uint64."""
+        found: Array = self._index[self._slots_at(rows)[:, None] + np.arange(1, 5)]
+        return found
+
+    def tree_bytes(self, row: int) -> int:
+        """The length of the payload's tree."""
+        return int(self._index[self._slots_at(np.array([row]))[0] + PLACE]) >> 48
+
+    def uses(self, rows: Array) -> tuple[Array, Array]:
+        """How often the entries were used after their puts, at most REUSE_USES_MAX, and when last, rounded up to a
+        tick, 0.0 for never; (n,) uint64 and float64."""
+        return unpack_uses(self._index[self._reuse_at(rows)])
+
+    def count_uses(self, rows: Array, now: float) -> None:
+        """The entries were used until `now`, each once for each time that it is among the rows."""
+        at = self._reuse_at(rows)
+        many = np.ones(len(at), np.uint64)
+        if len(at) > 1:
+            at = np.sort(at)
+            first = np.flatnonzero(np.concatenate([[True], at[1:] != at[:-1]]))
+            many = np.diff(np.append(first, len(at))).astype(np.uint64)
+            at = at[first]
+        words = self._index[at]
+        uses = np.minimum((words & _USES) + many, _USES)
+        self._index[at] = words & _HOLDERS | np.uint64(reuse_ticks(now) << REUSE_USED_SHIFT) | uses
+
+    def show_holders(self, rows: Array, holders: Array) -> None:
+        """Stores how many clients hold each entry now, for readers."""
+        at = self._reuse_at(rows)
+        many = np.minimum(holders, np.uint64(REUSE_HOLDERS_MAX)) << _HOLDERS_SHIFT
+        self._index[at] = self._index[at] & ~_HOLDERS | many
+
+    def _slots_at(self, rows: Array) -> Array:
+        slots = self._slot_of[rows].astype(np.int64)
+        at: Array = self._first_slot + (slots // 8 + slots + 1) * 8
+        return at
+
+    def _reuse_at(self, rows: Array) -> Array:
+        at: Array = self._first_reuse + self._slot_of[rows].astype(np.int64)
+        return at
+
+
+def unpack_uses(words: Array) -> tuple[Array, Array]:
+    """The numbers of uses in reuse words, and the times of the last ones, 0.0 for never."""
+    return words & _USES, (words >> _USED_SHIFT & _TICKS) / REUSE_TICKS_PER_S

@@ -1,0 +1,61 @@
+"""Queues of lanes: a damaged one ends with its connection, whatever is left in it."""
+
+from __future__ import annotations
+
+import os
+from array import array
+from types import SimpleNamespace
+from typing import Any, cast
+
+from tensord.daemon.actors.queues import Queues
+from tensord.errors import BadMessage
+from tensord.shm.layout import QUEUE_AT, RECORD_BYTES
+from tensord.shm.records import SUBMITTED_AT, SubmissionReader
+
+from ...memory_bench import lane_file
+
+
+class Stand:
+    """One client's queue. The core refuses each record as none of the client's."""
+
+    def __init__(self) -> None:
+        self.fd = lane_file()
+        self.taken = 0
+        self.hung_up: list[str] = []
+        words = memoryview(array("Q", [0]))
+        memory = SimpleNamespace(settled=words, refusals=words)
+        self.queues = Queues(
+            cast(Any, memory),
+            cast(Any, None),
+            submitted=self._submitted,
+            is_lent=lambda *place: False,
+            ring=lambda client: None,
+            hang_up=lambda client, reason: self.hung_up.append(reason),
+        )
+        lane = SimpleNamespace(place=0, queue=SubmissionReader(self.fd))
+        self.queues.attached(1, 0, cast(Any, lane))
+        self.queues.writes_in_place(1)
+
+    def _submitted(self, client: int, records: memoryview, errors: object) -> int:
+        self.taken += 1
+        assert self.taken < 9, "a damaged queue is carried out further"
+        raise BadMessage("the queue is damaged")
+
+    def head(self, number: int) -> None:
+        os.pwrite(self.fd, number.to_bytes(8, "little"), SUBMITTED_AT * 8)
+
+
+def test_a_queue_with_a_huge_head_ends_at_its_first_damage_though_more_is_asked_then() -> None:
+    stand, done = Stand(), []
+    stand.head(1 << 62)
+    stand.queues.after_added(1, lambda: done.append("asked"))
+    assert (stand.taken, len(stand.hung_up), done) == (1, 1, ["asked"])
+    assert not stand.queues.waiting and not stand.queues.turn()
+
+
+def test_a_truncated_queue_keeps_nobody_busy() -> None:
+    stand = Stand()
+    stand.head(1 << 62)
+    os.ftruncate(stand.fd, QUEUE_AT + RECORD_BYTES // 2)
+    assert not stand.queues.turn()
+    assert not stand.queues.waiting

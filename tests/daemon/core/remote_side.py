@@ -1,0 +1,174 @@
+"""A remote store and the threads before it, played by the test."""
+
+from __future__ import annotations
+
+from collections import deque
+from itertools import takewhile
+from typing import Any
+
+from tensord.daemon.core.effects import (
+    AskGenerations,
+    RaiseGeneration,
+    ReadRemote,
+    RemoteTurned,
+    RemoveRemote,
+    SaveRemote,
+    Seek,
+    SeekRun,
+    WithdrawClaim,
+)
+from tensord.daemon.core.events import (
+    ClaimWithdrawn,
+    Event,
+    GenerationRaised,
+    GenerationsTold,
+    RemoteFound,
+    RemoteRead,
+    RemoteSaved,
+    RunSought,
+    Sought,
+)
+from tensord.errors import TensordError
+from tensord.shm.keys import generation_of
+from tensord.shm.layout import SPAN_HEADER_BYTES, SpanHeader
+
+
+class RemoteSide:
+    """`remote`: what is in the store, whichever daemon runs."""
+
+    bytes: bytearray
+    now: float
+
+    def __init__(self) -> None:
+        self.remote: dict[bytes, RemoteFound] = {}
+        self.remote_generations: dict[bytes, int] = {}
+
+    def forget_remote(self) -> None:
+        """Nothing is under way."""
+        self.seeks: deque[Seek] = deque()
+        self.runs: deque[SeekRun] = deque()
+        self.reads: deque[ReadRemote] = deque()
+        self.writes: deque[tuple[SaveRemote | RemoveRemote, bytes]] = deque()
+        """With the bytes that each must find in the ring."""
+        self.generation_requests: deque[AskGenerations | RaiseGeneration] = deque()
+
+    def do(self, event: Event) -> None:
+        raise NotImplementedError
+
+    def touch(self, offset: int, size_bytes: int) -> None:
+        raise NotImplementedError
+
+    def header(self, offset: int) -> SpanHeader:
+        raise NotImplementedError
+
+    def take_remote(self, effect: Any) -> None:
+        """Keeps an effect for later, or carries it out."""
+        match effect:
+            case Seek():
+                self.seeks.append(effect)
+            case SeekRun():
+                self.runs.append(effect)
+            case ReadRemote():
+                self.reads.append(effect)
+            case SaveRemote(_, key, offset, payload_bytes):
+                assert self.header(offset).key == key
+                start = offset + SPAN_HEADER_BYTES
+                self.writes.append((effect, bytes(self.bytes[start : start + payload_bytes])))
+            case RemoveRemote():
+                self.writes.append((effect, b""))
+            case WithdrawClaim():
+                self.do(ClaimWithdrawn(True))
+            case AskGenerations() | RaiseGeneration():
+                self.generation_requests.append(effect)
+            case RemoteTurned():
+                pass
+            case _:
+                raise AssertionError(effect)
+
+    @property
+    def remote_waits(self) -> bool:
+        return bool(self.seeks or self.runs or self.reads or self.writes or self.generation_requests)
+
+    def settle_remote(self) -> None:
+        while self.seeks:
+            self.seek()
+        while self.runs:
+            self.seek_run()
+        while self.reads:
+            self.read_remote()
+        while self.writes:
+            self.write_remote()
+        while self.generation_requests:
+            self.answer_generations()
+
+    def seek(self, at: int = 0, error: TensordError | None = None) -> None:
+        """The remote store answers the at-th Seek."""
+        effect = self.seeks[at]
+        del self.seeks[at]
+        if error is not None:
+            self.do(Sought(effect.number, error=error))
+            return
+        generation = self._generation(effect)
+        found = self.remote.get(effect.key) if generation in (None, generation_of(effect.key)) else None
+        self.do(Sought(effect.number, found, None, generation, 0.0, found is None and effect.claims_s > 0))
+
+    def seek_run(self, error: TensordError | None = None) -> None:
+        """The remote store answers the oldest SeekRun."""
+        effect = self.runs.popleft()
+        if error is not None:
+            self.do(RunSought(effect.number, error=error))
+            return
+        generation = self._generation(effect)
+        shared = generation in (None, generation_of(effect.key))
+        there = takewhile(lambda each: each in self.remote, effect.keys) if shared else ()
+        self.do(RunSought(effect.number, tuple(self.remote[each] for each in there), generation=generation))
+
+    def read_remote(self, at: int = 0, error: TensordError | None = None) -> None:
+        """The at-th read is carried out, or fails halfway."""
+        effect = self.reads[at]
+        del self.reads[at]
+        start, size = effect.ring_offset + SPAN_HEADER_BYTES, effect.found.payload_bytes
+        size = size if error is None else size // 2
+        self.touch(start, size)
+        self.bytes[start : start + size] = effect.key[8:9] * size
+        self.do(RemoteRead(effect.number, 7 if error is None else 0, error))
+
+    def write_remote(self, at: int = 0, error: TensordError | None = None) -> None:
+        """Carries the at-th write to the remote store out, or has it fail."""
+        effect, content = self.writes[at]
+        del self.writes[at]
+        if isinstance(effect, RemoveRemote):
+            for key in effect.keys if error is None else ():
+                self.remote.pop(key, None)
+            self.do(RemoteSaved(effect.number, error))
+            return
+        start = effect.offset + SPAN_HEADER_BYTES
+        self.touch(effect.offset, SPAN_HEADER_BYTES + effect.payload_bytes)
+        assert self.bytes[start : start + effect.payload_bytes] == content, "a span changed under a write"
+        if error is not None:
+            self.do(RemoteSaved(effect.number, error))
+            return
+        generation = self._generation(effect)
+        written = generation in (None, generation_of(effect.key))
+        if written:
+            header = self.header(effect.offset)
+            sizes = header.payload_bytes, header.tree_bytes, header.tokens
+            self.remote[effect.key] = RemoteFound(*sizes, header.cost_ms, parent=header.parent)
+        self.do(RemoteSaved(effect.number, written=written, generation=generation))
+
+    def answer_generations(self, error: TensordError | None = None) -> None:
+        """The remote store answers the oldest request about generations."""
+        effect = self.generation_requests.popleft()
+        if isinstance(effect, AskGenerations):
+            told = {} if error else {tag: self.remote_generations.get(tag, 0) for tag in effect.tags}
+            self.do(GenerationsTold(told, error))
+            return
+        if error is None:
+            known = self.remote_generations.get(effect.tag, 0)
+            if effect.new or known < effect.least:
+                self.remote_generations[effect.tag] = max(known + 1, effect.least)
+        self.do(GenerationRaised(effect.tag, None if error else self.remote_generations[effect.tag], error))
+
+    def _generation(self, effect: Seek | SeekRun | SaveRemote) -> int | None:
+        """The remote store's generation of a key's namespace, if it is asked for."""
+        return self.remote_generations.get(effect.key[:8], 0) if effect.asks_generation else None

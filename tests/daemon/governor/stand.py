@@ -1,0 +1,205 @@
+"""A governor with everything around it played by the test: clients, gauges, the store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from tensord.daemon.core.effects import Announce, Send
+from tensord.daemon.core.host_memory import HostHolds, Pressed
+from tensord.daemon.governor.effects import AskNeighbour, Effect, GovernorLog
+from tensord.daemon.governor.events import (
+    Event,
+    GovernorClientJoined,
+    GovernorClientLeft,
+    GovernorLimitsChanged,
+    GovernorReceived,
+    GovernorTick,
+    Sample,
+    Sampled,
+)
+from tensord.daemon.governor.governor import Governor
+from tensord.daemon.governor.limits import GovernorLimits
+from tensord.ipc import messages
+from tensord.ipc.modes import HOST_GAUGE, Mode, Tier
+
+UNIX_AT_ZERO_S = 1_000_000.0
+GPU = "0000:65:00.0"
+MIB = 1 << 20
+TOTAL = 1000 * MIB
+
+
+def key(number: int) -> bytes:
+    """A key that is told from others by its number."""
+    return number.to_bytes(8, "little") * 4
+
+
+class Stand:
+    """Clients 1, 2 and 3 are there from the start. Time passes only as the test says."""
+
+    def __init__(self, **limits: Any) -> None:
+        self.limits = GovernorLimits(**limits)
+        self.governor = Governor(self.limits, UNIX_AT_ZERO_S)
+        self.now = 100.0
+        self.answers: dict[int, list[Any]] = {}
+        self.pressed: list[Pressed] = []
+        self.told: list[dict[str, Any]] = []
+        self.logged: list[GovernorLog] = []
+        self.neighbours_asked: list[AskNeighbour] = []
+        self.gauges: dict[str, Sample] = {}
+        self._requests = 0
+
+    # ---- one step at a time
+
+    def do(self, event: Event) -> list[Effect]:
+        effects = self.governor.handle(event, self.now)
+        for effect in effects:
+            match effect:
+                case Send(client, message):
+                    assert client in self.answers, "an answer to a client that left"
+                    self.answers[client].append(message)
+                case Pressed():
+                    self.pressed.append(effect)
+                case Announce(body):
+                    self.told.append(body)
+                case GovernorLog():
+                    self.logged.append(effect)
+                case AskNeighbour():
+                    self.neighbours_asked.append(effect)
+        return effects
+
+    def join(self, *clients: int) -> None:
+        for client in clients:
+            self.answers[client] = []
+            self.do(GovernorClientJoined(client, f"client {client}", 4000 + client))
+
+    def leave(self, client: int) -> None:
+        del self.answers[client]
+        self.do(GovernorClientLeft(client))
+
+    def say(self, client: int, message: Any) -> None:
+        self.do(GovernorReceived(client, message))
+
+    def ask(self, client: int, make: Callable[..., Any], *args: Any, **more: Any) -> Any:
+        """Sends a request, and returns its answer, of which there is one."""
+        self._requests += 1
+        request = self._requests
+        self.say(client, make(request, *args, **more))
+        answers = [answer for answer in self.answers[client] if getattr(answer, "id", None) == request]
+        assert len(answers) == 1, f"{len(answers)} answers"
+        return answers[0]
+
+    def pass_time(self, seconds: float) -> None:
+        """Time passes; Ticks come when they are due."""
+        end = self.now + seconds
+        self.settle()
+        while (timer := self.governor.next_timer()) is not None and timer <= end:
+            self.now = max(self.now, timer)
+            self.settle()
+        self.now = end
+
+    def settle(self) -> None:
+        """Ticks until none is due."""
+        for _ in range(10_000):
+            timer = self.governor.next_timer()
+            if timer is None or timer > self.now:
+                return
+            self.do(GovernorTick())
+        raise AssertionError("there is always another Tick due")
+
+    def change_limits(self, **limits: Any) -> None:
+        self.limits = replace(self.limits, **limits)
+        self.do(GovernorLimitsChanged(self.limits))
+
+    # ---- gauges
+
+    def sample(
+        self,
+        used: float,
+        gauge: str = GPU,
+        total: int = TOTAL,
+        *,
+        after_s: float = 1.0,
+        began_at: float | None = None,
+        source: str = "test",
+        stale: bool = False,
+        **shown: Any,
+    ) -> None:
+        """All gauges are read, `after_s` later; this one shows `used`: bytes, or a share."""
+        self.now += after_s
+        began_at = self.now if began_at is None else began_at
+        used_bytes = used if isinstance(used, int) else round(used * total)
+        tier = Tier.HOST if gauge == HOST_GAUGE else Tier.DEVICE
+        self.gauges = {name: replace(sample, began_at=began_at) for name, sample in self.gauges.items()}
+        self.gauges[gauge] = Sample(gauge, tier, used_bytes, total, source, began_at, stale, shown)
+        self.do(Sampled(tuple(self.gauges.values())))
+        self.settle()
+
+    def lose(self, gauge: str = GPU) -> None:
+        """The gauge is not among those that are read any more."""
+        self.now += 1
+        del self.gauges[gauge]
+        self.gauges = {name: replace(sample, began_at=self.now) for name, sample in self.gauges.items()}
+        self.do(Sampled(tuple(self.gauges.values())))
+        self.settle()
+
+    def mode(self, gauge: str = GPU) -> Mode:
+        return next(tier.mode for tier in self.governor.modes() if tier.gauge == gauge)
+
+    def holds(self, resident: int, wanted: int, *, settled: bool = True) -> None:
+        """The store says what it has in memory."""
+        self.do(HostHolds(resident, wanted, settled))
+
+    @property
+    def press(self) -> Pressed:
+        """What the store was last asked for."""
+        return self.pressed[-1] if self.pressed else Pressed()
+
+    # ---- owners
+
+    def open(self, *clients: int, device: str = GPU) -> None:
+        for client in clients:
+            answer = self.ask(client, messages.OpenDevice, device)
+            assert isinstance(answer, messages.DeviceOpened), answer
+
+    def register(self, client: int, number: int, size: int = MIB, tokens: int = 1, **more: Any) -> Any:
+        device = more.pop("device", GPU)
+        return self.ask(client, messages.RegisterEntry, device, key(number), size, tokens, **more)
+
+    def orders(self, client: int | None = None, *kinds: str) -> list[messages.Order]:
+        """Every order that was given, oldest first."""
+        clients: Sequence[int] = sorted(self.answers) if client is None else [client]
+        orders = [answer for each in clients for answer in self.answers[each] if isinstance(answer, messages.Order)]
+        return [order for order in orders if not kinds or order.kind in kinds]
+
+    def carry_out(self, client: int, order: messages.Order, freed_bytes: int = 1, keep: bool = False) -> Any:
+        """The owner acknowledges an order."""
+        what = "kept" if keep else {"offload": "offloaded", "drop": "dropped"}[order.kind]
+        said: dict[str, Any] = {what: order.keys, "freed_bytes": freed_bytes}
+        return self.ask(client, messages.AcknowledgeOrder, order.device, order.order, **said)
+
+    # ---- what is seen
+
+    def status(self) -> dict[str, Any]:
+        return self.governor.status()
+
+    def device(self, name: str = GPU) -> dict[str, Any]:
+        row: dict[str, Any] = next(row for row in self.status()["devices"] if row["device"] == name)
+        return row
+
+    def pushes(self, client: int) -> list[messages.ModeChanged]:
+        return [answer for answer in self.answers[client] if isinstance(answer, messages.ModeChanged)]
+
+    def check(self) -> None:
+        self.governor.check_invariants()
+
+
+Make = Callable[..., Stand]
+
+
+def refused(answer: Any, code: str) -> str:
+    """The text of a refusal with this code."""
+    assert isinstance(answer, messages.Error), f"not refused: {answer}"
+    assert answer.code == code, answer
+    return answer.text

@@ -1,0 +1,572 @@
+"""The registry of device entries, as owners meet it: registrations, budgets, orders, promotion, refusals."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tensord.daemon.devices.copies import ASSUMED_BYTES_PER_S
+from tensord.daemon.devices.devices import Circumstances
+from tensord.errors import BelowFloor, DeviceFull, LimitReached, NoGauge, OwnedElsewhere, UnderPressure, UnknownOrder
+from tensord.ipc import messages
+from tensord.ipc.modes import Mode
+
+from .registry import GPU, UNREAD, Registry, key, ordered
+
+
+@pytest.fixture
+def registry() -> Any:
+    registry = Registry()
+    yield registry
+    registry.devices.check_invariants()
+
+
+def uses(registry: Registry, which: int) -> int:
+    table = registry.devices._devices[GPU].table
+    row = table.find(key(which))
+    assert row is not None
+    return int(table.uses[row])
+
+
+# ---- registering, using, releasing
+
+
+def test_registering_a_key_again_keeps_its_uses_and_counts_its_bytes_once(registry: Registry) -> None:
+    assert not registry.register(1, 1, 10, 5).renewed
+    registry.use(1, 1, 1, 1)
+    assert registry.register(1, 1, 70, 9).renewed
+    assert (registry.status["entries"], registry.status["bytes"], registry.status["tokens"]) == (1, 70, 9)
+    assert uses(registry, 1) == 5, "one at first, three uses, and the second put"
+    assert (registry.counters["registered"], registry.counters["renewed"], registry.counters["used"]) == (1, 1, 3)
+
+
+def test_uses_of_before_a_restart_go_on(registry: Registry) -> None:
+    registry.register(1, 1, uses=40)
+    registry.register(1, 2)
+    assert (uses(registry, 1), uses(registry, 2)) == (40, 1)
+
+
+def test_only_the_owners_word_counts_for_an_entry(registry: Registry) -> None:
+    registry.register(1, 1)
+    registry.use(2, 1)
+    registry.use(1, 99)
+    assert uses(registry, 1) == 1
+    assert registry.release(2, 1) == 0
+    assert registry.release(1, 1, 1, 99) == 1, "each entry once"
+    assert registry.release(1, 1) == 0
+    assert registry.counters["released"] == 1
+
+
+def test_the_same_key_may_lie_on_two_devices(registry: Registry) -> None:
+    registry.register(1, 1)
+    registry.devices.open(2, "other")
+    message = messages.RegisterEntry(1, "other", key(1), 10)
+    assert not registry.devices.register(2, message, UNREAD, registry.now).renewed
+    assert [(row["device"], row["entries"]) for row in registry.devices.status()] == [(GPU, 1), ("other", 1)]
+
+
+def test_an_owner_that_leaves_takes_its_entries_with_it(registry: Registry) -> None:
+    for each in range(6):
+        registry.register(1 + each % 2, each)
+    registry.register(3, 100)
+    registry.pass_time(100)
+    assert registry.sample(95, mode=Mode.CRITICAL)
+    registry.leave(1)
+    registry.devices.check_invariants()
+    assert registry.counters["gone_with_owner"] == 3 and registry.status["entries"] == 4
+    registry.join(4)
+    registry.register(4, 0)
+    for client in (2, 3, 4):
+        registry.leave(client)
+    assert registry.devices.status() == [] and registry.devices.next_timer() is None
+    assert registry.counters["gone_with_owner"] == registry.counters["registered"] == 8
+
+
+def test_status_names_owners_and_what_they_have(registry: Registry) -> None:
+    registry.register(1, 1, 10)
+    registry.register(1, 2, 30)
+    registry.pass_time(100)
+    registry.register(2, 3, 5)
+    registry.sample(95, mode=Mode.CRITICAL)
+    rows = {row["client"]: row for row in registry.devices.owners()}
+    assert rows[1] == {
+        "client": 1,
+        "name": "client 1",
+        "pid": 1,
+        "device": GPU,
+        "entries": 2,
+        "bytes": 40,
+        "ordered_entries": 2,
+        "unresponsive": False,
+    }
+    assert (rows[2]["entries"], rows[2]["ordered_entries"], rows[3]["entries"]) == (1, 0, 0)
+    assert registry.status == {
+        "device": GPU,
+        "entries": 3,
+        "bytes": 45,
+        "tokens": 3,
+        "ordered_entries": 2,
+        "ordered_bytes": 40,
+        "owners": 3,
+        "stuck": "",
+        "copy_bytes_per_s": ASSUMED_BYTES_PER_S,
+    }
+
+
+# ---- budgets
+
+
+@pytest.mark.parametrize("budget", [{"max_bytes": 50}, {"max_tokens": 5}, {"max_entries": 5}])
+def test_every_budget_is_kept_by_ordering_the_least_recently_used_away(budget: dict[str, int]) -> None:
+    registry = Registry(**budget)
+    for each in range(5):
+        registry.register(1, each, 10, tokens=1)
+        registry.now += 1
+    registry.use(1, 0)
+    assert registry.orders == []
+    registry.register(2, 5, 10, tokens=1)
+    registry.register(2, 6, 10, tokens=1)
+    assert [(client, ordered([o]), o.reason) for client, o in registry.orders] == [
+        (1, [1], "budget"),
+        (1, [2], "budget"),
+    ]
+    status = registry.status
+    assert status["entries"] - status["ordered_entries"] == 5
+    registry.carry_out()
+    assert registry.status["entries"] == 5
+    registry.devices.check_invariants()
+
+
+def test_tokens_are_counted_and_enforced_not_only_counted() -> None:
+    registry = Registry(max_tokens=100)
+    registry.register(1, 1, tokens=60)
+    registry.register(1, 2, tokens=40)
+    registry.register(1, 3, tokens=50)
+    assert ordered([order for _, order in registry.orders]) == [1]
+    registry.register(1, 2, tokens=51)
+    assert ordered([order for _, order in registry.orders]) == [1, 3], "a renewed entry grew, and is not its own victim"
+
+
+@pytest.mark.parametrize(
+    ("budget", "size", "tokens"), [({"max_bytes": 50}, 51, 1), ({"max_tokens": 5}, 1, 6)], ids=["bytes", "tokens"]
+)
+def test_an_entry_over_a_budget_by_itself_is_refused(budget: dict[str, int], size: int, tokens: int) -> None:
+    registry = Registry(**budget)
+    registry.register(1, 1, 1)
+    before = registry.snapshot()
+    with pytest.raises(DeviceFull, match=f"{next(iter(budget))} = "):
+        registry.register(1, 2, size, tokens)
+    assert registry.snapshot() == before
+
+
+def test_a_budget_without_evictable_entries_refuses(registry: Registry) -> None:
+    registry.devices.change_limits(registry.limits.__class__(max_entries=2, block_bytes=1))
+    registry.register(1, 1)
+    registry.register(1, 2)
+    registry.register(1, 3)
+    registry.carry_out(keep=True)  # 1 stays
+    registry.release(1, 3)
+    registry.register(1, 4)
+    registry.carry_out(keep=True)  # 2 stays
+    registry.release(1, 4)
+    before = registry.snapshot()
+    with pytest.raises(DeviceFull, match="max_entries = 2 would be exceeded \\(3 with this entry\\)"):
+        registry.register(2, 5)
+    assert registry.snapshot() == before
+    registry.pass_time(60)
+    registry.register(2, 5)
+    assert ordered([order for _, order in registry.orders]) == [1], "what was kept may go after a while"
+
+
+def test_thousands_of_registrations_over_budget_each_order_the_coldest_one_away() -> None:
+    registry = Registry(max_entries=6000)
+    for each in range(6000):
+        registry.register(1, each)
+        registry.now += 0.001
+    registry.use(1, *range(0, 6000, 2))
+    for each in range(6000, 12_500):
+        registry.now += 0.001
+        registry.register(1, each)
+    went = ordered([order for _, order in registry.orders])
+    assert went[:3000] == list(range(1, 6000, 2)), "those that were not used again"
+    assert sorted(went[3000:6000]) == list(range(0, 6000, 2)) and went[6000:] == list(range(6000, 6500))
+    registry.devices.check_invariants()
+
+
+def test_the_coldest_entry_goes_first_as_soon_as_it_may_again() -> None:
+    registry = Registry(max_entries=5, ack_s=10.0, retry_s=30.0)
+    for each in range(1, 6):
+        registry.register(2 if each == 2 else 1, each)
+        registry.now += 1
+    for which, then in ((10, 1), (11, 2)):  # 1 is kept; 2 is late, and its owner is silent
+        registry.register(1, which)
+        assert ordered([order for _, order in registry.orders]) == [then]
+        if then == 1:
+            registry.carry_out(keep=True)
+        registry.release(1, which)
+    registry.pass_time(11)
+    registry.orders.clear()
+    registry.register(1, 12)
+    assert ordered([order for _, order in registry.orders]) == [3]
+    registry.carry_out()
+    registry.pass_time(30)
+    registry.register(1, 13)
+    assert ordered([order for _, order in registry.orders]) == [1], "kept more than retry_s ago"
+    registry.carry_out()
+    registry.use(2, 99)
+    registry.register(1, 14)
+    assert ordered([order for _, order in registry.orders]) == [2], "its owner answers again"
+
+
+# ---- the floor
+
+
+def test_a_floor_at_the_capacity_refuses_with_a_reason_and_does_not_loop() -> None:
+    registry = Registry(max_bytes=50)
+    for each in range(5):
+        registry.register(1, each, 10)
+    before = registry.snapshot()
+    for floor in (50, 51, 1 << 40):
+        with pytest.raises(BelowFloor, match=f"floor is {floor} blocks of 1 bytes and the capacity 50"):
+            registry.register(1, 9, 10, under=registry.stands(40, mode=Mode.NORMAL, floor_blocks=floor))
+    with pytest.raises(BelowFloor, match="capacity 30"):
+        registry.register(1, 9, 10, under=registry.stands(20, 30, mode=Mode.NORMAL, floor_blocks=30))
+    assert registry.snapshot() == before and registry.orders == []
+
+
+def test_a_registration_that_needs_no_room_is_welcome_whatever_the_floor() -> None:
+    registry = Registry(max_bytes=50)
+    registry.register(1, 1, 10, under=registry.stands(40, mode=Mode.NORMAL, floor_blocks=1 << 40))
+    assert registry.status["entries"] == 1
+
+
+def test_a_budget_does_not_evict_below_the_floor() -> None:
+    registry = Registry(max_entries=2)
+    registry.register(1, 1, 40)
+    registry.register(1, 2, 40)
+    before = registry.snapshot()
+    with pytest.raises(BelowFloor, match="only 31 bytes are above the queueing floor of 50"):
+        registry.register(1, 3, 1, under=registry.stands(81, mode=Mode.NORMAL, floor_blocks=50))
+    assert registry.snapshot() == before
+    registry.register(1, 3, 10, under=registry.stands(80, mode=Mode.NORMAL, floor_blocks=50))
+    assert ordered([order for _, order in registry.orders]) == [1], "40 and 10 bytes stay"
+
+
+def test_a_large_entry_under_the_floor_is_passed_over_for_a_smaller_one() -> None:
+    registry = Registry(max_entries=2)
+    registry.register(1, 1, 40)
+    registry.register(1, 2, 5)
+    registry.register(1, 3, 10, under=registry.stands(55, mode=Mode.NORMAL, floor_blocks=45))
+    assert ordered([order for _, order in registry.orders]) == [2]
+
+
+# ---- orders and what owners say to them
+
+
+def test_an_order_to_offload_really_goes_out_and_the_entry_leaves_when_that_is_acknowledged(registry: Registry) -> None:
+    registry.register(1, 1, 10)
+    registry.pass_time(100)
+    (order,) = registry.sample(95, mode=Mode.CRITICAL)
+    assert (order.kind, order.keys, order.device, order.reason) == ("offload", [key(1)], GPU, "critical")
+    assert registry.orders == [(1, order)]
+    assert registry.status["entries"] == 1 and registry.counters["offloaded"] == 0
+    registry.acknowledge(1, order.order, offloaded=order.keys, freed=4)
+    assert registry.status["entries"] == 0
+    names = ("offloaded", "offloaded_bytes", "freed_bytes", "ordered", "dropped")
+    assert [registry.counters[name] for name in names] == [1, 10, 4, 1, 0]
+    assert registry.devices.remembered == 1
+
+
+def test_an_owner_may_acknowledge_another_action_than_the_ordered_one(registry: Registry) -> None:
+    for each in (1, 2, 3):
+        registry.register(1, each, 10)
+    registry.pass_time(100)
+    (order,) = registry.sample(95, mode=Mode.CRITICAL)
+    registry.acknowledge(1, order.order, offloaded=[key(1)], dropped=[key(2)], freed=9)
+    assert registry.status["ordered_entries"] == 1
+    registry.acknowledge(1, order.order, kept=[key(3)])
+    assert (registry.status["entries"], registry.status["ordered_entries"]) == (1, 0)
+    names = ("offloaded", "dropped", "kept", "dropped_bytes")
+    assert [registry.counters[name] for name in names] == [1, 1, 1, 10]
+    registry.pass_time(1)
+    assert registry.sample(95, mode=Mode.EMERGENCY) == [], "kept a moment ago"
+    registry.pass_time(30)
+    assert ordered(registry.sample(95, mode=Mode.EMERGENCY)) == [3]
+
+
+def test_orders_are_of_limited_length_and_their_numbers_rise() -> None:
+    registry = Registry(keys_per_request_max=7)
+    for each in range(40):
+        registry.register(1 + each % 2, each)
+    registry.pass_time(100)
+    orders = registry.sample(95, mode=Mode.CRITICAL)
+    assert sorted(len(order.keys) for order in orders) == [6, 6, 7, 7, 7, 7]
+    assert sorted(ordered(orders)) == list(range(40))
+    assert [client for client, _ in registry.orders] == [1, 2, 1, 2, 1, 2], "everybody's first before anybody's second"
+    registry.carry_out(freed=1)
+    registry.register(1, 1)
+    registry.pass_time(100)
+    (later,) = registry.sample(95, mode=Mode.CRITICAL)
+    assert later.order > max(order.order for order in orders)
+
+
+def test_an_owner_that_does_not_answer_is_shown_and_left_alone_and_its_entries_stay() -> None:
+    registry = Registry(ack_s=10.0, retry_s=30.0)
+    registry.register(1, 1)
+    registry.register(2, 2)
+    registry.pass_time(100)
+    registry.sample(95, mode=Mode.CRITICAL)
+    orders = dict(registry.orders)
+    registry.acknowledge(2, orders[2].order, dropped=orders[2].keys, freed=1)
+    registry.pass_time(9.5)
+    assert registry.counters["timed_out"] == 0
+    assert registry.devices.next_timer() == registry.now - 9.5 + 10
+    registry.pass_time(1)
+    assert registry.counters["timed_out"] == 1 and registry.status["entries"] == 1
+    assert [row["client"] for row in registry.devices.owners() if row["unresponsive"]] == [1]
+    assert [log.event for log in registry.logged] == ["owner does not answer"]
+    registry.pass_time(100)
+    assert registry.sample(95, mode=Mode.CRITICAL) == [], "nothing more is asked of it"
+    registry.use(1, 99)
+    assert not any(row["unresponsive"] for row in registry.devices.owners())
+    assert ordered(registry.sample(95, mode=Mode.CRITICAL)) == [1]
+    assert [body["unresponsive"] for body in registry.told if body["event"] == "owner"] == [True, False]
+
+
+def test_a_late_acknowledgement_is_processed(registry: Registry) -> None:
+    registry.register(1, 1)
+    registry.register(1, 2)
+    registry.pass_time(100)
+    (order,) = registry.sample(95, mode=Mode.CRITICAL)
+    registry.pass_time(20)
+    registry.acknowledge(1, order.order, dropped=[key(1)], kept=[key(2)], freed=3)
+    assert (registry.status["entries"], registry.counters["dropped"], registry.counters["kept"]) == (1, 1, 1)
+    assert not any(row["unresponsive"] for row in registry.devices.owners())
+    with pytest.raises(UnknownOrder):
+        registry.acknowledge(1, order.order, dropped=[key(2)])
+
+
+def test_an_owner_that_is_at_work_on_its_orders_is_not_late() -> None:
+    registry = Registry(ack_s=10.0, keys_per_request_max=2)
+    for each in range(6):
+        registry.register(1, each)
+    registry.pass_time(100)
+    for order in registry.sample(95, mode=Mode.CRITICAL):
+        for one in order.keys:
+            registry.pass_time(8)
+            registry.acknowledge(1, order.order, dropped=[one])
+    assert registry.counters["timed_out"] == 0 and registry.counters["dropped"] == 6
+    assert registry.devices.next_timer() is None
+
+
+def test_an_ordered_entry_may_be_released_renewed_and_used(registry: Registry) -> None:
+    for each in (1, 2, 3):
+        registry.register(1, each, 10)
+    registry.pass_time(100)
+    (order,) = registry.sample(95, mode=Mode.CRITICAL)
+    assert registry.release(1, 1) == 1
+    assert registry.register(1, 2, 25).renewed
+    registry.use(1, 3)
+    assert (registry.status["ordered_entries"], registry.status["ordered_bytes"]) == (2, 35)
+    registry.devices.check_invariants()
+    registry.acknowledge(1, order.order, dropped=[key(2), key(3)])
+    assert registry.counters["dropped_bytes"] == 35 and registry.counters["released"] == 1
+
+
+# ---- promotion
+
+
+def test_entries_of_an_agent_up_next_are_promoted() -> None:
+    registry = Registry()
+    for each, agent in enumerate(("next", "far", "next", ""), 1):
+        registry.register(1, each, 10, tokens=5, agent=agent, uses=7)
+    registry.pass_time(100)
+    registry.sample(95, 1000, mode=Mode.CRITICAL)
+    registry.carry_out(freed=40)
+    assert registry.devices.remembered == 4
+    registry.workflows.set(next=1, far=2)
+    (order,) = registry.sample(50, 1000, mode=Mode.RELAXED)
+    assert (order.kind, ordered([order]), order.reason) == ("promote", [1, 3], "relaxed")
+    assert registry.sample(50, 1000, mode=Mode.RELAXED) == [], "asked for once"
+    with pytest.raises(UnknownOrder):
+        registry.acknowledge(1, order.order, dropped=[key(1)])
+    assert not registry.register(1, 1, 10, agent="next").renewed
+    assert uses(registry, 1) == 8 and registry.counters["promoted"] == 1
+    assert registry.devices.remembered == 3
+    registry.pass_time(31)
+    assert ordered(registry.sample(50, 1000, mode=Mode.RELAXED)) == [3], "again, if nothing came of it"
+    registry.devices.check_invariants()
+
+
+@pytest.mark.parametrize("mode", [Mode.NORMAL, Mode.PRESSURE, Mode.CRITICAL, Mode.EMERGENCY])
+def test_other_modes_promote_nothing(mode: Mode) -> None:
+    registry = Registry()
+    registry.register(1, 1, agent="next")
+    registry.pass_time(700)
+    registry.sample(10, mode=Mode.CRITICAL)
+    registry.carry_out()
+    registry.workflows.set(next=0)
+    assert registry.sample(10, mode=mode) == []
+    assert len(registry.sample(10, mode=Mode.WORKFLOW_AWARE)) == 1
+
+
+def test_promotion_stays_under_the_threshold_counting_what_is_reserved_and_on_its_way() -> None:
+    registry = Registry()
+    for each in range(1, 9):
+        registry.register(1, each, 10, agent="next")
+        registry.now += 1
+    registry.pass_time(100)
+    registry.sample(95, mode=Mode.CRITICAL)
+    registry.carry_out(freed=80)
+    registry.workflows.set(next=0)
+    orders = registry.sample(30, mode=Mode.RELAXED, reserved_bytes=15)
+    assert ordered(orders) == [1, 2, 3], "30 + 15 + 30 < 85, and 10 more would not be"
+    registry.register(1, 1, agent="next")
+    assert registry.sample(30, mode=Mode.RELAXED, reserved_bytes=25, began_at=registry.now - 0.5) == []
+    registry.register(1, 2, agent="next")
+    assert ordered(registry.sample(50, mode=Mode.RELAXED, reserved_bytes=0)) == [4, 5], "10 still on their way"
+
+
+def test_promotion_keeps_the_budgets() -> None:
+    registry = Registry(max_entries=2)
+    for each in range(1, 5):
+        registry.register(1, each, agent="next")
+        registry.carry_out()
+    registry.release(1, 3)
+    registry.workflows.set(next=0)
+    assert ordered(registry.sample(10, mode=Mode.RELAXED)) == [1], "2 would be one too many"
+
+
+def test_entries_deleted_by_or_lost_with_their_owner_are_not_promoted() -> None:
+    registry = Registry()
+    for client in (1, 2, 3):
+        registry.register(client, client, agent="next")
+    registry.pass_time(100)
+    registry.sample(10, mode=Mode.CRITICAL)
+    registry.carry_out()
+    registry.release(1, 1)
+    assert registry.devices.remembered == 2
+    registry.leave(2)
+    assert registry.devices.remembered == 1
+    registry.workflows.set(next=0)
+    assert ordered(registry.sample(10, mode=Mode.RELAXED)) == [3]
+
+
+def test_no_more_is_remembered_than_the_limit_and_the_oldest_is_forgotten() -> None:
+    registry = Registry(remembered_max=3, max_entries=1)
+    for each in range(1, 7):
+        registry.register(1, each, agent="next")
+        registry.carry_out()
+    assert registry.devices.remembered == 3
+    registry.release(1, 6)
+    registry.devices.change_limits(registry.limits.__class__())
+    registry.workflows.set(next=0)
+    assert ordered(registry.sample(10, mode=Mode.RELAXED)) == [3, 4, 5]
+
+
+# ---- refusals, after which everything is as it was
+
+
+@pytest.fixture
+def busy() -> Registry:
+    """Entries of every kind: resident, ordered, kept, late, remembered."""
+    registry = Registry(ack_s=5.0)
+    for each in range(1, 7):
+        registry.register(1 + each % 2, each, agent=f"agent {each}")
+    registry.pass_time(100)
+    registry.sample(95, mode=Mode.CRITICAL)
+    orders = dict(registry.orders)
+    registry.acknowledge(1, orders[1].order, offloaded=[key(2)], kept=[key(4)], freed=5)
+    registry.pass_time(6)
+    registry.orders.clear()
+    for each in range(10, 14):
+        registry.register(3, each)
+    registry.pass_time(200)
+    registry.sample(95, mode=Mode.CRITICAL)
+    return registry
+
+
+def test_another_owners_key_cannot_be_registered(busy: Registry) -> None:
+    before = busy.snapshot()
+    told = rf"client 2 \(client 2, pid 2\) has registered key {key(1).hex()} on {GPU}, .*Client.put.*with a parameter"
+    with pytest.raises(OwnedElsewhere, match=told):
+        busy.register(1, 1, 99, agent="another")
+    assert busy.snapshot() == before
+
+
+def test_in_emergency_nothing_new_is_registered_and_what_is_there_may_be_renewed(busy: Registry) -> None:
+    refusing = busy.stands(97, mode=Mode.EMERGENCY, refuses="97 % of 0000:65:00.0 is used")
+    before = busy.snapshot()
+    with pytest.raises(UnderPressure, match="97 % of"):
+        busy.register(1, 50, under=refusing)
+    assert busy.snapshot() == before
+    assert busy.register(1, 4, 20, under=refusing).renewed
+    assert not busy.register(1, 50, under=busy.stands(90)).renewed, "accepted again when that has ended"
+
+
+@pytest.mark.parametrize(
+    ("client", "said"),
+    [
+        (3, {"order": 999, "dropped": [10]}),
+        (2, {"dropped": [10]}),
+        (3, {"dropped": [10, 1]}),
+        (3, {"dropped": [10, 77]}),
+        (3, {"dropped": [10], "kept": [10]}),
+        (3, {"offloaded": [11, 11]}),
+        (3, {"device": "no such device", "dropped": [10]}),
+        (3, {}),
+    ],
+    ids=[
+        "order",
+        "another's order",
+        "another's key",
+        "unknown key",
+        "key in two lists",
+        "key twice",
+        "device",
+        "no key",
+    ],
+)
+def test_an_acknowledgement_of_what_was_not_ordered_changes_nothing(
+    busy: Registry, client: int, said: dict[str, Any]
+) -> None:
+    ((owner, order),) = [(client, order) for client, order in busy.orders if client == 3]
+    assert owner == 3 and len(order.keys) == 4
+    said = {"order": order.order, "device": GPU, **said}
+    offloaded, dropped, kept = ([key(each) for each in said.get(name, [])] for name in ("offloaded", "dropped", "kept"))
+    before = busy.snapshot()
+    message = messages.AcknowledgeOrder(1, said["device"], said["order"], offloaded, dropped, kept, freed_bytes=5)
+    with pytest.raises(UnknownOrder):
+        busy.devices.acknowledge(client, message, busy.now)
+    assert busy.snapshot() == before
+    busy.carry_out()
+    busy.devices.check_invariants()
+
+
+def test_a_client_registers_only_where_it_opened(busy: Registry) -> None:
+    before = busy.snapshot()
+    for client, device in ((9, GPU), (1, "no such device")):
+        with pytest.raises(NoGauge, match="was not opened by this client"):
+            busy.devices.register(client, messages.RegisterEntry(1, device, key(70), 1), UNREAD, busy.now)
+    busy.devices.use(9, messages.UseEntries(GPU, [key(1)]), busy.now)
+    assert busy.devices.release(9, messages.ReleaseEntries(1, GPU, [key(1)]), busy.now) == 0
+    busy.devices.sampled("no such device", busy.stands(99), busy.now)
+    busy.devices.mode_changed("no such device", busy.now)
+    busy.devices.client_left(9, busy.now)
+    assert busy.snapshot() == before
+
+
+def test_devices_are_limited_in_number_and_forgotten_with_their_last_owner() -> None:
+    registry = Registry(devices_max=2)
+    registry.devices.open(1, "second")
+    registry.devices.open(1, "second")
+    with pytest.raises(LimitReached, match=r"2 may be \(a fixed limit"):
+        registry.devices.open(2, "third")
+    registry.leave(1)
+    registry.devices.open(2, "third")
+    assert [row["device"] for row in registry.devices.status()] == [GPU, "third"]
+
+
+def test_circumstances_are_values() -> None:
+    assert Circumstances(Mode.NORMAL, 1, 2, 3.0, True) == Circumstances(Mode.NORMAL, 1, 2, 3.0, True, 0, "", 0)

@@ -1,0 +1,398 @@
+"""The governor as a whole: requests and their answers, and what one part's change means to the others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tensord.daemon.governor.events import OWNERS_EVERY_S, Sampled, SourceState
+from tensord.daemon.governor.limits import NeighbourPlace
+from tensord.ipc import messages
+from tensord.ipc.messages import Step
+from tensord.ipc.modes import HOST_GAUGE, Mode, Tier
+
+from .stand import GPU, MIB, TOTAL, Make, Stand, key, refused
+
+OTHER = "0000:66:00.0"
+
+
+# ---- faults of earlier designs
+
+
+def test_a_device_that_refused_in_emergency_accepts_when_that_ends(make: Make) -> None:
+    stand = make()
+    stand.open(1)
+    stand.sample(0.97)
+    text = refused(stand.register(1, 1), "UnderPressure")
+    assert "97.0%" in text and "96.0%" in text and GPU in text
+    assert stand.status()["gauges"][0]["refuses"]
+    stand.sample(0.5)
+    stand.sample(0.5)
+    assert isinstance(stand.register(1, 1), messages.Registered)
+    assert not stand.status()["gauges"][0]["refuses"]
+
+
+def test_subscribers_are_notified_when_a_device_refuses_and_when_it_accepts_again(make: Make) -> None:
+    stand = make()
+    stand.ask(1, messages.Subscribe)
+    for share in (0.97, 0.93, 0.93):
+        stand.sample(share)
+    assert [push.state.refuses for push in stand.pushes(1)] == [True, False]
+
+
+def test_a_workflow_that_is_registered_is_entered_and_one_that_ended_is_left(make: Make) -> None:
+    stand = make()
+    stand.ask(2, messages.Subscribe)
+    stand.sample(0.75)
+    stand.sample(0.75, HOST_GAUGE)
+    stand.open(1)
+    stand.ask(1, messages.RegisterWorkflow, "w", [Step("a", 0)])
+    assert (stand.mode(), stand.mode(HOST_GAUGE)) == (Mode.WORKFLOW_AWARE, Mode.NORMAL)
+    stand.ask(1, messages.EndWorkflow, "w")
+    assert stand.mode() is Mode.NORMAL
+    assert [push.state.mode for push in stand.pushes(2)][-2:] == [Mode.WORKFLOW_AWARE, Mode.NORMAL]
+
+
+def test_the_workflow_mode_is_left_with_the_last_workflows_client(make: Make) -> None:
+    stand = make()
+    stand.sample(0.75)
+    stand.open(1, 2)
+    stand.ask(1, messages.RegisterWorkflow, "a", [Step("a", 0)])
+    stand.ask(2, messages.RegisterWorkflow, "b", [Step("b", 0)])
+    stand.leave(1)
+    assert stand.mode() is Mode.WORKFLOW_AWARE
+    stand.leave(2)
+    assert stand.mode() is Mode.NORMAL
+    ended = [told for told in stand.told if told["event"] == "workflow" and told["change"] == "ended"]
+    assert [told["workflow"] for told in ended] == ["a", "b"]
+
+
+def test_a_step_graph_changes_nothing_for_the_cards_of_others(make: Make) -> None:
+    """Neither the mode of the other card, nor whose entries leave it."""
+
+    def gone(with_graph: bool) -> tuple[str, list[bytes]]:
+        stand = make(pass_share=1.0, normal_idle_s=5.0)
+        stand.open(1)
+        stand.open(2, device=OTHER)
+        for number, agent in enumerate(("x", "y", "")):
+            stand.register(1, number, 10 * MIB, agent="a")
+            stand.register(2, number, 10 * MIB, device=OTHER, agent=agent, tokens=0)
+        if with_graph:
+            stand.ask(1, messages.RegisterWorkflow, "w", [Step("a", 0)])
+        stand.sample(0.5)
+        stand.sample(0.75, OTHER)
+        stand.sample(0.75)
+        stand.pass_time(10)
+        stand.sample(0.75, OTHER)
+        assert stand.mode() is (Mode.WORKFLOW_AWARE if with_graph else Mode.NORMAL)
+        return stand.mode(OTHER).value, [each for order in stand.orders(2) for each in order.keys]
+
+    assert gone(with_graph=True) == gone(with_graph=False) == ("normal", [key(0), key(1), key(2)])
+
+
+def test_a_graph_of_a_client_without_a_card_counts_where_its_agents_have_entries(make: Make) -> None:
+    stand = make()
+    stand.open(1)
+    stand.open(2, device=OTHER)
+    stand.sample(0.75)
+    stand.sample(0.75, OTHER)
+    stand.ask(3, messages.RegisterWorkflow, "w", [Step("a", 0)])
+    assert (stand.mode(), stand.mode(OTHER)) == (Mode.NORMAL, Mode.NORMAL)
+    stand.register(1, 1, agent="a")
+    stand.sample(0.75)
+    assert (stand.mode(), stand.mode(OTHER)) == (Mode.WORKFLOW_AWARE, Mode.NORMAL)
+    stand.ask(1, messages.ReleaseEntries, GPU, [key(1)])
+    stand.sample(0.75)
+    assert stand.mode() is Mode.NORMAL
+
+
+def test_the_victims_depend_on_the_workflows_current_step(make: Make) -> None:
+    steps = [Step("first", 0), Step("second", 1), Step("third", 2)]
+
+    def victim(step: int) -> bytes:
+        stand = make()
+        stand.open(1)
+        for number, agent in enumerate(("first", "second", "third")):
+            stand.register(1, number, 10 * MIB, agent=agent)
+        stand.ask(1, messages.RegisterWorkflow, "w", steps)
+        stand.ask(1, messages.AdvanceWorkflow, "w", step)
+        stand.sample(855 * MIB)
+        (order,) = stand.orders(1)
+        (gone,) = order.keys
+        return gone
+
+    assert [victim(step) for step in (0, 1, 2)] == [key(2), key(0), key(0)]
+
+
+def test_no_second_pass_before_the_first_is_acknowledged_and_a_later_reading_has_come(make: Make) -> None:
+    stand = make()
+    stand.open(1)
+    for number in range(40):
+        stand.register(1, number, 10 * MIB, tokens=0)
+    stand.sample(0.9)
+    (order,) = stand.orders(1)
+    stand.sample(0.9)
+    began_at = stand.now
+    stand.now += 1
+    stand.carry_out(1, order, freed_bytes=MIB)
+    stand.sample(0.9, began_at=began_at)
+    assert len(stand.orders(1)) == 1
+    stand.sample(0.89)
+    assert len(stand.orders(1)) == 2
+
+
+def test_devices_offload_while_the_host_takes_and_drop_while_it_does_not(make: Make) -> None:
+    stand = make()
+    stand.open(1)
+    for number in range(3):
+        stand.register(1, number, MIB, tokens=0)
+    stand.pass_time(60)
+    stand.sample(0.5, HOST_GAUGE)
+    stand.sample(0.93)
+    assert [order.kind for order in stand.orders(1)] == ["offload"]
+    other = make()
+    other.open(1)
+    other.register(1, 1, MIB, tokens=0)
+    other.pass_time(60)
+    other.sample(0.86, HOST_GAUGE)
+    other.sample(0.93)
+    assert [order.kind for order in other.orders(1)] == ["drop"]
+
+
+def test_the_host_that_fills_up_in_the_same_reading_takes_nothing(make: Make) -> None:
+    stand = make()
+    stand.open(1)
+    stand.sample(0.5)
+    stand.sample(0.5, HOST_GAUGE)
+    stand.register(1, 1, MIB, tokens=0)
+    stand.pass_time(60)
+    stand.gauges[GPU] = type(stand.gauges[GPU])(GPU, stand.gauges[GPU].tier, 930 * MIB, TOTAL, "test", 0.0)
+    stand.sample(0.9, HOST_GAUGE)
+    assert [order.kind for order in stand.orders(1)] == ["drop"]
+
+
+def test_a_stale_gauge_begins_no_pass_and_a_gauge_that_is_gone_ends_the_refusal(make: Make) -> None:
+    stand = make()
+    stand.open(1)
+    stand.register(1, 1, MIB)
+    stand.sample(0.5)
+    stand.pass_time(60)
+    stand.sample(0.97, stale=True)
+    assert stand.orders() == []
+    stand.sample(0.97)
+    assert len(stand.orders()) == 1
+    refused(stand.register(1, 2), "UnderPressure")
+    stand.lose()
+    assert isinstance(stand.register(1, 2), messages.Registered)
+
+
+# ---- opening, reading
+
+
+@pytest.mark.parametrize(
+    ("source", "every_s"), [("pyrsmi", 0.0), ("file", 0.0), ("owners", OWNERS_EVERY_S), (None, OWNERS_EVERY_S)]
+)
+def test_owners_are_asked_for_readings_where_nobody_else_gives_them_at_a_pace_of_their_own(
+    make: Make, source: str | None, every_s: float
+) -> None:
+    stand = make(sample_s=60.0)
+    if source is not None:
+        stand.sample(0.9, source=source)
+    answer = stand.ask(1, messages.OpenDevice, GPU)
+    assert answer.report_every_s == stand.governor.reading_wanted_s(GPU) == every_s
+    assert (answer.state is None) == (source is None)
+    if answer.state is not None:
+        assert answer.state.mode is Mode.PRESSURE
+
+
+def test_the_host_is_no_device(make: Make) -> None:
+    stand = make()
+    stand.sample(0.5, HOST_GAUGE)
+    refused(stand.ask(1, messages.OpenDevice, HOST_GAUGE), "NoGauge")
+    refused(stand.ask(1, messages.ReserveDevice, HOST_GAUGE, 1, 1.0), "NoGauge")
+
+
+# ---- refusals
+
+
+@pytest.mark.parametrize(
+    ("code", "make_request", "arguments"),
+    [
+        ("NoGauge", messages.RegisterEntry, (GPU, key(1), MIB)),
+        ("NoGauge", messages.ReserveDevice, (GPU, MIB, 1.0)),
+        ("UnknownOrder", messages.AcknowledgeOrder, (GPU, 7)),
+        ("UnknownOrder", messages.ReleaseReservation, (7,)),
+        ("BadStep", messages.AdvanceWorkflow, ("w", 1)),
+        ("BadStep", messages.EndWorkflow, ("w",)),
+        ("BadGraph", messages.RegisterWorkflow, ("w", [Step("a", 1, ["b"])])),
+    ],
+)
+def test_a_refused_request_is_answered_counted_announced_and_changes_nothing(
+    make: Make, code: str, make_request: Any, arguments: tuple[Any, ...]
+) -> None:
+    stand = make()
+    before = stand.status()
+    text = refused(stand.ask(1, make_request, *arguments), code)
+    after = stand.status()
+    assert after["counters"].pop("refused") == {code: 1}
+    assert before["counters"].pop("refused") == {}
+    assert after == before
+    assert stand.told == [{"event": "refuse", "client": 1, "code": code, "text": text}]
+
+
+def test_a_request_without_an_answer_is_refused_silently(make: Make) -> None:
+    stand = make(devices_max=1)
+    stand.say(1, messages.RequestsArrived(GPU, 1))
+    stand.say(1, messages.RequestsArrived(OTHER, 1))
+    stand.say(1, messages.RequestCompleted(OTHER, 1.0, 1))
+    assert stand.answers[1] == []
+    assert stand.status()["counters"]["refused"] == {"LimitReached": 2}
+
+
+# ---- reservations
+
+
+def test_two_reservations_never_exceed_what_the_gauge_shows_as_free(make: Make) -> None:
+    stand = make()
+    stand.sample(900 * MIB)
+    granted = stand.ask(1, messages.ReserveDevice, GPU, 60 * MIB, 30.0)
+    assert granted.lasts_s == 30.0
+    assert f"{40 * MIB} are free" in refused(stand.ask(2, messages.ReserveDevice, GPU, 41 * MIB, 30.0), "DeviceFull")
+    stand.ask(1, messages.ReleaseReservation, granted.reservation)
+    refused(stand.ask(2, messages.ReserveDevice, GPU, 41 * MIB, 30.0), "DeviceFull")
+    stand.sample(900 * MIB)
+    assert isinstance(stand.ask(2, messages.ReserveDevice, GPU, 100 * MIB, 30.0), messages.Reserved)
+    assert stand.device()["reserved_bytes"] == 100 * MIB
+
+
+def test_a_reservation_ends_with_its_time_or_its_client(make: Make) -> None:
+    stand = make(reserve_s_max=5.0)
+    stand.sample(0.5)
+    stand.ask(1, messages.ReserveDevice, GPU, MIB, 60.0)
+    stand.ask(2, messages.ReserveDevice, GPU, MIB, 60.0)
+    stand.leave(2)
+    assert stand.status()["reservations"] == 1
+    stand.pass_time(5)
+    assert stand.status()["reservations"] == 0
+    assert stand.governor.next_timer() is None
+
+
+def test_nothing_is_reserved_of_a_device_whose_gauge_is_gone(make: Make) -> None:
+    stand = make()
+    stand.sample(0.5)
+    stand.lose()
+    refused(stand.ask(1, messages.ReserveDevice, GPU, MIB, 1.0), "NoGauge")
+
+
+def test_a_stale_gauge_grants_no_reservation_and_says_why_and_how_old_it_is(make: Make) -> None:
+    stand = make()
+    stand.sample(0.5)
+    stand.sample(0.5, stale=True, began_at=stand.now, failure="no answer for 4 s")
+    stand.now += 7
+    answer = stand.ask(1, messages.ReserveDevice, GPU, MIB, 1.0)
+    refused(answer, "NoGauge")
+    assert "cannot be read (test: no answer for 4 s); its last reading is 8 s old" in str(answer)
+    stand.sample(0.5)
+    assert isinstance(stand.ask(1, messages.ReserveDevice, GPU, MIB, 1.0), messages.Reserved)
+
+
+SOURCE = {"ok": False, "failing": False, "absent": False, "waiting": True, "hanging": True}
+
+
+def test_a_card_whose_gauge_cannot_be_read_takes_back_no_entry(make: Make) -> None:
+    stand = make()
+    stand.sample(0.1)
+    stand.sample(0.1, stale=True, began_at=stand.now, failure="no answer for 4 s")
+    text = refused(stand.ask(1, messages.ReserveDevice, GPU, MIB, 1.0, promotes=True), "DeviceFull")
+    assert "cannot be read (test: no answer for 4 s)" in text and "use the host tier's copy" in text
+    stand.sample(0.1)
+    assert isinstance(stand.ask(1, messages.ReserveDevice, GPU, MIB, 1.0, promotes=True), messages.Reserved)
+
+
+@pytest.mark.parametrize("state", SOURCE)
+def test_only_a_card_that_has_no_gauge_takes_entries_back_without_a_limit(make: Make, state: Any) -> None:
+    stand = make()
+    refused(stand.ask(1, messages.ReserveDevice, GPU, MIB, 1.0, promotes=True), "DeviceFull")
+    stand.do(Sampled((), (SourceState("nvidia", Tier.DEVICE, state, stand.now),)))
+    code = "DeviceFull" if SOURCE[state] else "NoGauge"
+    refused(stand.ask(1, messages.ReserveDevice, GPU, MIB, 1.0, promotes=True), code)
+    refused(stand.ask(1, messages.ReserveDevice, GPU, MIB, 1.0), "NoGauge")
+
+
+def test_a_setting_that_names_a_card_that_is_not_there_is_told_once_the_cards_are_known(make: Make) -> None:
+    places = NeighbourPlace("vllm", "127.0.0.1", 8000, "crad0"), NeighbourPlace("ollama", "127.0.0.1", 11434, GPU)
+    stand = make(baselines=(("", MIB), ("nope", 5 * MIB), (GPU, MIB)), neighbours=places)
+    stand.sample(0.5, HOST_GAUGE)
+    stand.sample(0.5, source="owners")
+    assert stand.status()["missing_cards"] == [] == warnings_of(stand)
+    stand.sample(0.5)
+    stand.sample(0.5)
+    missing = [
+        {"setting": "device.baseline", "card": "nope"},
+        {"setting": "neighbours.servers", "card": "crad0"},
+    ]
+    assert stand.status()["missing_cards"] == missing
+    assert warnings_of(stand) == [{**each, "cards": [GPU]} for each in missing]
+    stand.change_limits(baselines=())
+    stand.sample(0.5, "crad0")
+    assert stand.status()["missing_cards"] == [] and len(warnings_of(stand)) == 2
+
+
+def warnings_of(stand: Stand) -> list[Any]:
+    return [each.fields for each in stand.logged if each.event == "setting names a card that is not there"]
+
+
+# ---- the rest
+
+
+def test_the_entries_of_a_client_end_with_its_connection(make: Make) -> None:
+    stand = make()
+    stand.sample(0.5)
+    stand.open(1, 2)
+    stand.register(1, 1)
+    stand.register(2, 2)
+    stand.ask(1, messages.Subscribe)
+    stand.ask(1, messages.ReserveDevice, GPU, MIB, 10.0)
+    stand.ask(1, messages.RegisterWorkflow, "w", [Step("a", 0)])
+    stand.ask(1, messages.Drill, GPU, 970 * MIB, TOTAL, act=True)
+    stand.leave(1)
+    status = stand.status()
+    assert stand.mode() is Mode.RELAXED
+    assert [row["client"] for row in status["owners"]] == [2]
+    assert status["workflows"] == [] and status["reservations"] == 0
+    assert status["counters"]["gone_with_owner"] == 1
+
+
+def test_limits_that_were_changed_count_for_every_part(make: Make) -> None:
+    stand = make()
+    stand.sample(0.5)
+    stand.open(1)
+    stand.change_limits(workflows_max=1, workflow_steps_max=1, reservations_max=1, max_entries=1, devices_max=1)
+    stand.ask(1, messages.RegisterWorkflow, "a", [Step("a", 0)])
+    refused(stand.ask(1, messages.RegisterWorkflow, "b", [Step("a", 0)]), "LimitReached")
+    refused(stand.ask(1, messages.RegisterWorkflow, "a", [Step("a", 0), Step("a", 1)]), "LimitReached")
+    stand.ask(1, messages.ReserveDevice, GPU, MIB, 1.0)
+    refused(stand.ask(1, messages.ReserveDevice, GPU, MIB, 1.0), "LimitReached")
+    refused(stand.ask(1, messages.OpenDevice, OTHER), "LimitReached")
+
+
+def test_reserved_memory_leaves_no_room_for_promotion(make: Make) -> None:
+    def promoted(reserved: int) -> bool:
+        stand = make()
+        stand.open(1)
+        stand.register(1, 1, 100 * MIB, tokens=0, agent="a")
+        stand.sample(0.5)
+        stand.pass_time(700)
+        stand.sample(0.5)
+        (order,) = stand.orders(1)
+        stand.carry_out(1, order)
+        if reserved:
+            stand.ask(2, messages.ReserveDevice, GPU, reserved, 60.0)
+        stand.ask(1, messages.RegisterWorkflow, "w", [Step("b", 0), Step("a", 1)])
+        stand.sample(0.5)
+        return bool(stand.orders(1, "promote"))
+
+    assert promoted(0)
+    assert promoted(200 * MIB)
+    assert not promoted(260 * MIB)

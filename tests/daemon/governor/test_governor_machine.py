@@ -1,0 +1,658 @@
+"""The whole governor at random, against a model that only does the sums: who has what, who was told what.
+
+The model knows of each entry its owner, size, last use and the order that it is under; it learns of orders as owners
+do, by being sent them, and judges each by the rules of the mode that it names.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import cycle
+from typing import Any
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from tensord.daemon.core.effects import Send
+from tensord.daemon.devices.record import SLOW_S, WAITING_RETRY_S
+from tensord.daemon.governor.effects import Effect
+from tensord.daemon.governor.events import Event, FormerDaemonFound, GovernorTick, Sampled
+from tensord.daemon.reservations.queue import REATTACH_S
+from tensord.ipc import messages
+from tensord.ipc.messages import Step
+from tensord.ipc.modes import HOST_GAUGE, Mode
+
+from .stand import MIB, TOTAL, Stand, key
+
+DEVICES = ["gpu 0", "gpu 1"]
+ONE_DEVICE = st.sampled_from([DEVICES[0], *DEVICES])
+ONE_GAUGE = st.sampled_from([DEVICES[0], *DEVICES, HOST_GAUGE])
+NUMBERS = st.integers(0, 11)
+SHARES = [0.3, 0.6, 0.75, 0.84, 0.86, 0.9, 0.93, 0.97, 1.1]
+AGENTS = ["", "a", "b", "c"]
+ENTRIES = st.tuples(NUMBERS, st.integers(1, 5).map(lambda n: n * 10 * MIB), st.integers(0, 30), st.sampled_from(AGENTS))
+IDLE_S = {"relaxed": 40.0, "normal": 20.0, "critical": 5.0, "emergency": 5.0}
+ACK_S, RETRY_S, PASS_SHARE, BLOCK, RESERVE_S_MAX, ROOM_S_MAX = 3.0, 6.0, 0.5, 10 * MIB, 8.0, 20.0
+
+
+@dataclass
+class Entry:
+    """`order`: the last that names it; `open`: that is neither acknowledged nor late."""
+
+    client: int
+    size: int
+    used_at: float
+    order: int = 0
+    open: bool = False
+    not_before: float = float("-inf")
+
+
+@dataclass
+class Card:
+    """One device as its owners see it. `passes`: the last pass's orders; `closed_at`: when one of those last ended;
+    `left_of`: the owners whose entries left by them; `freed`: whether a byte was freed for them. `slow_orders`: those
+    of the pass that it may not wait for; `left_late`: whether entries left by one of them. `vain`: when the owners that
+    have returned nothing were last found to."""
+
+    entries: dict[int, Entry] = field(default_factory=dict)
+    owners: set[int] = field(default_factory=set)
+    silent: set[int] = field(default_factory=set)
+    passes: set[int] = field(default_factory=set)
+    closed_at: float = float("-inf")
+    left_of: set[int] = field(default_factory=set)
+    freed: bool = False
+    slow_orders: set[int] = field(default_factory=set)
+    left_late: bool = False
+    stuck: bool = False
+    vain: dict[int, float] = field(default_factory=dict)
+    waits: dict[int, float] = field(default_factory=dict)
+
+    def close(self, entry: Entry, now: float) -> None:
+        if entry.open and entry.order in self.passes:
+            self.closed_at = now
+        entry.open = False
+
+    def open_of(self, client: int) -> set[int]:
+        return {entry.order for entry in self.entries.values() if entry.open and entry.client == client}
+
+    def leave_slow(self, now: float) -> None:
+        """The current pass does not wait for owners that have been silent for SLOW_S, unless a drill replaces this
+        reading."""
+        for client, since in self.waits.items():
+            if now >= since + SLOW_S:
+                self.slow_orders |= self.passes & self.open_of(client)
+                self.passes -= self.slow_orders
+
+    def resident_bytes(self) -> int:
+        return sum(entry.size for entry in self.entries.values() if not entry.open)
+
+
+class Seen(Stand):
+    """A stand that settles after each event, and keeps what the event brought."""
+
+    def __init__(self, **limits: Any) -> None:
+        super().__init__(**limits)
+        self.orders_now: list[tuple[int, messages.Order]] = []
+
+    def do(self, event: Event) -> list[Effect]:
+        effects = super().do(event)
+        for effect in effects:
+            if isinstance(effect, Send) and isinstance(effect.message, messages.Order):
+                self.orders_now.append((effect.client, effect.message))
+        return effects
+
+
+class AnyOrder(RuleBasedStateMachine):
+    """Two cards, up to four clients, 12 keys."""
+
+    @initialize(
+        budget=st.sampled_from([None, None, 150 * MIB]),
+        entries=st.sampled_from([1000, 1000, 6]),
+        tokens=st.sampled_from([None, None, 90]),
+        disturbed=st.sampled_from(["", "", "floors", "drills", "limits", "gauges", "baselines", "restart"]),
+    )
+    def start(self, budget: int | None, entries: int, tokens: int | None, disturbed: str) -> None:
+        self.stand = Seen(
+            max_bytes=budget,
+            max_entries=entries,
+            max_tokens=tokens,
+            relaxed_idle_s=IDLE_S["relaxed"],
+            normal_idle_s=IDLE_S["normal"],
+            critical_idle_s=IDLE_S["critical"],
+            ack_s=ACK_S,
+            retry_s=RETRY_S,
+            pass_share=PASS_SHARE,
+            block_bytes=BLOCK,
+            window_s=30.0,
+            remembered_max=3,
+            workflows_max=2,
+            reservations_max=2,
+            reserve_s_max=RESERVE_S_MAX,
+            room_s_max=ROOM_S_MAX,
+        )
+        self.cards = {name: Card() for name in DEVICES}
+        self.counted: Counter[str] = Counter()
+        self.refused: Counter[str] = Counter()
+        self.clients = 0
+        self.told = 0
+        self.disturbed = disturbed
+        self.tokens: dict[int, int] = {}
+        self.waiting: dict[int, tuple[int, str, int, float]] = {}
+        self.ended: set[str] = set()
+        self.taken: dict[str, list[tuple[float, int]]] = {name: [] for name in DEVICES}
+        if disturbed == "restart":
+            self.stand.do(FormerDaemonFound())
+        self.grants_from = self.stand.now + (REATTACH_S if disturbed == "restart" else 0)
+        self.join(DEVICES)
+        self.join(DEVICES)
+
+    # ---- what an event brought
+
+    def hear_of_reservations(self) -> None:
+        """Judges the answers to reservations that may have waited."""
+        came = [
+            (client, answer, self.waiting.pop(answer.id))
+            for client, answers in self.stand.answers.items()
+            for answer in answers
+            if self.waiting.get(getattr(answer, "id", 0), (None,))[0] == client
+        ]
+        self.ended = {device for _, _, (_, device, _, _) in came}
+        for client, answer, (_, device, priority, _) in came:
+            if isinstance(answer, messages.Error):
+                self.refused[answer.code] += 1
+                continue
+            if isinstance(answer, messages.RoomMade) and not answer.made:
+                self.refused["NoGauge" if "has no gauge" in answer.why else "DeviceFull"] += 1
+                continue
+            ranks = [(-p, n) for n, (_, d, p, _) in self.waiting.items() if d == device]
+            assert min(ranks, default=(101, 0)) > (-priority, answer.id), "a reservation was overtaken"
+            assert self.stand.now >= self.grants_from, "granted before clients have said what they hold"
+            if isinstance(answer, messages.Reserved):
+                self.tokens[answer.reservation] = client
+            gauge = next(g for g in self.stand.status()["gauges"] if g["gauge"] == device)
+            free = gauge["total_bytes"] - gauge["used_bytes"]
+            if self.disturbed != "drills":  # a made-up reading counts as one that shows what was taken before
+                began_at = self.stand.now - gauge["age_s"]
+                free -= sum(size for at, size in self.taken[device] if at > began_at)
+            free = max(free, self.stand.device(device)["reserved_bytes"]) if self.disturbed == "restart" else free
+            assert self.stand.device(device)["reserved_bytes"] <= free, "more was reserved than is free"
+        assert all(until >= self.stand.now for _, _, _, until in self.waiting.values()), "a wait without an end"
+
+    def after(self, began_at: float | None = None, asked: bool = False) -> None:
+        """Judges the orders that came, and learns of owners that are late. `began_at`: the event was this reading;
+        `asked`: it was a request for a reservation."""
+        stand = self.stand
+        stand.settle()
+        passed: dict[str, set[int]] = {}
+        if began_at is not None:
+            for card in self.cards.values():
+                card.leave_slow(stand.now)
+        self.hear_of_reservations()
+        for told in stand.told[self.told :]:
+            self.hear_of_vain(told)
+        for client, order in stand.orders_now:
+            if order.kind == "promote":
+                assert not any(key(n) in order.keys for n in self.cards[order.device].entries)
+                continue
+            self.judge(client, order)
+            if order.reason != "budget":
+                passed.setdefault(order.device, set()).add(order.order)
+        for device in {order.device for _, order in stand.orders_now if order.kind != "promote"}:
+            row = stand.device(device)
+            assert row["bytes"] - row["ordered_bytes"] >= row["floor_blocks"] * BLOCK, "below the floor"
+        stand.orders_now.clear()
+        for device, orders in passed.items():
+            card = self.cards[device]
+            assert began_at is not None or asked, "a pass without a reading"
+            open_orders = {e.order for e in card.entries.values() if e.open} & card.passes
+            assert not open_orders, "a second pass before the first was acknowledged"
+            assert began_at is None or began_at > card.closed_at, (
+                "a second pass on a reading from before the first had ended"
+            )
+            card.passes, card.left_of, card.freed = orders, set(), False
+            card.slow_orders, card.left_late = set(), False
+        for told in stand.told[self.told :]:
+            if told["event"] == "owner":
+                card, client = self.cards[told["device"]], told["client"]
+                (card.silent.add if told["unresponsive"] else card.silent.discard)(client)
+                for entry in card.entries.values() if told["unresponsive"] else ():
+                    if entry.client == client and entry.open:
+                        card.close(entry, stand.now)
+                        entry.not_before = stand.now + RETRY_S
+                        self.counted["timed_out"] += 1
+        self.told = len(stand.told)
+
+    def hear_of_vain(self, told: dict[str, Any]) -> None:
+        """Judges whether a pass was in vain, and learns of it."""
+        if told["event"] == "mode" and told["gauge"] in self.cards:
+            self.cards[told["gauge"]].vain.clear()
+        elif told["event"] == "stuck":
+            card = self.cards[told["device"]]
+            card.stuck = bool(told["why"])
+            if card.stuck:
+                assert card.left_of or card.left_late, "no pass had anything to do it with"
+                assert not card.freed, "a pass that did something"
+                card.vain.update(dict.fromkeys(card.left_of, self.stand.now))
+
+    def judge(self, client: int, order: messages.Order) -> None:
+        card, now = self.cards[order.device], self.stand.now
+        gauge = next((g for g in self.stand.status()["gauges"] if g["gauge"] == order.device), None)
+        lacks = gauge is not None and gauge["used_bytes"] - gauge["baseline_bytes"] >= 0.85 * (
+            gauge["total_bytes"] - gauge["baseline_bytes"]
+        )
+        # A wait that is over ends with the Tick after the reading.
+        waits = self.stand.device(order.device)["waiting_reservations"] > 0 or order.device in self.ended
+        assert client not in card.silent, "an order to who does not answer"
+        if order.reason != "budget" and client in card.vain:
+            assert now >= card.vain[client] + WAITING_RETRY_S, "asked in vain again at once"
+            assert waits or not card.stuck, "asked in vain again without a reservation"
+        assert len(set(order.keys)) == len(order.keys) > 0
+        for each in order.keys:
+            entry = card.entries[int.from_bytes(each[:8], "little")]
+            assert entry.client == client, "an order to who does not own it"
+            assert not entry.open, "ordered twice"
+            early_s = RETRY_S - WAITING_RETRY_S if waits and order.reason != "budget" else 0.0
+            assert entry.not_before - early_s <= now, "ordered again too soon"
+            if order.reason in IDLE_S and not (order.reason in ("critical", "emergency") and lacks):
+                assert entry.used_at <= now - IDLE_S[order.reason], f"not idle in {order.reason}"
+            if not card.open_of(client):
+                card.waits[client] = now
+            entry.order, entry.open = order.order, True
+            self.counted["ordered"] += 1
+        if order.reason == "reservation":
+            assert waits, "nobody waits for it"
+        elif order.reason in ("pressure", "workflow_aware"):
+            assert lacks, "ordered without need"
+        elif order.reason != "budget":
+            assert self.stand.mode(order.device) == order.reason
+
+    def ask(self, client: int, make: Any, *args: Any, **more: Any) -> Any:
+        self.stand.do(GovernorTick())  # status is as of the last event
+        self.after()
+        before = self.stand.status()
+        answer = self.stand.ask(client, make, *args, **more)
+        if isinstance(answer, messages.Error):
+            self.refused[answer.code] += 1
+            after = self.stand.status()
+            assert before["counters"].pop("refused") != after["counters"].pop("refused")
+            assert before == after, "a refusal that changed something"
+        return answer
+
+    def client_of(self, data: st.DataObject) -> int:
+        return data.draw(st.sampled_from(sorted(self.stand.answers)))
+
+    def mine(self, device: str, client: int) -> Iterator[tuple[int, Entry]]:
+        return ((n, e) for n, e in self.cards[device].entries.items() if e.client == client)
+
+    def heard(self, card: Card, client: int) -> None:
+        """What the governor announces in the same event: a client that says something of a card answers again."""
+        if client in card.owners:
+            card.silent.discard(client)
+
+    # ---- clients and their entries
+
+    @precondition(lambda self: len(self.stand.answers) < 4)
+    @rule(devices=st.sampled_from([DEVICES, DEVICES[:1], []]))
+    def join(self, devices: list[str]) -> None:
+        self.clients += 1
+        self.stand.join(self.clients)
+        for device in devices:
+            self.stand.open(self.clients, device=device)
+            self.cards[device].owners.add(self.clients)
+
+    @precondition(lambda self: len(self.stand.answers) > 1)
+    @rule(data=st.data())
+    def leave(self, data: st.DataObject) -> None:
+        client = self.client_of(data)
+        self.stand.leave(client)
+        for name, card in self.cards.items():
+            for number, entry in list(self.mine(name, client)):
+                card.close(entry, self.stand.now)
+                del card.entries[number]
+                self.counted["gone_with_owner"] += 1
+            card.owners.discard(client)
+            card.silent.discard(client)
+            if not card.owners:
+                self.cards[name] = Card()
+        self.tokens = {token: owner for token, owner in self.tokens.items() if owner != client}
+        self.waiting = {n: waiting for n, waiting in self.waiting.items() if waiting[0] != client}
+        self.after()
+
+    @rule(
+        data=st.data(),
+        device=ONE_DEVICE,
+        entries=st.lists(ENTRIES, min_size=1, max_size=6),
+    )
+    def register_entries(self, data: st.DataObject, device: str, entries: list[tuple[int, int, int, str]]) -> None:
+        client = self.client_of(data)
+        for entry in entries:
+            self.register(client, device, *entry)
+
+    def register(self, client: int, device: str, number: int, size: int, tokens: int, agent: str) -> None:
+        card = self.cards[device]
+        known = card.entries.get(number)
+        emergency = any(t.gauge == device and t.mode is Mode.EMERGENCY for t in self.stand.governor.modes())
+        answer = self.ask(client, messages.RegisterEntry, device, key(number), size, tokens, agent)
+        if client not in card.owners:
+            assert answer.code == "NoGauge"
+        elif known is not None and known.client != client:
+            assert answer.code == "OwnedElsewhere"
+        elif known is None and emergency:
+            assert answer.code == "UnderPressure"
+        elif isinstance(answer, messages.Error):
+            assert answer.code in ("DeviceFull", "BelowFloor")
+        else:
+            assert answer.renewed == (known is not None)
+            self.heard(card, client)
+            self.after()  # what goes for it was ordered before it came
+            self.taken[device].append((self.stand.now, max(0, size - (known.size if known else 0))))
+            entry = card.entries.setdefault(number, Entry(client, size, self.stand.now))
+            entry.size, entry.used_at = size, self.stand.now
+            self.counted["renewed" if known else "registered"] += 1
+        self.after()
+
+    @rule(data=st.data(), device=ONE_DEVICE, numbers=st.lists(NUMBERS, max_size=4), uses=st.booleans())
+    def use_or_release(self, data: st.DataObject, device: str, numbers: list[int], uses: bool) -> None:
+        client, card = self.client_of(data), self.cards[device]
+        keys = [key(number) for number in numbers]
+        mine = {number for number, _ in self.mine(device, client)} & set(numbers)
+        if uses:
+            self.stand.say(client, messages.UseEntries(device, keys))
+            for number in mine:
+                card.entries[number].used_at = self.stand.now
+                self.counted["used"] += numbers.count(number)
+            self.heard(card, client)
+        else:
+            assert self.ask(client, messages.ReleaseEntries, device, keys).count == len(mine)
+            for number in mine:
+                card.close(card.entries[number], self.stand.now)
+                del card.entries[number]
+                self.counted["released"] += 1
+        self.after()
+
+    def orders_of(self, device: str) -> list[tuple[int, int]]:
+        """Owners and orders that anything is left of, also of those that were late."""
+        return sorted({(e.client, e.order) for e in self.cards[device].entries.values() if e.order})
+
+    @rule(
+        data=st.data(),
+        device=ONE_DEVICE,
+        outcomes=st.lists(st.sampled_from(["offloaded", "dropped", "kept", None]), min_size=1, max_size=3),
+        freed=st.sampled_from([0, MIB, 30 * MIB]),
+    )
+    def acknowledge_some(self, data: st.DataObject, device: str, outcomes: list[str | None], freed: int) -> None:
+        """In part or whole, early or late; each entry with an outcome of its own."""
+        orders = self.orders_of(device)
+        if orders:
+            self.acknowledge(device, *data.draw(st.sampled_from(orders)), outcomes, freed)
+
+    @rule(outcome=st.sampled_from(["offloaded", "offloaded", "dropped", "kept"]), freed=st.sampled_from([0, 0, MIB]))
+    def acknowledge_all(self, outcome: str, freed: int) -> None:
+        for device in DEVICES:
+            for client, order in self.orders_of(device):
+                self.acknowledge(device, client, order, [outcome], freed)
+
+    def acknowledge(self, device: str, client: int, order: int, outcomes: list[str | None], freed: int) -> None:
+        card = self.cards[device]
+        said: dict[str, list[bytes]] = {"offloaded": [], "dropped": [], "kept": []}
+        under = [number for number, entry in self.mine(device, client) if entry.order == order]
+        for number, outcome in zip(under, cycle(outcomes)):
+            if outcome is None:
+                continue
+            said[outcome].append(key(number))
+            entry = card.entries[number]
+            if order in card.passes and outcome != "kept":
+                card.left_of.add(client)
+            card.left_late |= order in card.slow_orders and outcome != "kept"
+            card.close(entry, self.stand.now)
+            entry.order, entry.not_before = 0, self.stand.now + RETRY_S
+            self.counted[outcome] += 1
+            if outcome != "kept":
+                self.counted[f"{outcome}_bytes"] += entry.size
+                del card.entries[number]
+        if any(said.values()):
+            card.waits[client] = self.stand.now
+            self.counted["freed_bytes"] += freed
+            if freed:
+                card.freed |= order in card.passes
+                card.vain.pop(client, None)
+            self.heard(card, client)
+            answer = self.ask(client, messages.AcknowledgeOrder, device, order, **said, freed_bytes=freed)
+            assert isinstance(answer, messages.Done), answer
+        self.after()
+
+    @precondition(lambda self: self.clients % 2 == 0)
+    @rule(data=st.data(), device=ONE_DEVICE, number=NUMBERS, order=st.integers(1, 60))
+    def acknowledge_what_was_not_ordered(self, data: st.DataObject, device: str, number: int, order: int) -> None:
+        client, entry = self.client_of(data), self.cards[device].entries.get(number)
+        if entry is not None and (entry.client, entry.order) == (client, order):
+            return
+        others = [n for n, e in self.mine(device, client) if e.order == order]
+        keys = [*(key(n) for n in others), key(number)]
+        assert self.ask(client, messages.AcknowledgeOrder, device, order, dropped=keys).code == "UnknownOrder"
+        self.after()
+
+    # ---- gauges and time
+
+    @rule(
+        gauge=ONE_GAUGE,
+        share=st.sampled_from(SHARES),
+        after_s=st.sampled_from([0.1, 1.0]),
+        late_s=st.sampled_from([0.0, 0.0, 0.05, 0.9]),
+        stale=st.sampled_from([False, False, False, True]),
+    )
+    def sample(self, gauge: str, share: float, after_s: float, late_s: float, stale: bool) -> None:
+        began_at = self.stand.now + after_s - late_s
+        self.stand.sample(share, gauge, after_s=after_s, began_at=began_at, stale=stale)
+        self.after(began_at)
+
+    @rule(
+        device=ONE_DEVICE,
+        idle_s=st.sampled_from([0.0, 6.0, 21.0, 41.0]),
+        shares=st.lists(st.sampled_from(SHARES), min_size=2, max_size=5),
+        late_s=st.sampled_from([0.0, 0.5]),
+        outcome=st.sampled_from([None, "offloaded", "dropped", "kept"]),
+        freed=st.sampled_from([0, MIB]),
+    )
+    def a_full_card_is_read(
+        self, device: str, idle_s: float, shares: list[float], late_s: float, outcome: str | None, freed: int
+    ) -> None:
+        """Again and again, with what is ordered carried out between two readings, or not."""
+        for number in range(12):
+            if number not in self.cards[device].entries and self.cards[device].owners:
+                owners = sorted(self.cards[device].owners)
+                self.register(owners[number % len(owners)], device, number, 20 * MIB, number % 3, AGENTS[number % 4])
+        self.pass_time(idle_s)
+        for share in shares:
+            if self.disturbed == "floors":
+                self.requests_are_served(device, 20, 2)
+            self.sample(device, share, 0.1, late_s, False)
+            if outcome is not None:
+                self.acknowledge_all(outcome, freed)
+
+    @precondition(lambda self: self.disturbed == "gauges" and self.stand.gauges)
+    @rule(data=st.data())
+    def lose_a_gauge(self, data: st.DataObject) -> None:
+        gauge = data.draw(st.sampled_from(sorted(self.stand.gauges)))
+        self.stand.lose(gauge)
+        self.after(self.stand.now)
+
+    @rule(
+        data=st.data(),
+        gauge=ONE_GAUGE,
+        share=st.sampled_from(SHARES),
+        act=st.booleans(),
+    )
+    def drill(self, data: st.DataObject, gauge: str, share: float, act: bool) -> None:
+        self.stand.now += 0.01
+        client = self.client_of(data)
+        answer = self.ask(client, messages.Drill, gauge, round(share * TOTAL), TOTAL, act=act)
+        if act and isinstance(answer, messages.Drilled):
+            assert self.stand.mode(gauge) is answer.state.mode
+        self.after(self.stand.now if act else None)
+
+    @rule(seconds=st.sampled_from([0.5, 2.0, 4.0, 25.0]))
+    def pass_time(self, seconds: float) -> None:
+        end = self.stand.now + seconds
+        while (timer := self.stand.governor.next_timer()) is not None and timer <= end:
+            self.stand.now = max(self.stand.now, timer)
+            self.after()
+        self.stand.now = end
+
+    @rule(resident=st.integers(0, 500), settled=st.booleans())
+    def store_says(self, resident: int, settled: bool) -> None:
+        self.stand.holds(resident * MIB, 500 * MIB, settled=settled)
+        assert (self.stand.press.resident_bytes_max or 0) >= 0
+        self.after()
+
+    # ---- the rest
+
+    @rule(
+        data=st.data(),
+        name=st.sampled_from("vwx"),
+        agents=st.lists(st.sampled_from(AGENTS[1:]), min_size=1),
+        step=st.integers(0, 5),
+        then=st.sampled_from(["register", "advance", "end"]),
+    )
+    def workflow(self, data: st.DataObject, name: str, agents: list[str], step: int, then: str) -> None:
+        client = self.client_of(data)
+        if then == "register":
+            self.ask(client, messages.RegisterWorkflow, name, [Step(a, n) for n, a in enumerate(agents)])
+        elif then == "advance":
+            self.ask(client, messages.AdvanceWorkflow, name, step)
+        else:
+            self.ask(client, messages.EndWorkflow, name)
+        self.after()
+
+    @rule(
+        data=st.data(),
+        device=ONE_DEVICE,
+        size=st.sampled_from([1, 50, 100, 200, 400, 600]),
+        priority=st.sampled_from([0, 0, 7, -1]),
+        wait_s=st.sampled_from([0.0, 1.0, 6.0, 60.0]),
+    )
+    def reserve(self, data: st.DataObject, device: str, size: int, priority: int, wait_s: float) -> None:
+        client = self.client_of(data)
+        self.stand.do(GovernorTick())
+        self.after()
+        number = self.stand._requests = self.stand._requests + 1
+        self.waiting[number] = client, device, priority, self.stand.now + min(wait_s, RESERVE_S_MAX)
+        self.stand.say(client, messages.ReserveDevice(number, device, size * MIB, 5.0, priority, wait_s))
+        self.after(asked=True)
+        assert wait_s or number not in self.waiting
+
+    @rule(
+        data=st.data(),
+        device=ONE_DEVICE,
+        size=st.sampled_from([1, 100, 300, 600, 1001]),
+        wait_s=st.sampled_from([1.0, 6.0, 60.0]),
+    )
+    def make_room(self, data: st.DataObject, device: str, size: int, wait_s: float) -> None:
+        """An operator asks; no neighbour is configured."""
+        client = self.client_of(data)
+        self.stand.do(GovernorTick())
+        self.after()
+        number = self.stand._requests = self.stand._requests + 1
+        self.waiting[number] = client, device, 0, self.stand.now + min(wait_s, ROOM_S_MAX)
+        self.stand.say(client, messages.MakeRoom(number, device, size * MIB, 5.0, wait_s))
+        self.after(asked=True)
+
+    @rule(data=st.data(), device=ONE_DEVICE)
+    def end_room(self, data: st.DataObject, device: str) -> None:
+        self.ask(self.client_of(data), messages.EndRoom, device)
+        self.after()
+
+    @precondition(lambda self: self.disturbed == "restart")
+    @rule(data=st.data(), device=ONE_DEVICE, size=st.sampled_from([100, 600]))
+    def hold_again(self, data: st.DataObject, device: str, size: int) -> None:
+        client = self.client_of(data)
+        answer = self.ask(client, messages.ReserveDevice, device, size * MIB, 5.0, held=True)
+        if isinstance(answer, messages.Reserved):
+            self.tokens[answer.reservation] = client
+        else:
+            assert answer.code == "LimitReached"
+        self.after(asked=True)
+
+    @precondition(lambda self: self.tokens)
+    @rule(data=st.data())
+    def release_reservation(self, data: st.DataObject) -> None:
+        token = data.draw(st.sampled_from(sorted(self.tokens)))
+        self.ask(self.tokens.pop(token), messages.ReleaseReservation, token)
+        self.after()
+
+    @precondition(lambda self: self.disturbed == "floors")
+    @rule(device=ONE_DEVICE, count=st.integers(1, 30), blocks=st.integers(0, 4))
+    def requests_are_served(self, device: str, count: int, blocks: int) -> None:
+        client = min(self.stand.answers)
+        self.stand.say(client, messages.RequestsArrived(device, count))
+        self.stand.say(client, messages.RequestCompleted(device, 0.5, blocks))
+        self.after()
+
+    @precondition(lambda self: self.disturbed == "baselines")
+    @rule(data=st.data(), device=ONE_DEVICE, size=st.sampled_from([0, 300, 800, 2000]), stays=st.booleans())
+    def declare_baseline(self, data: st.DataObject, device: str, size: int, stays: bool) -> None:
+        client = self.client_of(data)
+        answer = self.ask(client, messages.DeclareBaseline, device, size * MIB, stays)
+        assert isinstance(answer, messages.Done)
+        self.after()
+
+    @precondition(lambda self: self.disturbed == "baselines")
+    @rule(configured=st.sampled_from([(), (("", 500 * MIB),)]), learn_s=st.sampled_from([None, 1.0]))
+    def change_baselines(self, configured: tuple[tuple[str, int], ...], learn_s: float | None) -> None:
+        self.stand.change_limits(baselines=configured, baseline_learn_s=learn_s)
+        self.after()
+
+    @precondition(lambda self: self.disturbed == "limits")
+    @rule(budget=st.sampled_from([None, 60 * MIB, 90 * MIB]), entries=st.sampled_from([3, 4, 1000]))
+    def change_limits(self, budget: int | None, entries: int) -> None:
+        self.stand.change_limits(max_bytes=budget, max_entries=entries)
+        self.after()
+
+    @invariant()
+    def all_is_sound_and_the_sums_are_right(self) -> None:
+        if not hasattr(self, "stand"):
+            return
+        self.stand.check()
+        status = self.stand.status()
+        counters = status["counters"]
+        assert counters.pop("refused") == dict(self.refused)
+        for name in ("promoted", "passes", "transitions"):
+            del counters[name]
+        assert counters == {name: self.counted[name] for name in counters}
+        rows = {row["device"]: row for row in status["devices"]}
+        for name, card in self.cards.items():
+            row = rows.get(name)
+            assert (0 if row is None else row["entries"]) == len(card.entries)
+            assert (0 if row is None else row["ordered_entries"]) == sum(e.open for e in card.entries.values())
+            assert (0 if row is None else row["bytes"] - row["ordered_bytes"]) == card.resident_bytes()
+        silent = {(row["device"], row["client"]) for row in status["owners"] if row["unresponsive"]}
+        assert silent == {(name, client) for name, card in self.cards.items() for client in card.silent}
+        assert all(row["refuses"] == (row["level"] == "emergency") for row in status["gauges"])
+
+    def teardown(self) -> None:
+        if not hasattr(self, "stand"):
+            return
+        stand = self.stand
+        for client in list(stand.answers):
+            for device in DEVICES:
+                stand.ask(client, messages.EndRoom, device)
+            stand.leave(client)
+        for row in stand.status()["gauges"]:
+            assert row["baseline_bytes"] <= 0.95 * row["total_bytes"]
+        stand.do(Sampled(()))
+        stand.settle()
+        counters, status = stand.status()["counters"], stand.status()
+        gone = ("offloaded", "dropped", "released", "gone_with_owner")
+        assert counters["registered"] == sum(counters[name] for name in gone)
+        assert status["owners"] == status["workflows"] == status["gauges"] == []
+        assert status["reservations"] == status["remembered"] == 0
+        assert stand.governor.next_timer() is None
+        assert not stand.press.refuse and stand.press.resident_bytes_max is None
+        stand.check()
+
+
+TestAnyOrder = AnyOrder.TestCase
+TestAnyOrder.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)

@@ -1,0 +1,454 @@
+"""Reservations that make room: which entries leave for them, and what a wait ends with, whatever happens meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tensord.daemon.devices.record import SLOW_S
+from tensord.ipc import messages
+from tensord.ipc.modes import Mode
+
+from .stand import GPU, MIB, TOTAL, Make, Stand, key, refused
+
+OTHER = "0000:66:00.0"
+
+
+class Card:
+    """A card of TOTAL bytes: others hold `others` MiB, and client 1 has three idle entries of 100 MiB on it."""
+
+    def __init__(self, make: Make, others: int = 500, **limits: Any) -> None:
+        self.stand = make(**limits)
+        self.others = others
+        self.stand.open(1, 2)
+        for number in (1, 2, 3):
+            self.stand.register(1, number, 100 * MIB, tokens=0)
+        self.sample()
+        self.requests = 100
+
+    @property
+    def held(self) -> int:
+        """MiB of entries."""
+        return int(self.stand.device()["bytes"] // MIB)
+
+    def sample(self, **more: Any) -> None:
+        self.stand.sample((self.others + self.held) * MIB, **{"after_s": 0.25, **more})
+
+    def reserve(self, client: int, size: int, wait_s: float = 5.0, priority: int = 0, device: str = GPU) -> int:
+        """Asks for MiB; returns the request's number."""
+        self.requests += 1
+        message = messages.ReserveDevice(self.requests, device, size * MIB, 30.0, priority, wait_s)
+        self.stand.say(client, message)
+        self.stand.settle()
+        return self.requests
+
+    def answer(self, client: int, request: int) -> Any:
+        found = [each for each in self.stand.answers[client] if getattr(each, "id", None) == request]
+        assert len(found) <= 1, "answered twice"
+        return found[0] if found else None
+
+    def carry_out(self, freed: int = 100) -> None:
+        """All open orders are acknowledged, each entry with `freed` MiB."""
+        for client in list(self.stand.answers):
+            for order in self.stand.orders(client, "offload", "drop"):
+                if order.order not in self.done:
+                    self.done.add(order.order)
+                    self.stand.carry_out(client, order, freed_bytes=freed * MIB * len(order.keys))
+
+    @property
+    def done(self) -> set[int]:
+        done: set[int] = self.__dict__.setdefault("_done", set())
+        return done
+
+    def ordered(self) -> list[bytes]:
+        return [each for order in self.stand.orders(None, "offload", "drop") for each in order.keys]
+
+
+def test_idle_entries_leave_for_a_reservation_that_does_not_fit(make: Make) -> None:
+    card = Card(make)
+    request = card.reserve(2, 250)
+    assert card.answer(2, request) is None and len(card.ordered()) == 1, "200 MiB are free: 50 more are needed"
+    (order,) = card.stand.orders(1)
+    assert order.reason == "reservation" and card.stand.mode() is Mode.NORMAL
+    assert card.stand.governor.sample_every_s == card.stand.limits.sample_pressed_s
+    card.carry_out()
+    assert card.answer(2, request) is None, "no reading shows the memory as free yet"
+    card.sample()
+    assert isinstance(card.answer(2, request), messages.Reserved)
+    assert card.stand.device()["reserved_bytes"] == 250 * MIB
+
+
+def test_a_waiting_reservation_is_granted_by_a_reading_that_is_not_stale(make: Make) -> None:
+    card = Card(make)
+    request = card.reserve(2, 250)
+    card.carry_out()
+    card.sample(stale=True)
+    card.stand.open(3)
+    card.stand.leave(3)
+    assert card.answer(2, request) is None, "nobody knows what is free"
+    card.sample()
+    assert isinstance(card.answer(2, request), messages.Reserved)
+
+
+def test_in_relaxed_too_entries_just_used_leave_if_a_reservation_needs_them(make: Make) -> None:
+    card = Card(make, others=100)
+    request = card.reserve(2, 700)
+    assert card.stand.mode() is Mode.RELAXED and len(card.ordered()) == 1
+    card.carry_out()
+    card.sample()
+    assert isinstance(card.answer(2, request), messages.Reserved)
+    card.stand.pass_time(5)
+    assert len(card.ordered()) == 1, "no more than the reservation needs"
+
+
+def test_a_reservation_that_does_not_wait_orders_nothing(make: Make) -> None:
+    card = Card(make)
+    text = refused(card.answer(2, card.reserve(2, 250, wait_s=0.0)), "DeviceFull")
+    assert f"{200 * MIB} are free" in text and f"of {300 * MIB} cached bytes 0 are pinned" in text
+    assert card.ordered() == []
+
+
+def test_entries_stay_for_a_reservation_below_their_priority(make: Make) -> None:
+    card = Card(make)
+    request = card.reserve(2, 250, priority=-1)
+    card.stand.pass_time(4)
+    card.sample()
+    assert card.ordered() == [] and card.answer(2, request) is None
+    card.stand.pass_time(5)
+    refused(card.answer(2, request), "DeviceFull")
+
+
+def test_a_reservation_waits_for_the_end_of_another(make: Make) -> None:
+    card = Card(make)
+    granted = card.answer(1, card.reserve(1, 100))
+    request = card.reserve(2, 150, priority=-1)
+    assert card.answer(2, request) is None
+    card.stand.ask(1, messages.ReleaseReservation, granted.reservation)
+    card.sample()
+    assert isinstance(card.answer(2, request), messages.Reserved)
+
+
+def test_several_reservations_get_room_for_all_of_them_at_once(make: Make) -> None:
+    card = Card(make)
+    low, high = card.reserve(2, 300), card.reserve(3, 150, priority=9)
+    assert isinstance(card.answer(3, high), messages.Reserved), "it fits, and is of a higher priority"
+    card.carry_out()
+    card.sample()
+    assert card.answer(2, low) is None, "150 MiB are free and not reserved"
+    card.carry_out()
+    card.sample()
+    assert isinstance(card.answer(2, low), messages.Reserved)
+    assert card.stand.device()["reserved_bytes"] == 450 * MIB and card.held == 0
+
+
+def test_entries_in_use_stay_and_the_refusal_says_so(make: Make) -> None:
+    card = Card(make)
+    request = card.reserve(2, 450)
+    (order,) = card.stand.orders(1)
+    card.stand.carry_out(1, order, freed_bytes=0, keep=True)
+    for _ in range(3):
+        card.sample()
+    assert len(card.ordered()) == 3, "what is in use is not ordered again and again"
+    card.stand.pass_time(5)
+    assert f"of {300 * MIB} cached bytes {300 * MIB} are pinned" in refused(card.answer(2, request), "DeviceFull")
+
+
+def test_no_reservation_takes_entries_below_the_floor(make: Make) -> None:
+    card = Card(make, block_bytes=100 * MIB)
+    for _ in range(60):
+        card.stand.now += 1
+        card.stand.say(2, messages.RequestsArrived(GPU, 1))
+        card.stand.say(2, messages.RequestCompleted(GPU, 1.0, 1))
+    card.sample()
+    floor = card.stand.device()["floor_blocks"]
+    assert floor == 2
+    card.reserve(2, 450)
+    assert len(card.ordered()) == 1
+
+
+def test_owners_that_return_nothing_to_the_driver_lose_no_second_pass_of_entries(make: Make) -> None:
+    card = Card(make)
+    card.reserve(2, 250)
+    card.carry_out(freed=0)
+    card.others += 100
+    card.sample()
+    card.sample()
+    assert card.held == 200 and len(card.ordered()) == 1
+    assert "returned nothing to the driver" in card.stand.device()["stuck"]
+
+
+def test_memory_that_a_reservation_waits_for_is_not_promoted_into(make: Make) -> None:
+    card = Card(make, others=300)
+    card.stand.ask(1, messages.RegisterWorkflow, "w", [messages.Step("a", 0)])
+    card.stand.register(1, 4, 100 * MIB, tokens=0, agent="a")
+    card.reserve(3, 500)
+    card.carry_out()
+    for _ in range(3):
+        card.sample()
+    assert card.stand.orders(1, "promote") == []
+
+
+# ---- promotions
+
+
+def test_promotions_leave_the_card_below_pressure_each_counted_before_the_gauge_shows_it(make: Make) -> None:
+    stand = make()
+    stand.sample(0.78)
+
+    def promote(client: int) -> Any:
+        return stand.ask(client, messages.ReserveDevice, GPU, 40 * MIB, 10.0, promotes=True)
+
+    first = promote(1)
+    assert isinstance(first, messages.Reserved)
+    assert f"{30 * MIB - 1} are left below pressure" in refused(promote(2), "DeviceFull")
+    stand.ask(1, messages.ReleaseReservation, first.reservation)
+    refused(promote(2), "DeviceFull")
+    stand.sample(0.82)
+    refused(promote(2), "DeviceFull")
+    stand.sample(0.78)
+    assert isinstance(promote(2), messages.Reserved)
+
+
+def test_a_promotion_waits_for_nothing_and_makes_no_entry_leave(make: Make) -> None:
+    card = Card(make, others=500)
+    card.requests += 1
+    message = messages.ReserveDevice(card.requests, GPU, 100 * MIB, 30.0, 9, 5.0, promotes=True)
+    card.stand.say(2, message)
+    refused(card.answer(2, card.requests), "DeviceFull")
+    assert card.ordered() == []
+
+
+def test_what_the_daemon_asked_back_counts_for_further_promotions(make: Make) -> None:
+    stand = make()
+    stand.open(1)
+    stand.register(1, 1, 100 * MIB, tokens=0, agent="a")
+    stand.sample(0.5)
+    stand.pass_time(700)
+    stand.sample(0.5)
+    (order,) = stand.orders(1)
+    stand.carry_out(1, order)
+    stand.ask(1, messages.RegisterWorkflow, "w", [messages.Step("b", 0), messages.Step("a", 1)])
+    stand.sample(0.6)
+    assert stand.orders(1, "promote")
+    refused(stand.ask(2, messages.ReserveDevice, GPU, 150 * MIB, 10.0, promotes=True), "DeviceFull")
+    assert isinstance(stand.ask(2, messages.ReserveDevice, GPU, 140 * MIB, 10.0, promotes=True), messages.Reserved)
+
+
+# ---- each state of a reservation crossed with what may happen
+
+
+def waits(card: Card) -> int:
+    return card.reserve(2, 250)
+
+
+def has_left(card: Card) -> int:
+    request = card.reserve(2, 250)
+    card.carry_out()
+    return request
+
+
+def is_granted(card: Card) -> int:
+    return card.reserve(2, 150)
+
+
+def waits_behind_another(card: Card) -> int:
+    card.reserve(3, 400, wait_s=60.0)
+    return card.reserve(2, 50)
+
+
+STATES: dict[str, Callable[[Card], int]] = {
+    "waits": waits,
+    "has left": has_left,
+    "granted": is_granted,
+    "behind": waits_behind_another,
+}
+
+
+def owner_dies(card: Card) -> None:
+    card.stand.leave(1)
+    card.sample()
+
+
+def owner_is_stopped(card: Card) -> None:
+    for _ in range(8):
+        card.sample()
+
+
+def reloaded(card: Card) -> None:
+    card.stand.change_limits(reservations_max=1, reserve_s_max=1.0, pass_share=1.0)
+    card.carry_out()
+    card.sample()
+
+
+def gauge_is_stale(card: Card) -> None:
+    for _ in range(8):
+        card.sample(stale=True)
+
+
+def gauge_is_gone(card: Card) -> None:
+    card.stand.lose()
+
+
+def asker_dies(card: Card) -> None:
+    card.stand.leave(2)
+    card.carry_out()
+    card.sample()
+
+
+def others_fill_the_card(card: Card) -> None:
+    card.others += 150
+    card.carry_out()
+    card.sample()
+
+
+def other_card_is_full(card: Card) -> None:
+    card.stand.open(1, device=OTHER)
+    card.stand.register(1, 9, 100 * MIB, device=OTHER)
+    card.stand.sample(0.99, OTHER, after_s=0.25)
+    card.carry_out()
+    card.sample()
+
+
+def carried_out(card: Card) -> None:
+    for _ in range(4):
+        card.carry_out()
+        card.sample()
+
+
+# What the reservation has come to after the disturbance: "granted", "waiting", or the code of its refusal.
+EXPECTED: dict[tuple[str, Callable[[Card], None]], str] = {
+    ("waits", carried_out): "granted",
+    ("waits", owner_dies): "granted",
+    ("waits", owner_is_stopped): "waiting",
+    ("waits", reloaded): "granted",
+    ("waits", gauge_is_stale): "waiting",
+    ("waits", gauge_is_gone): "NoGauge",
+    ("waits", others_fill_the_card): "waiting",
+    ("waits", other_card_is_full): "granted",
+    ("has left", carried_out): "granted",
+    ("has left", owner_dies): "granted",
+    ("has left", owner_is_stopped): "granted",
+    ("has left", reloaded): "granted",
+    ("has left", gauge_is_stale): "waiting",
+    ("has left", gauge_is_gone): "NoGauge",
+    ("has left", others_fill_the_card): "waiting",
+    ("has left", other_card_is_full): "granted",
+    ("granted", carried_out): "granted",
+    ("granted", owner_dies): "granted",
+    ("granted", owner_is_stopped): "granted",
+    ("granted", reloaded): "granted",
+    ("granted", gauge_is_stale): "granted",
+    ("granted", gauge_is_gone): "granted",
+    ("granted", others_fill_the_card): "granted",
+    ("granted", other_card_is_full): "granted",
+    ("behind", carried_out): "granted",
+    ("behind", owner_dies): "granted",
+    ("behind", owner_is_stopped): "waiting",
+    ("behind", reloaded): "waiting",
+    ("behind", gauge_is_stale): "waiting",
+    ("behind", gauge_is_gone): "NoGauge",
+    ("behind", others_fill_the_card): "waiting",
+    ("behind", other_card_is_full): "waiting",
+}
+
+
+@pytest.mark.parametrize(("state", "disturb"), EXPECTED)
+def test_a_reservation_is_granted_waits_or_is_refused_whatever_happens(
+    make: Make, state: str, disturb: Callable[[Card], None]
+) -> None:
+    card = Card(make)
+    request = STATES[state](card)
+    disturb(card)
+    answer = card.answer(2, request)
+    outcome = {messages.Reserved: "granted", type(None): "waiting"}.get(type(answer)) or answer.code
+    assert outcome == EXPECTED[state, disturb]
+    reserved = sum(row["reserved_bytes"] for row in card.stand.status()["devices"])
+    assert reserved <= TOTAL
+    card.stand.pass_time(61)
+    answers = [each for each in card.stand.answers.get(2, ()) if getattr(each, "id", None) == request]
+    assert len(answers) == 1, "every request is answered once"
+    assert len(card.stand.governor.queue) == 0
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_nothing_is_left_of_the_reservations_of_a_client_that_died(make: Make, state: str) -> None:
+    card = Card(make)
+    STATES[state](card)
+    asker_dies(card)
+    assert not any(waiting.client == 2 for waiting in card.stand.governor.queue._waiting.values())
+    card.stand.pass_time(61)
+    assert card.stand.status()["reservations"] == 0
+
+
+# ---- owners that are stopped
+
+
+def two_owners(make: Make, **limits: Any) -> Stand:
+    """Client 1 has the entries that go first, client 2 others."""
+    stand = make(pass_share=1.0, **limits)
+    stand.open(1, 2)
+    for number in range(10):
+        stand.register(1 if number < 5 else 2, number, 20 * MIB, tokens=0)
+        stand.now += 0.01
+    return stand
+
+
+@pytest.mark.parametrize("share", [0.9, 0.94, 0.98])
+def test_a_stopped_owner_delays_the_others_orders_by_a_second_and_not_by_ack_s(make: Make, share: float) -> None:
+    stand = two_owners(make, ack_s=10.0)
+    stand.sample(share)
+    (order,) = stand.orders(1)
+    began, waited = stand.now, 0.0
+    while len(order.keys) < 8 and not stand.orders(2):
+        stand.sample(share, after_s=0.25)
+        waited = stand.now - began
+        assert waited < 10
+    assert waited <= SLOW_S + 0.25
+    if len(order.keys) < 5:
+        assert not any(set(each.keys) & set(map(key, range(5))) for each in stand.orders(1)[1:]), (
+            "no more to the stopped"
+        )
+
+
+@pytest.mark.parametrize("silent_s", [SLOW_S, 11.0])
+def test_entries_of_a_stopped_owner_are_not_called_pinned_nor_leaving(make: Make, silent_s: float) -> None:
+    card = Card(make, ack_s=10.0)
+    request = card.reserve(2, 450, wait_s=60.0)
+    assert card.ordered() and card.answer(2, request) is None
+    card.stand.pass_time(silent_s)
+    text = refused(card.answer(3, card.reserve(3, 450, wait_s=0.0)), "DeviceFull")
+    assert (
+        f"of {300 * MIB} cached bytes 0 are pinned, {300 * MIB} are of processes that do not answer and 0 are" in text
+    )
+    card.stand.ask(1, messages.Subscribe)
+    card.stand.say(1, messages.MakeRoom(900, GPU, 450 * MIB, 30.0, 0.5))
+    card.stand.pass_time(0.6)
+    why = next(each for each in card.stand.answers[1] if isinstance(each, messages.RoomMade)).why
+    assert "0 B are in use, 300 MiB are of processes that do not answer and 0 B are leaving" in why
+
+
+def test_an_owner_that_goes_on_after_it_was_stopped_is_heard(make: Make) -> None:
+    stand = two_owners(make)
+    stand.sample(0.9)
+    (order,) = stand.orders(1)
+    stand.sample(0.9, after_s=2.0)
+    assert stand.orders(2)
+    assert isinstance(stand.carry_out(1, order, 60 * MIB), messages.Done)
+    assert not any(owner["unresponsive"] for owner in stand.status()["owners"])
+    for each in stand.orders(2):
+        stand.carry_out(2, each, 60 * MIB)
+    stand.sample(0.5)
+    assert stand.device()["ordered_entries"] == 0
+
+
+def test_an_owner_that_acknowledges_part_by_part_is_not_taken_for_a_stopped_one(make: Make) -> None:
+    stand = two_owners(make)
+    stand.sample(0.9)
+    (order,) = stand.orders(1)
+    for each in order.keys:
+        stand.now += SLOW_S - 0.1
+        stand.sample(0.9, after_s=0.0)
+        stand.ask(1, messages.AcknowledgeOrder, GPU, order.order, kept=[each])
+    assert stand.orders(2) == []

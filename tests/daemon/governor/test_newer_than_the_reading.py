@@ -1,0 +1,124 @@
+"""Memory that clients have taken since the last reading was begun: nobody else gets it, whatever the gauge shows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tensord.daemon.reservations.unseen import SUMS_MAX, UnseenBytes
+from tensord.ipc import messages
+
+from .stand import GPU, MIB, TOTAL, Make, Stand, refused
+
+
+def reserve(stand: Stand, client: int, size: int, **more: Any) -> Any:
+    """The answer to a request for MiB that does not wait."""
+    return stand.ask(client, messages.ReserveDevice, GPU, size * MIB, 30.0, **more)
+
+
+def filled(make: Make, entries: int = 600, **more: Any) -> Stand:
+    """An empty card of 1,000 MiB by its last reading, on which client 1 has registered one entry since."""
+    stand = make()
+    stand.open(1, 2)
+    stand.sample(0)
+    stand.now += 0.5
+    assert isinstance(stand.register(1, 1, entries * MIB, **more), messages.Registered)
+    return stand
+
+
+def test_memory_of_entries_registered_since_the_reading_is_not_reserved(make: Make) -> None:
+    stand = filled(make)
+    text = refused(reserve(stand, 2, 500), "DeviceFull")
+    assert f"{400 * MIB} are free" in text and f"{600 * MIB} of entries are newer than the last reading" in text
+    assert isinstance(reserve(stand, 2, 400), messages.Reserved)
+
+
+def test_an_entry_counts_until_a_reading_that_began_after_its_registration(make: Make) -> None:
+    stand = filled(make)
+    stand.sample(0, after_s=0.2, began_at=stand.now - 0.1)
+    refused(reserve(stand, 2, 500), "DeviceFull")
+    stand.sample(0, after_s=0.2)
+    assert isinstance(reserve(stand, 2, 1000), messages.Reserved), "its owner has freed it since"
+
+
+def test_memory_of_an_entry_that_has_left_counts_until_a_reading_shows_it_as_free(make: Make) -> None:
+    stand = filled(make)
+    stand.ask(1, messages.ReleaseEntries, GPU, [(1).to_bytes(8, "little") * 4])
+    stand.leave(1)
+    refused(reserve(stand, 2, 500), "DeviceFull")
+    stand.sample(0)
+    assert isinstance(reserve(stand, 2, 1000), messages.Reserved)
+
+
+def test_a_waiting_reservation_gets_entries_away_once_a_reading_shows_them(make: Make) -> None:
+    stand = filled(make)
+    stand.say(2, messages.ReserveDevice(70, GPU, 500 * MIB, 30.0, wait_s=5.0))
+    assert stand.orders() == [], "the next reading shows whether they are in the way"
+    stand.sample(600 * MIB, after_s=0.25)
+    (order,) = stand.orders(1)
+    stand.carry_out(1, order, freed_bytes=600 * MIB)
+    stand.sample(0, after_s=0.25)
+    assert any(isinstance(each, messages.Reserved) for each in stand.answers[2])
+
+
+def test_room_is_not_asked_of_neighbours_before_a_reading_shows_the_entries_that_are_in_its_way(make: Make) -> None:
+    stand = filled(make)
+    stand.say(2, messages.MakeRoom(70, GPU, 500 * MIB, 30.0, 30.0))
+    stand.sample(0, after_s=0.2, began_at=stand.now - 0.1)
+    assert not any(isinstance(each, messages.RoomMade) for each in stand.answers[2])
+    stand.sample(600 * MIB, after_s=0.25)
+    (order,) = stand.orders(1)
+    stand.carry_out(1, order, freed_bytes=600 * MIB)
+    stand.sample(0, after_s=0.25)
+    (made,) = (each for each in stand.answers[2] if isinstance(each, messages.RoomMade))
+    assert made.made and [step.who for step in made.steps] == ["cached tensors"]
+
+
+def test_an_entry_in_memory_that_was_held_before_counts_only_what_it_has_taken_anew(make: Make) -> None:
+    stand = filled(make, new_bytes=100 * MIB)
+    assert isinstance(reserve(stand, 2, 900), messages.Reserved)
+
+
+def test_an_entry_of_a_client_that_does_not_say_what_is_new_counts_what_it_grows(make: Make) -> None:
+    stand = filled(make, entries=100)
+    stand.sample(100 * MIB, after_s=0.2)
+    stand.now += 0.5
+    stand.register(1, 1, 400 * MIB)
+    refused(reserve(stand, 2, 601), "DeviceFull")
+    assert isinstance(reserve(stand, 2, 600), messages.Reserved)
+
+
+def test_an_entry_comes_back_to_a_card_only_if_it_stays_below_pressure_with_what_was_registered(make: Make) -> None:
+    stand = filled(make, entries=800)
+    refused(reserve(stand, 2, 50, promotes=True), "DeviceFull")
+    promoting = reserve(stand, 2, 40, promotes=True)
+    stand.ask(2, messages.ReleaseReservation, promoting.reservation)
+    stand.register(2, 2, 40 * MIB, new_bytes=0)
+    assert isinstance(reserve(stand, 2, 9, promotes=True), messages.Reserved), "800 + 40 + 9 < 850"
+    refused(reserve(stand, 2, 1, promotes=True), "DeviceFull")
+
+
+def test_what_a_learned_baseline_is_about_is_not_less_for_entries_that_the_reading_does_not_show(make: Make) -> None:
+    stand = make(baseline_learn_s=10.0)
+    stand.open(1)
+    for _ in range(12):
+        stand.sample(0.5)
+    (before,) = (each["baseline_bytes"] for each in stand.status()["gauges"])
+    assert before == TOTAL // 2
+    stand.now += 1
+    stand.register(1, 1, 300 * MIB)
+    stand.sample(0.5, after_s=0.1, began_at=stand.now - 0.5)
+    (after,) = (each["baseline_bytes"] for each in stand.status()["gauges"])
+    assert after == before
+
+
+def test_sums_of_unseen_bytes_are_bounded_for_a_device_and_by_devices() -> None:
+    unseen = UnseenBytes(devices_max=2)
+    for at in range(10 * SUMS_MAX):
+        unseen.add(GPU, 1, float(at))
+        unseen.check_invariants()
+    assert unseen.of(GPU) == 10 * SUMS_MAX
+    assert unseen.since(GPU, float(SUMS_MAX - 10)) == 10 * SUMS_MAX - (SUMS_MAX - 10)
+    for device in ("b", "c"):
+        unseen.add(device, 1, 0.0)
+    assert unseen.of(GPU) == 0 and unseen.of("b") == unseen.of("c") == 1
+    unseen.check_invariants()

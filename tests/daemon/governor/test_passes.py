@@ -1,0 +1,347 @@
+"""The table of modes, as a pass carries it out: who goes, how many, and what becomes of a pass in vain."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tensord.daemon.devices.devices import PassPlan
+from tensord.ipc.modes import Mode
+
+from .registry import FINISHED, GPU, Registry, ordered
+
+PASSES = ("offload", "drop")
+
+
+def registry_of(count: int, size: int = 10, **limits: Any) -> Registry:
+    """Entries 1 to `count` of client 1, registered a second apart."""
+    registry = Registry(**{"relaxed_idle_s": 600.0, "normal_idle_s": 120.0, "critical_idle_s": 30.0, **limits})
+    for each in range(1, count + 1):
+        registry.register(1, each, size)
+        registry.now += 1
+    return registry
+
+
+# ---- modes
+
+
+@pytest.mark.parametrize(
+    ("mode", "idle_s"),
+    [(Mode.RELAXED, 600.0), (Mode.NORMAL, 120.0), (Mode.CRITICAL, 30.0), (Mode.EMERGENCY, 30.0)],
+)
+def test_on_a_device_under_its_threshold_only_entries_idle_for_the_modes_time_are_evicted(
+    mode: Mode, idle_s: float
+) -> None:
+    registry = Registry()
+    for each in (1, 2, 3, 4):
+        registry.register(1, each)
+    registry.pass_time(idle_s - 2)
+    registry.use(1, 3)
+    registry.register(2, 5)
+    assert registry.sample(50, mode=mode) == []
+    registry.now += 0.5
+    assert registry.sample(50, mode=mode) and ordered([o for _, o in registry.orders]) == [1, 2, 4]
+    assert {order.reason for _, order in registry.orders} == {mode.value}
+
+
+@pytest.mark.parametrize("mode", [Mode.PRESSURE, Mode.WORKFLOW_AWARE])
+def test_pressure_takes_only_as_many_as_bring_the_device_under_its_threshold(mode: Mode) -> None:
+    registry = registry_of(50, size=1, pass_share=1.0)
+    assert len(ordered(registry.sample(90, mode=mode))) == 6, "90 - 6 is the first below 85"
+    registry.carry_out(freed=6)
+    assert registry.sample(84, mode=mode) == []
+
+
+@pytest.mark.parametrize("mode", [Mode.PRESSURE, Mode.WORKFLOW_AWARE])
+def test_at_the_threshold_itself_one_byte_too_much_is_used(mode: Mode) -> None:
+    registry = registry_of(50, size=1)
+    assert len(ordered(registry.sample(85, mode=mode))) == 1
+    assert registry_of(50, size=1).sample(84, mode=mode) == []
+
+
+def test_pressure_takes_at_most_its_share_of_the_entries_in_one_pass() -> None:
+    registry = registry_of(30, size=1, pass_share=0.1)
+    assert ordered(registry.sample(95)) == [1, 2, 3]
+    registry.carry_out(freed=3)
+    assert ordered(registry.sample(92)) == [4, 5, 6], "a tenth of 27 entries, rounded up"
+
+
+@pytest.mark.parametrize("mode", [Mode.PRESSURE, Mode.CRITICAL, Mode.EMERGENCY])
+def test_entries_in_use_leave_in_each_mode_from_pressure_up_until_the_device_is_under_its_threshold(mode: Mode) -> None:
+    registry = registry_of(20, size=1, pass_share=1.0)
+    registry.use(1, *range(1, 21))
+    assert len(ordered(registry.sample(90, mode=mode))) == 6, "90 - 6 is the first below 85"
+    registry.carry_out(freed=6)
+    assert registry.sample(84, mode=mode) == []
+
+
+@pytest.mark.parametrize("mode", [Mode.CRITICAL, Mode.EMERGENCY])
+def test_critical_and_emergency_take_what_pressure_takes_and_everything_idle_besides(mode: Mode) -> None:
+    registry = registry_of(10, size=1, pass_share=1.0)
+    registry.use(1, 1, 1, 1, 2, 2, 2)
+    registry.pass_time(100)
+    registry.use(1, *range(3, 11))
+    went = ordered(registry.sample(86, mode=mode))
+    assert went[:2] == [3, 4], "pressure's: used least, although just now"
+    assert sorted(went[2:]) == [1, 2], "idle, although used most"
+
+
+def test_a_pass_in_critical_takes_the_share_of_pressure_and_one_in_emergency_has_no_limit() -> None:
+    assert ordered(registry_of(20, size=1, pass_share=0.1).sample(95, mode=Mode.CRITICAL)) == [1, 2]
+    assert ordered(registry_of(20, size=1, pass_share=0.1).sample(97, mode=Mode.EMERGENCY)) == list(range(1, 14))
+
+
+def test_pressure_spares_what_is_used_often_however_long_ago() -> None:
+    registry = registry_of(4, pass_share=1.0)
+    registry.use(1, 1, 1, 1, 2, 2, 2)
+    assert ordered(registry.sample(100)) == [3, 4], "frequency, where least recently used first would take 1 and 2"
+
+
+def test_pressure_takes_the_entry_of_most_tokens_among_those_used_alike() -> None:
+    registry = Registry(pass_share=1.0)
+    for each, tokens in ((1, 10), (2, 1000), (3, 100)):
+        registry.register(1, each, tokens=tokens)
+    assert ordered(registry.sample(90)) == [2]
+
+
+def test_all_owners_are_ranked_together() -> None:
+    registry = Registry(pass_share=1.0)
+    for each in range(1, 7):
+        registry.register(1 + each % 3, each)
+    registry.use(1, 3, 6)
+    registry.use(2, 1)
+    orders = registry.sample(100)
+    assert sorted(ordered(orders)) == [2, 4], "of two owners, the first two that were used once"
+    for client, order in registry.orders:
+        assert all(1 + each % 3 == client for each in ordered([order])), "an order to who does not own it"
+
+
+def test_a_workflow_lets_finished_agents_go_then_unknown_ones_then_the_farthest() -> None:
+    registry = Registry()
+    for each, agent in enumerate(("next", "far", "", "done", "stranger", "near", "farther"), 1):
+        registry.register(1, each, 1, agent=agent)
+        registry.now += 1
+    registry.workflows.set(next=0, near=1, far=5, farther=9, done=FINISHED)
+    went: list[int] = []
+    for _ in range(7):
+        went += ordered(registry.sample(85, mode=Mode.WORKFLOW_AWARE), *PASSES)
+        registry.carry_out(freed=1)
+    assert went == [4, 3, 5, 7, 2, 6, 1]
+
+
+def test_a_workflow_that_moved_on_is_ranked_anew() -> None:
+    registry = Registry()
+    registry.register(1, 1, agent="a")
+    registry.register(1, 2, agent="b")
+    registry.workflows.set(a=0, b=3)
+    assert registry.devices.plan(GPU, registry.stands(85, mode=Mode.WORKFLOW_AWARE), registry.now).drop_entries == 0
+    assert ordered(registry.sample(85, mode=Mode.WORKFLOW_AWARE)) == [2]
+    registry.carry_out(keep=True)
+    registry.pass_time(60)
+    registry.workflows.set(a=FINISHED, b=0)
+    assert ordered(registry.sample(85, mode=Mode.WORKFLOW_AWARE)) == [1]
+
+
+def test_a_workflow_below_pressure_evicts_nothing_at_all() -> None:
+    registry = Registry()
+    registry.register(1, 1, agent="done")
+    registry.workflows.set(done=FINISHED)
+    registry.pass_time(10_000)
+    assert registry.sample(70, mode=Mode.WORKFLOW_AWARE) == []
+
+
+# ---- where it goes
+
+
+def test_an_evicted_entry_is_offloaded_if_the_host_accepts_and_it_is_worth_its_copy() -> None:
+    def registry() -> Registry:
+        registry = Registry(copy_bytes_per_s=100, compute_s_per_token=1.0, pass_share=1.0)
+        registry.register(1, 1, 1000, tokens=10)
+        registry.register(1, 2, 1000, tokens=9)
+        registry.register(1, 3, 1000, tokens=0)
+        registry.pass_time(100)
+        return registry
+
+    orders = registry().sample(95, mode=Mode.CRITICAL)
+    assert (ordered(orders, "offload"), ordered(orders, "drop")) == ([1, 3], [2])
+    assert len({order.order for order in orders}) == 2, "to offload and to drop are orders of their own"
+    orders = registry().sample(95, mode=Mode.CRITICAL, host_accepts=False)
+    assert (ordered(orders, "offload"), ordered(orders, "drop")) == ([], [1, 2, 3])
+
+
+def test_the_plan_of_a_pass_is_returned_without_carrying_it_out() -> None:
+    registry = Registry(copy_bytes_per_s=100, compute_s_per_token=1.0)
+    registry.register(1, 1, 1000, tokens=10)
+    registry.register(1, 2, 500, tokens=1)
+    registry.pass_time(100)
+    before = registry.snapshot()
+    plan = registry.devices.plan(GPU, registry.stands(95, mode=Mode.CRITICAL), registry.now)
+    assert plan == PassPlan(offload_entries=1, offload_bytes=1000, drop_entries=1, drop_bytes=500)
+    assert registry.snapshot() == before and registry.settle() == []
+    assert registry.devices.plan("no such device", registry.stands(95), registry.now) == PassPlan()
+
+
+# ---- the floor
+
+
+@pytest.mark.parametrize("mode", [Mode.PRESSURE, Mode.CRITICAL, Mode.EMERGENCY, Mode.NORMAL, Mode.RELAXED])
+def test_no_pass_goes_below_the_floor(mode: Mode) -> None:
+    registry = registry_of(10, pass_share=1.0)
+    registry.pass_time(1000)
+    orders = registry.sample(200, mode=mode, floor_blocks=65)
+    assert ordered(orders) == [1, 2, 3]
+    registry.carry_out(freed=1)
+    assert registry.sample(150, mode=mode, floor_blocks=65) == []
+    assert registry.status["bytes"] == 70
+
+
+def test_a_floor_above_all_that_there_is_keeps_everything() -> None:
+    registry = registry_of(10, pass_share=1.0)
+    assert registry.sample(200, floor_blocks=10_000) == []
+
+
+def test_an_entry_too_large_for_what_may_go_does_not_hold_up_smaller_ones() -> None:
+    registry = Registry()
+    registry.register(1, 1, 50)
+    registry.pass_time(1)
+    registry.register(1, 2, 5)
+    registry.pass_time(1000)
+    assert ordered(registry.sample(95, mode=Mode.CRITICAL, floor_blocks=40)) == [2]
+
+
+# ---- from pass to pass
+
+
+def test_a_pass_is_not_repeated_because_the_gauge_has_not_moved_yet() -> None:
+    registry = registry_of(50, size=1, pass_share=1.0)
+    assert len(ordered(registry.sample(90))) == 6
+    for _ in range(5):
+        assert registry.sample(90) == [], "all of it is on its way out"
+    registry.carry_out(freed=6)
+    began_before = registry.now
+    assert registry.sample(90, began_at=began_before) == [], "a sample begun before the acknowledgement"
+    assert registry.sample(84) == []
+
+
+def test_the_next_pass_waits_for_the_last_acknowledgement_and_a_sample_begun_after_it() -> None:
+    registry = registry_of(40, size=1, pass_share=0.1)
+    orders = registry.sample(100)
+    assert len(ordered(orders)) == 4
+    (order,) = orders
+    assert order.kind == "offload"
+    registry.acknowledge(1, order.order, offloaded=order.keys[:3])
+    assert registry.sample(97) == [], "one entry is still out"
+    registry.acknowledge(1, order.order, kept=order.keys[3:], freed=3)
+    assert len(ordered(registry.sample(97))) == 4
+
+
+def test_entries_ordered_for_a_budget_count_as_gone_until_the_next_sample() -> None:
+    registry = registry_of(10, size=10, pass_share=1.0, max_entries=10)
+    registry.register(1, 11, 10)
+    assert [order.reason for _, order in registry.orders] == ["budget"]
+    assert registry.sample(94) == [], "the 10 bytes that must go are ordered already"
+    registry.carry_out(freed=10)
+    assert registry.sample(94, began_at=registry.now - 0.5) == [], "a sample of before"
+    assert len(ordered(registry.sample(94))) == 1
+
+
+def test_a_pass_is_judged_by_a_sample_that_was_begun_after_it() -> None:
+    registry = registry_of(10, pass_share=0.1)
+    registry.sample(90)
+    registry.now += 5
+    registry.carry_out(freed=0)
+    done_at = registry.now
+    assert registry.sample(90, began_at=done_at - 1) == [] and not registry.status["stuck"]
+    assert registry.sample(90, began_at=done_at) == [], "begun as the last acknowledgement came"
+    assert not registry.status["stuck"]
+    assert registry.sample(90) == [] and registry.status["stuck"]
+
+
+def test_a_pass_that_lowered_nothing_is_shown_and_not_repeated() -> None:
+    registry = registry_of(10, pass_share=0.1)
+    registry.sample(90)
+    registry.carry_out(freed=0)
+    for _ in range(3):
+        assert registry.sample(90) == []
+    assert "90 bytes are still used" in registry.status["stuck"]
+    assert [body["event"] for body in registry.told].count("stuck") == 1
+    assert [log.event for log in registry.logged] == ["device stuck"]
+    assert registry.counters["passes"] == 1
+
+
+@pytest.mark.parametrize("how", ["mode", "registration", "fall", "gauge gone"])
+def test_a_device_is_stuck_until_something_changes(how: str) -> None:
+    registry = registry_of(10, pass_share=0.1)
+    registry.sample(900, 1000)
+    registry.carry_out(freed=0)
+    assert registry.sample(900, 1000) == [] and registry.status["stuck"]
+    assert registry.sample(891, 1000) == [], "a fall of less than a hundredth"
+    if how == "mode":
+        registry.devices.mode_changed(GPU, registry.now)
+    elif how == "registration":
+        registry.register(2, 100)
+    elif how == "gauge gone":
+        registry.devices.gauge_gone(GPU, registry.now)
+    assert len(ordered(registry.sample(890 if how == "fall" else 900, 1000))) >= 1
+    assert not registry.status["stuck"]
+    assert registry.told[-1]["event"] == "order" and {"event": "stuck", "device": GPU, "why": ""} in registry.told
+
+
+@pytest.mark.parametrize("why", ["freed", "fell", "kept"])
+def test_a_pass_that_did_something_or_had_nothing_to_do_it_with_is_followed_by_the_next(why: str) -> None:
+    registry = registry_of(40, size=1, pass_share=0.1)
+    first = ordered(registry.sample(95))
+    registry.carry_out(freed=1 if why == "freed" else 0, keep=why == "kept")
+    second = ordered(registry.sample(94 if why == "fell" else 95))
+    assert second and not set(first) & set(second)
+    assert not registry.status["stuck"]
+
+
+def test_idle_entries_leave_below_pressure_although_their_owner_keeps_the_memory() -> None:
+    registry = Registry()
+    registry.register(1, 1)
+    registry.pass_time(400)
+    registry.register(1, 2)
+    registry.pass_time(300)
+    assert ordered(registry.sample(10, mode=Mode.RELAXED)) == [1]
+    registry.carry_out(freed=0)
+    registry.pass_time(400)
+    assert ordered(registry.sample(10, mode=Mode.RELAXED)) == [2]
+    assert not registry.status["stuck"]
+
+
+def test_a_pass_over_many_entries_goes_on_from_tick_to_tick_and_takes_the_same() -> None:
+    registry = registry_of(20_000, size=1, pass_share=0.25, keys_per_request_max=1024)
+    registry.use(1, *range(1, 1001))
+    registry.devices.sampled(GPU, registry.stands(20_000, 20_000), registry.now)
+    registry.take()
+    assert registry.orders == [] and registry.devices.next_timer() == registry.now
+    registry.devices.check_invariants()
+    ticks = 0
+    while registry.devices.next_timer() == registry.now:
+        before = len(registry.orders)
+        registry.devices.tick(registry.now)
+        registry.take()
+        registry.devices.check_invariants()
+        assert len(registry.orders) - before <= 4
+        ticks += 1
+    went = ordered([order for _, order in registry.orders])
+    assert sorted(went) == list(range(1001, 1001 + 3001)), "20 000 - 3 001 is the first below 17 000"
+    assert max(len(order.keys) for _, order in registry.orders) == 1024 and ticks > 1
+    assert registry.counters["passes"] == 1
+
+
+def test_entries_that_come_and_go_while_a_pass_is_under_way_are_not_taken_for_others() -> None:
+    registry = registry_of(20_000, size=1, pass_share=1.0)
+    registry.devices.sampled(GPU, registry.stands(20_000, 20_000), registry.now)
+    gone = 0
+    while registry.devices.next_timer() == registry.now and not registry.status["ordered_entries"]:
+        for each in range(gone + 1, gone + 401):  # of the next to go; their rows are given to new entries
+            assert registry.release(1, each) == 1
+            registry.register(2, 100_000 + each, 1)
+        gone += 400
+        registry.devices.tick(registry.now)
+    went = ordered(registry.settle())
+    assert gone >= 800 and went and max(went) < 100_000 and min(went) > gone
+    registry.devices.check_invariants()

@@ -1,0 +1,162 @@
+"""Status: every field that is promised, and what stands in it."""
+
+from __future__ import annotations
+
+import json
+
+from tensord.daemon.devices.copies import ASSUMED_BYTES_PER_S
+from tensord.daemon.governor.events import GovernorClientJoined
+from tensord.ipc import messages
+from tensord.ipc.modes import HOST_GAUGE
+
+from .stand import GPU, MIB, TOTAL, UNIX_AT_ZERO_S, Make
+
+
+def test_devices_are_listed_by_name_after_the_host_whichever_was_found_first(make: Make) -> None:
+    stand = make()
+    for gauge in ("b", "a", HOST_GAUGE):
+        stand.sample(0.5, gauge)
+    stand.lose("a")
+    stand.sample(0.5, "a")
+    assert [row["gauge"] for row in stand.status()["gauges"]] == [HOST_GAUGE, "a", "b"]
+
+
+def test_status_of_a_governor_that_knows_nothing_has_every_section(make: Make) -> None:
+    status = make().status()
+    assert status["gauges"] == status["devices"] == status["owners"] == status["workflows"] == []
+    assert status["thresholds"] == {
+        "normal": 0.70,
+        "pressure": 0.85,
+        "critical": 0.92,
+        "emergency": 0.96,
+        "hysteresis": 0.02,
+    }
+    assert status["host"] == {"resident_bytes": 0, "wanted_bytes": 0, "resident_bytes_max": None}
+    assert status["transitions"] == []
+    assert status["remembered"] == status["reservations"] == 0
+    assert status["counters"]["refused"] == status["counters"]["transitions"] == {}
+
+
+def test_processes_on_a_card_are_shown_as_clients_by_the_pid_that_the_daemon_sees(make: Make) -> None:
+    """A process that is not seen is in another pid namespace: its pid may be a client's here."""
+    stand = make()
+    stand.answers[9] = []
+    stand.do(GovernorClientJoined(9, "in a container", 1, peer_pid=5000))
+    told = ((5000, "a", True), (5000, None, True), (1, "init", True), (5000, None, False))
+    rows = [{"pid": pid, "name": name, "bytes": 7, "seen": seen} for pid, name, seen in told]
+    stand.sample(0.5, processes=rows)
+    (gauge,) = stand.status()["gauges"]
+    named = [(row["client"], row["name"]) for row in gauge["processes"]]
+    assert named == [(9, "a"), (9, "in a container"), (None, "init"), (None, None)]
+    stand.leave(9)
+    (gauge,) = stand.status()["gauges"]
+    assert [row["client"] for row in gauge["processes"]] == [None] * 4
+
+
+def test_status_shows_gauges_devices_owners_and_workflows(make: Make) -> None:
+    stand = make(max_bytes=500 * MIB, block_bytes=10 * MIB)
+    stand.open(1, 2)
+    stand.register(1, 1, 30 * MIB, tokens=7)
+    stand.register(2, 2, 20 * MIB, tokens=5)
+    stand.sample(0.93)
+    stand.sample(0.5, HOST_GAUGE, psi_some_s=0.25)
+    stand.ask(1, messages.ReserveDevice, GPU, 3 * MIB, 10.0)
+    stand.ask(2, messages.RegisterWorkflow, "w", [messages.Step("a", 0), messages.Step("b", 1, ["a"])])
+    stand.ask(2, messages.AdvanceWorkflow, "w", 1)
+    stand.holds(8 * MIB, 9 * MIB)
+    for _ in range(10):
+        stand.say(1, messages.RequestsArrived(GPU, 1))
+        stand.say(1, messages.RequestCompleted(GPU, 0.5, 3))
+    stand.now += 1
+    stand.holds(8 * MIB, 9 * MIB)
+    status = stand.status()
+    assert json.loads(json.dumps(status)) == status
+    assert status["gauges"] == [
+        {
+            "gauge": HOST_GAUGE,
+            "tier": "host",
+            "source": "test",
+            "used_bytes": 500 * MIB,
+            "total_bytes": TOTAL,
+            "baseline_bytes": 0,
+            "baseline": "",
+            "share": 0.5,
+            "mode": "relaxed",
+            "level": "relaxed",
+            "stale": False,
+            "age_s": 1.0,
+            "since_s": 1.0,
+            "refuses": False,
+            "psi_some_s": 0.25,
+        },
+        {
+            "gauge": GPU,
+            "tier": "device",
+            "source": "test",
+            "used_bytes": 930 * MIB,
+            "total_bytes": TOTAL,
+            "baseline_bytes": 0,
+            "baseline": "",
+            "share": 0.93,
+            "mode": "critical",
+            "level": "critical",
+            "stale": False,
+            "age_s": 1.0,
+            "since_s": 2.0,
+            "refuses": False,
+        },
+    ]
+    device = status["devices"][0]
+    queueing = device.pop("queueing")
+    assert queueing["samples"] == 10 and queueing["minimum_stable_blocks"] == device["floor_blocks"] > 0
+    del device["floor_blocks"]
+    assert device == {
+        "device": GPU,
+        "entries": 2,
+        "bytes": 50 * MIB,
+        "tokens": 12,
+        "ordered_entries": 1,
+        "ordered_bytes": 30 * MIB,
+        "owners": 2,
+        "stuck": "",
+        "copy_bytes_per_s": ASSUMED_BYTES_PER_S,
+        "reserved_bytes": 3 * MIB,
+        "waiting_reservations": 0,
+        "waiting_bytes": 0,
+        "capacity_blocks": 50,
+    }
+    assert status["owners"][0] == {
+        "client": 1,
+        "name": "client 1",
+        "pid": 4001,
+        "device": GPU,
+        "entries": 1,
+        "bytes": 30 * MIB,
+        "ordered_entries": 1,
+        "unresponsive": False,
+    }
+    assert status["workflows"] == [{"workflow": "w", "client": 2, "step": 1, "agents": 2, "steps": 2}]
+    assert status["host"] == {"resident_bytes": 8 * MIB, "wanted_bytes": 9 * MIB, "resident_bytes_max": None}
+    assert status["transitions"][0]["unix_s"] == UNIX_AT_ZERO_S + 101
+    assert status["reservations"] == 1
+    assert status["counters"]["registered"] == 2
+
+
+def test_a_device_of_which_only_reservations_or_requests_are_known_is_shown(make: Make) -> None:
+    stand = make()
+    stand.sample(0.5)
+    stand.ask(1, messages.ReserveDevice, GPU, MIB, 10.0)
+    stand.say(1, messages.RequestsArrived("other", 1))
+    assert [(row["device"], row["entries"], row["reserved_bytes"]) for row in stand.status()["devices"]] == [
+        (GPU, 0, MIB),
+        ("other", 0, 0),
+    ]
+
+
+def test_asking_for_status_changes_nothing(make: Make) -> None:
+    stand = make()
+    stand.open(1)
+    stand.register(1, 1)
+    stand.sample(0.5)
+    assert stand.status() == stand.status()
+    assert stand.governor.next_timer() is None

@@ -1,0 +1,489 @@
+"""Room for an operator: who is asked when, what each freed by the gauge, and what the answer says of it."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from tensord.daemon.governor.events import NeighbourAnswered
+from tensord.daemon.governor.limits import NeighbourPlace
+from tensord.daemon.reservations.rooms import SETTLE_S
+from tensord.ipc import messages
+
+from .stand import GPU, MIB, TOTAL, Make, Stand, key, refused
+
+VLLM = NeighbourPlace("vllm", "127.0.0.1", 8000)
+OLLAMA = NeighbourPlace("ollama", "127.0.0.1", 11434)
+ELSEWHERE = NeighbourPlace("comfyui", "127.0.0.1", 8188, "0000:66:00.0")
+BOTH = (VLLM, OLLAMA)
+OPERATOR, ENGINE = 2, 1
+
+
+class Site:
+    """A card of 1,000 MiB of which `used` are used, and an operator (client 2). Readings are 0.25 s apart."""
+
+    def __init__(self, make: Make, used: int = 900, neighbours: tuple[NeighbourPlace, ...] = BOTH, **limits: Any):
+        self.stand: Stand = make(neighbours=neighbours, **limits)
+        self.used = used
+        self.requests = 500
+        self.sample()
+
+    def sample(self, used: int | None = None, **more: Any) -> None:
+        self.used = self.used if used is None else used
+        self.stand.sample(self.used * MIB, **{"after_s": 0.25, **more})
+
+    def make_room(self, size: int, for_s: float = 600.0, wait_s: float = 60.0, client: int = OPERATOR) -> int:
+        self.requests += 1
+        message = messages.MakeRoom(self.requests, GPU, size * MIB, for_s, wait_s)
+        self.stand.say(client, message)
+        self.stand.settle()
+        return self.requests
+
+    def answer(self, request: int, client: int = OPERATOR) -> Any:
+        found = [each for each in self.stand.answers[client] if getattr(each, "id", None) == request]
+        assert len(found) <= 1, "answered twice"
+        return found[0] if found else None
+
+    @property
+    def asked(self) -> list[NeighbourPlace]:
+        return [each.place for each in self.stand.neighbours_asked]
+
+    def answered(self, outcome: Literal["done", "busy", "failed"], why: str = "") -> None:
+        """The neighbour that was asked last has answered."""
+        self.stand.do(NeighbourAnswered(self.stand.neighbours_asked[-1].number, outcome, why))
+
+    def settle(self) -> None:
+        """Readings without a change, until a step must be over."""
+        for _ in range(int(SETTLE_S / 0.25) + 1):
+            self.sample()
+
+    def known(self, place: NeighbourPlace) -> dict[str, Any]:
+        rows = {row["neighbour"]: row for row in self.stand.status()["neighbours"]}
+        row: dict[str, Any] = rows[place.name]
+        return row
+
+
+def steps(answer: messages.RoomMade) -> list[tuple[str, str, int]]:
+    return [(step.who, step.outcome, step.freed_bytes // MIB) for step in answer.steps]
+
+
+def test_room_that_is_free_is_held_for_the_operator_and_nobody_is_asked(make: Make) -> None:
+    site = Site(make, used=100)
+    answer = site.answer(site.make_room(800))
+    assert answer.made and answer.lasts_s == 600.0 and answer.steps == []
+    assert site.asked == [] and site.stand.device()["reserved_bytes"] == 800 * MIB
+
+
+def test_the_room_outlives_the_connection_that_asked_until_its_time_is_up(make: Make) -> None:
+    site = Site(make, used=100)
+    site.make_room(800, for_s=600.0)
+    site.stand.leave(OPERATOR)
+    site.sample()
+    assert "are free" in refused(site.stand.ask(ENGINE, messages.ReserveDevice, GPU, 200 * MIB, 5.0), "DeviceFull")
+    site.stand.pass_time(600.0)
+    site.sample()
+    assert isinstance(site.stand.ask(ENGINE, messages.ReserveDevice, GPU, 200 * MIB, 5.0), messages.Reserved)
+
+
+def test_room_is_held_for_room_s_max_at_most(make: Make) -> None:
+    site = Site(make, used=100, room_s_max=90.0, reserve_s_max=60.0)
+    assert site.answer(site.make_room(800)).lasts_s == 90.0
+
+
+def test_an_operator_ends_the_rooms_of_a_card_and_no_other_reservation(make: Make) -> None:
+    site = Site(make, used=100)
+    site.make_room(300)
+    site.make_room(200)
+    site.stand.ask(ENGINE, messages.ReserveDevice, GPU, 100 * MIB, 50.0)
+    assert site.stand.ask(3, messages.EndRoom, GPU).count == 2
+    site.sample()
+    assert site.stand.device()["reserved_bytes"] == 100 * MIB
+
+
+def test_a_room_on_another_card_stays_when_the_rooms_of_a_card_are_ended(make: Make) -> None:
+    site = Site(make, used=100)
+    site.stand.sample(0.1, "0000:66:00.0")
+    other = site.stand.ask(OPERATOR, messages.MakeRoom, "0000:66:00.0", 300 * MIB, 600.0, 5.0)
+    assert other.made and site.answer(site.make_room(300)).made
+    assert site.stand.ask(OPERATOR, messages.EndRoom, GPU).count == 1
+    site.sample()
+    assert site.stand.device("0000:66:00.0")["reserved_bytes"] == 300 * MIB
+
+
+def test_cached_tensors_leave_before_a_neighbour_is_asked(make: Make) -> None:
+    site = Site(make)
+    site.stand.open(ENGINE)
+    site.stand.register(ENGINE, 1, 300 * MIB)
+    request = site.make_room(350)
+    (order,) = site.stand.orders(ENGINE)
+    site.sample()
+    assert site.asked == [], "the owner has not carried it out"
+    site.stand.carry_out(ENGINE, order, freed_bytes=300 * MIB)
+    site.sample(600)
+    answer = site.answer(request)
+    assert answer.made and steps(answer) == [("cached tensors", "freed", 300)] and site.asked == []
+
+
+def test_neighbours_are_asked_in_the_declared_order_one_at_a_time_until_there_is_room(make: Make) -> None:
+    site = Site(make)
+    request = site.make_room(500)
+    site.sample()
+    assert site.asked == [VLLM]
+    site.sample(890)
+    assert site.asked == [VLLM], "it has not answered"
+    site.answered("done")
+    site.sample(700)
+    assert site.asked == [VLLM], "its memory may go on falling"
+    site.sample()
+    site.sample()
+    assert site.asked == [VLLM, OLLAMA] and site.answer(request) is None
+    site.answered("done")
+    site.sample(450)
+    answer = site.answer(request)
+    assert answer.made and answer.missing_bytes == 0
+    assert steps(answer) == [
+        ("cached tensors", "nothing", 0),
+        ("vllm 127.0.0.1:8000", "freed", 200),
+        ("ollama 127.0.0.1:11434", "freed", 250),
+    ]
+    assert site.stand.device()["reserved_bytes"] == 500 * MIB
+    assert site.known(OLLAMA)["outcome"] == "freed" and site.known(OLLAMA)["freed_bytes"] == 250 * MIB
+
+
+def test_a_reading_that_began_before_the_answer_says_nothing_of_what_was_freed(make: Make) -> None:
+    site = Site(make)
+    site.make_room(500)
+    site.sample()
+    site.stand.now += 1
+    answered_at = site.stand.now
+    site.answered("failed", "no answer")
+    for number in range(4):
+        site.sample(after_s=0.0001, began_at=answered_at - 0.01 + 0.001 * number)
+    assert site.asked == [VLLM]
+
+
+def test_a_neighbour_that_is_busy_is_left_alone_and_the_next_one_asked_at_once(make: Make) -> None:
+    site = Site(make)
+    request = site.make_room(500)
+    site.sample()
+    site.answered("busy", "3 requests are under way")
+    assert site.asked == [VLLM, OLLAMA]
+    site.answered("done")
+    site.sample(300)
+    answer = site.answer(request)
+    assert steps(answer)[1:] == [("vllm 127.0.0.1:8000", "left alone", 0), ("ollama 127.0.0.1:11434", "freed", 600)]
+    assert answer.steps[1].why == "3 requests are under way"
+
+
+def test_a_neighbour_that_says_yes_and_frees_nothing_is_found_out_by_the_gauge(make: Make) -> None:
+    site = Site(make, neighbours=(OLLAMA,))
+    request = site.make_room(500)
+    site.sample()
+    site.answered("done")
+    site.settle()
+    answer = site.answer(request)
+    assert not answer.made and answer.missing_bytes == 400 * MIB
+    assert steps(answer)[1] == ("ollama 127.0.0.1:11434", "nothing", 0)
+    assert "the card's gauge did not fall" in answer.steps[1].why
+    assert len([each for each in site.stand.logged if each.event == "neighbour asked for memory"]) == 1
+    assert all(row["reserved_bytes"] == 0 for row in site.stand.status()["devices"])
+
+
+@pytest.mark.parametrize("falls", [True, False])
+def test_what_a_neighbour_says_that_it_keeps_is_in_the_answer_the_status_and_the_log(make: Make, falls: bool) -> None:
+    site = Site(make, neighbours=(OLLAMA,))
+    request = site.make_room(500)
+    site.sample()
+    site.answered("done", "6 of 70 models stay on cards")
+    if falls:
+        site.sample(800)
+    site.settle()
+    step = site.answer(request).steps[1]
+    assert (step.outcome, step.freed_bytes) == (("freed", 100 * MIB) if falls else ("nothing", 0))
+    assert step.why.endswith("6 of 70 models stay on cards")
+    assert site.known(OLLAMA)["why"] == step.why
+    [logged] = [each for each in site.stand.logged if each.event == "neighbour asked for memory"]
+    assert logged.fields["why"] == step.why
+
+
+def test_a_neighbour_that_fails_is_named_with_the_reason_and_its_memory_counts_if_it_died(make: Make) -> None:
+    site = Site(make)
+    request = site.make_room(500)
+    site.sample()
+    site.answered("failed", "no answer within 20 s")
+    site.sample()
+    site.sample()
+    assert site.asked == [VLLM, OLLAMA]
+    site.answered("failed", "the connection was closed")
+    site.sample(200)
+    answer = site.answer(request)
+    assert answer.made
+    assert [(step.outcome, step.why, step.freed_bytes // MIB) for step in answer.steps[1:]] == [
+        ("failed", "no answer within 20 s", 0),
+        ("failed", "the connection was closed", 700),
+    ]
+    assert site.known(VLLM)["why"] == "no answer within 20 s"
+    assert [each.level for each in site.stand.logged if each.fields.get("neighbour") == VLLM.name] == ["warning"]
+
+
+def test_a_neighbour_on_another_card_is_not_asked(make: Make) -> None:
+    site = Site(make, neighbours=(ELSEWHERE, OLLAMA))
+    site.make_room(500)
+    site.sample()
+    assert site.asked == [OLLAMA]
+
+
+def test_without_neighbours_the_answer_comes_with_the_next_reading_and_says_what_is_missing(make: Make) -> None:
+    site = Site(make, neighbours=())
+    request = site.make_room(500)
+    site.sample()
+    answer = site.answer(request)
+    assert not answer.made and answer.missing_bytes == 400 * MIB
+    assert f"100 MiB of 500 MiB are free on {GPU} (0 B more are reserved)" in answer.why
+    assert "wait longer (--wait)" in answer.why and "wait_s" not in answer.why
+    assert steps(answer) == [("cached tensors", "nothing", 0)]
+
+
+def test_entries_in_use_stay_and_the_answer_says_how_many_bytes_they_have(make: Make) -> None:
+    site = Site(make, neighbours=())
+    site.stand.open(ENGINE)
+    site.stand.register(ENGINE, 1, 300 * MIB)
+    request = site.make_room(350)
+    (order,) = site.stand.orders(ENGINE)
+    site.stand.carry_out(ENGINE, order, freed_bytes=0, keep=True)
+    site.sample()
+    answer = site.answer(request)
+    assert not answer.made
+    assert answer.steps[0].why == "of 300 MiB of tensors 300 MiB are in use"
+
+
+def test_the_wait_ends_with_a_neighbour_that_never_answers(make: Make) -> None:
+    site = Site(make)
+    request = site.make_room(500, wait_s=3.0)
+    site.sample()
+    site.stand.pass_time(4.0)
+    answer = site.answer(request)
+    assert not answer.made and steps(answer)[1] == ("vllm 127.0.0.1:8000", "asked", 0)
+    assert site.known(VLLM)["asking"]
+    again = site.make_room(500)
+    site.sample()
+    assert site.asked == [VLLM, OLLAMA], "a neighbour that is being asked is not asked again"
+    site.answered("done")
+    site.sample(100)
+    assert "another room" in site.answer(again).steps[1].why
+    site.stand.do(NeighbourAnswered(site.stand.neighbours_asked[0].number, "failed", "no answer within 20 s"))
+    assert not site.known(VLLM)["asking"] and site.known(VLLM)["why"] == "no answer within 20 s"
+
+
+def test_memory_that_comes_free_by_other_means_ends_the_asking(make: Make) -> None:
+    site = Site(make)
+    request = site.make_room(500)
+    site.sample()
+    site.sample(300)
+    assert site.answer(request).made
+    site.answered("done")
+    site.settle()
+    assert site.asked == [VLLM]
+
+
+def test_what_came_free_before_a_neighbour_answered_is_kept_when_it_answers(make: Make) -> None:
+    site = Site(make)
+    request = site.make_room(500)
+    site.sample()
+    site.sample(300)
+    assert steps(site.answer(request))[1] == ("vllm 127.0.0.1:8000", "freed", 600)
+    site.answered("done")
+    assert site.known(VLLM)["outcome"] == "freed" and site.known(VLLM)["freed_bytes"] == 600 * MIB
+
+
+def test_an_operator_who_leaves_ends_the_asking(make: Make) -> None:
+    site = Site(make)
+    site.make_room(500)
+    site.sample()
+    site.stand.leave(OPERATOR)
+    site.answered("done")
+    site.settle()
+    assert site.asked == [VLLM]
+    site.stand.join(4)
+    assert site.make_room(500, client=4), "the card is free for another room"
+    assert site.stand.answers[4] == []
+
+
+def test_one_room_is_made_on_a_card_at_a_time(make: Make) -> None:
+    site = Site(make)
+    site.make_room(500)
+    second = site.make_room(100)
+    assert "one room is made on a device at a time" in refused(site.answer(second), "LimitReached")
+
+
+def test_room_is_refused_without_a_gauge_or_with_a_stale_one_or_larger_than_the_card(make: Make) -> None:
+    site = Site(make)
+    refused(site.stand.ask(OPERATOR, messages.MakeRoom, "none", MIB, 5.0, 5.0), "NoGauge")
+    too_large = site.stand.ask(OPERATOR, messages.MakeRoom, GPU, 2 * TOTAL, 5.0, 5.0)
+    assert refused(too_large, "DeviceFull") == f"1.95 GiB are more than the 1000 MiB of {GPU}: ask for less"
+    site.sample(stale=True)
+    assert "cannot be read" in refused(site.stand.ask(OPERATOR, messages.MakeRoom, GPU, MIB, 5.0, 5.0), "NoGauge")
+
+
+def test_a_room_that_is_being_made_is_ended_with_the_others(make: Make) -> None:
+    site = Site(make, used=700)
+    assert site.answer(site.make_room(100)).made
+    request = site.make_room(500)
+    site.sample()
+    assert site.asked == [VLLM] and site.answer(request) is None
+    assert site.stand.ask(OPERATOR, messages.EndRoom, GPU).count == 2
+    answer = site.answer(request)
+    assert not answer.made and "ended before it was made" in answer.why
+    site.answered("done")
+    site.sample(0)
+    assert site.asked == [VLLM] and all(row["waiting_reservations"] == 0 for row in site.stand.status()["devices"])
+    assert site.answer(site.make_room(1000)).made
+
+
+def test_a_gauge_that_vanishes_ends_the_wait(make: Make) -> None:
+    site = Site(make)
+    request = site.make_room(500)
+    site.sample()
+    site.stand.lose()
+    answer = site.answer(request)
+    assert not answer.made and "no gauge any more" in answer.why
+
+
+def test_the_operator_has_as_many_rooms_as_a_client_reservations(make: Make) -> None:
+    site = Site(make, used=100, reservations_max=1)
+    assert site.answer(site.make_room(100)).made
+    assert "reservations_max is 1" in refused(site.answer(site.make_room(100)), "LimitReached")
+
+
+def test_a_reload_forgets_neighbours_that_are_no_longer_configured(make: Make) -> None:
+    site = Site(make)
+    site.make_room(500)
+    site.sample()
+    site.stand.change_limits(neighbours=(OLLAMA,))
+    assert [row["neighbour"] for row in site.stand.status()["neighbours"]] == [OLLAMA.name]
+    site.answered("busy", "x")
+    site.answered("done")
+    site.sample(100)
+    assert [row["neighbour"] for row in site.stand.status()["neighbours"]] == [OLLAMA.name]
+    assert site.known(OLLAMA)["outcome"] == "freed"
+    site.stand.change_limits(neighbours=(OLLAMA, VLLM))
+    assert site.known(OLLAMA)["outcome"] == "freed" and site.known(VLLM)["outcome"] == "never asked"
+
+
+def test_a_neighbour_that_a_reload_removes_is_not_asked_for_the_room_under_way(make: Make) -> None:
+    site = Site(make)
+    request = site.make_room(500)
+    site.sample()
+    site.stand.change_limits(neighbours=())
+    site.answered("busy", "x")
+    assert site.asked == [VLLM] and not site.answer(request).made
+
+
+@pytest.mark.parametrize("place", [VLLM, NeighbourPlace("ollama", "::1", 11434)])
+def test_a_neighbours_name_says_what_and_where_it_is(place: NeighbourPlace) -> None:
+    assert place.name in ("vllm 127.0.0.1:8000", "ollama [::1]:11434")
+
+
+class RoomMachine(RuleBasedStateMachine):
+    """Whatever happens: each room is answered once or its client has left, and each neighbour is asked at most once for
+    a room, never twice at once."""
+
+    @initialize(neighbours=st.sampled_from([(), (VLLM,), BOTH, (ELSEWHERE, *BOTH)]))
+    def begin(self, neighbours: tuple[NeighbourPlace, ...]) -> None:
+        self.stand = Stand(neighbours=neighbours, room_s_max=50.0)
+        self.stand.join(1, 2, 3)
+        self.stand.open(1)
+        self.open: dict[int, int] = {}
+        self.clients = [1, 2, 3]
+        self.last_client = 3
+        self.entries = 0
+        self.requests = 1000
+        self.answered: set[int] = set()
+        self.read: dict[int, int] = {}
+        self.stand.sample(0.9)
+
+    @rule(used=st.integers(0, 10), stale=st.booleans())
+    def sample(self, used: int, stale: bool) -> None:
+        self.stand.sample(used / 10, after_s=0.5, stale=stale and used > 5)
+
+    @rule(seconds=st.sampled_from([0.1, 1.0, 10.0, 60.0]))
+    def pass_time(self, seconds: float) -> None:
+        self.stand.pass_time(seconds)
+
+    @rule(size=st.integers(1, 11), client=st.integers(0, 9), wait_s=st.sampled_from([0.5, 20.0, 200.0]))
+    def make_room(self, size: int, client: int, wait_s: float) -> None:
+        self.requests += 1
+        asker = self.clients[client % len(self.clients)]
+        self.open[self.requests] = asker
+        self.stand.say(asker, messages.MakeRoom(self.requests, GPU, size * 100 * MIB, 30.0, wait_s))
+
+    @rule(pick=st.integers(0, 9), outcome=st.sampled_from(["done", "busy", "failed"]))
+    def answer(self, pick: int, outcome: Literal["done", "busy", "failed"]) -> None:
+        left = [each for each in self.stand.neighbours_asked if each.number not in self.answered]
+        if left:
+            number = left[pick % len(left)].number
+            self.answered.add(number)
+            self.stand.do(NeighbourAnswered(number, outcome, "why"))
+
+    @rule()
+    def register(self) -> None:
+        self.entries += 1
+        self.stand.say(1, messages.RegisterEntry(10_000 + self.entries, GPU, key(self.entries), 100 * MIB))
+
+    @rule()
+    def carry_out(self) -> None:
+        for order in self.stand.orders(1, "offload", "drop"):
+            said = messages.AcknowledgeOrder(20_000 + order.order, GPU, order.order, dropped=order.keys)
+            self.stand.say(1, said)
+
+    @rule()
+    def end_rooms(self) -> None:
+        self.stand.ask(self.clients[0], messages.EndRoom, GPU)
+
+    @rule()
+    def replace_client(self) -> None:
+        client = self.clients.pop() if len(self.clients) > 1 else None
+        if client is not None:
+            self.stand.leave(client)
+            self.open = {request: asker for request, asker in self.open.items() if asker != client}
+            self.last_client += 1
+            new = self.last_client
+            self.stand.join(new)
+            self.clients.append(new)
+
+    @rule(neighbours=st.sampled_from([(), BOTH]))
+    def reload(self, neighbours: tuple[NeighbourPlace, ...]) -> None:
+        self.stand.change_limits(neighbours=neighbours)
+
+    @rule()
+    def lose_gauge(self) -> None:
+        if GPU in self.stand.gauges:
+            self.stand.lose()
+
+    @invariant()
+    def holds(self) -> None:
+        if not hasattr(self, "stand"):
+            return
+        self.stand.check()
+        assert self.stand.governor.sample_every_s > 0
+        for client, answers in self.stand.answers.items():
+            for each in answers[self.read.get(client, 0) :]:
+                request = getattr(each, "id", None) or 0
+                if 1000 < request < 10_000:
+                    assert self.open.pop(request, None) == client, "answered twice, or to another client"
+            self.read[client] = len(answers)
+
+    def teardown(self) -> None:
+        """In the end every room is answered, whatever its neighbours do."""
+        if hasattr(self, "stand"):
+            self.stand.pass_time(300.0)
+            self.holds()
+            assert not self.open, "a room without an answer"
+
+
+TestRoomsAtRandom = RoomMachine.TestCase
+TestRoomsAtRandom.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

@@ -1,0 +1,381 @@
+"""Workflows: how soon an agent's entries are needed, through every step, replacement and end."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tensord.daemon.core.events import AGENTS_MAX
+from tensord.daemon.policy.workflows import ENDED_AGENTS_MAX, FINISHED, UNKNOWN, Workflows
+from tensord.errors import BadGraph, BadStep, LimitReached, TensordError
+from tensord.ipc.messages import Step
+
+PLAN = [Step("planner", 0), Step("coder", 1, ["planner"]), Step("tester", 4, ["coder"]), Step("coder", 6, ["tester"])]
+
+
+@pytest.fixture
+def make() -> Iterator[Callable[..., Workflows]]:
+    made: list[Workflows] = []
+
+    def make(workflows_max: int = 8, workflow_steps_max: int = 1 << 20) -> Workflows:
+        made.append(Workflows(workflows_max, workflow_steps_max))
+        return made[-1]
+
+    yield make
+    for workflows in made:
+        workflows.check_invariants()
+
+
+def test_the_distance_of_an_agent_falls_with_each_step_that_the_workflow_takes(
+    make: Callable[..., Workflows],
+) -> None:
+    workflows = make()
+    workflows.register(1, "w", PLAN)
+    seen = []
+    for step in range(8):
+        workflows.advance(1, "w", step)
+        seen.append(workflows.distance("tester"))
+    assert seen == [4, 3, 2, 1, 0, FINISHED, FINISHED, FINISHED]
+
+
+def test_an_agent_that_runs_again_has_not_finished(make: Callable[..., Workflows]) -> None:
+    workflows = make()
+    workflows.register(1, "w", PLAN)
+    workflows.advance(1, "w", 2)
+    assert workflows.distance("coder") == 4
+    assert workflows.distance("planner") == FINISHED
+
+
+def told(workflows: Workflows) -> tuple[set[str], set[str]]:
+    """The agents that are told to have no step left, and those that have one."""
+    parts = workflows.take_turned()
+    assert all(len(part.finished) + len(part.awaited) <= AGENTS_MAX for part in parts)
+    assert not workflows.take_turned(), "told twice"
+    return {agent for part in parts for agent in part.finished}, {agent for part in parts for agent in part.awaited}
+
+
+def test_each_change_tells_which_agents_have_no_step_left_in_any_workflow(make: Callable[..., Workflows]) -> None:
+    workflows = make()
+    workflows.register(1, "w", PLAN)
+    assert told(workflows) == (set(), {"planner", "coder", "tester"})
+    workflows.advance(1, "w", 2)
+    assert told(workflows) == ({"planner"}, {"coder"})
+    workflows.register(2, "next", [Step("planner", 3), Step("other", 0)])
+    assert told(workflows) == (set(), {"planner", "other"})
+    workflows.advance(1, "w", 7)
+    assert told(workflows) == ({"coder", "tester"}, set())
+    workflows.advance(1, "w", 7)
+    assert told(workflows) == (set(), set())
+    workflows.end(1, "w")
+    assert told(workflows) == ({"coder", "tester"}, {"planner"})
+    workflows.client_left(2)
+    assert told(workflows) == (set(), set()), "without a workflow nothing is known of any agent"
+
+
+def test_many_agents_are_told_in_parts(make: Callable[..., Workflows]) -> None:
+    workflows = make(workflows_max=5)
+    for number in range(3):
+        workflows.register(1, f"w{number}", [Step(f"{number}-{step}", step) for step in range(1000)])
+    assert len(told(workflows)[1]) == 3000
+
+
+def test_an_agent_of_several_workflows_is_as_near_as_in_the_nearest(make: Callable[..., Workflows]) -> None:
+    workflows = make()
+    workflows.register(1, "far", [Step("shared", 9), Step("far only", 0)])
+    workflows.register(2, "near", [Step("shared", 3)])
+    assert workflows.distance("shared") == 3
+    workflows.advance(2, "near", 4)
+    assert workflows.distance("shared") == 9
+    workflows.end(1, "far")
+    assert workflows.distance("shared") == FINISHED
+
+
+def test_an_empty_or_unknown_agent_has_no_distance(make: Callable[..., Workflows]) -> None:
+    workflows = make()
+    assert workflows.distance("planner") == workflows.distance("") == UNKNOWN
+    workflows.register(1, "w", PLAN)
+    assert workflows.distance("stranger") == workflows.distance("") == UNKNOWN
+
+
+def test_agents_of_a_workflow_that_ended_have_finished_while_others_go_on(make: Callable[..., Workflows]) -> None:
+    workflows = make()
+    workflows.register(1, "w", PLAN)
+    workflows.register(2, "other", [Step("other", 5)])
+    workflows.end(1, "w")
+    assert workflows.distance("tester") == FINISHED
+    assert workflows.distance("other") == 5
+    workflows.register(1, "again", [Step("tester", 2)])
+    assert workflows.distance("tester") == 2
+
+
+def test_with_the_last_workflow_all_that_is_known_of_agents_ends(make: Callable[..., Workflows]) -> None:
+    workflows = make()
+    workflows.register(1, "w", PLAN)
+    workflows.register(2, "other", [Step("other", 5)])
+    workflows.end(1, "w")
+    workflows.end(2, "other")
+    assert workflows.distance("tester") == workflows.distance("other") == UNKNOWN
+    workflows.register(2, "new", [Step("new", 0)])
+    assert workflows.distance("tester") == UNKNOWN
+
+
+def test_a_step_that_is_very_far_is_still_nearer_than_none(make: Callable[..., Workflows]) -> None:
+    workflows = make()
+    workflows.register(1, "w", [Step("late", (1 << 63) - 1)])
+    assert workflows.distance("late") < UNKNOWN
+
+
+def test_registering_again_replaces_the_steps_and_keeps_the_place(make: Callable[..., Workflows]) -> None:
+    workflows = make()
+    assert workflows.register(1, "w", PLAN) == 0
+    workflows.advance(1, "w", 3)
+    assert workflows.register(1, "w", [Step("coder", 8)]) == 3
+    assert workflows.distance("coder") == 5
+    assert workflows.distance("tester") == FINISHED
+    assert workflows.status() == [{"workflow": "w", "client": 1, "step": 3, "agents": 1, "steps": 1}]
+
+
+def test_a_workflow_leaves_with_its_client_and_with_no_other(make: Callable[..., Workflows]) -> None:
+    workflows = make()
+    workflows.register(1, "a", PLAN)
+    workflows.register(1, "b", PLAN)
+    workflows.register(2, "c", PLAN)
+    assert workflows.client_left(1) == ["a", "b"]
+    assert [row["workflow"] for row in workflows.status()] == ["c"]
+    assert workflows.client_left(3) == []
+
+
+@pytest.mark.parametrize(
+    ("steps", "named"),
+    [
+        ([Step("a", 1, ["b"]), Step("b", 1, ["a"])], "cycle"),
+        ([Step("a", 1, ["nobody"])], "nobody"),
+    ],
+)
+def test_a_graph_that_cannot_be_run_is_refused_and_nothing_changes(
+    make: Callable[..., Workflows], steps: list[Step], named: str
+) -> None:
+    workflows = make()
+    workflows.register(1, "w", PLAN)
+    before = (workflows.version, workflows.status())
+    for name in ("w", "new"):
+        with pytest.raises(BadGraph, match=named):
+            workflows.register(1, name, steps)
+    assert (workflows.version, workflows.status()) == before
+    assert workflows.distance("tester") == 4
+
+
+def test_another_clients_workflow_is_its_own(make: Callable[..., Workflows]) -> None:
+    workflows = make()
+    workflows.register(1, "w", PLAN)
+    with pytest.raises(BadGraph, match="client 1 has a workflow"):
+        workflows.register(2, "w", PLAN)
+    with pytest.raises(BadStep, match="'w'"):
+        workflows.advance(2, "w", 1)
+    with pytest.raises(BadStep, match="'w'"):
+        workflows.end(2, "w")
+    assert workflows.status()[0]["client"] == 1
+
+
+def test_a_workflow_goes_on_and_never_back(make: Callable[..., Workflows]) -> None:
+    workflows = make()
+    workflows.register(1, "w", PLAN)
+    workflows.advance(1, "w", 3)
+    workflows.advance(1, "w", 3)
+    with pytest.raises(BadStep, match=r"step 3.*step 2"):
+        workflows.advance(1, "w", 2)
+    assert workflows.distance("tester") == 1
+
+
+def test_there_are_no_more_workflows_than_workflows_max(make: Callable[..., Workflows]) -> None:
+    workflows = make(2)
+    workflows.register(1, "a", PLAN)
+    workflows.register(1, "b", PLAN)
+    with pytest.raises(LimitReached, match="workflows_max is 2"):
+        workflows.register(2, "c", PLAN)
+    workflows.register(1, "b", PLAN[:1])
+    workflows.end(1, "a")
+    workflows.register(2, "c", PLAN)
+
+
+def test_all_workflows_together_have_no_more_steps_than_workflow_steps_max(make: Callable[..., Workflows]) -> None:
+    workflows = make(8, 9)
+    workflows.register(1, "a", PLAN)
+    workflows.register(2, "b", PLAN)
+    before = (workflows.version, workflows.status())
+    for client, name, steps in ((2, "c", PLAN[:2]), (1, "a", [*PLAN, Step("x", 0), Step("y", 0)])):
+        with pytest.raises(LimitReached, match="10; workflow_steps_max is 9"):
+            workflows.register(client, name, steps)
+    assert (workflows.version, workflows.status()) == before
+    workflows.register(2, "c", PLAN[:1])
+    workflows.end(1, "a")
+    workflows.register(2, "c", PLAN)
+    workflows.change_limits(8, 1)
+    workflows.register(2, "c", PLAN[:3])  # fewer than it had: that is never over the limit
+    with pytest.raises(LimitReached, match="workflow_steps_max is 1"):
+        workflows.register(2, "c", PLAN)
+
+
+def calls(work: Callable[[], object]) -> int:
+    """How many functions are called in it, Python's and others."""
+    count = 0
+
+    def note(_frame: object, event: str, _function: object) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        work()
+    finally:
+        sys.setprofile(before)
+    return count
+
+
+def test_work_after_a_change_does_not_grow_with_the_workflows_that_share_the_agents(
+    make: Callable[..., Workflows],
+) -> None:
+    steps = [Step(f"agent {at}", at) for at in range(100)]
+
+    def work(count: int, to: int) -> int:
+        workflows = make(count)
+        for number in range(count):
+            workflows.register(1, f"w{number}", steps)
+            workflows.advance(1, f"w{number}", number % 3)
+        [workflows.distance(step.agent_id) for step in steps]
+
+        def change() -> None:
+            workflows.advance(1, "w1", to)
+            for step in steps:
+                workflows.distance(step.agent_id)
+
+        return calls(change)
+
+    for to in (2, 50, 1000):
+        assert work(64, to) < 2 * work(2, to)
+
+
+def test_the_work_of_the_end_of_a_workflow_does_not_grow_with_those_that_share_its_agents(
+    make: Callable[..., Workflows],
+) -> None:
+    def work(count: int) -> int:
+        workflows = make(count)
+        for number in range(count):
+            workflows.register(1, f"w{number}", [Step(f"agent {at}", at) for at in range(100)])
+        workflows.distance("agent 7")
+
+        def change() -> None:
+            workflows.end(1, "w0")
+            workflows.distance("agent 7")
+
+        return calls(change)
+
+    assert work(64) < 2 * work(2)
+
+
+def test_agents_that_ended_are_remembered_up_to_a_limit(make: Callable[..., Workflows]) -> None:
+    workflows = make()
+    workflows.register(1, "stays", [Step("stays", 0)])
+    for number in range(0, ENDED_AGENTS_MAX + 2000, 1000):
+        workflows.register(1, "w", [Step(f"agent {number + n}", n) for n in range(1000)])
+        workflows.end(1, "w")
+    assert workflows.distance("agent 0") == UNKNOWN
+    assert workflows.distance(f"agent {ENDED_AGENTS_MAX}") == FINISHED
+
+
+def test_agents_up_next_are_those_within_the_lookahead_nearest_first(make: Callable[..., Workflows]) -> None:
+    workflows = make()
+    assert list(workflows.up_next(1)) == []
+    workflows.register(1, "w", [*PLAN, Step("reviewer", 2)])
+    workflows.register(2, "other", [Step("other", 1), Step("reviewer", 1)])
+    assert list(workflows.up_next(0)) == []
+    assert set(workflows.up_next(1)) == {"coder", "other", "reviewer"}
+    workflows.advance(1, "w", 2)
+    workflows.end(2, "other")
+    assert list(workflows.up_next(1)) == []
+    assert list(workflows.up_next(4)) == ["tester", "coder"]
+
+
+def test_version_changes_with_everything_that_may_change_a_distance(make: Callable[..., Workflows]) -> None:
+    workflows = make()
+    versions = [workflows.version]
+    for change in (
+        lambda: workflows.register(1, "w", PLAN),
+        lambda: workflows.register(1, "w", PLAN[:2]),
+        lambda: workflows.advance(1, "w", 1),
+        lambda: workflows.end(1, "w"),
+    ):
+        change()
+        versions.append(workflows.version)
+    assert len(set(versions)) == 5
+
+
+AGENTS = ["a", "b", "c", "d"]
+GRAPHS = st.lists(st.tuples(st.sampled_from(AGENTS), st.integers(0, 6)), min_size=1, max_size=6, unique=True).map(
+    lambda pairs: [Step(agent, index) for agent, index in pairs]
+)
+ACTIONS = st.one_of(
+    st.tuples(st.just("register"), st.integers(1, 2), st.sampled_from("xyz"), GRAPHS),
+    st.tuples(st.just("advance"), st.integers(1, 2), st.sampled_from("xyz"), st.integers(0, 8)),
+    st.tuples(st.just("end"), st.integers(1, 2), st.sampled_from("xyz"), st.none()),
+    st.tuples(st.just("leave"), st.integers(1, 2), st.none(), st.none()),
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(actions=st.lists(st.tuples(ACTIONS, st.booleans()), max_size=25))
+def test_any_schedule_gives_the_distances_that_plain_tables_give(
+    actions: list[tuple[tuple[str, int, str, object], bool]],
+) -> None:
+    workflows = Workflows(2, 100)
+    known: dict[str, tuple[int, int, dict[str, list[int]]]] = {}
+    ended: set[str] = set()
+
+    def over(names: list[str]) -> None:
+        for name in names:
+            ended.update(known.pop(name)[2])
+        if not known:
+            ended.clear()
+
+    for (action, client, name, what), asked in actions:
+        mine = name in known and known[name][0] == client
+        try:
+            if action == "register":
+                assert isinstance(what, list)
+                workflows.register(client, name, what)
+                assert mine or (name not in known and len(known) < 2)
+                table: dict[str, list[int]] = {}
+                for step in what:
+                    table.setdefault(step.agent_id, []).append(step.step_index)
+                if mine:
+                    ended.update(known[name][2])
+                known[name] = (client, known[name][1] if mine else 0, table)
+            elif action == "advance":
+                assert isinstance(what, int)
+                workflows.advance(client, name, what)
+                assert mine and what >= known[name][1]
+                known[name] = (client, what, known[name][2])
+            elif action == "end":
+                workflows.end(client, name)
+                assert mine
+                over([name])
+            else:
+                names = [each for each, workflow in known.items() if workflow[0] == client]
+                assert workflows.client_left(client) == names
+                over(names)
+        except TensordError:
+            assert not mine or (action == "advance" and what < known[name][1])  # type: ignore[operator]
+        for agent in AGENTS:
+            near = [i - step for _, step, table in known.values() for i in table.get(agent, []) if i >= step]
+            there = any(agent in table for _, _, table in known.values())
+            ended -= {agent} if there else set()
+            expected = min(near) if near else FINISHED if there or agent in ended else UNKNOWN
+            # Several changes may come before somebody asks.
+            assert not asked or workflows.distance(agent) == expected
+        if asked:
+            workflows.check_invariants()

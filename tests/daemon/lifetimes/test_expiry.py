@@ -1,0 +1,337 @@
+"""How entries end: by name, by time, with their namespace; and what a pin by message holds."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tensord.errors import LimitReached
+from tensord.ipc import messages
+
+from ..store.rows import TAG, key_of
+from .stand import SPAN, LifetimesStand
+
+OTHER = b"other ns"
+
+
+def test_an_ended_entry_is_gone_at_once_and_its_bytes_when_unpinned() -> None:
+    stand = LifetimesStand()
+    stand.put(1)
+    stand.view(1)
+    stand.end(1)
+    assert stand.stored() == set()
+    stand.rows.scan()
+    assert (stand.status()["retired_bytes"], stand.status()["used_bytes"]) == (SPAN, SPAN)
+    stand.rows.pinned.clear()
+    stand.rows.scan()
+    assert (stand.status()["retired_bytes"], stand.status()["used_bytes"]) == (0, 0)
+    stand.check()
+
+
+def test_entries_expire_and_touch_renews_them() -> None:
+    stand = LifetimesStand()
+    for number, ttl in ((1, 10.0), (2, 10.0), (3, 0.0), (4, 5.0)):
+        stand.put(number, ttl=ttl)
+    stand.read(2)
+    stand.pass_time(9)
+    assert stand.stored() == {1, 2, 3}
+    stand.uses.touched([stand.row(1)], stand.now)
+    expires = stand.rows.header(stand.row(1)).expires_s
+    assert expires == pytest.approx(20.0), "clients and the next daemon know it too"
+    stand.pass_time(2)
+    assert stand.stored() == {1, 3}, "a get renews nothing"
+    stand.pass_time(9)
+    assert stand.stored() == {3}
+    assert stand.status()["evictions"] == {"ttl": 3}
+    assert stand.lifetimes.next_timer() is None
+    stand.check()
+
+
+def test_the_time_to_live_ends_with_its_entry_and_not_with_the_next_one_of_its_row() -> None:
+    stand = LifetimesStand(SPAN)
+    row = stand.put(1, ttl=5.0)
+    stand.pass_time(3)
+    assert stand.put(2, ttl=5.0) == row
+    stand.pass_time(3)
+    assert stand.stored() == {2}
+    assert stand.put(3) == row
+    stand.pass_time(10)
+    assert stand.stored() == {3}
+    stand.check()
+
+
+def test_many_entries_expire_in_slices_and_none_is_forgotten() -> None:
+    stand = LifetimesStand(1 << 20)
+    for number in range(600):
+        stand.put(number, ttl=5.0 + number % 7)
+    stand.now = 9.0
+    stand.tick()
+    assert len(stand.stored()) == 600 - 128
+    stand.pass_time(0.01)
+    assert stand.stored() == {number for number in range(600) if number % 7 > 3}
+    stand.pass_time(10)
+    assert stand.stored() == set()
+
+
+def test_a_victim_that_has_expired_ends_as_expired() -> None:
+    stand = LifetimesStand()
+    stand.put(1, ttl=5.0)
+    stand.rows.spans.hide(stand.rows.policy.victims(1), "capacity")
+    stand.pass_time(6)
+    stand.rows.scan()
+    assert stand.status()["evictions"] == {"ttl": 1}
+    stand.check()
+
+
+def test_the_next_daemons_entries_expire() -> None:
+    stand = LifetimesStand()
+    row = stand.put(1)
+    stand.details.set_expires(row, 7.0)
+    stand.rows.table.ends[row] = 7.0
+    stand.lifetimes.expiry.stored(np.array([row]))
+    stand.pass_time(7)
+    assert stand.stored() == set()
+
+
+# ---- pins by message
+
+
+def test_a_pin_outlasts_room_and_ttl_but_not_its_time() -> None:
+    stand = LifetimesStand(2 * SPAN)
+    stand.put(1, ttl=5.0)
+    stand.pin(1, 1, 30.0)
+    for number in (2, 3, 4):
+        assert stand.put(number)
+    stand.pass_time(29)
+    assert 1 in stand.stored()
+    stand.pass_time(2)
+    assert 1 not in stand.stored()
+    stand.check()
+
+
+def test_a_pin_ends_by_request_or_with_its_client_and_then_the_entry_may_go() -> None:
+    for ends in ("request", "client", "time"):
+        stand = LifetimesStand(SPAN)
+        stand.put(1)
+        stand.pin(2, 1, 9.0)
+        stand.pin(3, 1, 5.0)
+        stand.lifetimes.pins.unpin(3, stand.row(1))
+        assert not stand.put(2)
+        if ends == "request":
+            stand.lifetimes.pins.unpin(2, stand.row(1))
+        elif ends == "client":
+            stand.lifetimes.pins.client_left(2)
+        else:
+            stand.pass_time(10)
+        assert stand.put(3), ends
+        stand.check()
+
+
+def test_an_expired_entry_ends_as_soon_as_it_is_unpinned() -> None:
+    stand = LifetimesStand()
+    stand.put(1, ttl=5.0)
+    stand.pin(2, 1, 100.0)
+    stand.pass_time(20)
+    assert stand.stored() == {1}
+    stand.lifetimes.pins.unpin(2, stand.row(1))
+    stand.pass_time(0.01)
+    assert stand.stored() == set()
+
+
+def test_pins_and_a_ttl_end_with_their_entry() -> None:
+    stand = LifetimesStand()
+    stand.put(1, ttl=100.0)
+    stand.pin(2, 1, 99.0)
+    stand.pin(3, 1, 99.0)
+    stand.end(1)
+    status = stand.status()
+    assert (status["pins"], status["pinned_bytes"], status["entries"]) == (0, 0, 0)
+    stand.pass_time(100)
+    assert stand.lifetimes.next_timer() is None
+    stand.check()
+
+
+def test_pins_are_limited_for_a_client_and_in_bytes() -> None:
+    stand = LifetimesStand(pinned_bytes_max=5 * SPAN)
+    for number in range(6):
+        stand.put(number)
+    for number in range(4):
+        stand.pin(1, number, 10.0)
+    stand.pin(1, 0, 20.0)
+    with pytest.raises(LimitReached, match="pins_per_client_max is 4"):
+        stand.pin(1, 4, 10.0)
+    stand.pin(2, 0, 10.0)
+    stand.pin(2, 4, 10.0)
+    with pytest.raises(LimitReached, match="pinned_share_max"):
+        stand.pin(2, 5, 10.0)
+    assert (stand.status()["pins"], stand.status()["pinned_bytes"]) == (6, 5 * SPAN)
+
+
+# ---- parents and children
+
+
+def family(stand: LifetimesStand, ttl: float = 0.0) -> None:
+    """1 has the children 2 and 3, and 2 has the child 4."""
+    for number, parent in ((1, None), (2, 1), (3, 1), (4, 2)):
+        stand.put(number, parent=parent, ttl=ttl)
+
+
+def test_descendants_end_with_an_entry_for_the_same_reason() -> None:
+    stand = LifetimesStand()
+    family(stand)
+    stand.put(5)
+    stand.end(1, reason="corrupt")
+    stand.settle()
+    assert stand.stored() == {5}
+    assert stand.status()["evictions"] == {"corrupt": 4}
+    stand.rows.scan()
+    stand.rows.scan()
+    assert stand.status()["used_bytes"] == SPAN
+    stand.check()
+
+
+def test_children_that_are_victims_end_with_their_parent_too() -> None:
+    stand = LifetimesStand()
+    family(stand)
+    stand.rows.spans.hide([stand.row(4), stand.row(3)], "capacity")
+    stand.end(1)
+    stand.settle()
+    stand.rows.scan()
+    stand.rows.scan()
+    assert stand.status()["used_bytes"] == 0
+    assert sum(stand.status()["evictions"].values()) == 4
+    stand.check()
+
+
+def test_an_expired_parent_stays_until_its_last_child_has_ended() -> None:
+    stand = LifetimesStand()
+    stand.put(1, ttl=5.0)
+    stand.put(2, parent=1)
+    stand.pass_time(20)
+    assert stand.stored() == {1, 2}
+    stand.end(2)
+    stand.pass_time(0.01)
+    assert stand.stored() == set()
+    family(stand, ttl=5.0)
+    stand.pass_time(5.1)
+    assert stand.stored() == set(), "the last ones first"
+    stand.check()
+
+
+# ---- sweeps
+
+
+def test_clear_ends_one_namespace_or_all_in_slices_and_nothing_later() -> None:
+    stand = LifetimesStand(1 << 20)
+    for number in range(700):
+        stand.put(key_of(number, OTHER if number % 2 else TAG))
+    stand.clear(9, TAG)
+    assert not stand.answers[1], "more than one slice"
+    assert stand.status()["entries"] == 700 - 256
+    late = stand.put(5000)
+    assert stand.lifetimes.postponed
+    stand.settle()
+    assert stand.answers[1] == [messages.Counted(9, 350)]
+    assert stand.row(5000) == late, "what comes after the request stays"
+    stand.clear(10)
+    stand.settle()
+    assert stand.answers[1][-1] == messages.Counted(10, 351)
+    stand.rows.scan()
+    assert stand.status()["entries"] == 0
+    assert [event["event"] for event in stand.told if event["event"] != "put"] == ["clear", "clear"]
+    stand.check()
+
+
+def test_a_later_clear_leaves_what_was_put_after_it() -> None:
+    stand = LifetimesStand(1 << 20)
+    for number in range(600):
+        stand.put(number)
+    stand.clear(1)
+    stand.clear(2)
+    stand.now += 1
+    stand.put(1000)
+    stand.settle()
+    assert stand.answers[1] == [messages.Counted(1, 600), messages.Counted(2, 0)]
+    assert stand.row(1000)
+
+
+def test_evicting_prefixes_leaves_other_entries() -> None:
+    stand = LifetimesStand()
+    for number in range(3):
+        stand.put(number)
+    stand.rows.table.records[stand.row(1)] = 1
+    stand.outbox.now = stand.now
+    stand.sweeps.evict_prefixes(1, messages.EvictPrefixes(4, TAG))
+    stand.rows.table.records[stand.row(1)] = 0
+    stand.settle()
+    assert stand.stored() == {0, 2}
+    assert stand.answers[1] == [messages.Counted(4, 1)]
+
+
+def test_invalidate_raises_the_generation_once_for_all_who_ask_and_answers_after_the_end() -> None:
+    stand = LifetimesStand(1 << 20)
+    for number in range(600):
+        stand.put(number)
+    raised = [stand.sweeps.invalidate(client, messages.Invalidate(5, TAG, 0)) for client in (1, 2)]
+    raised.append(stand.sweeps.invalidate(2, messages.Invalidate(7, OTHER, 0)))
+    assert raised == [True, False, True]
+    assert stand.generations.current(TAG) == 1
+    assert stand.stored() and not stand.answers[2], "more than one slice"
+    assert TAG in stand.rows.tenants.invalidated
+    while not stand.answers[2]:
+        stand.tick()
+    assert stand.stored() == set()
+    stand.settle()
+    assert stand.answers[1] == [messages.Generation(5, 1, 600)]
+    assert stand.answers[2] == [messages.Generation(5, 1, 0), messages.Generation(7, 1, 0)]
+    with pytest.raises(LimitReached):
+        stand.sweeps.invalidate(1, messages.Invalidate(3, TAG, (1 << 32) - 1))
+
+
+def test_a_sweep_leaves_what_its_rows_have_become_meanwhile() -> None:
+    stand = LifetimesStand(400 * SPAN)
+    for number in range(400):
+        stand.put(number)
+    stand.clear(1, TAG)
+    row = stand.row(399)
+    stand.end(399)
+    stand.rows.scan()
+    stand.rows.scan()
+    assert stand.stored(), "the sweep goes on"
+    # Another namespace has the row now, with a header that says an earlier time.
+    stand.now = 0.5
+    assert stand.put(key_of(400, OTHER)) == row
+    stand.now = 2.0
+    stand.settle()
+    assert stand.answers[1] == [messages.Counted(1, 399)]
+
+
+def test_a_sweep_is_answered_after_the_descendants_have_ended() -> None:
+    stand = LifetimesStand(400 * SPAN)
+    stand.put(key_of(0))
+    for number in range(1, 400):
+        stand.put(number, parent=0)
+    stand.rows.table.records[stand.row(0)] = 1
+    stand.outbox.now = stand.now
+    stand.sweeps.evict_prefixes(1, messages.EvictPrefixes(4, TAG))
+    stand.rows.table.records[stand.row(0)] = 0
+    stand.step()
+    assert not stand.answers[1] and stand.stored(), "its children end in slices"
+    stand.settle()
+    assert stand.answers[1] == [messages.Counted(4, 400)]
+
+
+def test_what_was_found_expired_and_is_renewed_before_its_turn_stays() -> None:
+    stand = LifetimesStand(400 * SPAN)
+    for number in range(300):
+        stand.put(number, ttl=5.0)
+    stand.now = 7.0
+    stand.tick()
+    left = sorted(stand.stored())
+    assert len(left) == 300 - 128
+    renewed, ended = left[-1], left[-2]
+    stand.uses.touched([stand.row(renewed)], stand.now)
+    stand.end(ended)
+    stand.pass_time(0.01)
+    assert stand.stored() == {renewed}
+    stand.check()

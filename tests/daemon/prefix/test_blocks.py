@@ -1,0 +1,293 @@
+"""Blocks of sequences from their records to their ends: what is matched, what is refused, what a restart knows."""
+
+from __future__ import annotations
+
+import tracemalloc
+from dataclasses import replace
+from random import Random
+
+import numpy as np
+import pytest
+
+from tensord.daemon.prefix.blocks import PATH_MAX, SequenceBlocks
+from tensord.daemon.prefix.snapshots import LOOKS_MAX
+from tensord.daemon.prefix.trees import LAYOUTS_MAX
+from tensord.daemon.store.commit import BAD_BLOCK, NO_PARENT
+from tensord.ipc.layers import Layer
+from tensord.ipc.schema import BLOCKS_MAX
+from tensord.shm.prefix import RECORD_BYTES_MAX, PrefixRecord, block_key
+
+from ..store.rows import TAG, key_of
+from .stand import SCOPE, SequenceStore, item
+
+
+def recurrent(length: int, *snapshots: int) -> list[Layer]:
+    return [Layer("recurrent", length, snapshots=tuple(snapshots))]
+
+
+# ---- matches
+
+
+def test_a_block_is_matched_while_it_and_its_ancestors_are_published() -> None:
+    stand = SequenceStore(checkpoint_tokens=32)
+    put = stand.put(range(1, 71))
+    spans = stand.store.spans
+    assert stand.offset(range(1, 90)) == 70
+    victims = [stand.row(key) for key in reversed(put.blocks[1:])]
+    spans.hide(victims, "capacity")
+    assert stand.offset(range(1, 90)) == 16
+    stand.scan({stand.store.table.span_ids[stand.row(put.blocks[2])]})
+    assert stand.offset(range(1, 90)) == 48, "a reader keeps a block and its ancestors"
+    [child] = stand.end(put.blocks[0])
+    assert stand.offset(range(1, 90)) == 0
+    stand.scan()
+    again = stand.put(range(1, 17)).blocks
+    assert stand.offset(range(1, 90)) == 16, "what followed the former block does not follow the new one"
+    stand.end_all(stand.store.slots.key(stand.store.table.slots[child]))
+    assert stand.offset(range(1, 90)) == 16
+    stand.end_all(again[0])
+    assert len(stand.index) == 0
+    stand.check()
+
+
+def test_a_child_has_its_hidden_parent_matched_again() -> None:
+    stand = SequenceStore()
+    stand.put(range(1, 17))
+    stand.store.spans.hide(stand.store.policy.victims(1), "capacity")
+    assert stand.offset(range(1, 40)) == 0
+    stand.put(range(1, 33))
+    assert stand.offset(range(1, 40)) == 32
+    stand.check()
+
+
+def test_a_block_put_in_place_of_its_own_victim_is_matched() -> None:
+    stand = SequenceStore(checkpoint_tokens=16)
+    old = stand.row(stand.put(range(1, 17)).blocks[0])
+    stand.put(range(100, 117))
+    stand.store.spans.hide([old], "capacity")
+    new = stand.row(stand.put(range(1, 17)).blocks[0])
+    assert new != old and stand.ask(range(1, 40)).blocks == [new]
+    stand.scan()
+    assert stand.ask(range(1, 40)).blocks == [new]
+    stand.check()
+
+
+def test_many_siblings_stay_in_their_order_whatever_comes_and_goes() -> None:
+    stand = SequenceStore(4 << 20, row_bits=12)
+    heads = Random(3).sample(range(1_000_000), 1000)
+    keys = {head: stand.put([head, 1, 2]).blocks[0] for head in heads}
+    spans, table = stand.store.spans, stand.store.table
+    for at in range(0, 1000, 100):
+        group = heads[at : at + 30]
+        spans.hide([stand.row(keys[head]) for head in group], "capacity")
+        stand.scan({table.span_ids[stand.row(keys[head])] for head in group if head % 2})
+        for head in group:
+            if not head % 2:
+                del keys[head]
+    gone = [head for head in heads[50:90] if head in keys]
+    spans.hide([stand.row(keys[head]) for head in gone], "capacity")
+    for head in gone:
+        del keys[head]
+    stand.check()
+    for last in (0, 9):  # which stand right before and right behind
+        assert all(stand.offset([head, 1, last]) == (2 if head in keys else 0) for head in heads)
+
+
+def test_a_block_whose_text_in_the_ring_was_overwritten_can_still_be_removed() -> None:
+    stand = SequenceStore()
+    keys = [stand.put([head, 1, 2]).blocks[0] for head in range(100)]
+    for key in keys[::2]:
+        offset = stand.store.table.offsets[stand.row(key)]
+        stand.store.ring_memory[offset + 192 + 64 + 96 : offset + 192 + 64 + 96 + 12] = b"\xff" * 12
+    for key in keys[::2]:
+        stand.end_all(key)
+    stand.check()
+    assert all(stand.offset([head, 1, 9]) == 2 * (head % 2) for head in range(100))
+
+
+def test_a_match_gives_up_after_looks_max_probes_for_snapshots() -> None:
+    stand = SequenceStore(8 << 20, block_tokens=4096, row_bits=12)
+    stand.put(range(1, 2 * LOOKS_MAX), recurrent(2 * LOOKS_MAX - 1, 2))
+    others = [1, 2, *range(5000, 5000 + LOOKS_MAX + 20)]
+    stand.put(others, recurrent(len(others), *range(3, LOOKS_MAX)))
+    assert stand.offset(range(1, 2000)) == 2
+    stand.put([1, 2, *range(9000, 9000 + LOOKS_MAX)], recurrent(LOOKS_MAX + 2, *range(LOOKS_MAX, LOOKS_MAX + 3)))
+    assert stand.offset(range(1, 2000)) == 0
+
+
+# ---- refusals
+
+
+def fitting(stand: SequenceStore) -> PrefixRecord:
+    """A record that fits behind two blocks."""
+    put = stand.put(range(1, 33), media=[item("image", 30, 5)])
+    first = stand.blocks.record(stand.row(put.blocks[0]))
+    assert first is not None
+    return PrefixRecord(SCOPE, first.layout, False, False, 32, 16, put.blocks[1], (), 16)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({}, ""),
+        ({"start": 31}, "begins at token 31"),
+        ({"start": 1 << 40}, "prefix_tokens_max"),
+        ({"count": 0}, "0 tokens"),
+        ({"count": 17}, "17 tokens"),
+        ({"layout": bytes(16)}, "layout"),
+        ({"scope": bytes(16)}, "scope"),
+        ({"exact": True}, "layout"),
+        ({"block_tokens": 32}, "block size"),
+        ({"media": (item("image", 34, 2),)}, "overlaps"),
+        ({"media": (item("audio", 31, 2),)}, "begin"),
+        ({"media": (item("audio", 48, 2),)}, "begin"),
+        ({"media": (item("audio", 40, 0),)}, "no tokens"),
+        ({"media": (item("audio", 41, 1), item("image", 40, 1))}, "order"),
+        ({"media": (item("audio", 40, 2), item("audio", 41, 2))}, "overlaps"),
+        ({"media": (item("audio", 40, 20),)}, ""),
+        ({"snapshot": True}, "no tokens"),
+        ({"snapshot": True, "count": 0}, ""),
+        ({"snapshot": True, "count": 0, "start": 16}, "not in its block"),
+        ({"snapshot": True, "count": 0, "start": 33}, "not in its block"),
+        ({"snapshot": True, "count": 0, "start": 0, "parent": None}, "stands in a block"),
+        ({"parent": None}, "begins at token"),
+        ({"parent": None, "start": 0, "block_tokens": 8, "layout": b"o" * 16}, "8 tokens"),
+        ({"parent": None, "start": 0, "block_tokens": 1 << 40, "layout": b"o" * 16}, "tokens a block"),
+        ({"parent": None, "start": 0}, ""),
+    ],
+)
+def test_a_record_that_does_not_fit_its_parent_is_refused_and_nothing_has_changed(
+    change: dict[str, object], says: str
+) -> None:
+    stand = SequenceStore()
+    record = replace(fitting(stand), **change)  # type: ignore[arg-type]
+    before = len(stand.index), stand.offset(range(1, 60))
+    key = stand.put_record(record, np.arange(record.count, dtype=np.uint32))
+    assert bool(stand.row(key)) != bool(says)
+    if says:
+        [error] = stand.blocks.errors
+        assert says in str(error)
+        assert [each[2] for each in stand.store.commits.refused] == [BAD_BLOCK]
+        assert (len(stand.index), stand.offset(range(1, 60))) == before
+        assert stand.store.put(key_of(1), 64), "where the record was"
+    stand.check()
+
+
+def test_a_block_is_refused_whose_key_parent_or_bytes_are_not_those_of_its_record() -> None:
+    stand = SequenceStore()
+    record = fitting(stand)
+    packed = record.pack(np.arange(16, dtype=np.uint32)).tobytes()
+    key, parent = block_key(TAG, packed), record.parent
+    first = stand.store.families.ancestors([stand.row(parent or b"")])
+    plain = key_of(5)
+    stand.store.put(plain, 64)
+    for put, says in (
+        ((key_of(9), packed, parent), "digest"),
+        ((key, packed, None), "another parent"),
+        ((key, packed, stand.store.slots.key(stand.store.table.slots[first.pop()])), "another parent"),
+        ((key, packed, parent, len(packed) + 1), "within the payload"),
+        ((key, packed, parent, 8), "96 to"),
+        ((key, bytes(RECORD_BYTES_MAX + 64), parent, RECORD_BYTES_MAX + 1), "96 to"),
+        ((key, bytes(len(packed)), parent), "begins with"),
+    ):
+        assert not stand.put_packed(*put)
+        assert says in str(stand.blocks.errors.pop()), says
+    on_plain = replace(record, parent=plain)
+    stand.put_record(on_plain, np.arange(16, dtype=np.uint32))
+    assert "has no record" in str(stand.blocks.errors.pop())
+    partial = stand.put(range(50, 60)).blocks[0]
+    snapshot = stand.put(range(70, 80), recurrent(10, 10)).snapshots[10]
+    for above in (partial, snapshot):
+        assert stand.blocks.errors == []
+        layout = stand.blocks.record(stand.row(above))
+        assert layout is not None
+        behind = replace(record, parent=above, start=16, layout=layout.layout, exact=layout.exact)
+        stand.put_record(behind, np.arange(16, dtype=np.uint32))
+        assert stand.blocks.errors.pop().code
+    stand.put_record(replace(record, parent=key_of(77)), np.arange(16, dtype=np.uint32))
+    assert stand.store.commits.refused[-1][2] == NO_PARENT and not stand.blocks.errors
+    assert stand.put_packed(key, packed, parent)
+    stand.check()
+
+
+def test_a_sequence_has_at_most_blocks_max_blocks_and_a_namespace_layouts_max_layouts() -> None:
+    stand = SequenceStore(2 << 20)
+    put = stand.put(range(1, 16 * BLOCKS_MAX + 1))
+    record = stand.blocks.record(stand.row(put.blocks[-1]))
+    assert record is not None
+    stand.put_record(replace(record, start=16 * BLOCKS_MAX, parent=put.blocks[-1]), np.arange(16, dtype=np.uint32))
+    assert str(BLOCKS_MAX) in str(stand.blocks.errors.pop())
+    for layers in range(2, LAYOUTS_MAX + 1):
+        stand.put(range(1, 9), [Layer("normal", 8)] * layers)
+    assert not stand.blocks.errors
+    stand.put(range(1, 9), [Layer("normal", 8)] * (LAYOUTS_MAX + 1))
+    assert str(LAYOUTS_MAX) in str(stand.blocks.errors.pop())
+    stand.end_all(put.blocks[0])
+    stand.put(range(1, 9), [Layer("normal", 8)] * (LAYOUTS_MAX + 1))
+    assert not stand.blocks.errors, "a layout without blocks does not count"
+    stand.check()
+
+
+# ---- restarts and sweeps
+
+
+def test_a_restarted_index_matches_more_with_each_slice_and_ends_what_is_damaged() -> None:
+    stand = SequenceStore()
+    put = stand.put(range(1, 65), media=[item("image", 20, 4)])
+    exact = stand.put(range(200, 232), recurrent(32, 24, 32))
+    bad = stand.put(range(300, 348))
+    new = stand.restart()
+    offset = new.store.table.offsets[new.row(bad.blocks[1])]
+    new.store.ring_memory[offset + 192 + 64 + 100] ^= 1
+    assert new.offset(range(1, 90)) == 0
+    waits = new.blocks.rebuilding
+    assert waits == 4 + 4 + 3 and len(new.index) == 0
+    assert new.blocks.rebuild(3) == [] and new.blocks.rebuilding == waits - 3
+    new.check()
+    ended = []
+    while new.blocks.rebuilding:
+        ended += new.blocks.rebuild(3)
+        new.check() if not ended else None
+    assert sorted(ended) == sorted(new.row(key) for key in bad.blocks[1:])
+    for row in reversed(ended):
+        new.store.spans.end([row], "corrupt")
+    new.check()
+    assert new.ask(range(1, 90), [item("image", 20, 4)]).offset == 64
+    found = new.ask(range(200, 260))
+    assert found.offset == 32 and found.snapshot == new.row(exact.snapshots[32])
+    assert new.offset(range(300, 360)) == 16
+    assert put.blocks[0] in new.store.table.by_key
+
+
+def test_a_child_of_a_block_that_is_not_rebuilt_yet_is_stored_unless_too_many_are_before_it() -> None:
+    stand = SequenceStore(4 << 20)
+    stand.put(range(1, 49))
+    long = range(10_000, 10_000 + 16 * (PATH_MAX + 1))
+    stand.put(long)
+    new = stand.restart()
+    new.put(range(1, 65))
+    assert new.offset(range(1, 90)) == 64 and new.blocks.rebuilding
+    new.put([*long, 5])
+    assert "not indexed yet" in str(new.blocks.errors.pop())
+    while new.blocks.rebuilding:
+        assert not new.blocks.rebuild()
+    new.put([*long, 5])
+    assert new.offset([*long, 5, 6]) == len(long) + 1
+    new.check()
+
+
+def test_a_block_takes_at_most_120_bytes_of_the_index() -> None:
+    """With the columns, of which a row takes 14 bytes."""
+    stand = SequenceStore(8 << 20, block_tokens=256, row_bits=12)
+    for chain in range(40):
+        stand.put(range(chain << 16, (chain << 16) + 12 * 256))
+    blocks = SequenceBlocks(stand.store.table, stand.store.slots, stand.store.ring, 1, 1 << 20)
+    blocks.recovered()
+    tracemalloc.start()
+    before, _ = tracemalloc.get_traced_memory()
+    while blocks.rebuilding:
+        assert not blocks.rebuild()
+    after, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(blocks.index) == 480
+    assert (after - before) / 480 < 120 - 14

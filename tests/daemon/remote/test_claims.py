@@ -1,0 +1,199 @@
+"""Which host computes a key that several hosts miss, and how long the others wait for it.
+
+| the other host …                    | this host                                                |
+|-------------------------------------|----------------------------------------------------------|
+| has begun at the same moment        | waits until it is done                                   |
+| is late                             | waits a quarter longer than computing takes, at most     |
+| ought to be done by now             | computes                                                 |
+| will take longer than may be waited | computes                                                 |
+| gives up                            | computes at once, with the claim                         |
+| has begun, and the key is evicted   | computes                                                 |
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tensord.daemon.remote import speed
+from tensord.daemon.remote.breaker import FAILURES_MAX
+from tensord.daemon.remote.fetches import SEEKS_MAX, WAIT_TIMES
+from tensord.errors import TierTimedOut, TierUnavailable
+from tensord.ipc import messages
+
+from .stand import FOUND, REMOTE, Make, RemoteStand, ask, key, verdicts
+
+
+@pytest.fixture
+def stand(make: Make) -> RemoteStand:
+    """A host that waits for the store for 2 s at most."""
+    return make(**REMOTE)
+
+
+def test_a_host_that_has_missed_a_key_at_the_same_moment_waits_until_it_is_computed(stand: RemoteStand) -> None:
+    stand.others[key(1)] = stand.now
+    ask(stand, within_s=1.0)
+    ask(stand, 2, within_s=1.0)
+    stand.pass_time(1.1)
+    assert verdicts(stand) == verdicts(stand, 2) == ["wait"]
+    stand.remote[key(1)] = FOUND
+    stand.pass_time(0.1)
+    stand.settle()
+    assert verdicts(stand) == verdicts(stand, 2) == ["wait", "hit"]
+    assert stand.counted == {"waited": 1, "fetched": 1}
+    stand.check()
+
+
+def test_the_wait_for_another_host_ends_a_quarter_after_it_ought_to_be_done(stand: RemoteStand) -> None:
+    stand.now = 100.0
+    stand.others[key(1)] = stand.now - 0.5
+    ask(stand, within_s=1.0)
+    stand.pass_time(WAIT_TIMES - 0.5 - 0.01)
+    assert verdicts(stand) == ["wait"]
+    stand.pass_time(0.02)
+    assert verdicts(stand) == ["wait", "compute"]
+    assert stand.counted == {"waited": 1, "missed": 1}
+    assert stand.next_timer() is None or not stand.seeks
+    stand.check()
+
+
+def test_a_host_waits_for_another_for_longer_than_for_the_store(stand: RemoteStand) -> None:
+    stand.others[key(1)] = stand.now
+    ask(stand, within_s=30.0)
+    stand.pass_time(31.0)
+    assert verdicts(stand) == ["wait"]
+    stand.remote[key(1)] = FOUND
+    stand.pass_time(1.0)
+    stand.settle()
+    assert verdicts(stand) == ["wait", "hit"]
+    stand.check()
+
+
+@pytest.mark.parametrize(("within_s", "others_s"), [(1.0, 1.3), (700.0, 0.0)], ids=["is late", "takes too long"])
+def test_a_host_that_would_wait_in_vain_computes_at_once(stand: RemoteStand, within_s: float, others_s: float) -> None:
+    stand.now = 100.0
+    stand.others[key(1)] = stand.now - others_s
+    ask(stand, within_s=within_s)
+    stand.seek()
+    assert verdicts(stand) == ["wait", "compute"]
+    assert stand.counted == {"missed": 1}
+
+
+def test_a_host_that_waits_computes_as_soon_as_the_other_gives_up(stand: RemoteStand) -> None:
+    stand.others[key(1)] = stand.now
+    ask(stand, within_s=1.0)
+    stand.pass_time(0.2)
+    assert verdicts(stand) == ["wait"]
+    stand.others.clear()
+    stand.pass_time(0.1)
+    assert verdicts(stand) == ["wait", "compute"]
+    assert not stand.withdrawn
+
+
+def test_a_key_that_is_evicted_while_another_host_computes_it_is_computed(stand: RemoteStand) -> None:
+    stand.others[key(1)] = stand.now
+    ask(stand, within_s=1.0)
+    stand.pass_time(0.2)
+    stand.send(2, messages.Evict(3, [key(1)]))
+    stand.pass_time(0.1)
+    assert verdicts(stand) == ["wait", "compute"]
+    stand.check()
+
+
+def test_a_put_ends_the_wait_for_another_host(stand: RemoteStand) -> None:
+    stand.others[key(1)] = stand.now
+    ask(stand, within_s=1.0)
+    stand.pass_time(0.2)
+    assert stand.put(1, client=2, cost_ms=9.0) == "stored"
+    assert verdicts(stand) == ["wait", "hit"]
+    stand.pass_time(2)
+    assert not len(stand.room.fetches)
+    stand.check()
+
+
+def test_a_store_that_fails_ends_the_wait_for_another_host(stand: RemoteStand) -> None:
+    stand.others[key(1)] = stand.now
+    ask(stand, within_s=1.0)
+    stand.seek()
+    stand.now += 0.1
+    stand.tick()
+    stand.seek(error=TierUnavailable("connection refused"))
+    assert verdicts(stand) == ["wait", "compute"]
+    stand.check()
+
+
+def test_nobody_waits_for_other_hosts_once_the_store_is_left_alone(stand: RemoteStand) -> None:
+    """The keys whose turn to be asked for again has not come are given up at once."""
+    asked = SEEKS_MAX + 2 * FAILURES_MAX
+    for number in range(asked):
+        stand.others[key(number)] = stand.now
+        ask(stand, number=number, within_s=1.0)
+    while stand.seeks:
+        stand.seek()
+    stand.now += 0.1
+    stand.tick()
+    for _ in range(FAILURES_MAX):
+        stand.seek(error=TierTimedOut("no answer in time"))
+    under_way = SEEKS_MAX - 1
+    assert len(stand.seeks) == under_way
+    assert verdicts(stand).count("compute") == asked - under_way
+    stand.check()
+
+
+def test_a_host_that_waits_for_another_keeps_no_other_key_from_being_sought(stand: RemoteStand) -> None:
+    for number in range(30):
+        stand.others[key(number)] = stand.now
+        ask(stand, number=number, within_s=1.0)
+    stand.settle()
+    stand.remote[key(99)] = FOUND
+    ask(stand, 2, number=99, within_s=1.0)
+    stand.settle()
+    assert verdicts(stand, 2) == ["wait", "hit"]
+    stand.pass_time(3)
+    stand.check()
+
+
+@pytest.mark.parametrize("how", ["abandons", "leaves", "is refused"])
+def test_a_claim_of_which_nothing_comes_is_withdrawn(stand: RemoteStand, how: str) -> None:
+    ask(stand, within_s=0.5)
+    stand.settle()
+    token = stand.last(1).token
+    assert not stand.withdrawn
+    match how:
+        case "abandons":
+            stand.send(1, messages.Abandon(token))
+        case "leaves":
+            stand.leave(1)
+        case "is refused":
+            assert stand.put(1, claim=token, parent=key(2), settles=False) == "refused"
+    assert stand.withdrawn == [key(1)]
+    assert stand.counted == {"missed": 1, "withdrawn": 1}
+
+
+def test_a_claim_whose_client_has_left_before_the_store_gave_it_is_withdrawn(stand: RemoteStand) -> None:
+    ask(stand, within_s=0.5)
+    stand.leave(1)
+    stand.settle()
+    assert stand.withdrawn == [key(1)]
+
+
+def test_a_claim_stays_until_the_entry_is_written(stand: RemoteStand) -> None:
+    ask(stand, within_s=0.5)
+    stand.settle()
+    stand.put(1, claim=stand.last(1).token, cost_ms=9.0)
+    assert key(1) in stand.remote and not stand.withdrawn
+
+
+@pytest.mark.parametrize("why", ["its cost is unknown", "it is not worth it", "the queue is full", "the store fails"])
+def test_a_claim_whose_entry_is_not_written_is_withdrawn(
+    stand: RemoteStand, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(speed, "LARGE_BYTES", 1)
+    ask(stand, within_s=0.5)
+    stand.seek(answer_s=0.1)
+    cost_ms = {"its cost is unknown": 0.0, "it is not worth it": 1.0}.get(why, 900.0)
+    size = 1001 if why == "the queue is full" else 64
+    stand.put(1, size, claim=stand.last(1).token, cost_ms=cost_ms, settles=False)
+    if why == "the store fails":
+        assert not stand.withdrawn
+        stand.write_remote(error=TierTimedOut("slow"))
+    assert stand.withdrawn == [key(1)]

@@ -1,0 +1,166 @@
+"""What is evicted so that the host gets memory back is written to the remote store first, if it can be in time.
+
+| victims                    | disturbance                 | test                                |
+|----------------------------|-----------------------------|-------------------------------------|
+| any                        | none                        | stays_until_it_is_written           |
+| nothing for the store      | none                        | nothing_for_the_store_goes_at_once  |
+| any                        | store does not answer       | are_held_up_no_longer               |
+| any                        | … and then neither          | has_ended_no_write_since            |
+| any                        | store is full, fails, opens | once_the_store_takes_nothing        |
+| more than the queue holds  | none                        | in_parts, larger_than_the_queue     |
+| any                        | pressure ends, key evicted  | what_waited_when_it_ended           |
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tensord.daemon.core.effects import SaveRemote
+from tensord.daemon.remote.breaker import FAILURES_MAX
+from tensord.daemon.remote.demotion import DEMOTION_S
+from tensord.daemon.remote.writes import WRITES_MAX
+from tensord.errors import TierFull, TierUnavailable
+from tensord.ipc import messages
+
+from .stand import FOUND, REMOTE, Make, RemoteStand, fail, key, publish
+
+
+def staying(stand: RemoteStand, *numbers: int) -> set[int]:
+    """Those of the victims that stay for now."""
+    stand.outbox.now = stand.now
+    rows = [stand.store.table.by_key[key(number)] for number in numbers]
+    stay = stand.room.demotion.staying(rows, stand.now)
+    stand.flush()
+    return {number for number, row in zip(numbers, rows, strict=True) if row in stay}
+
+
+def waits(stand: RemoteStand) -> bool:
+    """Whether giving memory back waits for the store."""
+    return stand.room.demotion.waits
+
+
+def full(make: Make, count: int = 8, **limits: Any) -> RemoteStand:
+    """Entries of which nobody knows what computing costs."""
+    stand = make(**{**REMOTE, **limits})
+    for number in range(count):
+        stand.put(number)
+    assert not stand.remote
+    return stand
+
+
+def written(stand: RemoteStand) -> list[bytes]:
+    """The keys that are being written."""
+    return [write.key for write, _ in stand.writes if isinstance(write, SaveRemote)]
+
+
+def test_a_victim_stays_until_it_is_written_and_is_tried_once(make: Make) -> None:
+    stand = full(make)
+    assert staying(stand, 3, 1, 2) == {1, 2, 3}
+    assert written(stand) == [key(3), key(1)] and waits(stand)
+    assert all(write.hurried for write, _ in stand.writes if isinstance(write, SaveRemote))
+    stand.write_remote()
+    assert staying(stand, 3, 1, 2) == {1, 2}, "what the store has goes at once"
+    stand.settle()
+    assert staying(stand, 3, 1, 2) == set() and not waits(stand)
+    assert stand.counted == {"demoted": 3, "written": 3}
+
+
+@pytest.mark.parametrize("why", ["written", "not worth it", "fetched", "child", "no writes", "no store"])
+def test_nothing_for_the_store_goes_at_once(make: Make, why: str) -> None:
+    off: dict[str, dict[str, Any]] = {"no writes": {"remote_writes": False}, "no store": {"remote_s": 0.0}}
+    stand = make(**{**REMOTE, **off.get(why, {})})
+    if why == "fetched":
+        stand.remote[key(1)] = FOUND
+        stand.send(1, messages.RequestClaim(1, key(1), 0.5))
+        stand.settle()
+    elif why == "child":
+        stand.put(0)
+        stand.put(1, parent=key(0))
+    elif why == "not worth it":
+        stand.remote[key(2)] = FOUND
+        stand.send(1, messages.RequestClaim(1, key(2), 0.5))
+        stand.seek(answer_s=0.1)
+        stand.put(1, cost_ms=1.0)
+    else:
+        stand.put(1, cost_ms=9.0 if why == "written" else 0.0)
+    assert staying(stand, 1) == set() and not written(stand)
+    assert not waits(stand)
+
+
+def test_a_child_whose_write_waits_does_not_outlast_its_parent(make: Make) -> None:
+    stand = full(make, 1)
+    for number in (1, 2, 3):
+        stand.put(number, parent=key(0), cost_ms=9.0, settles=False)
+    assert staying(stand, 3, 2, 1, 0) == {0}
+    assert stand.counted["dropped"] == 1, "the one that still waited"
+
+
+def test_victims_are_held_up_no_longer_than_their_deadline(make: Make) -> None:
+    stand = full(make)
+    assert staying(stand, *range(8)) == set(range(8))
+    demotion = stand.room.demotion
+    assert demotion.next_timer() == stand.now + DEMOTION_S
+    stand.now += DEMOTION_S
+    stand.tick()
+    assert not demotion.waits and demotion.next_timer() is None
+    assert staying(stand, *range(8)) == set()
+    assert stand.counted["dropped"] == 8 - WRITES_MAX
+    demotion.end()
+    stand.put(9, settles=False)
+    assert staying(stand, 9) == set(), "a store that has ended no write since holds nothing up"
+    stand.write_remote()
+    assert staying(stand, 7) == {7}, "the next time has a deadline of its own"
+    assert demotion.next_timer() == stand.now + DEMOTION_S
+
+
+@pytest.mark.parametrize("error", [TierFull("no room"), TierUnavailable("gone")])
+def test_nothing_stays_once_the_store_takes_nothing(make: Make, error: Any) -> None:
+    stand = full(make)
+    assert staying(stand, 1, 2, 3) == {1, 2, 3}
+    if isinstance(error, TierUnavailable):
+        for number in range(20, 20 + FAILURES_MAX):
+            fail(stand, number)
+    stand.write_remote(error=error)
+    assert not waits(stand) and staying(stand, 1, 2, 3) == set()
+
+
+def test_more_than_the_queue_holds_is_written_in_parts(make: Make) -> None:
+    stand = full(make, remote_queue_bytes=3 * 64)
+    rest = list(range(8))
+    while stay := staying(stand, *rest):
+        stand.settle()
+        rest = [number for number in rest if number not in stay or key(number) not in stand.remote]
+    assert set(stand.remote) == {key(number) for number in range(8)}
+
+
+def test_an_entry_that_is_larger_than_the_queue_goes_at_once(make: Make) -> None:
+    stand = make(**REMOTE)
+    stand.put(1, 1001)
+    assert staying(stand, 1) == set() and stand.counted == {"dropped": 1}
+
+
+def test_what_is_about_to_go_is_written_before_what_waits(make: Make) -> None:
+    stand = full(make, remote_queue_bytes=64 * 4)
+    for number in range(10, 10 + WRITES_MAX + 4):
+        stand.put(number, cost_ms=9.0, settles=False)
+    waits = stand.room.writes.queued
+    assert waits == 4
+    assert staying(stand, 0, 1) == {0, 1}
+    assert stand.room.writes.queued == waits and stand.counted["dropped"] == 2, "the newest make room"
+    for _ in range(WRITES_MAX):
+        stand.write_remote()
+    assert written(stand) == [key(0), key(1)]
+
+
+def test_what_waited_when_it_ended_is_written_as_any_other(make: Make) -> None:
+    stand = full(make)
+    publish(stand, 0)
+    assert staying(stand, *range(8)) == set(range(8))
+    stand.send(1, messages.Evict(1, [key(7)]))
+    stand.room.demotion.end()
+    assert not waits(stand)
+    stand.settle()
+    assert set(stand.remote) == {key(number) for number in range(7)}
+    assert not stand.counted.get("demoted")

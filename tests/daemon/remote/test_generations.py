@@ -1,0 +1,254 @@
+"""What hosts promise each other of generations, which the remote store gives out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tensord.daemon.core.effects import AskGenerations, RaiseGeneration
+from tensord.daemon.core.events import GenerationsTold, RemoteSaved
+from tensord.daemon.remote.agreement import EVERY_S
+from tensord.daemon.remote.breaker import FAILURES_MAX
+from tensord.errors import TierReadOnly, TierTimedOut, TierUnavailable
+from tensord.ipc import messages
+
+from .stand import FOUND, REMOTE, Make, RemoteStand, ask, fail, key, verdicts
+
+TAG = b"namespac"
+
+
+def invalidate(stand: RemoteStand, client: int = 1) -> int:
+    """A client invalidates the namespace. Its generation afterwards."""
+    stand.send(client, messages.Invalidate(900, TAG, stand.generations.current(TAG)))
+    return stand.generations.current(TAG)
+
+
+def shared(stand: RemoteStand, number: int, generation: int) -> bool:
+    """Whether an entry of a generation goes to the store."""
+    name = key(number, generation=generation)
+    assert stand.put(name, cost_ms=50.0) == "stored"
+    return name in stand.remote
+
+
+def test_an_invalidation_is_told_to_the_store_and_its_number_is_shared(make: Make) -> None:
+    stand = make(**REMOTE)
+    assert shared(stand, 1, 0)
+    assert invalidate(stand) == 1
+    stand.settle()
+    assert stand.remote_generations == {TAG: 1}
+    assert shared(stand, 2, 1)
+
+
+def test_until_the_store_has_given_out_a_number_nothing_of_the_namespace_is_shared(make: Make) -> None:
+    stand = make(**REMOTE)
+    ask(stand)
+    stand.settle()
+    invalidate(stand)
+    stand.remote[key(2, generation=1)] = FOUND
+    stand.send(2, messages.RequestClaim(7, key(2, generation=1), 0.5))
+    assert stand.last(2).answer == "compute", "another host's first invalidation is not this one's"
+    stand.put(key(3, generation=1), 64, client=1, cost_ms=50.0, settles=False)
+    assert not stand.writes
+
+
+def test_hosts_that_invalidate_at_once_get_different_numbers(make: Make) -> None:
+    stand = make(**REMOTE)
+    assert shared(stand, 1, 0)
+    stand.remote_generations[TAG] = 1  # another host was first
+    assert invalidate(stand) == 1
+    stand.put(key(2, generation=1), 64, client=1, cost_ms=50.0, settles=False)
+    assert stand.find(key(2, generation=1)) is not None
+    stand.settle()
+    assert stand.remote_generations == {TAG: 2}
+    assert stand.generations.current(TAG) == 2
+    assert stand.find(key(2, generation=1)) is None, "the number may be another host's"
+    assert key(2, generation=1) not in stand.remote
+    assert shared(stand, 3, 2)
+
+
+def test_an_invalidation_on_another_host_ends_the_entries_of_this_one(make: Make) -> None:
+    stand = make(**REMOTE)
+    assert shared(stand, 1, 0)
+    stand.remote_generations[TAG] = 1
+    stand.pass_time(EVERY_S + 0.1)
+    assert stand.generations.current(TAG) == 1
+    assert stand.find(key(1)) is None
+    assert shared(stand, 2, 1)
+
+
+def test_a_host_that_is_new_follows_the_stores_number_before_it_reads(make: Make) -> None:
+    stand = make(**REMOTE)
+    stand.remote_generations[TAG] = 4
+    stand.remote[key(1)] = FOUND
+    ask(stand)
+    ask(stand, 2)
+    stand.settle()
+    assert verdicts(stand) == ["wait", "alone"], "its key is one of before the invalidation"
+    assert stand.generations.current(TAG) == 4
+    assert not stand.store.table.by_key
+    stand.remote[key(1, generation=4)] = FOUND
+    stand.send(1, messages.RequestClaim(70, key(1, generation=4), 0.5))
+    stand.settle()
+    assert stand.last(1).answer == "hit"
+
+
+def test_a_store_that_has_lost_its_numbers_gets_those_of_the_hosts_back(make: Make) -> None:
+    stand = make(**REMOTE)
+    invalidate(stand)
+    stand.settle()
+    assert shared(stand, 1, 1)
+    stand.remote_generations.clear()
+    stand.pass_time(EVERY_S + 0.1)
+    assert stand.remote_generations == {TAG: 1}
+    assert stand.generations.current(TAG) == 1, "clients that hold the number would share nothing any more"
+    assert shared(stand, 2, 1)
+
+
+def test_an_invalidation_while_the_store_fails_is_told_once_it_is_back(make: Make) -> None:
+    stand = make(**REMOTE)
+    assert shared(stand, 1, 0)
+    for number in range(10, 10 + FAILURES_MAX):
+        fail(stand, number)
+    invalidate(stand)
+    assert not stand.generation_requests
+    name = key(2, generation=1)
+    stand.send(1, messages.RequestClaim(70, name, 0.5))
+    assert stand.last(1).answer == "compute"
+    # The daemon probes by itself, and tells.
+    stand.pass_time(2 * EVERY_S + 0.1)
+    assert stand.remote_generations == {TAG: 1}
+    assert shared(stand, 4, 1)
+
+
+def test_an_invalidation_on_another_host_reaches_one_that_only_reads_its_own_entries(make: Make) -> None:
+    """After a restart its daemon has shared nothing yet."""
+    stand = make(**REMOTE)
+    stand.put(1)
+    assert not stand.seeks and not stand.writes
+    stand.remote_generations[TAG] = 1
+    stand.pass_time(2 * EVERY_S + 0.1)
+    assert stand.find(key(1)) is None
+    assert stand.generations.current(TAG) == 1
+
+
+def test_an_invalidation_on_another_host_is_followed_after_an_outage_without_any_miss(make: Make) -> None:
+    stand = make(**REMOTE)
+    assert shared(stand, 1, 0)
+    for number in range(10, 10 + FAILURES_MAX):
+        fail(stand, number)
+    stand.remote_generations[TAG] = 1
+    stand.pass_time(2 * EVERY_S + 0.1)
+    assert stand.find(key(1)) is None
+    assert stand.turned["store"][-1] == ""
+
+
+def test_a_second_invalidation_is_not_taken_for_the_one_that_the_store_answers(make: Make) -> None:
+    stand = make(**REMOTE)
+    assert shared(stand, 1, 0)
+    stand.remote_generations[TAG] = 4
+    invalidate(stand)
+    invalidate(stand)
+    stand.answer_generations()
+    assert stand.remote_generations == {TAG: 5}
+    stand.send(1, messages.RequestClaim(70, key(1, generation=5), 0.5))
+    assert stand.last(1).answer == "compute", "another host may have taken 5 before the second invalidation"
+    stand.settle()
+    assert stand.remote_generations == {TAG: 6}
+    assert stand.generations.current(TAG) == 6
+
+
+def test_an_old_answer_raises_nothing_that_the_store_has_already(make: Make) -> None:
+    stand = make(**REMOTE)
+    stand.put(key(1), 64, client=1, cost_ms=50.0, settles=False)
+    [(save, _)] = stand.writes
+    invalidate(stand)
+    stand.answer_generations()
+    stand.room.link.breaker.failed("gone", stand.now, refused=True, probe=False)
+    stand.now += EVERY_S
+    stand.tick()
+    stand.writes.clear()
+    stand.do(RemoteSaved(save.number, written=False, generation=0))
+    stand.pass_time(4 * EVERY_S)
+    assert stand.remote_generations == {TAG: 1}
+    assert stand.generations.current(TAG) == 1
+
+
+def test_an_answer_of_before_an_invalidation_changes_nothing(make: Make) -> None:
+    stand = make(**REMOTE)
+    assert shared(stand, 1, 0)
+    stand.now += EVERY_S + 0.1
+    stand.tick()
+    [question] = stand.generation_requests
+    assert isinstance(question, AskGenerations)
+    invalidate(stand)
+    stand.generation_requests.rotate(-1)
+    stand.answer_generations()
+    assert stand.remote_generations == {TAG: 1}
+    stand.do(GenerationsTold({TAG: 0}))
+    stand.generation_requests.clear()
+    assert stand.generations.current(TAG) == 1
+    assert shared(stand, 2, 1)
+
+
+@pytest.mark.parametrize("error", [TierUnavailable("gone"), TierTimedOut("slow")])
+def test_a_number_that_cannot_be_had_is_asked_for_again(make: Make, error: Any) -> None:
+    stand = make(**REMOTE)
+    assert shared(stand, 1, 0)
+    invalidate(stand)
+    stand.answer_generations(error)
+    assert not stand.remote_generations
+    stand.pass_time(EVERY_S + 0.1)
+    assert stand.remote_generations == {TAG: 1}
+
+
+def test_a_namespace_whose_generation_the_store_cannot_tell_is_not_shared_and_the_others_are(make: Make) -> None:
+    stand = make(**REMOTE)
+    stand.remote_generations[TAG] = -1
+    assert not shared(stand, 1, 0)
+    stand.remote[key(2)] = FOUND
+    ask(stand, number=2)
+    stand.settle()
+    assert verdicts(stand) == ["compute"]
+    other = key(3, b"other ns")
+    assert stand.put(other, cost_ms=50.0) == "stored" and other in stand.remote
+    assert not stand.turned["store"] and stand.remote_generations == {TAG: -1}, "it is not overwritten"
+    stand.remote_generations[TAG] = 0
+    stand.pass_time(EVERY_S)
+    stand.settle()
+    assert shared(stand, 4, 0)
+
+
+def test_a_generation_that_the_store_does_not_take_is_said_until_it_does(make: Make) -> None:
+    stand = make(**REMOTE)
+    assert shared(stand, 1, 0)
+    invalidate(stand)
+    stand.answer_generations(TierReadOnly("a replica"))
+    assert stand.room.agreement.refused == ["a replica"]
+    assert not shared(stand, 2, 1) and not stand.turned["store"]
+    stand.pass_time(EVERY_S)
+    stand.settle()
+    assert stand.room.agreement.refused == []
+    assert shared(stand, 3, 1)
+
+
+def test_an_invalidation_that_the_store_refuses_is_told_once_and_counted(make: Make) -> None:
+    stand = make(**REMOTE)
+    error = TierReadOnly("this user has no permissions to run the 'eval' command")
+    stand.put(1)
+    for request, tag in enumerate((b"namespac", b"another ")):
+        stand.send(1, messages.Invalidate(request, tag, 0))
+        stand.answer_generations(error)
+    for _ in range(3):
+        stand.now += EVERY_S
+        stand.go_on()
+        while stand.generation_requests:
+            refuses = isinstance(stand.generation_requests[0], RaiseGeneration)
+            stand.answer_generations(error if refuses else None)
+    assert stand.turned["generations"] == [str(error)]
+    assert stand.counted["raise_failed"] == 8
+    stand.now += EVERY_S
+    stand.go_on()
+    stand.settle()
+    assert stand.turned["generations"] == [str(error), ""]
+    assert not stand.turned["store"] and not stand.turned["writes"]

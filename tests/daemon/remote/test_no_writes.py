@@ -1,0 +1,159 @@
+"""A store that takes no writes, since it is full or read-only: reads go on, and writes are tried from time to time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tensord.daemon.core.effects import RemoveRemote
+from tensord.daemon.core.events import RemoteSaved
+from tensord.daemon.remote.breaker import FIRST_S, LONGEST_S
+from tensord.errors import TierFull, TierReadOnly, TierTooLarge, TierUnavailable
+from tensord.ipc import messages
+
+from .stand import FOUND, REMOTE, Make, RemoteStand, ask, key, publish, verdicts
+
+FULL, READ_ONLY = TierFull("maxmemory"), TierReadOnly("a replica")
+
+
+def state(stand: RemoteStand) -> tuple[bool, bool, str]:
+    """(full, read-only, why) as the status has it."""
+    about: dict[str, Any] = stand.state()
+    assert about["serves"]
+    return about["full"], about["read_only"], about["refuses_writes"]
+
+
+def counted(stand: RemoteStand, outcome: str) -> int:
+    count: int = stand.counted.get(outcome, 0)
+    return count
+
+
+def offer(stand: RemoteStand, number: int) -> None:
+    """Publishes an entry that is worth its write."""
+    stand.put(key(number), 64, client=1, cost_ms=9.0, settles=False)
+
+
+@pytest.mark.parametrize("error", [FULL, READ_ONLY])
+def test_a_store_that_takes_no_writes_is_read_and_says_so_once(make: Make, error: Any) -> None:
+    stand = make(8192, **REMOTE)
+    offer(stand, 0)
+    stand.write_remote(error=error)
+    assert stand.turned["writes"] == [str(error)] and not stand.turned["store"]
+    assert state(stand) == (error is FULL, error is READ_ONLY, str(error))
+    for number in range(1, 5):
+        offer(stand, number)
+    assert not stand.writes and counted(stand, "dropped") == 4, "what is put meanwhile is dropped and counted"
+    stand.remote[key(70)] = FOUND
+    assert ask(stand, number=70).answer == "wait"
+    assert not stand.seeks[0].claims_s, "it would not take the claim either"
+    stand.settle()
+    assert verdicts(stand)[-1] == "hit" and not counted(stand, "failed")
+
+
+@pytest.mark.parametrize("error", [FULL, READ_ONLY])
+def test_writes_are_tried_again_from_time_to_time_and_one_that_succeeds_ends_it(make: Make, error: Any) -> None:
+    stand = make(65536, **REMOTE)
+    offer(stand, 0)
+    stand.write_remote(error=error)
+    waits_s = FIRST_S
+    for number in range(1, 12):
+        stand.now += waits_s * 0.99
+        offer(stand, 2 * number)
+        assert not stand.writes, f"after {waits_s} s, too early"
+        stand.now += waits_s * 0.02
+        publish_two(stand, 2 * number + 1)
+        assert len(stand.writes) == 1, "one at a time"
+        stand.write_remote(error=error)
+        waits_s = min(2 * waits_s, LONGEST_S)
+    assert stand.turned["writes"] == [str(error)]
+    stand.now += LONGEST_S
+    offer(stand, 60)
+    stand.write_remote()
+    assert stand.turned["writes"] == [str(error), ""]
+    assert state(stand) == (False, False, "")
+    offer(stand, 61)
+    offer(stand, 62)
+    assert len(stand.writes) == 2
+
+
+def publish_two(stand: RemoteStand, number: int) -> None:
+    offer(stand, number)
+    offer(stand, 100 + number)
+
+
+def test_a_probe_that_shows_nothing_is_followed_by_another(make: Make) -> None:
+    stand = make(8192, **REMOTE)
+    offer(stand, 0)
+    stand.write_remote(error=FULL)
+    stand.now += FIRST_S
+    for number, error in enumerate([TierTooLarge("larger than all"), TierUnavailable("reset by peer")], 1):
+        offer(stand, number)
+        stand.write_remote(error=error)
+        assert stand.turned["writes"] == [str(FULL)]
+    offer(stand, 3)
+    stand.do(RemoteSaved(stand.writes.popleft()[0].number, written=False))
+    assert counted(stand, "there") == 1 and stand.turned["writes"] == [str(FULL)], "it was there already"
+    offer(stand, 4)
+    stand.write_remote()
+    assert stand.turned["writes"] == [str(FULL), ""]
+
+
+def test_an_object_that_is_too_large_says_nothing_of_others(make: Make) -> None:
+    stand = make(8192, **REMOTE)
+    offer(stand, 0)
+    stand.write_remote(error=TierTooLarge("larger than the limit"))
+    assert not stand.turned["writes"] and state(stand) == (False, False, "")
+    offer(stand, 1)
+    stand.write_remote()
+    assert set(stand.remote) == {key(1)}
+
+
+def test_a_full_store_is_rid_of_keys(make: Make) -> None:
+    stand = make(8192, **REMOTE)
+    publish(stand, 1)
+    stand.settle()
+    offer(stand, 5)
+    stand.write_remote(error=FULL)
+    stand.send(1, messages.Evict(3, [key(0)]))
+    stand.settle()
+    assert key(0) not in stand.remote
+    assert stand.turned["writes"] == [str(FULL)], "a removal does not show that there is room"
+
+
+def test_a_store_that_refuses_removals_is_written_to_and_asked_again_ever_more_seldom(make: Make) -> None:
+    stand = make(8192, **REMOTE)
+    publish(stand, 1)
+    stand.settle()
+    stand.send(1, messages.Evict(3, [key(0)]))
+    stand.write_remote(error=READ_ONLY)
+    assert (stand.turned["removals"], stand.turned["writes"], stand.turned["store"]) == ([str(READ_ONLY)], [], [])
+    about = stand.state()
+    assert (about["refuses_removals"], about["refuses_writes"], about["removals"]) == (str(READ_ONLY), "", 1)
+    waits_s = FIRST_S
+    for number in range(10, 14):
+        offer(stand, number)
+        stand.write_remote()
+        assert key(number) in stand.remote and not stand.writes, "it is written to, and removes nothing"
+        stand.now += waits_s * 1.01
+        offer(stand, 100 + number)
+        assert isinstance(stand.writes[0][0], RemoveRemote)
+        stand.write_remote(error=READ_ONLY)
+        stand.write_remote()
+        waits_s = min(2 * waits_s, LONGEST_S)
+    stand.now += LONGEST_S
+    ask(stand, number=30)
+    stand.seek()
+    stand.settle()
+    assert key(0) not in stand.remote
+    assert (stand.turned["removals"], stand.turned["writes"]) == ([str(READ_ONLY), ""], [])
+    assert not stand.state()["refuses_removals"]
+
+
+def test_a_host_that_writes_nothing_says_nothing_of_writes(make: Make) -> None:
+    stand = make(8192, **REMOTE)
+    offer(stand, 0)
+    stand.write_remote(error=FULL)
+    stand.room.change_limits(replace(stand.limits, remote_writes=False))
+    assert state(stand) == (False, False, "")

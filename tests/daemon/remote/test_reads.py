@@ -1,0 +1,289 @@
+"""Which missing keys are sought in the remote store, and what becomes of it when the store is slow or fails, or is
+overtaken by clients.
+
+| while a key is sought …          | test                                                     |
+|----------------------------------|----------------------------------------------------------|
+| another client asks for it       | everybody_who_waits_gets_what_is_found                   |
+| the first client leaves          | a_client_that_leaves_leaves_the_fetch_to_those_who_wait  |
+| a client stores it               | a_put_that_overtakes_a_fetch_wins                        |
+| its namespace is invalidated     | what_is_found_after_an_invalidation_is_not_shown         |
+| … on another host                | a_host_that_is_new_follows_the_stores_number             |
+| it is evicted by name            | a_key_that_is_evicted_by_name_does_not_come_back         |
+| no place is lent                 | a_found_entry_without_room_is_computed                   |
+| the time is over                 | nobody_waits_longer_than_computing_takes                 |
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tensord.daemon.core.events import RemoteFound
+from tensord.daemon.remote import fetches, speed
+from tensord.daemon.remote.fetches import SEEKS_MAX, UNKNOWN_S
+from tensord.errors import Corrupt, StoreFull, TierTimedOut
+from tensord.ipc import messages
+
+from .stand import FOUND, REMOTE, SPAN, Make, ask, key, verdicts
+
+
+def test_a_missing_key_that_is_found_is_a_hit_for_its_client(make: Make) -> None:
+    stand = make(**REMOTE)
+    stand.remote[key(1)] = FOUND
+    assert ask(stand).answer == "wait"
+    stand.settle()
+    assert verdicts(stand) == ["wait", "hit"]
+    header = stand.store.header(stand.store.table.by_key[key(1)])
+    assert (header.payload_bytes, header.tokens, header.cost_ms, header.owner_uid) == (64, 3, 8.0, 1001)
+    assert header.checksum == 7
+    assert (stand.counted, stand.outbox.counters.remote_read_bytes) == ({"fetched": 1}, 64)
+
+
+def test_a_key_that_is_not_found_is_computed_by_who_asked_first(make: Make) -> None:
+    stand = make(**REMOTE)
+    assert ask(stand).answer == ask(stand, client=2).answer == "wait"
+    stand.settle()
+    assert verdicts(stand) == ["wait", "compute"]
+    assert stand.last(1).token
+    assert verdicts(stand, 2) == ["wait"]
+    stand.put(1, claim=stand.last(1).token)
+    assert verdicts(stand, 2) == ["wait", "hit"]
+
+
+def test_everybody_who_waits_gets_what_is_found(make: Make) -> None:
+    stand = make(**REMOTE)
+    stand.remote[key(1)] = FOUND
+    for client in (1, 2, 3):
+        ask(stand, client)
+    assert len(stand.seeks) == 1, "one question for all of them"
+    stand.settle()
+    assert [verdicts(stand, client) for client in (1, 2, 3)] == [["wait", "hit"]] * 3
+
+
+def test_a_fetch_is_not_the_one_hand_over_of_a_claim(make: Make) -> None:
+    stand = make(**REMOTE)
+    for client in (1, 2, 3):
+        ask(stand, client)
+    stand.settle()
+    stand.leave(1)
+    assert verdicts(stand, 2) == ["wait", "compute"], "the first who computes may die once"
+    stand.leave(2)
+    assert verdicts(stand, 3) == ["wait", "alone"]
+
+
+def test_without_a_remote_store_a_missing_key_is_computed_at_once(make: Make) -> None:
+    stand = make()
+    assert ask(stand).answer == "compute"
+    assert not stand.seeks
+
+
+def test_nobody_waits_longer_than_computing_takes(make: Make) -> None:
+    stand = make(**REMOTE)
+    stand.remote[key(1)] = FOUND
+    assert ask(stand, within_s=0.3).lasts_s == pytest.approx(0.3)
+    ask(stand, 2, within_s=0.3)
+    stand.now += 0.31
+    seek = stand.seeks.popleft()
+    stand.go_on()
+    assert verdicts(stand) == ["wait", "compute"]
+    assert verdicts(stand, 2) == ["wait"]
+    # What comes late is of use to those who still wait.
+    stand.seeks.append(seek)
+    stand.settle()
+    assert verdicts(stand, 2) == ["wait", "hit"]
+    assert stand.put(1, claim=stand.last(1).token) == "existed"
+    assert stand.counted["late"] == 1
+
+
+@pytest.mark.parametrize(("cost_ms", "waits_s"), [(100.0, 0.1), (0.0, UNKNOWN_S), (9000.0, 2.0)])
+def test_the_wait_is_what_the_puts_of_a_namespace_took_to_compute(make: Make, cost_ms: float, waits_s: float) -> None:
+    stand = make(**REMOTE)
+    stand.put(7, cost_ms=cost_ms)
+    assert ask(stand, within_s=0.0).lasts_s == pytest.approx(waits_s)
+
+
+def test_a_host_that_only_reads_waits_for_what_its_puts_took_to_compute(make: Make) -> None:
+    stand = make(**{**REMOTE, "remote_writes": False})
+    stand.put(7, cost_ms=100.0)
+    assert ask(stand, within_s=0.0).lasts_s == pytest.approx(0.1)
+
+
+def test_a_store_that_is_slower_than_computing_is_not_asked_until_that_is_forgotten(make: Make) -> None:
+    stand = make(**REMOTE)
+    ask(stand, number=1, within_s=1.0)
+    stand.seek(answer_s=0.5)
+    assert ask(stand, number=2, within_s=0.4).answer == "compute"
+    assert ask(stand, number=3, within_s=0.6).answer == "wait"
+    stand.settle()
+    stand.now += 100
+    assert ask(stand, number=4, within_s=0.4).answer == "wait"
+
+
+def test_a_payload_that_would_come_too_late_is_not_read(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(speed, "LARGE_BYTES", 1)
+    stand = make(**REMOTE)
+    stand.remote[key(1)] = stand.remote[key(2)] = FOUND
+    ask(stand, number=1, within_s=2.0)
+    stand.seek()
+    stand.now += 1.0
+    stand.settle()
+    assert verdicts(stand)[-1] == "hit"
+    ask(stand, number=2, within_s=0.9)
+    stand.seek()
+    assert not stand.reads
+    assert verdicts(stand)[-1] == "compute"
+    assert stand.counted["slow"] == 1
+
+
+def test_a_key_that_is_not_found_is_claimed_among_hosts_for_longer_than_computing_takes(make: Make) -> None:
+    stand = make(**REMOTE)
+    ask(stand, within_s=1.0)
+    [seek] = stand.seeks
+    assert seek.claims_s == pytest.approx(3.0)
+    reads_only = make(**{**REMOTE, "remote_writes": False})
+    ask(reads_only, within_s=1.0)
+    assert not reads_only.seeks[0].claims_s, "what it computes comes to nobody"
+
+
+def test_while_an_answer_is_overdue_no_other_client_waits(make: Make) -> None:
+    stand = make(**REMOTE)
+    ask(stand, number=1, within_s=0.2)
+    stand.now += 0.3
+    stand.go_on()
+    assert ask(stand, number=2).answer == "compute"
+    stand.seek()
+    assert ask(stand, number=3).answer == "wait"
+
+
+def test_of_many_keys_a_limited_number_is_sought_at_once_and_the_others_in_their_turn(make: Make) -> None:
+    stand = make(1 << 16, **REMOTE)
+    for number in range(SEEKS_MAX + 9):
+        stand.remote[key(number)] = FOUND
+        assert ask(stand, number=number).answer == "wait"
+    assert len(stand.seeks) == SEEKS_MAX
+    stand.settle()
+    assert stand.counted == {"fetched": SEEKS_MAX + 9}
+    stand.check()
+
+
+def test_a_key_whose_turn_does_not_come_in_time_is_computed_and_counted(make: Make) -> None:
+    stand = make(1 << 16, **REMOTE)
+    for number in range(SEEKS_MAX + 1):
+        ask(stand, number=number, within_s=0.5)
+    held = list(stand.seeks)
+    stand.seeks.clear()
+    stand.now += 0.6
+    stand.go_on()
+    assert verdicts(stand).count("compute") == SEEKS_MAX + 1
+    stand.seeks.extend(held)
+    stand.settle()
+    assert stand.counted["unasked"] == 1
+    stand.check()
+
+
+def test_no_more_keys_wait_for_their_turn_than_may(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetches, "QUEUED_MAX", SEEKS_MAX + 1)
+    stand = make(**REMOTE)
+    answers = [ask(stand, number=number).answer for number in range(SEEKS_MAX + 2)]
+    assert answers == ["wait"] * (SEEKS_MAX + 1) + ["compute"]
+    assert stand.counted == {"unasked": 1}
+
+
+@pytest.mark.parametrize("error", [Corrupt("its checksum is wrong"), TierTimedOut("too slow")])
+def test_an_object_that_cannot_be_read_is_computed(make: Make, error: Any) -> None:
+    stand = make(**REMOTE)
+    stand.remote[key(1)] = FOUND
+    ask(stand)
+    ask(stand, 2)
+    stand.seek()
+    stand.go_on()
+    stand.read(error=error)
+    assert verdicts(stand) == ["wait", "compute"]
+    assert stand.find(key(1)) is None
+    stand.put(1, claim=stand.last(1).token)
+    assert verdicts(stand, 2) == ["wait", "hit"]
+    assert stand.counted["failed"] == 1
+    stand.settle()
+    assert stand.used_bytes == SPAN
+
+
+def test_a_client_that_leaves_leaves_the_fetch_to_those_who_wait(make: Make) -> None:
+    stand = make(**REMOTE)
+    stand.remote[key(1)] = FOUND
+    ask(stand)
+    ask(stand, 2)
+    stand.leave(1)
+    stand.settle()
+    assert verdicts(stand, 2) == ["wait", "hit"]
+
+
+def test_a_put_that_overtakes_a_fetch_wins(make: Make) -> None:
+    stand = make(**REMOTE)
+    stand.remote[key(1)] = FOUND
+    ask(stand)
+    stand.seek()
+    assert stand.put(1, client=2, settles=False) == "stored"
+    assert verdicts(stand) == ["wait", "hit"]
+    stand.settle()
+    assert stand.used_bytes == SPAN
+    assert (stand.counted, stand.outbox.counters.remote_read_bytes) == ({"overtaken": 1}, 0)
+
+
+@pytest.mark.parametrize("copied", [False, True])
+def test_what_is_found_after_an_invalidation_is_not_shown(make: Make, copied: bool) -> None:
+    stand = make(**REMOTE)
+    stand.remote[key(1)] = FOUND
+    ask(stand)
+    if copied:
+        stand.seek()
+        stand.go_on()
+    stand.send(2, messages.Invalidate(9, b"namespac", 0))
+    assert verdicts(stand) == ["wait", "alone"]
+    stand.settle()
+    assert stand.find(key(1)) is None
+    assert stand.used_bytes == 0
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_found_entry_without_room_is_computed(make: Make, waits: bool) -> None:
+    stand = make(**REMOTE)
+    stand.remote[key(1)] = FOUND
+    stand.no_room, stand.holds_places = StoreFull("no room"), waits
+    ask(stand)
+    stand.settle()
+    assert verdicts(stand) == ["wait", "compute"]
+    assert stand.find(key(1)) is None and not stand.own.grants
+
+
+def test_places_are_asked_for_one_after_the_other_and_given_back_if_they_are_larger_than_needed(make: Make) -> None:
+    stand = make(**REMOTE)
+    stand.holds_places = True
+    for number in (1, 2, 3):
+        stand.remote[key(number)] = FOUND
+        ask(stand, number=number)
+        stand.seek()
+    assert len(stand.places) == 1 and not stand.reads
+    stand.lend()
+    assert len(stand.places) == len(stand.reads) == 1
+    stand.check()
+    stand.settle()
+    assert verdicts(stand).count("hit") == 3 and not stand.own.grants
+    assert stand.used_bytes == 3 * SPAN
+
+
+def test_an_entry_whose_parent_is_not_here_is_computed(make: Make) -> None:
+    stand = make(**REMOTE)
+    stand.remote[key(1)] = RemoteFound(64, 16, parent=key(2))
+    ask(stand)
+    stand.settle()
+    assert verdicts(stand) == ["wait", "compute"]
+
+
+def test_a_fetched_entry_lives_for_what_was_left_of_its_time(make: Make) -> None:
+    stand = make(**REMOTE)
+    stand.remote[key(1)] = RemoteFound(64, 16, lives_s=5.0)
+    ask(stand)
+    stand.settle()
+    header = stand.store.header(stand.store.table.by_key[key(1)])
+    assert header.ttl_s == 5.0 and header.expires_s == pytest.approx(stand.now + 5.0)

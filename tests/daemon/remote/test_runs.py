@@ -1,0 +1,248 @@
+"""Runs: keys in order that a client has the daemon fetch, and what becomes of them meanwhile.
+
+| while a run is sought or read …        | test                                                        |
+|----------------------------------------|-------------------------------------------------------------|
+| its client leaves                      | a_client_that_leaves_leaves_the_entries_to_the_others       |
+| another client asks for the same run   | two_clients_that_ask_for_the_same_run_wait_for_one_answer   |
+| a client stores one of its keys        | a_put_that_overtakes_a_key_of_a_run_wins                    |
+| one of its keys is evicted by name     | a_run_ends_at_a_key_that_is_evicted_by_name                 |
+| its namespace is invalidated           | nothing_of_a_run_is_shown_after_an_invalidation             |
+| the store fails                        | a_store_that_fails_is_answered_with_what_is_in_the_ring     |
+| the read of one entry fails            | the_entries_after_one_that_cannot_be_read_are_not_stored    |
+| puts are refused                       | a_run_without_room_is_answered                              |
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tensord.daemon.core.events import RemoteFound
+from tensord.daemon.remote.runs import RUN_KEYS_MAX
+from tensord.errors import Corrupt, TierUnavailable, UnderPressure
+from tensord.ipc import messages
+
+from .stand import REMOTE, Make, RemoteStand, ask, key, verdicts
+
+
+def chain(count: int) -> dict[bytes, RemoteFound]:
+    """Objects in the store, each the parent of the next: the keys from 0 on."""
+    return {key(at): RemoteFound(64, 16, cost_ms=8.0, parent=key(at - 1) if at else None) for at in range(count)}
+
+
+def fetch(stand: RemoteStand, *numbers: int, client: int = 1, within_s: float = 0.5) -> None:
+    request = 1000 + len(stand.answers[client])
+    stand.send(client, messages.FetchRun(request, [key(number) for number in numbers], within_s))
+
+
+def counted(stand: RemoteStand, client: int = 1) -> list[int]:
+    return [answer.count for answer in stand.answers[client] if isinstance(answer, messages.Counted)]
+
+
+def test_a_run_is_found_with_one_question_and_put_in_order(make: Make) -> None:
+    stand = make(**REMOTE)
+    stand.remote = chain(6)
+    fetch(stand, *range(8))
+    [seek] = stand.runs
+    assert seek.keys == tuple(key(number) for number in range(8))
+    assert not counted(stand)
+    stand.settle()
+    assert counted(stand) == [6]
+    for number in range(6):
+        row = stand.store.table.by_key[key(number)]
+        assert stand.store.table.depths[row] == number
+    assert stand.counted == {"fetched": 6, "missed": 2}
+
+
+def test_a_run_goes_on_behind_what_is_in_the_ring(make: Make) -> None:
+    stand = make(**REMOTE)
+    stand.remote = chain(4)
+    stand.put(0)
+    stand.put(1, parent=key(0))
+    fetch(stand, 0, 1, 2, 3)
+    assert stand.runs[0].keys == (key(2), key(3))
+    stand.settle()
+    assert counted(stand) == [4]
+
+
+def test_a_run_ends_at_the_first_key_that_the_store_does_not_have(make: Make) -> None:
+    stand = make(**REMOTE)
+    stand.remote = chain(5)
+    del stand.remote[key(2)]
+    fetch(stand, *range(5))
+    stand.settle()
+    assert counted(stand) == [2]
+    assert stand.find(key(3)) is None
+
+
+@pytest.mark.parametrize("settings", [{}, {"remote_s": 2.0, "remote_queue_bytes": 1000}], ids=["none", "read only"])
+def test_a_run_that_is_in_the_ring_is_counted_at_once(make: Make, settings: dict[str, Any]) -> None:
+    stand = make(**settings)
+    stand.put(0)
+    fetch(stand, 0)
+    assert counted(stand) == [1]
+
+
+def test_without_a_remote_store_a_run_is_answered_at_once(make: Make) -> None:
+    stand = make()
+    fetch(stand, 0, 1)
+    assert counted(stand) == [0]
+    assert not stand.runs
+
+
+def test_keys_of_another_namespace_than_the_first_end_a_run(make: Make) -> None:
+    stand = make(**REMOTE)
+    stand.send(1, messages.FetchRun(1, [key(0), key(1, b"other ns"), key(2)], 0.5))
+    assert stand.runs[0].keys == (key(0),)
+
+
+def test_two_clients_that_ask_for_the_same_run_wait_for_one_answer(make: Make) -> None:
+    stand = make(**REMOTE)
+    stand.remote = chain(3)
+    fetch(stand, 0, 1, 2)
+    fetch(stand, 0, 1, 2, client=2)
+    assert len(stand.runs) == 1
+    assert not counted(stand, 2)
+    stand.settle()
+    assert counted(stand) == counted(stand, 2) == [3]
+
+
+def test_a_client_that_computes_a_key_of_a_run_does_not_wait_for_it(make: Make) -> None:
+    stand = make(**REMOTE)
+    stand.remote = chain(2)
+    fetch(stand, 0, 1)
+    ask(stand, client=2, number=0)
+    assert verdicts(stand, 2) == ["compute"]
+    stand.settle()
+    assert counted(stand) == [2]
+
+
+def test_no_more_keys_are_sought_at_once_than_there_is_room_for_puts(make: Make) -> None:
+    stand = make(1 << 20, **REMOTE)
+    stand.remote = chain(100)
+    fetch(stand, *range(100))
+    assert len(stand.runs[0].keys) == RUN_KEYS_MAX
+    fetch(stand, *range(200, 202), client=2)
+    assert counted(stand, 2) == [0], "it computes"
+    ask(stand, client=2, number=300)
+    assert verdicts(stand, 2) == ["wait"], "single keys are sought besides"
+    stand.settle()
+    assert counted(stand) == [RUN_KEYS_MAX]
+
+
+def test_a_run_that_would_take_longer_than_computing_is_cut(make: Make) -> None:
+    stand = make(ring_bytes=1 << 22, **REMOTE)
+    stand.remote = {key(at): RemoteFound(1 << 19, 16) for at in range(3)}
+    fetch(stand, 0, within_s=1.0)
+    stand.seek_run()
+    stand.now += 0.4
+    stand.read()
+    assert counted(stand) == [1]
+    fetch(stand, 1, 2, within_s=0.5)
+    stand.seek_run()
+    assert stand.counted == {"fetched": 1, "slow": 1}
+    stand.settle()
+    assert counted(stand) == [1, 1]
+
+
+def test_a_client_that_leaves_leaves_the_entries_to_the_others(make: Make) -> None:
+    stand = make(**REMOTE)
+    stand.remote = chain(2)
+    fetch(stand, 0, 1)
+    fetch(stand, 0, 1, client=2)
+    stand.leave(1)
+    stand.settle()
+    assert counted(stand, 2) == [2]
+
+
+def test_a_put_that_overtakes_a_key_of_a_run_wins(make: Make) -> None:
+    stand = make(**REMOTE)
+    stand.remote = chain(2)
+    fetch(stand, 0, 1)
+    stand.seek_run()
+    stand.put(0, 100, client=2)
+    assert stand.store.header(stand.store.table.by_key[key(0)]).payload_bytes == 100
+    assert counted(stand) == [2]
+    assert stand.counted == {"overtaken": 1, "fetched": 1}
+
+
+@pytest.mark.parametrize("when", ["sought", "read"])
+def test_a_run_ends_at_a_key_that_is_evicted_by_name(make: Make, when: str) -> None:
+    stand = make(**REMOTE)
+    stand.remote = chain(3)
+    fetch(stand, 0, 1, 2)
+    if when == "read":
+        stand.seek_run()
+    stand.send(2, messages.Evict(1, [key(1)]))
+    stand.settle()
+    assert counted(stand) == [1]
+    assert stand.find(key(2)) is None
+
+
+def test_nothing_of_a_run_is_shown_after_an_invalidation(make: Make) -> None:
+    stand = make(**REMOTE)
+    stand.remote = chain(3)
+    fetch(stand, 0, 1, 2)
+    stand.send(2, messages.Invalidate(1, key(0)[:8], 0))
+    stand.settle()
+    assert counted(stand) == [0]
+
+
+def test_a_store_that_fails_is_answered_with_what_is_in_the_ring(make: Make) -> None:
+    stand = make(**REMOTE)
+    stand.put(0)
+    for _ in range(3):
+        fetch(stand, 0, 1, 2)
+        stand.seek_run(TierUnavailable("connection refused"))
+    assert counted(stand) == [1, 1, 1]
+    fetch(stand, 0, 1, 2)
+    assert counted(stand) == [1, 1, 1, 1], "the store is left alone now"
+    assert not stand.runs
+
+
+def test_the_entries_after_one_that_cannot_be_read_are_not_stored(make: Make) -> None:
+    stand = make(**REMOTE)
+    stand.remote = chain(4)
+    fetch(stand, 0, 1, 2, 3)
+    stand.seek_run()
+    stand.read(1, Corrupt("other bytes"))
+    stand.settle()
+    assert counted(stand) == [1]
+    assert stand.counted == {"fetched": 1, "failed": 3}
+
+
+def test_entries_are_stored_after_their_parents_in_whatever_order_they_are_read(make: Make) -> None:
+    stand = make(**REMOTE)
+    stand.remote = chain(4)
+    fetch(stand, 0, 1, 2, 3)
+    stand.seek_run()
+    for at in (3, 1, 1):
+        stand.read(at)
+        assert not stand.store.table.by_key
+    stand.read()
+    assert counted(stand) == [4]
+
+
+def test_entries_that_the_store_says_are_each_others_parents_are_refused(make: Make) -> None:
+    stand = make(**REMOTE)
+    stand.remote = {key(0): RemoteFound(64, 16, parent=key(1)), key(1): RemoteFound(64, 16, parent=key(0))}
+    fetch(stand, 0, 1)
+    stand.settle()
+    assert counted(stand) == [0] and stand.counted == {"failed": 2} and not stand.own.grants
+
+
+def test_a_run_without_room_is_answered(make: Make) -> None:
+    stand = make(**REMOTE)
+    stand.remote = chain(2)
+    fetch(stand, 0, 1)
+    stand.no_room = UnderPressure("memory is short")
+    stand.settle()
+    assert counted(stand) == [0]
+
+
+def test_entries_with_a_parent_are_written_for_other_hosts(make: Make) -> None:
+    stand = make(**REMOTE)
+    stand.put(0, cost_ms=9.0)
+    stand.put(1, cost_ms=9.0, parent=key(0))
+    assert {each: found.parent for each, found in stand.remote.items()} == {key(0): None, key(1): key(0)}

@@ -1,0 +1,245 @@
+"""What is written to the remote store, and what becomes of an entry meanwhile.
+
+| while an entry is written …      | test                                                     |
+|----------------------------------|----------------------------------------------------------|
+| it is evicted by name, cleared   | a_span_that_is_written_is_not_reused                     |
+| others need its room             | a_span_that_is_written_is_not_reused                     |
+| it is put again after that       | a_removal_waits_for_the_write_of_its_key                 |
+| … while it is removed, put again | a_write_waits_for_the_removal_of_its_key                 |
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tensord.daemon.core.events import RemoteFound
+from tensord.daemon.remote import speed, writes
+from tensord.daemon.remote.writes import WRITES_MAX
+from tensord.errors import TierTimedOut
+from tensord.ipc import messages
+
+from .stand import FOUND, REMOTE, SPAN, Make, ask, key, publish, verdicts
+
+
+def test_an_entry_that_takes_longer_to_compute_than_to_read_is_written(make: Make) -> None:
+    stand = make(**REMOTE)
+    stand.put(1, cost_ms=5.0)
+    assert set(stand.remote) == {key(1)}
+    assert (stand.counted, stand.outbox.counters.remote_written_bytes) == ({"written": 1}, 64)
+
+
+def test_an_entry_of_unknown_cost_is_written_at_its_next_use(make: Make) -> None:
+    stand = make(**REMOTE)
+    stand.put(1)
+    stand.put(2)
+    assert not stand.remote
+    stand.use(1)
+    stand.settle()
+    assert set(stand.remote) == {key(1)}
+    stand.remote.clear()
+    stand.use(1)
+    stand.settle()
+    assert not stand.remote, "it was written once"
+
+
+def test_an_entry_that_is_quicker_to_compute_than_to_read_is_not_written(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(speed, "LARGE_BYTES", 1)
+    stand = make(**REMOTE)
+    stand.remote[key(1)] = FOUND
+    ask(stand, within_s=2.0)
+    stand.seek()
+    stand.now += 0.5
+    stand.settle()
+    stand.put(2, cost_ms=400.0)
+    assert key(2) not in stand.remote
+    stand.put(3, cost_ms=600.0)
+    assert key(3) in stand.remote
+
+
+def test_what_came_from_the_remote_store_is_not_written_back(make: Make) -> None:
+    stand = make(**REMOTE)
+    stand.remote[key(1)] = RemoteFound(64, 16)
+    ask(stand)
+    stand.settle()
+    stand.use(1)
+    stand.settle()
+    assert not {"written", "there"} & stand.counted.keys()
+
+
+def test_entries_with_a_parent_are_written(make: Make) -> None:
+    stand = make(8192, **REMOTE)
+    stand.put(1, cost_ms=9.0)
+    stand.put(2, cost_ms=9.0, parent=key(1))
+    assert {each: found.parent for each, found in stand.remote.items()} == {key(1): None, key(2): key(1)}
+
+
+def test_a_key_whose_last_bytes_are_no_generation_is_not_shared(make: Make) -> None:
+    stand = make(**REMOTE)
+    stand.put(1, cost_ms=9.0)
+    stand.put(key(2, generation=77), cost_ms=9.0)
+    stand.send(1, messages.RequestClaim(8, key(3, generation=77), 0.5))
+    assert stand.last(1).answer == "compute"
+    assert set(stand.remote) == {key(1)}
+
+
+def test_a_daemon_that_may_only_read_writes_nothing(make: Make) -> None:
+    stand = make(**{**REMOTE, "remote_writes": False})
+    stand.put(1, cost_ms=50.0)
+    stand.send(1, messages.Evict(3, [key(1)]))
+    assert not stand.writes
+
+
+def test_a_full_queue_drops_what_is_new_and_counts_it(make: Make) -> None:
+    stand = make(8192, **REMOTE)
+    publish(stand, WRITES_MAX + 4, 400)
+    assert len(stand.writes) == WRITES_MAX
+    assert (stand.room.writes.queued, stand.room.writes.queued_bytes) == (2, 800)
+    assert stand.counted["dropped"] == 2
+    stand.settle()
+    assert len(stand.remote) == WRITES_MAX + 2
+
+
+def test_a_lowered_limit_drops_the_newest_of_the_queue(make: Make) -> None:
+    stand = make(8192, **REMOTE)
+    publish(stand, WRITES_MAX + 2, 400)
+    stand.room.change_limits(replace(stand.limits, remote_queue_bytes=500))
+    stand.settle()
+    assert set(stand.remote) == {key(number) for number in range(WRITES_MAX + 1)}
+
+
+def test_what_has_ended_before_its_turn_is_not_written(make: Make) -> None:
+    stand = make(8192, **REMOTE)
+    publish(stand, WRITES_MAX + 1)
+    stand.store.spans.end(list(stand.store.table.by_key.values()), "cleared")
+    stand.settle()
+    assert len(stand.remote) == WRITES_MAX
+
+
+@pytest.mark.parametrize("how", ["evicted", "full"])
+def test_a_span_that_is_written_is_not_reused(make: Make, how: str) -> None:
+    stand = make(2 * SPAN, **REMOTE)
+    stand.put(1, cost_ms=9.0, settles=False)
+    if how == "evicted":
+        stand.send(1, messages.Evict(3, [key(1)]))
+    else:
+        stand.store.spans.hide(stand.store.policy.victims(1), "capacity")
+    for number in (2, 3, 4):
+        stand.put(number, settles=False)
+        stand.scan()
+    # `write_remote` compares the bytes.
+    stand.write_remote()
+    assert stand.used_bytes == (SPAN if how == "evicted" else 2 * SPAN)
+
+
+def test_a_key_that_is_put_again_while_it_waits_is_written_as_it_is_then(make: Make) -> None:
+    stand = make(**REMOTE)
+    publish(stand, WRITES_MAX + 1)
+    name = key(WRITES_MAX)
+    stand.store.spans.end([stand.store.table.by_key[name]], "cleared")
+    assert stand.put(name, 80, settles=False) == "stored"
+    stand.settle()
+    assert stand.remote[name].payload_bytes == 80
+
+
+def test_an_entry_in_the_row_of_a_former_one_is_written(make: Make) -> None:
+    stand = make(**REMOTE)
+    stand.put(1, cost_ms=9.0)
+    row = stand.store.table.by_key[key(1)]
+    stand.store.spans.end([row], "cleared")
+    stand.scan()
+    stand.put(2, cost_ms=9.0)
+    assert stand.store.table.by_key[key(2)] == row
+    assert set(stand.remote) == {key(1), key(2)}
+
+
+def test_a_key_that_is_evicted_by_name_does_not_come_back(make: Make) -> None:
+    stand = make(**REMOTE)
+    stand.put(1, cost_ms=9.0)
+    assert key(1) in stand.remote
+    stand.send(1, messages.Evict(3, [key(1)]))
+    assert ask(stand).answer == "compute", "its object is about to go"
+    stand.settle()
+    assert key(1) not in stand.remote
+
+
+def test_a_removal_that_fails_is_made_again(make: Make) -> None:
+    stand = make(**REMOTE)
+    stand.put(1, cost_ms=9.0)
+    stand.send(1, messages.Evict(3, [key(1)]))
+    stand.write_remote(error=TierTimedOut("slow"))
+    assert key(1) in stand.remote
+    assert ask(stand).answer == "compute"
+    stand.settle()
+    assert key(1) not in stand.remote
+
+
+@pytest.mark.parametrize("found", [False, True])
+def test_what_is_fetched_while_its_key_is_evicted_by_name_is_not_shown(make: Make, found: bool) -> None:
+    stand = make(**REMOTE)
+    stand.remote[key(1)] = FOUND
+    ask(stand)
+    if found:
+        stand.seek()
+        stand.go_on()
+    stand.send(2, messages.Evict(3, [key(1)]))
+    stand.settle()
+    assert verdicts(stand) == ["wait", "compute"]
+    assert stand.find(key(1)) is None
+    assert key(1) not in stand.remote
+
+
+def test_an_entry_that_was_dropped_is_offered_again_at_its_next_use_or_put(make: Make) -> None:
+    stand = make(8192, **REMOTE)
+    publish(stand, WRITES_MAX + 4, 400)
+    stand.settle()
+    used, put = WRITES_MAX + 2, WRITES_MAX + 3
+    assert key(used) not in stand.remote and key(put) not in stand.remote
+    stand.use(used)
+    assert stand.put(put, 400) == "existed"
+    stand.settle()
+    assert key(used) in stand.remote and key(put) in stand.remote
+
+
+def test_a_removal_waits_for_the_write_of_its_key(make: Make) -> None:
+    stand = make(**REMOTE)
+    stand.put(key(1), 64, client=1, cost_ms=9.0, settles=False)
+    stand.send(1, messages.Evict(3, [key(1)]))
+    assert len(stand.writes) == 1
+    stand.settle()
+    assert key(1) not in stand.remote
+
+
+def test_every_key_that_is_evicted_by_name_is_removed_however_many_wait(make: Make) -> None:
+    stand = make(**REMOTE)
+    keys = [key(number) for number in range(3000)]
+    stand.remote = dict.fromkeys(keys, FOUND)
+    for first in range(0, len(keys), 500):
+        stand.send(1, messages.Evict(first, keys[first : first + 500]))
+    stand.settle()
+    assert not stand.remote
+    assert not stand.counted.get("removals_dropped")
+
+
+def test_removals_beyond_those_that_may_wait_are_counted(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writes, "REMOVED_MAX", 10)
+    stand = make(**REMOTE)
+    stand.send(1, messages.Evict(1, [key(1)]))
+    stand.send(1, messages.Evict(2, [key(2)]))
+    stand.send(1, messages.Evict(3, [key(number) for number in range(3, 25)]))
+    assert (stand.room.writes.removals, stand.counted["removals_dropped"]) == (10, 12)
+
+
+def test_a_write_waits_for_the_removal_of_its_key(make: Make) -> None:
+    stand = make(**REMOTE)
+    stand.put(1, cost_ms=9.0)
+    stand.send(1, messages.Evict(3, [key(1)]))
+    stand.put(key(1), 64, client=1, cost_ms=9.0, settles=False)
+    stand.put(key(2), 64, client=1, cost_ms=9.0, settles=False)
+    assert len(stand.writes) == 1, "the removal is under way, and a write would find the object that goes"
+    stand.settle()
+    assert set(stand.remote) == {key(1), key(2)}
+    assert stand.counted == {"written": 3}

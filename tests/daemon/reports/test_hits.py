@@ -1,0 +1,155 @@
+"""How much of what is asked for is there: lately, and beside what least recently used would have had."""
+
+from __future__ import annotations
+
+import random
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tensord.daemon.reports.hits import REQUESTS_AT_ONCE, SAMPLED_PER_S_MAX, SLOTS, Recent
+
+from ..lifetimes.stand import SPAN, LifetimesStand
+from ..store.rows import TAG, key_of
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(st.floats(0, 40), st.integers(0, 5)), min_size=1, max_size=60), st.floats(0, 200))
+def test_sums_are_of_the_last_stretch_to_one_part_of_it(steps: list[tuple[float, int]], later: float) -> None:
+    recent, at, came = Recent(100.0, 2), 0.0, list[tuple[float, int]]()
+    for pause, amount in steps:
+        at += pause
+        recent.add(at, (amount, 1))
+        assert len(recent) <= SLOTS
+        came.append((at, amount))
+    now = at + later
+    least = [amount for when, amount in came if when > now - 100 + 100 / SLOTS]
+    most = [amount for when, amount in came if when >= now - 100]
+    total, times = recent.sums(now)
+    assert sum(least) <= total <= sum(most)
+    assert len(least) <= times <= len(most)
+
+
+def told(stand: LifetimesStand) -> dict[str, Any]:
+    return stand.hits.as_dict(stand.now)
+
+
+def ask(stand: LifetimesStand, number: int) -> None:
+    """A use of what is there; else it is stored."""
+    if stand.row(number):
+        stand.read(number)
+    else:
+        stand.read(misses=1)
+        stand.put(number)
+
+
+def test_the_hits_of_the_last_minute_and_of_the_last_ring_are_reported() -> None:
+    stand = LifetimesStand(SLOTS * SPAN)
+    for number in (*range(10), *range(10)):
+        ask(stand, number)
+    ratios = told(stand)
+    assert [(ratios[of]["hits"], ratios[of]["lookups"]) for of in ("minute", "ring")] == [(10, 20), (10, 20)]
+    stand.now += 61.0
+    ratios = told(stand)
+    assert [(ratios[of]["hits"], ratios[of]["lookups"]) for of in ("minute", "ring")] == [(0, 0), (10, 20)]
+    for number in range(100, 100 + SLOTS):
+        ask(stand, number)
+    ratios = told(stand)
+    # Of the ring's worth of puts the part that has just begun is not whole.
+    assert [(ratios[of]["hits"], ratios[of]["lookups"]) for of in ("minute", "ring")] == [(0, SLOTS), (0, SLOTS - 1)]
+    assert ratios["since_start"] == {"requests": 20 + SLOTS, "here": 10, "lru": 10}
+
+
+def test_a_store_that_goes_by_lru_finds_what_its_shadow_finds() -> None:
+    stand, chance = LifetimesStand(200 * SPAN, policy="lru"), random.Random(1)
+    weights = [1 / (rank + 1) for rank in range(1000)]
+    for number in chance.choices(range(1000), weights, k=4000):
+        ask(stand, number)
+    counts = told(stand)["since_start"]
+    assert told(stand)["sampled"] > 1
+    assert counts["requests"] == pytest.approx(4000, rel=0.5)
+    assert counts["here"] / counts["requests"] == pytest.approx(counts["lru"] / counts["requests"], abs=0.05)
+
+
+def test_in_a_loop_larger_than_the_ring_lru_would_have_had_nothing() -> None:
+    stand = LifetimesStand(50 * SPAN, policy="hazard")
+    for at in range(3000):
+        stand.now += 1
+        ask(stand, at % 55)
+    ring = told(stand)["ring"]
+    assert ring["lru"] == 0
+    assert ring["here"] / ring["requests"] > 0.4
+
+
+def test_an_entry_removed_explicitly_is_no_hit_under_lru_either() -> None:
+    stand = LifetimesStand(10 * SPAN)
+    ask(stand, 1)
+    stand.end(1)
+    ask(stand, 1)
+    assert told(stand)["since_start"] == {"requests": 2, "here": 0, "lru": 0}
+
+
+def test_many_uses_thin_the_sample_so_that_they_take_a_bounded_part_of_the_event_loop() -> None:
+    stand = LifetimesStand(1 << 30, buckets=1024, ring=bytearray(1 << 20))
+    stand.hits.__init__(stand.rows.table, stand.details, stand.rows.tenants, 1 << 30, lambda: 1 << 30)  # type: ignore[misc]
+    rows = np.array([stand.put(number) for number in range(1000)])
+    second = 10.0
+    for _ in range(9):
+        second += 2
+        for _ in range(SAMPLED_PER_S_MAX // len(rows)):
+            stand.hits.used(rows, second)
+    assert told(stand)["sampled"] == 1, "as many in a second as may be"
+    for _ in range(2 * SAMPLED_PER_S_MAX // len(rows)):
+        stand.hits.used(rows, second + 2)
+    assert told(stand)["sampled"] == 2
+    counts = told(stand)["since_start"]
+    assert counts["here"] == counts["requests"] - 1000, "but for the puts"
+
+
+def test_the_sample_has_what_a_new_daemon_found() -> None:
+    stand = LifetimesStand(10 * SPAN)
+    rows = [stand.rows.put(key_of(number)) for number in range(3)]
+    stand.hits.recovered(np.array(rows))
+    assert told(stand)["sampled_keys"] == 3
+    stand.read(0)
+    assert told(stand)["since_start"] == {"requests": 1, "here": 1, "lru": 1}
+
+
+@pytest.mark.parametrize("policy", ["lru", "hazard"])
+def test_figures_of_requests_only_rise(policy: str) -> None:
+    stand, seen = LifetimesStand(20 * SPAN, policy=policy), list[tuple[int, ...]]()
+    for number in range(200):
+        ask(stand, number % 30)
+        seen.append(tuple(told(stand)["since_start"].values()))
+    for earlier, later in pairwise(seen):
+        assert all(before <= after for before, after in zip(earlier, later, strict=True))
+
+
+def test_requests_are_listed_for_a_recording_only() -> None:
+    stand = LifetimesStand(1 << 20)
+    stand.put(1)
+    stand.hits.recording = True
+    stand.put(2, 64, tokens=7)
+    stand.read(1, *[2] * REQUESTS_AT_ONCE)
+    first, second = stand.hits.take_requests()
+    assert first[:2] == [(key_of(2).hex(), 64, 7, False), (key_of(1).hex(), 100, 0, True)]
+    assert len(first) + len(second) == 2 + REQUESTS_AT_ONCE
+    assert list(stand.hits.take_requests()) == []
+
+
+def test_the_store_answers_with_its_curve_and_its_own_hit_ratio() -> None:
+    stand, chance = LifetimesStand(64 * SPAN, policy="lru"), random.Random(1)
+    for number in chance.choices(range(200), k=2000):
+        ask(stand, number)
+    answer = stand.report.hit_curve()
+    assert answer["policy"] == "lru"
+    assert answer["capacity_bytes"] == 64 * SPAN
+    every, one = answer["curves"]
+    assert one["namespace"] == TAG.hex()
+    now = next(ratio for size, ratio, _ in every["points"] if size == 64 * SPAN)
+    assert answer["here"] == pytest.approx(now, abs=0.05)
+    assert every["points"][-1][1] > now + 0.2

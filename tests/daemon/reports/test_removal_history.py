@@ -1,0 +1,82 @@
+"""What is remembered of entries that went: the latest of each key, found by its digits, bounded."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from tensord.daemon.reports.removal_history import LATEST, RECORDS_MAX, RemovalHistory, RemovalRecord, Removed
+
+
+def gone(key: bytes, number: int = 0, reason: str = "capacity") -> RemovalRecord:
+    return RemovalRecord(key, reason, float(number), 10.0 + number, 1.0 + number, number, 0.5 * number)
+
+
+def add(history: RemovalHistory, *gone: RemovalRecord) -> None:
+    """Adds a batch, whose removals are all of the time of the last one."""
+    age, idle, uses, worth = np.array([(each.age_s, each.idle_s, each.uses, each.worth) for each in gone]).T
+    keys = np.array([np.frombuffer(each.key, np.uint64) for each in gone])
+    history.add(Removed(keys, [each.reason for each in gone], gone[-1].at, age, idle, uses, worth, age))
+
+
+def test_the_latest_records_are_found_and_older_ones_are_forgotten() -> None:
+    chance, history = random.Random(1), RemovalHistory(100)
+    keys = [chance.randbytes(32) for _ in range(60)]
+    model: list[RemovalRecord] = []
+    for number in range(1000):
+        reasons = ["capacity", "ttl", "explicit"]
+        batch = [gone(chance.choice(keys), number, chance.choice(reasons)) for _ in range(chance.choice([1, 1, 2, 7]))]
+        add(history, *batch)
+        model += batch
+        assert len(history) == min(len(model), 100)
+        key = chance.choice(keys)
+        latest = [each for each in model[-100:] if each.key == key]
+        assert history.find(key) == (latest[-1] if latest else None)
+
+
+@pytest.mark.parametrize("digits", [1, 2, 3, 15, 16, 17, 19, 32, 63, 64])
+def test_keys_are_found_by_as_many_of_their_digits_as_are_given(digits: int) -> None:
+    chance, history = random.Random(digits), RemovalHistory(50)
+    # Keys of one namespace, of which many have more in common than that.
+    keys = [b"namespac" + bytes(chance.choice((0x12, 0x1F, 0x21)) for _ in range(24)) for _ in range(60)]
+    for number, key in enumerate(keys):
+        add(history, gone(key, number))
+    remembered = keys[-50:]
+    begins = keys[-1].hex()[:digits]
+    expected = list(dict.fromkeys(key for key in reversed(remembered) if key.hex().startswith(begins)))
+    assert history.beginning(keys[-1], digits, 1000) == expected
+    assert history.beginning(keys[-1], digits, 3) == expected[:3]
+    assert history.beginning(b"\xff" * 32, digits, 3) == []
+
+
+def test_nothing_is_found_before_any_removal() -> None:
+    history = RemovalHistory(10)
+    assert history.find(bytes(32)) is None
+    assert history.beginning(bytes(32), 2, 3) == []
+    assert history.made_room() == {"entries": 0, "age_s": None, "idle_s": None}
+
+
+def test_medians_cover_the_latest_entries_evicted_by_the_policy_only() -> None:
+    history = RemovalHistory(RECORDS_MAX)
+    for number in range(3000):
+        add(history, gone(bytes(32), number, "capacity"), gone(bytes(32), 10**6, "ttl"))
+    told = history.made_room()
+    assert told["entries"] == LATEST // 2
+    middle = 3000 - LATEST / 4 - 0.5
+    assert told["idle_s"]["median"] == 1.0 + middle
+    assert told["age_s"]["median"] == 10.0 + middle
+    assert told["age_s"]["tenth"] == pytest.approx(10.0 + 3000 - LATEST / 2 + 0.1 * (LATEST / 2 - 1))
+
+
+def test_an_overwritten_record_counts_no_more() -> None:
+    history = RemovalHistory(4)
+    for number in range(6):
+        add(history, gone(bytes([number]) * 32, number))
+    assert history.find(bytes([1]) * 32) is None
+    assert history.made_room() == {
+        "entries": 4,
+        "age_s": {"median": 13.5, "tenth": pytest.approx(12.3)},
+        "idle_s": {"median": 4.5, "tenth": pytest.approx(3.3)},
+    }

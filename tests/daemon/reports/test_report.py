@@ -1,0 +1,172 @@
+"""Status, pages of entries, and what watchers are told."""
+
+from __future__ import annotations
+
+import pytest
+
+from tensord.daemon.replacement import POLICIES
+from tensord.daemon.reports import entries as described
+
+from ..lifetimes.stand import SPAN, UNIX_AT_ZERO_S, LifetimesStand
+from ..store.rows import TAG, key_of
+
+OTHER = b"other ns"
+
+
+def pages(stand: LifetimesStand, count: int, tag: bytes | None = None) -> list[str]:
+    """The keys of all pages."""
+    seen: list[str] = []
+    after, more = None, True
+    while more:
+        page, after = stand.entries.page(after, count, tag, stand.now)
+        seen += [entry["key"] for entry in page]
+        more = after is not None
+        assert after is None or len(after) == 32
+    return seen
+
+
+@pytest.mark.parametrize("looks", [1 << 18, 64])
+def test_entries_are_paged_completely_and_once(monkeypatch: pytest.MonkeyPatch, looks: int) -> None:
+    monkeypatch.setattr(described, "LOOKS_MAX", looks)
+    stand = LifetimesStand(1 << 18)
+    for number in range(300):
+        stand.put(key_of(number, TAG if number % 3 else OTHER))
+    stand.end(1, 299)
+    for tag, expected in ((None, 298), (OTHER, 100), (b"nobody's", 0)):
+        seen = pages(stand, 7, tag)
+        assert len(seen) == len(set(seen)) == expected
+
+
+def test_a_page_may_begin_behind_an_entry_that_is_gone_and_any_cursor_is_taken() -> None:
+    stand = LifetimesStand()
+    for number in range(8):
+        stand.put(number)
+    order = pages(stand, 100)
+    _, behind = stand.entries.page(None, 4, None, stand.now)
+    stand.end(*(number for number in range(8) if key_of(number).hex() == order[3]))
+    rest, end = stand.entries.page(behind, 100, None, stand.now)
+    assert ([entry["key"] for entry in rest], end) == (order[4:], None)
+    assert stand.entries.page(b"\xff" * 32, 100, None, stand.now) == ([], None)
+
+
+def test_status_and_entry_say_what_is_there() -> None:
+    stand = LifetimesStand(4096)
+    stand.now = 3.0
+    stand.put(0)
+    agent = stand.rows.agents.named("planner")
+    said = next(said for said, number in stand.rows.agents.numbers.items() if number == agent)
+    stand.put(1, 100, tokens=5, ttl=10.0, cost=12.3, agent=said, parent=0, uid=1000, client=2)
+    view = stand.view(1)
+    stand.now = 4.0
+    stand.read(1, 1, others=[12345], misses=2, lost=7)
+    stand.pin(1, 1, 9.0)
+    entry = stand.entry(1)
+    assert (entry["key"], entry["namespace"], entry["span_id"]) == (key_of(1).hex(), TAG.hex(), view)
+    assert (entry["payload_bytes"], entry["span_bytes"], entry["tree_bytes"], entry["tokens"]) == (100, SPAN, 64, 5)
+    assert (entry["uses"], entry["cost_ms"], entry["agent"], entry["owner_uid"]) == (2, 12.3, "planner", 1000)
+    assert entry["created_unix_s"] == UNIX_AT_ZERO_S + 3
+    assert entry["used_unix_s"] == UNIX_AT_ZERO_S + 4
+    assert entry["expires_unix_s"] == pytest.approx(UNIX_AT_ZERO_S + 13)
+    assert (entry["pinned_by_message"], entry["prefix"], entry["children"]) == (True, None, 0)
+    assert (entry["parent"], stand.entry(0)["children"]) == (key_of(0).hex(), 1)
+    assert (stand.entry(0)["expires_unix_s"], stand.entry(0)["parent"]) == (None, None)
+    assert stand.rows.lend(640) is not None
+    status = stand.status()
+    assert (status["entries"], status["tokens"], status["used_bytes"]) == (2, 5, 2 * SPAN + 640)
+    assert (status["lent_bytes"], status["grants"]) == (640, 1)
+    assert status["largest_free_bytes"] == 4096 - 2 * SPAN - 640
+    assert (status["hits"], status["hits_unknown"], status["misses"]) == (3 + 7, 1, 2), "a lost record was a hit"
+    assert (status["puts"], status["put_bytes"], status["namespaces"]) == ({"stored": 2}, 200, 1)
+    assert (status["chain_blocks"], status["prefix_blocks"], status["besides"]) == (1, 0, stand.now)
+    assert stand.entries.find(key_of(2), stand.now) is None
+    rows = stand.report.by_uid({7})
+    assert rows[0] | rows[1000] == rows[1000]
+    assert (rows[0]["span_bytes"], rows[0]["lent_bytes"], rows[0]["entries"]) == (SPAN + 640, 640, 1)
+    assert (rows[1000]["span_bytes"], rows[1000]["tokens"], rows[1000]["entries"]) == (SPAN, 5, 1)
+    assert set(rows[7].values()) == {0}
+
+
+def test_watchers_get_every_announced_event_and_nothing_is_made_without_them() -> None:
+    stand = LifetimesStand(SPAN)
+    stand.put(1)
+    stand.put(2, client=1)
+    stand.clear(2)
+    assert [event["event"] for event in stand.told] == ["put", "evict", "put", "clear"]
+    assert (stand.told[0]["client"], stand.told[0]["payload_bytes"]) == (1, 100)
+    stand.outbox.is_watched = lambda: False
+    stand.rows.scan()
+    stand.put(3)
+    stand.end(3)
+    assert len(stand.told) == 4
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+def test_a_removed_entry_is_announced_with_reason_age_idle_time_uses_and_worth(policy: str) -> None:
+    stand = LifetimesStand(4 * SPAN, policy=policy)
+    stand.now = 10.0
+    for number in range(4):
+        stand.put(number, ttl=90.0 if number == 1 else 0.0)
+    stand.now = 30.0
+    stand.read(1, 1, 2, 3)
+    worth = {number: float(stand.rows.policy.worth([stand.row(number)])[0]) for number in range(4)}
+    stand.now = 50.0
+    stand.put(4)
+    stand.pass_time(60.0)
+    stand.end(2)
+    gone = {event["reason"]: event for event in stand.told if event["event"] in ("evict", "expire")}
+    assert gone.keys() == {"capacity", "ttl", "explicit"}
+    numbers = ("age_s", "idle_s", "uses")
+    assert [gone["capacity"][name] for name in ("key", *numbers)] == [key_of(0).hex(), 40.0, 40.0, 0]
+    assert [gone["ttl"][name] for name in ("event", *numbers)] == ["expire", 90.0, 70.0, 2]
+    assert [gone["explicit"][name] for name in ("key", *numbers)] == [key_of(2).hex(), 100.0, 80.0, 1]
+    if policy != "hazard":
+        # There worth changes with age.
+        assert (gone["capacity"]["worth"], gone["ttl"]["worth"]) == (worth[0], worth[1])
+    assert gone["capacity"]["worth"] < gone["ttl"]["worth"]
+    told = stand.status()["departures"]
+    assert told["uses"]["ttl"]["sum"] == 2
+    assert told["worth"]["ttl"]["sum"] == gone["ttl"]["worth"]
+    assert {reason: each["sum"] for reason, each in told["residence_s"].items()} == {
+        "capacity": 40.0,
+        "ttl": 90.0,
+        "explicit": 100.0,
+    }
+
+
+def test_an_end_of_several_entries_is_counted_for_each() -> None:
+    stand = LifetimesStand()
+    for number in range(3):
+        stand.now += 1
+        stand.put(number)
+    stand.end(0, 1, 2)
+    status = stand.status()
+    assert (status["evictions"], status["evicted_bytes"]) == ({"explicit": 3}, 3 * SPAN)
+    found = [stand.history.find(key_of(number)) for number in range(3)]
+    assert [each and (each.reason, each.age_s) for each in found] == [
+        ("explicit", 2.0),
+        ("explicit", 1.0),
+        ("explicit", 0.0),
+    ]
+
+
+def test_status_shows_the_ages_and_idle_times_of_evicted_entries() -> None:
+    stand = LifetimesStand(4 * SPAN)
+    assert stand.status()["at_eviction"]["entries"] == 0
+    for number in range(8):
+        stand.now = 10.0 * number
+        stand.put(number)
+    stand.clear(1)
+    told = stand.status()["at_eviction"]
+    assert told["entries"] == 4, "what was cleared made no room for anything"
+    assert told["age_s"]["median"] == told["idle_s"]["median"] == 40.0
+
+
+def test_a_damaged_header_breaks_no_figure() -> None:
+    stand = LifetimesStand()
+    row = stand.put(1)
+    offset = stand.rows.table.offsets[row]
+    stand.rows.ring_memory[offset + 64 : offset + 190] = b"\xff" * 126
+    stand.now = 9.0
+    assert stand.entry(1)["created_unix_s"] in (UNIX_AT_ZERO_S, UNIX_AT_ZERO_S + 9)
+    stand.end(1)
+    assert 0 <= stand.status()["departures"]["residence_s"]["explicit"]["sum"] <= 9.0

@@ -1,0 +1,196 @@
+"""Places of the ring that are lent to a client: what is written there is whole, and no place is lost or lent twice."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+from collections.abc import Iterator
+from mmap import mmap
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tensord
+from tensord.errors import LimitReached
+from tensord.ipc import messages
+from tensord.shm import segments
+from tensord.shm.lanes import VIEW_WORDS
+from tensord.shm.layout import PAGE_BYTES
+
+from ..daemon_process import MIB, PATIENCE_S, Daemon, until
+from .payloads import is_payload, key, payload
+from .raw import RawClient
+
+RING_BYTES = 64 * MIB
+
+
+@pytest.fixture
+def daemon() -> Iterator[Daemon]:
+    with Daemon(ring_bytes=RING_BYTES) as running:
+        yield running.start()
+
+
+@pytest.mark.parametrize("write_in_place", ["owner", "off"])
+def test_a_payload_of_any_form_reads_back_verified_and_read_only(write_in_place: str) -> None:
+    grid = np.random.default_rng(3).random((700, 900))
+    tree: dict[str, Any] = {
+        "odd": grid[::-1, ::3],
+        "turned": grid.T,
+        "empty": grid[:0],
+        "text": "x" * 5000,
+        "rest": [grid[5]],
+    }
+    with Daemon(ring_bytes=RING_BYTES, write_in_place=write_in_place) as daemon, daemon.start().client() as client:
+        assert client.put(key(1), tree, wait=True).state == "stored"
+        lease = client.get(key(1), verify=True)
+        assert lease is not None
+        for name in ("odd", "turned", "empty"):
+            assert np.array_equal(lease.tree[name], tree[name])
+        assert lease.tree["text"] == tree["text"] and np.array_equal(lease.tree["rest"][0], grid[5])
+        with pytest.raises(ValueError, match="read-only"):
+            lease.tree["odd"][0] = 1
+        assert daemon.status()["inboxes"] == (write_in_place == "off")
+
+
+def test_write_in_place_off_maps_the_ring_for_writing_nowhere() -> None:
+    with Daemon(write_in_place="off") as daemon, daemon.start().client() as client:
+        assert client.put(key(1), payload(1), wait=True).state == "stored"
+        maps = [line.split() for line in Path("/proc/self/maps").read_text().splitlines()]
+        ring = next(path.name for path in daemon.segments() if path.name.endswith(".ring"))
+        assert {words[1] for words in maps if words[-1].endswith(ring)} == {"r--s"}
+        with RawClient(daemon.socket) as raw, pytest.raises(LimitReached, match="write_in_place is off"):
+            raw.ask(messages.OpenRing)
+
+
+@pytest.mark.parametrize("write_in_place", ["owner", "off"])
+@pytest.mark.parametrize("size_bytes", [100_000, 8 * MIB])
+def test_a_payload_that_changes_while_it_is_put_still_agrees_with_its_checksum(
+    write_in_place: str, size_bytes: int
+) -> None:
+    with Daemon(ring_bytes=RING_BYTES, write_in_place=write_in_place) as daemon, daemon.start().client() as client:
+        array = np.zeros(size_bytes, np.uint8)
+        done = threading.Event()
+
+        def change() -> None:
+            while not done.is_set():
+                array[:] += 1
+
+        thread = threading.Thread(target=change)
+        thread.start()
+        try:
+            for number in range(10):
+                assert client.put(key(number), array, wait=True).state == "stored"
+                assert client.get(key(number), verify=True) is not None
+        finally:
+            done.set()
+            thread.join()
+
+
+def test_a_put_to_a_stopped_daemon_returns_and_is_stored_later(daemon: Daemon) -> None:
+    with daemon.client() as client:
+        for number in range(20):
+            assert client.put(key(number), payload(number), wait=True).state == "stored"
+        daemon.pause()
+        put = client.put(key(20), payload(20))
+        assert put.state == "sent"
+        daemon.resume()
+        assert put.wait(PATIENCE_S).state == "stored"
+        assert client.get(put.key, verify=True) is not None
+
+
+@pytest.mark.parametrize("end", ["kill", "terminate"])
+def test_a_lost_put_keeps_no_part_of_the_ring_though_its_caller_keeps_it(daemon: Daemon, end: str) -> None:
+    with daemon.client() as client:
+        for number in range(20):
+            assert client.put(key(number), payload(number), wait=True).state == "stored"
+        daemon.pause()
+        gc.disable()
+        try:
+            put = client.put(key(20), payload(20))
+            assert put.state == "sent"
+            getattr(daemon, end)()
+            daemon.start()
+            assert put.wait(PATIENCE_S).state in {"kill": ["lost"], "terminate": ["lost", "stored"]}[end]
+            daemon.attached(client)
+            there = [number for number in range(21) if client.contains(key(number))]
+            client.evict(*(key(number) for number in there))
+            daemon.until(lambda s: not s["store"]["used_bytes"], "the place to be free, though the put is kept")
+        finally:
+            gc.enable()
+
+
+def test_a_child_of_a_fork_cannot_write_the_ring_of_its_parent(daemon: Daemon) -> None:
+    with daemon.client() as client:
+        assert client.put(key(1), payload(1), wait=True).state == "stored"
+        writer = client.link.puts.writer
+        assert writer is not None
+        pid = os.fork()
+        if not pid:
+            writer._bytes[: 4 * MIB] = b"\xbd" * (4 * MIB)
+            os._exit(0)
+        assert os.waitpid(pid, 0)[1] == 0
+        lease = client.get(key(1), verify=True)
+        assert lease is not None and is_payload(lease.tree, 1)
+
+
+def test_a_client_whose_lane_is_full_of_views_puts_all_the_same(daemon: Daemon) -> None:
+    with daemon.client() as other, daemon.client() as client:
+        assert other.put(key(1), payload(1), wait=True).state == "stored"
+        views = [client.get(key(1)) for _ in range(VIEW_WORDS)]
+        assert all(views) and client.link.view is not None
+        assert not client.link.view.lane.free
+        for number in range(2, 40):
+            assert client.put(key(number), payload(number), wait=True).state == "stored"
+
+
+def test_the_same_key_put_by_many_at_once_is_stored_once(daemon: Daemon) -> None:
+    clients = [daemon.client() for _ in range(4)]
+    states: list[str] = []
+
+    def put(client: tensord.Client) -> None:
+        states.extend(client.put(key(n), payload(n, 2 * MIB), wait=True).state for n in range(8))
+
+    threads = [threading.Thread(target=put, args=(client,)) for client in clients]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(states) == ["existed"] * 24 + ["stored"] * 8
+    for number in range(8):
+        assert clients[0].get(key(number), verify=True) is not None
+    for client in clients:
+        client.close()
+    daemon.until(lambda s: not s["store"]["grants"] and not s["store"]["retired_bytes"], "nothing to be left")
+
+
+def test_the_next_daemon_gives_nobody_the_pages_of_a_place_that_is_not_written_yet() -> None:
+    ring_bytes = 4 * MIB
+    with (
+        Daemon(ring_bytes=ring_bytes, policy="lru") as daemon,
+        RawClient(daemon.start().socket, writes="in place") as raw,
+    ):
+        (place,) = raw.borrow(MIB)
+        ring_fd = raw.fds[-1]
+        daemon.kill()
+        # With a page missing, the daemon asks which others are. Those that were never written look like it.
+        segments.punch(ring_fd, ring_bytes - PAGE_BYTES, PAGE_BYTES)
+        assert place.offset == 0
+        segments.punch(ring_fd, 0, MIB)
+        segments.allocate(ring_fd, 0, MIB)
+        other = daemon.start().client(timeout_s=PATIENCE_S)
+        names = [other.put(key(number), payload(number), wait=True).key for number in range(60)]
+        with mmap(ring_fd, ring_bytes) as ring:
+            ring[: place.size_bytes] = bytes(place.size_bytes)
+        there = [number for number, name in enumerate(names) if other.contains(name)]
+        assert there
+        for number in there:
+            lease = other.get(names[number], verify=True)
+            assert lease is not None and is_payload(lease.tree, number), f"entry {number} was overwritten"
+            del lease
+        raw.pins.clear()
+        assert other.evict(*(names[number] for number in there)) == len(there)
+        daemon.until(lambda s: s["store"]["used_bytes"] == s["store"]["lent_bytes"], "the place to be free")
+        until(lambda: other.put(key(99), payload(99, 3 * MIB)).wait(PATIENCE_S).state == "stored", "room there")
