@@ -127,7 +127,7 @@ def test_a_card_that_fails_in_the_middle_of_a_copy_shows_nothing_and_the_next_of
         until(lambda: cache.offload(key(1), wait=True) == 1 or not cache.contains(key(1)), "the next offload")
         found = other.get(key(1))
         assert found is not None and np.array_equal(found.tree["a"], values(1, size_bytes))
-        assert not other.link.puts.waiting
+        until(lambda: not other.link.puts.waiting, "the daemon to answer all requests")
         cache.close()
 
 
