@@ -34,6 +34,7 @@ from ...shm.records import NO_KEY, SUBMITTED_AT, Submissions, agent_number
 from ...shm.segments import ring_not_mapped
 from ..core.aside import aside, later
 from ..core.fields import check_key
+from ..core.silence import WORD_S
 from ..core.waiting import LockFuture
 from .arena import Arena
 from .connection import Granted
@@ -52,7 +53,6 @@ ENDING: Final = "the interpreter ends, and no thread takes the daemon's answer: 
 WENT: Final = "the daemon went away before it acknowledged the payload"
 OPEN_S: Final = 5.0
 """Seconds that the daemon has to open the ring for writing, or an inbox."""
-EVICTS_S: Final = 0.25
 SHARE: Final = 64
 """One request asks for at most this part of the ring."""
 _TOLD_MAX: Final = 1024
@@ -111,7 +111,7 @@ class Puts:
 
     def evicts(self, keys: Iterable[bytes], answer: Future[Any]) -> None:
         """The daemon was asked to evict entries. It takes records sooner than messages, so a put waits for the answer,
-        for EVICTS_S at most: beside a daemon that does not answer, what is put may be evicted, and is put again."""
+        for WORD_S at most: beside a daemon that does not answer, what is put may be evicted, and is put again."""
         evicts = {key: before for key, before in list(self._evicts.items()) if not before.done()}
         self._evicts = evicts | dict.fromkeys(keys, answer)
 
@@ -225,7 +225,7 @@ class Puts:
         answer = self._evicts.pop(key, None)
         if answer is not None:
             with suppress(TensordError, TimeoutError):
-                answer.result(min(EVICTS_S, max(0.0, deadline - time.monotonic())))
+                answer.result(min(WORD_S, max(0.0, deadline - time.monotonic())))
 
     # ---- opening
 

@@ -1,5 +1,7 @@
 """The way to room for one request: which of the coldest entries go, which stretch is emptied, which entries move.
 
+    the ring is full, and the place is as large as many entries → the neighbours of the coldest entry go, if they are
+                              worth as little
     bytes, entries or slots of the table are lacking → the coldest entries go, with some more for later requests
     no hole is large enough → the cheapest of: entries move into holes elsewhere; a stretch is evicted; some of the
                               coldest entries go, so that more can move

@@ -176,6 +176,14 @@ def test_an_invalid_time_is_refused_with_its_value(client: tensord.Client, call:
         assert repr(wrong) in str(caught.value)
 
 
+def test_an_invalid_time_is_refused_also_once_the_put_is_settled(client: tensord.Client) -> None:
+    put = client.put(bytes(32), 1, wait=True)
+    for wrong in NO_TIMES:
+        with pytest.raises(UsageError) as caught:
+            put.wait(wrong)
+        assert repr(wrong) in str(caught.value)
+
+
 @pytest.mark.parametrize("call", TAKE_TIMEOUTS)
 def test_an_infinite_timeout_is_no_limit(client: tensord.Client, call: str) -> None:
     try:
