@@ -92,6 +92,9 @@ class Writer:
             size_bytes = SPAN_HEADER_BYTES + (payload_bytes + 63 & -64)
             grant, offset = self.arena.take(size_bytes) or self.arena.wait_for(size_bytes, deadline)
             memory, start = self._bytes, offset + SPAN_HEADER_BYTES
+            if payload_bytes > CHECKED_BYTES_MAX:
+                # It takes as long to wake the daemon as to copy 1 MB.
+                self._wire.ring_to_wait()
             payload.write(memory, start)
         except TensordError as error:
             put.settle(state_for(error), error)

@@ -274,7 +274,9 @@ class StoreActor:
                 # What the client has put before comes first.
                 if isinstance(request, messages.PrefixRequest):
                     self._queues.after_added(client, partial(self._prefix_requests[type(request)], client, request))
-                elif not isinstance(request, messages.Doorbell):
+                elif isinstance(request, messages.Doorbell):
+                    self._awake, self._look_until = True, self._clock() + LOOK_S
+                else:
                     self._queues.after_added(client, partial(self._handle, events.Received(client, request, counted)))
             case Pressed() | events.WritesInPlace() | events.AgentsTurned():
                 self._handle(message)

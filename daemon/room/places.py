@@ -24,7 +24,7 @@ from ..store.holes import Holes
 from ..store.table import EDGE, ENDED, RowTable
 from ..store.tenants import Tenants
 
-AHEAD_SHARE: Final = 64
+AHEAD_SHARE: Final = 128
 LARGE_SHARE: Final = 32
 """Or one place of a size that was asked for, of up to 1/LARGE_SHARE of the ring. For larger ones room is made when
 they are asked for."""

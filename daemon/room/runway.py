@@ -43,6 +43,8 @@ EXCHANGES_MAX: Final = 3
 FRUITLESS_MAX: Final = 2
 """Scans in a row without freed bytes after which an attempt ends."""
 RESCAN_S_MAX: Final = 2.0
+STRETCH_ROWS: Final = 128
+"""Entries of usual size that go from a stretch for several places, at most."""
 
 
 class Runway:
@@ -145,7 +147,7 @@ class Runway:
             return True
         attempt = self._attempt
         if attempt is None:
-            attempt = self._attempt = Attempt(size, owner, ahead)
+            attempt = self._attempt = Attempt(size, owner, self._stretch_bytes(size), ahead)
             self._drained = self.places.keeps = False
             self.places.join()
         if self.pages is not None and not ahead and self._wait_for_pages(self.pages, attempt):
@@ -158,12 +160,20 @@ class Runway:
         if way is not None:
             self._go(way)
             self.places.begin_round()
+        elif attempt.scans and attempt.stretch_bytes > size:
+            attempt.stretch_bytes = size
+            return self.make_room(size, owner, now, ahead=ahead)
         elif attempt.scans:
             return False
         else:
             # It shows which pins have ended.
             self.scan()
         return True
+
+    def _stretch_bytes(self, size: int) -> int:
+        """The bytes of a stretch for a place of `size`, and for later ones: a search costs as much as for one place."""
+        entry_bytes = self.places.used_bytes // max(self._tenants.total_entries, 1)
+        return max(size, min(self.places.ahead_bytes, STRETCH_ROWS * entry_bytes) // size * size)
 
     def _wait_for_pages(self, pages: HostMemory, attempt: Attempt) -> bool:
         """Whether pages are about to be given back, which comes first, or are taken back for the request, which costs

@@ -18,7 +18,7 @@ moves copy at most COPIED_SHARE times the bytes that are needed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -35,6 +35,10 @@ HOLES_MAX: Final = 16
 LOOKS_MAX: Final = 2048
 """Rows looked at in one round: about 2 ms."""
 COPIED_SHARE: Final = 4
+FIRST: Final = 4
+"""Stretches around the coldest entries that are looked at before others."""
+RUNS_MAX: Final = 8
+"""Runs that are tried."""
 
 Price = tuple[float, float, float]
 """Of some entries: the bytes of those in the policy's window, which are worth more than all others; the worth that is
@@ -96,11 +100,70 @@ class Stretches:
             # What differs by rounding is equal.
             least = lost <= lost.min() + 1e-12 * sums[-1]
             firsts, lasts = firsts[least], lasts[least]
-        warmest = [float(worths[first : last + 1].max()) for first, last in zip(firsts, lasts, strict=True)]
+        edges = np.column_stack([firsts, lasts + 1]).ravel()
+        warmest = np.maximum.reduceat(np.append(worths, 0.0), edges)[::2]
         chosen = int(np.argmin(warmest))
         run = slice(int(firsts[chosen]), int(lasts[chosen]) + 1)
-        price = float(fresh[run].sum()), float(values[run].sum()), warmest[chosen]
+        price = float(fresh[run].sum()), float(values[run].sum()), float(warmest[chosen])
         return Way(price, self._sum(every[run]), 0, every[run])
+
+    def to_clear(
+        self,
+        size: int,
+        anchors: Sequence[int],
+        cold: float,
+        most_bytes: tuple[int, int],
+        may_move: Test,
+        owners: Collection[int] | None,
+    ) -> Way | None:
+        """The run of entries with the fewest bytes to copy, if those of `owners` that are worth at most `cold` go, and
+        the others move into holes elsewhere, in the stretches around `anchors` and around the largest holes. None
+        without a run whose evicted and copied bytes are at most `most_bytes`."""
+        table, found, looks = self._table, [], 0
+        holes = [(row, table.nexts[row]) for row in self._holes.largest(HOLES_MAX)]
+        coldest = [(table.prevs[row], row) for row in anchors]
+        for number, (before, behind) in enumerate((*coldest[:FIRST], *holes, *coldest[FIRST:])):
+            found.append(self._around(before, behind, size, may_move, RUN_ROWS_MAX))
+            looks += len(found[-1])
+            if number == FIRST - 1 and (way := self._cleared(found, size, cold, (most_bytes[0], 0), owners)):
+                return way
+            if looks >= LOOKS_MAX:
+                break
+        return self._cleared(found, size, cold, most_bytes, owners)
+
+    def _cleared(
+        self,
+        found: list[list[int]],
+        size: int,
+        cold: float,
+        most_bytes: tuple[int, int],
+        owners: Collection[int] | None,
+    ) -> Way | None:
+        """`to_clear`, of these stretches."""
+        table, policy = self._table, self._policy
+        every = [row for rows in found for row in rows]
+        firsts, lasts, _ = self._runs(found, every, size)
+        if not len(firsts):
+            return None
+        at = np.array(every, np.int64)
+        goes = (policy.worth(at) <= cold) & ~policy.are_in_window(at) & (table.column("children")[at] == 0)
+        if owners is not None:
+            goes &= np.isin(table.column("owners")[at], [*owners])
+        sizes = table.column("sizes")[at].astype(np.int64)
+        stays = ~goes & (table.column("records")[at] != 0)
+        evicted = _sums(np.where(goes, sizes, 0), firsts, lasts)
+        copied = _sums(np.where(goes, 0, sizes), firsts, lasts)
+        fits = (evicted <= most_bytes[0]) & (copied <= most_bytes[1]) & (_sums(stays, firsts, lasts) == 0)
+        for best in np.flatnonzero(fits)[np.argsort(copied[fits], kind="stable")][:RUNS_MAX].tolist():
+            run = slice(int(firsts[best]), int(lasts[best]) + 1)
+            rows, gone = every[run], goes[run].tolist()
+            moves = [row for row, does in zip(rows, gone, strict=True) if not does]
+            moves.sort(key=lambda row: (-table.sizes[row], table.offsets[row]))
+            inside = frozenset((table.prevs[rows[0]], *rows))
+            if all(self._holes.fits([table.sizes[row] for row in moves], inside)):
+                victims = [row for row, does in zip(rows, gone, strict=True) if does]
+                return Way(NOTHING, int(evicted[best]), int(copied[best]), victims, moves, inside)
+        return None
 
     def to_move(self, size: int, floor: float, may_move: Test, may_go: Test) -> Way | None:
         """The cheapest run of entries to move: of each stretch around one of the largest holes, the run with the fewest
@@ -192,6 +255,13 @@ class Stretches:
     def _sum(self, rows: Sequence[int]) -> int:
         sizes = self._table.sizes
         return sum([sizes[row] for row in rows])
+
+
+def _sums(amounts: Array, firsts: Array, lasts: Array) -> Array:
+    """The sums of runs."""
+    sums: Array = np.concatenate([[0], np.cumsum(amounts)])
+    differences: Array = sums[lasts + 1] - sums[firsts]
+    return differences
 
 
 def _cost(way: Way) -> tuple[Price, int, int]:

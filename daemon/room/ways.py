@@ -1,10 +1,9 @@
 """The way to room for one request: which of the coldest entries go, which stretch is emptied, which entries move.
 
-    the ring is full, and the place is as large as many entries → the neighbours of the coldest entry go, if they are
-                              worth as little
     bytes, entries or slots of the table are lacking → the coldest entries go, with some more for later requests
-    no hole is large enough → the cheapest of: entries move into holes elsewhere; a stretch is evicted; some of the
-                              coldest entries go, so that more can move
+    no hole is large enough → of a stretch, those that are worth as little as the coldest entry go, and the others move;
+                              without such a stretch, the cheapest of: entries move into holes elsewhere; a stretch is
+                              evicted; some of the coldest entries go, so that more can move
     nothing around the coldest entries is free of pins → a stretch between the pins
 
 If uids compete, only entries of uids over their shares go. Only if none of them helps, a request of a uid within its
@@ -51,10 +50,8 @@ ANCHORS_MAX: Final = 32
 SPARE_SHARE: Final = 50
 """Spare room: some of the coldest entries are evicted instead of warmer ones, so that entries can move. This is done
 while fewer bytes are free than 1.5 times the request's bytes plus 1/SPARE_SHARE of the ring."""
-MANY: Final = 8
 NEAR: Final = 0.1
-"""A place of the size of MANY entries takes the stretch around the coldest entry, if it loses at most this share more
-than as many bytes of the coldest entries are worth."""
+"""The entries of a stretch that are worth at most this share more than the coldest one go, and the others move."""
 FAR: Final = 1000.0
 """With more free bytes, spare room is made only if the cheapest way would evict entries of more than FAR times the
 worth of the coldest ones. While no time is left for moves, a stretch of at most FAR times that worth is evicted."""
@@ -68,11 +65,13 @@ GAPS_MAX: Final = 4
 
 @dataclass(slots=True)
 class Attempt:
-    """The attempt to make room for a request. `ahead`: no put waits for it. `spare_bytes`: evicted so that entries can
-    move. `exchanges`: of pages, for the request."""
+    """The attempt to make room for a request of `size` bytes. `stretch_bytes`: of a stretch for it and for later ones.
+    `ahead`: no put waits for it. `spare_bytes`: evicted so that entries can move. `exchanges`: of pages, for the
+    request."""
 
     size: int
     owner: int
+    stretch_bytes: int
     ahead: bool = False
     scans: int = 0
     fruitless: int = 0
@@ -162,55 +161,52 @@ class Ways:
         size = attempt.size
         if (self._spans.held or self._spans.last_pinned) and self.obstacle(size)[0] is not None:
             return None
-        if (stretch := self._cold_stretch(size, owners)) is not None:
-            return stretch
         over_bytes, over = size - self._places.left_bytes, 1 - self._places.left_entries
         if over_bytes > 0 or over > 0:
-            more = min(self._places.ahead_bytes, self._holes.capacity_bytes // BATCH_SHARE, BATCH_BYTES_MAX)
-            reason = "entries" if over > 0 else "capacity"
-            more_bytes, more = more if over_bytes > 0 else 0, self._places.ahead if over > 0 else 0
+            more_bytes, more = self._more_bytes if over_bytes > 0 else 0, self._places.ahead if over > 0 else 0
             rows = self.coldest(over_bytes + more_bytes, over + more, 0, owners, ahead=True)
             if not attempt.ahead:
-                over_bytes -= sum(map(self._table.sizes.__getitem__, rows))
-                over -= len(rows)
-                if over_bytes > 0 or over > 0:
-                    rows += self.coldest(over_bytes, over, 0, owners, ahead=False)
-            return Way(NOTHING, 0, 0, rows, handed=True, reason=reason) if rows else None
+                lacking_bytes = over_bytes - sum(map(self._table.sizes.__getitem__, rows))
+                if lacking_bytes > 0 or over > len(rows):
+                    rows += self.coldest(lacking_bytes, over - len(rows), 0, owners, ahead=False)
+            return Way(NOTHING, 0, 0, rows, handed=True, reason="entries" if over > 0 else "capacity") if rows else None
         way = self._cheapest_way(attempt, owners, now)
         return way if way is not None or attempt.ahead else self._way_between_pins(size, owners)
 
-    def _cold_stretch(self, size: int, owners: Collection[int] | None) -> Way | None:
-        """The stretch around the coldest entry, for a place of many entries' size in a full ring, if its entries are
-        worth little more than the coldest one: as many of the coldest ones would go elsewhere, and others be moved."""
-        tenants, policy, places = self._tenants, self._policy, self._places
-        if not policy.weighs or not places.is_full or size * tenants.total_entries < MANY * places.used_bytes:
-            return None
-        anchors = policy.coldest(1, owners)
-        if not anchors or policy.in_window(anchors[0]) or self._table.records[anchors[0]]:
-            return None
-        found = self._stretches.to_evict(size, anchors, self._evictable(owners))
-        floor = float(policy.worth(anchors)[0])
-        return found if found is not None and _is_near(found.price, NEAR * floor * size) else None
+    @property
+    def _more_bytes(self) -> int:
+        """The bytes that go for later requests, in a round for one that waits."""
+        return min(self._places.ahead_bytes, self._holes.capacity_bytes // BATCH_SHARE, BATCH_BYTES_MAX)
 
     def _cheapest_way(self, attempt: Attempt, owners: Collection[int] | None, now: float) -> Way | None:
-        """The cheapest of three ways to get the bytes in one piece (module docstring). While no time is left for moves,
-        a stretch is evicted, unless new entries go with it."""
-        size, stretches, holes = attempt.size, self._stretches, self._holes
-        anchors = self._policy.coldest(ANCHORS_MAX, owners)
-        if not anchors or (attempt.ahead and self._policy.in_window(anchors[0])):
+        """The cheapest way to get the bytes in one piece (module docstring). While no time is left for moves, a stretch
+        is evicted, unless new entries go with it."""
+        size, stretches, holes, policy = attempt.stretch_bytes, self._stretches, self._holes, self._policy
+        anchors = policy.coldest(ANCHORS_MAX, owners)
+        if not anchors or (attempt.ahead and policy.in_window(anchors[0])):
             return None
-        may_go = self._evictable(owners)
+        may_go, may_move = self._evictable(owners), self._evictable(None, leaves=False)
+        floor = float(policy.worth(anchors[:1])[0])
+        moves = not self._table.records[anchors[0]] and attempt.plans < PLANS_MAX
+        is_time_left = self._time.is_left(now)
+        if moves and policy.weighs:
+            most_bytes = (self._more_bytes, size if is_time_left else 0)
+            cleared = stretches.to_clear(size, anchors, (1 + NEAR) * floor, most_bytes, may_move, owners)
+            if cleared is not None:
+                if cleared.moves:
+                    attempt.plans += 1
+                    self._time.spent(len(cleared.moves), cleared.copied_bytes)
+                return cleared
         window = stretches.to_evict(size, anchors, may_go)
-        if self._table.records[anchors[0]] or attempt.plans >= PLANS_MAX:
+        if not moves:
             return window
-        floor = float(self._policy.worth(anchors[:1])[0])
-        if not self._time.is_left(now) and window is not None and _is_near(window.price, FAR * floor * size):
+        if not is_time_left and window is not None and _is_near(window.price, FAR * floor * size):
             return window
         if not attempt.scans:
             # An entry in use does not move. A scan shows which entries are in use.
             return Way(NOTHING, 0, 0, [])
         attempt.plans += 1
-        plan = stretches.to_move(size, floor, self._evictable(None, leaves=False), may_go)
+        plan = stretches.to_move(size, floor, may_move, may_go)
         if plan is not None:
             self._time.spent(len(plan.moves), plan.copied_bytes)
             if not plan.victims:
