@@ -1,6 +1,6 @@
 """The prefix cache: stores what a model's layers keep of token sequences, and finds the longest cached prefix.
 
-Owns: the public calls, and the request to the daemon. Does not own: the search among blocks (the daemon's index), how
+Owns: the public calls. Does not own: the search among blocks (the daemon's index), the request for it (query.py), how
 layers are cut into blocks (layers.py), nor the puts of a sequence's blocks (put.py).
 Invariants: a match is exact to the token, its media are equal, and every layer can continue from its end. Without a
 daemon, or without an answer in time, a match is a miss and a put is lost; neither raises for that.
@@ -13,13 +13,9 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-import numpy as np
-
-from ...errors import BadPrefix, Corrupt, DaemonUnavailable, LimitReached, Refusal, UsageError, shown
-from ...ipc import messages
+from ...errors import BadPrefix, DaemonUnavailable, LimitReached, Refusal, UsageError, shown
 from ...ipc.schema import AGENT_NAME_CHARS_MAX, BLOCKS_MAX
-from ...shm.layout import KEY_BYTES
-from ...shm.prefix import BLOCK_TOKENS_MAX, BLOCK_TOKENS_MIN, Media, Tokens, kept, uncut
+from ...shm.prefix import BLOCK_TOKENS_MAX, BLOCK_TOKENS_MIN, kept, uncut
 from ..core import requests
 from ..core.cache import Client, check_client
 from ..core.fields import check_count, check_flag, check_name, check_timeout
@@ -31,7 +27,7 @@ from ..writing.outcomes import Put
 from ..writing.puts import ENDING
 from .device import DeviceSequences
 from .layers import PrefixLayer, Snapshots, layers_of
-from .match import HeldBlocks, PrefixMatch
+from .match import PrefixMatch
 from .other_hosts import OtherHosts
 from .paged import PER_SEQUENCE, PagedSnapshots
 from .put import PrefixPut, PrefixSequence, store
@@ -43,8 +39,6 @@ if TYPE_CHECKING:
 
 BLOCK_TOKENS: Final = 256
 _SEQUENCES_MAX: Final = 1 << 20
-# Attempts at a match. Another one follows if the blocks were evicted before this process pinned them.
-_ASKED: Final = 2
 _OFF: Final = "this prefix cache is switched off; set enabled to True"
 _BLOCK_SIZES: Final = [1 << shift for shift in range(BLOCK_TOKENS_MIN.bit_length() - 1, BLOCK_TOKENS_MAX.bit_length())]
 
@@ -95,8 +89,8 @@ class PrefixCache:
         self._client = check_client(client)
         self._namespace = check_namespace(namespace)
         self._block_tokens = block_tokens
-        self._asker = Asker(client, namespace, block_tokens)
         self._other_hosts = OtherHosts(client, namespace, block_tokens)
+        self._asker = Asker(client, namespace, block_tokens, self._other_hosts)
         if device is not None and not isinstance(device, DeviceCache):
             raise UsageError(f"device is {shown(device)}; it must be a tensord.DeviceCache, or None")
         n_on_device = check_count("n_on_device", n_on_device, _SEQUENCES_MAX)
@@ -204,7 +198,7 @@ class PrefixCache:
             # The host tier cannot have a longer match.
             host = None
         else:
-            host = self._host_match(query, items, agent, deadline)
+            host = self._asker.match(query, items, agent, deadline)
         if on_device is None or (host is not None and host.offset > on_device[0]):
             return host
         offset, held = on_device
@@ -351,46 +345,6 @@ class PrefixCache:
         result = store(self._client, sequence, chain, deadline, wait=wait)
         self._other_hosts.tell(sequence.layers, sequence.cost_ms / len(chain), deadline)
         return result
-
-    def _host_match(self, query: Tokens, media: tuple[Media, ...], agent: str, deadline: float) -> PrefixMatch | None:
-        """The longest match in the host tier."""
-        for _ in range(_ASKED):
-            matched = self._asker.ask(query, media, agent, deadline)
-            if matched is not None and self._other_hosts.fetch(query, media, matched.offset, deadline):
-                matched = self._asker.ask(query, media, agent, deadline)
-            if matched is None or not matched.blocks or not 0 < matched.offset < len(query):
-                return None
-            match = self._pinned(matched, query, media)
-            if match is not None:
-                return match
-            # The blocks were evicted between the daemon's answer and the pin. Ask again for what is left.
-        return None
-
-    def _pinned(self, matched: messages.Matched, query: Tokens, media: tuple[Media, ...]) -> PrefixMatch | None:
-        """Pins the blocks of the daemon's answer, as far as they are still there. None if no layer could continue from
-        them.
-        """
-        view = self._client.link.view
-        if view is None:
-            return None
-        keys = matched.blocks if matched.snapshot is None else [*matched.blocks, matched.snapshot]
-        batch = view.hold_many(np.frombuffer(b"".join(keys), np.uint8).reshape(-1, KEY_BYTES))
-        blocks, offset = len(matched.blocks), matched.offset
-        snapshot_at = None if matched.snapshot is None else blocks
-        if not batch.found.all():
-            present = blocks if batch.found[:blocks].all() else int(np.argmin(batch.found))
-            if not present:
-                return None
-            try:
-                end, last = HeldBlocks(batch, keys, present, 0, None).end_of(present)
-            except Corrupt:
-                return None
-            offset = uncut(min(offset, end), media)
-            if last.exact or not offset:
-                return None
-            blocks, snapshot_at = -(-offset // last.block_tokens), None
-        held = HeldBlocks(batch, keys, blocks, offset, snapshot_at)
-        return PrefixMatch(offset, query[offset:], kept(offset, media), held)
 
     def _say(self, agent: str, state: Literal["tool_call", "turn_ended", "finished"]) -> None:
         check_name("agent", agent, AGENT_NAME_CHARS_MAX)

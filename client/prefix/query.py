@@ -1,7 +1,7 @@
-"""The prefix query: asks the daemon for the longest cached prefix of a sequence that lies in the inbox.
+"""The prefix query: asks the daemon for the longest cached prefix of a sequence that lies in the inbox, and pins it.
 
-Owns: one query at a time, and its answer. Does not own: the inbox (writing/inbox.py), nor the use of the answer
-(cache.py).
+Owns: one query at a time, its answer, and which of the answer's blocks a match has. Does not own: the inbox
+(writing/inbox.py), the blocks of other hosts (other_hosts.py), nor the views of blocks (match.py).
 Invariants: a query is sent on the connection whose daemon knows its inbox, or not at all. The daemon reads it before
 the next one is written, or answers a request that nobody waits for any more.
 """
@@ -14,31 +14,56 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from ...errors import BadPrefix, TensordError
+from ...errors import BadPrefix, Corrupt, TensordError
 from ...ipc import messages
-from ...shm.prefix import LAYOUT_BYTES, Media, PrefixRecord, Tokens, fold
+from ...shm.layout import KEY_BYTES
+from ...shm.prefix import LAYOUT_BYTES, Media, PrefixRecord, Tokens, fold, kept, uncut
 from ..core import requests
 from ..core.answers import PendingRequest
 from ..core.link import Link
 from ..core.once import answers
 from ..writing.inbox import QUERY_BYTES
 from .keys import scope_of
+from .match import HeldBlocks, PrefixMatch
 
 if TYPE_CHECKING:
     from ..core.cache import Client
     from ..core.namespace import Namespace
+    from .other_hosts import OtherHosts
 
+# Attempts at a match. Another one follows if the blocks were evicted before this process pinned them.
+_ASKED: Final = 2
 _NO_LAYOUT: Final = bytes(LAYOUT_BYTES)
 
 
 class Asker:
-    """Sends queries for one namespace at one generation. Thread-safe."""
+    """Finds matches in the host tier, for one namespace at one generation. Thread-safe."""
 
-    def __init__(self, client: Client, namespace: Namespace, block_tokens: int) -> None:
+    def __init__(self, client: Client, namespace: Namespace, block_tokens: int, other_hosts: OtherHosts) -> None:
         self._client = client
         self._tag = namespace.tag
         self._scope = scope_of(namespace)
         self._block_tokens = block_tokens
+        self._other_hosts = other_hosts
+
+    def match(self, query: Tokens, media: tuple[Media, ...], agent: str, deadline: float) -> PrefixMatch | None:
+        """Returns the longest match in the host tier, pinned; None without one, or without an answer by `deadline`
+        (monotonic seconds).
+
+        Raises:
+            BadPrefix: the daemon refuses the sequence as invalid.
+        """
+        for _ in range(_ASKED):
+            matched = self.ask(query, media, agent, deadline)
+            if matched is not None and self._other_hosts.fetch(query, media, matched.offset, deadline):
+                matched = self.ask(query, media, agent, deadline)
+            if matched is None or not matched.blocks or not 0 < matched.offset < len(query):
+                return None
+            match = self._pinned(matched, query, media)
+            if match is not None:
+                return match
+            # The blocks were evicted between the daemon's answer and the pin. Ask again for what is left.
+        return None
 
     def ask(self, query: Tokens, media: tuple[Media, ...], agent: str, deadline: float) -> messages.Matched | None:
         """Returns the daemon's match for a sequence; None without an answer by `deadline` (monotonic seconds).
@@ -94,3 +119,29 @@ class Asker:
             except StopIteration as end:
                 return bool(end.value)
             link.answers.within(step.future, min(step.within_s, deadline - time.monotonic()))
+
+    def _pinned(self, matched: messages.Matched, query: Tokens, media: tuple[Media, ...]) -> PrefixMatch | None:
+        """Pins the blocks of the daemon's answer, as far as they are still there. None if no layer could continue from
+        them.
+        """
+        view = self._client.link.view
+        if view is None:
+            return None
+        keys = matched.blocks if matched.snapshot is None else [*matched.blocks, matched.snapshot]
+        batch = view.hold_many(np.frombuffer(b"".join(keys), np.uint8).reshape(-1, KEY_BYTES))
+        blocks, offset = len(matched.blocks), matched.offset
+        snapshot_at = None if matched.snapshot is None else blocks
+        if not batch.found.all():
+            present = blocks if batch.found[:blocks].all() else int(np.argmin(batch.found))
+            if not present:
+                return None
+            try:
+                end, last = HeldBlocks(batch, keys, present, 0, None).end_of(present)
+            except Corrupt:
+                return None
+            offset = uncut(min(offset, end), media)
+            if last.exact or not offset:
+                return None
+            blocks, snapshot_at = -(-offset // last.block_tokens), None
+        held = HeldBlocks(batch, keys, blocks, offset, snapshot_at)
+        return PrefixMatch(offset, query[offset:], kept(offset, media), held)
