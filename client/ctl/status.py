@@ -29,39 +29,34 @@ def text(body: dict[str, Any]) -> str:
             f"tensord {body['version']}, instance {body['instance']}: pid {body['pid']}, uid {body['uid']}, "
             f"epoch {body['epoch']}{' (recovered)' if body['recovered'] else ''}, up {age(body['uptime_s'])}"
         )
-        rows = [*_memory(body, store), *_traffic(body, store), *_trouble(store)]
+        rows = [*_memory(body, store).items(), *_traffic(body, store).items(), *_trouble(store)]
         rows += [("SOCKET", problem) for problem in body.get("socket_problems", ())]
         return "\n".join([head, "", pairs(rows), "", pairs(pressure(body["governor"]))])
 
 
-def _memory(body: dict[str, Any], store: dict[str, Any]) -> list[tuple[str, str]]:
+def _memory(body: dict[str, Any], store: dict[str, Any]) -> dict[str, str]:
     used, limit = store["used_bytes"], store["max_bytes"]
-    rows = [
-        (
-            "ring",
-            (
-                f"{size(used)} of {size(limit)} used ({share(used, limit)}); "
-                f"largest free {size(store['largest_free_bytes'])}, holes {number(store['holes'])}"
-            ),
-        ),
-        ("entries", f"{number(store['entries'])} of {number(store['max_entries'])}, {_policy(store)}"),
-        ("sizes", _sizes(body, store)),
-        ("tokens", number(store["tokens"]) + (f" of {number(store['max_tokens'])}" if store["max_tokens"] else "")),
-        ("namespaces", number(store["namespaces"])),
-        (
-            "pinned",
-            (
-                f"{counted(body['pins'], 'lease', 'leases')}, {counted(store['pins'], 'pin', 'pins')} for a time "
-                f"({size(store['pinned_bytes'])}); evicted entries that readers hold {size(store['retired_bytes'])}"
-            ),
-        ),
-    ]
-    if limit < body["ring_bytes"]:
-        rows.insert(1, ("limit", f"{size(limit)} of a ring of {size(body['ring_bytes'])}"))
+    rows = {
+        "ring": (
+            f"{size(used)} of {size(limit)} used ({share(used, limit)}); "
+            f"largest free {size(store['largest_free_bytes'])}, holes {number(store['holes'])}"
+        )
+    }
     if body["ring_ready_bytes"] < body["ring_bytes"]:
         growing = "growing" if store["ring_growing"] else "stays smaller than configured; see `tensorctl health`"
-        rows.insert(1, ("ready", f"{size(body['ring_ready_bytes'])} of {size(body['ring_bytes'])}: {growing}"))
-    return rows
+        rows["ready"] = f"{size(body['ring_ready_bytes'])} of {size(body['ring_bytes'])}: {growing}"
+    if limit < body["ring_bytes"]:
+        rows["limit"] = f"{size(limit)} of a ring of {size(body['ring_bytes'])}"
+    return rows | {
+        "entries": f"{number(store['entries'])} of {number(store['max_entries'])}, {_policy(store)}",
+        "sizes": _sizes(body, store),
+        "tokens": number(store["tokens"]) + (f" of {number(store['max_tokens'])}" if store["max_tokens"] else ""),
+        "namespaces": number(store["namespaces"]),
+        "pinned": (
+            f"{counted(body['pins'], 'lease', 'leases')}, {counted(store['pins'], 'pin', 'pins')} for a time "
+            f"({size(store['pinned_bytes'])}); evicted entries that readers hold {size(store['retired_bytes'])}"
+        ),
+    }
 
 
 def _sizes(body: dict[str, Any], store: dict[str, Any]) -> str:
@@ -84,53 +79,38 @@ def _policy(store: dict[str, Any]) -> str:
     return f"policy {store['policy']}, window {size(window)} ({share(window, store['used_bytes'])} of what is used)"
 
 
-def _traffic(body: dict[str, Any], store: dict[str, Any]) -> list[tuple[str, str]]:
+def _traffic(body: dict[str, Any], store: dict[str, Any]) -> dict[str, str]:
     looked = store["hits"] + store["misses"]
-    return [
-        (
-            "clients",
-            (
-                f"{number(body['clients'])}, lanes {number(body['lanes'])} "
-                f"({number(body['lanes_orphaned'])} of closed connections), inboxes {number(body['inboxes'])}"
-            ),
+    return {
+        "clients": (
+            f"{number(body['clients'])}, lanes {number(body['lanes'])} "
+            f"({number(body['lanes_orphaned'])} of closed connections), inboxes {number(body['inboxes'])}"
         ),
-        (
-            "lookups",
-            (
-                f"{number(looked)}: hits {number(store['hits'])} ({share(store['hits'], looked)}), "
-                f"misses {number(store['misses'])}"
-            ),
+        "lookups": (
+            f"{number(looked)}: hits {number(store['hits'])} ({share(store['hits'], looked)}), "
+            f"misses {number(store['misses'])}"
         ),
-        ("hit ratio", _hit_ratio(store["hit_ratios"])),
-        ("beside lru", _beside_lru(store["hit_ratios"])),
-        (
-            "puts",
-            (
-                f"{counts(store['puts'])}; {size(store['put_bytes'])} stored; "
-                f"lent {size(store['lent_bytes'])} in {number(store['grants'])} places, "
-                f"waiting for places {number(store['grants_waiting'])}"
-            ),
+        "hit ratio": _hit_ratio(store["hit_ratios"]),
+        "beside lru": _beside_lru(store["hit_ratios"]),
+        "puts": (
+            f"{counts(store['puts'])}; {size(store['put_bytes'])} stored; "
+            f"lent {size(store['lent_bytes'])} in {number(store['grants'])} places, "
+            f"waiting for places {number(store['grants_waiting'])}"
         ),
-        ("evictions", f"{counts(store['evictions'])}; {size(store['evicted_bytes'])} in all"),
-        ("made room", _made_room(store["at_eviction"])),
-        ("refusals", f"{counts(store['refusals'])}; by quota: {counts(body['quotas']['refusals'])}"),
-        (
-            "claims",
-            (
-                f"held {number(store['claims_held'])}, waited for {number(store['claims_waiting'])}; "
-                f"granted {number(store['claims_granted'])}, handed over {number(store['claims_handed_over'])}"
-            ),
+        "evictions": f"{counts(store['evictions'])}; {size(store['evicted_bytes'])} in all",
+        "made room": _made_room(store["at_eviction"]),
+        "refusals": f"{counts(store['refusals'])}; by quota: {counts(body['quotas']['refusals'])}",
+        "claims": (
+            f"held {number(store['claims_held'])}, waited for {number(store['claims_waiting'])}; "
+            f"granted {number(store['claims_granted'])}, handed over {number(store['claims_handed_over'])}"
         ),
         # The release before has no remote store.
-        *([("remote", _remote(body["remote"], store))] if body.get("remote") else []),
-        (
-            "reclaim",
-            (
-                f"scans {number(store['scans'])}, spared {number(store['republished'])}, moved "
-                f"{number(store['moves'])} ({size(store['moved_bytes'])}); fence {body['fence']}"
-            ),
+        **({"remote": _remote(body["remote"], store)} if body.get("remote") else {}),
+        "reclaim": (
+            f"scans {number(store['scans'])}, spared {number(store['republished'])}, moved "
+            f"{number(store['moves'])} ({size(store['moved_bytes'])}); fence {body['fence']}"
         ),
-    ]
+    }
 
 
 def _remote(remote: dict[str, Any], store: dict[str, Any]) -> str:
