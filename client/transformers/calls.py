@@ -9,7 +9,6 @@ the same items in any order never wait for each other in a circle. Only exceptio
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -312,7 +311,7 @@ class Encoder:
         if given.get("return_dict") is False or getattr(module.config, "return_dict", True) is False:
             # A plain tuple does not say which of its elements are lists of items.
             raise Untouchable
-        rows, beside = self._rows(given, items)
+        rows, beside = point.rows_of(given, items)
         said = {name: value for name, value in given.items() if name not in (point.items, point.grid, point.beside)}
         said.pop("return_dict", None)
         said = {name: value for name, value in said.items() if value is not None}
@@ -375,24 +374,6 @@ class Encoder:
                 raise Untouchable
         del given[next(iter(self._signature.parameters))]
         return given
-
-    def _rows(self, given: Arguments, items: Any) -> tuple[list[int], list[Any]]:
-        """The number of rows of each item, and further parts of each item's key."""
-        point = self._point
-        if point.grid is not None:
-            beside: list[Any] = plain_tensor(given.get(point.grid)).tolist()
-            rows = [t * h * w for t, h, w in beside]
-        else:
-            rows = [1] * items.shape[0]
-            beside = [None] * len(rows)
-            if given.get(point.beside or "") is not None:
-                more = plain_tensor(given.get(point.beside or ""))
-                if more.shape[0] != len(rows):
-                    raise Untouchable
-                beside = [[str(row.dtype), list(row.shape), hashlib.sha256(tensor_bytes(row)).digest()] for row in more]
-        if not rows or min(rows) < 1 or sum(rows) != items.shape[0]:
-            raise Untouchable
-        return rows, beside
 
 
 def _first_positions(keys: Sequence[bytes], parts: dict[bytes, Part]) -> dict[bytes, int]:

@@ -5,15 +5,19 @@
     Whisper                   the encoder's forward               an item is a row of input_features
     Qwen2-VL, 2.5-VL, 3-VL    the vision tower's forward          an item is a row of grid_thw, and its patches
 
-Owns: this table. Does not own: the wrapper. Invariants: classes are named, not imported, so using one family does not
-import the others.
+Owns: this table, and how a call's arguments divide into items. Does not own: the wrapper. Invariants: classes are
+named, not imported, so using one family does not import the others.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Any, Final, Literal
+
+from ..identity.modules import tensor_bytes
+from .conditions import Untouchable, plain_tensor
 
 __all__ = ["PATCH_POINTS", "PatchPoint"]
 
@@ -39,6 +43,27 @@ class PatchPoint:
     beside: str | None = None
     parts: tuple[str, ...] = ()
     listed: tuple[str, ...] = ()
+
+    def rows_of(self, given: Mapping[str, Any], items: Any) -> tuple[list[int], list[Any]]:
+        """The number of rows of each item in a call's arguments, and further parts of each item's key.
+
+        Raises:
+            Untouchable: the arguments do not fit together.
+        """
+        if self.grid is not None:
+            beside: list[Any] = plain_tensor(given.get(self.grid)).tolist()
+            rows = [t * h * w for t, h, w in beside]
+        else:
+            rows = [1] * items.shape[0]
+            beside = [None] * len(rows)
+            if given.get(self.beside or "") is not None:
+                more = plain_tensor(given.get(self.beside or ""))
+                if more.shape[0] != len(rows):
+                    raise Untouchable
+                beside = [[str(row.dtype), list(row.shape), hashlib.sha256(tensor_bytes(row)).digest()] for row in more]
+        if not rows or min(rows) < 1 or sum(rows) != items.shape[0]:
+            raise Untouchable
+        return rows, beside
 
 
 _PIXELS: Final = PatchPoint("forward", "image", "pixel_values")
