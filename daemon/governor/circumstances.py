@@ -32,8 +32,8 @@ def others_bytes(governor: Governor, sample: Sample) -> int:
 
 def of_device(governor: Governor, device: str, now: float) -> Circumstances:
     """The circumstances of a device, also of one without a gauge."""
-    gauge = governor.tiers.find(device)
-    if gauge is None or gauge.sample.tier is Tier.HOST:
+    gauge = governor.tiers.find_device(device)
+    if gauge is None:
         return without_gauge(governor, device, now)
     return of_gauge(governor, gauge, now)
 
@@ -57,8 +57,8 @@ def readable(governor: Governor, device: str, now: float, *, promotes: bool = Fa
         NoGauge: there is none, or it cannot be read now.
         DeviceFull: it cannot be read now, or is not known yet, and the reservation is for an entry that comes back.
     """
-    gauge = governor.tiers.find(device)
-    if gauge is None or gauge.sample.tier is Tier.HOST:
+    gauge = governor.tiers.find_device(device)
+    if gauge is None:
         if promotes and _may_be_found(governor):
             raise DeviceFull(f"no gauge of {device} has been read yet: use the host tier's copy")
         raise NoGauge(f"device {device!r} has no gauge, so no memory of it can be reserved")

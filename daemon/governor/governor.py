@@ -4,7 +4,7 @@
                         ├─ devices        entries of all owners, orders, budgets
                         ├─ reservations   reserved free memory
                         ├─ queue          reservations that wait for memory
-        ├─ rooms          room that is made for an operator, also by neighbours that are no clients
+                        ├─ rooms          room that is made for an operator, also by neighbours that are no clients
                         ├─ workflows      how soon an agent's entries are needed
                         ├─ floors         the blocks that keep queues bounded
                         ├─ host           how much the ring may keep, and when puts are refused
@@ -31,7 +31,7 @@ from ...ipc.modes import HOST_GAUGE, Tier
 from ..core.host_memory import HostHolds
 from ..devices.devices import Devices
 from ..devices.passes import Circumstances
-from ..policy.baselines import Baseline, Baselines
+from ..policy.baselines import Baselines
 from ..policy.configured_cards import OWNERS_SOURCE, ConfiguredCards
 from ..policy.floors import Floors
 from ..policy.tiers import Changes, Gauge, Tiers
@@ -54,7 +54,6 @@ from .events import (
     GovernorTick,
     MemoryCopyMeasured,
     NeighbourAnswered,
-    Sample,
     Sampled,
     SourceState,
 )
@@ -77,7 +76,7 @@ class Governor:
         self.unix_at_zero_s = unix_at_zero_s
         self.baselines = Baselines(limits)
         self.cards = ConfiguredCards(limits, self._outbox)
-        self.tiers = Tiers(limits.thresholds, self._outbox, self._baseline_of)
+        self.tiers = Tiers(limits.thresholds, self._outbox, self.baselines.of)
         self.devices = Devices(limits, self._outbox, self.workflows)
         self.reservations = Reservations(limits)
         self.queue = ReservationQueue(limits, self._outbox, self.reservations)
@@ -86,7 +85,7 @@ class Governor:
             self._outbox,
             self.queue,
             self.reservations,
-            gauge_of=self._gauge_of,
+            gauge_of=self.tiers.find_device,
             room_of=lambda device: self._room(device, self._now),
             passing=self.devices.is_passing,
             clock=lambda: self._now,
@@ -165,12 +164,6 @@ class Governor:
         """The state of every gauge."""
         return self.tiers.to_messages()
 
-    def reading_wanted_s(self, device: str) -> float:
-        """How often the owner of tensors on `device` must report what it sees of the device; 0: the device has a
-        gauge."""
-        gauge = self.tiers.find(device)
-        return OWNERS_EVERY_S if gauge is None or gauge.sample.source == OWNERS_SOURCE else 0.0
-
     def status(self) -> dict[str, Any]:
         """Everything known as of the last event, without a walk over entries."""
         return report.status(self, self._now)
@@ -209,9 +202,8 @@ class Governor:
         self.reservations.client_left(client, now)
         self.devices.client_left(client, now)
         self._apply_changes(self.tiers.client_left(client, now), now)
-        ended = self.workflows.client_left(client)
-        for name in ended:
-            self._outbox.announce("workflow", client=client, workflow=name, change="ended")
+        for name in self.workflows.client_left(client):
+            self._announce_workflow(client, name, "ended")
         self._workflows_changed(now)
         self._serve_waiting(now)
 
@@ -267,8 +259,11 @@ class Governor:
             raise NoGauge(f"{device!r} is the host tier's gauge, not a device: give the device's name")
         self.devices.open(client, device)
         self._workflows_changed(now)
-        state = None if (gauge := self.tiers.find(device)) is None else gauge.to_message()
-        self._outbox.send(client, messages.DeviceOpened(message.id, state, self.reading_wanted_s(device)))
+        gauge = self.tiers.find(device)
+        state = None if gauge is None else gauge.to_message()
+        # The owner of tensors reports what it sees of a device without a gauge.
+        report_every_s = OWNERS_EVERY_S if gauge is None or gauge.sample.source == OWNERS_SOURCE else 0.0
+        self._outbox.send(client, messages.DeviceOpened(message.id, state, report_every_s))
 
     def _register_entry(self, client: int, message: messages.RegisterEntry, now: float) -> None:
         under = circumstances.of_device(self, message.device, now)
@@ -288,7 +283,7 @@ class Governor:
         if not message.held:
             circumstances.readable(self, message.device, now, promotes=message.promotes)
         self.queue.ask(client, message, self._room(message.device, now), now)
-        if (gauge := self._gauge_of(message.device)) is not None:
+        if (gauge := self.tiers.find_device(message.device)) is not None:
             self.devices.make_room(message.device, self._circumstances(gauge, now), now)
 
     def _make_room(self, client: int, message: messages.MakeRoom, now: float) -> None:
@@ -312,17 +307,20 @@ class Governor:
 
     def _register_workflow(self, client: int, message: messages.RegisterWorkflow, now: float) -> None:
         step = self.workflows.register(client, message.workflow, message.steps)
-        self._confirm_workflow(client, message, "registered", step=step)
+        self._outbox.send(client, messages.Done(message.id))
+        self._announce_workflow(client, message.workflow, "registered", step=step)
         self._workflows_changed(now)
 
     def _advance_workflow(self, client: int, message: messages.AdvanceWorkflow, now: float) -> None:
         self.workflows.advance(client, message.workflow, message.step)
-        self._confirm_workflow(client, message, "advanced", step=message.step)
+        self._outbox.send(client, messages.Done(message.id))
+        self._announce_workflow(client, message.workflow, "advanced", step=message.step)
         self._report_agents()
 
     def _end_workflow(self, client: int, message: messages.EndWorkflow, now: float) -> None:
         self.workflows.end(client, message.workflow)
-        self._confirm_workflow(client, message, "ended")
+        self._outbox.send(client, messages.Done(message.id))
+        self._announce_workflow(client, message.workflow, "ended")
         self._workflows_changed(now)
 
     def _drill(self, client: int, message: messages.Drill, now: float) -> None:
@@ -335,15 +333,8 @@ class Governor:
 
     # ---- consequences
 
-    def _confirm_workflow(
-        self,
-        client: int,
-        message: messages.RegisterWorkflow | messages.AdvanceWorkflow | messages.EndWorkflow,
-        change: str,
-        **more: Any,
-    ) -> None:
-        self._outbox.send(client, messages.Done(message.id))
-        self._outbox.announce("workflow", client=client, workflow=message.workflow, change=change, **more)
+    def _announce_workflow(self, client: int, workflow: str, change: str, **more: Any) -> None:
+        self._outbox.announce("workflow", client=client, workflow=workflow, change=change, **more)
 
     def _report_agents(self) -> None:
         """Tells the store's replacement policy which agents have no step left, and which have one again."""
@@ -386,21 +377,13 @@ class Governor:
     def _serve_waiting(self, now: float) -> None:
         """Grants the waiting reservations that fit."""
         for device in self.queue.devices():
-            gauge = self._gauge_of(device)
+            gauge = self.tiers.find_device(device)
             if gauge is not None and not gauge.sample.stale:
                 self.queue.grant(device, gauge.sample.total_bytes - gauge.sample.used_bytes, now)
 
     def _room(self, device: str, now: float) -> FreeRoom:
-        gauge = self._gauge_of(device)
+        gauge = self.tiers.find_device(device)
         return FreeRoom(0, 0) if gauge is None else self.devices.room(device, self._circumstances(gauge, now), now)
-
-    def _baseline_of(self, sample: Sample) -> Baseline:
-        is_host = sample.tier is Tier.HOST
-        return Baseline(0, "") if is_host else self.baselines.of(sample.gauge, sample.total_bytes)
-
-    def _gauge_of(self, device: str) -> Gauge | None:
-        gauge = self.tiers.find(device)
-        return gauge if gauge is not None and gauge.sample.tier is Tier.DEVICE else None
 
     def _circumstances(self, gauge: Gauge, now: float) -> Circumstances:
         return circumstances.of_gauge(self, gauge, now)

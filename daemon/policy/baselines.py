@@ -20,6 +20,8 @@ from typing import Final, Literal, NamedTuple
 
 from ...errors import LimitReached
 from ...ipc import messages
+from ...ipc.modes import Tier
+from ..governor.events import Sample
 from ..governor.limits import GovernorLimits
 
 BASELINE_SHARE_MAX: Final = 0.95
@@ -110,12 +112,15 @@ class Baselines:
         """Forgets what was learned of devices without a gauge."""
         self._steady = {device: steady for device, steady in self._steady.items() if known(device)}
 
-    def of(self, device: str, total_bytes: int) -> Baseline:
-        """The baseline in force on a device of so many bytes."""
+    def of(self, sample: Sample) -> Baseline:
+        """The baseline in force for a reading. The host has none."""
+        if sample.tier is Tier.HOST:
+            return Baseline(0, "")
+        device = sample.gauge
         configured = dict(self._limits.baselines)
         planned = self._operator.get(device, configured.get(device, configured.get("", 0)))
         clients = sum(declared.get(device, 0) for declared in self._clients.values())
-        most = int(BASELINE_SHARE_MAX * total_bytes)
+        most = int(BASELINE_SHARE_MAX * sample.total_bytes)
         if declared := max(planned, clients):
             return Baseline(min(declared, most), "declared")
         steady = self._steady.get(device)

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from ...ipc import messages
-from ...ipc.modes import LEVELS, Mode
+from ...ipc.modes import LEVELS, Mode, Tier
 from ..governor.events import Sample
 from ..governor.outbox import GovernorOutbox
 from .baselines import Baseline
@@ -129,6 +129,11 @@ class Tiers:
     def find(self, name: str) -> Gauge | None:
         """The gauge with the reading in force."""
         return self._drilled.get(name) or self._real.get(name)
+
+    def find_device(self, name: str) -> Gauge | None:
+        """The same; None for the host's gauge too."""
+        gauge = self.find(name)
+        return gauge if gauge is not None and gauge.sample.tier is Tier.DEVICE else None
 
     def driller(self, name: str) -> int | None:
         """The client that drills the gauge."""
