@@ -15,12 +15,11 @@ from msgspec import Meta, Struct, field
 from .declared import Answer, Counted, Done, GaugeRequest, GovernorRequest
 from .modes import Mode, Tier
 from .schema import Bytes, Count, Id, Key, Keys, Milliseconds, Name, Seconds, SecondsOrNone, SomeBytes, Text, Token
+from .steps import STEPS_MAX
+from .steps import Step as Step
 
-STEPS_MAX: Final = 1024
-DEPENDENCIES_MAX: Final = 64
 GAUGES_MAX: Final = 1024
 GAUGE_CHARS_MAX: Final = 64
-AGENT_CHARS_MAX: Final = 128
 WORKFLOW_CHARS_MAX: Final = 128
 ARRIVALS_MAX: Final = 1_000_000
 BLOCKS_MAX: Final = 1 << 32
@@ -29,22 +28,11 @@ PRIORITY_MAX: Final = 100
 
 GaugeName = Annotated[str, Meta(min_length=1, max_length=GAUGE_CHARS_MAX)]
 """The name of a device, or `host`."""
-AgentName = Annotated[str, Meta(max_length=AGENT_CHARS_MAX)]
-"""The name of an agent. Empty: no agent."""
 Priority = Annotated[int, Meta(ge=-PRIORITY_MAX, le=PRIORITY_MAX)]
 RoomOutcome = Literal["freed", "nothing", "left alone", "asked", "failed"]
 EntryKind = Literal["unknown", "encoder", "kv"]
 """What a device's entry is, for the estimate of what computing it again takes."""
 WorkflowName = Annotated[str, Meta(min_length=1, max_length=WORKFLOW_CHARS_MAX)]
-
-
-_STEP_NAMES: Final = {
-    "agent_id": "agent",
-    "step_index": "step",
-    "depends_on": "after",
-    "estimated_tokens": "tokens",
-    "is_optional": "optional",
-}
 
 
 class TierState(Struct, frozen=True):
@@ -64,17 +52,6 @@ class TierState(Struct, frozen=True):
     total_bytes: Bytes
     refuses: bool = False
     baseline_bytes: Bytes = 0
-
-
-class Step(Struct, frozen=True, omit_defaults=True, rename=_STEP_NAMES):
-    """One step of a workflow; `steps.AgentStep` explains the fields. The field names on the wire are short, because a
-    message may have STEPS_MAX steps."""
-
-    agent_id: Annotated[str, Meta(min_length=1, max_length=AGENT_CHARS_MAX)]
-    step_index: Count
-    depends_on: Annotated[list[AgentName], Meta(max_length=DEPENDENCIES_MAX)] = field(default_factory=list)
-    estimated_tokens: Count = 0
-    is_optional: bool = False
 
 
 # ---- modes
@@ -166,7 +143,7 @@ class RegisterEntry(GovernorRequest, frozen=True):
     key: Key
     size_bytes: SomeBytes
     tokens: Count = 0
-    agent: AgentName = ""
+    agent: Name = ""
     uses: Count = 0
     cost_ms: Milliseconds = 0.0
     kind: EntryKind = "unknown"

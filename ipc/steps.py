@@ -2,8 +2,8 @@
 
 The governor derives from a step graph how soon the entries of each agent are needed again.
 
-Owns: the checks of a step and of a graph, and the order of agents as seen from a step. Does not own the current step of
-a workflow (every query passes it), nor the choice of entries to evict.
+Owns: a step and its form in a message, the checks of a step and of a graph, and the order of agents as seen from a
+step. Does not own the current step of a workflow (every query passes it), nor the choice of entries to evict.
 
 An agent may run at several steps. Once all of its steps are past, the agent is finished. A further step at or after the
 current one makes it needed again.
@@ -19,11 +19,34 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
-from typing import Any
+from typing import Annotated, Any, Final
+
+from msgspec import Meta, Struct, field
 
 from ..errors import BadGraph, shown
-from .governance import AGENT_CHARS_MAX, DEPENDENCIES_MAX, STEPS_MAX, Step
-from .schema import NUMBER_MAX
+from .schema import AGENT_NAME_CHARS_MAX, NUMBER_MAX, Count, Name
+
+STEPS_MAX: Final = 1024
+DEPENDENCIES_MAX: Final = 64
+
+_STEP_NAMES: Final = {
+    "agent_id": "agent",
+    "step_index": "step",
+    "depends_on": "after",
+    "estimated_tokens": "tokens",
+    "is_optional": "optional",
+}
+
+
+class Step(Struct, frozen=True, omit_defaults=True, rename=_STEP_NAMES):
+    """One step of a workflow; `AgentStep` explains the fields. The field names on the wire are short, because a
+    message may have STEPS_MAX steps."""
+
+    agent_id: Annotated[str, Meta(min_length=1, max_length=AGENT_NAME_CHARS_MAX)]
+    step_index: Count
+    depends_on: Annotated[list[Name], Meta(max_length=DEPENDENCIES_MAX)] = field(default_factory=list)
+    estimated_tokens: Count = 0
+    is_optional: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,7 +294,7 @@ def _check_agents(field: str, given: Sequence[object]) -> None:
         try:
             "".join(given).encode()  # type: ignore[arg-type]
             lengths = set(map(len, given))  # type: ignore[arg-type]
-            if min(lengths) >= 1 and max(lengths) <= AGENT_CHARS_MAX:
+            if min(lengths) >= 1 and max(lengths) <= AGENT_NAME_CHARS_MAX:
                 return
         except (TypeError, UnicodeEncodeError):
             pass
@@ -289,8 +312,8 @@ def _listed(steps: Iterable[Any], wants: str) -> list[Any]:
 def _check_agent(field: str, given: object) -> None:
     if not isinstance(given, str):
         raise BadGraph(f"{field}: {shown(given)} is not an agent's name: give a string")
-    if not 1 <= len(given) <= AGENT_CHARS_MAX:
-        raise BadGraph(f"{field}: {given[:40]!r} has {len(given)} characters: give 1 to {AGENT_CHARS_MAX}")
+    if not 1 <= len(given) <= AGENT_NAME_CHARS_MAX:
+        raise BadGraph(f"{field}: {given[:40]!r} has {len(given)} characters: give 1 to {AGENT_NAME_CHARS_MAX}")
     try:
         given.encode()
     except UnicodeEncodeError:

@@ -15,9 +15,9 @@ from functools import partial
 from typing import Any, Final, Self, get_args
 
 from ...errors import DaemonUnavailable, NoGauge, TensordError, UnderPressure, UsageError, shown
-from ...ipc.governance import AGENT_CHARS_MAX, EntryKind
+from ...ipc.governance import EntryKind
 from ...ipc.modes import Mode
-from ...ipc.schema import NUMBER_MAX
+from ...ipc.schema import AGENT_NAME_CHARS_MAX, NUMBER_MAX
 from ..core.aside import aside
 from ..core.cache import Client, check_client
 from ..core.device_reservation import DeviceRequest, DeviceReservation
@@ -123,7 +123,7 @@ class DeviceCache:
         """
         key, wait = check_key(key), check_flag("wait", wait)
         tokens = check_count("tokens", tokens, NUMBER_MAX)
-        check_name("agent", agent, AGENT_CHARS_MAX, least=0)
+        check_name("agent", agent, AGENT_NAME_CHARS_MAX, least=0)
         cost_ms = check_cost(cost_ms)
         if kind not in get_args(EntryKind):
             raise UsageError(f"kind is {shown(kind)}; it must be one of {', '.join(get_args(EntryKind))}")

@@ -13,11 +13,11 @@ from tensord.ipc import declared
 from tensord.ipc import messages as m
 from tensord.ipc.connection import Connection
 from tensord.ipc.frames import CONTROL_FRAMES, FrameReader, pack
-from tensord.ipc.governance import DEPENDENCIES_MAX, STEPS_MAX
 from tensord.ipc.messages import ClientLimits, Message, decode
 from tensord.ipc.modes import LEVELS, Mode, Tier
 from tensord.ipc.schema import KEYS_MAX
 from tensord.ipc.states import ANSWERED_BY, CONTROL_ALLOWED, CONTROL_ANSWERS, CONTROL_REQUESTS, PUSHES, ConnectionState
+from tensord.ipc.steps import DEPENDENCIES_MAX, STEPS_MAX
 
 GOVERNOR = declared.declared(m.GovernorRequest) + declared.declared(m.GaugeRequest)
 KEY = b"k" * 32

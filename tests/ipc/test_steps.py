@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 from tensord.errors import BadGraph
 from tensord.ipc import messages as m
 from tensord.ipc.frames import FrameReader, pack
-from tensord.ipc.governance import DEPENDENCIES_MAX, STEPS_MAX
 from tensord.ipc.messages import decode
 from tensord.ipc.states import CONTROL_REQUESTS
-from tensord.ipc.steps import AgentStep, AgentStepGraph
+from tensord.ipc.steps import DEPENDENCIES_MAX, STEPS_MAX, AgentStep, AgentStepGraph
 
 
 def chain(*agents: str) -> AgentStepGraph:
