@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from ..shm.lanes import LaneReader
+from ..shm.lane_reader import LaneReader
 from ..shm.layout import LANE_WORDS
 
 LANES_AT_ONCE: Final = 16

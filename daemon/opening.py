@@ -25,6 +25,7 @@ from mmap import PROT_READ, mmap
 from ..errors import Corrupt, LayoutMismatch, NotEnoughMemory, SegmentError
 from ..shm import fence, segments
 from ..shm.index import IndexReader
+from ..shm.lane_reader import read_lane_name
 from ..shm.layout import (
     ALIGN_BYTES,
     EPOCH_MAX,
@@ -204,7 +205,7 @@ def _last_epoch(instance: str, former: Superblock, ring_fd: int, index_fd: int) 
     An undamaged superblock has the highest one. The epoch of a slot that no header confirms is ignored, because it is
     damaged and could be EPOCH_MAX.
     """
-    lanes = [segments.read_lane_name(instance, name) for name in segments.own(instance)]
+    lanes = [read_lane_name(instance, name) for name in segments.own(instance)]
     of_lanes = [lane[0] >> LANE_COUNTER_BITS for lane in lanes if lane is not None]
     last = max([former.epoch, *(epoch for epoch in of_lanes if epoch <= EPOCH_MAX)])
     index = IndexReader(mmap(index_fd, former.geometry.index_bytes, prot=PROT_READ), former.geometry)

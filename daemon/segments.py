@@ -29,7 +29,7 @@ from ..shm import segments
 from ..shm.copy import PIECE_BYTES, checksum_of_pieces
 from ..shm.fence import check, fence, works
 from ..shm.index import IndexWriter
-from ..shm.lanes import LaneReader
+from ..shm.lane_reader import LaneReader, lane_name, read_lane_name
 from ..shm.layout import (
     ASLEEP_AT,
     LANE_BYTES,
@@ -338,7 +338,7 @@ class Segments:
         for _ in range(_LANE_NAMES_TRIED):
             self._lanes_made += 1
             lane_id = self.superblock.epoch << LANE_COUNTER_BITS | self._lanes_made
-            name = segments.lane_name(self.instance, lane_id, uid=uid, fenced=fenced)
+            name = lane_name(self.instance, lane_id, uid=uid, fenced=fenced)
             try:
                 return lane_id, name, segments.create(name, LANE_BYTES)
             except NameTaken as error:
@@ -399,7 +399,7 @@ class Segments:
         for name in segments.existing(self.instance):
             if not name.startswith(prefix):
                 continue
-            said = segments.read_lane_name(self.instance, name)
+            said = read_lane_name(self.instance, name)
             try:
                 if said is None:
                     raise SegmentError(f"{name} in {segments.SHM_FOLDER} is not the name of a lane: remove the file")

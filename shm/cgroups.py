@@ -1,7 +1,7 @@
 """The memory limits of a process's cgroup, and of all cgroups above it, of cgroup v1 and v2.
 
-Owns: the way from a process to the folders of its cgroups, the names of their files, their limits, and which part of
-their memory the kernel can take back. Does not own: what a limit means for a ring.
+Owns: the way from a process to the folders of its cgroups, the names of their files, their limits, which part of their
+memory the kernel can take back, and how much memory they leave. Does not own: what a limit means for a ring.
 Invariants: changes nothing; reading raises no exception.
 
 Sources: Documentation/admin-guide/cgroup-v2.rst, admin-guide/cgroup-v1/memory.rst and filesystems/proc.rst of the
@@ -10,6 +10,7 @@ kernel.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -100,6 +101,14 @@ def cgroups(pid: int | None = None, root: Path = ROOT, proc: Path = PROC) -> Ite
             limit_bytes = min(int(limit), hierarchical_limit(folder))
             if limit_bytes < NO_LIMIT_BYTES:
                 yield Cgroup(folder.name, limit_bytes, max(0, int(used) - folder.reclaimable_bytes(stat)))
+
+
+def available_bytes(proc: Path = PROC) -> int:
+    """Memory that this process can use without swapping, in bytes: MemAvailable, or the cgroup's remaining memory if
+    that is less."""
+    found = re.search(r"^MemAvailable:\s+(\d+) kB", _text(proc / "meminfo"), re.MULTILINE)
+    available = int(found[1]) * 1024 if found else os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min([available, *(max(0, each.limit_bytes - each.used_bytes) for each in cgroups(proc=proc))])
 
 
 def hierarchical_limit(folder: CgroupFolder) -> int:

@@ -1,6 +1,7 @@
 """A client's lane: its pin words, its access log, its counters. Only that client writes the lane; the daemon reads it.
 
-Owns: the lane's words on both sides, and the test that a lane is abandoned. Does not own: which spans exist.
+Owns: where the lane's words are, and the client's side of them. Does not own: the daemon's side (lane_reader.py), nor
+which spans exist.
 
 Invariants: a lane's lifetime is that of a kernel lock, not of a socket. The daemon takes `flock(LOCK_SH)` on a file
 description of its own, passes the description to the client and closes its copy. The lock then lasts while any process
@@ -13,12 +14,10 @@ what an array lies over before it calls the array's weak references, and the lan
 
 from __future__ import annotations
 
-import fcntl
 import os
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import count, islice
 from mmap import MAP_SHARED, PROT_READ, PROT_WRITE, mmap
 from types import CodeType
@@ -28,7 +27,6 @@ from weakref import WeakValueDictionary, ref
 import numpy as np
 
 from ..errors import LayoutMismatch
-from .hit_times import TIMED_AT, times_since
 from .layout import (
     LANE_BYTES,
     LANE_HEADER_WORDS,
@@ -38,17 +36,22 @@ from .layout import (
     QUEUE_AT,
     unpack_lane_header,
 )
-from .records import SubmissionReader
 
 # Offsets of a lane's fields, in words from the lane's beginning.
 HEAD_AT: Final = 8
 MISSES_AT: Final = 16
+TIMED_AT: Final = 24
+"""Where the number of hit times that were ever written stands. 0 in the lane of a client without this log."""
+TIMES_AT: Final = 32
 PINS_AT: Final = LANE_HEADER_WORDS
 LOG_AT: Final = LANE_HEADER_WORDS + LANE_WORDS
 SPARE_END: Final = LANE_HEADER_WORDS + 16
+TIMES: Final = 16
+"""Hit times that the lane holds. The daemon reads it ten times a second, and a client times about one hit a second."""
 VIEW_WORDS: Final = LOG_AT - SPARE_END
 LOG_MASK: Final = LANE_LOG_WORDS - 1
 _WORDS: Final = frozenset(range(PINS_AT, LOG_AT))
+_COUNT_MASK: Final = (1 << 63) - 1
 
 Array = np.ndarray[Any, Any]
 
@@ -241,6 +244,13 @@ class Lane:
         for number in deque(islice(self._misses, misses), maxlen=1):
             self.words[MISSES_AT] = number
 
+    def log_time(self, took_ns: int) -> None:
+        """Writes how long a hit took. Two threads at once may lose one of their times."""
+        words = self.words
+        timed = words[TIMED_AT]
+        words[TIMES_AT + timed % TIMES] = took_ns
+        words[TIMED_AT] = (timed + 1) & _COUNT_MASK
+
     def suspend(self) -> None:
         """Gives out no word until `resume`, as if all words were taken. Calls may be repeated and nested.
 
@@ -358,97 +368,3 @@ HOLDING: Final = frozenset(
     }
 )
 """The code in which a thread may hold words that are neither free nor tied."""
-
-
-@dataclass(frozen=True, slots=True)
-class LaneRecords:
-    """The records of a lane since the last drain. `span_ids`: the hits in order, (n,) uint64. `lost`: the number of
-    records that were overwritten or left out before the daemon read them. `misses`: the number of lookups without a
-    hit. `times_ns`: how long single hits took."""
-
-    span_ids: Array
-    lost: int
-    misses: int
-    times_ns: list[int]
-
-
-class LaneReader:
-    """The daemon's side of one lane. It reads with preadv, so that a truncated lane is a short read and not a
-    SIGBUS."""
-
-    __slots__ = ("_fd", "_header", "_seen", "_seen_misses", "_timed", "hits", "lane_id", "misses", "pinned")
-
-    def __init__(self, fd: int, lane_id: int) -> None:
-        """Takes over `fd`, a file description of its own without a lock.
-
-        Existing records are skipped: the daemon that read the lane before has counted them, and has stored the time of
-        each entry's last use in the index.
-        """
-        self._fd = fd
-        self._header = np.zeros(LANE_HEADER_WORDS, np.uint64)
-        os.preadv(fd, [self._header.data], 0)
-        self.lane_id = lane_id
-        self.hits = int(self._header[HEAD_AT])
-        self.misses = int(self._header[MISSES_AT])
-        self.pinned = 0
-        self._seen = self.hits
-        self._seen_misses = self.misses
-        self._timed = int(self._header[TIMED_AT])
-
-    def pins(self, into: Array) -> Array:
-        """The span ids that the lane pins now. `into` is scratch memory, (4096,) uint64.
-
-        A word that is torn during the read belongs to a pin made after the fence, whose reader will find its slot
-        changed. Pins made before the fence are read whole. A closed reader returns no pins, since no process holds the
-        lane.
-        """
-        if self._fd < 0:
-            return into[:0]
-        got = os.preadv(self._fd, [into.data], PAGE_BYTES)
-        words = into[: got // 8]
-        found: Array = words[words != 0]
-        self.pinned = len(found)
-        return found
-
-    def drain(self, most: int = LANE_LOG_WORDS) -> LaneRecords | None:
-        """The records since the last call, at most the newest `most`; None if there are none."""
-        header = self._header
-        if self._fd < 0 or os.preadv(self._fd, [header.data], 0) < header.nbytes:
-            return None
-        self.hits, self.misses = int(header[HEAD_AT]), int(header[MISSES_AT])
-        fresh = self.hits - self._seen
-        misses = self.misses - self._seen_misses
-        # Two threads may store their heads in reverse order, so the head can seem to go back. The next record corrects
-        # this.
-        times_ns = times_since(header, self._timed)
-        if fresh <= 0 and misses <= 0 and not times_ns:
-            return None
-        kept = max(0, min(fresh, most, LANE_LOG_WORDS))
-        ids = np.zeros(kept, np.uint64)
-        first = (self.hits - kept) & LOG_MASK
-        # Two reads, since the log may wrap. A record that is overwritten during the reads is reported as the newer one,
-        # as in a single read of the whole log.
-        os.preadv(self._fd, [ids[: LANE_LOG_WORDS - first].data], (LOG_AT + first) * 8)
-        os.preadv(self._fd, [ids[LANE_LOG_WORDS - first :].data], LOG_AT * 8)
-        self._seen = max(self._seen, self.hits)
-        self._seen_misses = max(self._seen_misses, self.misses)
-        self._timed = max(self._timed, int(header[TIMED_AT]))
-        return LaneRecords(ids, max(0, fresh) - kept, max(0, misses), times_ns)
-
-    def submissions(self) -> SubmissionReader:
-        """The lane's queue, from what is written there next."""
-        return SubmissionReader(self._fd)
-
-    def abandoned(self) -> bool:
-        """Whether no process has a descriptor or mapping of the lane any more. If True, this reader keeps the lane
-        locked, so no other reader gets True."""
-        try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        return True
-
-    def close(self) -> None:
-        """Closes the reader's descriptor. Later calls find no pins and no records."""
-        os.close(self._fd)
-        self._fd = -1

@@ -1,8 +1,8 @@
 """Named shared memory: creation, sizes, locks, prefaulting, removal.
 
 Owns: the names under /dev/shm, the check that memory exists before it is promised, the check of a segment's owner, the
-lock that makes a daemon the only one of its instance. Does not own: the content of the memory, nor inboxes, which have
-no name (inbox.py).
+lock that makes a daemon the only one of its instance. Does not own: the content of the memory, the rest of a lane's
+name (lane_reader.py), nor inboxes, which have no name (inbox.py).
 
 Names: `/tensord.<instance>.lock`, `.ring`, `.index`, `.learned`, `.lane.<id>[.u<uid>][.fenced]`. All have mode 0600, so
 that only the daemon's user can map one for writing, whatever descriptors other users were passed.
@@ -28,7 +28,7 @@ from typing import Final
 import posix_ipc
 
 from ..errors import BadConfiguration, InstanceBusy, NameTaken, NotEnoughMemory, ProcessLimit, SegmentError
-from .cgroups import cgroups
+from .cgroups import available_bytes
 from .layout import PAGE_BYTES
 
 SHM_FOLDER: Final = Path("/dev/shm")
@@ -39,7 +39,6 @@ MAKE_WRITABLE: Final = (
 PREFAULT_PIECE_BYTES: Final = 64 << 20
 SEGMENT_MODE: Final = 0o600
 _INSTANCE: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
-_LANE: Final = re.compile(r"lane\.([0-9a-f]{1,16})(?:\.u([0-9]{1,10}))?(\.fenced)?")
 _CLAIM_TRIES: Final = 10
 _CLAIM_EVERY_S: Final = 0.01
 _MADV_HUGEPAGE, _MADV_POPULATE_READ, _MADV_POPULATE_WRITE = 14, 22, 23
@@ -62,19 +61,6 @@ def segment_name(instance: str, part: str) -> str:
             f"instance {instance!r}: a name is 1 to 32 of a-z, 0-9, _ and -, beginning with a letter or digit"
         )
     return f"/tensord.{instance}.{part}"
-
-
-def lane_name(instance: str, lane_id: int, *, uid: int | None, fenced: bool) -> str:
-    """The name of a lane. `uid`: the user whose quota the lane counts against. `fenced`: whether the process that
-    writes the lane registered for the expedited fence."""
-    whose = "" if uid is None else f".u{uid}"
-    return segment_name(instance, f"lane.{lane_id:x}{whose}{'.fenced' if fenced else ''}")
-
-
-def read_lane_name(instance: str, name: str) -> tuple[int, int | None, bool] | None:
-    """(lane id, uid, fenced) from a lane's name; None if `name` is not a lane's."""
-    found = _LANE.fullmatch(name.removeprefix(segment_name(instance, "")))
-    return (int(found[1], 16), int(found[2]) if found[2] else None, found[3] is not None) if found else None
 
 
 def existing(instance: str) -> list[str]:
@@ -386,15 +372,6 @@ def shm_free_bytes() -> int:
     if stat.f_files and not stat.f_favail:
         return 0
     return stat.f_bavail * stat.f_frsize
-
-
-def available_bytes() -> int:
-    """Memory that can be used without swapping, in bytes: MemAvailable, or the cgroup's remaining memory if that is
-    less."""
-    meminfo = Path("/proc/meminfo").read_text()
-    found = re.search(r"^MemAvailable:\s+(\d+) kB", meminfo, re.MULTILINE)
-    available = int(found[1]) * 1024 if found else os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return min([available, *(max(0, each.limit_bytes - each.used_bytes) for each in cgroups())])
 
 
 def check_memory(size_bytes: int, what: str, remedy: str = ": set a smaller ring_bytes, or free memory") -> None:

@@ -20,7 +20,8 @@ from tensord.daemon.store.table import EDGE, LIVE, RowTable
 from tensord.shm.copy import checksum_of
 from tensord.shm.fence import fence, register
 from tensord.shm.index import IndexWriter
-from tensord.shm.lanes import Lane, LaneReader
+from tensord.shm.lane_reader import LaneReader
+from tensord.shm.lanes import Lane
 from tensord.shm.layout import (
     LANE_BYTES,
     LANE_WORDS,

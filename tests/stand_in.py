@@ -27,7 +27,7 @@ from tensord.ipc.blocking import BlockingChannel
 from tensord.ipc.connection import Connection
 from tensord.ipc.schema import PROTOCOL_VERSION, ClientLimits, ErrorBody
 from tensord.shm.copy import checksum_of
-from tensord.shm.lanes import LaneReader
+from tensord.shm.lane_reader import LaneReader
 from tensord.shm.layout import ASLEEP_AT, LANE_PLACES, SPAN_HEADER_BYTES, SpanHeader, span_bytes, span_id
 from tensord.shm.prefix import PrefixRecord
 from tensord.shm.records import RECORD, SLEEPS, SubmissionReader

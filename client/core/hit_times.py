@@ -4,7 +4,7 @@ A hit takes a microsecond or two, so it has no room for a clock, a counter or ev
 exchanged for one lookup: `arm` makes the view a TimedView, whose `get` makes it a View again and times the lookup. All
 other lookups run the code of `View.get` as it stands.
 
-Owns: which hits are timed. Does not own: the lookup (view.py), the log of times in the lane (`shm.hit_times`).
+Owns: which hits are timed. Does not own: the lookup (view.py), the log of times in the lane (`shm.lanes`).
 Invariants: a TimedView times one lookup at most. A hit is counted once, timed or not. Nothing here waits or locks.
 """
 
@@ -13,7 +13,6 @@ from __future__ import annotations
 import time
 from typing import Final
 
-from ...shm.hit_times import log_time
 from .lease import Lease
 from .view import View
 
@@ -38,7 +37,7 @@ class TimedView(View):
         lease = View.get(self, key)
         took_ns = time.perf_counter_ns() - began_ns
         if lease is not None:
-            log_time(self.lane.words, took_ns)
+            self.lane.log_time(took_ns)
         return lease
 
 

@@ -20,7 +20,7 @@ from typing import Final
 
 import numpy as np
 
-from ...shm.lanes import LaneRecords
+from ...shm.lane_reader import LaneRecords
 from ...shm.layout import LANE_WORDS
 from ..core import events
 from ..holders import Count, Holders

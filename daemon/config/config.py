@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from ...errors import BadConfiguration
 from ...ipc import places
-from ...shm import segments
+from ...shm import cgroups, segments
 from ..policy.modes import Thresholds
 from ..replacement import POLICIES
 from ..tiers.registry import open_store
@@ -376,7 +376,7 @@ def _derived(
     socket = values["socket"]
     status_folder = folder if socket is dataclasses.MISSING else socket.parent
     if available_bytes is None:
-        available_bytes = segments.available_bytes()
+        available_bytes = cgroups.available_bytes()
     room_bytes = min(4 * GIB, available_bytes // 4, segments.shm_free_bytes() // 2)
     ring_bytes = max(RING_BYTES_MIN, room_bytes // MIB * MIB)
     given_bytes = ring_bytes if values["ring_bytes"] is dataclasses.MISSING else values["ring_bytes"]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tensord.daemon import lane_scan
 from tensord.daemon.lane_scan import LANES_AT_ONCE, UNCHECKED_MAX, LaneScan
-from tensord.shm.lanes import LaneReader
+from tensord.shm.lane_reader import LaneReader
 from tensord.shm.layout import LANE_WORDS, PAGE_BYTES
 
 from ..memory_bench import lane_file

@@ -14,7 +14,7 @@ from tensord.client.core import hit_times
 from tensord.client.core.hit_times import arm
 from tensord.daemon.reports.request_times import HIT_S_MAX
 from tensord.ipc.messages import LatencyQuery
-from tensord.shm.hit_times import TIMED_AT, TIMES, TIMES_AT
+from tensord.shm.lanes import TIMED_AT, TIMES, TIMES_AT
 
 from ..daemon_process import PATIENCE_S, Daemon, until
 from ..memory_bench import key

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tensord.shm.cgroups import Cgroup, cgroups
+from tensord.shm.cgroups import Cgroup, available_bytes, cgroups
 
 from ..memory_cgroup import memory_cgroup
 
@@ -141,3 +141,13 @@ def test_a_process_in_a_real_cgroup_v1_chooses_a_ring_that_fits(limited: Path) -
     ring_bytes, gauge_bytes = map(int, done.stdout.split())
     assert ring_bytes < 300 * MIB // 2
     assert gauge_bytes == 300 * MIB
+
+
+def test_what_a_cgroup_leaves_is_available_if_it_is_less_than_what_the_machine_has(tmp_path: Path) -> None:
+    assert available_bytes() > 0
+    _write(tmp_path / "meminfo", "MemTotal: 9 kB\nMemAvailable:       8 kB\n")
+    _write(tmp_path / "self/cgroup", "4:memory:/\n")
+    _mounted(tmp_path, (tmp_path / "memory", "/", "cgroup", "memory"))
+    assert available_bytes(tmp_path) == 8192
+    _v1(tmp_path / "memory", limit=7_000, used=1_000)
+    assert available_bytes(tmp_path) == 6_000

@@ -9,13 +9,11 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from mmap import mmap
-from pathlib import Path
 
 import pytest
 
 from tensord.errors import BadConfiguration, InstanceBusy, NameTaken, NotEnoughMemory, SegmentError
 from tensord.shm import segments
-from tensord.shm.cgroups import Cgroup
 
 PAGE = 4096
 
@@ -132,18 +130,6 @@ def test_another_user_s_segment_is_refused(instance: str) -> None:
     os.close(segments.attach(name, uid=1234))
 
 
-@pytest.mark.parametrize("fenced", [True, False])
-@pytest.mark.parametrize("uid", [None, 0, 65534])
-def test_a_lane_s_name_says_its_id_its_uid_and_its_fence(uid: int | None, fenced: bool) -> None:
-    name = segments.lane_name("main", 0x1234_5678_9ABC, uid=uid, fenced=fenced)
-    assert segments.read_lane_name("main", name) == (0x1234_5678_9ABC, uid, fenced)
-
-
-@pytest.mark.parametrize("part", ["lane.", "lane.xyz", "lane.1.fence", "lane.1.fenced.", "lane.11111111111111111"])
-def test_names_that_are_not_lane_names_are_recognised(part: str) -> None:
-    assert segments.read_lane_name("main", segments.segment_name("main", part)) is None
-
-
 def test_allocated_pages_are_there_and_punched_ones_are_given_back(instance: str) -> None:
     fd = segments.create(segments.segment_name(instance, "ring"), 1 << 20)
     assert os.fstat(fd).st_blocks == 0
@@ -239,12 +225,6 @@ def test_a_shm_that_is_read_only_is_an_error_with_a_remedy() -> None:
 
 
 def test_more_than_the_machine_has_is_refused_before_it_is_tried() -> None:
-    assert segments.available_bytes() > 0
     segments.check_memory(1, "next to nothing")
     with pytest.raises(NotEnoughMemory, match=r"the moon needs \d+ bytes, and \d+ are (free|available).*ring_bytes"):
         segments.check_memory(1 << 60, "the moon")
-
-
-def test_a_cgroups_limit_counts_as_what_is_available(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(segments, "cgroups", lambda: [Cgroup("/", 20_000, 7_655)])
-    assert segments.available_bytes() == 12_345

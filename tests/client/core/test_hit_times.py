@@ -12,7 +12,7 @@ from tensord.client.core import hit_times
 from tensord.client.core.hit_times import SKIPPED_MAX, TimedView, arm, arm_now_and_then
 from tensord.client.core.view import View
 from tensord.errors import BadKey
-from tensord.shm.lanes import LaneRecords
+from tensord.shm.lane_reader import LaneRecords
 
 from ...memory_bench import MemoryBench, key
 

@@ -16,8 +16,8 @@ from tensord.daemon.actors.lanes import ACCESSED_AT_ONCE, DRAIN_EVERY_S, HOLDERS
 from tensord.daemon.core import events
 from tensord.daemon.holders import CHANGES_AT_ONCE
 from tensord.daemon.lane_scan import LANES_AT_ONCE, UNCHECKED_MAX, WORDS_AT_ONCE, LaneScan
-from tensord.shm.hit_times import TIMED_AT, TIMES_AT
-from tensord.shm.lanes import LOG_AT, PINS_AT, LaneReader
+from tensord.shm.lane_reader import LaneReader
+from tensord.shm.lanes import LOG_AT, PINS_AT, TIMED_AT, TIMES_AT
 from tensord.shm.layout import LANE_WORDS
 
 from ...memory_bench import lane_file

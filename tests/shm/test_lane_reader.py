@@ -1,4 +1,4 @@
-"""The log of hit times in a lane, against a plain list, and against what a client may write instead."""
+"""The daemon's side of a lane: its name; its hit times, against a plain list and what a client may write instead."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensord.shm.hit_times import TIMED_AT, TIMES, TIMES_AT, log_time
-from tensord.shm.lanes import HEAD_AT, MISSES_AT, Lane, LaneReader
+from tensord.shm.lane_reader import LaneReader, lane_name, read_lane_name
+from tensord.shm.lanes import HEAD_AT, MISSES_AT, TIMED_AT, TIMES, TIMES_AT, Lane
 from tensord.shm.layout import LANE_HEADER_WORDS
+from tensord.shm.segments import segment_name
 
 from ..memory_bench import attached, lane_file
 
@@ -24,6 +25,18 @@ def ends() -> Iterator[tuple[Lane, LaneReader]]:
     lane, reader = attached()
     yield lane, reader
     reader.close()
+
+
+@pytest.mark.parametrize("fenced", [True, False])
+@pytest.mark.parametrize("uid", [None, 0, 65534])
+def test_a_lane_s_name_says_its_id_its_uid_and_its_fence(uid: int | None, fenced: bool) -> None:
+    name = lane_name("main", 0x1234_5678_9ABC, uid=uid, fenced=fenced)
+    assert read_lane_name("main", name) == (0x1234_5678_9ABC, uid, fenced)
+
+
+@pytest.mark.parametrize("part", ["lane.", "lane.xyz", "lane.1.fence", "lane.1.fenced.", "lane.11111111111111111"])
+def test_names_that_are_not_lane_names_are_recognised(part: str) -> None:
+    assert read_lane_name("main", segment_name("main", part)) is None
 
 
 def times(reader: LaneReader) -> list[int]:
@@ -38,7 +51,7 @@ def test_each_drain_gives_the_times_since_the_last_one_at_most_as_many_as_the_lo
     lane, reader = attached()
     for written in rounds:
         for took_ns in written:
-            log_time(lane.words, took_ns)
+            lane.log_time(took_ns)
         assert times(reader) == written[-TIMES:]
         assert times(reader) == []
     reader.close()
@@ -48,7 +61,7 @@ def test_times_that_come_without_a_further_hit_are_read(ends: tuple[Lane, LaneRe
     lane, reader = ends
     lane.log(3)
     assert times(reader) == []
-    log_time(lane.words, 1500)
+    lane.log_time(1500)
     drained = reader.drain()
     assert drained is not None
     assert (drained.span_ids.tolist(), drained.misses, drained.lost, drained.times_ns) == ([], 0, 0, [1500])
@@ -57,9 +70,9 @@ def test_times_that_come_without_a_further_hit_are_read(ends: tuple[Lane, LaneRe
 def test_a_lane_that_is_found_again_gives_no_time_twice() -> None:
     fd = lane_file(7)
     lane = Lane(fd)
-    log_time(lane.words, 1)
+    lane.log_time(1)
     reader = LaneReader(fd, 7)
-    log_time(lane.words, 2)
+    lane.log_time(2)
     assert times(reader) == [2]
     reader.close()
 
@@ -78,7 +91,7 @@ def test_whatever_a_client_writes_a_drain_gives_few_times_and_its_hits_all_the_s
         assert drained is not None and drained.span_ids.tolist() == [span]
         assert len(drained.times_ns) <= TIMES and set(drained.times_ns) <= set(words)
     # The client itself goes on too.
-    log_time(lane.words, 5)
+    lane.log_time(5)
     reader.close()
 
 
