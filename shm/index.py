@@ -29,21 +29,28 @@ from .layout import (
     BUCKET_BYTES,
     BUCKET_SLOTS,
     KEY_BYTES,
-    PLACE_UNVERIFIED,
-    REUSE_HOLDERS_SHIFT,
-    REUSE_USED_SHIFT,
-    REUSE_USES_MAX,
     SLOT_BYTES,
     SLOT_WORDS,
     SPAN_COUNTER_BITS,
     IndexGeometry,
+)
+from .slots import (
+    BUCKET_CELLS,
+    LENGTH,
+    PLACE,
+    PLACE_UNVERIFIED,
+    REUSE_HOLDERS_SHIFT,
+    SLOT,
+    SPAN,
+    Array,
+    Slot,
+    cells_of,
     pack_place,
-    pack_reuse,
-    reuse_ticks,
-    reuse_used_s,
+    read_slot,
+    slot_at,
+    slots_of,
     unpack_reuse,
 )
-from .slots import BUCKET_CELLS, LENGTH, PLACE, SLOT, SPAN, Array, Slot, cells_of, read_slot, slot_at, slots_of
 
 # A key's bytes 8 to 24 come from a digest, so they serve as its hashes. The first eight bytes are the namespace's tag.
 KEY_HASHES: Final = struct.Struct("@8xII8s8x")
@@ -272,28 +279,8 @@ class IndexWriter:
         at = self._slot_at(slot) + PLACE
         self._words[at] = self._words[at] & ~PLACE_UNVERIFIED | unverified
 
-    def show_uses(self, uses: dict[int, int], used_s: float) -> None:
-        """Stores for each slot in `uses` the entry's total number of uses, for readers, and the time of their last use,
-        `used_s`, for the next daemon."""
-        slots = np.fromiter(uses.keys(), np.intp, len(uses))
-        counts = np.minimum(np.fromiter(uses.values(), np.uint64, len(uses)), np.uint64(REUSE_USES_MAX))
-        ticks = np.uint64(reuse_ticks(used_s) << REUSE_USED_SHIFT)
-        self._reuse[slots] = self._reuse[slots] & ~_USE | ticks | counts
-
-    def show_holders(self, slot: int, holders: int) -> None:
-        """Stores the number of clients that hold the slot's entry now, for readers."""
-        self._reuse[slot] = pack_reuse(self.uses(slot), holders, self.used_s(slot))
-
-    def uses(self, slot: int) -> int:
-        """The number of uses stored last by `show_uses`, also by an earlier daemon."""
-        return unpack_reuse(int(self._reuse[slot]))[0]
-
-    def used_s(self, slot: int) -> float:
-        """The time of last use stored last by `show_uses`, also by an earlier daemon, in seconds; 0.0 for never."""
-        return reuse_used_s(int(self._reuse[slot]))
-
     def held(self) -> tuple[Array, Array]:
-        """(span ids, holders) of all slots for which `show_holders` last stored more than 0; (n,) uint64 each."""
+        """(span ids, holders) of all slots that a client holds, as the daemon last stored it; (n,) uint64 each."""
         holders = self._reuse >> np.uint64(REUSE_HOLDERS_SHIFT)
         slots = np.flatnonzero(holders)
         spans = slots_of(cells_of(self._memory, self.geometry))[:, :, SPAN].reshape(-1)

@@ -32,7 +32,6 @@ import struct
 import zlib
 from binascii import crc_hqx
 from dataclasses import dataclass, replace
-from math import ceil
 from mmap import mmap
 from typing import Final
 
@@ -94,22 +93,6 @@ _DOUBLE, _WORD = struct.Struct("@d"), struct.Struct("@Q")
 _EXPIRY_CHECK_BITS: Final = 16
 _LANE_HEADER: Final = struct.Struct("@QQQ")
 
-# A slot's place word has all that a hit needs to make its views: the span's ring offset (bits 6 to 47, since spans are
-# 64-byte aligned), the length of its tree header (bits 48 to 63), and in bit 0 whether a restarted daemon still has to
-# verify the span's checksum.
-PLACE_OFFSET_MASK: Final = (1 << 48) - ALIGN_BYTES
-PLACE_UNVERIFIED: Final = 1
-
-# A slot's reuse word: the entry's total number of uses (bits 0 to 15), the time of its last use (bits 16 to 47, in
-# ticks of the daemon's clock, 0 for never), and the number of lanes that pin it (bits 48 to 63). All three are hints
-# written by the daemon. A number that does not fit is stored as the field's maximum.
-REUSE_USED_SHIFT: Final = 16
-REUSE_HOLDERS_SHIFT: Final = 48
-REUSE_USES_MAX: Final = (1 << REUSE_USED_SHIFT) - 1
-REUSE_TICKS_PER_S: Final = 64
-REUSE_TICKS_MAX: Final = (1 << REUSE_HOLDERS_SHIFT - REUSE_USED_SHIFT) - 1
-REUSE_HOLDERS_MAX: Final = (1 << 64 - REUSE_HOLDERS_SHIFT) - 1
-
 
 def aligned(size_bytes: int) -> int:
     """`size_bytes`, rounded up to the next multiple of 64."""
@@ -119,34 +102,6 @@ def aligned(size_bytes: int) -> int:
 def span_bytes(payload_bytes: int) -> int:
     """Ring bytes occupied by a span with a payload of `payload_bytes`, header included."""
     return SPAN_HEADER_BYTES + aligned(payload_bytes)
-
-
-def pack_place(offset: int, tree_bytes: int) -> int:
-    """A slot's place word, made of the span's ring offset and the length of its tree header, both in bytes."""
-    assert not offset & ~PLACE_OFFSET_MASK, offset
-    assert 0 < tree_bytes <= TREE_BYTES_MAX, tree_bytes
-    return tree_bytes << 48 | offset
-
-
-def pack_reuse(uses: int, holders: int, used_s: float = 0.0) -> int:
-    """A slot's reuse word. `used_s` is the time of the last use, in seconds."""
-    told = min(uses, REUSE_USES_MAX) | reuse_ticks(used_s) << REUSE_USED_SHIFT
-    return min(holders, REUSE_HOLDERS_MAX) << REUSE_HOLDERS_SHIFT | told
-
-
-def reuse_ticks(used_s: float) -> int:
-    """`used_s` in ticks. Rounded up, so that a use is newer than every earlier put."""
-    return min(ceil(used_s * REUSE_TICKS_PER_S), REUSE_TICKS_MAX)
-
-
-def unpack_reuse(word: int) -> tuple[int, int]:
-    """(uses, holders) of a reuse word."""
-    return word & REUSE_USES_MAX, word >> REUSE_HOLDERS_SHIFT
-
-
-def reuse_used_s(word: int) -> float:
-    """The time of the last use in a reuse word, rounded up to a tick, in seconds."""
-    return (word >> REUSE_USED_SHIFT & REUSE_TICKS_MAX) / REUSE_TICKS_PER_S
 
 
 def punches_of(index: bytes | memoryview | mmap) -> int:

@@ -1,10 +1,10 @@
-"""Where the words of the index's slots are: as arrays over all of them, and as a copy of one.
+"""Where the words of the index's slots are: as arrays over all of them, and as a copy of one; and the bits in them.
 
     a bucket: nine cells of 64 bytes, which are a line of eight fingerprints and eight slots
     a slot:   seq │ key, four words │ span id │ place │ length                  (words of 8 bytes)
 
-Owns: these places. Does not own: which slots a key may have, nor the order in which words are stored and loaded
-(index.py), nor the bits of a place word (layout.py).
+Owns: these places, and the bits of a place word and of a reuse word. Does not own: which slots a key may have, nor the
+order in which words are stored and loaded (index.py).
 
 Invariants: the arrays are views of the memory, so that what is stored in them is stored in the index. Nothing here
 stores anything. A copy of a slot may be torn: the reader checks seq.
@@ -14,18 +14,35 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
+from math import ceil
 from mmap import mmap
 from typing import Any, Final
 
 import numpy as np
 
-from .layout import BUCKET_SLOTS, PLACE_OFFSET_MASK, PLACE_UNVERIFIED, SLOT_WORDS, IndexGeometry
+from .layout import ALIGN_BYTES, BUCKET_SLOTS, SLOT_WORDS, TREE_BYTES_MAX, IndexGeometry
 
 SLOT: Final = struct.Struct("@Q32sQQQ")
 """A whole slot: seq, key, span id, place word, payload bytes."""
 SPAN, PLACE, LENGTH = 5, 6, 7
 """Indices of words within a slot."""
 BUCKET_CELLS: Final = 1 + BUCKET_SLOTS
+
+# A slot's place word has all that a hit needs to make its views: the span's ring offset (bits 6 to 47, since spans are
+# 64-byte aligned), the length of its tree header (bits 48 to 63), and in bit 0 whether a restarted daemon still has to
+# verify the span's checksum.
+PLACE_OFFSET_MASK: Final = (1 << 48) - ALIGN_BYTES
+PLACE_UNVERIFIED: Final = 1
+
+# A slot's reuse word: the entry's total number of uses (bits 0 to 15), the time of its last use (bits 16 to 47, in
+# ticks of the daemon's clock, 0 for never), and the number of lanes that pin it (bits 48 to 63). All three are hints
+# written by the daemon. A number that does not fit is stored as the field's maximum.
+REUSE_USED_SHIFT: Final = 16
+REUSE_HOLDERS_SHIFT: Final = 48
+REUSE_USES_MAX: Final = (1 << REUSE_USED_SHIFT) - 1
+REUSE_TICKS_PER_S: Final = 64
+REUSE_TICKS_MAX: Final = (1 << REUSE_HOLDERS_SHIFT - REUSE_USED_SHIFT) - 1
+REUSE_HOLDERS_MAX: Final = (1 << 64 - REUSE_HOLDERS_SHIFT) - 1
 
 Array = np.ndarray[Any, Any]
 
@@ -71,3 +88,26 @@ def read_slot(memory: memoryview | mmap, at: int, number: int) -> Slot:
     seq, key, span, place, payload_bytes = SLOT.unpack_from(memory, at * 8)
     unverified = bool(place & PLACE_UNVERIFIED)
     return Slot(number, seq, key, span, place & PLACE_OFFSET_MASK, place >> 48, payload_bytes, unverified)
+
+
+def pack_place(offset: int, tree_bytes: int) -> int:
+    """A slot's place word, made of the span's ring offset and the length of its tree header, both in bytes."""
+    assert not offset & ~PLACE_OFFSET_MASK, offset
+    assert 0 < tree_bytes <= TREE_BYTES_MAX, tree_bytes
+    return tree_bytes << 48 | offset
+
+
+def pack_reuse(uses: int, holders: int, used_s: float = 0.0) -> int:
+    """A slot's reuse word. `used_s` is the time of the last use, in seconds."""
+    told = min(uses, REUSE_USES_MAX) | reuse_ticks(used_s) << REUSE_USED_SHIFT
+    return min(holders, REUSE_HOLDERS_MAX) << REUSE_HOLDERS_SHIFT | told
+
+
+def reuse_ticks(used_s: float) -> int:
+    """`used_s` in ticks. Rounded up, so that a use is newer than every earlier put."""
+    return min(ceil(used_s * REUSE_TICKS_PER_S), REUSE_TICKS_MAX)
+
+
+def unpack_reuse(word: int) -> tuple[int, int]:
+    """(uses, holders) of a reuse word."""
+    return word & REUSE_USES_MAX, word >> REUSE_HOLDERS_SHIFT

@@ -11,7 +11,7 @@ from typing import Final
 
 from ...shm.clock import unix_at_boot_s
 from ...shm.index import IndexReader
-from ...shm.layout import PLACE_OFFSET_MASK
+from ...shm.slots import PLACE_OFFSET_MASK
 from .ring_mapping import RingMapping
 
 _ATTEMPTS: Final = 4

@@ -25,8 +25,6 @@ from ...shm.lanes import HEAD_AT, LOG_AT, LOG_MASK, Lane
 from ...shm.layout import (
     BUCKET_BYTES,
     PAGE_BYTES,
-    PLACE_OFFSET_MASK,
-    PLACE_UNVERIFIED,
     SLOT_BYTES,
     SLOT_WORDS,
     SPAN_HEADER_BYTES,
@@ -34,7 +32,7 @@ from ...shm.layout import (
     Superblock,
 )
 from ...shm.recipe import Recipe
-from ...shm.slots import SLOT
+from ...shm.slots import PLACE_OFFSET_MASK, PLACE_UNVERIFIED, SLOT
 from .entry import Entry, Reuse, read_entry, read_reuse
 from .fields import check_key
 from .lease import ArrayLease, Batch, Lease, lease_over

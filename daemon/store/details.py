@@ -14,18 +14,17 @@ from typing import Any, Final
 
 import numpy as np
 
-from ...shm.layout import (
+from ...shm.layout import SPAN_EXPIRES_AT, expiry_word
+from ...shm.slots import (
+    PLACE,
     REUSE_HOLDERS_MAX,
     REUSE_HOLDERS_SHIFT,
     REUSE_TICKS_MAX,
     REUSE_TICKS_PER_S,
     REUSE_USED_SHIFT,
     REUSE_USES_MAX,
-    SPAN_EXPIRES_AT,
-    expiry_word,
     reuse_ticks,
 )
-from ...shm.slots import PLACE
 from .slots import Slots
 from .table import RowTable
 

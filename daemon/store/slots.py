@@ -14,8 +14,8 @@ from typing import Any, Final
 import numpy as np
 
 from ...shm.index import KEY_HASHES
-from ...shm.layout import BUCKET_SLOTS, PLACE_UNVERIFIED, REUSE_HOLDERS_SHIFT, IndexGeometry
-from ...shm.slots import BUCKET_CELLS, PLACE, SPAN, cells_of, slots_of
+from ...shm.layout import BUCKET_SLOTS, IndexGeometry
+from ...shm.slots import BUCKET_CELLS, PLACE, PLACE_UNVERIFIED, REUSE_HOLDERS_SHIFT, SPAN, cells_of, slots_of
 
 Array = np.ndarray[Any, Any]
 
@@ -39,7 +39,7 @@ class Slots:
         self.mask = geometry.bucket_count - 1
         self.first_word = geometry.buckets_at >> 3
         self.first_reuse = geometry.uses_at >> 3
-        """Index of the reuse word of slot 0 (shm/layout.pack_reuse)."""
+        """Index of the reuse word of slot 0 (shm/slots.pack_reuse)."""
         self._array = np.frombuffer(self.words, "u8")
         self._reuse = np.frombuffer(self.memory, "u8", geometry.slot_count, geometry.uses_at)
         taken = slots_of(cells_of(self.memory, geometry))[:, :, SPAN] != 0

@@ -15,6 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tensord.errors import BadKey
 from tensord.shm.index import IndexReader, IndexWriter
 from tensord.shm.layout import IndexGeometry
+from tensord.shm.slots import pack_reuse
 
 from ..memory_bench import key
 
@@ -52,7 +53,6 @@ class IndexAgainstDict(RuleBasedStateMachine):
         self.seqs = [1] * self.writer.geometry.slot_count
         self.spans = 0
         self.reuse: dict[int, tuple[int, int]] = {}
-        self.used_s: dict[int, float] = {}
         self.asked: set[bytes] = set()
 
     def waiting(self) -> list[int]:
@@ -70,7 +70,6 @@ class IndexAgainstDict(RuleBasedStateMachine):
             assert slot not in self.held
             self.held[slot] = (key, self.spans, cells * 64, tree_bytes, payload_bytes)
             self.reuse[slot] = (0, 0)
-            self.used_s[slot] = 0.0
 
     @precondition(lambda self: self.waiting())
     @rule(data=st.data())
@@ -110,20 +109,12 @@ class IndexAgainstDict(RuleBasedStateMachine):
         assert (after.seq, after.offset, after.tree_bytes) == (before.seq, before.offset, before.tree_bytes)
 
     @precondition(lambda self: self.held)
-    @rule(data=st.data(), number=st.integers(0, 1 << 60), used_s=st.integers(0, 1 << 33).map(lambda n: n / 64))
-    def show_uses(self, data: st.DataObject, number: int, used_s: float) -> None:
-        slots = data.draw(st.sets(st.sampled_from(sorted(self.held)), max_size=3))
-        self.writer.show_uses({slot: number + slot for slot in slots}, used_s)
-        for slot in slots:
-            self.reuse[slot] = (min(number + slot, (1 << 16) - 1), self.reuse[slot][1])
-            self.used_s[slot] = min(used_s, ((1 << 32) - 1) / 64)
-
-    @precondition(lambda self: self.held)
-    @rule(data=st.data(), number=st.integers(0, 1 << 20))
-    def show_holders(self, data: st.DataObject, number: int) -> None:
+    @rule(data=st.data(), uses=st.integers(0, 1 << 16), holders=st.integers(0, 1 << 16))
+    def tell_reuse(self, data: st.DataObject, uses: int, holders: int) -> None:
+        """As the store does."""
         slot = data.draw(st.sampled_from(sorted(self.held)))
-        self.writer.show_holders(slot, number)
-        self.reuse[slot] = (self.reuse[slot][0], min(number, (1 << 16) - 1))
+        self.writer._reuse[slot] = pack_reuse(uses, holders, 7.25)
+        self.reuse[slot] = (min(uses, (1 << 16) - 1), min(holders, (1 << 16) - 1))
 
     @rule()
     def the_next_daemon_takes_over(self) -> None:
@@ -177,8 +168,6 @@ class IndexAgainstDict(RuleBasedStateMachine):
         spans, holders = self.writer.held()
         told = {self.held[slot][1]: self.reuse[slot][1] for slot in self.held if self.reuse[slot][1]}
         assert dict(zip(spans.tolist(), holders.tolist(), strict=True)) == told
-        assert all(self.writer.uses(slot) == self.reuse[slot][0] for slot in self.held)
-        assert all(self.writer.used_s(slot) == self.used_s[slot] for slot in self.held)
 
 
 TestIndexAgainstDict = IndexAgainstDict.TestCase
@@ -312,8 +301,7 @@ def test_a_kill_between_any_two_stores_leaves_an_index_that_the_next_daemon_can_
     writer.unpublish(first)
     writer.publish(first)
     writer.unpublish(first)
-    writer.show_uses({first: 5}, 7.25)
-    writer.show_holders(first, 2)
+    writer._reuse[first] = pack_reuse(5, 2, 7.25)
     writer.release(first)
     again = writer.reserve(key(2), 12, 1280, 8, 200)
     assert again == first
@@ -325,7 +313,7 @@ def test_a_kill_between_any_two_stores_leaves_an_index_that_the_next_daemon_can_
         successor = IndexWriter(memory, writer.geometry)
         successor.check_invariants()
         held = {slot.number for slot in successor.slots()}
-        left = [slot for slot in range(8) if slot not in held and (successor.uses(slot) or successor.used_s(slot))]
+        left = [slot for slot in range(8) if slot not in held and successor._reuse[slot]]
         assert not left, "another's uses are left"
         for slot in successor.slots():
             assert (slot.key, slot.span_id, slot.offset, slot.tree_bytes, slot.payload_bytes) in whole

@@ -120,21 +120,6 @@ def test_bytes_that_are_not_a_span_header_are_refused() -> None:
         SpanHeader.unpack(b"\xee" * layout.SPAN_HEADER_BYTES)
 
 
-@given(st.integers(0, (1 << 48) // 64 - 1), st.integers(1, layout.TREE_BYTES_MAX))
-def test_a_place_word_holds_offset_and_tree_apart(cells: int, tree_bytes: int) -> None:
-    place = layout.pack_place(cells * 64, tree_bytes)
-    assert place & layout.PLACE_OFFSET_MASK == cells * 64
-    assert place >> 48 == tree_bytes
-    assert not place & layout.PLACE_UNVERIFIED
-    assert place < 1 << 64
-
-
-@pytest.mark.parametrize(("offset", "tree_bytes"), [(1, 1), (1 << 48, 1), (0, 0), (0, layout.TREE_BYTES_MAX + 1)])
-def test_a_place_that_would_not_fit_its_word_is_a_programmers_error(offset: int, tree_bytes: int) -> None:
-    with pytest.raises(AssertionError):
-        layout.pack_place(offset, tree_bytes)
-
-
 @given(st.integers(1, 65_535), st.integers(1, (1 << 48) - 1), st.integers(1, 65_535), st.integers(1, (1 << 48) - 1))
 def test_no_two_spans_of_any_epochs_share_an_id(epoch: int, counter: int, epoch2: int, counter2: int) -> None:
     same = (epoch, counter) == (epoch2, counter2)

@@ -14,7 +14,7 @@ from tensord.daemon.reports.counters import StoreCounters
 from tensord.daemon.store.details import Details
 from tensord.daemon.store.table import LIVE
 from tensord.errors import NotEnoughMemory
-from tensord.shm.layout import pack_reuse
+from tensord.shm.slots import pack_reuse
 
 from ..store.rows import RowStore, key_of
 

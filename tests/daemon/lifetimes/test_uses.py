@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from tensord.daemon.replacement import POLICIES
-from tensord.shm.index import IndexWriter
-from tensord.shm.layout import REUSE_USES_MAX
+from tensord.daemon.store.details import unpack_uses
+from tensord.shm.index import IndexReader, IndexWriter
+from tensord.shm.slots import REUSE_USES_MAX
 
 from ..store.rows import key_of
 from .stand import SPAN, LifetimesStand
@@ -14,6 +16,14 @@ from .stand import SPAN, LifetimesStand
 
 def index(stand: LifetimesStand) -> IndexWriter:
     return IndexWriter(stand.rows.index_memory, stand.rows.geometry)
+
+
+def shown(stand: LifetimesStand, number: int) -> tuple[int, int]:
+    """What readers see of an entry: its uses, and how many clients hold it."""
+    reader = IndexReader(stand.rows.index_memory, stand.rows.geometry)  # type: ignore[arg-type]
+    hit = reader.find(key_of(number))
+    assert hit is not None
+    return reader.reuse(hit[0])
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
@@ -25,15 +35,17 @@ def test_what_is_used_stays_and_is_shown(policy: str) -> None:
     for _ in range(3):
         stand.read(0, 5, 0, 0)
     assert (stand.entry(0)["uses"], stand.entry(5)["uses"], stand.entry(1)["uses"]) == (9, 3, 0)
-    shown = index(stand)
-    slot = stand.rows.table.slots[stand.row(0)]
-    assert (shown.uses(slot), shown.used_s(slot)) == (9, 3.0)
+    assert shown(stand, 0) == (9, 0)
+    geometry, slot = stand.rows.geometry, stand.rows.table.slots[stand.row(0)]
+    words = np.frombuffer(stand.rows.index_memory, "u8", geometry.slot_count, geometry.uses_at)
+    uses, used_s = unpack_uses(words[[slot]])
+    assert (uses.tolist(), used_s.tolist()) == ([9], [3.0])
     stand.uses.held([(stand.view(0), 2), (99, 7)])
-    assert shown.uses(slot) == 9 and dict(zip(*(each.tolist() for each in shown.held()), strict=True)) == {
-        stand.view(0): 2
-    }
+    assert shown(stand, 0) == (9, 2)
+    held = index(stand).held()
+    assert dict(zip(*(each.tolist() for each in held), strict=True)) == {stand.view(0): 2}
     stand.read(0)
-    assert shown.held()[1].tolist() == [2], "a use leaves the holders as they are"
+    assert shown(stand, 0) == (10, 2), "a use leaves the holders as they are"
     stand.rows.pinned.clear()
     for number in range(10, 16):
         stand.put(number)

@@ -10,8 +10,9 @@ import pytest
 from tensord.daemon.recovery.recovery import Recovery
 from tensord.daemon.store.grants import LentGrant
 from tensord.daemon.store.table import LIVE, REVOKED, WITHDRAWN
-from tensord.shm.layout import PLACE_UNVERIFIED, SPAN_CHECKSUM_AT, SPAN_HEADER_BYTES, pack_place, pack_reuse, span_bytes
+from tensord.shm.layout import SPAN_CHECKSUM_AT, SPAN_HEADER_BYTES, span_bytes
 from tensord.shm.records import NO_KEY, RECORD
+from tensord.shm.slots import PLACE_UNVERIFIED, pack_place, pack_reuse
 
 from ..store.rows import TAG, RowStore, key_of
 
