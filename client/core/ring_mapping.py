@@ -1,7 +1,7 @@
 """The ring as this process has mapped it, and handles: names of payloads for other processes.
 
-Owns: the read-only mapping, reads without a pin, and the packed form of a handle. Does not own: leases on a handle's
-payload (ring_reader.py), nor any pin.
+Owns: the read-only mapping, reads without a pin, the check of a payload, and the packed form of a handle. Does not own:
+leases on a handle's payload (ring_reader.py), nor any pin.
 Invariants: a handle from another process is used only if the ring's own span header confirms it.
 """
 
@@ -17,6 +17,7 @@ import numpy as np
 
 from ...errors import Corrupt
 from ...shm.collected import close_with
+from ...shm.copy import checksum_of
 from ...shm.lanes import Lane
 from ...shm.layout import ALIGN_BYTES, KEY_BYTES, SPAN_HEADER_BYTES, SpanHeader, punches_of, span_bytes
 
@@ -105,6 +106,15 @@ class RingMapping(mmap):
         except Corrupt:
             return None
 
+    def is_sound(self, offset: int, payload_bytes: int) -> bool:
+        """Whether the payload of the pinned span at `offset` matches its checksum."""
+        start = offset + SPAN_HEADER_BYTES
+        try:
+            check_span(self[offset:start], np.ndarray((payload_bytes,), np.uint8, self, start))
+        except Corrupt:
+            return False
+        return True
+
     def span_at(self, array: Array, offset: int) -> int:
         """The offset of the span in whose payload `array`, an array over this mapping, starts at `offset`."""
         begins: int = np.frombuffer(self, np.uint8).__array_interface__["data"][0]
@@ -137,6 +147,21 @@ class RingMapping(mmap):
         if (header.key, header.span_id, header.payload_bytes) != (handle.key, handle.span_id, handle.payload_bytes):
             return None
         return handle.offset + SPAN_HEADER_BYTES, header
+
+
+def check_span(span_header: bytes, payload: Array) -> None:
+    """Checks a payload, (n,) uint8, against the header of its span.
+
+    Raises:
+        Corrupt: the header is damaged, or the payload differs from the one that was stored.
+    """
+    header = SpanHeader.unpack(span_header)
+    found = checksum_of(payload)
+    if found != (header.checksum or found) or header.payload_bytes != len(payload):
+        raise Corrupt(
+            f"entry {header.key.hex()}: its {len(payload)} bytes have checksum {found:#x}, its header says "
+            f"{header.checksum:#x}; evict it and put it again"
+        )
 
 
 def mapping_under(array: Array) -> RingMapping | None:

@@ -19,24 +19,15 @@ import numpy as np
 from numpy import ndarray, uint8
 
 from ...errors import BadTree, Corrupt, LayoutMismatch
-from ...shm.copy import checksum_of
 from ...shm.index import KEY_HASHES, IndexReader, bad_key
 from ...shm.lanes import HEAD_AT, LOG_AT, LOG_MASK, Lane
-from ...shm.layout import (
-    BUCKET_BYTES,
-    PAGE_BYTES,
-    SLOT_BYTES,
-    SLOT_WORDS,
-    SPAN_HEADER_BYTES,
-    SpanHeader,
-    Superblock,
-)
+from ...shm.layout import BUCKET_BYTES, PAGE_BYTES, SLOT_BYTES, SLOT_WORDS, SPAN_HEADER_BYTES, Superblock
 from ...shm.recipe import Recipe
 from ...shm.slots import PLACE_OFFSET_MASK, PLACE_UNVERIFIED, SLOT
 from .entry import Entry, Reuse, read_entry, read_reuse
 from .fields import check_key
 from .lease import ArrayLease, Batch, Lease, lease_over
-from .ring_mapping import RingMapping
+from .ring_mapping import RingMapping, check_span
 from .ring_reader import RingReader, learned
 
 Array = np.ndarray[Any, Any]
@@ -310,7 +301,7 @@ class View:
         unchanged &= ends <= np.uint64(len(self._ring))
         found[hits] = unchanged
         for i in hits[unchanged & (places[hits] & np.uint64(PLACE_UNVERIFIED) != 0)]:
-            found[i] = self._is_sound(int(places[i]), int(lengths[i]))
+            found[i] = self._ring.is_sound(int(places[i]) & PLACE_OFFSET_MASK, int(lengths[i]))
         return Batch(self, root, found, places, lengths), spans, rest
 
     def _pinned(self, key: bytes, *, check: bool, counted: bool = True) -> Lease | None:
@@ -332,7 +323,7 @@ class View:
                 if unchanged:
                     payload: Array = ndarray((payload_bytes,), uint8, self._ring, offset + SPAN_HEADER_BYTES)
                     if check or place & PLACE_UNVERIFIED:
-                        _check(self._ring[offset : offset + SPAN_HEADER_BYTES], payload)
+                        check_span(self._ring[offset : offset + SPAN_HEADER_BYTES], payload)
                     header = payload[: place >> 48].tobytes()
                     lease = lease_over(payload, 0, payload_bytes, self._recipes.get(header) or self._learned(header))
             except TypeError:
@@ -369,7 +360,7 @@ class View:
             span = self._ring.copied(offset, SPAN_HEADER_BYTES + payload_bytes)
             if self._index.words[at] == seq:
                 payload = span[SPAN_HEADER_BYTES:]
-                _check(span[:SPAN_HEADER_BYTES].tobytes(), payload)
+                check_span(span[:SPAN_HEADER_BYTES].tobytes(), payload)
                 payload.flags.writeable = False
                 if counted:
                     self.lane.log(span_id)
@@ -378,15 +369,6 @@ class View:
         if counted:
             self.lane.log_miss()
         return None
-
-    def _is_sound(self, place: int, payload_bytes: int) -> bool:
-        """Whether a pinned span's payload matches its checksum."""
-        start = (place & PLACE_OFFSET_MASK) + SPAN_HEADER_BYTES
-        try:
-            _check(self._ring[start - SPAN_HEADER_BYTES : start], ndarray((payload_bytes,), uint8, self._ring, start))
-        except Corrupt:
-            return False
-        return True
 
     def _learned(self, header: bytes) -> Recipe:
         return learned(self._recipes, header)
@@ -399,13 +381,3 @@ def _no_put(_: bytes) -> bool:
 def _identity(fd: int) -> tuple[int, int]:
     status = os.fstat(fd)
     return status.st_dev, status.st_ino
-
-
-def _check(span_header: bytes, payload: Array) -> None:
-    header = SpanHeader.unpack(span_header)
-    found = checksum_of(payload)
-    if found != (header.checksum or found) or header.payload_bytes != len(payload):
-        raise Corrupt(
-            f"entry {header.key.hex()}: its {len(payload)} bytes have checksum {found:#x}, its header says "
-            f"{header.checksum:#x}; evict it and put it again"
-        )
