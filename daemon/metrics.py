@@ -202,16 +202,12 @@ def families(status: Figures) -> Iterator[Metric]:
     yield from _gauges(status["remote"] or {}, _REMOTE)
     yield from _counters(status["remote"] or {}, _REMOTE_TOTALS)
     for name, figure, label, help_text in _STORE_BY:
-        yield _counter(name, help_text, (label,), (((key,), count) for key, count in sorted(store[figure].items())))
+        yield _counter(name, help_text, *_by(label, sorted(store[figure].items())))
     quotas: Figures = status["quotas"]
     delayed = quotas["requests_delayed"]
     yield _counter("requests_delayed", "Requests that waited for the rate of their uid.", (), [((), delayed)])
-    yield _counter(
-        "quota_refused",
-        "Requests and connections refused by a quota of one uid or of all uids, by kind.",
-        ("kind",),
-        (((kind,), count) for kind, count in sorted(quotas["refusals"].items())),
-    )
+    help_text = "Requests and connections refused by a quota of one uid or of all uids, by kind."
+    yield _counter("quota_refused", help_text, *_by("kind", sorted(quotas["refusals"].items())))
     yield from _histograms(store.get("departures", {}))
     yield from _latency(status["latency"])
     if governor:
@@ -224,12 +220,7 @@ def _lookups(store: Figures, counters: Figures) -> Iterator[Metric]:
     # There is no distributed store yet. Its series exists, so that later no sum or dashboard has to change.
     tiers = {"device": counters.get("used", 0), "host": store["hits"], "remote": 0, "miss": store["misses"]}
     yield _counter("queries", "Lookups.", (), [((), sum(tiers.values()))])
-    yield _counter(
-        "hits",
-        "Lookups by the tier that had the entry, or miss.",
-        ("tier",),
-        (((name,), n) for name, n in tiers.items()),
-    )
+    yield _counter("hits", "Lookups by the tier that had the entry, or miss.", *_by("tier", tiers.items()))
 
 
 def _hit_ratios(ratios: Figures) -> Iterator[Metric]:
@@ -245,17 +236,13 @@ def _hit_ratios(ratios: Figures) -> Iterator[Metric]:
         ("requests_here_ratio", "Share of uses and puts whose key was stored.", "here", "requests"),
         ("requests_lru_ratio", "Share of the same uses and puts whose key LRU would have stored.", "lru", "requests"),
     ):
-        samples = [((over,), sums[hits] / sums[of]) for over, sums in lately if sums[of]]
-        yield _gauge(name, help_text, ("over",), samples)
+        shares = ((over, sums[hits] / sums[of]) for over, sums in lately if sums[of])
+        yield _gauge(name, help_text, *_by("over", shares))
     since = ratios["since_start"]
     help_text = "Uses and puts of a sample of the keys, scaled to all of them."
     yield _counter("sampled_requests", help_text, (), [((), since["requests"])])
-    yield _counter(
-        "sampled_hits",
-        "Sampled uses and puts whose key the store had, or LRU would have had.",
-        ("cache",),
-        [(("store",), since["here"]), (("lru",), since["lru"])],
-    )
+    help_text = "Sampled uses and puts whose key the store had, or LRU would have had."
+    yield _counter("sampled_hits", help_text, *_by("cache", [("store", since["here"]), ("lru", since["lru"])]))
 
 
 def _histograms(departures: Figures) -> Iterator[Metric]:
@@ -325,31 +312,21 @@ def _tiers(governor: Figures) -> Iterator[Metric]:
         (*labels, "mode"),
         (((each["gauge"], each["tier"], mode.value), each["mode"] == mode) for each in gauges for mode in Mode),
     )
-    yield _gauge(
-        "threshold_ratio",
-        "Share of a tier at which a mode begins.",
-        ("mode",),
-        (((name,), share) for name, share in governor["thresholds"].items() if name != "hysteresis"),
-    )
+    shares = ((name, share) for name, share in governor["thresholds"].items() if name != "hysteresis")
+    yield _gauge("threshold_ratio", "Share of a tier at which a mode begins.", *_by("mode", shares))
     transitions: Figures = governor["counters"]["transitions"]
-    yield _counter(
-        "transitions",
-        "Changes into a mode, of any gauge.",
-        ("mode",),
-        (((mode.value,), transitions.get(mode.value, 0)) for mode in Mode),
-    )
+    into = ((mode.value, transitions.get(mode.value, 0)) for mode in Mode)
+    yield _counter("transitions", "Changes into a mode, of any gauge.", *_by("mode", into))
 
 
 def _devices(governor: Figures) -> Iterator[Metric]:
     devices: list[Figures] = governor["devices"]
     for name, figure, help_text in _DEVICE:
         yield _gauge(f"device_{name}", help_text, ("device",), _by_device(devices, figure))
-    yield _gauge(
-        "device_stuck",
-        "1 after an eviction pass that did not lower the used bytes; it is not repeated, unless a reservation waits.",
-        ("device",),
-        (((each["device"],), bool(each["stuck"])) for each in devices),
+    stuck = (
+        "1 after an eviction pass that did not lower the used bytes; it is not repeated, unless a reservation waits."
     )
+    yield _gauge("device_stuck", stuck, *_by("device", ((each["device"], bool(each["stuck"])) for each in devices)))
     yield _gauge(
         "device_owners_unresponsive",
         "Owners that do not carry out orders.",
@@ -364,18 +341,19 @@ def _devices(governor: Figures) -> Iterator[Metric]:
         yield _gauge(f"queueing_{name}", help_text, ("device",), _by_device(queueing, figure))
     counters: Figures = governor["counters"]
     yield from _counters(counters, _DEVICE_TOTALS, "device_")
-    yield _counter(
-        "device_refused",
-        "Requests that the governor refused, by the error's name.",
-        ("code",),
-        (((code,), count) for code, count in sorted(counters["refused"].items())),
-    )
+    refused = sorted(counters["refused"].items())
+    yield _counter("device_refused", "Requests that the governor refused, by the error's name.", *_by("code", refused))
     for name, count, help_text in (
         ("workflows", len(governor["workflows"]), "Workflows with a step graph."),
         ("reservations", governor["reservations"], "Reservations of device memory."),
         ("remembered_entries", governor["remembered"], "Offloaded entries that may be promoted later."),
     ):
         yield _gauge(name, help_text, (), [((), count)])
+
+
+def _by(label: str, amounts: Iterable[tuple[str, float]]) -> tuple[Sequence[str], Labelled]:
+    """One label, and a sample for each of its values."""
+    return (label,), (((value,), amount) for value, amount in amounts)
 
 
 def _by_device(rows: Iterable[Figures], figure: str) -> Iterator[tuple[Sequence[str], float]]:
