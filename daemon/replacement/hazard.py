@@ -23,7 +23,7 @@ more. It never shrinks.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from typing import Final
 
 import msgpack
 import numpy as np
@@ -35,11 +35,12 @@ from .ordered import matched
 from .pooled import FIRST, SAMPLE, Pool, Pooled
 from .replacement import KNOWN, Explained, Facts, Turn, parts
 from .traits import (
+    CLASSES_MAX,
     FINISHED,
     GAPS,
-    OFTEN_MAX,
     TRAITS,
     AgentStates,
+    Classes,
     Costs,
     deep,
     gaps,
@@ -70,14 +71,10 @@ COMPETES_SHARE: Final = 16
 """A sequence with more than 1/COMPETES_SHARE of the stored bytes must be worth as much as its blocks' victims."""
 JUDGES_MIN: Final = 16
 """With fewer rows than this, no block is refused: each row is a large part of the store."""
-FINISHED_ODDS: Final = 0.05
-"""The odds of a further use for rows of a finished agent, relative to others, before enough is learned."""
 FINISHED_RANK: Final = -1e-300
 """The worth of a finished agent's rows outside of the window: below every learned worth, and nothing in a sum."""
 TICK: Final = 2.0**-20
 """The least difference between the times of two uses, in mean pauses."""
-CLASSES_MAX: Final = (FINISHED + 1) * (TRAITS + OFTEN_MAX + 1) + 1
-"""Of all traits and states, of all numbers of uses and states, and of all rows."""
 _VERSION: Final = 3
 _GHOST_COLUMNS: Final = 5
 
@@ -97,9 +94,9 @@ class Hazard(Pooled, name="hazard"):
         """Cost per byte."""
         self._ghosts = Ghosts(REMEMBERED_SHARE * rows)
         self._hazards = Hazards(CLASSES_MAX)
-        self._classes = np.full((FINISHED + 1, TRAITS), -1, np.int64)
-        self._ages = Ages(self._reached, self._was_used)
         self._states = AgentStates()
+        self._classes = Classes(self._hazards, self._states)
+        self._ages = Ages(self._classes.reached, self._classes.used)
         self._clock = Clock()
         self._costs = Costs()
         self._last = 0.0
@@ -232,7 +229,7 @@ class Hazard(Pooled, name="hazard"):
         agents = joined(ghost.agents, np.array([agent]))
         of = traits(often(ghost.uses + 1), deep(facts.depths[[parent]].astype(np.int64) + 1), gap)
         (weight,) = self._costs.weights(np.array([size]), np.array([cost]), np.array([tokens]))
-        number = self._class(int(of[0]), int(agents[0]))
+        number = self._classes.one(int(of[0]), int(agents[0]))
         if self._hazards.index[number, 0] * weight >= coldest[0]:
             return True
         self._ages.use(tags, of, agents, now, ghost.unused > 0)
@@ -248,7 +245,7 @@ class Hazard(Pooled, name="hazard"):
         self._begin_round()
         inside = self.in_window(row)
         of, agent = int(self._traits[row]), int(self._agents[row])
-        found, at = self._class(of, agent), bucket(self._as_of - float(self._used_at[row]))
+        found, at = self._classes.one(of, agent), bucket(self._as_of - float(self._used_at[row]))
         worth = float(self._ranks(np.array([row]))[0][0])
         like = words(of, int(self._states.states[agent]))
         return Explained(worth, int(self._uses[row]), like, self._hazards.comes_back(found, at), inside)
@@ -260,7 +257,7 @@ class Hazard(Pooled, name="hazard"):
         if not ghost.there[0]:
             return None
         of = int(traits(often(ghost.uses), np.array([0]), ghost.gaps)[0])
-        found, at = self._class(of, int(ghost.agents[0])), bucket(float(ghost.unused[0]))
+        found, at = self._classes.one(of, int(ghost.agents[0])), bucket(float(ghost.unused[0]))
         like = words(of, int(self._states.states[ghost.agents[0]]))
         return Explained(
             float(self._hazards.index[found, at]), int(ghost.uses[0]), like, self._hazards.comes_back(found, at)
@@ -284,7 +281,7 @@ class Hazard(Pooled, name="hazard"):
     def _ranks(self, rows: Array) -> tuple[Array, Array]:
         used_at = self._used_at[rows]
         agents = self._agents[rows]
-        states, classes = self._states.states[agents], self._classes_of(self._traits[rows], agents)
+        states, classes = self._states.states[agents], self._classes.of(self._traits[rows], agents)
         at = buckets(self._as_of - used_at)
         worths = self._hazards.index[classes, at] * self._weights[rows]
         finished = states == FINISHED
@@ -302,34 +299,6 @@ class Hazard(Pooled, name="hazard"):
         coldest = self._coldest(sample, min(max(POOL, most), len(sample)))
         limit = (float(coldest[0][-1]), float(coldest[1][-1])) if len(coldest[2]) else FIRST
         return Pool(*coldest, limit)
-
-    # ---- classes
-
-    def _reached(self, of: Array, agents: Array, at: Array) -> None:
-        self._hazards.reached(self._classes_of(of, agents), at)
-
-    def _was_used(self, of: Array, agents: Array, at: Array) -> None:
-        self._hazards.used(self._classes_of(of, agents), at)
-
-    def _classes_of(self, of: Array, agents: Array) -> Array:
-        """The numbers of the classes of some traits and agents."""
-        states = self._states.states[agents]
-        classes = self._classes[states, of]
-        if len(classes) and classes.min() < 0:
-            for trait, state in {*zip(of[classes < 0].tolist(), states[classes < 0].tolist(), strict=True)}:
-                self._class_in(trait, state)
-            classes = self._classes[states, of]
-        return classes
-
-    def _class(self, of: int, agent: int) -> int:
-        return int(self._classes_of(np.array([of]), np.array([agent]))[0])
-
-    def _class_in(self, of: int, state: int) -> None:
-        """Numbers the class of the traits `of` and the agent's state. The gap is part of the class only for rows with
-        an agent: there it tells a loop from a single visit."""
-        more = of % (3 * GAPS) if state else of % (3 * GAPS) // GAPS * GAPS
-        number = self._hazards.number(of // (3 * GAPS), state, more, FINISHED_ODDS if state == FINISHED else 1.0)
-        self._classes[state, of] = number
 
     # ---- restarts
 
@@ -366,23 +335,13 @@ class Hazard(Pooled, name="hazard"):
             self._states.restore(state["states"])
             self._costs.learn(state["costs"])
             self._clock.learn(state["clock"])
-            self._learn_classes(state["uses"], state["classes"])
+            self._hazards.uses = int(state["uses"])
+            self._classes.learn(state["classes"])
             self._learn_rows(float(state["last"]), columns)
             self._ghosts.restore(ghosts, self._remembered_max())
         except (ValueError, KeyError, TypeError, IndexError, OverflowError, msgpack.UnpackException) as error:
             raise ValueError(f"not a learned state of this policy: {error!r}") from error
         self._due = 0
-
-    def _learn_classes(self, uses: int, classes: list[list[Any]]) -> None:
-        self._hazards.uses = int(uses)
-        for name, _ in classes:
-            if len(name) == 3:
-                uses_class, state, more = name
-                if not (0 <= uses_class <= OFTEN_MAX and 0 <= state <= FINISHED and 0 <= more < 3 * GAPS):
-                    raise ValueError("an impossible class")
-                self._class_in(uses_class * 3 * GAPS + more, state)
-        for name, counts in classes:
-            self._hazards.learn(tuple(name), counts)
 
     def _learn_rows(self, last: float, columns: Sequence[bytes]) -> None:
         """Rows that no saved record tells of count as used last, in their order."""

@@ -13,7 +13,7 @@ This is Gittins' index (J. C. Gittins, "Bandit processes and dynamic allocation 
 Without the maximum it is the hit density of LHD (Beckmann, Chen, Cidon, NSDI 2018). The index is smoothed so that it
 rises to one peak and falls after it. So the coldest entry of a class is either its oldest or its youngest.
 
-Owns: the counts, and the indices derived from them. Does not own ages (`ages`) nor the meaning of classes (`hazard`).
+Owns: the counts, and the indices derived from them. Does not own ages (`ages`) nor the meaning of classes (`traits`).
 
 Invariants: memory is bounded by the number of classes, which the caller knows. After `peak` an index does not rise,
 before it an index does not fall.

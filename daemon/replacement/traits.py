@@ -7,17 +7,19 @@ The cost of an entry is the milliseconds that its put reported. Without them it 
 milliseconds per token. Without tokens it is the mean cost of other entries.
 
 Owns: the classes of each trait, their encoding and their words; the states, and the rule which agent an entry belongs
-to; the recent milliseconds per token, and the mean cost. Does not own what follows from them: the hazards learn that.
+to; which class of the hazards has which traits and state; the recent milliseconds per token, and the mean cost. Does
+not own what follows from them: the hazards learn that.
 Invariant: the states of NO_AGENT and SHARED never change.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 import numpy as np
 
+from .hazards import Hazards
 from .replacement import Turn
 from .window import Array
 
@@ -31,6 +33,10 @@ TRAITS: Final = (OFTEN_MAX + 1) * 3 * GAPS
 """The number of combinations."""
 NO_AGENT, SHARED, RUNNING, FINISHED = 0, 1, 2, 5
 """States. The first two are also the numbers of entries without an agent, and of entries of several agents."""
+CLASSES_MAX: Final = (FINISHED + 1) * (TRAITS + OFTEN_MAX + 1) + 1
+"""Of all traits and states, of all numbers of uses and states, and of all rows."""
+FINISHED_ODDS: Final = 0.05
+"""The odds of a further use for rows of a finished agent, relative to others, before enough is learned."""
 AGENTS: Final = 1 << 16
 COST_DECAY: Final = 0.999
 """The weight of the earlier costs after a new one."""
@@ -126,6 +132,59 @@ def joined(before: Array, agents: Array) -> Array:
     """The agents of entries that other agents use too: SHARED where they differ."""
     own = (agents == NO_AGENT) | (before == SHARED) | (before == agents)
     return np.where(own, before, np.where(before == NO_AGENT, agents, SHARED))
+
+
+class Classes:
+    """The classes of the hazards, by traits and by the states of agents."""
+
+    def __init__(self, hazards: Hazards, states: AgentStates) -> None:
+        self._hazards = hazards
+        self._states = states
+        self._numbers = np.full((FINISHED + 1, TRAITS), -1, np.int64)
+
+    def of(self, of: Array, agents: Array) -> Array:
+        """The numbers of the classes of some traits and agents."""
+        states = self._states.states[agents]
+        numbers = self._numbers[states, of]
+        if len(numbers) and numbers.min() < 0:
+            for trait, state in {*zip(of[numbers < 0].tolist(), states[numbers < 0].tolist(), strict=True)}:
+                self.number(trait, state)
+            numbers = self._numbers[states, of]
+        return numbers
+
+    def one(self, of: int, agent: int) -> int:
+        """`of` for one entry."""
+        return int(self.of(np.array([of]), np.array([agent]))[0])
+
+    def number(self, of: int, state: int) -> None:
+        """Numbers the class of the traits `of` and the agent's state. The gap is part of the class only for entries
+        with an agent: there it tells a loop from a single visit."""
+        more = of % (3 * GAPS) if state else of % (3 * GAPS) // GAPS * GAPS
+        odds = FINISHED_ODDS if state == FINISHED else 1.0
+        self._numbers[state, of] = self._hazards.number(of // (3 * GAPS), state, more, odds)
+
+    def reached(self, of: Array, agents: Array, at: Array) -> None:
+        """Counts entries that have reached these buckets of age."""
+        self._hazards.reached(self.of(of, agents), at)
+
+    def used(self, of: Array, agents: Array, at: Array) -> None:
+        """Counts entries that were used in these buckets of age."""
+        self._hazards.used(self.of(of, agents), at)
+
+    def learn(self, classes: Sequence[tuple[Sequence[int], bytes]]) -> None:
+        """Restores what the hazards have counted (`Hazards.counts`).
+
+        Raises:
+            ValueError, TypeError: `classes` has an impossible class, or invalid counts.
+        """
+        for name, _ in classes:
+            if len(name) == 3:
+                uses, state, more = name
+                if not (0 <= uses <= OFTEN_MAX and 0 <= state <= FINISHED and 0 <= more < 3 * GAPS):
+                    raise ValueError("an impossible class")
+                self.number(uses * 3 * GAPS + more, state)
+        for name, counts in classes:
+            self._hazards.learn(tuple(name), counts)
 
 
 class Costs:

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from tensord.daemon.replacement import Hazard, Replacement
-from tensord.daemon.replacement.hazard import CLASSES_MAX
-from tensord.daemon.replacement.traits import FINISHED, TRAITS
+from tensord.daemon.replacement.traits import CLASSES_MAX, FINISHED, TRAITS
 
 from .rows import Rows, digest_of
 
@@ -144,7 +143,7 @@ def test_every_class_has_its_line() -> None:
     assert isinstance(policy, Hazard)
     for state in range(FINISHED + 1):
         for of in range(TRAITS):
-            policy._class_in(of, state)
+            policy._classes.number(of, state)
     assert len(policy._hazards) <= CLASSES_MAX
     policy.check_invariants()
 
