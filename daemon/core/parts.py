@@ -94,7 +94,7 @@ class Parts:
         self.spans = spans = Spans(table, slots, grants, tenants, families, self.policy, self.blocks)
         self.claims = claims = ClaimTable(limits.claim_s, limits.claim_s_max, limits.claims_per_client_max, epoch)
         self.unstorable = Unstorable(self.counters.claims_unstorable)
-        self.commit_limits = CommitLimits(limits.max_entries, NO_TOKENS_MAX)
+        self.commit_limits = CommitLimits(NO_TOKENS_MAX)
         self.commits = Commits(
             table,
             holes,
@@ -260,7 +260,6 @@ class Parts:
     def apply_commit_limits(self) -> None:
         """Commits count against the limits in force from now on."""
         limits = self.commit_limits
-        limits.max_entries = self.limits.max_entries
         limits.max_tokens = NO_TOKENS_MAX if self.limits.max_tokens is None else self.limits.max_tokens
         limits.default_ttl_s = self.limits.default_ttl_s or 0.0
 

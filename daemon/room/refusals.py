@@ -106,11 +106,6 @@ def of_record(reason: int, key: bytes, tokens: int, limits: StoreLimits) -> Tens
             )
         case commit.NO_SLOT:
             return StoreFull(f"no room for {name} (index bucket): put it again later, or raise max_entries")
-        case commit.NO_ENTRY:
-            return StoreFull(
-                f"no room for {name}: max_entries is {limits.max_entries}, and more was put in one place than it was "
-                "lent for. Put it again, or raise max_entries"
-            )
         case commit.TOO_MANY_TOKENS:
             return LimitReached(
                 f"the put of {name} has {tokens} tokens, and max_tokens of the whole store is {limits.max_tokens}: "

@@ -42,11 +42,9 @@ PAST: Final = 3
 NO_PARENT: Final = 4
 BAD_PARENT: Final = 5
 NO_SLOT: Final = 6
-NO_ENTRY: Final = 7
-"""max_entries is reached."""
-TOO_MANY_TOKENS: Final = 8
-BAD_BLOCK: Final = 9
-NOT_WORTH_IT: Final = 10
+TOO_MANY_TOKENS: Final = 7
+BAD_BLOCK: Final = 8
+NOT_WORTH_IT: Final = 9
 """The policy prefers the entries that would be evicted."""
 
 UNSUMMED_MAX: Final = 1 << 16
@@ -73,10 +71,9 @@ class Submitter:
 
 @dataclass(slots=True)
 class CommitLimits:
-    """The limits that a commit counts against; those on bytes are counted when bytes are lent. Entries with more than
-    `max_tokens` together are evicted soon (`Runway`), so only a put with more is refused."""
+    """The limits that a commit knows. Those on bytes are counted when bytes are lent; entries over `max_entries`, or
+    with more than `max_tokens` together, are evicted soon (`Runway`), so only a put with more tokens is refused."""
 
-    max_entries: int
     max_tokens: int
     default_ttl_s: float = 0.0
 
@@ -168,7 +165,6 @@ class Commits:
         limits, append = self.limits, self._policy.window.append
         pack_header, pack_body = _HEADER.pack_into, BODY.pack_into
         crc, pack_check, hashes = zlib.crc32, _CHECK.pack_into, KEY_HASHES.unpack
-        entries_left = limits.max_entries - self._tenants.total_entries
         tokens_max = limits.max_tokens
         expected, stored, stored_bytes, stored_tokens = submitter.expected or first_number(records), 0, 0, 0
         try:
@@ -236,8 +232,6 @@ class Commits:
                     reason = BAD_TREE
                 elif tag in invalidated and self._is_past(key):
                     reason = PAST
-                elif entries_left <= stored:
-                    reason = NO_ENTRY
                 elif tokens > tokens_max:
                     reason = TOO_MANY_TOKENS
                 elif not bits:

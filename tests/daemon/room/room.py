@@ -31,11 +31,11 @@ class RoomStore(RowStore):
         super().__init__(ring_bytes, **how)
         ring_bytes = self.ring_bytes
         tokens = self.limits.max_tokens if self.limits.max_tokens < 1 << 40 else None
-        self.budget = RingBudget(self.limits.max_entries, max_bytes or ring_bytes, tokens)
+        self.budget = RingBudget(self.max_entries, max_bytes or ring_bytes, tokens)
         self.store_limits = StoreLimits(
             ring_bytes=ring_bytes,
             max_bytes=self.budget.max_bytes,
-            max_entries=self.limits.max_entries,
+            max_entries=self.max_entries,
             object_bytes_max=ring_bytes,
         )
         self.shares = OwnerShares(self.tenants, self.budget)

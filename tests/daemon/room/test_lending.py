@@ -11,6 +11,7 @@ import pytest
 
 from tensord.daemon.room import lending
 from tensord.daemon.room.refusals import of_record
+from tensord.daemon.store.commit import TOO_MANY_TOKENS
 from tensord.errors import LimitReached, ObjectTooLarge, StoreFull, TensordError, UnderPressure
 from tensord.shm.layout import SPAN_HEADER_BYTES, span_bytes
 from tensord.shm.records import NO_KEY, RECORD
@@ -187,11 +188,23 @@ def test_no_more_places_are_lent_than_entries_may_be_stored() -> None:
     assert "max_entries" in str(store.refusals[0])
 
 
+def test_small_payloads_in_a_large_place_are_stored_though_the_store_has_all_its_entries() -> None:
+    store = RoomStore(1 << 20, max_entries=40)
+    for number in range(40):
+        assert store.store(number, 100)
+    [grant] = store.places([20_000])
+    for number in range(100, 130):
+        assert store.write(grant, key_of(number), 100), store.commits.refused
+    assert store.tenants.total_entries <= 40
+    assert all(store.read(key_of(number)) for number in range(110, 130))
+    store.check_invariants()
+
+
 def test_a_put_with_more_tokens_than_the_store_may_have_is_refused() -> None:
     store = RoomStore(max_tokens=10)
     assert not store.store(1, 1000, tokens=11)
-    assert [each[2] for each in store.commits.refused] == [8]
-    assert isinstance(of_record(8, key_of(1), 101, store.store_limits), LimitReached)
+    assert [each[2] for each in store.commits.refused] == [TOO_MANY_TOKENS]
+    assert isinstance(of_record(TOO_MANY_TOKENS, key_of(1), 101, store.store_limits), LimitReached)
 
 
 @pytest.mark.parametrize(("policy", "most"), [("lru", 15), ("hazard", 20)])

@@ -81,7 +81,8 @@ class RowStore:
         )
         self.claims: set[bytes] = set()
         self.past: set[bytes] = set()
-        self.limits = CommitLimits(max_entries or self.geometry.entries_max, max_tokens)
+        self.limits = CommitLimits(max_tokens)
+        self.max_entries = max_entries or self.geometry.entries_max
         self.commits = Commits(
             self.table,
             self.holes,
