@@ -283,6 +283,8 @@ class Instance:
         with contextlib.suppress(TensordError):
             store = self.daemon.status()["store"]
             assert not store["found_corrupt"], f"torn: found_corrupt is {store['found_corrupt']}"
+        # A traceback of an error of the load may hold a frame, and the frame a view.
+        gc.collect()
         self._await(lambda: not self._fault_of_index(), "all scans", lambda: f"leaked: {self._fault_of_index()}")
 
     def finish(self) -> None:
