@@ -1,7 +1,7 @@
 """Reads which spans the lanes pin, a few lanes at a time. The memory is bounded, whatever clients write into lanes.
 
-Owns: the bounds on time and memory of a scan of all lanes. Does not own the lanes (`memory`), nor the consequences of a
-pin.
+Owns: the bounds on time and memory of a scan of all lanes, and of what is shown of pins. Does not own the lanes
+(`segments`), nor the consequences of a pin.
 
 Invariants:
 - One slice reads at most LANES_AT_ONCE lanes. It ends with the lane that reaches WORDS_AT_ONCE pins.
@@ -11,13 +11,16 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from ..shm.lane_reader import LaneReader
 from ..shm.layout import LANE_WORDS
+
+if TYPE_CHECKING:
+    from .segments import HeldLane
 
 LANES_AT_ONCE: Final = 16
 """Lanes in one slice: 0.1 ms if there are few pins."""
@@ -25,8 +28,41 @@ WORDS_AT_ONCE: Final = 8192
 """Pins in one slice: 2 ms."""
 UNCHECKED_MAX: Final = 16_384
 """Pins that a scan takes without checking that their spans are in the index."""
+LANES_READ_MAX: Final = 1024
+"""The most lanes that one query about pins reads: 6 to 8 ms."""
+LANES_SEARCHED_MAX: Final = 256
+"""The most lanes that one query about a single span reads: 2 to 4 ms."""
 
 Array = np.ndarray[Any, Any]
+
+
+def read_pins(lanes: Iterable[HeldLane], lent: Collection[int]) -> list[tuple[HeldLane, int]]:
+    """All lanes, and how many entries each pins. `lent`: the span ids of grants, which are no entries. For display
+    only: the pins are read without a fence, so no span may be reclaimed because of them.
+
+    Only the first LANES_READ_MAX lanes are read. The others have the numbers of the last scan or count.
+    """
+    grants = np.sort(np.fromiter(lent, np.uint64, len(lent)))
+    scratch = np.empty(LANE_WORDS, np.uint64)
+    found: list[tuple[HeldLane, int]] = []
+    for number, lane in enumerate(lanes):
+        pinned = lane.reader.pinned
+        if number < LANES_READ_MAX:
+            ids = lane.reader.pins(scratch)
+            pinned = len(ids)
+            if pinned and len(grants):
+                pinned -= int((np.searchsorted(grants, ids, "right") - np.searchsorted(grants, ids)).sum())
+        found.append((lane, pinned))
+    return found
+
+
+def lanes_pinning(lanes: Sequence[HeldLane], span_id: int) -> list[HeldLane] | None:
+    """The lanes that pin a span now, for display only, as `read_pins`. None if there are more than LANES_SEARCHED_MAX
+    lanes: then none is read."""
+    if len(lanes) > LANES_SEARCHED_MAX:
+        return None
+    scratch = np.empty(LANE_WORDS, np.uint64)
+    return [lane for lane in lanes if span_id in lane.reader.pins(scratch)]
 
 
 class LaneScan:

@@ -1,7 +1,7 @@
 """The daemon's access to the shared memory of its instance: the ring, the index and all lanes.
 
 Owns: creating, finding and removing the segments; the allocation of the ring's pages; the descriptors given to clients;
-the reading of all lanes after a fence. Does not own the entries (the core).
+the fence before the lanes are read. Does not own what they pin (`lane_scan`), nor the entries (the core).
 
 Invariants:
 - Bytes whose pages may be punched out are read through the descriptor, never through the mapping. A read through the
@@ -17,7 +17,7 @@ import errno
 import fcntl
 import os
 import secrets
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from mmap import mmap
 from typing import Any, Final, Self
@@ -35,7 +35,6 @@ from ..shm.layout import (
     LANE_BYTES,
     LANE_COUNTER_BITS,
     LANE_PLACES,
-    LANE_WORDS,
     PAGE_BYTES,
     SPAN_CHECKSUM_AT,
     SPAN_HEADER_BYTES,
@@ -49,10 +48,6 @@ from .sizes import ConfiguredSizes
 
 Array = np.ndarray[Any, Any]
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
-LANES_READ_MAX: Final = 1024
-"""The most lanes that one query about pins reads: 6 to 8 ms."""
-LANES_SEARCHED_MAX: Final = 256
-"""The most lanes that one query about a single span reads: 2 to 4 ms."""
 _LANE_NAMES_TRIED: Final = 64
 _FOREIGN_NAMED: Final = 16
 
@@ -115,7 +110,6 @@ class Segments:
         self._lanes: dict[str, HeldLane] = {}
         self._lanes_made = 0
         self._has_quick_fence, self._has_slow_fence = works(expedited=True), False
-        self._scratch = np.empty(LANE_WORDS, np.uint64)
         self.ring: Bytes = np.frombuffer(self._ring_map, np.uint8)
         self.ring_memory = memoryview(self._ring_map)
         self.index_memory = memoryview(self._index_map)
@@ -271,31 +265,6 @@ class Segments:
     def readers(self) -> list[LaneReader]:
         """The readers of all lanes. `forget_abandoned` closes some of them."""
         return [lane.reader for lane in self._lanes.values()]
-
-    def read_pins(self, lent: Collection[int]) -> list[tuple[HeldLane, int]]:
-        """All lanes, and how many entries each pins. `lent`: the span ids of grants, which are no entries. For display
-        only: the pins are read without a fence, so no span may be reclaimed because of them.
-
-        Only the first LANES_READ_MAX lanes are read. The others have the numbers of the last scan or count.
-        """
-        grants = np.sort(np.fromiter(lent, np.uint64, len(lent)))
-        found: list[tuple[HeldLane, int]] = []
-        for number, lane in enumerate(self._lanes.values()):
-            pinned = lane.reader.pinned
-            if number < LANES_READ_MAX:
-                ids = lane.reader.pins(self._scratch)
-                pinned = len(ids)
-                if pinned and len(grants):
-                    pinned -= int((np.searchsorted(grants, ids, "right") - np.searchsorted(grants, ids)).sum())
-            found.append((lane, pinned))
-        return found
-
-    def lanes_pinning(self, span_id: int) -> list[HeldLane] | None:
-        """The lanes that pin a span now, for display only, as `read_pins`. None if there are more than
-        LANES_SEARCHED_MAX lanes: then none is read."""
-        if len(self._lanes) > LANES_SEARCHED_MAX:
-            return None
-        return [lane for lane in self._lanes.values() if span_id in lane.reader.pins(self._scratch)]
 
     @property
     def lanes(self) -> list[HeldLane]:

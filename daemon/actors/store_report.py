@@ -22,6 +22,7 @@ from ...ipc.declared import handlers
 from ..config.config import Config
 from ..copier import Copier
 from ..core.store import Store
+from ..lane_scan import lanes_pinning, read_pins
 from ..reports.request_times import RequestTimes
 from ..segments import HeldLane, Segments
 from .lane_room import LaneRoom
@@ -118,7 +119,7 @@ class StoreReport:
         former daemon's ring."""
         self._store.unix_at_zero_s = self._unix_at_zero()
         span_id = self._store.span_id(query.key)
-        lanes = None if span_id is None else self._memory.lanes_pinning(span_id)
+        lanes = None if span_id is None else lanes_pinning(self._memory.lanes, span_id)
         answer = self._store.why(query.key, self._clock(), leased=None if lanes is None else bool(lanes))
         if answer["standing"] is not None:
             answer["standing"]["lanes"] = None if lanes is None else len(lanes)
@@ -163,7 +164,7 @@ class StoreReport:
             "clients": len(self._clients),
             "lanes": len(lanes),
             "lanes_orphaned": sum(lane.client is None for lane in lanes),
-            "pins": sum(pins for _, pins in self._memory.read_pins(self._store.lent_span_ids())),
+            "pins": sum(pins for _, pins in read_pins(lanes, self._store.lent_span_ids())),
             "inboxes": self._copier.inboxes,
             "fence": "expedited" if self._memory.fence_is_quick else "global",
             "quotas": {
@@ -191,7 +192,7 @@ class StoreReport:
 
     def _client_rows(self, query: messages.ClientsQuery) -> dict[str, Any]:
         rows: list[dict[str, Any]] = []
-        for lane, pins in self._memory.read_pins(self._store.lent_span_ids()):
+        for lane, pins in read_pins(self._memory.lanes, self._store.lent_span_ids()):
             joined = self._clients.get(lane.client) if lane.client is not None else None
             rows.append(
                 {
