@@ -120,8 +120,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """The store's core and the actors of a running daemon."""
+    """The memory, the store's core and the actors of a running daemon."""
 
+    memory: Segments
     core: Store
     store: StoreActor
     governor: GovernorActor
@@ -270,7 +271,7 @@ class _Daemon:
             report=governor.inbox.tell_now,
             every_s=lambda: governor.sample_every_s,
         )
-        return _Parts(store, actor, governor, pressure, watchers)
+        return _Parts(memory, store, actor, governor, pressure, watchers)
 
     def _listeners(
         self, memory: Segments, sockets: Sockets, parts: _Parts, documents: Documents, sessions: set[Session]
@@ -320,21 +321,20 @@ class _Daemon:
             self._stop.set()
 
         def reload(started: asyncio.Future[_Parts]) -> None:
-            parts = started.result()
-            self._reload(parts.store, parts.governor)
+            self._reload(started.result())
 
         loop.add_signal_handler(signal.SIGTERM, lambda: stop(drop=False))
         loop.add_signal_handler(signal.SIGINT, lambda: stop(drop=True))
         loop.add_signal_handler(signal.SIGHUP, started.add_done_callback, reload)
 
-    def _reload(self, actor: StoreActor, governor: GovernorActor) -> None:
+    def _reload(self, parts: _Parts) -> None:
         self._notifier.send(notify.reloading())
         self._reloads += 1
         verdict, accepted = reloading.reload(
             self._config,
             lambda: Config.load(self._argv, self._environ),
-            actor.ring_bytes,
-            actor.max_entries,
+            parts.memory.superblock.limit_bytes,
+            parts.memory.superblock.max_entries,
             self._reloads,
             time.time(),
         )
@@ -343,10 +343,10 @@ class _Daemon:
             self._quotas.change_limits(quota_rules(config), config.quotas.requests_per_s_max)
             logs.level(config.log.level)
             self._times.slow_s = config.log.slow_s
-            actor.inbox.tell_now(Reconfigured(accepted.stores, config))
-            governor.inbox.tell_now(governor_events.GovernorLimitsChanged(accepted.governors))
+            parts.store.inbox.tell_now(Reconfigured(accepted.stores, config))
+            parts.governor.inbox.tell_now(governor_events.GovernorLimitsChanged(accepted.governors))
         verdict.log()
-        actor.inbox.tell_now(Reloaded(verdict.document()))
+        parts.store.inbox.tell_now(Reloaded(verdict.document()))
         self._notifier.send(notify.READY, notify.status(verdict.text))
 
     async def _watchdog(self) -> None:

@@ -6,7 +6,7 @@
 Owns: the mappings of inboxes, and the check of what comes from them. Does not own places in the ring: the core has lent
 them, and gets the result of each copy through `done`.
 
-The event loop itself reads queries (`read_inbox`), and copies and moves small payloads (`copy_now`). This is faster
+The event loop itself reads queries (`read_query`), and copies and moves small payloads (`copy_now`). This is faster
 than waking a thread, and a small payload does not wait for other clients' large ones. Large trees are read in the
 thread, which rests meanwhile, so that the event loop does not wait for the interpreter's lock.
 
@@ -35,7 +35,7 @@ from ..shm.header import may_be_long
 from ..shm.inbox import check_inbox
 from ..shm.keys import generation_of
 from ..shm.layout import NAMESPACE_TAG_BYTES, SPAN_HEADER_BYTES, SpanHeader, aligned
-from ..shm.prefix import PrefixRecord, block_key
+from ..shm.prefix import HEADER_BYTES, MEDIA_BYTES, MEDIA_MAX, TOKEN_BYTES, PrefixRecord, Tokens, block_key
 from ..shm.recipe import Recipe, recipe
 from .claims.turns import Turns
 from .core.effects import Move
@@ -128,13 +128,25 @@ class Copier:
         check_inbox(fd, size_bytes)
         self._inboxes[client] = np.frombuffer(mmap(fd, size_bytes, MAP_SHARED, PROT_READ), np.uint8)
 
-    def read_inbox(self, client: int, offset: int, size_bytes: int) -> bytes:
-        """A copy of a part of a client's inbox. A copy, because the client may change the inbox at any time.
+    def read_query(self, client: int, offset: int, size_bytes: int, tokens_max: int) -> tuple[PrefixRecord, Tokens]:
+        """Copies a prefix query out of a client's inbox, in the caller's thread. The client may write there meanwhile,
+        so only the copy is used.
+
+        Returns:
+            The query's record, and its tokens, (n,) uint32.
 
         Raises:
-            LimitReached: the inbox is not open, or is too short.
+            LimitReached: the client has no inbox, the bytes exceed it, or are too many for prefix_tokens_max.
+            BadPrefix: the bytes have no valid record.
         """
-        return self._part_of(client, offset, size_bytes, "a query").tobytes()
+        if size_bytes > HEADER_BYTES + MEDIA_MAX * MEDIA_BYTES + tokens_max * TOKEN_BYTES:
+            raise LimitReached(
+                f"the query has {size_bytes} bytes, too many for prefix_tokens_max = {tokens_max}: send fewer tokens, "
+                "or raise it"
+            )
+        packed = self._part_of(client, offset, size_bytes, "a query").tobytes()
+        record = PrefixRecord.unpack(packed)
+        return record, np.frombuffer(packed, np.uint32, record.count, record.text_at)
 
     def close_inbox(self, client: int) -> None:
         """Unmaps a client's inbox. Copies from it that have not begun fail."""

@@ -6,7 +6,8 @@
 Until the scrub has come to a recovered entry, every reader checks it itself. A large payload is put without a checksum,
 which would take as long as half of its copy; until the scrub has come to it, its header has 0.
 
-Owns: which slot is looked at next. Does not own: what follows for the entry (`actors.store`).
+Owns: which slot is looked at next, and what a result changes in the memory. Does not own: what follows for an entry
+that is not as it was stored (the core).
 
 Invariant: nothing is ever ended because it has no checksum.
 """
@@ -22,13 +23,27 @@ from ..shm.slots import Slot
 from . import logs
 from .actors.mailbox import Mailbox
 from .actors.messages import Scrubbed, StoreMessage
+from .core.events import FoundCorrupt
 from .process_limits import NO_MEMORY_OR_THREAD
 from .segments import Segments
 
-_log = logs.logger("tensord")
+_log, _store_log = logs.logger("tensord"), logs.logger("store")
 _SLOTS_AT_ONCE: Final = 256
 DUE_MAX: Final = 1 << 16
 """Slots that wait. Of more than these, the oldest keep no checksum."""
+
+
+def applied(memory: Segments, scrubbed: Scrubbed) -> FoundCorrupt | None:
+    """Applies the result of a look, if the slot still belongs to that span. Returns what the core has to hear."""
+    slot = memory.index.read(scrubbed.slot)
+    if not slot.published or slot.span_id != scrubbed.span_id:
+        return None
+    if not scrubbed.sound:
+        _store_log.error("the checksum of an entry is wrong; entry evicted", key=slot.key.hex())
+        return FoundCorrupt(scrubbed.span_id)
+    memory.write_checksum(slot.offset, scrubbed.checksum)
+    memory.index.mark(scrubbed.slot, unverified=False)
+    return None
 
 
 class Scrub:

@@ -128,8 +128,7 @@ class GovernorActor:
                 if self._clients.pop(client, None) is not None:
                     self._handle(events.GovernorClientLeft(client))
             case Queried():
-                if not message.answer.cancelled():
-                    message.answer.set_result(self._answer(message.message))
+                message.settle(self._answer)
             case _:
                 assert_never(message)
 

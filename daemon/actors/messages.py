@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from msgspec import Struct, field
 
+from ...errors import TensordError
 from ...ipc import messages
 from ...ipc.peer import Peer
 from ..config.config import Config
@@ -146,6 +147,15 @@ class Queried(Struct, frozen=True):
 
     message: messages.StatusRequest
     answer: asyncio.Future[dict[str, Any]]
+
+    def settle(self, made: Callable[[messages.StatusRequest], dict[str, Any]]) -> None:
+        """Answers with the body that `made` returns, or with the TensordError that it raises."""
+        if self.answer.cancelled():
+            return
+        try:
+            self.answer.set_result(made(self.message))
+        except TensordError as error:
+            self.answer.set_exception(error)
 
 
 class Reconfigured(Struct, frozen=True):

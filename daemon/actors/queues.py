@@ -4,8 +4,8 @@
                          └─ one with an inbox ─ the payload is copied into the ring first ──↗       │
     refusals (messages) ← then `settled`, in memory that the client reads ← the bell, if it waits ←─┘
 
-Owns: whose turn it is, the copies from inboxes, and the words that clients read. Does not own: the memory of lanes
-(`Segments`), nor what a record means.
+Owns: whose turn it is, the copies from inboxes, the words that clients read, and when clients have to ring. Does not
+own: the memory of lanes (`Segments`), nor what a record means.
 
 Invariants: the records of a client are carried out in their order. `settled` is stored after all that follows from the
 records up to it: the entries are published, and their refusals counted in `refusals`. No bytes are copied out of an
@@ -17,13 +17,14 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from ...errors import BadMessage, TensordError
 from ...shm.layout import RECORD_BYTES, SPAN_HEADER_BYTES
-from ...shm.records import RECORD
+from ...shm.records import AWAKE, NAPS, RECORD, SLEEPS
 from ..copier import Copier, InboxCopied, InboxCopy
 from ..segments import HeldLane, Segments
+from .mailbox import Mailbox
 
 AT_ONCE: Final = 64
 """Records of one client that are carried out in one turn: 1 to 2 ms."""
@@ -31,6 +32,13 @@ AT_ONCE: Final = 64
 _CHECKSUM: Final = struct.Struct("<Q")
 _TREE: Final = struct.Struct("<I")
 _CHECKSUM_AT, _TREE_AT = 56, 124
+
+
+LOOK_S: Final = 0.0002
+"""How long the actor looks for further records before it rests: a client that waits for each put has the next one by
+then, and rings no bell, which takes longer than the put."""
+NAP_S: Final = 0.001
+"""How long the actor waits for further records before it sleeps: the event loop's timers are no finer."""
 
 
 @dataclass(slots=True)
@@ -219,3 +227,40 @@ class Queues:
         if queue.rung < waits <= queue.settled:
             queue.rung = waits
             self._ring(queue.client)
+
+
+class Lookout:
+    """How the actor waits for further records: after the last one it looks for them for LOOK_S, then it naps for NAP_S,
+    so that a client which writes one put after another rings no bell; then it sleeps, and each record wakes it.
+
+    `awake`: the actor has not napped since the last record.
+    """
+
+    def __init__(self, memory: Segments, queues: Queues, clock: Callable[[], float]) -> None:
+        self.awake = False
+        self._memory = memory
+        self._queues = queues
+        self._clock = clock
+        self._look_until = 0.0
+
+    def begin(self) -> None:
+        """There were records, or a client rang."""
+        self.awake, self._look_until = True, self._clock() + LOOK_S
+
+    @property
+    def looks(self) -> bool:
+        """Whether the actor looks at once for further records."""
+        return self.awake and self._clock() < self._look_until
+
+    async def rest(self, inbox: Mailbox[Any], idle_s: float) -> None:
+        """Naps or sleeps until a message comes, for `idle_s` at most."""
+        memory = self._memory
+        memory.asleep[0] = NAPS if self.awake else SLEEPS
+        # SYNC POINT: a client stores its queue's head before it loads `asleep`. Between the store of `asleep` and this
+        # look at the heads is a fence in all clients, so one of the two sees the other's store. A client that is not
+        # reached by the quick fence rings each time.
+        memory.fence_quickly()
+        if not self._queues.waiting:
+            await inbox.wait(min(idle_s, NAP_S) if self.awake else idle_s)
+        self.awake = False
+        memory.asleep[0] = AWAKE

@@ -14,24 +14,21 @@ import asyncio
 import os
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, Final, assert_never
+from typing import Any, Final
 
-import numpy as np
-
-from ...errors import LimitReached, TensordError
+from ...errors import TensordError
 from ...ipc import messages
 from ...ipc.declared import handlers
 from ...shm.clock import unix_at_boot_s
-from ...shm.prefix import HEADER_BYTES, MEDIA_BYTES, MEDIA_MAX, TOKEN_BYTES, PrefixRecord
-from ...shm.records import AWAKE, NAPS, SLEEPS
 from ..claims.claims import NOBODY
 from ..config.config import Config
 from ..copier import Copier, InboxCopied
 from ..core import effects, events
-from ..core.host_memory import HostHolds, Pressed
+from ..core.host_memory import HostHolds
 from ..core.store import Store
 from ..logs import logger
 from ..reports.request_times import RequestTimes
+from ..scrub import applied
 from ..segments import Segments
 from ..tiers.store import RemoteStore
 from .attachments import Attachments
@@ -56,18 +53,12 @@ from .messages import (
 )
 from .pages import Pages
 from .pump import Pump
-from .queues import Queues
-from .remote import RemoteThreads, Request, remote_turned
+from .queues import Lookout, Queues
+from .remote import RemoteThreads, remote_turned
 from .store_report import StoreReport
 
 TIMERS_S: Final = 0.002
 """A busy actor looks at its timers this often. The shortest of them last for tens of milliseconds."""
-
-LOOK_S: Final = 0.0002
-"""How long the actor looks for further records before it rests: a client that waits for each put has the next one by
-then, and rings no bell, which takes longer than the put."""
-NAP_S: Final = 0.001
-"""How long the actor waits for further records before it sleeps: the event loop's timers are no finer."""
 
 _log = logger("store")
 
@@ -110,23 +101,23 @@ class StoreActor:
         store.parts.outbox.is_watched = is_watched
         self._want_requests = want_requests
         self._clients: dict[int, Joined] = {}
-        self._look_at = self._look_until = 0.0
+        self._look_at = 0.0
         self._pump = Pump(self.inbox, self._receive, clock)
         self._lane_room = LaneRoom()
         loop = asyncio.get_running_loop()
-        self._pages = Pages(memory, lambda outcome: loop.call_soon_threadsafe(self.inbox.tell_now, outcome))
-        self._copier = Copier(
-            memory.ring,
-            config.limits.tree_depth_max,
-            lambda copied: loop.call_soon_threadsafe(self.inbox.tell_now, copied),
-        )
+
+        def tell(message: StoreMessage) -> None:
+            loop.call_soon_threadsafe(self.inbox.tell_now, message)
+
+        self._pages = Pages(memory, tell)
+        self._copier = Copier(memory.ring, config.limits.tree_depth_max, tell)
         self._remote: RemoteThreads | None = None
         if remote is not None:
             self._remote = RemoteThreads(
                 remote,
                 memory.ring,
                 self._copier.check,
-                lambda outcome: loop.call_soon_threadsafe(self.inbox.tell_now, outcome),
+                tell,
                 config.remote.timeout_s,
                 clock=clock,
                 unix_at_zero=unix_at_zero,
@@ -152,7 +143,7 @@ class StoreActor:
             handle=self._handle,
             begin=self._pump.begin,
             hit_took=times.hit_took,
-            report=lambda fenced: loop.call_soon_threadsafe(self.inbox.tell_now, fenced),
+            report=tell,
         )
         self._queues = Queues(
             memory,
@@ -162,7 +153,7 @@ class StoreActor:
             ring=lambda client: self._send(client, Deliver(messages.Settled())),
             hang_up=self._hang_up,
         )
-        self._awake, self._look_until = False, 0.0
+        self._lookout = Lookout(memory, self._queues, clock)
         self.scrub: Callable[[list[int]], object] = lambda slots: None
         """Takes the slots of entries without a checksum. Called while there is nothing else to do."""
         self._recovering: Iterator[None] | None = None
@@ -174,16 +165,6 @@ class StoreActor:
         )
         prefix_requests: dict[type[Any], Callable[[int, Any], None]] = {messages.MatchPrefix: self._match}
         self._prefix_requests = handlers(messages.PrefixRequest, prefix_requests)
-
-    @property
-    def ring_bytes(self) -> int:
-        """The byte limit of the ring once it has grown."""
-        return self._memory.superblock.limit_bytes
-
-    @property
-    def max_entries(self) -> int:
-        """The most entries that the index holds."""
-        return self._memory.superblock.max_entries
 
     @property
     def settled(self) -> bool:
@@ -215,33 +196,19 @@ class StoreActor:
                 worked = self._queues.turn()
                 self._pump.turn()
                 if worked:
-                    self._awake, self._look_until = True, self._clock() + LOOK_S
-                looks = self._awake and self._clock() < self._look_until
+                    self._lookout.begin()
+                looks = self._lookout.looks
                 idle_s = self._keep_time(busy=looks or self._pump.busy)
                 if idle_s > 0 and not looks and not self._pump.busy:
-                    await self._rest(idle_s)
+                    if not self._lookout.awake and (slots := self._store.take_unsummed()):
+                        self.scrub(slots)
+                    await self._lookout.rest(self.inbox, idle_s)
                 else:
                     # The sessions send answers now, before work that may wait, such as counting the uses of matched
                     # blocks. All other tasks of the loop run too.
                     await asyncio.sleep(0)
         finally:
             await self._finish()
-
-    async def _rest(self, idle_s: float) -> None:
-        """Waits for a message, for `idle_s` at most. Shortly after the last record it naps, so that a client which
-        writes one put after another rings no bell; then it sleeps, and each record wakes it."""
-        memory = self._memory
-        if not self._awake and (slots := self._store.take_unsummed()):
-            self.scrub(slots)
-        memory.asleep[0] = NAPS if self._awake else SLEEPS
-        # SYNC POINT: a client stores its queue's head before it loads `asleep`. Between the store of `asleep` and this
-        # look at the heads is a fence in all clients, so one of the two sees the other's store. A client that is not
-        # reached by the quick fence rings each time.
-        memory.fence_quickly()
-        if not self._queues.waiting:
-            await self.inbox.wait(min(idle_s, NAP_S) if self._awake else idle_s)
-        self._awake = False
-        memory.asleep[0] = AWAKE
 
     def _keep_time(self, *, busy: bool) -> float:
         """Runs due timers. Returns the seconds until the next timer; 0 or less if one is already due.
@@ -275,22 +242,9 @@ class StoreActor:
                 if isinstance(request, messages.PrefixRequest):
                     self._queues.after_added(client, partial(self._prefix_requests[type(request)], client, request))
                 elif isinstance(request, messages.Doorbell):
-                    self._awake, self._look_until = True, self._clock() + LOOK_S
+                    self._lookout.begin()
                 else:
                     self._queues.after_added(client, partial(self._handle, events.Received(client, request, counted)))
-            case Pressed() | events.WritesInPlace() | events.AgentsTurned():
-                self._handle(message)
-            case events.Punched() | events.Allocated() | events.Moved():
-                self._handle(message)
-            case events.Sought() | events.RunSought() | events.RemoteRead() | events.RemoteSaved():
-                self._handle(message)
-            case (
-                events.GenerationsTold()
-                | events.GenerationRaised()
-                | events.ClaimWithdrawn()
-                | events.RemoteConnected()
-            ):
-                self._handle(message)
             case effects.Move():
                 moved = self._copier.copy_now(message)
                 assert isinstance(moved, events.Moved)
@@ -308,11 +262,12 @@ class StoreActor:
             case Grown():
                 self._grow(message)
             case Scrubbed():
-                self._scrubbed(message)
+                if (corrupt := applied(self._memory, message)) is not None:
+                    self._handle(corrupt)
             case Fenced():
                 self._lanes.fenced(message)
             case Queried():
-                self._answer(message)
+                message.settle(self._report.answer)
             case Reconfigured(limits, config):
                 self._config = self._report.config = config
                 if self._remote is not None:
@@ -321,7 +276,8 @@ class StoreActor:
             case Reloaded(verdict):
                 self._report.reload = verdict
             case _:
-                assert_never(message)
+                # An event of the core.
+                self._handle(message)
 
     def _writes_in_place(self, client: int) -> None:
         self._queues.writes_in_place(client)
@@ -352,12 +308,6 @@ class StoreActor:
                     self._send(client, Deliver(message))
                 case effects.Announce(body):
                     self._tell_watchers(WatchEvent(body))
-                case effects.Seek() | effects.SeekRun() | effects.ReadRemote():
-                    self._ask_remote(effect)
-                case effects.SaveRemote() | effects.RemoveRemote():
-                    self._ask_remote(effect)
-                case effects.AskGenerations() | effects.RaiseGeneration() | effects.WithdrawClaim():
-                    self._ask_remote(effect)
                 case effects.RemoteTurned():
                     self._tell_watchers(WatchEvent(remote_turned(effect)))
                 case effects.Move() if self._copier.is_small(effect):
@@ -375,28 +325,18 @@ class StoreActor:
                 case effects.Again(client, request, counted):
                     self.inbox.tell_first(Requested(client, request, counted), (self._clients[client].peer.uid, client))
                 case _:
-                    assert_never(effect)
-
-    def _ask_remote(self, request: Request) -> None:
-        assert self._remote is not None, "without a remote store the limits allow no such effect"
-        self._remote.submit(request)
+                    assert self._remote is not None, "without a remote store the limits allow no such effect"
+                    self._remote.submit(effect)
 
     def _match(self, client: int, query: messages.MatchPrefix) -> None:
-        """Copies a query out of the client's inbox and gives it to the core. The client may write there meanwhile, so
-        only the copy is used."""
+        """Gives the core a query that lies in the client's inbox."""
         try:
-            tokens_max = self._config.limits.prefix_tokens_max
-            if query.query_bytes > HEADER_BYTES + MEDIA_MAX * MEDIA_BYTES + tokens_max * TOKEN_BYTES:
-                raise LimitReached(
-                    f"the query has {query.query_bytes} bytes, too many for prefix_tokens_max = {tokens_max}: send "
-                    "fewer tokens, or raise it"
-                )
-            packed = self._copier.read_inbox(client, query.inbox_offset, query.query_bytes)
-            record = PrefixRecord.unpack(packed)
+            record, folded = self._copier.read_query(
+                client, query.inbox_offset, query.query_bytes, self._config.limits.prefix_tokens_max
+            )
         except TensordError as error:
             self._send(client, Deliver(messages.Error.of(error, query.id)))
             return
-        folded = np.frombuffer(packed, np.uint32, record.count, record.text_at)
         self._handle(events.PrefixAsked(client, query, record, folded))
 
     def _grow(self, grown: Grown) -> None:
@@ -406,18 +346,6 @@ class StoreActor:
             _log.error("the ring stays smaller than configured", have_bytes=grown.ring_bytes, why=str(grown.error))
         more = grown.error is None and grown.ring_bytes < ring_bytes
         self._handle(events.RingGrown(grown.ring_bytes, more))
-
-    def _scrubbed(self, scrubbed: Scrubbed) -> None:
-        """Applies the result of a check, if the slot still belongs to the checked span."""
-        slot = self._memory.index.read(scrubbed.slot)
-        if not slot.published or slot.span_id != scrubbed.span_id:
-            return
-        if scrubbed.sound:
-            self._memory.write_checksum(slot.offset, scrubbed.checksum)
-            self._memory.index.mark(scrubbed.slot, unverified=False)
-        else:
-            _log.error("the checksum of an entry is wrong; entry evicted", key=slot.key.hex())
-            self._handle(events.FoundCorrupt(scrubbed.span_id))
 
     def _tell_of(self, client: Joined, event: str) -> None:
         who = {"client": client.client, "name": client.name, "pid": client.pid, "uid": client.peer.uid}
@@ -457,11 +385,3 @@ class StoreActor:
             if isinstance(message, events.Moved | InboxCopied):
                 self._receive(message)
         self._pages.close()
-
-    def _answer(self, query: Queried) -> None:
-        if query.answer.cancelled():
-            return
-        try:
-            query.answer.set_result(self._report.answer(query.message))
-        except TensordError as error:
-            query.answer.set_exception(error)

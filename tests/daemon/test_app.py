@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -18,8 +19,6 @@ class Told:
     """An actor that hears what it is told and does nothing."""
 
     def __init__(self) -> None:
-        self.ring_bytes = 1 << 20
-        self.max_entries = 16
         self.inbox = self
         self.heard: list[object] = []
         self.verdicts: list[dict[str, Any]] = []
@@ -48,7 +47,9 @@ class Reloading:
     def reload(self, text: str) -> list[bytes]:
         """What the manager hears of a reload."""
         self.file.write_text(text)
-        self.daemon._reload(cast(Any, self.store), cast(Any, self.governor))
+        superblock = SimpleNamespace(limit_bytes=1 << 20, max_entries=16)
+        memory = SimpleNamespace(superblock=superblock)
+        self.daemon._reload(cast(Any, SimpleNamespace(memory=memory, store=self.store, governor=self.governor)))
         heard = []
         while True:
             try:
@@ -74,7 +75,7 @@ def test_a_reload_reaches_store_and_governor(serving: Reloading) -> None:
     assert serving.reload("max_bytes = 1048576\n[pressure]\nnormal = 0.5\n") == [b"RELOADING=1", b"READY=1"]
     (store,), (governor,) = serving.store.heard, serving.governor.heard
     assert cast(Any, store).limits.max_bytes == 1 << 20
-    assert cast(Any, store).limits.max_entries == serving.store.max_entries, "what stands holds"
+    assert cast(Any, store).limits.max_entries == 16, "what stands holds"
     assert cast(Any, governor).limits.thresholds.normal == 0.5
 
 

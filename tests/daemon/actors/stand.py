@@ -172,7 +172,8 @@ class ActorStand:
     def reconfigure(self, **changed: Any) -> None:
         """As SIGHUP does."""
         self.config = replace(self.config, **changed)
-        limits = store_limits(self.config, self.actor.ring_bytes, self.actor.max_entries)
+        superblock = self.memory.superblock
+        limits = store_limits(self.config, superblock.limit_bytes, superblock.max_entries)
         self.actor.inbox.tell_now(Reconfigured(limits, self.config))
 
 
