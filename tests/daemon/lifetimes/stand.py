@@ -42,7 +42,7 @@ class LifetimesStand:
         self.counters = StoreCounters()
         self.outbox = StoreOutbox(self.counters)
         self.outbox.clients.update({number: StoreClient(0, f"client {number}") for number in (1, 2, 3)})
-        self.budget = RingBudget(store.limits.max_entries, store.ring_bytes, None)
+        self.budget = RingBudget(store.max_entries, store.ring_bytes, None)
         self.details = Details(store.table, store.slots, store.ring)
         self.generations = GenerationWriter(store.index_memory, store.geometry)
         self.history = RemovalHistory(store.geometry.entries_max)
