@@ -55,6 +55,7 @@ COMMANDS: Final = (
     Command("benchmarks/fingerprint.py", ("--gib", "0.05", "--rounds", "1")),
     Command("benchmarks/turns.py", ("--entries", "4096")),
     Command("benchmarks/put_cost.py", ("--seconds", "0.1")),
+    Command("benchmarks/put_shapes.py", ("--seconds", "0.05")),
     Command("benchmarks/policy_cost.py", ("--rows", "2000", "--rounds", "1")),
     Command("benchmarks/recovery_cost.py", ("--entries", "2000", "--blocks", "4")),
     Command("benchmarks/soak.py", ("--minutes", "0.1")),

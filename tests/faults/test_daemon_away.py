@@ -238,7 +238,8 @@ def test_calls_on_a_daemon_that_stands_still_end_in_time(daemon: Daemon) -> None
         assert lease is not None and is_payload(lease.tree, 1)
         with pytest.raises(TimedOut, match=r"did not answer within 1 s"):
             client.touch(key(1))
-        assert client.put(key(2), payload(2), wait=True).state == "lost"
+        # Larger than the places that the client may have by now.
+        assert client.put(key(2), payload(2, 1 << 20), wait=True).state == "lost"
         assert is_payload(client.get_or_compute(key(3), lambda: payload(3)), 3)
         with tensord.Client(daemon.socket, timeout_s=0.5) as newcomer:
             assert newcomer.get(key(1)) is None

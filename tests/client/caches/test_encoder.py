@@ -481,9 +481,9 @@ def fill(client: tensord.Client) -> None:
 
 def stored(manager: EncoderCacheManager, one: EncoderRequest, at: int = 0) -> None:
     """Encodes and stores an allocated input, and lets a step go by once the daemon has it."""
-    put = manager.store(one, at, output())
+    put = manager.store(one, at, output(), timeout_s=30)
     assert put is not None
-    assert put.wait(30).state in ("stored", "existed")
+    assert put.wait(30).state in ("stored", "existed"), put.error
     manager.get_freed_ids()
 
 
