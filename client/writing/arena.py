@@ -87,8 +87,8 @@ class Arena:
         """The one for places ahead of need; 0: none is under way."""
         self._errors: dict[int, TensordError] = {}
         """Why requests were refused lately."""
-        self._waiting: set[object] = set()
-        """One object for each put that waits."""
+        self._waiting: dict[object, int] = {}
+        """The bytes that each put waits for."""
         self._quiet = False
         self.ended: TensordError | None = None
         self.away: TensordError | None = None
@@ -103,12 +103,13 @@ class Arena:
         """Takes a place of `size_bytes`, a multiple of 64. Hold the grant until the record is written.
 
         Returns:
-            The grant, and the place's offset. None if no grant is large enough.
+            The grant, and the place's offset. None if no grant is large enough, but for one that a larger put waits
+            for.
         """
         with self._lock:
             grants = self._grants
             at = bisect_left(grants, (size_bytes,))
-            if at == len(grants):
+            if at == len(grants) or (self._waiting and self._is_awaited(grants[at][0], size_bytes)):
                 return None
             grant = grants.pop(at)[2]
             offset = grant.offset
@@ -138,7 +139,7 @@ class Arena:
             self._ahead = min(2 * self._ahead, AHEAD_MAX)
             self._lately.append(size_bytes)
         try:
-            self._waiting.add(here)
+            self._waiting[here] = size_bytes
             while True:
                 # Before the look, so that what comes after it ends the wait.
                 seen = self._wire.bells
@@ -168,7 +169,11 @@ class Arena:
                     )
                 self._wire.wait_for_bell(seen, left_s)
         finally:
-            self._waiting.discard(here)
+            self._waiting.pop(here, None)
+
+    def _is_awaited(self, left_bytes: int, size_bytes: int) -> bool:
+        """Whether a put that needs more than `size_bytes` waits for a place of at most `left_bytes`."""
+        return any(size_bytes < wanted <= left_bytes for wanted in [*self._waiting.values()])
 
     def _give_back_above(self, unused_bytes: int) -> None:
         """Lets go of grants that are too small for a put that waits. The daemon lends no more to a client that has this

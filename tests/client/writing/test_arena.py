@@ -235,6 +235,23 @@ def test_a_put_joins_a_request_that_is_under_way_and_asks_by_itself_once_that_is
         places.wait_for(1024, soon())
 
 
+def test_a_place_that_a_large_put_waits_for_is_not_taken_by_a_small_one_of_another_thread() -> None:
+    places, wire = arena()
+    smaller: list[int] = []
+
+    def answer(request: int, sizes: Sequence[int]) -> None:
+        # The answer comes to the thread of the connection, and a third thread is faster than the one that waits.
+        places.granted(request, [Granted(request, 65536 * request, sizes[0])])
+        if not smaller:
+            smaller.append(0)
+            assert places.take(256) is None
+            smaller.append(places.wait_for(256, soon())[1])
+
+    wire.answer = answer
+    assert places.wait_for(4096, soon())[1] == 65536
+    assert smaller[0] == 0 and 65536 not in smaller
+
+
 def test_a_refused_request_tells_who_waits_for_it_and_nobody_else() -> None:
     places, wire = arena()
     wire.answer = lambda request, sizes: places.granted(request, [], StoreFull("no room"))
