@@ -136,12 +136,15 @@ class Withdrawn:
         return None
 
     def narrowed(self, low: int, high: int, size_bytes: int) -> tuple[int, int]:
-        """[low, high) without those withdrawn pages at its edges that `size_bytes` do not need."""
-        spare = (high - low - size_bytes) // self.page_bytes * self.page_bytes
-        pages = self.within(low, high)
-        at_low = min(spare, pages[0][1]) if pages and pages[0][0] == low else 0
-        at_high = min(spare - at_low, pages[-1][1]) if pages and sum(pages[-1]) == high else 0
-        return low + at_low, high - at_high
+        """The part of [low, high) that has `size_bytes`, and the fewest withdrawn pages."""
+        page, pages = self.page_bytes, self.within(low, high)
+        begins = {low, high - size_bytes, *(at + size for at, size in pages), *(at - size_bytes for at, _ in pages)}
+        parts = [
+            (max(low, at // page * page), min(high, -(-(at + size_bytes) // page) * page))
+            for at in sorted(begins)
+            if low <= at <= high - size_bytes
+        ]
+        return min(parts, key=lambda part: sum(size for _, size in self.within(*part)))
 
     def _merge(self, row: int) -> None:
         """Joins a row with those before and behind it, if they touch."""

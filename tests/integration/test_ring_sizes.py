@@ -176,6 +176,18 @@ def test_a_ring_that_is_made_smaller_gives_memory_back_and_keeps_what_fits() -> 
         assert here(daemon.client(), range(200, 290)) == list(range(200, 290))
 
 
+def test_a_ring_that_is_made_smaller_takes_a_payload_of_most_of_it() -> None:
+    with Daemon(ring_bytes=8 * LARGE) as daemon, tensord.Client(daemon.start().socket, timeout_s=60) as client:
+        fill(client, range(512))
+        again(daemon, ring_bytes=2 * LARGE)
+        assert client.wait_connected(60)
+        until(lambda: allocated_bytes(daemon) <= 2 * LARGE, "pages given back")
+        for number in range(1000, 1004):
+            put = client.put(key(number), payload(number, 2 * LARGE * 6 // 10), wait=True)
+            assert put.state == "stored", put.error
+        assert here(client, range(1000, 1004)) == [1003]
+
+
 def test_fewer_entries_go_by_the_policy_and_more_as_far_as_the_index_has_room() -> None:
     with Daemon(ring_bytes=LARGE, max_entries=1000, policy="lru") as daemon:
         daemon.start()
