@@ -90,6 +90,10 @@ class FormerSlots:
     def _read(self, first: int) -> None:
         """Gives rows to the published slots among some cells. What else is allocated waits."""
         cells = self._cells[first : first + CELLS_AT_ONCE]
+        # Of a damaged seq only the parity is kept, so that it can be counted up.
+        huge = cells[:, 0] >> np.uint64(63) != 0
+        huge[::BUCKET_CELLS] = False
+        cells[huge, 0] &= np.uint64(1)
         spans, even = cells[:, SPAN].copy(), cells[:, 0] & np.uint64(1) == 0
         # The first cell of a bucket has the fingerprints of the others.
         spans[::BUCKET_CELLS], even[::BUCKET_CELLS] = 0, False

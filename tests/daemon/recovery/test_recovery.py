@@ -223,6 +223,20 @@ def test_what_does_not_agree_is_not_taken_over_and_costs_nothing_else(
     finish(after)
 
 
+def test_a_slot_whose_seq_is_damaged_can_be_used_again() -> None:
+    store = RowStore(40 * SPAN)
+    for number in range(8):
+        store.put(key_of(number))
+    for slot in range(store.geometry.slot_count):
+        store.slots.words[store.slots.at(slot)] |= (1 << 64) - 2
+    after, _ = taken_over(store)
+    assert stored(after) == set(range(8))
+    for number in range(8, 36):
+        after.put(key_of(number))
+    assert stored(after) == set(range(36))
+    finish(after)
+
+
 @pytest.mark.parametrize("at", [56, 64, 72, 80, 104, 112])
 @pytest.mark.parametrize("value", [1 << 61, (1 << 64) - 1, 0x7FF8_0000_0000_0000])
 def test_damage_that_only_the_scrub_finds_does_no_harm_until_then(at: int, value: int) -> None:
