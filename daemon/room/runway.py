@@ -92,7 +92,9 @@ class Runway:
         self._rescan_at: float | None = None
         self.places = FreePlaces(table, holes, tenants, grants, budget, withdrawn)
         self.moves = RingMoves(table, holes, slots, tenants, spans, ring, emit)
-        self._ways = Ways(table, holes, grants, tenants, families, spans, policy, shares, budget, self.places)
+        self._ways = Ways(
+            table, holes, grants, tenants, families, spans, policy, shares, budget, self.places, commits.tails
+        )
         self.pages: HostMemory | None = None
         """The pages of the ring, which the caller makes after this, with `places.join`."""
         self._attempt: Attempt | None = None

@@ -95,6 +95,7 @@ class Ways:
         shares: OwnerShares,
         budget: RingBudget,
         places: FreePlaces,
+        tails: Collection[int] = (),
     ) -> None:
         self._table = table
         self._holes = holes
@@ -106,6 +107,8 @@ class Ways:
         self._shares = shares
         self._budget = budget
         self._places = places
+        self._tails = tails
+        """Span ids of blocks that were just stored. They go last: a sequence is put block by block."""
         self._stretches = Stretches(table, holes, policy)
         self._time = MovingTime()
 
@@ -116,6 +119,8 @@ class Ways:
         puts that may come, for which nothing goes that was just put."""
         table, tenants, policy = self._table, self._tenants, self._policy
         found: list[int] = []
+        tails: set[int] = self._tail_rows() if ahead else set()
+        spared: list[int] = []
         while (over_bytes > 0 or over > 0 or over_tokens > 0) and len(found) < ROUND_ROWS_MAX:
             total = max(tenants.total_entries, 1)
             count = max(
@@ -131,6 +136,11 @@ class Ways:
                 rows = np.array(rows)[~inside].tolist()
             if not rows:
                 break
+            if kept := tails.intersection(rows):
+                # A parent stays with its child.
+                kept.update(self._families.ancestors(kept).intersection(rows))
+                spared += kept
+                rows = [row for row in rows if row not in kept]
             if not (rows := self._spans.unpinned(rows)):
                 continue
             sizes, tokens = np.cumsum(table.column("sizes")[rows]), np.cumsum(table.column("tokens")[rows])
@@ -146,6 +156,8 @@ class Ways:
             over -= len(rows)
             over_bytes -= int(sizes[len(rows) - 1])
             over_tokens -= int(tokens[len(rows) - 1])
+        if spared:
+            policy.may_go(spared, True)
         return found
 
     def of(self, attempt: Attempt, now: float) -> Way | None:
@@ -237,7 +249,7 @@ class Ways:
         table, survey = self._table, self._survey()
         states, offsets = np.frombuffer(table.states, np.uint8), table.column("offsets")
         kept = survey.kept
-        may_go = self._evictable(owners, leaves=False)
+        may_go = self._evictable(owners, leaves=False, tails=True)
         for low, high in sorted(survey.gaps(size), key=lambda gap: gap[0] - gap[1])[:GAPS_MAX]:
             rows = np.flatnonzero((states == LIVE) & (offsets >= low) & (offsets < high))
             if not len(rows):
@@ -252,14 +264,28 @@ class Ways:
                 return Way(found.price, found.gone_bytes, 0, [*whole])
         return None
 
-    def _evictable(self, owners: Collection[int] | None, *, leaves: bool = True) -> Callable[[int], bool]:
-        """The test whether an entry is evictable now, as far as is known; if not `leaves`, with its descendants."""
+    def _tail_rows(self) -> set[int]:
+        """Rows of the blocks among the entries that were stored last, of a quarter of the store at most."""
+        latest = [*self._tails][-1 - self._tenants.total_entries // 4 :]
+        return {self._table.row_of(span_id) for span_id in latest if span_id}
+
+    def _evictable(
+        self, owners: Collection[int] | None, *, leaves: bool = True, tails: bool = False
+    ) -> Callable[[int], bool]:
+        """The test whether an entry is evictable now, as far as is known; if not `leaves`, with its descendants; with
+        `tails`, also blocks that were just stored."""
         table, spans = self._table, self._spans
         states, children, owner_of, span_ids = table.states, table.children, table.owners, table.span_ids
-        held, pinned = spans.held, spans.last_pinned
+        held, pinned, spared = spans.held, spans.last_pinned, set() if tails else self._tail_rows()
 
         def test(row: int) -> bool:
-            if states[row] != LIVE or row in held or span_ids[row] in pinned or (leaves and children[row]):
+            if (
+                states[row] != LIVE
+                or row in held
+                or row in spared
+                or span_ids[row] in pinned
+                or (leaves and children[row])
+            ):
                 return False
             return owners is None or owner_of[row] in owners
 

@@ -48,6 +48,7 @@ NOT_WORTH_IT: Final = 9
 """The policy prefers the entries that would be evicted."""
 
 UNSUMMED_MAX: Final = 1 << 16
+TAILS_MAX: Final = 64
 
 _HEADER: Final = Struct("@IIQ32sQQddQQIIdQ32sI")
 _CHECK: Final = Struct("@I")
@@ -134,6 +135,8 @@ class Commits:
         """(client, number, reason, key, claim, tokens) since the caller emptied it; so are the others."""
         self.unsummed: deque[int] = deque(maxlen=UNSUMMED_MAX)
         """Slots of entries whose clients have left the checksum to the daemon."""
+        self.tails: deque[int] = deque(maxlen=TAILS_MAX)
+        """Of the entries stored last: the span id of a block of a sequence, whose child may be under way; else 0."""
         self.fresh: list[int] = []
         """Rows that were stored."""
         self.existed: list[tuple[int, int, int]] = []
@@ -151,7 +154,7 @@ class Commits:
         states, offsets, sizes, payloads = table.states, table.offsets, table.sizes, table.payloads
         span_ids, tokens_of, costs, slot_of, ends = table.span_ids, table.tokens, table.costs, table.slots, table.ends
         digests, names, owners, agents = table.digests, table.namespaces, table.owners, table.agents
-        fresh, numbers = self.fresh.append, self._agents.numbers
+        fresh, tail, numbers = self.fresh.append, self.tails.append, self._agents.numbers
         by_key, renew, grants, lend = table.by_key, table.renew, submitter.grants, self._grants
         hidden = self._hidden
         memory, words, free, mask, first_word = slots.memory, slots.words, slots.free, slots.mask, slots.first_word
@@ -309,6 +312,7 @@ class Commits:
                 stored_tokens += tokens
                 append(row)
                 fresh(row)
+                tail(span_id if prefix or parent != NO_KEY else 0)
                 if not checksum:
                     self.unsummed.append(bucket * 8 + cell)
                 if key in claims:

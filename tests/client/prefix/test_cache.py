@@ -54,6 +54,21 @@ def daemon() -> Iterator[Daemon]:
         yield running.start()
 
 
+def test_in_a_full_ring_a_sequence_does_not_evict_its_own_blocks() -> None:
+    with Daemon(ring_bytes=8 * MIB) as daemon, daemon.start().client() as client:
+        cache = PrefixCache(
+            client, tensord.Namespace(model="own", revision="1", dtype="float32", processor="none"), block_tokens=32
+        )
+        layer = NormalLayer(np.zeros((1, 2, 400, 128), np.float32))
+        for number in range(150):
+            tokens = np.arange(400, dtype=np.uint32) + np.uint32(1000 * number)
+            put = cache.put(tokens, [layer], wait=True)
+            assert put.state == "stored", put.error
+            match = cache.match(np.append(tokens, np.uint32(7)))
+            assert match is not None and match.offset == 400
+            del match
+
+
 @pytest.fixture(scope="module")
 def client(daemon: Daemon) -> tensord.Client:
     return daemon.client()
