@@ -49,7 +49,7 @@ define distribution-python
 	  else echo "venv is missing: run 'apt-get install python3-venv' as root, then this again" >&2; exit 1; fi; fi
 endef
 
-.PHONY: help demo demo-cluster test test-quick crashes soak test-systemd test-remote deb release-check simulate fuzz crossings test-vllm test-transformers test-sglang http-load check lint smoke bench bench-peers bench-prefix bench-pressure bench-vllm clean
+.PHONY: help demo demo-cluster test test-quick crashes soak test-systemd test-remote deb release-check simulate fuzz crossings mutants test-vllm test-transformers test-sglang http-load check lint smoke bench bench-peers bench-prefix bench-pressure bench-vllm clean
 help:
 	@echo "make demo         four processes share encoded photographs; three share a card that fills up; agents share a prompt"
 	@echo "make demo-cluster three hosts share encoded photographs and a prompt through a redis-server, as root in namespaces of the network"
@@ -57,6 +57,7 @@ help:
 	@echo "make test-quick PYTHON=python3.12  the part of it that rests on the interpreter"
 	@echo "make crossings    every state of a process x every disturbance, ROUNDS=20 times (SEED=, ROUND=, ONLY= replay a failure)"
 	@echo "make simulate     a simulated host under SEEDS=1000 seeds, or one of them with a trace (SEED=n)"
+	@echo "make mutants      60 small faults, one at a time: whether a test notices each (ONLY=, JOBS=); takes hours"
 	@echo "make fuzz         the sockets, lanes and segments under hostile bytes, MINUTES=30 of each (ONLY=name FIRST=n replays a round)"
 	@echo "make soak MINUTES=N  mixed load with random kills and restarts: what was wrong, lost or leaked (JSON=path, SEED=)"
 	@echo "make test-vllm    the tests with engines: vLLM, transformers, diffusers; installs vLLM's CPU build, 2.5 GB"
@@ -179,6 +180,10 @@ ROUNDS ?= 20
 crossings: $(STAMPS)/test
 	$(BIN)/python -m tests.crossings --rounds "$(ROUNDS)" $(if $(SEED),--seed "$(SEED)") $(if $(ROUND),--round "$(ROUND)") \
 	  $(if $(ONLY),--only "$(ONLY)")
+
+# Small faults in a copy of the source: at least 90 % of them are noticed by a test. It takes hours.
+mutants: $(STAMPS)/test
+	$(BIN)/python -m tests.mutants $(if $(ONLY),--only "$(ONLY)") $(if $(JOBS),--jobs "$(JOBS)")
 
 # A round that finds something is kept in fuzz-findings/, and prints how to run it again.
 MINUTES ?= 30

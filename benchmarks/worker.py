@@ -23,6 +23,8 @@ from typing import Any, Final
 import numpy as np
 from peers import Array, BaseReader, BaseWriter, module_of
 
+from tensord.shm.keys import make_key
+
 ROTATE_BYTES: Final = 256 << 20
 KEYS_MAX: Final = 2048
 SUSTAINED_PUTS: Final = 64
@@ -37,8 +39,9 @@ def key_count(value_bytes: int) -> int:
 
 
 def key_of(kind: str, value_bytes: int, number: int) -> bytes:
-    """The 32-byte key of one value."""
-    return hashlib.sha256(f"{kind}/{value_bytes}/{number}".encode()).digest()
+    """The 32-byte key of one value, in the namespace of its kind."""
+    digest = hashlib.sha256(f"{kind}/{value_bytes}/{number}".encode()).digest()
+    return make_key(hashlib.sha256(kind.encode()).digest()[:8], digest, 0)
 
 
 def stamp(value_bytes: int, number: int) -> int:

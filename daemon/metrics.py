@@ -69,7 +69,6 @@ _STORE: Final = (
     ("claims_held", "claims_held", "Missing keys that a client computes."),
     ("claims_waiting", "claims_waiting", "Clients that wait for a missing key."),
     ("prefix_blocks", "prefix_blocks", "Blocks and snapshots of cached sequences."),
-    ("chain_blocks", "chain_blocks", "Entries that were put with a parent, and without a record of tokens."),
     ("prefix_rebuilding", "prefix_rebuilding", "Blocks and snapshots that cannot be matched yet after a restart."),
     ("prefix_queries_waiting", "prefix_queries_waiting", "Prefix queries that wait until all blocks can be matched."),
 )

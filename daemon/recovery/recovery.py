@@ -21,7 +21,7 @@ of confirmed ones, the first by offset stays. No byte that an allocated slot nam
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from itertools import repeat
 from operator import itemgetter
 from typing import Any, Final
@@ -41,6 +41,7 @@ from .former_slots import FormerSlots
 from .relations import tie
 
 ROWS_AT_ONCE: Final = 1 << 15
+SORTED_AT_ONCE: Final = 1 << 17
 Array = np.ndarray[Any, Any]
 
 
@@ -113,14 +114,13 @@ class Recovery:
         # Numbers are sorted several times as fast as they are ranked.
         packed = table.column("offsets")[rows] >> np.uint64(6) << np.uint64(bits) | rows.astype(np.uint64)
         yield
-        packed.sort()
-        yield
+        yield from _sort(packed)
         rows = (packed & np.uint64(table.row_mask)).astype(np.int64)
         starts = (packed >> np.uint64(bits) << np.uint64(6)).astype(np.int64)
         ends = starts + table.column("sizes")[rows].astype(np.int64)
         yield
         if (starts[1:] < np.maximum.accumulate(ends)[:-1]).any():
-            rows, starts = self._apart(rows, starts, ends)
+            rows, starts, ends = self._apart(rows, starts, ends)
         used = self._states != FREE
         used[EDGE] = True
         table.reserve(used)
@@ -149,11 +149,16 @@ class Recovery:
                 yield
         new = np.array(added, np.int64)
         new = new[np.argsort(table.column("offsets")[new], kind="stable")]
-        at = np.searchsorted(starts, table.column("offsets")[new].astype(np.int64))
-        self._holes.found(np.insert(rows, at, new))
+        begin = table.column("offsets")[new].astype(np.int64)
+        at = np.searchsorted(starts, begin)
+        end = begin + table.column("sizes")[new].astype(np.int64)
+        yield
+        rows, starts, ends = np.insert(rows, at, new), np.insert(starts, at, begin), np.insert(ends, at, end)
+        yield
+        self._holes.found(rows, starts, ends)
         yield
 
-    def _apart(self, rows: Array, starts: Array, ends: Array) -> tuple[Array, Array]:
+    def _apart(self, rows: Array, starts: Array, ends: Array) -> tuple[Array, Array, Array]:
         """Damage: drops the rows that overlap with one before them."""
         fits, end = np.ones(len(rows), np.bool_), 0
         for at, (row, start) in enumerate(zip(rows.tolist(), starts.tolist(), strict=True)):
@@ -163,7 +168,7 @@ class Recovery:
                 fits[at] = False
             else:
                 end = int(ends[at])
-        return rows[fits], starts[fits]
+        return rows[fits], starts[fits], ends[fits]
 
     def _pieces(self, offset: int, size: int, before: int) -> list[int]:
         """Rows of the parts of [offset, offset + size) that no row has. They wait for a scan."""
@@ -247,9 +252,9 @@ class Recovery:
     def _tell_policy(self) -> Iterator[None]:
         """The orders of puts and of last uses."""
         depths = self._table.column("depths")
-        by_put = _by_time(self._former.created, depths, self.rows, self._table.row_bits)
+        by_put = yield from _by_time(self._former.created, depths, self.rows, self._table.row_bits)
         yield
-        self.rows = _by_time(self._former.used, depths, self.rows, self._table.row_bits)
+        self.rows = yield from _by_time(self._former.used, depths, self.rows, self._table.row_bits)
         yield
         yield from self._policy.recovering(self.rows, by_put, self._former.uses, self._now)
 
@@ -268,7 +273,20 @@ class _Before:
         return before
 
 
-def _by_time(times: Array, depths: Array, rows: Array, row_bits: int) -> Array:
+def _sort(numbers: Array) -> Iterator[None]:
+    """Sorts in steps."""
+    if len(numbers) <= SORTED_AT_ONCE:
+        numbers.sort()
+    else:
+        half = len(numbers) // 2
+        numbers.partition(half)
+        yield
+        yield from _sort(numbers[:half])
+        yield from _sort(numbers[half:])
+    yield
+
+
+def _by_time(times: Array, depths: Array, rows: Array, row_bits: int) -> Generator[None, None, Array]:
     """Rows in the order of their times, to a millionth of a second or of 2 ** 20 seconds; of equal ones, parents before
     their children."""
     if not len(rows):
@@ -277,6 +295,7 @@ def _by_time(times: Array, depths: Array, rows: Array, row_bits: int) -> Array:
     of -= of.min()
     scale = min(1e6, (1 << 62 - row_bits) / max(float(of.max()), 1.0))
     packed = ((of * scale).astype(np.uint64) + depths[rows]) << np.uint64(row_bits) | rows.astype(np.uint64)
-    packed.sort()
+    yield
+    yield from _sort(packed)
     found: Array = (packed & np.uint64((1 << row_bits) - 1)).astype(np.int64)
     return found

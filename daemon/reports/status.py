@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 if TYPE_CHECKING:
     from ...shm.generations import GenerationWriter
     from ..claims.claims import ClaimTable
@@ -85,13 +83,12 @@ class StatusReport:
             "unstorable": self.unstorable.rows(now),
             "pins": len(pins),
             "pinned_bytes": pins.pinned_bytes,
-            "namespaces": len(self.tenants.entries) - self.tenants.entries.count(0),
+            "namespaces": self.tenants.namespaces,
             "sweeps": len(self.lifetimes.sweeps),
             "window_bytes": self.policy.window_bytes,
             "hit_ratios": self.hits.as_dict(now),
             "at_eviction": self.history.made_room(),
             "prefix_blocks": len(self.blocks.index),
-            "chain_blocks": self._chained(),
             "prefix_rebuilding": self.blocks.rebuilding,
             "prefix_queries_waiting": self.matching.held,
             **self.besides(now),
@@ -121,8 +118,3 @@ class StatusReport:
     def hit_curve(self) -> dict[str, Any]:
         """Estimated hit ratios of rings of other sizes (`Hits.curve`), and the name of the policy."""
         return {"policy": self.policy.name, **self.hits.curve()}
-
-    def _chained(self) -> int:
-        """The entries with a parent that are no blocks of a sequence."""
-        column = self.table.column
-        return int(np.count_nonzero((column("parents") != 0) & (column("records") == 0)))

@@ -134,14 +134,13 @@ class Holes:
         self._put(last, self._drop(last) + capacity_bytes - self.capacity_bytes)
         self.capacity_bytes = capacity_bytes
 
-    def found(self, rows: Array) -> None:
-        """Finds all holes anew. `rows`: all rows in use, in order, which were taken over from an earlier daemon."""
-        table = self._table
-        before = np.concatenate([[EDGE], rows])
-        ends = table.column("offsets")[before] + table.column("sizes")[before]
-        starts = np.append(table.column("offsets")[rows], np.uint64(self.capacity_bytes))
-        at = np.flatnonzero(starts > ends)
-        sizes = (starts[at] - ends[at]).tolist()
+    def found(self, rows: Array, starts: Array, ends: Array) -> None:
+        """Finds all holes anew. `rows`: all rows in use, in order, as an earlier daemon left them; and the offsets
+        where they start and end."""
+        before, low = np.append(EDGE, rows), np.append(0, ends)
+        high = np.append(starts, self.capacity_bytes)
+        at = np.flatnonzero(high > low)
+        sizes = (high[at] - low[at]).tolist()
         self._behind = dict(zip(before[at].tolist(), sizes, strict=True))
         self._by_size = sorted(size << ROW_BITS_MAX | row for row, size in self._behind.items())
         self.total_bytes = sum(sizes)

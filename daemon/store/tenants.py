@@ -57,6 +57,11 @@ class Tenants:
         self.bytes.append(0)
         return number
 
+    @property
+    def namespaces(self) -> int:
+        """The namespaces that have entries."""
+        return len(self.tags) - sum(not self.entries[number] for number in self._empty)
+
     def counted(self) -> None:
         """The entries of all namespaces are counted: those without one may go."""
         self._empty = {number for number, entries in enumerate(self.entries) if not entries}

@@ -154,7 +154,6 @@ def store(**changed: Any) -> dict[str, Any]:
         "recovered": 10,
         "found_corrupt": 0,
         "prefix_blocks": 70,
-        "chain_blocks": 12,
         "prefix_rebuilding": 0,
         "prefix_queries_waiting": 0,
         "prefix_queries": 30,

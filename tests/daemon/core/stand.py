@@ -505,6 +505,12 @@ class Stand(RemoteSide):
         """The numbers of all keys that a reader finds."""
         return {_NUMBERS[slot.key] for slot in self.index.slots() if slot.published and slot.key in _NUMBERS}
 
+    def children(self, number: int) -> int:
+        """How many children the entry of a stored number has."""
+        entry = self.store.entry(key(number))
+        assert entry is not None
+        return int(entry["children"])
+
     @property
     def used_bytes(self) -> int:
         """The ring's bytes that are not free."""

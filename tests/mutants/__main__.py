@@ -1,0 +1,113 @@
+"""Puts one small fault after the other into a copy of the source, and runs tests until one fails.
+
+    python -m tests.mutants [--only TEXT] [--jobs N]
+
+A fault that no test notices is a gap in the tests. At least 90 % are noticed, or the exit status is 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Final
+
+from .faults import FAULTS, Fault
+
+ROOT: Final = Path(__file__).parents[2]
+SOURCES: Final = ("client", "daemon", "ipc", "shm")
+NOTICED_MIN: Final = 0.9
+STAGE_S: Final = 1200
+"""Of one stage. A fault that makes a test wait for ever is noticed too."""
+THEN: Final = ("tests/daemon/core", "tests/client/core tests/client/writing", "tests/integration tests/faults", "tests")
+"""What runs after the tests of the file's own folder."""
+
+
+def source_of(fault: Fault, root: Path) -> Path:
+    """The one file that has the text of the fault.
+
+    Raises:
+        LookupError: none has it, or it stands in several places.
+    """
+    found = [
+        path for name in SOURCES for path in sorted((root / name).rglob("*.py")) if fault.before in path.read_text()
+    ]
+    if len(found) != 1 or found[0].read_text().count(fault.before) != 1:
+        raise LookupError(
+            f"{fault.broken}: {fault.before!r} is in {[str(path) for path in found] or 'no file'}; once is right"
+        )
+    return found[0]
+
+
+def own_tests(path: Path, root: Path) -> str:
+    """The nearest folder of tests that has the name of the file's folder."""
+    folder = path.parent
+    while not (root / "tests" / folder.relative_to(root)).is_dir():
+        folder = folder.parent
+    return str((root / "tests" / folder.relative_to(root)).relative_to(root))
+
+
+def ended(command: list[str], root: Path) -> tuple[int, str]:
+    """The exit status and output of a command that runs in a copy; 124 if it was ended after STAGE_S."""
+    environment = {**os.environ, "PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1"}
+    with subprocess.Popen(
+        command,
+        cwd=root,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    ) as running:
+        try:
+            output, _ = running.communicate(timeout=STAGE_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(running.pid, signal.SIGKILL)
+            return 124, ""
+        return running.returncode, output
+
+
+def noticed(fault: Fault) -> str | None:
+    """The first test that fails with the fault; None if none does."""
+    with tempfile.TemporaryDirectory(prefix="tensord-mutant-") as folder:
+        copy = Path(folder)
+        files = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+        for name in filter(None, files.split("\0")):
+            (copy / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, copy / name, follow_symlinks=False)
+        path = source_of(fault, copy)
+        path.write_text(path.read_text().replace(fault.before, fault.after))
+        for stage in (own_tests(path, copy), *THEN):
+            command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "2", "--dist", "loadfile", *stage.split()]
+            status, output = ended(command, copy)
+            if status:
+                failed = [line for line in output.splitlines() if line.startswith(("FAILED", "ERROR"))]
+                return failed[0].split(" - ")[0] if failed else f"{stage}: exit status {status}"
+    return None
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="faults whose description has this text")
+    parser.add_argument("--jobs", type=int, default=1, help="faults at once")
+    given = parser.parse_args()
+    faults = [fault for fault in FAULTS if given.only in fault.broken]
+    for fault in faults:
+        source_of(fault, ROOT)
+    seen = 0
+    with ThreadPoolExecutor(given.jobs) as pool:
+        for fault, by in zip(faults, pool.map(noticed, faults), strict=True):
+            seen += by is not None
+            print(f"{'noticed' if by else 'NOT NOTICED'}: {fault.broken}{f', by {by}' if by else ''}", flush=True)
+    print(f"{seen} of {len(faults)} faults were noticed")
+    return int(seen < NOTICED_MIN * len(faults))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,255 @@
+"""The faults. Each text stands in one place of the source, whichever file that is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """`before` becomes `after`. `broken`: the promise that is not kept then."""
+
+    broken: str
+    before: str
+    after: str
+
+
+FAULTS = [
+    Fault(*each)
+    for each in (
+        # ---- reading
+        ("a slot that is being written is not read", "if found == key and not seq & 1:", "if found == key:"),
+        (
+            "a key of a past generation is a miss",
+            "return generation_of(key) < self.current(",
+            "return generation_of(key) > self.current(",
+        ),
+        ("a key has two buckets", "return bucket if bucket != first & mask else bucket ^ (1 & mask)", "return bucket"),
+        (
+            "an inbox cannot shrink under the daemon",
+            "if seals & INBOX_SEALS != INBOX_SEALS:",
+            "if not seals & INBOX_SEALS:",
+        ),
+        (
+            "items of a prompt do not overlap",
+            "if before is not None and before.end > item.start:",
+            "if before is not None and before.end > item.end:",
+        ),
+        ("a header names each key of a dict once", "if len(set(keys)) != count:", "if len(set(keys)) > count:"),
+        ("a header's check is looked at", "if check != _header_check(span[: _SPAN_HEADER.size]):", "if not check:"),
+        (
+            "an expiry word's check is looked at",
+            "if word != high << _EXPIRY_CHECK_BITS | _expiry_check(high):",
+            "if not word:",
+        ),
+        ("a tree has a limited depth", "if len(above) >= self._depth_max:", "if len(above) > 2 * self._depth_max:"),
+        (
+            "a payload beyond the mapped ring is a miss",
+            "return (place & PLACE_OFFSET_MASK) + SPAN_HEADER_BYTES + payload_bytes <= len(self._ring)",
+            "return True",
+        ),
+        (
+            "get_many checks each slot after its pin",
+            'unchanged = np.frombuffer(self._index.words, "u8")[at[hits]] == seq[hits]',
+            'unchanged = np.frombuffer(self._index.words, "u8")[at[hits]] >= seq[hits]',
+        ),
+        (
+            "a lane's words of a frozen parent stay",
+            "if self.frozen or not nobody_holds_words():",
+            "if not nobody_holds_words():",
+        ),
+        # ---- writing
+        (
+            "a put tells its outcome only once it has one",
+            'if self.state != "sent":\n            return self\n        outcomes',
+            'if self.state == "sent":\n            return self\n        outcomes',
+        ),
+        ("a refused put tells why", "self.error = error and without_frames(error)", "self.error = None"),
+        ("the smallest place that is large enough is taken", "at = bisect_left(grants, (size_bytes,))", "at = 0"),
+        (
+            "a larger put's place is left to it",
+            "return any(size_bytes < wanted <= left_bytes for",
+            "return any(size_bytes < wanted < 0 for",
+        ),
+        ("a lookup waits for this client's own put", "OWN_WAIT_S: Final = 0.05", "OWN_WAIT_S: Final = 0.0"),
+        # ---- storing
+        ("only a lent place is written", "if lent is None or not payload:", "if not payload:"),
+        (
+            "a stored key is not stored again",
+            "if key in by_key:\n                    self.existed",
+            "if key in by_key and not payload:\n                    self.existed",
+        ),
+        (
+            "a put of a past generation is refused",
+            "elif tag in invalidated and self._is_past(key):",
+            "elif tag in invalidated and not tree:",
+        ),
+        ("a put has at most max_tokens tokens", "elif tokens > tokens_max:", "elif tokens > 2 * tokens_max:"),
+        (
+            "a tree is not longer than its payload",
+            "if not tree or tree > payload or tree > TREE_BYTES_MAX:",
+            "if not tree:",
+        ),
+        (
+            "a put that ends a claim wakes who waits",
+            "                if key in claims:\n                    self.awaited.append(key)\n        finally:",
+            "        finally:",
+        ),
+        (
+            "an entry ends after its ttl",
+            "if ttl:\n                    ends[row] = now + ttl",
+            "if ttl:\n                    ends[row] = now + 60 * ttl",
+        ),
+        ("the default ttl holds", "ttl = ttl or limits.default_ttl_s", "ttl = ttl or 0.0"),
+        ("a parent is of the same namespace", "if parent[:8] != key[:8] or parent == key:", "if parent == key:"),
+        (
+            "a child without a parent is refused",
+            "if not above:\n                return NO_PARENT",
+            "if above is None:\n                return NO_PARENT",
+        ),
+        (
+            "checksums left to the daemon are made",
+            "if not checksum:\n                    self.unsummed.append",
+            "if checksum:\n                    self.unsummed.append",
+        ),
+        # ---- room
+        ("a pinned victim comes back", "if victims and pinned.isdisjoint(ids[list(victims)].tolist()):", "if victims:"),
+        ("an entry in use does not go", "or span_ids[row] in pinned\n", "or span_ids[row] in held\n"),
+        ("a parent goes after its children", "                or (leaves and children[row])\n", ""),
+        (
+            "what was just put stays",
+            "return bool(self.window.put_at[row] > self.window.begins(self._bytes))",
+            "return False",
+        ),
+        (
+            "a sequence does not evict its own blocks",
+            "return {self._table.row_of(span_id) for span_id in latest if span_id}",
+            "return set()",
+        ),
+        (
+            "max_entries holds",
+            "return tenants.total_entries > budget.max_entries or (",
+            "return tenants.total_entries > 2 * budget.max_entries or (",
+        ),
+        (
+            "max_bytes holds",
+            "if self.kept_bytes + size > budget.max_bytes:",
+            "if self.kept_bytes + size > 2 * budget.max_bytes:",
+        ),
+        (
+            "pinned_bytes_max holds",
+            "if self.pinned_bytes + more > self.bytes_max:",
+            "if self.pinned_bytes + more > 2 * self.bytes_max:",
+        ),
+        (
+            "an object is not larger than object_bytes_max",
+            "if size > span_bytes(limits.object_bytes_max):",
+            "if size > 2 * span_bytes(limits.object_bytes_max):",
+        ),
+        ("a place is free only up to its end", "if high < move.size_bytes:", "if high < move.size_bytes // 2:"),
+        # ---- recovery
+        ("an epoch is used once", "if last >= EPOCH_MAX:", "if last > EPOCH_MAX + 1:"),
+        ("a damaged seq does no harm", "cells[huge, 0] &= np.uint64(1)", "cells[huge, 0] &= np.uint64(1 << 63 | 1)"),
+        # ---- claims
+        (
+            "only the holder of a claim renews it",
+            "if claim is not None and claim.client == client and not claim.committing:",
+            "if claim is not None and not claim.committing:",
+        ),
+        (
+            "a claim of another uid is not given up",
+            "if claim is None or claim.uid != uid or claim.committing:\n            return []",
+            "if claim is None or claim.committing:\n            return []",
+        ),
+        ("a lost holder's claim goes to the next", "if claim.handed_over or not claim.waiters:", "if claim.waiters:"),
+        (
+            "one waits no longer than the holder takes",
+            "max(0.0, claim.expected_at - now))",
+            "max(0.0, now - claim.expected_at))",
+        ),
+        (
+            "get_or_compute takes what is there",
+            "if lease is not None:\n        tally.found += 1",
+            "if lease is not None and not key:\n        tally.found += 1",
+        ),
+        # ---- prefixes
+        ("a prefix has the same media", "if mine != other:", "if mine is other:"),
+        (
+            "a query has at most prefix_tokens_max tokens",
+            "if query.count > self._blocks.prefix_tokens_max:",
+            "if query.count > 2 * self._blocks.prefix_tokens_max:",
+        ),
+        ("a block's text is compared", "if ours[part] == theirs[part]:", "if ours[part] != theirs[part]:"),
+        (
+            "a sliding window lacks tokens",
+            "if part.window and tokens > part.window:",
+            "if part.window and tokens < part.window:",
+        ),
+        # ---- pressure
+        (
+            "modes end below where they begin",
+            "if not begins < _below(ends, self.hysteresis) <= ends <= 1:",
+            "if not begins <= 1:",
+        ),
+        (
+            "a gauge's reading is within its total",
+            "if not (0 <= self.used_bytes <= SIZE_BYTES_MAX and 0 < self.total_bytes <= SIZE_BYTES_MAX):",
+            "if not self.total_bytes:",
+        ),
+        ("a gauge is trusted after several readings", "if fault.good < RECOVERED_AFTER:", "if fault.good < 0:"),
+        (
+            "a reservation waits for its turn",
+            "while now >= self._grants_from and (ranks := self._ranks.get(device)):",
+            "while (ranks := self._ranks.get(device)):",
+        ),
+        (
+            "offered bytes lie inside the device's limits",
+            "if limits.max_bytes is not None and message.size_bytes > limits.max_bytes:",
+            "if limits.max_bytes is not None and message.size_bytes < 0:",
+        ),
+        # ---- remote stores
+        ("an object's expiry holds", "if expires and now_unix_s >= expires:", "if expires and now_unix_s < 0:"),
+        (
+            "the queue for the remote store is bounded",
+            "while self._queue and self.queued_bytes > limits.remote_queue_bytes:",
+            "while self._queue and self.queued_bytes < 0:",
+        ),
+        (
+            "a store that fails is left alone for a time",
+            "return self._probe_at is not None and now >= self._probe_at",
+            "return self._probe_at is not None",
+        ),
+        # ---- the rest
+        (
+            "write_in_place = group means the daemon's group",
+            'return allowed == "group" and (self.peer.uid == os.geteuid() or self.peer.gid == os.getegid())',
+            'return allowed == "group"',
+        ),
+        (
+            "a setting is inside its range",
+            "if too_low or (self.high is not None and not value <= self.high):",
+            "if too_low:",
+        ),
+        ("a unit is known", "if match is None or match[2].upper() not in _BYTES:", "if match is None:"),
+        (
+            "an encoder output has room in the budget",
+            "if over_entries <= 0 and over_bytes <= 0:\n                break\n            if tracked",
+            "if over_entries <= 0:\n                break\n            if tracked",
+        ),
+        (
+            "weights that changed get another name",
+            "if note.looks != looks or note.form != form or note.check != _check(looks, form, note.digest):",
+            "if note.form != form:",
+        ),
+        (
+            "the tree of a device entry is told once",
+            'if not self.said and self.registration.state == "sent":',
+            'if self.registration.state == "sent":',
+        ),
+        (
+            "a registration has the newest version",
+            "elif entry is not None and self.registered.get(key) != entry.version:",
+            "elif entry is not None and key not in self.registered:",
+        ),
+    )
+]
