@@ -40,6 +40,13 @@ def test_every_link_leads_to_a_file_and_its_heading(page: Path) -> None:
     assert broken == []
 
 
+@pytest.mark.parametrize("page", ["ARCHITECTURE.md", "CONTRIBUTING.md"])
+def test_every_file_of_the_source_that_a_page_names_exists(page: str) -> None:
+    named = re.findall(r"`((?:client|daemon|ipc|shm|tests|benchmarks|tensord)/[\w/.]*)`", (ROOT / page).read_text())
+    assert len(named) > 10
+    assert [path for path in named if not (ROOT / path).exists()] == []
+
+
 def test_every_page_of_the_documentation_is_in_its_index() -> None:
     index = ROOT / "docs" / "README.md"
     pages = {page.name for page in (ROOT / "docs").glob("*.md")} - {index.name}
