@@ -15,8 +15,8 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, NoReturn, Self
 
-from .async_calls.threads import in_thread
 from .governor import CHANGES_MAX, ModeChange, Subscription, TierState
+from .threads import in_thread
 
 if TYPE_CHECKING:
     from .cache import Client

@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import ParamSpec, TypeVar
 
-from ..aside import no_thread
+from .aside import no_thread
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
