@@ -213,6 +213,8 @@ class Superblock:
     @staticmethod
     def other_version(page: bytes) -> int | None:
         """The layout version of an index that another release wrote; None if this release's, or if it is no index."""
+        if len(page) < _SUPERBLOCK.size:
+            return None
         magic, version = _SUPERBLOCK.unpack_from(page)[:2]
         return int(version) if magic == _MAGIC and version != LAYOUT_VERSION else None
 
@@ -224,7 +226,9 @@ class Superblock:
             LayoutMismatch: the page has no superblock, or one of another version; the message names both versions.
         """
         if len(page) < _SUPERBLOCK.size:
-            raise LayoutMismatch(f"the index has {len(page)} bytes, too few for a superblock")
+            raise LayoutMismatch(
+                f"the index has {len(page)} bytes, and no superblock; `tensorctl purge --instance NAME` removes it"
+            )
         magic, version, instance, epoch, ring, buckets, *offsets = _SUPERBLOCK.unpack_from(page)
         *offsets, namespaces, generations_at, limit_bytes, max_entries = offsets
         if magic != _MAGIC:
