@@ -49,7 +49,7 @@ define distribution-python
 	  else echo "venv is missing: run 'apt-get install python3-venv' as root, then this again" >&2; exit 1; fi; fi
 endef
 
-.PHONY: help demo demo-cluster test test-quick crashes soak test-systemd test-remote deb release-check simulate fuzz crossings mutants test-vllm test-transformers test-sglang http-load check lint smoke bench bench-peers bench-prefix bench-pressure bench-vllm clean
+.PHONY: help docs demo demo-cluster test test-quick crashes soak test-systemd test-remote deb release-check simulate fuzz crossings mutants test-vllm test-transformers test-sglang http-load check lint smoke bench bench-peers bench-prefix bench-pressure bench-vllm clean
 help:
 	@echo "make demo         four processes share encoded photographs; three share a card that fills up; agents share a prompt"
 	@echo "make demo-cluster three hosts share encoded photographs and a prompt through a redis-server, as root in namespaces of the network"
@@ -69,7 +69,8 @@ help:
 	@echo "make deb          a Debian package of the daemon with all that it needs, dist/tensord_*_amd64.deb"
 	@echo "make release-check  builds sdist and wheel into dist/, checks both, and uses each in a new environment as the README says"
 	@echo "make crashes KILLS=N  kills the daemon and clients at random lines, and compares every entry (SEED=, POINT= and AT= replay)"
-	@echo "make check        lint, types, layers and tests: what a change must pass"
+	@echo "make check        lint, types, layers, the site and the tests: what a change must pass"
+	@echo "make docs         the documentation as a site with a search, in site/: docs/, and a page for each public class"
 	@echo "make smoke        every benchmark and example once, in a short form: shows that they run"
 	@echo "make bench        the hot path beside its peers (JSON=path for the rows)"
 	@echo "make bench-pressure  what the governor costs"
@@ -95,7 +96,8 @@ $(STAMPS)/cluster: EXTRAS := demo,valkey
 # torch, and what the benchmarks compare with, have no small packages for every Python: a second Python's tests that need them are skipped.
 $(STAMPS)/test: EXTRAS := $(if $(OTHER),,bench,torch,)test,demo,blake3,top,amd,nvidia,valkey
 $(STAMPS)/quick: EXTRAS := quick
-$(STAMPS)/check: EXTRAS := dev,test,bench,demo,torch,blake3,top,amd,nvidia,valkey
+$(STAMPS)/check: EXTRAS := dev,docs,test,bench,demo,torch,blake3,top,amd,nvidia,valkey
+$(STAMPS)/docs: EXTRAS := docs
 $(STAMPS)/bench: EXTRAS := bench,torch
 $(STAMPS)/release: EXTRAS := release
 $(STAMPS)/%: $(NEEDS) | $(BIN)/python
@@ -200,6 +202,9 @@ lint: $(STAMPS)/check
 	$(BIN)/mypy tensord tests $(patsubst %/,%,$(sort $(dir $(wildcard examples/*.py benchmarks/*.py docs/*.py))))
 	$(BIN)/lint-imports
 
+docs: $(STAMPS)/docs
+	$(BIN)/python -m mkdocs build --quiet --strict
+
 # Warnings are errors elsewhere; vLLM and what it imports have several of their own.
 test-vllm: $(PEERS)/.installed $(PEERS)/.theirs
 	$(call debian,redis-server,redis-server)
@@ -220,7 +225,7 @@ REQUESTS ?= 15000
 http-load: $(PEERS)/.installed
 	$(PEERS)/bin/python -m tests.vllm.http_load --requests "$(REQUESTS)" $(if $(SEED),--seed "$(SEED)") $(if $(CONNECTOR),--connector)
 
-check: lint
+check: lint docs
 	$(call debian,gcc,gcc libc6-dev)
 	$(call debian,openssl,openssl)
 	$(call debian,redis-server,redis-server)
@@ -293,6 +298,6 @@ $(SGLANG)/.engine: benchmarks/sglang_cpu/install.sh benchmarks/sglang_cpu/lock.t
 	@touch $@
 
 clean:
-	rm -rf .venv .venv-3.* $(PEERS) $(SGLANG) $(NEWEST) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-3.* $(PEERS) $(SGLANG) $(NEWEST) build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	@if [ -d fuzz-findings ] && ! rmdir fuzz-findings 2>/dev/null; then \
 	  echo "fuzz-findings/ stays: what a fuzzer found is not made again by installing; remove it when it is mended"; fi

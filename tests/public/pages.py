@@ -10,9 +10,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 ROOT: Final = Path(__file__).parents[2]
-API: Final = ROOT / "docs" / "api.md"
-"""Its examples are those of docstrings, which test_docstrings.py runs."""
-PAGES: Final = [ROOT / "README.md", *sorted({*(ROOT / "docs").glob("*.md")} - {API})]
+PAGES: Final = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 GPU: Final = "it needs a GPU: test_pages.py runs it where there is one, and elsewhere checks its names"
 VLLM: Final = "it needs vLLM: tests/vllm/test_pages.py runs it"
 TRANSFORMERS: Final = "it needs transformers: tests/transformers/test_pages.py runs it"
