@@ -1,8 +1,10 @@
-"""What the site adds to docs/: a page for each public name, and the pages of the root that docs/ leads to.
+"""What the site adds to docs/: a page for each public name, tables of settings, metrics and commands, and the pages of
+the root that docs/ leads to.
 
     docs/api.md names `Client` ─→ the page api/Client.md, from the docstring; the name becomes a link to it
 
-Owns: which pages there are, and how docstrings are read. Does not own: the settings (mkdocs.yml), the docstrings.
+Owns: which pages there are, and how docstrings are read. Does not own: the settings (mkdocs.yml), the docstrings, the
+tables (reference.py).
 mkdocs calls the functions as hooks, and griffe the extension.
 """
 
@@ -17,11 +19,18 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
+from docs import reference
+
 ROOT: Final = Path(__file__).parents[1]
 API: Final = "api.md"
 NAME: Final = re.compile(r"(?<=[| ])`(\w+)`(?= )")
 """A public name in the table of docs/api.md."""
 OUTSIDE: Final = ("ARCHITECTURE.md", "CONTRIBUTING.md")
+TABLES: Final = {
+    "configuration.md": reference.settings,
+    "metrics.md": reference.all_metrics,
+    "tensorctl.md": reference.commands,
+}
 FIELDS: Final = ("NamedTuple", "StrEnum", "Struct")
 """Bases of classes whose attributes are shown without a docstring."""
 
@@ -41,6 +50,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     """Leads the links of a page to pages of the site. A file that is no page, such as a Dockerfile, is named only."""
     if page.file.src_uri == API:
         markdown = NAME.sub(r"[`\1`](api/\1.md)", markdown)
+    if table := TABLES.get(page.file.src_uri):
+        markdown += "\n".join(table())
     for name in OUTSIDE:
         markdown = markdown.replace(f"](../{name})", f"]({name})")
     return re.sub(r"\[([^]]*)\]\(\.\./([^)]*)\)", r"\1 (`\2`)", markdown)

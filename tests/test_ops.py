@@ -18,6 +18,9 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+from tensord.daemon import metrics
+
+from .client.ctl import documents
 from .daemon_process import PATIENCE_S, Daemon
 from .integration.test_metrics import asked, metrics_of
 
@@ -28,6 +31,7 @@ OF_PROMETHEUS: Final = frozenset({"up"})
 OF_A_SCRAPE: Final = frozenset({"instance", "job"})
 """Labels that Prometheus itself adds."""
 SUFFIXES: Final = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count"), "info": ("_info",)}
+TOTAL: Final = {"counter": "_total", "info": "_info"}
 DASHBOARD: Final = json.loads((OPS / "grafana.json").read_text())
 RULES: Final = [rule for group in yaml.safe_load((OPS / "alerts.yml").read_text())["groups"] for rule in group["rules"]]
 
@@ -48,12 +52,10 @@ def selectors(expression: str) -> list[Any]:
     return [node for node in found if isinstance(node, promql_parser.VectorSelector)]
 
 
-def documented_labels() -> dict[str, set[str]]:
-    """By metric: its labels, from the table of docs/metrics.md."""
-    rows = re.findall(
-        r"^\| `((?:tensord|process)_\w+)` \| ([^|]*) \|", (ROOT / "docs" / "metrics.md").read_text(), re.M
-    )
-    return {name: {label.strip() for label in labels.split(",") if label.strip()} for name, labels in rows}
+def labels_of_families() -> dict[str, set[str]]:
+    """By metric: its labels."""
+    families = metrics.families(documents.status())
+    return {family.name + TOTAL.get(family.type, ""): set(vars(family).get("_labelnames", ())) for family in families}
 
 
 @pytest.fixture
@@ -75,8 +77,8 @@ def test_every_expression_of_the_dashboard_and_the_alerts_asks_for_metrics_that_
     assert {(title, name) for title, name in wanted if name not in exposed | OF_PROMETHEUS} == set()
 
 
-def test_every_selector_matches_labels_that_the_documentation_names() -> None:
-    labels = documented_labels()
+def test_every_selector_matches_labels_that_a_metric_has() -> None:
+    labels = labels_of_families()
     for title, expression in expressions():
         for each in selectors(expression):
             family = re.sub(r"_bucket$", "", each.name)
