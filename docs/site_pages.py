@@ -31,6 +31,8 @@ TABLES: Final = {
     "metrics.md": reference.all_metrics,
     "tensorctl.md": reference.commands,
 }
+CALL_OF_CLIENT: Final = re.compile(r"^_\w+\(Client\.(\w+)")
+"""What makes a call of AsyncClient, whose docstring is that of Client's."""
 FIELDS: Final = ("NamedTuple", "StrEnum", "Struct")
 """Bases of classes whose attributes are shown without a docstring."""
 
@@ -76,4 +78,14 @@ class Docstrings(griffe.Extension):
                 member.docstring.value = re.sub(r"^Example:$", "Examples:", text, flags=re.MULTILINE)
             elif has_fields and isinstance(member, griffe.Attribute):
                 member.docstring = griffe.Docstring("", parent=member)
+            elif found := CALL_OF_CLIENT.search(source_of(member)):
+                said = f"As [`Client.{found[1]}`][tensord.Client.{found[1]}], awaited."
+                member.docstring = griffe.Docstring(said, parent=member)
             self._visit(member)
+
+
+def source_of(member: griffe.Object) -> str:
+    """What makes a member: the decorators of a function, the value of an attribute."""
+    if isinstance(member, griffe.Function):
+        return " ".join(str(each.value) for each in member.decorators)
+    return str(member.value) if isinstance(member, griffe.Attribute) else ""
