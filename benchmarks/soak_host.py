@@ -278,6 +278,8 @@ class Host:
 
     def _fill_card(self) -> None:
         """Fills the card so far that the governor offloads, or so little that it does not."""
+        # A stopped worker may hold the card's lock.
+        self._resume_all()
         self._card.occupy(int(CARD_BYTES * self._chance.choice([0.0, 0.5, 0.8])))
 
     def _resume_all(self) -> None:
