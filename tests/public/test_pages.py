@@ -35,8 +35,8 @@ PYTHON = {
 }
 COMMANDS = [command for block in BLOCKS if block.language not in ("python", "text") for command in commands(block)]
 
-MISTAKES = {"statsu", "--jsn", "--verison", "--ring-byte"}
-"""What docs/troubleshooting.md shows of mistakes; tests/integration/test_arguments.py makes them."""
+MISTAKES = {"statsu", "--ring-byte"}
+"""What docs/operating.md shows of mistakes; tests/integration/test_arguments.py makes them."""
 
 
 def is_run(block: Block) -> bool:
