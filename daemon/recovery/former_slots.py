@@ -25,7 +25,7 @@ from ..store.details import unpack_uses
 from ..store.slots import Slots
 from ..store.table import EDGE, FREE, LIVE, RowTable
 from ..store.tenants import Tenants
-from .former_headers import are_sound, expires_s, headers_at, in_agreement
+from .former_headers import HEADER, are_sound, expires_s, headers_at, in_agreement
 
 CELLS_AT_ONCE: Final = BUCKET_CELLS << 13
 ENTRIES_AT_ONCE: Final = 1 << 12
@@ -126,10 +126,14 @@ class FormerSlots:
         place, tree = whole[:, PLACE], (whole[:, PLACE] >> np.uint64(48)).astype(np.int64)
         offset = (place & np.uint64(PLACE_OFFSET_MASK)).astype(np.int64)
         size = SPAN_HEADER_BYTES + _aligned(whole[:, LENGTH])
-        inside = (tree > 0) & (offset + size <= len(self._ring))
-        head = headers_at(self._ring, np.where(inside, offset, 0))
-        sound = inside & in_agreement(head, whole, tree) & are_sound(head)
-        sound &= _in_its_bucket(whole[:, 1:5], bucket, self._slots.mask) & self._is_there(offset, size)
+        # A look at a page that is not in memory would make one.
+        there = (tree > 0) & (offset + size <= len(self._ring)) & self._is_there(offset, size)
+        head = headers_at(self._ring, offset[there])
+        if not there.all():
+            found, head = head, np.zeros(len(rows), HEADER)
+            head[there] = found
+        sound = there & in_agreement(head, whole, tree) & are_sound(head)
+        sound &= _in_its_bucket(whole[:, 1:5], bucket, self._slots.mask)
         names = _numbers(whole[:, 1], self._namespace, sound)
         owners = _numbers(head["uid"], self._tenants.owner, sound)
         sound &= (names >= 0) & (owners >= 0)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import struct
 from collections.abc import Callable, Iterable
+from mmap import mmap
+from typing import Any
 
 import pytest
 
 from tensord.daemon.recovery.recovery import Recovery
 from tensord.daemon.store.grants import LentGrant
 from tensord.daemon.store.table import LIVE, REVOKED, WITHDRAWN
+from tensord.shm import segments
 from tensord.shm.layout import SPAN_CHECKSUM_AT, SPAN_HEADER_BYTES, span_bytes
 from tensord.shm.records import NO_KEY, RECORD
-from tensord.shm.slots import PLACE_UNVERIFIED, pack_place, pack_reuse
+from tensord.shm.slots import PLACE, PLACE_UNVERIFIED, pack_place, pack_reuse
 
 from ..store.rows import TAG, RowStore, key_of
 
@@ -385,6 +389,23 @@ def test_pages_that_are_not_in_memory_are_withdrawn() -> None:
     assert [after.table.offsets[row] for row in withdrawn] == [page, 5 * page, 60 << 10]
     after.scan()
     finish(after)
+
+
+def test_a_slot_that_names_a_place_outside_of_memory_makes_no_page() -> None:
+    ring_fd = os.memfd_create("ring")
+    os.ftruncate(ring_fd, 64 << 10)
+    ring: Any = mmap(ring_fd, 64 << 10)
+    store = RowStore(ring=ring)
+    for number in range(40):
+        store.put(key_of(number), 832)
+    segments.punch(ring_fd, 0, 32 << 10)
+    before = os.fstat(ring_fd).st_blocks
+    damaged = store.slots.at(store.table.slots[store.table.by_key[key_of(39)]])
+    store.slots.words[damaged + PLACE] = pack_place(1 << 40, 64)
+    after, found = taken_over(store, missing=[(0, 32 << 10)])
+    assert stored(after) == set(range(32, 39)) and found.corrupt == 33
+    assert os.fstat(ring_fd).st_blocks == before
+    os.close(ring_fd)
 
 
 def put_into(store: RowStore, grant: LentGrant, number: int, offset: int) -> int:
