@@ -1,4 +1,4 @@
-"""The figures of the page for browsers: those of `tensorctl top`, with slow requests, namespaces and problems.
+"""The figures of the page for browsers: those of `tensorctl status`, with clients, entries, slow requests.
 
 Owns: the choice of figures, and how many rows each list has. Does not own: the figures, their display (page.html), and
 how the page is served (actors/page.py). Pure: documents in, a document out.
@@ -17,7 +17,7 @@ CARDS_MAX: Final = 64
 """The most gauges, devices and failing sources of gauges."""
 
 KEY_DIGITS: Final = 28
-"""The first hexadecimal digits of an entry's key, as in `tensorctl top`. Nobody can ask for an entry by them."""
+"""The first hexadecimal digits of an entry's key, as in `tensorctl ls`. Nobody can ask for an entry by them."""
 
 Document = Mapping[str, Any]
 

@@ -21,27 +21,24 @@ import click
 from tensord import __version__
 
 from ...errors import TensordError
-from .advise import advise
-from .baseline import baseline
-from .completion import completion
-from .configuration import config
 from .daemon import NAME, Daemon
 from .doctor.command import doctor
-from .drill import drill
-from .entries import ls, show
+from .doctor.report import report
 from .install.command import install
-from .latency import latency, slowlog
-from .live import clients, watch
-from .orders import clear, evict, limit
+from .orders.cards import baseline, room
+from .orders.drill import drill
+from .orders.entries import clear, evict, limit
+from .orders.purge import purge
+from .orders.record import record
+from .orders.reload import reload
 from .parameters import DURATION, FILE
-from .purge import purge
-from .record import record
-from .reload import reload
-from .report import report
-from .room import room
-from .status import health, status
-from .top import top
-from .why import why
+from .show.advise import advise
+from .show.configuration import config
+from .show.entries import ls
+from .show.latency import latency, slowlog
+from .show.live import clients, watch
+from .show.status import health, status
+from .show.why import why
 
 TRACEBACK_VARIABLE: Final = "TENSORCTL_TRACEBACK"
 _INTERRUPTED: Final = 130
@@ -95,9 +92,7 @@ def cli(ctx: click.Context, socket: Path | None, status_socket: Path | None, tim
 
 for _command in (
     status,
-    top,
     ls,
-    show,
     why,
     advise,
     clients,
@@ -118,7 +113,6 @@ for _command in (
     report,
     config,
     reload,
-    completion,
 ):
     cli.add_command(_command)
 

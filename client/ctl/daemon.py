@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -28,6 +28,23 @@ from ...ipc.schema import ENTRIES_MAX, PROTOCOL_VERSION
 NAME: Final = "tensorctl"
 KEY_BYTES: Final = 32
 Answer = TypeVar("Answer", bound=messages.Message)
+
+
+class Told(dict[str, Any]):
+    """A part of a daemon's answer. A missing field raises VersionMismatch: another release may omit it."""
+
+    def __missing__(self, field: str) -> Any:
+        raise VersionMismatch(
+            f"the daemon's answer has no {field!r}: it has another version than tensorctl; --json shows its fields, "
+            "`tensorctl doctor` both versions"
+        )
+
+
+def told(body: Any) -> Any:
+    """A document as the daemon tells it."""
+    if isinstance(body, dict):
+        return Told({name: told(value) for name, value in body.items()})
+    return [told(value) for value in body] if isinstance(body, list) else body
 
 
 class Daemon:
@@ -88,15 +105,12 @@ class Daemon:
         left = most
         while left is None or left > 0:
             wanted = ENTRIES_MAX if left is None else min(left, ENTRIES_MAX)
-            page = self._page(after, wanted, namespace)
+            page = self.ask(partial(messages.EntriesQuery, after=after, count=wanted, namespace=namespace))
             yield from page["entries"]
             if page["behind"] is None:
                 return
             after = bytes.fromhex(page["behind"])
             left = None if left is None else left - len(page["entries"])
-
-    def _page(self, after: bytes | None, wanted: int, namespace: bytes | None) -> dict[str, Any]:
-        return self.ask(lambda number: messages.EntriesQuery(number, after, wanted, namespace))
 
     def ask(self, make: Callable[[int], messages.Message]) -> dict[str, Any]:
         """Sends one query on the status socket.
@@ -106,7 +120,7 @@ class Daemon:
         """
         if self._asking is None:
             self._asking = self._status_channel()
-        body: dict[str, Any] = self._exchange(self._asking, make, messages.Document, self.timeout_s).body
+        body: dict[str, Any] = told(self._exchange(self._asking, make, messages.Document, self.timeout_s).body)
         return body
 
     def _status_channel(self) -> BlockingChannel:
@@ -208,12 +222,6 @@ class Daemon:
                     )
         except TimedOut:
             self.close()
-            for path in self._given:
-                if path is not None and path.name == places.METRICS_NAME:
-                    raise TimedOut(
-                        f"no answer from {path} within {timeout_s:g} s: it has the name of the metrics socket, which "
-                        f"speaks HTTP; name the control socket, such as {path.with_name(places.CONTROL_NAME)}"
-                    ) from None
             raise TimedOut(
                 f"no answer within {timeout_s:g} s: the daemon is stopped or busy; try again with a larger --timeout"
             ) from None
@@ -223,16 +231,3 @@ class Daemon:
 
 
 pass_daemon = click.make_pass_decorator(Daemon)
-
-
-@contextmanager
-def understood(what: str) -> Iterator[None]:
-    """Context for reading a document: a missing field raises VersionMismatch, since another version of the daemon may
-    omit it."""
-    try:
-        yield
-    except KeyError as missing:
-        raise VersionMismatch(
-            f"the daemon's {what} has no {missing}: it has another version than tensorctl; --json shows its fields, "
-            "`tensorctl doctor` both versions"
-        ) from None

@@ -111,7 +111,7 @@ def test_status_doctor_and_metrics_name_values_that_cannot_be_stored(small: Daem
         assert client.get_or_compute(KEY, lambda: np.arange(3)).tolist() == [0, 1, 2]
         small.until(lambda status: status["store"]["entries"] == 1, "a smaller value to be stored")
         assert client.tally.not_stored == {"ObjectTooLarge": 1}
-    said = f"namespace {KEY[:8].hex()}: 1 value, the last "
+    said = f"namespace {KEY[:8].hex()}: values 1, the last "
     status = tensorctl(small, "status")
     assert "NOT STORED" in status
     assert said in status
@@ -125,7 +125,6 @@ def test_status_doctor_and_metrics_name_values_that_cannot_be_stored(small: Daem
 def tensorctl(daemon: Daemon, *words: str) -> str:
     """What tensorctl prints, its lines joined."""
     command = [sys.executable, "-m", "tensord.client.ctl", "--socket", str(daemon.socket), *words]
-    # doctor imports torch in a process of its own, which takes a busy machine long.
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=4 * PATIENCE_S)
     assert not done.stderr, done.stderr
     return " ".join(done.stdout.split())

@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 import pytest
 
-from tensord.client.ctl import tables
+from tensord.client.ctl import output
 from tensord.daemon import page
 
 from ..browser import Browser, Tab, needs_chromium
@@ -282,12 +282,12 @@ def test_figures_are_written_as_tensorctl_writes_them(tab: Tab) -> None:
         40_000_000_000,
         7 << 40,
     ]
-    assert shown("size", sizes) == [tables.size(value) for value in sizes]
+    assert shown("size", sizes) == [output.size(value) for value in sizes]
     ages = [-1, 0, 0.0004, 0.0123, 0.9999, 1, 59.9, 60, 3599, 3600, 86_399, 86_400, 8_640_000, 86_400_000]
-    assert shown("age", ages) == [tables.age(value) for value in ages]
+    assert shown("age", ages) == [output.age(value) for value in ages]
     counts = [0, 9999, 10_000, 123_456, 999_949, 999_950, 12_345_678, 5_000_000_000, 7_000_000_000_000]
-    assert shown("short", counts) == [tables.short(value) for value in counts]
-    assert tab.run("[share(1, 3), share(0, 0), share(2, 2)]") == [tables.share(1, 3), "-", "100.0 %"]
+    assert shown("short", counts) == [output.short(value) for value in counts]
+    assert tab.run("[share(1, 3), share(0, 0), share(2, 2)]") == [output.share(1, 3), "-", "100.0 %"]
 
 
 def test_a_name_of_another_site_that_leads_to_this_host_shows_nothing(browser: Browser, serving: Daemon) -> None:

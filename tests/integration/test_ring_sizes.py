@@ -10,7 +10,7 @@ import pytest
 
 import tensord
 from tensord.client.core.view import View
-from tensord.client.ctl import status as ctl_status
+from tensord.client.ctl.show.status import status_text
 from tensord.ipc import messages
 from tensord.shm import segments
 
@@ -203,7 +203,7 @@ def test_fewer_entries_go_by_the_policy_and_more_as_far_as_the_index_has_room() 
         (notice,) = health["notices"]
         assert health["healthy"] and "max_entries is 1000000" in notice and "tensorctl purge" in notice
         assert daemon.log.count("max_entries is 1000000") == 1
-        assert "(configured 1,000,000)" in ctl_status.text(told)
+        assert "(configured 1,000,000)" in status_text(told, health)
         fill(daemon.client(), range(2000, 2000 + room), 8)
         assert 1000 < daemon.store("entries") <= room
 

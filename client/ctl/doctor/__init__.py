@@ -1,5 +1,5 @@
-"""`tensorctl doctor`: checks the environment of a daemon, and says what to do.
+"""`tensorctl doctor` and `tensorctl report`: what is around a daemon, and what to do about it.
 
-Owns: the checks (pure functions of facts), the collection of facts, the output. Does not own: any setting. Invariants:
-it changes nothing.
+It may import the daemon, `show/` and the leftovers of `orders/`. It owns the facts that are read from this machine, the
+checks (pure functions of facts), and the report without names of the site; it changes nothing.
 """

@@ -4,7 +4,6 @@ is raised."""
 from __future__ import annotations
 
 import grp
-import http.client
 import os
 import pwd
 import re
@@ -64,24 +63,6 @@ def without_file(path: Path, proc: Path = Path("/proc")) -> list[Serving]:
         if pid is not None and (held is None or held & bound):
             found[held is not None].append(Serving(instance, pid))
     return found[True] or found[False]
-
-
-def scrape(path: Path, wait_s: float) -> str | None:
-    """The reason why metrics cannot be read from a Unix socket; None if they can."""
-    connection = http.client.HTTPConnection("localhost")
-    connection.sock = socket.socket(socket.AF_UNIX)
-    try:
-        connection.sock.settimeout(wait_s)
-        connection.sock.connect(str(path))
-        connection.request("HEAD", "/metrics")
-        answer = connection.getresponse()
-    except TimeoutError:
-        return f"no answer within {wait_s:g} s"
-    except (OSError, http.client.HTTPException) as error:
-        return getattr(error, "strerror", None) or str(error) or type(error).__name__
-    finally:
-        connection.close()
-    return None if answer.status == http.client.OK else f"{answer.status} {answer.reason}"
 
 
 def caller() -> Caller:
@@ -188,10 +169,9 @@ def system_uid_max(root: Path = Path("/")) -> int:
 
 
 def hardware(root: Path = Path("/")) -> dict[str, bool]:
-    """By extra ("nvidia", "amd", "torch"): whether the driver of such a GPU is loaded."""
+    """By extra ("nvidia", "amd"): whether the driver of such a GPU is loaded."""
     nvidia = (root / "dev/nvidiactl").exists() or (root / "proc/driver/nvidia").exists()
-    amd = (root / "dev/kfd").exists()
-    return {"nvidia": nvidia, "amd": amd, "torch": False}
+    return {"nvidia": nvidia, "amd": (root / "dev/kfd").exists()}
 
 
 def _sockets_of(process: Path) -> set[str] | None:

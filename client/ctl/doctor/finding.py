@@ -1,13 +1,13 @@
-"""The result of a check. Pure."""
+"""The result of a check, and how a list of them is shown. Pure."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
-from ..tables import WIDTH, wrapped
+from ..output import pairs
 
 
 class Level(StrEnum):
@@ -18,8 +18,7 @@ class Level(StrEnum):
     FAIL = "FAIL"
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(NamedTuple):
     """The result of one check. `remedy` says what to do; empty if nothing has to be done."""
 
     check: str
@@ -41,18 +40,10 @@ def fail(check: str, text: str, remedy: str) -> Finding:
 
 
 def findings_text(findings: Sequence[Finding]) -> str:
-    """The findings as text within 100 columns, and the number of findings by level."""
-    width = max(len(finding.check) for finding in findings)
-    indent = " " * (4 + 2 + width + 2)
-    lines = []
-    for finding in findings:
-        first, *rest = wrapped(finding.text, WIDTH - len(indent))
-        lines.append(f"{finding.level:<4}  {finding.check:<{width}}  {first}")
-        lines += [indent + line for line in rest]
-        if finding.remedy:
-            arrow, *rest = wrapped(finding.remedy, WIDTH - len(indent) - 3)
-            lines.append(f"{indent}-> {arrow}")
-            lines += [f"{indent}   {line}" for line in rest]
+    """The findings, and the number of findings by level."""
+    rows = []
+    for check, level, text, remedy in findings:
+        rows.append((f"{level:<4}  {check}", text))
+        rows += [("", f"-> {remedy}")] * bool(remedy)
     sums = Counter(finding.level for finding in findings)
-    lines += ["", ", ".join(f"{sums[level]} {level}" for level in Level)]
-    return "\n".join(lines)
+    return f"{pairs(rows)}\n\n{', '.join(f'{sums[level]} {level}' for level in Level)}"

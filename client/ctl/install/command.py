@@ -16,8 +16,8 @@ from ....ipc.places import home_folder
 from ..doctor import facts
 from ..parameters import FILE
 from . import files, plan, refusals
-from .files import SERVICE, Places
-from .plan import Run, Step
+from .files import SERVICE, UnitPlaces
+from .plan import PlannedStep, run
 
 SOCKETS: Final = ("tensord.socket", "tensord-status.socket")
 _ROOT: Final = Path("/")
@@ -54,12 +54,12 @@ def install(user: bool, uninstall: bool, dry_run: bool, root: Path) -> None:
     else:
         _refuse(refusals.of_program(program) or (None if user or not live else refusals.of_service_user(program)))
         steps = _installation(places, program, home, live=live)
-    if all(isinstance(step, Run) for step in steps):
+    if all(step.says.startswith("run ") for step in steps):
         click.echo("every file is in place already")
     for step in steps:
-        click.echo(f"would {step}" if dry_run else str(step))
+        click.echo(f"would {step.says}" if dry_run else step.says)
         if not dry_run:
-            plan.carry_out(step)
+            step.carry_out()
     if live and not dry_run:
         click.echo(_after_removal(places) if uninstall else _after_installation(places, program))
 
@@ -71,24 +71,26 @@ def _home() -> Path:
         raise click.UsageError(f"HOME is not set, and uid {os.getuid()} has no home folder: set HOME") from None
 
 
-def _installation(places: Places, program: Path, home: Path | None, *, live: bool) -> list[Step]:
+def _installation(places: UnitPlaces, program: Path, home: Path | None, *, live: bool) -> list[PlannedStep]:
     """`home`: the user's home folder; None for the host's service."""
     word = files.start_word(program, home)
     steps = plan.installation(files.texts(places, word), places.record)
     if not live:
         return steps
-    if places.sysusers is not None and places.tmpfiles is not None:
-        steps.append(Run(("systemd-sysusers", str(places.sysusers))))
-        steps.append(Run(("systemd-tmpfiles", "--create", str(places.tmpfiles))))
-    steps.append(Run(places.systemctl("daemon-reload")))
+    if places.system:
+        sysusers, tmpfiles = map(str, places.beside.values())
+        steps += [run("systemd-sysusers", sysusers), run("systemd-tmpfiles", "--create", tmpfiles)]
     scope = "--system" if places.system else "--user"
     units = (str(places.units / name) for name in (SERVICE, *SOCKETS))
-    steps.append(Run(("systemd-analyze", "verify", "--man=no", "--recursive-errors=no", scope, *units)))
-    steps.append(Run((str(program), "--check-config", "--config", str(places.config))))
-    return steps
+    return [
+        *steps,
+        run(*places.systemctl("daemon-reload")),
+        run("systemd-analyze", "verify", "--man=no", "--recursive-errors=no", scope, *units),
+        run(str(program), "--check-config", "--config", str(places.config)),
+    ]
 
 
-def _removal(places: Places, *, live: bool) -> list[Step]:
+def _removal(places: UnitPlaces, *, live: bool) -> list[PlannedStep]:
     known = plan.recorded(places.record)
     if not known:
         raise click.ClickException(
@@ -103,11 +105,15 @@ def _removal(places: Places, *, live: bool) -> list[Step]:
     )
     # The sockets first: a connection would start the service again.
     units.sort(key=lambda name: name == SERVICE)
-    stop = Run(places.systemctl("disable", "--now", *units))
-    return [stop, *steps, Run(places.systemctl("daemon-reload")), Run(places.systemctl("reset-failed", *units), True)]
+    return [
+        run(*places.systemctl("disable", "--now", *units)),
+        *steps,
+        run(*places.systemctl("daemon-reload")),
+        run(*places.systemctl("reset-failed", *units), may_fail=True),
+    ]
 
 
-def _after_installation(places: Places, program: Path) -> str:
+def _after_installation(places: UnitPlaces, program: Path) -> str:
     manage = " ".join(places.systemctl())
     lines = [
         "",
@@ -123,7 +129,7 @@ def _after_installation(places: Places, program: Path) -> str:
     return "\n".join(lines)
 
 
-def _after_removal(places: Places) -> str:
+def _after_removal(places: UnitPlaces) -> str:
     program = Path(sys.executable).with_name("tensorctl")
     purge = f"{program} purge --yes"
     if places.system:

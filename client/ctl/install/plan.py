@@ -5,7 +5,7 @@ Owns: which file is written, kept or removed; and carrying out a step. Does not 
 A file is the operator's if it is neither as the record says nor as this release has it. It is kept, and this release's
 text is written beside it as NAME.new. The record has the digest of each text that was last installed.
 
-Invariants: `installation` and `removal` change nothing. The text of a step says all that `carry_out` does.
+Invariants: `installation` and `removal` change nothing. The text of a step says all that it does.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import json
 import os
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple
 
 import click
 
@@ -28,57 +28,42 @@ _FILE_MODE: Final = 0o644
 _RUN_S_MAX: Final = 120.0
 
 
-@dataclass(frozen=True, slots=True)
-class Write:
+class PlannedStep(NamedTuple):
+    """One step. `carry_out` raises a ClickException if a program failed, and OSError if a file cannot be changed."""
+
+    says: str
+    carry_out: Callable[[], object]
+
+
+def write(path: Path, text: str) -> PlannedStep:
     """Writes a file of mode 0644, and the folders above it."""
-
-    path: Path
-    text: str
-
-    def __str__(self) -> str:
-        return f"write {self.path}"
+    return PlannedStep(f"write {path}", partial(_write, path, text))
 
 
-@dataclass(frozen=True, slots=True)
-class Keep:
+def keep(path: Path, why: str) -> PlannedStep:
     """Leaves a file as it is."""
-
-    path: Path
-    why: str
-
-    def __str__(self) -> str:
-        return f"keep {self.path}: {self.why}"
+    return PlannedStep(f"keep {path}: {why}", lambda: None)
 
 
-@dataclass(frozen=True, slots=True)
-class Remove:
-    """Removes a file, or a folder that is empty."""
-
-    path: Path
-    folder: bool = False
-
-    def __str__(self) -> str:
-        return f"remove {self.path}" + (", if it is empty" if self.folder else "")
+def remove(path: Path) -> PlannedStep:
+    """Removes a file."""
+    return PlannedStep(f"remove {path}", partial(path.unlink, missing_ok=True))
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
+def remove_folder(path: Path) -> PlannedStep:
+    """Removes a folder that is empty."""
+    return PlannedStep(f"remove {path}, if it is empty", partial(_remove_folder, path))
+
+
+def run(*words: str, may_fail: bool = False) -> PlannedStep:
     """Runs a program, which must succeed unless `may_fail`."""
-
-    words: tuple[str, ...]
-    may_fail: bool = False
-
-    def __str__(self) -> str:
-        return "run " + " ".join(self.words)
+    return PlannedStep("run " + " ".join(words), partial(_run, words, may_fail=may_fail))
 
 
-Step: TypeAlias = Write | Keep | Remove | Run
-
-
-def installation(texts: Mapping[Path, str], record: Path) -> list[Step]:
+def installation(texts: Mapping[Path, str], record: Path) -> list[PlannedStep]:
     """The steps that put `texts` in place."""
     installed = recorded(record)
-    steps: list[Step] = []
+    steps: list[PlannedStep] = []
     for path, text in texts.items():
         there, digest = _read(path), _digest(text)
         beside = path.with_name(path.name + NEW)
@@ -86,12 +71,12 @@ def installation(texts: Mapping[Path, str], record: Path) -> list[Step]:
             # A file that the operator has brought up to date by hand.
             steps += _unchanged(beside, installed)
         elif there is None or _digest(there) == installed.get(path):
-            steps.append(Write(path, text))
+            steps.append(write(path, text))
         elif installed.get(path) == digest:
-            steps.append(Keep(path, "it was changed here"))
+            steps.append(keep(path, "it was changed here"))
         else:
-            steps.append(Keep(path, f"it was changed here; {beside.name} has the text of this release"))
-            steps.append(Write(beside, text))
+            steps.append(keep(path, f"it was changed here; {beside.name} has the text of this release"))
+            steps.append(write(beside, text))
             installed[beside] = digest
         installed[path] = digest
     for path in list(installed):
@@ -99,18 +84,18 @@ def installation(texts: Mapping[Path, str], record: Path) -> list[Step]:
             steps += _unchanged(path, installed)  # of a release before
     known = {str(path): digest for path, digest in sorted(installed.items())}
     text = json.dumps(known, indent=2) + "\n"
-    return steps if _read(record) == text else [*steps, Write(record, text)]
+    return steps if _read(record) == text else [*steps, write(record, text)]
 
 
-def removal(record: Path, own_folders: Sequence[Path]) -> list[Step]:
+def removal(record: Path, own_folders: Sequence[Path]) -> list[PlannedStep]:
     """The steps that remove what the record names and nobody has changed."""
-    steps: list[Step] = []
+    steps: list[PlannedStep] = []
     for path, digest in recorded(record).items():
         there = _read(path)
         if there is not None:
             changed = _digest(there) != digest
-            steps.append(Keep(path, "it was changed here; remove it by hand") if changed else Remove(path))
-    return [*steps, Remove(record), *(Remove(folder, folder=True) for folder in own_folders)]
+            steps.append(keep(path, "it was changed here; remove it by hand") if changed else remove(path))
+    return [*steps, remove(record), *map(remove_folder, own_folders)]
 
 
 def recorded(record: Path) -> dict[Path, str]:
@@ -130,31 +115,10 @@ def recorded(record: Path) -> dict[Path, str]:
         ) from None
 
 
-def carry_out(step: Step) -> None:
-    """Does one step.
-
-    Raises:
-        click.ClickException: a program failed.
-        OSError: a file cannot be written or removed.
-    """
-    match step:
-        case Write(path, text):
-            _write(path, text)
-        case Remove(path, folder=True):
-            with suppress(OSError):
-                path.rmdir()
-        case Remove(path):
-            path.unlink(missing_ok=True)
-        case Run(words, may_fail):
-            _run(words, may_fail=may_fail)
-        case Keep():
-            pass
-
-
-def _unchanged(path: Path, installed: dict[Path, str]) -> list[Step]:
+def _unchanged(path: Path, installed: dict[Path, str]) -> list[PlannedStep]:
     """Removes a file that is no longer needed, if it is as it was installed; from the record in any case."""
     digest, there = installed.pop(path, None), _read(path)
-    return [Remove(path)] if there is not None and _digest(there) == digest else []
+    return [remove(path)] if there is not None and _digest(there) == digest else []
 
 
 def _write(path: Path, text: str) -> None:
@@ -169,6 +133,11 @@ def _write(path: Path, text: str) -> None:
         with suppress(OSError):
             os.unlink(name)
         raise
+
+
+def _remove_folder(path: Path) -> None:
+    with suppress(OSError):
+        path.rmdir()
 
 
 def _run(words: Sequence[str], *, may_fail: bool) -> None:

@@ -5,12 +5,16 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tensord.client.ctl import main
+from tensord.client.ctl.daemon import Daemon as Asked
+from tensord.client.ctl.daemon import told as answered
 
 from ...daemon_process import PATIENCE_S, Daemon
 
@@ -72,3 +76,17 @@ def ctl(daemon: Daemon, capsys: pytest.CaptureFixture[str]) -> Ctl:
 def alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Ctl:
     """tensorctl where no daemon is."""
     return Ctl(capsys, tmp_path / "control.sock")
+
+
+@pytest.fixture
+def recorded(alone: Ctl, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ctl]:
+    """tensorctl before a daemon that answers with these bodies, by the names of the queries."""
+
+    def recorded(**bodies: dict[str, Any]) -> Ctl:
+        def ask(_: Asked, make: Callable[[int], object]) -> Any:
+            return answered(bodies[type(make(1)).__name__])
+
+        monkeypatch.setattr(Asked, "ask", ask)
+        return alone
+
+    return recorded

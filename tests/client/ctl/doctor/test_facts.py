@@ -51,7 +51,7 @@ def test_linger_and_logind_and_gpus_are_files(tmp_path: Path) -> None:
     assert facts.has_logind(tmp_path)
     assert not any(facts.hardware(tmp_path).values())
     _write(tmp_path / "dev/kfd")
-    assert facts.hardware(tmp_path) == {"nvidia": False, "amd": True, "torch": False}
+    assert facts.hardware(tmp_path) == {"nvidia": False, "amd": True}
 
 
 def test_this_machine_has_memory_and_this_process_a_user(tmp_path: Path) -> None:

@@ -174,7 +174,7 @@ def test_the_service_is_stopped_after_its_sockets_and_before_its_files_go(alone:
     places = files.system_places(tmp_path)
     alone("install", "--root", str(tmp_path))
     first, *rest = command._removal(places, live=True)
-    stopped = str(first).removeprefix("run systemctl disable --now ").split()
+    stopped = first.says.removeprefix("run systemctl disable --now ").split()
     assert stopped[-1] == "tensord.service"
     assert set(stopped) == {path.name for path in places.units.iterdir()}
-    assert not any("disable" in str(step) for step in rest)
+    assert not any("disable" in step.says for step in rest)

@@ -1,0 +1,158 @@
+"""`baseline` and `room`: how much of a card is held by plan, and room that is made on a card.
+
+Owns: their arguments and output, and which card a number means. Does not own: what follows from a baseline, who gives
+memory back, and when (the daemon's governor).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import click
+import msgspec
+
+from ....ipc import messages
+from ....ipc.modes import Tier
+from ..daemon import Daemon, pass_daemon
+from ..output import age, as_json, counted, pairs, share, show, size
+from ..parameters import DURATION, SIZE
+
+_TIME_S_MAX: Final = 86400.0
+_SAID: Final = {"nothing": "freed nothing", "failed": "FAILED"}
+
+card_option = click.option(
+    "--card",
+    metavar="CARD",
+    help="The card, by its name, or its number from 0 in the order of names; by default the only one.",
+)
+
+
+def _cards(daemon: Daemon) -> dict[str, dict[str, Any]]:
+    """The cards' gauges by name."""
+    return {each["gauge"]: each for each in daemon.status()["governor"]["gauges"] if each["tier"] == Tier.DEVICE}
+
+
+def _named(card: str | None, cards: dict[str, dict[str, Any]]) -> str:
+    """The name of the card that is meant: by name, by its number from 0, or the only one.
+
+    Raises:
+        BadParameter: there is no such card, or several; the message names them.
+        ClickException: the daemon reads no card.
+    """
+    names = list(cards)
+    if not names:
+        raise click.ClickException("the daemon reads no card; `tensorctl doctor` says why")
+    if card is None and len(names) == 1:
+        return names[0]
+    if card in cards:
+        return str(card)
+    if card is not None and card.isdecimal() and int(card) < len(names):
+        return names[int(card)]
+    why = "name one" if card is None else f"no card is called {card!r}"
+    raise click.BadParameter(f"{why}; the daemon's cards are {', '.join(names)}", param_hint="'--card'")
+
+
+def _shown(gauge: dict[str, Any]) -> str:
+    """One card's baseline."""
+    if not gauge["baseline_bytes"]:
+        return f"{gauge['gauge']}: no baseline"
+    return (
+        f"{gauge['gauge']}: {size(gauge['baseline_bytes'])} of {size(gauge['total_bytes'])}, {gauge['baseline']}; "
+        f"{share(gauge['share'], 1)} of the rest is used"
+    )
+
+
+def _set(size_bytes: int, gauge: dict[str, Any]) -> str:
+    """What was set, and what is in force if that is something else: more is held by clients, or the card is smaller."""
+    in_force_bytes = gauge["baseline_bytes"]
+    said = f"baseline {size(size_bytes)}"
+    if not size_bytes:
+        said = "the operator's baseline is ended" if in_force_bytes else "no baseline is declared"
+    if in_force_bytes < size_bytes:
+        said += f", and {size(in_force_bytes)} are in force: at most 95 % of the {size(gauge['total_bytes'])}"
+    elif in_force_bytes > size_bytes:
+        by = "learned" if gauge["baseline"] == "learned" else "by clients or the configuration"
+        said += f", and {size(in_force_bytes)} are in force, {by}"
+    return f"{gauge['gauge']}: {said}"
+
+
+@click.command()
+@click.argument("size_bytes", metavar="[SIZE]", type=SIZE, required=False)
+@card_option
+@pass_daemon
+def baseline(daemon: Daemon, size_bytes: int | None, card: str | None) -> None:
+    """Shows, or sets to SIZE, how much of a card is held by plan, as by an inference engine.
+
+    The modes of the card are about the rest. SIZE is written as 72GiB; 0 ends the declaration. It holds until the
+    daemon ends. Set `device.baseline` in the configuration to keep it.
+    """
+    cards = _cards(daemon)
+    if size_bytes is None:
+        chosen = list(cards) if card is None else [_named(card, cards)]
+        click.echo("\n".join(_shown(cards[each]) for each in chosen) or "no card")
+        return
+    name = _named(card, cards)
+    daemon.order(lambda number: messages.DeclareBaseline(number, name, size_bytes, stays=True), messages.Done)
+    click.echo(_set(size_bytes, _cards(daemon).get(name, cards[name])))
+
+
+def room_text(device: str, size_bytes: int, made: messages.RoomMade) -> str:
+    """The answer to a request for room: whether there is room, and what each holder of memory has done."""
+    said = f"no room: {size(made.missing_bytes)} of {size(size_bytes)} are missing"
+    if made.made:
+        said = f"{size(size_bytes)} are free, and held for {age(made.lasts_s)}"
+    rows = [(device, said)]
+    for step in made.steps:
+        done = _SAID.get(step.outcome, step.outcome)
+        if step.outcome == "freed":
+            rows.append((step.who, f"{done} {size(step.freed_bytes)}" + (f"; {step.why}" if step.why else "")))
+        else:
+            freed = f"; {size(step.freed_bytes)} came free" if step.freed_bytes else ""
+            rows.append((step.who, f"{done}: {step.why}{freed}"))
+    return pairs(rows)
+
+
+@click.command()
+@click.argument("size_bytes", metavar="SIZE", type=SIZE)
+@card_option
+@click.option(
+    "--for", "for_s", type=DURATION, default="10m", show_default=True, metavar="TIME", help="How long it is held."
+)
+@click.option(
+    "--wait", "wait_s", type=DURATION, default="1m", show_default=True, metavar="TIME", help="How long it may take."
+)
+@as_json
+@pass_daemon
+@click.pass_context
+def room(
+    ctx: click.Context, daemon: Daemon, size_bytes: int, card: str | None, for_s: float, wait_s: float, as_json: bool
+) -> None:
+    """Makes SIZE of a card free, and holds it.
+
+    First cached tensors leave that are not in use. Then the servers of `neighbours.servers` are asked to give memory
+    back, in that order and one at a time, if they are idle. What each has freed is the fall of the card's gauge.
+
+    The room is held after the command has ended, until --for is over, or `tensorctl room 0` ends it: no client reserves
+    that memory meanwhile. Start what needs the memory, then end the room.
+
+    \b
+    Exit code 0: the memory is free and held.
+    Exit code 1: it is not; the output says who freed what, and why not more.
+    """
+    for option, given_s in (("--for", for_s), ("--wait", wait_s)):
+        if not 0 < given_s <= _TIME_S_MAX:
+            raise click.UsageError(f"{option} {given_s:g} s: must be above 0 and at most {_TIME_S_MAX:g} s")
+    name = _named(card, _cards(daemon))
+    if size_bytes == 0:
+        count = daemon.order(lambda number: messages.EndRoom(number, name), messages.Counted).count
+        click.echo(f"{name}: {counted(count, 'room', 'rooms')} ended")
+        return
+    made = daemon.order(
+        lambda number: messages.MakeRoom(number, name, size_bytes, for_s, wait_s),
+        messages.RoomMade,
+        wait_s + daemon.timeout_s,
+    )
+    show(msgspec.to_builtins(made), as_json, lambda _: room_text(name, size_bytes, made))
+    if not made.made:
+        click.echo(f"tensorctl: {made.why}", err=True)
+        ctx.exit(1)

@@ -1,0 +1,150 @@
+"""What commands print: a document as JSON, or text within 100 columns made of it: sizes, ages, counts and tables.
+
+Owns: these formats. Does not own: which rows a document has (show/, orders/, doctor/).
+"""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import click
+
+from ...ipc.quantities import rounded_size
+
+WIDTH: Final = 100
+as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+
+_DAYS_ALONE: Final = 1000
+_COUNTED_IN_FULL: Final = 10_000
+_ROUNDED_UP: Final = 999.95
+_NAME_CHARS_MAX: Final = 24
+_NAMES: Final = ("client", "epoch", "pid", "uid")
+"""Numbers that are names, and no counts."""
+
+size = rounded_size
+
+
+def show(document: Any, as_json: bool, text: Callable[[Any], str]) -> None:
+    """Prints a document: as JSON, or as the text that is made of it."""
+    click.echo(json.dumps(document, indent=2) if as_json else text(document))
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Aligned columns under `head`; to the right where a head begins with ">". None is shown as "-"."""
+    lines = [[name.removeprefix(">") for name in head]]
+    lines += [["-" if cell is None else printable(str(cell)) for cell in row] for row in rows]
+    form = [
+        (name[:1] == ">", max(map(len, column))) for name, column in zip(head, zip(*lines, strict=True), strict=True)
+    ]
+    return "\n".join(
+        "  ".join(
+            cell.rjust(width) if right else cell.ljust(width) for cell, (right, width) in zip(line, form, strict=True)
+        ).rstrip()
+        for line in lines
+    )
+
+
+def pairs(rows: Iterable[tuple[str, str]]) -> str:
+    """Names and values in two columns. A long value continues below itself; a longer word stays whole."""
+    listed = list(rows)
+    width = max((len(name) for name, _ in listed), default=0)
+    lines = []
+    for name, text in listed:
+        said = textwrap.wrap(printable(text), WIDTH - width - 2, break_long_words=False, break_on_hyphens=False)
+        lines += [f"{'' if at else name:<{width}}  {line}".rstrip() for at, line in enumerate(said or [""])]
+    return "\n".join(lines)
+
+
+def age(seconds: float) -> str:
+    """A duration in its two largest units, for example "3m12s"; under a second in milliseconds, for example "40 ms".
+    Negative durations give "0s"."""
+    if 0 < seconds < 1:
+        return f"{int(1000 * seconds)} ms" if seconds >= 0.001 else "<1 ms"
+    minutes, s = divmod(max(0, int(seconds)), 60)
+    hours, m = divmod(minutes, 60)
+    days, h = divmod(hours, 24)
+    if days:
+        return f"{days}d{h:02}h" if days < _DAYS_ALONE else f"{days}d"
+    if hours:
+        return f"{h}h{m:02}m"
+    return f"{m}m{s:02}s" if minutes else f"{s}s"
+
+
+class Words(Mapping[str, Any]):
+    """A document's fields in words, by their names: bytes as sizes, seconds as durations, floats as shares."""
+
+    def __init__(self, body: Mapping[str, Any], within: str = "") -> None:
+        self._body = body
+        self._within = within
+
+    def __getitem__(self, field: str) -> Any:
+        value, unit = self._body[field], field if field.endswith("_s") or "bytes" in field else self._within
+        if isinstance(value, dict):
+            return Words(value, unit)
+        if value is None or isinstance(value, str) or field in _NAMES:
+            return "unknown" if value in (None, "") else value
+        if isinstance(value, float) and not unit:
+            return share(value, 1)
+        return size(value) if "bytes" in unit else age(value) if unit else number(value)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._body)
+
+    def __len__(self) -> int:
+        return len(self._body)
+
+    def __str__(self) -> str:
+        return counts(self._body)
+
+
+def words(body: Mapping[str, Any], template: str) -> str:
+    """The template with the document's fields in words, for example "{entries} of {max_entries}, {used_bytes}"."""
+    return template.format_map(Words(body))
+
+
+def parts(body: Mapping[str, Any], templates: Mapping[str, str]) -> str:
+    """The templates of those fields that are neither 0, false, empty nor missing."""
+    return "".join(words(body, template) for field, template in templates.items() if body.get(field))
+
+
+def number(value: int) -> str:
+    """A count with separated thousands."""
+    return f"{value:,}"
+
+
+def counted(value: int, one: str, many: str) -> str:
+    """A count with its noun, for example "1 entry" or "1,200 entries"."""
+    return f"{number(value)} {one if value == 1 else many}"
+
+
+def short(value: int) -> str:
+    """A count in at most six characters, for columns: 9999, 12.3k, 1.2M."""
+    if value < _COUNTED_IN_FULL:
+        return str(value)
+    for unit, times in (("k", 10**3), ("M", 10**6), ("G", 10**9)):
+        if value < _ROUNDED_UP * times:
+            return f"{value / times:.1f}{unit}"
+    return f"{value / 10**12:.1f}T"
+
+
+def share(part: float, whole: float) -> str:
+    """A percentage; "-" if `whole` is 0."""
+    return f"{100 * part / whole:.1f} %" if whole else "-"
+
+
+def counts(by_name: Mapping[str, int]) -> str:
+    """A dict of counts in one line, for example "ttl 3, explicit 1"; "none" if all are 0."""
+    return ", ".join(f"{name} {number(value)}" for name, value in by_name.items() if value) or "none"
+
+
+def name(text: str) -> str | None:
+    """A client's name, cut to what a column has room for; None without one."""
+    return text if len(text) <= _NAME_CHARS_MAX else text[: _NAME_CHARS_MAX - 3] + "..." if text else None
+
+
+def printable(text: str) -> str:
+    """The text with unprintable characters replaced, so that a client's name cannot control the reader's terminal."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)

@@ -1,0 +1,114 @@
+"""`config check`: the configuration as a daemon started here would read it. `config get`: that of the running daemon.
+
+Owns: the output. Does not own: the settings. A client must not import the daemon, so the daemon is run with
+`--check-config`, and reports its settings.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import click
+
+from ....errors import BadConfiguration
+from ....ipc.messages import ConfigQuery
+from ..daemon import NAME, Daemon, pass_daemon
+from ..output import as_json, show, table
+from ..parameters import FILE
+
+_PREFIX: Final = "tensord: "
+_DAEMON: Final = (sys.executable, "-m", "tensord.daemon", "--check-config", "--json")
+_TIMEOUT_S: Final = 30.0
+
+
+class Checked(NamedTuple):
+    """What a daemon started here and now would have: rows with key, value, source and reload, one for each setting, and
+    a text for each ignored variable."""
+
+    rows: list[dict[str, Any]]
+    ignored: list[str]
+
+
+def checked(file: Path | None = None, timeout_s: float = _TIMEOUT_S) -> Checked:
+    """The configuration of a daemon started here and now.
+
+    Raises:
+        BadConfiguration: the configuration is invalid; the message is the daemon's.
+    """
+    flags = () if file is None else ("--config", str(file))
+    try:
+        asked = subprocess.run(
+            [*_DAEMON, *flags], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout_s, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise BadConfiguration(f"the daemon's own check did not end within {timeout_s:g} s; try again") from None
+    if asked.returncode:
+        said = asked.stderr.strip().splitlines() or [f"the daemon's own check ended with {asked.returncode}"]
+        raise BadConfiguration(said[-1].removeprefix(_PREFIX))
+    told = asked.stderr.splitlines()
+    return Checked(json.loads(asked.stdout), [line.removeprefix(_PREFIX) for line in told if line.startswith(_PREFIX)])
+
+
+def wanted(rows: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:
+    """The setting `name`, or all settings of the table `name`.
+
+    Raises:
+        UsageError: there is no such setting; the message suggests a similar one.
+    """
+    found = [row for row in rows if row["key"] == name or row["key"].startswith(f"{name}.")]
+    if found:
+        return found
+    keys = {row["key"]: row["key"] for row in rows}
+    keys |= {key.rpartition(".")[2]: key for key in keys}
+    near = get_close_matches(name, keys, 1)
+    hint = f". Did you mean {keys[near[0]]!r}?" if near else ""
+    raise click.UsageError(f"No such setting {name!r}{hint}")
+
+
+@click.group()
+def config() -> None:
+    """The daemon's configuration."""
+
+
+@config.command()
+@click.option("--config", "file", type=FILE, metavar="FILE", help="The TOML file to check.")
+@as_json
+def check(file: Path | None, as_json: bool) -> None:
+    """Every setting of a daemon started here, with its source.
+
+    Reads TENSORD_* variables and FILE ($TENSORD_CONFIG, else the user's or the system's file) as this user. The service
+    manager may give its daemon other variables. Names unknown variables on standard error. Exit code 1: a daemon would
+    refuse to start.
+    """
+    rows, ignored = checked(file)
+    for text in ignored:
+        click.echo(f"{NAME}: {text}", err=True)
+    shown = [(row["key"], row["value"], row["source"], "yes" if row["reload"] else "") for row in rows]
+    show(rows, as_json, lambda _: table(("SETTING", "VALUE", "FROM", "RELOADS"), shown))
+
+
+@config.command()
+@click.argument("name", required=False)
+@as_json
+@pass_daemon
+def get(daemon: Daemon, name: str | None, as_json: bool) -> None:
+    """The settings of the running daemon, and where each came from.
+
+    NAME is a setting, such as limits.clients_max, or a table, such as limits. FROM: "default", "file PATH", "env
+    VARIABLE", "flag --NAME"; "ring" where existing memory decides, and "tensorctl limit" after that command.
+    """
+    body = daemon.ask(ConfigQuery)
+    rows, verdict = body["settings"], body["reload"]
+    rows = rows if name is None else wanted(rows, name)
+    shown = [(row["key"], row["value"], row["source"]) for row in rows]
+    show(rows, as_json, lambda _: table(("SETTING", "VALUE", "FROM"), shown))
+    if verdict["refused"]:
+        click.echo(f"{NAME}: the last reload was refused: {verdict['refused']}", err=True)
+    if verdict["waiting"]:
+        keys = ", ".join(row["key"] for row in verdict["waiting"])
+        click.echo(f"{NAME}: these wait for a restart: {keys}", err=True)

@@ -1,0 +1,163 @@
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tensord.client.ctl.orders import leftovers
+from tensord.client.ctl.orders.leftovers import Leftover, LeftoverSegment
+from tensord.errors import SegmentError
+from tensord.shm import segments
+
+from ....daemon_process import Daemon, until
+from ..conftest import Ctl
+
+KEY = bytes(range(32))
+
+
+def test_purge_is_refused_while_a_daemon_serves(daemon: Daemon, ctl: Ctl) -> None:
+    before = daemon.segments()
+    assert "served by a running tensord" in ctl("purge", "--instance", daemon.instance, code=1).err
+    assert daemon.segments() == before
+    ctl("health")
+
+
+def test_purge_without_a_confirmation_says_what_it_would_free_and_frees_nothing(daemon: Daemon, ctl: Ctl) -> None:
+    daemon.kill()
+    before = daemon.segments()
+    err = ctl("purge", "--instance", daemon.instance, code=2).err
+    assert f"of instance {daemon.instance}, with every entry in it: add --yes to confirm" in err
+    assert daemon.segments() == before
+
+
+@pytest.mark.parametrize("end", ["kill", "terminate"])
+def test_purge_frees_all_that_a_daemon_left_and_says_what(daemon: Daemon, ctl: Ctl, end: str) -> None:
+    daemon.client().put(KEY, b"x", wait=True)
+    getattr(daemon, end)()
+    names = {path.name for path in daemon.segments()}
+    assert len(names) >= 2
+    told = ctl("purge", "--yes", "--instance", daemon.instance).out
+    assert daemon.segments() == []
+    assert names <= set(told.split())
+    assert f"of instance {daemon.instance}" in told
+
+
+def test_purge_without_a_name_means_the_daemon_that_would_be_started_here(
+    daemon: Daemon, ctl: Ctl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    daemon.kill()
+    monkeypatch.setenv("TENSORD_INSTANCE", daemon.instance)
+    ctl("purge", "--yes")
+    assert daemon.segments() == []
+    assert "has no segment in /dev/shm" in ctl("purge").out
+    monkeypatch.setenv("TENSORD_INSTANCE", "No Such Name")
+    assert "--instance" in ctl("purge", code=1).err
+
+
+def test_views_stay_whole_when_what_they_view_is_purged(daemon: Daemon, ctl: Ctl) -> None:
+    client = daemon.client()
+    sent = np.arange(100_000)
+    client.put(KEY, sent, wait=True)
+    lease = client.get(KEY)
+    assert lease is not None
+    view = lease.tree
+    daemon.kill()
+    assert "processes still hold 1 lane of it" in ctl("purge", "--yes", "--instance", daemon.instance).out
+    assert daemon.segments() == []
+    daemon.start()
+
+    def put_again() -> bool:
+        """A put is lost while the client has not yet attached to the new daemon."""
+        client.put(b"\1" * 32, sent, wait=True)
+        return client.contains(b"\1" * 32)
+
+    until(put_again, "the client attached to the new daemon")
+    assert not client.contains(KEY)
+    assert np.array_equal(view, sent)
+
+
+def test_a_daemon_that_starts_during_a_purge_is_refused(daemon: Daemon) -> None:
+    daemon.kill()
+    fd = segments.claim_instance(daemon.instance)
+    assert "InstanceBusy" in daemon.refused()
+    os.close(fd)
+
+
+@pytest.mark.root
+def test_a_purge_frees_what_is_its_user_s_and_names_the_rest(daemon: Daemon, ctl: Ctl) -> None:
+    if os.geteuid():
+        pytest.skip("needs root, to become another user")
+    daemon.kill()
+    theirs = segments.SHM_FOLDER / f"tensord.{daemon.instance}.lane.77"
+    theirs.touch()
+    for segment in daemon.segments():
+        os.chown(segment, 1234, -1)
+    os.chown(theirs, 4321, -1)
+    os.seteuid(1234)
+    try:
+        told = ctl("purge", "--yes", "--instance", daemon.instance).out
+    finally:
+        os.seteuid(0)
+    assert f"{theirs.name}: not removed, since it belongs to another user" in told
+    assert daemon.segments() == [theirs]
+
+
+def test_segments_without_a_ring_are_freed_too(daemon: Daemon, ctl: Ctl) -> None:
+    daemon.kill()
+    segments.remove(segments.segment_name(daemon.instance, "ring"))
+    assert daemon.instance in leftovers.instances()
+    told = ctl("purge", "--yes", "--instance", daemon.instance).out
+    assert daemon.segments() == []
+    assert ".ring" not in told
+
+
+def test_an_unknown_instance_is_an_error_that_lists_the_existing_ones(daemon: Daemon, ctl: Ctl) -> None:
+    err = ctl("purge", "--instance", "no-such-instance", code=1).err
+    assert "no-such-instance" in err
+    assert daemon.instance in err
+
+
+@pytest.mark.parametrize("name", ["../etc", "", "UPPER", "a" * 33, "a.b"])
+def test_an_invalid_instance_name_is_refused(alone: Ctl, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TENSORD_INSTANCE", "purge-test")
+    assert "a name is 1 to 32" in alone("purge", "--instance", name, code=1).err
+
+
+def test_an_empty_variable_does_not_stand_for_the_usual_instance(alone: Ctl, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TENSORD_INSTANCE", "")
+    assert "TENSORD_INSTANCE is empty" in alone("purge", code=1).err
+
+
+def test_another_user_s_memory_is_not_touched() -> None:
+    found = Leftover("theirs", (LeftoverSegment("tensord.theirs.ring", 1, 1000),), False)
+    leftovers.owned_by(1000, found)
+    leftovers.owned_by(0, found)
+    with pytest.raises(SegmentError, match="belongs to uid 1000"):
+        leftovers.owned_by(1001, found)
+
+
+def test_only_tensord_s_own_names_are_instances(tmp_path: Path) -> None:
+    for name in (
+        "tensord.a.ring", "tensord.b.lane.1f.fenced", "tensord.c.index", "tensord.c.other", "sem.tensord.d.ring",
+        "tensord.f.lock",
+    ):  # fmt: skip
+        (tmp_path / name).touch()
+    (tmp_path / "tensord.e.other").touch()
+    assert leftovers.instances(tmp_path) == ["a", "b", "c", "f"]
+
+
+def test_looking_leaves_no_lock_behind(daemon: Daemon) -> None:
+    assert leftovers.look(daemon.instance) is not None
+    daemon.kill()
+    found = leftovers.look(daemon.instance)
+    assert found is not None
+    assert found.served is False
+    fd = os.open(segments.SHM_FOLDER / f"tensord.{daemon.instance}.lock", os.O_RDWR)
+    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    found = leftovers.look(daemon.instance)
+    os.close(fd)
+    assert found is not None
+    assert found.served is True

@@ -1,0 +1,144 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tensord.client.ctl.show import configuration
+from tensord.errors import BadConfiguration
+
+from ....daemon_process import Daemon
+from ..conftest import Ctl
+
+
+def test_config_check_says_what_a_daemon_here_would_have_and_why(
+    alone: Ctl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "tensord.toml"
+    file.write_text('ring_bytes = "96MiB"\n[limits]\nclients_max = 7\n')
+    monkeypatch.setenv("TENSORD_POLICY", "lfu")
+    rows = {row["key"]: row for row in json.loads(alone("config", "check", "--config", str(file), "--json").out)}
+    assert (rows["ring_bytes"]["value"], rows["ring_bytes"]["source"]) == ("96MiB", f"file {file}")
+    assert rows["policy"]["source"] == "env TENSORD_POLICY"
+    assert rows["limits.clients_max"] == {
+        "key": "limits.clients_max",
+        "value": "7",
+        "source": f"file {file}",
+        "reload": True,
+    }
+    lines = alone("config", "check", "--config", str(file)).out.splitlines()
+    (line,) = (line for line in lines if line.startswith("limits.clients_max "))
+    assert line.split() == ["limits.clients_max", "7", "file", str(file), "yes"]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("ring_bites = 1", "did you mean 'ring_bytes'"),
+        ('ring_bytes = "plenty"', "must be a size in bytes"),
+        ("ring_bytes = [", "is not valid TOML"),
+    ],
+)
+def test_a_setting_that_a_daemon_refuses_is_the_same_error(alone: Ctl, tmp_path: Path, text: str, told: str) -> None:
+    file = tmp_path / "tensord.toml"
+    file.write_text(text)
+    err = alone("config", "check", "--config", str(file), code=1).err
+    assert told in err
+    assert "tensord: " not in err
+
+
+def test_unknown_variables_are_named_beside_the_settings(alone: Ctl, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TENSORD_PORT", "tcp://10.0.0.1:9477")
+    said = alone("config", "check", "--json")
+    assert any(row["key"] == "ring_bytes" for row in json.loads(said.out))
+    assert "unknown environment variable 'TENSORD_PORT'" in said.err
+
+
+def test_a_file_that_is_not_there_is_an_error(alone: Ctl) -> None:
+    assert "/no/such/file cannot be read" in alone("config", "check", "--config", "/no/such/file", code=1).err
+
+
+def test_a_daemon_program_that_cannot_be_run_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(configuration, "_DAEMON", ("false",))
+    with pytest.raises(BadConfiguration, match="ended with 1"):
+        configuration.checked()
+    monkeypatch.setattr(configuration, "_DAEMON", ("sleep", "60"))
+    with pytest.raises(BadConfiguration, match="did not end"):
+        configuration.checked(timeout_s=0.05)
+
+
+def test_nothing_of_the_daemon_is_imported_for_it() -> None:
+    code = (
+        "import sys, tensord.client.ctl.app; sys.exit(any(name.startswith('tensord.daemon') for name in sys.modules))"
+    )
+    assert subprocess.run([configuration._DAEMON[0], "-c", code], check=False).returncode == 0
+
+
+def _settings(ctl: Ctl, *name: str) -> dict[str, tuple[str, str]]:
+    rows = json.loads(ctl("config", "get", *name, "--json").out)
+    return {row["key"]: (row["value"], row["source"]) for row in rows}
+
+
+def test_config_get_tells_what_the_running_daemon_has_and_from_where(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Daemon() as daemon:
+        file = daemon.folder / "tensord.toml"
+        file.write_text("[limits]\nclients_max = 7\n")
+        daemon.flags["config"] = file
+        ctl = Ctl(capsys, daemon.start().socket)
+        # What a daemon started here would have is another matter.
+        monkeypatch.setenv("TENSORD_POLICY", "lfu")
+        found = _settings(ctl)
+        assert found["limits.clients_max"] == ("7", f"file {file}")
+        assert found["ring_bytes"] == ("16MiB", "flag --ring-bytes")
+        assert found["policy"] == ("hazard", "default")
+        assert _settings(ctl, "limits").keys() == {key for key in found if key.startswith("limits.")}
+        assert ctl("config", "get", "policy").out.splitlines()[1].split() == ["policy", "hazard", "default"]
+        ctl("limit", "4MiB")
+        assert _settings(ctl, "max_bytes") == {"max_bytes": ("4MiB", "tensorctl limit")}
+        # The next daemon derives the size, and keeps that of the memory it finds.
+        del daemon.flags["ring_bytes"]
+        daemon.restart()
+        assert _settings(ctl, "ring_bytes") == {"ring_bytes": ("16MiB", "ring")}
+
+
+def test_an_unknown_setting_is_refused_with_the_nearest_one(ctl: Ctl) -> None:
+    assert "Did you mean 'limits.clients_max'?" in ctl("config", "get", "client_max", code=2).err
+    assert "Did you mean 'ring_bytes'?" in ctl("config", "get", "ring_bites", code=2).err
+
+
+def test_a_reload_is_answered_with_its_verdict(capsys: pytest.CaptureFixture[str]) -> None:
+    with Daemon() as daemon:
+        file = daemon.folder / "tensord.toml"
+        file.write_text("")
+        daemon.flags["config"] = file
+        ctl = Ctl(capsys, daemon.start().socket)
+        file.write_text("max_tokens = 5\n[queues]\noutbox_max = 2000\n")
+        told = ctl("reload").out
+        assert "max_tokens none -> 5\n" in told
+        assert "queues.outbox_max" in told and "needs a restart" in told
+        assert "1 setting changed" in told
+        assert "these wait for a restart: queues.outbox_max" in ctl("config", "get").err
+        file.write_text("max_token = 6\n")
+        err = ctl("reload", code=1).err
+        assert "refused, the configuration is unchanged" in err and "did you mean 'max_tokens'" in err
+        assert "the last reload was refused" in ctl("config", "get", "max_tokens").err
+        assert _settings(ctl, "max_tokens") == {"max_tokens": ("5", f"file {file}")}
+        assert "reload applied" in daemon.log and "reload failed" in daemon.log
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_a_reload_by_another_user_says_who_may(daemon: Daemon, ctl: Ctl) -> None:
+    for path in (daemon.socket, daemon.status_socket):
+        path.chmod(0o666)
+    daemon.folder.chmod(0o711)
+    os.setresuid(1234, 1234, 0)
+    try:
+        err = ctl("reload", code=1).err
+    finally:
+        os.setresuid(0, 0, 0)
+    assert f"cannot send SIGHUP to pid {daemon.pid} of uid 0" in err

@@ -1,0 +1,318 @@
+"""`ls`, `clients`, `watch`, `latency`, `slowlog` and `advise`: what a real daemon has, and documents written down."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from itertools import count
+from typing import IO, Any
+
+import numpy as np
+import pytest
+
+import tensord
+from tensord.client.ctl.output import WIDTH
+from tensord.client.ctl.show.advise import advice_text
+from tensord.client.ctl.show.entries import entries_text
+from tensord.client.ctl.show.latency import percentile_s, since
+from tensord.ipc.messages import Event
+
+from ....daemon_process import MIB, PATIENCE_S, Daemon, until
+from .. import documents
+from ..conftest import Ctl
+
+SPACES = [tensord.Namespace(model=model, revision="r", dtype="f4", processor="p") for model in ("a", "b")]
+KEYS = [space.key("encoder", "image", bytes([number])) for space in SPACES for number in range(3)]
+KEY = KEYS[0]
+
+
+def listed(ctl: Ctl, *words: str) -> set[str]:
+    return {entry["key"] for entry in json.loads(ctl("ls", "--json", *words).out)["entries"]}
+
+
+def test_ls_lists_every_entry_once_or_those_of_a_namespace(daemon: Daemon, ctl: Ctl) -> None:
+    assert len(ctl("ls").out.splitlines()) == 1
+    client = daemon.client()
+    for number, key in enumerate(KEYS):
+        client.put(key, np.zeros(100 * (number + 1), np.uint8), tokens=number, wait=True)
+    lines = ctl("ls").out.splitlines()
+    assert sorted(line.split()[0] for line in lines[1:]) == sorted(key.hex()[:28] for key in KEYS)
+    assert listed(ctl) == {key.hex() for key in KEYS}
+    assert listed(ctl, "--namespace-tag", SPACES[1].tag.hex()) == {key.hex() for key in KEYS[3:]}
+    assert len(ctl("ls", "-n", "2").out.splitlines()) == 3
+
+
+def test_ls_goes_on_behind_what_one_answer_holds(daemon: Daemon, ctl: Ctl) -> None:
+    client = daemon.client()
+    keys = [SPACES[0].key("encoder", "image", number.to_bytes(2, "big")) for number in range(1100)]
+    for key in keys:
+        client.put(key, 1)
+    daemon.until(lambda now: now["store"]["entries"] == len(keys), "all are stored")
+    assert listed(ctl) == {key.hex() for key in keys}
+    assert len(listed(ctl, "-n", "1050")) == 1050
+
+
+def test_ages_and_ends_are_counted_from_now() -> None:
+    entry = documents.entry(999_999_999, created_unix_s=1000.0, used_unix_s=1060.0, expires_unix_s=1192.0)
+    entry |= {"pinned_by_message": True, "owner_uid": 4_000_000_000, "payload_bytes": (2 << 30) + 1}
+    head, row = entries_text([entry], 1072.0).splitlines()
+    assert row.split()[-6:] == ["1.0G", "1m12s", "12s", "2m00s", "4000000000", "yes"]
+    assert len(head) <= WIDTH and len(row) <= WIDTH
+
+
+def test_clients_lists_who_is_attached_and_what_they_hold(daemon: Daemon, ctl: Ctl) -> None:
+    client = daemon.client(name="encoder-1")
+    client.put(KEY, [1, 2], wait=True)
+    leases = [client.get(KEY) for _ in range(3)]
+    assert None not in leases
+    rows = json.loads(ctl("clients", "--json").out)["clients"]
+    assert [(row["name"], row["pid"], row["pins"]) for row in rows] == [("encoder-1", os.getpid(), 3)]
+    (line,) = ctl("clients").out.splitlines()[1:]
+    assert line.split()[1:4] == ["encoder-1", str(os.getpid()), str(os.getuid())]
+    assert line.endswith("attached")
+    client.close()
+    daemon.until(lambda now: now["clients"] == 0, "the daemon saw it go")
+    assert ctl("clients").out.splitlines()[1].endswith("orphaned"), "its views live"
+
+
+def test_clients_fit_100_columns_whatever_they_call_themselves(recorded: Callable[..., Ctl]) -> None:
+    large = documents.client(10**6, name="n" * 128, pid=4_194_304, uid=4_000_000_000, lane=(1 << 48) - 1, pins=4096)
+    rows = [{**large, "orphaned": True, "hits": 10**9, "misses": 10**9}, documents.client(1, lane=None)]
+    _, first, second = lines = recorded(ClientsQuery={"clients": rows})("clients").out.splitlines()
+    assert max(map(len, lines)) <= WIDTH
+    assert first.endswith("orphaned") and second.endswith("greeted")
+
+
+_numbers = count(1)
+
+
+def put_one(client: tensord.Client, payload_bytes: int = 1) -> bool:
+    """Puts something new. A watcher is told only of events after it has begun, so that tests make them until it has."""
+    number = next(_numbers)
+    key = hashlib.sha256(number.to_bytes(8, "big")).digest()
+    return client.put(key, b"x" * payload_bytes, wait=True).state == "stored"
+
+
+def until_watching(client: tensord.Client, stdout: IO[str]) -> None:
+    """Puts until a watcher tells of one."""
+    os.set_blocking(stdout.fileno(), False)
+    until(lambda: put_one(client) and stdout.readline(), "the watcher to tell of a put")
+
+
+def test_watch_prints_each_event_as_a_line_of_json(daemon: Daemon, ctl: Ctl) -> None:
+    began = time.time()
+    with ctl.spawn("watch", "--count", "3") as watching:
+
+        def come_and_go() -> bool:
+            daemon.client(name="comes and goes").close()
+            return watching.poll() is not None
+
+        until(come_and_go, "the watcher to have heard three events")
+        out, err = watching.communicate(timeout=PATIENCE_S)
+    events = [json.loads(line) for line in out.splitlines()]
+    assert len(events) == 3 and {event["event"] for event in events} <= {"attach", "leave"}
+    assert all(began <= event["unix_s"] <= time.time() for event in events)
+    assert [event["dropped"] for event in events] == [0] * 3
+    assert events[0]["name"] == "comes and goes"
+    assert (watching.returncode, err) == (0, "")
+
+
+def test_watch_describes_each_removed_entry_and_ends_with_ctrl_c(daemon: Daemon, ctl: Ctl) -> None:
+    client = daemon.client()
+    with ctl.spawn("watch") as watching:
+        assert watching.stdout is not None
+        os.set_blocking(watching.stdout.fileno(), False)
+        stdout = watching.stdout
+
+        def evicted() -> dict[str, Any]:
+            put_one(client, 1 << 20)
+            events = [json.loads(line) for line in stdout.readlines()]
+            return next((event for event in events if event["event"] == "evict"), {})
+
+        gone = until(evicted, "an eviction to be told")
+        watching.send_signal(signal.SIGINT)
+        assert watching.wait(PATIENCE_S) == 0
+    assert (gone["reason"], gone["uses"]) == ("capacity", 0)
+    assert gone["age_s"] >= gone["idle_s"] >= 0
+    assert gone["worth"] >= 0
+
+
+def test_watch_says_when_the_daemon_goes(daemon: Daemon, ctl: Ctl) -> None:
+    client = daemon.client()
+    with ctl.spawn("watch") as watching:
+        assert watching.stdout is not None
+        until_watching(client, watching.stdout)
+        daemon.terminate()
+        assert watching.wait(PATIENCE_S) == 1
+        assert watching.stderr is not None
+        assert "is gone" in watching.stderr.read()
+
+
+def test_dropped_events_are_counted(ctl: Ctl, monkeypatch: pytest.MonkeyPatch) -> None:
+    def events(_: object) -> Iterator[Event]:
+        yield Event({"event": "put"}, 0)
+        yield Event({"event": "evict"}, 5)
+        yield Event({"event": "put"}, 1000)
+
+    monkeypatch.setattr("tensord.client.ctl.daemon.Daemon.events", events)
+    told = ctl("watch")
+    assert [json.loads(line)["dropped"] for line in told.out.splitlines()] == [0, 5, 1000]
+    assert "1,005 events were dropped" in told.err
+
+
+def test_each_kind_of_request_is_counted_once_for_each_answer(daemon: Daemon, ctl: Ctl) -> None:
+    def counts() -> dict[str, int]:
+        kinds = json.loads(ctl("latency", "--json").out)["kinds"]
+        return {kind: sum(found["counts"]) for kind, found in kinds.items()}
+
+    client = daemon.client()
+    for number in range(3):
+        client.touch(bytes([number] * 32))
+    # Two connections ask for one key: the second one waits, and is answered twice.
+    first, second = client.claim(KEY), daemon.client().claim(KEY)
+    until(lambda: {first.state, second.state} == {"compute", "waiting"}, "both claims to be answered")
+    client.put(KEY, 1, wait=True)
+    until(lambda: counts().get("RequestClaim") == 2, "the claims to be counted")
+    found = counts()
+    assert (found["Touch"], found["RequestClaim"]) == (3, 2)
+    assert found["AskForGrants"] >= 1
+    assert found["LatencyQuery"] >= 1
+    assert "Doorbell" not in found and "Hello" not in found
+    assert "Touch" not in ctl("latency", "--over", "1ms").out
+
+
+def test_latency_shows_percentiles_that_rise_hits_and_the_lag_of_the_event_loop(daemon: Daemon, ctl: Ctl) -> None:
+    client = daemon.client()
+    for number in range(50):
+        client.touch(bytes([number] * 32))
+    client.put(KEY, 1, wait=True)
+
+    def row(name: str) -> list[str]:
+        assert client.get(KEY) is not None
+        lines = ctl("latency").out.splitlines()
+        assert max(map(len, lines)) <= WIDTH
+        return next((line.removeprefix(name).split() for line in lines if line.startswith(f"{name} ")), [])
+
+    for name in ("hit", "event loop lag"):
+        until(lambda name=name: row(name), "the first measurement")  # type: ignore[misc]
+    times, *percentiles = map(float, row("Touch"))
+    assert times == 50 and 0 < percentiles[1] <= percentiles[2] <= percentiles[3] <= percentiles[4]
+
+
+def test_slowlog_names_the_slow_request_its_client_and_its_time(capsys: pytest.CaptureFixture[str]) -> None:
+    with Daemon() as daemon:
+        file = daemon.folder / "tensord.toml"
+        file.write_text("[log]\nslow_s = 3600\n")
+        daemon.flags["config"] = file
+        client = daemon.start().client(name="encoder-1")
+        ctl = Ctl(capsys, daemon.socket)
+        assert "no request took longer than 3.6e+06 ms" in ctl("slowlog").out
+        file.write_text("[log]\nslow_s = 0\n")
+        ctl("reload")
+        client.put(KEY, np.zeros(1000), wait=True)
+        client.put(KEYS[1], np.zeros(1000), wait=True)
+        rows = json.loads(ctl("slowlog", "--json", "--count", "1000").out)
+        took = [row["took_s"] for row in rows]
+        assert took == sorted(took, reverse=True) and 0 < took[0] < 60
+        assert {"StatusQuery", "ConfigQuery"} & {row["kind"] for row in rows}
+        assert len(ctl("slowlog", "--count", "1").out.splitlines()) == 2
+
+
+def test_slow_requests_fit_100_columns(recorded: Callable[..., Ctl]) -> None:
+    row = {"unix_s": 1.8e9, "kind": "k" * 20, "took_s": 3599.0, "payload_bytes": 1 << 40, "client": 1 << 30}
+    ctl = recorded(SlowQuery={"slow_s": 1.0, "requests": [{**row, "name": "n" * 128}]})
+    assert max(map(len, ctl("slowlog").out.splitlines())) <= WIDTH
+
+
+HISTOGRAM = {"bounds": [1.0, 2.0, 5.0], "counts": [10, 80, 9, 1], "sum": 150.0}
+
+
+@pytest.mark.parametrize(("share", "least", "most"), [(0.05, 0, 1), (0.5, 1, 2), (0.95, 2, 5), (1.0, 5, 5)])
+def test_a_percentile_lies_in_its_bucket(share: float, least: float, most: float) -> None:
+    assert least <= percentile_s(HISTOGRAM, share) <= most
+    assert percentile_s({"bounds": [1.0], "counts": [0, 0]}, share) == 0.0
+
+
+def test_a_difference_over_a_restart_is_what_the_new_daemon_counted() -> None:
+    small = {"bounds": [1.0], "counts": [1, 0], "sum": 0.5}
+    large = {"bounds": [1.0], "counts": [3, 4], "sum": 9.5}
+    before = {"kinds": {"Touch": small}, "event_loop_lag": large, "hits": small}
+    after = {"kinds": {"Touch": large, "Evict": small}, "event_loop_lag": small, "hits": large}
+    assert since(before, after) == {
+        "kinds": {"Touch": {"bounds": [1.0], "counts": [2, 4], "sum": 9.0}, "Evict": small},
+        "event_loop_lag": small,
+        "hits": {"bounds": [1.0], "counts": [2, 4], "sum": 9.0},
+    }
+
+
+MULTIPLES = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 8.0)
+RISING = (0.1, 0.2, 0.3, 0.43, 0.5, 0.61, 0.65, 0.7, 0.9)
+
+
+def advice(*curves: tuple[str | None, tuple[float, ...]], requests: float = 12345.0) -> str:
+    """What is told of these hit ratios, by namespace."""
+    told = [
+        {
+            "namespace": namespace,
+            "requests": requests,
+            "points": [[int(at * 1000 * MIB), ratio, 0.004] for at, ratio in zip(MULTIPLES, ratios, strict=True)],
+        }
+        for namespace, ratios in curves
+    ]
+    text = advice_text({"policy": "hazard", "here": 0.452, "capacity_bytes": 1000 * MIB, "curves": told})
+    assert max(map(len, text.splitlines())) <= WIDTH
+    return "\n".join(" ".join(line.split()) for line in text.splitlines())
+
+
+def test_the_hit_ratio_of_each_size_is_told_and_of_each_namespace_if_there_are_several() -> None:
+    text = advice((None, RISING), ("aa" * 8, RISING))
+    assert "found here 45.2 %, under policy hazard" in text
+    assert "1.00 1000 MiB 43.0 % ± 0.4 now\n" in text and "2.00 1.95 GiB 61.0 % ± 0.4\n" in text
+    assert "by namespace" not in text and "reuse" not in text
+    text = advice((None, RISING), ("aa" * 8, RISING), ("bb" * 8, RISING))
+    assert text.splitlines()[-1] == f"{'bb' * 8} 12,345 20.0 % 43.0 % 61.0 % 70.0 % 90.0 %"
+
+
+def test_no_reuse_and_no_request_are_told() -> None:
+    assert "reuse none seen: a larger ring would find nothing either" in advice((None, (0.0,) * 9))
+    assert "nothing is known yet" in advice((None, (0.0,) * 9), requests=0)
+
+
+def test_a_loop_over_more_than_the_ring_is_seen_to_fit_twice_the_ring(daemon: Daemon, ctl: Ctl) -> None:
+    """The ring has 16 MiB."""
+    client = daemon.client()
+    keys = [SPACES[0].key("e", "image", b"%d" % number) for number in range(24)]
+    for _ in range(4):
+        for key in keys:
+            if client.get(key) is None:
+                client.put(key, np.zeros(MIB - 4096, np.uint8), wait=True)
+    daemon.until(lambda now: now["store"]["hit_ratios"]["since_start"]["requests"] >= 4 * 24, "all requests are known")
+    told = json.loads(ctl("advise", "--json").out)
+    ratios = {round(at / told["capacity_bytes"], 2): ratio for at, ratio, _ in told["curves"][0]["points"]}
+    assert ratios[1.0] < 0.1
+    assert ratios[2.0] == pytest.approx(0.75, abs=0.05)
+
+
+def test_the_log_has_each_event_at_debug_and_none_at_info() -> None:
+    for level in ("debug", "info"):
+        with Daemon(log_level=level, log_format="json") as daemon:
+            client = daemon.start().client(name="talker")
+            client.put(KEY, np.zeros(4), wait=True)
+            client.put(b"z" * 32, 1, parent=b"z" * 31 + b"y", wait=True)
+            client.evict(KEY)
+
+            def events(daemon: Daemon = daemon) -> dict[str, dict[str, Any]]:
+                # The last line may be one that is being written.
+                lines = [json.loads(line) for line in daemon.log.splitlines(keepends=True) if line.endswith("\n")]
+                return {line["event"]: line for line in lines if line["part"] == "event"}
+
+            if level == "info":
+                assert not events()
+                continue
+            until(lambda events=events: {"attach", "put", "refuse", "evict"} <= events().keys(), "all to be logged")  # type: ignore[misc]
+            assert (events()["attach"]["name"], events()["attach"]["level"]) == ("talker", "debug")
+            assert events()["refuse"]["code"] == "ParentGone"

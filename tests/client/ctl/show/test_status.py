@@ -1,0 +1,208 @@
+"""`status` and `health`, of a real daemon and of documents that are written down."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tensord.client.ctl.output import WIDTH
+from tensord.client.ctl.show.status import status_text
+
+from ....daemon_process import PATIENCE_S, Daemon
+from .. import documents
+from ..conftest import Ctl
+from ..documents import CARD, GIB, OTHER
+
+KEY = bytes(range(32))
+HEALTHY: dict[str, Any] = {"healthy": True, "problems": []}
+
+
+def shown(status: dict[str, Any], health: dict[str, Any] = HEALTHY) -> str:
+    """The status as text, its lines joined."""
+    return " ".join(status_text(status, health).split())
+
+
+def test_status_tells_what_is_stored_and_what_happened(daemon: Daemon, ctl: Ctl) -> None:
+    client = daemon.client()
+    client.put(KEY, np.zeros(1000, np.uint8), tokens=7, wait=True)
+    kept = client.get(KEY)
+    client.get(b"\1" * 32)
+    daemon.until(lambda now: now["store"]["hits"] and now["store"]["misses"], "the lane was drained")
+    told = " ".join(ctl("status").out.split())
+    assert kept is not None
+    assert told.startswith("tensord ")
+    assert f"instance {daemon.instance}: pid {daemon.pid}" in told
+    for said in ("lookups hits 1, misses 1", "entries 1 of 4,096", "puts stored 1;", "clients 1, with leases 1;"):
+        assert said in told
+    assert "hit ratio 50.0 % in the last minute" in told and "limited" not in told
+    ctl("limit", "4MiB")
+    assert "limited to 4.00 MiB of a ring of 16.0 MiB" in " ".join(ctl("status").out.split())
+
+
+def test_json_is_the_daemon_s_own_document(daemon: Daemon, ctl: Ctl) -> None:
+    told, own = json.loads(ctl("status", "--json").out), daemon.status()
+    assert told.keys() == own.keys()
+    assert told["store"].keys() == own["store"].keys()
+    assert (told["pid"], told["epoch"]) == (daemon.pid, 1)
+
+
+def test_a_daemon_counts_hits_lately_and_beside_lru(daemon: Daemon) -> None:
+    client = daemon.client()
+    keys = [bytes([number]) * 32 for number in range(4)]
+    for key in keys:
+        client.get(key)
+        client.put(key, b"x" * 1000, wait=True)
+    for _ in range(3):
+        assert all(client.get(key) is not None for key in keys)
+    daemon.until(lambda now: now["store"]["hits"] == 12 and now["store"]["misses"] == 4, "the lane was drained")
+    ratios = daemon.status()["store"]["hit_ratios"]
+    for over in ("minute", "ring"):
+        assert ratios[over] == {"hits": 12, "lookups": 16, "requests": 16, "here": 12, "lru": 12}
+
+
+STORE = documents.store()
+FAILED = documents.neighbour("ollama a", card=CARD, outcome="failed", why="no answer within 20 s", since_s=65.0)
+UNKNOWN = {**documents.process(8, 1, name=""), "bytes": None, "seen": False}
+
+
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [
+        ({}, "hit ratio 75.0 % in the last minute, 70.0 % over the last ring's worth of puts"),
+        ({}, "75.0 % found here, 50.0 % under lru, over the last ring's worth of puts (one key in 8)"),
+        ({}, "policy hazard, window 1.00 GiB (20.0 % of what is used)"),
+        ({}, "the last 100 evictions for other entries: median idle time 1m00s, median age 6m40s; one in ten was idle"),
+        ({}, "refusals LimitReached 4; by quota: clients 2"),
+        ({}, "remote valkey://cache.example:6379 serves; fetched 30, missed 900; read 300 MiB, written 5.00 GiB"),
+        ({"remote": documents.remote(serves=False)}, "LEFT ALONE"),
+        ({"store": {**STORE, "window_bytes": None}}, "policy hazard sizes"),
+        ({"ring_ready_bytes": GIB}, "; 1.00 GiB ready"),
+        ({"ring_ready_bytes": GIB, "store": {**STORE, "ring_growing": True}}, "; 1.00 GiB ready, growing"),
+        ({}, "sizes ring_bytes 8.00 GiB (configured 8.00 GiB), max_entries 131,072 (configured derived)"),
+    ],
+)
+def test_the_store_is_shown_in_words(status: dict[str, Any], said: str) -> None:
+    assert said in shown(documents.status(**status))
+
+
+@pytest.mark.parametrize(
+    ("governor", "said"),
+    [
+        ({}, f"gauge {CARD}: pressure for 3m12s, 87.5 % of 80.0 GiB; from nvidia, read 1s ago"),
+        ({}, f"process {CARD}: pid 5001 (python3), 40.0 GiB, client 1"),
+        ({}, f"process {CARD}: pid 77 (python3), 20.0 GiB, no client"),
+        (
+            {"gauges": [documents.gauge(CARD, 1, 2, "normal", processes=[UNKNOWN])]},
+            f"{CARD}: pid 8 (unknown), unknown, perhaps a client",
+        ),
+        (
+            {"gauges": [documents.gauge(CARD, 1, 4, "relaxed", baseline_bytes=72 * GIB, baseline="declared")]},
+            "beside a declared baseline of 72.0 GiB; from nvidia",
+        ),
+        ({}, f"gauge {OTHER}: emergency for 3m12s, 98.8 % of 80.0 GiB; from a DRILL: made-up readings"),
+        ({}, "REFUSES new entries"),
+        ({"gauges": [documents.gauge("host", 1, 2, "normal", source="file")]}, "from a FILE, and no measurement"),
+        ({"gauges": [documents.gauge("host", 1, 2, "normal", stale=True)]}, "STALE: its last value is used"),
+        ({"gauges": [], "devices": [], "workflows": []}, "device tier registered 500: offloaded 120, dropped 40"),
+        (
+            {"gauges": [], "devices": [], "workflows": [], "counters": {"registered": 0}},
+            "gauges none: the use of the tiers is unknown",
+        ),
+        ({}, f"device {CARD}: 300 entries of 2 clients, 6.00 GiB, tokens 307,200; leaving 12 (240 MiB); reserved 1.00"),
+        ({}, "; floor 35 of 40,960 blocks"),
+        ({"devices": [documents.device(CARD, stuck="a pass")]}, "blocks; STUCK"),
+        (
+            {"devices": [documents.device(CARD, waiting_reservations=2, waiting_bytes=GIB)]},
+            "; 2 reservations wait for 1.00 GiB",
+        ),
+        ({}, "workflow w: client 1, at step 2; steps 6 of agents 4"),
+        (
+            {"host": {"resident_bytes": 3 * GIB, "wanted_bytes": 5 * GIB, "resident_bytes_max": 4 * GIB}},
+            "ring under pressure, 3.00 GiB of 5.00 GiB in memory; may have 4.00 GiB",
+        ),
+        ({"neighbours": [FAILED]}, f"neighbour ollama a on {CARD}: failed, 1m05s ago: no answer within 20 s"),
+        ({"neighbours": [documents.neighbour("b", asking=True)]}, "neighbour b: is being asked; before: never asked"),
+    ],
+)
+def test_pressure_is_shown_in_words(governor: dict[str, Any], said: str) -> None:
+    assert said in shown(documents.status(governor=documents.governor(**governor)))
+
+
+def test_problems_stand_first(recorded: Callable[..., Ctl]) -> None:
+    unstorable = {"namespace": "ab", "count": 3, "ago_s": 61.0, "code": "ObjectTooLarge", "text": "too large"}
+    status = documents.status(store=documents.store(unstorable=[unstorable]))
+    health = {"healthy": False, "problems": ["the ring has 1 of 2 bytes"], "notices": ["slow"]}
+    ctl = recorded(StatusQuery=status, HealthQuery=health)
+    assert ctl("status").out.splitlines()[2:5] == [
+        "PROBLEM     the ring has 1 of 2 bytes",
+        "notice      slow",
+        "NOT STORED  namespace ab: values 3, the last 1m01s ago: ObjectTooLarge: too large",
+    ]
+    told = ctl("health", "--json", code=1)
+    assert told.err == "tensorctl: unhealthy: the ring has 1 of 2 bytes\ntensorctl: notice: slow\n"
+    assert json.loads(told.out) == health
+
+
+def test_any_figures_and_names_fit_100_columns() -> None:
+    huge = {name: 10**15 for name, value in documents.store().items() if type(value) is int}
+    large = {figure: 10**15 for figure, value in documents.device(CARD).items() if type(value) is int}
+    governor = documents.governor(
+        gauges=[documents.gauge("g\x1b" * 32, 10**15, 1, "workflow_aware", stale=True, source="drill")],
+        devices=[documents.device("d" * 64, **large, stuck="why " * 60)],
+    )
+    reasons = {f"for the reason {number}": 10**12 for number in range(9)}
+    status = documents.status(store={**documents.store(), **huge, "evictions": reasons}, governor=governor, lanes=10**9)
+    text = status_text(status, HEALTHY)
+    assert max(map(len, text.splitlines())) <= WIDTH
+    assert "\x1b" not in text
+
+
+def test_a_document_of_another_version_is_told_so(recorded: Callable[..., Ctl]) -> None:
+    status = documents.status()
+    del status["store"]["holes"], status["store"]["entries"]
+    ctl = recorded(StatusQuery=status, HealthQuery=HEALTHY)
+    assert "has no 'entries': it has another version than tensorctl; --json" in ctl("status", code=1).err
+    ctl("status", "--json")
+
+
+def test_watch_goes_on_through_a_restart_and_ends_with_ctrl_c(daemon: Daemon, ctl: Ctl) -> None:
+    with ctl.spawn("status", "--json", "--watch") as watching:
+        assert watching.stdout is not None
+        assert json.loads(watching.stdout.readline())["epoch"] == 1
+        daemon.terminate()
+        while "error" not in (body := json.loads(watching.stdout.readline())):
+            assert body["epoch"] == 1
+        assert body["error"] == "DaemonUnavailable"
+        daemon.start()
+        while "error" in (body := json.loads(watching.stdout.readline())):
+            pass
+        assert body["epoch"] == 2
+        watching.send_signal(signal.SIGINT)
+        _, err = watching.communicate(timeout=PATIENCE_S)
+        assert (watching.returncode, err) == (0, "")
+
+
+def test_a_watch_for_people_draws_the_same_again_with_rates(ctl: Ctl) -> None:
+    with ctl.spawn("status", "--watch") as watching:
+        assert watching.stdout is not None
+        seen = [watching.stdout.readline()]
+        while not seen[-1].startswith("now "):
+            seen.append(watching.stdout.readline())
+        watching.send_signal(signal.SIGINT)
+        assert watching.wait(PATIENCE_S) == 0
+    assert sum(line.startswith("tensord ") for line in seen) >= 2
+    assert seen[-1].split()[1:] == ["lookups", "0/s,", "puts", "0/s,", "evictions", "0/s;", "hits", "-"]
+
+
+def test_a_daemon_that_does_not_answer_in_time_is_exit_code_1(daemon: Daemon, ctl: Ctl) -> None:
+    daemon.pause()
+    try:
+        assert "no answer within 0.2 s" in ctl("--timeout", "0.2s", "health", code=1).err
+    finally:
+        daemon.resume()
+    assert ctl("health").out == "healthy\n"

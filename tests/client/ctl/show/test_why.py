@@ -1,0 +1,285 @@
+"""`tensorctl why`, through a real daemon; and the words for each answer."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tensord
+from tensord.client.ctl.output import WIDTH
+from tensord.client.ctl.show.why import why_text
+
+from ....daemon_process import Daemon
+from .. import documents
+from ..conftest import Ctl
+
+SPACE = tensord.Namespace(model="m", revision="r", dtype="f4", processor="p")
+MIB = 1 << 20
+
+
+def _key(number: int) -> bytes:
+    return SPACE.key("encoder", "image", b"%d" % number)
+
+
+def _put(client: tensord.Client, *numbers: int) -> None:
+    for number in numbers:
+        client.put(_key(number), np.zeros(MIB - 4096, np.uint8), wait=True)
+
+
+def _gone(daemon: Daemon, ctl: Ctl) -> dict[str, Any]:
+    """The first of 40 keys put into a ring of 16 MiB that made room."""
+    for number in range(40):
+        told: dict[str, Any] = json.loads(ctl("why", "--json", _key(number).hex()).out)
+        if told["state"] == "gone":
+            return told
+    raise AssertionError("nothing went")
+
+
+def test_why_prints_the_rank_of_a_stored_entry(daemon: Daemon, ctl: Ctl) -> None:
+    client = daemon.client()
+    _put(client, *range(10))
+    assert client.get(_key(5)) is not None and client.get(_key(5)) is not None
+    daemon.until(lambda now: now["store"]["hits"] == 2, "the reads are known")
+    told = json.loads(ctl("why", "--json", _key(5).hex()).out)
+    assert (told["state"], told["policy"], told["entry"]["uses"]) == ("stored", "hazard", 2)
+    # The entries that were put last belong to the window.
+    colder = told["standing"]["colder"]
+    assert told["standing"]["compared"] == 9
+    assert 4 <= colder < 9
+    assert told["standing"]["place"] == colder + 1
+    assert told["standing"]["before"] == [_key(number).hex() for number in range(4)]
+    text = " ".join(ctl("why", _key(5).hex()[:40]).out.split())
+    assert f"key {_key(5).hex()}" in text
+    assert "used twice, last " in text
+    assert "class used 2 to 3 times; too few similar entries are known" in text
+    assert f"colder {100 * colder / 9:.1f} % of 9 other evictable entries are evicted before it" in text
+    assert f"place {colder} entries are evicted before it first {_key(0).hex()}" in text
+    assert "it is evicted next" in ctl("why", _key(0).hex()).out
+
+
+def test_a_lease_is_seen_at_once_and_so_is_its_end(daemon: Daemon, ctl: Ctl) -> None:
+    client = daemon.client(name="engine")
+    _put(client, 1, 2)
+    for _ in range(3):
+        leased = client.get(_key(1))
+        standing = json.loads(ctl("why", "--json", _key(1).hex()).out)["standing"]
+        assert (standing["held"], standing["place"], standing["lanes"]) == ("lease", None, 1)
+        (holder,) = standing["held_by"]
+        assert (holder["name"], holder["pid"]) == ("engine", os.getpid())
+        told = " ".join(ctl("why", _key(1).hex()).out.split())
+        assert f"held 1 lane pins it now (client {holder['client']}, engine, pid {os.getpid()})" in told
+        assert "evicted next" not in told
+        assert json.loads(ctl("why", "--json", _key(2).hex()).out)["standing"]["held"] is None
+        del leased
+        standing = json.loads(ctl("why", "--json", _key(1).hex()).out)["standing"]
+        assert (standing["held"], standing["lanes"], standing["held_by"]) == (None, 0, [])
+
+
+def test_why_prints_when_and_why_an_entry_was_removed(daemon: Daemon, ctl: Ctl) -> None:
+    client = daemon.client()
+    _put(client, *range(40))
+    told = _gone(daemon, ctl)
+    assert told["gone"]["reason"] == "capacity"
+    assert told["remembered"]["uses"] == 1
+    text = " ".join(ctl("why", told["key"][:40]).out.split())
+    assert "not stored any more" in text
+    assert "ago (capacity): evicted to make room for other entries" in text
+    assert "not used since its worth" in text
+    assert "remembered 1 use, puts included" in text
+    client.evict(_key(39))
+    assert "(explicit): a client evicted it" in " ".join(ctl("why", _key(39).hex()).out.split())
+
+
+def test_why_says_that_a_block_is_evicted_after_its_children(daemon: Daemon, ctl: Ctl) -> None:
+    client = daemon.client()
+    prefixes = tensord.PrefixCache(client, SPACE)
+    tokens = np.arange(3 * 256, dtype=np.uint32)
+    kv = {"k": tokens[:, None].astype(np.float32)}
+    prefixes.put(tokens, [tensord.NormalLayer(kv)], agent="coder").wait()
+    entries = json.loads(ctl("ls", "--json").out)["entries"]
+    root, *_, last = sorted(entries, key=lambda entry: entry["prefix"]["start"])
+    assert root is not last
+    assert "a block is evicted after all of its children" in " ".join(ctl("why", root["key"]).out.split())
+    told = " ".join(ctl("why", last["key"]).out.split())
+    assert f"of a sequence tokens 512 to 768, agent coder; parent {last['prefix']['parent']}" in told
+    assert "its agent runs" in told
+    assert "it is evicted next" in told
+
+
+def test_why_of_an_entry_that_was_put_again_says_when_it_was_removed_before(daemon: Daemon, ctl: Ctl) -> None:
+    client = daemon.client()
+    _put(client, 1)
+    client.evict(_key(1))
+    _put(client, 1)
+    told = ctl("why", _key(1).hex()).out
+    assert "removed before" in told
+    assert "(explicit)" in told
+
+
+def test_why_of_a_key_that_was_never_put_says_so_with_exit_code_1(daemon: Daemon, ctl: Ctl) -> None:
+    assert "its ring was empty then" in ctl("why", "00" * 32, code=1).out
+    assert json.loads(ctl("why", "--json", "00" * 32, code=1).out)["state"] == "unknown"
+    assert "no recorded key of a removed entry" in ctl("why", "00", code=1).err
+
+
+def test_the_beginning_of_several_keys_is_refused(daemon: Daemon, ctl: Ctl) -> None:
+    client = daemon.client()
+    _put(client, 1, 2)
+    assert "2 keys begin with" in ctl("why", SPACE.tag.hex(), code=1).err
+    client.clear()
+    assert "2 keys begin with" in ctl("why", SPACE.tag.hex(), code=1).err
+
+
+@pytest.mark.parametrize("policy", ["hazard", "lru"])
+def test_after_a_restart_why_says_what_is_known_of_keys_evicted_before(
+    policy: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Daemon(policy=policy).start() as daemon:
+        ctl = Ctl(capsys, daemon.socket)
+        client = daemon.client()
+        _put(client, *range(24))
+        key = _gone(daemon, ctl)["key"]
+        client.close()
+        daemon.restart()
+        told = ctl("why", key, code=0 if policy == "hazard" else 1).out
+        never = " ".join(ctl("why", "00" * 32, code=1).out.split())
+    text = " ".join(told.split())
+    if policy == "hazard":
+        assert "state not stored: evicted before the daemon started " in text
+        assert "refused" not in text
+        assert "remembered 1 use, puts included" in text
+    else:
+        assert "state not known: not stored since the daemon started" in text
+        assert "there is no record of this key from before" in text
+    assert "state not known: not stored since the daemon started" in never
+    assert "never" not in never
+
+
+STANDING: dict[str, Any] = {
+    "worth": 1.25e-8,
+    "uses": 3,
+    "like": ["used 2 to 3 times", "its agent waits for a tool"],
+    "comes_back": 0.314,
+    "in_window": False,
+    "age_s": 600.0,
+    "idle_s": 40.0,
+    "compared": 128,
+    "colder": 32,
+    "place": None,
+    "before": ["ab" * 32, "cd" * 32],
+    "children": 0,
+    "held": None,
+    "lanes": 0,
+    "held_by": [],
+}
+ENTRY: dict[str, Any] = {**documents.entry(7), "uses": 2, "cost_ms": 12.5}
+BLOCK: dict[str, Any] = {"start": 1024, "tokens": 256, "snapshot": False, "children": 1, "parent": None}
+LANE: dict[str, Any] = {"client": 3, "name": "engine", "pid": 77, "lane": 0x100000001}
+STORED: dict[str, Any] = {
+    "key": "12" * 32,
+    "state": "stored",
+    "reason": "",
+    "policy": "hazard",
+    "entry": ENTRY,
+    "standing": STANDING,
+    "gone": None,
+    "remembered": None,
+    "records": 10,
+    "records_max": 100,
+    "refused_puts": 0,
+    "up_s": 192.0,
+    "recovered": False,
+}
+NOT_STORED: dict[str, Any] = {**STORED, "state": "unknown", "entry": None, "standing": None}
+REMEMBERED: dict[str, Any] = {**NOT_STORED, "state": "gone", "remembered": STANDING}
+GONE: dict[str, Any] = {
+    "reason": "ttl",
+    "gone_unix_s": 1e9,
+    "gone_s": 60.0,
+    "age_s": 3600.0,
+    "idle_s": 70.0,
+    "uses": 1,
+    "worth": 0.5,
+}
+
+
+@pytest.mark.parametrize(
+    ("told", "words"),
+    [
+        (STORED, "stored 10m00s ago, used twice, last 40s ago"),
+        (STORED, "entry 9.00 MiB, 1,024 tokens, by uid 1000, cost 12.5 ms"),
+        (
+            {**STORED, "entry": {**ENTRY, "prefix": BLOCK, "agent": "coder"}},
+            "of a sequence tokens 1,024 to 1,280, agent coder; parent none: it begins here",
+        ),
+        (
+            {**STORED, "entry": {**ENTRY, "prefix": {**BLOCK, "snapshot": True, "parent": "ab" * 32}}},
+            f"snapshot at token 1,024; parent {'ab' * 32}",
+        ),
+        ({**STORED, "entry": {**ENTRY, "parent": "ab" * 32}}, f"of a chain parent {'ab' * 32}"),
+        (STORED, "its agent waits for a tool; entries like it come back in 31 % of cases"),
+        (STORED, "worth 1.25e-08 by policy hazard; the lowest worth is evicted first"),
+        (
+            {**STORED, "policy": "lru", "standing": {**STANDING, "worth": 104_233.0}},
+            "worth 104,233 by policy lru, the number of its last use among all uses of the store; the lowest",
+        ),
+        ({**STORED, "policy": "lfu", "standing": {**STANDING, "worth": 7.0}}, "worth 7 by policy lfu, its uses plus"),
+        ({**STORED, "standing": {**STANDING, "worth": 1.23456e-7}}, "worth 1.23456e-07 by policy hazard"),
+        ({**STORED, "standing": {**STANDING, "idle_s": 0.04}}, "used twice, last 40 ms ago"),
+        ({**STORED, "standing": {**STANDING, "children": 1}}, "children 1 child: a block"),
+        ({**STORED, "standing": {**STANDING, "place": 2}}, "1 entry is evicted before it"),
+        ({**STORED, "standing": {**STANDING, "compared": 1}}, "of 1 other evictable entry is evicted before it"),
+        (STORED, "25.0 % of 128 other evictable entries are evicted before it"),
+        (STORED, "not among the next to be evicted"),
+        ({**STORED, "standing": {**STANDING, "in_window": True}}, "it is evicted only if no other entry can be"),
+        ({**STORED, "standing": {**STANDING, "held": "pin"}}, "it stays until that time ends"),
+        ({**STORED, "standing": {**STANDING, "held": "lease", "lanes": None}}, "a reader held it at the last scan"),
+        (
+            {**STORED, "standing": {**STANDING, "held": "lease", "lanes": 6, "held_by": [LANE]}},
+            "held 6 lanes pin it now (client 3, engine, pid 77; and 5 more): it stays while a reader holds it",
+        ),
+        (
+            {
+                **STORED,
+                "standing": {
+                    **STANDING,
+                    "held": "pin",
+                    "lanes": 1,
+                    "held_by": [{**LANE, "client": None, "name": "", "pid": None}],
+                },
+            },
+            "held 1 lane pins it now (lane 100000001 of a closed connection)",
+        ),
+        (
+            {**STORED, "standing": {**STANDING, "children": 2}},
+            "children 2 children: a block is evicted after all of its children",
+        ),
+        ({**STORED, "standing": {**STANDING, "place": 3}}, "2 entries are evicted before it"),
+        ({**STORED, "standing": {**STANDING, "compared": 0}}, "no other entry is evictable"),
+        ({**STORED, "gone": GONE}, "removed before 1m00s ago (ttl): its time to live had ended"),
+        ({**NOT_STORED, "state": "leaving", "reason": "capacity"}, "leaving, unless a reader holds it: evicted"),
+        (
+            {**NOT_STORED, "state": "gone", "gone": GONE},
+            "stored 1h00m before, used once, last 1m10s before its worth 0.5 by policy hazard",
+        ),
+        (REMEMBERED, "not stored: its put was refused for lack of room"),
+        ({**REMEMBERED, "recovered": True}, "not stored: evicted before the daemon started 3m12s ago remembered"),
+        (
+            {**REMEMBERED, "recovered": True, "refused_puts": 1},
+            "not stored: evicted before the daemon started 3m12s ago, or refused after that",
+        ),
+        ({**REMEMBERED, "records": 100}, "evicted or refused, and the record of this is no longer kept"),
+        ({**NOT_STORED, "state": "gone", "remembered": STANDING}, "remembered 3 uses, puts included class used"),
+        (NOT_STORED, "not known: not stored since the daemon started 3m12s ago; its ring was empty then"),
+        ({**NOT_STORED, "recovered": True}, "3m12s ago; there is no record of this key from before"),
+        ({**NOT_STORED, "records": 100}, "not known: not stored, and not among the last 100 removed entries"),
+    ],
+)
+def test_each_answer_is_printed_in_words_within_100_columns(told: dict[str, Any], words: str) -> None:
+    text = why_text(told)
+    assert words in " ".join(text.split())
+    assert max(map(len, text.splitlines())) <= WIDTH
