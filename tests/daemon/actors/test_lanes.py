@@ -15,7 +15,7 @@ import pytest
 from tensord.daemon.actors.lanes import ACCESSED_AT_ONCE, DRAIN_EVERY_S, HOLDERS_EVERY_S, LaneJobs
 from tensord.daemon.core import events
 from tensord.daemon.holders import CHANGES_AT_ONCE
-from tensord.daemon.lane_scan import LANES_AT_ONCE, UNCHECKED_MAX, WORDS_AT_ONCE, LaneScan
+from tensord.daemon.lane_scan import UNCHECKED_MAX, WORDS_AT_ONCE, LaneScan
 from tensord.shm.lane_reader import LaneReader
 from tensord.shm.lanes import LOG_AT, PINS_AT, TIMED_AT, TIMES_AT
 from tensord.shm.layout import LANE_WORDS
@@ -43,14 +43,6 @@ def readers() -> Iterator[list[LaneReader]]:
 
 def ids(*numbers: int) -> Any:
     return np.array(numbers, np.uint64)
-
-
-def test_a_scan_finds_every_pin_of_every_lane(readers: list[LaneReader]) -> None:
-    readers += [lane_with(number, 1000 + number) for number in range(1, 3 * LANES_AT_ONCE)]
-    scan = LaneScan(readers, lambda: [ids()])
-    slices = sum(1 for _ in scan)
-    assert slices == 2, "as many lanes a slice as there may be; the last ones are in what follows"
-    assert scan.pinned == {base + number for base in (0, 1000) for number in range(1, 3 * LANES_AT_ONCE)}
 
 
 def test_a_slice_takes_in_few_pins_however_many_a_lane_has(readers: list[LaneReader]) -> None:

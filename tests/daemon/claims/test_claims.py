@@ -14,7 +14,6 @@ from tensord.errors import LimitReached
 
 KEYS = [tag * 8 + bytes([i]) * 24 for tag in (b"a", b"b") for i in range(3)]
 CLIENTS = [1, 2, 3]
-KEY = KEYS[0]
 
 
 def uid_of(client: int) -> int:
@@ -235,60 +234,4 @@ class ClaimsAgainstAList(RuleBasedStateMachine):
 
 
 TestClaimsAgainstAList = ClaimsAgainstAList.TestCase
-TestClaimsAgainstAList.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
-
-
-@pytest.fixture
-def claims() -> ClaimTable:
-    return ClaimTable(claim_s=10, claim_s_max=35, per_client_max=100, epoch=1)
-
-
-def answers(verdicts: list[Verdict]) -> list[tuple[int, str]]:
-    return [(verdict.client, verdict.answer) for verdict in verdicts]
-
-
-def test_a_key_that_always_fails_costs_each_waiter_one_attempt(claims: ClaimTable) -> None:
-    tokens = [claims.claim(KEY, client, 0, 0.0).token for client in range(5)]
-    first = claims.abandon(tokens[0], 0, 1.0)
-    assert answers(first) == [(1, "compute")]
-    assert answers(claims.abandon(first[0].token, 0, 2.0)) == [(n, "alone") for n in (2, 3, 4)]
-    assert len(claims) == 0
-
-
-def test_a_claim_ends_at_claim_s_max_whatever_its_renewals(claims: ClaimTable) -> None:
-    token = claims.claim(KEY, 1, 0, 0.0).token
-    claims.claim(KEY, 2, 0, 0.0)
-    for second in range(0, 35, 5):
-        claims.renew(token, 1, float(second))
-        assert claims.expire(second + 4.9, 10) == []
-    assert answers(claims.expire(35.0, 10)) == [(2, "compute")]
-
-
-def test_a_wholly_received_commit_keeps_its_claim_though_its_client_dies(claims: ClaimTable) -> None:
-    token = claims.claim(KEY, 1, 0, 0.0).token
-    claims.claim(KEY, 2, 7, 0.0)
-    claims.committing(token, 0, KEY)
-    assert claims.client_left(1, 1.0) == []
-    assert claims.expire(1000.0, 10) == []
-    assert answers(claims.committed(KEY)) == [(2, "hit")]
-
-
-def test_a_client_waits_for_its_own_claim_like_anybody(claims: ClaimTable) -> None:
-    assert claims.claim(KEY, 1, 0, 0.0).answer == "compute"
-    assert claims.claim(KEY, 1, 1, 0.0).answer == "wait"
-    assert answers(claims.committed(KEY)) == [(1, "hit")]
-
-
-def test_nobody_abandons_the_claim_of_another_user(claims: ClaimTable) -> None:
-    token = claims.claim(KEY, 1, 0, 0.0, uid=1000).token
-    claims.claim(KEY, 2, 0, 0.0, uid=1001)
-    assert claims.abandon(token, 1001, 0.0) == []
-    assert claims.refused(token, 1001, KEY, 0.0) == []
-    assert len(claims) == 1
-
-
-def test_a_users_other_client_may_end_a_claim_that_it_was_handed(claims: ClaimTable) -> None:
-    token = claims.claim(KEY, 1, 0, 0.0, uid=1000).token
-    claims.claim(KEY, 2, 7, 0.0, uid=1000)
-    assert answers(claims.refused(token, 1000, KEY, 0.0)) == [(2, "alone")]
-    claims.check_invariants()
+TestClaimsAgainstAList.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

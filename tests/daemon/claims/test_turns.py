@@ -29,15 +29,6 @@ def test_a_flood_of_one_client_delays_another_by_one_item_a_turn() -> None:
     assert taken(turns) == ["flood0", "quiet", "flood1", "flood2", "flood3", "flood4"]
 
 
-def test_a_uid_with_many_clients_delays_another_uid_by_one_item_a_turn() -> None:
-    turns: Turns[str] = Turns()
-    for client in range(5):
-        turns.push(1000, client, f"flood{client}")
-    for number in range(2):
-        turns.push(2000, 9, f"quiet{number}")
-    assert taken(turns) == ["flood0", "quiet0", "flood1", "quiet1", "flood2", "flood3", "flood4"]
-
-
 def test_the_head_stays_the_head_whatever_is_pushed() -> None:
     turns: Turns[str] = Turns()
     turns.push(1, 1, "first")

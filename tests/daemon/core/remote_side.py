@@ -42,6 +42,11 @@ class RemoteSide:
     def __init__(self) -> None:
         self.remote: dict[bytes, RemoteFound] = {}
         self.remote_generations: dict[bytes, int] = {}
+        self.others: dict[bytes, float] = {}
+        """When another host has claimed a key there."""
+        self.withdrawn: list[bytes] = []
+        self.turned: dict[str, list[str]] = {"store": [], "writes": [], "removals": [], "generations": []}
+        """Why the store was left alone, and the like; empty when it served again."""
 
     def forget_remote(self) -> None:
         """Nothing is under way."""
@@ -77,11 +82,12 @@ class RemoteSide:
             case RemoveRemote():
                 self.writes.append((effect, b""))
             case WithdrawClaim():
+                self.withdrawn.append(effect.key)
                 self.do(ClaimWithdrawn(True))
             case AskGenerations() | RaiseGeneration():
                 self.generation_requests.append(effect)
-            case RemoteTurned():
-                pass
+            case RemoteTurned(why, what, first):
+                self.turned[what].append("reached for the first time" if first else why)
             case _:
                 raise AssertionError(effect)
 
@@ -101,27 +107,34 @@ class RemoteSide:
         while self.generation_requests:
             self.answer_generations()
 
-    def seek(self, at: int = 0, error: TensordError | None = None) -> None:
-        """The remote store answers the at-th Seek."""
+    def seek(self, at: int = 0, error: TensordError | None = None, answer_s: float = 0.0) -> None:
+        """The remote store answers the at-th Seek, after so many seconds."""
         effect = self.seeks[at]
         del self.seeks[at]
+        self.now += answer_s
         if error is not None:
             self.do(Sought(effect.number, error=error))
             return
         generation = self._generation(effect)
         found = self.remote.get(effect.key) if generation in (None, generation_of(effect.key)) else None
-        self.do(Sought(effect.number, found, None, generation, 0.0, found is None and effect.claims_s > 0))
+        others_s = None
+        if found is None and effect.claims_s and effect.key in self.others:
+            others_s = self.now - self.others[effect.key]
+        claimed = found is None and effect.claims_s > 0 and others_s is None
+        self.do(Sought(effect.number, found, None, generation, answer_s, claimed, others_s))
 
-    def seek_run(self, error: TensordError | None = None) -> None:
-        """The remote store answers the oldest SeekRun."""
+    def seek_run(self, error: TensordError | None = None, answer_s: float = 0.0) -> None:
+        """The remote store answers the oldest SeekRun, after so many seconds."""
         effect = self.runs.popleft()
+        self.now += answer_s
         if error is not None:
             self.do(RunSought(effect.number, error=error))
             return
         generation = self._generation(effect)
         shared = generation in (None, generation_of(effect.key))
         there = takewhile(lambda each: each in self.remote, effect.keys) if shared else ()
-        self.do(RunSought(effect.number, tuple(self.remote[each] for each in there), generation=generation))
+        found = tuple(self.remote[each] for each in there)
+        self.do(RunSought(effect.number, found, generation=generation, answer_s=answer_s))
 
     def read_remote(self, at: int = 0, error: TensordError | None = None) -> None:
         """The at-th read is carried out, or fails halfway."""

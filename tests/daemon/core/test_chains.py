@@ -18,7 +18,7 @@ from tensord.ipc import messages
 from tensord.shm.layout import PAGE_BYTES, SPAN_HEADER_BYTES
 
 from .blocks import TAG, block, name
-from .stand import SPAN, Make, Stand, key
+from .stand import SPAN, Stand, key
 
 
 def stand_of(blocks: int, **more: Any) -> Stand:
@@ -210,19 +210,6 @@ def full_with(chain: tuple[int, ...]) -> Stand:
     return stand
 
 
-def test_a_victim_is_republished_if_a_put_of_its_child_comes() -> None:
-    stand = full_with((1,))
-    place = stand.begin(1)
-    stand.ask(2, 64)
-    assert stand.scans == 1 and 1 not in stand.stored()
-    stand.write(place, b"x" * 64)
-    stand.submit(1, stand.record(1, place, key(2), parent=key(1)))
-    assert stand.stored() >= {1, 2}
-    stand.settle()
-    assert stand.stored() >= {1, 2}
-    whole(stand, (1, 2))
-
-
 def test_the_ancestors_of_a_pinned_victim_are_republished_with_it() -> None:
     stand = full_with((1, 2, 3))
     view = stand.find(key(3))
@@ -286,20 +273,6 @@ def test_the_descendants_of_an_ended_entry_end(reason: str) -> None:
     stand.check()
 
 
-@pytest.mark.parametrize("by", ["clear", "invalidate"])
-def test_clearing_a_namespace_counts_each_entry_of_a_chain_once(by: str) -> None:
-    stand = stand_of(20)
-    put_chain(stand, 1, 2, 3)
-    put(stand, 4, 2)
-    tag = key(1)[:8]
-    stand.send(1, messages.Clear(9, tag) if by == "clear" else messages.Invalidate(9, tag, 0))
-    stand.settle()
-    [answer] = [each for each in stand.answers[1] if getattr(each, "id", None) == 9]
-    assert (answer.dropped if isinstance(answer, messages.Generation) else answer.count) == 4
-    assert not stand.stored()
-    stand.check()
-
-
 def test_evicting_prefixes_leaves_chains_of_the_namespace() -> None:
     stand = stand_of(20)
     stand.put_sequence(1)
@@ -333,23 +306,3 @@ def test_a_restart_knows_all_links_again_from_the_ring() -> None:
     stand.send(1, messages.Evict(5, [key(1)]))
     stand.settle()
     assert not stand.stored() & {1, 2, 3, 4, 5}
-
-
-def test_an_entry_of_a_chain_moves_and_keeps_its_parent(make: Make) -> None:
-    stand = make(16 * SPAN)
-    stand.put(0)
-    stand.put(1)
-    for number in range(2, 15):
-        put(stand, number, 0)
-    stand.send(1, messages.Evict(99, [key(1), key(5)]))
-    stand.settle()
-    assert stand.put(20, 3 * SPAN - SPAN_HEADER_BYTES) == "stored"
-    assert stand.store.status()["moves"] >= 1
-    whole(stand, *((0, child) for child in range(2, 15)))
-    children = len(stand.stored()) - 2
-    stand.restart(1)
-    assert stand.children(0) == children
-    stand.send(1, messages.Evict(99, [key(0)]))
-    stand.settle()
-    assert stand.stored() == {20}
-    stand.check()

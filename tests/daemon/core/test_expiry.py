@@ -20,20 +20,6 @@ def test_a_span_that_stays_pinned_is_not_scanned_for_all_the_time(make: Make) ->
     assert stand.store.status()["scans"] < 65
 
 
-def test_a_victim_under_scan_can_be_evicted_by_name(make: Make) -> None:
-    stand = make(16 * SPAN)
-    for number in range(16):
-        stand.put(number)
-    stand.pin(0)
-    stand.ask(1, 64)
-    assert stand.scans == 1 and stand.find(key(0)) is None
-    stand.send(2, messages.Evict(5, [key(0)]))
-    assert stand.last(2) == messages.Counted(5, 1)
-    stand.settle()
-    assert stand.find(key(0)) is None
-    assert stand.store.status()["retired_bytes"] == SPAN
-
-
 def test_default_ttl_holds_for_puts_that_name_none(make: Make) -> None:
     stand = make(default_ttl_s=5.0)
     stand.put(1)

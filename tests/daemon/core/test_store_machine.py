@@ -7,7 +7,6 @@ from dataclasses import replace
 from itertools import product
 from typing import Any
 
-import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -571,13 +570,4 @@ def tokens_of(answers: list[Any]) -> list[int]:
 
 
 TestAnyOrder = AnyOrder.TestCase
-TestAnyOrder.settings = settings(max_examples=300, stateful_step_count=80, deadline=None)
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-def test_a_thousand_puts_through_a_small_ring_all_succeed(policy: str) -> None:
-    stand = Stand(4096, policy=policy)
-    stand.join(1)
-    for number in range(1000):
-        assert stand.put(number, 64 + number * 37 % 1500) == "stored"
-    stand.check()
+TestAnyOrder.settings = settings(max_examples=100, stateful_step_count=60, deadline=None)

@@ -73,33 +73,6 @@ def test_a_failing_source_keeps_its_last_value_as_of_when_it_was_read_and_is_sta
         assert sample.shown == {"failure": "GPU is lost"}, "status says why"
 
 
-def test_failures_that_are_not_in_a_row_do_not_make_a_gauge_stale() -> None:
-    told = Told("nvidia")
-    reads: list[Reading | GaugeFailed] = [used(7), LOST, LOST, used(8), LOST, LOST]
-    for read in reads:
-        sample = told.take({"nvidia": {CARD: read}})[CARD]
-        assert not sample.stale
-    assert sample.used_bytes == 8
-
-
-def test_after_three_failures_the_next_source_counts_and_the_better_one_comes_back_with_its_first_reading() -> None:
-    told = Told("amd", "sysfs")
-    told.take({"amd": {CARD: used(1)}, "sysfs": {CARD: used(2)}})
-    sources = [told.take({"amd": DEAD, "sysfs": {CARD: used(2)}})[CARD].source for _ in range(4)]
-    assert sources == ["amd", "amd", "sysfs", "sysfs"]
-    back = told.take({"amd": {CARD: used(3)}, "sysfs": {CARD: used(2)}})[CARD]
-    assert (back.source, back.used_bytes, back.stale, dict(back.shown)) == ("amd", 3, False, {})
-
-
-def test_one_gauge_that_fails_takes_no_other_with_it() -> None:
-    told = Told("nvidia")
-    told.take({"nvidia": {CARD: used(1), OTHER: used(2)}})
-    for _ in range(4):
-        samples = told.take({"nvidia": {CARD: LOST, OTHER: used(3)}})
-    assert samples[CARD].stale
-    assert not samples[OTHER].stale and samples[OTHER].used_bytes == 3
-
-
 def test_a_failure_is_logged_once_and_so_is_its_end() -> None:
     told = Told("nvidia")
     told.take({"nvidia": {CARD: used(1), OTHER: used(1)}})
@@ -189,13 +162,6 @@ def test_a_driver_that_goes_away_later_is_a_failure() -> None:
     assert told.told("warning") == [("gauge cannot be read", "amd", None)]
 
 
-def test_a_gauge_that_no_source_lists_any_more_is_gone() -> None:
-    told = Told("amd", "owners")
-    told.take({"amd": {}, "owners": {CARD: used(1), OTHER: used(1)}})
-    told.take({"amd": {}, "owners": {CARD: GaugeFailed("late"), OTHER: used(1)}})
-    assert set(told.take({"amd": {}, "owners": {OTHER: used(1)}})) == {OTHER}
-
-
 def test_a_reading_that_began_earlier_than_the_sample_says_so() -> None:
     told = Told("owners")
     sample = told.take({"owners": {CARD: Reading(1, 2, {"of": "x"}, began_at=0.5)}})[CARD]
@@ -249,14 +215,6 @@ def test_a_hang_is_logged_once_and_so_is_its_end() -> None:
     assert told.told("info")[1:] == [("gauge can be read again", "nvidia", None)]
 
 
-def test_one_source_that_hangs_takes_no_other_with_it() -> None:
-    told = Told("amd", "nvidia")
-    told.take({"amd": {CARD: used(1)}, "nvidia": {OTHER: used(2)}})
-    samples = told.take({"nvidia": {OTHER: used(3)}}, {"amd": 1.0})
-    assert samples[CARD].stale
-    assert not samples[OTHER].stale and samples[OTHER].used_bytes == 3
-
-
 def test_every_source_says_what_it_does_since_when_and_whether_a_person_must_look() -> None:
     told = Told("amd", "nvidia", "sysfs", "owners")
     told.take({"amd": GaugeAbsent("no driver"), "nvidia": {CARD: used(1)}, "owners": {}})
@@ -297,7 +255,7 @@ ONE_RESULT = st.one_of(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.lists(st.fixed_dictionaries(dict.fromkeys(SOURCES, ONE_RESULT)), max_size=25))
 def test_the_chosen_samples_agree_with_a_plain_model_of_the_rules(rounds: list[Results]) -> None:
     """The model keeps every source's whole history, and decides anew from it each time."""

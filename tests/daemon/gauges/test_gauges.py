@@ -148,14 +148,6 @@ def test_a_missing_source_is_tried_again_at_intervals() -> None:
     assert set(by_gauge(gauges, ABSENT_S)) == {CARD}
 
 
-def test_a_driver_that_is_unloaded_leaves_a_stale_gauge_behind_and_no_hole() -> None:
-    source = Scripted("unloaded", {CARD: Reading(1, 2)})
-    gauges = Gauges([(Tier.DEVICE, [source])], LOG)
-    sampled(gauges, 0.0)
-    source.answer = GaugeAbsent("no driver any more")
-    assert [by_gauge(gauges, now)[CARD].stale for now in (1.0, 2.0, 3.0, 4.0)] == [False, False, True, True]
-
-
 def test_reports_under_the_hosts_name_are_refused_and_logged_once() -> None:
     gauges = Gauges([(Tier.DEVICE, [OwnersSource(2.0, 64)])], LOG)
     with capture_logs() as lines:

@@ -3,19 +3,15 @@ from __future__ import annotations
 import ctypes.util
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-from tensord.daemon.gauges.nvidia import Nvml
-from tensord.daemon.gauges.reading import Reading
 from tensord.ipc.modes import Tier
 
 from .cards import GIB, Card, Cards, OneCard, Reader
 from .conformance import AnySource, Stage
 
 LOST = 15
-NOT_SUPPORTED = 3
 Begin = Callable[[], Reader]
 
 
@@ -67,14 +63,6 @@ def test_a_gpu_that_is_lost_before_the_daemon_begins_has_a_gauge_once_it_is_back
     cards.cards[0].error = 0
     cards.show()
     assert reader.gauges() == {"0000:01:00.0": [1, 80 * GIB], "0000:02:00.0": [2, 80 * GIB]}
-
-
-def test_a_gpu_that_cannot_tell_its_memory_is_a_failure_and_no_value(cards: Cards, begin: Begin) -> None:
-    cards.cards = [Card(0, error=NOT_SUPPORTED), Card(7, bus=0x66)]
-    cards.show()
-    gauges = begin().gauges()
-    assert gauges["0000:66:00.0"] == [7, 80 * GIB]
-    assert gauges["0000:65:00.0"].startswith("NVMLError_NotSupported")
 
 
 def test_a_total_of_nothing_is_a_failure_and_no_value(cards: Cards, begin: Begin) -> None:
@@ -158,26 +146,6 @@ def test_a_driver_that_lists_no_processes_is_read_all_the_same(cards: Cards, beg
     cards.show()
     answer = begin().read()
     assert answer["gauges"] == {"0000:65:00.0": [5, 80 * GIB]} and answer["shown"] == {"0000:65:00.0": {}}
-
-
-@pytest.mark.parametrize("listing", [OSError("a broken list"), [SimpleNamespace(pid="eleven", usedGpuMemory=1)], 5])
-def test_a_list_of_processes_that_makes_no_sense_does_not_hide_the_memory(listing: object) -> None:
-    """NVML's stand-in cannot give such a list, so this is the binding's part of a module."""
-
-    def processes(handle: object) -> object:
-        if isinstance(listing, Exception):
-            raise listing
-        return listing
-
-    library = Nvml()
-    library._nvml = SimpleNamespace(
-        NVMLError=KeyError,
-        nvmlDeviceGetHandleByIndex=lambda index: index,
-        nvmlDeviceGetMemoryInfo=lambda handle: SimpleNamespace(used=5, total=9),
-        nvmlDeviceGetComputeRunningProcesses=processes,
-        nvmlDeviceGetGraphicsRunningProcesses=processes,
-    )
-    assert library.read(0) == Reading(5, 9)
 
 
 def uuid(number: int) -> str:

@@ -1,11 +1,9 @@
 from __future__ import annotations
 
 import os
-import resource
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -113,32 +111,6 @@ def test_where_none_can_be_had_the_log_says_why_and_the_daemon_goes_on(tmp_path:
     none = "no stall trigger; samples at intervals only"
     assert [(line["event"], line["log_level"]) for line in lines] == [(none, "info")]
     assert "absent" in lines[0]["why"]
-
-
-def test_without_a_descriptor_for_it_there_is_no_trigger_and_the_file_is_closed(stalls: Stalls) -> None:
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    held: list[int] = []
-    resource.setrlimit(resource.RLIMIT_NOFILE, (256, limits[1]))
-    try:
-        with suppress(OSError):
-            while True:
-                held.append(os.open(os.devnull, os.O_RDONLY))
-        os.close(held.pop())
-        trigger = StallTrigger(0.15, lambda: None, logger("test"), [Path(os.devnull)], stalls_file)
-        with capture_logs() as lines:
-            trigger.start()
-        held.append(os.open(os.devnull, os.O_RDONLY))
-        trigger.stop()
-    finally:
-        for fd in held:
-            os.close(fd)
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-    assert [line["event"] for line in lines] == ["no stall trigger; samples at intervals only"]
-    assert "Too many open files" in lines[0]["why"]
-
-
-def stalls_file(file: Path, stall_us: int) -> int:
-    return os.open(file, os.O_RDONLY)
 
 
 def test_zero_means_no_trigger(stalls: Stalls) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from tensord.daemon.core.effects import Announce, Send
 from tensord.daemon.devices.devices import Circumstances, Devices
 from tensord.daemon.governor.effects import GovernorLog
@@ -159,32 +157,10 @@ class Registry:
         return row
 
     def snapshot(self) -> Any:
-        """All that the registry has in mind, as plain values. What it found ahead, and the clock, are no state."""
-        return _plain(self.devices, {}), self.counters
+        """All that is shown of the registry."""
+        return self.devices.status(), self.devices.owners(), self.counters
 
 
 def ordered(orders: Sequence[messages.Order], *kinds: str) -> list[int]:
     """The entries that orders name, in their order."""
     return [number(each) for order in orders if not kinds or order.kind in kinds for each in order.keys]
-
-
-_NO_STATE = {"_now", "coldest", "distances", "_outlook", "_outbox"}
-
-
-def _plain(value: Any, seen: dict[int, int]) -> Any:
-    """Any object as nested plain values, each object once, cycles as numbers."""
-    if isinstance(value, np.ndarray):
-        return value.tolist()
-    if value is None or isinstance(value, int | float | str | bytes | bool):
-        return value
-    if id(value) in seen:
-        return ("seen", seen[id(value)])
-    seen[id(value)] = len(seen)
-    if isinstance(value, dict):
-        return {str(k) if not isinstance(k, int | str | bytes) else k: _plain(v, seen) for k, v in value.items()}
-    if isinstance(value, set):
-        return sorted(map(str, value))
-    if isinstance(value, list | tuple) or type(value).__name__ == "deque":
-        return [_plain(each, seen) for each in value]
-    names = [*getattr(value, "__dict__", {}), *getattr(type(value), "__slots__", ())]
-    return {name: _plain(getattr(value, name), seen) for name in names if name not in _NO_STATE}

@@ -13,7 +13,7 @@ from tensord.ipc import messages
 from tensord.ipc.modes import Mode
 
 from .registry import GPU, Registry, ordered
-from .stand import MIB, Make
+from .stand import Make
 from .test_making_room import Card
 
 READING_S = 0.25
@@ -57,16 +57,6 @@ def test_after_a_pass_in_vain_the_entries_of_other_owners_leave(mode: Mode, want
     assert "returned nothing to the driver" in registry.status["stuck"]
     registry.carry_out(freed=20)
     assert registry.reading(used - 20, mode, wanted_bytes=0) == [] and not registry.status["stuck"]
-
-
-def test_without_a_reservation_an_owner_is_not_asked_again_in_vain() -> None:
-    registry = Two(pass_share=0.1)
-    registry.leave(2)
-    assert registry.reading(900, Mode.PRESSURE)
-    registry.carry_out(freed=0)
-    for _ in range(400):
-        assert registry.reading(900, Mode.PRESSURE) == []
-    assert registry.status["stuck"]
 
 
 def test_while_a_reservation_waits_an_owner_is_asked_again_each_time_later() -> None:
@@ -168,19 +158,3 @@ def test_a_reservation_of_five_seconds_gets_the_memory_of_an_entry_that_was_in_u
         card.sample()
         card.carry_out()
     assert isinstance(card.answer(2, request), messages.Reserved)
-
-
-def test_a_reservation_gets_memory_although_the_first_owner_returned_nothing(make: Make) -> None:
-    card = Card(make)
-    card.stand.register(2, 4, 100 * MIB, tokens=0)
-    card.sample()
-    request = card.reserve(3, 150)
-    (order,) = card.stand.orders(1)
-    card.done.add(order.order)
-    card.stand.carry_out(1, order, freed_bytes=0)
-    card.others += 100
-    for _ in range(3):
-        card.sample()
-        card.carry_out()
-    assert isinstance(card.answer(3, request), messages.Reserved)
-    assert len(card.ordered()) == 2 and not card.stand.device()["stuck"]

@@ -46,12 +46,6 @@ def test_an_engine_that_holds_what_it_declared_puts_its_card_under_no_pressure(m
     assert stand.governor.modes()[0].baseline_bytes == 900 * MIB
 
 
-def test_without_a_baseline_the_thresholds_are_those_of_the_whole_card(make: Make) -> None:
-    stand = make()
-    hold(stand, 900, 3600)
-    assert stand.mode() is Mode.PRESSURE and baseline(stand) == (0, "")
-
-
 def test_a_pass_brings_the_rest_under_its_threshold(make: Make) -> None:
     stand = make(pass_share=1.0)
     stand.open(1)
@@ -104,13 +98,6 @@ def test_a_baseline_leaves_a_rest_about_which_modes_can_be(make: Make) -> None:
     stand.sample(0.96)
     assert baseline(stand) == (int(BASELINE_SHARE_MAX * 1000), "declared")
     assert stand.mode() is Mode.RELAXED
-
-
-def test_a_card_that_uses_less_than_its_baseline_is_relaxed(make: Make) -> None:
-    stand = make()
-    declare(stand, 900)
-    stand.sample(0.3)
-    assert stand.mode() is Mode.RELAXED and stand.status()["gauges"][0]["share"] == 0.0
 
 
 def test_the_host_has_no_baseline(make: Make) -> None:

@@ -32,13 +32,6 @@ def test_a_shadow_plays_readings_as_they_would_be_with_hysteresis(make: Make) ->
     assert answers[1].state.refuses and not answers[3].state.refuses
 
 
-def test_a_shadow_begins_in_its_gauges_present_mode(make: Make) -> None:
-    stand = make()
-    stand.sample(0.9)
-    answer = drill(stand, 0.5)
-    assert (answer.before, answer.state.mode) == (Mode.PRESSURE, Mode.PRESSURE)
-
-
 def test_each_client_has_shadows_of_its_own(make: Make) -> None:
     stand = make()
     drill(stand, 0.97, client=1)
@@ -87,16 +80,6 @@ def test_acting_is_a_reading_at_once_and_shown_as_a_drill(make: Make) -> None:
     assert stand.pushes(2)[-1].state == answer.state
     assert stand.status()["gauges"][0]["source"] == "drill"
     refused(stand.register(2, 1), "UnderPressure")
-
-
-def test_an_acting_drill_returns_what_it_has_ordered(make: Make) -> None:
-    stand = make()
-    stand.open(2)
-    stand.register(2, 1, 10 * MIB, tokens=0)
-    stand.pass_time(60)
-    answer = drill(stand, 0.93, act=True)
-    assert (answer.offload_entries, answer.offload_bytes) == (1, 10 * MIB)
-    assert [order.kind for order in stand.orders(2)] == ["offload"]
 
 
 def test_a_drill_replaces_the_gauge_s_reading_until_it_ends(make: Make) -> None:

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import cycle
-from typing import Any
+from typing import Any, Literal
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -18,8 +18,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from tensord.daemon.core.effects import Send
 from tensord.daemon.devices.record import SLOW_S, WAITING_RETRY_S
-from tensord.daemon.governor.effects import Effect
-from tensord.daemon.governor.events import Event, FormerDaemonFound, GovernorTick, Sampled
+from tensord.daemon.governor.effects import AskNeighbour, Effect
+from tensord.daemon.governor.events import Event, FormerDaemonFound, GovernorTick, NeighbourAnswered, Sampled
+from tensord.daemon.governor.limits import NeighbourPlace
 from tensord.daemon.reservations.queue import REATTACH_S
 from tensord.ipc import messages
 from tensord.ipc.messages import Step
@@ -33,6 +34,11 @@ ONE_GAUGE = st.sampled_from([DEVICES[0], *DEVICES, HOST_GAUGE])
 NUMBERS = st.integers(0, 11)
 SHARES = [0.3, 0.6, 0.75, 0.84, 0.86, 0.9, 0.93, 0.97, 1.1]
 AGENTS = ["", "a", "b", "c"]
+NEIGHBOURS = (
+    NeighbourPlace("vllm", "127.0.0.1", 8000),
+    NeighbourPlace("ollama", "127.0.0.1", 11434),
+    NeighbourPlace("comfyui", "127.0.0.1", 8188, DEVICES[1]),
+)
 ENTRIES = st.tuples(NUMBERS, st.integers(1, 5).map(lambda n: n * 10 * MIB), st.integers(0, 30), st.sampled_from(AGENTS))
 IDLE_S = {"relaxed": 40.0, "normal": 20.0, "critical": 5.0, "emergency": 5.0}
 ACK_S, RETRY_S, PASS_SHARE, BLOCK, RESERVE_S_MAX, ROOM_S_MAX = 3.0, 6.0, 0.5, 10 * MIB, 8.0, 20.0
@@ -45,6 +51,7 @@ class Entry:
     client: int
     size: int
     used_at: float
+    tokens: int = 0
     order: int = 0
     open: bool = False
     not_before: float = float("-inf")
@@ -113,8 +120,16 @@ class AnyOrder(RuleBasedStateMachine):
         entries=st.sampled_from([1000, 1000, 6]),
         tokens=st.sampled_from([None, None, 90]),
         disturbed=st.sampled_from(["", "", "floors", "drills", "limits", "gauges", "baselines", "restart"]),
+        neighbours=st.sampled_from([(), NEIGHBOURS]),
     )
-    def start(self, budget: int | None, entries: int, tokens: int | None, disturbed: str) -> None:
+    def start(
+        self,
+        budget: int | None,
+        entries: int,
+        tokens: int | None,
+        disturbed: str,
+        neighbours: tuple[NeighbourPlace, ...],
+    ) -> None:
         self.stand = Seen(
             max_bytes=budget,
             max_entries=entries,
@@ -132,6 +147,7 @@ class AnyOrder(RuleBasedStateMachine):
             reservations_max=2,
             reserve_s_max=RESERVE_S_MAX,
             room_s_max=ROOM_S_MAX,
+            neighbours=neighbours,
         )
         self.cards = {name: Card() for name in DEVICES}
         self.counted: Counter[str] = Counter()
@@ -143,6 +159,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.waiting: dict[int, tuple[int, str, int, float]] = {}
         self.ended: set[str] = set()
         self.taken: dict[str, list[tuple[float, int]]] = {name: [] for name in DEVICES}
+        self.neighbours_told: set[int] = set()
         if disturbed == "restart":
             self.stand.do(FormerDaemonFound())
         self.grants_from = self.stand.now + (REATTACH_S if disturbed == "restart" else 0)
@@ -344,15 +361,26 @@ class AnyOrder(RuleBasedStateMachine):
             assert answer.code == "UnderPressure"
         elif isinstance(answer, messages.Error):
             assert answer.code in ("DeviceFull", "BelowFloor")
+            assert not self.fits(card, number, size, tokens), "refused though there was room"
         else:
             assert answer.renewed == (known is not None)
             self.heard(card, client)
             self.after()  # what goes for it was ordered before it came
             self.taken[device].append((self.stand.now, max(0, size - (known.size if known else 0))))
             entry = card.entries.setdefault(number, Entry(client, size, self.stand.now))
-            entry.size, entry.used_at = size, self.stand.now
+            entry.size, entry.tokens, entry.used_at = size, tokens, self.stand.now
             self.counted["renewed" if known else "registered"] += 1
+            assert entry.open or self.fits(card, number, size, tokens), "more than the budget stays"
         self.after()
+
+    def fits(self, card: Card, number: int, size: int, tokens: int) -> bool:
+        """Whether the budgets have room for this entry beside those that stay."""
+        limits, others = self.stand.limits, [e for n, e in card.entries.items() if n != number and not e.open]
+        return (
+            len(others) < limits.max_entries
+            and (limits.max_bytes is None or sum(e.size for e in others) + size <= limits.max_bytes)
+            and (limits.max_tokens is None or sum(e.tokens for e in others) + tokens <= limits.max_tokens)
+        )
 
     @rule(data=st.data(), device=ONE_DEVICE, numbers=st.lists(NUMBERS, max_size=4), uses=st.booleans())
     def use_or_release(self, data: st.DataObject, device: str, numbers: list[int], uses: bool) -> None:
@@ -551,7 +579,6 @@ class AnyOrder(RuleBasedStateMachine):
         wait_s=st.sampled_from([1.0, 6.0, 60.0]),
     )
     def make_room(self, data: st.DataObject, device: str, size: int, wait_s: float) -> None:
-        """An operator asks; no neighbour is configured."""
         client = self.client_of(data)
         self.stand.do(GovernorTick())
         self.after()
@@ -559,6 +586,26 @@ class AnyOrder(RuleBasedStateMachine):
         self.waiting[number] = client, device, 0, self.stand.now + min(wait_s, ROOM_S_MAX)
         self.stand.say(client, messages.MakeRoom(number, device, size * MIB, 5.0, wait_s))
         self.after(asked=True)
+
+    def neighbours_asked(self) -> list[AskNeighbour]:
+        """Those that have not answered."""
+        return [each for each in self.stand.neighbours_asked if each.number not in self.neighbours_told]
+
+    @precondition(lambda self: self.neighbours_asked())
+    @rule(data=st.data(), outcome=st.sampled_from(["done", "busy", "failed"]))
+    def neighbour_answers(self, data: st.DataObject, outcome: Literal["done", "busy", "failed"]) -> None:
+        asked = self.neighbours_asked()
+        assert len({each.place for each in asked}) == len(asked), "a neighbour is asked twice at once"
+        number = data.draw(st.sampled_from(asked)).number
+        self.neighbours_told.add(number)
+        self.stand.do(NeighbourAnswered(number, outcome, "why"))
+        self.after()
+
+    @precondition(lambda self: self.disturbed == "limits")
+    @rule(neighbours=st.sampled_from([(), NEIGHBOURS]))
+    def change_neighbours(self, neighbours: tuple[NeighbourPlace, ...]) -> None:
+        self.stand.change_limits(neighbours=neighbours)
+        self.after()
 
     @rule(data=st.data(), device=ONE_DEVICE)
     def end_room(self, data: st.DataObject, device: str) -> None:
@@ -628,6 +675,10 @@ class AnyOrder(RuleBasedStateMachine):
             assert (0 if row is None else row["entries"]) == len(card.entries)
             assert (0 if row is None else row["ordered_entries"]) == sum(e.open for e in card.entries.values())
             assert (0 if row is None else row["bytes"] - row["ordered_bytes"]) == card.resident_bytes()
+        for row in status["owners"]:
+            own = [entry for _, entry in self.mine(row["device"], row["client"])]
+            assert (row["entries"], row["bytes"]) == (len(own), sum(entry.size for entry in own))
+            assert row["ordered_entries"] == sum(entry.open for entry in own)
         silent = {(row["device"], row["client"]) for row in status["owners"] if row["unresponsive"]}
         assert silent == {(name, client) for name, card in self.cards.items() for client in card.silent}
         assert all(row["refuses"] == (row["level"] == "emergency") for row in status["gauges"])
@@ -655,4 +706,4 @@ class AnyOrder(RuleBasedStateMachine):
 
 
 TestAnyOrder = AnyOrder.TestCase
-TestAnyOrder.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
+TestAnyOrder.settings = settings(max_examples=40, stateful_step_count=50, deadline=None)

@@ -67,21 +67,6 @@ def test_memory_that_is_given_back_already_is_not_asked_for_again(stand: Stand) 
     assert stand.pressed == [Pressed(450 * MIB), Pressed(430 * MIB)]
 
 
-def test_a_ring_cannot_give_back_more_than_it_has(stand: Stand) -> None:
-    ring = Ring(stand, wanted=30 * MIB, others=900 * MIB)
-    ring.read(3)
-    assert stand.pressed == [Pressed(0)]
-
-
-def test_the_ring_is_asked_for_pinned_bytes_only_once(stand: Stand) -> None:
-    ring = Ring(stand, wanted=500 * MIB, others=400 * MIB)
-    ring.pinned = 480 * MIB
-    ring.read()
-    ring.read(4)
-    assert len(stand.pressed) <= 2
-    assert stand.press.resident_bytes_max == 450 * MIB
-
-
 def test_the_ring_takes_back_as_much_as_leaves_the_host_below_pressure_and_then_all(stand: Stand) -> None:
     ring = Ring(stand, wanted=500 * MIB, others=450 * MIB)
     ring.read(2)
@@ -95,18 +80,6 @@ def test_the_ring_takes_back_as_much_as_leaves_the_host_below_pressure_and_then_
     ring.read(4)
     assert stand.press == Pressed()
     assert ring.resident == ring.wanted
-
-
-def test_regrown_pages_do_not_bring_the_pressure_back(stand: Stand) -> None:
-    ring = Ring(stand, wanted=500 * MIB, others=450 * MIB)
-    ring.read(2)
-    ring.others = 400 * MIB
-    ring.read(4)
-    pressed, transitions = len(stand.pressed), len(stand.status()["transitions"])
-    ring.read(50)
-    assert len(stand.pressed) == pressed
-    assert len(stand.status()["transitions"]) == transitions
-    assert stand.mode(HOST_GAUGE) is Mode.NORMAL
 
 
 def test_room_that_is_being_taken_back_is_not_given_twice(stand: Stand) -> None:

@@ -80,18 +80,6 @@ def test_idle_entries_leave_for_a_reservation_that_does_not_fit(make: Make) -> N
     assert card.stand.device()["reserved_bytes"] == 250 * MIB
 
 
-def test_a_waiting_reservation_is_granted_by_a_reading_that_is_not_stale(make: Make) -> None:
-    card = Card(make)
-    request = card.reserve(2, 250)
-    card.carry_out()
-    card.sample(stale=True)
-    card.stand.open(3)
-    card.stand.leave(3)
-    assert card.answer(2, request) is None, "nobody knows what is free"
-    card.sample()
-    assert isinstance(card.answer(2, request), messages.Reserved)
-
-
 def test_in_relaxed_too_entries_just_used_leave_if_a_reservation_needs_them(make: Make) -> None:
     card = Card(make, others=100)
     request = card.reserve(2, 700)
@@ -153,30 +141,6 @@ def test_entries_in_use_stay_and_the_refusal_says_so(make: Make) -> None:
     assert len(card.ordered()) == 3, "what is in use is not ordered again and again"
     card.stand.pass_time(5)
     assert f"of {300 * MIB} cached bytes {300 * MIB} are pinned" in refused(card.answer(2, request), "DeviceFull")
-
-
-def test_no_reservation_takes_entries_below_the_floor(make: Make) -> None:
-    card = Card(make, block_bytes=100 * MIB)
-    for _ in range(60):
-        card.stand.now += 1
-        card.stand.say(2, messages.RequestsArrived(GPU, 1))
-        card.stand.say(2, messages.RequestCompleted(GPU, 1.0, 1))
-    card.sample()
-    floor = card.stand.device()["floor_blocks"]
-    assert floor == 2
-    card.reserve(2, 450)
-    assert len(card.ordered()) == 1
-
-
-def test_owners_that_return_nothing_to_the_driver_lose_no_second_pass_of_entries(make: Make) -> None:
-    card = Card(make)
-    card.reserve(2, 250)
-    card.carry_out(freed=0)
-    card.others += 100
-    card.sample()
-    card.sample()
-    assert card.held == 200 and len(card.ordered()) == 1
-    assert "returned nothing to the driver" in card.stand.device()["stuck"]
 
 
 def test_memory_that_a_reservation_waits_for_is_not_promoted_into(make: Make) -> None:

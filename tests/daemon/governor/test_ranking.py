@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import accumulate
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -38,11 +36,6 @@ def all_first(rank: ranking.Rank, count: int) -> list[int]:
     return [int(place) for place in at_once(first(rank, np.ones(count, np.int64), count, count))]
 
 
-def test_frequent_entries_do_not_go_before_rare_ones() -> None:
-    table = table_of([(10, 100, 50, 0.0), (10, 100, 1, 9.0), (10, 100, 5, 0.0)])
-    assert all_first(ranking.by_density(table, np.arange(3)), 3) == [1, 2, 0]
-
-
 def test_uses_are_weighed_by_tokens_and_the_heaviest_of_equals_goes_first() -> None:
     table = table_of(
         [
@@ -66,7 +59,7 @@ def test_the_farthest_agents_go_first_the_finished_before_all_and_the_unknown_se
     assert all_first(rank, 10)[:2] == [7, 2], "least recently used first, within an agent"
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(1, 9), st.integers(0, 3), st.integers(1, 3), st.sampled_from([0.0, 1.0, 2.0]))),
     st.integers(-1, 60),
@@ -84,8 +77,8 @@ def test_no_more_goes_than_is_needed(entries: list[tuple[int, int, int, float]],
 
 
 @pytest.mark.parametrize("ties", ["none", "many", "all"])
-@pytest.mark.parametrize("share", [0.0001, 0.1, 0.5, 0.97, 2.0])
-@pytest.mark.parametrize("most_share", [0.001, 0.25, 1.0])
+@pytest.mark.parametrize("share", [0.0001, 0.5, 2.0])
+@pytest.mark.parametrize("most_share", [0.001, 1.0])
 def test_a_large_table_gives_the_same_rows_as_sorting_it(ties: str, share: float, most_share: float) -> None:
     count = 30_000
     chance = np.random.default_rng(7)
@@ -102,13 +95,7 @@ def test_a_large_table_gives_the_same_rows_as_sorting_it(ties: str, share: float
         assert taken[-1] == expected[-1], "the one that was enough is the last"
 
 
-def test_a_large_choice_is_made_in_steps() -> None:
-    count = 50_000
-    values = np.random.default_rng(3).random(count)
-    assert len(list(first((values.__getitem__,), np.ones(count, np.int64), 10_000, count))) >= 2
-
-
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(1, 9), st.integers(0, 5)), max_size=12),
     st.builds(Amounts, st.integers(-1, 20), st.integers(-1, 10), st.integers(-1, 4)),
@@ -139,17 +126,3 @@ def test_evictions_for_a_budget_meet_it_and_spare_entries_that_must_stay(
         assert sizes[taken].sum() <= spare
         assert not needs.less(sizes[taken], tokens[taken])
         assert not len(taken) or needs.less(sizes[taken[:-1]], tokens[taken[:-1]]), "the last was needed"
-
-
-def test_an_entry_that_may_not_go_is_passed_over_for_smaller_ones() -> None:
-    sizes = np.array([50, 3, 40, 4])
-    taken = enough(sizes, np.zeros(4, np.int64), Amounts(bytes=6), 10)
-    assert taken is not None and taken.tolist() == [1, 3]
-    assert enough(sizes, np.zeros(4, np.int64), Amounts(bytes=8), 10) is None
-
-
-def test_the_plain_sum_of_sizes_decides_where_it_is_enough() -> None:
-    sizes = [5, 5, 5, 5]
-    for need in range(1, 21):
-        taken = at_once(first((np.arange(4).__getitem__,), np.array(sizes), need, 4))
-        assert len(taken) == next(n for n, total in enumerate(accumulate(sizes), 1) if total >= need)

@@ -5,16 +5,13 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from tensord.daemon.governor.events import NeighbourAnswered
 from tensord.daemon.governor.limits import NeighbourPlace
 from tensord.daemon.reservations.rooms import SETTLE_S
 from tensord.ipc import messages
 
-from .stand import GPU, MIB, TOTAL, Make, Stand, key, refused
+from .stand import GPU, MIB, TOTAL, Make, Stand, refused
 
 VLLM = NeighbourPlace("vllm", "127.0.0.1", 8000)
 OLLAMA = NeighbourPlace("ollama", "127.0.0.1", 11434)
@@ -102,16 +99,6 @@ def test_an_operator_ends_the_rooms_of_a_card_and_no_other_reservation(make: Mak
     assert site.stand.ask(3, messages.EndRoom, GPU).count == 2
     site.sample()
     assert site.stand.device()["reserved_bytes"] == 100 * MIB
-
-
-def test_a_room_on_another_card_stays_when_the_rooms_of_a_card_are_ended(make: Make) -> None:
-    site = Site(make, used=100)
-    site.stand.sample(0.1, "0000:66:00.0")
-    other = site.stand.ask(OPERATOR, messages.MakeRoom, "0000:66:00.0", 300 * MIB, 600.0, 5.0)
-    assert other.made and site.answer(site.make_room(300)).made
-    assert site.stand.ask(OPERATOR, messages.EndRoom, GPU).count == 1
-    site.sample()
-    assert site.stand.device("0000:66:00.0")["reserved_bytes"] == 300 * MIB
 
 
 def test_cached_tensors_leave_before_a_neighbour_is_asked(make: Make) -> None:
@@ -381,109 +368,3 @@ def test_a_neighbour_that_a_reload_removes_is_not_asked_for_the_room_under_way(m
     site.stand.change_limits(neighbours=())
     site.answered("busy", "x")
     assert site.asked == [VLLM] and not site.answer(request).made
-
-
-@pytest.mark.parametrize("place", [VLLM, NeighbourPlace("ollama", "::1", 11434)])
-def test_a_neighbours_name_says_what_and_where_it_is(place: NeighbourPlace) -> None:
-    assert place.name in ("vllm 127.0.0.1:8000", "ollama [::1]:11434")
-
-
-class RoomMachine(RuleBasedStateMachine):
-    """Whatever happens: each room is answered once or its client has left, and each neighbour is asked at most once for
-    a room, never twice at once."""
-
-    @initialize(neighbours=st.sampled_from([(), (VLLM,), BOTH, (ELSEWHERE, *BOTH)]))
-    def begin(self, neighbours: tuple[NeighbourPlace, ...]) -> None:
-        self.stand = Stand(neighbours=neighbours, room_s_max=50.0)
-        self.stand.join(1, 2, 3)
-        self.stand.open(1)
-        self.open: dict[int, int] = {}
-        self.clients = [1, 2, 3]
-        self.last_client = 3
-        self.entries = 0
-        self.requests = 1000
-        self.answered: set[int] = set()
-        self.read: dict[int, int] = {}
-        self.stand.sample(0.9)
-
-    @rule(used=st.integers(0, 10), stale=st.booleans())
-    def sample(self, used: int, stale: bool) -> None:
-        self.stand.sample(used / 10, after_s=0.5, stale=stale and used > 5)
-
-    @rule(seconds=st.sampled_from([0.1, 1.0, 10.0, 60.0]))
-    def pass_time(self, seconds: float) -> None:
-        self.stand.pass_time(seconds)
-
-    @rule(size=st.integers(1, 11), client=st.integers(0, 9), wait_s=st.sampled_from([0.5, 20.0, 200.0]))
-    def make_room(self, size: int, client: int, wait_s: float) -> None:
-        self.requests += 1
-        asker = self.clients[client % len(self.clients)]
-        self.open[self.requests] = asker
-        self.stand.say(asker, messages.MakeRoom(self.requests, GPU, size * 100 * MIB, 30.0, wait_s))
-
-    @rule(pick=st.integers(0, 9), outcome=st.sampled_from(["done", "busy", "failed"]))
-    def answer(self, pick: int, outcome: Literal["done", "busy", "failed"]) -> None:
-        left = [each for each in self.stand.neighbours_asked if each.number not in self.answered]
-        if left:
-            number = left[pick % len(left)].number
-            self.answered.add(number)
-            self.stand.do(NeighbourAnswered(number, outcome, "why"))
-
-    @rule()
-    def register(self) -> None:
-        self.entries += 1
-        self.stand.say(1, messages.RegisterEntry(10_000 + self.entries, GPU, key(self.entries), 100 * MIB))
-
-    @rule()
-    def carry_out(self) -> None:
-        for order in self.stand.orders(1, "offload", "drop"):
-            said = messages.AcknowledgeOrder(20_000 + order.order, GPU, order.order, dropped=order.keys)
-            self.stand.say(1, said)
-
-    @rule()
-    def end_rooms(self) -> None:
-        self.stand.ask(self.clients[0], messages.EndRoom, GPU)
-
-    @rule()
-    def replace_client(self) -> None:
-        client = self.clients.pop() if len(self.clients) > 1 else None
-        if client is not None:
-            self.stand.leave(client)
-            self.open = {request: asker for request, asker in self.open.items() if asker != client}
-            self.last_client += 1
-            new = self.last_client
-            self.stand.join(new)
-            self.clients.append(new)
-
-    @rule(neighbours=st.sampled_from([(), BOTH]))
-    def reload(self, neighbours: tuple[NeighbourPlace, ...]) -> None:
-        self.stand.change_limits(neighbours=neighbours)
-
-    @rule()
-    def lose_gauge(self) -> None:
-        if GPU in self.stand.gauges:
-            self.stand.lose()
-
-    @invariant()
-    def holds(self) -> None:
-        if not hasattr(self, "stand"):
-            return
-        self.stand.check()
-        assert self.stand.governor.sample_every_s > 0
-        for client, answers in self.stand.answers.items():
-            for each in answers[self.read.get(client, 0) :]:
-                request = getattr(each, "id", None) or 0
-                if 1000 < request < 10_000:
-                    assert self.open.pop(request, None) == client, "answered twice, or to another client"
-            self.read[client] = len(answers)
-
-    def teardown(self) -> None:
-        """In the end every room is answered, whatever its neighbours do."""
-        if hasattr(self, "stand"):
-            self.stand.pass_time(300.0)
-            self.holds()
-            assert not self.open, "a room without an answer"
-
-
-TestRoomsAtRandom = RoomMachine.TestCase
-TestRoomsAtRandom.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

@@ -53,18 +53,6 @@ def test_a_mode_is_left_after_two_readings_that_lie_below_it(make: Make) -> None
     ]
 
 
-def test_each_gauge_has_a_mode_of_its_own(make: Make) -> None:
-    stand = make()
-    stand.sample(0.97)
-    stand.sample(0.5, OTHER)
-    stand.sample(0.9, HOST_GAUGE)
-    assert {state.gauge: state.mode for state in stand.governor.modes()} == {
-        GPU: Mode.EMERGENCY,
-        OTHER: Mode.RELAXED,
-        HOST_GAUGE: Mode.PRESSURE,
-    }
-
-
 def test_readings_come_more_often_while_any_tier_is_pressed(make: Make) -> None:
     stand = make(sample_s=2.0, sample_pressed_s=0.25)
     assert stand.governor.sample_every_s == 2.0
@@ -87,15 +75,6 @@ def test_a_new_subscriber_first_gets_every_gauge(make: Make) -> None:
         (GPU, Mode.PRESSURE, False),
         (HOST_GAUGE, Mode.EMERGENCY, True),
     ]
-
-
-def test_nobody_is_pushed_anything_after_it_left(make: Make) -> None:
-    stand = make()
-    stand.ask(1, messages.Subscribe)
-    stand.ask(2, messages.Subscribe)
-    stand.leave(1)
-    stand.sample(0.9)
-    assert len(stand.pushes(2)) == 1
 
 
 def test_the_last_32_transitions_are_shown_oldest_first(make: Make) -> None:

@@ -176,4 +176,4 @@ class HostMachine(RuleBasedStateMachine):
 
 
 test_host_machine = pytest.mark.timeout(300)(HostMachine.TestCase)
-HostMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+HostMachine.TestCase.settings = settings(max_examples=50, stateful_step_count=40, deadline=None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 from tensord.errors import LimitReached
@@ -12,20 +11,6 @@ from ..store.rows import TAG, key_of
 from .stand import SPAN, LifetimesStand
 
 OTHER = b"other ns"
-
-
-def test_an_ended_entry_is_gone_at_once_and_its_bytes_when_unpinned() -> None:
-    stand = LifetimesStand()
-    stand.put(1)
-    stand.view(1)
-    stand.end(1)
-    assert stand.stored() == set()
-    stand.rows.scan()
-    assert (stand.status()["retired_bytes"], stand.status()["used_bytes"]) == (SPAN, SPAN)
-    stand.rows.pinned.clear()
-    stand.rows.scan()
-    assert (stand.status()["retired_bytes"], stand.status()["used_bytes"]) == (0, 0)
-    stand.check()
 
 
 def test_entries_expire_and_touch_renews_them() -> None:
@@ -44,19 +29,6 @@ def test_entries_expire_and_touch_renews_them() -> None:
     assert stand.stored() == {3}
     assert stand.status()["evictions"] == {"ttl": 3}
     assert stand.lifetimes.next_timer() is None
-    stand.check()
-
-
-def test_the_time_to_live_ends_with_its_entry_and_not_with_the_next_one_of_its_row() -> None:
-    stand = LifetimesStand(SPAN)
-    row = stand.put(1, ttl=5.0)
-    stand.pass_time(3)
-    assert stand.put(2, ttl=5.0) == row
-    stand.pass_time(3)
-    assert stand.stored() == {2}
-    assert stand.put(3) == row
-    stand.pass_time(10)
-    assert stand.stored() == {3}
     stand.check()
 
 
@@ -83,30 +55,7 @@ def test_a_victim_that_has_expired_ends_as_expired() -> None:
     stand.check()
 
 
-def test_the_next_daemons_entries_expire() -> None:
-    stand = LifetimesStand()
-    row = stand.put(1)
-    stand.details.set_expires(row, 7.0)
-    stand.rows.table.ends[row] = 7.0
-    stand.lifetimes.expiry.stored(np.array([row]))
-    stand.pass_time(7)
-    assert stand.stored() == set()
-
-
 # ---- pins by message
-
-
-def test_a_pin_outlasts_room_and_ttl_but_not_its_time() -> None:
-    stand = LifetimesStand(2 * SPAN)
-    stand.put(1, ttl=5.0)
-    stand.pin(1, 1, 30.0)
-    for number in (2, 3, 4):
-        assert stand.put(number)
-    stand.pass_time(29)
-    assert 1 in stand.stored()
-    stand.pass_time(2)
-    assert 1 not in stand.stored()
-    stand.check()
 
 
 def test_a_pin_ends_by_request_or_with_its_client_and_then_the_entry_may_go() -> None:
@@ -125,30 +74,6 @@ def test_a_pin_ends_by_request_or_with_its_client_and_then_the_entry_may_go() ->
             stand.pass_time(10)
         assert stand.put(3), ends
         stand.check()
-
-
-def test_an_expired_entry_ends_as_soon_as_it_is_unpinned() -> None:
-    stand = LifetimesStand()
-    stand.put(1, ttl=5.0)
-    stand.pin(2, 1, 100.0)
-    stand.pass_time(20)
-    assert stand.stored() == {1}
-    stand.lifetimes.pins.unpin(2, stand.row(1))
-    stand.pass_time(0.01)
-    assert stand.stored() == set()
-
-
-def test_pins_and_a_ttl_end_with_their_entry() -> None:
-    stand = LifetimesStand()
-    stand.put(1, ttl=100.0)
-    stand.pin(2, 1, 99.0)
-    stand.pin(3, 1, 99.0)
-    stand.end(1)
-    status = stand.status()
-    assert (status["pins"], status["pinned_bytes"], status["entries"]) == (0, 0, 0)
-    stand.pass_time(100)
-    assert stand.lifetimes.next_timer() is None
-    stand.check()
 
 
 def test_pins_are_limited_for_a_client_and_in_bytes() -> None:
@@ -174,33 +99,6 @@ def family(stand: LifetimesStand, ttl: float = 0.0) -> None:
     """1 has the children 2 and 3, and 2 has the child 4."""
     for number, parent in ((1, None), (2, 1), (3, 1), (4, 2)):
         stand.put(number, parent=parent, ttl=ttl)
-
-
-def test_descendants_end_with_an_entry_for_the_same_reason() -> None:
-    stand = LifetimesStand()
-    family(stand)
-    stand.put(5)
-    stand.end(1, reason="corrupt")
-    stand.settle()
-    assert stand.stored() == {5}
-    assert stand.status()["evictions"] == {"corrupt": 4}
-    stand.rows.scan()
-    stand.rows.scan()
-    assert stand.status()["used_bytes"] == SPAN
-    stand.check()
-
-
-def test_children_that_are_victims_end_with_their_parent_too() -> None:
-    stand = LifetimesStand()
-    family(stand)
-    stand.rows.spans.hide([stand.row(4), stand.row(3)], "capacity")
-    stand.end(1)
-    stand.settle()
-    stand.rows.scan()
-    stand.rows.scan()
-    assert stand.status()["used_bytes"] == 0
-    assert sum(stand.status()["evictions"].values()) == 4
-    stand.check()
 
 
 def test_an_expired_parent_stays_until_its_last_child_has_ended() -> None:
@@ -253,39 +151,6 @@ def test_a_later_clear_leaves_what_was_put_after_it() -> None:
     stand.settle()
     assert stand.answers[1] == [messages.Counted(1, 600), messages.Counted(2, 0)]
     assert stand.row(1000)
-
-
-def test_evicting_prefixes_leaves_other_entries() -> None:
-    stand = LifetimesStand()
-    for number in range(3):
-        stand.put(number)
-    stand.rows.table.records[stand.row(1)] = 1
-    stand.outbox.now = stand.now
-    stand.sweeps.evict_prefixes(1, messages.EvictPrefixes(4, TAG))
-    stand.rows.table.records[stand.row(1)] = 0
-    stand.settle()
-    assert stand.stored() == {0, 2}
-    assert stand.answers[1] == [messages.Counted(4, 1)]
-
-
-def test_invalidate_raises_the_generation_once_for_all_who_ask_and_answers_after_the_end() -> None:
-    stand = LifetimesStand(1 << 20)
-    for number in range(600):
-        stand.put(number)
-    raised = [stand.sweeps.invalidate(client, messages.Invalidate(5, TAG, 0)) for client in (1, 2)]
-    raised.append(stand.sweeps.invalidate(2, messages.Invalidate(7, OTHER, 0)))
-    assert raised == [True, False, True]
-    assert stand.generations.current(TAG) == 1
-    assert stand.stored() and not stand.answers[2], "more than one slice"
-    assert TAG in stand.rows.tenants.invalidated
-    while not stand.answers[2]:
-        stand.tick()
-    assert stand.stored() == set()
-    stand.settle()
-    assert stand.answers[1] == [messages.Generation(5, 1, 600)]
-    assert stand.answers[2] == [messages.Generation(5, 1, 0), messages.Generation(7, 1, 0)]
-    with pytest.raises(LimitReached):
-        stand.sweeps.invalidate(1, messages.Invalidate(3, TAG, (1 << 32) - 1))
 
 
 def test_a_sweep_leaves_what_its_rows_have_become_meanwhile() -> None:

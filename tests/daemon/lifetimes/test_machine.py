@@ -180,5 +180,5 @@ class LifetimesMachine(RuleBasedStateMachine):
 
 
 def test_lifetimes_agree_with_a_plain_model() -> None:
-    effort = settings(max_examples=80, stateful_step_count=40, deadline=None)
+    effort = settings(max_examples=50, stateful_step_count=40, deadline=None)
     run_state_machine_as_test(LifetimesMachine, settings=effort)

@@ -93,27 +93,3 @@ def test_uses_are_counted_up_to_a_limit_and_not_handed_on_to_the_next_entry_of_t
     for number in range(2, 30):
         stand.put(number)
         assert (stand.entry(number)["uses"], index(stand).held()[0].tolist()) == (0, [])
-
-
-def test_a_put_of_a_stored_key_and_a_touch_are_uses() -> None:
-    stand = LifetimesStand(3 * SPAN)
-    for number in (3, 1, 2):
-        stand.put(number)
-    stand.uses.put_again([stand.row(1)], 5.0)
-    stand.uses.touched([stand.row(2)], 5.0)
-    stand.uses.used([stand.row(2), stand.row(1)], 5.0, 0)
-    assert [stand.entry(number)["uses"] for number in (1, 2, 3)] == [2, 2, 0]
-    stand.put(4)
-    assert stand.stored() == {1, 2, 4}
-
-
-def test_a_use_of_a_victim_counts() -> None:
-    stand = LifetimesStand()
-    stand.put(1)
-    span_id = stand.view(1)
-    stand.rows.spans.hide(stand.rows.policy.victims(1), "capacity")
-    stand.read(others=[span_id])
-    stand.rows.scan()
-    assert stand.entry(1)["uses"] == 1
-    assert stand.rows.read(key_of(1)) is not None
-    stand.check()

@@ -117,23 +117,13 @@ def test_a_vllm_without_the_endpoints_says_how_to_start_it(card: FakeCard) -> No
         assert outcome == "failed" and "VLLM_SERVER_DEV_MODE=1" in why
 
 
-def test_a_vllm_whose_requests_are_not_counted_is_not_taken_for_idle(card: FakeCard) -> None:
-    class Uncounted(StandInVllm):
-        def answer(self, method: str, path: str, body: object) -> tuple[int, object]:
-            return (200, "other 0.0\n") if path == "/metrics" else super().answer(method, path, body)
-
-    with Uncounted(card, 9 * GIB) as server:
-        outcome, why = asked(server)
-        assert outcome == "failed" and "whether it is idle is unknown" in why
-        assert not server.sleeps
-
-
 RUNNING, WAITING = "vllm:num_requests_running", "vllm:num_requests_waiting"
 
 
 @pytest.mark.parametrize(
     "metrics",
     [
+        "other 0.0\n",
         f'{RUNNING}{{engine="0"}} 0.0\n',
         f'{WAITING}{{engine="0"}} 0.0\n',
         f"{RUNNING} nan\n{WAITING} 0.0\n",

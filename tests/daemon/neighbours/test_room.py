@@ -129,14 +129,6 @@ def test_memory_that_comfyui_frees_after_its_answer_is_seen(site: Site) -> None:
         assert site.room("30GiB").line(comfy.name).endswith("freed 60.0 GiB")
 
 
-def test_a_sleeping_vllm_is_not_asked_again_and_stays_asleep(site: Site) -> None:
-    with StandInVllm(site.card, 60 * GIB) as vllm:
-        site.start(vllm)
-        assert site.room("30GiB").line(vllm.name).endswith("freed 60.0 GiB")
-        assert "it sleeps already" in site.room("60GiB", code=1).line(vllm.name)
-        assert vllm.sleeps
-
-
 def test_a_server_that_says_yes_and_frees_nothing_is_named_and_what_is_missing_is_said(site: Site) -> None:
     with StandInOllama(site.card, 60 * GIB) as ollama:
         ollama.frees = False
@@ -168,16 +160,6 @@ def test_a_server_that_misbehaves_costs_its_time_at_most_and_one_log_line_and_th
         assert ("4.00 GiB came free" in told[0].line(bad.name)) == (act is die)
         assert site.known(bad)["outcome"] == "failed" and site.known(bad)["why"]
         assert site.daemon.log.count(bad.name) == 1, site.daemon.log
-
-
-def test_a_server_that_is_not_there_is_a_failure_and_the_next_is_asked(site: Site) -> None:
-    with StandInComfy(site.card, 0) as gone:
-        pass
-    with StandInOllama(site.card, 60 * GIB) as ollama:
-        site.start(gone, ollama)
-        told = site.room("45GiB")
-        assert "FAILED" in told.line(gone.name) and "refused" in told.line(gone.name)
-        assert told.line(ollama.name).endswith("freed 60.0 GiB")
 
 
 def test_no_server_is_asked_that_is_not_configured_and_a_reload_configures_it(site: Site, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import math
 from fractions import Fraction
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
@@ -61,18 +61,6 @@ def test_the_floor_does_not_depend_on_what_the_clock_shows(started_s: float) -> 
     assert queue.get_minimum_stable_blocks(ended_s) == 230, "though the difference of the two floats is not 37.3"
 
 
-@given(
-    st.integers(1, 100_000),
-    st.integers(1, 100_000).map(lambda ms: ms / 1000),
-    st.integers(0, 1 << 32),
-    st.integers(4, 60),
-)
-def test_the_floor_is_exact_whatever_the_numbers(arrivals: int, service_s: float, blocks: int, seconds: int) -> None:
-    queue = served(arrivals=arrivals, service_s=service_s, blocks=blocks, seconds=seconds)
-    exact = Fraction(arrivals, seconds) * Fraction(str(service_s)) * blocks * Fraction(115, 100)
-    assert queue.get_minimum_stable_blocks(float(seconds)) == math.ceil(exact)
-
-
 def test_the_state_says_what_the_floor_comes_from() -> None:
     queue = QueueingController(WINDOW_S)
     queue.record_request_arrival(0.0, 120)
@@ -100,46 +88,6 @@ def test_the_state_says_what_the_floor_comes_from() -> None:
 
 
 # ---- the window
-
-
-def test_without_completed_requests_there_is_no_floor() -> None:
-    queue = QueueingController(WINDOW_S)
-    assert queue.get_minimum_stable_blocks(5.0) == 0
-    state = queue.compute_stability_state(5.0, 0)
-    assert (state.arrivals_per_s, state.service_s, state.samples, state.stable) == (0.0, 0.0, 0, True)
-    queue.record_request_arrival(5.0, 1000)
-    assert queue.get_minimum_stable_blocks(6.0) == 0, "nobody knows yet how long they take"
-    queue = QueueingController(WINDOW_S)
-    queue.record_request_completion(5.0, 10.0, 10)
-    assert queue.get_minimum_stable_blocks(6.0) == 0, "nobody arrives"
-
-
-def test_the_first_requests_are_no_storm_and_no_calm() -> None:
-    queue = QueueingController(WINDOW_S)
-    queue.record_request_arrival(100.0, 8)
-    assert queue.compute_stability_state(100.0).arrivals_per_s == 2.0, "over a few seconds, though none have passed"
-    for second in range(101, 110):
-        queue.record_request_arrival(float(second), 8)
-    state = queue.compute_stability_state(110.0)
-    assert state.arrivals_per_s == 8.0, "over the ten seconds that there are, not over the window"
-
-
-def test_samples_older_than_the_window_do_not_count() -> None:
-    queue = QueueingController(WINDOW_S)
-    queue.record_request_arrival(0.0, 1000)
-    queue.record_request_completion(0.0, 50.0, 100)
-    assert queue.get_minimum_stable_blocks(63.9) > 0
-    assert queue.get_minimum_stable_blocks(64.0) == 0
-    assert queue.compute_stability_state(64.0).arrivals_per_s == 0.0
-    queue.record_request_arrival(200.0, 63)
-    assert queue.compute_stability_state(200.0).arrivals_per_s == 1.0, "a calm before counts as well"
-
-
-def test_questions_change_nothing() -> None:
-    queue = served(arrivals=60, service_s=10.0, blocks=10, seconds=60)
-    assert queue.get_minimum_stable_blocks(1e6) == 0
-    assert queue.get_minimum_stable_blocks(60.0) == 115
-    queue.check_invariants()
 
 
 def test_a_clock_that_steps_back_stands_still_instead() -> None:
@@ -208,4 +156,4 @@ class AgainstAList(RuleBasedStateMachine):
 
 
 TestAgainstAList = AgainstAList.TestCase
-TestAgainstAList.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+TestAgainstAList.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)

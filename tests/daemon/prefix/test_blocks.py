@@ -50,16 +50,6 @@ def test_a_block_is_matched_while_it_and_its_ancestors_are_published() -> None:
     stand.check()
 
 
-def test_a_child_has_its_hidden_parent_matched_again() -> None:
-    stand = SequenceStore()
-    stand.put(range(1, 17))
-    stand.store.spans.hide(stand.store.policy.victims(1), "capacity")
-    assert stand.offset(range(1, 40)) == 0
-    stand.put(range(1, 33))
-    assert stand.offset(range(1, 40)) == 32
-    stand.check()
-
-
 def test_a_block_put_in_place_of_its_own_victim_is_matched() -> None:
     stand = SequenceStore(checkpoint_tokens=16)
     old = stand.row(stand.put(range(1, 17)).blocks[0])

@@ -13,7 +13,7 @@ from tensord.shm.prefix import Media, kept
 from .oracle import Answer, Cached, answer
 from .stand import PutSequence, SequenceStore, item
 
-CASES = 12_000
+CASES = 2_000
 KINDS = ("normal", "rotating", "recurrent", "both")
 WINDOW = 24
 MODALITIES = ("image", "audio", "video")

@@ -14,11 +14,11 @@ from tensord.daemon.recovery.recovery import Recovery
 from tensord.daemon.store.grants import LentGrant
 from tensord.daemon.store.table import LIVE, REVOKED, WITHDRAWN
 from tensord.shm import segments
-from tensord.shm.layout import SPAN_CHECKSUM_AT, SPAN_HEADER_BYTES, span_bytes
+from tensord.shm.layout import SPAN_HEADER_BYTES, span_bytes
 from tensord.shm.records import NO_KEY, RECORD
 from tensord.shm.slots import PLACE, PLACE_UNVERIFIED, pack_place, pack_reuse
 
-from ..store.rows import TAG, RowStore, key_of
+from ..store.rows import RowStore, key_of
 
 SPAN = span_bytes(100)
 OTHER = b"otherone"
@@ -82,39 +82,6 @@ def test_entries_are_there_again_with_all_that_is_known_of_them() -> None:
     assert table.ends[row] == 0.0 and table.ends[timed] == pytest.approx(12.0)
     assert all(after.slots.words[after.slots.at(table.slots[each]) + 6] & PLACE_UNVERIFIED for each in (row, timed))
     assert after.put(key_of(1)) == 0 and after.commits.existed
-    finish(after)
-
-
-def test_span_ids_are_not_used_again() -> None:
-    store = RowStore()
-    ids = {store.table.span_ids[store.put(key_of(number))] for number in range(8)}
-    store.spans.end([store.table.by_key[key_of(3)]], "evict")
-    store.scan()
-    for _ in range(2):
-        store, _ = taken_over(store)
-        for number in range(3, 6):
-            store.spans.end([row for row in [store.table.by_key.get(key_of(number))] if row], "evict")
-            store.scan()
-            row = store.put(key_of(number))
-            assert store.table.span_ids[row] not in ids
-            ids.add(store.table.span_ids[row])
-    finish(store)
-
-
-@pytest.mark.parametrize("row_bits", [9, 12])
-def test_a_table_with_another_number_of_rows_takes_over_all_the_same(row_bits: int) -> None:
-    store = RowStore()
-    for number in range(40):
-        store.put(key_of(number))
-    for number in range(0, 40, 3):
-        store.spans.end([store.table.by_key[key_of(number)]], "evict")
-    store.scan()
-    for number in range(0, 40, 3):
-        store.put(key_of(number))
-    after, _ = taken_over(store, row_bits=row_bits)
-    assert stored(after) == set(range(40))
-    for row in after.table.by_key.values():
-        assert after.table.row_of(after.table.span_ids[row]) == row
     finish(after)
 
 
@@ -345,20 +312,6 @@ def test_victims_come_in_the_order_of_last_uses_and_a_use_is_newer_than_the_puts
     finish(store)
 
 
-def test_of_blocks_that_were_put_at_one_time_the_parents_stand_first() -> None:
-    store = RowStore()
-    for number in (1, 2):
-        store.put(key_of(number))
-    for number in (1, 2):
-        store.spans.end([store.table.by_key[key_of(number)]], "evict")
-    store.scan()
-    parent, child = store.put(key_of(3)), store.put(key_of(4), parent=key_of(3))
-    assert child < parent
-    after, found = taken_over(store)
-    assert found.rows.tolist() == [parent, child]
-    finish(after)
-
-
 @pytest.mark.parametrize("policy", ["lru", "hazard"])
 def test_what_was_just_put_stays_after_a_restart_though_others_were_read_since(policy: str) -> None:
     store = RowStore(128 * SPAN, policy=policy)
@@ -464,20 +417,3 @@ def test_a_client_writes_no_more_into_a_grant_of_the_daemon_before() -> None:
     after.scan()
     assert after.holes.total_bytes == 6 * SPAN
     finish(after)
-
-
-def test_the_namespace_of_a_tag_is_that_of_its_keys() -> None:
-    store = RowStore()
-    store.put(key_of(1))
-    after, _ = taken_over(store)
-    assert after.tenants.tags == [TAG]
-
-
-def test_the_checksum_may_be_written_later_and_the_header_is_sound_at_every_moment() -> None:
-    store = RowStore()
-    row = store.put(key_of(1))
-    assert list(store.commits.unsummed) == [store.table.slots[row]]
-    at = store.table.offsets[row] + SPAN_CHECKSUM_AT
-    assert store.header(row).checksum == 0
-    struct.pack_into("Q", store.ring_memory, at, 77)
-    assert store.header(row).checksum == 77

@@ -20,7 +20,8 @@ from tensord.daemon.remote.fetches import SEEKS_MAX, WAIT_TIMES
 from tensord.errors import TierTimedOut, TierUnavailable
 from tensord.ipc import messages
 
-from .stand import FOUND, REMOTE, Make, RemoteStand, ask, key, verdicts
+from ..core.stand import key
+from .stand import FOUND, REMOTE, Make, RemoteStand, ask, verdicts
 
 
 @pytest.fixture
@@ -164,7 +165,7 @@ def test_a_claim_of_which_nothing_comes_is_withdrawn(stand: RemoteStand, how: st
         case "leaves":
             stand.leave(1)
         case "is refused":
-            assert stand.put(1, claim=token, parent=key(2), settles=False) == "refused"
+            assert stand.put(1, claim=token, parent=key(2), settles=False) == "ParentGone"
     assert stand.withdrawn == [key(1)]
     assert stand.counted == {"missed": 1, "withdrawn": 1}
 

@@ -1,14 +1,6 @@
 """What is evicted so that the host gets memory back is written to the remote store first, if it can be in time.
 
-| victims                    | disturbance                 | test                                |
-|----------------------------|-----------------------------|-------------------------------------|
-| any                        | none                        | stays_until_it_is_written           |
-| nothing for the store      | none                        | nothing_for_the_store_goes_at_once  |
-| any                        | store does not answer       | are_held_up_no_longer               |
-| any                        | … and then neither          | has_ended_no_write_since            |
-| any                        | store is full, fails, opens | once_the_store_takes_nothing        |
-| more than the queue holds  | none                        | in_parts, larger_than_the_queue     |
-| any                        | pressure ends, key evicted  | what_waited_when_it_ended           |
+The whole core with deadlines, full stores and pressure that ends: tests/daemon/core/test_demotion.py.
 """
 
 from __future__ import annotations
@@ -18,21 +10,20 @@ from typing import Any
 import pytest
 
 from tensord.daemon.core.effects import SaveRemote
-from tensord.daemon.remote.breaker import FAILURES_MAX
-from tensord.daemon.remote.demotion import DEMOTION_S
 from tensord.daemon.remote.writes import WRITES_MAX
-from tensord.errors import TierFull, TierUnavailable
 from tensord.ipc import messages
 
-from .stand import FOUND, REMOTE, Make, RemoteStand, fail, key, publish
+from ..core.stand import key
+from .stand import FOUND, REMOTE, Make, RemoteStand
 
 
 def staying(stand: RemoteStand, *numbers: int) -> set[int]:
     """Those of the victims that stay for now."""
-    stand.outbox.now = stand.now
-    rows = [stand.store.table.by_key[key(number)] for number in numbers]
+    outbox = stand.store.parts.outbox
+    outbox.now = stand.now
+    rows = [stand.store.parts.table.by_key[key(number)] for number in numbers]
     stay = stand.room.demotion.staying(rows, stand.now)
-    stand.flush()
+    stand.take(outbox.take())
     return {number for number, row in zip(numbers, rows, strict=True) if row in stay}
 
 
@@ -53,18 +44,6 @@ def full(make: Make, count: int = 8, **limits: Any) -> RemoteStand:
 def written(stand: RemoteStand) -> list[bytes]:
     """The keys that are being written."""
     return [write.key for write, _ in stand.writes if isinstance(write, SaveRemote)]
-
-
-def test_a_victim_stays_until_it_is_written_and_is_tried_once(make: Make) -> None:
-    stand = full(make)
-    assert staying(stand, 3, 1, 2) == {1, 2, 3}
-    assert written(stand) == [key(3), key(1)] and waits(stand)
-    assert all(write.hurried for write, _ in stand.writes if isinstance(write, SaveRemote))
-    stand.write_remote()
-    assert staying(stand, 3, 1, 2) == {1, 2}, "what the store has goes at once"
-    stand.settle()
-    assert staying(stand, 3, 1, 2) == set() and not waits(stand)
-    assert stand.counted == {"demoted": 3, "written": 3}
 
 
 @pytest.mark.parametrize("why", ["written", "not worth it", "fetched", "child", "no writes", "no store"])
@@ -97,35 +76,6 @@ def test_a_child_whose_write_waits_does_not_outlast_its_parent(make: Make) -> No
     assert stand.counted["dropped"] == 1, "the one that still waited"
 
 
-def test_victims_are_held_up_no_longer_than_their_deadline(make: Make) -> None:
-    stand = full(make)
-    assert staying(stand, *range(8)) == set(range(8))
-    demotion = stand.room.demotion
-    assert demotion.next_timer() == stand.now + DEMOTION_S
-    stand.now += DEMOTION_S
-    stand.tick()
-    assert not demotion.waits and demotion.next_timer() is None
-    assert staying(stand, *range(8)) == set()
-    assert stand.counted["dropped"] == 8 - WRITES_MAX
-    demotion.end()
-    stand.put(9, settles=False)
-    assert staying(stand, 9) == set(), "a store that has ended no write since holds nothing up"
-    stand.write_remote()
-    assert staying(stand, 7) == {7}, "the next time has a deadline of its own"
-    assert demotion.next_timer() == stand.now + DEMOTION_S
-
-
-@pytest.mark.parametrize("error", [TierFull("no room"), TierUnavailable("gone")])
-def test_nothing_stays_once_the_store_takes_nothing(make: Make, error: Any) -> None:
-    stand = full(make)
-    assert staying(stand, 1, 2, 3) == {1, 2, 3}
-    if isinstance(error, TierUnavailable):
-        for number in range(20, 20 + FAILURES_MAX):
-            fail(stand, number)
-    stand.write_remote(error=error)
-    assert not waits(stand) and staying(stand, 1, 2, 3) == set()
-
-
 def test_more_than_the_queue_holds_is_written_in_parts(make: Make) -> None:
     stand = full(make, remote_queue_bytes=3 * 64)
     rest = list(range(8))
@@ -152,15 +102,3 @@ def test_what_is_about_to_go_is_written_before_what_waits(make: Make) -> None:
     for _ in range(WRITES_MAX):
         stand.write_remote()
     assert written(stand) == [key(0), key(1)]
-
-
-def test_what_waited_when_it_ended_is_written_as_any_other(make: Make) -> None:
-    stand = full(make)
-    publish(stand, 0)
-    assert staying(stand, *range(8)) == set(range(8))
-    stand.send(1, messages.Evict(1, [key(7)]))
-    stand.room.demotion.end()
-    assert not waits(stand)
-    stand.settle()
-    assert set(stand.remote) == {key(number) for number in range(7)}
-    assert not stand.counted.get("demoted")

@@ -11,7 +11,8 @@ from tensord.daemon.remote.breaker import FAILURES_MAX, FIRST_S, LONGEST_S
 from tensord.errors import TensordError, TierFull, TierRefused, TierTimedOut, TierUnavailable
 from tensord.ipc import messages
 
-from .stand import REMOTE, Make, ask, fail, key, publish
+from ..core.stand import key
+from .stand import REMOTE, Make, ask, fail, publish
 
 
 def test_a_store_that_fails_is_left_alone_and_probed_without_a_waiting_client(make: Make) -> None:

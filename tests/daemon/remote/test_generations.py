@@ -13,7 +13,8 @@ from tensord.daemon.remote.breaker import FAILURES_MAX
 from tensord.errors import TierReadOnly, TierTimedOut, TierUnavailable
 from tensord.ipc import messages
 
-from .stand import FOUND, REMOTE, Make, RemoteStand, ask, fail, key, verdicts
+from ..core.stand import key
+from .stand import FOUND, REMOTE, Make, RemoteStand, ask, fail, verdicts
 
 TAG = b"namespac"
 
@@ -86,7 +87,7 @@ def test_a_host_that_is_new_follows_the_stores_number_before_it_reads(make: Make
     stand.settle()
     assert verdicts(stand) == ["wait", "alone"], "its key is one of before the invalidation"
     assert stand.generations.current(TAG) == 4
-    assert not stand.store.table.by_key
+    assert not stand.store.parts.table.by_key
     stand.remote[key(1, generation=4)] = FOUND
     stand.send(1, messages.RequestClaim(70, key(1, generation=4), 0.5))
     stand.settle()

@@ -13,7 +13,8 @@ from tensord.daemon.remote.breaker import FIRST_S, LONGEST_S
 from tensord.errors import TierFull, TierReadOnly, TierTooLarge, TierUnavailable
 from tensord.ipc import messages
 
-from .stand import FOUND, REMOTE, Make, RemoteStand, ask, key, publish, verdicts
+from ..core.stand import key
+from .stand import FOUND, REMOTE, Make, RemoteStand, ask, publish, verdicts
 
 FULL, READ_ONLY = TierFull("maxmemory"), TierReadOnly("a replica")
 

@@ -22,10 +22,11 @@ import pytest
 from tensord.daemon.core.events import RemoteFound
 from tensord.daemon.remote import fetches, speed
 from tensord.daemon.remote.fetches import SEEKS_MAX, UNKNOWN_S
-from tensord.errors import Corrupt, StoreFull, TierTimedOut
+from tensord.errors import Corrupt, TierTimedOut
 from tensord.ipc import messages
 
-from .stand import FOUND, REMOTE, SPAN, Make, ask, key, verdicts
+from ..core.stand import key
+from .stand import FOUND, REMOTE, SPAN, Make, ask, verdicts
 
 
 def test_a_missing_key_that_is_found_is_a_hit_for_its_client(make: Make) -> None:
@@ -34,10 +35,10 @@ def test_a_missing_key_that_is_found_is_a_hit_for_its_client(make: Make) -> None
     assert ask(stand).answer == "wait"
     stand.settle()
     assert verdicts(stand) == ["wait", "hit"]
-    header = stand.store.header(stand.store.table.by_key[key(1)])
+    header = stand.header_of(key(1))
     assert (header.payload_bytes, header.tokens, header.cost_ms, header.owner_uid) == (64, 3, 8.0, 1001)
     assert header.checksum == 7
-    assert (stand.counted, stand.outbox.counters.remote_read_bytes) == ({"fetched": 1}, 64)
+    assert (stand.counted, stand.store.counters.remote_read_bytes) == ({"fetched": 1}, 64)
 
 
 def test_a_key_that_is_not_found_is_computed_by_who_asked_first(make: Make) -> None:
@@ -101,12 +102,6 @@ def test_the_wait_is_what_the_puts_of_a_namespace_took_to_compute(make: Make, co
     stand = make(**REMOTE)
     stand.put(7, cost_ms=cost_ms)
     assert ask(stand, within_s=0.0).lasts_s == pytest.approx(waits_s)
-
-
-def test_a_host_that_only_reads_waits_for_what_its_puts_took_to_compute(make: Make) -> None:
-    stand = make(**{**REMOTE, "remote_writes": False})
-    stand.put(7, cost_ms=100.0)
-    assert ask(stand, within_s=0.0).lasts_s == pytest.approx(0.1)
 
 
 def test_a_store_that_is_slower_than_computing_is_not_asked_until_that_is_forgotten(make: Make) -> None:
@@ -198,7 +193,7 @@ def test_an_object_that_cannot_be_read_is_computed(make: Make, error: Any) -> No
     ask(stand, 2)
     stand.seek()
     stand.go_on()
-    stand.read(error=error)
+    stand.read_remote(error=error)
     assert verdicts(stand) == ["wait", "compute"]
     assert stand.find(key(1)) is None
     stand.put(1, claim=stand.last(1).token)
@@ -227,7 +222,7 @@ def test_a_put_that_overtakes_a_fetch_wins(make: Make) -> None:
     assert verdicts(stand) == ["wait", "hit"]
     stand.settle()
     assert stand.used_bytes == SPAN
-    assert (stand.counted, stand.outbox.counters.remote_read_bytes) == ({"overtaken": 1}, 0)
+    assert (stand.counted, stand.store.counters.remote_read_bytes) == ({"overtaken": 1}, 0)
 
 
 @pytest.mark.parametrize("copied", [False, True])
@@ -245,31 +240,27 @@ def test_what_is_found_after_an_invalidation_is_not_shown(make: Make, copied: bo
     assert stand.used_bytes == 0
 
 
-@pytest.mark.parametrize("waits", [False, True])
-def test_a_found_entry_without_room_is_computed(make: Make, waits: bool) -> None:
+def test_a_found_entry_without_room_is_computed(make: Make) -> None:
     stand = make(**REMOTE)
     stand.remote[key(1)] = FOUND
-    stand.no_room, stand.holds_places = StoreFull("no room"), waits
+    stand.press(refuse=True, reason="the host is full")
     ask(stand)
     stand.settle()
     assert verdicts(stand) == ["wait", "compute"]
-    assert stand.find(key(1)) is None and not stand.own.grants
+    assert stand.find(key(1)) is None and not stand.store.parts.own.grants
 
 
-def test_places_are_asked_for_one_after_the_other_and_given_back_if_they_are_larger_than_needed(make: Make) -> None:
-    stand = make(**REMOTE)
-    stand.holds_places = True
+def test_entries_are_found_in_a_full_ring_and_nothing_of_their_places_is_left(make: Make) -> None:
+    stand = make(16 * SPAN, **REMOTE)
+    for number in range(20, 40):
+        stand.put(number)
     for number in (1, 2, 3):
         stand.remote[key(number)] = FOUND
         ask(stand, number=number)
         stand.seek()
-    assert len(stand.places) == 1 and not stand.reads
-    stand.lend()
-    assert len(stand.places) == len(stand.reads) == 1
-    stand.check()
+    assert len(stand.reads) < 3, "places are lent one after the other"
     stand.settle()
-    assert verdicts(stand).count("hit") == 3 and not stand.own.grants
-    assert stand.used_bytes == 3 * SPAN
+    assert verdicts(stand).count("hit") == 3 and not stand.store.parts.own.grants
 
 
 def test_an_entry_whose_parent_is_not_here_is_computed(make: Make) -> None:
@@ -285,5 +276,5 @@ def test_a_fetched_entry_lives_for_what_was_left_of_its_time(make: Make) -> None
     stand.remote[key(1)] = RemoteFound(64, 16, lives_s=5.0)
     ask(stand)
     stand.settle()
-    header = stand.store.header(stand.store.table.by_key[key(1)])
+    header = stand.header_of(key(1))
     assert header.ttl_s == 5.0 and header.expires_s == pytest.approx(stand.now + 5.0)

@@ -20,10 +20,11 @@ import pytest
 
 from tensord.daemon.core.events import RemoteFound
 from tensord.daemon.remote.runs import RUN_KEYS_MAX
-from tensord.errors import Corrupt, TierUnavailable, UnderPressure
+from tensord.errors import Corrupt, TierUnavailable
 from tensord.ipc import messages
 
-from .stand import REMOTE, Make, RemoteStand, ask, key, verdicts
+from ..core.stand import key
+from .stand import REMOTE, Make, RemoteStand, ask, verdicts
 
 
 def chain(count: int) -> dict[bytes, RemoteFound]:
@@ -50,8 +51,8 @@ def test_a_run_is_found_with_one_question_and_put_in_order(make: Make) -> None:
     stand.settle()
     assert counted(stand) == [6]
     for number in range(6):
-        row = stand.store.table.by_key[key(number)]
-        assert stand.store.table.depths[row] == number
+        row = stand.store.parts.table.by_key[key(number)]
+        assert stand.store.parts.table.depths[row] == number
     assert stand.counted == {"fetched": 6, "missed": 2}
 
 
@@ -82,13 +83,6 @@ def test_a_run_that_is_in_the_ring_is_counted_at_once(make: Make, settings: dict
     stand.put(0)
     fetch(stand, 0)
     assert counted(stand) == [1]
-
-
-def test_without_a_remote_store_a_run_is_answered_at_once(make: Make) -> None:
-    stand = make()
-    fetch(stand, 0, 1)
-    assert counted(stand) == [0]
-    assert not stand.runs
 
 
 def test_keys_of_another_namespace_than_the_first_end_a_run(make: Make) -> None:
@@ -137,7 +131,7 @@ def test_a_run_that_would_take_longer_than_computing_is_cut(make: Make) -> None:
     fetch(stand, 0, within_s=1.0)
     stand.seek_run()
     stand.now += 0.4
-    stand.read()
+    stand.read_remote()
     assert counted(stand) == [1]
     fetch(stand, 1, 2, within_s=0.5)
     stand.seek_run()
@@ -161,8 +155,9 @@ def test_a_put_that_overtakes_a_key_of_a_run_wins(make: Make) -> None:
     stand.remote = chain(2)
     fetch(stand, 0, 1)
     stand.seek_run()
-    stand.put(0, 100, client=2)
-    assert stand.store.header(stand.store.table.by_key[key(0)]).payload_bytes == 100
+    stand.put(0, 100, client=2, settles=False)
+    stand.settle()
+    assert stand.header_of(key(0)).payload_bytes == 100
     assert counted(stand) == [2]
     assert stand.counted == {"overtaken": 1, "fetched": 1}
 
@@ -206,7 +201,7 @@ def test_the_entries_after_one_that_cannot_be_read_are_not_stored(make: Make) ->
     stand.remote = chain(4)
     fetch(stand, 0, 1, 2, 3)
     stand.seek_run()
-    stand.read(1, Corrupt("other bytes"))
+    stand.read_remote(1, Corrupt("other bytes"))
     stand.settle()
     assert counted(stand) == [1]
     assert stand.counted == {"fetched": 1, "failed": 3}
@@ -218,9 +213,9 @@ def test_entries_are_stored_after_their_parents_in_whatever_order_they_are_read(
     fetch(stand, 0, 1, 2, 3)
     stand.seek_run()
     for at in (3, 1, 1):
-        stand.read(at)
-        assert not stand.store.table.by_key
-    stand.read()
+        stand.read_remote(at)
+        assert not stand.store.parts.table.by_key
+    stand.read_remote()
     assert counted(stand) == [4]
 
 
@@ -229,20 +224,13 @@ def test_entries_that_the_store_says_are_each_others_parents_are_refused(make: M
     stand.remote = {key(0): RemoteFound(64, 16, parent=key(1)), key(1): RemoteFound(64, 16, parent=key(0))}
     fetch(stand, 0, 1)
     stand.settle()
-    assert counted(stand) == [0] and stand.counted == {"failed": 2} and not stand.own.grants
+    assert counted(stand) == [0] and stand.counted == {"failed": 2} and not stand.store.parts.own.grants
 
 
 def test_a_run_without_room_is_answered(make: Make) -> None:
     stand = make(**REMOTE)
     stand.remote = chain(2)
+    stand.press(refuse=True, reason="memory is short")
     fetch(stand, 0, 1)
-    stand.no_room = UnderPressure("memory is short")
     stand.settle()
     assert counted(stand) == [0]
-
-
-def test_entries_with_a_parent_are_written_for_other_hosts(make: Make) -> None:
-    stand = make(**REMOTE)
-    stand.put(0, cost_ms=9.0)
-    stand.put(1, cost_ms=9.0, parent=key(0))
-    assert {each: found.parent for each, found in stand.remote.items()} == {key(0): None, key(1): key(0)}

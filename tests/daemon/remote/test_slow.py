@@ -10,7 +10,8 @@ from tensord.daemon.remote.breaker import FIRST_S, LONGEST_S
 from tensord.errors import TierTimedOut
 from tensord.ipc import messages
 
-from .stand import FOUND, REMOTE, Make, RemoteStand, ask, key, verdicts
+from ..core.stand import key
+from .stand import FOUND, REMOTE, Make, RemoteStand, ask, verdicts
 
 
 @pytest.fixture

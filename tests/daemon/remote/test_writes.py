@@ -20,14 +20,15 @@ from tensord.daemon.remote.writes import WRITES_MAX
 from tensord.errors import TierTimedOut
 from tensord.ipc import messages
 
-from .stand import FOUND, REMOTE, SPAN, Make, ask, key, publish, verdicts
+from ..core.stand import key
+from .stand import FOUND, REMOTE, SPAN, Make, ask, publish, verdicts
 
 
 def test_an_entry_that_takes_longer_to_compute_than_to_read_is_written(make: Make) -> None:
     stand = make(**REMOTE)
     stand.put(1, cost_ms=5.0)
     assert set(stand.remote) == {key(1)}
-    assert (stand.counted, stand.outbox.counters.remote_written_bytes) == ({"written": 1}, 64)
+    assert (stand.counted, stand.store.counters.remote_written_bytes) == ({"written": 1}, 64)
 
 
 def test_an_entry_of_unknown_cost_is_written_at_its_next_use(make: Make) -> None:
@@ -114,7 +115,7 @@ def test_a_lowered_limit_drops_the_newest_of_the_queue(make: Make) -> None:
 def test_what_has_ended_before_its_turn_is_not_written(make: Make) -> None:
     stand = make(8192, **REMOTE)
     publish(stand, WRITES_MAX + 1)
-    stand.store.spans.end(list(stand.store.table.by_key.values()), "cleared")
+    stand.send(1, messages.Clear(1))
     stand.settle()
     assert len(stand.remote) == WRITES_MAX
 
@@ -125,21 +126,18 @@ def test_a_span_that_is_written_is_not_reused(make: Make, how: str) -> None:
     stand.put(1, cost_ms=9.0, settles=False)
     if how == "evicted":
         stand.send(1, messages.Evict(3, [key(1)]))
-    else:
-        stand.store.spans.hide(stand.store.policy.victims(1), "capacity")
     for number in (2, 3, 4):
         stand.put(number, settles=False)
-        stand.scan()
     # `write_remote` compares the bytes.
     stand.write_remote()
-    assert stand.used_bytes == (SPAN if how == "evicted" else 2 * SPAN)
+    assert (stand.find(key(1)) is None) == (how == "evicted")
 
 
 def test_a_key_that_is_put_again_while_it_waits_is_written_as_it_is_then(make: Make) -> None:
     stand = make(**REMOTE)
     publish(stand, WRITES_MAX + 1)
     name = key(WRITES_MAX)
-    stand.store.spans.end([stand.store.table.by_key[name]], "cleared")
+    stand.send(1, messages.Clear(1))
     assert stand.put(name, 80, settles=False) == "stored"
     stand.settle()
     assert stand.remote[name].payload_bytes == 80
@@ -148,11 +146,12 @@ def test_a_key_that_is_put_again_while_it_waits_is_written_as_it_is_then(make: M
 def test_an_entry_in_the_row_of_a_former_one_is_written(make: Make) -> None:
     stand = make(**REMOTE)
     stand.put(1, cost_ms=9.0)
-    row = stand.store.table.by_key[key(1)]
-    stand.store.spans.end([row], "cleared")
-    stand.scan()
+    by_key = stand.store.parts.table.by_key
+    row = by_key[key(1)]
+    stand.send(1, messages.Clear(1))
+    stand.settle()
     stand.put(2, cost_ms=9.0)
-    assert stand.store.table.by_key[key(2)] == row
+    assert by_key[key(2)] == row
     assert set(stand.remote) == {key(1), key(2)}
 
 

@@ -227,5 +227,5 @@ class Exact(AnyPolicy):
 
 def check(machine: Callable[[], AnyPolicy]) -> None:
     """Runs a suite, which is derived from AnyPolicy."""
-    effort = settings(max_examples=60, stateful_step_count=40, deadline=None)
+    effort = settings(max_examples=40, stateful_step_count=40, deadline=None)
     run_state_machine_as_test(machine, settings=effort)  # type: ignore[arg-type]  # it takes any callable

@@ -105,16 +105,3 @@ def test_without_reads_rows_go_in_the_order_of_their_puts(name: str) -> None:
         rows.put(key, key / 100)
     gone = [key for _ in range(20) for key in rows.evict(64)]
     assert gone == list(range(1280))
-
-
-@pytest.mark.parametrize("name", POLICIES)
-def test_a_row_that_is_freed_and_used_again_is_a_new_row(name: str) -> None:
-    rows = Rows(name, 512)
-    for key in range(100):
-        rows.put(key)
-    row = rows.put(100)
-    rows.remove([row], evicted=False)
-    assert rows.put(101) == row
-    for key in range(102, 110):
-        rows.put(key)
-    assert 101 not in rows.evict(100), "it is in the window from its own put on"

@@ -133,22 +133,6 @@ def test_a_removed_entry_is_announced_with_reason_age_idle_time_uses_and_worth(p
     }
 
 
-def test_an_end_of_several_entries_is_counted_for_each() -> None:
-    stand = LifetimesStand()
-    for number in range(3):
-        stand.now += 1
-        stand.put(number)
-    stand.end(0, 1, 2)
-    status = stand.status()
-    assert (status["evictions"], status["evicted_bytes"]) == ({"explicit": 3}, 3 * SPAN)
-    found = [stand.history.find(key_of(number)) for number in range(3)]
-    assert [each and (each.reason, each.age_s) for each in found] == [
-        ("explicit", 2.0),
-        ("explicit", 1.0),
-        ("explicit", 0.0),
-    ]
-
-
 def test_status_shows_the_ages_and_idle_times_of_evicted_entries() -> None:
     stand = LifetimesStand(4 * SPAN)
     assert stand.status()["at_eviction"]["entries"] == 0

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from os import urandom
-from types import FrameType
 from typing import Any
 
 import pytest
@@ -13,8 +10,7 @@ from tensord.daemon.room import lending
 from tensord.daemon.room.refusals import of_record
 from tensord.daemon.store.commit import TOO_MANY_TOKENS
 from tensord.errors import LimitReached, ObjectTooLarge, StoreFull, TensordError, UnderPressure
-from tensord.shm.layout import SPAN_HEADER_BYTES, span_bytes
-from tensord.shm.records import NO_KEY, RECORD
+from tensord.shm.layout import span_bytes
 
 from ..store.rows import key_of
 from .room import RoomStore
@@ -207,52 +203,6 @@ def test_a_put_with_more_tokens_than_the_store_may_have_is_refused() -> None:
     assert isinstance(of_record(TOO_MANY_TOKENS, key_of(1), 101, store.store_limits), LimitReached)
 
 
-@pytest.mark.parametrize(("policy", "most"), [("lru", 15), ("hazard", 20)])
-def test_room_costs_few_calls_a_put(policy: str, most: int) -> None:
-    # As many entries as 1 GiB has of 64 KB, so that a client may have 64 places.
-    store = RoomStore(64 << 20, policy=policy, row_bits=15, buckets=4096)
-    store.grants._random_bytes = urandom
-    size, number, calls, puts = 4096, 0, 0, 0
-
-    def count(frame: FrameType, event: str, arg: object) -> None:
-        nonlocal calls
-        calls += event.endswith("call")
-
-    submitter = store.client(1)
-    for batch in range(340):
-        counted = batch >= 300
-        sys.setprofile(count if counted else None)
-        request = store.ask([size] * 64)
-        sys.setprofile(None)
-        records: list[bytes] = []
-        for place in store.answers.pop((1, request)).grants:
-            number += 1
-            fields = (
-                key_of(number),
-                place[1],
-                size - SPAN_HEADER_BYTES,
-                1,
-                0,
-                NO_KEY,
-                1.0,
-                0.0,
-                place[0],
-                64,
-                0,
-                0,
-                0,
-                0,
-            )
-            records.append(RECORD.pack(submitter.expected + len(records), *fields))
-        store.commits.take(submitter, memoryview(b"".join(records)), store.now)
-        sys.setprofile(count if counted else None)
-        store.work()
-        sys.setprofile(None)
-        puts += len(records) * counted
-    assert puts == 40 * 64, "each request gets what it asks for"
-    assert calls / puts <= most
-
-
 def test_a_client_that_asks_ahead_with_enough_unused_is_answered_at_once() -> None:
     store = RoomStore(1 << 20)
     first = store.answers[1, store.ask([200_000])]
@@ -267,13 +217,13 @@ def test_only_so_many_requests_of_one_client_wait_and_hold_up_no_other_client() 
     # The client has what it may have unused, and uses none of it.
     while not store.lending.waiting:
         store.ask([20_032])
-    numbers = [store.ask([size], settle=bool(size % 3)) for size in range(1000, 1500)]
+    numbers = [store.ask([size], settle=bool(size % 3)) for size in range(1000, 1100)]
     store.work()
     assert store.lending.waiting == lending.WAITING_MAX
     refused = [number for number in numbers if (1, number) in store.answers]
     assert refused == numbers[lending.WAITING_MAX - 1 :], "the first ones wait"
     assert isinstance(store.refusals[-1], LimitReached) and "64 requests for places" in str(store.refusals[-1])
-    for number in range(5000, 5400):
+    for number in range(5000, 5100):
         assert store.store(number, 1000 + number, client=2)
     assert store.lending.waiting == lending.WAITING_MAX
     store.lending.left(1)

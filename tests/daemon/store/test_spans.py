@@ -50,20 +50,6 @@ def test_a_held_row_may_go_again_once_its_reader_has_let_go() -> None:
     assert store.read(key_of(1)) is None
 
 
-def test_a_victim_of_a_key_that_was_put_again_is_not_published_again() -> None:
-    store = RowStore()
-    row = store.put(key_of(1), b"a" * 100)
-    store.spans.hide(store.policy.victims(1), "capacity")
-    new = store.put(key_of(1), b"b" * 100)
-    assert new != row
-    store.scan({store.table.span_ids[row]})
-    assert store.read(key_of(1)) == b"b" * 100 and store.table.states[row] == ENDED
-    store.spans.end([new], "explicit")
-    assert not store.put(key_of(2), parent=key_of(1)), "no child brings back the one before"
-    assert set(store.scan()) == {row, new}
-    store.check_invariants()
-
-
 def test_a_pinned_child_does_not_bring_back_a_parent_whose_key_was_put_again() -> None:
     store = RowStore()
     first, second = store.put(key_of(1)), store.put(key_of(2), parent=key_of(1))
@@ -86,17 +72,6 @@ def test_a_child_brings_back_its_hidden_parent_and_a_parent_goes_after_its_child
     store.put(key_of(3), parent=key_of(2))
     assert store.table.states[first] == store.table.states[second] == LIVE
     assert store.scan() == []
-    store.check_invariants()
-
-
-def test_the_bytes_of_an_ended_parent_stay_as_long_as_children_lead_to_it() -> None:
-    store = RowStore()
-    first = store.put(key_of(1))
-    second = store.put(key_of(2), parent=key_of(1))
-    store.spans.end([first], "explicit")
-    assert store.scan() == []
-    store.spans.end([second], "explicit")
-    assert set(store.scan()) == {first, second}
     store.check_invariants()
 
 
