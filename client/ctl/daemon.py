@@ -61,7 +61,7 @@ class Daemon:
         self._ids = count(1)
         self._asking: BlockingChannel | None = None
         self._ordering: BlockingChannel | None = None
-        self.welcome: messages.Welcome | None = None
+        self.keys_per_request_max = 1
 
     @property
     def control_path(self) -> Path:
@@ -171,29 +171,16 @@ class Daemon:
 
     def greeted(self) -> BlockingChannel:
         """A connection to the control socket, after Hello and Welcome."""
-        if self._ordering is None:
-            self._ordering = self._greeted_by(PROTOCOL_VERSION)
-        return self._ordering
+        channel = self._ordering
+        if channel is None:
+            channel = self._ordering = BlockingChannel.connect(self.control_path, self.timeout_s)
 
-    def _greeted_by(self, protocol: int) -> BlockingChannel:
-        channel = BlockingChannel.connect(self.control_path, self.timeout_s)
-        try:
-            self.welcome = self._exchange(
-                channel,
-                lambda number: messages.Hello(number, protocol, NAME, os.getpid(), False, __version__),
-                messages.Welcome,
-                self.timeout_s,
-            )
-        except BaseException:
-            channel.close()
-            raise
+            def hello(number: int) -> messages.Hello:
+                return messages.Hello(number, PROTOCOL_VERSION, NAME, os.getpid(), False, __version__)
+
+            welcome = self._exchange(channel, hello, messages.Welcome, self.timeout_s)
+            self.keys_per_request_max = welcome.limits.keys_per_request_max
         return channel
-
-    @property
-    def keys_per_request_max(self) -> int:
-        self.greeted()
-        assert self.welcome is not None
-        return self.welcome.limits.keys_per_request_max
 
     def close(self) -> None:
         """Closes both connections. The next query opens a new one."""

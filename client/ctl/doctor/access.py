@@ -15,7 +15,6 @@ from ..orders.leftovers import Leftover
 from ..output import counted, size
 from .finding import Finding, fail, ok, warn
 
-_FOREIGN_TOLD: Final = 4
 _NEEDS_GROUP: Final = "socket_mode = 0660 and socket_group in the configuration, SocketMode= in the socket unit"
 _START: Final = "start the daemon, or name its socket with TENSORD_SOCKET"
 
@@ -155,11 +154,6 @@ def leftover(found: Sequence[Leftover], served: str | None) -> list[Finding]:
     answers."""
     findings = []
     for left in found:
-        if left.foreign:
-            names = ", ".join(f"{segment.name} (uid {segment.uid})" for segment in left.foreign[:_FOREIGN_TOLD])
-            count = counted(len(left.foreign), "file of another user is", "files of other users are")
-            said = f"instance {left.instance}: {count} under its names and ignored: {names}"
-            findings.append(warn("leftovers", said, "remove them from /dev/shm, as their owner or as root"))
         if left.served or left.instance == served:
             continue
         owned = f"{counted(len(left.segments), 'segment', 'segments')} of uid {left.uid}"

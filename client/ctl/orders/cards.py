@@ -14,7 +14,7 @@ import msgspec
 from ....ipc import messages
 from ....ipc.modes import Tier
 from ..daemon import Daemon, pass_daemon
-from ..output import age, as_json, counted, pairs, share, show, size
+from ..output import age, as_json, counted, pairs, show, size, words
 from ..parameters import DURATION, SIZE
 
 _TIME_S_MAX: Final = 86400.0
@@ -53,27 +53,9 @@ def _named(card: str | None, cards: dict[str, dict[str, Any]]) -> str:
 
 
 def _shown(gauge: dict[str, Any]) -> str:
-    """One card's baseline."""
-    if not gauge["baseline_bytes"]:
-        return f"{gauge['gauge']}: no baseline"
-    return (
-        f"{gauge['gauge']}: {size(gauge['baseline_bytes'])} of {size(gauge['total_bytes'])}, {gauge['baseline']}; "
-        f"{share(gauge['share'], 1)} of the rest is used"
-    )
-
-
-def _set(size_bytes: int, gauge: dict[str, Any]) -> str:
-    """What was set, and what is in force if that is something else: more is held by clients, or the card is smaller."""
-    in_force_bytes = gauge["baseline_bytes"]
-    said = f"baseline {size(size_bytes)}"
-    if not size_bytes:
-        said = "the operator's baseline is ended" if in_force_bytes else "no baseline is declared"
-    if in_force_bytes < size_bytes:
-        said += f", and {size(in_force_bytes)} are in force: at most 95 % of the {size(gauge['total_bytes'])}"
-    elif in_force_bytes > size_bytes:
-        by = "learned" if gauge["baseline"] == "learned" else "by clients or the configuration"
-        said += f", and {size(in_force_bytes)} are in force, {by}"
-    return f"{gauge['gauge']}: {said}"
+    """The baseline that is in force on a card."""
+    said = "{gauge}: {baseline_bytes} of {total_bytes}, {baseline}; {share} of the rest is used"
+    return words(gauge, said if gauge["baseline_bytes"] else "{gauge}: no baseline")
 
 
 @click.command()
@@ -83,17 +65,17 @@ def _set(size_bytes: int, gauge: dict[str, Any]) -> str:
 def baseline(daemon: Daemon, size_bytes: int | None, card: str | None) -> None:
     """Shows, or sets to SIZE, how much of a card is held by plan, as by an inference engine.
 
-    The modes of the card are about the rest. SIZE is written as 72GiB; 0 ends the declaration. It holds until the
-    daemon ends. Set `device.baseline` in the configuration to keep it.
+    Says what is in force then: at most 95 % of the card, or what clients declare, if that is more. The modes of the
+    card are about the rest. SIZE is written as 72GiB; 0 ends the declaration. It holds until the daemon ends. Set
+    `device.baseline` in the configuration to keep it.
     """
     cards = _cards(daemon)
-    if size_bytes is None:
-        chosen = list(cards) if card is None else [_named(card, cards)]
-        click.echo("\n".join(_shown(cards[each]) for each in chosen) or "no card")
-        return
-    name = _named(card, cards)
-    daemon.order(lambda number: messages.DeclareBaseline(number, name, size_bytes, stays=True), messages.Done)
-    click.echo(_set(size_bytes, _cards(daemon).get(name, cards[name])))
+    shown = list(cards) if card is None and size_bytes is None else [_named(card, cards)]
+    if size_bytes is not None:
+        (name,) = shown
+        daemon.order(lambda number: messages.DeclareBaseline(number, name, size_bytes, stays=True), messages.Done)
+        cards = _cards(daemon)
+    click.echo("\n".join(_shown(cards[each]) for each in shown if each in cards) or "no card")
 
 
 def room_text(device: str, size_bytes: int, made: messages.RoomMade) -> str:

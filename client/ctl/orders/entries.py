@@ -55,6 +55,7 @@ def evict(daemon: Daemon, keys: tuple[str, ...]) -> None:
     nothing is evicted. A whole key that is not stored is not an error.
     """
     meant = list(dict.fromkeys(keys_meant(daemon, keys)))
+    daemon.greeted()
     step = daemon.keys_per_request_max
     evicted = 0
     for start in range(0, len(meant), step):

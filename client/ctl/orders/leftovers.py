@@ -12,9 +12,8 @@ import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from ....errors import InstanceBusy, SegmentError
 from ....shm import segments
@@ -23,8 +22,7 @@ _PREFIX: Final = "tensord."
 _SECTOR_BYTES: Final = 512
 
 
-@dataclass(frozen=True, slots=True)
-class LeftoverSegment:
+class LeftoverSegment(NamedTuple):
     """One segment. `taken_bytes`: its memory. `held`: some process has it open or mapped (lanes only)."""
 
     name: str
@@ -33,8 +31,7 @@ class LeftoverSegment:
     held: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Leftover:
+class Leftover(NamedTuple):
     """An instance's segments. `served`: whether a daemon holds its lock; None if that cannot be determined."""
 
     instance: str
@@ -51,11 +48,6 @@ class Leftover:
         uids = {segment.name: segment.uid for segment in self.segments}
         names = (f"{_PREFIX}{self.instance}.{part}" for part in ("ring", "index", "lock"))
         return next((uids[name] for name in names if name in uids), self.segments[0].uid)
-
-    @property
-    def foreign(self) -> list[LeftoverSegment]:
-        """Files under the instance's names that belong to another user. No daemon uses them."""
-        return [segment for segment in self.segments if segment.uid != self.uid]
 
     @property
     def views(self) -> int:

@@ -5,7 +5,7 @@ Owns: the rows in which the daemon's estimates are shown. Does not own: the esti
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 import click
 
@@ -13,13 +13,10 @@ from ....ipc.messages import AdviseQuery
 from ..daemon import Daemon, pass_daemon
 from ..output import as_json, number, pairs, share, show, size, table
 
-_SHOWN: Final = (0.5, 1.0, 2.0, 4.0, 8.0)
-"""The multiples of the present size that the rows of namespaces have."""
-
 
 def advice_text(answer: dict[str, Any]) -> str:
     """The daemon's estimates."""
-    every, *namespaces = answer["curves"]
+    every = answer["curves"][0]
     if not every["requests"]:
         return "nothing is known yet: no entry was put or used since the daemon started"
     now_bytes = answer["capacity_bytes"]
@@ -29,7 +26,7 @@ def advice_text(answer: dict[str, Any]) -> str:
     ]
     if not any(ratio for _, ratio, _ in every["points"]):
         rows.append(("reuse", "none seen: a larger ring would find nothing either"))
-    text = f"{pairs(rows)}\n\nestimated under least recently used:\n\n" + table(
+    return f"{pairs(rows)}\n\nestimated under least recently used:\n\n" + table(
         (">RING", ">SIZE", ">HIT RATIO", ">ERROR", ""),
         [
             (
@@ -42,19 +39,6 @@ def advice_text(answer: dict[str, Any]) -> str:
             for at, ratio, error in every["points"]
         ],
     )
-    if len(namespaces) > 1:
-        text += "\n\nby namespace:\n\n" + table(
-            ("NAMESPACE", ">REQUESTS", *(f">{multiple:g} RING" for multiple in _SHOWN)),
-            [
-                (
-                    each["namespace"],
-                    number(round(each["requests"])),
-                    *(share(ratio, 1) for at, ratio, _ in each["points"] if round(at / now_bytes, 2) in _SHOWN),
-                )
-                for each in namespaces
-            ],
-        )
-    return text
 
 
 @click.command()
@@ -64,7 +48,7 @@ def advise(daemon: Daemon, as_json: bool) -> None:
     """The hit ratios that a ring of another size would give.
 
     The daemon estimates them from a sample of the keys, for least recently used. "found here" is what its own policy
-    found of the same requests. ERROR: in points, of the sampling and of the histogram's resolution. Namespaces are
-    shown by their tags, the busiest first.
+    found of the same requests. ERROR: in points, of the sampling and of the histogram's resolution. --json has
+    the same for each of the busiest namespaces.
     """
     show(daemon.ask(AdviseQuery), as_json, advice_text)

@@ -27,6 +27,7 @@ def test_an_answer_that_comes_too_late_is_not_taken_for_the_next_one(daemon: Dae
 def test_a_command_continues_with_the_next_daemon(daemon: Daemon) -> None:
     asked = Asked(daemon.socket, timeout_s=PATIENCE_S)
     assert asked.status()["epoch"] == 1
+    asked.greeted()
     assert asked.keys_per_request_max == 1024
     daemon.restart()
     with pytest.raises(DaemonUnavailable):

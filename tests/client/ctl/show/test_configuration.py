@@ -50,14 +50,11 @@ def test_a_setting_that_a_daemon_refuses_is_the_same_error(alone: Ctl, tmp_path:
     assert "tensord: " not in err
 
 
-def test_unknown_variables_are_named_beside_the_settings(alone: Ctl, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_variables_and_a_file_that_is_not_there_are_named(alone: Ctl, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TENSORD_PORT", "tcp://10.0.0.1:9477")
     said = alone("config", "check", "--json")
     assert any(row["key"] == "ring_bytes" for row in json.loads(said.out))
     assert "unknown environment variable 'TENSORD_PORT'" in said.err
-
-
-def test_a_file_that_is_not_there_is_an_error(alone: Ctl) -> None:
     assert "/no/such/file cannot be read" in alone("config", "check", "--config", "/no/such/file", code=1).err
 
 

@@ -207,73 +207,57 @@ GONE: dict[str, Any] = {
 }
 
 
+LANES: dict[str, Any] = {"held": "lease", "lanes": 6, "held_by": [LANE]}
+NOBODY: dict[str, Any] = {"held": "pin", "lanes": 1, "held_by": [{**LANE, "client": None, "name": "", "pid": None}]}
+SNAPSHOT = {**BLOCK, "snapshot": True, "parent": "ab" * 32}
+
+
+def stored(policy: str = "hazard", **standing: Any) -> dict[str, Any]:
+    return {**STORED, "policy": policy, "standing": {**STANDING, **standing}}
+
+
+def entry(**changed: Any) -> dict[str, Any]:
+    return {**STORED, "entry": {**ENTRY, **changed}}
+
+
 @pytest.mark.parametrize(
     ("told", "words"),
     [
         (STORED, "stored 10m00s ago, used twice, last 40s ago"),
         (STORED, "entry 9.00 MiB, 1,024 tokens, by uid 1000, cost 12.5 ms"),
-        (
-            {**STORED, "entry": {**ENTRY, "prefix": BLOCK, "agent": "coder"}},
-            "of a sequence tokens 1,024 to 1,280, agent coder; parent none: it begins here",
-        ),
-        (
-            {**STORED, "entry": {**ENTRY, "prefix": {**BLOCK, "snapshot": True, "parent": "ab" * 32}}},
-            f"snapshot at token 1,024; parent {'ab' * 32}",
-        ),
-        ({**STORED, "entry": {**ENTRY, "parent": "ab" * 32}}, f"of a chain parent {'ab' * 32}"),
+        (entry(prefix=BLOCK, agent="a"), "of a sequence tokens 1,024 to 1,280, agent a; parent none: it begins here"),
+        (entry(prefix=SNAPSHOT), f"snapshot at token 1,024; parent {'ab' * 32}"),
+        (entry(parent="ab" * 32), f"of a chain parent {'ab' * 32}"),
         (STORED, "its agent waits for a tool; entries like it come back in 31 % of cases"),
         (STORED, "worth 1.25e-08 by policy hazard; the lowest worth is evicted first"),
-        (
-            {**STORED, "policy": "lru", "standing": {**STANDING, "worth": 104_233.0}},
-            "worth 104,233 by policy lru, the number of its last use among all uses of the store; the lowest",
-        ),
-        ({**STORED, "policy": "lfu", "standing": {**STANDING, "worth": 7.0}}, "worth 7 by policy lfu, its uses plus"),
-        ({**STORED, "standing": {**STANDING, "worth": 1.23456e-7}}, "worth 1.23456e-07 by policy hazard"),
-        ({**STORED, "standing": {**STANDING, "idle_s": 0.04}}, "used twice, last 40 ms ago"),
-        ({**STORED, "standing": {**STANDING, "children": 1}}, "children 1 child: a block"),
-        ({**STORED, "standing": {**STANDING, "place": 2}}, "1 entry is evicted before it"),
-        ({**STORED, "standing": {**STANDING, "compared": 1}}, "of 1 other evictable entry is evicted before it"),
+        (stored("lru", worth=104_233.0), "worth 104,233 by policy lru, the number of its last use among all uses of"),
+        (stored("lfu", worth=7.0), "worth 7 by policy lfu, its uses plus"),
+        (stored(worth=1.23456e-7), "worth 1.23456e-07 by policy hazard"),
+        (stored(idle_s=0.04), "used twice, last 40 ms ago"),
         (STORED, "25.0 % of 128 other evictable entries are evicted before it"),
+        (stored(compared=1), "of 1 other evictable entry is evicted before it"),
+        (stored(compared=0), "no other entry is evictable"),
         (STORED, "not among the next to be evicted"),
-        ({**STORED, "standing": {**STANDING, "in_window": True}}, "it is evicted only if no other entry can be"),
-        ({**STORED, "standing": {**STANDING, "held": "pin"}}, "it stays until that time ends"),
-        ({**STORED, "standing": {**STANDING, "held": "lease", "lanes": None}}, "a reader held it at the last scan"),
-        (
-            {**STORED, "standing": {**STANDING, "held": "lease", "lanes": 6, "held_by": [LANE]}},
-            "held 6 lanes pin it now (client 3, engine, pid 77; and 5 more): it stays while a reader holds it",
-        ),
-        (
-            {
-                **STORED,
-                "standing": {
-                    **STANDING,
-                    "held": "pin",
-                    "lanes": 1,
-                    "held_by": [{**LANE, "client": None, "name": "", "pid": None}],
-                },
-            },
-            "held 1 lane pins it now (lane 100000001 of a closed connection)",
-        ),
-        (
-            {**STORED, "standing": {**STANDING, "children": 2}},
-            "children 2 children: a block is evicted after all of its children",
-        ),
-        ({**STORED, "standing": {**STANDING, "place": 3}}, "2 entries are evicted before it"),
-        ({**STORED, "standing": {**STANDING, "compared": 0}}, "no other entry is evictable"),
+        (stored(place=2), "1 entry is evicted before it"),
+        (stored(place=3), "2 entries are evicted before it"),
+        (stored(in_window=True), "it is evicted only if no other entry can be"),
+        (stored(held="pin"), "it stays until that time ends"),
+        (stored(held="lease", lanes=None), "a reader held it at the last scan"),
+        (stored(**LANES), "held 6 lanes pin it now (client 3, engine, pid 77; and 5 more): it stays while a reader"),
+        (stored(**NOBODY), "held 1 lane pins it now (lane 100000001 of a closed connection)"),
+        (stored(children=1), "children 1 child: a block"),
+        (stored(children=2), "children 2 children: a block is evicted after all of its children"),
         ({**STORED, "gone": GONE}, "removed before 1m00s ago (ttl): its time to live had ended"),
         ({**NOT_STORED, "state": "leaving", "reason": "capacity"}, "leaving, unless a reader holds it: evicted"),
         (
             {**NOT_STORED, "state": "gone", "gone": GONE},
-            "stored 1h00m before, used once, last 1m10s before its worth 0.5 by policy hazard",
+            "stored 1h00m before, used once, last 1m10s before its worth 0.5",
         ),
         (REMEMBERED, "not stored: its put was refused for lack of room"),
         ({**REMEMBERED, "recovered": True}, "not stored: evicted before the daemon started 3m12s ago remembered"),
-        (
-            {**REMEMBERED, "recovered": True, "refused_puts": 1},
-            "not stored: evicted before the daemon started 3m12s ago, or refused after that",
-        ),
+        ({**REMEMBERED, "recovered": True, "refused_puts": 1}, "daemon started 3m12s ago, or refused after that"),
         ({**REMEMBERED, "records": 100}, "evicted or refused, and the record of this is no longer kept"),
-        ({**NOT_STORED, "state": "gone", "remembered": STANDING}, "remembered 3 uses, puts included class used"),
+        (REMEMBERED, "remembered 3 uses, puts included class used"),
         (NOT_STORED, "not known: not stored since the daemon started 3m12s ago; its ring was empty then"),
         ({**NOT_STORED, "recovered": True}, "3m12s ago; there is no record of this key from before"),
         ({**NOT_STORED, "records": 100}, "not known: not stored, and not among the last 100 removed entries"),
