@@ -76,7 +76,6 @@ class StoreReport:
         self._waiting = waiting
         self._remote = remote
         self._began = clock()
-        self._unix_at_zero_first = unix_at_zero()
         self._grown_bytes = 0
         self._grow_error = ""
         queries: dict[type[Any], Callable[[Any], dict[str, Any]]] = {
@@ -151,7 +150,6 @@ class StoreReport:
             "pid": os.getpid(),
             "uid": os.geteuid(),
             "uptime_s": self._clock() - self._began,
-            "clock_stepped_s": self._unix_at_zero() - self._unix_at_zero_first,
             "former": self._memory.former,
             "ring_bytes": superblock.limit_bytes,
             "ring_segment_bytes": superblock.ring_bytes,

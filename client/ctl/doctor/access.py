@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import configparser
+import re
 import stat
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -115,20 +115,10 @@ def reachable(what: str, error: TensordError | None) -> Finding:
     return fail(f"daemon ({what})", str(error), remedy)
 
 
-def removes_ipc(texts: Iterable[str]) -> bool:
-    """Whether logind deletes a user's shared memory at logout. `texts`: its configuration files, the most important
-    last. The default is yes."""
-    value = True
-    for text in texts:
-        parser = configparser.RawConfigParser(strict=False, allow_no_value=True, interpolation=None)
-        try:
-            parser.read_string(text)
-        except configparser.Error:
-            continue
-        said = (parser.get("Login", "RemoveIPC", fallback="") or "").strip().lower()
-        if said:
-            value = said not in ("no", "false", "off", "0", "n", "f")
-    return value
+def removes_ipc(configuration: str) -> bool:
+    """Whether logind deletes a user's shared memory at logout, by its configuration. The default is yes."""
+    said = re.findall(r"^\s*RemoveIPC\s*=\s*(\w+)", configuration, re.MULTILINE)
+    return not said or said[-1].lower() not in ("no", "false", "off", "0", "n", "f")
 
 
 def logout(*, uid: int, system_uid_max: int, has_logind: bool, lingers: bool, removes: bool) -> Finding:

@@ -44,16 +44,16 @@ def diagnose(daemon: Daemon) -> list[Finding]:
 
 def _served(daemon: Daemon, status: dict[str, Any]) -> Iterator[Finding]:
     """What a daemon that answers tells of itself."""
-    former = status.get("former", {})
-    journal = facts.journal_of_end() if former.get("end") in ("failed", "killed") else ()
+    former = status["former"]
+    journal = facts.journal_of_end() if former["end"] in ("failed", "killed") else ()
     # A lane without a connection has no version, and tensorctl's own is no client's.
     clients = [row for row in daemon.clients() if row["client"] is not None and row["name"] != NAME]
     yield software.versions(__version__, status["version"], PROTOCOL_VERSION, status["protocol"])
-    yield software.clients(status["version"], [row.get("version", "") for row in clients])
+    yield software.clients(status["version"], [row["version"] for row in clients])
     yield software.last_end(former, journal)
     yield from software.health(daemon.ask(HealthQuery))
     yield software.gauges(status["governor"]["gauges"], facts.hardware())
-    yield software.values(status["store"].get("unstorable", ()))
+    yield software.values(status["store"]["unstorable"])
 
 
 def _around(status: dict[str, Any]) -> Iterator[Finding]:
@@ -79,7 +79,7 @@ def _around(status: dict[str, Any]) -> Iterator[Finding]:
         system_uid_max=facts.system_uid_max(),
         has_logind=facts.has_logind(),
         lingers=facts.lingers(uid),
-        removes=access.removes_ipc(facts.logind_texts()),
+        removes=access.removes_ipc(facts.logind_configuration()),
     )
     found = [left for name in leftovers.instances() if (left := leftovers.look(name)) is not None]
     yield from access.leftover(found, status.get("instance"))

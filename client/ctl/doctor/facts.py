@@ -19,12 +19,11 @@ from .access import Caller, FileStat, Serving
 from .memory import RingRoom
 
 _CAP_IPC_LOCK: Final = 14
-_LOGIND_FOLDERS: Final = ("/usr/lib/systemd", "/usr/local/lib/systemd", "/run/systemd", "/etc/systemd")
 _SYSTEM_UID_MAX: Final = 999
 _JOURNAL_UNITS: Final = ("--unit", "tensord.service", "--user-unit", "tensord.service")
 _LISTENS: Final = "00010000"
 """The flags of a listening socket in /proc/net/unix (__SO_ACCEPTCON)."""
-_JOURNAL_S: Final = 5.0
+_PRINTED_S: Final = 5.0
 _ENDED: Final = re.compile(r"Main process exited|Failed with result|killed by the OOM killer|[Ww]atchdog timeout")
 
 
@@ -108,19 +107,13 @@ def journal_of_end(lines_max: int = 3) -> tuple[str, ...]:
 
 def journal(lines_max: int) -> list[str]:
     """The last lines of the service's journal; empty if this user cannot read it."""
-    try:
-        asked = subprocess.run(
-            ["journalctl", "--quiet", "--no-pager", "-o", "cat", "-n", str(lines_max), *_JOURNAL_UNITS],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_JOURNAL_S,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return []
-    return asked.stdout.splitlines()
+    journal = ("journalctl", "--quiet", "--no-pager", "-o", "cat", "-n", str(lines_max))
+    return _printed(*journal, *_JOURNAL_UNITS).splitlines()
+
+
+def logind_configuration() -> str:
+    """logind's configuration, of all its files, the most important last."""
+    return _printed("systemd-analyze", "cat-config", "systemd/logind.conf")
 
 
 def memlock(pid: int | None, proc: Path = Path("/proc")) -> tuple[str, int | None, bool]:
@@ -136,17 +129,6 @@ def memlock(pid: int | None, proc: Path = Path("/proc")) -> tuple[str, int | Non
         return whose, int(found[1]) if found and found[1].isdigit() else None, privileged
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     return whose, None if soft == resource.RLIM_INFINITY else soft, privileged
-
-
-def logind_texts(root: Path = Path("/")) -> list[str]:
-    """logind's configuration files, the most important last: the main file, then the drop-ins in the order of their
-    names. A drop-in hides those of the same name in less important folders."""
-    folders = [root / folder.lstrip("/") for folder in _LOGIND_FOLDERS]
-    main = [_text(folder / "logind.conf") for folder in folders if (folder / "logind.conf").is_file()]
-    named: dict[str, Path] = {}
-    for folder in folders:
-        named |= {path.name: path for path in sorted((folder / "logind.conf.d").glob("*.conf"))}
-    return [*main[-1:], *(_text(named[name]) for name in sorted(named))]
 
 
 def has_logind(root: Path = Path("/")) -> bool:
@@ -200,3 +182,14 @@ def _text(path: Path) -> str:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
+
+
+def _printed(*words: str) -> str:
+    """What a program prints; empty if it cannot be run, or takes long."""
+    try:
+        asked = subprocess.run(
+            words, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=_PRINTED_S
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return asked.stdout

@@ -75,15 +75,15 @@ def status_text(body: dict[str, Any], health: dict[str, Any], before: dict[str, 
     """A status as text. `before`: an earlier status, for the rates since."""
     store, governor = body["store"], body["governor"]
     rows = [("PROBLEM", problem) for problem in health["problems"]]
-    rows += [("notice", notice) for notice in health.get("notices", ())]
-    rows += [("NOT STORED", unstorable(each)) for each in store.get("unstorable", ())]
+    rows += [("notice", notice) for notice in health["notices"]]
+    rows += [("NOT STORED", unstorable(each)) for each in store["unstorable"]]
     rows += [*_rates(body, before), *_memory(body, store), ("clients", words(body, _CLIENTS))]
     rows += [(name, words(store, template)) for name, template in _STORE.items()]
     rows.append(("refusals", words(body, "{store[refusals]}; by quota: {quotas[refusals]}")))
     rows += _ratios(store["hit_ratios"])
     made = store["at_eviction"]
     rows.append(("made room", words(made, _MADE_ROOM) if made["entries"] else "nothing was evicted for other entries"))
-    if remote := body.get("remote"):
+    if remote := body["remote"]:
         serves = f"{remote['address']} {'serves' if remote['serves'] else 'LEFT ALONE'}"
         rows.append(("remote", serves + words(store, _REMOTE)))
     return f"{words(body, _HEAD)}\n\n{pairs(rows)}\n\n{pairs(_pressure(governor))}"
@@ -152,7 +152,7 @@ def _pressure(governor: dict[str, Any]) -> Rows:
     rows += [("device", parts(device, _DEVICE)) for device in governor["devices"]]
     if governor["devices"] or done["registered"]:
         rows.append(("device tier", words(done, _TIER)))
-    rows += [("neighbour", parts(each, _NEIGHBOUR)) for each in governor.get("neighbours", ())]
+    rows += [("neighbour", parts(each, _NEIGHBOUR)) for each in governor["neighbours"]]
     rows += [("workflow", words(flow, _WORKFLOW)) for flow in governor["workflows"]]
     return rows or [("gauges", "none: the use of the tiers is unknown")]
 
@@ -204,6 +204,6 @@ def health(ctx: click.Context, daemon: Daemon, as_json: bool) -> None:
         show(body, as_json, lambda _: "healthy")
     for problem in problems:
         click.echo(f"tensorctl: unhealthy: {problem}", err=True)
-    for notice in body.get("notices", ()):
+    for notice in body["notices"]:
         click.echo(f"tensorctl: notice: {notice}", err=True)
     ctx.exit(1 if problems else 0)

@@ -139,6 +139,7 @@ def store(**changed: Any) -> dict[str, Any]:
         "refusals": {"LimitReached": 4},
         "claims": {"compute": 900, "hit": 50},
         "remote": {"fetched": 30, "missed": 900},
+        "unstorable": [],
         "remote_read_bytes": 300 * MIB,
         "remote_written_bytes": 5 * GIB,
         "put_bytes": 7 * GIB,

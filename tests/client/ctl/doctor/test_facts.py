@@ -24,17 +24,6 @@ def test_the_daemon_s_own_memlock_counts_where_it_can_be_seen(tmp_path: Path) ->
     assert facts.memlock(8, tmp_path)[0] == "this user"
 
 
-def test_logind_s_files_come_in_the_order_in_which_they_count(tmp_path: Path) -> None:
-    _write(tmp_path / "usr/lib/systemd/logind.conf", "vendor")
-    _write(tmp_path / "etc/systemd/logind.conf", "main")
-    _write(tmp_path / "usr/lib/systemd/logind.conf.d/50-a.conf", "hidden")
-    _write(tmp_path / "etc/systemd/logind.conf.d/50-a.conf", "a")
-    _write(tmp_path / "run/systemd/logind.conf.d/10-b.conf", "b")
-    _write(tmp_path / "etc/systemd/logind.conf.d/99.txt", "no")
-    assert facts.logind_texts(tmp_path) == ["main", "b", "a"]
-    assert facts.logind_texts(tmp_path / "nothing") == []
-
-
 def test_the_machine_s_range_of_system_users_counts(tmp_path: Path) -> None:
     assert facts.system_uid_max(tmp_path) == 999
     _write(tmp_path / "etc/login.defs", "#SYS_UID_MAX 1\nSYS_UID_MAX\t\t 499\n")

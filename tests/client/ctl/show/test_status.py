@@ -19,7 +19,7 @@ from ..conftest import Ctl
 from ..documents import CARD, GIB, OTHER
 
 KEY = bytes(range(32))
-HEALTHY: dict[str, Any] = {"healthy": True, "problems": []}
+HEALTHY: dict[str, Any] = {"healthy": True, "problems": [], "notices": []}
 
 
 def shown(status: dict[str, Any], health: dict[str, Any] = HEALTHY) -> str:
