@@ -535,6 +535,16 @@ class Daemon:
         """The keys that readers find."""
         return {number_of(slot.key) for slot in self.memory.index.slots() if slot.published}
 
+    def sound(self) -> set[int]:
+        """Those of them that are not damaged, as far as is known. Before its first read, a damaged header may lack the
+        parent."""
+        damaged = self.world.damaged
+        return {
+            number_of(slot.key)
+            for slot in self.memory.index.slots()
+            if slot.published and not (damaged and slot.unverified)
+        }
+
     def waiting(self) -> set[bytes]:
         """Keys of the slots that are unpublished but not yet free. A damaged slot may hold an unknown key."""
         return {slot.key for slot in self.memory.index.slots() if not slot.published}

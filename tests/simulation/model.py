@@ -93,13 +93,13 @@ class Model:
         self.there = {number: v for number, v in self.there.items() if era_of(number) >= self.eras[tag_of(number)]}
         return set(self.there)
 
-    def check(self, visible: set[int], hidden: set[int]) -> None:
-        """Asserts that readers find exactly the expected entries."""
+    def check(self, visible: set[int], hidden: set[int], sound: set[int]) -> None:
+        """Asserts that readers find exactly the expected entries; those of `sound` with their parents."""
         surplus = visible - self.there.keys()
         assert not surplus, f"keys {sorted(surplus)} are visible but were never stored"
         swept = {number for *_, meant in self._sweeps for number in meant}
         lost = self.there.keys() - visible - hidden - swept
         assert not lost, f"keys {sorted(lost)} are lost: they were stored and no removal was announced"
-        for number in visible:
+        for number in sound:
             parent = before(number)
             assert parent is None or parent in visible, f"{number} is visible without its parent {parent}"

@@ -595,7 +595,7 @@ class World:
                     assert process.view.current(tag) == era, f"a client reads generation {process.view.current(tag)}"
         if self.daemon is not None:
             self.daemon.check()
-            self.model.check(self.daemon.visible(), self.daemon.hidden())
+            self.model.check(self.daemon.visible(), self.daemon.hidden(), self.daemon.sound())
 
     def finish(self) -> None:
         """Ends all processes and waits for the work in progress. Asserts that nothing leaks."""
