@@ -1,8 +1,8 @@
 """The table of keys and spans in shared memory: one writer, any number of readers, no locks.
 
 Owns: choosing a key's two buckets, the fingerprint line that says which of a bucket's eight slots to read, and the
-seqlock of each slot. Does not own: where a slot's words are (slots.py), the contents of a span, nor the decision to
-reuse one.
+seqlock of each slot. Does not own: where a slot's words are (slots.py), the stores that take, publish and free slots
+(daemon/store), the contents of a span, nor the decision to reuse one.
 
 States of a slot. `seq` only rises, across restarts too:
 
@@ -40,25 +40,19 @@ from .slots import (
     PLACE,
     PLACE_UNVERIFIED,
     REUSE_HOLDERS_SHIFT,
+    REUSE_USES_MAX,
     SLOT,
     SPAN,
     Array,
     Slot,
     cells_of,
-    pack_place,
     read_slot,
     slot_at,
     slots_of,
-    unpack_reuse,
 )
 
 # A key's bytes 8 to 24 come from a digest, so they serve as its hashes. The first eight bytes are the namespace's tag.
 KEY_HASHES: Final = struct.Struct("@8xII8s8x")
-_USE: Final = np.uint64((1 << REUSE_HOLDERS_SHIFT) - 1)
-"""The bits of a reuse word that record uses: their number and the time of the last one."""
-_SEQ_MAX: Final = (1 << 64) - 1
-"""0 follows this value. No daemon counts this far, but a damaged slot may hold it."""
-_SLOT_KEY: Final = struct.Struct("@32s")
 _ALL_FOUR: Final = np.uint32(0x01010101)  # four bools, all of them True
 
 SPAN_IDS_AT_ONCE: Final = 32_768
@@ -120,7 +114,8 @@ class IndexReader:
         """(uses, holders) of the slot whose seq word is at index `at`, as returned by `find`. Valid if seq is still
         unchanged afterwards."""
         bucket, cell = divmod((at - (self.buckets_at >> 3)) // SLOT_WORDS, BUCKET_CELLS)
-        return unpack_reuse(self.words[self._reuse_at + bucket * BUCKET_SLOTS + cell - 1])
+        word = self.words[self._reuse_at + bucket * BUCKET_SLOTS + cell - 1]
+        return word & REUSE_USES_MAX, word >> REUSE_HOLDERS_SHIFT
 
     def find_many(self, keys: Array) -> tuple[Array, Array, Array, Array, Array, Array]:
         """`find` for many keys, (n, 32) uint8.
@@ -179,19 +174,17 @@ class IndexReader:
 
 
 class IndexWriter:
-    """The daemon's side, the only writer of slots."""
+    """The daemon's side. `daemon/store` has the stores that publish and hide slots."""
 
     def __init__(self, memory: memoryview | mmap | bytearray, geometry: IndexGeometry) -> None:
         self.geometry = geometry
         self.generations = GenerationWriter(memory, geometry)
         self._memory = memoryview(memory).cast("B")
         self._words = self._memory.cast("Q")
-        self._mask = geometry.bucket_count - 1
         self._buckets_at = geometry.buckets_at >> 3
         self._reuse = np.frombuffer(self._memory, "u8", geometry.slot_count, geometry.uses_at)
         self._repair_free_slots()
         self._repair_fingerprints()
-        self._filled = self._count_filled()
 
     @classmethod
     def create(cls, geometry: IndexGeometry, memory: memoryview | mmap | bytearray | None = None) -> IndexWriter:
@@ -202,81 +195,10 @@ class IndexWriter:
         GenerationWriter.create(memory, geometry)
         return cls(memory, geometry)
 
-    def reserve(self, key: bytes, span_id: int, offset: int, tree_bytes: int, payload_bytes: int) -> int | None:
-        """Takes a free slot for a span that is being written. Readers do not see it yet.
-
-        Returns:
-            The slot's number, or None if both of the key's buckets are full.
-        """
-        first, second = self._buckets(key)
-        bucket = first if self._filled[first] <= self._filled[second] else second
-        if self._filled[bucket] == BUCKET_SLOTS:
-            return None
-        for slot in range(bucket * BUCKET_SLOTS, (bucket + 1) * BUCKET_SLOTS):
-            at = self._slot_at(slot)
-            if not self._words[at + SPAN]:
-                assert self._words[at] & 1, f"slot {slot} is free, and its seq {self._words[at]} even"
-                _SLOT_KEY.pack_into(self._memory, (at + 1) * 8, key)
-                self._words[at + PLACE] = pack_place(offset, tree_bytes)
-                self._words[at + LENGTH] = payload_bytes
-                # SYNC POINT: the span id is stored last, so that after a kill at any instruction the next daemon finds
-                # the slot either free or complete.
-                self._words[at + SPAN] = span_id
-                self._filled[bucket] += 1
-                return slot
-        raise AssertionError(f"bucket {bucket} counts {self._filled[bucket]} slots, but all eight are taken")
-
-    def publish(self, slot: int) -> None:
-        """Makes a reserved or unpublished slot visible to readers."""
-        at = self._slot_at(slot)
-        seq = self._words[at]
-        assert seq & 1 and self._words[at + SPAN], f"slot {slot} with seq {seq} has nothing to publish"
-        # SYNC POINT: the span's bytes and the slot's body were stored before seq. x86-64 keeps stores in order, so a
-        # reader that sees the even seq sees them too. ARM needs a release store here.
-        self._words[at] = (seq + 1) & _SEQ_MAX
-        self._words[self._fingerprint_at(slot)] = self._words[at + 3]
-
-    def move(self, slot: int, to: int) -> None:
-        """Publishes the reserved slot `to` and unpublishes `slot`, which has the same key and payload."""
-        self._reuse[to] = self._reuse[slot] & _USE
-        self.mark(to, unverified=self.read(slot).unverified)
-        # SYNC POINT: publish before unpublish, so that after a kill at any instruction the next daemon finds at least
-        # one of the two published.
-        self.publish(to)
-        self.unpublish(slot)
-
-    def unpublish(self, slot: int) -> None:
-        """Hides a published slot from readers. Its span stays allocated until `release`."""
-        at = self._slot_at(slot)
-        seq = self._words[at]
-        assert not seq & 1, f"slot {slot} with seq {seq} is not published"
-        # SYNC POINT: every reader must see this store before its lane is scanned. The fence between store and scan
-        # (fence.py) orders the reader's "publish pin, load seq" against the daemon's "store seq, scan lanes".
-        self._words[at] = (seq + 1) & _SEQ_MAX
-        self._words[self._fingerprint_at(slot)] = 0
-
-    def revoke(self, slot: int) -> None:
-        """Changes the seq of a slot that is not published, so that a client that was told the former one writes no more
-        into the span, unless it pinned the span before. The span stays allocated until `release`."""
-        at = self._slot_at(slot)
-        seq = self._words[at]
-        assert seq & 1 and self._words[at + SPAN], f"slot {slot} with seq {seq} is not reserved"
-        # SYNC POINT: as in `unpublish`, with the writer in the reader's place.
-        self._words[at] = (seq + 2) & _SEQ_MAX
-
-    def release(self, slot: int) -> None:
-        """Frees an unpublished slot whose span no reader can reach any more."""
-        at = self._slot_at(slot)
-        assert self._words[at] & 1 and self._words[at + SPAN], f"slot {slot} cannot be released"
-        # The reuse word is cleared before the span id, so that a free slot never has the uses of an earlier entry.
-        self._reuse[slot] = 0
-        self._words[at + SPAN] = 0
-        self._filled[slot // BUCKET_SLOTS] -= 1
-
     def mark(self, slot: int, *, unverified: bool) -> None:
         """Sets or clears the flag that makes readers verify the span's checksum first. It is part of one word, so seq
         stays."""
-        at = self._slot_at(slot) + PLACE
+        at = slot_at(self._buckets_at, slot) + PLACE
         self._words[at] = self._words[at] & ~PLACE_UNVERIFIED | unverified
 
     def held(self) -> tuple[Array, Array]:
@@ -294,14 +216,9 @@ class IndexWriter:
             spans = slots[first : first + step, :, SPAN].reshape(-1)
             yield np.sort(spans[spans != 0])
 
-    def slots_for(self, key: bytes) -> list[int]:
-        """The numbers of the 8 or 16 slots in which `key` may be."""
-        buckets = dict.fromkeys(self._buckets(key))
-        return [bucket * BUCKET_SLOTS + i for bucket in buckets for i in range(BUCKET_SLOTS)]
-
     def read(self, slot: int) -> Slot:
         """A copy of the slot, whatever its state."""
-        return read_slot(self._memory, self._slot_at(slot), slot)
+        return read_slot(self._memory, slot_at(self._buckets_at, slot), slot)
 
     def slots(self) -> Iterator[Slot]:
         """Every allocated slot, in ascending order of numbers."""
@@ -312,34 +229,18 @@ class IndexWriter:
         """Asserts the invariants of the module's docstring."""
         self.generations.check_invariants()
         keys: set[bytes] = set()
-        filled = [0] * self.geometry.bucket_count
+        mask = self.geometry.bucket_count - 1
+        lines = cells_of(self._memory, self.geometry)[::BUCKET_CELLS]
         for slot in self.slots():
-            filled[slot.number // BUCKET_SLOTS] += 1
-            fingerprint = self._words[self._fingerprint_at(slot.number)]
+            bucket, cell = divmod(slot.number, BUCKET_SLOTS)
             assert not slot.offset % ALIGN_BYTES
             if slot.published:
-                assert slot.number in self.slots_for(slot.key), f"slot {slot.number} is in no bucket of its key"
+                first, second, _ = KEY_HASHES.unpack(slot.key)
+                buckets = first & mask, _second_bucket(first, second, mask)
+                assert bucket in buckets, f"slot {slot.number} is in no bucket of its key"
                 assert slot.key not in keys, f"{slot.key.hex()} is published twice"
                 keys.add(slot.key)
-                assert fingerprint == int.from_bytes(slot.key[16:24], "little")
-            else:
-                assert fingerprint == 0
-        assert filled == list(self._filled), "the buckets' counts are wrong"
-
-    def _buckets(self, key: bytes) -> tuple[int, int]:
-        first, second, _ = KEY_HASHES.unpack(key)
-        return first & self._mask, _second_bucket(first, second, self._mask)
-
-    def _slot_at(self, slot: int) -> int:
-        return slot_at(self._buckets_at, slot)
-
-    def _fingerprint_at(self, slot: int) -> int:
-        """Index of the word with the slot's fingerprint."""
-        return self._buckets_at + slot // BUCKET_SLOTS * BUCKET_CELLS * SLOT_WORDS + slot % BUCKET_SLOTS
-
-    def _count_filled(self) -> bytearray:
-        taken = (slots_of(cells_of(self._memory, self.geometry))[:, :, SPAN] != 0).sum(axis=1)
-        return bytearray(taken.astype(np.uint8).tobytes())
+            assert lines[bucket, cell] == (int.from_bytes(slot.key[16:24], "little") if slot.published else 0)
 
     def _repair_free_slots(self) -> None:
         """Makes the seq of free slots odd. A free slot with an even seq is damage, and a reader could take it for an

@@ -20,7 +20,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from .layout import ALIGN_BYTES, BUCKET_SLOTS, SLOT_WORDS, TREE_BYTES_MAX, IndexGeometry
+from .layout import ALIGN_BYTES, BUCKET_SLOTS, SLOT_WORDS, IndexGeometry
 
 SLOT: Final = struct.Struct("@Q32sQQQ")
 """A whole slot: seq, key, span id, place word, payload bytes."""
@@ -90,24 +90,6 @@ def read_slot(memory: memoryview | mmap, at: int, number: int) -> Slot:
     return Slot(number, seq, key, span, place & PLACE_OFFSET_MASK, place >> 48, payload_bytes, unverified)
 
 
-def pack_place(offset: int, tree_bytes: int) -> int:
-    """A slot's place word, made of the span's ring offset and the length of its tree header, both in bytes."""
-    assert not offset & ~PLACE_OFFSET_MASK, offset
-    assert 0 < tree_bytes <= TREE_BYTES_MAX, tree_bytes
-    return tree_bytes << 48 | offset
-
-
-def pack_reuse(uses: int, holders: int, used_s: float = 0.0) -> int:
-    """A slot's reuse word. `used_s` is the time of the last use, in seconds."""
-    told = min(uses, REUSE_USES_MAX) | reuse_ticks(used_s) << REUSE_USED_SHIFT
-    return min(holders, REUSE_HOLDERS_MAX) << REUSE_HOLDERS_SHIFT | told
-
-
 def reuse_ticks(used_s: float) -> int:
     """`used_s` in ticks. Rounded up, so that a use is newer than every earlier put."""
     return min(ceil(used_s * REUSE_TICKS_PER_S), REUSE_TICKS_MAX)
-
-
-def unpack_reuse(word: int) -> tuple[int, int]:
-    """(uses, holders) of a reuse word."""
-    return word & REUSE_USES_MAX, word >> REUSE_HOLDERS_SHIFT

@@ -16,13 +16,15 @@ import numpy as np
 
 from tensord.client.core.view import View
 from tensord.daemon.store.holes import Holes
+from tensord.daemon.store.slots import Slots
 from tensord.daemon.store.table import EDGE, LIVE, RowTable
 from tensord.shm.copy import checksum_of
 from tensord.shm.fence import fence, register
-from tensord.shm.index import IndexWriter
+from tensord.shm.index import KEY_HASHES, IndexWriter, _second_bucket
 from tensord.shm.lane_reader import LaneReader
 from tensord.shm.lanes import Lane
 from tensord.shm.layout import (
+    BUCKET_SLOTS,
     LANE_BYTES,
     LANE_WORDS,
     SPAN_HEADER_BYTES,
@@ -43,6 +45,14 @@ def key(number: int, tag: bytes = b"namespac") -> bytes:
         [0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9], np.uint64
     )
     return tag + words.tobytes()
+
+
+def slots_for(at: bytes, geometry: IndexGeometry) -> list[int]:
+    """The numbers of the 8 or 16 slots in which a key may be."""
+    first, second, _ = KEY_HASHES.unpack(at)
+    mask = geometry.bucket_count - 1
+    buckets = dict.fromkeys((first & mask, _second_bucket(first, second, mask)))
+    return [bucket * BUCKET_SLOTS + cell for bucket in buckets for cell in range(BUCKET_SLOTS)]
 
 
 def memory_file(size_bytes: int, name: str = "tensord-test") -> int:
@@ -93,6 +103,7 @@ class MemoryBench:
         packed = self.superblock.pack()
         self._index_map[: len(packed)] = packed
         self.index = IndexWriter.create(self.geometry, self._index_map)
+        self.slots = Slots(memoryview(self._index_map), self.geometry)
         self.table = RowTable(16, epoch)
         self.holes = Holes(self.table, ring_bytes)
         self._rows: dict[int, int] = {}
@@ -141,8 +152,8 @@ class MemoryBench:
             return None
         self._spans += 1
         span = span_id(self.superblock.epoch, self._spans)
-        slot = self.index.reserve(at, span, offset, len(payload.header), payload.payload_bytes)
-        if slot is None:
+        slot = self.slots.take(at, span, len(payload.header) << 48 | offset, payload.payload_bytes)
+        if slot < 0:
             self.free(offset)
             return None
         start = offset + SPAN_HEADER_BYTES
@@ -172,12 +183,13 @@ class MemoryBench:
         slot = self.write(at, tree, corrupt=corrupt)
         assert slot is not None, "the test's ring or index is full"
         self.index.mark(slot.number, unverified=unverified)
-        self.index.publish(slot.number)
+        self.slots.publish(slot.number)
         return self.index.read(slot.number)
 
     def find(self, at: bytes) -> Slot | None:
         """The published slot of a key."""
-        found = [slot for slot in map(self.index.read, self.index.slots_for(at)) if slot.published and slot.key == at]
+        slots = map(self.index.read, slots_for(at, self.geometry))
+        found = [slot for slot in slots if slot.published and slot.key == at]
         assert len(found) <= 1
         return found[0] if found else None
 
@@ -190,7 +202,7 @@ class MemoryBench:
         """Unpublishes the entry; its span waits for `reclaim`."""
         slot = self.find(at)
         assert slot is not None
-        self.index.unpublish(slot.number)
+        self.slots.unpublish(slot.number)
         self.evicted[slot.span_id] = slot
         return slot
 
@@ -204,15 +216,15 @@ class MemoryBench:
             return False
         self._spans += 1
         span = span_id(self.superblock.epoch, self._spans)
-        slot = self.index.reserve(at, span, offset, old.tree_bytes, old.payload_bytes)
-        if slot is None:
+        slot = self.slots.take(at, span, old.tree_bytes << 48 | offset, old.payload_bytes)
+        if slot < 0:
             self.free(offset)
             return False
         self.bytes[offset : offset + size] = self.bytes[old.offset : old.offset + size]
         header = SpanHeader.unpack(self.bytes[old.offset : old.offset + SPAN_HEADER_BYTES].tobytes())
         packed = np.frombuffer(header.moved_to(span).pack(), np.uint8)
         self.bytes[offset : offset + SPAN_HEADER_BYTES] = packed
-        self.index.move(old.number, slot)
+        self.slots.move(old.number, slot)
         self.evicted[old.span_id] = old
         return True
 
@@ -226,7 +238,7 @@ class MemoryBench:
         for number in freed:
             slot = self.evicted.pop(number)
             size = span_bytes(slot.payload_bytes)
-            self.index.release(slot.number)
+            self.slots.release(slot.number)
             self.free(slot.offset)
             self.bytes[slot.offset : slot.offset + size] = 0xEE
         return set(freed)

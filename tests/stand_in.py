@@ -245,11 +245,9 @@ class StandIn:
             if each.in_place:
                 self.bench._spans += 1
                 span = span_id(1, self.bench._spans)
-                while (
-                    found := self.bench.index.reserve(os.urandom(32), span, offset, 1, size_bytes - SPAN_HEADER_BYTES)
-                ) is None:
-                    pass
-                slot, seq = found, self.bench.index.read(found).seq.to_bytes(8, "little")
+                while slot < 0:
+                    slot = self.bench.slots.take(os.urandom(32), span, 1 << 48 | offset, size_bytes - SPAN_HEADER_BYTES)
+                seq = self.bench.index.read(slot).seq.to_bytes(8, "little")
             each.grants[self._numbers] = offset, size_bytes, slot
             grants.append((self._numbers, offset, size_bytes, span.to_bytes(8, "little"), max(slot, 0), seq))
         error = None
@@ -262,7 +260,7 @@ class StandIn:
         for number in numbers:
             offset, size_bytes, slot = each.grants.pop(number, (0, 0, -1))
             if slot >= 0:
-                self.bench.index.release(slot)
+                self.bench.slots.release(slot)
             if size_bytes and number not in each.used:
                 self.bench.free(offset)
 
@@ -297,8 +295,8 @@ class StandIn:
             return _EXISTED
         self.bench._spans += 1
         span, start = span_id(1, self.bench._spans), offset + SPAN_HEADER_BYTES
-        slot = self.bench.index.reserve(key, span, offset, tree_bytes, payload_bytes)
-        if slot is None:
+        slot = self.bench.slots.take(key, span, tree_bytes << 48 | offset, payload_bytes)
+        if slot < 0:
             return StoreFull("the index is full")
         there = self.bench.bytes[start : start + payload_bytes]
         if not each.in_place:
@@ -310,7 +308,7 @@ class StandIn:
             key, span, payload_bytes, tree_bytes, checksum, tokens, 100.0, 0.0, 1000, prefix_bytes=prefix, cost_ms=cost
         )
         self.bench.bytes[offset:start] = np.frombuffer(header.pack(), np.uint8)
-        self.bench.index.publish(slot)
+        self.bench.slots.publish(slot)
         self.claims.pop(key, None)
         for waiting, request in self.claimed.pop(key, []):
             self._say(waiting, messages.Claimed(request, "hit"))

@@ -257,8 +257,8 @@ class WritingBench:
         self.bench._spans += 1
         span = span_id(self.bench.superblock.epoch, self.bench._spans)
         number, offset, size_bytes = granted[:3]
-        slot = self.bench.index.reserve(os.urandom(32), span, offset, 1, size_bytes - SPAN_HEADER_BYTES)
-        assert slot is not None, "the test's index is full"
+        slot = self.bench.slots.take(os.urandom(32), span, 1 << 48 | offset, size_bytes - SPAN_HEADER_BYTES)
+        assert slot >= 0, "the test's index is full"
         return Granted(number, offset, size_bytes, span, slot, self.bench.index.read(slot).seq.to_bytes(8, "little"))
 
     def _room(self, size_bytes: int) -> int | None:
@@ -270,11 +270,11 @@ class WritingBench:
 
     def _evict(self, lent: Lent) -> None:
         for slot in lent.entries.values():
-            self.bench.index.unpublish(slot)
+            self.bench.slots.unpublish(slot)
         pinned = self.bench.pins()
         assert not pinned & {self.bench.index.read(slot).span_id for slot in lent.entries.values()}
         for slot in lent.entries.values():
-            self.bench.index.release(slot)
+            self.bench.slots.release(slot)
         self._places.free(lent.granted.offset)
 
     def _finish_returned(self) -> None:
@@ -285,7 +285,7 @@ class WritingBench:
             pass
         for lent in self._returning:
             if lent.granted.span_id:
-                self.bench.index.release(lent.granted.slot)
+                self.bench.slots.release(lent.granted.slot)
             del self.lent[lent.granted.number]
             if self._inbox_fd >= 0 or not lent.entries:
                 self._places.free(lent.granted.offset)
@@ -323,8 +323,8 @@ class WritingBench:
             return StoreFull("the ring is full")
         self.bench._spans += 1
         span = span_id(self.bench.superblock.epoch, self.bench._spans)
-        slot = self.bench.index.reserve(key, span, to, tree_bytes, payload_bytes)
-        if slot is None:
+        slot = self.bench.slots.take(key, span, tree_bytes << 48 | to, payload_bytes)
+        if slot < 0:
             return StoreFull("the index is full")
         start = to + SPAN_HEADER_BYTES
         if self._inbox_fd < 0:
@@ -334,7 +334,7 @@ class WritingBench:
             os.preadv(self._inbox_fd, [place], offset + SPAN_HEADER_BYTES)
         header = SpanHeader(key, span, payload_bytes, tree_bytes, checksum, tokens, cost, 0.0, 1000)
         self.bench.bytes[to:start] = np.frombuffer(header.pack(), np.uint8)
-        self.bench.index.publish(slot)
+        self.bench.slots.publish(slot)
         return None
 
 

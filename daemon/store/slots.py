@@ -39,7 +39,7 @@ class Slots:
         self.mask = geometry.bucket_count - 1
         self.first_word = geometry.buckets_at >> 3
         self.first_reuse = geometry.uses_at >> 3
-        """Index of the reuse word of slot 0 (shm/slots.pack_reuse)."""
+        """Index of the reuse word of slot 0 (shm/slots)."""
         self._array = np.frombuffer(self.words, "u8")
         self._reuse = np.frombuffer(self.memory, "u8", geometry.slot_count, geometry.uses_at)
         taken = slots_of(cells_of(self.memory, geometry))[:, :, SPAN] != 0

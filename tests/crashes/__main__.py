@@ -1,7 +1,7 @@
 """Kills daemons and clients at random crash points, a given number of times, and reports the outcome.
 
     make crashes KILLS=10000
-    make crashes POINT=publish/shm.index:IndexWriter.publish AT=12 SEED=7    # replays one round
+    make crashes POINT=commit/daemon.store.commit:Commits.take AT=12 SEED=7    # replays one round
 
 Owns: the draw of rounds, how deep into a point each kill comes, and the report. Exits with 1 if an entry was lost, torn
 or wrong, or if anything leaked, and prints the commands that replay the last rounds.

@@ -94,7 +94,7 @@ def overwrite(bench: MemoryBench, shared: Shared, going_on: Callable[[], bool]) 
             slot = bench.write(key(number), payload(number, generation))
             if slot is None:
                 break
-            bench.index.publish(slot.number)
+            bench.slots.publish(slot.number)
             stored.append(number)
             written_bytes += slot.payload_bytes
         shared.words[LAPS_AT] = written_bytes // RING_BYTES

@@ -16,14 +16,15 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from tensord.client.core.lease import Batch, Lease
 from tensord.client.core.view import View
+from tensord.daemon.store.slots import Slots
 from tensord.errors import BadKey, Corrupt, LayoutMismatch
 from tensord.shm.clock import unix_at_boot_s
-from tensord.shm.index import IndexReader, IndexWriter
+from tensord.shm.index import IndexReader
 from tensord.shm.lanes import VIEW_WORDS
 from tensord.shm.layout import Superblock
 from tensord.shm.segments import punch
 
-from ...memory_bench import MemoryBench, key, memory_file
+from ...memory_bench import MemoryBench, key, memory_file, slots_for
 
 
 @pytest.fixture
@@ -383,7 +384,7 @@ class Readers(RuleBasedStateMachine):
         slot = self.bench.write(key(number), payload(number, self.generation), corrupt=broken)
         if slot is not None:
             self.bench.index.mark(slot.number, unverified=self.unverified)
-            self.bench.index.publish(slot.number)
+            self.bench.slots.publish(slot.number)
             self.stored[number] = 0 if broken else self.generation
 
     @precondition(lambda self: self.stored)
@@ -457,7 +458,7 @@ TestReaders.settings = settings(max_examples=60, stateful_step_count=40, deadlin
 class Moved(mmap):
     """An index whose daemon moves an entry to its key's first bucket just after a reader has looked there."""
 
-    writer: IndexWriter
+    writer: Slots
     slots: tuple[int, int]
     looks: int
 
@@ -472,17 +473,17 @@ class Moved(mmap):
 
 @pytest.mark.parametrize("way", ["get", "verified", "contains", "peek"])
 def test_an_entry_that_is_moved_while_it_is_looked_up_is_found(bench: MemoryBench, way: str) -> None:
-    at = next(key(n) for n in range(100) if len({slot // 8 for slot in bench.index.slots_for(key(n))}) == 2)
+    at = next(key(n) for n in range(100) if len({slot // 8 for slot in slots_for(key(n), bench.geometry)}) == 2)
     # A slot is taken in the bucket with fewer of them, and of equal ones in the first.
-    buckets = [slot // 8 for slot in bench.index.slots_for(at)]
+    buckets = [slot // 8 for slot in slots_for(at, bench.geometry)]
     first = bench.write(at, payload(1))
     second = bench.write(at, payload(1))
     assert first is not None and second is not None
     assert (first.number // 8, second.number // 8) == (buckets[0], buckets[-1])
-    bench.index.publish(second.number)
+    bench.slots.publish(second.number)
     view = bench.view()
     moved = Moved(bench.index_fd, bench.geometry.index_bytes)
-    moved.writer, moved.slots, moved.looks = bench.index, (second.number, first.number), 0
+    moved.writer, moved.slots, moved.looks = bench.slots, (second.number, first.number), 0
     view._index.memory = moved
     if way == "contains":
         assert view.contains(at)
@@ -506,7 +507,7 @@ def test_an_entry_that_is_moved_while_many_are_looked_up_is_found(
     def moved_meanwhile(index: IndexReader, keys: Any) -> Any:
         found = probe(index, keys)
         if not bench.index.read(moved.number).published:
-            bench.index.publish(moved.number)
+            bench.slots.publish(moved.number)
         return found
 
     monkeypatch.setattr(IndexReader, "_probe_many", moved_meanwhile)

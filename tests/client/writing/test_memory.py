@@ -26,17 +26,17 @@ def test_a_place_is_pinned_until_nothing_refers_to_it() -> None:
         del pin
         gc.collect()
         assert granted.span_id not in bench.bench.pins()
-        bench.bench.index.release(granted.slot)
+        bench.bench.slots.release(granted.slot)
 
 
 def test_a_place_that_was_taken_back_is_neither_used_nor_pinned() -> None:
     with WritingBench() as bench:
         granted = bench._in_ring(Granted(1, 0, 4096))
-        bench.bench.index.revoke(granted.slot)
+        bench.bench.slots.revoke(granted.slot)
         assert bench.memory.hold(granted) is None
         gc.collect()
         assert granted.span_id not in bench.bench.pins()
-        bench.bench.index.release(granted.slot)
+        bench.bench.slots.release(granted.slot)
 
 
 def test_a_full_lane_gives_the_grant_back() -> None:
@@ -49,7 +49,7 @@ def test_a_full_lane_gives_the_grant_back() -> None:
         assert arena.take(64) is None and [each.number for each in arena._over] == [5]
         bench.lane.free.extend(words)
         del spare
-        bench.bench.index.release(granted.slot)
+        bench.bench.slots.release(granted.slot)
 
 
 def test_a_place_beyond_the_ring_is_refused() -> None:

@@ -14,9 +14,8 @@ from tensord.daemon.reports.counters import StoreCounters
 from tensord.daemon.store.details import Details
 from tensord.daemon.store.table import LIVE
 from tensord.errors import NotEnoughMemory
-from tensord.shm.slots import pack_reuse
 
-from ..store.rows import RowStore, key_of
+from ..store.rows import RowStore, key_of, reuse_word
 
 
 class Remote:
@@ -94,7 +93,7 @@ class Host:
         self.store.policy.used(rows, self.now)
         for row in rows:
             at = self.store.geometry.uses_at // 8 + self.store.table.slots[row]
-            self.store.slots.words[at] = pack_reuse(1, 0, self.now)
+            self.store.slots.words[at] = reuse_word(1, self.now)
 
     def pin(self, *numbers: int) -> None:
         self.store.pinned |= {self.store.table.span_ids[self.row(number)] for number in numbers}

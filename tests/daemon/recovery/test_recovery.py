@@ -16,9 +16,9 @@ from tensord.daemon.store.table import LIVE, REVOKED, WITHDRAWN
 from tensord.shm import segments
 from tensord.shm.layout import SPAN_HEADER_BYTES, span_bytes
 from tensord.shm.records import NO_KEY, RECORD
-from tensord.shm.slots import PLACE, PLACE_UNVERIFIED, pack_place, pack_reuse
+from tensord.shm.slots import PLACE, PLACE_UNVERIFIED
 
-from ..store.rows import RowStore, key_of
+from ..store.rows import RowStore, key_of, reuse_word
 
 SPAN = span_bytes(100)
 OTHER = b"otherone"
@@ -125,7 +125,7 @@ def _liar(store: RowStore, span_id: int, offset: int, *, header: bool = False) -
         made = store.header(store.table.by_key[key_of(2)])
         lie = type(made)(key_of(33), span_id, 64, 64, 0, 0, 1.0, 0.0, 0)
         store.ring[offset : offset + SPAN_HEADER_BYTES] = lie.pack()
-    slot = store.slots.take(key_of(33), span_id, pack_place(offset, 64), 64)
+    slot = store.slots.take(key_of(33), span_id, 64 << 48 | offset, 64)
     store.slots.publish(slot)
 
 
@@ -225,7 +225,7 @@ def test_two_damaged_slots_with_one_id_wait_together() -> None:
     store = RowStore(40 * SPAN)
     store.put(key_of(1))
     for number, offset in ((30, 10 * SPAN), (31, 12 * SPAN)):
-        store.slots.take(key_of(number), 77 << 48 | 5, pack_place(offset, 64), 64)
+        store.slots.take(key_of(number), 77 << 48 | 5, 64 << 48 | offset, 64)
     after, _ = taken_over(store)
     after.pinned = {77 << 48 | 5}
     after.scan()
@@ -240,7 +240,7 @@ def test_a_move_that_was_killed_leaves_one_entry() -> None:
     header = store.header(row)
     store.ring[copy : copy + SPAN] = store.ring[store.table.offsets[row] :][:SPAN]
     store.ring[copy : copy + SPAN_HEADER_BYTES] = header.moved_to((1 << 48) + (1 << 10) + 500).pack()
-    slot = store.slots.take(key_of(1), (1 << 48) + (1 << 10) + 500, pack_place(copy, 64), 100)
+    slot = store.slots.take(key_of(1), (1 << 48) + (1 << 10) + 500, 64 << 48 | copy, 100)
     store.slots.publish(slot)
     after, found = taken_over(store)
     assert (stored(after), found.corrupt, len(after.table.by_key)) == ({1}, 0, 1)
@@ -302,7 +302,7 @@ def test_victims_come_in_the_order_of_last_uses_and_a_use_is_newer_than_the_puts
         store.put(key_of(number), now=float(10 - number))
     used = store.table.slots[store.table.by_key[key_of(3)]]
     word = store.geometry.uses_at // 8 + used
-    store.slots.words[word] = pack_reuse(2, 0, 8.5)
+    store.slots.words[word] = reuse_word(2, 8.5)
     for _ in range(2):
         store, found = taken_over(store, now=20.0)
         assert [store.slots.key(store.table.slots[row]) for row in found.rows.tolist()] == [
@@ -319,7 +319,7 @@ def test_what_was_just_put_stays_after_a_restart_though_others_were_read_since(p
     store.evict(1)
     last = store.put(key_of(1000), now=13.0, cost=0.001)
     for row in rows[40:]:
-        store.slots.words[store.geometry.uses_at // 8 + store.table.slots[row]] = pack_reuse(1, 0, 14.0)
+        store.slots.words[store.geometry.uses_at // 8 + store.table.slots[row]] = reuse_word(1, 14.0)
     after, _ = taken_over(store, now=15.0)
     after.evict(10)
     assert last and after.read(key_of(1000)) is not None
@@ -354,7 +354,7 @@ def test_a_slot_that_names_a_place_outside_of_memory_makes_no_page() -> None:
     segments.punch(ring_fd, 0, 32 << 10)
     before = os.fstat(ring_fd).st_blocks
     damaged = store.slots.at(store.table.slots[store.table.by_key[key_of(39)]])
-    store.slots.words[damaged + PLACE] = pack_place(1 << 40, 64)
+    store.slots.words[damaged + PLACE] = 64 << 48 | 1 << 40
     after, found = taken_over(store, missing=[(0, 32 << 10)])
     assert stored(after) == set(range(32, 39)) and found.corrupt == 33
     assert os.fstat(ring_fd).st_blocks == before

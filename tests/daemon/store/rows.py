@@ -22,8 +22,14 @@ from tensord.daemon.store.tenants import Tenants
 from tensord.shm.index import IndexReader, IndexWriter
 from tensord.shm.layout import SPAN_HEADER_BYTES, IndexGeometry, SpanHeader, span_bytes
 from tensord.shm.records import NO_KEY, RECORD
+from tensord.shm.slots import REUSE_USED_SHIFT, reuse_ticks
 
 TAG = b"namespac"
+
+
+def reuse_word(uses: int, used_s: float) -> int:
+    """The reuse word of a slot that no client holds."""
+    return uses | reuse_ticks(used_s) << REUSE_USED_SHIFT
 
 
 class NoBlocks:
