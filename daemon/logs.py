@@ -2,8 +2,7 @@
 
 Owns: the configuration of structlog, the choice between key=value and JSON, and the level. Does not own the events.
 
-The values of `bound(...)` are in every line of the same task and of the tasks it starts, so that all lines about one
-request have its client and id. `level(...)` takes effect at once.
+`level(...)` takes effect at once.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import logging
 import os
 import sys
 from collections.abc import Mapping, MutableMapping
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from typing import Any, Final, TextIO, cast
 
 import structlog
@@ -53,7 +52,6 @@ def setup(
     structlog.configure(
         processors=[
             _drop_below_level,
-            structlog.contextvars.merge_contextvars,
             structlog.processors.format_exc_info,
             *(_json(journal=journal) if as_json else _console()),
             _printable,
@@ -94,11 +92,6 @@ def shows(name: str) -> bool:
 def logger(part: str) -> structlog.BoundLogger:
     """The logger of a part of the daemon. Its lines have the field `part`."""
     return cast(structlog.BoundLogger, structlog.get_logger(part=part))
-
-
-def bound(**values: object) -> AbstractContextManager[None]:
-    """A context in which every log line has `values`, also the lines of tasks started in it."""
-    return structlog.contextvars.bound_contextvars(**values)
 
 
 def to_journal(environ: Mapping[str, str], stream: TextIO) -> bool:

@@ -23,10 +23,8 @@ claim. For example, an engine's scheduler claims a key, and a worker in another 
 "alone" means: compute without a claim; no client waits for the result. So a key that can never be computed costs each
 waiter one attempt.
 
-Invariants: a claim lasts `claim_s` from its grant or last renewal, and at most `claim_s_max` from its grant. A claim
-whose commit was completely received does not expire: the rest is the daemon's own work, which ends by itself. The
-daemon's own claim expires even then, since a remote store may be slower than the clients that wait. A token
-is never used twice, in any epoch. A key has at most one claim. A client has at most `per_client_max` claims and waits
+Invariants: a claim lasts `claim_s` from its grant or last renewal, and at most `claim_s_max` from its grant. A token is
+never used twice, in any epoch. A key has at most one claim. A client has at most `per_client_max` claims and waits
 together.
 """
 
@@ -67,8 +65,6 @@ class _Claim:
     ends_at: float
     expected_at: float = 0.0
     handed_over: bool = False
-    committing: bool = False
-    orphaned: bool = False
     seeks: bool = False
     """The daemon has the claim while it asks the remote store. No client holds it."""
     waiters: dict[tuple[int, int], float] = field(default_factory=dict)
@@ -168,7 +164,7 @@ class ClaimTable:
         self._admit(client)
         claim = self._begin(key, NOBODY, uid, now + for_s)
         claim.expected_at = now + for_s
-        claim.seeks = claim.orphaned = True
+        claim.seeks = True
         self._timers.set(claim.token, now + for_s)
         return claim.token, self._wait(claim, client, uid, request, now, within_s)
 
@@ -186,34 +182,22 @@ class ClaimTable:
     def renew(self, token: int, client: int, now: float) -> None:
         """Renews a claim whose holder is alive. Does nothing if the claim has ended or another client holds it."""
         claim = self._by_token.get(token)
-        if claim is not None and claim.client == client and not claim.committing:
+        if claim is not None and claim.client == client:
             self._timers.set(token, min(now + self._claim_s, claim.ends_at))
 
     def abandon(self, token: int, uid: int, now: float) -> list[Verdict]:
-        """Ends a claim whose holder gives up. Does nothing if the claim has ended, if a client of another uid holds it,
-        or if its commit was completely received."""
+        """Ends a claim whose holder gives up. Does nothing if the claim has ended, or is another uid's."""
         claim = self._by_token.get(token)
-        if claim is None or claim.uid != uid or claim.committing:
+        if claim is None or claim.uid != uid:
             return []
         return self._failed(claim, now)
 
     def key_held(self, token: int, uid: int) -> bytes | None:
-        """The key of a claim that a client of this uid holds, and whose commit was not received; None if there is
-        none."""
+        """The key of a claim that a client of this uid holds; None if there is none."""
         claim = self._by_token.get(token)
-        if claim is None or claim.uid != uid or claim.committing or claim.seeks:
+        if claim is None or claim.uid != uid or claim.seeks:
             return None
         return claim.key
-
-    def committing(self, token: int, uid: int, key: bytes) -> None:
-        """A commit under the claim was completely received. Its holder may leave, and the claim no longer expires.
-
-        Does nothing if the claim has ended, or is not one of this uid on this key. `committed` or `refused` follows.
-        """
-        claim = self._by_token.get(token)
-        if claim is not None and claim.uid == uid and claim.key == key and not claim.seeks:
-            claim.committing = True
-            self._timers.drop(token)
 
     def committed(self, key: bytes) -> list[Verdict]:
         """`key` is stored, by any client."""
@@ -236,7 +220,7 @@ class ClaimTable:
         return verdicts
 
     def client_left(self, client: int, now: float) -> list[Verdict]:
-        """Drops the client's waits and fails its claims, except those whose commit was completely received."""
+        """Drops the client's waits and fails its claims."""
         own = self._by_client.pop(client, None)
         if own is None:
             return []
@@ -245,11 +229,7 @@ class ClaimTable:
             del self._by_key[key].waiters[client, request]
         verdicts: list[Verdict] = []
         for token in sorted(own.held):
-            claim = self._by_token[token]
-            if claim.committing:
-                claim.orphaned = True
-            else:
-                verdicts += self._failed(claim, now)
+            verdicts += self._failed(self._by_token[token], now)
         return verdicts
 
     def expire(self, now: float, most: int) -> list[Verdict]:
@@ -274,11 +254,9 @@ class ClaimTable:
             assert self._first_token <= claim.token <= self._last_token
             tags.setdefault(key[: self._tag_bytes], set()).add(key)
             due = self._timers.when(claim.token)
-            assert (due is None) == claim.committing, "a claim has a deadline until its commit has come"
-            assert due is None or due <= claim.ends_at
-            assert claim.committing or claim.seeks or not claim.orphaned
+            assert due is not None and due <= claim.ends_at
             assert claim.seeks == (claim.client == NOBODY)
-            if not claim.orphaned:
+            if not claim.seeks:
                 held.setdefault(claim.client, set()).add(claim.token)
             for client, request in claim.waiters:
                 waits.setdefault(client, set()).add((key, request))
@@ -367,7 +345,7 @@ class ClaimTable:
             del self._by_tag[tag]
         self._timers.drop(claim.token)
         holder = self._by_client.get(claim.client)
-        if holder is not None and not claim.orphaned:
+        if holder is not None and not claim.seeks:
             holder.held.remove(claim.token)
             self._uncount(holder.uid, 1)
             self._drop_if_empty(claim.client)

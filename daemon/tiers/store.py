@@ -28,14 +28,6 @@ NAME: Final = f"tensord-{OBJECT_FORMAT}"
 """What the names of all objects begin with, so that builds of different formats share no object."""
 
 
-class RemotePut(NamedTuple):
-    """An entry to be stored: its key, its payload in parts, and its metadata."""
-
-    key: bytes
-    parts: Sequence[Buffer]
-    meta: Meta
-
-
 class HostClaim(NamedTuple):
     """Who has a claim: the one who has asked for it, or another host, since `age_s` seconds."""
 
@@ -106,17 +98,6 @@ class RemoteStore(ABC):
     def raise_generation(self, tag: bytes, least: int, deadline: float) -> int:
         """Gives out a generation of a namespace: above all that were given out before, and at least `least`. No two
         callers get the same one."""
-
-    def get_many_into(
-        self, keys: Sequence[bytes], buffers: Sequence[memoryview], deadline: float
-    ) -> list[RemoteEntry | None]:
-        """`get_into` for many keys. An error ends the whole call."""
-        return [self.get_into(key, buffer, deadline) for key, buffer in zip(keys, buffers, strict=True)]
-
-    def put_many_from(self, entries: Sequence[RemotePut], deadline: float) -> None:
-        """`put_from` for many entries, in their order. After an error, the entries before it may be stored."""
-        for entry in entries:
-            self.put_from(*entry, deadline)
 
     def claim(self, key: bytes, owner: bytes, seconds: float, deadline: float) -> HostClaim | None:
         """Claims `key` for `owner` among all hosts, for at most `seconds`; a claim that `owner` has begins anew. None

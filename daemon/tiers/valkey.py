@@ -23,7 +23,7 @@ from ...ipc.quantities import DURATION_WANTS, read_duration
 from ...shm.keys import GENERATION_MAX
 from ..small_files import small_text
 from .form import OBJECT_HEADER_BYTES, Buffer, Meta, RemoteEntry, object_header
-from .store import NAME, HostClaim, RemotePut, RemoteStore, writable_bytes
+from .store import NAME, HostClaim, RemoteStore, writable_bytes
 from .urls import options, shown, split, switch
 
 try:
@@ -35,13 +35,11 @@ except ImportError:
     ) from None
 
 from .valkey_nodes import ValkeyCommand, ValkeyNodes
-from .valkey_wire import ServerError, ValkeyWire, command
+from .valkey_wire import ServerError, command
 
 EXPIRY_S: Final = 86400.0
 VALUE_BYTES_MAX: Final = 512 << 20
 """The most bytes of a value that a server takes by default (proto-max-bulk-len)."""
-BATCH_BYTES: Final = 32 << 20
-"""The most bytes that are asked for at once. The server keeps a copy of each reply until it is read."""
 _EXPIRY_S_MAX: Final = 10 * 365 * 86400.0
 _PORT: Final = 6379
 _CLAIM_DIGITS: Final = 12
@@ -177,30 +175,19 @@ class ValkeyStore(RemoteStore):
         return [self._found(key, stored) if stored else None for key, stored in zip(keys, found, strict=True)]
 
     def get_into(self, key: bytes, buffer: memoryview, deadline: float) -> RemoteEntry | None:
-        return self.get_many_into([key], [buffer], deadline)[0]
-
-    def get_many_into(
-        self, keys: Sequence[bytes], buffers: Sequence[memoryview], deadline: float
-    ) -> list[RemoteEntry | None]:
-        found: list[RemoteEntry | None] = []
-        into = [writable_bytes(buffer) for _, buffer in zip(keys, buffers, strict=True)]
-        start = batch_bytes = 0
-        for end, memory in enumerate(into):
-            if end > start and batch_bytes + len(memory) > BATCH_BYTES:
-                found += self._get(keys[start:end], into[start:end], deadline)
-                start, batch_bytes = end, 0
-            batch_bytes += len(memory)
-        return found + self._get(keys[start:], into[start:], deadline)
+        self._left_s(deadline)
+        memory = writable_bytes(buffer)
+        [reply] = self._nodes.run([_of(key, b"GET")], lambda _, wire: wire.payload(memory, deadline), deadline)
+        if isinstance(reply, ServerError):
+            self._count_wrong_type(key, reply)
+            return None
+        return self._checked(key, memory[:reply]) if reply is not None and reply <= len(memory) else None
 
     def put_from(self, key: bytes, parts: Sequence[Buffer], meta: Meta, deadline: float) -> None:
-        self.put_many_from([RemotePut(key, parts, meta)], deadline)
-
-    def put_many_from(self, entries: Sequence[RemotePut], deadline: float) -> None:
         self._left_s(deadline)
-        now_unix_s = time.time()
-        commands = [self._set(entry, now_unix_s) for entry in entries]
-        kept = [each for each in commands if each is not None]
-        self._change(kept, deadline)
+        stores = self._set(key, parts, meta)
+        if stores is not None:
+            self._change([stores], deadline)
 
     def remove(self, keys: Sequence[bytes], deadline: float) -> None:
         self._left_s(deadline)
@@ -275,23 +262,6 @@ class ValkeyStore(RemoteStore):
     def _count_wrong_type(self, key: bytes, error: ServerError) -> None:
         self._count_corrupt(f"the value of {key.hex()} is no object: {error.text}")
 
-    def _get(self, keys: Sequence[bytes], into: Sequence[memoryview], deadline: float) -> list[RemoteEntry | None]:
-        self._left_s(deadline)
-
-        def read(position: int, wire: ValkeyWire) -> int | ServerError | None:
-            return wire.payload(into[position], deadline)
-
-        replies = self._nodes.run([_of(key, b"GET") for key in keys], read, deadline)
-        found: list[RemoteEntry | None] = []
-        for key, memory, reply in zip(keys, into, replies, strict=True):
-            if isinstance(reply, ServerError):
-                self._count_wrong_type(key, reply)
-                found.append(None)
-            else:
-                fits = reply is not None and reply <= len(memory)
-                found.append(self._checked(key, memory[:reply]) if fits else None)
-        return found
-
     def _generation(self, tag: bytes, reply: Any) -> int:
         try:
             number = 0 if reply is None else int(reply)
@@ -307,23 +277,23 @@ class ValkeyStore(RemoteStore):
         self.bad_generations.pop(tag, None)
         return number
 
-    def _set(self, entry: RemotePut, now_unix_s: float) -> ValkeyCommand | None:
+    def _set(self, key: bytes, given: Sequence[Buffer], meta: Meta) -> ValkeyCommand | None:
         """The command that stores an entry. None if the time of the entry is over."""
-        parts = [memoryview(part).cast("B") for part in entry.parts]
+        parts = [memoryview(part).cast("B") for part in given]
         payload_bytes = sum(map(len, parts))
-        header = object_header(entry.key, payload_bytes, entry.meta)
+        header = object_header(key, payload_bytes, meta)
         value_bytes = OBJECT_HEADER_BYTES + payload_bytes
         if value_bytes > VALUE_BYTES_MAX:
             raise TierTooLarge(
                 f"{self.address}: an object of {value_bytes} bytes is larger than a value's {VALUE_BYTES_MAX} bytes"
             )
         times_s = [self._expiry_s] if self._expiry_s is not None else []
-        if entry.meta.expires_unix_s:
-            times_s.append(entry.meta.expires_unix_s - now_unix_s)
+        if meta.expires_unix_s:
+            times_s.append(meta.expires_unix_s - time.time())
         ttl_ms = round(min(times_s) * 1000) if times_s else None
         if ttl_ms is not None and ttl_ms <= 0:
             return None
-        name = _name(entry.key)
+        name = _name(key)
         words = 3 if ttl_ms is None else 5
         pieces: list[Buffer] = [
             b"*%d\r\n$3\r\nSET\r\n$%d\r\n%s\r\n$%d\r\n" % (words, len(name), name, value_bytes),

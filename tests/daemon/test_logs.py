@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import asyncio
 import io
 import json
 import os
@@ -104,31 +103,6 @@ def test_a_loggers_lines_follow_a_new_setup() -> None:
     held.info("two")
     assert [line["event"] for line in parsed(before)] == ["one"]
     assert [line["event"] for line in parsed(after)] == ["two"]
-
-
-def test_bound_values_are_in_every_line_of_their_task_and_in_no_other() -> None:
-    stream = lines_of("json")
-    log = logs.logger("session")
-
-    async def request(client: int, go: asyncio.Event, done: asyncio.Event) -> None:
-        with logs.bound(client=client):
-            done.set()
-            await go.wait()
-            log.info("served")
-        log.info("after")
-
-    async def both() -> None:
-        go, one, two = asyncio.Event(), asyncio.Event(), asyncio.Event()
-        async with asyncio.TaskGroup() as group:
-            group.create_task(request(1, go, one))
-            group.create_task(request(2, go, two))
-            await one.wait()
-            await two.wait()
-            go.set()
-
-    asyncio.run(both())
-    said = [(line["event"], line.get("client", 0)) for line in parsed(stream)]
-    assert sorted(said) == [("after", 0), ("after", 0), ("served", 1), ("served", 2)]
 
 
 def test_json_is_chosen_only_for_the_journals_own_stream(tmp_path: Path) -> None:

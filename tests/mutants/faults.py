@@ -153,13 +153,13 @@ FAULTS = [
         # ---- claims
         (
             "only the holder of a claim renews it",
-            "if claim is not None and claim.client == client and not claim.committing:",
-            "if claim is not None and not claim.committing:",
+            "if claim is not None and claim.client == client:",
+            "if claim is not None:",
         ),
         (
             "a claim of another uid is not given up",
-            "if claim is None or claim.uid != uid or claim.committing:\n            return []",
-            "if claim is None or claim.committing:\n            return []",
+            "if claim is None or claim.uid != uid:\n            return []",
+            "if claim is None:\n            return []",
         ),
         ("a lost holder's claim goes to the next", "if claim.handed_over or not claim.waiters:", "if claim.waiters:"),
         (

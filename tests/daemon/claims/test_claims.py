@@ -52,7 +52,6 @@ class ClaimsAgainstAList(RuleBasedStateMachine):
             "end": self.now + 35,
             "handed_over": handed_over,
             "seeks": False,
-            "committing": False,
             "waiters": [],
         }
 
@@ -111,7 +110,6 @@ class ClaimsAgainstAList(RuleBasedStateMachine):
             "end": self.now + for_s,
             "handed_over": False,
             "seeks": True,
-            "committing": False,
             "waiters": [(client, self.request)],
         }
 
@@ -135,7 +133,7 @@ class ClaimsAgainstAList(RuleBasedStateMachine):
     def renew(self, data: st.DataObject, client: int) -> None:
         token, claim = self.some_token(data)
         self.claims.renew(token, client, self.now)
-        if claim is not None and claim["client"] == client and not claim["committing"]:
+        if claim is not None and claim["client"] == client:
             claim["until"] = min(self.now + 10, claim["end"])
 
     @precondition(lambda self: self.tokens)
@@ -143,19 +141,10 @@ class ClaimsAgainstAList(RuleBasedStateMachine):
     def abandon(self, data: st.DataObject, client: int) -> None:
         token, claim = self.some_token(data)
         verdicts = self.claims.abandon(token, uid_of(client), self.now)
-        if claim is None or claim["uid"] != uid_of(client) or claim["committing"]:
+        if claim is None or claim["uid"] != uid_of(client):
             assert verdicts == []
         else:
             self.failed(self.tokens[token][1], verdicts)
-
-    @precondition(lambda self: self.tokens)
-    @rule(data=st.data())
-    def commit_arrives_whole(self, data: st.DataObject) -> None:
-        token, claim = self.some_token(data)
-        client, key = self.tokens[token]
-        self.claims.committing(token, uid_of(client), key)
-        if claim is not None and not claim["seeks"]:
-            claim["committing"] = True
 
     @precondition(lambda self: self.tokens)
     @rule(data=st.data())
@@ -186,11 +175,7 @@ class ClaimsAgainstAList(RuleBasedStateMachine):
         for claim in self.model.values():
             claim["waiters"] = [w for w in claim["waiters"] if w[0] != client]
         verdicts = self.claims.client_left(client, self.now)
-        mine = [
-            (claim["token"], key)
-            for key, claim in self.model.items()
-            if claim["client"] == client and not claim["committing"]
-        ]
+        mine = [(claim["token"], key) for key, claim in self.model.items() if claim["client"] == client]
         for _, key in sorted(mine):
             expected = len(self.model[key]["waiters"])
             if not self.model[key]["handed_over"]:
@@ -198,20 +183,12 @@ class ClaimsAgainstAList(RuleBasedStateMachine):
             self.failed(key, verdicts[:expected])
             verdicts = verdicts[expected:]
         assert verdicts == []
-        # What is being committed goes on without its client, whose number is not used again.
-        for claim in self.model.values():
-            if claim["client"] == client:
-                claim["client"] = -1
 
     @rule(seconds=st.sampled_from([1.0, 4.0, 9.0, 11.0]))
     def time_passes(self, seconds: float) -> None:
         self.now += seconds
         while True:
-            due = [
-                (claim["until"], key)
-                for key, claim in self.model.items()
-                if claim["until"] <= self.now and not claim["committing"]
-            ]
+            due = [(claim["until"], key) for key, claim in self.model.items() if claim["until"] <= self.now]
             verdicts = self.claims.expire(self.now, 1)
             if not due:
                 assert verdicts == []
@@ -228,7 +205,7 @@ class ClaimsAgainstAList(RuleBasedStateMachine):
         self.claims.check_invariants()
         assert len(self.claims) == len(self.model)
         assert self.claims.waiting == sum(len(c["waiters"]) for c in self.model.values())
-        ends = [c["until"] for c in self.model.values() if not c["committing"]]
+        ends = [c["until"] for c in self.model.values()]
         assert self.claims.next_timer() == min(ends, default=None)
         assert all(c["until"] <= c["end"] for c in self.model.values())
 

@@ -16,7 +16,7 @@ import pytest
 
 from tensord.daemon.tiers.form import OBJECT_HEADER_BYTES, Buffer, Meta, RemoteEntry
 from tensord.daemon.tiers.registry import open_store
-from tensord.daemon.tiers.store import RemotePut, RemoteStore
+from tensord.daemon.tiers.store import RemoteStore
 from tensord.errors import BadKey, TierTimedOut, TierUnavailable, UsageError
 from tensord.shm.layout import SpanHeader
 from tensord.shm.packing import pack
@@ -150,18 +150,6 @@ class AnyStore:
         store.remove([entries[0].key, key_of(9), entries[2].key], soon())
         assert [get(store, entry.key) is not None for entry in entries] == [False, True, False]
 
-    def test_many_are_read_and_put_in_one_call(self, store: RemoteStore) -> None:
-        entries = [made(number, 1000 * number + 1) for number in range(20)]
-        store.put_many_from([RemotePut(entry.key, [entry.payload], entry.meta) for entry in entries], soon())
-        keys = [entry.key for entry in entries]
-        keys[5], keys[11] = key_of(50), key_of(51)
-        buffers = [memoryview(bytearray(entry.stored_bytes)) for entry in entries]
-        found = store.get_many_into(keys, buffers, soon())
-        for number, entry in enumerate(entries):
-            expected = None if number in (5, 11) else (entry.payload, entry.meta)
-            assert payload_of(found[number], buffers[number]) == expected
-        assert store.get_many_into([], [], soon()) == []
-
     def test_an_object_larger_than_the_buffer_is_a_miss_and_the_next_read_is_right(self, store: RemoteStore) -> None:
         large, small = made(1, 3 * MIB), made(2)
         put(store, large, small)
@@ -224,15 +212,14 @@ class AnyStore:
         assert get(store, entry.key) is None
         assert store.corrupt == 1
 
-    def test_a_corrupt_object_of_a_batch_is_a_miss_of_its_own(self, backend: Backend, store: RemoteStore) -> None:
+    def test_a_corrupt_object_is_a_miss_of_its_own(self, backend: Backend, store: RemoteStore) -> None:
         entries = [made(number) for number in range(4)]
         put(store, *entries)
         backend.set_raw(entries[1].key, backend.raw(entries[1].key)[:-1] + b"?")
         backend.set_raw(entries[2].key, backend.raw(entries[2].key) + bytes(4 * MIB))
-        buffers = [memoryview(bytearray(entry.stored_bytes)) for entry in entries]
-        found = store.get_many_into([entry.key for entry in entries], buffers, soon())
+        found = [get(store, entry.key) for entry in entries]
         assert [each is not None for each in found] == [True, False, False, True]
-        assert payload_of(found[3], buffers[3]) == (entries[3].payload, entries[3].meta)
+        assert found[3] == (entries[3].payload, entries[3].meta)
 
     def test_two_writers_of_one_key_never_mix_their_payloads(self, backend: Backend, store: RemoteStore) -> None:
         key = key_of(1)
@@ -303,7 +290,6 @@ class AnyStore:
         for call in (
             lambda: store.put_from(entry.key, [entry.payload], entry.meta, past),
             lambda: store.get_into(key_of(2), buffer, past),
-            lambda: store.get_many_into([key_of(2)], [buffer], past),
             lambda: store.heads([key_of(2)], past),
             lambda: store.remove([key_of(2)], past),
             lambda: store.generations([b"a model."], past),

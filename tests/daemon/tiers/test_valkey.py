@@ -17,7 +17,6 @@ import redis
 from redis.exceptions import OutOfMemoryError
 
 from tensord.daemon.tiers.registry import open_store
-from tensord.daemon.tiers.store import RemotePut
 from tensord.errors import BadConfiguration, TierFull, TierRefused, TierTimedOut, TierUnavailable
 
 from .conformance import MIB, AnyStore, claims
@@ -276,30 +275,15 @@ def test_a_half_written_put_never_shows(backend: Redis) -> None:
     store.close()
 
 
-def test_a_full_server_refuses_one_of_a_batch_and_the_connection_goes_on(backend: Redis) -> None:
+def test_a_full_server_refuses_and_the_connection_goes_on(backend: Redis) -> None:
     store = backend.open()
     put(store, made(1))
     backend.fill()
-    batch = [RemotePut(entry.key, [entry.payload], entry.meta) for entry in (made(2, MIB), made(3, MIB), made(4, MIB))]
     with pytest.raises(TierFull, match="raise maxmemory"):
-        store.put_many_from(batch, soon())
+        put(store, made(2, MIB))
     assert get(store, key_of(1)) is not None
     clients: Any = backend.direct.client_list()
     assert len(clients) == 2
-    store.close()
-
-
-def test_a_batch_of_large_objects_does_not_fill_the_servers_memory_with_replies(backend: Redis) -> None:
-    store = backend.open()
-    entries = [made(number, 12 * MIB) for number in range(8)]
-    put(store, *entries)
-    backend.direct.config_resetstat()
-    before: Any = backend.direct.info("memory")
-    buffers = [memoryview(bytearray(entry.stored_bytes)) for entry in entries]
-    found = store.get_many_into([entry.key for entry in entries], buffers, soon())
-    assert all(each is not None for each in found)
-    after: Any = backend.direct.info("memory")
-    assert after["used_memory_peak"] - before["used_memory"] < 60 * MIB
     store.close()
 
 
@@ -340,7 +324,6 @@ def test_without_redis_py_the_extra_is_named() -> None:
 import sys
 sys.modules["redis"] = None
 from tensord.daemon.tiers.registry import open_store
-from tensord.daemon.tiers.store import RemotePut
 from tensord.errors import BadConfiguration
 try:
     open_store("valkey://host")

@@ -12,12 +12,11 @@ from redis.exceptions import OutOfMemoryError
 
 from tensord.daemon.tiers.form import RemoteEntry
 from tensord.daemon.tiers.registry import open_store
-from tensord.daemon.tiers.store import RemotePut
 from tensord.errors import TierRefused, TierUnavailable
 from tests.daemon_process import until
 
 from .conformance import AnyStore
-from .entries import get, key_of, made, payload_of, put, soon
+from .entries import get, key_of, made, put, soon
 from .redis_server import HOST, RedisServer
 from .server_conformance import AnyServer, Server
 
@@ -137,14 +136,13 @@ def keys_by_home(backend: Cluster) -> list[list[int]]:
     return found
 
 
-def test_a_batch_is_spread_over_the_servers_and_comes_back_in_order(backend: Cluster) -> None:
+def test_entries_are_spread_over_the_servers_and_their_headers_come_back_in_order(backend: Cluster) -> None:
     store = backend.open()
     entries = [made(number) for number in range(20)]
-    store.put_many_from([RemotePut(entry.key, [entry.payload], entry.meta) for entry in entries], soon())
+    put(store, *entries)
     assert [client.dbsize() for client in backend.clients] == [len(home) for home in keys_by_home(backend)]
-    buffers = [memoryview(bytearray(entry.stored_bytes)) for entry in entries]
-    found = store.get_many_into([entry.key for entry in entries], buffers, soon())
-    assert [payload_of(*each) for each in zip(found, buffers, strict=True)] == [(e.payload, e.meta) for e in entries]
+    assert [each and each.meta for each in store.heads([e.key for e in entries], soon())] == [e.meta for e in entries]
+    assert [get(store, entry.key) for entry in entries] == [(entry.payload, entry.meta) for entry in entries]
     store.close()
 
 
