@@ -27,7 +27,7 @@ import uvloop
 from ..errors import BadConfiguration, TensordError
 from ..ipc.channel import AsyncChannel
 from ..ipc.connection import Connection
-from ..ipc.peer import peer_of
+from ..ipc.descriptors import peer_of
 from ..shm.clock import boot_s
 from . import ending, former, learned_state, logs, notify, reloading, uncaught
 from .actors import remote

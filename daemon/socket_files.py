@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Final, Self
 
 from ..errors import BadConfiguration, InstanceBusy, SocketForbidden, TensordError
-from ..ipc.peer import peer_of
+from ..ipc.descriptors import peer_of
 from ..ipc.places import make_folder
 
 BACKLOG: Final = 512

@@ -18,12 +18,11 @@ import asyncio
 import select
 import socket
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Final, Self
+from typing import Final, Self
 
 from ..errors import LimitReached, TensordError
-from .blocking import BlockingChannel as BlockingChannel
 from .connection import Connection, Delivery
 from .descriptors import READ_BYTES, OutBuffer, close_all, read, write
 from .schema import Message
@@ -36,9 +35,8 @@ LAST_READS_MAX: Final = 64
 class AsyncChannel:
     """The connection to one peer, on the running loop. Call all methods on that loop's thread.
 
-    `on_message` is called with each message when it arrives. Without `on_message` the channel is an asynchronous
-    iterator of (message, fds), and stops reading while `inbox_messages_max` messages wait to be consumed. `on_closed`
-    is called once, from the loop, with the peer's error or None.
+    An asynchronous iterator of (message, fds), which ends with the connection: `failure` is the peer's error, or None.
+    It stops reading while `inbox_messages_max` messages wait to be consumed.
     """
 
     def __init__(
@@ -46,8 +44,6 @@ class AsyncChannel:
         sock: socket.socket,
         connection: Connection,
         *,
-        on_message: Callable[[Any, tuple[int, ...]], None] | None = None,
-        on_closed: Callable[[TensordError | None], None] | None = None,
         out_bytes_max: int = OUT_BYTES_MAX,
         inbox_messages_max: int = INBOX_MESSAGES_MAX,
         read_bytes: int = READ_BYTES,
@@ -59,8 +55,6 @@ class AsyncChannel:
         self._sock = sock
         self._fd = sock.fileno()
         self._loop = asyncio.get_running_loop()
-        self._on_message = on_message
-        self._on_closed = on_closed
         self._inbox: deque[Delivery] = deque()
         self._inbox_max = inbox_messages_max
         self._read_bytes = read_bytes
@@ -93,7 +87,7 @@ class AsyncChannel:
     def resume(self) -> None:
         if not self._reading and not self.closed and not self._reading_ended:
             self._reading = True
-            self._loop.add_reader(self._fd, self._readable)
+            self._loop.add_reader(self._fd, self._read)
 
     def stop_reading(self) -> None:
         """Reads the bytes that the socket has now, in LAST_READS_MAX reads at most, and never reads again."""
@@ -140,7 +134,6 @@ class AsyncChannel:
             close_all(self._inbox.popleft()[1])
 
     def __aiter__(self) -> Self:
-        assert self._on_message is None, "messages go to on_message"
         return self
 
     async def __anext__(self) -> Delivery:
@@ -153,9 +146,6 @@ class AsyncChannel:
         if len(self._inbox) <= self._inbox_max // 2:
             self.resume()
         return delivery
-
-    def _readable(self) -> None:
-        self._read()
 
     def _read(self) -> bool:
         """One read. Returns False if the socket had no bytes, or the connection has ended."""
@@ -171,7 +161,10 @@ class AsyncChannel:
             return False
         arrival = self.connection.receive_data(*chunk)
         close_all(arrival.discarded)
-        self._deliver(arrival.messages)
+        self._inbox.extend(arrival.messages)
+        if len(self._inbox) >= self._inbox_max:
+            self.pause()
+        self._wake()
         if arrival.replies:
             self._write(arrival.replies)
         self._follow(arrival.failure)
@@ -186,26 +179,6 @@ class AsyncChannel:
         """Ends the channel if the connection is closed: after a failure, or after a refused Hello."""
         if self.connection.closed:
             self._end(failure)
-
-    def _deliver(self, messages: list[Delivery]) -> None:
-        if self._on_message is None:
-            self._inbox.extend(messages)
-            if len(self._inbox) >= self._inbox_max:
-                self.pause()
-            self._wake()
-            return
-        rest = iter(messages)
-        try:
-            for message, fds in rest:
-                self._on_message(message, fds)
-                if self.closed:
-                    break
-        except BaseException:
-            self._end(None)
-            raise
-        finally:
-            for _, fds in rest:
-                close_all(fds)
 
     def _write(self, data: bytes | bytearray, fds: Sequence[int] = ()) -> None:
         if self._out_broken or self.closed:
@@ -261,8 +234,6 @@ class AsyncChannel:
         self._break_out()
         close_all(self.connection.close())
         self._sock.close()
-        if self._on_closed is not None:
-            self._loop.call_soon(self._on_closed, failure)
         self._wake()
 
     def _wake_drainer(self) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from ..errors import (
@@ -27,8 +27,7 @@ from ..errors import (
 )
 from . import messages as m
 from .declared import id_of
-from .decode import UnknownMessage, decode
-from .frames import CONTROL_FRAMES, DOCUMENT_FRAMES, FrameReader, pack
+from .frames import CONTROL_BYTES_MAX, DOCUMENT_BYTES_MAX, FrameReader, UnknownMessage, decode, pack, unpack
 from .schema import PROTOCOL_VERSION, ClientLimits, Message
 from .states import (
     ANSWERED_BY,
@@ -81,14 +80,14 @@ class Connection:
             self._known = CONTROL_REQUESTS if control else STATUS_REQUESTS
         else:
             self._known = CONTROL_ANSWERS if control else STATUS_ANSWERS
-        frames = CONTROL_FRAMES
-        if not control and not serving:
-            frames = DOCUMENT_FRAMES
-        elif control and serving:
-            frames = replace(CONTROL_FRAMES, message_bytes_max=limits.message_bytes_max)
-        self._reader = FrameReader(frames)
-        sent = CONTROL_FRAMES if control or not serving else DOCUMENT_FRAMES
-        self._send_bytes_max = sent.message_bytes_max
+        if control:
+            received, sent = limits.message_bytes_max if serving else CONTROL_BYTES_MAX, CONTROL_BYTES_MAX
+        else:
+            received, sent = CONTROL_BYTES_MAX, DOCUMENT_BYTES_MAX
+            if not serving:
+                received, sent = sent, received
+        self._reader = FrameReader(received)
+        self._send_bytes_max = sent
         self._open: dict[int, Kind] = {}  # unanswered requests by id
         self._watched = False  # a Watch came, so that Events are allowed
         self._fds: deque[int] = deque()
@@ -139,8 +138,8 @@ class Connection:
 
     def _read(self, data: bytes, cut: ProtocolError | None, arrival: Arrival) -> None:
         try:
-            for found in self._reader.feed(data):
-                self._take(found, arrival)
+            for frame in self._reader.feed(data):
+                self._take(frame, arrival)
             self._refuse_undeclared()
             if cut is not None:
                 raise cut
@@ -161,10 +160,11 @@ class Connection:
         self._fds.clear()
         return left
 
-    def _take(self, found: object, arrival: Arrival) -> None:
-        self._check_version(found)
+    def _take(self, frame: bytes, arrival: Arrival) -> None:
+        if self.state in (ConnectionState.FRESH, ConnectionState.GREETING):
+            self._check_version(unpack(frame))
         try:
-            message = decode(found, self._known)
+            message = decode(frame, self._known)
         except UnknownMessage as unknown:
             fds = self._fds_for("a message of unknown type", unknown.fds)
             arrival.discarded += [fd for fd in fds if fd != _LOST]
@@ -198,9 +198,7 @@ class Connection:
 
     def _check_version(self, found: object) -> None:
         """Raises VersionMismatch. Called before the fields are decoded: another version may have other fields."""
-        if self.state not in (ConnectionState.FRESH, ConnectionState.GREETING) or type(found) is not dict:
-            return
-        if found.get("type") != ("Hello" if self.serving else "Welcome"):
+        if type(found) is not dict or found.get("type") != ("Hello" if self.serving else "Welcome"):
             return
         theirs = found.get("protocol")
         if type(theirs) is not int or theirs == self.protocol:

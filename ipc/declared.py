@@ -11,16 +11,24 @@ declarations. Does not own the messages themselves (`messages`, `governance`, `q
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar, TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ClassVar, Final, TypeVar, Union
+
+from msgspec.msgpack import Decoder
 
 from ..errors import TensordError, from_code
 from .schema import Code, Count, ErrorBody, Id, Message, Text
 
 Declared = TypeVar("Declared", bound=Message)
 Handler = TypeVar("Handler")
-Kinds = Mapping[str, type[Message]]
-"""Message classes by the name that they have on the wire."""
+
+
+class Kinds(dict[str, type[Message]]):
+    """Message classes by the names that they have on the wire. `decode` makes a message of any of them."""
+
+    def __init__(self, kinds: Iterable[type[Message]]) -> None:
+        super().__init__((str(kind.__struct_config__.tag), kind) for kind in kinds)
+        self.decode: Final[Callable[[bytes], Message]] = Decoder(Union[*self.values()]).decode
 
 
 class Answer(Message, frozen=True):
@@ -126,11 +134,6 @@ def declared(base: type[Declared]) -> list[type[Declared]]:
     for kind in base.__subclasses__():
         found += declared(kind) or [kind]
     return found
-
-
-def by_name(kinds: Iterable[type[Message]]) -> Kinds:
-    """Message classes by the names that they have on the wire."""
-    return {str(kind.__struct_config__.tag): kind for kind in kinds}
 
 
 def answers(requests: Iterable[type[Request]]) -> list[type[Answer]]:

@@ -1,7 +1,7 @@
 """Reads and writes bytes and descriptors on a Unix socket, and buffers output that the socket does not take.
 
-Owns: the two system calls, the closing of descriptors, and the output buffer. Does not own which message a descriptor
-belongs to (`connection`).
+Owns: the two system calls, the identity of the peer, the closing of descriptors, and the output buffer. Does not own
+which message a descriptor belongs to (`connection`), nor what a uid may do.
 
 Invariant: descriptors never arrive later than the message that declares them. They travel with the first byte of the
 call that sends them, and the kernel ends a read after bytes that came with descriptors.
@@ -14,8 +14,10 @@ import errno
 import os
 import resource
 import socket
+import struct
 from collections import deque
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from ..errors import DaemonUnavailable, LimitReached, ProcessLimit, ProtocolError
@@ -25,6 +27,7 @@ READ_BYTES: Final = 32_768
 HELD_FDS_MAX: Final = 64
 _ITEM_BYTES: Final = array.array("i").itemsize
 _ANCILLARY_BYTES: Final = socket.CMSG_SPACE(FDS_MAX * _ITEM_BYTES)
+_CREDENTIALS: Final = struct.Struct("@iII")
 _FLAGS: Final = socket.MSG_CMSG_CLOEXEC
 
 
@@ -162,3 +165,19 @@ class OutBuffer:
             close_all(fds)
         self._pieces.clear()
         self.held_bytes = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """The process that connected, as it was at that time. `pid` is 0 for a process outside our pid namespace."""
+
+    pid: int
+    uid: int
+    gid: int
+
+
+def peer_of(sock: socket.socket) -> Peer:
+    """The peer of a connected Unix socket. Raises OSError on any other socket."""
+    found = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid, uid, gid = _CREDENTIALS.unpack(found)
+    return Peer(pid, uid, gid)

@@ -22,7 +22,7 @@ GAUGES_MAX: Final = 1024
 GAUGE_CHARS_MAX: Final = 64
 WORKFLOW_CHARS_MAX: Final = 128
 ARRIVALS_MAX: Final = 1_000_000
-BLOCKS_MAX: Final = 1 << 32
+DEVICE_BLOCKS_MAX: Final = 1 << 32
 PRIORITY_MAX: Final = 100
 """The highest priority of a reservation; the lowest is its negative."""
 
@@ -351,7 +351,7 @@ class RequestCompleted(GovernorRequest, frozen=True):
 
     device: GaugeName
     service_s: SecondsOrNone
-    blocks: Annotated[int, Meta(ge=0, le=BLOCKS_MAX)]
+    blocks: Annotated[int, Meta(ge=0, le=DEVICE_BLOCKS_MAX)]
 
 
 # ---- drills

@@ -23,22 +23,8 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from .attachment import *  # noqa: F403
-from .declared import Answer as Answer
-from .declared import AttachmentRequest as AttachmentRequest
-from .declared import ControlRequest as ControlRequest
-from .declared import Counted as Counted
-from .declared import DaemonQuery as DaemonQuery
-from .declared import Done as Done
-from .declared import Error as Error
-from .declared import GaugeRequest as GaugeRequest
-from .declared import GovernorRequest as GovernorRequest
-from .declared import GreetingRequest as GreetingRequest
-from .declared import PrefixRequest as PrefixRequest
-from .declared import StatusRequest as StatusRequest
-from .declared import StoreRequest as StoreRequest
-from .decode import UnknownMessage as UnknownMessage
-from .decode import decode as decode
+from .declared import *  # noqa: F403
+from .declared import Answer, AttachmentRequest, Counted, Done, GreetingRequest, PrefixRequest, StoreRequest
 from .governance import *  # noqa: F403
 from .queries import *  # noqa: F403
 from .schema import (
@@ -52,12 +38,15 @@ from .schema import (
     Keys,
     Name,
     NamespaceTag,
+    NoneOrOne,
     Numbers,
+    One,
     PrefixBytes,
     Seconds,
     SecondsOrNone,
     Sizes,
     SomeBytes,
+    Three,
     Token,
     Tokens,
 )
@@ -65,6 +54,88 @@ from .schema import PROTOCOL_VERSION as PROTOCOL_VERSION
 from .schema import ClientLimits as ClientLimits
 from .schema import ErrorBody as ErrorBody
 from .schema import Message as Message
+
+# ---- connections and the memory of a client
+
+
+class Welcome(Answer, frozen=True):
+    """Answers Hello. `version`: the version of the daemon's package. `epoch`: the number of this incarnation of the
+    daemon. `remote`: there is a remote store behind the ring."""
+
+    id: Id
+    protocol: Count
+    version: Name
+    instance: Name
+    epoch: Count
+    limits: ClientLimits
+    remote: bool = False
+
+
+class Hello(GreetingRequest, frozen=True):
+    """The first message of a connection.
+
+    `pid`: as the client's own pid namespace counts it. `fence`: the client registered for the membarrier fence.
+    `version`: the version of the client's package; empty in releases that do not send it.
+    """
+
+    answered_by = Welcome
+    id: Id
+    protocol: Count
+    name: Name
+    pid: Annotated[int, Meta(ge=0, le=(1 << 31) - 1)]
+    fence: bool
+    version: Name = ""
+
+
+class Attached(Answer, frozen=True):
+    """Answers Attach. Brings three descriptors: ring, index and lane, in this order.
+
+    `place`: of the lane in the index's tables `settled` and `refusals`, as long as the lane exists.
+    """
+
+    id: Id
+    lane_id: Count
+    place: Count
+    ring_bytes: SomeBytes
+    index_bytes: SomeBytes
+    fds: Three = 3
+
+
+class Attach(AttachmentRequest, frozen=True):
+    """Asks for the ring, the index and a lane. A client that already has a lane sends its descriptor."""
+
+    answered_by = Attached
+    id: Id
+    fds: NoneOrOne = 0
+
+
+class OpenInbox(AttachmentRequest, frozen=True):
+    """Brings the descriptor of a sealed memory file of `inbox_bytes`, from which the daemon copies.
+
+    A client that may not write into the ring writes payloads into it, at the same offsets at which the daemon lends
+    places of the ring; then it is as large as the ring. Prefix queries are read from it too. A later one takes the
+    place of an earlier one.
+    """
+
+    answered_by = Done
+    id: Id
+    inbox_bytes: SomeBytes
+    fds: One = 1
+
+
+class WritableRing(Answer, frozen=True):
+    """Answers OpenRing. Brings a descriptor of the ring that can be mapped for writing."""
+
+    id: Id
+    fds: One = 1
+
+
+class OpenRing(AttachmentRequest, frozen=True):
+    """Asks to write payloads into the ring in place. Refused if the setting write_in_place does not allow this user."""
+
+    answered_by = WritableRing
+    id: Id
+
 
 # ---- puts and claims
 

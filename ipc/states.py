@@ -21,7 +21,7 @@ from enum import StrEnum
 from typing import Final
 
 from . import messages as m
-from .declared import Kinds, answers, by_name, declared
+from .declared import Kinds, answers, declared
 from .places import CONTROL_NAME, STATUS_NAME
 from .schema import Message
 
@@ -40,10 +40,10 @@ Kind = type[Message]
 
 _CONTROL: Final = declared(m.ControlRequest)
 _STATUS: Final = declared(m.StatusRequest)
-CONTROL_REQUESTS: Final[Kinds] = by_name(_CONTROL)
-CONTROL_ANSWERS: Final[Kinds] = by_name(answers(_CONTROL))
-STATUS_REQUESTS: Final[Kinds] = by_name(_STATUS)
-STATUS_ANSWERS: Final[Kinds] = by_name(answers(_STATUS))
+CONTROL_REQUESTS: Final = Kinds(_CONTROL)
+CONTROL_ANSWERS: Final = Kinds(answers(_CONTROL))
+STATUS_REQUESTS: Final = Kinds(_STATUS)
+STATUS_ANSWERS: Final = Kinds(answers(_STATUS))
 """The messages of each socket by their name on the wire: requests to the daemon, answers and pushes to the client."""
 
 # Requests that need no lane. A command-line tool can send them without attaching.

@@ -8,7 +8,7 @@ minute only.
 from __future__ import annotations
 
 from ...ipc import messages
-from ...ipc.governance import ARRIVALS_MAX, BLOCKS_MAX
+from ...ipc.governance import ARRIVALS_MAX, DEVICE_BLOCKS_MAX
 from .fields import check_count, check_name, check_seconds
 from .governor import GovernorListener
 
@@ -25,4 +25,4 @@ def completed(governor: GovernorListener, device: str, service_s: float, blocks:
     """See `Client.request_completed`."""
     check_name("device", device)
     served_s = check_seconds("service_s", service_s)
-    governor.tell(messages.RequestCompleted(device, served_s, check_count("blocks", blocks, BLOCKS_MAX)))
+    governor.tell(messages.RequestCompleted(device, served_s, check_count("blocks", blocks, DEVICE_BLOCKS_MAX)))

@@ -21,7 +21,7 @@ from tensord import __version__
 
 from ...errors import DaemonUnavailable, TensordError, TimedOut, VersionMismatch
 from ...ipc import messages, places
-from ...ipc.channel import BlockingChannel
+from ...ipc.blocking import BlockingChannel
 from ...ipc.connection import Connection
 from ...ipc.schema import ENTRIES_MAX, PROTOCOL_VERSION
 

@@ -23,9 +23,8 @@ from itertools import count
 
 from ...errors import LimitReached, TensordError
 from ...ipc import messages
-from ...ipc.descriptors import lacks_descriptor, no_descriptor
+from ...ipc.descriptors import lacks_descriptor, no_descriptor, peer_of
 from ...ipc.frames import pack
-from ...ipc.peer import peer_of
 from ..claims.quotas import Kind, Quotas
 from ..logs import logger
 from .listening import Listening

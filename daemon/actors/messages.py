@@ -15,7 +15,7 @@ from msgspec import Struct, field
 
 from ...errors import TensordError
 from ...ipc import messages
-from ...ipc.peer import Peer
+from ...ipc.descriptors import Peer
 from ..config.config import Config
 from ..copier import InboxCopied
 from ..core.effects import Move

@@ -22,7 +22,7 @@ from ...errors import ProtocolError, TensordError
 from ...ipc import messages
 from ...ipc.channel import AsyncChannel
 from ...ipc.declared import handlers, id_of
-from ...ipc.peer import Peer
+from ...ipc.descriptors import Peer
 from ...ipc.schema import ClientLimits
 from ..claims.rates import Rates
 from ..logs import logger

@@ -15,8 +15,8 @@ from tensord.daemon.reports.request_times import RequestTimes
 from tensord.ipc import messages
 from tensord.ipc.channel import AsyncChannel
 from tensord.ipc.connection import Connection
+from tensord.ipc.descriptors import Peer
 from tensord.ipc.frames import pack
-from tensord.ipc.peer import Peer
 from tensord.ipc.schema import PROTOCOL_VERSION, ClientLimits
 
 from ..daemon_process import PATIENCE_S

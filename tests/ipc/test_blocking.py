@@ -14,9 +14,10 @@ from tensord.errors import BadMessage, DaemonUnavailable, LimitReached, TimedOut
 from tensord.ipc import messages as m
 from tensord.ipc.blocking import BlockingChannel
 from tensord.ipc.connection import Connection
-from tensord.ipc.frames import FrameReader, pack
+from tensord.ipc.frames import FrameReader, decode, pack
 from tensord.ipc.messages import PROTOCOL_VERSION, ClientLimits
 from tensord.ipc.schema import Message
+from tensord.ipc.states import CONTROL_REQUESTS
 
 Sockets = tuple[socket.socket, socket.socket]
 
@@ -81,8 +82,10 @@ def test_messages_of_many_threads_are_never_mixed(channel: BlockingChannel, sock
     reader = FrameReader()
     found: list[int] = []
     while len(found) < 400:
-        for obj in reader.feed(sockets[1].recv(1 << 16)):
-            tokens = obj["tokens"]  # type: ignore[index]
+        for frame in reader.feed(sockets[1].recv(1 << 16)):
+            renew = decode(frame, CONTROL_REQUESTS)
+            assert isinstance(renew, m.Renew)
+            tokens = renew.tokens
             assert len(set(tokens)) == 1
             found.append(tokens[0])
     for thread in threads:

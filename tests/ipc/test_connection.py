@@ -24,8 +24,11 @@ from tensord.errors import (
 )
 from tensord.ipc import messages as m
 from tensord.ipc.connection import FDS_MAX, Arrival, Connection
-from tensord.ipc.frames import FrameReader, pack
+from tensord.ipc.declared import declared
+from tensord.ipc.frames import CONTROL_BYTES_MAX, FrameReader, pack, unpack
 from tensord.ipc.messages import PROTOCOL_VERSION, ClientLimits, Message
+from tensord.ipc.modes import Mode, Tier
+from tensord.ipc.schema import KEYS_MAX
 from tensord.ipc.states import (
     ANSWERED_BY,
     CONTROL_ALLOWED,
@@ -101,7 +104,7 @@ UNANSWERED = {
 
 
 def read(data: bytes | bytearray) -> list[Any]:
-    return list(FrameReader().feed(bytes(data)))
+    return [unpack(each) for each in FrameReader().feed(bytes(data))]
 
 
 class Pair:
@@ -175,6 +178,24 @@ def test_a_request_out_of_turn_is_refused_with_what_to_do(state: ConnectionState
     assert told == [{"type": "Error", "id": None, "code": "ProtocolError", "text": str(arrival.failure)}]
     with pytest.raises(UsageError, match=type(request_).__name__):
         pair.client.send(request_, fds=len(fds))
+
+
+def test_a_command_asks_the_governor_without_a_lane() -> None:
+    governor = {*declared(m.GovernorRequest), *declared(m.GaugeRequest)}
+    assert governor <= CONTROL_ALLOWED[ConnectionState.GREETED]
+    assert m.RequestClaim not in CONTROL_ALLOWED[ConnectionState.GREETED]
+
+
+@pytest.mark.parametrize("message", [m.Done(5), m.PutRefused(1), m.Order(1, "card", "drop", [KEY], "pressure")])
+def test_a_client_sends_no_answers_and_no_pushes_and_a_server_no_requests(attached: Pair, message: Message) -> None:
+    name = type(message).__name__
+    with pytest.raises(UsageError, match=f"{name} on a connection that is"):
+        attached.client.send(message)
+    arrival = attached.server.receive_data(pack(message))
+    assert arrival.messages == [] and b"unknown message type" in arrival.replies
+    assert not attached.server.closed, "it may be a word of a later release"
+    arrival = attached.client.receive_data(pack(m.Evict(5, [KEY])))
+    assert arrival.messages == [] and not arrival.replies
 
 
 def test_a_request_for_grants_before_attach_is_refused_with_the_remedy() -> None:
@@ -310,6 +331,27 @@ def test_too_many_keys_are_refused_and_the_connection_goes_on(attached: Pair) ->
     arrival = attached.server.receive_data(pack(many) + pack(m.Evict(6, [KEY] * 4)))
     assert [message.id for message, _ in arrival.messages] == [6]
     assert [(told["id"], told["code"]) for told in read(arrival.replies)] == [(5, "LimitReached")]
+
+
+def test_a_refused_message_without_an_answer_gets_none(attached: Pair) -> None:
+    """An error without an id would be taken for the end of the connection."""
+    arrival = attached.server.receive_data(pack(m.UseEntries("card", [KEY] * 5)) + pack(m.UseEntries("card", [KEY])))
+    assert arrival.failure is None and arrival.replies == b""
+    assert [message for message, _ in arrival.messages] == [m.UseEntries("card", [KEY])]
+
+
+@pytest.mark.parametrize(
+    "largest",
+    [
+        m.Order((1 << 63) - 1, "d" * 64, "offload", [KEY] * KEYS_MAX, "r" * 128),
+        m.AcknowledgeOrder((1 << 63) - 1, "d" * 64, 1, [KEY] * KEYS_MAX, [], [], 1 << 48),
+        m.UseEntries("d" * 64, [KEY] * KEYS_MAX),
+        m.Modes(1, [m.TierState(f"{n:04}:65:00.0", Tier.DEVICE, Mode.EMERGENCY, 1 << 48, 1 << 48) for n in range(256)]),
+    ],
+    ids=lambda message: type(message).__name__,
+)
+def test_the_largest_messages_fit_into_a_frame(largest: Message) -> None:
+    assert list(FrameReader(CONTROL_BYTES_MAX).feed(pack(largest))) == [pack(largest)]
 
 
 def test_a_message_over_the_daemons_limit_is_not_sent() -> None:

@@ -5,15 +5,13 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-import msgpack
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tensord.errors import BadGraph
 from tensord.ipc import messages as m
-from tensord.ipc.frames import FrameReader, pack
-from tensord.ipc.messages import decode
+from tensord.ipc.frames import FrameReader, decode, pack
 from tensord.ipc.states import CONTROL_REQUESTS
 from tensord.ipc.steps import DEPENDENCIES_MAX, STEPS_MAX, AgentStep, AgentStepGraph
 
@@ -315,7 +313,7 @@ def test_a_step_is_found_by_agent_and_index() -> None:
 @given(some_steps.filter(bool))
 def test_a_graph_crosses_the_socket_unchanged(steps: list[AgentStep]) -> None:
     sent = m.RegisterWorkflow(1, "w", AgentStepGraph(steps).to_messages())
-    found = decode(msgpack.unpackb(pack(sent)), CONTROL_REQUESTS)
+    found = decode(pack(sent), CONTROL_REQUESTS)
     assert found == sent
     assert list(AgentStepGraph.from_steps(found.steps)) == steps
 

@@ -33,7 +33,7 @@ from tensord.daemon.core.parts import StoreMemory
 from tensord.daemon.core.store import Store
 from tensord.daemon.segments import Segments
 from tensord.ipc import messages
-from tensord.ipc.peer import Peer
+from tensord.ipc.descriptors import Peer
 from tensord.shm.layout import LANE_BYTES, QUEUE_AT, SPAN_HEADER_BYTES, span_bytes
 from tensord.shm.packing import pack
 from tensord.shm.records import NO_KEY, SUBMITTED_AT, Submissions
