@@ -21,8 +21,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from tensord.shm.packed import write
-from tensord.shm.packing import pack
+from tensord.shm.packing import pack, write
 from tests.memory_bench import key
 from tests.writing_bench import WritingBench
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from ..shm.slots import REUSE_HOLDERS_MAX
+from ..shm.index import REUSE_HOLDERS_MAX
 from .lane_scan import Stored, distinct, stored
 
 Array = np.ndarray[Any, Any]

@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Final
 
-from ..shm.slots import Slot
+from ..shm.index import Slot
 from . import logs
 from .actors.mailbox import Mailbox
 from .actors.messages import Scrubbed, StoreMessage

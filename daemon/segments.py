@@ -28,7 +28,7 @@ from ..errors import NameTaken, SegmentError
 from ..shm import segments
 from ..shm.copy import PIECE_BYTES, checksum_of_pieces
 from ..shm.fence import check, fence, works
-from ..shm.index import IndexWriter
+from ..shm.index import IndexWriter, Slot
 from ..shm.lane_reader import LaneReader, lane_name, read_lane_name
 from ..shm.layout import (
     ASLEEP_AT,
@@ -42,7 +42,6 @@ from ..shm.layout import (
     pack_lane_header,
 )
 from ..shm.records import SubmissionReader
-from ..shm.slots import Slot
 from .opening import Opened, header_at, opened
 from .sizes import ConfiguredSizes
 

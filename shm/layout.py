@@ -58,7 +58,7 @@ SPAN_EXPIRES_AT: Final = 88
 TREE_BYTES_MAX: Final = 65_472
 RING_BYTES_MAX: Final = 1 << 48
 SPAN_COUNTER_BITS: Final = 48
-SPAN_COUNTER_MASK: Final = (1 << SPAN_COUNTER_BITS) - 1
+"""A span id is never reused: the epoch of the daemon that made it (16 bits), then a counter."""
 LANE_COUNTER_BITS: Final = 32
 EPOCH_MAX: Final = (1 << 64 - SPAN_COUNTER_BITS) - 1
 
@@ -83,11 +83,11 @@ and before a span is placed there, and at each start of a daemon. 0: the daemon 
 
 _MAGIC: Final = int.from_bytes(b"TENSORD\0", "little")
 _LANE_MAGIC: Final = int.from_bytes(b"TNSRLANE", "little")
-_SPAN_MAGIC: Final = 0x4E415053  # "SPAN"
+SPAN_MAGIC: Final = 0x4E415053  # "SPAN"
 
 _SUPERBLOCK: Final = struct.Struct("@13Q")
-_SPAN_HEADER: Final = struct.Struct("@IIQ32sQQddQQIIdQ32sI")
-_CHECK: Final = struct.Struct("@I")
+SPAN_HEADER: Final = struct.Struct("@IIQ32sQQddQQIIdQ32sI")
+HEADER_CHECK: Final = struct.Struct("@I")
 _NO_KEY: Final = bytes(KEY_BYTES)
 _DOUBLE, _WORD = struct.Struct("@d"), struct.Struct("@Q")
 _EXPIRY_CHECK_BITS: Final = 16
@@ -113,12 +113,6 @@ def punches_of(index: bytes | memoryview | mmap) -> int:
 def count_punch(index: mmap) -> None:
     """Raises the count of punches. Never to 0."""
     _WORD.pack_into(index, PUNCHES_AT, punches_of(index) % ((1 << 64) - 1) + 1)
-
-
-def span_id(epoch: int, counter: int) -> int:
-    """A unique span id, never reused: the daemon's epoch (16 bits), then a counter (48 bits)."""
-    assert 0 < epoch <= EPOCH_MAX and 0 < counter <= SPAN_COUNTER_MASK, (epoch, counter)
-    return epoch << SPAN_COUNTER_BITS | counter
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,8 +277,8 @@ class SpanHeader:
 
     def pack(self, checksum: int | None = None) -> bytes:
         """The header's 192 bytes. `checksum` replaces the header's own checksum if given."""
-        fields = _SPAN_HEADER.pack(
-            _SPAN_MAGIC,
+        fields = SPAN_HEADER.pack(
+            SPAN_MAGIC,
             self.tree_bytes,
             self.span_id,
             self.key,
@@ -301,7 +295,7 @@ class SpanHeader:
             self.parent or _NO_KEY,
             self.parent is not None,
         )
-        return (fields + _CHECK.pack(_header_check(fields))).ljust(SPAN_HEADER_BYTES, b"\0")
+        return (fields + HEADER_CHECK.pack(_header_check(fields))).ljust(SPAN_HEADER_BYTES, b"\0")
 
     @classmethod
     def unpack(cls, span: bytes | memoryview) -> SpanHeader:
@@ -311,13 +305,13 @@ class SpanHeader:
             Corrupt: the bytes are not a span header, or a damaged one.
         """
         magic, tree, span_id, key, payload, tokens, ttl, created, checksum, expiry, uid, *rest = (
-            _SPAN_HEADER.unpack_from(span)
+            SPAN_HEADER.unpack_from(span)
         )
         prefix, cost, number, parent, has_parent = rest
-        if magic != _SPAN_MAGIC:
-            raise Corrupt(f"a span header begins with {magic:#x}, not with {_SPAN_MAGIC:#x}")
-        [check] = _CHECK.unpack_from(span, _SPAN_HEADER.size)
-        if check != _header_check(span[: _SPAN_HEADER.size]):
+        if magic != SPAN_MAGIC:
+            raise Corrupt(f"a span header begins with {magic:#x}, not with {SPAN_MAGIC:#x}")
+        [check] = HEADER_CHECK.unpack_from(span, SPAN_HEADER.size)
+        if check != _header_check(span[: SPAN_HEADER.size]):
             raise Corrupt(f"the header of span {span_id:#x} is damaged: its fields do not have the check {check:#x}")
         expires_s = _expires_s(expiry)
         before = (key, span_id, payload, tree, checksum, tokens, created, expires_s, uid, prefix, cost, ttl, number)

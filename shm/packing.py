@@ -1,11 +1,12 @@
-"""Trees into payloads, for puts: one flat walk over the tree. packed.py writes them, recipe.py is the inverse.
+"""Trees into payloads, for puts: one flat walk over the tree, then one copy of each leaf. recipe.py is the inverse.
 
     payload = tree header, then each leaf at the next multiple of 64; a long header is the first leaf
 
 Owns: the types that a tree may hold, and the layout of its payload. Does not own: the header's format (header.py),
 the names of dtypes (dtypes.py), any memory. Nothing is pickled.
 
-Invariants: equal trees have equal payloads, byte for byte.
+Invariants: equal trees have equal payloads, byte for byte. `write` writes each byte of the payload, padding as zeros,
+except for leaves that their owner writes, and no byte outside of it, whatever happens to the caller's arrays meanwhile.
 
 Arrays are the common leaf, so a container's loop treats them in place, without a call: a tree of 40 arrays takes 25 µs
 and 90 calls. With msgpack's own walker, which calls back for each array, it took 59 µs and 324 calls, and that walker
@@ -18,7 +19,7 @@ import math
 from collections.abc import Sequence
 from functools import partial
 from types import ModuleType
-from typing import Any, Final
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 from msgpack import Packer
@@ -27,13 +28,17 @@ from ..errors import ObjectTooLarge, UnsupportedLeaf, shown
 from . import header as form
 from .dtypes import COPIED_AS, DType, name_of
 from .layout import RING_BYTES_MAX, TREE_BYTES_MAX
-from .packed import Packed, Source
 from .places import Place, Spec, check_key, described, spec_of, where
-from .plain_tensors import tensor_leaf
-from .tensors import loaded_torch
+from .tensors import Watch, loaded_torch, tensor_leaf
 
 Array = np.ndarray[Any, Any]
 ndarray = np.ndarray
+
+Source: TypeAlias = tuple[int, Sequence[int], DType, Array | None, Watch | None]
+"""A leaf: its bytes, the shape and dtype of its copy, where it is copied from, and the watch over that memory. Without
+an array, its owner writes the leaf."""
+
+_ZEROS: Final = [bytes(gap) for gap in range(64)]
 
 NUMBERS_MIN: Final = 64
 """A list of that many ints, or floats, or more is one leaf. A shorter one is a part of the header."""
@@ -52,6 +57,59 @@ _torch: Final[dict[str, ModuleType]] = {}
 _singles: Final[dict[tuple[DType, tuple[int, ...]], tuple[bytes, int, DType, DType | None]]] = {}
 """The headers of trees that are one array: header, payload bytes, dtype of the copy, and the same if the array is
 viewed as it."""
+
+
+class Packed(NamedTuple):
+    """A payload before it is written: `header`, then `sources` in order, `payload_bytes` in total. The sources are read
+    when they are written."""
+
+    header: bytes
+    sources: Sequence[Source]
+    payload_bytes: int
+
+    def write(self, memory: memoryview, start: int) -> None:
+        """Writes a payload to byte `start`, a multiple of 64, of writable memory of bytes. Copies larger leaves without
+        the GIL.
+
+        Raises:
+            UnsupportedLeaf: the process freed the memory of a leaf meanwhile.
+            ValueError: an array got another shape meanwhile.
+        """
+        header, sources, _ = self
+        at = start + len(header)
+        memory[start:at] = header
+        for size_bytes, shape, dtype, array, watch in sources:
+            if gap := -at & 63:
+                memory[at : at + gap] = _ZEROS[gap]
+                at += gap
+            if watch is None:
+                if array is not None:
+                    ndarray(shape, dtype, memory, at)[...] = array
+            else:
+                pointer, address, gone = watch
+                if pointer() != address:
+                    gone()
+                ndarray(shape, dtype, memory, at)[...] = array
+                # Another thread may have freed the memory during the copy. Then what was copied is not of the leaf.
+                if pointer() != address:
+                    gone()
+            at += size_bytes
+
+
+class Whole:
+    """A payload that stands somewhere as a whole: `memory`, (payload_bytes,) uint8, begins with its header."""
+
+    __slots__ = ("_memory", "header", "payload_bytes")
+
+    def __init__(self, header: bytes, memory: Array) -> None:
+        self.header, self.payload_bytes, self._memory = header, len(memory), memory
+
+    def write(self, memory: memoryview, start: int) -> None:
+        """As `Packed.write`."""
+        ndarray((self.payload_bytes,), np.uint8, memory, start)[...] = self._memory
+
+
+write: Final = Packed.write
 
 
 def pack(tree: Any, depth_max: int = form.DEPTH_MAX) -> Packed:

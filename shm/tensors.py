@@ -7,7 +7,7 @@ loaded.
 
 Invariants: a tensor made here either owns its memory (`tensor_copy`) or keeps the array under it alive (`tensor_over`).
 A tensor that is read here is left as it was. So its memory is not read by `Tensor.numpy()`, after which torch resizes
-the tensor's storage no more, as FSDP does.
+the tensor's storage no more, as FSDP does. Memory is read only while its storage still has the address that was found.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from types import ModuleType
-from typing import Any, Final
+from typing import Any, Final, NoReturn, TypeAlias
 
 import numpy as np
 
@@ -33,79 +34,21 @@ _REMEDIES: Final = {
 """By the class of a tensor."""
 
 
-class TensorMemory:
-    """The memory of a tensor's elements. The process may free or cut it at any moment, and go on using the tensor.
+Watch: TypeAlias = tuple[Callable[[], int], int, Callable[[], NoReturn]]
+"""The address of a storage now, the address that was found, and what raises UnsupportedLeaf if they differ."""
+TensorLeaf: TypeAlias = tuple[str, Array, Watch | None]
+"""The name of a dtype, an array over the elements, and the watch over them; None if nobody else has them."""
 
-    Raises:
-        UnsupportedLeaf: the tensor has no storage, or as `check`.
-    """
-
-    __slots__ = ("__array_interface__", "_address", "_needed_bytes", "_path", "_storage")
-
-    def __init__(self, tensor: Any, path: str) -> None:
-        # The number of elements from the storage's start to the tensor's last one.
-        reach = tensor.numel()
-        if reach:
-            if not tensor.is_contiguous():
-                sizes = zip(tensor.shape, tensor.stride(), strict=True)
-                reach = 1 + sum([(length - 1) * step for length, step in sizes])
-            reach += tensor.storage_offset()
-        self._needed_bytes = reach * tensor.element_size()
-        self._path = path
-        try:
-            # Of this one the memory is read, also if the tensor gets another storage meanwhile.
-            self._storage = tensor.untyped_storage()
-            self._address = self._storage.data_ptr()
-        except RuntimeError as error:
-            raise UnsupportedLeaf(
-                f"{path} is a torch tensor without a storage ({error}), as within torch.func.vmap, grad, jvp and "
-                "functionalize; pass what the transformed function returns"
-            ) from None
-        self.check()
-
-    def check(self) -> None:
-        """
-        Raises:
-            UnsupportedLeaf: the storage does not have all elements any more.
-        """
-        address = self._storage.data_ptr()
-        found_bytes = self._storage.nbytes() if address else 0
-        if not self._needed_bytes or (found_bytes >= self._needed_bytes and address == self._address):
-            return
-        found = f"has {found_bytes}" if found_bytes < self._needed_bytes else "was allocated anew meanwhile"
-        raise UnsupportedLeaf(
-            f"{self._path} is a torch tensor that needs {self._needed_bytes} bytes of its storage, which {found}: its "
-            "memory was freed or cut, as FSDP does; pass it while its memory is there (within summon_full_params, or "
-            "after unshard), or pass a copy"
-        )
-
-    def array(self, tensor: Any, dtype: DType) -> Array:
-        """The elements of the tensor as an array, with any strides. The array keeps the storage alive."""
-        if not self._needed_bytes:
-            return np.empty(tensor.shape, dtype)
-        step_bytes = dtype.itemsize
-        interface = {
-            "data": (self._address + tensor.storage_offset() * step_bytes, False),
-            "shape": tensor.shape,
-            "typestr": dtype.str,
-            "version": 3,
-        }
-        if not tensor.is_contiguous():
-            interface["strides"] = tuple([step * step_bytes for step in tensor.stride()])
-        self.__array_interface__ = interface
-        return np.asarray(self)
+_dtypes: Final[dict[Any, tuple[str, DType]]] = {}
+"""By torch dtype: its name, and the dtype as which it is copied."""
 
 
-class _Writable:
-    """Presents the memory of a read-only array as writable, because torch warns about every read-only array."""
+class _Memory:
+    """Presents an address as an array. The array keeps `held` alive."""
 
-    __slots__ = ("__array_interface__", "array")
-
-    def __init__(self, array: Array) -> None:
-        interface = array.__array_interface__
-        interface["data"] = (interface["data"][0], False)
-        self.__array_interface__ = interface
-        self.array = array
+    __slots__ = ("__array_interface__", "held")
+    __array_interface__: dict[str, Any]
+    held: Any
 
 
 def loaded_torch() -> ModuleType | None:
@@ -129,25 +72,87 @@ def needed_torch(call: str) -> ModuleType:
     return torch
 
 
-def tensor_source(torch: ModuleType, tensor: Any, path: str) -> tuple[str, Array, Callable[[], None] | None]:
-    """A tensor's dtype name; an array over its memory, with any strides; and a function that raises UnsupportedLeaf if
-    the process has freed this memory, None if it cannot. A tensor on a device is copied to the host.
+def tensor_leaf(torch: ModuleType, tensor: Any, where: Callable[[], str]) -> TensorLeaf:
+    """A tensor as the leaf of a payload. `where` tells its place in the tree, for errors. A tensor on a device is
+    copied to the host.
+
+    A plain tensor costs nine calls.
 
     Raises:
-        UnsupportedLeaf: the tensor's dtype has no name in the table, or the tensor has no plain memory.
+        UnsupportedLeaf: no leaf can have its dtype, or the tensor has no plain memory.
     """
-    name = _name_of(torch, tensor, path)
+    kind = type(tensor)
+    if (
+        (kind is not torch.Tensor and kind is not torch.nn.Parameter)
+        or not tensor.is_cpu
+        or tensor.layout is not torch.strided
+        or tensor.is_nested
+        or tensor.dtype not in _dtypes
+        or tensor.is_neg()
+        or (tensor.dtype.is_complex and tensor.is_conj())
+    ):
+        return _any_leaf(torch, tensor, where)
+    name, dtype = _dtypes[tensor.dtype]
+    array, watch = _memory_of(tensor, dtype, where)
+    return name, array, watch
+
+
+def _any_leaf(torch: ModuleType, tensor: Any, where: Callable[[], str]) -> TensorLeaf:
+    name = _name_of(torch, tensor, where())
     dtype = dtype_named(name)
     assert dtype is not None, name
+    _, moved_as = _dtypes[tensor.dtype] = name, COPIED_AS.get(dtype, dtype)
     given = tensor
     if tensor.device.type != "cpu" or tensor.is_conj() or tensor.is_neg():
-        check_memory(tensor, path)
+        check_memory(tensor, where())
         try:
             tensor = tensor.detach().cpu().resolve_conj().resolve_neg()
         except AssertionError as error:
-            raise UnsupportedLeaf(f"{path} is a torch tensor that FakeTensorMode does not copy: {error}") from None
-    memory = TensorMemory(tensor, path)
-    return name, memory.array(tensor, COPIED_AS.get(dtype, dtype)), memory.check if tensor is given else None
+            raise UnsupportedLeaf(f"{where()} is a torch tensor that FakeTensorMode does not copy: {error}") from None
+    array, watch = _memory_of(tensor, moved_as, where)
+    return name, array, watch if tensor is given else None
+
+
+def _memory_of(tensor: Any, dtype: DType, where: Callable[[], str]) -> tuple[Array, Watch | None]:
+    """The elements of a tensor as an array, with any strides, which keeps the storage alive. The process may free or
+    cut the storage at any moment, and go on using the tensor: so there is a watch over it."""
+    try:
+        # Of this storage the memory is read, also if the tensor gets another one meanwhile.
+        storage = tensor.untyped_storage()
+        pointer = storage.data_ptr
+        address = pointer()
+    except RuntimeError as error:
+        raise UnsupportedLeaf(
+            f"{where()} is a torch tensor without a storage ({error}), as within torch.func.vmap, grad, jvp and "
+            "functionalize; pass what the transformed function returns"
+        ) from None
+    needed_bytes = tensor.nbytes
+    if not needed_bytes:
+        return np.empty(tensor.shape, dtype), None
+    step_bytes = dtype.itemsize
+    start = tensor.storage_offset() * step_bytes
+    interface = {"data": (address + start, False), "shape": tensor.shape, "typestr": dtype.str, "version": 3}
+    if not tensor.is_contiguous():
+        interface["strides"] = strides = tuple([step * step_bytes for step in tensor.stride()])
+        sizes = zip(tensor.shape, strides, strict=True)
+        needed_bytes = step_bytes + sum([(length - 1) * step for length, step in sizes])
+    # A shorter storage is another allocation, so its address tells that it was cut, too.
+    gone = partial(_gone, storage, address, start + needed_bytes, where)
+    if not address or storage.nbytes() < start + needed_bytes:
+        gone()
+    memory = _Memory()
+    memory.held, memory.__array_interface__ = storage, interface
+    return np.asarray(memory), (pointer, address, gone)
+
+
+def _gone(storage: Any, address: int, needed_bytes: int, where: Callable[[], str]) -> NoReturn:
+    found_bytes = storage.nbytes() if storage.data_ptr() else 0
+    found = f"has {found_bytes}" if found_bytes < needed_bytes else "was allocated anew meanwhile"
+    raise UnsupportedLeaf(
+        f"{where()} is a torch tensor that needs {needed_bytes} bytes of its storage, which {found}: its memory was "
+        "freed or cut, as FSDP does; pass it while its memory is there (within summon_full_params, or after unshard), "
+        "or pass a copy"
+    )
 
 
 def bytes_of(tensor: Any, path: str) -> Array:
@@ -161,15 +166,15 @@ def bytes_of(tensor: Any, path: str) -> Array:
     assert torch is not None, "there is a tensor"
     check_memory(tensor, path)
     flat = tensor.detach().cpu().resolve_conj().resolve_neg().reshape(-1).view(torch.uint8)
-    return TensorMemory(flat, path).array(flat, np.dtype(np.uint8))
+    return _memory_of(flat, np.dtype(np.uint8), lambda: path)[0]
 
 
 def check_tensor(leaf: Any, path: str) -> None:
     """Checks that a leaf, if it is a tensor, has plain memory with all of its elements, on any device that tells.
-    Subclasses of torch.Tensor with values are left to `tensor_source`.
+    Subclasses of torch.Tensor with values are left to `tensor_leaf`.
 
     Raises:
-        UnsupportedLeaf: it has not, as for `tensor_source`.
+        UnsupportedLeaf: it has not, as for `tensor_leaf`.
     """
     torch = loaded_torch()
     if torch is not None and (
@@ -186,19 +191,18 @@ def check_memory(tensor: Any, path: str) -> None:
     Raises:
         UnsupportedLeaf: it has not.
     """
-    if tensor.device.type == "cpu":
-        TensorMemory(tensor, path)
-        return
+    dtype = np.dtype(f"V{tensor.element_size()}")
     with suppress(RuntimeError):
-        # Tensors on devices of other libraries may have no storage. Their copies on the host have one.
-        tensor.untyped_storage().data_ptr()
-        TensorMemory(tensor, path)
+        if tensor.device.type != "cpu":
+            # Tensors on devices of other libraries may have no storage. Their copies on the host have one.
+            tensor.untyped_storage().data_ptr()
+        _memory_of(tensor, dtype, lambda: path)
 
 
 def _name_of(torch: ModuleType, tensor: Any, path: str) -> str:
     """The name of a tensor's dtype.
 
-    Raises: as `tensor_source`, but does not look at the tensor's memory.
+    Raises: as `tensor_leaf`, but does not look at the tensor's memory.
     """
     kind = type(tensor)
     if kind is not torch.Tensor and kind is not torch.nn.Parameter:
@@ -230,7 +234,7 @@ def tensor_copy(torch: ModuleType, array: Array) -> Any:
     native = array.dtype.newbyteorder("=")
     tensor = torch.empty(array.shape, dtype=_torch_dtype(torch, name_of(native)), device="cpu")
     moved_as = COPIED_AS.get(array.dtype)
-    memory = TensorMemory(tensor, "the copy").array(tensor, native if moved_as is None else moved_as)
+    memory, _ = _memory_of(tensor, native if moved_as is None else moved_as, lambda: "the copy")
     np.copyto(memory, array if moved_as is None else array.view(moved_as))
     return tensor
 
@@ -244,7 +248,11 @@ def tensor_over(torch: ModuleType, array: Array) -> Any:
     moved_as = COPIED_AS.get(array.dtype)
     plain = array if moved_as is None else array.view(moved_as)
     if not plain.flags.writeable:
-        plain = np.asarray(_Writable(plain))
+        # Torch warns about every read-only array.
+        memory, interface = _Memory(), plain.__array_interface__
+        interface["data"] = (interface["data"][0], False)
+        memory.held, memory.__array_interface__ = plain, interface
+        plain = np.asarray(memory)
     tensor = torch.from_numpy(plain)
     return tensor if moved_as is None else tensor.view(dtype)
 

@@ -1,6 +1,11 @@
 """Writable shared memory that a forked child does not share. The child has a private copy at the same address instead.
 
-Owns: the addresses of such mappings, and their replacement in a child. Does not own: the bytes.
+An object may be collected between any two instructions of any thread. Python code that runs then, in a finalizer or in
+`__del__`, may be ended by a signal handler's exception, and what it was to free stays for ever. So memory and
+descriptors end with an object by C functions only (`Collected`).
+
+Owns: the addresses of such mappings, their replacement in a child, and descriptors that end with an object. Does not
+own: the bytes, nor the objects.
 
 The kernel leaves each mapping out of every child (MADV_DONTFORK), but arrays over the mapping are inherited. So the
 child maps the same file privately at the same address: it reads the file's bytes, and no other process sees its writes.
@@ -8,7 +13,8 @@ The mappings lie in a range of addresses in which the kernel places nothing on i
 free.
 
 Invariants: arrays over the memory stay valid at their addresses, in the parent and in every child. A mapping ends with
-its last array, even if a signal handler raises an exception at that moment: the interpreter calls C functions only.
+its last array. Between the collection of an object and the end of its last callback the interpreter runs C functions
+only.
 """
 
 from __future__ import annotations
@@ -17,8 +23,7 @@ import ctypes
 import os
 from functools import partial
 from typing import Any, Final, NamedTuple
-
-from .collected import Collected, libc_close
+from weakref import ref
 
 _PROT_READ_WRITE: Final = 3
 _MAP_SHARED, _MAP_PRIVATE, _MAP_FIXED_NOREPLACE = 1, 2, 0x100000
@@ -34,6 +39,34 @@ _libc.mmap.restype = ctypes.c_void_p
 _libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64]
 _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+
+
+libc_close = _libc.close
+libc_close.argtypes = [ctypes.c_int]
+
+
+class Collected(ref[Any]):
+    """A weak reference whose callback is a C function with all of its arguments bound. Keep it until the callback runs.
+
+    The interpreter passes the reference itself as the last argument. Functions of libc ignore it; `dict.pop` takes it
+    as the default. Of several references to one object, the last one made is called first.
+    """
+
+    __slots__ = ()
+    _as_parameter_: Final = 0
+    """What ctypes passes for the reference."""
+
+
+_closing: dict[int, tuple[Collected, ...]] = {}
+"""By descriptor."""
+
+
+def close_with(holder: object, fd: int) -> None:
+    """Closes `fd` once `holder` is collected. Nothing else may close it."""
+    close = Collected(holder, partial(libc_close, fd))
+    # SYNC POINT: forgotten before it is closed. Another thread may open a file of this number at once.
+    forget = Collected(holder, partial(_closing.pop, fd))
+    _closing[fd] = forget, close
 
 
 class _Mapping(NamedTuple):

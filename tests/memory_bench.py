@@ -20,7 +20,7 @@ from tensord.daemon.store.slots import Slots
 from tensord.daemon.store.table import EDGE, LIVE, RowTable
 from tensord.shm.copy import checksum_of
 from tensord.shm.fence import fence, register
-from tensord.shm.index import KEY_HASHES, IndexWriter, _second_bucket
+from tensord.shm.index import KEY_HASHES, IndexWriter, Slot, _second_bucket
 from tensord.shm.lane_reader import LaneReader
 from tensord.shm.lanes import Lane
 from tensord.shm.layout import (
@@ -33,10 +33,8 @@ from tensord.shm.layout import (
     Superblock,
     pack_lane_header,
     span_bytes,
-    span_id,
 )
 from tensord.shm.packing import pack
-from tensord.shm.slots import Slot
 
 
 def key(number: int, tag: bytes = b"namespac") -> bytes:
@@ -151,7 +149,7 @@ class MemoryBench:
         if offset is None:
             return None
         self._spans += 1
-        span = span_id(self.superblock.epoch, self._spans)
+        span = self.superblock.epoch << 48 | self._spans
         slot = self.slots.take(at, span, len(payload.header) << 48 | offset, payload.payload_bytes)
         if slot < 0:
             self.free(offset)
@@ -215,7 +213,7 @@ class MemoryBench:
         if offset is None:
             return False
         self._spans += 1
-        span = span_id(self.superblock.epoch, self._spans)
+        span = self.superblock.epoch << 48 | self._spans
         slot = self.slots.take(at, span, old.tree_bytes << 48 | offset, old.payload_bytes)
         if slot < 0:
             self.free(offset)

@@ -28,7 +28,7 @@ from tensord.ipc.connection import Connection
 from tensord.ipc.schema import PROTOCOL_VERSION, ClientLimits, ErrorBody
 from tensord.shm.copy import checksum_of
 from tensord.shm.lane_reader import LaneReader
-from tensord.shm.layout import ASLEEP_AT, LANE_PLACES, SPAN_HEADER_BYTES, SpanHeader, span_bytes, span_id
+from tensord.shm.layout import ASLEEP_AT, LANE_PLACES, SPAN_HEADER_BYTES, SpanHeader, span_bytes
 from tensord.shm.prefix import PrefixRecord
 from tensord.shm.records import RECORD, SLEEPS, SubmissionReader
 
@@ -244,7 +244,7 @@ class StandIn:
             slot, span, seq = -1, 0, bytes(8)
             if each.in_place:
                 self.bench._spans += 1
-                span = span_id(1, self.bench._spans)
+                span = 1 << 48 | self.bench._spans
                 while slot < 0:
                     slot = self.bench.slots.take(os.urandom(32), span, 1 << 48 | offset, size_bytes - SPAN_HEADER_BYTES)
                 seq = self.bench.index.read(slot).seq.to_bytes(8, "little")
@@ -294,7 +294,7 @@ class StandIn:
         if self.bench.find(key) is not None:
             return _EXISTED
         self.bench._spans += 1
-        span, start = span_id(1, self.bench._spans), offset + SPAN_HEADER_BYTES
+        span, start = 1 << 48 | self.bench._spans, offset + SPAN_HEADER_BYTES
         slot = self.bench.slots.take(key, span, tree_bytes << 48 | offset, payload_bytes)
         if slot < 0:
             return StoreFull("the index is full")

@@ -25,7 +25,7 @@ from tensord.client.writing.put import Writer
 from tensord.errors import DaemonUnavailable, LimitReached, ObjectTooLarge, StoreFull, TensordError
 from tensord.shm.header import DEPTH_MAX
 from tensord.shm.index import IndexReader
-from tensord.shm.layout import SPAN_HEADER_BYTES, SpanHeader, span_bytes, span_id
+from tensord.shm.layout import SPAN_HEADER_BYTES, SpanHeader, span_bytes
 from tensord.shm.packing import pack
 from tensord.shm.records import AWAKE, RECORD, SLEEPS, SUBMITTED_AT, WAITS_AT, Submissions
 
@@ -255,7 +255,7 @@ class WritingBench:
 
     def _in_ring(self, granted: Granted) -> Granted:
         self.bench._spans += 1
-        span = span_id(self.bench.superblock.epoch, self.bench._spans)
+        span = self.bench.superblock.epoch << 48 | self.bench._spans
         number, offset, size_bytes = granted[:3]
         slot = self.bench.slots.take(os.urandom(32), span, 1 << 48 | offset, size_bytes - SPAN_HEADER_BYTES)
         assert slot >= 0, "the test's index is full"
@@ -322,7 +322,7 @@ class WritingBench:
         if to is None:
             return StoreFull("the ring is full")
         self.bench._spans += 1
-        span = span_id(self.bench.superblock.epoch, self.bench._spans)
+        span = self.bench.superblock.epoch << 48 | self.bench._spans
         slot = self.bench.slots.take(key, span, tree_bytes << 48 | to, payload_bytes)
         if slot < 0:
             return StoreFull("the index is full")

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from ...shm.clock import unix_at_boot_s
-from ...shm.index import IndexReader
-from ...shm.slots import PLACE_OFFSET_MASK
+from ...shm.index import PLACE_OFFSET_MASK, IndexReader
 from .ring_mapping import RingMapping
 
 _ATTEMPTS: Final = 4

@@ -16,10 +16,10 @@ from typing import Any, Final
 import numpy as np
 
 from ...errors import Corrupt
-from ...shm.collected import close_with
 from ...shm.copy import checksum_of
 from ...shm.lanes import Lane
 from ...shm.layout import ALIGN_BYTES, KEY_BYTES, SPAN_HEADER_BYTES, SpanHeader, punches_of, span_bytes
+from ...shm.unshared import close_with
 
 Array = np.ndarray[Any, Any]
 

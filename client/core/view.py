@@ -19,11 +19,10 @@ import numpy as np
 from numpy import ndarray, uint8
 
 from ...errors import BadTree, Corrupt, LayoutMismatch
-from ...shm.index import KEY_HASHES, IndexReader, bad_key
+from ...shm.index import KEY_HASHES, PLACE_OFFSET_MASK, PLACE_UNVERIFIED, SLOT, IndexReader, bad_key
 from ...shm.lanes import HEAD_AT, LOG_AT, LOG_MASK, Lane
 from ...shm.layout import BUCKET_BYTES, PAGE_BYTES, SLOT_BYTES, SLOT_WORDS, SPAN_HEADER_BYTES, Superblock
 from ...shm.recipe import Recipe
-from ...shm.slots import PLACE_OFFSET_MASK, PLACE_UNVERIFIED, SLOT
 from .entry import Entry, Reuse, read_entry, read_reuse
 from .fields import check_key
 from .lease import ArrayLease, Batch, Lease, lease_over

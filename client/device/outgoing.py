@@ -18,8 +18,7 @@ import numpy as np
 
 from ...errors import TensordError, UnsupportedLeaf, without_frames
 from ...shm.layout import aligned
-from ...shm.packed import Packed
-from ...shm.packing import pack_spec
+from ...shm.packing import Packed, pack_spec
 from ...shm.places import Spec
 from .interface import mapped
 

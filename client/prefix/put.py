@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from ...errors import ObjectTooLarge, ParentGone, TensordError
 from ...ipc.schema import COST_MS_MAX
-from ...shm.packed import Packed
-from ...shm.packing import pack
+from ...shm.packing import Packed, pack
 from ...shm.prefix import Media, PrefixRecord, Tokens, fold
 from ..core.fields import check_timeout
 from ..writing.options import PutOptions

@@ -17,7 +17,7 @@ import numpy as np
 from ...ipc.layers import Layer, can_rewind_to
 from ...shm.dtypes import dtype_named
 from ...shm.prefix import Media, Tokens, agreed, uncut
-from ...shm.tensors import loaded_torch, tensor_copy, tensor_source
+from ...shm.tensors import loaded_torch, tensor_copy, tensor_leaf
 from ..device.interface import Device, mapped
 from .layers import Layers, PrefixLayer, RecurrentLayer, RotatingLayer, SharedLayer, check_layer, cut
 from .put import PrefixPut, PrefixSequence
@@ -181,7 +181,7 @@ def _array(leaf: Any, place: str) -> Any:
     torch = loaded_torch()
     if torch is None or not isinstance(leaf, torch.Tensor):
         return leaf
-    name, array, _ = tensor_source(torch, leaf, place)
+    name, array, _ = tensor_leaf(torch, leaf, lambda: place)
     dtype = dtype_named(name)
     assert dtype is not None, name
     return array.view(dtype).copy()

@@ -15,7 +15,7 @@ import numpy as np
 from ...errors import BadPrefix, UsageError, shown
 from ...shm.dtypes import dtype_named
 from ...shm.prefix import MODALITIES, TOKEN_BYTES, Media, Tokens, ordered
-from ...shm.tensors import loaded_torch, tensor_source
+from ...shm.tensors import loaded_torch, tensor_leaf
 from ..core.fields import check_count
 
 TOKEN_MAX: Final = (1 << 32) - 1
@@ -87,7 +87,7 @@ def _fetched(given: Any) -> np.ndarray[Any, Any]:
     """An array of any library, or any object that numpy can convert, in host memory."""
     torch = loaded_torch()
     if torch is not None and type(given) is torch.Tensor:
-        name, array, _ = tensor_source(torch, given, "it")
+        name, array, _ = tensor_leaf(torch, given, lambda: "it")
         return array.view(dtype_named(name))
     return np.asarray(given.detach().cpu().numpy() if hasattr(given, "detach") else given)
 

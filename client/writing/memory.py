@@ -19,11 +19,10 @@ from typing import Final
 
 import numpy as np
 
-from ...shm.index import IndexReader
+from ...shm.index import SPAN, IndexReader, slot_at
 from ...shm.lanes import Lane
 from ...shm.layout import PAGE_BYTES
 from ...shm.segments import prefault
-from ...shm.slots import SPAN, slot_at
 from ...shm.unshared import Unshared
 from .connection import Granted
 

@@ -12,8 +12,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from ...errors import NotEnoughMemory
-from ...shm.packed import Whole
-from ...shm.packing import pack_spec
+from ...shm.packing import Whole, pack_spec
 from ...shm.recipe import recipe
 from .options import PutOptions
 from .outcomes import Put

@@ -18,12 +18,20 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Container
 from dataclasses import dataclass, field
-from struct import Struct
 from typing import Final
 
 from ...errors import BadMessage
 from ...shm.index import KEY_HASHES
-from ...shm.layout import SPAN_CHECKSUM_AT, SPAN_EXPIRES_AT, SPAN_HEADER_BYTES, TREE_BYTES_MAX, expiry_word
+from ...shm.layout import (
+    HEADER_CHECK,
+    SPAN_CHECKSUM_AT,
+    SPAN_EXPIRES_AT,
+    SPAN_HEADER,
+    SPAN_HEADER_BYTES,
+    SPAN_MAGIC,
+    TREE_BYTES_MAX,
+    expiry_word,
+)
 from ...shm.records import NO_KEY, RECORD, first_number
 from ..replacement import Replacement
 from .agents import AgentNumbers
@@ -50,11 +58,8 @@ NOT_WORTH_IT: Final = 9
 UNSUMMED_MAX: Final = 1 << 16
 TAILS_MAX: Final = 64
 
-_HEADER: Final = Struct("@IIQ32sQQddQQIIdQ32sI")
-_CHECK: Final = Struct("@I")
-_MAGIC: Final = 0x4E415053
 _NEVER: Final = expiry_word(0.0)
-_CHECK_AT: Final = _HEADER.size
+_CHECK_AT: Final = SPAN_HEADER.size
 _AFTER_EXPIRY: Final = SPAN_EXPIRES_AT + 8
 
 
@@ -166,8 +171,8 @@ class Commits:
             self._tenants.bytes,
         )
         limits, append = self.limits, self._policy.window.append
-        pack_header, pack_body = _HEADER.pack_into, BODY.pack_into
-        crc, pack_check, hashes = zlib.crc32, _CHECK.pack_into, KEY_HASHES.unpack
+        pack_header, pack_body = SPAN_HEADER.pack_into, BODY.pack_into
+        crc, pack_check, hashes = zlib.crc32, HEADER_CHECK.pack_into, KEY_HASHES.unpack
         tokens_max = limits.max_tokens
         expected, stored, stored_bytes, stored_tokens = submitter.expected or first_number(records), 0, 0, 0
         try:
@@ -257,7 +262,7 @@ class Commits:
                 pack_header(
                     ring,
                     offset,
-                    _MAGIC,
+                    SPAN_MAGIC,
                     tree,
                     span_id,
                     key,

@@ -14,8 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from ...shm.layout import SPAN_EXPIRES_AT, expiry_word
-from ...shm.slots import (
+from ...shm.index import (
     PLACE,
     REUSE_HOLDERS_MAX,
     REUSE_HOLDERS_SHIFT,
@@ -25,6 +24,7 @@ from ...shm.slots import (
     REUSE_USES_MAX,
     reuse_ticks,
 )
+from ...shm.layout import SPAN_EXPIRES_AT, expiry_word
 from .slots import Slots
 from .table import RowTable
 

@@ -1,6 +1,6 @@
 """The index's slots as the store writes them: where a key's slot is free, and the order of the stores.
 
-Owns: which slots of a bucket are free. Does not own: the index's layout (shm/layout, shm/slots), nor which row a slot
+Owns: which slots of a bucket are free. Does not own: the index's layout (shm/layout, shm/index), nor which row a slot
 belongs to. `commit` has `taken` and `publish` of this module inline, since both are part of every put.
 
 Invariants: those of shm/index.py. A slot is stored with its span id last, and published by one store of an even seq.
@@ -13,9 +13,17 @@ from typing import Any, Final
 
 import numpy as np
 
-from ...shm.index import KEY_HASHES
+from ...shm.index import (
+    BUCKET_CELLS,
+    KEY_HASHES,
+    PLACE,
+    PLACE_UNVERIFIED,
+    REUSE_HOLDERS_SHIFT,
+    SPAN,
+    cells_of,
+    slots_of,
+)
 from ...shm.layout import BUCKET_SLOTS, IndexGeometry
-from ...shm.slots import BUCKET_CELLS, PLACE, PLACE_UNVERIFIED, REUSE_HOLDERS_SHIFT, SPAN, cells_of, slots_of
 
 Array = np.ndarray[Any, Any]
 
@@ -39,7 +47,7 @@ class Slots:
         self.mask = geometry.bucket_count - 1
         self.first_word = geometry.buckets_at >> 3
         self.first_reuse = geometry.uses_at >> 3
-        """Index of the reuse word of slot 0 (shm/slots)."""
+        """Index of the reuse word of slot 0 (shm/index)."""
         self._array = np.frombuffer(self.words, "u8")
         self._reuse = np.frombuffer(self.memory, "u8", geometry.slot_count, geometry.uses_at)
         taken = slots_of(cells_of(self.memory, geometry))[:, :, SPAN] != 0

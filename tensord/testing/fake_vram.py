@@ -31,7 +31,7 @@ from ..client.device.outgoing import Outgoing
 from ..errors import DeviceFull, UnsupportedLeaf, UsageError
 from ..shm.dtypes import dtype_named, name_of
 from ..shm.places import Spec
-from ..shm.tensors import loaded_torch, tensor_source
+from ..shm.tensors import loaded_torch, tensor_leaf
 from .fake_allocator import BLOCK_BYTES, GARBAGE, Allocator, CountedStorage
 from .fake_card import FakeCard
 from .fake_stream import FakeMark, FakeStream, Hold
@@ -336,5 +336,5 @@ def _collected(leaf: Any, place: str, into: list[Array]) -> None:
     if isinstance(leaf, np.ndarray | np.generic):
         into.append(np.asarray(leaf))
     elif _is_array(leaf):
-        name, array, _ = tensor_source(loaded_torch(), leaf, place)  # type: ignore[arg-type]
+        name, array, _ = tensor_leaf(loaded_torch(), leaf, lambda: place)  # type: ignore[arg-type]
         into.append(array.view(dtype_named(name)))

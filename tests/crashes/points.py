@@ -146,13 +146,13 @@ CLIENT: Final = {
         "client.writing.arena:Arena.*",
         "client.writing.memory:RingMemory.hold",
         "client.writing.put:Writer.put",
-        "shm.packed:Packed.write",
+        "shm.packing:Packed.write",
         "shm.records:Submissions.add",
         "client.writing.outcomes:Outcomes.*",
     ),
     "reserve": (
         "client.writing.reservation:Reservation.*",
-        "shm.packed:Whole.write",
+        "shm.packing:Whole.write",
     ),
     "claim": (
         "client.core.claim:Claim.*",

@@ -20,8 +20,7 @@ from tensord.daemon.core.events import Moved
 from tensord.errors import BadMessage, BadPrefix, BadTree, Corrupt, LimitReached, SegmentError
 from tensord.shm.copy import checksum_of
 from tensord.shm.layout import SPAN_HEADER_BYTES, SpanHeader
-from tensord.shm.packed import Packed
-from tensord.shm.packing import pack
+from tensord.shm.packing import Packed, pack
 
 from .core.blocks import TREE_BYTES, block
 

@@ -10,7 +10,7 @@ import pytest
 
 from tensord.daemon.store.slots import Slots
 from tensord.shm import segments
-from tensord.shm.layout import EPOCH_MAX, PAGE_BYTES, Superblock, span_id
+from tensord.shm.layout import EPOCH_MAX, PAGE_BYTES, Superblock
 
 from ..daemon_process import MIB, Daemon, until
 from ..faults.payloads import is_payload, key, lap, payload
@@ -69,7 +69,7 @@ def test_a_damaged_slot_moves_no_epoch(daemon: Daemon) -> None:
     with (segments.SHM_FOLDER / f"tensord.{daemon.instance}.index").open("r+b") as file:
         memory = mmap(file.fileno(), 0)
         geometry = Superblock.unpack(memory[:PAGE_BYTES]).geometry
-        assert Slots(memoryview(memory), geometry).take(key(2), span_id(EPOCH_MAX, 1), 16 << 48, 64) >= 0
+        assert Slots(memoryview(memory), geometry).take(key(2), EPOCH_MAX << 48 | 1, 16 << 48, 64) >= 0
     status = daemon.start().status()
     assert (status["epoch"], status["store"]["recovered"]) == (2, 1)
 

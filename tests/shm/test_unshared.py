@@ -175,9 +175,7 @@ def test_memory_that_the_collector_frees_at_any_moment_in_a_child_ends_once_and_
             # Other files get the descriptors that have just been closed.
             opened.extend(os.open(os.devnull, os.O_RDONLY) for _ in range(4))
 
-        place = interrupt(
-            number, unshared.after_fork_in_child, ("shm/unshared.py", "shm/collected.py"), times=3, handler=collect
-        )
+        place = interrupt(number, unshared.after_fork_in_child, ("shm/unshared.py",), times=3, handler=collect)
         gc.collect()
         open_yet = all(os.path.samestat(os.fstat(other), os.stat(os.devnull)) for other in opened)
         gone = not any(is_mapped(address) or address in unshared._mapped for address in addresses)

@@ -79,7 +79,7 @@ from tensord.shm.lanes import Lane
 Lane.lend = lambda self, span_id: np.empty(0, np.uint8)
 """,
     "a record is added before its payload is whole": """
-from tensord.shm.packed import Packed
+from tensord.shm.packing import Packed
 write = Packed.write
 Packed.write = lambda self, memory, start: write(self._replace(sources=self.sources[:-1]), memory, start)
 """,

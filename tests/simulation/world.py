@@ -33,7 +33,7 @@ from tensord.daemon.room import lending
 from tensord.errors import Corrupt, TensordError
 from tensord.ipc import messages
 from tensord.shm import fence, segments
-from tensord.shm.packed import Packed, Whole
+from tensord.shm.packing import Packed, Whole
 
 from .daemon import GPU, Daemon
 from .model import Model

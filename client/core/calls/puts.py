@@ -13,8 +13,7 @@ from typing import Any, TypeVar
 
 from ....errors import ObjectTooLarge
 from ....ipc.schema import NUMBER_MAX
-from ....shm.packed import Packed
-from ....shm.packing import pack
+from ....shm.packing import Packed, pack
 from ...writing.options import PutOptions
 from ...writing.outcomes import Put, wait_for_all
 from ...writing.put import PutPayload

@@ -24,7 +24,7 @@ from tensord.errors import DeviceFull, UsageError
 from tensord.shm.dtypes import dtype_named, name_of
 from tensord.shm.packing import pack
 from tensord.shm.recipe import recipe
-from tensord.shm.tensors import tensor_source
+from tensord.shm.tensors import tensor_leaf
 
 from ...daemon_process import PATIENCE_S, until
 
@@ -83,7 +83,7 @@ def bits(leaf: Any) -> tuple[str, tuple[int, ...], bytes]:
     else:
         import torch
 
-        name, array, _ = tensor_source(torch, leaf, "leaf")
+        name, array, _ = tensor_leaf(torch, leaf, lambda: "leaf")
     assert name is not None
     return name, array.shape, array.tobytes()
 

@@ -18,8 +18,7 @@ from tensord.client.writing.put import CHECKED_BYTES_MAX
 from tensord.errors import ObjectTooLarge, StoreFull, TensordError, TimedOut, UnsupportedLeaf
 from tensord.shm import unshared
 from tensord.shm.layout import QUEUE_RECORDS, SPAN_HEADER_BYTES
-from tensord.shm.packed import Packed, write
-from tensord.shm.packing import pack
+from tensord.shm.packing import Packed, pack, write
 
 from ...daemon_process import PATIENCE_S, until
 from ...interruptions import interrupt
@@ -193,7 +192,7 @@ def test_an_exception_anywhere_in_a_put_leaves_nothing_to_mend() -> None:
             if not interrupt(
                 number,
                 lambda at=at: bench.put(at, tree, soon()).wait(PATIENCE_S),  # type: ignore[misc]
-                ("client/writing/put.py", "client/writing/arena.py", "client/writing/outcomes.py", "shm/packed.py"),
+                ("client/writing/put.py", "client/writing/arena.py", "client/writing/outcomes.py", "shm/packing.py"),
             ):
                 break
             number += 1

@@ -7,8 +7,7 @@ import pytest
 
 from tensord.daemon.replacement import POLICIES
 from tensord.daemon.store.details import unpack_uses
-from tensord.shm.index import IndexReader, IndexWriter
-from tensord.shm.slots import REUSE_USES_MAX
+from tensord.shm.index import REUSE_USES_MAX, IndexReader, IndexWriter
 
 from ..store.rows import key_of
 from .stand import SPAN, LifetimesStand

@@ -14,9 +14,9 @@ from tensord.daemon.recovery.recovery import Recovery
 from tensord.daemon.store.grants import LentGrant
 from tensord.daemon.store.table import LIVE, REVOKED, WITHDRAWN
 from tensord.shm import segments
+from tensord.shm.index import PLACE, PLACE_UNVERIFIED
 from tensord.shm.layout import SPAN_HEADER_BYTES, span_bytes
 from tensord.shm.records import NO_KEY, RECORD
-from tensord.shm.slots import PLACE, PLACE_UNVERIFIED
 
 from ..store.rows import RowStore, key_of, reuse_word
 

@@ -40,8 +40,8 @@ def check_moment(moment: bytes, store: RowStore, whole: set[tuple[bytes, int]]) 
     successor = IndexWriter(memory, store.geometry)
     successor.check_invariants()
     taken = {slot.number for slot in successor.slots()}
-    for slot in range(store.geometry.slot_count):
-        assert slot in taken or not successor._reuse[slot], "a free slot has the uses of an earlier entry"
+    for number in range(store.geometry.slot_count):
+        assert number in taken or not successor._reuse[number], "a free slot has the uses of an earlier entry"
     for slot in successor.slots():
         assert slot.payload_bytes, f"{slot} is taken before it is complete"
         # A slot without a tree is a grant's.
