@@ -35,16 +35,19 @@ class Answer(Message, frozen=True):
     """A message from the daemon to a client: an answer or a push."""
 
 
-class Done(Answer, frozen=True):
+class Reply(Answer, frozen=True):
+    """The answer to the request with this id."""
+
+    id: Id
+
+
+class Done(Reply, frozen=True):
     """The request was carried out."""
 
-    id: Id
 
-
-class Counted(Answer, frozen=True):
+class Counted(Reply, frozen=True):
     """The request was carried out, for `count` entries."""
 
-    id: Id
     count: Count
 
 
@@ -71,7 +74,7 @@ class Request(Message, frozen=True):
     the answer's place. `pushes`: the classes of further messages that the daemon sends because of the request.
     """
 
-    answered_by: ClassVar[type[Answer] | None] = None
+    answered_by: ClassVar[type[Reply] | None] = None
     pushes: ClassVar[tuple[type[Answer], ...]] = ()
 
 

@@ -12,7 +12,7 @@ from typing import Annotated, Final, Literal
 
 from msgspec import Meta, Struct, field
 
-from .declared import Answer, Counted, Done, GaugeRequest, GovernorRequest
+from .declared import Answer, Counted, Done, GaugeRequest, GovernorRequest, Reply
 from .modes import Mode, Tier
 from .schema import Bytes, Count, Id, Key, Keys, Milliseconds, Name, Seconds, SecondsOrNone, SomeBytes, Text, Token
 from .steps import STEPS_MAX
@@ -57,10 +57,9 @@ class TierState(Struct, frozen=True):
 # ---- modes
 
 
-class Modes(Answer, frozen=True):
+class Modes(Reply, frozen=True):
     """Answers Subscribe with the states of all gauges. Empty before the daemon's first sample."""
 
-    id: Id
     tiers: Annotated[list[TierState], Meta(max_length=GAUGES_MAX)]
 
 
@@ -85,13 +84,12 @@ class Subscribe(GovernorRequest, frozen=True):
 # ---- devices and their entries
 
 
-class DeviceOpened(Answer, frozen=True):
+class DeviceOpened(Reply, frozen=True):
     """Answers OpenDevice. `state` is None while the daemon knows no gauge of that name.
 
     `report_every_s`: the interval at which the client sends ReadDevice; 0 if the daemon has its own gauge.
     """
 
-    id: Id
     state: TierState | None = None
     report_every_s: SecondsOrNone = 0.0
 
@@ -121,10 +119,9 @@ class OpenDevice(GovernorRequest, frozen=True):
     device: GaugeName
 
 
-class Registered(Answer, frozen=True):
+class Registered(Reply, frozen=True):
     """Answers RegisterEntry if it was not refused. `renewed`: this client had registered the key before."""
 
-    id: Id
     renewed: bool = False
 
 
@@ -185,10 +182,9 @@ class AcknowledgeOrder(GovernorRequest, frozen=True):
     copy_s: SecondsOrNone = 0.0
 
 
-class Reserved(Answer, frozen=True):
+class Reserved(Reply, frozen=True):
     """Answers ReserveDevice. `lasts_s`: the time until the reservation expires."""
 
-    id: Id
     reservation: Token
     lasts_s: SecondsOrNone
 
@@ -259,11 +255,10 @@ class RoomStep(Struct, frozen=True):
     why: Text = ""
 
 
-class RoomMade(Answer, frozen=True):
+class RoomMade(Reply, frozen=True):
     """Answers MakeRoom. `made`: the bytes are free, and reserved for `lasts_s`. Else `missing_bytes` are not free, and
     `why` has the state of the device."""
 
-    id: Id
     made: bool
     lasts_s: SecondsOrNone = 0.0
     missing_bytes: Bytes = 0
@@ -357,10 +352,9 @@ class RequestCompleted(GovernorRequest, frozen=True):
 # ---- drills
 
 
-class Drilled(Answer, frozen=True):
+class Drilled(Reply, frozen=True):
     """Answers Drill: the consequences of the made-up reading, or the consequences that it would have."""
 
-    id: Id
     before: Mode
     state: TierState
     offload_entries: Count = 0

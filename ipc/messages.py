@@ -24,7 +24,7 @@ import msgspec
 from msgspec import Meta
 
 from .declared import *  # noqa: F403
-from .declared import Answer, AttachmentRequest, Counted, Done, GreetingRequest, PrefixRequest, StoreRequest
+from .declared import Answer, AttachmentRequest, Counted, Done, GreetingRequest, PrefixRequest, Reply, StoreRequest
 from .governance import *  # noqa: F403
 from .queries import *  # noqa: F403
 from .schema import (
@@ -58,11 +58,10 @@ from .schema import Message as Message
 # ---- connections and the memory of a client
 
 
-class Welcome(Answer, frozen=True):
+class Welcome(Reply, frozen=True):
     """Answers Hello. `version`: the version of the daemon's package. `epoch`: the number of this incarnation of the
     daemon. `remote`: there is a remote store behind the ring."""
 
-    id: Id
     protocol: Count
     version: Name
     instance: Name
@@ -87,13 +86,12 @@ class Hello(GreetingRequest, frozen=True):
     version: Name = ""
 
 
-class Attached(Answer, frozen=True):
+class Attached(Reply, frozen=True):
     """Answers Attach. Brings three descriptors: ring, index and lane, in this order.
 
     `place`: of the lane in the index's tables `settled` and `refusals`, as long as the lane exists.
     """
 
-    id: Id
     lane_id: Count
     place: Count
     ring_bytes: SomeBytes
@@ -123,10 +121,9 @@ class OpenInbox(AttachmentRequest, frozen=True):
     fds: One = 1
 
 
-class WritableRing(Answer, frozen=True):
+class WritableRing(Reply, frozen=True):
     """Answers OpenRing. Brings a descriptor of the ring that can be mapped for writing."""
 
-    id: Id
     fds: One = 1
 
 
@@ -140,7 +137,7 @@ class OpenRing(AttachmentRequest, frozen=True):
 # ---- puts and claims
 
 
-class GrantsLent(Answer, frozen=True):
+class GrantsLent(Reply, frozen=True):
     """Answers AskForGrants: places that are the client's to write in. `error`: why there is none.
 
     A grant: (number, offset, size in bytes, span id, slot, seq of the slot). The client pins the span id and then reads
@@ -148,7 +145,6 @@ class GrantsLent(Answer, frozen=True):
     For a client that writes into its own inbox, the span id is 0, and the place is at the same offset of the inbox.
     """
 
-    id: Id
     grants: GrantList
     error: ErrorBody | None = None
 
@@ -190,14 +186,13 @@ class Doorbell(StoreRequest, frozen=True):
     """Records were added while the daemon slept. No answer."""
 
 
-class Claimed(Answer, frozen=True):
+class Claimed(Reply, frozen=True):
     """Answers RequestClaim. After `wait` another Claimed with this id follows. `alone`: compute without a claim.
 
     `lasts_s`: with `compute`, the time until the claim has to be renewed. With `wait`, the time in which the holder
     expects to have stored the payload; 0 if the holder did not say.
     """
 
-    id: Id
     answer: Literal["hit", "compute", "wait", "alone"]
     token: Annotated[int, Meta(ge=0, le=NUMBER_MAX)] = 0
     lasts_s: SecondsOrNone = 0.0
@@ -276,10 +271,9 @@ class Clear(StoreRequest, frozen=True):
     namespace: NamespaceTag | None = None
 
 
-class Generation(Answer, frozen=True):
+class Generation(Reply, frozen=True):
     """Answers Invalidate: the namespace's generation now, and the number of entries dropped."""
 
-    id: Id
     generation: Count
     dropped: Count
 
@@ -295,10 +289,9 @@ class Invalidate(StoreRequest, frozen=True):
     generation: Count
 
 
-class Pinned(Answer, frozen=True):
+class Pinned(Reply, frozen=True):
     """Answers Pin. `lasts_s`: how long the pin lasts; 0 if the key has no entry."""
 
-    id: Id
     lasts_s: SecondsOrNone
 
 
@@ -319,10 +312,9 @@ class Unpin(StoreRequest, frozen=True):
     key: Key
 
 
-class Limited(Answer, frozen=True):
+class Limited(Reply, frozen=True):
     """Answers Limit: the store's byte budget before and after."""
 
-    id: Id
     before_bytes: Bytes
     after_bytes: Bytes
 
@@ -339,14 +331,13 @@ class Limit(StoreRequest, frozen=True):
 # ---- sequences and agents
 
 
-class Matched(Answer, frozen=True):
+class Matched(Reply, frozen=True):
     """Answers MatchPrefix: the first `offset` tokens are cached.
 
     `blocks`: the blocks with these tokens, in order; the last block may have more tokens. `snapshot`: the snapshot at
     exactly that offset. Nothing is pinned: if a block is evicted before the client looks it up, the match is shorter.
     """
 
-    id: Id
     offset: Count
     blocks: Blocks
     snapshot: Key | None = None

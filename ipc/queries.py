@@ -9,14 +9,13 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
-from .declared import Answer, DaemonQuery, StatusRequest
-from .schema import ENTRIES_MAX, Count, Id, Key, NamespaceTag
+from .declared import Answer, DaemonQuery, Reply, StatusRequest
+from .schema import ENTRIES_MAX, Count, Key, NamespaceTag
 
 
-class Document(Answer, frozen=True):
+class Document(Reply, frozen=True):
     """Answers a query. `body`: a map of names, numbers, lists and further maps."""
 
-    id: Id
     body: dict[str, Any]
 
 
