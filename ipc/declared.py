@@ -70,12 +70,18 @@ class Error(Answer, frozen=True):
 class Request(Message, frozen=True):
     """A message from a client to the daemon.
 
-    `answered_by`: the class of the answer; None for a message without an answer, which has no `id`. An Error may take
-    the answer's place. `pushes`: the classes of further messages that the daemon sends because of the request.
+    `pushes`: the classes of further messages that the daemon sends because of the request.
     """
 
     answered_by: ClassVar[type[Reply] | None] = None
     pushes: ClassVar[tuple[type[Answer], ...]] = ()
+
+
+class Question(Request, frozen=True):
+    """A request with an answer, which has the same id. `answered_by`: the class of the answer. An Error may take its
+    place."""
+
+    id: Id
 
 
 # ---- the control socket
@@ -87,11 +93,11 @@ class ControlRequest(Request, frozen=True):
     needs_lane: ClassVar[bool] = True
 
 
-class GreetingRequest(ControlRequest, frozen=True):
+class GreetingRequest(ControlRequest, Question, frozen=True):
     """Handled by the session itself."""
 
 
-class AttachmentRequest(ControlRequest, frozen=True):
+class AttachmentRequest(ControlRequest, Question, frozen=True):
     """Handled by the store's actor: it concerns memory that the client brings or gets."""
 
 
@@ -99,7 +105,7 @@ class StoreRequest(ControlRequest, frozen=True):
     """Handled by the store's core."""
 
 
-class PrefixRequest(ControlRequest, frozen=True):
+class PrefixRequest(ControlRequest, Question, frozen=True):
     """Handled by the store's core, once the store's actor has read the query from the client's inbox. One at a time."""
 
 
@@ -118,10 +124,8 @@ class GaugeRequest(ControlRequest, frozen=True):
 # ---- the status socket
 
 
-class StatusRequest(Request, frozen=True):
+class StatusRequest(Question, frozen=True):
     """May come on the status socket. Answered by the store's actor."""
-
-    id: Id
 
 
 class DaemonQuery(StatusRequest, frozen=True):

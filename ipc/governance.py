@@ -12,7 +12,7 @@ from typing import Annotated, Final, Literal
 
 from msgspec import Meta, Struct, field
 
-from .declared import Answer, Counted, Done, GaugeRequest, GovernorRequest, Reply
+from .declared import Answer, Counted, Done, GaugeRequest, GovernorRequest, Question, Reply
 from .modes import Mode, Tier
 from .schema import Bytes, Count, Id, Key, Keys, Milliseconds, Name, Seconds, SecondsOrNone, SomeBytes, Text, Token
 from .steps import STEPS_MAX
@@ -73,12 +73,11 @@ class ModeChanged(Answer, frozen=True):
     state: TierState
 
 
-class Subscribe(GovernorRequest, frozen=True):
+class Subscribe(GovernorRequest, Question, frozen=True):
     """Asks for the modes. A ModeChanged follows at every transition, and for every new gauge."""
 
     answered_by = Modes
     pushes = (ModeChanged,)
-    id: Id
 
 
 # ---- devices and their entries
@@ -109,13 +108,12 @@ class Order(Answer, frozen=True):
     reason: Name
 
 
-class OpenDevice(GovernorRequest, frozen=True):
+class OpenDevice(GovernorRequest, Question, frozen=True):
     """Announces that this client will register entries on `device`. Sent once per device and connection; sending it
     again changes nothing."""
 
     answered_by = DeviceOpened
     pushes = (Order,)
-    id: Id
     device: GaugeName
 
 
@@ -125,7 +123,7 @@ class Registered(Reply, frozen=True):
     renewed: bool = False
 
 
-class RegisterEntry(GovernorRequest, frozen=True):
+class RegisterEntry(GovernorRequest, Question, frozen=True):
     """Registers a tree of tensors in this client's VRAM. For a registered key the sizes are replaced, the uses kept.
 
     `uses`: the number of uses under the former daemon, for an entry that is registered again after a restart.
@@ -135,7 +133,6 @@ class RegisterEntry(GovernorRequest, frozen=True):
     """
 
     answered_by = Registered
-    id: Id
     device: GaugeName
     key: Key
     size_bytes: SomeBytes
@@ -154,16 +151,15 @@ class UseEntries(GovernorRequest, frozen=True):
     keys: Keys
 
 
-class ReleaseEntries(GovernorRequest, frozen=True):
+class ReleaseEntries(GovernorRequest, Question, frozen=True):
     """Says that this client deleted entries of its own. The answer counts the known ones."""
 
     answered_by = Counted
-    id: Id
     device: GaugeName
     keys: Keys
 
 
-class AcknowledgeOrder(GovernorRequest, frozen=True):
+class AcknowledgeOrder(GovernorRequest, Question, frozen=True):
     """Reports the outcome of an order for all of its entries or for some. Each entry is in exactly one list.
 
     `offloaded`: now in the ring. `dropped`: deleted without a copy in the ring. `kept`: in use by this client, so they
@@ -172,7 +168,6 @@ class AcknowledgeOrder(GovernorRequest, frozen=True):
     """
 
     answered_by = Done
-    id: Id
     device: GaugeName
     order: Token
     offloaded: Keys = field(default_factory=list)
@@ -189,7 +184,7 @@ class Reserved(Reply, frozen=True):
     lasts_s: SecondsOrNone
 
 
-class ReserveDevice(GovernorRequest, frozen=True):
+class ReserveDevice(GovernorRequest, Question, frozen=True):
     """Reserves free memory of a device for `for_s` at most. Answered by Reserved, or by an Error with the reason.
 
     A reservation that does not fit waits up to `wait_s` for its answer. Requests of a device are granted by priority,
@@ -201,7 +196,6 @@ class ReserveDevice(GovernorRequest, frozen=True):
     """
 
     answered_by = Reserved
-    id: Id
     device: GaugeName
     size_bytes: SomeBytes
     for_s: Seconds
@@ -211,7 +205,7 @@ class ReserveDevice(GovernorRequest, frozen=True):
     held: bool = False
 
 
-class DeclareBaseline(GovernorRequest, frozen=True):
+class DeclareBaseline(GovernorRequest, Question, frozen=True):
     """Says how much of a device is held by plan: its modes are about the rest. Replaces the former declaration.
 
     `stays`: the operator's declaration, until the daemon ends. Otherwise the client's, until its connection ends; those
@@ -219,25 +213,22 @@ class DeclareBaseline(GovernorRequest, frozen=True):
     """
 
     answered_by = Done
-    id: Id
     device: GaugeName
     size_bytes: Bytes
     stays: bool = False
 
 
-class WithdrawReservation(GovernorRequest, frozen=True):
+class WithdrawReservation(GovernorRequest, Question, frozen=True):
     """Ends the wait of a ReserveDevice, `request`, which gets no answer then. It may have been answered already."""
 
     answered_by = Done
-    id: Id
     request: Id
 
 
-class ReleaseReservation(GovernorRequest, frozen=True):
+class ReleaseReservation(GovernorRequest, Question, frozen=True):
     """Ends a reservation: the client has allocated the memory, or no longer needs it."""
 
     answered_by = Done
-    id: Id
     reservation: Token
 
 
@@ -266,7 +257,7 @@ class RoomMade(Reply, frozen=True):
     why: Text = ""
 
 
-class MakeRoom(GovernorRequest, frozen=True):
+class MakeRoom(GovernorRequest, Question, frozen=True):
     """Makes room on a device: cached entries leave, then the configured neighbours are asked for theirs, until
     `size_bytes` are free. They are reserved for `for_s` at most, also after the end of this connection.
 
@@ -274,18 +265,16 @@ class MakeRoom(GovernorRequest, frozen=True):
     """
 
     answered_by = RoomMade
-    id: Id
     device: GaugeName
     size_bytes: SomeBytes
     for_s: Seconds
     wait_s: Seconds
 
 
-class EndRoom(GovernorRequest, frozen=True):
+class EndRoom(GovernorRequest, Question, frozen=True):
     """Ends the rooms of a device, those that MakeRoom has left and one that is being made. The answer counts them."""
 
     answered_by = Counted
-    id: Id
     device: GaugeName
 
 
@@ -305,32 +294,29 @@ class ReadDevice(GaugeRequest, frozen=True):
 # ---- workflows and requests
 
 
-class RegisterWorkflow(GovernorRequest, frozen=True):
+class RegisterWorkflow(GovernorRequest, Question, frozen=True):
     """Registers a workflow. It lasts until EndWorkflow or until the client's connection ends.
 
     Registering it again replaces its steps and keeps its current step.
     """
 
     answered_by = Done
-    id: Id
     workflow: WorkflowName
     steps: Annotated[list[Step], Meta(min_length=1, max_length=STEPS_MAX)]
 
 
-class AdvanceWorkflow(GovernorRequest, frozen=True):
+class AdvanceWorkflow(GovernorRequest, Question, frozen=True):
     """Sets the current step of a workflow. `step` must not be less than before."""
 
     answered_by = Done
-    id: Id
     workflow: WorkflowName
     step: Count
 
 
-class EndWorkflow(GovernorRequest, frozen=True):
+class EndWorkflow(GovernorRequest, Question, frozen=True):
     """Ends a workflow."""
 
     answered_by = Done
-    id: Id
     workflow: WorkflowName
 
 
@@ -364,7 +350,7 @@ class Drilled(Reply, frozen=True):
     shrink_bytes: Bytes = 0
 
 
-class Drill(GovernorRequest, frozen=True):
+class Drill(GovernorRequest, Question, frozen=True):
     """Gives the governor a made-up reading.
 
     `act`: the reading replaces the gauge's own until this connection ends. Otherwise the daemon only computes the
@@ -372,7 +358,6 @@ class Drill(GovernorRequest, frozen=True):
     """
 
     answered_by = Drilled
-    id: Id
     gauge: GaugeName
     used_bytes: Bytes
     total_bytes: SomeBytes

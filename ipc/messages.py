@@ -24,7 +24,17 @@ import msgspec
 from msgspec import Meta
 
 from .declared import *  # noqa: F403
-from .declared import Answer, AttachmentRequest, Counted, Done, GreetingRequest, PrefixRequest, Reply, StoreRequest
+from .declared import (
+    Answer,
+    AttachmentRequest,
+    Counted,
+    Done,
+    GreetingRequest,
+    PrefixRequest,
+    Question,
+    Reply,
+    StoreRequest,
+)
 from .governance import *  # noqa: F403
 from .queries import *  # noqa: F403
 from .schema import (
@@ -33,7 +43,6 @@ from .schema import (
     Bytes,
     Count,
     GrantList,
-    Id,
     Key,
     Keys,
     Name,
@@ -78,7 +87,6 @@ class Hello(GreetingRequest, frozen=True):
     """
 
     answered_by = Welcome
-    id: Id
     protocol: Count
     name: Name
     pid: Annotated[int, Meta(ge=0, le=(1 << 31) - 1)]
@@ -103,7 +111,6 @@ class Attach(AttachmentRequest, frozen=True):
     """Asks for the ring, the index and a lane. A client that already has a lane sends its descriptor."""
 
     answered_by = Attached
-    id: Id
     fds: NoneOrOne = 0
 
 
@@ -116,7 +123,6 @@ class OpenInbox(AttachmentRequest, frozen=True):
     """
 
     answered_by = Done
-    id: Id
     inbox_bytes: SomeBytes
     fds: One = 1
 
@@ -131,7 +137,6 @@ class OpenRing(AttachmentRequest, frozen=True):
     """Asks to write payloads into the ring in place. Refused if the setting write_in_place does not allow this user."""
 
     answered_by = WritableRing
-    id: Id
 
 
 # ---- puts and claims
@@ -160,7 +165,7 @@ class Settled(Answer, frozen=True):
     """The bell: the daemon has carried out the record that the client waits for, as its lane says."""
 
 
-class AskForGrants(StoreRequest, frozen=True):
+class AskForGrants(StoreRequest, Question, frozen=True):
     """Asks for places of `sizes` bytes each (of spans, headers included), the most urgent one first.
 
     Answered once, with as many as can be lent now, but only after the first can be lent or is refused. `returned`: as
@@ -169,7 +174,6 @@ class AskForGrants(StoreRequest, frozen=True):
 
     answered_by = GrantsLent
     pushes = (PutRefused, Settled)
-    id: Id
     sizes: Sizes
     returned: Numbers = msgspec.field(default_factory=list)
     ahead: bool = False
@@ -198,14 +202,13 @@ class Claimed(Reply, frozen=True):
     lasts_s: SecondsOrNone = 0.0
 
 
-class RequestClaim(StoreRequest, frozen=True):
+class RequestClaim(StoreRequest, Question, frozen=True):
     """Asks for the entry or for the claim on its key.
 
     `within_s`: the time in which the client expects to have stored the entry if it gets the claim; 0 if not known.
     """
 
     answered_by = Claimed
-    id: Id
     key: Key
     within_s: SecondsOrNone = 0.0
 
@@ -227,7 +230,7 @@ class Abandon(StoreRequest, frozen=True):
     error: ErrorBody | None = None
 
 
-class FetchRun(StoreRequest, frozen=True):
+class FetchRun(StoreRequest, Question, frozen=True):
     """Has the daemon read entries from its remote store into the ring. The answer counts the keys, from the first one
     on, whose entries are in the ring then. It comes at once if asking the store is not worth it.
 
@@ -236,7 +239,6 @@ class FetchRun(StoreRequest, frozen=True):
     """
 
     answered_by = Counted
-    id: Id
     keys: Keys
     within_s: SecondsOrNone = 0.0
 
@@ -244,30 +246,27 @@ class FetchRun(StoreRequest, frozen=True):
 # ---- entries
 
 
-class Evict(StoreRequest, frozen=True):
+class Evict(StoreRequest, Question, frozen=True):
     """Evicts entries. The answer counts the entries that were stored."""
 
     answered_by = Counted
     needs_lane = False
-    id: Id
     keys: Keys
 
 
-class Touch(StoreRequest, frozen=True):
+class Touch(StoreRequest, Question, frozen=True):
     """Renews the recency and the time to live of entries. The answer counts the entries that are stored."""
 
     answered_by = Counted
     needs_lane = False
-    id: Id
     keys: Keys
 
 
-class Clear(StoreRequest, frozen=True):
+class Clear(StoreRequest, Question, frozen=True):
     """Evicts all entries of a namespace; without one, all entries."""
 
     answered_by = Counted
     needs_lane = False
-    id: Id
     namespace: NamespaceTag | None = None
 
 
@@ -278,13 +277,12 @@ class Generation(Reply, frozen=True):
     dropped: Count
 
 
-class Invalidate(StoreRequest, frozen=True):
+class Invalidate(StoreRequest, Question, frozen=True):
     """Raises a namespace's generation to `generation` + 1 and drops the namespace's entries. Does neither if the
     namespace's generation is above `generation` already."""
 
     answered_by = Generation
     needs_lane = False
-    id: Id
     namespace: NamespaceTag
     generation: Count
 
@@ -295,20 +293,18 @@ class Pinned(Reply, frozen=True):
     lasts_s: SecondsOrNone
 
 
-class Pin(StoreRequest, frozen=True):
+class Pin(StoreRequest, Question, frozen=True):
     """Pins an entry for `for_s` at most."""
 
     answered_by = Pinned
-    id: Id
     key: Key
     for_s: Seconds
 
 
-class Unpin(StoreRequest, frozen=True):
+class Unpin(StoreRequest, Question, frozen=True):
     """Ends a Pin."""
 
     answered_by = Done
-    id: Id
     key: Key
 
 
@@ -319,12 +315,11 @@ class Limited(Reply, frozen=True):
     after_bytes: Bytes
 
 
-class Limit(StoreRequest, frozen=True):
+class Limit(StoreRequest, Question, frozen=True):
     """Sets the byte budget of the running store."""
 
     answered_by = Limited
     needs_lane = False
-    id: Id
     limit_bytes: SomeBytes
 
 
@@ -351,7 +346,6 @@ class MatchPrefix(PrefixRequest, frozen=True):
     """
 
     answered_by = Matched
-    id: Id
     namespace: NamespaceTag
     inbox_offset: Bytes
     query_bytes: PrefixBytes
@@ -365,16 +359,15 @@ class NameAgent(StoreRequest, frozen=True):
     agent: Name
 
 
-class EvictPrefixes(StoreRequest, frozen=True):
+class EvictPrefixes(StoreRequest, Question, frozen=True):
     """Evicts the sequences of a namespace, in all of its generations. Its other entries stay."""
 
     answered_by = Counted
     needs_lane = False
-    id: Id
     namespace: NamespaceTag
 
 
-class AgentTurn(StoreRequest, frozen=True):
+class AgentTurn(StoreRequest, Question, frozen=True):
     """Says when an agent runs.
 
     "began": a turn of it begins. "tool_call": its model call ended in a tool call, and it continues with the result.
@@ -383,6 +376,5 @@ class AgentTurn(StoreRequest, frozen=True):
 
     answered_by = Done
     needs_lane = False
-    id: Id
     agent: Name
     state: Literal["began", "tool_call", "turn_ended", "finished"]
