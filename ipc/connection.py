@@ -73,7 +73,6 @@ class Connection:
     def __init__(self, *, serving: bool, control: bool, limits: ClientLimits) -> None:
         self.state = ConnectionState.FRESH
         self.serving = serving
-        self.protocol = PROTOCOL_VERSION  # what Hello says; the peer has accepted it once Welcome was sent
         self.limits = limits
         self._allowed = CONTROL_ALLOWED if control else STATUS_ALLOWED
         if serving:
@@ -192,8 +191,9 @@ class Connection:
         except ProtocolError:
             arrival.discarded += fds
             raise
-        if kind is m.Welcome:
-            self._welcomed(message)
+        if isinstance(message, m.Welcome):
+            self.limits = message.limits
+            self._send_bytes_max = message.limits.message_bytes_max
         arrival.messages.append((message, fds))
 
     def _check_version(self, found: object) -> None:
@@ -201,17 +201,13 @@ class Connection:
         if type(found) is not dict or found.get("type") != ("Hello" if self.serving else "Welcome"):
             return
         theirs = found.get("protocol")
-        if type(theirs) is not int or theirs == self.protocol:
+        if type(theirs) is not int or theirs == PROTOCOL_VERSION:
             return
         peer, here = ("client", "daemon") if self.serving else ("daemon", "client")
         raise VersionMismatch(
-            f"the {peer} speaks protocol version {theirs}, this {here} {self.protocol}: "
+            f"the {peer} speaks protocol version {theirs}, this {here} {PROTOCOL_VERSION}: "
             "install the same release of tensord on both sides"
         )
-
-    def _welcomed(self, message: Any) -> None:
-        self.limits = message.limits
-        self._send_bytes_max = message.limits.message_bytes_max
 
     def _fds_for(self, name: str, count: int) -> tuple[int, ...]:
         """The descriptors of a message. If some of them were lost, the last one is _LOST."""
@@ -310,8 +306,6 @@ class Connection:
 
     def _request(self, message: Any) -> None:
         kind = type(message)
-        if kind is m.Hello:
-            self.protocol = message.protocol
         if kind not in self._allowed[self.state]:
             raise ProtocolError(f"{kind.__name__} on a connection that is {self.state}: {REMEDIES[self.state]}")
         if kind not in ANSWERED_BY:
