@@ -83,7 +83,7 @@ class Hello(GreetingRequest, frozen=True):
     """The first message of a connection.
 
     `pid`: as the client's own pid namespace counts it. `fence`: the client registered for the membarrier fence.
-    `version`: the version of the client's package; empty in releases that do not send it.
+    `version`: the version of the client's package.
     """
 
     answered_by = Welcome
