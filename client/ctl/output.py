@@ -21,7 +21,7 @@ _DAYS_ALONE: Final = 1000
 _COUNTED_IN_FULL: Final = 10_000
 _ROUNDED_UP: Final = 999.95
 _NAME_CHARS_MAX: Final = 24
-_NAMES: Final = ("client", "epoch", "pid", "uid")
+_NAMES: Final = ("client", "epoch", "owner_uid", "pid", "uid")
 """Numbers that are names, and no counts."""
 
 size = rounded_size

@@ -69,8 +69,6 @@ def _around(status: dict[str, Any]) -> Iterator[Finding]:
     yield software.configuration(error, ignored, served=bool(status))
     room = facts.room(ring_bytes, status.get("ring_ready_bytes", 0), status.get("pid"))
     yield from (check(room) for check in (memory.shm, memory.available, memory.cgroup))
-    whose, limit_bytes, privileged = facts.memlock(status.get("pid"))
-    yield memory.memlock(whose, limit_bytes, ring_bytes, privileged=privileged)
     plain, expedited = fence.supported()
     yield memory.membarrier(plain=plain, expedited=expedited, in_use=status.get("fence"))
     uid = status.get("uid", os.geteuid())

@@ -7,7 +7,6 @@ import grp
 import os
 import pwd
 import re
-import resource
 import socket
 import subprocess
 from pathlib import Path
@@ -18,7 +17,6 @@ from ....shm.cgroups import cgroups as cgroups
 from .access import Caller, FileStat, Serving
 from .memory import RingRoom
 
-_CAP_IPC_LOCK: Final = 14
 _SYSTEM_UID_MAX: Final = 999
 _JOURNAL_UNITS: Final = ("--unit", "tensord.service", "--user-unit", "tensord.service")
 _LISTENS: Final = "00010000"
@@ -114,21 +112,6 @@ def journal(lines_max: int) -> list[str]:
 def logind_configuration() -> str:
     """logind's configuration, of all its files, the most important last."""
     return _printed("systemd-analyze", "cat-config", "systemd/logind.conf")
-
-
-def memlock(pid: int | None, proc: Path = Path("/proc")) -> tuple[str, int | None, bool]:
-    """(whose, limit in bytes or None for unlimited, whether CAP_IPC_LOCK is held), of the daemon if visible, else of
-    this process."""
-    own = proc / "self"
-    limits = _text(proc / str(pid) / "limits") if pid else ""
-    folder, whose = (proc / str(pid), f"the daemon (pid {pid})") if limits else (own, "this user")
-    capable = re.search(r"^CapEff:\s+([0-9a-f]+)$", _text(folder / "status"), re.MULTILINE)
-    privileged = capable is not None and bool(int(capable[1], 16) >> _CAP_IPC_LOCK & 1)
-    if limits:
-        found = re.search(r"^Max locked memory\s+(\d+|unlimited)", limits, re.MULTILINE)
-        return whose, int(found[1]) if found and found[1].isdigit() else None, privileged
-    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    return whose, None if soft == resource.RLIM_INFINITY else soft, privileged
 
 
 def has_logind(root: Path = Path("/")) -> bool:

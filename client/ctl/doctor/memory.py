@@ -1,4 +1,4 @@
-"""Checks of memory: /dev/shm, the memory of machine and cgroup, locked memory, the fence. Pure."""
+"""Checks of memory: /dev/shm, the memory of machine and cgroup, the fence. Pure."""
 
 from __future__ import annotations
 
@@ -85,17 +85,6 @@ def cgroup(room: RingRoom) -> Finding:
     )
     remedy = "raise MemoryMax= of the service (in a container: --memory) above ring_bytes, or set a smaller ring_bytes"
     return room._rest("cgroup", text, tight.limit_bytes - tight.used_bytes, tight.limit_bytes, remedy)
-
-
-def memlock(whose: str, limit_bytes: int | None, ring_bytes: int, *, privileged: bool) -> Finding:
-    """Whether the ring can be locked, as GPU drivers do to copy from it. `limit_bytes` None: no limit."""
-    if privileged or limit_bytes is None:
-        return ok("memlock", f"{whose} may lock any amount")
-    text = f"{whose} may lock {size(limit_bytes)}, the ring has {size(ring_bytes)}"
-    if limit_bytes >= ring_bytes:
-        return ok("memlock", text)
-    remedy = "LimitMEMLOCK=infinity in the service, or `* - memlock unlimited` in /etc/security/limits.conf"
-    return warn("memlock", f"{text}: it works, but a GPU cannot copy from the ring without staging", remedy)
 
 
 def membarrier(*, plain: bool, expedited: bool, in_use: str | None) -> Finding:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -58,16 +57,12 @@ def wanted(rows: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:
     """The setting `name`, or all settings of the table `name`.
 
     Raises:
-        UsageError: there is no such setting; the message suggests a similar one.
+        UsageError: there is no such setting.
     """
     found = [row for row in rows if row["key"] == name or row["key"].startswith(f"{name}.")]
-    if found:
-        return found
-    keys = {row["key"]: row["key"] for row in rows}
-    keys |= {key.rpartition(".")[2]: key for key in keys}
-    near = get_close_matches(name, keys, 1)
-    hint = f". Did you mean {keys[near[0]]!r}?" if near else ""
-    raise click.UsageError(f"No such setting {name!r}{hint}")
+    if not found:
+        raise click.UsageError(f"No such setting {name!r}; `tensorctl config get` has all")
+    return found
 
 
 @click.group()

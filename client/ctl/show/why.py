@@ -10,7 +10,7 @@ from typing import Any, Final
 import click
 
 from ..daemon import Daemon, pass_daemon
-from ..output import age, as_json, counted, number, pairs, share, show, size
+from ..output import age, as_json, counted, number, pairs, share, show, words
 from ..parameters import KEY, keys_meant
 
 Rows = list[tuple[str, str]]
@@ -21,6 +21,7 @@ _WORTHS: Final = {
     "sieve": ", the lap in which the hand evicts it",
 }
 """The meaning of the worth that is not clear from the other rows, by policy."""
+_ENTRY: Final = "{payload_bytes}, tokens {tokens}, by uid {owner_uid}"
 _WHOLE_BELOW: Final = 1e15
 _REASONS: Final = {
     "capacity": "evicted to make room for other entries",
@@ -62,17 +63,13 @@ def why_text(answer: dict[str, Any]) -> str:
 def _stored(entry: dict[str, Any], standing: dict[str, Any]) -> Rows:
     rows = [
         ("state", f"stored {age(standing['age_s'])} ago, {_used(entry['uses'], standing['idle_s'])}"),
-        (
-            "entry",
-            f"{size(entry['payload_bytes'])}, {counted(entry['tokens'], 'token', 'tokens')}, by uid "
-            f"{entry['owner_uid']}" + (f", cost {entry['cost_ms']:g} ms" if entry.get("cost_ms") else ""),
-        ),
+        ("entry", words(entry, _ENTRY) + (f", cost {entry['cost_ms']:g} ms" if entry.get("cost_ms") else "")),
     ]
     if block := entry.get("prefix"):
-        start, end = block["start"], block["start"] + block["tokens"]
-        part = f"snapshot at token {number(start)}" if block["snapshot"] else f"tokens {number(start)} to {number(end)}"
+        part = "snapshot at token {start}" if block["snapshot"] else "tokens {start} to {end}"
         agent = f", agent {entry['agent']}" if entry.get("agent") else ""
-        rows.append(("of a sequence", f"{part}{agent}; parent {block['parent'] or 'none: it begins here'}"))
+        shown = words({**block, "end": block["start"] + block["tokens"]}, part)
+        rows.append(("of a sequence", f"{shown}{agent}; parent {block['parent'] or 'none: it begins here'}"))
     elif entry.get("parent"):
         rows.append(("of a chain", f"parent {entry['parent']}"))
     return rows

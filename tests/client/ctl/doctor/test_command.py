@@ -16,7 +16,7 @@ from ..conftest import Ctl
 SERVED = {"versions", "clients", "last end", "health", "gauges", "values"}
 CHECKS = SERVED | {
     "control socket", "status socket", "daemon (status)", "daemon (control)", "configuration", "/dev/shm", "memory",
-    "cgroup", "memlock", "membarrier", "RemoveIPC", "leftovers",
+    "cgroup", "membarrier", "RemoveIPC", "leftovers",
 }  # fmt: skip
 
 

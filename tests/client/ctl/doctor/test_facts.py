@@ -11,19 +11,6 @@ def _write(path: Path, text: str = "") -> None:
     path.write_text(text)
 
 
-def test_the_daemon_s_own_memlock_counts_where_it_can_be_seen(tmp_path: Path) -> None:
-    _write(
-        tmp_path / "7/limits",
-        "Max cpu time  unlimited\nMax locked memory         8388608              8388608  bytes\n",
-    )
-    _write(tmp_path / "7/status", "CapEff:\t0000000000000000\n")
-    assert facts.memlock(7, tmp_path) == ("the daemon (pid 7)", 8388608, False)
-    _write(tmp_path / "7/limits", "Max locked memory         unlimited            unlimited            bytes\n")
-    _write(tmp_path / "7/status", "CapEff:\t0000000000004000\n")
-    assert facts.memlock(7, tmp_path) == ("the daemon (pid 7)", None, True)
-    assert facts.memlock(8, tmp_path)[0] == "this user"
-
-
 def test_the_machine_s_range_of_system_users_counts(tmp_path: Path) -> None:
     assert facts.system_uid_max(tmp_path) == 999
     _write(tmp_path / "etc/login.defs", "#SYS_UID_MAX 1\nSYS_UID_MAX\t\t 499\n")

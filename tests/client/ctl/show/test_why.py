@@ -224,7 +224,7 @@ def entry(**changed: Any) -> dict[str, Any]:
     ("told", "words"),
     [
         (STORED, "stored 10m00s ago, used twice, last 40s ago"),
-        (STORED, "entry 9.00 MiB, 1,024 tokens, by uid 1000, cost 12.5 ms"),
+        (STORED, "entry 9.00 MiB, tokens 1,024, by uid 1000, cost 12.5 ms"),
         (entry(prefix=BLOCK, agent="a"), "of a sequence tokens 1,024 to 1,280, agent a; parent none: it begins here"),
         (entry(prefix=SNAPSHOT), f"snapshot at token 1,024; parent {'ab' * 32}"),
         (entry(parent="ab" * 32), f"of a chain parent {'ab' * 32}"),
