@@ -118,10 +118,13 @@ def _memory(body: dict[str, Any], store: dict[str, Any]) -> Rows:
     entries = f"{number(store['entries'])} of {number(store['max_entries'])}, policy {store['policy']}"
     if window is not None:
         entries += f", window {size(window)} ({share(window, used)} of what is used)"
-    asked = {name: "derived" if value is None else value for name, value in body["configured"].items()}
-    sizes = f"ring_bytes {size(body['ring_bytes'])} (configured {words(asked, '{ring_bytes}')}), max_entries "
-    sizes += f"{number(store['max_entries'])} (configured {words(asked, '{max_entries}')})"
-    return [("ring", ring), ("entries", entries), ("sizes", sizes)]
+    in_force = {"ring_bytes": body["ring_bytes"], "max_entries": store["max_entries"]}
+    sizes = [
+        words(in_force, f"{name} {{{name}}} (")
+        + ("not configured)" if asked is None else words(body["configured"], f"configured {{{name}}})"))
+        for name, asked in body["configured"].items()
+    ]
+    return [("ring", ring), ("entries", entries), ("sizes", ", ".join(sizes))]
 
 
 def _ratios(figures: dict[str, Any]) -> Rows:

@@ -83,7 +83,7 @@ UNKNOWN = {**documents.process(8, 1, name=""), "bytes": None, "seen": False}
         ({"store": {**STORE, "window_bytes": None}}, "policy hazard sizes"),
         ({"ring_ready_bytes": GIB}, "; 1.00 GiB ready"),
         ({"ring_ready_bytes": GIB, "store": {**STORE, "ring_growing": True}}, "; 1.00 GiB ready, growing"),
-        ({}, "sizes ring_bytes 8.00 GiB (configured 8.00 GiB), max_entries 131,072 (configured derived)"),
+        ({}, "sizes ring_bytes 8.00 GiB (configured 8.00 GiB), max_entries 131,072 (not configured)"),
     ],
 )
 def test_the_store_is_shown_in_words(status: dict[str, Any], said: str) -> None:
