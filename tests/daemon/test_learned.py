@@ -149,15 +149,6 @@ def test_reads_some_time_before_a_kill_count_after_it() -> None:
         read_one_outlives_the_next(daemon)
 
 
-def test_a_daemon_with_another_policy_starts_without_what_was_learned() -> None:
-    with small("lru") as daemon:
-        daemon.start()
-        filled_and_read(daemon)
-        daemon.flags["policy"] = "hazard"
-        daemon.restart()
-        assert daemon.client().get(KEYS[0]) is not None
-
-
 def test_nothing_is_left_of_it_when_the_memory_goes() -> None:
     with small("lru") as daemon:
         daemon.start()

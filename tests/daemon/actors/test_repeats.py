@@ -36,15 +36,6 @@ def test_a_client_of_another_version_that_tries_again_and_again_is_logged_once()
         assert daemon.log.count("protocol version") == 1
 
 
-def test_clients_over_the_limit_that_try_again_are_logged_once() -> None:
-    with Daemon(limits_clients_max=1) as daemon:
-        holding = daemon.start().client()
-        assert holding.wait_connected(30)
-        for _ in range(5):
-            assert b"LimitReached" in said_to(str(daemon.socket), b"")
-        assert daemon.log.count("connection refused") == 1
-
-
 def test_an_old_repeat_counts_as_new_and_the_memory_has_a_limit() -> None:
     repeats = Repeats(forgotten_s=10, most=2)
     assert repeats.is_new("a", 0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .stand import SPAN, Make
+from .stand import Make
 
 
 def test_a_place_that_fits_only_the_grown_ring_is_waited_for(make: Make) -> None:
@@ -19,14 +19,6 @@ def test_a_place_that_fits_only_the_grown_ring_is_waited_for(make: Make) -> None
     (place,) = stand.places[1]
     stand.write(place, b"x" * 2000)
     assert place.size >= 2000
-
-
-def test_a_growing_ring_serves_what_fits_and_then_evicts(make: Make) -> None:
-    stand = make(4096, grown_bytes=2 * SPAN)
-    assert [stand.put(number) for number in (1, 2)] == ["stored", "stored"]
-    stand.grow(3 * SPAN, more=False)
-    assert [stand.put(number) for number in (3, 4)] == ["stored", "stored"]
-    assert len(stand.stored()) <= 3 and 4 in stand.stored()
 
 
 def test_a_ring_that_stops_growing_early_refuses_what_waited(make: Make) -> None:

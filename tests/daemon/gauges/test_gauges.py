@@ -70,20 +70,6 @@ def test_both_tiers_are_read_from_the_file_that_is_configured(tmp_path: Path) ->
     )
 
 
-def test_a_gauge_file_that_becomes_invalid_keeps_the_last_value_goes_stale_and_is_logged_once(tmp_path: Path) -> None:
-    file = tmp_path / "gauges"
-    file.write_text(f"{CARD} 50% 80GiB\n")
-    gauges = open_gauges(wanted(device="file", host="none", file=file), 64, LOG)
-    sampled(gauges, 0.0)
-    file.write_text(f"{CARD} many 80GiB\n")
-    with capture_logs() as lines:
-        seen = [by_gauge(gauges, now)[CARD] for now in (2.0, 4.0, 6.0, 8.0)]
-    assert [sample.stale for sample in seen] == [False, False, True, True]
-    assert {(sample.used_bytes, sample.began_at) for sample in seen} == {(40 * GIB, 0.0)}
-    assert [line["log_level"] for line in lines] == ["warning"]
-    assert "line 1: USED" in lines[0]["why"]
-
-
 def test_without_any_library_the_owners_reports_count_and_absent_sources_are_one_quiet_line_each(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

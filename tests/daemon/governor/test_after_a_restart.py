@@ -52,9 +52,3 @@ def test_what_a_client_has_held_counts_whatever_the_gauge_shows(make: Make) -> N
     stand.leave(1)
     stand.sample(700 * MIB, after_s=0.1)
     assert isinstance(stand.ask(2, messages.ReserveDevice, GPU, 300 * MIB, 30.0), messages.Reserved)
-
-
-def test_a_daemon_that_follows_none_grants_at_once(make: Make) -> None:
-    stand = make()
-    stand.sample(0, after_s=0.1)
-    assert isinstance(stand.ask(1, messages.ReserveDevice, GPU, MIB, 30.0), messages.Reserved)

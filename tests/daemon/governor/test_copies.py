@@ -53,15 +53,6 @@ def test_without_a_reported_cost_the_kind_says_what_a_token_takes() -> None:
     assert went(registry) == ([1, 3, 5, 7], [2, 4, 6]), "of the last nothing is known"
 
 
-def test_an_entry_that_is_registered_again_has_the_cost_of_its_last_registration() -> None:
-    registry = Registry(copy_bytes_per_s=GIB)
-    registry.register(1, 1, 100 * MIB, cost_ms=1.0)
-    registry.register(1, 1, 100 * MIB, cost_ms=1000.0, kind="kv")
-    registry.register(1, 2, 100 * MIB, cost_ms=1000.0)
-    registry.register(1, 2, 100 * MIB, cost_ms=1.0)
-    assert went(registry) == ([1], [2])
-
-
 def test_the_rate_is_that_of_memory_until_offloads_have_shown_another(make: Make) -> None:
     stand = make()
     stand.open(1)

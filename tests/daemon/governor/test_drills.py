@@ -133,12 +133,3 @@ def test_as_many_gauges_as_devices_max_may_be_drilled(make: Make, act: bool) -> 
     drill(stand, 0.5, "b", act=act)
     assert "2 may be (a fixed limit)" in refused(drill(stand, 0.5, "c", act=act), "LimitReached")
     drill(stand, 0.5, "a", act=act)
-
-
-def test_a_workflow_shows_in_shadows_too(make: Make) -> None:
-    stand = make()
-    assert drill(stand, 0.75).state.mode is Mode.NORMAL
-    stand.open(2)
-    stand.ask(2, messages.RegisterWorkflow, "w", [messages.Step("a", 0)])
-    assert drill(stand, 0.75).state.mode is Mode.WORKFLOW_AWARE
-    assert drill(stand, 0.75, HOST_GAUGE).state.mode is Mode.NORMAL

@@ -125,23 +125,6 @@ def test_the_victims_depend_on_the_workflows_current_step(make: Make) -> None:
     assert [victim(step) for step in (0, 1, 2)] == [key(2), key(0), key(0)]
 
 
-def test_no_second_pass_before_the_first_is_acknowledged_and_a_later_reading_has_come(make: Make) -> None:
-    stand = make()
-    stand.open(1)
-    for number in range(40):
-        stand.register(1, number, 10 * MIB, tokens=0)
-    stand.sample(0.9)
-    (order,) = stand.orders(1)
-    stand.sample(0.9)
-    began_at = stand.now
-    stand.now += 1
-    stand.carry_out(1, order, freed_bytes=MIB)
-    stand.sample(0.9, began_at=began_at)
-    assert len(stand.orders(1)) == 1
-    stand.sample(0.89)
-    assert len(stand.orders(1)) == 2
-
-
 def test_devices_offload_while_the_host_takes_and_drop_while_it_does_not(make: Make) -> None:
     stand = make()
     stand.open(1)
@@ -266,25 +249,6 @@ def test_two_reservations_never_exceed_what_the_gauge_shows_as_free(make: Make) 
     assert stand.device()["reserved_bytes"] == 100 * MIB
 
 
-def test_a_reservation_ends_with_its_time_or_its_client(make: Make) -> None:
-    stand = make(reserve_s_max=5.0)
-    stand.sample(0.5)
-    stand.ask(1, messages.ReserveDevice, GPU, MIB, 60.0)
-    stand.ask(2, messages.ReserveDevice, GPU, MIB, 60.0)
-    stand.leave(2)
-    assert stand.status()["reservations"] == 1
-    stand.pass_time(5)
-    assert stand.status()["reservations"] == 0
-    assert stand.governor.next_timer() is None
-
-
-def test_nothing_is_reserved_of_a_device_whose_gauge_is_gone(make: Make) -> None:
-    stand = make()
-    stand.sample(0.5)
-    stand.lose()
-    refused(stand.ask(1, messages.ReserveDevice, GPU, MIB, 1.0), "NoGauge")
-
-
 def test_a_stale_gauge_grants_no_reservation_and_says_why_and_how_old_it_is(make: Make) -> None:
     stand = make()
     stand.sample(0.5)
@@ -346,24 +310,6 @@ def warnings_of(stand: Stand) -> list[Any]:
 # ---- the rest
 
 
-def test_the_entries_of_a_client_end_with_its_connection(make: Make) -> None:
-    stand = make()
-    stand.sample(0.5)
-    stand.open(1, 2)
-    stand.register(1, 1)
-    stand.register(2, 2)
-    stand.ask(1, messages.Subscribe)
-    stand.ask(1, messages.ReserveDevice, GPU, MIB, 10.0)
-    stand.ask(1, messages.RegisterWorkflow, "w", [Step("a", 0)])
-    stand.ask(1, messages.Drill, GPU, 970 * MIB, TOTAL, act=True)
-    stand.leave(1)
-    status = stand.status()
-    assert stand.mode() is Mode.RELAXED
-    assert [row["client"] for row in status["owners"]] == [2]
-    assert status["workflows"] == [] and status["reservations"] == 0
-    assert status["counters"]["gone_with_owner"] == 1
-
-
 def test_limits_that_were_changed_count_for_every_part(make: Make) -> None:
     stand = make()
     stand.sample(0.5)
@@ -375,24 +321,3 @@ def test_limits_that_were_changed_count_for_every_part(make: Make) -> None:
     stand.ask(1, messages.ReserveDevice, GPU, MIB, 1.0)
     refused(stand.ask(1, messages.ReserveDevice, GPU, MIB, 1.0), "LimitReached")
     refused(stand.ask(1, messages.OpenDevice, OTHER), "LimitReached")
-
-
-def test_reserved_memory_leaves_no_room_for_promotion(make: Make) -> None:
-    def promoted(reserved: int) -> bool:
-        stand = make()
-        stand.open(1)
-        stand.register(1, 1, 100 * MIB, tokens=0, agent="a")
-        stand.sample(0.5)
-        stand.pass_time(700)
-        stand.sample(0.5)
-        (order,) = stand.orders(1)
-        stand.carry_out(1, order)
-        if reserved:
-            stand.ask(2, messages.ReserveDevice, GPU, reserved, 60.0)
-        stand.ask(1, messages.RegisterWorkflow, "w", [Step("b", 0), Step("a", 1)])
-        stand.sample(0.5)
-        return bool(stand.orders(1, "promote"))
-
-    assert promoted(0)
-    assert promoted(200 * MIB)
-    assert not promoted(260 * MIB)

@@ -32,23 +32,6 @@ def test_memory_of_entries_registered_since_the_reading_is_not_reserved(make: Ma
     assert isinstance(reserve(stand, 2, 400), messages.Reserved)
 
 
-def test_an_entry_counts_until_a_reading_that_began_after_its_registration(make: Make) -> None:
-    stand = filled(make)
-    stand.sample(0, after_s=0.2, began_at=stand.now - 0.1)
-    refused(reserve(stand, 2, 500), "DeviceFull")
-    stand.sample(0, after_s=0.2)
-    assert isinstance(reserve(stand, 2, 1000), messages.Reserved), "its owner has freed it since"
-
-
-def test_memory_of_an_entry_that_has_left_counts_until_a_reading_shows_it_as_free(make: Make) -> None:
-    stand = filled(make)
-    stand.ask(1, messages.ReleaseEntries, GPU, [(1).to_bytes(8, "little") * 4])
-    stand.leave(1)
-    refused(reserve(stand, 2, 500), "DeviceFull")
-    stand.sample(0)
-    assert isinstance(reserve(stand, 2, 1000), messages.Reserved)
-
-
 def test_a_waiting_reservation_gets_entries_away_once_a_reading_shows_them(make: Make) -> None:
     stand = filled(make)
     stand.say(2, messages.ReserveDevice(70, GPU, 500 * MIB, 30.0, wait_s=5.0))

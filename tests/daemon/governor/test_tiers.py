@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from tensord.ipc import messages
 from tensord.ipc.modes import HOST_GAUGE, Mode, Tier
 
@@ -141,15 +139,3 @@ def test_thresholds_that_were_changed_count_from_the_next_reading_on(make: Make)
     stand.sample(0.6)
     assert stand.mode() is Mode.CRITICAL
     assert stand.status()["thresholds"]["critical"] == 0.6
-
-
-@pytest.mark.parametrize(("share", "mode"), [(0.5, "relaxed"), (0.75, "workflow_aware"), (0.9, "workflow_aware")])
-def test_a_workflow_names_normal_and_pressure_anew_and_no_other_level(make: Make, share: float, mode: str) -> None:
-    stand = make()
-    stand.open(1)
-    stand.ask(1, messages.RegisterWorkflow, "w", [messages.Step("a", 0)])
-    stand.sample(share)
-    assert stand.mode() == mode
-    stand.sample(0.93)
-    assert stand.mode() is Mode.CRITICAL
-    stand.check()

@@ -13,7 +13,7 @@ import pytest
 
 from tensord.daemon.tiers import directory_room
 from tensord.daemon.tiers.directory import DirectoryStore
-from tensord.errors import TierReadOnly, TierTimedOut, TierTooLarge, TierUnavailable
+from tensord.errors import TierReadOnly, TierTimedOut, TierUnavailable
 from tests.daemon_process import PATIENCE_S
 
 from .conformance import MIB
@@ -189,13 +189,6 @@ def test_another_directory_in_its_place_is_used(tmp_path: Path) -> None:
     other.rename(root)
     assert get(store, key_of(1)) is None
     assert get(store, key_of(2)) is not None
-    store.close()
-
-
-def test_an_object_larger_than_the_limit_does_not_mean_that_the_directory_is_full(tmp_path: Path) -> None:
-    store = DirectoryStore(tmp_path, MIB)
-    with pytest.raises(TierTooLarge, match="larger than the limit"):
-        put(store, made(1, 2 * MIB))
     store.close()
 
 

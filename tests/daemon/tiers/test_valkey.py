@@ -385,14 +385,3 @@ def test_what_a_server_does_not_have_is_said_with_what_to_write(of: str, says: s
         with pytest.raises(TierRefused, match=says):
             store.heads([key_of(1)], soon())
         store.close()
-
-
-def test_connections_with_tls_are_used_again(certificates: Path) -> None:
-    with RedisServer(tls=certificates) as server:
-        store = open_store(f"rediss://{HOST}:{server.port}?ssl_ca_certs={certificates}/ca.pem")
-        put(store, *(made(number) for number in range(10)))
-        direct = redis.Redis(HOST, server.port, ssl=True, ssl_ca_certs=str(certificates / "ca.pem"))
-        about: Any = direct.info("stats")
-        assert about["total_connections_received"] == 2, "one of the store, one of the test"
-        direct.close()
-        store.close()
