@@ -570,4 +570,4 @@ def tokens_of(answers: list[Any]) -> list[int]:
 
 
 TestAnyOrder = AnyOrder.TestCase
-TestAnyOrder.settings = settings(max_examples=100, stateful_step_count=60, deadline=None)
+TestAnyOrder.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)

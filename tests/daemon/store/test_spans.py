@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
-
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tensord.daemon.store.table import ENDED, FREE, LIVE
-from tensord.shm.records import NO_KEY
 
 from .rows import RowStore, key_of
 
@@ -73,71 +67,3 @@ def test_a_child_brings_back_its_hidden_parent_and_a_parent_goes_after_its_child
     assert store.table.states[first] == store.table.states[second] == LIVE
     assert store.scan() == []
     store.check_invariants()
-
-
-class SpansMachine(RuleBasedStateMachine):
-    """Puts of chains, hides, ends, scans with any pins, in any order, against a dict of what may be read."""
-
-    @initialize()
-    def start(self) -> None:
-        self.store = RowStore(16 << 10, row_bits=7, buckets=8)
-        self.keys = 0
-        self.pinned: set[int] = set()
-        self.payloads: dict[bytes, bytes] = {}
-
-    def row(self, data: st.DataObject) -> int:
-        return data.draw(st.sampled_from(sorted(self.store.table.by_key.values())))
-
-    @rule(data=st.data(), chained=st.booleans(), again=st.booleans())
-    def puts(self, data: st.DataObject, chained: bool, again: bool) -> None:
-        self.keys += 1
-        hidden = sorted(self.store.spans.hidden)
-        key = data.draw(st.sampled_from(hidden)) if again and hidden else key_of(self.keys)
-        parents = sorted([*self.store.table.by_key, *hidden])
-        parent = data.draw(st.sampled_from(parents)) if chained and parents else NO_KEY
-        payload = hashlib.sha256(self.keys.to_bytes(4, "big")).digest() * data.draw(st.integers(1, 20))
-        if parent != key and self.store.put(key, payload, parent=parent):
-            self.payloads[key] = payload
-
-    @rule(most=st.integers(1, 5))
-    def hides(self, most: int) -> None:
-        self.store.spans.hide(self.store.policy.victims(most), "capacity")
-
-    @precondition(lambda self: self.store.table.by_key)
-    @rule(data=st.data())
-    def ends(self, data: st.DataObject) -> None:
-        below = list(self.store.families.leaves_first(self.row(data)))
-        self.store.spans.end(below, "explicit")
-
-    @precondition(lambda self: self.store.table.by_key)
-    @rule(data=st.data())
-    def pins(self, data: st.DataObject) -> None:
-        self.pinned.add(self.store.table.span_ids[self.row(data)])
-
-    @rule(data=st.data())
-    def unpins(self, data: st.DataObject) -> None:
-        self.pinned = {each for each in self.pinned if data.draw(st.booleans())}
-
-    @precondition(lambda self: not self.store.spans.scanning)
-    @rule()
-    def scan_begins(self) -> None:
-        self.store.spans.begin_scan()
-
-    @precondition(lambda self: self.store.spans.scanning)
-    @rule()
-    def scan_ends(self) -> None:
-        span_ids = self.store.table.span_ids
-        for row in self.store.spans.scanned(set(self.pinned)).freed:
-            assert span_ids[row] not in self.pinned
-            self.store.holes.free(row)
-
-    @invariant()
-    def what_is_published_is_read(self) -> None:
-        if hasattr(self, "store"):
-            self.store.check_invariants()
-            for key in self.store.table.by_key:
-                assert self.store.read(key) == self.payloads[key]
-
-
-TestSpans = SpansMachine.TestCase
-TestSpans.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)

@@ -247,7 +247,7 @@ def test_a_read_that_is_cut_by_its_deadline_leaves_no_bytes_for_the_next(backend
     put(store, large, small)
     buffer = memoryview(bytearray(large.stored_bytes))
     cut = 0
-    for wait_ms in range(1, 40):
+    for wait_ms in range(1, 40, 3):
         try:
             store.get_into(large.key, buffer, time.monotonic() + wait_ms / 4000)
         except TierTimedOut:
@@ -263,7 +263,7 @@ def test_a_half_written_put_never_shows(backend: Redis) -> None:
     old = made(1, 5 * MIB, tokens=1)
     put(store, old)
     new = made(1, 34 * MIB, tokens=2)
-    for wait_ms in range(1, 20):
+    for wait_ms in range(1, 20, 3):
         try:
             store.put_from(new.key, [new.payload], new.meta, time.monotonic() + wait_ms / 4000)
         except TierTimedOut:
