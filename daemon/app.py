@@ -28,7 +28,7 @@ from ..errors import BadConfiguration, TensordError
 from ..ipc.channel import AsyncChannel
 from ..ipc.connection import Connection
 from ..ipc.descriptors import peer_of
-from ..shm.clock import boot_s
+from ..shm.layout import boot_s
 from . import ending, former, learned_state, logs, notify, reloading, uncaught
 from .actors import remote
 from .actors.governor import GovernorActor

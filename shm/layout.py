@@ -21,6 +21,9 @@
 Owns: sizes, offsets, and the packed forms of the superblock, of a span's header and of a lane's header. Does not own:
 any memory.
 
+All times are seconds of CLOCK_BOOTTIME. Nobody can set this clock, it continues during suspend, and shared memory does
+not outlive a boot. So a time written by one daemon is right for the next daemon and for every client.
+
 Invariants: all words are native little-endian u64 at 8-byte aligned offsets, so one instruction loads or stores a word
 on x86-64. SYNC POINT: ARM needs single-instruction loads and stores from `memoryview.cast("Q")` too, which it has, and
 its own fences wherever index.py and lanes.py argue about ordering.
@@ -29,6 +32,7 @@ its own fences wherever index.py and lanes.py argue about ordering.
 from __future__ import annotations
 
 import struct
+import time
 import zlib
 from binascii import crc_hqx
 from dataclasses import dataclass, replace
@@ -92,6 +96,16 @@ _NO_KEY: Final = bytes(KEY_BYTES)
 _DOUBLE, _WORD = struct.Struct("@d"), struct.Struct("@Q")
 _EXPIRY_CHECK_BITS: Final = 16
 _LANE_HEADER: Final = struct.Struct("@QQQ")
+
+
+def boot_s() -> float:
+    """Seconds since the machine was booted."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def unix_at_boot_s() -> float:
+    """The Unix time of the boot, according to the wall clock's present setting."""
+    return time.time() - boot_s()
 
 
 def aligned(size_bytes: int) -> int:
@@ -246,13 +260,12 @@ class Superblock:
 class SpanHeader:
     """The 192 bytes before a payload. They suffice to rebuild the index from the ring and to check the payload.
 
-    All times are seconds of CLOCK_BOOTTIME (`clock`). `checksum`: xxh3-64 over the whole payload as it lies in the
-    ring; 0: nobody has taken it yet. `expires_s`: the time of expiry, 0 for none. Only these two change while the span
-    exists; the second has a check of its own (`expiry_word`). `ttl_s`: the time to live after each touch, 0 for none.
-    `prefix_bytes`: the length of the block's record, the payload's first leaf (`PrefixRecord`); 0 if the payload is not
-    a block of a sequence. `cost_ms`: the time that computing the payload took, as its client reported it; 0 if unknown.
-    `number`: the id of the entry's first span; 0 if this span is the first. `parent`: the key of the entry's parent;
-    None if it has none.
+    `checksum`: xxh3-64 over the whole payload as it lies in the ring; 0: nobody has taken it yet. `expires_s`: the time
+    of expiry, 0 for none. Only these two change while the span exists; the second has a check of its own
+    (`expiry_word`). `ttl_s`: the time to live after each touch, 0 for none. `prefix_bytes`: the length of the block's
+    record, the payload's first leaf (`PrefixRecord`); 0 if the payload is not a block of a sequence. `cost_ms`: the
+    time that computing the payload took, as its client reported it; 0 if unknown. `number`: the id of the entry's first
+    span; 0 if this span is the first. `parent`: the key of the entry's parent; None if it has none.
     A CRC-32 of all other fields follows the fields.
     """
 

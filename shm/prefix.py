@@ -24,6 +24,7 @@ import hashlib
 import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
@@ -255,12 +256,9 @@ def fold(tokens: Tokens, media: Sequence[Media]) -> Tokens:
 def agreed(ours: Sequence[Media], theirs: Sequence[Media], up_to: int) -> int:
     """The first position at which two ordered lists of media differ: the start of the first item that only one of them
     has. `up_to` if they do not differ before it."""
-    for mine, other in zip(ours, theirs, strict=False):
+    for mine, other in zip_longest(ours, theirs):
         if mine != other:
-            return min(up_to, mine.start, other.start)
-    longer, shorter = (ours, theirs) if len(ours) > len(theirs) else (theirs, ours)
-    if len(longer) > len(shorter):
-        return min(up_to, longer[len(shorter)].start)
+            return min([up_to, *(item.start for item in (mine, other) if item is not None)])
     return up_to
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from ...shm.clock import unix_at_boot_s
 from ...shm.index import PLACE_OFFSET_MASK, IndexReader
+from ...shm.layout import unix_at_boot_s
 from .ring_mapping import RingMapping
 
 _ATTEMPTS: Final = 4

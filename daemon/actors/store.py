@@ -19,7 +19,7 @@ from typing import Any, Final
 from ...errors import TensordError
 from ...ipc import messages
 from ...ipc.declared import handlers
-from ...shm.clock import unix_at_boot_s
+from ...shm.layout import unix_at_boot_s
 from ..claims.claims import NOBODY
 from ..config.config import Config
 from ..copier import Copier, InboxCopied

@@ -18,10 +18,9 @@ from tensord.client.core.lease import Batch, Lease
 from tensord.client.core.view import View
 from tensord.daemon.store.slots import Slots
 from tensord.errors import BadKey, Corrupt, LayoutMismatch
-from tensord.shm.clock import unix_at_boot_s
 from tensord.shm.index import IndexReader
 from tensord.shm.lanes import VIEW_WORDS
-from tensord.shm.layout import Superblock
+from tensord.shm.layout import Superblock, unix_at_boot_s
 from tensord.shm.segments import punch
 
 from ...memory_bench import MemoryBench, key, memory_file, slots_for
