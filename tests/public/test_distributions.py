@@ -118,12 +118,6 @@ def test_the_sdist_has_every_source_once(sdist: Path) -> None:
         if data:
             places.setdefault(sha256(data).hexdigest(), []).append(name)
     assert [names for names in places.values() if len(names) > 1] == []
-    assert files_below(sdist / "tensord") == files_below(ROOT / "tensord")
-    assert files_below(sdist / "tests") == files_below(ROOT / "tests")
-
-
-def test_the_tests_of_the_sdist_can_be_collected(sdist: Path) -> None:
-    command = "-m pytest -q --collect-only --assert=plain -p no:cacheprovider tests"
-    found = run(*command.split(), cwd=sdist, PYTHONPATH=str(sdist))
-    assert "tests collected" in found.splitlines()[-1]
-    assert "error" not in found.splitlines()[-1]
+    # What tests read and import lies in these.
+    for folder in ("benchmarks", "docs", "examples", "ops", "tensord", "tests"):
+        assert files_below(sdist / folder) == files_below(ROOT / folder)

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
-import sys
 from pathlib import Path
 
-from .test_types import ROOT, checked
+from .test_types import ROOT
 
 PARTS = ("client", "daemon", "ipc", "shm")
-# Its imports lead through three of the parts and to the errors.
-OPENED = "client/core/lease.py"
 IMPORT = re.compile(r"^ *from (\.+)([\w.]*) import", re.MULTILINE)
 
 
@@ -31,15 +27,3 @@ def test_every_relative_import_is_found_from_the_root() -> None:
         for dots, module in IMPORT.findall(path.read_text())
         if not is_found(path, dots, module)
     ] == []
-
-
-def test_pyright_says_of_a_file_at_the_root_what_it_says_of_it_in_the_package() -> None:
-    both = (OPENED, f"tensord/{OPENED}")
-    said = json.loads(checked(ROOT, "pyright", f"--pythonpath={sys.executable}", "--outputjson", *both).stdout)
-    assert said["summary"]["filesAnalyzed"] == 2
-    at_the_root, in_the_package = (
-        [(each["range"], each["message"]) for each in said["generalDiagnostics"] if each["file"] == str(ROOT / path)]
-        for path in both
-    )
-    assert at_the_root == in_the_package
-    assert "reportMissingImports" not in {found.get("rule") for found in said["generalDiagnostics"]}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import count
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -28,7 +27,6 @@ from tensord.errors import (
 
 from ...daemon_process import MIB, Daemon, until
 from ...memory_bench import key
-from ...processes import Child, Stage
 
 PLENTY = 1 << 30
 _numbers = count(1)
@@ -47,54 +45,6 @@ def adds_up(manager: EncoderCacheManager) -> bool:
 
 
 # ---- budget and order
-
-
-def test_a_freed_input_is_found_by_the_next_request_and_takes_room_once() -> None:
-    manager = EncoderCacheManager(10)
-    first, second = request("1", (A, 4)), request("2", (A, 4))
-    assert not manager.has_cache(first, 0)
-    manager.allocate(first, 0)
-    manager.free(first)
-    assert (manager.free_tokens, manager.freeable_tokens) == (6, 4)
-    assert manager.has_cache(second, 0)
-    assert manager.allocate(second, 0) == []
-    assert (manager.free_tokens, manager.freeable_tokens, manager.used_tokens) == (6, 0, 4)
-
-
-def test_requests_share_by_content_and_the_last_one_frees_it() -> None:
-    manager = EncoderCacheManager(10)
-    first, second = request("1", (A, 4)), request("2", (B, 1), (A, 4))
-    manager.allocate(first, 0)
-    manager.allocate(second, 1)
-    assert manager.used_tokens == 4
-    manager.free(first)
-    assert manager.used_tokens == 4
-    manager.free(second)
-    assert manager.freeable_tokens == 4
-
-
-def test_inputs_are_evicted_in_the_order_they_were_freed_and_only_as_many_as_needed() -> None:
-    manager = EncoderCacheManager(10)
-    held = request("held", (A, 3), (B, 3), (C, 3))
-    for input_id in range(3):
-        manager.allocate(held, input_id)
-    for input_id in (1, 0, 2):
-        manager.free_encoder_input(held, input_id)
-    assert manager.allocate(request("next", (key(4), 4)), 0) == [B]
-    assert manager.allocate(request("after", (key(5), 6)), 0) == [A, C]
-    assert manager.get_freed_ids() == [B, A, C]
-    assert manager.get_freed_ids() == []
-
-
-def test_an_output_used_again_is_the_newest_when_it_is_freed() -> None:
-    manager = EncoderCacheManager(4)
-    first, second = request("1", (A, 2), (B, 2)), request("2", (A, 2))
-    manager.allocate(first, 0)
-    manager.allocate(first, 1)
-    manager.free(first)
-    manager.allocate(second, 0)
-    manager.free(second)
-    assert manager.allocate(request("3", (C, 2)), 0) == [B]
 
 
 def test_an_input_that_a_request_needs_is_never_evicted_and_a_refusal_changes_nothing() -> None:
@@ -117,137 +67,6 @@ def test_an_item_larger_than_the_cache_is_refused_with_what_to_do() -> None:
         ObjectTooLarge, match=r"needs 11 encoder tokens, but the cache has 10; .*compute_encoder_budget"
     ):
         EncoderCacheManager(10).allocate(request("1", (A, 11)), 0)
-
-
-def test_queries_change_nothing_and_evict_nothing() -> None:
-    manager = EncoderCacheManager(10)
-    past, wanted = request("past", (A, 8)), request("wanted", (B, 9))
-    manager.allocate(past, 0)
-    manager.free(past)
-    for _ in range(3):
-        assert manager.can_allocate(wanted, 0, PLENTY)
-        assert not manager.has_cache(wanted, 0)
-        assert manager.has_cache(past, 0)
-    assert (manager.free_tokens, manager.freeable_tokens) == (2, 8)
-    assert manager.get_freed_ids() == []
-    assert manager.get_cached_input_ids(past) == set()
-
-
-def test_freeing_twice_adds_no_capacity() -> None:
-    manager = EncoderCacheManager(10)
-    held = request("1", (A, 4), (B, 3))
-    manager.allocate(held, 0)
-    for _ in range(2):
-        manager.free_encoder_input(held, 0)
-        manager.free_encoder_input(held, 1)
-        manager.free(held)
-    assert (manager.free_tokens, manager.freeable_tokens) == (6, 4)
-
-
-def test_allocating_twice_takes_room_once() -> None:
-    manager = EncoderCacheManager(10)
-    held = request("1", (A, 4))
-    assert manager.allocate(held, 0) == manager.allocate(held, 0) == []
-    assert manager.used_tokens == 4
-    manager.free_encoder_input(held, 0)
-    assert manager.used_tokens == 0
-
-
-def test_an_item_repeated_in_a_request_is_held_until_its_last_occurrence_is_freed() -> None:
-    manager = EncoderCacheManager(4)
-    held = request("1", (A, 4), (A, 4))
-    manager.allocate(held, 0)
-    manager.allocate(held, 1)
-    assert manager.used_tokens == 4
-    manager.free_encoder_input(held, 0)
-    assert manager.get_cached_input_ids(held) == {1}
-    assert not manager.can_allocate(request("2", (B, 1)), 0, PLENTY)
-    manager.free_encoder_input(held, 1)
-    assert manager.allocate(request("2", (B, 1)), 0) == [A]
-
-
-def test_an_evicted_entry_that_is_allocated_again_is_not_reported() -> None:
-    manager = EncoderCacheManager(4)
-    first, second = request("1", (A, 4)), request("2", (B, 4))
-    manager.allocate(first, 0)
-    manager.free(first)
-    assert manager.allocate(second, 0) == [A]
-    manager.free(second)
-    assert manager.allocate(first, 0) == [B]
-    assert manager.get_freed_ids() == [B]
-    manager.free(first)
-    assert manager.allocate(second, 0) == [A]
-    manager.free(second)
-    assert manager.allocate(first, 0) == [B]
-    manager.free(first)
-    assert manager.allocate(second, 0) == [A]
-    assert manager.get_freed_ids() == [A]
-
-
-def test_an_entry_evicted_twice_is_reported_once_at_its_last_eviction() -> None:
-    manager = EncoderCacheManager(4)
-    for at in (A, B, A, C):
-        one = request("1", (at, 4))
-        manager.allocate(one, 0)
-        manager.free(one)
-    assert manager.get_freed_ids() == [B, A]
-
-
-def test_all_inputs_of_an_ended_request_are_freed_in_the_order_they_were_allocated() -> None:
-    manager = EncoderCacheManager(9)
-    held = request("1", (A, 3), (B, 3), (C, 3))
-    for input_id in (2, 0, 1):
-        manager.allocate(held, input_id)
-    assert manager.get_cached_input_ids(held) == {0, 1, 2}
-    manager.free(held)
-    assert manager.get_cached_input_ids(held) == set()
-    assert manager.allocate(request("2", (key(4), 9)), 0) == [C, A, B]
-
-
-def test_a_step_schedules_no_more_than_its_compute_budget_and_the_room_left() -> None:
-    manager = EncoderCacheManager(10)
-    wanted = request("1", (A, 5), (B, 6))
-    assert manager.can_allocate(wanted, 0, compute_budget=5)
-    assert not manager.can_allocate(wanted, 1, compute_budget=5)
-    assert manager.can_allocate(wanted, 1, compute_budget=6, tokens_scheduled=4)
-    assert not manager.can_allocate(wanted, 1, compute_budget=6, tokens_scheduled=5)
-
-
-def test_an_allocated_entry_needs_no_compute_budget() -> None:
-    manager = EncoderCacheManager(10)
-    first, second = request("1", (A, 5)), request("2", (A, 5))
-    manager.allocate(first, 0)
-    assert manager.can_allocate(second, 0, compute_budget=0, tokens_scheduled=10)
-    manager.free(first)
-    assert manager.can_allocate(second, 0, compute_budget=0, tokens_scheduled=5)
-    # The room that it would leave is scheduled already, so that it is going to be evicted.
-    assert not manager.can_allocate(second, 0, compute_budget=0, tokens_scheduled=6)
-
-
-def test_inputs_without_tokens_take_no_room() -> None:
-    manager = EncoderCacheManager(0)
-    empty = request("1", (A, 0))
-    assert manager.can_allocate(empty, 0, compute_budget=0)
-    manager.allocate(empty, 0)
-    assert manager.get_cached_input_ids(empty) == {0}
-    manager.free(empty)
-    assert adds_up(manager)
-
-
-def test_reset_leaves_nothing_and_what_runs_may_still_be_freed() -> None:
-    manager = EncoderCacheManager(10)
-    running, past = request("running", (A, 4)), request("past", (B, 6))
-    manager.allocate(running, 0)
-    manager.allocate(past, 0)
-    manager.free(past)
-    manager.allocate(request("third", (C, 5)), 0)
-    manager.reset()
-    assert manager.free_tokens == 10
-    assert manager.get_freed_ids() == []
-    assert not manager.has_cache(running, 0)
-    manager.free(running)
-    assert manager.free_tokens == 10
-    manager.allocate(request("next", (key(4), 10)), 0)
 
 
 # ---- mistakes are named
@@ -337,7 +156,6 @@ def test_an_item_that_no_batch_can_hold_is_refused_with_item_limit_and_what_to_d
 
 
 TOKENS = {key(number): number % 5 for number in range(8)}
-CONTENTS = st.sampled_from(sorted(TOKENS))
 REQUESTS = [
     request(f"r{number}", *((at, TOKENS[at]) for at in contents))
     for number, contents in enumerate(
@@ -551,19 +369,6 @@ def test_an_entry_stored_again_for_a_running_request_is_pinned_in_its_new_versio
     assert other.contains(picture)
 
 
-def test_the_callers_lease_is_its_own(shared: Daemon, cache: tensord.Client, picture: bytes) -> None:
-    manager, running = EncoderCacheManager(10, cache), request("1", (picture, 4))
-    manager.allocate(running, 0)
-    stored(manager, running)
-    for _ in range(2):
-        lease = manager.lease(running, 0)
-        assert lease is not None
-        with lease:
-            assert len(lease.tree) == 65536
-    fill(shared.client())
-    assert cache.contains(picture)
-
-
 def test_a_pin_ends_with_the_last_request_that_needs_it(shared: Daemon, cache: tensord.Client, picture: bytes) -> None:
     manager = EncoderCacheManager(10, cache)
     first, second = request("1", (picture, 4)), request("2", (picture, 4))
@@ -580,58 +385,6 @@ def test_a_pin_ends_with_the_last_request_that_needs_it(shared: Daemon, cache: t
     assert not cache.contains(picture)
     # This engine may still have it, until it wants the room.
     assert manager.has_cache(second, 0)
-
-
-def test_reset_ends_all_pins(shared: Daemon, cache: tensord.Client, picture: bytes) -> None:
-    manager, running = EncoderCacheManager(10, cache), request("1", (picture, 4))
-    manager.allocate(running, 0)
-    stored(manager, running)
-    shared.until(lambda status: status["pins"] == 1, "a pin")
-    manager.reset()
-    shared.until(lambda status: status["pins"] == 0, "no pin")
-
-
-def test_an_entry_of_another_engine_is_pinned_at_its_first_use(
-    shared: Daemon, cache: tensord.Client, picture: bytes
-) -> None:
-    manager, running = EncoderCacheManager(10, cache), request("1", (picture, 4))
-    manager.allocate(running, 0)
-    other = shared.client()
-    other.put(picture, output(), wait=True)
-    assert manager.lease(running, 0) is not None
-    fill(other)
-    assert manager.lease(running, 0) is not None
-
-
-def test_an_entry_of_an_ended_request_is_cached_without_a_pin(
-    shared: Daemon, cache: tensord.Client, picture: bytes
-) -> None:
-    manager, aborted = EncoderCacheManager(10, cache), request("1", (picture, 4))
-    manager.allocate(aborted, 0)
-    manager.free(aborted)
-    stored(manager, aborted)
-    assert cache.contains(picture)
-    shared.until(lambda status: status["pins"] == 0, "no pin")
-
-
-def engine(stage: Stage, socket: Path, picture: bytes) -> None:
-    manager, running = EncoderCacheManager(10, tensord.Client(socket)), request("1", (picture, 4))
-    manager.allocate(running, 0)
-    stored(manager, running)
-    stage.tell("running")
-    stage.hear()
-
-
-def test_a_killed_engines_pins_are_gone(shared: Daemon, cache: tensord.Client, picture: bytes) -> None:
-    with Child(engine, shared.socket, picture) as running:
-        assert running.hear() == "running"
-        shared.until(lambda status: status["pins"] == 1, "its pin")
-        fill(cache)
-        assert cache.contains(picture)
-        running.kill()
-        shared.until(lambda status: status["pins"] == 0, "its pin to be gone")
-    fill(cache)
-    assert not cache.contains(picture)
 
 
 def test_a_daemon_that_does_not_answer_is_not_waited_for(shared: Daemon, cache: tensord.Client, picture: bytes) -> None:
@@ -659,42 +412,6 @@ def test_a_daemon_that_does_not_answer_is_not_waited_for(shared: Daemon, cache: 
     assert put.wait(30).state == "stored"
     manager.get_freed_ids()
     shared.until(lambda status: status["pins"] == 1, "a pin, at the first call after it was stored")
-
-
-def test_without_a_daemon_it_goes_on_alone(tmp_path: Path) -> None:
-    with tensord.Client(tmp_path / "nobody.sock") as cache:
-        manager, running = EncoderCacheManager(10, cache), request("1", (A, 4))
-        assert not manager.has_cache(running, 0)
-        assert manager.can_allocate(running, 0, 4)
-        manager.allocate(running, 0)
-        put = manager.store(running, 0, output())
-        assert put is not None
-        assert put.state == "lost"
-        assert manager.lease(running, 0) is None
-        assert manager.has_cache(running, 0)
-        manager.free(running)
-        assert manager.get_freed_ids() == []
-
-
-def test_while_the_daemon_is_away_what_was_pinned_stays_and_puts_are_lost(picture: bytes) -> None:
-    with Daemon(ring_bytes=RING_BYTES, policy="lru") as daemon:
-        cache = daemon.start().client()
-        manager, running = EncoderCacheManager(10, cache), request("1", (picture, 4), (A, 4))
-        manager.allocate(running, 0)
-        stored(manager, running)
-        daemon.kill()
-        until(lambda: not cache.connected, "the client to notice")
-        lease = manager.lease(running, 0)
-        assert lease is not None
-        assert np.array_equal(lease.tree, output())
-        manager.allocate(running, 1)
-        put = manager.store(running, 1, output())
-        assert put is not None
-        assert put.state == "lost"
-        daemon.start()
-        assert cache.wait_connected(30)
-        fill(daemon.client())
-        assert cache.contains(picture), "the pin holds against the next daemon too"
 
 
 def test_an_invalid_payload_is_an_error_of_the_caller(cache: tensord.Client, picture: bytes) -> None:

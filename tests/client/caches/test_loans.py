@@ -16,9 +16,7 @@ from tensord.client.caches.loans import LOAN_BYTES, Borrower, Lender
 from tensord.client.caches.processor import Feature, ProcessorCache
 from tensord.client.caches.references import Reference
 from tensord.client.core.lease import Lease
-from tensord.client.core.ring_reader import lease_of_copy
 from tensord.errors import ReferenceLost, UsageError
-from tensord.shm.layout import SPAN_HEADER_BYTES, SpanHeader
 
 from ...daemon_process import MIB, PATIENCE_S, Daemon, until
 from ...processes import Child
@@ -66,17 +64,6 @@ def an_entry(client: tensord.Client, size_bytes: int = MIB) -> tuple[bytes, Leas
     return key, lease
 
 
-def pins(daemon: Daemon) -> int:
-    found: int = daemon.status()["pins"]
-    return found
-
-
-def has_checksum(lease: Lease) -> bool:
-    span = lease.span()
-    assert span is not None
-    return bool(SpanHeader.unpack(span[:SPAN_HEADER_BYTES].tobytes()).checksum)
-
-
 def lent(lender: Lender, lease: Lease, bytes_max: int = NO_LIMIT) -> bytes:
     loan = lender.lend(lease, bytes_max)
     assert loan is not None and len(loan) == LOAN_BYTES
@@ -84,37 +71,6 @@ def lent(lender: Lender, lease: Lease, bytes_max: int = NO_LIMIT) -> bytes:
 
 
 # ---- a loan
-
-
-def test_a_lease_is_kept_until_its_loan_is_done(daemon: Daemon, lender: Lender, borrower: Borrower) -> None:
-    _, lease = an_entry(daemon.client())
-    size = lease.payload_bytes
-    first, second = lent(lender, lease, size), lent(lender, lease, size)
-    assert lender.lent_bytes == size, "its bytes count once"
-    del lease
-    borrower.done([first])
-    until(lambda: borrower.fetch(first) is None, "the first loan to be over")
-    assert lender.lent_bytes == size and pins(daemon) == 1
-    borrower.done([second, second])
-    until(lambda: lender.lent_bytes == 0, "the second loan to be over")
-    until(lambda: pins(daemon) == 0, "its pin to go")
-
-
-def test_a_fetched_entry_is_complete(daemon: Daemon, lender: Lender, borrower: Borrower) -> None:
-    _, lease = an_entry(daemon.client(), 3 * MIB + 1)
-    handle = lease.handle()
-    assert handle is not None
-    until(lambda: has_checksum(lease), "the daemon to sum so large a payload")
-    span = borrower.fetch(lent(lender, lease))
-    assert span is not None
-    copied = lease_of_copy(span, handle, {})
-    assert copied is not None
-    np.testing.assert_equal(copied.tree, lease.tree)
-    assert not copied.tree["x"].flags.writeable
-    span = span.copy()
-    span[-1] ^= 1
-    assert lease_of_copy(span, handle, {}) is None, "a byte that differs is found out"
-    assert lease_of_copy(span[:-1], handle, {}) is None and lease_of_copy(span, handle[:-1], {}) is None
 
 
 def test_a_new_loan_ends_an_older_one_only_after_the_older_ones_seconds(daemon: Daemon, borrower: Borrower) -> None:
@@ -143,31 +99,6 @@ def test_a_loan_that_is_never_read_ends_after_unread_s_max(
     _, lease = an_entry(daemon.client())
     lent(lender, lease)
     until(lambda: lender.lent_bytes == 0, "the loan to end")
-
-
-def test_loans_of_nobody_are_nothing_and_nobody_waits_for_them(
-    daemon: Daemon, lender: Lender, borrower: Borrower
-) -> None:
-    _, lease = an_entry(daemon.client())
-    loan = lent(lender, lease)
-    assert borrower.fetch(os.urandom(LOAN_BYTES)) is None
-    assert borrower.fetch(loan[:8] + bytes(8)) is None
-    borrower.done([os.urandom(LOAN_BYTES), loan[:8] + bytes(8)])
-    assert borrower.fetch(loan) is not None
-    lender.close()
-    lender.close()
-    assert borrower.fetch(loan) is None and lender.lend(lease, NO_LIMIT) is None and lender.lent_bytes == 0
-    until(lambda: borrower.fetch(loan) is None, "a closed lender not to answer")
-
-
-def test_without_a_thread_nothing_is_lent(daemon: Daemon, lender: Lender, monkeypatch: pytest.MonkeyPatch) -> None:
-    _, lease = an_entry(daemon.client())
-
-    def refused(*_: object, **__: object) -> None:
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr("threading.Thread.start", refused)
-    assert lender.lend(lease, NO_LIMIT) is None
 
 
 def test_the_child_of_a_fork_lends_for_itself(daemon: Daemon, lender: Lender, borrower: Borrower) -> None:
@@ -273,17 +204,6 @@ def test_an_entry_without_room_for_a_loan_is_sent_complete_until_a_read_frees_ro
         np.testing.assert_equal(read(engine, str(number), data), picture(number))
     until(lambda: frontend.lent_bytes == 0, "what was read to be let go")
     assert isinstance(frontend.get_and_update([picture(4)], ["4"])[0], Reference)
-    frontend.close()
-
-
-def test_one_item_twice_in_a_call_is_referred_to_twice(daemon: Daemon) -> None:
-    frontend, engine = sender(daemon.client()), ProcessorCache(daemon.client(), NAMESPACE)
-    sent = frontend.get_and_update([picture(1), picture(1)], ["x", "x"])
-    assert all(isinstance(data, Reference) for data in sent)
-    for data in sent:
-        np.testing.assert_equal(read(engine, "x", data), picture(1))
-    until(lambda: frontend.lent_bytes == 0, "both to be let go")
-    assert frontend.held_bytes == 0
     frontend.close()
 
 

@@ -6,9 +6,6 @@ import faulthandler
 import math
 import os
 import signal
-import sys
-import threading
-import time
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
@@ -22,8 +19,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tensord
-from tensord.client.caches.holds import HeldLeases
-from tensord.client.caches.measures import item_bytes, leaf_count
 from tensord.client.caches.processor import Feature, ProcessorCache
 from tensord.client.caches.processor_counts import Stats
 from tensord.client.caches.references import Reference
@@ -96,11 +91,10 @@ def press(client: tensord.Client, daemon: Daemon) -> None:
     """Fills the ring several times over with other entries, so that what is not held goes: with large ones, and then
     with small ones, since a large one takes the place of another rather than that of a small one and its neighbours.
     """
-    puts = [
-        client.put(os.urandom(32), np.zeros(size_bytes, np.uint8), wait=True, timeout_s=PATIENCE_S)
-        for size_bytes in (MIB // 2, MIB // 16)
-        for _ in range(2 * 16 * MIB // size_bytes)
-    ]
+    puts: list[Put] = []
+    for size_bytes in (MIB // 2, MIB // 16):
+        filling = [(os.urandom(32), np.zeros(size_bytes, np.uint8)) for _ in range(2 * 16 * MIB // size_bytes)]
+        puts += client.put_many(filling, wait=True, timeout_s=PATIENCE_S)
     assert {put.state for put in puts} <= {"stored", "refused"}
     assert daemon.running
 
@@ -159,34 +153,12 @@ def test_a_receiver_s_writes_are_private(shared: Daemon, copy: Any) -> None:
     assert is_picture(read(receiver(shared.client()), hash, sent), 3)
 
 
-def test_leaves_that_are_written_on_keep_their_entry_as_others_do(daemon: Daemon) -> None:
-    client = daemon.client()
-    (sent,) = sender(client, seconds=0.01).get_and_update([picture(3)], [hash := fresh()])
-    tree = read(receiver(daemon.client(), copy="on_write"), hash, sent)
-    press(client, daemon)
-    assert is_picture(tree, 3)
-
-
 def test_a_tree_that_was_passed_through_stays_as_it_is_and_no_data_means_what_is_stored(shared: Daemon) -> None:
     engine = receiver(shared.client())
     tree = picture(5)
     assert read(engine, fresh(), tree) is tree
     sender(shared.client()).get_and_update([picture(6)], [hash := fresh()])
     assert is_picture(read(engine, hash, None), 6)
-
-
-def test_an_item_that_is_asked_for_twice_in_one_call_is_stored_once(shared: Daemon) -> None:
-    frontend = sender(shared.client())
-    hash = fresh()
-    sent = frontend.get_and_update([picture(7), None, picture(7)], [hash] * 3)
-    assert sent[0] == sent[1] == sent[2] and isinstance(sent[0], Reference)
-
-
-def test_hashes_are_digests_as_well_as_names(shared: Daemon) -> None:
-    frontend = sender(shared.client())
-    digest = os.urandom(32)
-    frontend.get_and_update([picture(1)], [digest])
-    assert frontend.is_cached([digest, digest[::-1]]) == [True, False]
 
 
 # ---- what stays
@@ -202,42 +174,6 @@ def test_an_item_reported_as_cached_is_held_until_it_is_asked_for(daemon: Daemon
     (sent,) = frontend.get_and_update([None], [hash])
     press(client, daemon)
     assert is_picture(read(receiver(client), hash, sent), 1)
-
-
-def test_an_item_removed_and_stored_again_is_held_in_its_new_version(daemon: Daemon) -> None:
-    client, other = daemon.client(), daemon.client()
-    frontend, engine = sender(client), receiver(daemon.client())
-    hash = fresh()
-    frontend.get_and_update([picture(1)], [hash])
-    assert other.evict(frontend.key(hash)) == 1
-    (sent,) = frontend.get_and_update([picture(1)], [hash])
-    assert isinstance(sent, Reference)
-    held_bytes = frontend.held_bytes
-    press(other, daemon)
-    assert is_picture(read(engine, hash, sent), 1)
-    assert frontend.is_cached([hash]) == [True]
-    assert frontend.held_bytes == held_bytes
-    frontend.forget()
-    assert frontend.held_bytes == 0
-
-
-def test_storing_one_item_evicts_none_of_the_same_call(daemon: Daemon) -> None:
-    client = daemon.client()
-    hashes = [fresh() for _ in range(5)]
-    size = 3 * MIB
-    # Five of them fit into the ring, and nothing beside them.
-    first = sender(client, seconds=0.01)
-    first.get_and_update([picture(0, size)], hashes[:1])
-    until(lambda: first.held_bytes == 0, "what it held to be let go")
-    press(client, daemon)
-    sender(client, seconds=0.01).get_and_update([picture(0, size)], hashes[:1])
-    frontend = sender(daemon.client(), bytes_max=16 * MIB)
-    sent = frontend.get_and_update([picture(n, size) for n in range(4, -1, -1)], hashes[::-1])
-    engine = receiver(daemon.client())
-    features = [Feature(hash, data) for hash, data in zip(hashes[::-1], sent, strict=True)]
-    for number, feature in zip(range(4, -1, -1), engine.get_and_update_features(features), strict=True):
-        assert is_picture(feature.data, number)
-    assert isinstance(sent[-1], Reference), "what was there when the call began is there when it ends"
 
 
 def test_asking_whether_items_are_there_is_no_use_of_them(shared: Daemon) -> None:
@@ -292,76 +228,6 @@ def test_bytes_bound_what_is_held_as_well(shared: Daemon) -> None:
     assert is_picture(sent[1], 1)
     assert frontend.make_stats().passed_through == {"held": 1}
     assert frontend.held_bytes <= MIB + MIB // 2
-
-
-def test_a_held_value_stays_if_its_larger_replacement_has_no_room(shared: Daemon) -> None:
-    client, other = shared.client(), shared.client()
-    hash = fresh()
-    frontend = sender(client, bytes_max=MIB + MIB // 2)
-    sender(other).get_and_update([picture(1)], [hash])
-    assert frontend.is_cached([hash]) == [True]
-    other.evict(frontend.key(hash))
-    sender(other).get_and_update([picture(2, 2 * MIB)], [hash])
-    assert frontend.is_cached([hash]) == [False]
-    assert frontend.held(hash)["sizes"].tolist() == [1, 2]
-    (whole,) = frontend.get_and_update([None], [hash])
-    assert is_picture(whole, 1)
-
-
-def test_a_larger_replacement_needs_room_for_the_difference_only(shared: Daemon) -> None:
-    client, other = shared.client(), shared.client()
-    hash, sent = fresh(), fresh()
-    frontend = sender(client, entries_max=2, bytes_max=4 * MIB)
-    sender(other).get_and_update([picture(1), picture(1)], [hash, sent])
-    frontend.get_and_update([None], [sent])
-    assert frontend.is_cached([hash]) == [True]
-    other.evict(frontend.key(hash))
-    sender(other).get_and_update([picture(2, 2 * MIB)], [hash])
-    assert frontend.is_cached([hash]) == [True]
-    assert [frontend.held(one)["sizes"].tolist() for one in (hash, sent)] == [[2, 2], [1, 2]]
-
-
-def test_without_a_thread_that_ends_it_nothing_is_held(shared: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
-    frontend = sender(shared.client())
-    (sent,) = sender(shared.client()).get_and_update([picture(1)], [hash := fresh()])
-
-    def no_thread(timer: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(threading.Timer, "start", no_thread)
-        assert frontend.is_cached([hash]) == [False]
-        assert frontend.held_bytes == 0
-    assert frontend.get_and_update([None], [hash]) == [sent]
-    assert frontend.held_bytes > 0
-
-
-def test_a_timer_that_was_stopped_too_late_leaves_the_next_one_be(shared: Daemon) -> None:
-    client = shared.client()
-    holds = HeldLeases(1, MIB, 60.0)
-    key = os.urandom(32)
-    client.put(key, np.zeros(3), wait=True, timeout_s=PATIENCE_S)
-    lease = client.get(key)
-    assert lease is not None and holds.promise(key, lease)
-    stopped = holds._timer
-    holds.clear()
-    assert stopped is not None and holds.promise(key, lease)
-    current = holds._timer
-    late = threading.Thread(target=stopped.function, args=stopped.args)
-    late.start()
-    late.join()
-    assert holds._timer is current is not stopped
-    holds.clear()
-
-
-def test_a_child_of_a_fork_holds_nothing_of_its_parents(shared: Daemon) -> None:
-    frontend = sender(shared.client())
-    frontend.get_and_update([picture(1)], [hash := fresh()])
-    pid = os.fork()
-    if pid == 0:
-        os._exit(0 if frontend.held_bytes == 0 and frontend.is_cached([hash]) == [True] else 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    assert frontend.held_bytes > 0
 
 
 def test_a_child_of_a_fork_waits_for_no_thread_of_its_parent(shared: Daemon) -> None:
@@ -430,47 +296,6 @@ def test_an_evicted_item_is_sent_from_the_hold(shared: Daemon) -> None:
     assert frontend.make_stats().passed_through == {"gone": 1}
 
 
-@pytest.mark.parametrize("evicted", [False, True])
-def test_an_item_evicted_during_the_call_is_sent_from_its_lease(
-    shared: Daemon, monkeypatch: pytest.MonkeyPatch, evicted: bool
-) -> None:
-    hash = fresh()
-    (stored,) = sender(shared.client()).get_and_update([picture(4)], [hash])
-    frontend = sender(shared.client())
-    assert frontend.is_cached([hash]) == [True]
-    if evicted:
-        shared.client().evict(stored.key)
-    store = frontend._puts.store
-
-    def forgotten_meanwhile(trees: Any) -> dict[bytes, str]:
-        frontend.forget()
-        return store(trees)
-
-    monkeypatch.setattr(frontend._puts, "store", forgotten_meanwhile)
-    first, second = frontend.get_and_update([None, None], [hash, hash])
-    assert is_picture(first, 4) and is_picture(second, 4)
-    assert frontend.make_stats().passed_through == {"gone": 2}
-
-
-def test_an_item_without_a_tree_that_ends_during_the_call_is_named(
-    shared: Daemon, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    client = shared.client()
-    frontend = sender(client)
-    hash, other = fresh(), fresh()
-    client.put(frontend.key(hash), np.zeros(3), wait=True, timeout_s=PATIENCE_S)
-
-    def forgotten_meanwhile(trees: Any) -> dict[bytes, str]:
-        frontend.forget()
-        return {}
-
-    monkeypatch.setattr(frontend._puts, "store", forgotten_meanwhile)
-    with pytest.raises(ReferenceLost) as raised:
-        frontend.get_and_update([None, None], [hash, hash])
-    assert raised.value.hashes == [hash, hash]
-    assert frontend.get_and_update([tree := picture(1)], [other]) == [tree]
-
-
 def test_nothing_given_for_what_is_not_there_names_all_of_it_and_stores_nothing(shared: Daemon) -> None:
     frontend = sender(shared.client())
     new, first, second = fresh(), fresh(), fresh()
@@ -495,20 +320,6 @@ def test_a_reference_to_another_hash_or_to_what_no_processor_made_is_refused(sha
             read(engine, fresh(), Reference(key))
     with pytest.raises(BadKey):
         read(engine, fresh(), Reference(b"short"))
-
-
-def test_an_entry_of_no_processor_is_a_miss_for_a_sender(shared: Daemon) -> None:
-    client = shared.client()
-    frontend = sender(client)
-    for other in (np.zeros(3), [1, 2], "text" * 100):
-        key = frontend.key(hash := fresh())
-        client.put(key, other, wait=True, timeout_s=PATIENCE_S)
-        assert frontend.is_cached([hash]) == [True]
-        assert frontend.held(hash) is None
-        client.evict(key)
-        with pytest.raises(ReferenceLost) as raised:
-            frontend.get_and_update([None], [hash])
-        assert raised.value.hashes == [hash]
 
 
 # ---- what is passed through
@@ -604,65 +415,7 @@ def test_a_daemon_that_does_not_answer_is_waited_for_once(
     assert len(ended) == 2, "the daemon has answered"
 
 
-def test_a_daemon_that_makes_no_room_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    with Daemon() as daemon:
-        client = daemon.start().client()
-        frontend = sender(client)
-        frontend.get_and_update([picture(0)], [fresh()])
-        until(lambda: not client.link.puts.waiting, "the first put's answer")
-        frontend = sender(client, put_wait_s=0.2)
-        put, given, ended = client.put, [], []
-
-        def counted(key: bytes, tree: Any, *, timeout_s: float) -> Put:
-            given.append(timeout_s)
-            ended.append(put(key, tree, timeout_s=timeout_s))
-            return ended[-1]
-
-        monkeypatch.setattr(client, "put", counted)
-        trees = [picture(n, MIB * 3 // 4) for n in range(8)]
-        daemon.pause()
-        try:
-            sent = frontend.get_and_update(trees, [fresh() for _ in trees])
-        finally:
-            daemon.resume()
-    assert all(item is tree for item, tree in zip(sent, trees, strict=True))
-    assert [one.state for one in ended[-1:]] == ["lost"] and len(ended) < 8, "no more after the first without room"
-    assert frontend.make_stats().passed_through == {"late": 8}
-
-
-def test_all_puts_of_a_call_share_the_time_for_room(shared: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
-    client = shared.client()
-    frontend = sender(client, put_wait_s=10.0)
-    put, given = client.put, []
-
-    def slow(key: bytes, tree: Any, *, timeout_s: float) -> Put:
-        given.append(timeout_s)
-        time.sleep(0.01)
-        return put(key, tree, timeout_s=timeout_s)
-
-    monkeypatch.setattr(client, "put", slow)
-    frontend.get_and_update([{"number": n} for n in range(3)], [fresh() for _ in range(3)])
-    assert sorted(given, reverse=True) == given and given[0] > given[-1]
-
-
 # ---- processes that end
-
-
-def test_several_frontends_share_with_one_engine(shared: Daemon) -> None:
-    hashes = [fresh() for _ in range(6)]
-    numbers = list(range(6))
-    with (
-        Child(a_frontend, shared.socket) as first,
-        Child(a_frontend, shared.socket) as second,
-        Child(an_engine, shared.socket) as engine,
-    ):
-        first.tell((hashes[:4], numbers[:4]))
-        assert first.hear()[0] == [False] * 4
-        second.tell((hashes, numbers))
-        there, sent = second.hear()
-        assert there == [True] * 4 + [False] * 2
-        engine.tell(list(zip(hashes, sent, numbers, strict=True)))
-        assert engine.hear() == [True] * 6
 
 
 def test_a_killed_frontends_items_are_read_or_named_lost(daemon: Daemon) -> None:
@@ -741,11 +494,6 @@ def test_an_argument_out_of_its_range_is_named(shared: Daemon, wrong: dict[str, 
         ProcessorCache(shared.client(), NAMESPACE, **wrong)
 
 
-def test_as_many_hashes_as_items(shared: Daemon) -> None:
-    with pytest.raises(UsageError, match="1 items with 2 hashes"):
-        sender(shared.client()).get_and_update([picture(1)], ["a", "b"])
-
-
 # ---- sizes of trees
 
 ARRAYS = st.builds(
@@ -767,43 +515,6 @@ TREES = st.recursive(
     ),
     max_leaves=12,
 )
-
-
-def leaves_of(tree: Any) -> list[Any]:
-    """All leaves, as slowly and plainly as can be."""
-    if isinstance(tree, dict):
-        return [leaf for child in tree.values() for leaf in leaves_of(child)]
-    if isinstance(tree, list | tuple):
-        return [leaf for child in tree for leaf in leaves_of(child)]
-    return [tree]
-
-
-@given(TREES)
-def test_bytes_and_leaves_of_any_tree(tree: Any) -> None:
-    leaves = leaves_of(tree)
-    assert leaf_count(tree) == len(leaves)
-    expected = 0
-    for leaf in leaves:
-        if isinstance(leaf, np.ndarray):
-            expected += leaf.size * leaf.itemsize
-        elif isinstance(leaf, torch.Tensor):
-            expected += leaf.numel() * leaf.element_size()
-        elif isinstance(leaf, str):
-            expected += len(leaf.encode())
-        elif isinstance(leaf, bytes):
-            expected += len(leaf)
-        else:
-            expected += sys.getsizeof(leaf)
-    assert item_bytes(tree) == expected
-
-
-def test_bytes_and_leaves_of_a_tree_deeper_than_the_stack() -> None:
-    tree: Any = np.zeros(3, np.uint8)
-    for _ in range(100_000):
-        tree = [tree]
-    assert (item_bytes(tree), leaf_count(tree)) == (3, 1)
-    while isinstance(tree, list):
-        tree = tree.pop()
 
 
 def same(found: Any, given: Any) -> bool:

@@ -86,24 +86,6 @@ def test_an_entry_of_a_picture_comes_back_with_all_its_fields(
     cache.check_invariants()
 
 
-def test_an_entry_is_found_only_by_the_same_bytes_modality_and_namespace(client: tensord.Client) -> None:
-    first, second = (VisualCache(client, namespace_of(next(_numbers))) for _ in range(2))
-    stored(first, IMAGE)
-    assert first.lookup("image", bytearray(IMAGE)).hit and first.lookup("image", memoryview(IMAGE)).hit
-    assert not first.lookup("image", IMAGE + b"!").hit
-    assert not first.lookup("audio", IMAGE).hit and not first.lookup("video", IMAGE).hit
-    assert not second.lookup("image", IMAGE).hit
-
-
-@pytest.mark.parametrize("modality", ["image", "audio", "video"])
-def test_every_modality_is_stored(client: tensord.Client, namespace: tensord.Namespace, modality: Any) -> None:
-    cache = VisualCache(client, namespace)
-    cache.store(modality, IMAGE, EMBEDDING).wait(30)
-    found = cache.lookup(modality, IMAGE)
-    assert found.hit
-    assert (found.recommendation is None) == (modality == "audio")
-
-
 @pytest.mark.parametrize(
     ("tree", "size_bytes"),
     [
@@ -133,39 +115,6 @@ def test_sizes_are_right_for_any_shape_dtype_and_nesting(
     assert cache.lookup("image", IMAGE).bytes_saved == size_bytes
 
 
-def test_torch_embeddings_come_back_as_tensors(client: tensord.Client, namespace: tensord.Namespace) -> None:
-    cache = VisualCache(client, namespace)
-    tensor = torch.arange(6).reshape(2, 3).to(torch.bfloat16)
-    stored(cache, IMAGE, {"hidden": tensor})
-    assert torch.equal(cache.lookup("image", IMAGE).torch()["hidden"], tensor)
-
-
-def test_reuse_counts_the_clients_that_hold_an_entry_and_its_uses_in_all(
-    daemon: Daemon, client: tensord.Client, namespace: tensord.Namespace
-) -> None:
-    cache, other = VisualCache(client, namespace), VisualCache(daemon.client(), namespace)
-    stored(cache, IMAGE)
-    held = [cache.lookup("image", IMAGE), other.lookup("image", IMAGE)]
-    assert all(result.hit for result in held)
-
-    def seen() -> bool:
-        reuse = client.reuse(held[0].key)
-        return reuse is not None and (reuse.holders, reuse.uses) == (2, 2)
-
-    until(seen, "two clients hold it, and used it once each")
-    third = cache.lookup("image", IMAGE)
-    assert third.reuse is not None and third.reuse.holders == 2 and third.access_count == third.reuse.uses >= 2
-
-
-def test_a_lookup_sends_the_daemon_no_message(client: tensord.Client, namespace: tensord.Namespace) -> None:
-    cache = VisualCache(client, namespace)
-    stored(cache, IMAGE)
-    before = client.link.next_id()
-    assert cache.lookup("image", IMAGE, batch_images=3, resolution=512).hit
-    assert not cache.lookup("image", b"another").hit
-    assert client.link.next_id() == before + 1
-
-
 def test_statistics_have_these_names_and_clear_sets_them_to_0(
     client: tensord.Client, namespace: tensord.Namespace
 ) -> None:
@@ -188,17 +137,6 @@ def test_statistics_have_these_names_and_clear_sets_them_to_0(
     assert list(cache.statistics().values()) == [0, 0, 0.0, 0, 0, 0]
     assert hits(cache, IMAGE, b"unseen") == [False, False]
     assert cache.own_bytes == 0
-
-
-def test_entries_that_went_by_themselves_count_no_more(client: tensord.Client, namespace: tensord.Namespace) -> None:
-    cache = VisualCache(client, namespace, entries_max=2)
-    stored(cache, b"a")
-    stored(cache, b"b")
-    client.evict(cache.key("image", b"a"))
-    assert cache.statistics()["visual_cache_entries"] == 1
-    assert stored(cache, b"c").state == "stored"
-    assert hits(cache, b"b", b"c") == [True, True]
-    cache.check_invariants()
 
 
 def test_a_recommendation_goes_by_the_stored_resolution_where_none_is_given(
@@ -274,35 +212,6 @@ def test_an_entry_evicted_while_its_put_is_in_flight_goes_once_it_is_stored(
     until(lambda: sum(hits(cache, *names)) <= 4, "no more are there than may be")
     assert hits(cache, *names[-4:]) == [True] * 4
     cache.check_invariants()
-
-
-def test_entries_with_puts_in_flight_are_evicted_after_stored_ones(
-    daemon: Daemon, client: tensord.Client, namespace: tensord.Namespace
-) -> None:
-    cache = VisualCache(client, namespace, entries_max=2)
-    stored(cache, b"a")
-    with_places(client, 2)
-    daemon.pause()
-    try:
-        on_its_way = cache.store("image", b"b", EMBEDDING)
-        cache.lookup("image", b"a").release()
-        last = cache.store("image", b"c", EMBEDDING)
-    finally:
-        daemon.resume()
-    assert {on_its_way.wait(PATIENCE_S).state, last.wait(PATIENCE_S).state} == {"stored"}
-    until(lambda: hits(cache, b"a", b"b", b"c") == [False, True, True], "a went, though b was used before it")
-
-
-def test_an_entry_in_flight_during_a_clear_goes_once_it_is_stored(daemon: Daemon, namespace: tensord.Namespace) -> None:
-    with Slow(daemon) as slow, ThreadPoolExecutor(1) as threads:
-        cache = VisualCache(slow, namespace)
-        storing = threads.submit(cache.store, "image", IMAGE, EMBEDDING)
-        assert slow.inside.wait(PATIENCE_S)
-        assert cache.clear() == 0 == cache.own_bytes
-        slow.leave.set()
-        assert storing.result(PATIENCE_S).wait(PATIENCE_S).state == "stored"
-        assert cache.statistics()["visual_cache_entries"] == 0
-        until(lambda: hits(cache, IMAGE) == [False], "it went")
 
 
 def test_a_held_entry_leaves_last_and_stays_right_for_its_holder(
@@ -456,21 +365,6 @@ def test_threads_that_store_one_picture_at_once_all_get_the_outcome(
         assert cache.own_bytes == large.nbytes
         assert cache.statistics()["visual_cache_entries"] == 1
         cache.check_invariants()
-
-
-def test_a_thread_that_waited_for_a_failed_store_stores_the_entry_itself(
-    daemon: Daemon, namespace: tensord.Namespace
-) -> None:
-    with Slow(daemon) as slow, ThreadPoolExecutor(2) as threads:
-        cache = VisualCache(slow, namespace)
-        first = threads.submit(cache.store, "image", IMAGE, {1, 2})
-        assert slow.inside.wait(PATIENCE_S)
-        second = threads.submit(cache.store, "image", IMAGE, EMBEDDING)
-        until(lambda: slow.looks == 2, "the second thread to have begun")
-        slow.leave.set()
-        assert isinstance(first.exception(PATIENCE_S), UnsupportedLeaf)
-        assert second.result(PATIENCE_S).wait(PATIENCE_S).state == "stored"
-        assert cache.own_bytes == EMBEDDING.nbytes
 
 
 def test_an_unstorable_value_is_an_error_and_takes_no_room(

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import _thread
 import os
 import signal
 import threading
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Self
 
 import pytest
 
 from tensord.client.core import forks as _registers_the_handlers_of_forks  # noqa: F401
-from tensord.client.core.aside import aside, later
+from tensord.client.core.aside import aside
 from tensord.client.core.waiting import Condition, LockEvent, LockFuture
 from tensord.errors import DaemonUnavailable
 
 from ...daemon_process import PATIENCE_S, until
 from ...interruptions import Signal, interrupt
-from ...processes import Child, Stage
 
 POINTS_MAX = 1000
 
@@ -73,26 +71,6 @@ def test_work_whose_call_is_cut_short_is_done_to_its_end() -> None:
         assert ended.wait(PATIENCE_S)
 
 
-def test_every_instruction_of_a_call_may_be_the_one_that_is_cut() -> None:
-    for number in range(POINTS_MAX):
-        done: list[int] = []
-        place = interrupt(number, lambda done=done: aside(lambda: done.append(1)))  # type: ignore[misc]
-        assert aside(lambda: 7) == 7, place
-        if not place:
-            assert done
-            break
-    else:
-        pytest.fail("it never came to its end")
-
-
-def test_errors_of_the_work_are_the_callers() -> None:
-    def work() -> None:
-        raise LookupError("not here")
-
-    with pytest.raises(LookupError, match="not here"):
-        aside(work)
-
-
 def test_in_a_child_that_a_handler_forks_within_a_call_the_call_ends() -> None:
     children: list[int] = []
     this = os.getpid()
@@ -144,32 +122,3 @@ def _from_another_thread(act: Callable[[], object]) -> None:
     thread.start()
     thread.join(PATIENCE_S)
     assert not thread.is_alive(), "a lock is taken for ever"
-
-
-def without_memory(stage: Stage, of: str) -> Any:
-    def no_memory(*_: object) -> None:
-        raise MemoryError
-
-    if of == "thread":
-        _thread.start_new_thread = no_memory  # type: ignore[assignment]
-    else:
-        threading.Thread.start = no_memory  # type: ignore[method-assign,assignment]
-    return aside(lambda: 7)
-
-
-@pytest.mark.parametrize("of", ["thread", "Thread"])
-def test_work_for_which_no_memory_for_a_thread_is_left_is_done_all_the_same(of: str) -> None:
-    with Child(without_memory, of) as child:
-        assert child.hear() == 7
-
-
-def test_what_is_handed_over_for_later_is_done_while_its_caller_goes_on() -> None:
-    go_on, ended = threading.Event(), threading.Event()
-
-    def work() -> None:
-        go_on.wait(PATIENCE_S)
-        ended.set()
-
-    later(work)
-    go_on.set()
-    assert ended.wait(PATIENCE_S)

@@ -15,8 +15,7 @@ import pytest
 
 import tensord
 from tensord.client.core.claim import Claim
-from tensord.errors import BadKey, DaemonUnavailable, UsageError
-from tensord.ipc import messages
+from tensord.errors import BadKey, UsageError
 
 from ...daemon_process import PATIENCE_S, Daemon, until
 from ...memory_bench import key
@@ -98,29 +97,6 @@ def test_a_claim_ended_as_stored_before_its_commit_arrives_makes_nobody_compute_
     becomes(theirs, "hit")
 
 
-def test_a_claim_on_a_stored_key_is_a_hit(clients: tuple[tensord.Client, tensord.Client], wanted: bytes) -> None:
-    first, second = clients
-    assert first.put(wanted, np.arange(3), wait=True).state == "stored"
-    becomes(second.claim(wanted), "hit")
-
-
-def test_an_abandoned_claim_goes_to_a_waiting_client(
-    clients: tuple[tensord.Client, tensord.Client], wanted: bytes
-) -> None:
-    first, second = clients
-    mine = first.claim(wanted)
-    becomes(mine, "compute")
-    theirs = second.claim(wanted)
-    becomes(theirs, "waiting")
-    mine.abandon()
-    assert mine.state == "alone"
-    becomes(theirs, "compute")
-    mine.abandon()
-    mine.stored()
-    assert mine.state == "alone"
-    theirs.abandon()
-
-
 def test_a_claim_abandoned_before_its_answer_is_given_back_when_the_answer_comes(
     shared: Daemon, clients: tuple[tensord.Client, tensord.Client], wanted: bytes
 ) -> None:
@@ -199,41 +175,6 @@ def test_over_the_limit_or_without_a_daemon_a_client_computes_without_a_claim(tm
         until(lambda: not client.connected, "the client to notice")
         assert mine.state == "alone", "its claim is gone with the daemon"
         mine.abandon()
-
-
-def test_a_request_made_while_the_daemon_ends_fails_only_with_daemon_unavailable(wanted: bytes) -> None:
-    with Daemon() as daemon:
-        client = daemon.start().client()
-        link = client.link
-
-        def made_too_late(number: int) -> messages.Message:
-            daemon.kill()
-            until(
-                lambda: not link.connected and not link.answers.pending, "the connection's end to settle what was asked"
-            )
-            return messages.RequestClaim(number, wanted)
-
-        assert isinstance(link.ask(made_too_late, 0.1).exception(PATIENCE_S), DaemonUnavailable)
-
-
-def test_a_stopped_daemons_full_socket_costs_the_timeout_and_no_error(wanted: bytes) -> None:
-    with (
-        Daemon(limits_claim_s=60, limits_claim_s_max=120) as daemon,
-        tensord.Client(daemon.start().socket, timeout_s=0.5) as client,
-    ):
-        assert client.wait_connected(PATIENCE_S)
-        daemon.pause()
-        claims = [client.claim(wanted)]
-        while claims[-1].state != "alone":
-            claims.append(client.claim(key(next(_numbers))))
-        for claim in claims:
-            claim.abandon()
-        daemon.resume()
-        assert client.wait_connected(PATIENCE_S)
-        daemon.until(lambda s: not s["store"]["claims_held"], "all claims to be given back")
-        again = client.claim(wanted)
-        becomes(again, "compute")
-        again.abandon()
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])

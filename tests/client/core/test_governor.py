@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 from collections.abc import Iterator
-from concurrent.futures import CancelledError, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import pytest
 
 import tensord
 from tensord.client.core.device_reservation import DeviceReservation
-from tensord.errors import BadGraph, BadStep, DaemonUnavailable, DeviceFull, LimitReached, NoGauge, UsageError
+from tensord.errors import BadGraph, BadStep, DaemonUnavailable, DeviceFull, NoGauge, UsageError
 from tensord.ipc.modes import Mode, Tier
 
 from ...daemon_process import PATIENCE_S, Daemon, until
@@ -158,23 +158,6 @@ def test_a_callback_that_takes_long_holds_up_nothing_but_the_next_one(running: D
     until(lambda: heard == [Mode.NORMAL, Mode.CRITICAL], "both, in order")
 
 
-def test_a_subscription_outlives_the_daemon_and_tells_what_changed_meanwhile(running: Daemon, gauges: Gauges) -> None:
-    client = running.client()
-    heard: list[tensord.ModeChange] = []
-    client.on_mode(heard.append)
-    gauges.show(card0=930)
-    until(lambda: heard, "the change")
-    running.kill()
-    until(lambda: not client.connected, "the client to notice")
-    gauges.show(card0=100, card1=870)
-    running.start()
-    # A gauge that is read late may come down in more than one step.
-    now = {"card0": Mode.RELAXED, "card1": Mode.PRESSURE}
-    until(lambda: {change.gauge: change.mode for change in heard} == now, "the differences")
-    gauges.show(card1=100)
-    until(lambda: heard[-1].gauge == "card1" and heard[-1].mode is Mode.RELAXED, "changes of the new daemon")
-
-
 def changes(heard: list[tensord.ModeChange]) -> list[tuple[str, Mode, Mode]]:
     return [(change.gauge, change.before, change.mode) for change in heard]
 
@@ -223,21 +206,6 @@ def test_a_gauge_that_the_next_daemon_does_not_have_counts_as_relaxed(
     until(lambda: len(heard) == 2, "the difference")
     assert changes(heard)[1:] == [("card0", Mode.CRITICAL, Mode.RELAXED)]
     assert list(subscription.states) == ["card1"]
-
-
-def test_without_a_daemon_one_subscribes_to_the_next_and_cannot_ask(gauges: Gauges, tmp_path: Path) -> None:
-    with tensord.Client(tmp_path / "nobody.sock", timeout_s=0.3) as client:
-        heard: list[tensord.ModeChange] = []
-        assert client.on_mode(heard.append).states == {}
-        with pytest.raises(DaemonUnavailable):
-            client.modes()
-        with pytest.raises(DaemonUnavailable):
-            client.reserve_device("card0", 100)
-        client.request_arrived("card0")
-        client.request_completed("card0", 0.1, 3)
-        with client.workflow("w", graph("a")) as workflow:
-            workflow.advance(3)
-            assert isinstance(workflow.error, DaemonUnavailable)
 
 
 def test_a_client_that_is_closed_or_forgotten_ends_the_thread_of_callbacks(running: Daemon) -> None:
@@ -390,23 +358,6 @@ def test_a_reservation_that_a_signal_handler_cuts_short_at_any_point_is_withdraw
     assert number > 10
 
 
-def test_a_daemon_that_knows_no_withdrawal_gets_a_late_grant_back(running: Daemon, gauges: Gauges) -> None:
-    gauges.show(card0=900)
-    running.until(lambda status: status["governor"]["gauges"][0]["used_bytes"] == 900, "the reading")
-    client = running.client()
-    request = client.device_request("card0", 500, PATIENCE_S, 0, PATIENCE_S, None)
-    with ThreadPoolExecutor(1) as waiting:
-        asked = waiting.submit(request.outcome)
-        running.until(waits, "it to wait")
-        # What such a daemon does with the message: nothing.
-        request._number += 1 << 20
-        request.give_up()
-        with pytest.raises(CancelledError):
-            asked.result(PATIENCE_S)
-    gauges.show(card0=100)
-    running.until(nothing_is_left, "the grant to be given back")
-
-
 # ---- baselines
 
 
@@ -479,15 +430,6 @@ def test_a_workflow_that_makes_no_sense_is_named_and_nothing_changes(running: Da
     assert (workflow.step, workflows(running)) == (2, {"row": 2})
     with pytest.raises(BadGraph, match="another"):
         running.client().workflow("row", graph("a"))
-
-
-def test_workflows_max_is_named() -> None:
-    with Daemon(device_workflows_max=1) as daemon:
-        client = daemon.start().client()
-        with client.workflow("one", graph("a")):
-            with pytest.raises(LimitReached, match="workflows_max"):
-                client.workflow("two", graph("a"))
-            assert list(workflows(daemon)) == ["one"]
 
 
 def test_a_new_daemon_gets_the_workflows_and_their_current_steps(running: Daemon) -> None:

@@ -8,10 +8,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from tensord.client.core import hit_times
-from tensord.client.core.hit_times import SKIPPED_MAX, TimedView, arm, arm_now_and_then
+from tensord.client.core.hit_times import TimedView, arm
 from tensord.client.core.view import View
-from tensord.errors import BadKey
 from tensord.shm.lane_reader import LaneRecords
 
 from ...memory_bench import MemoryBench, key
@@ -47,70 +45,12 @@ def test_the_hit_after_the_skipped_ones_is_timed_and_no_other(bench: MemoryBench
     assert took_ns > 0
 
 
-def test_a_timed_hit_is_a_lease_like_any(bench: MemoryBench) -> None:
-    view = bench.view()
-    arm(view, 0)
-    lease = view.get(key(1))
-    assert lease is not None and np.array_equal(lease.tree, np.arange(9))
-    assert len(bench.pins()) == view.lane.in_use == 1
-    del lease
-    assert not bench.pins() and view.lane.in_use == 0
-
-
-def test_a_miss_is_not_timed_and_ends_the_timing(bench: MemoryBench) -> None:
-    view = bench.view()
-    arm(view, 0)
-    assert view.get(key(2)) is None
-    assert type(view) is View
-    records = drained(bench)
-    assert (records.misses, records.times_ns) == (1, [])
-
-
-def test_a_key_that_is_none_is_refused_and_ends_the_timing(bench: MemoryBench) -> None:
-    view = bench.view()
-    arm(view, 0)
-    with pytest.raises(BadKey):
-        view.get(b"short")
-    assert type(view) is View and bench.readers[0].drain() is None
-
-
 def test_holds_and_batches_are_no_gets(bench: MemoryBench) -> None:
     view = bench.view()
     arm(view, 0)
     assert view.hold(key(1)) is not None and view.contains(key(1))
     assert view.get_many(np.frombuffer(key(1), np.uint8).reshape(1, -1))[0] is not None
     assert type(view) is TimedView and drained(bench).times_ns == []
-
-
-def test_a_frozen_lane_tells_the_daemon_no_time(bench: MemoryBench) -> None:
-    """As in the child of a fork, whose copy of the view may be armed."""
-    view = bench.view()
-    arm(view, 0)
-    view.lane.freeze()
-    assert view.get(key(1)) is not None
-    assert bench.readers[0].drain() is None
-
-
-def test_a_view_is_armed_once_in_a_while_and_not_again_before_it_has_timed(
-    bench: MemoryBench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    view = bench.view()
-    monkeypatch.setattr(hit_times, "TIME_EVERY_S", 0.0)
-    arm_now_and_then(None)
-    arm_now_and_then(view)
-    assert type(view) is TimedView and 0 <= view.skipped < SKIPPED_MAX
-    view.skipped = SKIPPED_MAX
-    arm_now_and_then(view)
-    assert view.skipped == SKIPPED_MAX, "armed already"
-    view.skipped = 0
-    view.get(key(1))
-    monkeypatch.setattr(hit_times, "TIME_EVERY_S", 3600.0)
-    arm_now_and_then(view)
-    assert type(view) is TimedView
-    view.skipped = 0
-    view.get(key(1))
-    arm_now_and_then(view)
-    assert type(view) is View, "less than TIME_EVERY_S later"
 
 
 def test_threads_that_read_while_a_view_is_armed_again_and_again_get_every_hit(bench: MemoryBench) -> None:

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import copy
 import gc
-import pickle
 import weakref
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-import tensord
-from tensord.client.core.lease import ArrayLease, Batch, Lease
+from tensord.client.core.lease import ArrayLease, Lease
 from tensord.shm.packing import pack
 from tensord.shm.recipe import recipe
 
@@ -136,26 +131,3 @@ def test_a_batch_is_indexed_by_its_keys_places() -> None:
         assert len(bench.pins()) == 2
         del third, batch
         assert not bench.pins()
-
-
-def test_a_batch_of_misses_has_no_memory_under_it() -> None:
-    batch = Batch.of_misses(3)
-    assert len(batch) == 3
-    assert not batch.found.any()
-    assert list(batch) == [None] * 3
-    batch.release()
-
-
-@pytest.mark.parametrize("copied", [pickle.dumps, copy.copy, copy.deepcopy])
-def test_a_lease_a_batch_or_a_client_is_neither_pickled_nor_copied(
-    tmp_path: Path, copied: Callable[[Any], object]
-) -> None:
-    """A pickled batch would have the whole ring in it."""
-    with MemoryBench() as bench, tensord.Client(tmp_path / "nobody.sock", timeout_s=0.1) as client:
-        bench.put(key(0), np.arange(5))
-        bench.put(key(1), {"a": np.arange(5)})
-        view = bench.view()
-        batch = view.get_many(np.frombuffer(key(0) + key(1), np.uint8).reshape(-1, 32))
-        for each in (batch, batch[0], batch[1], client):
-            with pytest.raises(TypeError, match="cannot be pickled or copied"):
-                copied(each)

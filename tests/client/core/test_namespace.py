@@ -37,14 +37,6 @@ def test_a_change_of_any_field_changes_the_namespace_s_keys_and_tag(field: str) 
     assert other.key("encoder", "image", b"x")[8:] != NAMESPACE.key("encoder", "image", b"x")[8:]
 
 
-def test_fields_do_not_run_into_one_another() -> None:
-    assert (
-        Namespace(**{**BASE, "model": "ab", "revision": "c"}).tag
-        != Namespace(**{**BASE, "model": "a", "revision": "bc"}).tag
-    )
-    assert NAMESPACE.key("ab", "c", b"") != NAMESPACE.key("a", "bc", b"")
-
-
 def test_another_generation_has_other_keys_under_the_same_tag() -> None:
     raised = NAMESPACE.raised_to(1)
     assert raised.generation == 1
@@ -107,12 +99,6 @@ def test_a_key_is_the_same_in_every_process_and_version() -> None:
 def test_a_namespace_that_could_mix_up_two_encoders_is_refused(changed: dict[str, Any], message: str) -> None:
     with pytest.raises(BadNamespace, match=message):
         Namespace(**{**BASE, **changed})
-
-
-@pytest.mark.parametrize("missing", ["model", "revision", "dtype", "processor"])
-def test_a_required_field_cannot_be_left_out(missing: str) -> None:
-    with pytest.raises(TypeError, match=missing):
-        Namespace(**{name: value for name, value in BASE.items() if name != missing})
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import gc
 import threading
-import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,7 +15,7 @@ import pytest
 
 from tensord.client.core import forks, sweep
 from tensord.client.core.view import View
-from tensord.shm.lanes import LOG_AT, SPARE_END, VIEW_WORDS, Lane
+from tensord.shm.lanes import LOG_AT, SPARE_END, Lane
 
 from ... import interruptions
 from ...memory_bench import MemoryBench, key
@@ -117,63 +116,3 @@ def test_a_sweep_takes_no_word_that_is_viewed_batched_or_in_a_threads_hands(
     got.clear()
     gc.collect()
     assert lane.in_use == 0 and not bench.pins()
-
-
-@pytest.mark.parametrize("many", [False, True])
-def test_a_finalizer_that_comes_after_its_word_was_taken_back_does_nothing(bench: MemoryBench, many: bool) -> None:
-    """As where a finalizer of the caller's, on the same array, comes first and takes its time."""
-    for number in (1, 2):
-        bench.put(key(number), np.arange(100) + number)
-    view = bench.view()
-    lane = kept(view)
-    held: list[Any] = []
-    again: list[int] = []
-
-    def takes_its_time(_: object) -> None:
-        swept(lane)
-        again.extend(lane.pin(number) for number in (7, 8))
-
-    if many:
-        held.append(view.get_many(np.frombuffer(key(1) + key(2), np.uint8).reshape(2, 32)))
-        watch = weakref.ref(held[0]._root, takes_its_time)
-    else:
-        held.append(view.get(key(1)))
-        watch = weakref.ref(held[0].tree, takes_its_time)
-    words = set(range(SPARE_END, LOG_AT)) - set(lane.free)
-    held.clear()
-    assert watch() is None and words <= set(again), "the words were taken back, and taken again"
-    assert [lane.words[word] for word in again] == [7, 8]
-    assert not set(lane.free) & set(again)
-    assert len(lane.free) == len(set(lane.free)) == VIEW_WORDS - 2 == VIEW_WORDS - lane.in_use
-
-
-def test_threads_that_get_and_release_while_lanes_are_swept_lose_nothing(bench: MemoryBench) -> None:
-    for number in range(1, 6):
-        bench.put(key(number), np.arange(1000) + number)
-    view = bench.view()
-    lane = kept(view)
-    wrong: list[str] = []
-    done = threading.Event()
-
-    def read(own: int) -> None:
-        for turn in range(1500):
-            number = 1 + (own + turn) % 5
-            lease = view.get(key(number))
-            if lease is None or lease.tree[0] != number:
-                wrong.append("another's")
-            if turn % 100 == 0:
-                # Lost on purpose, as by an exception.
-                lane.free.pop() if lane.free else None
-
-    threads = [threading.Thread(target=read, args=(own,)) for own in range(4)]
-    for thread in threads:
-        thread.start()
-    sweeper = threading.Thread(target=lambda: [sweep.sweep() for _ in iter(done.is_set, True)])
-    sweeper.start()
-    for thread in threads:
-        thread.join()
-    done.set()
-    sweeper.join()
-    swept(lane)
-    assert not wrong
-    assert lane.in_use == 0 and len(set(lane.free)) == VIEW_WORDS

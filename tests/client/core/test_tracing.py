@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,7 +16,6 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 import tensord
 from tensord.client.core.cache import Client
-from tensord.errors import BadKey, UnsupportedLeaf
 
 from ...daemon_process import PATIENCE_S, Daemon
 
@@ -41,9 +39,19 @@ def exporter(provided: InMemorySpanExporter) -> InMemorySpanExporter:
     return provided
 
 
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[Daemon]:
+    with Daemon() as running:
+        yield running.start()
+
+
 @pytest.fixture
-def client(daemon: Daemon) -> Client:
-    return daemon.client()
+def client(daemon: Daemon, exporter: InMemorySpanExporter) -> Iterator[Client]:
+    """A client of a daemon that has nothing, and no span yet."""
+    with daemon.client() as made:
+        made.clear()
+        exporter.clear()
+        yield made
 
 
 def told(exporter: InMemorySpanExporter) -> dict[str, ReadableSpan]:
@@ -78,51 +86,10 @@ def test_a_computation_is_a_span_with_its_wait_its_work_and_its_put(
     assert_computed(told(exporter))
 
 
-def test_a_computation_for_asyncio_has_the_same_spans(daemon: Daemon, exporter: InMemorySpanExporter) -> None:
-    async def compute() -> np.ndarray[Any, Any]:
-        return TREE
-
-    async def computed() -> None:
-        async with tensord.AsyncClient(daemon.socket) as client:
-            assert await client.wait_connected(PATIENCE_S)
-            exporter.clear()
-            value: np.ndarray[Any, Any] = await client.get_or_compute(key=KEY, compute=compute)
-            assert value is TREE
-
-    asyncio.run(computed())
-    assert_computed(told(exporter))
-
-
-def test_a_value_that_is_found_is_a_span_without_work(client: Client, exporter: InMemorySpanExporter) -> None:
-    client.put(KEY, TREE, wait=True)
-    exporter.clear()
-    client.get_or_compute(KEY, lambda: TREE)
-    assert set(told(exporter)) == {"tensord.get_or_compute"}
-
-
 def test_a_put_is_a_span_with_its_key_and_its_state(client: Client, exporter: InMemorySpanExporter) -> None:
     client.put(KEY, TREE, wait=True)
     spans = told(exporter)
     assert attributes(spans["tensord.put"]) == {"tensord.key": KEY.hex(), "tensord.put.state": "stored"}
-
-
-def test_the_span_of_a_call_that_fails_has_its_key(client: Client, exporter: InMemorySpanExporter) -> None:
-    def fails() -> np.ndarray[Any, Any]:
-        raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        client.get_or_compute(KEY, fails)
-    assert attributes(told(exporter)["tensord.get_or_compute"]) == {"tensord.key": KEY.hex()}
-    exporter.clear()
-    with pytest.raises(UnsupportedLeaf):
-        client.put(KEY, object())
-    assert attributes(told(exporter)["tensord.put"]) == {"tensord.key": KEY.hex()}
-    exporter.clear()
-    for wrong in (5, None, b"short", "k" * 32):
-        with pytest.raises(BadKey):
-            client.put(wrong, 1)  # type: ignore[arg-type]
-        assert attributes(told(exporter)["tensord.put"]) == {}
-        exporter.clear()
 
 
 def test_puts_of_many_payloads_are_one_span(client: Client, exporter: InMemorySpanExporter) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from mmap import mmap
 from typing import Any
 
@@ -20,7 +21,7 @@ from tensord.daemon.store.slots import Slots
 from tensord.errors import BadKey, Corrupt, LayoutMismatch
 from tensord.shm.index import IndexReader
 from tensord.shm.lanes import VIEW_WORDS
-from tensord.shm.layout import Superblock, unix_at_boot_s
+from tensord.shm.layout import PAGE_BYTES, SPAN_HEADER_BYTES, Superblock, unix_at_boot_s
 from tensord.shm.segments import punch
 
 from ...memory_bench import MemoryBench, key, memory_file, slots_for
@@ -113,31 +114,6 @@ def test_a_hold_pins_as_a_get_does_and_is_counted_as_nothing(bench: MemoryBench,
         view.hold(b"short")
 
 
-def test_many_are_held_as_one_is_and_what_a_full_lane_has_no_word_for_is_missing(bench: MemoryBench) -> None:
-    slots = [bench.put(key(number), payload(number)) for number in range(4)]
-    bench.put(key(4), payload(4), unverified=True, corrupt=True)
-    view = bench.view()
-    batch = view.hold_many(as_keys(0, 9, 1, 4, 2))
-    assert batch.found.tolist() == [True, False, True, False, True]
-    assert {slot.span_id for slot in slots[:3]} <= bench.pins()
-    lease = batch[4]
-    assert lease is not None and np.array_equal(lease.tree, payload(2))
-    del batch, lease
-    assert not bench.pins() and view.lane.in_use == 0
-    others = view.lane.take_many(VIEW_WORDS - 2)
-    assert view.hold_many(as_keys(*range(4))).found.tolist() == [True, True, False, False]
-    assert bench.readers[0].drain() is None
-    assert len(others) == VIEW_WORDS - 2
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_no_key_is_refused(bench: MemoryBench, way: str) -> None:
-    view = bench.view()
-    for bad in (b"short", None, 5):
-        with pytest.raises(BadKey):
-            (view.verified if way == "verified" else view.get)(bad)  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize("way", WAYS)
 def test_a_full_lane_costs_a_copy_and_never_an_error(bench: MemoryBench, way: str) -> None:
     slot = bench.put(key(1), {"x": payload(1)})
@@ -155,21 +131,6 @@ def test_a_full_lane_costs_a_copy_and_never_an_error(bench: MemoryBench, way: st
     assert np.array_equal(lease.tree["x"], payload(1))
     assert not lease.tree["x"].flags.writeable
     assert gets(view)[way](1) is None
-
-
-def test_a_batch_that_fills_the_lane_copies_out_the_rest(bench: MemoryBench) -> None:
-    for number in range(10):
-        bench.put(key(number), payload(number))
-    view = bench.view()
-    others = view.lane.take_many(VIEW_WORDS - 4)
-    batch = view.get_many(as_keys(*range(10)))
-    assert batch.found.all()
-    assert len(bench.pins()) == 4
-    for position in np.flatnonzero(batch.found):
-        lease = batch[int(position)]
-        assert lease is not None
-        assert np.array_equal(lease.tree, payload(int(position)))
-    assert len(others) == VIEW_WORDS - 4
 
 
 @pytest.mark.parametrize("full", [False, True])
@@ -226,24 +187,6 @@ def test_peek_and_contains_leave_no_trace(bench: MemoryBench) -> None:
     assert not bench.pins()
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_an_exception_on_the_way_leaves_no_pin_and_no_word_behind(bench: MemoryBench, way: str) -> None:
-    bench.put(key(1), payload(1))
-    view = bench.view()
-
-    index = view._index
-
-    def interrupt() -> None:
-        raise KeyboardInterrupt
-
-    interrupting(view, interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        gets(view)[way](1)
-    view._index = index
-    assert not bench.pins()
-    assert len(set(view.lane.free)) == VIEW_WORDS
-
-
 def hooked(index: IndexReader, kind: type[IndexReader]) -> Any:
     """A copy of `index` as a `kind`, whose properties stand in for its parts."""
     made = object.__new__(kind)
@@ -295,60 +238,6 @@ def test_an_entry_replaced_between_slot_and_pin_is_never_shown(bench: MemoryBenc
     assert len(set(view.lane.free)) == VIEW_WORDS - len(words)
 
 
-def test_an_error_after_a_lost_race_gives_the_word_back_once(bench: MemoryBench) -> None:
-    bench.put(key(1), payload(1))
-    view = bench.view()
-    real = view._index
-
-    class Broken(IndexReader):
-        """The entry is replaced after its slot was read; Ctrl-C comes when it is looked for again."""
-
-        __slots__ = ()
-
-        @property
-        def words(self) -> Any:  # type: ignore[override]
-            bench.evict(key(1))
-            bench.put(key(1), payload(1, 1))
-            return real.words
-
-        def find(self, at: bytes) -> Any:
-            raise KeyboardInterrupt
-
-    view._index = hooked(real, Broken)
-    with pytest.raises(KeyboardInterrupt):
-        view.get(key(1))
-    assert sorted(view.lane.free) == sorted(set(view.lane.free)), "a word was given back twice"
-    assert view.lane.in_use == 0
-
-
-def test_a_place_and_a_length_of_two_spans_are_never_believed(bench: MemoryBench) -> None:
-    """A slot that is reused while it is read: the key is the same, the span another."""
-    ring_bytes = bench.superblock.ring_bytes
-    bench.put(key(1), payload(1))
-    view = bench.view()
-    real = view._index
-
-    class Torn(IndexReader):
-        __slots__ = ()
-        turns = 0
-
-        def find(self, at: bytes) -> Any:
-            hit = real.find(at)
-            assert hit is not None
-            Torn.turns += 1
-            if Torn.turns != 2:
-                return hit
-            at_word, seq, span, place, _ = hit
-            return at_word, seq - 2, span, place, ring_bytes
-
-    view._index = hooked(real, Torn)
-    words = view.lane.take_many(VIEW_WORDS)
-    lease = view.verified(key(1))
-    assert lease is not None
-    assert np.array_equal(lease.tree, payload(1))
-    assert words
-
-
 def test_memory_of_another_layout_is_refused(bench: MemoryBench) -> None:
     small = memory_file(100)
     wrong = memory_file(bench.geometry.index_bytes + 4096)
@@ -359,6 +248,21 @@ def test_memory_of_another_layout_is_refused(bench: MemoryBench) -> None:
             View.open(bench.ring_fd, fd, lane)
         os.close(fd)
     assert bench.view(lane).is_over(bench.index_fd)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_an_entry_beyond_the_mapped_ring_is_a_miss(bench: MemoryBench, way: str) -> None:
+    """As for a client whose daemon was started again with a larger ring."""
+    os.pwrite(bench.index_fd, replace(bench.superblock, ring_bytes=PAGE_BYTES).pack(), 0)
+    view = bench.view()
+    os.pwrite(bench.index_fd, bench.superblock.pack(), 0)
+    slots = [bench.put(key(number), payload(number)) for number in range(20)]
+    fits = [slot.offset + SPAN_HEADER_BYTES + slot.payload_bytes <= PAGE_BYTES for slot in slots]
+    assert not view.is_whole and set(fits) == {True, False}
+    for number, within in enumerate(fits):
+        lease = gets(view)[way](number)
+        assert (lease is not None) is within is view.contains(key(number))
+        assert lease is None or np.array_equal(lease.tree, payload(number))
 
 
 class Readers(RuleBasedStateMachine):

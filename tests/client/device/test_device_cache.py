@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import gc
-import logging
 import os
-import sys
 import threading
-import time
 from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,8 +15,7 @@ import pytest
 import tensord
 from tensord.client.device import cache as cache_module
 from tensord.client.device import upkeep
-from tensord.errors import BadKey, DaemonUnavailable, DeviceFull, NoGauge, TensordError, UnderPressure, UsageError
-from tensord.ipc import messages
+from tensord.errors import BadKey, DaemonUnavailable, DeviceFull, NoGauge, UnderPressure, UsageError
 from tensord.ipc.modes import Mode
 from tensord.testing.fake_vram import FakeCard, FakeStream, FakeVram
 
@@ -93,16 +88,6 @@ def test_a_get_returns_the_tensors_that_were_put_and_the_daemon_knows_the_entry(
     assert cache.get(key(2)) is None
 
 
-def test_the_mode_is_known_as_soon_as_the_daemon_has_read_the_gauge(card: FakeCard, vram: FakeVram) -> None:
-    tree = {"a": vram.upload(values(0))}
-    card.gauge_file.unlink()  # every upload writes it
-    with watching(card) as daemon, tensord.DeviceCache(daemon.start().client(), vram) as cache:
-        assert cache.put(key(0), tree, wait=True).state == "registered"  # the device was opened by then
-        assert cache.mode is None
-        card.refresh()
-        until(lambda: cache.mode is Mode.RELAXED, "the first reading")
-
-
 def test_an_entry_put_again_is_counted_once_with_its_new_size(
     cache: tensord.DeviceCache, vram: FakeVram, running: Daemon
 ) -> None:
@@ -151,23 +136,6 @@ def test_views_of_one_batch_count_it_once_here_and_with_the_daemon(
     assert cache.size_bytes == 0
 
 
-def test_a_share_that_the_daemon_has_no_room_for_stays_as_it_was(card: FakeCard, vram: FakeVram) -> None:
-    """The entry is not offloaded for that: it was there before, and the total is the same."""
-    with watching(card, device_max_bytes=4 * ENTRY_BYTES) as daemon:
-        cache = tensord.DeviceCache(daemon.start().client(), vram)
-        batch = vram.empty((2, 2 * ELEMENTS), np.float32)
-        for n in range(2):
-            assert cache.put(key(n), {"a": batch[n]}, wait=True).state == "registered"
-        until(lambda: device_row(daemon)["bytes"] == 4 * ENTRY_BYTES, "both to count their share")
-        lease = held(cache, key(1))
-        cache.delete(key(0))
-        put_some(cache, vram, range(2, 3))
-        until(lambda: device_row(daemon)["entries"] >= 1, "the daemon to hear of it")
-        assert cache.contains(key(1)) and cache.error is None
-        lease.release()
-        cache.close()
-
-
 # ---- what a caller may get wrong
 
 
@@ -211,51 +179,7 @@ def test_keys_and_tensors_that_are_none_are_named(cache: tensord.DeviceCache, vr
         tensord.DeviceCache(cache.client, vram)
 
 
-def test_of_threads_that_open_a_cache_of_one_card_at_once_one_gets_it(running: Daemon, vram: FakeVram) -> None:
-    client, threads = running.client(), 8
-    opened: list[tensord.DeviceCache] = []
-    refused: list[UsageError] = []
-
-    def open_one(together: threading.Barrier) -> None:
-        together.wait()
-        try:
-            opened.append(tensord.DeviceCache(client, vram))
-        except UsageError as error:
-            refused.append(error)
-
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    try:
-        for _ in range(20):
-            together = threading.Barrier(threads)
-            started = [threading.Thread(target=open_one, args=(together,)) for _ in range(threads)]
-            for thread in started:
-                thread.start()
-            for thread in started:
-                thread.join()
-            (one,) = opened
-            assert len(refused) == threads - 1
-            one.close()
-            opened.clear()
-            refused.clear()
-    finally:
-        sys.setswitchinterval(interval)
-
-
 # ---- pressure
-
-
-def test_the_time_of_an_offload_is_measured_from_the_order_to_its_acknowledgement(
-    cache: tensord.DeviceCache, vram: FakeVram, card: FakeCard, running: Daemon
-) -> None:
-    put_some(cache, vram, range(2))
-    assert "Offload" not in running.ask(messages.LatencyQuery)["kinds"]
-    began_s = time.monotonic()
-    filled_until(card, 0.93, lambda: cache.size == 0, "both to be offloaded")
-    running.until(lambda status: status["governor"]["counters"]["offloaded"] == 2, "the acknowledgements")
-    took = running.ask(messages.LatencyQuery)["kinds"]["Offload"]
-    assert 1 <= sum(took["counts"]) <= 2
-    assert 0 < took["sum"] / sum(took["counts"]) < time.monotonic() - began_s
 
 
 def test_an_offloaded_entry_comes_back_bit_identical(
@@ -295,88 +219,6 @@ def test_promotions_leave_the_card_below_pressure(
         assert np.array_equal(host_values(lease.tree), values(n))
 
 
-def test_entries_come_back_only_as_far_as_the_card_stays_below_pressure_with_what_is_newer_than_its_reading(
-    card: FakeCard, vram: FakeVram
-) -> None:
-    with watching(card, gauges_sample_s="1h", gauges_sample_pressed_s="1h") as daemon:
-        daemon.start()
-        daemon.until(lambda status: bool(status["governor"]["gauges"]), "the only reading, of an empty card")
-        other = FakeVram(FakeCard(card.gauge_file.parent, CARD))
-        with tensord.DeviceCache(daemon.client(), vram) as first, tensord.DeviceCache(daemon.client(), other) as second:
-            for n in range(16, 30):
-                first.client.put(key(n), {"a": values(n)}, wait=True)
-            put_some(first, vram, range(16))
-            fitting = int(0.85 * TOTAL_BYTES) // ENTRY_BYTES - 16
-            leases = []
-            for n in range(16, 30):
-                leases.append(held(first if n % 2 else second, key(n), promote=True))
-                entries = 16 + min(n - 15, fitting)
-                daemon.until(partial(has_entries, entries), "its registration")
-            assert [lease.tier for lease in leases] == ["device"] * fitting + ["host"] * (14 - fitting)
-            assert card.reading()[0] < 0.85 * TOTAL_BYTES
-
-
-def has_entries(entries: int, status: dict[str, Any]) -> bool:
-    return bool(sum(row["entries"] for row in status["governor"]["devices"]) == entries)
-
-
-def test_an_entry_stays_in_the_ring_while_the_gauge_of_its_card_cannot_be_read(card: FakeCard, vram: FakeVram) -> None:
-    read = card.gauge_file.with_name("read")
-    read.write_text(f"{CARD} 0 {TOTAL_BYTES}")
-    with watching(card, gauges_file=read) as daemon:
-        daemon.start()
-        daemon.until(lambda status: bool(status["governor"]["gauges"]), "the gauge")
-        with tensord.DeviceCache(daemon.client(), vram) as cache:
-            cache.client.put(key(1), {"a": values(1)}, wait=True)
-            read.unlink()
-            daemon.until(lambda status: status["governor"]["gauges"][0]["stale"], "the gauge to be stale")
-            assert held(cache, key(1), promote=True).tier == "host"
-            read.write_text(f"{CARD} 0 {TOTAL_BYTES}")
-            until(lambda: held(cache, key(1), promote=True).tier == "device", "the gauge to be read again")
-
-
-def test_a_card_that_is_missing_in_a_reading_stays_as_full_as_it_was(card: FakeCard, vram: FakeVram) -> None:
-    read = card.gauge_file.with_name("read")
-    both = f"{CARD} {TOTAL_BYTES} {TOTAL_BYTES}\ncard1 0 {TOTAL_BYTES}\n"
-    read.write_text(both)
-    with watching(card, gauges_file=read) as daemon, tensord.DeviceCache(daemon.start().client(), vram) as cache:
-        until(lambda: cache.is_blocked, "the emergency")
-        waits = threading.Thread(target=lambda: errors.append(refusal(cache)))
-        errors: list[Exception | None] = []
-        waits.start()
-        daemon.until(lambda status: waiting(status) == 1, "a reservation to wait")
-        replaced(read, f"card1 0 {TOTAL_BYTES}\n")
-        daemon.until(lambda status: gauge(status)["stale"], "the gauge to be stale")
-        assert cache.put(key(1), vram.upload(values(1)), wait=True).state == "refused"
-        assert cache.mode is Mode.EMERGENCY and daemon.until(lambda status: waiting(status) == 1, "it to wait on")
-        replaced(read, both.replace(str(TOTAL_BYTES), "0", 1))
-        waits.join()
-        assert errors == [None]
-
-
-def replaced(file: Path, text: str) -> None:
-    file.with_name("next").write_text(text)
-    file.with_name("next").rename(file)
-
-
-def refusal(cache: tensord.DeviceCache) -> Exception | None:
-    """Why a reservation that waits is refused in the end, if it is."""
-    try:
-        cache.reserve(TOTAL_BYTES // 2, wait_s=PATIENCE_S).release()
-    except TensordError as error:
-        return error
-    return None
-
-
-def gauge(status: dict[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = next(each for each in status["governor"]["gauges"] if each["gauge"] == CARD)
-    return found
-
-
-def waiting(status: dict[str, Any]) -> int:
-    return sum(row["waiting_reservations"] for row in status["governor"]["devices"] if row["device"] == CARD)
-
-
 def test_the_cost_that_a_put_reports_decides_whether_its_entry_is_copied_or_dropped(
     card: FakeCard, vram: FakeVram
 ) -> None:
@@ -402,14 +244,6 @@ def test_an_entry_in_use_stays_until_its_lease_ends(
     lease.release()
     del lease
     until(lambda: cache.size == 0, "it to go after all")
-
-
-def test_a_lease_that_is_forgotten_keeps_nothing(cache: tensord.DeviceCache, vram: FakeVram, card: FakeCard) -> None:
-    put_some(cache, vram, range(1))
-    cache.get(key(0))
-    gc.collect()
-    filled(card, 0.93)
-    until(lambda: cache.size == 0, "it to go")
 
 
 def test_copies_wait_for_earlier_work_on_the_stream(cache: tensord.DeviceCache, vram: FakeVram, card: FakeCard) -> None:
@@ -534,27 +368,6 @@ def test_idle_entries_leave_for_a_reservation_and_come_from_the_host_afterwards(
             assert np.array_equal(host_values(lease.tree), values(n))
 
 
-def test_a_refused_reservation_says_how_much_is_pinned(card: FakeCard, vram: FakeVram) -> None:
-    # What an owner has kept counts as pinned until it is ordered away again.
-    with (
-        watching(card, pressure_retry_s="1h") as daemon,
-        tensord.DeviceCache(daemon.start().client(), vram) as cache,
-    ):
-        put_some(cache, vram, range(4), tokens=1)
-        leases = [cache.get(key(n)) for n in range(4)]
-        card.occupy(TOTAL_BYTES // 2)
-        daemon.until(lambda status: status["governor"]["gauges"][0]["used_bytes"] > TOTAL_BYTES // 2, "the gauge")
-
-        def names_them() -> bool:
-            """A refusal names what the owner has said of its entries by then."""
-            with pytest.raises(DeviceFull) as refused:
-                cache.reserve(TOTAL_BYTES // 2, wait_s=0.3)
-            return f"of {4 * ENTRY_BYTES} cached bytes {4 * ENTRY_BYTES} are pinned" in str(refused.value)
-
-        until(names_them, "a refusal to name them")
-        assert cache.size == len(leases)
-
-
 def reserves(client: tensord.Client, size_bytes: int) -> bool:
     try:
         client.reserve_device(CARD, size_bytes, wait_s=0).release()
@@ -584,17 +397,7 @@ def test_without_a_daemon_tensors_are_kept_and_registered_when_there_is_one(card
         cache.close()
 
 
-def test_a_new_daemon_gets_all_entries_registered(cache: tensord.DeviceCache, vram: FakeVram, running: Daemon) -> None:
-    put_some(cache, vram, range(20), tokens=1)
-    running.kill()
-    until(lambda: not cache.client.connected, "the client to notice")
-    cache.delete(key(0))
-    late = cache.put(key(50), vram.upload(values(50)), tokens=1)
-    running.start()
-    assert late.wait(30).state == "registered"
-    running.until(lambda status: status["governor"]["devices"], "the device")
-    until(lambda: device_row(running)["entries"] == 20, "all of them to be registered")
-    assert device_row(running)["tokens"] == cache.total_tokens == 20
+# ---- the end, forks, threads
 
 
 def test_a_daemon_without_a_gauge_of_its_own_goes_by_what_the_owner_sees(card: FakeCard) -> None:
@@ -603,34 +406,6 @@ def test_a_daemon_without_a_gauge_of_its_own_goes_by_what_the_owner_sees(card: F
         cache = tensord.DeviceCache(daemon.start().client(), FakeVram(card, reports=True))
         until(lambda: cache.mode is Mode.NORMAL, "the daemon to hear of it")
         cache.close()
-
-
-def test_an_owner_that_cannot_read_its_device_says_so_once_and_keeps_its_entries(
-    card: FakeCard, caplog: pytest.LogCaptureFixture
-) -> None:
-    class Unreadable(FakeVram):
-        asked = 0
-
-        def reading(self) -> tuple[int, int]:
-            self.asked += 1
-            if self.asked < 3:
-                raise RuntimeError("CUDA error: unknown error")
-            return super().reading()
-
-    with (
-        watching(card, gauges_device="owners", gauges_file=card.folder / "none") as daemon,
-        caplog.at_level(logging.WARNING, "tensord"),
-    ):
-        cache = tensord.DeviceCache(daemon.start().client(), Unreadable(card, reports=True))
-        assert cache.put(key(1), cache.device.upload(values(1)), tokens=1).wait(30).state == "registered"  # type: ignore[attr-defined]
-        until(lambda: cache.mode is Mode.RELAXED, "the first reading")
-        cache.close()
-    assert [line.message for line in caplog.records] == [
-        f"the memory of {CARD} cannot be read: CUDA error: unknown error"
-    ]
-
-
-# ---- the end, forks, threads
 
 
 def test_a_closed_cache_holds_nothing_and_the_daemon_knows(
@@ -644,19 +419,6 @@ def test_a_closed_cache_holds_nothing_and_the_daemon_knows(
     running.until(lambda status: status["governor"]["counters"]["released"] == 3, "the daemon to hear of it")
     gc.collect()
     assert vram.cached_bytes >= 3 * ENTRY_BYTES
-
-
-def test_a_cache_that_nobody_holds_ends_its_thread(running: Daemon, vram: FakeVram) -> None:
-    client = running.client()
-    cache = tensord.DeviceCache(client, vram)
-    put_some(cache, vram, range(1))
-    name = f"tensord-device-{CARD}"
-    assert any(thread.name == name for thread in threading.enumerate())
-    del cache
-    gc.collect()
-    until(lambda: not any(thread.name == name for thread in threading.enumerate()), "the thread to end")
-    again = tensord.DeviceCache(client, vram)
-    again.close()
 
 
 def test_the_child_of_a_fork_has_an_empty_closed_cache_and_the_parent_goes_on(

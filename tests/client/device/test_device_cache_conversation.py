@@ -6,30 +6,23 @@ either direction when it likes. When all is delivered, both sides must know the 
 
 from __future__ import annotations
 
-import logging
 import tempfile
-from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from tensord.client.device.entries import DeviceEntries, DeviceEntry, DeviceLease
-from tensord.client.device.ledger import SIZES_A_TURN
 from tensord.client.device.registration import Registration
 from tensord.client.device.upkeep import Upkeep
 from tensord.daemon.governor.events import GovernorTick, Sample, Sampled
-from tensord.daemon.governor.governor import Governor
-from tensord.ipc import messages
 from tensord.ipc.modes import Tier
 from tensord.testing.fake_vram import FakeCard, FakeVram
 
-from .wire import CARD, LIMITS, HostTier, Wire
+from .wire import CARD, HostTier, Wire
 
 KEYS = [bytes([n]) * 32 for n in range(6)]
 TOTAL_BYTES = 1 << 20
@@ -239,46 +232,4 @@ def test_bytes_that_the_daemon_had_no_room_for_are_told_again() -> None:
     conversation.turn(1)
     conversation.deliver_up(2)
     conversation.wait(30.0)
-    conversation.teardown()
-
-
-def test_refused_bytes_are_told_a_few_at_a_turn_and_logged_once_a_version(caplog: pytest.LogCaptureFixture) -> None:
-    """Parts in use keep all of their batch, and the less of them are left, the more bytes each counts."""
-    caplog.set_level(logging.INFO, "tensord")
-    conversation = Conversation()
-    wire = conversation.wire
-    wire.governor, wire.connection = Governor(replace(LIMITS, max_entries=1000, max_bytes=5 * ENTRY_BYTES // 4)), None
-    wire.connect()
-    conversation.entries.delete(KEYS)
-    firsts, seconds, thirds = ([b"%c%031d" % (name, n) for n in range(SIZES_A_TURN)] for name in b"abc")
-    for batch in zip(firsts, seconds, thirds, strict=True):
-        conversation.put_parts_of_a_batch(list(batch))
-        for key in batch:
-            conversation.get(key)
-        conversation.exchange()
-        conversation.wait(11.0)
-
-    def told() -> list[bytes]:
-        """The keys that one turn registers, once the daemon has answered the turn before."""
-        while wire.said or wire.answered:
-            wire.deliver_up()
-            wire.deliver_down()
-        conversation.turn(1)
-        return [said.key for said in wire.said if isinstance(said, messages.RegisterEntry)]
-
-    def logged() -> dict[str, int]:
-        return Counter(record.message.partition(" ")[0] for record in caplog.records if "stays at" in record.message)
-
-    conversation.entries.delete(firsts)
-    assert set(told()) == {*seconds, *thirds}
-    turns = [told() for _ in range(9)][1:]
-    assert all(len(turn) <= SIZES_A_TURN for turn in turns)
-    assert Counter(key for turn in turns for key in turn) == dict.fromkeys([*seconds, *thirds], 4), "each in its turn"
-    assert {error.code for error in wire.errors} == {"DeviceFull"}
-    assert logged() == {key.hex(): 1 for key in (*seconds, *thirds)}
-    conversation.entries.delete(seconds)
-    for _ in range(8):
-        told()
-    assert logged() == {key.hex(): 1 for key in seconds} | {key.hex(): 2 for key in thirds}
-    conversation.entries.delete(thirds)
     conversation.teardown()

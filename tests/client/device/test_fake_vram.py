@@ -5,23 +5,21 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import threading
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 
-from tensord.errors import DeviceFull, UnsupportedLeaf, UsageError
+from tensord.errors import UsageError
 from tensord.shm.dtypes import _DTYPES
 from tensord.testing.fake_allocator import BLOCK_BYTES
 from tensord.testing.fake_vram import FakeCard, FakeStream, FakeVram
 
 from ...daemon_process import PATIENCE_S
-from .conformance import CAPACITY_BYTES, GARBAGE, KIB, Conformance, Rig, bits, collected, size_of
+from .conformance import CAPACITY_BYTES, GARBAGE, Conformance, Rig, collected
 
 
 class FakeRig(Rig):
@@ -99,24 +97,6 @@ def test_memory_that_was_dropped_holds_garbage_and_comes_back_as_garbage(rig: Fa
     assert garbage(rig.device.empty(BLOCK_BYTES, np.uint8).numpy())
 
 
-def test_kernels_run_in_their_streams_order(rig: FakeRig) -> None:
-    with rig.hold():
-        tensor = rig.device.upload(np.zeros(10, "<f4")).fill_(3)
-        tensor[2:4].fill_(5)
-        other = rig.device.empty(10, "<f4").copy_(tensor)
-        tensor.fill_(7)
-    assert other.numpy().tolist() == [3, 3, 5, 5, 3, 3, 3, 3, 3, 3]
-    assert tensor.numpy().tolist() == [7] * 10
-
-
-def test_an_upload_takes_over_the_array_as_it_is_now(rig: FakeRig) -> None:
-    array = np.zeros(4, "<i8")
-    with rig.hold():
-        tensor = rig.device.upload(array)
-        array[:] = 9
-    assert tensor.numpy().tolist() == [0] * 4
-
-
 def test_memory_under_another_streams_work_is_not_handed_out_when_it_was_lent(rig: FakeRig) -> None:
     """The bug that `lend` is there for, without it and with it: a reader on another stream than the maker's."""
     device, other = rig.device, FakeStream()
@@ -142,91 +122,6 @@ def test_memory_under_another_streams_work_is_not_handed_out_when_it_was_lent(ri
         del reused, lies_at
         collected()
         device.give_back()
-
-
-def test_give_back_returns_dropped_memory_that_a_busy_stream_was_lent(rig: FakeRig) -> None:
-    device, other = rig.device, FakeStream()
-    tensor = device.upload(np.full(BLOCK_BYTES, 1, np.uint8))
-    with device.on(other):
-        device.lend({"x": tensor})
-    assert device.mark().wait(PATIENCE_S)
-    device.give_back()
-    other.delay_s = 0.02
-    del tensor
-    collected()
-    assert device.give_back() == BLOCK_BYTES
-
-
-def test_give_back_returns_memory_while_another_thread_gives_back(
-    rig: FakeRig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    device, give = rig.device, rig.card.give
-    first, second = (device.upload(np.full(BLOCK_BYTES, 1, np.uint8)) for _ in range(2))
-    assert device.mark().wait(PATIENCE_S)
-    tensors, returned = [first, second], []
-    del first, second
-    thread = threading.Thread(target=lambda: returned.append(device.give_back()))
-
-    def slow(given_bytes: int) -> None:
-        """The second tensor is dropped, and its memory given back, while the first one's is on its way."""
-        monkeypatch.setattr(rig.card, "give", give)
-        tensors.clear()
-        collected()
-        thread.start()
-        thread.join(0.1)
-        give(given_bytes)
-
-    monkeypatch.setattr(rig.card, "give", slow)
-    tensors.pop()
-    collected()
-    assert device.give_back() == BLOCK_BYTES
-    thread.join(PATIENCE_S)
-    assert returned == [BLOCK_BYTES]
-
-
-def test_a_delay_makes_every_stream_operation_late(rig: FakeRig) -> None:
-    rig.device.stream.delay_s = 0.02
-    tensor = rig.device.upload(np.ones(4, np.uint8))
-    assert rig.device.stream.delay_s == 0.02
-    assert tensor.numpy().tolist() == [1] * 4
-
-
-def test_a_failed_kernel_raises_in_the_waiting_thread(rig: FakeRig) -> None:
-    rig.device.launch(lambda: 1 // 0)
-    with pytest.raises(RuntimeError, match="failed"):
-        rig.device.mark().wait(PATIENCE_S)
-
-
-def test_a_full_card_names_what_is_free(rig: FakeRig) -> None:
-    kept = rig.device.empty(CAPACITY_BYTES - 2 * KIB, np.uint8)
-    with pytest.raises(DeviceFull, match=rf"card0 has {2 * KIB} of its {CAPACITY_BYTES} bytes free, {3 * KIB} are"):
-        rig.device.empty(3 * KIB, np.uint8)
-    assert size_of(rig.device, kept) == rig.gauge()
-    assert rig.device.cached_bytes == 0
-
-
-def test_bfloat16_and_float8_are_dtypes_like_others(rig: FakeRig) -> None:
-    for dtype in (ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn):
-        array = np.arange(16).astype(dtype)
-        tensor = rig.device.upload(array)
-        assert (tensor.shape, tensor.dtype, tensor.nbytes) == (array.shape, array.dtype, array.nbytes)
-        assert bits(tensor.numpy()) == bits(array)
-
-
-def test_torch_tensors_of_the_host_become_fake_ones(rig: FakeRig) -> None:
-    torch = pytest.importorskip("torch")
-    made = rig.device.to_device({"t": torch.arange(6).to(torch.bfloat16)})
-    assert made["t"].numpy().astype("f4").tolist() == [0, 1, 2, 3, 4, 5]
-    assert made["t"].dtype == ml_dtypes.bfloat16
-
-
-def test_an_unsupported_dtype_is_not_a_tensor(rig: FakeRig) -> None:
-    with pytest.raises(UnsupportedLeaf, match="object"):
-        rig.device.empty(3, object)
-    tensor = rig.device.empty((2, 3), "<f4")
-    with pytest.raises(UsageError, match="ints and slices"):
-        tensor[np.array([0])]  # type: ignore[index]
-    assert repr(tensor) == "FakeTensor([2, 3], float32, card0)"
 
 
 def test_a_forked_childs_device_says_that_it_is_none(rig: FakeRig) -> None:

@@ -14,7 +14,8 @@ import torch
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 SCRIPT = BENCHMARKS / "gpu_check.py"
 
-# Plays every scene, with the settings that it has on a real card, and prints the report and its table.
+# Plays a scene with the first of the settings that it has on a real card, and prints the report and its table: an
+# allocator's settings tell a stand-in nothing.
 PLAYS = """
 import json, sys
 sys.path.insert(0, sys.argv[1])
@@ -22,14 +23,14 @@ from gpu_card import Report
 from gpu_play import Play, play, plays
 scene, folder = sys.argv[2:]
 report = Report()
-for one in [one for one in plays(1) if one.scene == scene] or [Play(scene)]:
-    play(report, one, 0, 1 << 20, folder)
+one = next((one for one in plays(1) if one.scene == scene), Play(scene))
+play(report, one, 0, 1 << 20, folder)
 print(report.table())
 print(json.dumps([report.failed, report.checks]))
 """
 
 SCENES = {
-    "round_trip": 6,
+    "round_trip": 2,
     "engines_memory": 1,
     "visible_devices": 1,
     "second_card": 2,

@@ -163,6 +163,11 @@ def deleted(daemon: Daemon, cache: tensord.DeviceCache) -> None:
     cache.delete(key(1))
 
 
+def used(daemon: Daemon, cache: tensord.DeviceCache) -> None:
+    with held(cache, key(1)) as lease:
+        assert lease.tier == "device"
+
+
 def put_anew(daemon: Daemon, cache: tensord.DeviceCache) -> None:
     entry = cache._entries.find(key(1))
     assert entry is not None
@@ -193,7 +198,17 @@ def ring_filled(daemon: Daemon, cache: tensord.DeviceCache) -> None:
 
 held_open: list[Any] = []
 
-DISTURBANCES = [killed, stopped_for_a_while, put_by_another, deleted, put_anew, forked, client_closed, ring_filled]
+DISTURBANCES = [
+    killed,
+    stopped_for_a_while,
+    put_by_another,
+    deleted,
+    used,
+    put_anew,
+    forked,
+    client_closed,
+    ring_filled,
+]
 
 
 @pytest.mark.parametrize("way", WAYS)

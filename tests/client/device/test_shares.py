@@ -31,29 +31,6 @@ class Entry:
         return sum(storage.share_bytes for storage in self.held)
 
 
-def test_eight_views_of_eight_mib_count_eight_mib() -> None:
-    shares = Shares()
-    views = [Entry({"batch": 8 << 20}) for _ in range(8)]
-    for view in views:
-        shares.add(view)
-    assert shares.bytes == sum(view.size_bytes for view in views) == 8 << 20
-    assert {view.size_bytes for view in views} == {1 << 20}
-
-
-def test_the_last_view_counts_what_it_keeps_from_being_freed() -> None:
-    shares = Shares()
-    views = [Entry({"batch": 100, ("own", n): 7}) for n in range(3)]
-    for view in views:
-        shares.add(view)
-    assert [view.size_bytes for view in views] == [34 + 7] * 3
-    assert set(shares.remove(views[0])) == set(views[1:])
-    assert shares.bytes == 100 + 14
-    assert set(shares.remove(views[1])) == {views[2]}
-    assert views[2].size_bytes == shares.bytes == 107
-    assert not shares.remove(views[2])
-    assert shares.bytes == 0
-
-
 def test_cleared_entries_are_freed_at_once_and_not_by_the_garbage_collector() -> None:
     shares = Shares()
     views = [Entry({"batch": 100, ("own", n): 7}) for n in range(3)]
@@ -68,14 +45,6 @@ def test_cleared_entries_are_freed_at_once_and_not_by_the_garbage_collector() ->
         assert [each() for each in left] == [None] * 3
     finally:
         gc.enable()
-
-
-def test_whom_a_change_concerns_is_named_and_nobody_else() -> None:
-    shares = Shares()
-    one, other = Entry({"a": 10}), Entry({"b": 10})
-    assert set(shares.add(one)) == {one}
-    assert set(shares.add(other)) == {other}
-    assert set(shares.add(third := Entry({"a": 10}))) == {one, third}
 
 
 @pytest.mark.parametrize("holders", [1000, 5000])

@@ -153,30 +153,6 @@ def test_a_promoted_tensor_belongs_to_the_side_stream_and_is_lent_to_the_caller_
     assert rig.card.lent == [(tensor.data_ptr(), mine) for tensor in made]
 
 
-def test_the_name_is_the_pci_address_as_gauges_write_it() -> None:
-    card = Accelerator(KIB, pci_domain_id=1, pci_bus_id=0xC1, pci_device_id=2)
-    assert TorchDevice(accelerator=card).name == "0001:c1:02.0"
-    assert TorchDevice(0, name="mine", accelerator=card).name == "mine"
-
-
-def test_the_pci_address_comes_from_the_driver_if_torch_lacks_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Driver:
-        def cuInit(self, flags: int) -> int:
-            return 0
-
-        def cuDeviceGet(self, number: Any, ordinal: int) -> int:
-            number._obj.value = ordinal + 40
-            return 0
-
-        def cuDeviceGetPCIBusId(self, told: Any, told_bytes: int, number: Any) -> int:
-            assert number.value == 40
-            told.value = b"00000000:0A:00.0"
-            return 0
-
-    monkeypatch.setattr(gpu_name, "_library", lambda *names: Driver())
-    assert TorchDevice(accelerator=Accelerator(KIB)).name == "0000:0a:00.0"
-
-
 def test_without_either_it_is_the_uuid_and_without_that_a_name_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(*names: str) -> Any:
         raise OSError("no such library")
@@ -253,32 +229,6 @@ def test_the_partitions_of_an_amd_card_are_named_by_their_numbers(
     assert names == ["0000:0c:00.0", "0000:0c:00.1", "0000:0c:00.2", "0000:0c:00.3"]
 
 
-class Pluggable(Accelerator):
-    """A pluggable allocator: torch has no statistics of it."""
-
-    def memory_reserved(self, index: int) -> int:
-        raise RuntimeError("CUDAPluggableAllocator does not yet support getDeviceStats")
-
-
-class Bare(Pluggable):
-    def empty_cache(self) -> None:
-        raise RuntimeError("the allocator does not yet support emptyCache")
-
-
-class Blind(Pluggable):
-    def mem_get_info(self, index: int) -> tuple[int, int]:
-        raise RuntimeError("CUDA error")
-
-
-@pytest.mark.parametrize(("kind", "freed_bytes"), [(Accelerator, KIB), (Pluggable, KIB), (Blind, 0), (Bare, 0)])
-def test_memory_is_given_back_whatever_the_allocator_can_tell(kind: type[Accelerator], freed_bytes: int) -> None:
-    card = kind(8 * KIB, **PLACE)
-    device = TorchDevice(accelerator=card, gives_back="all")
-    tensor = card.empty((KIB,), torch.uint8)
-    del tensor
-    assert device.give_back() == freed_bytes
-
-
 @pytest.mark.parametrize(("device", "what"), [("cuda:0", "cuda:0"), (1, "device is 1"), (-1, "device is -1")])
 def test_a_device_that_is_not_there_is_refused(device: Any, what: str) -> None:
     with pytest.raises(UsageError, match=what):
@@ -297,15 +247,6 @@ def test_leaves_that_no_payload_can_have_are_refused_by_place(rig: StandinRig) -
         rig.device.memory_of({"s": sparse})
     with pytest.raises(UnsupportedLeaf, match=r"^tree\[1\]: "):
         rig.device.to_device([1, np.array(["x"])])
-
-
-def test_arrays_of_any_strides_come_to_the_device(rig: StandinRig) -> None:
-    array = np.arange(24, dtype="<i2").reshape(4, 6)
-    made = rig.device.to_device({"turned": array.T, "back": array[::-1], "one": array[2, 3]})
-    host = rig.device.to_host(made, rig.device.mark())
-    assert bits(host["turned"].contiguous()) == bits(np.ascontiguousarray(array.T))
-    assert bits(host["back"].contiguous()) == bits(np.ascontiguousarray(array[::-1]))
-    assert host["one"].item() == array[2, 3]
 
 
 def test_the_interface_loads_no_torch() -> None:
@@ -331,10 +272,3 @@ def test_a_tensor_whose_memory_was_freed_is_neither_registered_nor_copied(rig: S
     ):
         with pytest.raises(UnsupportedLeaf, match=says):
             call()
-
-
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested")
-def test_a_nested_tensor_is_not_registered(rig: StandinRig) -> None:
-    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
-    with pytest.raises(UnsupportedLeaf, match=r"^tree\[0\] is a nested torch tensor"):
-        rig.device.memory_of([nested])

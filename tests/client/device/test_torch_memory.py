@@ -15,7 +15,6 @@ import torch
 from tensord.client.device import pools
 from tensord.client.device.gate import Gate, follow_torch
 from tensord.client.device.torch_device import TorchDevice
-from tensord.errors import DeviceFull, UsageError
 
 from ...daemon_process import PATIENCE_S
 from .conformance import CAPACITY_BYTES, KIB, bits
@@ -51,18 +50,6 @@ def test_only_memory_of_copies_made_here_goes_back_to_the_driver(card: Accelerat
     assert len(device._pools or ()) == 0 and not card.pools
 
 
-def test_a_caller_may_have_all_unused_memory_returned(card: Accelerator) -> None:
-    device = TorchDevice(0, gives_back="all", accelerator=card)
-    own, made = card.empty((256 * KIB,), torch.uint8), promoted(device, 64 * KIB)
-    assert not card.pools
-    del own, made
-    gc.collect()
-    assert device.give_back() == 320 * KIB
-    assert card.memory_reserved(0) == 0
-    with pytest.raises(UsageError, match="gives_back is 'some'"):
-        TorchDevice(0, gives_back="some", accelerator=card)  # type: ignore[arg-type]
-
-
 def test_small_tensors_share_a_pool_and_it_goes_with_the_last_of_them(
     card: Accelerator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -85,15 +72,6 @@ def test_small_tensors_share_a_pool_and_it_goes_with_the_last_of_them(
     assert not card.pools and card.memory_reserved(0) == 0
 
 
-def test_a_promotion_without_room_keeps_no_memory(card: Accelerator) -> None:
-    device = TorchDevice(0, accelerator=card)
-    with pytest.raises(DeviceFull):
-        device.to_device([np.zeros(KIB), np.zeros(CAPACITY_BYTES, np.uint8)])
-    gc.collect()
-    assert device.give_back() + card.released_bytes > 0
-    assert card.memory_reserved(0) == 0
-
-
 def test_a_pool_is_not_destroyed_while_another_thread_allocates_from_one(card: Accelerator) -> None:
     """Torch would end the process."""
     device = TorchDevice(0, accelerator=card)
@@ -104,32 +82,6 @@ def test_a_pool_is_not_destroyed_while_another_thread_allocates_from_one(card: A
     card.gate.pool_left()
     assert device.give_back() == KIB
     assert not card.ruined
-
-
-def test_two_threads_that_promote_and_give_back_ruin_nothing(card: Accelerator) -> None:
-    device = TorchDevice(0, accelerator=card)
-    wrong: list[Any] = []
-
-    def work() -> None:
-        try:
-            for number in range(40):
-                made = promoted(device, 4 * KIB)
-                if bits(device.to_host(made, device.mark())) != bits(np.arange(KIB, dtype="<i4")):
-                    wrong.append(number)
-                del made
-                device.give_back()
-        except BaseException as error:
-            wrong.append(error)
-
-    threads = [threading.Thread(target=work) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(PATIENCE_S)
-    assert not wrong and not card.ruined
-    gc.collect()
-    device.give_back()
-    assert card.memory_reserved(0) == 0
 
 
 # ---- allocators without pools or statistics
@@ -169,32 +121,6 @@ def test_a_pluggable_allocator_is_served_and_named_once_in_the_log(
             assert device.give_back() == 0
     (line,) = [record.getMessage() for record in caplog.records]
     assert line.startswith("0000:65:00.0: torch's allocator") and "does not yet support" in line
-
-
-def test_a_pool_whose_state_is_not_told_is_left_alone(card: Accelerator, caplog: pytest.LogCaptureFixture) -> None:
-    device = TorchDevice(0, accelerator=card)
-    made = promoted(device, 4 * KIB)
-    assert device._pools is not None
-    device._pools._pools[0].pool.snapshot = Pluggable._refuses
-    del made
-    gc.collect()
-    assert device.give_back() == 0 and device.give_back() == 0
-    assert len(caplog.records) == 1
-    assert promoted(device, 4 * KIB) is not None
-
-
-def test_an_older_torch_without_pools_keeps_what_it_has(card: Accelerator, caplog: pytest.LogCaptureFixture) -> None:
-    class Older(Accelerator):
-        MemPool = None
-
-    older = Older(CAPACITY_BYTES, **PLACE)
-    with caplog.at_level(logging.INFO, "tensord"):
-        device = TorchDevice(0, accelerator=older)
-    assert "has no private pools" in caplog.text
-    promoted(device, 4 * KIB)
-    gc.collect()
-    assert device.give_back() == 0
-    assert older.memory_reserved(0) == 4 * KIB
 
 
 # ---- contexts on other cards
@@ -246,59 +172,6 @@ def test_what_an_engines_thread_calls_during_a_capture_does_not_ruin_it(card: Ac
         assert device.give_back() == 0
     assert not card.ruined
     assert all(mark.wait(PATIENCE_S) for mark in marks)
-
-
-def test_a_capture_that_tells_nobody_is_seen_by_its_own_thread(card: Accelerator) -> None:
-    device = TorchDevice(0, accelerator=card)
-    card.capturing = True
-    mark = device.mark()
-    assert device.paused and not mark.wait(0.01)
-    assert not card.ruined
-    card.capturing = False
-    assert mark.wait(PATIENCE_S)
-
-
-def test_a_driver_that_does_not_tell_of_the_default_stream_fails_no_call(
-    card: Accelerator, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As while another thread captures by other means than torch's."""
-
-    def refuses() -> bool:
-        raise RuntimeError("operation would make the legacy stream depend on a capturing blocking stream")
-
-    device = TorchDevice(0, accelerator=card)
-    with monkeypatch.context() as patched:
-        patched.setattr(card, "is_current_stream_capturing", refuses)
-        mark = device.mark()
-        assert not mark.wait(0)
-    assert mark.wait(PATIENCE_S)
-
-
-def test_copies_that_a_capture_interrupts_go_on_after_it(card: Accelerator, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tensord.client.device.stages.STAGE_BYTES", KIB)
-    device = TorchDevice(0, accelerator=card)
-    array = np.random.default_rng(3).integers(0, 256, 64 * KIB, np.uint8)
-    tensor = device.to_device(array)
-    stop, copies = threading.Event(), []
-
-    def copy() -> None:
-        while not stop.is_set():
-            copies.append(bits(device.to_host(tensor, device.mark())) == bits(array))
-            made = device.to_device(array)
-            copies.append(bits(device.to_host(made, device.mark())) == bits(array))
-            del made
-            device.give_back()
-
-    threads = [threading.Thread(target=copy) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    while len(copies) < 40:
-        with card.capture():
-            pass
-    stop.set()
-    for thread in threads:
-        thread.join(PATIENCE_S)
-    assert all(copies) and not card.ruined
 
 
 class Graph:

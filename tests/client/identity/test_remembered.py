@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pwd
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -159,29 +158,6 @@ def test_where_the_folder_cannot_be_written_the_users_cache_folder_has_the_note(
     assert [remembered(weights, "1", digests) for _ in range(3)] == ["digest of weights"] * 3
     assert digests.computed == 1
     assert len(list((tmp_path / "cache" / "tensord").iterdir())) == 1
-
-
-def test_an_empty_home_counts_as_not_set(
-    weights: Path, digests: Digests, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    user = pwd.getpwuid(os.getuid())
-    home = pwd.struct_passwd((*user[:5], str(tmp_path / "home"), *user[6:]))
-    monkeypatch.setattr(pwd, "getpwuid", lambda uid: home)
-    monkeypatch.setenv("XDG_CACHE_HOME", "")
-    monkeypatch.setenv("HOME", "")
-    (weights.parent / f".{weights.name}.tensord-digest" / "in the way").mkdir(parents=True)
-    assert [remembered(weights, "1", digests) for _ in range(2)] == ["digest of weights"] * 2
-    assert digests.computed == 1
-    assert len(list((tmp_path / "home/.cache/tensord").iterdir())) == 1
-
-
-def test_where_nothing_can_be_written_the_file_is_read_each_time(
-    weights: Path, digests: Digests, tmp_path: Path
-) -> None:
-    (weights.parent / f".{weights.name}.tensord-digest" / "in the way").mkdir(parents=True)
-    (tmp_path / "cache").write_text("no folder")
-    assert [remembered(weights, "1", digests) for _ in range(2)] == ["digest of weights"] * 2
-    assert digests.computed == 2
 
 
 def test_a_file_that_is_written_while_it_is_read_has_no_digest(weights: Path) -> None:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from importlib.util import find_spec
 from itertools import count
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +16,6 @@ import pytest
 
 import tensord
 from tensord import Media, NormalLayer, PrefixCache, PrefixMatch, RecurrentLayer, RotatingLayer, SharedLayer
-from tensord.client.core.answers import PendingRequest
 from tensord.client.prefix import put as prefix_put
 from tensord.client.prefix.layers import PrefixLayer, cut
 from tensord.client.prefix.tokens import media_of, tokens_of
@@ -26,7 +23,6 @@ from tensord.errors import (
     BadPrefix,
     Corrupt,
     DaemonUnavailable,
-    Invalidated,
     LimitReached,
     ParentGone,
     StoreFull,
@@ -35,12 +31,10 @@ from tensord.errors import (
     UsageError,
 )
 from tensord.ipc import messages
-from tensord.shm.layout import aligned
 from tensord.shm.packing import pack
-from tensord.shm.prefix import PrefixRecord, block_key
+from tensord.shm.prefix import PrefixRecord
 
 from ...daemon_process import MIB, PATIENCE_S, Daemon, until
-from ...processes import Child, Stage
 
 _numbers = count()
 BLOCK = 16
@@ -151,14 +145,6 @@ def test_the_longest_prefix_is_exact_to_the_token(cache: PrefixCache, at: int) -
     assert match.snapshot is None and match.keep == {"image": 0, "audio": 0, "video": 0}
 
 
-def test_nothing_is_matched_that_was_not_stored_under_that_name(client: tensord.Client, cache: PrefixCache) -> None:
-    assert cache.match(TEXT) is None
-    stored(cache, TEXT)
-    assert cache.match(TEXT + np.uint32(1)) is None
-    assert cache.match(TEXT[:1]) is None
-    assert PrefixCache(client, namespace_of(next(_numbers)), block_tokens=BLOCK).match(TEXT) is None
-
-
 def test_a_full_match_leaves_one_token_to_compute(cache: PrefixCache) -> None:
     stored(cache, TEXT)
     for tokens in (TEXT, TEXT[:64], TEXT[:65]):
@@ -184,20 +170,6 @@ def test_a_picture_that_differs_ends_the_match_where_it_begins(cache: PrefixCach
     # Text that differs inside of a picture, too: none is ever cut in two.
     inside = matched(cache, changed(TEXT, 50), media=media)
     assert inside.offset == 40 and inside.keep["image"] == 1
-
-
-def test_the_kept_tokens_are_counted_from_the_match(cache: PrefixCache) -> None:
-    media = [picture(4, 4, b"a"), picture(30, 4, b"b"), picture(60, 4, b"c")]
-    stored(cache, TEXT, media=media)
-    assert matched(cache, changed(TEXT, 20), media=media).keep["image"] == 2
-    assert matched(cache, changed(TEXT, 34), media=media).keep["image"] == 1
-    assert matched(cache, changed(TEXT, 33), media=media).keep["image"] == 2
-
-
-def test_a_picture_that_a_prefill_stopped_in_is_matched_up_to_its_start(cache: PrefixCache) -> None:
-    stored(cache, TEXT[:8], media=[picture(1, 2, b"a"), picture(5, 2, b"b", "audio"), picture(6, 3, b"c")])
-    match = matched(cache, TEXT[:9], media=[picture(1, 2, b"a"), picture(5, 2, b"b", "audio"), picture(6, 3, b"c")])
-    assert match.offset == 5 and match.keep == {"image": 1, "audio": 1, "video": 0}
 
 
 # ---- what a match holds
@@ -246,61 +218,10 @@ def test_a_match_that_was_released_says_so(cache: PrefixCache) -> None:
             use()
 
 
-def test_a_match_lets_go_when_it_is_collected(daemon: Daemon, cache: PrefixCache, client: tensord.Client) -> None:
-    view = client.link.view
-    assert view is not None
-    stored(cache, TEXT)
-    before = view.lane.in_use
-    match = matched(cache, TEXT)
-    assert view.lane.in_use == before + 7
-    del match
-    assert view.lane.in_use == before
-
-
-def test_a_block_evicted_before_it_is_pinned_shortens_the_match(cache: PrefixCache, client: tensord.Client) -> None:
-    media = [picture(40, 30, b"dog")]
-    stored(cache, TEXT, media=media)
-    real = answer_of(cache, TEXT, media)
-    blocks = list(real.blocks)
-    blocks[4] = bytes(32)
-    cache._asker.ask = lambda *_: messages.Matched(1, 99, blocks)  # type: ignore[method-assign]
-    # Four blocks are 64 tokens, in which the picture is not whole.
-    match = matched(cache, TEXT, media=media)
-    assert match.offset == 40 and match.keep["image"] == 1
-    assert_right(match, TEXT)
-    cache._asker.ask = lambda *_: messages.Matched(1, 99, [bytes(32), *blocks[1:]])  # type: ignore[method-assign]
-    assert cache.match(TEXT, media=media) is None
-
-
-def test_a_client_that_holds_nearly_all_it_can_gets_a_shorter_match(cache: PrefixCache, client: tensord.Client) -> None:
-    view = client.link.view
-    assert view is not None
-    stored(cache, TEXT)
-    writer = client.link.puts.writer
-    assert writer is not None
-    until(lambda: not writer.arena._asked, "the daemon's places, each of which takes a word")
-    others = np.zeros(1, np.uint8)
-    view.lane.tie_many(view.lane.take_many(len(view.lane.free) - 3), others)
-    match = matched(cache, TEXT)
-    assert match.offset == 3 * BLOCK
-    assert_right(match, TEXT)
-    assert cache.match(TEXT) is None
-
-
 def answer_of(cache: PrefixCache, tokens: np.ndarray[Any, Any], media: Sequence[Media] = ()) -> messages.Matched:
     answer = cache._asker.ask(tokens, tuple(media), "", time.monotonic() + PATIENCE_S)
     assert answer is not None
     return answer
-
-
-def test_without_its_snapshot_nothing_of_a_recurrent_layer_is_matched(cache: PrefixCache) -> None:
-    stored(cache, TEXT, [*normal(TEXT), RecurrentLayer(np.ones(3))])
-    longer = np.append(TEXT, np.uint32(7))
-    real = answer_of(cache, longer)
-    assert real.snapshot is not None
-    gone = messages.Matched(1, real.offset, real.blocks, bytes(32))
-    cache._asker.ask = lambda *_: gone  # type: ignore[method-assign]
-    assert cache.match(longer) is None
 
 
 @pytest.mark.parametrize("exact", [False, True])
@@ -344,75 +265,36 @@ def test_a_match_evicted_as_a_whole_before_it_is_pinned_is_asked_for_again_once(
 # ---- blocks that do not hold what they say
 
 
-def _lie(name: str, given: dict[str, Any], at: int) -> dict[str, Any]:
-    """What another client's writer makes of a block that begins at `at`."""
-    axes, layers = given["axes"], given["layers"]
-    first, second = layers[0], layers[1]
-    lies: dict[str, tuple[int | None, dict[str, Any]]] = {
-        "a short block": (16, {"layers": [first, cut(second, -2, 0, 5)]}),
-        "a short first block": (0, {"layers": [cut(first, -2, 0, 5), second]}),
-        "a short last block": (48, {"layers": [first, cut(second, -2, 0, 5)]}),
-        "short blocks": (None, {"layers": [cut(first, -2, 0, 5), cut(second, -2, 0, 5)]}),
-        "no axes": (None, {"axes": None}),
-        "axes of fewer layers": (None, {"axes": []}),
-        "an axis that no array has": (None, {"axes": [-2, 99]}),
-        "an axis that is none": (None, {"axes": [-2, "tokens"]}),
-        "an axis that is a truth": (None, {"axes": [True, True]}),
-        "another axis": (32, {"axes": [-2, 2]}),
-        "arrays without an axis": (None, {"axes": [-2, None]}),
-        "fewer layers": (None, {"layers": [first]}),
-        "fewer layers in one": (32, {"layers": [first], "axes": axes[:1]}),
-        "no layers": (32, {"layers": "none"}),
-        "a layer that one lacks": (32, {"layers": [first, None]}),
-        "a layer that all lack": (None, {"layers": [first, None]}),
-        "a layer of no arrays": (None, {"layers": [first, {"k": 5}]}),
-        "another dtype": (16, {"layers": [first, {name: array.astype("f2") for name, array in second.items()}]}),
-        "another place": (16, {"layers": [first, {"k": second["k"], "w": second["v"]}]}),
-        "another width": (16, {"layers": [first, {name: array[..., :3] for name, array in second.items()}]}),
-        "no record": (48, {"record": given["prefix"]}),
-        "another record": (48, {"record": given["prefix"], "prefix": given["prefix"].view(np.uint32)}),
-    }
-    where, lie = lies[name]
-    if where not in (None, at):
-        return given
-    if "record" in lie:
-        # The daemon reads the first leaf, whatever its name.
-        return lie | {"axes": axes, "layers": layers}
-    return given | lie
+Lie = Callable[[Any, Any], dict[str, Any]]
+LIES: list[tuple[str, int | None, Lie]] = [
+    (
+        r"block 1 .*, layer 1: .*'k'.* 5 tokens along axis -2, but the block 16;",
+        16,
+        lambda a, b: {"layers": [a, cut(b, -2, 0, 5)]},
+    ),
+    (r"block 0 .*, layer 0: .* 5 tokens", None, lambda a, b: {"layers": [cut(a, -2, 0, 5), cut(b, -2, 0, 5)]}),
+    ("has no 'axes' list", None, lambda a, b: {"axes": None}),
+    ("layer 1: .* no axis 99", None, lambda a, b: {"axes": [-2, 99]}),
+    ("layer 1: its axis is 'tokens'", None, lambda a, b: {"axes": [-2, "tokens"]}),
+    ("layer 1: .* no axis None", None, lambda a, b: {"axes": [-2, None]}),
+    ("2 axes for 1 layers", None, lambda a, b: {"layers": [a]}),
+    ("block 2 .*has no 'layers' list", 32, lambda a, b: {"layers": "none"}),
+    ("layer 1: it has no array, and there is no snapshot", None, lambda a, b: {"layers": [a, None]}),
+    ("layer 1: it has no array, but the block has 16 tokens", None, lambda a, b: {"layers": [a, {"k": 5}]}),
+    ("block 1 .*layers differ", 16, lambda a, b: {"layers": [a, {n: each.astype("f2") for n, each in b.items()}]}),
+    ("block 1 .*layers differ", 16, lambda a, b: {"layers": [a, {n: each[..., :3] for n, each in b.items()}]}),
+]
+"""What is said of a block, where it begins (None: each of them), and what a writer made of its layers."""
 
 
-@pytest.mark.parametrize(
-    ("name", "says"),
-    [
-        ("a short block", r"block 1 \(.*, layer 1: .*'k'.* 5 tokens along axis -2, but the block 16;"),
-        ("a short first block", r"block 0 \(.*, layer 0: .* 5 tokens along axis -2, but the block 16;"),
-        ("a short last block", r"block 3 \(.*, layer 1: .* 5 tokens along axis -2, but the block 16;"),
-        ("short blocks", r"block 0 \(.*, layer 0: .* 5 tokens"),
-        ("no axes", "has no 'axes' list"),
-        ("axes of fewer layers", "0 axes for 2 layers"),
-        ("an axis that no array has", "layer 1: .* no axis 99"),
-        ("an axis that is none", "layer 1: its axis is 'tokens'"),
-        ("an axis that is a truth", "layer 0: its axis is True"),
-        ("another axis", r"block 2 \(.*layers differ from those of the blocks before"),
-        ("arrays without an axis", "layer 1: .* no axis None"),
-        ("fewer layers", "2 axes for 1 layers"),
-        ("fewer layers in one", r"block 2 \(.*layers differ"),
-        ("no layers", r"block 2 \(.*has no 'layers' list"),
-        ("a layer that one lacks", r"block 2 \(.*layers differ"),
-        ("a layer that all lack", "layer 1: it has no array, and there is no snapshot"),
-        ("a layer of no arrays", "layer 1: it has no array, but the block has 16 tokens"),
-        ("another dtype", r"block 1 \(.*layers differ"),
-        ("another place", r"block 1 \(.*layers differ"),
-        ("another width", r"block 1 \(.*layers differ"),
-        ("no record", r"block 3 \(.*no valid record"),
-        ("another record", r"block 3 \(.*no valid record.*uint32"),
-    ],
-)
+@pytest.mark.parametrize(("says", "where", "lie"), LIES)
 def test_blocks_that_do_not_hold_what_they_say_are_named_and_never_given(
-    client: tensord.Client, cache: PrefixCache, monkeypatch: pytest.MonkeyPatch, name: str, says: str
+    client: tensord.Client, cache: PrefixCache, monkeypatch: pytest.MonkeyPatch, says: str, where: int | None, lie: Lie
 ) -> None:
     def lying(given: dict[str, Any], depth_max: int) -> Any:
-        return pack(_lie(name, given, PrefixRecord.unpack(given["prefix"].data).start), depth_max)
+        if where in (None, PrefixRecord.unpack(given["prefix"].data).start):
+            given = given | lie(*given["layers"])
+        return pack(given, depth_max)
 
     monkeypatch.setattr(prefix_put, "pack", lying)
     stored(cache, TEXT)
@@ -430,6 +312,9 @@ def test_blocks_that_do_not_hold_what_they_say_are_named_and_never_given(
     assert offset_of(cache, changed(TEXT, 57)) == block * BLOCK
 
 
+# ---- sharing
+
+
 def test_blocks_that_end_elsewhere_than_the_match_are_not_given(cache: PrefixCache) -> None:
     stored(cache, TEXT)
     blocks = answer_of(cache, TEXT).blocks
@@ -439,20 +324,6 @@ def test_blocks_that_end_elsewhere_than_the_match_are_not_given(cache: PrefixCac
         match = matched(cache, TEXT)
         with pytest.raises(Corrupt, match=f"the match ends at {offset};"):
             match.joined(0)
-
-
-def test_a_block_without_a_record_where_a_match_would_be_shortened_is_a_miss(
-    cache: PrefixCache, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def lying(given: dict[str, Any], depth_max: int) -> Any:
-        return pack(_lie("no record", given, PrefixRecord.unpack(given["prefix"].data).start), depth_max)
-
-    monkeypatch.setattr(prefix_put, "pack", lying)
-    stored(cache, TEXT)
-    blocks = list(answer_of(cache, TEXT).blocks)
-    gone = messages.Matched(1, 99, [*blocks[:4], bytes(32), *blocks[5:]])
-    cache._asker.ask = lambda *_: gone  # type: ignore[method-assign]
-    assert cache.match(TEXT) is None
 
 
 @pytest.mark.parametrize(
@@ -481,9 +352,6 @@ def test_a_snapshot_that_lacks_a_state_is_named_and_never_given(
     assert_right(match, TEXT)
 
 
-# ---- sharing
-
-
 def test_sequences_share_the_blocks_of_their_beginning(daemon: Daemon, cache: PrefixCache) -> None:
     with daemon.client() as client:
         # What other tests have left may expire at any moment.
@@ -500,12 +368,6 @@ def test_sequences_share_the_blocks_of_their_beginning(daemon: Daemon, cache: Pr
         assert_right(matched(cache, np.append(tokens, np.uint32(7))), tokens)
 
 
-def test_a_picture_tells_blocks_apart_that_have_the_same_tokens(cache: PrefixCache) -> None:
-    stored(cache, TEXT, media=[picture(20, 4, b"cat")])
-    put = stored(cache, TEXT, media=[picture(20, 4, b"dog")])
-    assert (put.blocks_existed, put.blocks_stored) == (1, 6)
-
-
 def test_caches_with_other_block_sizes_share_matches(
     client: tensord.Client, namespace: tensord.Namespace, cache: PrefixCache
 ) -> None:
@@ -515,39 +377,6 @@ def test_caches_with_other_block_sizes_share_matches(
         match = matched(asker, changed(TEXT, 70))
         assert match.offset == 70 and [part["k"].shape[2] for part in match.layers[0]] == [64, 6]
         assert_right(match, TEXT)
-
-
-def _in_another_process(stage: Stage, socket: Path, number: int) -> None:
-    cache = PrefixCache(tensord.Client(socket), namespace_of(number), block_tokens=BLOCK)
-    match = matched(cache, TEXT, agent="other")
-    assert_right(match, TEXT)
-    stage.tell(match.offset)
-    put = cache.put(changed(TEXT, 80), normal(changed(TEXT, 80))).wait(PATIENCE_S)
-    stage.tell((put.state, put.blocks_existed))
-
-
-def test_processes_share_sequences(daemon: Daemon, client: tensord.Client) -> None:
-    number = next(_numbers)
-    cache = PrefixCache(client, namespace_of(number), block_tokens=BLOCK)
-    stored(cache, TEXT, agent="first")
-    with Child(_in_another_process, daemon.socket, number) as child:
-        assert child.hear() == 99
-        assert child.hear() == ("stored", 5)
-    assert_right(matched(cache, changed(TEXT, 80)), changed(TEXT, 80))
-
-
-def test_an_invalidated_namespace_never_meets_what_was_before(
-    client: tensord.Client, namespace: tensord.Namespace, cache: PrefixCache
-) -> None:
-    stored(cache, TEXT)
-    raised = client.invalidate(namespace)
-    after = PrefixCache(client, raised, block_tokens=BLOCK)
-    assert cache.match(TEXT) is None and after.match(TEXT) is None
-    # Of the old generation nothing is stored any more, whoever has not heard of it.
-    put = cache.put(TEXT, normal(TEXT)).wait(PATIENCE_S)
-    assert put.state == "refused" and isinstance(put.error, Invalidated)
-    assert cache.match(TEXT) is None and after.match(TEXT) is None
-    assert stored(after, TEXT).blocks_existed == 0
 
 
 def test_blocks_of_arrays_of_another_shape_are_not_joined(cache: PrefixCache) -> None:
@@ -643,151 +472,85 @@ def test_tokens_may_be_any_whole_numbers_and_buffers_of_words_are_not_copied(cac
 # ---- what is refused
 
 
-def _bad(name: str) -> dict[str, Any]:
-    """A put's arguments, with one mistake."""
-    tokens: Any = TEXT[:40]
-    good: dict[str, Any] = {"tokens": tokens, "layers": normal(tokens)}
-    recurrent = [*normal(tokens), RecurrentLayer(np.ones(2))]
-    rolled = RotatingLayer(kv(tokens[-8:]), 8)
-    mistakes: dict[str, dict[str, Any]] = {
-        "no tokens": {"tokens": []},
-        "a token below 0": {"tokens": [*range(39), -5]},
-        "a token above 32 bits": {"tokens": [3, 1 << 32, *range(38)]},
-        "an array with one above": {"tokens": np.array([7, 1 << 33], np.int64)},
-        "a token that is no number": {"tokens": [1, 2.5, *range(38)]},
-        "tokens of floats": {"tokens": np.ones(40)},
-        "tokens of two sequences": {"tokens": tokens.reshape(2, 20)},
-        "bytes that end in a token": {"tokens": bytes(41)},
-        "items that overlap": {"media": [picture(3, 5, b"a"), picture(7, 2, b"b")]},
-        "an item that begins behind the end": {"media": [picture(40, 1, b"a")]},
-        "an item without tokens": {"media": [picture(4, 0, b"a")]},
-        "an item of no modality": {"media": [picture(4, 1, b"a", "smell")]},
-        "a hash of 8 bytes": {"media": [Media(4, 1, "image", bytes(8))]},
-        "an item that is none": {"media": [b"picture"]},
-        "a layer that is short": {"layers": [normal(tokens)[0], NormalLayer(kv(tokens[:39]))]},
-        "arrays of one layer that differ": {"layers": [NormalLayer({"k": kv(tokens)["k"], "v": kv(tokens[1:])["v"]})]},
-        "an axis that is none": {"layers": [NormalLayer(kv(tokens), axis=4)]},
-        "layers that are none": {"layers": None},
-        "a layer without arrays": {"layers": [NormalLayer({})]},
-        "a layer that is none": {"layers": [kv(tokens)]},
-        "a window that is too long": {"layers": [RotatingLayer(kv(tokens), 8)]},
-        "a window of nothing": {"layers": [RotatingLayer(kv(tokens), 0)]},
-        "an array of objects": {"layers": [NormalLayer(np.full((40, 1), None))]},
-        "no state anywhere": {"layers": [*normal(tokens), RecurrentLayer(None)]},
-        "a snapshot at the end": {"layers": recurrent, "snapshots": {40: [np.ones(2)]}},
-        "a snapshot behind the end": {"layers": recurrent, "snapshots": {41: [np.ones(2)]}},
-        "a snapshot before the start": {"layers": recurrent, "snapshots": {0: [np.ones(2)]}},
-        "a snapshot of two states": {"layers": recurrent, "snapshots": {8: [np.ones(2), np.ones(2)]}},
-        "a snapshot that nothing needs": {"snapshots": {8: [np.ones(2)]}},
-        "a snapshot without a state": {"layers": recurrent, "snapshots": {8: [None]}},
-        "a snapshot's window that is short": {"layers": [rolled], "snapshots": {20: [kv(tokens[:7])]}},
-        "a snapshot that no payload can hold": {"layers": recurrent, "snapshots": {8: [np.full(1, None)]}},
-        "a negative time": {"cost_ms": -1.0},
-        "an agent's name that is too long": {"agent": "a" * 129},
-    }
-    return good | mistakes[name]
+TOKENS: Any = TEXT[:40]
+RECURRENT = [*normal(TOKENS), RecurrentLayer(np.ones(2))]
+ROLLED = RotatingLayer(kv(TOKENS[-8:]), 8)
+MISTAKES: list[tuple[str, dict[str, Any]]] = [
+    ("at least one", {"layers": []}),
+    ("pass a dict", {"snapshots": [3]}),
+    ("empty", {"tokens": []}),
+    ("token 39 is -5", {"tokens": [*range(39), -5]}),
+    ("token 1 is 4294967296", {"tokens": [3, 1 << 32, *range(38)]}),
+    (r"token 1 is 2\.5", {"tokens": [1, 2.5, *range(38)]}),
+    ("float64", {"tokens": np.ones(40)}),
+    ("41", {"tokens": bytes(41)}),
+    (r"Media\(start=7.* overlaps Media\(start=3", {"media": [picture(3, 5, b"a"), picture(7, 2, b"b")]}),
+    (r"Media\(start=40", {"media": [picture(40, 1, b"a")]}),
+    (r"Media\(start=4", {"media": [picture(4, 0, b"a")]}),
+    ("smell", {"media": [picture(4, 1, b"a", "smell")]}),
+    (r"layer 1 .*39 tokens .*40", {"layers": [normal(TOKENS)[0], NormalLayer(kv(TOKENS[:39]))]}),
+    (r"layer 0 .*'v'.*39 tokens .*40", {"layers": [NormalLayer({"k": kv(TOKENS)["k"], "v": kv(TOKENS[1:])["v"]})]}),
+    ("layer 0 .*no axis 4", {"layers": [NormalLayer(kv(TOKENS), axis=4)]}),
+    ("layers are a NoneType", {"layers": None}),
+    ("layer 0 is a dict", {"layers": [kv(TOKENS)]}),
+    (r"layer 0 .*40 tokens .*8", {"layers": [RotatingLayer(kv(TOKENS), 8)]}),
+    ("layer 0: window is 0", {"layers": [RotatingLayer(kv(TOKENS), 0)]}),
+    ("object", {"layers": [NormalLayer(np.full((40, 1), None))]}),
+    ("layer 2", {"layers": [*normal(TOKENS), RecurrentLayer(None)]}),
+    ("position 40", {"layers": RECURRENT, "snapshots": {40: [np.ones(2)]}}),
+    ("position 0", {"layers": RECURRENT, "snapshots": {0: [np.ones(2)]}}),
+    ("position 8 has 2 states, but 1", {"layers": RECURRENT, "snapshots": {8: [np.ones(2), np.ones(2)]}}),
+    ("position 8 has 1 states, but 0", {"snapshots": {8: [np.ones(2)]}}),
+    ("position 8 has no state for layer 2", {"layers": RECURRENT, "snapshots": {8: [None]}}),
+    ("position 20, layer 0 .*7 tokens .*8", {"layers": [ROLLED], "snapshots": {20: [kv(TOKENS[:7])]}}),
+    ("object", {"layers": RECURRENT, "snapshots": {8: [np.full(1, None)]}}),
+    ("cost_ms", {"cost_ms": -1.0}),
+    ("agent", {"agent": "a" * 129}),
+]
 
 
-@pytest.mark.parametrize(
-    ("name", "says"),
-    [
-        ("no tokens", "empty"),
-        ("a token below 0", "token 39 is -5"),
-        ("a token above 32 bits", "token 1 is 4294967296"),
-        ("an array with one above", "token 1 is 8589934592"),
-        ("a token that is no number", r"token 1 is 2\.5"),
-        ("tokens of floats", "float64"),
-        ("tokens of two sequences", r"\[2, 20\]"),
-        ("bytes that end in a token", "41"),
-        ("items that overlap", r"Media\(start=7.* overlaps Media\(start=3"),
-        ("an item that begins behind the end", r"Media\(start=40"),
-        ("an item without tokens", r"Media\(start=4"),
-        ("an item of no modality", "smell"),
-        ("a hash of 8 bytes", r"Media\(start=4.*32 bytes"),
-        ("an item that is none", "item 0"),
-        ("a layer that is short", r"layer 1 .*39 tokens .*40"),
-        ("arrays of one layer that differ", r"layer 0 .*'v'.*39 tokens .*40"),
-        ("an axis that is none", "layer 0 .*no axis 4"),
-        ("layers that are none", "layers are a NoneType"),
-        ("a layer without arrays", "layer 0"),
-        ("a layer that is none", "layer 0 is a dict"),
-        ("a window that is too long", r"layer 0 .*40 tokens .*8"),
-        ("a window of nothing", "layer 0: window is 0"),
-        ("an array of objects", "object"),
-        ("no state anywhere", "layer 2"),
-        ("a snapshot at the end", "position 40"),
-        ("a snapshot behind the end", "position 41"),
-        ("a snapshot before the start", "position 0"),
-        ("a snapshot of two states", "position 8 has 2 states, but 1"),
-        ("a snapshot that nothing needs", "position 8 has 1 states, but 0"),
-        ("a snapshot without a state", "position 8 has no state for layer 2"),
-        ("a snapshot's window that is short", "position 20, layer 0 .*7 tokens .*8"),
-        ("a snapshot that no payload can hold", "object"),
-        ("a negative time", "cost_ms"),
-        ("an agent's name that is too long", "agent"),
-    ],
-)
+@pytest.mark.parametrize(("says", "mistake"), MISTAKES)
 def test_arguments_that_do_not_fit_together_are_named_and_nothing_is_stored(
-    daemon: Daemon, cache: PrefixCache, name: str, says: str
+    daemon: Daemon, cache: PrefixCache, says: str, mistake: dict[str, Any]
 ) -> None:
     before = daemon.store("puts")
-    kind = UnsupportedLeaf if says == "object" else BadPrefix if says not in ("cost_ms", "agent") else UsageError
-    if "window is 0" in says:
-        kind = UsageError
+    kind = UnsupportedLeaf if says == "object" else UsageError
     with pytest.raises(kind, match=says):
-        cache.put(**_bad(name))
+        cache.put(**{"tokens": TOKENS, "layers": normal(TOKENS), **mistake})
     assert not cache._client.link.puts.waiting
     assert daemon.store("puts") == before
 
 
-def _no_tokens(name: str) -> Any:
+@pytest.mark.parametrize(
+    ("tokens", "says"),
+    [
+        (memoryview(bytes(16))[::2], "not contiguous; pass"),
+        (memoryview(bytes(16)).cast("B", (4, 4)), r"shape \[4, 4\]"),
+        ((number for number in range(3)), "a generator, not an array of whole numbers; pass"),
+        (None, "a NoneType, not"),
+        ("abc", "a str, not"),
+        (np.array([1, object()], np.object_), "dtype object; pass"),
+    ],
+)
+def test_an_invalid_sequence_of_tokens_is_refused_with_the_remedy(tokens: Any, says: str) -> None:
+    with pytest.raises(BadPrefix, match=says):
+        tokens_of(tokens)
+
+
+def test_a_tensor_that_is_no_sequence_of_tokens_is_refused_with_the_remedy() -> None:
     torch = pytest.importorskip("torch")
 
     freed = torch.ones(40, dtype=torch.int32)
     freed.untyped_storage().resize_(0)
-    given: dict[str, Any] = {
-        "a bfloat16": torch.ones(40, dtype=torch.bfloat16),
-        "a tensor without memory": torch.ones(40, dtype=torch.int32, device="meta"),
-        "a tensor whose memory was freed": freed,
-        "a sparse tensor": torch.eye(4, dtype=torch.int32).to_sparse(),
-        "a list of tensors": [torch.ones(2)],
-        "bytes with gaps": memoryview(bytes(16))[::2],
-        "bytes in rows": memoryview(bytes(16)).cast("B", (4, 4)),
-        "an object": object(),
-        "a generator": (number for number in range(3)),
-        "a set": {1, 2},
-        "nothing": None,
-        "a number": 5,
-        "text": "abc",
-        "a tensor of one": torch.tensor(5),
-        "an array of objects": np.array([1, object()], np.object_),
-    }
-    return given[name]
-
-
-@pytest.mark.parametrize(
-    ("name", "says"),
-    [
-        ("a bfloat16", "dtype bfloat16; pass"),
-        ("a tensor without memory", r"a Tensor \(torch.int32\).* meta.*pass"),
-        ("a tensor whose memory was freed", "needs 160 bytes of its storage, which has 0"),
-        ("a sparse tensor", r"a Tensor .*[Ss]parse.* pass"),
-        ("a list of tensors", r"token 0 is tensor.* whole number"),
-        ("bytes with gaps", "not contiguous; pass"),
-        ("bytes in rows", r"shape \[4, 4\]"),
-        ("an object", "a object, not an array of whole numbers; pass"),
-        ("a generator", "a generator, not an array of whole numbers; pass"),
-        ("a set", "a set, not"),
-        ("nothing", "a NoneType, not"),
-        ("a number", "a int, not"),
-        ("text", "a str, not"),
-        ("a tensor of one", r"shape \[\]; pass"),
-        ("an array of objects", "dtype object; pass"),
-    ],
-)
-def test_an_invalid_sequence_of_tokens_is_refused_with_the_remedy(name: str, says: str) -> None:
-    with pytest.raises(BadPrefix, match=says):
-        tokens_of(_no_tokens(name))
+    for tokens, says in (
+        (torch.ones(40, dtype=torch.bfloat16), "dtype bfloat16; pass"),
+        (torch.ones(40, dtype=torch.int32, device="meta"), r"a Tensor \(torch.int32\).* meta.*pass"),
+        (freed, "needs 160 bytes of its storage, which has 0"),
+        (torch.eye(4, dtype=torch.int32).to_sparse(), r"a Tensor .*[Ss]parse.* pass"),
+        ([torch.ones(2)], r"token 0 is tensor.* whole number"),
+    ):
+        with pytest.raises(BadPrefix, match=says):
+            tokens_of(tokens)
 
 
 @pytest.mark.parametrize("media", [None, 5, [None], [(1, 2, np.array(["image", "audio"]), bytes(32))]])
@@ -841,11 +604,6 @@ def test_blocks_that_find_no_room_leave_a_valid_shorter_sequence() -> None:
             np.testing.assert_array_equal(match.joined(0)["k"], kv(tokens[:found], wide)["k"])
 
 
-def test_a_put_may_wait_for_what_becomes_of_it(cache: PrefixCache) -> None:
-    put = cache.put(TEXT, normal(TEXT), wait=True)
-    assert put.state == "stored" and put.error is None and "7 blocks, stored" in repr(put)
-
-
 def test_each_new_block_gets_its_share_of_the_cost_and_the_agent_and_ttl(
     client: tensord.Client, cache: PrefixCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -862,29 +620,6 @@ def test_each_new_block_gets_its_share_of_the_cost_and_the_agent_and_ttl(
     assert [options.tokens for options in said] == [16, 16, 16, 16, 4]
     assert [options.cost_ms for options in said] == [16, 16, 16, 16, 4]
     assert {(options.agent, options.ttl_s) for options in said} == {("planner", 60)}
-
-
-@pytest.mark.parametrize("block_tokens", [BLOCK, 64])
-def test_the_key_of_each_block_follows_from_its_record(
-    client: tensord.Client, namespace: tensord.Namespace, monkeypatch: pytest.MonkeyPatch, block_tokens: int
-) -> None:
-    heard: list[tuple[bytes, Any]] = []
-    real = client.link.puts.put
-
-    def put(own: tensord.Put, payload: Any, options: Any, deadline: float) -> None:
-        whole = bytearray(payload.payload_bytes)
-        payload.write(memoryview(whole), 0)
-        first = aligned(len(payload.header))
-        heard.append((own.key, bytes(whole[first : first + options.prefix_bytes])))
-        real(own, payload, options, deadline)
-
-    monkeypatch.setattr(client.link.puts, "put", put)
-    cache = PrefixCache(client, namespace, block_tokens=block_tokens)
-    layers = [*normal(TEXT), RecurrentLayer(np.ones(3))]
-    stored(cache, TEXT, layers, media=[picture(10, 20, b"a")], snapshots={40: [np.zeros(3)]})
-    assert len(heard) == -(-len(TEXT) // block_tokens) + 2
-    for key, record in heard:
-        assert key == block_key(namespace.tag, record), PrefixRecord.unpack(record)
 
 
 # ---- switches
@@ -975,37 +710,3 @@ def test_a_daemon_that_is_away_or_stopped_is_a_miss() -> None:
         daemon.start()
         until(lambda: offset_of(cache, TEXT) == 99, "what was stored, from the daemon that comes after it")
         assert_right(matched(cache, TEXT), TEXT)
-
-
-def test_an_answer_that_comes_too_late_is_dropped(cache: PrefixCache, monkeypatch: pytest.MonkeyPatch) -> None:
-    stored(cache, TEXT)
-    assert offset_of(cache, TEXT) == 99
-    link = cache._client.link
-    asked: list[PendingRequest] = []
-
-    def never(*_: Any, **__: Any) -> PendingRequest:
-        asked.append(PendingRequest())
-        return asked[-1]
-
-    monkeypatch.setattr(link, "ask", never)
-    assert cache.match(TEXT, timeout_s=0.01) is None
-    assert asked[0].cancelled()
-
-
-def test_a_forks_child_asks_for_itself(cache: PrefixCache) -> None:
-    stored(cache, TEXT)
-    assert offset_of(cache, TEXT) == 99
-    child = os.fork()
-    if not child:
-        os._exit(0 if offset_of(cache, TEXT, timeout_s=PATIENCE_S) == 99 else 1)
-    assert os.waitpid(child, 0)[1] == 0
-    assert offset_of(cache, TEXT) == 99
-
-
-def test_a_sequence_without_layers_or_with_snapshots_that_are_no_dict_is_refused(cache: PrefixCache) -> None:
-    tokens = np.arange(40, dtype=np.uint32)
-    with pytest.raises(BadPrefix, match="at least one"):
-        cache.put(tokens, [])
-    with pytest.raises(BadPrefix, match="pass a dict"):
-        cache.put(tokens, [NormalLayer(np.zeros((1, 40, 2), np.float32))], snapshots=[3])  # type: ignore[arg-type]
-    assert cache.match(tokens) is None

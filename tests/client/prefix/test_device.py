@@ -6,30 +6,23 @@ import gc
 import hashlib
 import os
 import signal
-import subprocess
-import sys
-import threading
 from collections.abc import Iterator
 from itertools import count
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 import tensord
-from tensord.client.device.torch_device import TorchDevice
 from tensord.client.prefix.cache import PrefixCache
-from tensord.client.prefix.device import DevicePut, DeviceSequences
+from tensord.client.prefix.device import DeviceSequences
 from tensord.client.prefix.layers import NormalLayer, PrefixLayer, RecurrentLayer, RotatingLayer, SharedLayer
-from tensord.client.prefix.put import PrefixPut
-from tensord.errors import DaemonUnavailable, UnderPressure, UsageError
+from tensord.errors import UnderPressure, UsageError
 from tensord.shm.prefix import Media, block_key
 from tensord.testing.fake_vram import FakeCard, FakeTensor, FakeVram
 
 from ...daemon_process import PATIENCE_S, Daemon, until
 from ..device.card import CARD, card_folder, filled, filled_until, watching
-from ..device.standin import Accelerator
 
 _numbers = count()
 CARD_BYTES = 4 << 20
@@ -262,18 +255,6 @@ def _uploaded(vram: FakeVram, layer: PrefixLayer) -> PrefixLayer:
             return layer
 
 
-def test_the_longest_is_taken_and_of_equal_ones_the_oldest(vram: FakeVram, namespace: tensord.Namespace) -> None:
-    with tensord.Client("/nonexistent/control.sock") as client, tensord.DeviceCache(client, vram) as held:
-        cache = made(held, namespace, 9)
-        for last in (1, 2, 3):
-            given = np.append(tokens(1), np.uint32(last))
-            cache.put(given, [NormalLayer(vram.upload(np.full((1, 41, 1), last, np.float32)))])
-        for last, length, expected in ((3, 41, 3), (9, 40, 1)):
-            match = cache.match(np.append(tokens(1), row(last, 5)))
-            assert match is not None and match.offset == length
-            assert match.joined(0)[0, 0, 0] == expected
-
-
 # ---- offloading
 
 
@@ -292,29 +273,6 @@ def test_above_n_on_device_the_oldest_is_in_the_host_tier_bit_for_bit(
     assert held.tally.dropped == 0
     match = matched(cache, 3)
     assert match is not None and match.offset == 40
-
-
-ELSEWHERE = """
-import sys, numpy, tensord
-namespace = tensord.Namespace(model=sys.argv[2], revision="1", dtype="float32", processor="none")
-with tensord.Client(sys.argv[1]) as client:
-    cache = tensord.PrefixCache(client, namespace, block_tokens=16)
-    with cache.match(numpy.append(numpy.arange(40, dtype=numpy.uint32) + 1000, numpy.uint32(7))) as match:
-        sys.stdout.buffer.write(b"".join(match.joined(layer)["k"].tobytes() for layer in (0, 1)))
-"""
-
-
-def test_another_process_matches_what_left_the_device_bit_for_bit(
-    held: tensord.DeviceCache, namespace: tensord.Namespace, vram: FakeVram, shared: tuple[Daemon, FakeCard]
-) -> None:
-    cache = made(held, namespace, 1)
-    put(cache, vram, 1, 2)
-    assert cache.evict_caches() == 1
-    command = [sys.executable, "-c", ELSEWHERE, str(shared[0].socket), namespace.model]
-    found = subprocess.run(command, stdout=subprocess.PIPE, check=True, timeout=PATIENCE_S).stdout
-    assert found == b"".join(values(1, layer).tobytes() for layer in (0, 1))
-    here = matched(cache, 1)
-    assert here is not None and isinstance(here.layers[0][0]["k"], np.ndarray)
 
 
 def test_the_longer_of_device_and_host_is_given_and_of_equal_ones_the_device(
@@ -349,30 +307,6 @@ def test_evict_all_counts_what_is_on_the_device_and_in_the_host_tier(
     assert [matched(cache, number) for number in (1, 2)] == [None, None]
     assert cache.snapshot([b"block"]) is None
     assert held.size == 0 and cache.evict_all() == 0
-
-
-def test_switched_off_it_keeps_nothing_and_finds_nothing(
-    held: tensord.DeviceCache, namespace: tensord.Namespace, vram: FakeVram
-) -> None:
-    cache = made(held, namespace, 1)
-    put(cache, vram, 1)
-    cache.put_snapshot([b"block"], {"state": np.zeros(3)}, wait=True)
-    cache.enabled = False
-    assert cache.put(tokens(2), on_device(vram, 2)).state == "refused"
-    assert cache.put_snapshot([b"other"], {"state": np.zeros(3)}).state == "refused"
-    assert matched(cache, 1) is None and cache.snapshot([b"block"]) is None
-    cache.enabled = True
-    assert matched(cache, 1) is not None and cache.snapshot([b"block"]) is not None
-    assert held.size == 1
-
-
-def test_without_any_on_the_device_all_of_them_go_to_the_host(
-    held: tensord.DeviceCache, namespace: tensord.Namespace, vram: FakeVram
-) -> None:
-    cache = made(held, namespace, 0)
-    put(cache, vram, 1)
-    until(lambda: blocks_of(held.client, key_of(namespace, cache, 1)), "it to be on the host")
-    until(lambda: held.size == 0, "it to leave the card")
 
 
 def test_states_and_windows_that_rolled_over_go_along(
@@ -465,22 +399,6 @@ def test_orders_and_emergencies_of_the_governor_and_a_daemon_that_is_away(
         assert cache.evict_caches() == 1 and on_card(cache, range(6)) == [5]
 
 
-def test_the_same_tokens_replace_what_was_there_and_keep_its_place(
-    held: tensord.DeviceCache, namespace: tensord.Namespace, vram: FakeVram
-) -> None:
-    cache = made(held, namespace, 2)
-    put(cache, vram, 1, 2)
-    layers: list[PrefixLayer] = [NormalLayer({"k": vram.upload(values(77, layer))}) for layer in (0, 1)]
-    cache.put(tokens(1), layers, wait=True)
-    assert len(sequences(cache)) == held.size == 2
-    match = matched(cache, 1)
-    assert match is not None and np.array_equal(match.joined(0)["k"], values(77, 0))
-    match.release()
-    put(cache, vram, 3)
-    assert cache.evict_caches() == 1
-    assert on_card(cache, range(5)) == [2, 3]
-
-
 def test_the_blocks_of_a_match_leave_after_its_release(
     held: tensord.DeviceCache, namespace: tensord.Namespace, vram: FakeVram
 ) -> None:
@@ -497,87 +415,7 @@ def test_the_blocks_of_a_match_leave_after_its_release(
     assert cache.evict_caches() == 1
 
 
-def test_tensors_of_torch_stay_and_go_as_they_are(
-    shared: tuple[Daemon, FakeCard], namespace: tensord.Namespace
-) -> None:
-    """On a stand-in for torch.cuda, which takes CPU tensors for its own; bfloat16 has no numpy dtype."""
-    torch_card = Accelerator(CARD_BYTES)
-    device = TorchDevice(0, name="torch0", accelerator=torch_card)
-    with shared[0].client() as client, tensord.DeviceCache(client, device, uses_every_s=0.02) as held:
-        cache = made(held, namespace, 1)
-        wanted = torch.tensor(values(1, 0)).to(torch.bfloat16)
-        tensor = torch_card.empty(wanted.shape, wanted.dtype)
-        tensor.copy_(wanted)
-        cache.put(tokens(1), [NormalLayer(tensor)])
-        match = matched(cache, 1)
-        assert match is not None and match.layers[0][0].data_ptr() == tensor.data_ptr()
-        own = match.torch(0)
-        assert own.data_ptr() != tensor.data_ptr() and torch.equal(own, wanted)
-        assert match.joined(0).tobytes() == wanted.view(torch.uint8).numpy().tobytes()
-        match.release()
-        cache.put(tokens(2), [NormalLayer(torch_card.empty(wanted.shape, wanted.dtype))], wait=True)
-        assert cache.evict_caches() == 1
-        host = PrefixCache(client, namespace, block_tokens=BLOCK).match(np.append(tokens(1), row(7)))
-        assert host is not None and host.offset == 40 and torch.equal(host.torch(0), wanted)
-        assert held.error is None
-
-
 # ---- counts, and what does not happen
-
-
-def test_evict_caches_counts_what_went_for_it_once(
-    held: tensord.DeviceCache, namespace: tensord.Namespace, vram: FakeVram
-) -> None:
-    cache = made(held, namespace, 1)
-    assert cache.evict_caches() == 0
-    put(cache, vram, 1, 2, 3)
-    assert cache.evict_caches() == 2
-    assert cache.evict_caches() == 0
-    put(cache, vram, 4)
-    until(lambda: on_card(cache, range(5)) == [4], "the one before to go")
-    assert cache.evict_caches() == 1
-
-
-class SlowVram(FakeVram):
-    """Copies to the host end when the test says so."""
-
-    def __init__(self, card: FakeCard) -> None:
-        super().__init__(card)
-        self.copied, self.go = threading.Event(), threading.Event()
-
-    def to_host(self, tree: Any, mark: Any) -> Any:
-        copy = super().to_host(tree, mark)
-        self.copied.set()
-        assert self.go.wait(PATIENCE_S)
-        return copy
-
-
-def test_a_block_evicted_during_its_copy_is_on_no_tier(
-    shared: tuple[Daemon, FakeCard], namespace: tensord.Namespace
-) -> None:
-    vram = SlowVram(shared[1])
-    with shared[0].client() as client, tensord.DeviceCache(client, vram, uses_every_s=0.02) as held:
-        cache = made(held, namespace, 0)
-        cache.put(tokens(1), on_device(vram, 1))
-        assert vram.copied.wait(PATIENCE_S)
-        assert cache.evict_all() == 1
-        vram.go.set()
-        put(cache, vram, 2)
-        assert cache.evict_caches() == 1
-        assert held.size == 0 and len(sequences(cache)) == 0
-        assert matched(cache, 1) is None
-
-
-def test_a_put_that_was_offloaded_before_the_daemon_knew_of_it_is_where_its_copy_is(
-    held: tensord.DeviceCache, namespace: tensord.Namespace, vram: FakeVram
-) -> None:
-    cache = made(held, namespace, 4)
-    done = cache.put(tokens(1), on_device(vram, 1), wait=True)
-    assert isinstance(done, DevicePut) and (done.blocks, done.error) == (3, None)
-    done._registration.settle("lost", DaemonUnavailable("it left"))
-    assert done.state == "lost" and isinstance(done.error, DaemonUnavailable)
-    done._resident.copy = PrefixPut().settle("stored")
-    assert str(done.state) == "stored" and done.error is None
 
 
 def test_an_expired_block_is_a_miss(held: tensord.DeviceCache, namespace: tensord.Namespace, vram: FakeVram) -> None:
@@ -596,18 +434,6 @@ def test_arrays_of_the_host_go_to_the_host_and_a_count_needs_a_device(
     assert held.size == 0 and blocks_of(held.client, key_of(namespace, cache, 1)) is not None
     with pytest.raises(UsageError, match="n_on_device"):
         PrefixCache(held.client, namespace, n_on_device=1)
-
-
-def test_nobody_holds_a_cache_because_sequences_are_on_it(
-    shared: tuple[Daemon, FakeCard], namespace: tensord.Namespace, vram: FakeVram
-) -> None:
-    held = tensord.DeviceCache(shared[0].client(), vram)
-    cache = made(held, namespace, 4)
-    put(cache, vram, 1)
-    del held, cache
-    gc.collect()
-    name = f"tensord-device-{CARD}"
-    until(lambda: not any(thread.name == name for thread in threading.enumerate()), "the thread to end")
 
 
 def test_the_child_of_a_fork_has_none(held: tensord.DeviceCache, namespace: tensord.Namespace, vram: FakeVram) -> None:

@@ -15,10 +15,8 @@ import pytest
 import tensord
 from tensord.client.prefix.paged import PagedSnapshots
 from tensord.errors import BadPrefix
-from tensord.testing.fake_vram import FakeCard, FakeVram
 
 from ...daemon_process import Daemon, until
-from ..device.card import card_folder
 
 _numbers = count()
 CAPACITY = 8
@@ -113,18 +111,6 @@ def test_an_entry_evicted_elsewhere_is_a_miss_and_is_stored_again(
     assert snapshots.clear() == 2 and len(snapshots) == 0 and snapshots.clear() == 0
 
 
-def test_a_state_on_a_device_is_copied_from_it(client: tensord.Client, namespace: tensord.Namespace) -> None:
-    with card_folder() as folder, FakeCard(folder, "card0", 1 << 20) as card:
-        vram = FakeVram(card)
-        snapshots = PagedSnapshots(client, namespace, CAPACITY, vram)
-        with vram.current_stream.hold() as hold:
-            tensor = vram.upload(state(5)[0])
-            hold.release()
-            snapshots.put(chain(5), [tensor], wait=True)
-        lease = snapshots.get(chain(5))
-        assert lease is not None and np.array_equal(lease.tree[0], state(5)[0])
-
-
 def test_a_chain_that_is_none_is_named(snapshots: PagedSnapshots) -> None:
     wrong: list[tuple[Any, str]] = [
         ([], "0 items"),
@@ -153,10 +139,3 @@ def test_the_child_of_a_fork_has_none_of_its_own(snapshots: PagedSnapshots) -> N
             os._exit(0 if len(snapshots) == 0 and found is not None else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert len(snapshots) == 1
-
-
-def test_without_a_daemon_it_misses_and_loses_what_is_put(namespace: tensord.Namespace) -> None:
-    with Daemon() as daemon, tensord.Client(daemon.socket, timeout_s=0.5) as client:
-        snapshots = PagedSnapshots(client, namespace, CAPACITY)
-        assert snapshots.put(chain(1), state(1)).state == "lost"
-        assert snapshots.get(chain(1)) is None and len(snapshots) == 0

@@ -12,10 +12,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from tensord.client.writing.arena import AHEAD_MAX, LEAST_BYTES, Arena
+from tensord.client.writing.arena import LEAST_BYTES, Arena
 from tensord.client.writing.connection import Granted
 from tensord.client.writing.memory import WritableMemory
-from tensord.errors import DaemonUnavailable, StoreFull, TensordError, TimedOut
+from tensord.errors import StoreFull, TensordError
 
 from ...daemon_process import PATIENCE_S
 from ...memory_bench import key, memory_file
@@ -88,75 +88,6 @@ def test_a_place_is_of_the_smallest_grant_that_is_large_enough() -> None:
     assert places.take(1024) is None
 
 
-def test_a_grant_beyond_the_memory_is_not_used() -> None:
-    places, _ = arena(4096)
-    places.granted(1, [Granted(1, 0, 8192)])
-    assert places.take(64) is None
-
-
-def test_twice_as_many_are_asked_for_each_time_nothing_is_left() -> None:
-    places, wire = arena(1 << 26, 1 << 26)
-    offset = 0
-
-    def answer(request: int, sizes: Sequence[int]) -> None:
-        nonlocal offset
-        grants = []
-        for number, size in enumerate(sizes):
-            grants.append(Granted(request * 1000 + number, offset, size))
-            offset += size
-        places.granted(request, grants)
-
-    wire.answer = answer
-    # What is asked ahead is never answered.
-    places._ahead_request = 1 << 40
-    counts = []
-    for _ in range(3000):
-        if places.take(1024) is None:
-            places.wait_for(1024, soon())
-            counts.append(len(wire.asked[-1][1]))
-            wire.asked.clear()
-    assert counts[:8] == [2, 4, 8, 16, 32, 64, 128, 256]
-    assert max(counts) == AHEAD_MAX
-
-
-def test_more_is_asked_for_before_nothing_is_left_and_only_once() -> None:
-    places, wire = arena()
-    wire.answer = None
-    places.granted(9, [Granted(1, 0, 1024 * 8)])
-    for _ in range(4):
-        places.take(1024)
-        assert not wire.asked
-    for _ in range(4):
-        places.take(1024)
-    assert [(sizes, returned) for _, sizes, returned in wire.asked] == [([1024], [])]
-    places.granted(wire.asked[0][0], [Granted(2, 8192, 4096)])
-    for _ in range(3):
-        places.take(1024)
-    # The used-up grant goes back with the next request.
-    assert [returned for *_, returned in wire.asked] == [[], [1]]
-
-
-def test_one_request_asks_for_no_more_than_the_share_but_for_one_place_at_least() -> None:
-    places, wire = arena(1 << 20, share_bytes=10_000)
-    for size, count in ((4096, 2), (65536, 1)):
-        wire.answer = lambda request, sizes: places.granted(request, [Granted(request, 0, sizes[0])])
-        for _ in range(6):
-            places._ahead_request = 1 << 40
-            while places.take(size) is not None:
-                pass
-            places.wait_for(size, soon())
-        assert len(wire.asked[-1][1]) == count
-
-
-def test_a_grant_that_is_too_small_for_what_is_put_now_goes_back() -> None:
-    with WritingBench() as bench:
-        bench.put(key(0), np.zeros(3000, np.uint8), soon())
-        for number in range(1, 100):
-            bench.put(key(number), np.zeros(20_000, np.uint8), soon())
-        assert len(bench.lent) <= 8
-        assert not any(each.granted.size_bytes < 20_000 for each in bench.lent.values())
-
-
 def test_a_client_that_waits_for_a_large_place_gives_its_small_ones_back() -> None:
     """The daemon lends it nothing as long as it has more unused than its share, and than it asks for."""
     places, wire = arena(1 << 20, share_bytes=3000)
@@ -196,27 +127,6 @@ def test_a_quiet_client_gives_back_what_it_holds() -> None:
         assert bench.put(key(99), 1, soon()).state == "stored"
 
 
-def test_a_wait_that_is_cut_short_leaves_no_request_behind() -> None:
-    places, wire = arena()
-
-    class Cut(Exception):
-        pass
-
-    def cut(request: int, sizes: Sequence[int]) -> None:
-        raise Cut
-
-    wire.answer = cut
-    with pytest.raises(Cut):
-        places.wait_for(64, soon())
-    assert not places._asked and not places.waiting
-    places.granted(7, [Granted(1, 0, 4096)])
-    for _ in range(8):
-        places.take(256)
-    for _ in range(2):
-        with pytest.raises(Cut):
-            places.take(256)
-
-
 def test_a_put_joins_a_request_that_is_under_way_and_asks_by_itself_once_that_is_refused() -> None:
     """Else the requests of puts that found their place otherwise would pile up at the daemon."""
     places, wire = arena()
@@ -252,15 +162,6 @@ def test_a_place_that_a_large_put_waits_for_is_not_taken_by_a_small_one_of_anoth
     assert smaller[0] == 0 and 65536 not in smaller
 
 
-def test_a_refused_request_tells_who_waits_for_it_and_nobody_else() -> None:
-    places, wire = arena()
-    wire.answer = lambda request, sizes: places.granted(request, [], StoreFull("no room"))
-    with pytest.raises(StoreFull, match="no room"):
-        places.wait_for(4096, soon())
-    wire.answer = lambda request, sizes: places.granted(request, [Granted(1, 0, 4096)])
-    assert places.wait_for(4096, soon())[1] == 0
-
-
 def test_a_client_gives_back_all_that_it_has_before_a_put_is_refused() -> None:
     places, wire = arena()
     places.granted(9, [Granted(1, 0, 1024)])
@@ -278,21 +179,6 @@ def test_a_client_gives_back_all_that_it_has_before_a_put_is_refused() -> None:
     wire.answer = lambda request, sizes: places.granted(request, [], StoreFull("no room"))
     with pytest.raises(StoreFull, match="no room"):
         places.wait_for(8192, soon())
-
-
-def test_the_deadline_ends_a_wait() -> None:
-    places, _ = arena()
-    with pytest.raises(TimedOut, match="no place of 4096 bytes in time"):
-        places.wait_for(4096, time.monotonic())
-
-
-def test_nothing_is_lent_after_the_end() -> None:
-    places, _ = arena()
-    places.end(DaemonUnavailable("gone"))
-    places.granted(1, [Granted(1, 0, 4096)])
-    assert places.take(64) is None
-    with pytest.raises(DaemonUnavailable, match="gone"):
-        places.wait_for(64, soon())
 
 
 class Places(RuleBasedStateMachine):
