@@ -17,8 +17,6 @@ from ..client.device.card import (
     CARD,
     ENTRY_BYTES,
     TOTAL_BYTES,
-    filled,
-    filled_until,
     held,
     host_values,
     key,
@@ -67,59 +65,9 @@ def started(daemon: Daemon, card: FakeCard, first: int) -> Child:
     return child
 
 
-def asked(child: Child, question: object) -> Any:
-    child.tell(question)
-    return child.hear()
-
-
 def mode(daemon: Daemon) -> str:
     found: str = daemon.status()["governor"]["gauges"][0]["mode"]
     return found
-
-
-def resident(daemon: Daemon) -> int:
-    return sum(row["entries"] for row in daemon.status()["governor"]["devices"])
-
-
-def test_a_card_that_fills_through_all_modes_and_empties_again_loses_nothing(card: FakeCard) -> None:
-    with watching(card, pressure_critical_idle_s="300ms") as daemon:
-        daemon.start()
-        with started(daemon, card, 0) as one, started(daemon, card, 100) as two:
-            assert resident(daemon) == 2 * ENTRIES
-            filled_until(card, 0.94, lambda: resident(daemon) == 0, "all idle entries to be offloaded")
-            assert asked(one, "size") == asked(two, "size") == 0
-            filled(card, 0.99)
-            until(lambda: mode(daemon) == Mode.EMERGENCY, "the emergency")
-            until(lambda: asked(one, "blocked") == (True, "refused", "UnderPressure"), "the engine to hear of it")
-            card.occupy(0)
-            until(lambda: mode(daemon) == Mode.RELAXED, "the card to relax")
-            until(lambda: asked(one, "blocked") == (False, "registered", "NoneType"), "puts to be taken again")
-            for child in (one, two):
-                assert asked(child, "all right") == [("device", True)] * ENTRIES
-                assert asked(child, "error") == "None"
-            daemon.until(lambda _: resident(daemon) == 2 * ENTRIES + 1, "all of them to be back")
-            count = daemon.status()["governor"]["counters"]
-            assert (count["offloaded"], count["dropped"], count["promoted"]) == (2 * ENTRIES, 0, 2 * ENTRIES)
-            assert count["registered"] == resident(daemon) + count["offloaded"]
-            assert count["freed_bytes"] >= 2 * ENTRIES * ENTRY_BYTES
-            assert set(count["transitions"]) >= {Mode.CRITICAL, Mode.EMERGENCY, Mode.RELAXED}
-
-
-def test_under_pressure_only_as_much_goes_as_is_needed(card: FakeCard) -> None:
-    with watching(card, pressure_pass_share=1.0) as daemon:
-        daemon.start()
-        with started(daemon, card, 0), started(daemon, card, 100):
-            over_bytes = ENTRY_BYTES + ENTRY_BYTES // 2
-            used_bytes, total_bytes = card.reading()
-            card.occupy(int(0.85 * total_bytes) + over_bytes - used_bytes)
-            until(lambda: resident(daemon) == 2 * ENTRIES - 2, "two to go")
-            until(lambda: mode(daemon) in (Mode.NORMAL, Mode.RELAXED, Mode.PRESSURE), "the gauge to follow")
-            daemon.until(lambda status: ordered(status) == 0, "the pass to end")
-            assert resident(daemon) == 2 * ENTRIES - 2
-
-
-def ordered(status: dict[str, Any]) -> int:
-    return sum(row["ordered_entries"] for row in status["governor"]["devices"])
 
 
 def test_two_processes_never_reserve_more_together_than_was_free(card: FakeCard) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -18,15 +16,8 @@ from tensord.shm.lanes import TIMED_AT, TIMES, TIMES_AT
 
 from ..daemon_process import PATIENCE_S, Daemon, until
 from ..memory_bench import key
-from ..processes import Child, Stage
 
 KEY = key(1)
-ENDS_WHILE_ARMED = """
-import sys, tensord
-from tensord.client.core.hit_times import arm
-client = tensord.Client(sys.argv[1], required=True)
-arm(client.link.view, 0)
-"""
 
 
 @pytest.fixture(autouse=True)
@@ -67,42 +58,6 @@ def test_a_clients_hits_are_in_the_histogram_and_its_counts_are_as_without(daemo
     assert daemon.store("misses") == 1
 
 
-def test_a_client_without_hits_tells_no_times(daemon: Daemon) -> None:
-    client = daemon.client()
-    for number in range(100):
-        assert client.get(key(number)) is None
-    until(lambda: daemon.store("misses") == 100, "the misses to be counted")
-    assert timed(daemon) == 0
-
-
-def test_a_daemon_that_comes_back_counts_from_then_on_and_reads_go_on_meanwhile(daemon: Daemon) -> None:
-    client = daemon.client()
-    client.put(KEY, 1, wait=True)
-    reads_until_timed(daemon, client)
-    daemon.kill()
-    for _ in range(200):
-        view = client.link.view
-        assert view is not None
-        arm(view, 0)
-        assert client.get(KEY) is not None
-    daemon.start()
-    daemon.attached(client)
-    assert timed(daemon) == 0
-    reads_until_timed(daemon, client)
-
-
-def test_a_closed_client_reads_nothing_and_its_armed_view_is_gone(daemon: Daemon) -> None:
-    client = daemon.client()
-    client.put(KEY, 1, wait=True)
-    view = client.link.view
-    assert view is not None
-    arm(view, 0)
-    client.close()
-    assert client.get(KEY) is None
-    # Whoever still has the view writes into memory that is its own.
-    assert view.get(KEY) is not None
-
-
 def test_both_sides_of_a_fork_go_on(daemon: Daemon) -> None:
     client = daemon.client()
     client.put(KEY, 1, wait=True)
@@ -121,17 +76,6 @@ def test_both_sides_of_a_fork_go_on(daemon: Daemon) -> None:
     reads_until_timed(daemon, client, timed(daemon))
 
 
-def test_an_interpreter_that_ends_while_a_view_is_armed_ends_well(daemon: Daemon) -> None:
-    ran = subprocess.run(
-        [sys.executable, "-c", ENDS_WHILE_ARMED, str(daemon.socket)],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
-    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "", "")
-
-
 def test_a_client_that_writes_anything_is_counted_within_bounds_and_the_others_go_on(daemon: Daemon) -> None:
     liar, other = daemon.client(), daemon.client()
     other.put(KEY, 1, wait=True)
@@ -147,20 +91,3 @@ def test_a_client_that_writes_anything_is_counted_within_bounds_and_the_others_g
         view.lane.words[TIMED_AT] = count
     assert liar.get(KEY) is not None
     reads_until_timed(daemon, other, TIMES)
-
-
-def reads_for_ever(stage: Stage, socket: str) -> None:
-    client = tensord.Client(socket, required=True)
-    while True:
-        assert client.get(KEY) is not None
-        stage.tell("read")
-        stage.hear()
-
-
-def test_a_client_that_is_killed_leaves_its_times_and_nothing_else(daemon: Daemon) -> None:
-    client = daemon.client()
-    client.put(KEY, 1, wait=True)
-    with Child(reads_for_ever, str(daemon.socket)) as child:
-        assert child.hear() == "read"
-        child.kill()
-    reads_until_timed(daemon, client, timed(daemon))

@@ -38,31 +38,6 @@ def fill(client: tensord.Client, first: int, count: int) -> None:
         assert client.put(key(number), payload(number, ENTRY_BYTES), wait=True).state == "stored"
 
 
-def test_a_limit_gives_pages_back_and_lifted_takes_them_again(daemon: Daemon) -> None:
-    client = daemon.client()
-    grown(daemon)
-    fill(client, 0, 40)
-    limit(daemon, 4 * MIB)
-    until(lambda: allocated_bytes(daemon) <= 4 * MIB, "pages given back")
-    store = daemon.until(lambda status: status["store"]["resident_bytes"] <= 4 * MIB and status["store"], "it knows")
-    assert store["resident_bytes"] + store["withdrawn_bytes"] == store["ring_bytes"] == RING_BYTES
-    assert store["evictions"] == {"capacity": store["evictions"]["capacity"]}
-    left = [number for number in range(40) if client.contains(key(number))]
-    assert left == list(range(40 - len(left), 40)), "the least recently used go"
-    assert len(left) >= 4 * MIB // ENTRY_BYTES - 2, "more went than had to"
-    for number in left:
-        lease = client.get(key(number), verify=True)
-        assert lease is not None and is_payload(lease.tree, number)
-    fill(client, 100, 30)
-    assert allocated_bytes(daemon) <= 4 * MIB
-    limit(daemon, RING_BYTES)
-    until(lambda: allocated_bytes(daemon) >= RING_BYTES, "a limit that is lifted is regrown")
-    store = daemon.until(lambda s: s["store"]["withdrawn_bytes"] == 0 and s["store"], "the store knows it")
-    assert store["withdrawn_extents"] == 0 and store["regrow_error"] == ""
-    fill(client, 200, 40)
-    until(lambda: daemon.ask(messages.HealthQuery)["healthy"], "no problem to be left")
-
-
 def test_views_held_while_the_ring_shrinks_stay_what_they_were(daemon: Daemon) -> None:
     client = daemon.client()
     grown(daemon)

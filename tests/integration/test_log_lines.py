@@ -75,8 +75,3 @@ def test_a_refused_configuration_is_a_line_of_json(
     (name,) = flags
     assert line["event"] == "cannot serve"
     assert name.replace("_", "") in line["why"].replace("_", "").replace(".", "").replace("-", "")
-
-
-def test_a_refused_configuration_is_a_plain_line_unless_json_is_asked_for() -> None:
-    with Daemon(ring_bytes=1) as daemon:
-        assert daemon.refused().startswith("tensord: ring_bytes = '1' ")

@@ -76,16 +76,6 @@ def test_puts_hits_misses_and_evictions_are_counted(daemon: Daemon) -> None:
     assert ("tensord_found_corrupt_total", frozenset()) in samples
 
 
-def test_the_host_s_gauge_is_there_and_in_one_mode(daemon: Daemon) -> None:
-    daemon.until(lambda now: now["governor"]["gauges"], "the first sample")
-    samples = scraped(metrics_of(daemon))
-    assert figure(samples, "tensord_gauge_total_bytes", gauge="host", tier="host") > 0
-    modes = [
-        value for (name, labels), value in samples.items() if name == "tensord_mode" and ("gauge", "host") in labels
-    ]
-    assert sorted(modes) == [0.0] * 5 + [1.0]
-
-
 def test_a_drill_that_acts_is_in_the_metrics_until_it_ends(daemon: Daemon) -> None:
     at = metrics_of(daemon)
     channel = BlockingChannel.connect(daemon.socket, PATIENCE_S)
@@ -131,14 +121,3 @@ def test_a_wrong_address_is_refused_by_name() -> None:
     with taken, Daemon(metrics_listen=f"127.0.0.1:{taken.getsockname()[1]}") as daemon:
         assert "metrics.listen" in daemon.refused()
         assert not daemon.segments()
-
-
-def test_a_running_daemon_is_healthy_and_ready_over_http(daemon: Daemon) -> None:
-    assert asked(metrics_of(daemon), "/healthz") == (200, "ok\n")
-    assert asked(metrics_of(daemon), "/readyz") == (200, "ready\n")
-
-
-def test_a_scrape_shows_the_memory_of_the_daemon_s_process(daemon: Daemon) -> None:
-    samples = scraped(metrics_of(daemon))
-    assert figure(samples, "process_resident_memory_bytes") > MIB
-    assert figure(samples, "process_open_fds") > 3

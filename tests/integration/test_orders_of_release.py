@@ -170,15 +170,3 @@ def test_an_awaited_call_that_fails_keeps_nothing_of_the_function_that_made_it(r
             return await call()
 
     assert not kept(asyncio.run(main()))
-
-
-def test_a_computation_without_a_daemon_keeps_nothing_of_the_function_that_asked_for_it() -> None:
-    client = tensord.Client("/nowhere/tensord.sock", attach_s=0.0)
-
-    def call() -> weakref.ref[Any]:
-        large = np.zeros(10)
-        assert client.get_or_compute(os.urandom(32), lambda: 1) == 1
-        return weakref.ref(large)
-
-    assert not kept(call())
-    client.close()

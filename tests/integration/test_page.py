@@ -5,12 +5,8 @@ from __future__ import annotations
 
 import http.client
 import json
-import os
 import re
-import signal
 import socket
-import stat
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -20,7 +16,7 @@ import numpy as np
 import pytest
 
 from tensord.daemon import page
-from tensord.daemon.actors.page import CONNECTIONS_MAX, ENTRIES_FRESH_S, FRESH_S
+from tensord.daemon.actors.page import CONNECTIONS_MAX
 
 from ..client.ctl import documents
 from ..daemon_process import PATIENCE_S, Daemon, until
@@ -76,17 +72,6 @@ def serving() -> Iterator[Daemon]:
         yield running.start()
 
 
-def test_no_page_is_served_unless_it_is_asked_for(daemon: Daemon) -> None:
-    until(lambda: "serving metrics" in daemon.log, "its sockets")
-    assert sorted(path.name for path in daemon.folder.glob("*.sock")) == [
-        "control.sock",
-        "metrics.sock",
-        "notify.sock",
-        "status.sock",
-    ]
-    assert "serving page" not in daemon.log
-
-
 def test_the_page_has_the_figures_of_the_daemon(serving: Daemon) -> None:
     client = serving.client(name="engine")
     keys = [bytes([number]) * 32 for number in range(3)]
@@ -123,12 +108,6 @@ def test_a_request_to_any_other_name_reads_nothing(serving: Daemon, host: str, p
     assert serving.instance not in text
 
 
-def test_a_request_that_names_no_host_reads_nothing(serving: Daemon) -> None:
-    with connect(port_of(serving)) as sock:
-        sock.sendall(b"GET /page.json HTTP/1.0\r\n\r\n")
-        assert sock.makefile("rb").read().startswith(b"HTTP/1.1 403 ")
-
-
 def test_the_page_can_be_read_and_nothing_else(serving: Daemon) -> None:
     port = port_of(serving)
     assert asked(port, "/", "HEAD")[1] == ""
@@ -152,27 +131,6 @@ def test_every_answer_forbids_what_the_page_does_not_need(serving: Daemon, path:
     assert response.getheader("Access-Control-Allow-Origin") is None
 
 
-def test_the_page_names_no_outside_resource(serving: Daemon) -> None:
-    _, text = asked(port_of(serving), "/")
-    assert re.findall(r"https?:|//[\w.]+\.\w|@import|innerHTML|<\w[^>]* on\w+=", text) == []
-
-
-@pytest.mark.parametrize("mode", [0o660, 0o666])
-def test_on_a_unix_socket_the_page_has_the_mode_of_the_status_socket(mode: int) -> None:
-    with Daemon(status_mode=f"{mode:04o}") as daemon:
-        path = daemon.folder / "page.sock"
-        daemon.flags["http"] = path
-        daemon.start()
-        assert stat.S_IMODE(path.stat().st_mode) == mode
-        assert figures(path)["pid"] == daemon.pid
-        daemon.kill()
-        assert path.is_socket()
-        daemon.start()
-        assert figures(path)["pid"] == daemon.pid
-        daemon.terminate()
-        assert not path.exists()
-
-
 def test_a_port_or_path_that_cannot_be_had_ends_the_daemon_with_the_name_of_the_setting(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
@@ -187,33 +145,12 @@ def test_a_port_or_path_that_cannot_be_had_ends_the_daemon_with_the_name_of_the_
     assert mine.read_text() == "mine"
 
 
-def test_a_reload_with_another_http_says_that_it_needs_a_restart(serving: Daemon) -> None:
-    file = serving.folder / "tensord.toml"
-    file.write_text('http = "127.0.0.1:0"\n')
-    with Daemon(config=file) as daemon:
-        daemon.start()
-        port = port_of(daemon)
-        file.write_text('http = "none"\n')
-        os.kill(daemon.pid, signal.SIGHUP)
-        until(lambda: "reload applied" in daemon.log, "the verdict")
-        assert 'event="setting needs a restart" key=http before=127.0.0.1:0 after=none' in daemon.log
-        assert figures(port)["pid"] == daemon.pid
-
-
 def test_a_reader_learns_no_whole_key(serving: Daemon) -> None:
     key = bytes(range(100, 132))
     serving.client().put(key, np.zeros(100, np.uint8), wait=True)
     response, text = asked(port_of(serving))
     assert response.status == 200 and key.hex()[:28] in text
     assert key.hex()[:32] not in text
-
-
-def test_many_readers_cost_the_daemon_no_more_questions_than_one(serving: Daemon) -> None:
-    port, began = port_of(serving), time.monotonic()
-    told = [figures(port) for _ in range(50)]
-    took_s = time.monotonic() - began
-    assert len({each["unix_s"] for each in told}) <= took_s / FRESH_S + 1
-    assert told[0]["unix_s"] <= time.time() and ENTRIES_FRESH_S > FRESH_S
 
 
 def test_connections_that_say_nothing_keep_no_reader_and_no_client_out(serving: Daemon) -> None:
@@ -228,15 +165,6 @@ def test_connections_that_say_nothing_keep_no_reader_and_no_client_out(serving: 
         client.put(b"k" * 32, np.zeros(100, np.uint8), wait=True)
         assert serving.store("entries") == 1
     until(lambda: figures(port)["store"]["entries"] == 1, "newer figures")
-
-
-def test_a_reader_that_does_not_read_harms_no_other_one(serving: Daemon) -> None:
-    port = port_of(serving)
-    with ExitStack() as silent:
-        for _ in range(CONNECTIONS_MAX - 1):
-            sock = silent.enter_context(connect(port))
-            sock.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        assert figures(port)["pid"] == serving.pid
 
 
 def told_of(**changed: Any) -> dict[str, Any]:
@@ -267,17 +195,6 @@ def with_processes(count: int) -> dict[str, Any]:
     return documents.status(governor=documents.governor(gauges=gauges))
 
 
-def test_the_processes_with_the_most_bytes_on_cards_come_first() -> None:
-    told = told_of(status=with_processes(4))
-    assert [(row["pid"], row["card"]) for row in told["processes"]["rows"]] == [
-        (3, documents.OTHER),
-        (2, documents.CARD),
-        (1, documents.OTHER),
-        (0, documents.CARD),
-    ]
-    assert not any("processes" in gauge for gauge in told["gauges"]["rows"])
-
-
 @pytest.mark.parametrize(
     ("name", "make"),
     [
@@ -292,28 +209,3 @@ def test_a_long_list_is_cut_and_says_by_how_much(name: str, make: Callable[[], d
     listed = told_of(**make())[name]
     assert len(listed["rows"]) == page.ROWS_MAX
     assert listed["more"] == 500 - page.ROWS_MAX
-
-
-def test_lists_begin_with_what_an_operator_looks_for() -> None:
-    rows = [documents.client(1, hits=9), documents.client(2), documents.client(3, pins=99_999), documents.client(4)]
-    owners = [documents.owner(2, bytes=7), documents.owner(4, bytes=5, unresponsive=True)]
-    status = documents.status(governor=documents.governor(owners=owners))
-    told = told_of(
-        status=status,
-        clients=rows,
-        entries=[documents.entry(number) for number in (3, 9, 5)],
-        slow={"slow_s": 0.01, "requests": [slow(2.0), slow(3.0), slow(1.0)]},
-        advice={
-            "policy": "lru",
-            "capacity_bytes": 8,
-            "curves": [
-                {"namespace": None, "requests": 9.0, "points": [[4, 0.1, 0.0], [8, 0.2, 0.0]]},
-                {"namespace": "ab", "requests": 5.0, "points": [[4, 0.3, 0.0], [8, 0.4, 0.0]]},
-            ],
-        },
-    )
-    assert [row["client"] for row in told["clients"]["rows"]] == [4, 2, 3, 1]
-    assert [row["uses"] for row in told["entries"]["rows"]] == [9, 5, 3]
-    assert [row["took_s"] for row in told["slow"]["rows"]] == [3.0, 2.0, 1.0]
-    assert told["namespaces"]["rows"] == [{"namespace": "ab", "requests": 5.0, "hit_ratio": 0.4}]
-    assert [row["mode"] for row in told["transitions"]["rows"]] == ["pressure", "normal"]

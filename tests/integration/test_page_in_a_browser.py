@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import pytest
 
-from tensord.client.ctl import output
 from tensord.daemon import page
 
 from ..browser import Browser, Tab, needs_chromium
@@ -95,17 +94,6 @@ def test_a_name_that_is_html_is_shown_as_text(tab: Tab, serving: Daemon) -> None
     assert tab.faults == []
 
 
-def test_a_script_that_got_into_the_page_does_not_run(tab: Tab) -> None:
-    tab.run("document.body.insertAdjacentHTML('beforeend', '<img src=x onerror=document.title=1>')")
-    tab.run(
-        "document.body.append(Object.assign(document.createElement('script'), {textContent: 'document.title = 2'}))"
-    )
-    tab.run("document.body.append(Object.assign(document.createElement('img'), {src: 'http://127.0.0.2/'}))")
-    told = [each["params"]["entry"]["text"] for each in tab.faults if each["method"] == "Log.entryAdded"]
-    assert len([text for text in told if "Content Security Policy" in text]) >= 3, told
-    assert tab.run("document.title").startswith("tensord ")
-
-
 def test_while_the_daemon_is_away_the_page_says_so_and_goes_on_when_it_is_back(tab: Tab, serving: Daemon) -> None:
     shown = tab.run("document.getElementById('daemon').textContent")
     assert f"pid {serving.pid}," in shown
@@ -136,15 +124,6 @@ def test_a_daemon_of_another_version_gets_its_own_page(tab: Tab) -> None:
     tab.until(SHOWN, "its figures")
 
 
-def test_a_page_that_nobody_sees_asks_for_nothing(tab: Tab, browser: Browser) -> None:
-    browser.open()
-    tab.until("document.hidden", "the other tab in front")
-    assert tab.run("(async () => { await ask(); return asking; })()") is False
-    assert tab.run("performance.clearResourceTimings(); ask(); asking") is False
-    tab.call("Page.bringToFront")
-    tab.until("!document.hidden && performance.getEntriesByType('resource').length", "the next question")
-
-
 def test_the_page_is_paused_and_goes_on_by_the_keyboard_alone(tab: Tab) -> None:
     tab.press("Tab", 9)
     assert tab.run("document.activeElement.id") == "pause"
@@ -160,15 +139,6 @@ def test_the_page_is_paused_and_goes_on_by_the_keyboard_alone(tab: Tab) -> None:
         tab.press("Tab", 9)
         assert tab.run("document.activeElement.className") == "scroll"
         assert tab.run("document.activeElement.getAttribute('aria-label')")
-
-
-def test_what_a_reader_has_selected_stays_selected(tab: Tab) -> None:
-    tab.run("getSelection().selectAllChildren(document.querySelector('#ring dd'))")
-    selected = tab.run("getSelection().toString()")
-    tab.run("performance.clearResourceTimings()")
-    tab.until("performance.getEntriesByType('resource').length >= 2 && !asking", "two answers more")
-    assert selected
-    assert tab.run("getSelection().toString()") == selected
 
 
 @pytest.mark.parametrize("width", [320, 760, 1920])
@@ -263,33 +233,6 @@ def test_what_an_operator_must_look_at_is_said_in_words(tab: Tab) -> None:
     assert tab.faults == []
 
 
-def test_figures_are_written_as_tensorctl_writes_them(tab: Tab) -> None:
-    def shown(name: str, values: list[Any]) -> list[str]:
-        found: list[str] = tab.run(f"{json.dumps(values)}.map(value => {name}(value))")
-        return found
-
-    sizes = [
-        0,
-        1,
-        1023,
-        1024,
-        1500,
-        1 << 20,
-        5_000_000,
-        99_000_000,
-        123_456_789,
-        (1 << 30) - 1,
-        40_000_000_000,
-        7 << 40,
-    ]
-    assert shown("size", sizes) == [output.size(value) for value in sizes]
-    ages = [-1, 0, 0.0004, 0.0123, 0.9999, 1, 59.9, 60, 3599, 3600, 86_399, 86_400, 8_640_000, 86_400_000]
-    assert shown("age", ages) == [output.age(value) for value in ages]
-    counts = [0, 9999, 10_000, 123_456, 999_949, 999_950, 12_345_678, 5_000_000_000, 7_000_000_000_000]
-    assert shown("short", counts) == [output.short(value) for value in counts]
-    assert tab.run("[share(1, 3), share(0, 0), share(2, 2)]") == [output.share(1, 3), "-", "100.0 %"]
-
-
 def test_a_name_of_another_site_that_leads_to_this_host_shows_nothing(browser: Browser, serving: Daemon) -> None:
     """DNS rebinding."""
     tab = browser.open(url_of(serving).replace("127.0.0.1", ELSEWHERE))
@@ -308,11 +251,3 @@ def test_another_site_can_neither_read_the_figures_nor_frame_the_page(browser: B
     )
     told = [each["params"]["entry"]["text"] for each in tab.faults if each["method"] == "Log.entryAdded"]
     assert any("frame-ancestors" in text for text in told), told
-
-
-def test_many_tabs_are_served_at_once(browser: Browser, serving: Daemon) -> None:
-    tabs = [browser.open(url_of(serving)) for _ in range(12)]
-    for tab in tabs:
-        tab.call("Page.bringToFront")
-        tab.until(SHOWN, "the figures")
-    assert [tab.faults for tab in tabs] == [[]] * len(tabs)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import tensord
-from tensord.errors import BadKey, ObjectTooLarge, ParentGone, TimedOut, UnsupportedLeaf, UsageError
+from tensord.errors import BadKey, ObjectTooLarge, ParentGone, UnsupportedLeaf, UsageError
 from tensord.shm.layout import QUEUE_RECORDS
 
 from ..daemon_process import MIB, PATIENCE_S, Daemon, until
@@ -77,40 +77,6 @@ def test_nothing_is_stored_if_an_item_cannot_be(daemon: Daemon) -> None:
         assert not client.contains(key(0)) and not client.contains(key(1))
 
 
-def test_all_puts_are_lost_while_there_is_no_daemon() -> None:
-    with Daemon() as daemon, daemon.start().client() as client:
-        client.put(key(0), 1, wait=True)
-        daemon.kill()
-        assert states(client.put_many(items(range(1, 70)), wait=True)) == ["lost"] * 69
-
-
-def test_a_batch_waits_for_a_stopped_daemon_no_longer_than_it_was_told(daemon: Daemon) -> None:
-    with daemon.client() as client:
-        for number in range(1000, 1040):
-            client.put(key(number), payload(number, 4096), wait=True)
-        daemon.pause()
-        with pytest.raises(TimedOut):
-            client.put_many(items(range(1, 3)), wait=True, timeout_s=0.2)
-        daemon.resume()
-
-
-def test_coroutines_put_batches_too(daemon: Daemon) -> None:
-    async def puts() -> list[tensord.Put]:
-        async with tensord.AsyncClient(daemon.socket, timeout_s=PATIENCE_S) as client:
-            return await client.put_many(items(range(40)), wait=True)
-
-    assert states(asyncio.run(puts())) == ["stored"] * 40
-
-
-def test_entries_of_a_batch_have_its_time_to_live_and_tokens(daemon: Daemon) -> None:
-    with daemon.client() as client:
-        client.put_many(items(range(3)), ttl_s=1000.0, tokens=7, wait=True)
-        for number in range(3):
-            entry = client.peek(key(number))
-            assert entry is not None
-            assert entry.tokens == 7 and entry.expires_unix_s > entry.created_unix_s + 990
-
-
 def test_a_batch_of_numpy_views_is_what_it_was_at_the_call(daemon: Daemon) -> None:
     """The caller may change the arrays once the call has returned, whether the daemon has copied them or not."""
     with daemon.client() as client:
@@ -123,19 +89,6 @@ def test_a_batch_of_numpy_views_is_what_it_was_at_the_call(daemon: Daemon) -> No
             assert lease is not None and np.array_equal(lease.tree, before[number])
 
 
-def test_a_daemon_that_does_not_answer_gets_the_puts_that_have_a_place_and_the_others_are_lost(daemon: Daemon) -> None:
-    with daemon.client() as client:
-        for number in range(1000, 1040):
-            client.put(key(number), payload(number, 4096), wait=True)
-        daemon.pause()
-        puts = client.put_many(items(range(1, 9), MIB), timeout_s=0.2)
-        puts += client.put_many(items(range(9, 11)), timeout_s=0.2)
-        assert set(states(puts)) == {"sent", "lost"}
-        assert all(isinstance(put.error, TimedOut) for put in puts if put.state == "lost")
-        daemon.resume()
-        assert {put.wait(PATIENCE_S).state for put in puts} == {"stored", "lost"}
-
-
 @pytest.mark.parametrize("size_bytes", [4096, 3 * MIB])
 def test_each_payload_of_a_batch_has_its_own_parent(daemon: Daemon, size_bytes: int) -> None:
     with daemon.client() as client:
@@ -146,14 +99,6 @@ def test_each_payload_of_a_batch_has_its_own_parent(daemon: Daemon, size_bytes: 
         client.evict(key(0))
         until(lambda: not (client.contains(key(1)) or client.contains(key(2))), "the descendants to end")
         assert client.contains(key(3))
-
-
-def test_a_payload_whose_parent_of_the_batch_is_refused_is_refused_alone_with_it() -> None:
-    with Daemon(limits_object_bytes_max=MIB) as daemon, daemon.start().client() as client:
-        batch = [(key(1), payload(1, 2 * MIB)), *items(range(2, 4))]
-        puts = client.put_many(batch, parents=[None, key(1), None], wait=True)
-        assert states(puts) == ["refused", "refused", "stored"]
-        assert isinstance(puts[0].error, ObjectTooLarge) and isinstance(puts[1].error, ParentGone)
 
 
 @pytest.mark.parametrize("parents", [[], [None], [None] * 3, [key(9)] * 2 + [None]], ids=str)

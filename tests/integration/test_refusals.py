@@ -8,16 +8,14 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 import tensord
-from tensord.errors import LimitReached, ObjectTooLarge, StoreFull, TensordError, TimedOut, UsageError
+from tensord.errors import LimitReached, ObjectTooLarge, StoreFull, TensordError
 from tensord.ipc import messages
-from tensord.ipc.schema import PREFIX_BYTES_MAX
-from tensord.shm.layout import LAYOUT_VERSION, QUEUE_RECORDS
+from tensord.shm.layout import LAYOUT_VERSION
 
 from ..daemon_process import MIB, PATIENCE_S, Daemon, until
 from ..faults.payloads import is_payload, key, payload
@@ -68,12 +66,6 @@ def test_a_payload_larger_than_the_ring_is_refused() -> None:
             assert answer is not None and answer.error is not None and "not lent to its client" in answer.error.text
 
 
-def test_a_payload_over_object_bytes_max_is_refused() -> None:
-    with Daemon(limits_object_bytes_max=100_000) as daemon, undisturbed(daemon.start()):
-        put = daemon.client().put(key(1), payload(1, 104_000))
-        refused(put, ObjectTooLarge, "object_bytes_max", 100_000, "raise it")
-
-
 def test_a_full_ring_with_everything_pinned_refuses_and_serves_again_when_a_lease_goes() -> None:
     with Daemon(ring_bytes=2 * MIB) as daemon, undisturbed(daemon.start()):
         client = daemon.client()
@@ -95,52 +87,7 @@ def test_a_full_ring_with_everything_pinned_refuses_and_serves_again_when_a_leas
         assert daemon.store("found_corrupt") == 0
 
 
-def test_a_budget_of_tokens_refuses_what_could_never_fit() -> None:
-    with Daemon(max_tokens=100) as daemon, undisturbed(daemon.start()):
-        client = daemon.client()
-        refused(client.put(key(1), payload(1), tokens=101), LimitReached, "max_tokens", 100, 101, "raise")
-        assert client.put(key(1), payload(1), tokens=100, wait=True).state == "stored"
-
-
 # ---- counts
-
-
-def test_a_put_waits_for_room_in_the_queue_and_is_lost_without_it_in_time() -> None:
-    with Daemon() as daemon, undisturbed(daemon.start()):
-        client = daemon.client()
-        assert client.put(key(0), 1, wait=True).state == "stored"
-        daemon.pause()
-        sent = []
-        for number in range(1, QUEUE_RECORDS + 100):
-            sent.append(client.put(key(0), number, timeout_s=0.2))
-            if sent[-1].state != "sent":
-                break
-        late = sent.pop()
-        assert late.state == "lost" and isinstance(late.error, TimedOut), late
-        daemon.resume()
-        assert {put.wait(PATIENCE_S).state for put in sent} == {"existed"}
-        assert client.put(key(1), payload(1), wait=True).state == "stored"
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [{"tokens": -1}, {"tokens": 1.5}, {"tokens": 1 << 63}, {"ttl_s": 0}, {"ttl_s": float("nan")}, {"ttl_s": "1"}],
-)
-def test_terms_that_no_put_can_have_are_the_callers_mistake_and_cost_nobody_the_connection(
-    daemon: Daemon, wrong: dict[str, Any]
-) -> None:
-    client = daemon.client()
-    (name,) = wrong
-    claim = client.claim(key(1))
-    until(lambda: claim.state == "compute", "the claim")
-    with pytest.raises(UsageError, match=f"{name} is"):
-        client.put(key(2), payload(2, 4096), **wrong)
-    with pytest.raises(UsageError, match=f"{name} is"):
-        client.reserve(payload(2, 4096)).commit(key(2), **wrong)
-    with pytest.raises(UsageError, match="for_s is"):
-        client.pin(key(2), -1)
-    assert client.put(key(2), payload(2, 4096), wait=True).state == "stored"
-    assert claim.state == "compute"
 
 
 def test_over_pins_per_client_max_a_pin_is_refused() -> None:
@@ -169,24 +116,6 @@ def test_over_the_share_that_pins_may_hold_a_pin_is_refused() -> None:
         until(lambda: daemon.store("pins") == 0, "the pins to end with their client")
 
 
-def test_over_keys_per_request_max_a_request_is_refused() -> None:
-    with Daemon(limits_keys_per_request_max=10) as daemon, undisturbed(daemon.start()):
-        client = daemon.client()
-        for ask in (client.touch, client.evict):
-            with pytest.raises(LimitReached, match=r"11 keys.*keys_per_request_max is 10"):
-                ask(*[key(number) for number in range(11)])
-        assert client.touch(*[key(number) for number in OTHERS]) == len(OTHERS)
-
-
-def test_over_claims_per_client_max_a_claim_is_refused() -> None:
-    with Daemon(limits_claims_per_client_max=2) as daemon, undisturbed(daemon.start()), RawClient(daemon.socket) as raw:
-        for number in range(2):
-            assert raw.ask(lambda n, number=number: messages.RequestClaim(n, key(number))).answer == "compute"
-        with pytest.raises(LimitReached, match=r"claims_per_client_max is 2.*raise it"):
-            raw.ask(lambda n: messages.RequestClaim(n, key(2)))
-        assert raw.ask(lambda n: messages.Touch(n, [])).count == 0, "the connection goes on"
-
-
 def test_over_lanes_max_a_new_client_is_refused_and_a_client_with_a_lane_may_attach_again() -> None:
     with Daemon(limits_lanes_max=2) as daemon, undisturbed(daemon.start()) as other:
         client = daemon.client()
@@ -206,33 +135,6 @@ def test_over_lanes_max_a_new_client_is_refused_and_a_client_with_a_lane_may_att
         daemon.client()
 
 
-# ---- inboxes
-
-
-def test_an_inbox_larger_than_ring_and_query_is_refused_and_a_later_one_takes_an_earlier_ones_place() -> None:
-    with Daemon() as daemon, undisturbed(daemon.start()), RawClient(daemon.socket) as raw:
-        most = 16 * MIB + PREFIX_BYTES_MAX
-        with pytest.raises(LimitReached, match=f"{most + 4096} bytes; the ring and the longest .* {most}"):
-            raw.open_inbox(most + 4096)
-        for _ in range(2):
-            raw.open_inbox(MIB)
-        daemon.until(lambda status: status["inboxes"] == 1, "one inbox")
-
-
-def test_a_client_goes_on_putting_when_the_daemon_comes_back_with_another_way_to_write() -> None:
-    with Daemon(write_in_place="off") as daemon:
-        client = daemon.start().client()
-        for number, way in enumerate(("off", "owner", "off", "owner")):
-            daemon.flags["write_in_place"] = way
-            daemon.restart()
-            daemon.attached(client)
-            assert client.put(key(number), payload(number), wait=True).state == "stored"
-            assert daemon.status()["inboxes"] == (way == "off")
-        for number in range(4):
-            lease = client.get(key(number), verify=True)
-            assert lease is not None and is_payload(lease.tree, number)
-
-
 # ---- starting
 
 
@@ -243,14 +145,6 @@ def test_a_second_daemon_of_an_instance_is_refused_by_name_and_the_first_goes_on
             told = second.refused()
             assert "InstanceBusy" in told and repr(daemon.instance) in told and "--instance" in told
         second.instance = "test-none-of-the-first's"  # what it leaves is not the first one's to remove
-
-
-def test_a_daemon_at_anothers_socket_is_refused_and_leaves_nothing() -> None:
-    with Daemon() as daemon, Daemon() as second, undisturbed(daemon.start()):
-        second.socket = daemon.socket
-        told = second.refused()
-        assert "InstanceBusy" in told and str(daemon.socket) in told
-        assert not second.segments()
 
 
 def test_a_ring_of_another_layout_version_is_freed_with_both_named() -> None:
@@ -284,23 +178,6 @@ def test_a_ring_that_dev_shm_cannot_hold_is_refused_with_both_sizes_named() -> N
         daemon.flags["ring_bytes"] = 2 * MIB
         daemon.start()
         assert daemon.client().put(key(1), payload(1), wait=True).state == "stored"
-
-
-@pytest.mark.parametrize(
-    ("flags", "named"),
-    [
-        ({"limits_claim_s": 10, "limits_claim_s_max": 1}, ["claim_s", "claim_s_max"]),
-        ({"ring_bytes": "1KiB"}, ["ring_bytes", "1"]),
-        ({"no_such_setting": 1}, ["no-such-setting"]),
-    ],
-    ids=lambda given: next(iter(given)) if isinstance(given, dict) else "",
-)
-def test_a_wrong_setting_is_refused_by_name_and_leaves_nothing(flags: dict[str, object], named: list[str]) -> None:
-    with Daemon(**flags) as daemon:
-        told = daemon.refused()
-        for what in named:
-            assert what in told
-        assert not daemon.segments()
 
 
 def test_limits_changed_by_sighup_hold_at_once_for_clients_that_are_there(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 import tensord
 from tensord.ipc.schema import PREFIX_BYTES_MAX
 
-from ..daemon_process import MIB, PATIENCE_S, Daemon, until
+from ..daemon_process import MIB, PATIENCE_S, Daemon
 from ..faults.payloads import key, payload
 from ..processes import Child, Stage
 
@@ -44,21 +44,6 @@ def test_a_daemon_that_may_open_too_few_files_says_how_many_it_needs(files: int)
         line = only_line(daemon.refused())
         assert f"RLIMIT_NOFILE is {files}" in line and "48" in line and "ulimit -n" in line, line
         assert not daemon.segments()
-
-
-def test_a_daemon_that_may_open_just_enough_files_serves() -> None:
-    with limited(Daemon(), "RLIMIT_NOFILE", 48) as daemon:
-        daemon.start()
-        assert daemon.client().put(key(1), payload(1), wait=True).state == "stored"
-
-
-def test_a_daemon_that_cannot_measure_memory_for_want_of_it_assumes_a_rate_and_serves() -> None:
-    with Daemon() as daemon:
-        daemon.constants = {"tensord.daemon.copy_rate.COPY_BYTES": 1 << 46}  # more than there are addresses
-        daemon.start()
-        until(lambda: "cannot measure how fast memory is copied" in daemon.log, "the measurement")
-        assert daemon.log.count("cannot measure") == 1 and "bytes_per_s=4294967296" in daemon.log
-        assert daemon.client().put(key(1), payload(1), wait=True).state == "stored"
 
 
 @pytest.mark.parametrize("free_bytes", [6 * MIB, 12 * MIB])
@@ -127,39 +112,12 @@ def test_a_client_that_may_make_no_inbox_names_the_limit_until_it_may(limited_by
     assert (computed, again) == (2, "stored")
 
 
-def test_a_client_that_may_make_only_small_files_puts_in_place() -> None:
-    with Daemon() as daemon, Child(needs_an_inbox, daemon.start().socket, "RLIMIT_FSIZE") as child:
-        assert child.hear()[::3] == ("stored", "stored")
-
-
 @pytest.mark.parametrize("size_bytes", [1 << 10, 100_000, 4 * MIB])
 def test_a_daemon_that_may_make_only_smaller_files_than_its_ring_names_both_sizes(size_bytes: int) -> None:
     with limited(Daemon(ring_bytes=8 * MIB), "RLIMIT_FSIZE", size_bytes) as daemon:
         line = only_line(daemon.refused())
         assert f"{8 * MIB} bytes" in line and f"{size_bytes} bytes (RLIMIT_FSIZE)" in line and "ulimit -f" in line, line
         assert not daemon.segments()
-
-
-def test_a_ring_that_cannot_be_enlarged_under_a_limit_of_files_is_served_as_it_is() -> None:
-    with Daemon(ring_bytes=2 * MIB) as daemon:
-        daemon.start().client().put(key(1), payload(1), wait=True)
-        daemon.terminate()
-        daemon.flags["ring_bytes"] = 8 * MIB
-        limited(daemon, "RLIMIT_FSIZE", 4 * MIB).start()
-        assert daemon.status()["ring_bytes"] == 2 * MIB
-        assert daemon.client().contains(key(1))
-        assert f"{4 * MIB} bytes (RLIMIT_FSIZE)" in daemon.log
-
-
-def test_clients_are_told_of_a_limit_of_files_that_is_smaller_than_a_lane() -> None:
-    with Daemon(ring_bytes=2 * MIB) as daemon:
-        daemon.start().terminate()
-        limited(daemon, "RLIMIT_FSIZE", 50_000).start()
-        client = tensord.Client(daemon.socket, timeout_s=PATIENCE_S)
-        put = client.put(key(1), payload(1), wait=True)
-        client.close()
-        assert put.state == "refused" and "50000 bytes (RLIMIT_FSIZE)" in str(put.error), put.error
-        assert daemon.running
 
 
 def test_a_daemon_whose_log_cannot_be_written_any_more_serves_on() -> None:

@@ -95,19 +95,6 @@ def test_each_client_counts_once_and_only_while_it_holds(shared: Daemon, stored:
         becomes(client, wanted, 0, 1)
 
 
-def test_a_client_that_was_closed_counts_while_its_views_live(
-    shared: Daemon, stored: tuple[tensord.Client, bytes]
-) -> None:
-    client, wanted = stored
-    with tensord.Client(shared.socket, timeout_s=PATIENCE_S) as gone:
-        lease = gone.hold(wanted)
-        assert lease is not None
-    shared.until(lambda s: s["lanes_orphaned"] == 1, "its lane to have no client")
-    becomes(client, wanted, 1, 0)
-    lease.release()
-    becomes(client, wanted, 0, 0)
-
-
 def test_a_missing_entry_has_no_reuse(stored: tuple[tensord.Client, bytes], tmp_path: Path) -> None:
     client, wanted = stored
     assert client.reuse(key(next(_numbers))) is None

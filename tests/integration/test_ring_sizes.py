@@ -9,8 +9,6 @@ import numpy as np
 import pytest
 
 import tensord
-from tensord.client.core.view import View
-from tensord.client.ctl.show.status import status_text
 from tensord.ipc import messages
 from tensord.shm import segments
 
@@ -94,54 +92,6 @@ def test_a_ring_that_is_enlarged_keeps_what_it_has_and_takes_more() -> None:
         assert len(here(daemon.client(), range(140))) == 52
 
 
-def test_a_reader_that_has_the_smaller_ring_mapped_misses_what_lies_behind_it() -> None:
-    with Daemon(ring_bytes=SMALL, policy="lru") as daemon:
-        client = daemon.start().client()
-        fill(client, range(6))
-        view = client._link.view
-        assert view is not None
-        assert view.is_whole
-        mapped = len(view._ring)
-        again(daemon, ring_bytes=LARGE)
-        until(lambda: client.connected and client._link.view is not view, "the client mapped the larger ring")
-        assert client._link.view is not None and client._link.view.lane is view.lane
-        grown(daemon, LARGE)
-        fill(daemon.client(), range(100, 130))
-        assert not View.is_whole.__get__(view)
-        beyond = [number for number in range(100, 130) if end_of(view, number) > mapped]
-        within = [number for number in (*range(6), *range(100, 130)) if number not in beyond]
-        assert any(end_of(view, n) - ENTRY_BYTES < mapped for n in beyond), "one lies across the old end"
-        assert len(beyond) > 10 and len(within) > 6
-        for number in beyond:
-            assert view.get(key(number)) is None
-            assert not view.contains(key(number))
-            assert view.hold(key(number)) is None
-            assert view.verified(key(number)) is None
-            peeked = view.peek(key(number))
-            assert peeked is not None and peeked.key == key(number)
-            assert view.reuse(key(number)) is not None
-        for number in within:
-            lease = view.get(key(number))
-            assert lease is not None and is_payload(lease.tree, number)
-        numbers = [*beyond, *within]
-        keys = np.frombuffer(b"".join(map(key, numbers)), np.uint8).reshape(-1, 32)
-        for batch in (view.get_many(keys), view.hold_many(keys)):
-            assert batch.found.tolist() == [number in within for number in numbers]
-            for at, number in enumerate(numbers):
-                got = batch[at]
-                assert got is None or is_payload(got.tree, number)
-        del batch, got, lease
-        gc.collect()
-        assert view.lane.in_use == 0
-
-
-def end_of(view: View, number: int) -> int:
-    """Where an entry's span ends in the ring."""
-    hit = view._index.find(key(number))
-    assert hit is not None
-    return (hit[3] & ((1 << 48) - 64)) + 128 + hit[4]
-
-
 def test_a_ring_that_is_made_smaller_gives_memory_back_and_keeps_what_fits() -> None:
     with Daemon(ring_bytes=LARGE, policy="lru") as daemon:
         client = daemon.start().client()
@@ -176,38 +126,6 @@ def test_a_ring_that_is_made_smaller_gives_memory_back_and_keeps_what_fits() -> 
         assert here(daemon.client(), range(200, 290)) == list(range(200, 290))
 
 
-def test_a_ring_that_is_made_smaller_takes_a_payload_of_most_of_it() -> None:
-    with Daemon(ring_bytes=8 * LARGE) as daemon, tensord.Client(daemon.start().socket, timeout_s=60) as client:
-        fill(client, range(512))
-        again(daemon, ring_bytes=2 * LARGE)
-        assert client.wait_connected(60)
-        until(lambda: allocated_bytes(daemon) <= 2 * LARGE, "pages given back")
-        for number in range(1000, 1004):
-            put = client.put(key(number), payload(number, 2 * LARGE * 6 // 10), wait=True)
-            assert put.state == "stored", put.error
-        assert here(client, range(1000, 1004)) == [1003]
-
-
-def test_fewer_entries_go_by_the_policy_and_more_as_far_as_the_index_has_room() -> None:
-    with Daemon(ring_bytes=LARGE, max_entries=1000, policy="lru") as daemon:
-        daemon.start()
-        fill(daemon.client(), range(1000), 8)
-        again(daemon, max_entries=400)
-        daemon.until(lambda s: s["store"]["entries"] == 400, "what is over to go")
-        assert here(daemon.client(), range(1000)) == list(range(600, 1000))
-        again(daemon, max_entries=1_000_000)
-        told = daemon.status()
-        room = told["store"]["max_entries"]
-        assert 1000 <= room < 1_000_000 and told["configured"]["max_entries"] == 1_000_000
-        health = daemon.ask(messages.HealthQuery)
-        (notice,) = health["notices"]
-        assert health["healthy"] and "max_entries is 1000000" in notice and "tensorctl purge" in notice
-        assert daemon.log.count("max_entries is 1000000") == 1
-        assert "(configured 1,000,000)" in status_text(told, health)
-        fill(daemon.client(), range(2000, 2000 + room), 8)
-        assert 1000 < daemon.store("entries") <= room
-
-
 @pytest.mark.parametrize("pages_bytes", [0, SMALL, 64 * MIB, 192 * MIB])
 def test_a_daemon_killed_while_it_enlarges_the_ring_loses_nothing(pages_bytes: int) -> None:
     with Daemon(ring_bytes=SMALL, policy="lru", memory_prefault=True) as daemon:
@@ -223,17 +141,6 @@ def test_a_daemon_killed_while_it_enlarges_the_ring_loses_nothing(pages_bytes: i
         assert daemon.status()["ring_bytes"] == 256 * MIB
         assert here(daemon.client(), range(12)) == list(range(12))
         daemon.until(lambda s: s["store"]["resident_bytes"] == 256 * MIB, "all of it")
-
-
-def test_a_ring_whose_file_was_enlarged_and_nothing_else_is_what_it_was() -> None:
-    with Daemon(ring_bytes=SMALL, policy="lru") as daemon:
-        fill(daemon.start().client(), range(12))
-        daemon.terminate()
-        os.truncate(segments.SHM_FOLDER / f"tensord.{daemon.instance}.ring", LARGE)
-        daemon.start()
-        assert daemon.status()["ring_bytes"] == SMALL
-        fill(daemon.client(), range(12, 40))
-        assert len(here(daemon.client(), range(40))) >= 12
 
 
 def test_a_ring_that_cannot_be_enlarged_serves_as_it_is_and_says_so() -> None:

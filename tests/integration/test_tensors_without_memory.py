@@ -12,8 +12,8 @@ import pytest
 import tensord
 from tensord.errors import UnsupportedLeaf
 
-from ..daemon_process import MIB, Daemon
-from ..faults.payloads import is_payload, key, payload
+from ..daemon_process import Daemon
+from ..faults.payloads import key, payload
 
 torch = pytest.importorskip("torch")
 FakeTensorMode = pytest.importorskip("torch._subclasses.fake_tensor").FakeTensorMode
@@ -110,35 +110,3 @@ def test_every_call_that_puts_refuses_a_tensor_without_memory(
     assert daemon.store("puts") == before
     assert client.connected and not client.link.puts.waiting
     assert client.get_or_compute(key(0), lambda: 5) == 5
-
-
-@pytest.mark.parametrize("write_in_place", ["owner", "off"])
-@pytest.mark.parametrize("size_bytes", [4096, 3 * MIB, 9 * MIB])
-def test_memory_freed_while_the_items_of_put_many_are_gathered_is_not_read(
-    write_in_place: str, size_bytes: int
-) -> None:
-    with Daemon(ring_bytes=64 * MIB, write_in_place=write_in_place) as daemon, daemon.start().client() as client:
-        tensor = torch.ones(size_bytes, dtype=torch.uint8)
-
-        def items() -> Iterator[tuple[bytes, Any]]:
-            yield key(1), payload(1, size_bytes)
-            yield key(2), tensor
-            resized(tensor, 0)
-            yield key(3), payload(3, size_bytes)
-
-        puts = client.put_many(items(), wait=True)
-        assert [put.state for put in puts] == ["stored", "refused", "stored"]
-        assert isinstance(puts[1].error, UnsupportedLeaf)
-        for number in (1, 3):
-            lease = client.get(key(number), verify=True)
-            assert lease is not None and is_payload(lease.tree, number)
-        assert not client.contains(key(2))
-
-
-def test_torch_may_free_the_memory_of_a_tensor_that_was_stored_and_of_one_that_was_read(client: tensord.Client) -> None:
-    tensor = torch.ones(1000)
-    assert client.put(key(7), tensor, wait=True).state == "stored"
-    resized(tensor, 0)
-    lease = client.get(key(7))
-    assert lease is not None
-    resized(lease.torch(), 0)

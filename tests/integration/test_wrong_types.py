@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
 import tensord
-from tensord.errors import BadGraph, UsageError
+from tensord.errors import UsageError
 
-from ..daemon_process import PATIENCE_S, Daemon
+from ..daemon_process import Daemon
 
 KEY = b"k" * 32
 NAMESPACE = tensord.Namespace(model="m", revision="1", dtype="float32", processor="none")
@@ -74,6 +73,20 @@ CALLS: dict[str, Callable[[tensord.Client], object]] = {
 }
 
 
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[Daemon]:
+    with Daemon() as running:
+        yield running.start()
+
+
+@pytest.fixture
+def client(daemon: Daemon) -> Iterator[tensord.Client]:
+    """A client of a daemon that has nothing."""
+    with daemon.client() as made:
+        made.clear()
+        yield made
+
+
 @pytest.mark.parametrize("call", ENCODER)
 def test_the_encoder_cache_refuses_objects_of_another_type(call: str) -> None:
     manager = Manager(4)
@@ -83,8 +96,8 @@ def test_the_encoder_cache_refuses_objects_of_another_type(call: str) -> None:
 
 
 @pytest.mark.parametrize("call", PROCESSOR)
-def test_the_processor_cache_refuses_objects_of_another_type(daemon: Daemon, call: str) -> None:
-    cache = Cache(daemon.client(), NAMESPACE)
+def test_the_processor_cache_refuses_objects_of_another_type(daemon: Daemon, client: tensord.Client, call: str) -> None:
+    cache = Cache(client, NAMESPACE)
     for wrong in (None, 5, np.array("x")):
         with pytest.raises(UsageError):
             PROCESSOR[call](cache, wrong)
@@ -92,40 +105,8 @@ def test_the_processor_cache_refuses_objects_of_another_type(daemon: Daemon, cal
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_a_client_refuses_objects_of_another_type(daemon: Daemon, call: str) -> None:
-    client = daemon.client()
+def test_a_client_refuses_objects_of_another_type(daemon: Daemon, client: tensord.Client, call: str) -> None:
     with pytest.raises(UsageError):
         CALLS[call](client)
     client.put(b"z" * 32, 1, wait=True)
     assert daemon.store("entries") == 1
-
-
-def test_an_asyncio_client_refuses_a_flag_that_is_none_before_it_puts(daemon: Daemon) -> None:
-    async def put() -> None:
-        async with tensord.AsyncClient(daemon.socket, timeout_s=PATIENCE_S) as client:
-            with pytest.raises(UsageError, match="wait is"):
-                await client.put(KEY, 1, wait=FLAG)  # type: ignore[arg-type]
-            with pytest.raises(UsageError, match="wait is"):
-                await client.put_many([(KEY, 1)], wait=FLAG)  # type: ignore[arg-type]
-            await client.put(b"z" * 32, 1, wait=True)
-
-    asyncio.run(put())
-    assert daemon.store("entries") == 1
-
-
-def test_a_lease_refuses_a_flag_that_is_none(daemon: Daemon) -> None:
-    client = daemon.client()
-    for key, tree in ((KEY, np.arange(3)), (b"z" * 32, {"a": np.arange(3)})):
-        client.put(key, tree, wait=True)
-        lease = client.get(key)
-        assert lease is not None
-        with pytest.raises(UsageError, match="copy is"):
-            lease.torch(copy=FLAG)  # type: ignore[arg-type]
-
-
-def test_steps_of_a_message_are_steps() -> None:
-    for wrong in (None, 5, "x", [1], np.array("x")):
-        with pytest.raises(BadGraph, match="step"):
-            tensord.AgentStepGraph.from_steps(wrong)  # type: ignore[arg-type]
-    with pytest.raises(BadGraph, match="steps is"):
-        tensord.AgentStepGraph(np.array("x"))
