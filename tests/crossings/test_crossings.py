@@ -14,11 +14,27 @@ from .states import BY_NAME as STATES
 from .table import CELLS, name_of
 
 STEP = 3
-SOME = CELLS[::STEP]
+PROMISED = {
+    ("lease", "client closed"),
+    ("lease", "SIGTERM and restart"),
+    ("lease", "SIGKILL and restart"),
+    ("lease", "fork, child uses its copies"),
+    ("lease", "lease taken between a fork's hooks"),
+    ("batch", "client closed"),
+    ("borrowed handle", "SIGKILL and restart"),
+    ("copied-out lease of a full lane", "the same keys put by another"),
+    ("put under way", "socket cut"),
+    ("put of a large payload under way", "socket cut"),
+    ("payload in an inbox, not copied yet", "socket cut"),
+    ("reserve committed, written to after its end", "daemon busy"),
+}
+"""The cells that rows of docs/reliability.md are about."""
+SOME = [cell for number, cell in enumerate(CELLS) if not number % STEP or cell in PROMISED]
 
 
 def test_the_third_that_runs_has_every_state_and_every_disturbance() -> None:
     assert {state for state, _ in SOME} == set(STATES) and {each for _, each in SOME} == set(DISTURBANCES)
+    assert set(SOME) >= PROMISED
 
 
 @pytest.fixture(scope="module")

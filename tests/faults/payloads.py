@@ -34,7 +34,7 @@ def is_payload(found: Words, number: int) -> bool:
 def with_place(client: tensord.Client, number: int, size_bytes: int = 64 << 10) -> None:
     """Stores payload `number`, and waits until the client has a place for one more of this size. Ahead of need it has
     at most 1/64 of the ring."""
-    assert client.put(key(number), payload(number, size_bytes), wait=True).state == "stored"
+    assert client.put(key(number), payload(number, size_bytes), wait=True, timeout_s=30.0).state == "stored"
     writer = client.link.puts.writer
     assert writer is not None
     until(lambda: writer.arena.left_bytes > size_bytes, "a place")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from itertools import pairwise
 
@@ -62,35 +61,6 @@ def test_a_put_without_its_parent_is_refused_with_the_reason(daemon: Daemon) -> 
         assert (other.state, type(other.error)) == ("refused", BadPrefix)
         with pytest.raises(BadKey):
             client.put(key(2001), payload(1), parent=b"short")
-
-
-def test_reservations_and_the_asynchronous_client_put_chains_too(daemon: Daemon) -> None:
-    async def put() -> str:
-        async with tensord.AsyncClient(daemon.socket, timeout_s=PATIENCE_S) as client:
-            return (await client.put(key(3001), payload(3001), parent=key(3000), wait=True)).state
-
-    with daemon.client() as client:
-        assert client.put(key(3000), payload(3000), wait=True).state == "stored"
-        assert asyncio.run(put()) == "stored"
-        reserved = client.reserve(tensord.Spec((100,), "uint64"))
-        reserved.tree[:] = payload(3002, 800)
-        assert reserved.commit(key(3002), parent=key(3001), wait=True).state == "stored"
-        client.evict(key(3000))
-        until(lambda: not any(stored(client, [3000, 3001, 3002])), "the whole chain to end")
-
-
-@pytest.mark.parametrize("large", [0, 1], ids=["a large parent", "a large child"])
-def test_large_payloads_are_links_of_a_chain_as_any(daemon: Daemon, large: int) -> None:
-    numbers = chain(4 + large, 3)
-    with daemon.client() as client:
-        sent, parent = [], None
-        for at, number in enumerate(numbers):
-            size_bytes = 4 * MIB if at == large else 4 << 10
-            sent.append(client.put(key(number), payload(number, size_bytes), parent=parent, timeout_s=PATIENCE_S))
-            parent = key(number)
-        assert [put.wait(PATIENCE_S).state for put in sent] == ["stored"] * 3
-        client.evict(key(numbers[0]))
-        until(lambda: not any(stored(client, numbers)), "the whole chain to end")
 
 
 @pytest.mark.parametrize("end", ["kill", "terminate"])

@@ -111,23 +111,6 @@ def test_an_encoders_error_is_raised_where_it_ran_and_another_process_computes(p
     assert patient.store("claims_handed_over") == 1
 
 
-def test_a_picture_that_always_fails_costs_each_process_one_attempt_and_no_queue(patient: Daemon) -> None:
-    with ExitStack() as stack:
-        company = Company(stack, patient, 4)
-        company.claimant.tell("fail")
-        assert company.claimant.hear() == RAISED
-        heir = company.heir()
-        heir.tell("fail")
-        assert heir.hear() == RAISED
-        # All that are left compute at the same time now, none behind another.
-        assert [waiter.hear() for waiter in company.waiters] == ["computing"] * 3
-        for waiter in company.waiters:
-            waiter.tell("fail")
-        assert [waiter.hear() for waiter in company.waiters] == [RAISED] * 3
-    status = patient.store("claims_handed_over"), patient.store("claims_held"), patient.store("claims_waiting")
-    assert status == (1, 0, 0)
-
-
 def test_when_a_claimant_is_killed_one_of_those_who_wait_computes(patient: Daemon) -> None:
     with ExitStack() as stack:
         company = Company(stack, patient, 3)
@@ -137,50 +120,6 @@ def test_when_a_claimant_is_killed_one_of_those_who_wait_computes(patient: Daemo
         heir.tell("go on")
         assert heir.hear() == COMPUTED
         assert [waiter.hear() for waiter in company.waiters] == [WAITED] * 2
-
-
-def test_a_claimant_whose_client_was_closed_still_has_its_value_and_another_computes(patient: Daemon) -> None:
-    with ExitStack() as stack:
-        company = Company(stack, patient, 1)
-        company.claimant.tell("close")
-        assert company.claimant.hear() == COMPUTED
-        heir = company.heir()
-        heir.tell("go on")
-        assert heir.hear() == COMPUTED
-
-
-def test_a_stopped_claimants_claim_ends_and_its_late_result_disturbs_nobody() -> None:
-    with ExitStack() as stack:
-        # On a busy machine the claimant renews its claim in that time until it is stopped, and the heir puts.
-        daemon = stack.enter_context(Daemon(limits_claim_s=10, limits_claim_s_max=60)).start()
-        company = Company(stack, daemon, 2)
-        company.claimant.pause()
-        heir = company.heir()
-        heir.tell("go on")
-        assert heir.hear() == COMPUTED
-        assert company.waiters[0].hear() == WAITED
-        company.claimant.resume()
-        company.claimant.tell("go on")
-        assert company.claimant.hear() == COMPUTED
-        assert daemon.store("puts")["stored"] == 1
-
-
-def test_a_claim_is_renewed_for_as_long_as_its_holder_computes() -> None:
-    # It has to be renewed sooner than the second after which an idle client looks around. A busy machine may keep the
-    # client from that now and then, but not each time.
-    assert any(outlasts_its_time(2.4) for _ in range(4))
-
-
-def outlasts_its_time(claim_s: float) -> bool:
-    """Whether a claim of `claim_s` seconds is kept for half as long again, so that who waits for it gets the result."""
-    with Daemon(limits_claim_s=claim_s, limits_claim_s_max=60) as daemon, ExitStack() as stack:
-        claimant = stack.enter_context(Child(asks, daemon.start().socket, 60.0))
-        assert claimant.hear() == "computing"
-        waiter = stack.enter_context(Child(asks, daemon.socket, 60.0))
-        began = daemon.status()["uptime_s"]
-        daemon.until(lambda s: s["uptime_s"] > began + 1.5 * claim_s, "more time than a claim lasts to pass")
-        claimant.tell("go on")
-        return bool(waiter.hear() == WAITED and daemon.store("claims_handed_over") == 0)
 
 
 def test_a_claim_ends_at_claim_s_max_though_its_holder_lives() -> None:
@@ -219,25 +158,6 @@ def test_waiting_callers_compute_when_the_daemon_dies(patient: Daemon) -> None:
             assert child.hear() == COMPUTED
 
 
-def test_a_value_computed_across_the_daemons_restart_is_stored(patient: Daemon) -> None:
-    with ExitStack() as stack:
-        company = Company(stack, patient, 0)
-        patient.kill()
-        patient.start()
-        company.claimant.tell("attach again")
-        assert company.claimant.hear() == COMPUTED
-        reader = patient.client()
-        until(lambda: reader.contains(KEY), "the value to be stored")
-
-
-def test_without_a_daemon_everybody_computes(tmp_path: Path) -> None:
-    with tensord.Client(tmp_path / "nobody.sock", timeout_s=1.0) as client:
-        assert is_payload(client.get_or_compute(KEY, lambda: payload(1)), 1)
-        with pytest.raises(EncoderFailed):
-            client.get_or_compute(KEY, _fails)
-        assert client.tally.computed == 1
-
-
 def test_threads_of_one_client_compute_once_too(patient: Daemon) -> None:
     client = patient.client(timeout_s=60.0)
     began, go_on = threading.Semaphore(0), threading.Event()
@@ -262,27 +182,6 @@ def test_threads_of_one_client_compute_once_too(patient: Daemon) -> None:
     assert len(values) == 8 and all(is_payload(value, 1) for value in values)
     assert (client.tally.computed, client.tally.waited) == (1, 7)
     assert not began.acquire(blocking=False)
-
-
-def test_over_claims_per_client_max_a_value_is_computed_without_a_claim() -> None:
-    with Daemon(limits_claims_per_client_max=1) as daemon:
-        client = daemon.start().client()
-        nested = client.get_or_compute(KEY, lambda: client.get_or_compute(key(2), lambda: payload(2)) + np.uint64(0))
-        assert is_payload(nested, 2)
-        assert daemon.store("refusals") == {"LimitReached": 1}
-        until(lambda: client.contains(KEY) and client.contains(key(2)), "both values to be stored")
-
-
-def test_a_value_that_cannot_be_stored_is_returned_all_the_same(patient: Daemon) -> None:
-    client = patient.client()
-    huge = client.get_or_compute(key(2), lambda: payload(2, 32 << 20))
-    assert is_payload(huge, 2)
-    assert not client.contains(key(2))
-    patient.until(lambda s: not s["store"]["claims_held"], "the claim on it to end")
-
-
-def _fails() -> Any:
-    raise EncoderFailed("this picture cannot be encoded")
 
 
 # ---- asyncio
@@ -321,16 +220,6 @@ def test_tasks_of_async_clients_in_several_processes_compute_once(patient: Daemo
         assert answers == [(4, 0, 3, 1), (4, 0, 4, 0)]
 
 
-def test_a_coroutines_error_is_raised_in_its_task_alone(patient: Daemon) -> None:
-    with Child(asks_async, patient.socket, 3) as child:
-        assert child.hear() == "computing"
-        patient.until(lambda s: s["store"]["claims_waiting"] == 2, "two tasks to wait")
-        child.tell("fail")
-        assert child.hear() == "computing"
-        child.tell("go on")
-        assert child.hear() == (2, 1, 1, 1)
-
-
 def test_a_cancelled_task_passes_its_claim_to_a_waiter(patient: Daemon) -> None:
     async def main() -> None:
         async with tensord.AsyncClient(patient.socket, timeout_s=60.0) as client:
@@ -351,14 +240,5 @@ def test_a_cancelled_task_passes_its_claim_to_a_waiter(patient: Daemon) -> None:
                 assert is_payload(await waits, 1)
             with pytest.raises(asyncio.CancelledError):
                 await cancelled
-
-    asyncio.run(main())
-
-
-def test_without_a_daemon_async_clients_compute(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with tensord.AsyncClient(tmp_path / "nobody.sock", timeout_s=0.5) as client:
-            assert is_payload(await client.get_or_compute(KEY, lambda: payload(1)), 1)
-            assert await client.get(KEY) is None
 
     asyncio.run(main())

@@ -18,7 +18,6 @@ from .payloads import key, lap
 
 UNSHARE = ["unshare", "--pid", "--ipc", "--mount", "--fork", "--kill-child"]
 INSIDE = 'mount -t tmpfs tmpfs /dev/shm && mount -t proc proc /proc && exec "$@"'
-
 pytestmark = pytest.mark.root
 
 
@@ -83,18 +82,6 @@ def test_a_client_in_a_container_shares_entries_with_one_outside(small: Daemon) 
         lease = outside.get(key(2))
         assert lease is not None and lease.tree.tolist() == [7, 8]
         assert sorted(row["pid"] == 1 for row in small.client_rows()) == [False, True]
-
-
-def test_the_holds_of_a_container_are_right_and_end_when_it_is_killed(small: Daemon) -> None:
-    outside = small.client()
-    assert outside.put(key(1), np.arange(5), wait=True).state == "stored"
-    with Container(small.socket) as container:
-        assert container.ask("get", key(1).hex()) == [0, 1, 2, 3, 4]
-        assert small.status()["pins"] == 1
-        lap(outside, 4 * MIB, laps=20)
-        assert container.ask("read what you hold") == [[0, 1, 2, 3, 4]]
-        container.kill()
-    small.until(lambda s: s["pins"] == 0 and s["lanes"] == 1, "the container's pins and its lane to go")
 
 
 def test_a_container_outlives_the_daemons_restart(small: Daemon) -> None:

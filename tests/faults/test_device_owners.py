@@ -93,33 +93,8 @@ def test_a_killed_owner_s_entries_end_and_other_owners_keep_theirs(running: Daem
             assert owners(running)["owner-0"]["entries"] == ENTRIES
 
 
-def test_an_owner_killed_while_it_is_asked_to_give_memory_back_holds_nothing_up(
-    running: Daemon, card: FakeCard
-) -> None:
-    with started(running, card, 0) as killed, started(running, card, 10) as other:
-        killed.pause()
-        filled(card, 0.93)
-        # It counts as late in half a second, and then nothing is ordered of it any more.
-        running.until(lambda status: "owner-0" in ordered(status) | late(status), "the order")
-        killed.kill()
-        other.tell("size")
-        filled_until(card, 0.93, lambda: size_of(other) == 0, "the other one to give back")
-        running.until(lambda status: not ordered(status), "nothing to be waited for")
-        assert adds_up(running)
-
-
 def ordered(status: dict[str, Any]) -> set[str]:
     return {row["name"] for row in status["governor"]["owners"] if row["ordered_entries"]}
-
-
-def late(status: dict[str, Any]) -> set[str]:
-    return {row["name"] for row in status["governor"]["owners"] if row["unresponsive"]}
-
-
-def size_of(child: Child) -> int:
-    size: int = child.hear()
-    child.tell("size")
-    return size
 
 
 def test_an_owner_that_does_not_answer_is_shown_and_the_others_go_on(running: Daemon, card: FakeCard) -> None:
@@ -168,25 +143,6 @@ def test_a_daemon_killed_in_the_middle_of_an_order_loses_no_entry(running: Daemo
 
 def registered(status: dict[str, Any]) -> int:
     return sum(row["entries"] for row in status["governor"]["devices"])
-
-
-def test_uses_go_on_with_a_new_daemon(card: FakeCard) -> None:
-    """Under pressure the entry with the fewest uses a token goes first, also if they were counted before a restart."""
-    with watching(card, pressure_critical=0.99, pressure_emergency=0.995, pressure_hysteresis=0.001) as daemon:
-        vram = FakeVram(card)
-        cache = tensord.DeviceCache(daemon.start().client(), vram)
-        put_some(cache, vram, range(8), tokens=10)
-        for n in (0, 1, 2, 4, 5, 6, 7):
-            for _ in range(20):
-                cache.get(key(n))
-        daemon.kill()
-        until(lambda: not cache.client.connected, "the client to notice")
-        daemon.start()
-        daemon.until(lambda status: registered(status) == 8, "the entries to be registered anew")
-        filled(card, 0.86)
-        until(lambda: cache.size < 8, "one to go")
-        assert not cache.contains(key(3))
-        cache.close()
 
 
 def test_a_key_has_one_owner_on_a_device(running: Daemon, card: FakeCard) -> None:

@@ -48,20 +48,6 @@ def events_until(channel: BlockingChannel, **last: object) -> list[dict[str, obj
     return found
 
 
-def test_a_backlog_of_requests_delays_another_clients_request_by_one_a_turn(daemon: Daemon) -> None:
-    with RawClient(daemon.socket) as loud, RawClient(daemon.socket) as quiet, watching(daemon) as watch:
-        daemon.pause()
-        loud.channel.send(*(messages.RequestClaim(100 + n, key(n)) for n in range(FLOOD)), timeout_s=PATIENCE_S)
-        quiet.channel.send(messages.RequestClaim(100, key(5000)), timeout_s=PATIENCE_S)
-        daemon.resume()
-        assert isinstance(quiet.hear(), messages.Claimed)
-        before = events_until(watch, event="claim", key=key(5000).hex())
-        # What was read of the flood before the loop came to the other connection, and no more.
-        assert len(before) < FLOOD // 2
-        claimed = [loud.hear() for _ in range(FLOOD)]
-        assert [answer.id for answer in claimed] == list(range(100, 100 + FLOOD)), "each client's keep their order"
-
-
 def test_a_client_that_borrows_places_and_writes_nothing_keeps_few_of_them(daemon: Daemon) -> None:
     other = daemon.client(name="other")
     for number in range(50):

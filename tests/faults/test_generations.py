@@ -7,10 +7,8 @@ daemon is started again, processes that come later find what weights 2 made, or 
 from __future__ import annotations
 
 import asyncio
-import logging
 import mmap
 import os
-import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -21,8 +19,7 @@ import pytest
 
 import tensord
 from tensord.client.core.aio import AsyncClient
-from tensord.errors import Invalidated, LimitReached
-from tensord.ipc import messages
+from tensord.errors import LimitReached
 from tensord.shm.generations import GenerationWriter
 from tensord.shm.layout import PAGE_BYTES, Superblock
 from tensord.testing.fake_vram import FakeCard, FakeVram
@@ -125,20 +122,6 @@ def test_results_of_old_weights_never_reach_a_later_reader(daemon: Daemon, distu
         assert client.contains(key(new, 0))
 
 
-@pytest.mark.parametrize("disturb", DISTURBANCES[1:])
-def test_generations_go_on_rising_across_restarts(daemon: Daemon, disturb: Callable[[Daemon], None]) -> None:
-    client = daemon.client()
-    namespace = OLD
-    for generation in range(1, 4):
-        namespace = client.invalidate(namespace)
-        assert namespace.generation == generation
-        disturb(daemon)
-        daemon.attached(client)
-        assert client.current(OLD) == client.current(namespace) == namespace
-        assert client.invalidate(OLD) == namespace
-        assert client.put(key(namespace, 1), made(1, generation), wait=True).state == "stored"
-
-
 def test_the_generation_now_is_known_to_every_client_without_a_daemon(daemon: Daemon) -> None:
     async def invalidated() -> None:
         async with AsyncClient(daemon.socket) as client:
@@ -152,131 +135,7 @@ def test_the_generation_now_is_known_to_every_client_without_a_daemon(daemon: Da
     asyncio.run(invalidated())
 
 
-def test_a_namespace_that_was_never_invalidated_stays_as_it_is_given(daemon: Daemon) -> None:
-    client = daemon.client()
-    for generation in (0, 7, 2**32 - 1):
-        given = OLD.raised_to(generation)
-        assert client.current(given) == given
-        assert client.put(key(given, 1), made(1, 1), wait=True).state == "stored"
-    own = bytes(range(32))
-    assert client.put(own, made(1, 1), wait=True).state == "stored"
-
-
-def test_a_refused_put_of_a_past_generation_is_logged_once_a_namespace(
-    daemon: Daemon, caplog: pytest.LogCaptureFixture
-) -> None:
-    client = daemon.client()
-    others = tensord.Namespace(**NAMED, tenant="other")
-    for namespace in (OLD, others):
-        client.invalidate(namespace)
-    with caplog.at_level(logging.WARNING, "tensord"):
-        for namespace in (OLD, others, OLD):
-            for number in range(3):
-                assert client.put(key(namespace, number), made(number, 1), wait=True).state == "refused"
-    said = [record.getMessage() for record in caplog.records if "generation" in record.getMessage()]
-    assert len(said) == 2
-    assert all("generation 0" in text and "generation 1" in text for text in said)
-
-
 # ---- what is under way meanwhile
-
-
-def _puts_without_end(stage: Stage, socket: Path) -> int:
-    """Stores content 0, 1, … by the old weights until one is refused; tells what it stored last."""
-    client = tensord.Client(socket, timeout_s=PATIENCE_S)
-    for number in range(100_000):
-        put = client.put(key(OLD, number), made(number, 1, 64 + number % 5000), wait=True, timeout_s=PATIENCE_S)
-        if number == 10:
-            stage.tell("under way")
-        if put.state == "refused":
-            assert isinstance(put.error, Invalidated)
-            return number
-    raise AssertionError("it was never refused")
-
-
-@pytest.mark.parametrize("disturb", [leave, kill_and_start])
-def test_puts_under_way_when_the_weights_change(daemon: Daemon, disturb: Callable[[Daemon], None]) -> None:
-    client = daemon.client()
-    with Child(_puts_without_end, daemon.socket) as holder, Child(_puts_without_end, daemon.socket) as other:
-        for child in (holder, other):
-            assert child.hear() == "under way"
-        client.invalidate(OLD)
-        disturb(daemon)
-        daemon.attached(client)
-        stored = max(holder.hear(), other.hear())
-    assert not any(client.contains(key(OLD, number)) for number in range(stored + 1))
-    assert daemon.store("entries") == 0
-
-
-@pytest.mark.parametrize("write_in_place", ["owner", "off"])
-def test_puts_that_the_daemon_has_yet_to_read_are_refused(write_in_place: str) -> None:
-    with Daemon(write_in_place=write_in_place) as daemon, daemon.start().client() as client:
-        for number in range(100, 110):
-            assert client.put(key(OLD, number), made(number, 1, 10_000), wait=True).state == "stored"
-        daemon.pause()
-        try:
-            asked = client.link.ask(lambda number: messages.Invalidate(number, OLD.tag, 0), PATIENCE_S)
-            puts = [client.put(key(OLD, 1), made(1, 1, 10_000))]
-            waiting = threading.Thread(target=lambda: puts.append(client.put(key(OLD, 2), made(2, 1, 100_000))))
-            waiting.start()
-            assert puts[0].state == "sent" and client.current(OLD) == OLD
-        finally:
-            daemon.resume()
-        waiting.join(PATIENCE_S)
-        assert asked.result(PATIENCE_S).generation == client.current(OLD).generation == 1
-        # What was written before the daemon had read the request may be stored before it, and ends with the others.
-        for each in puts:
-            assert each.wait(PATIENCE_S).state in ("refused", "stored")
-            assert each.error is None or isinstance(each.error, Invalidated)
-            assert not client.contains(each.key)
-        assert client.put(key(OLD, 3), made(3, 1), wait=True).state == "refused"
-        assert client.put(key(client.current(OLD), 9), made(9, 2, 100_000), wait=True).state == "stored"
-
-
-def _waits_for_another(stage: Stage, socket: Path) -> tuple[int, int]:
-    client = tensord.Client(socket, timeout_s=PATIENCE_S)
-    stage.tell("asking")
-    value = client.get_or_compute(key(OLD, 1), lambda: made(1, 1), timeout_s=2 * PATIENCE_S)
-    return int(value[0]), client.tally.computed
-
-
-def test_a_claim_waited_for_ends_when_the_weights_change(daemon: Daemon) -> None:
-    client, other = daemon.client(), daemon.client()
-    claim = client.claim(key(OLD, 1))
-    until(lambda: claim.state == "compute", "the claim")
-    with Child(_waits_for_another, daemon.socket) as waiting:
-        assert waiting.hear() == "asking"
-        daemon.until(lambda status: status["store"]["claims_waiting"] == 1, "it to wait")
-        other.invalidate(OLD)
-        assert waiting.hear() == (1 << 8 | 1, 1)
-    assert client.put(key(OLD, 1), made(1, 1), wait=True).state == "refused"
-    claim.abandon()
-    late = client.claim(key(OLD, 1))
-    until(lambda: late.state != "asked", "an answer")
-    assert late.state == "alone"
-    assert client.get(key(OLD, 1)) is None
-
-
-@pytest.mark.parametrize("disturb", DISTURBANCES)
-def test_sequences_of_old_weights_are_neither_stored_nor_matched(
-    daemon: Daemon, disturb: Callable[[Daemon], None]
-) -> None:
-    client, other = daemon.client(), daemon.client()
-    layers = [tensord.NormalLayer({"k": np.ones((1, 2, len(TOKENS), 4), np.float32)})]
-    old = tensord.PrefixCache(client, OLD, block_tokens=BLOCK)
-    assert old.put(TOKENS, layers).wait(PATIENCE_S).state == "stored"
-    new = other.invalidate(OLD)
-    disturb(daemon)
-    daemon.attached(client, other)
-    assert old.match(TOKENS) is None
-    put = old.put(TOKENS, layers).wait(PATIENCE_S)
-    assert put.state == "refused" and isinstance(put.error, Invalidated)
-    assert old.match(TOKENS) is None
-    after = tensord.PrefixCache(other, other.current(OLD), block_tokens=BLOCK)
-    assert after.match(TOKENS) is None
-    assert after.put(TOKENS, layers).wait(PATIENCE_S).state == "stored"
-    match = tensord.PrefixCache(client, new, block_tokens=BLOCK).match(TOKENS)
-    assert match is not None and match.offset == len(TOKENS) - 1
 
 
 def test_device_entries_of_old_weights_are_never_offloaded() -> None:

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
-from random import Random
 
-import numpy as np
 import pytest
 
 import tensord
-from tensord.errors import DaemonUnavailable
 
 from ..daemon_process import MIB, PATIENCE_S, Daemon, until
 from ..processes import Child, Stage
-from .payloads import Words, is_payload, key, lap, payload, with_place
+from .payloads import is_payload, key, lap, payload
 from .raw import RawClient
 
 RING_BYTES = 4 * MIB
@@ -131,66 +126,6 @@ def test_a_wholly_sent_put_is_kept_though_its_writer_was_killed(small: Daemon, w
     assert lease is not None and is_payload(lease.tree, 2)
 
 
-def puts_for_ever(stage: Stage, socket: Path, seed: int) -> None:
-    client, random = tensord.Client(socket, timeout_s=PATIENCE_S), Random(seed)
-    stage.tell("putting")
-    while True:
-        number = random.randrange(100, 140)
-        client.put(key(number), payload(number, 8 * random.randrange(1, 1 << 16)))
-        if random.random() < 0.3:
-            client.evict(key(random.randrange(100, 140)))
-
-
-def stored_more_than(daemon: Daemon, puts: int) -> bool:
-    return bool(daemon.store("puts")["stored"] > puts)
-
-
-def test_every_entry_of_a_writer_killed_at_random_is_complete(small: Daemon) -> None:
-    reader = small.client()
-    found = 0
-    for round_ in range(6):
-        with Child(puts_for_ever, small.socket, round_) as writer:
-            assert writer.hear() == "putting"
-            enough = small.store("puts")["stored"] + 7 * round_
-            until(partial(stored_more_than, small, enough), "some puts")
-            writer.kill()
-        small.until(lambda s: s["lanes"] == s["clients"], "its puts to end")
-        for number in range(100, 140):
-            lease = reader.get(key(number), verify=True)
-            if lease is not None:
-                assert is_payload(lease.tree, number)
-                found += 1
-            del lease
-    assert found
-    assert small.store("found_corrupt") == 0
-
-
-def test_an_array_written_to_after_its_commit_never_reaches_any_key(small: Daemon) -> None:
-    client = small.client()
-    reserved = client.reserve(tensord.Spec((8192,), "uint64"))
-    kept = reserved.tree
-    kept[:] = payload(2)
-    assert reserved.commit(key(2), wait=True).state == "stored"
-    done = threading.Event()
-
-    def scribble(array: Words) -> None:
-        while not done.is_set():
-            array[:] = 0xBAD
-
-    scribbler = threading.Thread(target=scribble, args=(kept,))
-    scribbler.start()
-    try:
-        for number in range(3, 200):
-            assert client.put(key(number), payload(number), wait=True).state == "stored"
-            lease = client.get(key(number))
-            assert lease is not None and is_payload(lease.tree, number)
-            first = client.get(key(2))
-            assert first is None or is_payload(first.tree, 2)
-    finally:
-        done.set()
-        scribbler.join()
-
-
 # ---- stopped clients
 
 
@@ -239,130 +174,3 @@ def test_a_client_that_never_reads_its_answers_disturbs_nobody(small: Daemon) ->
         assert rude.hear() in ("LimitReached", "TimedOut", "DaemonUnavailable")
         assert small.client().contains(key(1)) or writer.put(key(1), payload(1), wait=True).state == "stored"
         assert small.memory_bytes() - before < 64 * MIB
-
-
-# ---- the daemon
-
-
-def test_committed_entries_are_there_after_the_daemon_was_stopped_under_live_views(small: Daemon) -> None:
-    client = small.client()
-    for number in range(2, 12):
-        assert client.put(key(number), payload(number), wait=True).state == "stored"
-    held = client.get(key(1))
-    assert small.terminate() == 0
-    assert held is not None and is_payload(held.tree, 1)
-    small.start()
-    status = small.status()
-    assert status["recovered"] and status["epoch"] == 2
-    small.attached(client)
-    fresh = small.client()
-    for number in range(1, 12):
-        for reader in (client, fresh):
-            lease = reader.get(key(number), verify=True)
-            assert lease is not None and is_payload(lease.tree, number)
-    lease = None
-    small.until(lambda s: s["pins"] == 1, "the view from before to be the only pin")
-    lap(fresh, RING_BYTES, laps=20)
-    assert is_payload(held.tree, 1)
-
-
-@pytest.mark.parametrize("writes", ["in place", "inbox"])
-def test_puts_wholly_sent_before_a_clean_stop_are_there_afterwards(small: Daemon, writes: str) -> None:
-    with RawClient(small.socket, writes=writes) as writer:
-        (place,) = writer.borrow(payload(2).nbytes + 64)
-        small.pause()
-        writer.submit(key(2), place, writer.write(place, payload(2)))
-        small.terminate()
-    small.start()
-    reader = small.client()
-    lease = reader.get(key(2), verify=True)
-    assert lease is None or is_payload(lease.tree, 2)
-    small.until(lambda s: not s["store"]["grants"] and not s["store"]["retired_bytes"], "its place to go")
-
-
-@pytest.mark.parametrize("write_in_place", ["owner", "off"])
-@pytest.mark.parametrize("size_bytes", [64 << 10, 3 * MIB])
-def test_a_put_that_the_daemon_died_of_is_lost_and_says_so(write_in_place: str, size_bytes: int) -> None:
-    # Ahead of need a client has at most 1/64 of the ring.
-    with Daemon(ring_bytes=256 * size_bytes, policy="lru", write_in_place=write_in_place) as daemon:
-        client = daemon.start().client()
-        with_place(client, 9, size_bytes)
-        daemon.pause()
-        put = client.put(key(2), payload(2, size_bytes))
-        assert put.state == "sent"
-        daemon.kill()
-        daemon.start()
-        assert put.wait(PATIENCE_S).state == "lost"
-        assert isinstance(put.error, DaemonUnavailable)
-        daemon.attached(client)
-        assert not client.contains(key(2))
-        assert client.put(key(2), payload(2, size_bytes), wait=True).state == "stored"
-        lease = client.get(key(2), verify=True)
-        assert lease is not None and is_payload(lease.tree, 2)
-
-
-def test_kill_9_of_the_daemon_at_any_moment_loses_no_entry_that_was_stored(small: Daemon) -> None:
-    client = small.client()
-    stored: set[int] = set()
-    number = 100
-    for round_ in range(4):
-        killer = threading.Timer(0.01 * (round_ + 1), small.kill)
-        killer.start()
-        puts: dict[int, tensord.Put] = {}
-        while killer.is_alive() and len(puts) < 40:
-            number += 1
-            puts[number] = client.put(key(number), payload(number, 16 << 10), timeout_s=PATIENCE_S)
-        killer.join()
-        small.start()
-        small.attached(client)
-        states = {n: put.wait(PATIENCE_S).state for n, put in puts.items()}
-        assert set(states.values()) <= {"stored", "existed", "lost"}, states
-        stored |= {n for n, state in states.items() if state != "lost"}
-        for known in stored:
-            lease = client.get(key(known), verify=True)
-            assert lease is not None, f"entry {known} was lost in round {round_}"
-            assert is_payload(lease.tree, known)
-    assert stored
-
-
-def test_a_client_started_before_the_daemon_finds_it(small: Daemon) -> None:
-    small.terminate()
-    client = tensord.Client(small.socket, timeout_s=PATIENCE_S)
-    try:
-        assert client.get(key(1)) is None and not client.connected
-        small.start()
-        assert client.wait_connected(PATIENCE_S)
-        lease = client.get(key(1))
-        assert lease is not None and np.array_equal(lease.tree, payload(1))
-    finally:
-        del lease
-        client.close()
-
-
-def test_puts_while_the_daemon_comes_back_are_stored_or_lost_and_never_refused(small: Daemon) -> None:
-    client = small.client()
-    assert client.put(key(9), payload(9), wait=True).state == "stored"
-    back = threading.Event()
-    puts: list[tensord.Put] = []
-
-    def put_all_the_time() -> None:
-        number = 1000
-        while not back.is_set():
-            put = client.put(key(number), payload(number, 512), timeout_s=PATIENCE_S)
-            if put.state != "lost":
-                number += 1
-                puts.append(put)
-
-    putting = threading.Thread(target=put_all_the_time)
-    putting.start()
-    try:
-        small.kill()
-        small.start()
-        small.attached(client)
-        before = len(puts)
-        until(lambda: len(puts) > before + 20, "puts to go on")
-    finally:
-        back.set()
-        putting.join(PATIENCE_S)
-    states = {put.wait(PATIENCE_S).state for put in puts}
-    assert states <= {"stored", "existed", "lost"}, [put for put in puts if put.state == "refused"][:3]

@@ -8,7 +8,6 @@ import threading
 from collections.abc import Iterator
 from mmap import mmap
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -31,28 +30,6 @@ RING_BYTES = 64 * MIB
 def daemon() -> Iterator[Daemon]:
     with Daemon(ring_bytes=RING_BYTES) as running:
         yield running.start()
-
-
-@pytest.mark.parametrize("write_in_place", ["owner", "off"])
-def test_a_payload_of_any_form_reads_back_verified_and_read_only(write_in_place: str) -> None:
-    grid = np.random.default_rng(3).random((700, 900))
-    tree: dict[str, Any] = {
-        "odd": grid[::-1, ::3],
-        "turned": grid.T,
-        "empty": grid[:0],
-        "text": "x" * 5000,
-        "rest": [grid[5]],
-    }
-    with Daemon(ring_bytes=RING_BYTES, write_in_place=write_in_place) as daemon, daemon.start().client() as client:
-        assert client.put(key(1), tree, wait=True).state == "stored"
-        lease = client.get(key(1), verify=True)
-        assert lease is not None
-        for name in ("odd", "turned", "empty"):
-            assert np.array_equal(lease.tree[name], tree[name])
-        assert lease.tree["text"] == tree["text"] and np.array_equal(lease.tree["rest"][0], grid[5])
-        with pytest.raises(ValueError, match="read-only"):
-            lease.tree["odd"][0] = 1
-        assert daemon.status()["inboxes"] == (write_in_place == "off")
 
 
 def test_write_in_place_off_maps_the_ring_for_writing_nowhere() -> None:
@@ -87,18 +64,6 @@ def test_a_payload_that_changes_while_it_is_put_still_agrees_with_its_checksum(
         finally:
             done.set()
             thread.join()
-
-
-def test_a_put_to_a_stopped_daemon_returns_and_is_stored_later(daemon: Daemon) -> None:
-    with daemon.client() as client:
-        for number in range(20):
-            assert client.put(key(number), payload(number), wait=True).state == "stored"
-        daemon.pause()
-        put = client.put(key(20), payload(20))
-        assert put.state == "sent"
-        daemon.resume()
-        assert put.wait(PATIENCE_S).state == "stored"
-        assert client.get(put.key, verify=True) is not None
 
 
 @pytest.mark.parametrize("end", ["kill", "terminate"])

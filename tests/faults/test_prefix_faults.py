@@ -10,10 +10,11 @@ import pytest
 
 import tensord
 from tensord import NormalLayer, PrefixCache
+from tensord.client.core import silence
 from tensord.client.prefix import query as prefix_query
 from tensord.client.writing.options import PutOptions
 from tensord.client.writing.outcomes import Put
-from tensord.errors import BadPrefix, LimitReached, ParentGone, TensordError
+from tensord.errors import BadPrefix, LimitReached, TensordError
 from tensord.ipc import messages
 from tensord.shm.packing import pack
 from tensord.shm.prefix import Media, PrefixRecord, block_key
@@ -111,8 +112,10 @@ def test_a_killed_daemons_sequences_are_matched_again_byte_for_byte() -> None:
         client.close()
 
 
-def test_a_killed_daemons_sequences_are_matched_whole_by_the_first_query() -> None:
-    with Daemon(ring_bytes=32 * MIB) as daemon:
+def test_a_killed_daemons_sequences_are_matched_whole_by_the_first_query(monkeypatch: pytest.MonkeyPatch) -> None:
+    # On a busy machine a daemon that begins is silent for longer than a client waits for a word.
+    monkeypatch.setattr(silence, "WORD_S", PATIENCE_S)
+    with Daemon(ring_bytes=32 * MIB, limits_prefix_wait_s=PATIENCE_S) as daemon:
         client = daemon.start().client(timeout_s=PATIENCE_S)
         cache = PrefixCache(client, NAMESPACE, block_tokens=BLOCK)
         conversations = [conversation(number) for number in range(300)]
@@ -156,25 +159,6 @@ def test_a_put_whose_blocks_are_evicted_on_its_way_is_repeated_and_stores_all_of
         assert len(evicted) == times
         assert done.blocks_stored + done.blocks_existed == done.blocks
         assert joined(cache, tokens).shape[1] == len(tokens) - 1
-
-
-def test_a_put_whose_blocks_are_evicted_again_and_again_ends(monkeypatch: pytest.MonkeyPatch, daemon: Daemon) -> None:
-    tokens = conversation(70)
-    with daemon.client(timeout_s=PATIENCE_S) as client, daemon.client() as other:
-        cache = PrefixCache(client, NAMESPACE, block_tokens=BLOCK)
-        real = client.link.puts.put
-
-        def put(put: Put, payload: Any, options: PutOptions, deadline: float) -> None:
-            if options.parent is not None:
-                until(lambda: not client.contains(put.key), "nothing of it to be there")
-                other.evict(options.parent)
-            real(put, payload, options, deadline)
-            put.wait(PATIENCE_S)
-
-        monkeypatch.setattr(client.link.puts, "put", put)
-        done = cache.put(tokens, [layer_of(tokens)], wait=True, timeout_s=PATIENCE_S)
-        assert done.state == "refused"
-        assert isinstance(done.error, ParentGone)
 
 
 @pytest.fixture
@@ -221,32 +205,6 @@ def test_a_bad_query_is_refused_by_name_and_its_client_goes_on(
     with pytest.raises(error, match=names):
         asked(raw, record)
     assert asked(raw, record_of(of(20))).offset == 0
-
-
-@pytest.mark.parametrize(("offset", "size_bytes"), [(MIB - 64, 200), (1 << 47, 200), (0, 64 * MIB)])
-def test_a_query_outside_of_its_inbox_is_refused(raw: RawClient, offset: int, size_bytes: int) -> None:
-    with pytest.raises(LimitReached, match=r"(of an inbox of|prefix_tokens_max)"):
-        raw.ask(lambda n: messages.MatchPrefix(n, b"sequence", offset, size_bytes))
-
-
-def test_a_query_without_an_inbox_is_refused(daemon: Daemon) -> None:
-    with RawClient(daemon.socket) as bare, pytest.raises(LimitReached, match="OpenInbox"):
-        bare.ask(lambda n: messages.MatchPrefix(n, b"sequence", 0, 200))
-
-
-def test_a_query_that_is_changed_while_it_is_asked_harms_nobody(daemon: Daemon, raw: RawClient) -> None:
-    """Whatever stands there when it is copied is judged, and nothing else."""
-    assert raw.inbox is not None
-    record = record_of(of(2000))
-    for number in range(50):
-        raw.inbox[: len(record)] = record
-        raw.channel.send(messages.MatchPrefix(10_000 + number, b"sequence", 0, len(record)), timeout_s=PATIENCE_S)
-        raw.inbox[:64] = bytes(64)
-        try:
-            assert raw.hear().offset == 0
-        except BadPrefix:
-            continue
-    assert daemon.status()["store"]["found_corrupt"] == 0
 
 
 def put_block(client: tensord.Client, key: bytes, tree: Any, prefix_bytes: int) -> Put:

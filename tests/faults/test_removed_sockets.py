@@ -14,11 +14,10 @@ import pytest
 
 from tensord.ipc import messages
 
-from ..daemon_process import MIB, PATIENCE_S, Daemon, until
+from ..daemon_process import Daemon, until
 
 NAMES = ("control.sock", "status.sock", "metrics.sock", "page.sock")
 OFTEN = {"tensord.daemon.sockets.LOOK_EVERY_S": 0.02}
-NEVER = {"tensord.daemon.sockets.LOOK_EVERY_S": 3600.0}
 KEY, OTHER = b"k" * 32, b"o" * 32
 
 
@@ -132,40 +131,3 @@ def test_what_stands_at_a_sockets_path_is_left_alone_and_reported(daemon: Daemon
     daemon.until(lambda _: not problems(daemon), "the problem to be gone")
     assert daemon.client().get(KEY) is not None
     assert daemon.log.count("cannot be reached by new clients") == 1
-
-
-def test_a_socket_on_which_another_process_listens_is_left_alone_also_at_the_end(daemon: Daemon) -> None:
-    daemon.start()
-    with socket.socket(socket.AF_UNIX) as other:
-        other.bind(str(daemon.folder / "other"))
-        other.listen()
-        (daemon.folder / "other").rename(daemon.socket)
-        said = daemon.until(lambda _: problems(daemon), "the problem to be reported")
-        assert "another socket" in said
-        assert daemon.terminate() == 0
-        assert listens(daemon.socket)
-
-
-def test_a_socket_that_cannot_be_made_anew_is_reported_until_it_can(daemon: Daemon) -> None:
-    folder = daemon.socket.parent
-    daemon.status_socket = daemon.folder / "status.sock"
-    daemon.start()
-    attached = daemon.client()
-    moved = folder.rename(daemon.folder / "moved")
-    folder.write_text("no folder")
-    daemon.until(lambda _: f"{daemon.socket} was removed" in problems(daemon), "the problem to be reported")
-    assert "is not a folder" in problems(daemon)
-    assert attached.put(KEY, [1], wait=True).state == "stored"
-    folder.unlink()
-    daemon.until(lambda _: not problems(daemon), "the problem to be gone")
-    assert daemon.client().get(KEY) is not None
-    assert stat.S_IMODE(folder.stat().st_mode) == 0o751
-    shutil.rmtree(moved)
-
-
-def test_a_daemon_that_is_refused_says_which_process_serves_the_instance(daemon: Daemon) -> None:
-    daemon.constants = NEVER
-    daemon.start()
-    _sockets(daemon.socket.parent)
-    with Daemon(instance=daemon.instance, ring_bytes=MIB) as second:
-        assert f"is served by another tensord (pid {daemon.pid})" in second.refused(PATIENCE_S)

@@ -5,26 +5,22 @@ No call here has a time limit that the test could wait for: one that waited for 
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import tensord
-from tensord.client.core.requests import send_evict
 from tensord.client.core.silence import WORD_S
 from tensord.errors import DaemonUnavailable, TimedOut
 
 from ..daemon_process import PATIENCE_S, Daemon, until
-from ..processes import Child, Stage
-from .payloads import is_payload, key, payload, with_place
+from .payloads import is_payload, key, payload
 
 FOR_EVER_S = 1e6
 NAMESPACE = tensord.Namespace(model="m", revision="r", dtype="f", processor="p")
@@ -115,33 +111,6 @@ def test_calls_beside_a_silent_daemon_do_as_without_one(daemon: Daemon) -> None:
     assert match is not None and match.offset == len(TOKENS) - 1
 
 
-def test_puts_from_before_are_stored_and_no_claim_is_left(daemon: Daemon) -> None:
-    client = daemon.client(timeout_s=FOR_EVER_S)
-    held = client.claim(key(2))
-    held.answer.result(PATIENCE_S)
-    with_place(client, 10)
-    with stopped(daemon):
-        put = client.put(key(1), payload(1))
-        left_without_an_answer(client, 3)
-        assert put.state == "sent"
-        held.abandon()
-    assert put.wait(PATIENCE_S).state == "stored" and client.contains(key(1))
-    daemon.until(lambda s: not s["store"]["claims_held"], "the claims to be given back")
-
-
-def test_what_begins_beside_a_silent_daemon_is_known_to_it_once_it_answers(daemon: Daemon) -> None:
-    client = daemon.client(timeout_s=FOR_EVER_S)
-    with stopped(daemon):
-        left_without_an_answer(client, 1)
-        subscription = client.on_mode(lambda change: None)
-        graph = tensord.AgentStepGraph([tensord.AgentStep("planner")])
-        workflow = client.workflow("begun in silence", graph)
-        assert isinstance(workflow.error, DaemonUnavailable)
-    until(lambda: subscription.states, "the states of all gauges")
-    daemon.until(lambda s: "begun in silence" in str(s["governor"]["workflows"]), "the workflow")
-    until(lambda: workflow.error is None, "the daemon's answer")
-
-
 def test_who_waits_for_another_ones_value_computes_it(daemon: Daemon) -> None:
     first, second = (daemon.client(timeout_s=FOR_EVER_S) for _ in range(2))
     go_on = threading.Event()
@@ -164,35 +133,6 @@ def test_who_waits_for_another_ones_value_computes_it(daemon: Daemon) -> None:
     computing.join(PATIENCE_S)
 
 
-def test_a_time_limit_that_is_given_holds_and_the_daemon_is_away_after_it(daemon: Daemon) -> None:
-    client = daemon.client(timeout_s=2 * WORD_S)
-    with stopped(daemon):
-        with pytest.raises(TimedOut, match=r"did not answer within 0\.5 s"):
-            client.touch(key(1))
-        assert not client.connected
-        with pytest.raises(DaemonUnavailable, match="does not answer"):
-            client.touch(key(1))
-        assert not client.wait_connected(WORD_S)
-
-
-def test_tasks_do_not_wait_either(daemon: Daemon) -> None:
-    async def main() -> None:
-        async with tensord.AsyncClient(daemon.socket, timeout_s=FOR_EVER_S) as client:
-            with stopped(daemon):
-                assert await client.get_or_compute(key(1), lambda: 1) == 1
-                await asyncio.to_thread(left_without_an_answer, client.client, 2)
-                assert await client.get_or_compute(key(3), lambda: 3) == 3
-                with pytest.raises(DaemonUnavailable, match="does not answer"):
-                    await client.touch(key(1))
-                assert (await client.put(key(4), 4, wait=True)).state == "lost"
-                async with tensord.AsyncClient(daemon.socket, timeout_s=FOR_EVER_S) as newcomer:
-                    assert not newcomer.connected and await newcomer.get(key(1)) is None
-                    assert await newcomer.get_or_compute(key(5), lambda: 5) == 5
-            assert await client.wait_connected(PATIENCE_S)
-
-    asyncio.run(main())
-
-
 def test_only_the_first_client_of_a_process_waits_to_be_taken_in(
     daemon: Daemon, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -212,42 +152,6 @@ def test_only_the_first_client_of_a_process_waits_to_be_taken_in(
     assert len(said) == 2 and "Until it answers" in said[0] and BACK in said[1], said
 
 
-def test_a_daemon_that_is_killed_in_silence_is_followed_by_the_next(
-    daemon: Daemon, caplog: pytest.LogCaptureFixture
-) -> None:
-    client = daemon.client(timeout_s=FOR_EVER_S)
-    daemon.pause()
-    left_without_an_answer(client, 1)
-    daemon.kill()
-    daemon.start()
-    assert client.wait_connected(PATIENCE_S)
-    assert client.put(key(2), payload(2), wait=True).state == "stored"
-    assert changes(caplog) == [AWAY, BACK]
-
-
-def is_forked(stage: Stage, path: Path) -> Any:
-    """A child of a process that was left without an answer."""
-    import os
-
-    client = tensord.Client(path, timeout_s=FOR_EVER_S)
-    stage.tell(client.connected)
-    stage.hear()
-    left_without_an_answer(client, 1)
-    child = os.fork()
-    if not child:
-        value = client.get_or_compute(key(2), lambda: 2)
-        os._exit(7 if value == 2 and client.put(key(3), 3).state == "lost" else 1)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-
-def test_the_child_of_a_fork_does_not_wait_either(daemon: Daemon) -> None:
-    with Child(is_forked, daemon.socket) as child:
-        assert child.hear() is True
-        with stopped(daemon):
-            child.tell()
-            assert child.hear() == 7
-
-
 def test_a_daemon_that_has_reason_to_let_a_request_wait_is_not_taken_for_away(
     daemon: Daemon, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -262,17 +166,3 @@ def test_a_daemon_that_has_reason_to_let_a_request_wait_is_not_taken_for_away(
     assert waiting.state == "waiting" and second.connected and not changes(caplog)
     claim.abandon()
     until(lambda: waiting.state == "compute", "the claim to be handed over")
-
-
-def test_a_put_does_not_wait_long_for_an_eviction_before_it(daemon: Daemon) -> None:
-    client = daemon.client()
-    with_place(client, 1)
-    daemon.pause()
-    send_evict(client.link, [key(1)])
-    putting: Future[tensord.Put] = Future()
-    threading.Thread(
-        target=lambda: putting.set_result(client.put(key(1), payload(1), timeout_s=10 * PATIENCE_S)), daemon=True
-    ).start()
-    put = putting.result(PATIENCE_S)
-    daemon.resume()
-    assert put.wait(PATIENCE_S).state in ("stored", "existed")

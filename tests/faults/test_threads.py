@@ -12,9 +12,8 @@ import pytest
 
 import tensord
 from tensord.errors import StoreFull
-from tensord.shm.lanes import VIEW_WORDS
 
-from ..daemon_process import MIB, PATIENCE_S, Daemon, until
+from ..daemon_process import MIB, PATIENCE_S, Daemon
 from .payloads import is_payload, key, payload
 
 RING_BYTES = 4 * MIB
@@ -112,57 +111,3 @@ def test_gets_are_right_while_other_threads_put_and_release(small: Daemon) -> No
     gc.collect()
     small.until(lambda s: not s["pins"], "every pin to be released")
     assert small.store("found_corrupt") == 0
-
-
-def test_views_that_only_the_cycle_collector_finds_are_released(small: Daemon) -> None:
-    client = small.client()
-    for number in range(20):
-        assert client.put(key(number), payload(number), wait=True).state == "stored"
-
-    class Node:
-        def __init__(self, view: Any) -> None:
-            self.view = view
-            self.itself = self
-
-    def makes_cycles() -> None:
-        for turn in range(500):
-            lease = client.get(key(turn % 20))
-            assert lease is not None
-            node = Node(lease.tree)
-            assert is_payload(node.view, turn % 20)
-            if turn % 50 == 49:
-                gc.collect()
-
-    together(*[makes_cycles] * 4)
-    gc.collect()
-    small.until(lambda s: not s["pins"], "every pin to be released")
-
-
-def test_more_leases_than_a_lane_has_words_are_copies_and_right(small: Daemon) -> None:
-    client = small.client()
-    assert client.put(key(1), payload(1, 1024), wait=True).state == "stored"
-    held = [client.get(key(1)) for _ in range(4200)]
-    assert all(lease is not None and is_payload(lease.tree, 1) for lease in held)
-    # The other words are for places of puts. One of these may hold the place of the next put.
-    assert VIEW_WORDS - 1 <= small.status()["pins"] <= VIEW_WORDS
-    held.clear()
-    small.until(lambda s: not s["pins"], "every pin to be released")
-    lease = client.get(key(1))
-    assert lease is not None and small.status()["pins"] == 1
-
-
-def test_clients_opened_and_closed_in_threads_leave_nothing(small: Daemon) -> None:
-    def opens_and_closes() -> None:
-        for number in range(10):
-            with tensord.Client(small.socket, timeout_s=PATIENCE_S) as client:
-                assert client.wait_connected(PATIENCE_S)
-                assert client.put(key(number), payload(number), wait=True).state in ("stored", "existed")
-
-    before = set(link_threads())
-    together(*[opens_and_closes] * 4)
-    small.until(lambda s: s["clients"] == s["lanes"] == s["inboxes"] == 0, "all to be gone")
-    until(lambda: set(link_threads()) <= before, "their threads to end")
-
-
-def link_threads() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name.startswith("tensord-link")]

@@ -78,16 +78,6 @@ def entries(daemon: Daemon) -> list[dict[str, Any]]:
     return found
 
 
-def test_a_touched_entry_is_still_what_was_stored(daemon: Daemon) -> None:
-    client = daemon.client()
-    assert client.put(key(1), np.arange(500), ttl_s=DAY_S, wait=True).state == "stored"
-    assert client.touch(key(1)) == 1
-    kill_and_start(daemon)
-    daemon.attached(client)
-    lease = client.get(key(1), verify=True)
-    assert lease is not None and (lease.tree == np.arange(500)).all()
-
-
 def test_times_in_the_ring_are_by_clock_boottime(daemon: Daemon) -> None:
     client = daemon.client()
     began_s, began_unix_s = boot_s(), time.time()

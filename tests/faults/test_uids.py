@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import tensord
-from tensord.errors import DaemonUnavailable, LimitReached, TensordError
+from tensord.errors import DaemonUnavailable, LimitReached
 from tensord.ipc import messages
 from tensord.ipc.blocking import BlockingChannel
 from tensord.ipc.connection import Connection
@@ -163,58 +163,6 @@ def counted(status: dict[str, Any], uid: int) -> tuple[int, int]:
     return row["lanes"], row["clients"]
 
 
-def invalidates(stage: Stage, uid: int, path: Path, first: int) -> None:
-    """Invalidates one namespace after the other until it may not, and then the first one again."""
-    become(uid)
-    numbers = count(first)
-    with RawClient(path) as client:
-
-        def take() -> None:
-            client.ask(lambda n: messages.Invalidate(n, next(numbers).to_bytes(8, "little"), 0))
-
-        stage.tell(taken(take))
-        stage.tell(client.ask(lambda n: messages.Invalidate(n, first.to_bytes(8, "little"), 1)).generation)
-
-
-def test_a_uid_that_invalidates_all_it_may_leaves_other_uids_theirs_for_as_long_as_the_ring_lasts() -> None:
-    with serving(limits_namespaces_max=8) as daemon:
-        with Child(invalidates, LOUD, daemon.socket, 100) as loud:
-            number, refusal = loud.hear()
-            assert number == 6 and loud.hear() == 2
-            named = "quotas.limits_share_max = 0.75) of limits.namespaces_max = 8"
-            assert f"uid {LOUD} has 6" in refusal and named in refusal
-        daemon.kill()
-        daemon.start()
-        with Child(invalidates, LOUD, daemon.socket, 200) as again:
-            assert again.hear()[0] == 0
-        with Child(invalidates, QUIET, daemon.socket, 300) as quiet:
-            number, refusal = quiet.hear()
-            assert number == 2 and "namespaces_max" in refusal
-            assert quiet.hear() == 2
-
-
-def test_quotas_are_reloaded(tmp_path: Path) -> None:
-    file = tmp_path / "tensord.toml"
-    file.write_text("[quotas]\nlimits_share_max = 0.25\n")
-    with serving(config=file, limits_clients_max=8) as daemon:
-        with Child(all_clients, LOUD, daemon.socket) as loud:
-            assert loud.hear()[0] == 2
-        file.write_text("[quotas]\nlimits_share_max = 0.5\n")
-        os.kill(daemon.pid, 1)
-        until(lambda: "setting changed" in daemon.log, "the new configuration")
-        daemon.until(lambda status: status["clients"] == 0, "the first to be gone")
-        with Child(all_clients, LOUD, daemon.socket) as loud:
-            assert loud.hear()[0] == 4
-
-
-def test_the_daemons_own_uid_may_take_all() -> None:
-    with serving(limits_clients_max=8) as daemon, Child(all_clients, 0, daemon.socket) as own:
-        taken, refusal = own.hear()
-        assert (taken, "limits.clients_max is 8" in refusal) == (8, True)
-        with pytest.raises(TensordError):
-            RawClient(daemon.socket)
-
-
 def fill(stage: Stage, uid: int, path: Path, numbers: range) -> None:
     """Puts, one after the other, until it is told to end."""
     become(uid)
@@ -304,7 +252,3 @@ def test_large_payloads_of_a_uid_that_may_not_write_the_ring_are_stored_through_
     write_in_place: str, gid: int
 ) -> None:
     assert stored_by_another_uid(write_in_place, gid) == ({"r--s"}, 1)
-
-
-def test_large_payloads_of_another_uid_in_the_daemons_group_are_written_in_place_if_the_group_may() -> None:
-    assert stored_by_another_uid("group", DAEMONS_GROUP) == ({"r--s", "rw-s"}, 0)

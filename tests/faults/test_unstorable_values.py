@@ -5,10 +5,7 @@ As in test_compute_once.py, a computation says that it has begun, and goes on wh
 
 from __future__ import annotations
 
-import json
 import logging
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -21,7 +18,6 @@ import tensord
 from tensord.errors import UnsupportedLeaf
 
 from ..daemon_process import PATIENCE_S, Daemon
-from ..integration.test_metrics import figure, metrics_of, scraped
 from ..processes import Child, Stage
 from .payloads import key
 
@@ -102,29 +98,3 @@ def test_nobody_waits_for_a_value_that_cannot_be_stored(case: str, small: Daemon
     assert (store["claims_granted"], store["claims_handed_over"], store["claims_held"]) == (1, 0, 0)
     assert store["claims_unstorable"] == {code: 1}
     assert store["refusals"][code] >= 1
-
-
-def test_status_doctor_and_metrics_name_values_that_cannot_be_stored(small: Daemon) -> None:
-    with tensord.Client(small.socket, timeout_s=PATIENCE_S) as client:
-        assert len(client.get_or_compute(KEY, lambda: np.zeros(RING_BYTES, np.uint8))) == RING_BYTES
-        small.until(lambda status: status["store"]["unstorable"], "the claim to end")
-        assert client.get_or_compute(KEY, lambda: np.arange(3)).tolist() == [0, 1, 2]
-        small.until(lambda status: status["store"]["entries"] == 1, "a smaller value to be stored")
-        assert client.tally.not_stored == {"ObjectTooLarge": 1}
-    said = f"namespace {KEY[:8].hex()}: values 1, the last "
-    status = tensorctl(small, "status")
-    assert "NOT STORED" in status
-    assert said in status
-    [finding] = [each for each in json.loads(tensorctl(small, "doctor", "--json")) if each["check"] == "values"]
-    assert finding["level"] == "WARN"
-    assert said in finding["text"]
-    assert "ring_bytes" in finding["text"]
-    assert figure(scraped(metrics_of(small)), "tensord_claims_unstorable_total", code="ObjectTooLarge") == 1
-
-
-def tensorctl(daemon: Daemon, *words: str) -> str:
-    """What tensorctl prints, its lines joined."""
-    command = [sys.executable, "-m", "tensord.client.ctl", "--socket", str(daemon.socket), *words]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=4 * PATIENCE_S)
-    assert not done.stderr, done.stderr
-    return " ".join(done.stdout.split())
