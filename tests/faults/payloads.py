@@ -40,7 +40,7 @@ def with_place(client: tensord.Client, number: int, size_bytes: int = 64 << 10) 
     until(lambda: writer.arena.left_bytes > size_bytes, "a place")
 
 
-def lap(client: tensord.Client, ring_bytes: int, laps: int = 100, first: int = 1_000_000) -> None:
+def lap(client: tensord.Client, ring_bytes: int, laps: int = 3, first: int = 1_000_000) -> None:
     """Stores so many other entries that their bytes fill the ring `laps` times over.
 
     What nobody pins is gone then if the daemon goes by last use alone (policy = "lru"); the learned policy keeps

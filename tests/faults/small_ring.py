@@ -10,7 +10,7 @@ PINNED, UNPINNED = 1, 2
 
 
 def overwrite(daemon: Daemon) -> None:
-    """A hundred laps, of which one that shows they would have met any entry that nobody pins."""
+    """So that nothing is left of an entry that nobody pins, as another one shows."""
     writer = daemon.client()
     lap(writer, RING_BYTES)
     assert not writer.contains(key(UNPINNED)), "the ring was not overwritten"

@@ -91,6 +91,6 @@ def test_a_container_outlives_the_daemons_restart(small: Daemon) -> None:
         small.kill()
         small.start()
         until(lambda: container.ask("look around")["connected"], "the container's client to attach again")
-        lap(small.client(), 4 * MIB, laps=20)
+        lap(small.client(), 4 * MIB)
         assert container.ask("read what you hold") == [[0, 1, 2, 3, 4]]
         assert container.ask("put", key(2).hex(), [1]) == "stored"

@@ -55,7 +55,7 @@ def test_a_killed_readers_pins_are_gone(small: Daemon) -> None:
         small.until(lambda s: s["pins"] == 5, "five pins")
         reader.kill()
         as_before(small)
-    lap(small.client(), RING_BYTES, laps=2)
+    lap(small.client(), RING_BYTES)
     assert not small.client().contains(key(1)), "what nobody pins makes room"
 
 
@@ -143,7 +143,7 @@ def test_a_stopped_client_keeps_its_pins_and_disturbs_nobody(small: Daemon) -> N
         assert stopped.hear() == "holding"
         stopped.pause()
         writer = small.client()
-        lap(writer, RING_BYTES, laps=20)
+        lap(writer, RING_BYTES)
         assert small.status()["pins"] == 1
         assert writer.contains(key(1)), "what is pinned is not evicted"
         stopped.resume()
@@ -170,7 +170,7 @@ def test_a_client_that_never_reads_its_answers_disturbs_nobody(small: Daemon) ->
     before = small.memory_bytes()
     with Child(asks_and_never_reads, small.socket) as rude:
         writer = small.client()
-        lap(writer, RING_BYTES, laps=5)
+        lap(writer, RING_BYTES)
         assert rude.hear() in ("LimitReached", "TimedOut", "DaemonUnavailable")
         assert small.client().contains(key(1)) or writer.put(key(1), payload(1), wait=True).state == "stored"
         assert small.memory_bytes() - before < 64 * MIB

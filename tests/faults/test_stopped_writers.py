@@ -23,7 +23,7 @@ WRITTEN_BYTES = 16 * MIB
 WRITTEN = 1
 SIZES_BYTES = (MIB // 2, MIB, 2 * MIB)
 """Of the entries of others."""
-LAPS = 4
+LAPS = 2
 
 
 @pytest.fixture
