@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from types import ModuleType
 from typing import Any, Final, NoReturn, TypeAlias
@@ -81,7 +80,7 @@ def tensor_leaf(torch: ModuleType, tensor: Any, where: Callable[[], str]) -> Ten
     Raises:
         UnsupportedLeaf: no leaf can have its dtype, or the tensor has no plain memory.
     """
-    kind = type(tensor)
+    given, kind = tensor, type(tensor)
     if (
         (kind is not torch.Tensor and kind is not torch.nn.Parameter)
         or not tensor.is_cpu
@@ -91,44 +90,18 @@ def tensor_leaf(torch: ModuleType, tensor: Any, where: Callable[[], str]) -> Ten
         or tensor.is_neg()
         or (tensor.dtype.is_complex and tensor.is_conj())
     ):
-        return _any_leaf(torch, tensor, where)
+        tensor = _made_plain(torch, tensor, where)
     name, dtype = _dtypes[tensor.dtype]
-    array, watch = _memory_of(tensor, dtype, where)
-    return name, array, watch
-
-
-def _any_leaf(torch: ModuleType, tensor: Any, where: Callable[[], str]) -> TensorLeaf:
-    name = _name_of(torch, tensor, where())
-    dtype = dtype_named(name)
-    assert dtype is not None, name
-    _, moved_as = _dtypes[tensor.dtype] = name, COPIED_AS.get(dtype, dtype)
-    given = tensor
-    if tensor.device.type != "cpu" or tensor.is_conj() or tensor.is_neg():
-        check_memory(tensor, where())
-        try:
-            tensor = tensor.detach().cpu().resolve_conj().resolve_neg()
-        except AssertionError as error:
-            raise UnsupportedLeaf(f"{where()} is a torch tensor that FakeTensorMode does not copy: {error}") from None
-    array, watch = _memory_of(tensor, moved_as, where)
-    return name, array, watch if tensor is given else None
-
-
-def _memory_of(tensor: Any, dtype: DType, where: Callable[[], str]) -> tuple[Array, Watch | None]:
-    """The elements of a tensor as an array, with any strides, which keeps the storage alive. The process may free or
-    cut the storage at any moment, and go on using the tensor: so there is a watch over it."""
     try:
         # Of this storage the memory is read, also if the tensor gets another one meanwhile.
         storage = tensor.untyped_storage()
         pointer = storage.data_ptr
         address = pointer()
     except RuntimeError as error:
-        raise UnsupportedLeaf(
-            f"{where()} is a torch tensor without a storage ({error}), as within torch.func.vmap, grad, jvp and "
-            "functionalize; pass what the transformed function returns"
-        ) from None
+        raise _without_storage(where(), error) from None
     needed_bytes = tensor.nbytes
     if not needed_bytes:
-        return np.empty(tensor.shape, dtype), None
+        return name, np.empty(tensor.shape, dtype), None
     step_bytes = dtype.itemsize
     start = tensor.storage_offset() * step_bytes
     interface = {"data": (address + start, False), "shape": tensor.shape, "typestr": dtype.str, "version": 3}
@@ -142,7 +115,30 @@ def _memory_of(tensor: Any, dtype: DType, where: Callable[[], str]) -> tuple[Arr
         gone()
     memory = _Memory()
     memory.held, memory.__array_interface__ = storage, interface
-    return np.asarray(memory), (pointer, address, gone)
+    # The process may free or cut the storage at any moment, and go on using the tensor: so there is a watch over it.
+    return name, np.asarray(memory), (pointer, address, gone) if tensor is given else None
+
+
+def _made_plain(torch: ModuleType, tensor: Any, where: Callable[[], str]) -> Any:
+    """The tensor on the host, with its values as they are in memory. Its dtype is in `_dtypes` from now on."""
+    name = _name_of(torch, tensor, where())
+    dtype = dtype_named(name)
+    assert dtype is not None, name
+    _dtypes[tensor.dtype] = name, COPIED_AS.get(dtype, dtype)
+    if tensor.device.type == "cpu" and not tensor.is_conj() and not tensor.is_neg():
+        return tensor
+    check_memory(tensor, where())
+    try:
+        return tensor.detach().cpu().resolve_conj().resolve_neg()
+    except AssertionError as error:
+        raise UnsupportedLeaf(f"{where()} is a torch tensor that FakeTensorMode does not copy: {error}") from None
+
+
+def _without_storage(path: str, error: RuntimeError) -> UnsupportedLeaf:
+    return UnsupportedLeaf(
+        f"{path} is a torch tensor without a storage ({error}), as within torch.func.vmap, grad, jvp and "
+        "functionalize; pass what the transformed function returns"
+    )
 
 
 def _gone(storage: Any, address: int, needed_bytes: int, where: Callable[[], str]) -> NoReturn:
@@ -166,7 +162,7 @@ def bytes_of(tensor: Any, path: str) -> Array:
     assert torch is not None, "there is a tensor"
     check_memory(tensor, path)
     flat = tensor.detach().cpu().resolve_conj().resolve_neg().reshape(-1).view(torch.uint8)
-    return _memory_of(flat, np.dtype(np.uint8), lambda: path)[0]
+    return tensor_leaf(torch, flat, lambda: path)[1]
 
 
 def check_tensor(leaf: Any, path: str) -> None:
@@ -191,12 +187,20 @@ def check_memory(tensor: Any, path: str) -> None:
     Raises:
         UnsupportedLeaf: it has not.
     """
-    dtype = np.dtype(f"V{tensor.element_size()}")
-    with suppress(RuntimeError):
-        if tensor.device.type != "cpu":
-            # Tensors on devices of other libraries may have no storage. Their copies on the host have one.
-            tensor.untyped_storage().data_ptr()
-        _memory_of(tensor, dtype, lambda: path)
+    try:
+        storage = tensor.untyped_storage()
+        address = storage.data_ptr()
+    except RuntimeError as error:
+        if tensor.device.type == "cpu":
+            raise _without_storage(path, error) from None
+        # Tensors on devices of other libraries may have no storage. Their copies on the host have one.
+        return
+    if not tensor.numel():
+        return
+    last = sum([(length - 1) * step for length, step in zip(tensor.shape, tensor.stride(), strict=True)])
+    needed_bytes = (tensor.storage_offset() + last + 1) * tensor.element_size()
+    if not address or storage.nbytes() < needed_bytes:
+        _gone(storage, address, needed_bytes, lambda: path)
 
 
 def _name_of(torch: ModuleType, tensor: Any, path: str) -> str:
@@ -234,7 +238,7 @@ def tensor_copy(torch: ModuleType, array: Array) -> Any:
     native = array.dtype.newbyteorder("=")
     tensor = torch.empty(array.shape, dtype=_torch_dtype(torch, name_of(native)), device="cpu")
     moved_as = COPIED_AS.get(array.dtype)
-    memory, _ = _memory_of(tensor, native if moved_as is None else moved_as, lambda: "the copy")
+    _, memory, _ = tensor_leaf(torch, tensor, lambda: "the copy")
     np.copyto(memory, array if moved_as is None else array.view(moved_as))
     return tensor
 
