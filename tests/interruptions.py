@@ -88,9 +88,11 @@ def interrupt(
     """`act()` with a signal at its `number`-th point, an instruction's first `times` runs counted: where that was,
     empty if it has fewer. The handler raises, or is `handler`."""
     interrupted = Interrupted(number, files, times, handler)
-    before = sys.gettrace()
+    before, told = sys.gettrace(), sys.unraisablehook
     # Python 3.12 looks at this when the tracing begins, and not again.
     sys._getframe().f_trace_opcodes = True
+    # pytest keeps an exception that a finalizer could not raise, and with its frames what they hold.
+    sys.unraisablehook = lambda _: None
     sys.settrace(interrupted.trace)
     try:
         act()
@@ -98,4 +100,5 @@ def interrupt(
         pass
     finally:
         sys.settrace(before)
+        sys.unraisablehook = told
     return interrupted.place
