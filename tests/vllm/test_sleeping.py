@@ -91,6 +91,13 @@ class CardStand:
         until(lambda: self.engine.log.count(SLEPT) > slept, "the engine sleeps", PATIENCE_S)
         assert self.used() == OTHERS_BYTES
 
+    def filled(self) -> None:
+        """Fills the card beside a sleeping engine, and returns when the daemon has read its gauge."""
+        self.card.occupy(2 * OTHERS_BYTES)
+        self.daemon.until(
+            lambda status: any(row["used_bytes"] == 2 * OTHERS_BYTES for row in status["governor"]["gauges"]), "a full card's reading"
+        )
+
     def ready(self) -> None:
         """Whatever a test did: the daemon runs, the card has room, and the engine is awake and attached."""
         if self.daemon.running:
@@ -136,7 +143,7 @@ def test_requests_wait_for_room_on_the_card_and_are_answered_in_their_order(stan
     pictures = [fresh() for _ in range(3)]
     before = [stand.engine.generate(picture) for picture in pictures]
     stand.asleep()
-    stand.card.occupy(2 * OTHERS_BYTES)
+    stand.filled()
     waited = stand.engine.log.count(WAITS)
     names = [stand.engine.add(picture) for picture in pictures]
     until(lambda: stand.engine.log.count(WAITS) > waited, "the engine says that it waits", PATIENCE_S)
@@ -153,7 +160,7 @@ def test_a_request_that_is_aborted_while_the_engine_sleeps_leaves_it_as_it_was(s
     picture = fresh()
     before = stand.engine.generate(picture)
     stand.asleep()
-    stand.card.occupy(2 * OTHERS_BYTES)
+    stand.filled()
     stand.engine.ask("abort", name=stand.engine.add(picture))
     stand.card.occupy(OTHERS_BYTES)
     assert stand.engine.generate(picture) == before
