@@ -83,6 +83,25 @@ def _threaded(call: Call[Arguments, Result], run: Callable[..., Any] = in_thread
     return method
 
 
+def _stored(call: Call[Arguments, Result]) -> AsyncCall[Arguments, Result]:
+    """A call that copies payloads, and with `wait` waits for their outcomes. A cancelled task waits for the copies
+    only."""
+
+    @_like(call)
+    async def method(
+        self: AsyncClient, *args: Any, wait: bool = False, timeout_s: float | None = None, **options: Any
+    ) -> Result:
+        wait = check_flag("wait", wait)
+        deadline = time.monotonic() + check_timeout(timeout_s, self.client.timeout_s)
+        result: Any = await to_its_end(cast(Any, call), self.client, *args, timeout_s=timeout_s, **options)
+        puts = [result] if isinstance(result, Put) else result
+        if wait and any(put.state == "sent" for put in puts):
+            await in_thread(wait_for_all, puts, deadline)
+        return cast(Result, result)
+
+    return method
+
+
 def _one(key: bytes) -> list[bytes]:
     return [check_key(key)]
 
@@ -157,6 +176,8 @@ class AsyncClient:
     request_arrived = _at_once(Client.request_arrived)
     request_completed = _at_once(Client.request_completed)
     get_into = _threaded(Client.get_into, to_its_end)
+    put = _stored(Client.put)
+    put_many = _stored(Client.put_many)
     wait_connected = _threaded(Client.wait_connected)
     status = _threaded(Client.status)
     reserve = _threaded(Client.reserve)
@@ -172,26 +193,6 @@ class AsyncClient:
     declare_baseline = _threaded(Client.declare_baseline)
 
     # ---- with a difference
-
-    @_like(Client.put)
-    async def put(self, *args: Any, wait: bool = False, timeout_s: float | None = None, **options: Any) -> Put:
-        wait = check_flag("wait", wait)
-        deadline = time.monotonic() + check_timeout(timeout_s, self._client.timeout_s)
-        put = await to_its_end(self._client.put, *args, timeout_s=timeout_s, **options)
-        if wait and put.state == "sent":
-            await in_thread(put.wait, max(0.0, deadline - time.monotonic()))
-        return put
-
-    @_like(Client.put_many)
-    async def put_many(
-        self, *args: Any, wait: bool = False, timeout_s: float | None = None, **options: Any
-    ) -> list[Put]:
-        wait = check_flag("wait", wait)
-        deadline = time.monotonic() + check_timeout(timeout_s, self._client.timeout_s)
-        puts = await to_its_end(self._client.put_many, *args, timeout_s=timeout_s, **options)
-        if wait and any(put.state == "sent" for put in puts):
-            await in_thread(wait_for_all, puts, deadline)
-        return puts
 
     @traced("tensord.get_or_compute", "key", key_of)
     async def get_or_compute(

@@ -95,7 +95,8 @@ class CardStand:
         """Fills the card beside a sleeping engine, and returns when the daemon has read its gauge."""
         self.card.occupy(2 * OTHERS_BYTES)
         self.daemon.until(
-            lambda status: any(row["used_bytes"] == 2 * OTHERS_BYTES for row in status["governor"]["gauges"]), "a full card's reading"
+            lambda status: any(row["used_bytes"] == 2 * OTHERS_BYTES for row in status["governor"]["gauges"]),
+            "a full card's reading",
         )
 
     def ready(self) -> None:
