@@ -258,7 +258,7 @@ def _histograms(departures: Figures) -> Iterator[Metric]:
 
 
 def _latency(latency: Figures) -> Iterator[Metric]:
-    """Times of requests by kind, how late the event loop was, and times of hits."""
+    """Times of requests by kind, and how late the event loop was."""
     family = HistogramMetricFamily(
         "tensord_request_seconds", "Time from a request's arrival to its answer, by kind of request.", labels=("kind",)
     )
@@ -268,9 +268,6 @@ def _latency(latency: Figures) -> Iterator[Metric]:
     buckets, total = _buckets(latency["event_loop_lag"])
     lag = "Time by which the event loop ran a timer too late."
     yield HistogramMetricFamily("tensord_event_loop_lag_seconds", lag, buckets=buckets, sum_value=total)
-    buckets, total = _buckets(latency["hits"])
-    hit = "Time of a hit in its client's process: of about one hit a second of each client."
-    yield HistogramMetricFamily("tensord_hit_seconds", hit, buckets=buckets, sum_value=total)
 
 
 def _buckets(histogram: Figures) -> tuple[list[tuple[str, int]], float]:

@@ -4,7 +4,7 @@ Owns: the names of lanes, the reading of a lane's words, and the test that a lan
 words are (lanes.py), nor which spans exist.
 
 Invariants: the daemon reads with preadv, so that a truncated lane is a short read and not a SIGBUS. Whatever a client
-writes, a read gives at most as many pins, records and times as a lane has room for.
+writes, a read gives at most as many pins and records as a lane has room for.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from .lanes import HEAD_AT, LOG_AT, LOG_MASK, MISSES_AT, TIMED_AT, TIMES, TIMES_AT
+from .lanes import HEAD_AT, LOG_AT, LOG_MASK, MISSES_AT
 from .layout import LANE_HEADER_WORDS, LANE_LOG_WORDS, PAGE_BYTES
 from .records import SubmissionReader
 from .segments import segment_name
@@ -44,18 +44,17 @@ def read_lane_name(instance: str, name: str) -> tuple[int, int | None, bool] | N
 class LaneRecords:
     """The records of a lane since the last drain. `span_ids`: the hits in order, (n,) uint64. `lost`: the number of
     records that were overwritten or left out before the daemon read them. `misses`: the number of lookups without a
-    hit. `times_ns`: how long single hits took."""
+    hit."""
 
     span_ids: Array
     lost: int
     misses: int
-    times_ns: list[int]
 
 
 class LaneReader:
     """The daemon's side of one lane."""
 
-    __slots__ = ("_fd", "_header", "_seen", "_seen_misses", "_timed", "hits", "lane_id", "misses", "pinned")
+    __slots__ = ("_fd", "_header", "_seen", "_seen_misses", "hits", "lane_id", "misses", "pinned")
 
     def __init__(self, fd: int, lane_id: int) -> None:
         """Takes over `fd`, a file description of its own without a lock.
@@ -72,7 +71,6 @@ class LaneReader:
         self.pinned = 0
         self._seen = self.hits
         self._seen_misses = self.misses
-        self._timed = int(self._header[TIMED_AT])
 
     def pins(self, into: Array) -> Array:
         """The span ids that the lane pins now. `into` is scratch memory, (4096,) uint64.
@@ -99,8 +97,7 @@ class LaneReader:
         misses = self.misses - self._seen_misses
         # Two threads may store their heads in reverse order, so the head can seem to go back. The next record corrects
         # this.
-        times_ns = _times_since(header, self._timed)
-        if fresh <= 0 and misses <= 0 and not times_ns:
+        if fresh <= 0 and misses <= 0:
             return None
         kept = max(0, min(fresh, most, LANE_LOG_WORDS))
         ids = np.zeros(kept, np.uint64)
@@ -111,8 +108,7 @@ class LaneReader:
         os.preadv(self._fd, [ids[LANE_LOG_WORDS - first :].data], LOG_AT * 8)
         self._seen = max(self._seen, self.hits)
         self._seen_misses = max(self._seen_misses, self.misses)
-        self._timed = max(self._timed, int(header[TIMED_AT]))
-        return LaneRecords(ids, max(0, fresh) - kept, max(0, misses), times_ns)
+        return LaneRecords(ids, max(0, fresh) - kept, max(0, misses))
 
     def submissions(self) -> SubmissionReader:
         """The lane's queue, from what is written there next."""
@@ -131,13 +127,3 @@ class LaneReader:
         """Closes the reader's descriptor. Later calls find no pins and no records."""
         os.close(self._fd)
         self._fd = -1
-
-
-def _times_since(header: Array, seen: int) -> list[int]:
-    """The times in nanoseconds that were written after the first `seen` ones, at most the last TIMES.
-
-    `header`: the words of a lane's first page, (512,) uint64. A client may have written any value, from 0 to 2^64 - 1.
-    """
-    timed = int(header[TIMED_AT])
-    kept = max(0, min(timed - seen, TIMES))
-    return [int(header[TIMES_AT + number % TIMES]) for number in range(timed - kept, timed)]

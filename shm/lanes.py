@@ -40,18 +40,12 @@ from .layout import (
 # Offsets of a lane's fields, in words from the lane's beginning.
 HEAD_AT: Final = 8
 MISSES_AT: Final = 16
-TIMED_AT: Final = 24
-"""Where the number of hit times that were ever written stands. 0 in the lane of a client without this log."""
-TIMES_AT: Final = 32
 PINS_AT: Final = LANE_HEADER_WORDS
 LOG_AT: Final = LANE_HEADER_WORDS + LANE_WORDS
 SPARE_END: Final = LANE_HEADER_WORDS + 16
-TIMES: Final = 16
-"""Hit times that the lane holds. The daemon reads it ten times a second, and a client times about one hit a second."""
 VIEW_WORDS: Final = LOG_AT - SPARE_END
 LOG_MASK: Final = LANE_LOG_WORDS - 1
 _WORDS: Final = frozenset(range(PINS_AT, LOG_AT))
-_COUNT_MASK: Final = (1 << 63) - 1
 
 Array = np.ndarray[Any, Any]
 
@@ -243,13 +237,6 @@ class Lane:
         """`log_miss` for a batch of `misses` lookups."""
         for number in deque(islice(self._misses, misses), maxlen=1):
             self.words[MISSES_AT] = number
-
-    def log_time(self, took_ns: int) -> None:
-        """Writes how long a hit took. Two threads at once may lose one of their times."""
-        words = self.words
-        timed = words[TIMED_AT]
-        words[TIMES_AT + timed % TIMES] = took_ns
-        words[TIMED_AT] = (timed + 1) & _COUNT_MASK
 
     def suspend(self) -> None:
         """Gives out no word until `resume`, as if all words were taken. Calls may be repeated and nested.

@@ -37,7 +37,6 @@ from .answers import Answers, PendingRequest
 from .aside import aside, begin
 from .attachment import Attachment, EndedHere
 from .held_claims import HeldClaims
-from .hit_times import arm_now_and_then
 from .listeners import Connected as Connected
 from .listeners import Listeners
 from .received import take
@@ -357,7 +356,6 @@ class Link:
                 rest_at = time.monotonic() + _IDLE_S
                 self.puts.rest()
             sweep_now_and_then()
-            arm_now_and_then(self.view)
             wait_s = self.silence.wait_s(_IDLE_S)
             if self.claims.held:
                 self.claims.give_back_forgotten(SAY_S)

@@ -34,8 +34,7 @@ _ATTEMPTS: Final = 4
 
 
 class View:
-    """One attachment: the ring and the index, mapped read-only, and this client's own lane. `skipped` and `time_at`
-    are of hit_times.py.
+    """One attachment: the ring and the index, mapped read-only, and this client's own lane.
 
     `wait_for_own`: called at a miss, with the key. Waits for a put of the key by this client, and returns whether it is
     worth to look again.
@@ -50,8 +49,6 @@ class View:
         "lane",
         "ring",
         "ring_bytes",
-        "skipped",
-        "time_at",
         "wait_for_own",
     )
 
@@ -67,8 +64,6 @@ class View:
         self.ring_bytes = superblock.limit_bytes
         self.geometry = superblock.geometry
         self.wait_for_own: Callable[[bytes], bool] = _no_put
-        self.skipped = 0
-        self.time_at = 0.0
 
     @classmethod
     def open(cls, ring_fd: int, index_fd: int, lane: Lane) -> Self:

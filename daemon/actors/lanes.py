@@ -48,7 +48,6 @@ class LaneJobs:
         clock: gives monotonic seconds.
         handle: takes an event for the core.
         begin: takes a job, as an iterator. Each step of the iterator is one slice.
-        hit_took: takes the seconds that a client's hit took.
         report: takes the result of a fence. Called in the thread that made the fence.
     """
 
@@ -59,14 +58,12 @@ class LaneJobs:
         clock: Callable[[], float],
         handle: Callable[[events.Event], None],
         begin: Callable[[Iterator[None]], None],
-        hit_took: Callable[[float], None],
         report: Callable[[Fenced], object],
     ) -> None:
         self._memory = memory
         self._clock = clock
         self._handle = handle
         self._begin = begin
-        self._hit_took = hit_took
         self._report = report
         self._holders = Holders(*memory.index.held())
         self._drain_at = self._holders_at = 0.0
@@ -162,8 +159,6 @@ class LaneJobs:
                 yield
 
     def _report_uses(self, drained: LaneRecords) -> Iterator[None]:
-        for took_ns in drained.times_ns:
-            self._hit_took(took_ns / 1e9)
         ids = drained.span_ids
         self._reported |= bool(len(ids))
         self._handle(events.Accessed(ids[:ACCESSED_AT_ONCE], drained.misses, drained.lost))

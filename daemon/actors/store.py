@@ -142,7 +142,6 @@ class StoreActor:
             clock=clock,
             handle=self._handle,
             begin=self._pump.begin,
-            hit_took=times.hit_took,
             report=tell,
         )
         self._queues = Queues(

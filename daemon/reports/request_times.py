@@ -1,4 +1,4 @@
-"""How long requests took, by kind, the slow ones of late, how long hits took, and how late the event loop was.
+"""How long requests took, by kind, the slow ones of late, and how late the event loop was.
 
 Owns: the histograms and the list of slow requests. Does not own: when a request begins and ends (the sessions), the
 clock. Pure.
@@ -16,10 +16,6 @@ from .histogram import Histogram
 
 BOUNDS_REQUEST_S: Final = (*(digit * 10.0**power for power in range(-5, 1) for digit in (1, 2, 5)), 10.0)
 """Upper bounds of buckets: 10 µs to 10 s."""
-BOUNDS_HIT_S: Final = tuple(digit / 10.0**power for power in range(7, 1, -1) for digit in (1, 2, 5))
-"""Upper bounds of buckets: 0.1 µs to 50 ms."""
-HIT_S_MAX: Final = 60.0
-"""A hit that took longer counts as this, whatever its client wrote."""
 
 
 class RequestTimes:
@@ -35,7 +31,6 @@ class RequestTimes:
         self._slow: deque[dict[str, Any]] = deque(maxlen=slow_max)
         self._by_kind: dict[str, Histogram] = {}
         self._lag = Histogram(BOUNDS_REQUEST_S)
-        self._hits = Histogram(BOUNDS_HIT_S)
 
     def took(self, kind: str, took_s: float, *, size_bytes: int, client: int, name: str, unix_s: float) -> None:
         """Counts an answered request. `size_bytes`: of the places that it asked for. `client`: 0 for a reader of the
@@ -60,16 +55,11 @@ class RequestTimes:
         """Counts by how much the event loop ran a timer too late."""
         self._lag.count(late_s)
 
-    def hit_took(self, took_s: float) -> None:
-        """Counts a hit that a client has timed."""
-        self._hits.count(min(took_s, HIT_S_MAX))
-
     def slow(self) -> list[dict[str, Any]]:
         """The slow requests, the latest first."""
         return list(reversed(self._slow))
 
     def histograms(self) -> dict[str, Any]:
-        """`kinds`: a histogram in seconds for each kind; `event_loop_lag`: that of the loop; `hits`: that of the hits
-        that clients have timed."""
+        """`kinds`: a histogram in seconds for each kind; `event_loop_lag`: that of the loop."""
         kinds = {kind: histogram.as_dict() for kind, histogram in sorted(self._by_kind.items())}
-        return {"kinds": kinds, "event_loop_lag": self._lag.as_dict(), "hits": self._hits.as_dict()}
+        return {"kinds": kinds, "event_loop_lag": self._lag.as_dict()}

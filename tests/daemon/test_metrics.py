@@ -44,8 +44,6 @@ SHOWN: dict[str, dict[str, float]] = {
     "request_seconds_count": {"kind=Commit": 8},
     "event_loop_lag_seconds_bucket": {"le=+Inf": 91},
     "event_loop_lag_seconds_sum": {"": 0.02},
-    "hit_seconds_bucket": {"le=1e-05": 7},
-    "hit_seconds_count": {"": 8},
     "residence_seconds_bucket": {
         "reason=capacity le=1.0": 10,
         "reason=capacity le=60.0": 90,

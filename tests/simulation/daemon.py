@@ -105,7 +105,6 @@ class Daemon:
             clock=lambda: world.now,
             handle=self.do,
             begin=self.jobs.append,
-            hit_took=lambda took_s: None,
             report=lambda fenced: self.lanes.fenced(fenced),
         )
         # Its threads are never started: the schedule carries its requests out.

@@ -45,14 +45,14 @@ def since(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]
 
     return {
         "kinds": {kind: less(before["kinds"].get(kind), found) for kind, found in after["kinds"].items()},
-        **{kind: less(before[kind], after[kind]) for kind in ("event_loop_lag", "hits")},
+        "event_loop_lag": less(before["event_loop_lag"], after["event_loop_lag"]),
     }
 
 
 def latency_text(body: Mapping[str, Any]) -> str:
-    """One row for each kind that occurred, one for hits, and one for the event loop."""
+    """One row for each kind that occurred, and one for the event loop."""
     rows = []
-    for kind, histogram in [*body["kinds"].items(), ("hit", body["hits"]), ("event loop lag", body["event_loop_lag"])]:
+    for kind, histogram in [*body["kinds"].items(), ("event loop lag", body["event_loop_lag"])]:
         if count := sum(histogram["counts"]):
             times = (histogram["sum"] / count, *(percentile_s(histogram, share) for share in _SHARES))
             rows.append((kind, number(count), *map(_ms, times)))
@@ -87,9 +87,8 @@ def _ms(seconds: float) -> str:
 def latency(daemon: Daemon, over_s: float | None, as_json: bool) -> None:
     """Percentiles of the time from a request's arrival to its answer, by kind, since the daemon started.
 
-    The row "hit" is the time of a get of a stored entry in the client's process, which asks nothing of the daemon:
-    each client times about one a second. The last row is how late the event loop ran its timers: every request waits
-    for it.
+    The last row is how late the event loop ran its timers: every request waits for it. A hit asks nothing of the
+    daemon, so no row has its time.
     """
     body = daemon.ask(LatencyQuery)
     if over_s is not None:

@@ -17,7 +17,6 @@ def status(**changed: Any) -> dict[str, Any]:
         "latency": {
             "kinds": {"Commit": {"bounds": [0.001, 0.01], "counts": [5, 2, 1], "sum": 0.05}},
             "event_loop_lag": {"bounds": [0.001, 0.01], "counts": [90, 1, 0], "sum": 0.02},
-            "hits": {"bounds": [1e-06, 1e-05], "counts": [3, 4, 1], "sum": 5e-05},
         },
         "protocol": 1,
         "instance": "system",

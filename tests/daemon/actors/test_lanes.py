@@ -17,7 +17,7 @@ from tensord.daemon.core import events
 from tensord.daemon.holders import CHANGES_AT_ONCE
 from tensord.daemon.lane_scan import UNCHECKED_MAX, WORDS_AT_ONCE, LaneScan
 from tensord.shm.lane_reader import LaneReader
-from tensord.shm.lanes import LOG_AT, PINS_AT, TIMED_AT, TIMES_AT
+from tensord.shm.lanes import LOG_AT, PINS_AT
 from tensord.shm.layout import LANE_WORDS
 
 from ...memory_bench import lane_file
@@ -101,7 +101,6 @@ class Stand:
     def __init__(self, readers: list[LaneReader], span_ids: Any) -> None:
         self.now = 0.0
         self.heard: list[events.Event] = []
-        self.hits_took: list[float] = []
         self.jobs: deque[Iterator[None]] = deque()
         self.fences = 0
         self.forgotten = 0
@@ -118,7 +117,6 @@ class Stand:
             clock=lambda: self.now,
             handle=self.heard.append,
             begin=self.jobs.append,
-            hit_took=self.hits_took.append,
             report=lambda fenced: None,
         )
 
@@ -219,14 +217,3 @@ def test_a_count_of_holders_that_fails_is_logged_and_the_next_one_is_made(
     stand.lanes.keep_time(stand.now)
     stand.work()
     assert stand.heard == [events.HoldersCounted([(3, 1)])]
-
-
-def test_times_of_hits_are_handed_over_in_seconds(readers: list[LaneReader]) -> None:
-    readers.append(lane_with(3))
-    stand = Stand(readers, ids(3))
-    fd = readers[0]._fd
-    os.pwrite(fd, ids(1500, (1 << 64) - 1).tobytes(), 8 * TIMES_AT)
-    os.pwrite(fd, ids(2).tobytes(), 8 * TIMED_AT)
-    stand.lanes.keep_time(stand.now)
-    stand.work()
-    assert stand.hits_took == [1.5e-6, ((1 << 64) - 1) / 1e9]
