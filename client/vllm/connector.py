@@ -47,7 +47,7 @@ class TensordECConnector(ECConnectorBase):  # type: ignore[misc, unused-ignore]
         # Without vLLM's plugins, no earlier call has set this up.
         log_with_vllm()
         settings = Settings.read(vllm_config.ec_transfer_config.ec_connector_extra_config)
-        if role == ECConnectorRole.SCHEDULER and (settings.sleep_at or settings.reset_encoder_at):
+        if role == ECConnectorRole.SCHEDULER and settings.sleep_at:
             sleeping.install(settings)
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
@@ -65,7 +65,7 @@ class TensordECConnector(ECConnectorBase):  # type: ignore[misc, unused-ignore]
         else:
             # vLLM makes a worker's connector before it loads the weights, and the scheduler's connector afterwards.
             loading_begins(vllm_config.model_config.model)
-            self._worker = _worker_side(vllm_config, settings, self.is_producer, self.is_consumer)
+            self._worker = _worker_side(vllm_config, settings, self.is_producer)
 
     def shutdown(self) -> None:
         """Ends the side's thread. The client is closed with its last user. Idempotent."""
@@ -211,16 +211,12 @@ def _scheduler_side(vllm_config: Any, settings: Settings, producer: bool, consum
     )
 
 
-def _worker_side(vllm_config: Any, settings: Settings, producer: bool, consumer: bool) -> WorkerSide:
+def _worker_side(vllm_config: Any, settings: Settings, producer: bool) -> WorkerSide:
     if _has_tower_lora(vllm_config):
         adapters.install()
     rank = vllm_config.parallel_config.rank % _ranks(vllm_config)
     kind = vllm_config.device_config.device_type
     device = torch.device(kind, torch.cuda.current_device()) if kind == "cuda" else torch.device(kind)
-    if settings.device_bytes_max and not consumer:
-        _log.warning(
-            "tensord: tensord.device_bytes_max has no effect: an engine with the role ec_producer loads nothing"
-        )
     return WorkerSide(
         settings.socket,
         engine_client_name(vllm_config, f"worker {vllm_config.parallel_config.rank}"),
@@ -229,5 +225,4 @@ def _worker_side(vllm_config: Any, settings: Settings, producer: bool, consumer:
         dtype=vllm_config.model_config.dtype,
         device=device,
         adapters=adapters.held if _has_tower_lora(vllm_config) else None,
-        device_bytes_max=settings.device_bytes_max if consumer else 0,
     )

@@ -19,7 +19,7 @@ import secrets
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import numpy as np
 
@@ -125,24 +125,19 @@ class Lookups:
     def take(self, found: Input, lease: Lease) -> bool:
         """Keeps the lease if the stored output is what the request expects. Otherwise the input can be neither found
         nor stored."""
-        wrong = self._mismatch(found, lease.tree)
-        if wrong is None:
+        stored = lease.tree
+        if (
+            isinstance(stored, np.ndarray)
+            and stored.ndim == 2
+            and stored.shape[0] == found.rows
+            and stored.dtype.name == self._dtype
+            and self._width_fits(found.modality, stored.shape[1])
+        ):
             found.lease = lease
             return True
         self._counts.add("mismatches")
-        self._counts.add(f"mismatch_{wrong}")
         found.key = None
         return False
-
-    def _mismatch(self, found: Input, stored: Any) -> str | None:
-        """The property in which a stored output differs from the request's expectation; None if it fits."""
-        if not isinstance(stored, np.ndarray) or stored.ndim != 2:
-            return "form"
-        if stored.shape[0] != found.rows:
-            return "rows"
-        if stored.dtype.name != self._dtype:
-            return "dtype"
-        return None if self._width_fits(found.modality, stored.shape[1]) else "width"
 
     # ---- the background thread
 

@@ -19,8 +19,8 @@ from ...shm.layout import RING_BYTES_MAX
 PREFIX: Final = "tensord."
 WAIT_S_MOST: Final = 60.0
 IDLE_S_MOST: Final = 86400.0
-ACTS_AT: Final = ("", *(mode.value for mode in LEVELS[LEVELS.index(Mode.PRESSURE) :]))
-"""The values of settings that name the mode of a card from which an idle engine gives memory back; "": never."""
+SLEEPS_AT: Final = ("", *(mode.value for mode in LEVELS[LEVELS.index(Mode.PRESSURE) :]))
+"""The values of `sleep_at`; "": never."""
 NEARLY: Final = 0.85
 """Similarity (difflib's ratio) from which an unknown key counts as a misspelt one: two letters swapped or left out."""
 
@@ -56,16 +56,10 @@ class Settings(SharedSettings):
             input.
         canary: `tensord.canary`, the share of hits that are encoded anyway and compared with the stored output. The
             first hit of each namespace is compared too. 0 compares none.
-        reset_encoder_at: `tensord.reset_encoder_at`, the mode of the engine's card from which on an idle engine empties
-            its encoder cache, as `sleep_at`. The memory goes back to the engine's allocator of torch.
-        device_bytes_max: `tensord.device_bytes_max`, the most bytes of encoder outputs that each worker keeps on its
-            GPU, in memory that the daemon can take back. 0 keeps none.
     """
 
     wait_s_max: float = 2.0
     canary: float = 1e-4
-    reset_encoder_at: str = ""
-    device_bytes_max: int = 0
 
     @classmethod
     def read(cls, extra_config: Mapping[str, Any]) -> Settings:
@@ -76,7 +70,6 @@ class Settings(SharedSettings):
         """
         ours = _read(extra_config, list(cls.__dataclass_fields__), "ec_connector_extra_config")
         wait_s_max = _number(ours, "wait_s_max", cls.wait_s_max, WAIT_S_MOST, "seconds")
-        _check_bytes(ours, "device_bytes_max")
         return cls(**{**ours, "wait_s_max": wait_s_max, "canary": _number(ours, "canary", cls.canary, 1.0, "a share")})
 
 
@@ -112,9 +105,9 @@ def _read(extra_config: Mapping[str, Any], fields: Sequence[str], where: str) ->
         if name not in known:
             _check_foreign(name, known, where)
     ours = {name.removeprefix(PREFIX): extra_config[name] for name in known if name in extra_config}
-    for name in ("sleep_at", "reset_encoder_at"):
-        if ours.get(name, "") not in ACTS_AT:
-            raise BadConfiguration(f"{PREFIX}{name}={ours[name]!r} must be one of {', '.join(map(repr, ACTS_AT))}")
+    if ours.get("sleep_at", "") not in SLEEPS_AT:
+        modes = ", ".join(map(repr, SLEEPS_AT))
+        raise BadConfiguration(f"{PREFIX}sleep_at={ours['sleep_at']!r} must be one of {modes}")
     if "sleep_idle_s" in ours:
         ours["sleep_idle_s"] = _number(ours, "sleep_idle_s", 0.0, IDLE_S_MOST, "seconds")
     for name in ("socket", "revision", "tenant"):

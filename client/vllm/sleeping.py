@@ -37,7 +37,7 @@ from ..device.gpu_name import gpu_name
 from .background import IDLE_S, Background
 from .hooks import hook
 from .presence import client_name
-from .settings import Settings, SharedSettings
+from .settings import SharedSettings
 from .stats import LookupCounts
 
 LEVEL: Final = 1
@@ -63,8 +63,8 @@ def install(settings: SharedSettings) -> None:
     """
     if not envs.VLLM_ENABLE_V1_MULTIPROCESSING:
         _log.warning(
-            "tensord: tensord.sleep_at and tensord.reset_encoder_at have no effect in an engine without a process of "
-            "its own (VLLM_ENABLE_V1_MULTIPROCESSING=0): it does nothing between requests"
+            "tensord: tensord.sleep_at has no effect in an engine without a process of its own "
+            "(VLLM_ENABLE_V1_MULTIPROCESSING=0): it does nothing between requests"
         )
         return
     from vllm.v1.engine.core import DPEngineCoreProc, EngineCoreProc
@@ -88,7 +88,10 @@ def _watched_loops(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def begun(core: Any) -> Sleeper | None:
-    """The sleeper of an engine's core, begun; None, with a line in the log, if the engine cannot sleep by itself."""
+    """The sleeper of an engine's core, begun; None if no connector asks for it, and with a line in the log if the
+    engine cannot sleep by itself."""
+    if not _asked:
+        return None
     config = core.vllm_config
     settings = together(_asked)
     _asked.clear()
@@ -98,7 +101,7 @@ def begun(core: Any) -> Sleeper | None:
         why = "its workers use no GPU"
     elif config.parallel_config.data_parallel_size > 1:
         why = "with data parallelism all engines have to sleep together"
-    elif settings.sleep_at and not config.model_config.enable_sleep_mode:
+    elif not config.model_config.enable_sleep_mode:
         why = "vLLM's sleep mode is off: start the engine with enable_sleep_mode"
     if why:
         _log.warning("tensord: this engine does not sleep by itself: %s", why)
@@ -106,21 +109,15 @@ def begun(core: Any) -> Sleeper | None:
     return Sleeper(core, settings, list(cards), client_name(config, "sleep"))
 
 
-def together(asked: Sequence[SharedSettings]) -> Settings:
-    """What the settings of an engine's connectors ask for together.
+def together(asked: Sequence[SharedSettings]) -> SharedSettings:
+    """What the settings of an engine's connectors, each with a mode, ask for together.
 
-    Where both name a mode, the engine acts at the less full one, and after the shorter idle time.
+    The engine sleeps at the less full one of two modes, and after the shorter idle time.
     """
-
-    def least(name: str) -> str:
-        modes = [Mode(mode) for settings in asked if (mode := getattr(settings, name, ""))]
-        return min(modes, key=LEVELS.index).value if modes else ""
-
-    return Settings(
+    return SharedSettings(
         socket=next((settings.socket for settings in asked if settings.socket), None),
-        sleep_at=least("sleep_at"),
-        sleep_idle_s=min((settings.sleep_idle_s for settings in asked), default=Settings.sleep_idle_s),
-        reset_encoder_at=least("reset_encoder_at"),
+        sleep_at=min((Mode(settings.sleep_at) for settings in asked), key=LEVELS.index).value,
+        sleep_idle_s=min(settings.sleep_idle_s for settings in asked),
     )
 
 
@@ -144,16 +141,14 @@ class Sleeper:
         cards: the names of the gauges of the engine's cards.
     """
 
-    def __init__(self, core: Any, settings: Settings, cards: list[str], name: str) -> None:
+    def __init__(self, core: Any, settings: SharedSettings, cards: list[str], name: str) -> None:
         self._core = core
         self._cards = frozenset(cards)
         self._sleep_at = settings.sleep_at
-        self._reset_at = settings.reset_encoder_at
         self._idle_s = settings.sleep_idle_s
         # Written by the core's thread.
         self._idle_since: float | None = None
         self._asleep = False
-        self._is_reset = False
         self._held: deque[tuple[Any, Any]] = deque()
         self._needs: Counter[str] = Counter()
         # Written by the background thread.
@@ -169,9 +164,8 @@ class Sleeper:
         self._background = Background(settings.socket, name, "tensord-vllm-sleep", self._tick, LookupCounts())
         self._background.start()
         _log.info(
-            "tensord: an idle engine sleeps from mode %r on, and resets its encoder cache from mode %r on, after %g s "
-            "without requests; cards: %s",
-            *(self._sleep_at, self._reset_at, self._idle_s, ", ".join(sorted(cards))),
+            "tensord: this engine sleeps from mode %r on, after %g s without requests; cards: %s",
+            *(self._sleep_at, self._idle_s, ", ".join(sorted(cards))),
         )
 
     def close(self) -> None:
@@ -199,17 +193,11 @@ class Sleeper:
         self._notify()
         if self._idle_since is None:
             self._idle_since = time.monotonic()
-            self._is_reset = False
         if self._asleep:
             if self._has_room and self._held:
                 self._wake_up()
-        elif not self._core.is_sleeping():
-            if self._is_due(self._sleep_at):
-                self._sleep()
-            elif self._is_due(self._reset_at) and not self._is_reset:
-                self._is_reset = True
-                self._core.reset_encoder_cache()
-                _log.info("tensord: the card is full, and this engine idle: its encoder cache was reset")
+        elif self._is_due() and not self._core.is_sleeping():
+            self._sleep()
 
     def _sleep(self) -> None:
         executor = self._core.model_executor
@@ -248,10 +236,10 @@ class Sleeper:
 
     # ---- both threads
 
-    def _is_due(self, mode: str) -> bool:
-        """Whether the engine is idle, and a card as full as `mode` says."""
+    def _is_due(self) -> bool:
+        """Whether the engine is idle, and a card as full as `sleep_at` says."""
         since = self._idle_since
-        if not mode or since is None or self._level < LEVELS.index(Mode(mode)):
+        if not self._sleep_at or since is None or self._level < LEVELS.index(Mode(self._sleep_at)):
             return False
         return time.monotonic() - since >= self._idle_s
 
@@ -268,7 +256,7 @@ class Sleeper:
         if self._asleep:
             if self._held:
                 self._seek_room(client)
-        elif self._is_due(self._sleep_at) or (self._is_due(self._reset_at) and not self._is_reset):
+        elif self._is_due():
             self._nudge()
         return IDLE_S
 

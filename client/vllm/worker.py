@@ -8,7 +8,6 @@ Invariants
 - A reported ring stays mapped until a step lists it in `left`; from then on the scheduler sends no handles in it.
 - A step waits for no save: an output is kept alive, its copy is queued behind the stream that makes it. Outputs beyond
   SAVE_BYTES_MAX in progress are dropped, and reported as settled.
-- An output from the card (card_outputs.py) is what the ring's entry would be. Otherwise the ring is read.
 - No load fails silently: an output that cannot be read is replaced by zeros in the encoder cache, since vLLM needs an
   entry there. The scheduler is told, and ends the requests that use the output.
 """
@@ -30,12 +29,10 @@ from ...shm.tensors import tensor_copy
 from ..core.cache import Client
 from ..core.held_claims import abandon
 from ..core.link import SAY_S
-from ..core.ring_mapping import Handle
 from ..core.ring_reader import RingReader
 from ..writing.outcomes import Put
 from .background import IDLE_S, SOON_S, Background
 from .canary import TOLERANCES, difference
-from .card_outputs import card_outputs
 from .stats import LookupCounts
 from .step import Load, Report, Save, StepMetadata
 
@@ -53,7 +50,6 @@ class WorkerSide:
         dtype: the dtype of the outputs.
         adapters: returns the digests of the held LoRA adapters by vLLM's number; None if no adapter affects the
             encoder.
-        device_bytes_max: the most bytes of outputs that are kept on the device; 0 keeps none.
     """
 
     def __init__(
@@ -66,7 +62,6 @@ class WorkerSide:
         dtype: torch.dtype,
         device: torch.device,
         adapters: Callable[[], dict[int, str]] | None = None,
-        device_bytes_max: int = 0,
     ) -> None:
         self._rank = rank
         self._adapters = adapters
@@ -75,7 +70,6 @@ class WorkerSide:
         self._dtype = dtype
         self._device = device
         self._counts = LookupCounts()
-        self._card = card_outputs(device, device_bytes_max, self._counts) if device_bytes_max else None
         # Shared by the threads. Each is replaced or appended to in one operation.
         self._ring: RingReader | None = None
         self._lock = Lock()
@@ -117,11 +111,6 @@ class WorkerSide:
                 if found is not None:
                     self._found[identifier] = check.key, found
         for identifier, load in metadata.loads.items():
-            lent = self._lent(load)
-            if lent is not None:
-                self._counts.add("device_hits")
-                encoder_cache[identifier] = lent
-                continue
             try:
                 found = self._read(load)
             except Exception:
@@ -134,7 +123,6 @@ class WorkerSide:
             else:
                 self._counts.add("loads")
                 self._counts.add("load_bytes", found.nbytes)
-                self._keep(load)
             encoder_cache[identifier] = found
         self._loaded = metadata.step
 
@@ -200,8 +188,6 @@ class WorkerSide:
 
     def close(self) -> None:
         """Ends the thread once queued outputs are stored or given up, then unmaps the rings. Idempotent."""
-        if self._card is not None:
-            self._card.close()
         self._background.close()
         self._ring, self._rings = None, {}
 
@@ -219,22 +205,6 @@ class WorkerSide:
         if tuple(copied.shape) != tuple(load.shape) or copied.dtype != self._dtype:
             return None
         return copied.to(self._device)
-
-    def _lent(self, load: Load) -> torch.Tensor | None:
-        """The output from the card, if it is there with the content of the ring's entry."""
-        ring = self._rings.get(load.handle[:16]) if self._card is not None and load.handle is not None else None
-        if self._card is None or load.handle is None or ring is None:
-            return None
-        named = ring.mapping.named(load.handle)
-        if named is None:
-            return None
-        return self._card.lent(named[1].key, named[1].checksum, load.shape, self._dtype)
-
-    def _keep(self, load: Load) -> None:
-        """Has an output that was loaded from the ring copied to the card, for its next load."""
-        named = Handle.unpack(load.handle) if self._card is not None and load.handle is not None else None
-        if self._card is not None and named is not None and not self._background.late:
-            self._background.post(partial(self._card.keep, named.key))
 
     def _has_adapter(self, adapter: tuple[int, str] | None) -> bool:
         """Whether the worker still holds the adapter that the key stands for. True without an adapter."""
@@ -274,8 +244,6 @@ class WorkerSide:
     def _tick(self, client: Client) -> float:
         if client.connected:
             self._ring = client.ring() or self._ring
-        if self._card is not None:
-            self._card.begin(client)
         now = time.monotonic()
         for entry in self._puts.copy():
             put, save, size_bytes, began_s, share = entry
@@ -286,8 +254,6 @@ class WorkerSide:
                 self._counts.add("saves")
                 self._counts.add("save_bytes", size_bytes)
                 self._tell(settled=save.key, rows=save.rows, took_s=(now - began_s) * share)
-                if self._card is not None:
-                    self._card.keep(save.key, client)
             else:
                 self._counts.add("refused")
                 if put.state == "refused":

@@ -7,7 +7,6 @@ the encoder. It has nothing that is called by vLLM's `collective_rpc`, since tha
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -20,9 +19,6 @@ COUNTS: Final = "ENGINE_COUNTS"
 before_encoding: list[Callable[[], object]] = []
 CARD: Final = "ENGINE_CARD"
 """The environment's name for the fake card that stands for the CPU worker's memory: "FOLDER NAME BYTES"."""
-
-OUTPUTS: Final = "ENGINE_OUTPUTS"
-"""The environment's name for the stand-in for torch.cuda that keeps the worker's encoder outputs: "NAME BYTES"."""
 
 encode_s = 0.0
 """Each run takes so much longer: a real encoder is slower than this model's."""
@@ -76,23 +72,7 @@ def _lie_on_a_card() -> None:
     sleeping.sleeping_bytes = lambda worker: (name, int(size))
 
 
-def _keep_outputs_on_a_card() -> None:
-    """The CPU worker has a card for its encoder outputs. The daemon reads that card's gauge elsewhere."""
-    from tensord.client.device.torch_device import TorchDevice
-    from tensord.client.vllm import card_outputs
-
-    sys.path.append(str(Path(__file__).parents[2]))
-    from tests.client.device.standin import Accelerator
-
-    name, size = os.environ[OUTPUTS].split()
-    card = TorchDevice(0, name=name, accelerator=Accelerator(int(size)))
-    card.reports = False
-    card_outputs.card_of = lambda device: card
-
-
 if COUNTS in os.environ:
     _watch()
 if CARD in os.environ:
     _lie_on_a_card()
-if OUTPUTS in os.environ:
-    _keep_outputs_on_a_card()

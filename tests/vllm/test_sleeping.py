@@ -37,7 +37,6 @@ ENGINE_BYTES: Final = 60 << 20
 OTHERS_BYTES: Final = 30 << 20
 SLEPT: Final = "it sleeps; freed"
 WAITS: Final = "waits for memory to wake up"
-RESETS: Final[dict[str, Any]] = {"tensord.reset_encoder_at": "pressure", "tensord.sleep_idle_s": 0}
 SLEEPS: Final[dict[str, Any]] = {"tensord.sleep_at": "pressure", "tensord.sleep_idle_s": 0.2}
 
 
@@ -229,38 +228,22 @@ def test_two_engines_that_do_not_fit_on_a_card_take_turns(stand: CardStand) -> N
         assert stand.engine.generate(picture) == before
 
 
-def test_an_idle_engine_empties_its_encoder_cache_where_that_is_asked_for(stand: CardStand) -> None:
-    with stand.start(ENGINE_BYTES, **RESETS) as other:
-        stand.engine.ask("engine", method="sleep")
-        until(lambda: stand.used() == 0, "the first engine's bytes are free")
-        other.wait_up()
-        stand.card.occupy(OTHERS_BYTES)
-        until(lambda: "its encoder cache was reset" in other.log, "the cache is reset", PATIENCE_S)
-        assert SLEPT not in other.log
-    stand.card.occupy(0)
-    until(lambda: stand.used() == 0, "the other engine's bytes are free")
-    stand.engine.ask("engine", method="wake_up")
-
-
-def test_an_engine_does_what_either_of_its_connectors_asks_for(stand: CardStand) -> None:
-    with stand.start(0, kv=SLEEPS, **RESETS) as both:
+def test_an_engine_sleeps_where_only_its_kv_connector_asks_for_it(stand: CardStand) -> None:
+    with stand.start(0, kv=SLEEPS) as both:
         both.wait_up()
         both.generate()
         stand.asleep()
         stand.card.occupy(OTHERS_BYTES + ENGINE_BYTES)
         until(lambda: SLEPT in both.log, "the engine sleeps", PATIENCE_S)
-        assert "sleeps from mode 'pressure' on, and resets its encoder cache from mode 'pressure' on" in both.log
 
 
 def test_of_two_settings_the_engine_follows_the_one_that_gives_memory_back_earlier() -> None:
     kv = KVSettings(sleep_at="critical", sleep_idle_s=5.0)
-    ec = Settings(socket="/run/other.sock", sleep_at="pressure", reset_encoder_at="emergency", sleep_idle_s=20.0)
+    ec = Settings(socket="/run/other.sock", sleep_at="pressure", sleep_idle_s=20.0)
     for asked in ([kv, ec], [ec, kv]):
         settings = together(asked)
-        assert (settings.sleep_at, settings.reset_encoder_at) == ("pressure", "emergency")
-        assert (settings.sleep_idle_s, settings.socket) == (5.0, "/run/other.sock")
+        assert (settings.sleep_at, settings.sleep_idle_s, settings.socket) == ("pressure", 5.0, "/run/other.sock")
     assert together([kv]).sleep_at == "critical"
-    assert together([]).sleep_at == ""
 
 
 def test_an_engine_without_a_sleep_mode_or_a_process_says_why_it_does_not_sleep(
