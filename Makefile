@@ -49,7 +49,7 @@ define distribution-python
 	  else echo "venv is missing: run 'apt-get install python3-venv' as root, then this again" >&2; exit 1; fi; fi
 endef
 
-.PHONY: help docs demo demo-cluster test test-quick crashes soak test-systemd test-remote deb release-check simulate fuzz crossings mutants test-vllm test-transformers test-sglang http-load check lint smoke bench bench-peers bench-prefix bench-pressure bench-vllm clean
+.PHONY: help docs demo demo-cluster test test-quick crashes soak test-systemd test-remote deb release-check simulate fuzz crossings mutants test-vllm test-transformers test-sglang http-load check lint smoke bench bench-peers bench-prefix bench-vllm clean
 help:
 	@echo "make demo         four processes share encoded photographs; three share a card that fills up; agents share a prompt"
 	@echo "make demo-cluster three hosts share encoded photographs and a prompt through a redis-server, as root in namespaces of the network"
@@ -73,10 +73,9 @@ help:
 	@echo "make docs         the documentation as a site with a search, in site/: docs/, and a page for each public class"
 	@echo "make smoke        every benchmark and example once, in a short form: shows that they run"
 	@echo "make bench        the hot path beside its peers (JSON=path for the rows)"
-	@echo "make bench-pressure  what the governor costs"
 	@echo "make bench-prefix  the longest cached prefix among 100,000 sequences beside a linear scan; takes 8 GiB and two minutes"
 	@echo "make bench-replay  recorded workloads through the store and other policies (TRACES=folder, WARM=folder, JSON=path)"
-	@echo "make bench-vllm   what sharing costs and saves in vLLM: processor outputs, the connectors, engines asked for text, pictures and conversations"
+	@echo "make bench-vllm   what sharing costs and saves in vLLM: processor outputs, engines asked for text, pictures and conversations"
 	@echo "make bench-peers  vLLM's CPU build for make bench to compare with, the one of make test-vllm"
 	@echo "make clean        remove the virtual environments and caches; what make fuzz has found stays"
 
@@ -244,9 +243,6 @@ bench: $(STAMPS)/bench
 	else python=$(BIN)/python; echo "without vLLM: make bench-peers adds it"; fi; \
 	$$python benchmarks/hotpath.py $(if $(JSON),--json "$(JSON)")
 
-bench-pressure: $(STAMPS)/bench
-	$(BIN)/python benchmarks/governor.py $(if $(JSON),--json "$(JSON)")
-
 bench-prefix: $(STAMPS)/bench
 	$(BIN)/python benchmarks/prefix.py $(if $(JSON),--json "$(JSON)")
 
@@ -256,8 +252,6 @@ bench-replay: $(STAMPS)/bench
 
 bench-vllm: $(PEERS)/.installed
 	$(PEERS)/bin/python benchmarks/processor_cache.py $(if $(JSON),--json "$(JSON:.json=)-processor.json")
-	$(PEERS)/bin/python benchmarks/vllm_connector.py
-	$(PEERS)/bin/python benchmarks/vllm_burst.py
 	$(PEERS)/bin/python benchmarks/vllm_text.py $(if $(JSON),--json "$(JSON)")
 	$(PEERS)/bin/python benchmarks/vllm_kv.py $(if $(JSON),--json "$(JSON:.json=)-kv.json")
 
