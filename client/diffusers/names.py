@@ -24,9 +24,8 @@ from ..core.namespace import Namespace
 from ..identity.described import digest_of
 from ..identity.modules import Fingerprint
 from ..identity.origin import LIBRARIES, is_from
-from ..identity.settings import configs_of, machine, settings
-from ..transformers.conditions import Untouchable, check_still
-from ..transformers.functions import Replaced, functions_called
+from ..identity.settings import machine, settings
+from ..transformers.conditions import Untouchable, attention_of, check_still
 from ..transformers.reasons import NotShared
 
 __all__ = ["PIPELINES", "READ", "check_pipeline", "encoders_of", "name_of"]
@@ -109,18 +108,15 @@ def name_of(pipeline: Any, plain: type, device: torch.device, fingerprint: Finge
             f"{device}, or has hooks, adapters or other code that is not torch's or transformers'"
         ) from None
     modules = [module for encoder in encoders.values() for module in encoder.modules()]
-    implementations = {getattr(config, "_attn_implementation", None) for config in configs_of(modules)}
     try:
         parts = [
             {name: settings(list(encoder.modules())) for name, encoder in encoders.items()},
-            functions_called({type(module) for module in modules}, implementations),
+            attention_of(modules),
             {name: _tokenizer(part) for name in _TOKENIZERS if (part := getattr(pipeline, name, None)) is not None},
             _settings(pipeline),
             machine(device),
             fingerprint.current(encoders),
         ]
-    except Replaced as error:
-        raise NotShared(f"{error} was replaced by other code") from None
     except TensordError as error:
         raise NotShared(str(error)) from None
     return Namespace(

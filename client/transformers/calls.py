@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate
@@ -27,10 +27,9 @@ from ..core.lease import Lease
 from ..core.namespace import Namespace
 from ..identity.modules import Fingerprint, tensor_bytes
 from ..identity.origin import is_from
-from ..identity.settings import configs_of, described, machine, settings
+from ..identity.settings import described, machine, settings
 from ..writing.outcomes import Put
-from .conditions import Untouchable, check_still, plain_tensor
-from .functions import Replaced, functions_called
+from .conditions import Untouchable, attention_of, check_still, plain_tensor
 from .outputs import CallItems, NotSplittable
 from .patch_points import PatchPoint
 from .reasons import NotShared
@@ -114,8 +113,7 @@ class Encoder:
         self._fingerprint.forget()
 
     def check(self, module: Any) -> None:
-        """Checks that the installed transformers has what sharing needs for this module. Records the functions that the
-        module's code calls, to detect later replacements.
+        """Checks that the installed transformers has what sharing needs for this module.
 
         Raises:
             NotShared: no call can be shared. The message says why.
@@ -126,23 +124,11 @@ class Encoder:
                 raise NotShared(f"{where} has no parameter {name}, which sharing needs")
         if not is_from(self._original):
             raise NotShared(f"{where} was replaced by other code")
-        try:
-            self.functions(self.modules(module))
-        except Replaced as error:
-            raise NotShared(f"{error} was replaced by other code") from None
+        attention_of(self.modules(module))
 
     def modules(self, module: Any) -> list[Any]:
         """The module, and all modules whose code encodes."""
         return [module, *(each for part in self._parts(module).values() for each in part.modules())]
-
-    def functions(self, modules: Collection[Any]) -> list[str]:
-        """The functions that the encoder's code finds by names in its configurations.
-
-        Raises:
-            Replaced: a called function is not one of the libraries', or was replaced since it was first seen.
-        """
-        names = {getattr(config, "_attn_implementation", None) for config in configs_of(modules)}
-        return functions_called({self._plain, *map(type, modules)}, names)
 
     def _parts(self, module: Any) -> dict[str, Any]:
         return {name: getattr(module, name) for name in self._point.parts} or {"": module}
@@ -331,7 +317,7 @@ class Encoder:
             "class": self._name,
             "weights": fingerprint,
             "settings": settings(modules),
-            "functions": self.functions(modules),
+            "attention": attention_of(modules),
             "arguments": described(said),
             "machine": machine(items.device),
             "dtype": str(items.dtype),

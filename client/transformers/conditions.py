@@ -16,9 +16,12 @@ import torch
 import torch.nn.modules.module as _modules
 from torch.autograd import forward_ad
 from torch.utils._device import DeviceContext
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ..identity.modules import tensors_of
-from ..identity.origin import LIBRARIES, is_from
+from ..identity.origin import LIBRARIES, is_from, is_named
+from ..identity.settings import configs_of
+from .reasons import NotShared
 
 _EVERYWHERE: Final = (_modules._global_forward_hooks, _modules._global_forward_pre_hooks)
 """Hooks of torch that run with every module. torch changes these dicts, and never replaces them."""
@@ -62,6 +65,21 @@ def check_still(items: Any, parts: Iterable[Any]) -> None:
         for tensor in tensors_of(part):
             if (gradients and tensor.requires_grad) or tensor.device != items.device:
                 raise Untouchable
+
+
+def attention_of(modules: Iterable[Any]) -> list[str]:
+    """The attention functions that the modules' configurations name, as text.
+
+    Raises:
+        NotShared: one of them is neither torch's nor transformers'.
+    """
+    found: list[str] = []
+    for name in {getattr(config, "_attn_implementation", None) for config in configs_of(modules)}:
+        function = ALL_ATTENTION_FUNCTIONS.get(name)
+        if function is not None and not is_named(function):
+            raise NotShared(f"the attention function {name!r} was replaced by other code")
+        found.append(f"{name} {getattr(function, '__module__', None)}.{getattr(function, '__qualname__', None)}")
+    return sorted(found)
 
 
 def _is_mode_active() -> bool:

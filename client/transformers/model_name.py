@@ -1,7 +1,7 @@
 """Names a language model as it is at a call: everything that its keys and values depend on besides the tokens.
 
 Owns: the parts of this name, and the checks without which there is none. Does not own: single parts (identity,
-functions, conditions).
+conditions).
 
 Invariants: two models with equal names compute the same keys and values for the same tokens.
 """
@@ -17,10 +17,9 @@ from ...errors import TensordError
 from ..core.namespace import Namespace
 from ..identity.described import digest_of
 from ..identity.modules import Fingerprint
-from ..identity.settings import configs_of, machine, settings
-from .conditions import Untouchable, check_still
+from ..identity.settings import machine, settings
+from .conditions import Untouchable, attention_of, check_still
 from .families import check_family
-from .functions import Replaced, functions_called
 from .reasons import NotShared
 
 __all__ = ["name_of"]
@@ -47,17 +46,13 @@ def name_of(model: Any, input_ids: torch.Tensor, fingerprint: Fingerprint, tenan
             f"{type(model).__name__} is in training mode, lies on another device than the prompt, or has hooks, "
             "adapters or other code that is not torch's or transformers'"
         ) from None
-    kinds = {type(module) for module in modules}
-    implementations = {getattr(config, "_attn_implementation", None) for config in configs_of(modules)}
     try:
         parts = [
             settings(modules),
-            functions_called(kinds, implementations),
+            attention_of(modules),
             machine(input_ids.device),
             fingerprint.current({"": model}),
         ]
-    except Replaced as error:
-        raise NotShared(f"{error} was replaced by other code") from None
     except TensordError as error:
         raise NotShared(str(error)) from None
     return Namespace(

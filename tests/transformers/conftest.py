@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import tensord
 
 from ..daemon_process import PATIENCE_S, Daemon
+
+if TYPE_CHECKING:
+    from .vision_models import Family, Watch
 
 collect_ignore_glob = [] if find_spec("transformers") else ["test_*.py"]
 _LIMITS = ("calls._ANSWER_S", "calls._PUT_S", "calls._STORED_S", "prefix._MATCH_S", "prefix._PUT_S")
@@ -48,6 +52,27 @@ def other_client(daemon: Daemon, client: tensord.Client) -> Iterator[tensord.Cli
     other = daemon.client(timeout_s=PATIENCE_S)
     yield other
     other.close()
+
+
+@pytest.fixture(params=["clip tower", "clip", "siglip", "llava", "whisper", "qwen2", "qwen2.5", "qwen3"])
+def family(request: pytest.FixtureRequest) -> Family:
+    """Each family of encoders."""
+    from .vision_models import FAMILIES
+
+    return FAMILIES[request.param]
+
+
+@pytest.fixture
+def rows(monkeypatch: pytest.MonkeyPatch) -> Watch:
+    """A list of how many items enter a model's tower, call by call."""
+    from .vision_models import on_entry
+
+    def watched(family: Family, model: Any) -> list[int]:
+        calls: list[int] = []
+        on_entry(monkeypatch, family, model, lambda given: calls.append(len(given) // family.rows_per_item))
+        return calls
+
+    return watched
 
 
 @pytest.fixture(autouse=True)

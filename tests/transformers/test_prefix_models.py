@@ -14,7 +14,7 @@ import tensord
 from tensord.client.transformers import prefix_cached
 
 from .language_models import PROMPT, generated, language_model, prompt, same, sharing
-from .test_transformers import llava, pixels
+from .vision_models import llava, pixels
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,248 @@
+"""cached(model): who shares an output with whom, and what becomes of the model itself."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import threading
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+import tensord
+from tensord.client.transformers import EncoderTally, cached, tally, uncached
+from tensord.errors import UsageError
+
+from ..daemon_process import PATIENCE_S, Daemon
+from ..processes import Child, Stage
+from .conftest import patient
+from .vision_models import FAMILIES, Family, Watch, clip, encoded, image_features, llava, on_entry, pixels, same
+
+# ---- names
+
+
+def test_other_weights_or_configurations_never_share(client: tensord.Client) -> None:
+    models = [cached(clip(), client) for _ in range(3)]
+    list(models[1].parameters())[-1].add_(1)
+    models[2].config.hidden_act = "gelu"
+    for model in models:
+        encoded(client, model, model, **pixels(1))
+        assert tally(model) == EncoderTally(encoded=1)
+
+
+def test_a_namespace_keeps_tenants_apart_and_can_be_invalidated(client: tensord.Client) -> None:
+    tenants = [
+        tensord.Namespace(model="clip", revision="1", dtype="float32", processor="none", tenant=tenant)
+        for tenant in ("a", "b")
+    ]
+    models = [cached(clip(), client, tenant) for tenant in tenants]
+    for model in models:
+        encoded(client, model, model, **pixels(1))
+        assert tally(model) == EncoderTally(encoded=1)
+    cached(models[0], client, client.invalidate(tenants[0]))
+    encoded(client, models[0], models[0], **pixels(1))
+    models[1](**pixels(1))
+    assert [tally(model) for model in models] == [EncoderTally(encoded=1), EncoderTally(found=1, encoded=1)]
+
+
+# ---- entries
+
+
+def stored_keys(model: Any, client: tensord.Client) -> list[bytes]:
+    """The keys that a call of the model stores under."""
+    keys: list[bytes] = []
+    put = client.put
+
+    def noted(key: bytes, tree: Any, **more: Any) -> Any:
+        keys.append(key)
+        return put(key, tree, **more)
+
+    client.put = noted  # type: ignore[method-assign]
+    try:
+        encoded(client, model, model, **pixels(1))
+    finally:
+        del client.put
+    return keys
+
+
+def test_a_tampered_entry_changes_the_output_so_entries_are_really_used(client: tensord.Client) -> None:
+    model = cached(clip(), client)
+    keys = stored_keys(model, client)
+    lease = client.get(keys[0])
+    assert lease is not None
+    tree = lease.torch()
+    client.evict(keys[0])
+    tree[2]["last_hidden_state"][1].zero_()
+    client.put(keys[0], tree, wait=True)
+    assert not model(**pixels(1)).last_hidden_state.any()
+
+
+@pytest.mark.parametrize("tree", [[], ["rows"], ["output", "Nobody", {}], ["rows", torch.zeros(3, 1)], 7])
+def test_an_entry_of_another_form_under_a_key_is_not_taken_for_an_output(client: tensord.Client, tree: Any) -> None:
+    plain, model = clip(), cached(clip(), client)
+    keys = stored_keys(model, client)
+    client.evict(keys[0])
+    client.put(keys[0], tree, wait=True)
+    assert same(model(**pixels(1)), plain(**pixels(1)))
+
+
+# ---- other processes
+
+
+def test_two_callers_with_the_same_input_encode_once(
+    daemon: Daemon, client: tensord.Client, other_client: tensord.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    family = FAMILIES["clip tower"]
+    models = [cached(family.make(), each) for each in (client, other_client)]
+    begun, go = threading.Event(), threading.Event()
+
+    def pause(_: object) -> None:
+        begun.set()
+        assert go.wait(60)
+
+    on_entry(monkeypatch, family, models[0], pause)
+    outputs: dict[int, Any] = {}
+
+    @torch.no_grad()
+    def run(number: int) -> None:
+        outputs[number] = family.call(models[number], family.inputs(*[(1, 2), (3, 2, 1)][number]))
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(2)]
+    threads[0].start()
+    assert begun.wait(60)
+    threads[1].start()
+    daemon.until(lambda status: status["store"]["claims_waiting"] == 2, "the other one waits for two")
+    go.set()
+    for thread in threads:
+        thread.join(60)
+    assert [tally(model) for model in models] == [EncoderTally(encoded=2), EncoderTally(encoded=1, waited=2)]
+    assert same(outputs[1].last_hidden_state[[2, 1]], outputs[0].last_hidden_state)
+
+
+def test_a_waiting_caller_encodes_when_the_other_one_fails(
+    daemon: Daemon, client: tensord.Client, other_client: tensord.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    family = FAMILIES["clip tower"]
+    models = [cached(family.make(), each) for each in (client, other_client)]
+    begun, go = threading.Event(), threading.Event()
+
+    def fail(_: object) -> None:
+        begun.set()
+        assert go.wait(60)
+        raise KeyError("the encoder")
+
+    on_entry(monkeypatch, family, models[0], fail)
+    outputs: list[Any] = []
+
+    @torch.no_grad()
+    def run(number: int) -> None:
+        try:
+            outputs.append(family.call(models[number], family.inputs(1)))
+        except KeyError as error:
+            outputs.append(error)
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(2)]
+    threads[0].start()
+    assert begun.wait(60)
+    threads[1].start()
+    daemon.until(lambda status: status["store"]["claims_waiting"] == 1, "the other one waits")
+    go.set()
+    for thread in threads:
+        thread.join(60)
+    assert isinstance(outputs[0], KeyError) or isinstance(outputs[1], KeyError)
+    assert tally(models[1]) == EncoderTally(encoded=1)
+
+
+def encoding(stage: Stage, socket: Path) -> None:
+    patient(pytest.MonkeyPatch())
+    with tensord.Client(socket, timeout_s=PATIENCE_S) as client, torch.no_grad():
+        client.wait_connected(PATIENCE_S)
+        torch.set_num_threads(stage.hear())
+        model = cached(llava(), client)
+        output = encoded(client, model, image_features, model, pixels(1))
+        stage.tell((tally(model).encoded, output.pooler_output[0].numpy()))
+
+
+def test_two_processes_share(daemon: Daemon, client: tensord.Client) -> None:
+    with Child(encoding, daemon.socket) as child:
+        child.tell(torch.get_num_threads())
+        count, features = child.hear(4 * PATIENCE_S)  # it imports transformers first
+    assert count == 1
+    model = cached(llava(), client)
+    assert same(image_features(model, pixels(1)).pooler_output[0], torch.from_numpy(features))
+    assert tally(model) == EncoderTally(found=1)
+
+
+def test_nobody_waits_for_what_there_was_no_room_for(rows: Watch) -> None:
+    family = FAMILIES["clip tower"]
+    numbers = range(1, 9)
+    with Daemon(ring_bytes="1MiB", limits_claim_s=PATIENCE_S, limits_claim_s_max=PATIENCE_S) as full:
+        full.start()
+        client, other = (full.client(timeout_s=PATIENCE_S) for _ in range(2))
+        pinned: list[Any] = []
+        while client.put(key := sha256(bytes([len(pinned)])).digest(), bytes(8192), wait=True).state == "stored":
+            pinned.append(client.get(key))
+        for each in (client, other):
+            model = cached(family.make(), each)
+            calls = rows(family, model)
+            family.call(model, family.inputs(*numbers))
+            full.until(lambda status: status["store"]["claims_held"] == 0, "claims to be given back")
+            assert (full.store("entries"), calls) == (len(pinned), [len(numbers)])
+
+
+# ---- the model itself
+
+
+def test_unwrapping_leaves_the_model_as_it_was(client: tensord.Client, family: Family) -> None:
+    plain, model = family.make(), family.make()
+    types = [type(module) for module in model.modules()]
+    assert cached(model, client) is model
+    assert list(model.state_dict()) == list(plain.state_dict())
+    assert repr(model) == repr(plain)
+    assert all(isinstance(module, kind) for module, kind in zip(model.modules(), types, strict=True))
+    assert uncached(model) is model
+    assert [type(module) for module in model.modules()] == types
+    assert "_tensord" not in {name for module in model.modules() for name in vars(module)}
+    assert same(family.call(model, family.inputs(1)), family.call(plain, family.inputs(1)))
+    assert client.status()["store"]["entries"] == 0
+    assert uncached(model) is model
+
+
+def test_wrapping_twice_wraps_once(client: tensord.Client) -> None:
+    model = cached(cached(clip(), client), client)
+    encoded(client, model, model, **pixels(1))
+    assert tally(model) == EncoderTally(encoded=1)
+    assert type(uncached(model)) is transformers.CLIPVisionModel
+
+
+def test_copies_and_pickles_are_of_the_plain_model(client: tensord.Client, tmp_path: Path) -> None:
+    model = cached(llava(), client)
+    encoded(client, model, image_features, model, pixels(1))
+    made = copy.deepcopy(model)
+    assert type(made.model) is transformers.LlavaModel
+    assert tally(made) == EncoderTally()
+    made.model.vision_tower.embeddings.patch_embedding.weight.zero_()
+    assert not same(image_features(made, pixels(1)), image_features(model, pixels(1)))
+    tower = cached(clip(), client)
+    again = pickle.loads(pickle.dumps(tower))
+    assert type(again) is transformers.CLIPVisionModel
+    assert same(again(**pixels(1)), tower(**pixels(1)))
+    assert tally(again) == EncoderTally()
+    model.save_pretrained(tmp_path)
+    loaded: Any = transformers.LlavaForConditionalGeneration.from_pretrained(tmp_path)
+    assert same(image_features(loaded.eval(), pixels(1)), image_features(model, pixels(1)))
+
+
+def test_an_unsupported_model_is_an_error_with_the_reason(client: tensord.Client) -> None:
+    with pytest.raises(UsageError, match=r"Linear has no supported encoder \(.*LlavaModel"):
+        cached(torch.nn.Linear(1, 1), client)
+    with pytest.raises(UsageError, match="model is a str"):
+        cached("openai/clip", client)
+    hooked = clip()
+    hooked.forward = hooked.forward
+    with pytest.raises(UsageError, match="replaced in this instance"):
+        cached(hooked, client)
