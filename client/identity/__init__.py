@@ -1,7 +1,7 @@
 """Names of models, settings and contents: decides whether two processes mean the same thing by a name.
 
     engine            namespaces of a vLLM engine's encoder, processor and KV, made from all modules below
-    vllm_fields       the fields of vLLM's configuration in these names, and reasons for leaving out the others
+    vllm_fields       the fields of vLLM's configuration that are left out of these names, and why
     vllm_environment  the same for environment variables
     surroundings      versions, plugins, platform; packages finds the version of a package
     remote_code       code that comes with a model

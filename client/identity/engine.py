@@ -155,8 +155,8 @@ def _namespace(model: Any, side: Side, *, revision: str, settings: list[Any], te
 def _described(config: Any, side: Side) -> Any:
     def chosen(value: Any) -> list[str]:
         table = TABLE.get(type(value).__name__)
-        ignored = table.ignored(side) if table is not None else frozenset()
-        return [field.name for field in fields(value) if field.name not in ignored]
+        left_out = table.of(side) if table is not None else frozenset()
+        return [field.name for field in fields(value) if field.name not in left_out]
 
     return described(config, chosen)
 

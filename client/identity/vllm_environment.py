@@ -1,9 +1,8 @@
-"""Environment variables that vLLM 0.32 and its models read: those in an engine's names, and reasons to leave out
-others.
+"""Environment variables that vLLM 0.32 and its models read, and that are left out of an engine's names, with reasons.
 
 Owns: this table, and the variables' present values. Does not own: configuration fields (vllm_fields).
 
-Invariants: a variable of vLLM's that is not in the table is part of both names if it is set.
+Invariants: a variable that vLLM knows is part of all names if it is set, unless it is in the table.
 """
 
 from __future__ import annotations
@@ -12,92 +11,45 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from .vllm_fields import EXPERTS, LANGUAGE, Fields, Side, each
+from .vllm_fields import EXPERTS, LANGUAGE, LeftOut, Side, each
 
-_KERNELS: Final = "chooses how the model's layers compute; a processor runs none of them"
-_BUILD: Final = "read when vLLM is built; its version is part of the name"
-_PLACE: Final = "a path, or an address"
+BESIDE_VLLM: Final = frozenset(
+    {
+        "AITER_BF16_FP8_MOE_BOUND",
+        "ATEN_CPU_CAPABILITY",
+        "CUBLASLT_WORKSPACE_SIZE",
+        "CUBLAS_WORKSPACE_CONFIG",
+        "DNNL_MAX_CPU_ISA",
+        "MKL_CBWR",
+        "MKL_ENABLE_INSTRUCTIONS",
+        "NCCL_LAUNCH_MODE",
+        "NVIDIA_TF32_OVERRIDE",
+        "OMP_NUM_THREADS",
+        "ONEDNN_MAX_CPU_ISA",
+        "TORCHDYNAMO_DISABLE",
+        "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
+        "TORCH_COMPILE_DISABLE",
+        "USE_FLAGOS",
+        "VLLM_CUSTOM_ALLREDUCE_ALGO",
+    }
+)
+"""Variables that models and libraries read by themselves, and that are part of names as those that vLLM knows."""
+
 _OPERATION: Final = "how the engine is run, observed, or ended"
-_SERVER: Final = "for the server's requests and answers"
-_FETCH: Final = "whether media are fetched and accepted; accepted content is part of the key"
-_RANKS: Final = "which process runs what"
-_TRANSFER: Final = "how KV caches and encoder outputs are transferred"
-_COMPILED: Final = "where and how compiled code is kept"
-_AFTER: Final = "applies to the language model's output"
-_MEMORY: Final = "where values lie, not what they are"
+_KERNELS: Final = "chooses how the model's layers compute; a processor runs none of them"
 
-ENVIRONMENT: Final = Fields(
-    both=frozenset(
+ENVIRONMENT: Final = LeftOut(
+    everywhere=each(
         {
-            "ATEN_CPU_CAPABILITY",
-            "DNNL_MAX_CPU_ISA",
-            "MKL_CBWR",
-            "MKL_ENABLE_INSTRUCTIONS",
-            "ONEDNN_MAX_CPU_ISA",
-            "VLLM_MEDIA_CONNECTOR",
-            "VLLM_PLUGINS",
-            "VLLM_TARGET_DEVICE",
-            "VLLM_USE_HW_AGNOSTIC",
-            "VLLM_VIDEO_LOADER_BACKEND",
-        }
-    ),
-    encoder=each(
-        {
-            _KERNELS: (
-                "VLLM_FLOAT32_MATMUL_PRECISION VLLM_BATCH_INVARIANT VLLM_REPLICATE_EMBED VLLM_TRITON_USE_TD "
-                "VLLM_USE_STANDALONE_COMPILE VLLM_ENABLE_PREGRAD_PASSES VLLM_USE_BREAKABLE_CUDAGRAPH "
-                "VLLM_USE_AOT_COMPILE VLLM_USE_BYTECODE_HOOK VLLM_CPU_ATTN_SPLIT_KV VLLM_ZENTORCH_WEIGHT_PREPACK "
-                "VLLM_CPU_INT4_W4A8 VLLM_USE_TRITON_AWQ VLLM_TRITON_FORCE_FIRST_CONFIG VLLM_DISABLED_KERNELS "
-                "VLLM_DISABLE_PYNCCL VLLM_USE_OINK_OPS VLLM_MXFP4_EMULATION_DEQUANT_AT_LOAD "
-                "VLLM_MXFP8_EMULATION_DEQUANT_AT_LOAD VLLM_ROCM_USE_AITER VLLM_ROCM_USE_AITER_CUSTOM_AR "
-                "VLLM_ROCM_USE_AITER_LINEAR VLLM_ROCM_USE_AITER_LINEAR_HIPBMM VLLM_ROCM_USE_AITER_RMSNORM "
-                "VLLM_ROCM_USE_AITER_MHA VLLM_ROCM_USE_AITER_FP4_ASM_GEMM VLLM_ROCM_USE_AITER_TRITON_ROPE "
-                "VLLM_ROCM_USE_AITER_FP8BMM VLLM_ROCM_USE_AITER_FP4BMM VLLM_ROCM_USE_AITER_UNIFIED_ATTENTION "
-                "VLLM_ROCM_USE_AITER_TRITON_GEMM VLLM_ROCM_USE_SKINNY_GEMM VLLM_ROCM_FP8_PADDING "
-                "VLLM_ROCM_QUICK_REDUCE_QUANTIZATION VLLM_ROCM_QUICK_REDUCE_CAST_BF16_TO_FP16 "
-                "VLLM_ROCM_QUICK_REDUCE_MAX_SIZE_BYTES_MB VLLM_ROCM_QUICK_REDUCE_MIN_SIZE_BYTES_MB "
-                "VLLM_ROCM_QUICK_REDUCE_QUANTIZATION_MIN_SIZE_KB VLLM_USE_LAYERNAME VLLM_MARLIN_USE_ATOMIC_ADD "
-                "VLLM_MARLIN_INPUT_DTYPE VLLM_HUMMING_ONLINE_QUANT_CONFIG VLLM_HUMMING_INPUT_QUANT_CONFIG "
-                "VLLM_HUMMING_USE_F16_ACCUM VLLM_USE_DEEP_GEMM VLLM_USE_DEEP_GEMM_E8M0 "
-                "VLLM_USE_DEEP_GEMM_TMA_ALIGNED_SCALES VLLM_ENABLE_GEMM_RS VLLM_BLOCKSCALE_FP8_GEMM_FLASHINFER "
-                "VLLM_FLASHINFER_AUTOTUNE_SKIP_OPS VLLM_FLASHINFER_ALLREDUCE_BACKEND "
-                "VLLM_FLASHINFER_WORKSPACE_BUFFER_SIZE VLLM_HAS_FLASHINFER_CUBIN VLLM_ALLREDUCE_USE_SYMM_MEM "
-                "VLLM_ALLREDUCE_USE_FLASHINFER VLLM_ALLREDUCE_USE_FLASHINFER_PCIE_IPC VLLM_TUNED_CONFIG_FOLDER "
-                "VLLM_ENABLE_INDUCTOR_MAX_AUTOTUNE VLLM_ENABLE_INDUCTOR_COORDINATE_DESCENT_TUNING "
-                "VLLM_USE_NCCL_SYMM_MEM VLLM_MULTI_STREAM_GEMM_TOKEN_THRESHOLD VLLM_USE_V2_MODEL_RUNNER "
-                "VLLM_LORA_DISABLE_PDL VLLM_LORA_ENABLE_DUAL_STREAM VLLM_ENABLE_CUDA_COMPATIBILITY "
-                "VLLM_CUDA_COMPATIBILITY_PATH VLLM_XPU_FORCE_N_CONTIG_WEIGHT VLLM_XPU_INC_WNA16_BACKEND "
-                "VLLM_ENABLE_HPC_OPS VLLM_SKIP_P2P_CHECK VLLM_CUDART_SO_PATH VLLM_NCCL_SO_PATH "
-                "VLLM_TEST_FORCE_LOAD_FORMAT VLLM_MLA_DISABLE USE_FLAGOS AITER_BF16_FP8_MOE_BOUND OMP_NUM_THREADS "
-                "NVIDIA_TF32_OVERRIDE TORCH_ALLOW_TF32_CUBLAS_OVERRIDE CUBLAS_WORKSPACE_CONFIG CUBLASLT_WORKSPACE_SIZE "
-                "NCCL_LAUNCH_MODE VLLM_CUSTOM_ALLREDUCE_ALGO TORCH_COMPILE_DISABLE "
-                "TORCHDYNAMO_DISABLE"
-            ),
-            "its cores are counted (CORES)": "VLLM_CPU_OMP_THREADS_BIND VLLM_CPU_NUM_OF_RESERVED_CPU",
-        }
-    ),
-    processor=each({"the encoder is given no text": "VLLM_USE_FASTOKENS"}),
-    neither=each(
-        {
-            _BUILD: (
-                "VLLM_MAIN_CUDA_VERSION MAX_JOBS NVCC_THREADS VLLM_USE_PRECOMPILED VLLM_USE_PRECOMPILED_RUST "
-                "VLLM_SKIP_PRECOMPILED_VERSION_SUFFIX VLLM_DOCKER_BUILD_CONTEXT VLLM_BUILD_COMMIT VLLM_BUILD_PIPELINE "
-                "VLLM_BUILD_URL VLLM_IMAGE_TAG CMAKE_BUILD_TYPE VERBOSE CUDA_HOME VLLM_NCCL_INCLUDE_PATH "
-                "VLLM_SKIP_VERSION_SUFFIX VLLM_USE_RUST_BENCH"
-            ),
             "where libraries are looked for, and changed by imports; versions of what computes are named": (
                 "LD_LIBRARY_PATH"
             ),
-            _PLACE: (
+            "a path, or an address": (
                 "VLLM_CONFIG_ROOT VLLM_CACHE_ROOT VLLM_HOST_IP VLLM_PORT VLLM_RPC_BASE_PATH VLLM_LOOPBACK_IP "
                 "VLLM_ASSETS_CACHE VLLM_ASSETS_CACHE_MODEL_CLEAN S3_ACCESS_KEY_ID S3_SECRET_ACCESS_KEY "
                 "S3_ENDPOINT_URL VLLM_OBJECT_STORAGE_SHM_BUFFER_NAME VLLM_GPU_NIC_PCIE_MAPPING "
                 "VLLM_NIC_SELECTION_VARS MODELSCOPE_API_TOKEN "
                 "AWS_ENDPOINT_URL RUNAI_STREAMER_S3_ENDPOINT"
-            ),
-            "what it leads to is named by its content": (
-                "VLLM_MODEL_REDIRECT_PATH VLLM_USE_MODELSCOPE VLLM_LORA_RESOLVER_CACHE_DIR "
-                "VLLM_LORA_RESOLVER_HF_REPO_LIST VLLM_ALLOW_RUNTIME_LORA_UPDATING"
             ),
             _OPERATION: (
                 "VLLM_GPU_SYNC_CHECK VLLM_RINGBUFFER_WARNING_INTERVAL VLLM_PATTERN_MATCH_DEBUG VLLM_DEBUG_DUMP_PATH "
@@ -116,7 +68,7 @@ ENVIRONMENT: Final = Fields(
                 "VLLM_ADAPTIVE_VERIFICATION_PROFILE_CONTEXT_LEN VLLM_COMPUTE_NANS_IN_LOGITS VLLM_RAISE_ON_LOGIT_NANS "
                 "VLLM_FASTSAFETENSORS_QUEUE_SIZE"
             ),
-            _SERVER: (
+            "for the server's requests and answers": (
                 "VLLM_API_KEY VLLM_DEBUG_LOG_API_SERVER_RESPONSE VLLM_HTTP_TIMEOUT_KEEP_ALIVE VLLM_MAX_N_SEQUENCES "
                 "VLLM_MAX_COMPLETION_PROMPTS VLLM_MAX_STOP_STRINGS VLLM_MAX_NUM_BAD_WORDS "
                 "VLLM_MAX_BAD_WORDS_TOTAL_TOKENS VLLM_USE_RUST_FRONTEND VLLM_RUST_FRONTEND_PATH "
@@ -126,14 +78,14 @@ ENVIRONMENT: Final = Fields(
                 "VLLM_GPT_OSS_SYSTEM_TOOL_MCP_LABELS VLLM_GPT_OSS_HARMONY_SYSTEM_INSTRUCTIONS VLLM_SYSTEM_START_DATE "
                 "VLLM_TOOL_JSON_ERROR_AUTOMATIC_RETRY"
             ),
-            _FETCH: (
+            "whether media are fetched and accepted; accepted content is part of the key": (
                 "VLLM_IMAGE_FETCH_TIMEOUT VLLM_VIDEO_FETCH_TIMEOUT VLLM_AUDIO_FETCH_TIMEOUT VLLM_MEDIA_CACHE "
                 "VLLM_MEDIA_CACHE_MAX_SIZE_MB VLLM_MEDIA_CACHE_TTL_HOURS VLLM_MEDIA_FETCH_MAX_RETRIES "
                 "VLLM_MAX_MEDIA_DOWNLOAD_SIZE_MB VLLM_MEDIA_URL_ALLOW_REDIRECTS VLLM_MEDIA_LOADING_THREAD_COUNT "
                 "VLLM_MAX_AUDIO_CLIP_FILESIZE_MB VLLM_MAX_AUDIO_DECODE_DURATION_S VLLM_MAX_AUDIO_DECODE_BYTES "
                 "VLLM_MAX_EMBED_DECODE_BYTES VLLM_MAX_AUDIO_PREPROCESS_WORKERS VLLM_MAX_IMAGE_PIXELS"
             ),
-            _RANKS: (
+            "which process runs what": (
                 "LOCAL_RANK CUDA_VISIBLE_DEVICES VLLM_PP_LAYER_PARTITION VLLM_USE_RAY_COMPILED_DAG_CHANNEL_TYPE "
                 "VLLM_USE_RAY_COMPILED_DAG_OVERLAP_COMM VLLM_USE_RAY_WRAPPED_PP_COMM VLLM_XPU_PP_MICROBATCH "
                 "VLLM_USE_RAY_V2_EXECUTOR_BACKEND VLLM_DISTRIBUTED_USE_SPLIT_GROUP VLLM_RAY_PER_WORKER_GPUS "
@@ -143,7 +95,7 @@ ENVIRONMENT: Final = Fields(
                 "VLLM_RAY_EXTRA_ENV_VARS_TO_COPY VLLM_TPU_USING_PATHWAYS VLLM_ELASTIC_EP_SCALE_UP_LAUNCH "
                 "VLLM_ELASTIC_EP_DRAIN_REQUESTS"
             ),
-            _TRANSFER: (
+            "how KV caches and encoder outputs are transferred": (
                 "VLLM_NIXL_SIDE_CHANNEL_HOST VLLM_NIXL_SIDE_CHANNEL_PORT VLLM_P2P_SIDE_CHANNEL_HOST "
                 "VLLM_P2P_SIDE_CHANNEL_PORT VLLM_P2P_MAX_PEERS VLLM_P2P_HANDSHAKE_TIMEOUT_S VLLM_P2P_IDLE_TIMEOUT_S "
                 "VLLM_EC_SIDE_CHANNEL_HOST VLLM_EC_SIDE_CHANNEL_PORT VLLM_MOONCAKE_CONNECTOR_TIMEOUT "
@@ -152,11 +104,22 @@ ENVIRONMENT: Final = Fields(
                 "VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES "
                 "VLLM_KV_OFFLOAD_MAX_BATCH_DESCRIPTORS VLLM_USE_SIMPLE_KV_OFFLOAD"
             ),
-            _COMPILED: (
-                "VLLM_FORCE_AOT_LOAD VLLM_USE_MEGA_AOT_ARTIFACT VLLM_DISABLE_COMPILE_CACHE "
-                "VLLM_COMPILE_CACHE_SAVE_FORMAT VLLM_XLA_CACHE_PATH VLLM_XLA_CHECK_RECOMPILATION VLLM_XLA_USE_SPMD "
-                "VLLM_FLASHINFER_AUTOTUNE_CACHE_DIR VLLM_ENABLE_CUDAGRAPH_GC"
+            "applies to the language model's output": (
+                "VLLM_USE_FLASHINFER_SAMPLER VLLM_XPU_USE_SAMPLER_KERNEL VLLM_V1_USE_OUTLINES_CACHE "
+                "VLLM_XGRAMMAR_CACHE_MB VLLM_REGEX_COMPILATION_TIMEOUT_S"
             ),
+            "where values lie, not what they are": (
+                "VLLM_CPU_KVCACHE_SPACE VLLM_ROCM_SLEEP_MEM_CHUNK_SIZE VLLM_WEIGHT_OFFLOADING_DISABLE_PIN_MEMORY "
+                "VLLM_WEIGHT_OFFLOADING_DISABLE_UVA VLLM_WSL2_ENABLE_PIN_MEMORY"
+            ),
+            "what it leads to is named by its content": (
+                "VLLM_MODEL_REDIRECT_PATH VLLM_USE_MODELSCOPE VLLM_LORA_RESOLVER_CACHE_DIR "
+                "VLLM_LORA_RESOLVER_HF_REPO_LIST VLLM_ALLOW_RUNTIME_LORA_UPDATING"
+            ),
+        }
+    ),
+    but_kv=each(
+        {
             LANGUAGE: (
                 "VLLM_SPARSE_INDEXER_MAX_LOGITS_MB VLLM_ENABLE_FLA_PACKED_RECURRENT_DECODE VLLM_GDN_DECODE_KERNEL "
                 "VLLM_ROCM_USE_AITER_MLA VLLM_ROCM_AITER_MLA_DCP_VERIFY VLLM_ROCM_AITER_MLA_ASM_PADDING "
@@ -179,14 +142,13 @@ ENVIRONMENT: Final = Fields(
                 "VLLM_DEEPEP_V2_ALLOW_MULTIPLE_REDUCTION VLLM_DBO_COMM_SMS VLLM_DISABLE_SHARED_EXPERTS_STREAM "
                 "VLLM_DISABLE_DSV4_MEGAMOE_SHARED_EXPERT_FUSION VLLM_SHARED_EXPERTS_STREAM_TOKEN_THRESHOLD"
             ),
-            _AFTER: (
-                "VLLM_USE_FLASHINFER_SAMPLER VLLM_XPU_USE_SAMPLER_KERNEL VLLM_V1_USE_OUTLINES_CACHE "
-                "VLLM_XGRAMMAR_CACHE_MB VLLM_REGEX_COMPILATION_TIMEOUT_S"
-            ),
-            _MEMORY: (
-                "VLLM_CPU_KVCACHE_SPACE VLLM_ROCM_SLEEP_MEM_CHUNK_SIZE VLLM_WEIGHT_OFFLOADING_DISABLE_PIN_MEMORY "
-                "VLLM_WEIGHT_OFFLOADING_DISABLE_UVA VLLM_WSL2_ENABLE_PIN_MEMORY"
-            ),
+        }
+    ),
+    but_processor=each({"the encoder is given no text": "VLLM_USE_FASTOKENS"}),
+    processor=each(
+        {
+            _KERNELS: "NVIDIA_TF32_OVERRIDE OMP_NUM_THREADS VLLM_BATCH_INVARIANT VLLM_CPU_OMP_THREADS_BIND "
+            "VLLM_CPU_NUM_OF_RESERVED_CPU"
         }
     ),
 )
@@ -196,8 +158,8 @@ CORES: Final = "VLLM_CPU_OMP_THREADS_BIND"
 
 
 def set_variables(side: Side, known_to_vllm: Iterable[str]) -> Mapping[str, str]:
-    """The values of the variables in a side's name: those of the table, and others that vLLM knows, if they are set."""
-    names = (ENVIRONMENT.all | set(known_to_vllm)) - ENVIRONMENT.ignored(side)
+    """The values of the variables in a side's name, if they are set."""
+    names = (BESIDE_VLLM | set(known_to_vllm)) - ENVIRONMENT.of(side)
     found = {name: os.environ[name] for name in sorted(names) if name in os.environ}
     if CORES in found:
         found[CORES] = _counted(found[CORES])

@@ -1,10 +1,10 @@
-"""vLLM 0.32's configuration, field by field: whether it is part of an engine's names, and otherwise the reason.
+"""vLLM 0.32's configuration: the fields that are left out of an engine's names, with the reasons.
 
 Owns: this table, for three names: that of an encoder's outputs, that of a processor's outputs, and that of KV. Does not
-own: the values. Values of a class without a table are part of the name with all of their fields.
+own: the values.
 
-Invariants: a field that is missing in the table is part of all names. So with a new version of vLLM, engines share
-less until the table is extended, but never get a wrong output.
+Invariants: a field that is missing in the table, and each field of a class without a table, is part of all names. So
+with a new version of vLLM, engines share less until the table is extended, but never get a wrong output.
 """
 
 from __future__ import annotations
@@ -20,43 +20,26 @@ Reasons = Mapping[str, str]
 """Field → the reason for leaving it out of a name."""
 
 
-EXPERTS: Final = "for the language model's experts"
-LANGUAGE: Final = "affects only the language model's layers"
-ONLY_LANGUAGE: Final = frozenset({EXPERTS, LANGUAGE})
-"""Reasons for which a field affects KV, but no encoder's and no processor's output."""
-
-
 @dataclass(frozen=True)
-class Fields:
-    """The fields of one of vLLM's classes.
+class LeftOut:
+    """The fields of one of vLLM's classes that are not part of all three names, each with the reason.
 
     Args:
-        both: part of the encoder's and of the processor's name.
-        encoder: part of the encoder's name only, with the reason why no processor's output depends on them.
-        processor: part of the processor's name only, with the reason why no encoder's output depends on them.
-        neither: part of no encoder's and no processor's name, with the reason.
-        kv: those of `neither` that are part of KV's name, beside the fields whose reason is one of ONLY_LANGUAGE. All
-            of an encoder's name is part of it too: KV is made of encoder outputs.
+        everywhere: part of no name.
+        but_kv: part of KV's name only. An encoder's name is part of KV's otherwise: KV is made of encoder outputs.
+        but_processor: part of a processor's name only, since no encoder's output and no KV depends on them.
+        processor: not part of a processor's name.
     """
 
-    both: frozenset[str] = frozenset()
-    encoder: Reasons = field(default_factory=dict)
+    everywhere: Reasons = field(default_factory=dict)
+    but_kv: Reasons = field(default_factory=dict)
+    but_processor: Reasons = field(default_factory=dict)
     processor: Reasons = field(default_factory=dict)
-    neither: Reasons = field(default_factory=dict)
-    kv: frozenset[str] = frozenset()
 
-    def ignored(self, side: Side) -> frozenset[str]:
+    def of(self, side: Side) -> frozenset[str]:
         """The fields that are not part of this side's name."""
-        if side == "kv":
-            nowhere = {
-                name for name, reason in self.neither.items() if reason not in ONLY_LANGUAGE and name not in self.kv
-            }
-            return frozenset(nowhere) | frozenset(self.processor)
-        return frozenset(self.neither) | frozenset(self.processor if side == "encoder" else self.encoder)
-
-    @property
-    def all(self) -> frozenset[str]:
-        return self.both | self.encoder.keys() | self.processor.keys() | self.neither.keys()
+        out = {**self.everywhere, **(self.processor if side == "processor" else self.but_processor)}
+        return frozenset(out if side == "kv" else {**out, **self.but_kv})
 
 
 def each(reasons: Mapping[str, str]) -> Reasons:
@@ -64,6 +47,8 @@ def each(reasons: Mapping[str, str]) -> Reasons:
     return {name: reason for reason, names in reasons.items() for name in names.split()}
 
 
+EXPERTS: Final = "for the language model's experts"
+LANGUAGE: Final = "affects only the language model's layers"
 _MODEL_ALONE: Final = "settings of the running model; a processor is made from the model's configuration and its own"
 _IN_THE_KEY: Final = "affects the processor's output, which is the encoder's input; that content is part of the key"
 _CONTENT: Final = "a path; the files there are named by their content"
@@ -74,19 +59,11 @@ _OPERATION: Final = "how the engine is run, observed, or ended"
 _MEMORY: Final = "where values lie, not what they are"
 _RANKS: Final = "which process runs what; the work of each follows from tensor_parallel_size"
 _BATCHES: Final = "how requests are batched, in steps that each encode whole items"
-_GRAPHS: Final = "sizes and graphs of the language model's batches"
 
-VLLM_CONFIG: Final = Fields(
-    both=frozenset({"model_config"}),
-    encoder=each(
+VLLM_CONFIG: Final = LeftOut(
+    everywhere=each(
         {
-            _MODEL_ALONE: "parallel_config device_config load_config attention_config kernel_config lora_config "
-            "compilation_config additional_config optimization_level performance_mode"
-        }
-    ),
-    neither=each(
-        {
-            _KV: "cache_config mamba_config engram_config kv_transfer_config kv_events_config",
+            _KV: "kv_transfer_config kv_events_config",
             _BATCHES: "scheduler_config",
             _AFTER: (
                 "speculative_config watermark_config diffusion_config structured_outputs_config reasoning_config "
@@ -103,36 +80,19 @@ VLLM_CONFIG: Final = Fields(
             ),
         }
     ),
-    kv=frozenset({"cache_config", "mamba_config", "engram_config"}),
+    but_kv=each({_KV: "cache_config mamba_config engram_config"}),
 )
 
-MODEL: Final = Fields(
-    both=frozenset(
-        {
-            "config_format",
-            "convert",
-            "dtype",
-            "enable_prompt_embeds",
-            "hf_config",
-            "model_class_overrides",
-            "model_impl",
-            "multimodal_config",
-            "runner",
-            "trust_remote_code",
-        }
-    ),
-    encoder=each({_MODEL_ALONE: "quantization quantization_config enforce_eager is_submodel_config"}),
-    processor=each({_IN_THE_KEY: "tokenizer_mode skip_tokenizer_init"}),
-    neither=each(
+MODEL: Final = LeftOut(
+    everywhere=each(
         {
             _CONTENT: "model model_weights revision code_revision hf_config_path tokenizer tokenizer_revision",
             "what came of it stands in hf_config": "hf_overrides",
             "part of hf_config": "hf_text_config",
             "of sampling; random weights are named by it in their fingerprint": "seed",
-            "of the sequence; processors that read it are READS_LENGTH": "max_model_len spec_target_max_model_len",
+            "of the sequence; processors that read it are READS_LENGTH": "spec_target_max_model_len",
             "a permission; the method is named": "allow_deprecated_quantization",
             _PERMISSION: "allowed_local_media_path allowed_media_domains hf_token io_processor_plugin",
-            _KV: "disable_sliding_window disable_cascade_attn",
             _AFTER: (
                 "word_embeddings_untied_by_checkpoint return_sampling_mask max_logprobs logprobs_mode use_fp64_gumbel "
                 "enable_trace_replay generation_config override_generation_config logits_processors pooler_config"
@@ -144,8 +104,14 @@ MODEL: Final = Fields(
             _OPERATION: "served_model_name renderer_num_workers",
         }
     ),
-    # Some rotary embeddings are chosen by max_model_len.
-    kv=frozenset({"disable_cascade_attn", "disable_sliding_window", "max_model_len"}),
+    but_kv=each(
+        {
+            _KV: "disable_sliding_window disable_cascade_attn",
+            "some rotary embeddings are chosen by it; processors that read it are READS_LENGTH": "max_model_len",
+        }
+    ),
+    but_processor=each({_IN_THE_KEY: "tokenizer_mode skip_tokenizer_init"}),
+    processor=each({_MODEL_ALONE: "quantization quantization_config enforce_eager is_submodel_config"}),
 )
 
 READS_LENGTH: Final = frozenset(
@@ -160,29 +126,8 @@ READS_LENGTH: Final = frozenset(
 )
 """Architectures whose encoder or processor reads max_model_len. For these it is part of their names."""
 
-MULTIMODAL: Final = Fields(
-    both=frozenset(
-        {
-            "language_model_only",
-            "mm_device_do_normalize",
-            "mm_processor_kwargs",
-            "video_pruning_method",
-            "video_pruning_rate",
-        }
-    ),
-    encoder=each(
-        {
-            "how the encoder computes, after the processor": "mm_encoder_attn_backend mm_encoder_attn_dtype "
-            "mm_encoder_tp_mode"
-        }
-    ),
-    processor=each(
-        {
-            _IN_THE_KEY: "limit_per_prompt enable_mm_embeds media_io_kwargs interleave_mm_strings "
-            "allow_missing_mm_embeddings"
-        }
-    ),
-    neither=each(
+MULTIMODAL: Final = LeftOut(
+    everywhere=each(
         {
             _CONTENT: "mm_encoder_fp8_scale_path",
             "scales that are saved are those of a run without given ones, which shares nothing": (
@@ -197,35 +142,33 @@ MULTIMODAL: Final = Fields(
             _OPERATION: "skip_mm_profiling",
         }
     ),
-)
-
-LORA: Final = Fields(
-    encoder=each(
+    but_processor=each(
         {
-            "of the model's layers; no processor has any": "max_lora_rank fully_sharded_loras lora_dtype "
-            "target_modules enable_tower_connector_lora specialize_active_lora"
+            _IN_THE_KEY: "limit_per_prompt enable_mm_embeds media_io_kwargs interleave_mm_strings "
+            "allow_missing_mm_embeddings"
         }
     ),
-    neither=each(
+    processor=each(
+        {
+            "how the encoder computes, after the processor": "mm_encoder_attn_backend mm_encoder_attn_dtype "
+            "mm_encoder_tp_mode"
+        }
+    ),
+)
+
+LORA: Final = LeftOut(
+    everywhere=each(
         {
             _MEMORY: "max_loras max_cpu_loras",
             "which adapter a request has; that adapter's content is in the key": "default_mm_loras",
-            EXPERTS: "enable_mixed_moe_lora_format enable_moe_shared_loras",
             _AFTER: "max_lora_cls_labels",
         }
     ),
+    but_kv=each({EXPERTS: "enable_mixed_moe_lora_format enable_moe_shared_loras"}),
 )
 
-PARALLEL: Final = Fields(
-    encoder=each(
-        {
-            "how the model is cut, and in which order sums are made": (
-                "tensor_parallel_size prefill_context_parallel_size disable_custom_all_reduce enable_hc_sp"
-            ),
-            "code that runs the model": "worker_cls worker_extension_cls",
-        }
-    ),
-    neither=each(
+PARALLEL: Final = LeftOut(
+    everywhere=each(
         {
             "engines with more than one stage share nothing": "pipeline_parallel_size",
             "each of its engines encodes whole items": (
@@ -233,10 +176,6 @@ PARALLEL: Final = Fields(
                 "data_parallel_master_ip data_parallel_rpc_port data_parallel_master_port data_parallel_backend "
                 "data_parallel_external_lb data_parallel_hybrid_lb data_parallel_index "
                 "_data_parallel_master_port_list dp_sync_interval disable_nccl_for_dp_synchronization"
-            ),
-            EXPERTS: (
-                "is_moe_model enable_expert_parallel enable_ep_weight_filter enable_eplb eplb_config "
-                "expert_placement_strategy all2all_backend enable_elastic_ep elastic_ep_max_dp_size"
             ),
             _BATCHES: "enable_dbo ubatch_size dbo_decode_token_threshold dbo_prefill_token_threshold",
             _AFTER: "enable_batch_sharded_sampling",
@@ -256,20 +195,20 @@ PARALLEL: Final = Fields(
             ),
         }
     ),
-)
-
-COMPILATION: Final = Fields(
-    encoder=each(
+    but_kv=each(
         {
-            _MODEL_ALONE: "mode backend custom_ops ir_enable_torch_wrap compile_mm_encoder cudagraph_mm_encoder "
-            "encoder_cudagraph_token_budgets encoder_cudagraph_max_vision_items_per_batch "
-            "encoder_cudagraph_max_frames_per_batch inductor_compile_config inductor_passes "
-            "use_inductor_graph_partition pass_config dynamic_shapes_config"
+            EXPERTS: (
+                "is_moe_model enable_expert_parallel enable_ep_weight_filter enable_eplb eplb_config "
+                "expert_placement_strategy all2all_backend enable_elastic_ep elastic_ep_max_dp_size"
+            ),
         }
     ),
-    neither=each(
+)
+
+COMPILATION: Final = LeftOut(
+    everywhere=each(
         {
-            _GRAPHS: (
+            "sizes and graphs of the language model's batches": (
                 "splitting_ops cudagraph_decoder_replay decoder_replay_cudagraph_capture_sizes "
                 "decoder_replay_trim_threshold compile_sizes compile_ranges_endpoints cudagraph_mode "
                 "cudagraph_num_of_warmups cudagraph_capture_sizes cudagraph_copy_inputs cudagraph_specialize_lora "
@@ -278,23 +217,17 @@ COMPILATION: Final = Fields(
             "where compiled code is kept; what it is compiled of is named": (
                 "cache_dir compile_cache_save_format local_cache_dir debug_dump_path"
             ),
-            EXPERTS: "fast_moe_cold_start static_all_moe_layers",
             "written while the engine runs": (
                 "enabled_custom_ops disabled_custom_ops traced_files compilation_time encoder_compilation_time "
                 "static_forward_context"
             ),
         }
     ),
+    but_kv=each({EXPERTS: "fast_moe_cold_start static_all_moe_layers"}),
 )
 
-LOAD: Final = Fields(
-    encoder=each(
-        {
-            "of the weights, which no processor reads": "load_format safetensors_load_strategy "
-            "model_loader_extra_config device ignore_patterns pt_load_map_location"
-        }
-    ),
-    neither=each(
+LOAD: Final = LeftOut(
+    everywhere=each(
         {
             _CONTENT: "download_dir",
             _OPERATION: "safetensors_prefetch_num_threads safetensors_prefetch_block_size use_tqdm_on_load",
@@ -302,29 +235,12 @@ LOAD: Final = Fields(
     ),
 )
 
-DEVICE: Final = Fields(
-    encoder=each({"the platform is in a processor's name": "device_type"}),
-    neither=each({"which of a kind; the kind is device_type, and its model is named": "device"}),
+DEVICE: Final = LeftOut(
+    everywhere=each({"which of a kind; the kind is device_type, and its model is named": "device"}),
 )
 
-CACHE: Final = Fields(
-    both=frozenset(
-        {
-            "cache_dtype",
-            "enable_mamba_shared_prefix_checkpoint",
-            "kv_cache_dtype_skip_layers",
-            "kv_sharing_fast_prefill",
-            "mamba_cache_dtype",
-            "mamba_cache_mode",
-            "mamba_ssm_cache_dtype",
-            "prefix_caching_hash_algo",
-            "replayssm_buffer_len",
-            "swa_bounded_replay",
-            "use_kda_recoverssm",
-            "use_replayssm",
-        }
-    ),
-    neither=each(
+CACHE: Final = LeftOut(
+    everywhere=each(
         {
             "the layout that came of it is named": (
                 "block_size user_specified_block_size kv_cache_layout mamba_page_size_padded skip_page_size_padded "
@@ -342,7 +258,7 @@ CACHE: Final = Fields(
     ),
 )
 
-TABLE: Final[Mapping[str, Fields]] = {
+TABLE: Final[Mapping[str, LeftOut]] = {
     "VllmConfig": VLLM_CONFIG,
     "CacheConfig": CACHE,
     "ModelConfig": MODEL,

@@ -413,9 +413,7 @@ def leave_unnamed(names: list[str]) -> None:
 
     table = vllm_fields.MODEL
     known: Any = vllm_fields.TABLE
-    known["ModelConfig"] = replace(
-        table, both=table.both.difference(names), encoder={**table.encoder, **dict.fromkeys(names, "left out")}
-    )
+    known["ModelConfig"] = replace(table, processor={**table.processor, **dict.fromkeys(names, "left out")})
 
 
 def picture(number: int) -> Any:
