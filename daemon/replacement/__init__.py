@@ -10,11 +10,9 @@ from __future__ import annotations
 from typing import Final
 
 from .hazard import Hazard
-from .lfu import LFU
 from .lru import LRU
 from .replacement import Explained, Facts, Replacement, Turn
-from .sieve import Sieve
 
-__all__ = ["LFU", "LRU", "POLICIES", "Explained", "Facts", "Hazard", "Replacement", "Sieve", "Turn"]
+__all__ = ["LRU", "POLICIES", "Explained", "Facts", "Hazard", "Replacement", "Turn"]
 
 POLICIES: Final[dict[str, type[Replacement]]] = dict(sorted(Replacement.registered.items()))

@@ -31,7 +31,6 @@ import numpy as np
 from .ages import Ages, Clock
 from .ghosts import PLACES_MIN, Ghosts
 from .hazards import Hazards, bucket, buckets
-from .ordered import matched
 from .pooled import FIRST, SAMPLE, Pool, Pooled
 from .replacement import KNOWN, Explained, Facts, Turn, parts
 from .traits import (
@@ -372,3 +371,14 @@ def tags_of(digests: Array) -> Array:
     """Tags for ghosts and ages: the lower half of the digest, and never 0."""
     tags: Array = np.maximum(digests.astype(np.uint32), 1)
     return tags
+
+
+def matched(saved: Array, values: Sequence[Array], digests: Array, rows: Array) -> tuple[Array, list[Array]]:
+    """Those of `rows` whose digests are among the saved ones, and the saved values for each."""
+    order = np.argsort(saved, kind="stable")
+    if not len(order):
+        return rows[:0], [value[:0] for value in values]
+    wanted = digests[rows]
+    at = order[np.minimum(np.searchsorted(saved[order], wanted), len(order) - 1)]
+    found = saved[at] == wanted
+    return rows[found], [value[at[found]] for value in values]

@@ -3,7 +3,7 @@
     fill: rank many rows as arrays → the coldest, in order, and a limit → victims from the front, until it is used up
     a row that becomes colder than the limit (its last child went; it was put or used) → `late`, merged in by its rank
 
-A pool is filled from all rows, by a threshold that a sample gives (`ordered`), or from a sample (`hazard`). A parent
+A pool is filled from all rows, by a threshold that a sample gives (`lru`), or from a sample (`hazard`). A parent
 follows its last child: it has a rank of its own from then on, also within one batch of victims.
 
 Owns: the pools, one for each set of owners that was asked for lately. Does not own ranks (the policies).
@@ -89,10 +89,6 @@ class Pooled(Replacement):
         """Called before ranks are used."""
         return
 
-    def _took(self, rows: list[int]) -> None:
-        """These are the coldest rows of all owners outside the window, and become victims."""
-        return
-
     # ---- victims
 
     def standings(self, rows: Sequence[int] | Array) -> list[tuple[bool, Rank]]:
@@ -102,7 +98,7 @@ class Pooled(Replacement):
         inside = self.window.put_at[at] > self.window.begins(self._bytes)
         return list(zip(inside.tolist(), zip(worths.tolist(), orders.tolist(), strict=True), strict=True))
 
-    def _victims(self, most: int, owners: Array | None, *, takes: bool) -> list[int]:
+    def _victims(self, most: int, owners: Array | None) -> list[int]:
         self._begin_round()
         who = None if owners is None else tuple(owners.tolist())
         order = _Order(owners)
@@ -117,8 +113,6 @@ class Pooled(Replacement):
             self._take(pool, most, order)
         if len(order.chosen) < most:
             self._merge(order, [], most, self.window.begins(self._bytes), LAST)
-        if takes and owners is None and order.chosen:
-            self._took(order.chosen)
         if len(order.chosen) < most:
             self._flags[order.chosen] |= OUT
             rows = self._rows_of(np.flatnonzero(self._flags[: self._top] == KNOWN), owners)

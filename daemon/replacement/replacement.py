@@ -211,7 +211,7 @@ class Replacement(ABC):
         owners. They are handed out: each is removed, or kept with `may_go`. A victim that is kept keeps its ancestors
         among the victims too."""
         self.take_in()
-        rows = self._victims(most, None if owners is None else np.array(sorted(owners), np.uint16), takes=True)
+        rows = self._victims(most, None if owners is None else np.array(sorted(owners), np.uint16))
         self._flags[rows] |= OUT
         return rows
 
@@ -221,8 +221,7 @@ class Replacement(ABC):
 
     def coldest(self, most: int, owners: Owners | None = None) -> list[int]:
         """As `victims`, but the rows are not handed out."""
-        self.take_in()
-        rows = self._victims(most, None if owners is None else np.array(sorted(owners), np.uint16), takes=False)
+        rows = self.victims(most, owners)
         self.may_go(rows, True)
         return rows
 
@@ -312,8 +311,8 @@ class Replacement(ABC):
         """Known rows may be evicted that perhaps could not be before."""
 
     @abstractmethod
-    def _victims(self, most: int, owners: Array | None, *, takes: bool) -> list[int]:
-        """As `victims`; or as `coldest`, if not `takes`."""
+    def _victims(self, most: int, owners: Array | None) -> list[int]:
+        """As `victims`."""
 
     def _know(self, rows: Array) -> None:
         if not len(rows):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
 from ..daemon_process import MIB, PATIENCE_S, Daemon, until
 from .payloads import key
@@ -11,10 +10,9 @@ from .payloads import key
 HOT, COLD, NEW = range(15), range(100, 115), range(200, 215)
 
 
-@pytest.mark.parametrize("policy", ["hazard", "lfu"])
-def test_entries_in_use_outlive_unused_ones_after_the_daemon_was_killed(policy: str) -> None:
+def test_entries_in_use_outlive_unused_ones_after_the_daemon_was_killed() -> None:
     payload = np.zeros(120 << 10, np.uint8)
-    with Daemon(ring_bytes=4 * MIB, policy=policy) as daemon:
+    with Daemon(ring_bytes=4 * MIB) as daemon:
         client = daemon.start().client(timeout_s=PATIENCE_S)
         for number in HOT:
             assert client.put(key(number), payload, wait=True).state == "stored"

@@ -17,8 +17,6 @@ Rows = list[tuple[str, str]]
 
 _WORTHS: Final = {
     "lru": ", the number of its last use among all uses of the store",
-    "lfu": ", its uses plus the age of the ring",
-    "sieve": ", the lap in which the hand evicts it",
 }
 """The meaning of the worth that is not clear from the other rows, by policy."""
 _ENTRY: Final = "{payload_bytes}, tokens {tokens}, by uid {owner_uid}"

@@ -38,7 +38,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def test_flags_win_over_variables_over_the_file_over_defaults(file: Path) -> None:
-    file.write_text('max_entries = 100\npolicy = "lfu"\nmax_tokens = 7\n[limits]\nclients_max = 3')
+    file.write_text('max_entries = 100\npolicy = "hazard"\nmax_tokens = 7\n[limits]\nclients_max = 3')
     config = load(
         "--config", str(file), "--max-entries", "300",
         environ={"TENSORD_MAX_ENTRIES": "200", "TENSORD_POLICY": "lru"},

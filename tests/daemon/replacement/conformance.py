@@ -61,9 +61,6 @@ class AnyPolicy(RuleBasedStateMachine):
     def was_used(self, row: int) -> None:
         """For models of a policy's ranks."""
 
-    def was_taken(self, rows: list[int], of_all: bool) -> None:
-        """Victims outside the window."""
-
     # ---- what happens
 
     @rule(by=st.sampled_from([0.01, 1.0, 100.0]))
@@ -146,7 +143,6 @@ class AnyPolicy(RuleBasedStateMachine):
             assert not left[row], "a parent before its child"
             assert row not in window or outside <= set(rows[:at]), "a row of the window before another"
             left[self.parent(row)] = left.get(self.parent(row), 0) - 1
-        self.was_taken([row for row in rows if row not in window], owners is None)
         self.out += rows
 
     @precondition(lambda self: self.out)

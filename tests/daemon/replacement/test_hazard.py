@@ -12,10 +12,10 @@ from tensord.daemon.replacement import Hazard, Replacement
 from .rows import Rows, digest_of
 
 
-def skewed(name: str = "hazard", requests: int = 2000) -> Rows:
+def skewed(requests: int = 2000) -> Rows:
     """A full store of 200 rows: half of the requests are for 50 keys, the others for new keys."""
     chance = random.Random(1)
-    rows = Rows(name, 512)
+    rows = Rows("hazard", 512)
     at: dict[int, int] = {}
     for number in range(requests):
         key = chance.randrange(50) if chance.random() < 0.5 else 1000 + number
@@ -76,9 +76,8 @@ def test_a_key_that_ended_is_forgotten() -> None:
     assert rows.policy.recall(digest_of(key)) is None
 
 
-@pytest.mark.parametrize("name", ["hazard", "lfu"])
-def test_the_next_daemon_ranks_as_this_one(name: str) -> None:
-    rows = skewed(name)
+def test_the_next_daemon_ranks_as_this_one() -> None:
+    rows = skewed()
     following = again(rows)
     live = sorted(rows.live)
     assert [rows.policy.explain(row).uses for row in live] == [following.policy.explain(row).uses for row in live]
@@ -95,10 +94,9 @@ def test_the_next_daemon_knows_the_evicted_keys() -> None:
     assert recalled is not None and recalled.uses == uses
 
 
-@pytest.mark.parametrize("name", ["hazard", "lfu"])
 @pytest.mark.parametrize("damage", ["nothing", "a part is missing", "a part is short", "noise"])
-def test_a_damaged_state_is_refused(name: str, damage: str) -> None:
-    rows = skewed(name, 500)
+def test_a_damaged_state_is_refused(damage: str) -> None:
+    rows = skewed(500)
     data = list(rows.policy.learned())
     damaged = {
         "nothing": [],

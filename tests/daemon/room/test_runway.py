@@ -42,7 +42,7 @@ def test_a_full_ring_of_equal_sizes_keeps_what_was_put_last_and_little_free() ->
     store.check_invariants()
 
 
-@pytest.mark.parametrize("policy", ["lru", "lfu", "sieve", "hazard"])
+@pytest.mark.parametrize("policy", ["lru", "hazard"])
 def test_room_for_later_puts_takes_nothing_that_was_just_put(policy: str) -> None:
     store = filled(policy=policy)
     span_ids, by_key = store.table.span_ids, store.table.by_key
@@ -62,7 +62,7 @@ def test_room_for_later_puts_takes_nothing_that_was_just_put(policy: str) -> Non
     store.check_invariants()
 
 
-@pytest.mark.parametrize("policy", ["lru", "lfu", "sieve", "hazard"])
+@pytest.mark.parametrize("policy", ["lru", "hazard"])
 def test_entries_of_many_sizes_are_stored_without_end_and_read_as_they_were_put(policy: str) -> None:
     store, random_ = RoomStore(256 << 10, policy=policy), random.Random(1)
     sizes = {}

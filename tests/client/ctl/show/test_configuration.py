@@ -19,7 +19,7 @@ def test_config_check_says_what_a_daemon_here_would_have_and_why(
 ) -> None:
     file = tmp_path / "tensord.toml"
     file.write_text('ring_bytes = "96MiB"\n[limits]\nclients_max = 7\n')
-    monkeypatch.setenv("TENSORD_POLICY", "lfu")
+    monkeypatch.setenv("TENSORD_POLICY", "lru")
     rows = {row["key"]: row for row in json.loads(alone("config", "check", "--config", str(file), "--json").out)}
     assert (rows["ring_bytes"]["value"], rows["ring_bytes"]["source"]) == ("96MiB", f"file {file}")
     assert rows["policy"]["source"] == "env TENSORD_POLICY"
@@ -88,7 +88,7 @@ def test_config_get_tells_what_the_running_daemon_has_and_from_where(
         daemon.flags["config"] = file
         ctl = Ctl(capsys, daemon.start().socket)
         # What a daemon started here would have is another matter.
-        monkeypatch.setenv("TENSORD_POLICY", "lfu")
+        monkeypatch.setenv("TENSORD_POLICY", "lru")
         found = _settings(ctl)
         assert found["limits.clients_max"] == ("7", f"file {file}")
         assert found["ring_bytes"] == ("16MiB", "flag --ring-bytes")

@@ -223,7 +223,6 @@ def entry(**changed: Any) -> dict[str, Any]:
         (STORED, "its agent waits for a tool; entries like it come back in 31 % of cases"),
         (STORED, "worth 1.25e-08 by policy hazard; the lowest worth is evicted first"),
         (stored("lru", worth=104_233.0), "worth 104,233 by policy lru, the number of its last use among all uses of"),
-        (stored("lfu", worth=7.0), "worth 7 by policy lfu, its uses plus"),
         (stored(worth=1.23456e-7), "worth 1.23456e-07 by policy hazard"),
         (stored(idle_s=0.04), "used twice, last 40 ms ago"),
         (STORED, "25.0 % of 128 other evictable entries are evicted before it"),
