@@ -59,8 +59,6 @@ WRITE_S: Final = 30.0
 """The deadline of a write. Nobody waits for one."""
 
 DAMAGED_MAX: Final = 1024
-BAD_MAX: Final = 8
-"""Namespaces whose generation cannot be read that the status names."""
 LIVES_S_LEAST: Final = 0.001
 CONNECT_S: Final = 10.0
 GRACE_S: Final = 1.0
@@ -119,8 +117,6 @@ class RemoteThreads:
         self._owner = secrets.token_bytes(16)
         # Keys whose objects could not be read although their headers were in order: they are written anew.
         self._damaged: dict[bytes, None] = {}
-        self._said: set[bytes] = set()
-        self._saying = threading.Lock()
         self._reads: set[Future[None]] = set()
         self._closing = threading.Event()
         self._readers = ThreadPoolExecutor(READERS, f"{THREAD_NAME}-read")
@@ -140,7 +136,6 @@ class RemoteThreads:
             "address": store.address,
             "corrupt": store.corrupt,
             "last_corrupt": store.last_corrupt,
-            "bad_generations": [*store.bad_generations.values()][:BAD_MAX],
         }
 
     def submit(self, effect: Request) -> None:
@@ -235,9 +230,9 @@ class RemoteThreads:
                 self._store.heads([_NOBODYS], deadline)
                 return GenerationsTold({})
             case AskGenerations(tags):
-                return GenerationsTold(dict(zip(tags, self._generations(tags, deadline), strict=True)))
+                return GenerationsTold(dict(zip(tags, self._store.generations(tags, deadline), strict=True)))
             case RaiseGeneration(tag, least, new):
-                [known] = [0] if new else self._generations([tag], deadline)
+                [known] = [0] if new else self._store.generations([tag], deadline)
                 return GenerationRaised(
                     tag, known if known >= least else self._store.raise_generation(tag, least, deadline)
                 )
@@ -246,20 +241,8 @@ class RemoteThreads:
         """The store's generation of the key's namespace; None if it is not asked for."""
         if not effect.asks_generation:
             return None
-        [generation] = self._generations([effect.key[:NAMESPACE_TAG_BYTES]], deadline)
+        [generation] = self._store.generations([effect.key[:NAMESPACE_TAG_BYTES]], deadline)
         return generation
-
-    def _generations(self, tags: Sequence[bytes], deadline: float) -> list[int]:
-        """The store's generations. One that cannot be read is logged once, until it can be read again."""
-        told = self._store.generations(tags, deadline)
-        with self._saying:
-            for tag, generation in zip(tags, told, strict=True):
-                if generation >= 0:
-                    self._said.discard(tag)
-                elif tag not in self._said:
-                    self._said.add(tag)
-                    _log.warning("a namespace is not shared with other hosts", why=self._store.bad_generations.get(tag))
-        return told
 
     def _seek(self, seek: Seek, deadline: float) -> Sought:
         began = time.monotonic()

@@ -279,21 +279,13 @@ class StoreReport:
                 f"{remote['removals_dropped']} evicted entries were not removed from the remote store, since too many "
                 "removals waited: other hosts may still find them; remove them from the store"
             )
-        if self._remote is not None:
-            problems += self._remote.status()["bad_generations"]
         no_lane = self._lane_room.problem()
         if no_lane is not None:
             problems.append(no_lane)
         return {
             "healthy": not problems,
             "problems": problems,
-            "notices": [*self._memory.notices, *_too_slow(remote)],
+            "notices": self._memory.notices,
             "ring_ready_bytes": self._grown_bytes,
             "inbox_messages": self._waiting(),
         }
-
-
-def _too_slow(remote: Mapping[str, Any] | None) -> list[str]:
-    if remote is None or not remote["too_slow"]:
-        return []
-    return [f"the remote store is too slow to ask for what was missed last: {remote['too_slow']}"]

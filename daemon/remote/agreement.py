@@ -9,7 +9,6 @@ store and host agree on are shared:
     higher                     another host has invalidated: this host invalidates too, and shares
     lower                      the store has not heard, or has lost its number: it is raised to the host's. If another
                                host was first, to a higher one, which this host follows
-    -1                         the store has it, but not as a number: nothing is shared until the store has one
 
 Owns: the generations that were agreed on, and when the store is asked again. Does not own the table of the host
 (`shm.generations`), nor the end of entries.
@@ -195,9 +194,7 @@ class Agreement:
         here = self._generations.current(tag)
         if tag in self._to_raise:
             return
-        if generation < 0:
-            self._agree(tag, generation)
-        elif generation < here:
+        if generation < here:
             self._agreed.pop(tag, None)
             # To this host's number and no further: its clients hold it, and would share nothing under a higher one.
             self._to_raise[tag] = False

@@ -45,17 +45,16 @@ class OwnPlaces(Protocol):
 class Fetch:
     """One key that is sought.
 
-    `token`: the daemon's claim; None for a key of a run, and for a probe, which no client waits for. `cost_s`: what
-    computing takes. `due_at`: when the store's answer is overdue. `found`: what the store has; `grant`: where it is
-    read into, since `read_at`, in `read_s`; `read`: with which outcome. `waited`: another host has claimed the key.
-    `gauges`: a probe of a store that is too slow to ask. `void`: the key was evicted by name meanwhile. `then`: called
-    when the fetch has ended.
+    `token`: the daemon's claim; 0 for a key of a run. `cost_s`: what computing takes. `due_at`: when the store's
+    answer is overdue. `found`: what the store has; `grant`: where it is read into, since `read_at`, in `read_s`;
+    `read`: with which outcome. `waited`: another host has claimed the key. `void`: the key was evicted by name
+    meanwhile. `then`: called when the fetch has ended.
     """
 
     number: int
     key: bytes
     uid: int
-    token: int | None
+    token: int
     began_at: float
     ends_at: float
     cost_s: float = 0.0
@@ -66,9 +65,7 @@ class Fetch:
     read_s: float = 0.0
     read: RemoteRead | None = None
     waited: bool = False
-    gauges: bool = False
     void: bool = False
-    of_run: bool = False
     then: list[Callable[[], None]] = field(default_factory=list)
 
 

@@ -15,13 +15,14 @@ claimed the key: it is done by then, or late. So a client waits at most WAIT_TIM
 store is asked again from time to time meanwhile, which shows a claim that was withdrawn, too.
 
 Invariants: a key is sought at most once at a time. Once the breaker is open, keys that wait for their turn are given
-up, and the store is probed on the side. At most SEEKS_MAX keys, besides those of runs, are asked for or read at once.
+up, and no others are sought: `agreement` probes the store. At most SEEKS_MAX keys, besides those of runs, are asked for
+or read at once.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from typing import Final
 
 from ...errors import TensordError, TierRefused, TierUnavailable
@@ -107,35 +108,26 @@ class Fetches:
         Raises:
             LimitReached: as `ClaimTable.claim`.
         """
-        breaker, key = self._link.breaker, request.key
-        if not breaker.closed and not breaker.may_probe(now):
+        key = request.key
+        if not self._link.breaker.closed or not self._limits.remote_s:
+            return None
+        if key in self._keys or not self.may_be_sought(key):
             return None
         cost_s = request.within_s or self._link.costs.of(key[:NAMESPACE_TAG_BYTES]) or UNKNOWN_S
-        if key in self._keys or not self._limits.remote_s or not self.may_be_sought(key):
-            return None
         for_s = self.patience_s(cost_s, now) if len(self._under_way) - self.run_keys < QUEUED_MAX else 0.0
         if for_s <= 0:
-            self.declined([key], uid, cost_s, now)
-            return None
-        if not breaker.closed:
-            breaker.probe()
-            self._seek(key, uid, None, self._limits.remote_s, cost_s, now)
+            self.declined(1)
             return None
         token, verdict = self._claims.seek(key, client, request.id, now, uid, request.within_s, for_s)
-        self._seek(key, uid, token, for_s, cost_s, now)
+        fetch = self._add(Fetch(self._made + 1, key, uid, token, now, now + for_s, cost_s))
+        self._turns[fetch.number] = None
+        self._serve(now)
         return verdict
 
-    def declined(self, keys: Sequence[bytes], uid: int, cost_s: float, now: float) -> None:
-        """The store is not asked for keys that are computed in `cost_s`. It is probed, if it is too slow and not left
-        alone."""
-        if not self._limits.remote_s:
-            return
-        self._outbox.counters.remote["unasked"] += len(keys)
-        if len(self._under_way) - self.run_keys >= QUEUED_MAX:
-            return
-        answer_s, for_s = self._link.speed.answer_s.known(now) or 0.0, min(cost_s, self._limits.remote_s)
-        if answer_s >= for_s and self._link.breaker.closed and self._link.slowness.declined(answer_s, for_s, now):
-            self._seek(keys[0], uid, None, self._limits.remote_s, cost_s, now, gauges=True)
+    def declined(self, count: int) -> None:
+        """So many keys are computed without asking the store."""
+        if self._limits.remote_s:
+            self._outbox.counters.remote["unasked"] += count
 
     def next_timer(self) -> float | None:
         """When `tick` is due."""
@@ -152,24 +144,22 @@ class Fetches:
         fetch = self._busy.pop(event.number)
         counters, found = self._outbox.counters.remote, event.found
         if event.error is not None:
-            self._link.failed(event.error, now, probe=fetch.token is None and not fetch.gauges)
-            if fetch.gauges:
-                self._link.slowness.failed(now)
+            self._link.failed(event.error, now)
             self.end(fetch, "failed")
             self._lost(fetch, now)
             return
         self._link.succeeded()
         if event.generation is not None:
             self._agreement.found(fetch.key[:NAMESPACE_TAG_BYTES], event.generation, now)
-        self.answered(event.answer_s, now, gauges=fetch.gauges)
+        self._link.speed.answer_s.add(event.answer_s, now)
         if event.claimed:
             self._host_claims.taken(fetch.key)
         if event.others_s is not None and self._waits(fetch, event.others_s, now):
             self._serve(now)
             return
         left_s = fetch.ends_at - now
-        if found is None or fetch.token is None or fetch.void:
-            self.end(fetch, "probes" if fetch.token is None else "missed")
+        if found is None or fetch.void:
+            self.end(fetch, "missed")
             self._lost(fetch, now)
             if event.claimed and not self._claims.claimed(fetch.key) and not self._writes.has(fetch.key):
                 self._host_claims.given_up(fetch.key)
@@ -182,27 +172,13 @@ class Fetches:
             return
         self.bring(fetch, found)
 
-    def answered(self, answer_s: float, now: float, *, gauges: bool = False) -> None:
-        """The store has answered after so long."""
-        average = self._link.speed.answer_s
-        if gauges:
-            average.replace(answer_s, now)
-        else:
-            average.add(answer_s, now)
-        self._link.slowness.answered(average.known(now) or 0.0, now, probe=gauges)
-
     def of(self, key: bytes) -> Fetch | None:
         """The fetch of a key that is sought now."""
         return self._keys.get(key)
 
-    def probes(self, key: bytes) -> bool:
-        """Whether a key is sought only to probe the store: its entry is not fetched."""
-        fetch = self._keys.get(key)
-        return fetch is not None and fetch.token is None and not fetch.of_run
-
     def of_run(self, key: bytes, uid: int, ends_at: float, now: float, then: Callable[[], None]) -> Fetch:
         """Begins the fetch of a key that `Runs` seeks."""
-        fetch = Fetch(self._made + 1, key, uid, None, now, ends_at, due_at=ends_at, of_run=True, then=[then])
+        fetch = Fetch(self._made + 1, key, uid, 0, now, ends_at, due_at=ends_at, then=[then])
         self._busy[fetch.number] = fetch
         return self._add(fetch)
 
@@ -225,14 +201,14 @@ class Fetches:
         self.end(fetch, outcome)
         # Any other error concerns the entry: its bytes are wrong, or it has no room.
         if isinstance(error, TierUnavailable | TierRefused):
-            self._link.failed(error, now, probe=False)
+            self._link.failed(error, now)
         if outcome == "failed":
             self._lost(fetch, now)
 
     def check_invariants(self) -> None:
         """Asserts what the module's docstring promises."""
         assert self._keys == {fetch.key: fetch for fetch in self._under_way.values()}
-        assert self.run_keys == sum(fetch.of_run for fetch in self._under_way.values())
+        assert self.run_keys == sum(not fetch.token for fetch in self._under_way.values())
         assert len(self._keys) == len(self._under_way) <= QUEUED_MAX + self.run_keys
         assert len(self._busy) <= SEEKS_MAX + self.run_keys
         looks = {number for number in self._under_way if self._looks.when(number) is not None}
@@ -252,13 +228,6 @@ class Fetches:
         for_s = min(cost_s, self._limits.remote_s)
         return for_s if (self._link.speed.answer_s.known(now) or 0.0) < for_s else 0.0
 
-    def _seek(
-        self, key: bytes, uid: int, token: int | None, for_s: float, cost_s: float, now: float, *, gauges: bool = False
-    ) -> None:
-        fetch = self._add(Fetch(self._made + 1, key, uid, token, now, now + for_s, cost_s, gauges=gauges))
-        self._turns[fetch.number] = None
-        self._serve(now)
-
     def _serve(self, now: float) -> None:
         """Asks for as many keys as may be."""
         while self._turns and len(self._busy) - self.run_keys < SEEKS_MAX:
@@ -266,7 +235,7 @@ class Fetches:
             fetch = self._under_way[number]
             over = fetch.ends_at - now <= (self._link.speed.answer_s.known(now) or 0.0)
             left_alone = not self._link.breaker.closed
-            if fetch.token is not None and (over or left_alone or fetch.void or not self._claims.holds(fetch.token)):
+            if over or left_alone or fetch.void or not self._claims.holds(fetch.token):
                 # Its time is over, the store is left alone, or nobody waits for it any more.
                 self._forget(fetch, "failed" if left_alone else "missed" if fetch.waited else "unasked")
                 self._lost(fetch, now)
@@ -274,8 +243,8 @@ class Fetches:
                 self._ask(fetch, now)
 
     def _ask(self, fetch: Fetch, now: float) -> None:
-        fetch.due_at = now + (min(fetch.cost_s, self._limits.remote_s) if fetch.token else self._limits.remote_s)
-        claims = self._limits.remote_writes and self._link.taking.closed and fetch.token is not None
+        fetch.due_at = now + min(fetch.cost_s, self._limits.remote_s)
+        claims = self._limits.remote_writes and self._link.taking.closed
         claims_s = min(max(CLAIM_TIMES * fetch.cost_s, CLAIM_S_LEAST), CLAIM_S_MOST) if claims else 0.0
         self._busy[fetch.number] = fetch
         asks = self._agreement.shares(fetch.key) is None
@@ -283,7 +252,7 @@ class Fetches:
 
     def _waits(self, fetch: Fetch, others_s: float, now: float) -> bool:
         """Whether the entry that another host computes since so many seconds is waited for."""
-        if fetch.token is None or fetch.void or not self._claims.holds(fetch.token):
+        if fetch.void or not self._claims.holds(fetch.token):
             return False
         if not fetch.waited:
             done_at, latest = now - others_s + fetch.cost_s, fetch.began_at + WAIT_S_MOST
@@ -302,7 +271,7 @@ class Fetches:
     def _add(self, fetch: Fetch) -> Fetch:
         self._made = fetch.number
         self._under_way[fetch.number] = self._keys[fetch.key] = fetch
-        self.run_keys += fetch.of_run
+        self.run_keys += not fetch.token
         return fetch
 
     def end(self, fetch: Fetch, outcome: str) -> None:
@@ -313,11 +282,11 @@ class Fetches:
 
     def _forget(self, fetch: Fetch, outcome: str) -> None:
         del self._under_way[fetch.number], self._keys[fetch.key]
-        self.run_keys -= fetch.of_run
+        self.run_keys -= not fetch.token
         self._outbox.counters.remote[outcome] += 1
         for then in fetch.then:
             then()
 
     def _lost(self, fetch: Fetch, now: float) -> None:
-        if fetch.token is not None:
+        if fetch.token:
             self._outbox.send_verdicts(self._claims.sought(fetch.token, now))

@@ -16,7 +16,6 @@ from ...errors import TensordError, TierFull, TierReadOnly, TierRefused, TierToo
 from ..core.effects import RemoteTurned
 from ..core.outbox import StoreOutbox
 from .breaker import Breaker
-from .slowness import Slowness
 from .speed import ComputeCosts, RemoteSpeed
 
 
@@ -33,7 +32,6 @@ class RemoteLink:
         """Whether `taking` was opened because the store has no room."""
         self._reached = False
         self.speed = RemoteSpeed()
-        self.slowness = Slowness()
         self.costs = ComputeCosts()
         self._outbox = outbox
 

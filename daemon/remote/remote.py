@@ -151,7 +151,6 @@ class Remote:
             "writes": writes.under_way,
             "queued": writes.queued,
             "queued_bytes": writes.queued_bytes,
-            "too_slow": link.slowness.why,
             "refuses_removals": link.removing.why,
             "removals": writes.removals,
             "removals_dropped": self._outbox.counters.remote["removals_dropped"],

@@ -5,7 +5,7 @@
 Owns: the runs under way, and their answers. Does not own the fetches of their keys.
 
 A run ends at the first key that the store does not have: the entries after it may have no parent in the ring. Keys that
-are sought already are waited for, and not sought again; a run ends before one that is sought only to probe the store.
+are sought already are waited for, and not sought again.
 
 Invariants: every FetchRun is answered once, if its client stays. Of all runs, at most RUN_KEYS_MAX keys are sought at
 once.
@@ -67,7 +67,7 @@ class Runs:
         run = AskedRun(client, request, len(wanted))
         under_way = [fetch for key in wanted if (fetch := self._fetches.of(key)) is not None]
         own = [key for key in wanted if self._fetches.of(key) is None]
-        for_s = self._worth(own, uid, request.within_s, now) if own else 0.0
+        for_s = self._worth(own, request.within_s, now) if own else 0.0
         if own and for_s <= 0:
             # What is sought already is found without this client.
             run.waits_for = 0
@@ -88,10 +88,10 @@ class Runs:
         """Processes the store's answer."""
         fetches = self._sought.pop(event.number)
         if event.error is not None:
-            self._link.failed(event.error, now, probe=False)
+            self._link.failed(event.error, now)
         else:
             self._link.succeeded()
-            self._fetches.answered(event.answer_s, now)
+            self._link.speed.answer_s.add(event.answer_s, now)
         if event.generation is not None:
             self._agreement.found(fetches[0].key[:NAMESPACE_TAG_BYTES], event.generation, now)
         outcome, size_bytes = "", 0
@@ -115,7 +115,7 @@ class Runs:
         assert all(self._fetches.of(fetch.key) is fetch for sought in self._sought.values() for fetch in sought)
 
     def _wanted(self, keys: list[bytes]) -> list[bytes]:
-        """The missing keys, of the namespace and generation of the first one, up to one that probes the store."""
+        """The missing keys, of the namespace and generation of the first one."""
         first = keys[0] if keys else b""
         alike = takewhile(
             lambda key: (
@@ -124,19 +124,17 @@ class Runs:
             dict.fromkeys(keys),
         )
         missing = (key for key in alike if key not in self._table.by_key)
-        sought = takewhile(lambda key: not self._fetches.probes(key), missing)
-        return [*islice(sought, max(0, RUN_KEYS_MAX - self._fetches.run_keys))]
+        return [*islice(missing, max(0, RUN_KEYS_MAX - self._fetches.run_keys))]
 
-    def _worth(self, keys: list[bytes], uid: int, within_s: float, now: float) -> float:
-        """How long a client may wait for the store; 0 if it is better not to ask. A store that is left alone is probed
-        by others."""
+    def _worth(self, keys: list[bytes], within_s: float, now: float) -> float:
+        """How long a client may wait for the store; 0 if it is better not to ask."""
         if not self._link.breaker.closed or not all(map(self._fetches.may_be_sought, keys)):
             return 0.0
         of_one = self._link.costs.of(keys[0][:NAMESPACE_TAG_BYTES]) or UNKNOWN_S
         cost_s = within_s or of_one * len(keys)
         for_s = self._fetches.patience_s(cost_s, now)
         if for_s <= 0:
-            self._fetches.declined(keys, uid, cost_s, now)
+            self._fetches.declined(len(keys))
         return for_s
 
     def _ended_one(self, run: AskedRun) -> None:

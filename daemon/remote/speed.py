@@ -3,7 +3,7 @@
 Owns: the averages. Does not own the decision (`fetches`).
 
 Averages are exponential, with a weight of 1/8 for each new measurement. What was measured more than FORGOTTEN_S ago
-counts no longer, so that a store that was slow once is tried again.
+counts no longer: so a store that was too slow to ask is asked again, by one client a minute.
 """
 
 from __future__ import annotations
@@ -30,10 +30,6 @@ class Average:
         known = self.known(now)
         self._value = value if known is None else known + WEIGHT * (value - known)
         self._at = now
-
-    def replace(self, value: float, now: float) -> None:
-        """What was measured before counts no longer."""
-        self._value, self._at = value, now
 
     def known(self, now: float) -> float | None:
         """The average; None without a recent measurement."""

@@ -54,8 +54,7 @@ NOT_WORTH: Final = 2
 
 @dataclass(slots=True)
 class _RemoteWrite:
-    probe: bool
-    tries: bool = False
+    tries: bool
     key: bytes = b""
     row: int = EDGE
     span_id: int = 0
@@ -118,7 +117,7 @@ class Writes:
             return
         self._marks[rows] = 0
         costs, counters = self._table.costs, self._outbox.counters.remote
-        may_offer = self._limits.remote_writes and self._may_ask(now) and self._takes(now)
+        may_offer = self._limits.remote_writes and self._link.breaker.closed and self._takes(now)
         for row in rows:
             # A host that only reads waits for what computing takes, too.
             cost_s, key = costs[row] / 1e3, self._key(row)
@@ -138,7 +137,7 @@ class Writes:
         """Published entries were used. Those that were dropped earlier are offered again."""
         if not self._limits.remote_writes or not self._limits.remote_s or not len(rows):
             return
-        if self._may_ask(now) and self._takes(now):
+        if self._link.breaker.closed and self._takes(now):
             at = np.asarray(rows, np.int64)
             for row in at[(self._marks[at] & OFFERED) == 0].tolist():
                 if not self._marks[row] & OFFERED:
@@ -241,7 +240,7 @@ class Writes:
     def start(self, now: float) -> None:
         """Begins as many writes as may be under way."""
         while len(self._under_way) < WRITES_MAX:
-            if not self._may_ask(now):
+            if not self._link.breaker.closed:
                 self._drop_all()
                 return
             takes = self._takes(now)
@@ -253,7 +252,7 @@ class Writes:
             if removed and (removing.closed or removing.may_probe(now)):
                 for key in removed:
                     del self._removed[key]
-                self._begin(_RemoteWrite(self._probe(self._link.breaker), self._probe(removing), removed=removed))
+                self._begin(_RemoteWrite(self._probe(removing), removed=removed))
                 self._outbox.add(RemoveRemote(self._made, removed))
                 continue
             if not takes:
@@ -266,9 +265,8 @@ class Writes:
             if not row:
                 return
             table = self._table
-            probe, tries = self._probe(self._link.breaker), self._probe(self._link.taking)
             size, asks = table.payloads[row], self._agreement.shares(key) is None
-            self._begin(_RemoteWrite(probe, tries, key, row, table.span_ids[row], size))
+            self._begin(_RemoteWrite(self._probe(self._link.taking), key, row, table.span_ids[row], size))
             self._outbox.add(SaveRemote(self._made, key, table.offsets[row], size, asks, key in self._leaving))
 
     def check_invariants(self) -> None:
@@ -289,11 +287,11 @@ class Writes:
         if write.removed and isinstance(error, TierReadOnly):
             link.refused_removal(error, now, probe=write.tries)
         elif write.removed:
-            link.failed(error, now, probe=write.probe)
+            link.failed(error, now)
             if write.tries:
                 link.removing.showed_nothing(now)
         else:
-            link.failed(error, now, probe=write.probe, tries=write.tries)
+            link.failed(error, now, tries=write.tries)
 
     def _succeeded(self, write: _RemoteWrite, event: RemoteSaved, now: float) -> None:
         counters = self._outbox.counters
@@ -346,9 +344,6 @@ class Writes:
             self._leaving.discard(key)
             self._outbox.counters.remote["dropped"] += 1
         return b"", EDGE
-
-    def _may_ask(self, now: float) -> bool:
-        return self._link.breaker.closed or self._link.breaker.may_probe(now)
 
     def _takes(self, now: float) -> bool:
         """Whether the store takes writes, or is to be tried."""

@@ -144,8 +144,6 @@ class DirectoryStore(RemoteStore):
     def raise_generation(self, tag: bytes, least: int, deadline: float) -> int:
         while True:
             [known] = self.generations([tag], deadline)
-            if known < 0:
-                raise TierUnavailable(self.bad_generations[tag])
             number = max(known + 1, least)
             with self._told(writes=True):
                 folder = self._generation(tag)
@@ -174,20 +172,10 @@ class DirectoryStore(RemoteStore):
 
     def _last_generation(self, tag: bytes) -> int:
         folder = self._generation(tag)
-        try:
-            last = max(map(int, _listed(folder)), default=0)
-        except (NotADirectoryError, PermissionError) as error:
-            os.stat(f"{self._base}/.")
-            path = folder if os.path.lexists(folder) else folder.parent
-            return self._bad_generation(tag, path, f"is no folder that can be read ({error.strerror})")
+        last = max(map(int, _listed(folder)), default=0)
         if last >= GENERATION_MAX:
-            return self._bad_generation(tag, folder / str(last), f"is beyond the last generation, {GENERATION_MAX - 1}")
-        self.bad_generations.pop(tag, None)
+            raise TierRefused(f"{folder / str(last)} is beyond the last generation, {GENERATION_MAX - 1}: remove it")
         return last
-
-    def _bad_generation(self, tag: bytes, path: Path, what: str) -> int:
-        self.bad_generations[tag] = f"{path} {what}, so nothing of its namespace is shared: remove it"
-        return -1
 
     def _path(self, key: bytes) -> Path:
         name = key.hex()

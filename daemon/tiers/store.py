@@ -56,8 +56,6 @@ class RemoteStore(ABC):
         self.corrupt = 0
         """How many wrong objects were read."""
         self.last_corrupt = ""
-        self.bad_generations: dict[bytes, str] = {}
-        """Namespaces whose generation the store has, but not as a number: what is wrong, and what to do."""
         self._counting = threading.Lock()
 
     def connect(self, deadline: float) -> None:
@@ -91,8 +89,11 @@ class RemoteStore(ABC):
 
     @abstractmethod
     def generations(self, tags: Sequence[bytes], deadline: float) -> list[int]:
-        """The generations of namespaces that the store has given out last; 0 for one that was never raised, -1 for one
-        that cannot be read, as `bad_generations` says then. The others are right all the same."""
+        """The generations of namespaces that the store has given out last; 0 for one that was never raised.
+
+        Raises:
+            TierRefused: one of them is no number. The message names what to remove.
+        """
 
     @abstractmethod
     def raise_generation(self, tag: bytes, least: int, deadline: float) -> int:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote
 
-from ...errors import BadConfiguration, TierFull, TierReadOnly, TierRefused, TierTooLarge, TierUnavailable
+from ...errors import BadConfiguration, TierFull, TierReadOnly, TierRefused, TierTooLarge
 from ...ipc.quantities import DURATION_WANTS, read_duration
 from ...shm.keys import GENERATION_MAX
 from ..small_files import small_text
@@ -231,10 +231,7 @@ class ValkeyStore(RemoteStore):
         name = _generation_name(tag)
         pieces = command(b"EVAL", _RAISE, 1, name, least, GENERATION_MAX - 1)
         [reply] = self._change([ValkeyCommand(name, pieces)], deadline)
-        generation = self._generation(tag, reply)
-        if generation < 0:
-            raise TierUnavailable(self.bad_generations[tag])
-        return generation
+        return self._generation(tag, reply)
 
     def close(self) -> None:
         self._nodes.close()
@@ -269,12 +266,9 @@ class ValkeyStore(RemoteStore):
             number = -1
         if not 0 <= number < GENERATION_MAX:
             what = reply.text if isinstance(reply, ServerError) else reply
-            self.bad_generations[tag] = (
-                f"{self.address} has {what!r} as a generation, so nothing of its namespace is shared: delete the key "
-                f"{_generation_name(tag).decode()}"
+            raise TierRefused(
+                f"{self.address} has {what!r} as a generation: delete the key {_generation_name(tag).decode()}"
             )
-            return -1
-        self.bad_generations.pop(tag, None)
         return number
 
     def _set(self, key: bytes, given: Sequence[Buffer], meta: Meta) -> ValkeyCommand | None:

@@ -203,23 +203,6 @@ def test_a_number_that_cannot_be_had_is_asked_for_again(make: Make, error: Any) 
     assert stand.remote_generations == {TAG: 1}
 
 
-def test_a_namespace_whose_generation_the_store_cannot_tell_is_not_shared_and_the_others_are(make: Make) -> None:
-    stand = make(**REMOTE)
-    stand.remote_generations[TAG] = -1
-    assert not shared(stand, 1, 0)
-    stand.remote[key(2)] = FOUND
-    ask(stand, number=2)
-    stand.settle()
-    assert verdicts(stand) == ["compute"]
-    other = key(3, b"other ns")
-    assert stand.put(other, cost_ms=50.0) == "stored" and other in stand.remote
-    assert not stand.turned["store"] and stand.remote_generations == {TAG: -1}, "it is not overwritten"
-    stand.remote_generations[TAG] = 0
-    stand.pass_time(EVERY_S)
-    stand.settle()
-    assert shared(stand, 4, 0)
-
-
 def test_a_generation_that_the_store_does_not_take_is_said_until_it_does(make: Make) -> None:
     stand = make(**REMOTE)
     assert shared(stand, 1, 0)

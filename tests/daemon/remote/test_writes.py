@@ -61,6 +61,18 @@ def test_an_entry_that_is_quicker_to_compute_than_to_read_is_not_written(
     assert key(3) in stand.remote
 
 
+def test_an_entry_that_was_not_worth_its_write_is_counted_once_and_reconsidered_at_its_next_use(make: Make) -> None:
+    stand = make(**REMOTE)
+    ask(stand, within_s=1.0)
+    stand.seek(answer_s=0.5)
+    for _ in range(2):
+        stand.put(5, cost_ms=100.0)
+        assert key(5) not in stand.remote and stand.counted["not_worth"] == 1
+    stand.now += speed.FORGOTTEN_S + 1
+    stand.put(5, cost_ms=100.0)
+    assert key(5) in stand.remote
+
+
 def test_what_came_from_the_remote_store_is_not_written_back(make: Make) -> None:
     stand = make(**REMOTE)
     stand.remote[key(1)] = RemoteFound(64, 16)

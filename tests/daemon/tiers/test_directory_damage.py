@@ -13,14 +13,14 @@ import pytest
 
 from tensord.daemon.tiers import directory_room
 from tensord.daemon.tiers.directory import DirectoryStore
-from tensord.errors import TierReadOnly, TierTimedOut, TierUnavailable
+from tensord.errors import TierReadOnly, TierRefused, TierTimedOut, TierUnavailable
 from tests.daemon_process import PATIENCE_S
 
 from .conformance import MIB
 from .entries import get, key_of, made, put, soon
 from .test_directory import on_a_disk_of_2_mib
 
-TAG, OTHER = key_of(1)[:8], b"other ns"
+TAG = key_of(1)[:8]
 
 
 @pytest.mark.root
@@ -75,38 +75,16 @@ store.close()
     assert said.startswith("TierRefused ") and "give uid 65534 access" in said
 
 
-def test_a_file_in_place_of_the_folder_of_all_generations_is_named(tmp_path: Path) -> None:
+def test_a_generation_with_nonsense_is_refused_and_said(tmp_path: Path) -> None:
     store = DirectoryStore(tmp_path)
-    put(store, made(1))
-    folder = tmp_path / "tensord-1" / "gen"
-    folder.touch()
-    assert store.generations([TAG], soon()) == [-1]
-    assert store.bad_generations[TAG].startswith(f"{folder} is no folder")
-    store.close()
-
-
-@pytest.mark.parametrize("how", ["a number beyond all", "a file in place of the folder"])
-def test_generations_with_nonsense_are_said_and_those_of_other_namespaces_are_right(tmp_path: Path, how: str) -> None:
-    store = DirectoryStore(tmp_path)
-    assert (store.raise_generation(TAG, 3, soon()), store.raise_generation(OTHER, 5, soon())) == (3, 5)
-    folder = tmp_path / "tensord-1" / "gen" / TAG.hex()
-    if how == "a number beyond all":
-        nonsense = folder / "99999999999"
-        nonsense.touch()
-    else:
-        nonsense = folder
-        (folder / "3").unlink()
-        folder.rmdir()
-        folder.touch()
-    for _ in range(2):
-        assert store.generations([TAG, OTHER], soon()) == [-1, 5]
-        assert list(store.bad_generations) == [TAG]
-        assert str(nonsense) in store.bad_generations[TAG] and "remove it" in store.bad_generations[TAG]
-    with pytest.raises(TierUnavailable, match="remove it"):
-        store.raise_generation(TAG, 1, soon())
+    assert store.raise_generation(TAG, 3, soon()) == 3
+    nonsense = tmp_path / "tensord-1" / "gen" / TAG.hex() / "99999999999"
+    nonsense.touch()
+    for call in (lambda: store.generations([TAG], soon()), lambda: store.raise_generation(TAG, 1, soon())):
+        with pytest.raises(TierRefused, match=f"{nonsense} is beyond the last generation, .*: remove it"):
+            call()
     nonsense.unlink()
-    assert store.generations([TAG, OTHER], soon()) == [3 if how == "a number beyond all" else 0, 5]
-    assert not store.bad_generations
+    assert store.generations([TAG], soon()) == [3]
     store.close()
 
 
