@@ -1,8 +1,7 @@
 """Deadlines by name: one deadline for each name, which may be changed at any time.
 
 A heap with lazy deletion: a changed deadline leaves its old heap entry behind, which is skipped when it reaches the
-top. Once most of the heap is outdated, each change removes some outdated entries. Every operation is O(log n): of many
-outdated entries at the top, one call removes OUTDATED_MAX and leaves the rest to later calls.
+top. Once more than half of the heap is outdated it is built anew, so every operation is O(log n) on average.
 
 Owns the deadlines. Does not own the clock nor what a deadline causes.
 
@@ -12,13 +11,11 @@ Invariant: every deadline is in the heap.
 from __future__ import annotations
 
 from collections.abc import Hashable
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from typing import Final, Generic, TypeVar
 
-from .thinning import thin
-
-OUTDATED_MAX: Final = 16
-"""Outdated entries that one call removes."""
+OUTDATED_MIN: Final = 64
+"""Outdated entries below which the heap is not built anew."""
 
 Name = TypeVar("Name", bound=Hashable)
 
@@ -30,7 +27,6 @@ class Deadlines(Generic[Name]):
         self._places: dict[Name, tuple[float, int, Name]] = {}
         self._heap: list[tuple[float, int, Name]] = []
         self._changes = 0
-        self._thinned = 0
 
     def __len__(self) -> int:
         return len(self._places)
@@ -56,15 +52,15 @@ class Deadlines(Generic[Name]):
         return None if place is None else place[0]
 
     def next_timer(self) -> float | None:
-        """When to call `pop_due` next: at the earliest deadline, or earlier while outdated entries are at the top."""
-        self._drop_outdated()
+        """When to call `pop_due` next: at the earliest deadline."""
+        while self._heap and self._places.get(self._heap[0][2]) is not self._heap[0]:
+            heappop(self._heap)
         return self._heap[0][0] if self._heap else None
 
     def pop_due(self, now: float) -> Name | None:
-        """Removes one name whose deadline is not after `now`, the earliest first. None if there is none, or if outdated
-        entries are at the top; `next_timer` is not after `now` then."""
-        self._drop_outdated()
-        if not self._heap or self._heap[0][0] > now or not self._is_live(self._heap[0]):
+        """Removes one name whose deadline is not after `now`, the earliest first. None if there is none."""
+        due = self.next_timer()
+        if due is None or due > now:
             return None
         name = heappop(self._heap)[2]
         del self._places[name]
@@ -74,15 +70,7 @@ class Deadlines(Generic[Name]):
         """Asserts that every deadline can still come up."""
         assert set(self._places.values()) <= set(self._heap), "a deadline is not in the heap"
 
-    def _is_live(self, place: tuple[float, int, Name]) -> bool:
-        return self._places.get(place[2]) is place
-
-    def _drop_outdated(self) -> None:
-        for _ in range(OUTDATED_MAX):
-            if not self._heap or self._is_live(self._heap[0]):
-                return
-            heappop(self._heap)
-
     def _thin(self) -> None:
-        if len(self._heap) > 2 * len(self._places) + 64:
-            self._thinned = thin(self._heap, self._thinned, self._is_live)
+        if len(self._heap) > 2 * len(self._places) + OUTDATED_MIN:
+            self._heap = list(self._places.values())
+            heapify(self._heap)
