@@ -17,7 +17,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 from gpu_card import NoCard, Nvml
 
-from tensord.client.device.interface import Device
+from tensord.client.gpu.interface import Device
 from tensord.errors import UsageError
 from tensord.testing.fake_vram import FakeCard, FakeStream, FakeVram
 

@@ -46,7 +46,7 @@ from worker import key_of
 import tensord
 from tensord.client.device.torch_device import TorchDevice
 from tensord.errors import UsageError
-from tensord.shm.tensors import tensor_over
+from tensord.shm.payloads.tensors import tensor_over
 
 MIB: Final = 1 << 20
 SCENE_BYTES_MAX: Final = 16 * MIB

@@ -24,7 +24,7 @@ import numpy as np
 from gpu_card import ROUNDS, Report
 
 import tensord
-from tensord.client.device.interface import BlockDevice
+from tensord.client.gpu.interface import BlockDevice
 
 BLOCKS: Final = 64
 PER_CHUNK: Final = 2
@@ -102,7 +102,7 @@ def cards(torch: Any, first: int) -> list[KVCard]:
     """
     from vllm import _custom_ops as ops
 
-    from tensord.client.device.torch_blocks import TorchBlocks
+    from tensord.client.gpu.torch_blocks import TorchBlocks
 
     # Loads the kernels, and fails where there are none.
     swap = torch.ops._C_cache_ops.swap_blocks_batch and ops.swap_blocks_batch
@@ -138,7 +138,7 @@ class Jobs:
     ) -> None:
         from vllm.v1.kv_offload.base import CanonicalKVCacheRef, CanonicalKVCaches, CanonicalKVCacheTensor
 
-        from tensord.client.vllm.kv.device_copies import DeviceCopies
+        from tensord.client.vllm.kv.copying.device_copies import DeviceCopies
         from tensord.client.vllm.kv.worker import STORE_BYTES_MAX, KVWorker
 
         caches = CanonicalKVCaches(

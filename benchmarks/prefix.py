@@ -41,7 +41,7 @@ from prefix_daemon import Served
 from prefix_forest import LONGEST, SHORTEST, TAG, Forest
 from prefix_rows import IndexedRows
 
-from tensord.shm.prefix import PrefixRecord, Tokens, uncut
+from tensord.shm.payloads.prefix import PrefixRecord, Tokens, uncut
 
 Query = tuple[PrefixRecord, Tokens]
 

@@ -17,7 +17,7 @@ from peers.tensord_peer import WAIT_S, serving
 from prefix_forest import Forest
 
 import tensord
-from tensord.shm.prefix import PrefixRecord, Tokens
+from tensord.shm.payloads.prefix import PrefixRecord, Tokens
 
 _RING_BYTES: Final = 512 << 20
 _RING_BYTES_FEW: Final = 32 << 20  # a ring that is ready at once

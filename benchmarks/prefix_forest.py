@@ -16,7 +16,7 @@ from typing import Final
 
 import numpy as np
 
-from tensord.shm.prefix import TOKEN_BYTES, Media, PrefixRecord, Tokens, packed_media, uncut
+from tensord.shm.payloads.prefix import TOKEN_BYTES, Media, PrefixRecord, Tokens, packed_media, uncut
 
 SHORTEST, LONGEST = 2048, 32_768
 BRANCH_EVERY: Final = 64

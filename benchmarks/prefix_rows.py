@@ -10,7 +10,7 @@ from prefix_forest import TAG
 from tensord.daemon.prefix.index import Found, PrefixIndex
 from tensord.daemon.store.families import Families
 from tensord.daemon.store.table import LIVE, RowTable
-from tensord.shm.prefix import PrefixRecord, Tokens
+from tensord.shm.payloads.prefix import PrefixRecord, Tokens
 
 
 class IndexedRows:

@@ -97,8 +97,8 @@ class Sender:
     def __init__(self, peer: str, folder: Path, megabytes: float) -> None:
         from vllm.multimodal.cache import ShmObjectStoreSenderCache
 
-        from tensord.client.vllm.processor import TensordSenderCache
-        from tensord.client.vllm.processor_factories import install
+        from tensord.client.vllm.processor.caches import TensordSenderCache
+        from tensord.client.vllm.processor.factories import install
 
         install()
         config = vllm_config(folder)
@@ -130,7 +130,7 @@ class Receiver:
 
         from vllm.multimodal.cache import ShmObjectStoreReceiverCache
 
-        from tensord.client.vllm.processor import TensordReceiverCache
+        from tensord.client.vllm.processor.caches import TensordReceiverCache
 
         config = vllm_config(folder)
         if peer == VLLMS:

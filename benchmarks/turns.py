@@ -25,10 +25,10 @@ from turns_scene import KEYS_OF_EACH, SPAN_BYTES, TAGS, TurnsScene, key_of
 from tensord.daemon.actors.lanes import ACCESSED_AT_ONCE
 from tensord.daemon.core import events
 from tensord.daemon.core.host_memory import Pressed
-from tensord.daemon.holders import Holders
-from tensord.daemon.lane_scan import LaneScan
-from tensord.ipc import messages
-from tensord.shm.layout import LANE_WORDS
+from tensord.daemon.memory.holders import Holders
+from tensord.daemon.memory.lane_scan import LaneScan
+from tensord.ipc.messages import control as messages
+from tensord.shm.ring.layout import LANE_WORDS
 
 ENTRIES: Final = 262_144
 LANES: Final = 64

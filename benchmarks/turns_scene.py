@@ -21,11 +21,11 @@ from tensord.daemon.core.parts import StoreMemory
 from tensord.daemon.core.store import Store
 from tensord.daemon.replacement import POLICIES, Hazard
 from tensord.daemon.store.table import LIVE
-from tensord.ipc import messages
-from tensord.shm.index import IndexWriter
-from tensord.shm.keys import make_key
-from tensord.shm.layout import IndexGeometry, span_bytes
-from tensord.shm.records import NO_KEY, RECORD
+from tensord.ipc.messages import control as messages
+from tensord.shm.index.index import IndexWriter
+from tensord.shm.index.keys import make_key
+from tensord.shm.lanes.records import NO_KEY, RECORD
+from tensord.shm.ring.layout import IndexGeometry, span_bytes
 
 CLIENTS: Final = 64
 PINS_OF_EACH, KEYS_OF_EACH, PLACES_OF_EACH = 1024, 1024, 256

@@ -23,7 +23,7 @@ from typing import Any, Final
 import numpy as np
 from peers import Array, BaseReader, BaseWriter, module_of
 
-from tensord.shm.keys import make_key
+from tensord.shm.index.keys import make_key
 
 ROTATE_BYTES: Final = 256 << 20
 KEYS_MAX: Final = 2048

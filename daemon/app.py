@@ -25,43 +25,45 @@ from typing import Final
 import uvloop
 
 from ..errors import BadConfiguration, TensordError
-from ..ipc.channel import AsyncChannel
-from ..ipc.connection import Connection
-from ..ipc.descriptors import peer_of
-from ..shm.layout import boot_s
-from . import ending, former, learned_state, logs, notify, reloading, uncaught
-from .actors import remote
+from ..ipc.wire.channel import AsyncChannel
+from ..ipc.wire.connection import Connection
+from ..ipc.wire.descriptors import peer_of
+from ..shm.ring.layout import boot_s
+from . import ending, former, reloading
 from .actors.governor import GovernorActor
-from .actors.listener import Listener
 from .actors.messages import Grown, Reconfigured, Reloaded
-from .actors.metrics import MetricsServer
-from .actors.page import PageServer
 from .actors.pressure import PressureActor
-from .actors.session import Session, welcome_for
-from .actors.status import Documents, StatusSession, Watchers
 from .actors.store import StoreActor
-from .actors.timing import measure_lag
 from .claims.quotas import Quotas
 from .config import usage
 from .config.config import Config
 from .config.limits import governor_limits, quota_rules, store_limits, wire_limits
 from .config.sources import log_format
-from .copy_rate import report_memory_rate
+from .connections.listener import Listener
+from .connections.session import Session, welcome_for
+from .connections.sockets import Sockets
+from .connections.status import Documents, StatusSession, Watchers
+from .connections.timing import measure_lag
 from .core.parts import StoreMemory
 from .core.store import Store
 from .gauges.gauges import open_gauges
 from .gauges.psi import StallTrigger
 from .gauges.source_thread import THREAD_NAME
-from .governor import events as governor_events
+from .governor.forms import events as governor_events
+from .governor.forms.limits import DEVICES_MAX
 from .governor.governor import Governor
-from .governor.limits import DEVICES_MAX
-from .last_end import LastEnd
-from .process_limits import NO_MEMORY_OR_THREAD, check_descriptors, limit_behind
+from .memory import learned_state
+from .memory.last_end import LastEnd
+from .memory.scrub import Scrub
+from .memory.segments import Segments
+from .process import logs, notify, uncaught
+from .process.copy_rate import report_memory_rate
+from .process.limits import NO_MEMORY_OR_THREAD, check_descriptors, limit_behind
+from .remote_stores import threads as remote
+from .remote_stores.registry import open_store
 from .reports.request_times import RequestTimes
-from .scrub import Scrub
-from .segments import Segments
-from .sockets import Sockets
-from .tiers.registry import open_store
+from .web.metrics_server import MetricsServer
+from .web.page_server import PageServer
 
 _log = logs.logger("tensord")
 READ_BYTES: Final = 8192

@@ -6,13 +6,14 @@ Owns: the order of taking over, and the warnings. Does not own the memory (`Segm
 
 from __future__ import annotations
 
-from . import learned_state, logs
 from .actors.messages import Grown
 from .actors.store import StoreActor
 from .config.config import Config
+from .memory import learned_state
+from .memory.scrub import Scrub
+from .memory.segments import Segments
+from .process import logs
 from .replacement import Replacement
-from .scrub import Scrub
-from .segments import Segments
 
 _log = logs.logger("tensord")
 

@@ -16,8 +16,8 @@ from ..errors import BadConfiguration
 from .config.config import Config
 from .config.limits import governor_limits, store_limits
 from .core.limits import StoreLimits
-from .governor.limits import GovernorLimits
-from .logs import logger
+from .governor.forms.limits import GovernorLimits
+from .process.logs import logger
 
 _log = logger("tensord")
 Change = tuple[str, str, str]

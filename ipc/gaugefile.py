@@ -18,9 +18,9 @@ from decimal import Decimal
 from typing import Final, NoReturn
 
 from ..errors import BadGaugeFile
-from .governance import GAUGE_CHARS_MAX, GAUGES_MAX
+from .messages.governance import GAUGE_CHARS_MAX, GAUGES_MAX
+from .messages.schema import DURATION_S_MAX, SIZE_BYTES_MAX
 from .quantities import DURATION_WANTS, SIZE_WANTS, read_duration, read_size
-from .schema import DURATION_S_MAX, SIZE_BYTES_MAX
 
 FILE_CHARS_MAX: Final = 1 << 20
 """The most characters of a gauge file. A caller reads at most one character more, so that a wrong file costs little

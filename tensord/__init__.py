@@ -19,36 +19,27 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.3.0"
 
 if "t" in sys.abiflags:
-    # Views are pinned and released without locks, by operations that the GIL makes atomic (shm/lanes.py).
+    # Views are pinned and released without locks, by operations that the GIL makes atomic (shm/lanes/lane.py).
     raise ImportError(
         "tensord does not run on a free-threaded build of Python: use the ordinary build, such as python3.13"
     )
 
 if TYPE_CHECKING:
+    from .client.arguments.namespace import Namespace as Namespace
     from .client.caches.dp_mode import Recommendation as Recommendation
     from .client.caches.dp_mode import recommend_dp_mode as recommend_dp_mode
     from .client.caches.encoder import EncoderCacheManager as EncoderCacheManager
     from .client.caches.encoder import compute_encoder_budget as compute_encoder_budget
     from .client.caches.encoder_request import EncoderInput as EncoderInput
     from .client.caches.encoder_request import EncoderRequest as EncoderRequest
-    from .client.caches.processor import Feature as Feature
-    from .client.caches.processor import ProcessorCache as ProcessorCache
-    from .client.caches.references import Reference as Reference
+    from .client.caches.processor.cache import Feature as Feature
+    from .client.caches.processor.cache import ProcessorCache as ProcessorCache
+    from .client.caches.processor.references import Reference as Reference
     from .client.caches.visual import VisualCache as VisualCache
     from .client.caches.visual_result import VisualResult as VisualResult
-    from .client.core.aio import AsyncClient as AsyncClient
-    from .client.core.cache import Client as Client
-    from .client.core.claim import Claim as Claim
-    from .client.core.device_reservation import DeviceReservation as DeviceReservation
-    from .client.core.entry import Entry as Entry
-    from .client.core.entry import Reuse as Reuse
-    from .client.core.governor import ModeChange as ModeChange
-    from .client.core.governor import Subscription as Subscription
-    from .client.core.lease import Batch as Batch
-    from .client.core.lease import Lease as Lease
-    from .client.core.namespace import Namespace as Namespace
-    from .client.core.ring_reader import RingReader as RingReader
-    from .client.core.workflow import Workflow as Workflow
+    from .client.computing.claim import Claim as Claim
+    from .client.core.async_client import AsyncClient as AsyncClient
+    from .client.core.client import Client as Client
     from .client.device.cache import DeviceCache as DeviceCache
     from .client.device.entries import DeviceLease as DeviceLease
     from .client.device.registration import Registration as Registration
@@ -59,60 +50,69 @@ if TYPE_CHECKING:
     from .client.prefix.layers import SharedLayer as SharedLayer
     from .client.prefix.match import PrefixMatch as PrefixMatch
     from .client.prefix.put import PrefixPut as PrefixPut
+    from .client.pressure.device_reservation import DeviceReservation as DeviceReservation
+    from .client.pressure.modes import ModeChange as ModeChange
+    from .client.pressure.modes import Subscription as Subscription
+    from .client.pressure.workflow import Workflow as Workflow
+    from .client.reading.entry import Entry as Entry
+    from .client.reading.entry import Reuse as Reuse
+    from .client.reading.lease import Batch as Batch
+    from .client.reading.lease import Lease as Lease
+    from .client.reading.ring_reader import RingReader as RingReader
     from .client.writing.outcomes import Put as Put
     from .client.writing.reservation import Reservation as Reservation
     from .errors import TensordError as TensordError
-    from .ipc.messages import TierState as TierState
-    from .ipc.modes import Mode as Mode
-    from .ipc.modes import Tier as Tier
-    from .ipc.steps import AgentStep as AgentStep
-    from .ipc.steps import AgentStepGraph as AgentStepGraph
-    from .shm.places import Spec as Spec
-    from .shm.prefix import Media as Media
+    from .ipc.messages.control import TierState as TierState
+    from .ipc.messages.modes import Mode as Mode
+    from .ipc.messages.modes import Tier as Tier
+    from .ipc.messages.steps import AgentStep as AgentStep
+    from .ipc.messages.steps import AgentStepGraph as AgentStepGraph
+    from .shm.payloads.prefix import Media as Media
+    from .shm.payloads.specs import Spec as Spec
 
 _PLACES = {
-    "AgentStep": ".ipc.steps",
-    "AgentStepGraph": ".ipc.steps",
-    "AsyncClient": ".client.core.aio",
-    "Batch": ".client.core.lease",
-    "Claim": ".client.core.claim",
-    "Client": ".client.core.cache",
+    "AgentStep": ".ipc.messages.steps",
+    "AgentStepGraph": ".ipc.messages.steps",
+    "AsyncClient": ".client.core.async_client",
+    "Batch": ".client.reading.lease",
+    "Claim": ".client.computing.claim",
+    "Client": ".client.core.client",
     "DeviceCache": ".client.device.cache",
     "DeviceLease": ".client.device.entries",
-    "DeviceReservation": ".client.core.device_reservation",
+    "DeviceReservation": ".client.pressure.device_reservation",
     "EncoderCacheManager": ".client.caches.encoder",
     "EncoderInput": ".client.caches.encoder_request",
     "EncoderRequest": ".client.caches.encoder_request",
-    "Entry": ".client.core.entry",
-    "Feature": ".client.caches.processor",
-    "Lease": ".client.core.lease",
-    "Media": ".shm.prefix",
-    "Mode": ".ipc.modes",
-    "ModeChange": ".client.core.governor",
-    "Namespace": ".client.core.namespace",
+    "Entry": ".client.reading.entry",
+    "Feature": ".client.caches.processor.cache",
+    "Lease": ".client.reading.lease",
+    "Media": ".shm.payloads.prefix",
+    "Mode": ".ipc.messages.modes",
+    "ModeChange": ".client.pressure.modes",
+    "Namespace": ".client.arguments.namespace",
     "NormalLayer": ".client.prefix.layers",
     "PrefixCache": ".client.prefix.cache",
     "PrefixMatch": ".client.prefix.match",
     "PrefixPut": ".client.prefix.put",
-    "ProcessorCache": ".client.caches.processor",
+    "ProcessorCache": ".client.caches.processor.cache",
     "Put": ".client.writing.outcomes",
     "Recommendation": ".client.caches.dp_mode",
     "RecurrentLayer": ".client.prefix.layers",
-    "Reference": ".client.caches.references",
+    "Reference": ".client.caches.processor.references",
     "Registration": ".client.device.registration",
     "Reservation": ".client.writing.reservation",
-    "Reuse": ".client.core.entry",
-    "RingReader": ".client.core.ring_reader",
+    "Reuse": ".client.reading.entry",
+    "RingReader": ".client.reading.ring_reader",
     "RotatingLayer": ".client.prefix.layers",
     "SharedLayer": ".client.prefix.layers",
-    "Spec": ".shm.places",
-    "Subscription": ".client.core.governor",
+    "Spec": ".shm.payloads.specs",
+    "Subscription": ".client.pressure.modes",
     "TensordError": ".errors",
-    "Tier": ".ipc.modes",
-    "TierState": ".ipc.messages",
+    "Tier": ".ipc.messages.modes",
+    "TierState": ".ipc.messages.control",
     "VisualCache": ".client.caches.visual",
     "VisualResult": ".client.caches.visual_result",
-    "Workflow": ".client.core.workflow",
+    "Workflow": ".client.pressure.workflow",
     "compute_encoder_budget": ".client.caches.encoder",
     "recommend_dp_mode": ".client.caches.dp_mode",
 }

@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Callable
 
-BEFORE_THE_LIBRARY = "tensord.client.core.forks" not in sys.modules
+BEFORE_THE_LIBRARY = "tensord.client.threads.forks" not in sys.modules
 last_before_fork: list[Callable[[], None]] = []
 
 

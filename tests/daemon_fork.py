@@ -210,12 +210,12 @@ if __name__ == "__main__":
     import tensord.daemon.app
     import tensord.daemon.config.config
     import tensord.daemon.config.settings
-    import tensord.daemon.copy_rate
-    import tensord.daemon.tiers.directory
+    import tensord.daemon.process.copy_rate
+    import tensord.daemon.remote_stores.directory
 
     # What it keeps of them.
     list(tensord.daemon.config.settings.settings_of(tensord.daemon.config.config.Config))
-    tensord.daemon.copy_rate.COPY_BYTES = _COPY_BYTES  # type: ignore[misc]
+    tensord.daemon.process.copy_rate.COPY_BYTES = _COPY_BYTES  # type: ignore[misc]
     gc.collect()
     gc.freeze()  # no daemon looks at these objects for cycles, which would copy their pages
     _serve(socket.socket(fileno=int(sys.argv[1])))

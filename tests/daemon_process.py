@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import Any, Final, Self, TypeVar
 
 import tensord
-from tensord.ipc import messages
-from tensord.ipc.blocking import BlockingChannel
-from tensord.ipc.connection import Connection
+from tensord.ipc.messages import control as messages
+from tensord.ipc.wire.blocking import BlockingChannel
+from tensord.ipc.wire.connection import Connection
 
 from .daemon_fork import Forked
 

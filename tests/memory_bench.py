@@ -14,16 +14,17 @@ from typing import Any, Self
 
 import numpy as np
 
-from tensord.client.core.view import View
+from tensord.client.reading.view import View
 from tensord.daemon.store.holes import Holes
 from tensord.daemon.store.slots import Slots
 from tensord.daemon.store.table import EDGE, LIVE, RowTable
-from tensord.shm.copy import checksum_of
-from tensord.shm.fence import fence, register
-from tensord.shm.index import KEY_HASHES, IndexWriter, Slot, _second_bucket
-from tensord.shm.lane_reader import LaneReader
-from tensord.shm.lanes import Lane
-from tensord.shm.layout import (
+from tensord.shm.index.index import KEY_HASHES, IndexWriter, Slot, _second_bucket
+from tensord.shm.lanes.fence import fence, register
+from tensord.shm.lanes.lane import Lane
+from tensord.shm.lanes.reader import LaneReader
+from tensord.shm.payloads.copy import checksum_of
+from tensord.shm.payloads.packing import pack
+from tensord.shm.ring.layout import (
     BUCKET_SLOTS,
     LANE_BYTES,
     LANE_WORDS,
@@ -34,7 +35,6 @@ from tensord.shm.layout import (
     pack_lane_header,
     span_bytes,
 )
-from tensord.shm.packing import pack
 
 
 def key(number: int, tag: bytes = b"namespac") -> bytes:

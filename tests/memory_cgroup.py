@@ -16,7 +16,7 @@ from typing import Final
 
 import pytest
 
-from tensord.shm.cgroups import CgroupFolder, cgroup_folders
+from tensord.shm.ring.cgroups import CgroupFolder, cgroup_folders
 
 PATIENCE_S: Final = 30.0
 _numbers = count(1)

@@ -37,8 +37,8 @@ _processes.set_forkserver_preload(
         "tests.at_fork",
         "numpy",
         "pytest",
-        "tensord.client.core.cache",
-        "tensord.client.core.aio",
+        "tensord.client.core.client",
+        "tensord.client.core.async_client",
         "tests.crossings.party",
     ]
 )

@@ -22,15 +22,15 @@ import numpy as np
 
 import tensord
 from tensord.errors import DaemonUnavailable, LimitReached, ObjectTooLarge, StoreFull, TensordError, TimedOut
-from tensord.ipc import messages
-from tensord.ipc.blocking import BlockingChannel
-from tensord.ipc.connection import Connection
-from tensord.ipc.schema import PROTOCOL_VERSION, ClientLimits, ErrorBody
-from tensord.shm.copy import checksum_of
-from tensord.shm.lane_reader import LaneReader
-from tensord.shm.layout import ASLEEP_AT, LANE_PLACES, SPAN_HEADER_BYTES, SpanHeader, span_bytes
-from tensord.shm.prefix import PrefixRecord
-from tensord.shm.records import RECORD, SLEEPS, SubmissionReader
+from tensord.ipc.messages import control as messages
+from tensord.ipc.messages.schema import PROTOCOL_VERSION, ClientLimits, ErrorBody
+from tensord.ipc.wire.blocking import BlockingChannel
+from tensord.ipc.wire.connection import Connection
+from tensord.shm.lanes.reader import LaneReader
+from tensord.shm.lanes.records import RECORD, SLEEPS, SubmissionReader
+from tensord.shm.payloads.copy import checksum_of
+from tensord.shm.payloads.prefix import PrefixRecord
+from tensord.shm.ring.layout import ASLEEP_AT, LANE_PLACES, SPAN_HEADER_BYTES, SpanHeader, span_bytes
 
 from .memory_bench import MemoryBench, lane_file, lent, opened_anew
 

@@ -18,7 +18,7 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from tensord.daemon import metrics
+from tensord.daemon.web import metrics
 
 from .client.ctl import documents
 from .daemon_process import PATIENCE_S, Daemon

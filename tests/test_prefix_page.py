@@ -13,8 +13,9 @@ from tensord.client.prefix import tokens as prefix_tokens
 from tensord.daemon.config.config import Config
 from tensord.daemon.config.settings import settings_of
 from tensord.daemon.prefix import blocks, index, matching, nodes, query, snapshots, trees
-from tensord.ipc import schema
-from tensord.shm import layout, prefix
+from tensord.ipc.messages import schema
+from tensord.shm.payloads import prefix
+from tensord.shm.ring import layout
 
 TABLE = (Path(__file__).parents[1] / "docs" / "prefix_cache.md").read_text().split("## Bad input")[1].split("\n## ")[0]
 SETTINGS = {key: default for key, _, default in settings_of(Config) if key.startswith("limits.prefix_")}

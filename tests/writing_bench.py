@@ -16,18 +16,18 @@ from typing import Any, Self
 
 import numpy as np
 
-from tensord.client.core.view import View
+from tensord.client.reading.view import View
 from tensord.client.writing.arena import Arena
 from tensord.client.writing.connection import Granted
 from tensord.client.writing.memory import RingMemory, WritableMemory
 from tensord.client.writing.outcomes import Outcomes, Put
 from tensord.client.writing.put import Writer
 from tensord.errors import DaemonUnavailable, LimitReached, ObjectTooLarge, StoreFull, TensordError
-from tensord.shm.header import DEPTH_MAX
-from tensord.shm.index import IndexReader
-from tensord.shm.layout import SPAN_HEADER_BYTES, SpanHeader, span_bytes
-from tensord.shm.packing import pack
-from tensord.shm.records import AWAKE, RECORD, SLEEPS, SUBMITTED_AT, WAITS_AT, Submissions
+from tensord.shm.index.index import IndexReader
+from tensord.shm.lanes.records import AWAKE, RECORD, SLEEPS, SUBMITTED_AT, WAITS_AT, Submissions
+from tensord.shm.payloads.header import DEPTH_MAX
+from tensord.shm.payloads.packing import pack
+from tensord.shm.ring.layout import SPAN_HEADER_BYTES, SpanHeader, span_bytes
 
 from .memory_bench import MemoryBench, memory_file
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hashlib import sha256
 from typing import Final
 
-from tensord.shm.layout import KEY_BYTES
+from tensord.shm.ring.layout import KEY_BYTES
 
 TAG: Final = b"replayed"
 """The namespace's."""

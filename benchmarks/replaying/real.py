@@ -39,10 +39,10 @@ from tensord.daemon.core.events import (
 from tensord.daemon.core.limits import StoreLimits
 from tensord.daemon.core.parts import StoreMemory
 from tensord.daemon.core.store import Store
-from tensord.ipc import messages
-from tensord.shm.index import IndexWriter
-from tensord.shm.layout import ALIGN_BYTES, SPAN_HEADER_BYTES, IndexGeometry, SpanHeader, aligned, span_bytes
-from tensord.shm.prefix import (
+from tensord.ipc.messages import control as messages
+from tensord.shm.index.index import IndexWriter
+from tensord.shm.lanes.records import NO_KEY, RECORD, agent_number
+from tensord.shm.payloads.prefix import (
     BLOCK_TOKENS_MIN,
     HEADER_BYTES,
     LAYOUT_BYTES,
@@ -51,7 +51,7 @@ from tensord.shm.prefix import (
     PrefixRecord,
     block_key,
 )
-from tensord.shm.records import NO_KEY, RECORD, agent_number
+from tensord.shm.ring.layout import ALIGN_BYTES, SPAN_HEADER_BYTES, IndexGeometry, SpanHeader, aligned, span_bytes
 
 BLOCK_TOKENS: Final = BLOCK_TOKENS_MIN
 TREE_BYTES: Final = 16

@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tensord.daemon.replacement import Turn
-from tensord.shm.layout import ALIGN_BYTES
+from tensord.shm.ring.layout import ALIGN_BYTES
 
 Kind = Literal["prefix", "object"]
 Ints = npt.NDArray[np.int64]

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ...errors import BelowFloor
-from ..core.waiting import LockEvent
+from ..threads.waiting import LockEvent
 from ..writing.outcomes import Put
 
 __all__ = ["Budget", "TrackedPut"]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from ...errors import UsageError, shown
-from ..core.fields import check_count
+from ..arguments.checks import check_count
 
 __all__ = ["Recommendation", "recommend_dp_mode"]
 

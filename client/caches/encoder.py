@@ -17,14 +17,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ...errors import BadConfiguration, ObjectTooLarge, StoreFull, UsageError, shown
-from ...ipc.schema import NUMBER_MAX
-from ..core.cache import check_client
-from ..core.fields import check_count
+from ...ipc.messages.schema import NUMBER_MAX
+from ..arguments.checks import check_count
+from ..core.client import check_client
 from .encoder_request import EncoderInput, EncoderRequest, check_input_id, check_request, check_same, input_of
 
 if TYPE_CHECKING:
-    from ..core.cache import Client
-    from ..core.lease import Lease
+    from ..core.client import Client
+    from ..reading.lease import Lease
     from ..writing.outcomes import Put
 
 

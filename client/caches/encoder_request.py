@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...errors import TokensDiffer, UsageError, shown
-from ...ipc.schema import NUMBER_MAX
-from ..core.fields import check_count, check_iterable, check_key
+from ...ipc.messages.schema import NUMBER_MAX
+from ..arguments.checks import check_count, check_iterable, check_key
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,10 +15,11 @@ from typing import Any, Final, Literal, get_args
 import numpy as np
 
 from ...errors import BelowFloor, ObjectTooLarge, UsageError, shown
-from ..core import forks, requests
-from ..core.cache import Client, check_client
-from ..core.fields import check_count, check_name
-from ..core.namespace import Content, Namespace, check_namespace
+from ..arguments.checks import check_count, check_name
+from ..arguments.namespace import Content, Namespace, check_namespace
+from ..core.client import Client, check_client
+from ..link import requests
+from ..threads import forks
 from ..writing.outcomes import Put
 from .budget import Budget, TrackedPut
 from .dp_mode import Resolution, recommend_dp_mode

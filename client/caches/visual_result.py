@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from ...errors import UsageError
-from ...shm.header import NODES_MAX
-from ..core.fields import check_name
-from ..core.lease import Lease
+from ...shm.payloads.header import NODES_MAX
+from ..arguments.checks import check_name
+from ..reading.lease import Lease
 from .dp_mode import Recommendation, Resolution, check_resolution
 from .measures import array_bytes
 
 if TYPE_CHECKING:
-    from ..core.entry import Reuse
+    from ..reading.entry import Reuse
 
 _ENCODER_CHARS_MAX: Final = 256
 

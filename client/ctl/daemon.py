@@ -20,10 +20,11 @@ import click
 from tensord import __version__
 
 from ...errors import DaemonUnavailable, TensordError, TimedOut, VersionMismatch
-from ...ipc import messages, places
-from ...ipc.blocking import BlockingChannel
-from ...ipc.connection import Connection
-from ...ipc.schema import ENTRIES_MAX, PROTOCOL_VERSION
+from ...ipc import places
+from ...ipc.messages import control as messages
+from ...ipc.messages.schema import ENTRIES_MAX, PROTOCOL_VERSION
+from ...ipc.wire.blocking import BlockingChannel
+from ...ipc.wire.connection import Connection
 
 NAME: Final = "tensorctl"
 KEY_BYTES: Final = 32

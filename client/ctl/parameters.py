@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from ...errors import BadKey
+from ...ipc.messages.schema import SIZE_BYTES_MAX
 from ...ipc.quantities import read_duration, read_size
-from ...ipc.schema import SIZE_BYTES_MAX
 from .daemon import KEY_BYTES, Daemon
 
 TAG_BYTES: Final = 8

@@ -15,17 +15,17 @@ from functools import partial
 from typing import Any, Final, Self, get_args
 
 from ...errors import DaemonUnavailable, NoGauge, TensordError, UnderPressure, UsageError, shown
-from ...ipc.governance import EntryKind
-from ...ipc.modes import Mode
-from ...ipc.schema import AGENT_NAME_CHARS_MAX, NUMBER_MAX
-from ..core.aside import aside
-from ..core.cache import Client, check_client
-from ..core.device_reservation import DeviceRequest, DeviceReservation
-from ..core.fields import check_count, check_flag, check_key, check_name, check_seconds, check_timeout
-from ..core.lease import Lease
-from ..writing.options import check_cost
+from ...ipc.messages.governance import EntryKind
+from ...ipc.messages.modes import Mode
+from ...ipc.messages.schema import AGENT_NAME_CHARS_MAX, NUMBER_MAX
+from ..arguments.checks import check_count, check_flag, check_key, check_name, check_seconds, check_timeout
+from ..arguments.put_options import check_cost
+from ..core.client import Client, check_client
+from ..gpu.interface import Device
+from ..pressure.device_reservation import DeviceRequest, DeviceReservation
+from ..reading.lease import Lease
+from ..threads.aside import aside
 from .entries import DeviceEntries, DeviceEntry, DeviceLease, DeviceTally, ToHost
-from .interface import Device
 from .registration import Registration
 from .upkeep import Upkeep
 

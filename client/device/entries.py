@@ -19,10 +19,10 @@ from itertools import count
 from typing import Any, Final, Literal, NoReturn, Protocol, Self
 
 from ...errors import DaemonUnavailable
-from ...ipc.governance import EntryKind
-from ..core.lease import Lease
+from ...ipc.messages.governance import EntryKind
+from ..gpu.interface import Device, Mark
+from ..reading.lease import Lease
 from ..writing.outcomes import PutState
-from .interface import Device, Mark
 from .registration import Registration
 from .shares import SharedStorage, Shares
 

@@ -23,8 +23,8 @@ from itertools import islice
 from typing import Any, Final
 
 from ...errors import TensordError, Unavailable
-from ..core import requests
-from ..core.link import Connected, Link
+from ..link import requests
+from ..link.link import Connected, Link
 from .entries import DeviceEntries, DeviceEntry
 
 _WINDOW: Final = 256

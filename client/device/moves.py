@@ -19,17 +19,17 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from ...errors import DeviceFull, TensordError, TimedOut, UsageError
-from ...ipc.governance import EntryKind
-from ..core.lease import Lease
-from ..writing.options import PutOptions
+from ...ipc.messages.governance import EntryKind
+from ..arguments.put_options import PutOptions
+from ..gpu.interface import Device, Mark
+from ..gpu.outgoing import payload_of
+from ..reading.lease import Lease
 from ..writing.outcomes import Put
 from .entries import DeviceEntries, DeviceEntry, HostCopy
-from .interface import Device, Mark
-from .outgoing import payload_of
 from .registration import Registration
 
 if TYPE_CHECKING:
-    from ..core.cache import Client
+    from ..core.client import Client
 
 REMEMBERED_MAX: Final = 65_536
 _MARK_S: Final = 5.0

@@ -24,10 +24,10 @@ from functools import partial
 from typing import Any, Final, Literal
 
 from ...errors import UnknownOrder
-from ...ipc import messages
-from ..core import requests
-from ..core.link import Connected, Link
-from ..core.waiting import LockEvent
+from ...ipc.messages import control as messages
+from ..link import requests
+from ..link.link import Connected, Link
+from ..threads.waiting import LockEvent
 from .entries import DeviceEntries
 from .ledger import Ledger, Post
 from .moves import MoveResult, Moves

@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Literal, Self
 
 from ...errors import DaemonUnavailable, TensordError, TimedOut
-from ...ipc.schema import DURATION_S_MAX
-from ..core.fields import check_timeout
-from ..core.waiting import LockEvent
+from ...ipc.messages.schema import DURATION_S_MAX
+from ..arguments.checks import check_timeout
+from ..threads.waiting import LockEvent
 
 RegistrationState = Literal["sent", "registered", "refused", "lost"]
 

@@ -22,16 +22,16 @@ from typing import Any, Final, Literal
 import numpy as np
 
 from ...errors import DeviceFull, UnsupportedLeaf, UsageError, shown
-from ...shm.dtypes import name_of_torch
-from ...shm.places import Spec
-from ...shm.tensors import check_tensor, tensor_over
-from .gate import GATE, Gate, follow_torch
-from .gpu_name import gpu_name
-from .interface import Mark, mapped
-from .outgoing import Outgoing
-from .pools import Pools
-from .stages import Stages
-from .torch_mark import TorchMark
+from ...shm.payloads.dtypes import name_of_torch
+from ...shm.payloads.specs import Spec
+from ...shm.payloads.tensors import check_tensor, tensor_over
+from ..gpu.gate import GATE, Gate, follow_torch
+from ..gpu.gpu_name import gpu_name
+from ..gpu.interface import Mark, mapped
+from ..gpu.outgoing import Outgoing
+from ..gpu.pools import Pools
+from ..gpu.stages import Stages
+from ..gpu.torch_mark import TorchMark
 
 __all__ = ["TorchDevice", "TorchMark"]
 

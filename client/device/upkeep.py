@@ -24,20 +24,20 @@ from queue import Empty
 from typing import TYPE_CHECKING, Any, Final
 
 from ...errors import DaemonUnavailable, Unavailable, UsageError, without_frames
-from ...ipc import messages
-from ..core import requests
-from ..core.aside import aside, begin
-from ..core.link import Connected, Link
-from ..core.listeners import ListenerMessage, PushListener
-from ..core.waiting import LockEvent, SimpleQueue
+from ...ipc.messages import control as messages
+from ..gpu.interface import Device
+from ..link import requests
+from ..link.link import Connected, Link
+from ..link.listeners import ListenerMessage, PushListener
+from ..threads.aside import aside, begin
+from ..threads.waiting import LockEvent, SimpleQueue
 from .entries import DeviceEntries
-from .interface import Device
 from .ledger import Ledger
 from .moves import Moves
 from .orders import Leaving, OrderRunner
 
 if TYPE_CHECKING:
-    from ..core.cache import Client
+    from ..core.client import Client
 
 _PAUSE_S: Final = 0.1
 _AGAIN_S: Final = 0.01

@@ -20,7 +20,7 @@ import torch
 import transformers
 
 from ...errors import TensordError
-from ..core.namespace import Namespace
+from ..arguments.namespace import Namespace
 from ..identity.described import digest_of
 from ..identity.modules import Fingerprint
 from ..identity.origin import LIBRARIES, is_from

@@ -17,8 +17,8 @@ from typing import Any, Final
 
 import torch
 
-from ..core.cache import Client, check_client
-from ..core.namespace import Namespace
+from ..arguments.namespace import Namespace
+from ..core.client import Client, check_client
 from ..identity.modules import Fingerprint
 from ..identity.settings import described
 from ..transformers.reasons import NotShared, Reasons

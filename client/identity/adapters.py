@@ -10,7 +10,7 @@ from typing import Any, Final
 import torch
 
 from ...errors import UnsupportedLeaf
-from .digest import ALGORITHM, new_digest
+from ..checkpoints.digest import ALGORITHM, new_digest
 from .modules import tensor_bytes
 
 _PLAIN: Final = (bool, int, float, str, type(None))

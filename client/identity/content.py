@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from ...errors import UnsupportedLeaf
-from ...shm.tensors import bytes_of
+from ...shm.payloads.tensors import bytes_of
 
 _DIGESTS_MAX: Final = 4096
 DIGEST_ATTRIBUTE: Final = "tensord_content_digest"

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from ...errors import TensordError
-from ..core.namespace import Namespace
-from .checkpoints import files_digest, model_folder, vllm_version, weights_changed, weights_fingerprint
+from ..arguments.namespace import Namespace
+from ..checkpoints.fingerprint import files_digest, model_folder, vllm_version, weights_changed, weights_fingerprint
+from ..checkpoints.folders import processor_files
+from ..checkpoints.remote_code import remote_code
 from .content import dtype_name
 from .described import described, digest_of
-from .folders import processor_files
-from .remote_code import remote_code
 from .surroundings import surroundings
 from .vllm_fields import READS_LENGTH, TABLE, Side
 

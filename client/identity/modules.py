@@ -24,7 +24,7 @@ from typing import Any, Final
 import torch
 
 from ...errors import UnsupportedLeaf
-from ...shm.tensors import bytes_of, check_memory
+from ...shm.payloads.tensors import bytes_of, check_memory
 
 __all__ = ["Fingerprint", "tensor_bytes", "tensors_of"]
 

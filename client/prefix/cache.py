@@ -14,15 +14,15 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from ...errors import BadPrefix, DaemonUnavailable, LimitReached, Refusal, UsageError, shown
-from ...ipc.schema import AGENT_NAME_CHARS_MAX, BLOCKS_MAX
-from ...shm.prefix import BLOCK_TOKENS_MAX, BLOCK_TOKENS_MIN, kept, uncut
-from ..core import requests
-from ..core.cache import Client, check_client
-from ..core.fields import check_count, check_flag, check_name, check_timeout
-from ..core.namespace import Namespace, check_namespace
+from ...ipc.messages.schema import AGENT_NAME_CHARS_MAX, BLOCKS_MAX
+from ...shm.payloads.prefix import BLOCK_TOKENS_MAX, BLOCK_TOKENS_MIN, kept, uncut
+from ..arguments.checks import check_count, check_flag, check_name, check_timeout
+from ..arguments.namespace import Namespace, check_namespace
+from ..arguments.put_options import PutOptions
+from ..core.client import Client, check_client
 from ..core.tracing import length_of, matched_of, traced
 from ..device.cache import DeviceCache
-from ..writing.options import PutOptions
+from ..link import requests
 from ..writing.outcomes import Put
 from ..writing.puts import ENDING
 from .device import DeviceSequences
@@ -35,7 +35,7 @@ from .query import Asker
 from .tokens import GivenMedia, GivenTokens, media_of, tokens_of
 
 if TYPE_CHECKING:
-    from ..core.lease import Lease
+    from ..reading.lease import Lease
 
 BLOCK_TOKENS: Final = 256
 _SEQUENCES_MAX: Final = 1 << 20

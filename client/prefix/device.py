@@ -21,8 +21,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
 from ...errors import Refusal, TensordError, TimedOut
-from ...shm.prefix import Media, Tokens
-from ..core import forks
+from ...shm.payloads.prefix import Media, Tokens
+from ..threads import forks
 from ..writing.outcomes import PutState
 from .keys import Keyed
 from .layers import Layers
@@ -31,8 +31,8 @@ from .put import PrefixPut, PrefixSequence, store
 from .resident import HeldOnDevice, Resident, layers_from, longest, resident_of, tree_of
 
 if TYPE_CHECKING:
-    from ..core.cache import Client
-    from ..core.namespace import Namespace
+    from ..arguments.namespace import Namespace
+    from ..core.client import Client
     from ..device.cache import DeviceCache
     from ..device.registration import Registration
 

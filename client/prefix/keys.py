@@ -17,10 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from ...shm.keys import generation_of
-from ...shm.layout import NAMESPACE_TAG_BYTES
-from ...shm.prefix import SCOPE_BYTES, Media, PrefixRecord, Tokens, block_key
-from ..core.namespace import Namespace
+from ...shm.index.keys import generation_of
+from ...shm.payloads.prefix import SCOPE_BYTES, Media, PrefixRecord, Tokens, block_key
+from ...shm.ring.layout import NAMESPACE_TAG_BYTES
+from ..arguments.namespace import Namespace
 
 Packed = np.ndarray[Any, np.dtype[np.uint8]]
 

@@ -17,9 +17,9 @@ from typing import Any, Final
 
 from ...errors import BadPrefix, UsageError, shown
 from ...ipc.layers import Layer, layout
-from ...shm.tensors import check_tensor
-from ..core.fields import check_count
-from ..device.interface import mapped
+from ...shm.payloads.tensors import check_tensor
+from ..arguments.checks import check_count
+from ..gpu.interface import mapped
 
 _AXIS_MAX: Final = 32
 _WINDOW_MAX: Final = 1 << 47

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple, Protocol, Self
 import numpy as np
 
 from ...errors import BadPrefix, Corrupt
-from ...shm.prefix import Modality, PrefixRecord, Tokens
-from ...shm.tensors import needed_torch
-from ..core.lease import Batch, Lease
-from ..device.interface import mapped
+from ...shm.payloads.prefix import Modality, PrefixRecord, Tokens
+from ...shm.payloads.tensors import needed_torch
+from ..gpu.interface import mapped
+from ..reading.lease import Batch, Lease
 from .layers import check_layer, cut, is_array
 
 

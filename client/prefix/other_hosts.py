@@ -23,15 +23,15 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from ...errors import TensordError
-from ...shm.keys import make_key
-from ...shm.prefix import LAYOUT_BYTES, Media, Tokens, fold, uncut
-from ..core.remote_run import RemoteRuns
-from ..core.requests import send_evict
+from ...shm.index.keys import make_key
+from ...shm.payloads.prefix import LAYOUT_BYTES, Media, Tokens, fold, uncut
+from ..computing.remote_run import RemoteRuns
+from ..link.requests import send_evict
 from .keys import chain_of
 
 if TYPE_CHECKING:
-    from ..core.cache import Client
-    from ..core.namespace import Namespace
+    from ..arguments.namespace import Namespace
+    from ..core.client import Client
     from .layers import Layers
 
 ASK_EVERY_S: Final = 1.0

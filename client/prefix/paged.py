@@ -15,16 +15,17 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from ...errors import BadPrefix, shown
-from ...ipc.schema import BLOCKS_MAX
-from ..core import forks, requests
-from ..core.fields import check_timeout
-from ..core.namespace import Namespace
+from ...ipc.messages.schema import BLOCKS_MAX
+from ..arguments.checks import check_timeout
+from ..arguments.namespace import Namespace
+from ..link import requests
+from ..threads import forks
 from ..writing.outcomes import Put
 
 if TYPE_CHECKING:
-    from ..core.cache import Client
-    from ..core.lease import Lease
-    from ..device.interface import Device
+    from ..core.client import Client
+    from ..gpu.interface import Device
+    from ..reading.lease import Lease
 
 __all__ = ["PER_SEQUENCE", "PagedSnapshots"]
 

@@ -15,19 +15,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from ...errors import ObjectTooLarge, ParentGone, TensordError
-from ...ipc.schema import COST_MS_MAX
-from ...shm.packing import Packed, pack
-from ...shm.prefix import Media, PrefixRecord, Tokens, fold
-from ..core.fields import check_timeout
-from ..writing.options import PutOptions
+from ...ipc.messages.schema import COST_MS_MAX
+from ...shm.payloads.packing import Packed, pack
+from ...shm.payloads.prefix import Media, PrefixRecord, Tokens, fold
+from ..arguments.checks import check_timeout
+from ..arguments.put_options import PutOptions
 from ..writing.outcomes import Put, PutState
 from .keys import Keyed, chain_of, snapshot_of
 from .layers import Layers
 
 if TYPE_CHECKING:
-    from ..core.cache import Client
-    from ..core.lease import Lease
-    from ..core.namespace import Namespace
+    from ..arguments.namespace import Namespace
+    from ..core.client import Client
+    from ..reading.lease import Lease
 
 
 REPEATS_MAX: Final = 3

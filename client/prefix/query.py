@@ -15,20 +15,20 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from ...errors import BadPrefix, Corrupt, TensordError
-from ...ipc import messages
-from ...shm.layout import KEY_BYTES
-from ...shm.prefix import LAYOUT_BYTES, Media, PrefixRecord, Tokens, fold, kept, uncut
-from ..core import requests
-from ..core.answers import PendingRequest
-from ..core.link import Link
-from ..core.once import answers
+from ...ipc.messages import control as messages
+from ...shm.payloads.prefix import LAYOUT_BYTES, Media, PrefixRecord, Tokens, fold, kept, uncut
+from ...shm.ring.layout import KEY_BYTES
+from ..computing.once import answers
+from ..link import requests
+from ..link.answers import PendingRequest
+from ..link.link import Link
 from ..writing.inbox import QUERY_BYTES
 from .keys import scope_of
 from .match import HeldBlocks, PrefixMatch
 
 if TYPE_CHECKING:
-    from ..core.cache import Client
-    from ..core.namespace import Namespace
+    from ..arguments.namespace import Namespace
+    from ..core.client import Client
     from .other_hosts import OtherHosts
 
 # Attempts at a match. Another one follows if the blocks were evicted before this process pinned them.

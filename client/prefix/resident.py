@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...ipc.layers import Layer, can_rewind_to
-from ...shm.dtypes import dtype_named
-from ...shm.prefix import Media, Tokens, agreed, uncut
-from ...shm.tensors import loaded_torch, tensor_copy, tensor_leaf
-from ..device.interface import Device, mapped
+from ...shm.payloads.dtypes import dtype_named
+from ...shm.payloads.prefix import Media, Tokens, agreed, uncut
+from ...shm.payloads.tensors import loaded_torch, tensor_copy, tensor_leaf
+from ..gpu.interface import Device, mapped
 from .layers import Layers, PrefixLayer, RecurrentLayer, RotatingLayer, SharedLayer, check_layer, cut
 from .put import PrefixPut, PrefixSequence
 

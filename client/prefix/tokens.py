@@ -13,10 +13,10 @@ from typing import Any, Final
 import numpy as np
 
 from ...errors import BadPrefix, UsageError, shown
-from ...shm.dtypes import dtype_named
-from ...shm.prefix import MODALITIES, TOKEN_BYTES, Media, Tokens, ordered
-from ...shm.tensors import loaded_torch, tensor_leaf
-from ..core.fields import check_count
+from ...shm.payloads.dtypes import dtype_named
+from ...shm.payloads.prefix import MODALITIES, TOKEN_BYTES, Media, Tokens, ordered
+from ...shm.payloads.tensors import loaded_torch, tensor_leaf
+from ..arguments.checks import check_count
 
 TOKEN_MAX: Final = (1 << 32) - 1
 _POSITION_MAX: Final = 1 << 47

@@ -21,9 +21,9 @@ from itertools import takewhile
 from typing import Final
 
 from ...errors import Corrupt, TensordError, TimedOut
-from ..core.cache import Client
-from ..core.namespace import Namespace
-from ..core.remote_run import RemoteRuns
+from ..arguments.namespace import Namespace
+from ..computing.remote_run import RemoteRuns
+from ..core.client import Client
 from ..writing.outcomes import Put
 from .pages import Part, copy_into
 

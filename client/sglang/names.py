@@ -18,11 +18,11 @@ from typing import Any, Final
 
 import torch
 
-from ..core.namespace import Namespace
-from ..identity.checkpoints import weights_changed, weights_fingerprint
+from ..arguments.namespace import Namespace
+from ..checkpoints.fingerprint import weights_changed, weights_fingerprint
+from ..checkpoints.loading import loading_began_with_process
 from ..identity.described import described, digest_of
 from ..identity.engine import Nameless
-from ..identity.loading import loading_began_with_process
 from .settings import StorageSettings
 
 TESTED: Final = "0.5.23"

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from ...errors import UsageError
-from ...shm.tensors import bytes_of
+from ...shm.payloads.tensors import bytes_of
 
 Array = np.ndarray[Any, Any]
 Part = Array

@@ -26,7 +26,7 @@ from sglang.srt.mem_cache.hicache_storage import (
 )
 
 from ...errors import UsageError
-from ..core.namespace import Namespace
+from ..arguments.namespace import Namespace
 from ..identity.engine import Nameless
 from . import names, weights
 from .exchange import PageExchange

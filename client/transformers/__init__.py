@@ -17,11 +17,11 @@ from typing import Any, TypeVar
 import torch
 
 from ...errors import UsageError
-from ..core.cache import Client
-from ..core.namespace import Namespace
+from ..arguments.namespace import Namespace
+from ..core.client import Client
 from .calls import Encoder, EncoderTally
+from .language.prefix import Past, PrefixCached, PrefixTally, prefix_cached
 from .patch_points import PATCH_POINTS, PatchPoint
-from .prefix import Past, PrefixCached, PrefixTally, prefix_cached
 from .reasons import Reasons
 from .wrapping import plain_class, wrapped_class
 

@@ -21,13 +21,13 @@ import torch
 import transformers
 
 from ...errors import LimitReached, TensordError, TimedOut
-from ..core.cache import Client
-from ..core.claim import Claim
-from ..core.lease import Lease
-from ..core.namespace import Namespace
+from ..arguments.namespace import Namespace
+from ..computing.claim import Claim
+from ..core.client import Client
 from ..identity.modules import Fingerprint, tensor_bytes
 from ..identity.origin import is_from
 from ..identity.settings import described, machine, settings
+from ..reading.lease import Lease
 from ..writing.outcomes import Put
 from .conditions import Untouchable, attention_of, check_still, plain_tensor
 from .outputs import CallItems, NotSplittable

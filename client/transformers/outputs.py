@@ -21,7 +21,7 @@ import torch
 from transformers.utils.generic import ModelOutput
 
 from ...errors import BadTree, UnsupportedLeaf
-from ...shm.tensors import bytes_of
+from ...shm.payloads.tensors import bytes_of
 
 __all__ = ["CallItems", "NotSplittable"]
 

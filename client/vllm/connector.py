@@ -18,17 +18,18 @@ from typing import Any
 import torch
 from vllm.distributed.ec_transfer.ec_connector.base import ECConnectorBase, ECConnectorRole
 
+from ..checkpoints.loading import loading_begins
 from ..identity.content import dtype_name
 from ..identity.engine import Nameless, encoder_namespace
-from ..identity.loading import loading_begins
-from . import adapters, encoder_cache, sleeping
+from . import encoder_cache
+from .encoder.scheduler import SchedulerSide
+from .encoder.stats import TensordECStats, TensordPromMetrics
+from .encoder.step import NOTHING, Report, StepMetadata
+from .encoder.worker import WorkerSide
+from .engine import adapters, sleeping
+from .engine.presence import engine_client_name
+from .engine.settings import Settings
 from .plugin import log_with_vllm
-from .presence import engine_client_name
-from .scheduler import SchedulerSide
-from .settings import Settings
-from .stats import TensordECStats, TensordPromMetrics
-from .step import NOTHING, Report, StepMetadata
-from .worker import WorkerSide
 
 _log = logging.getLogger("tensord")
 

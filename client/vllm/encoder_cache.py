@@ -36,7 +36,7 @@ def listen_for_resets(callback: Listener) -> None:
     for one change, and must not wait. Exceptions of the callback are logged. The callback is held weakly: keep its
     object, and pass no lambda.
     """
-    from . import weights
+    from .engine import weights
 
     weights.install()
     reference = weakref.WeakMethod(callback) if hasattr(callback, "__self__") else weakref.ref(callback)

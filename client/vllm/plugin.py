@@ -14,7 +14,7 @@ import os
 from typing import Final
 
 from ...errors import BadConfiguration
-from ..identity.loading import loading_begins
+from ..checkpoints.loading import loading_begins
 
 PROCESSOR_CACHE: Final = "TENSORD_VLLM_PROCESSOR_CACHE"
 _CONNECTOR: Final = "TensordECConnector"
@@ -41,7 +41,7 @@ def register() -> None:
     if _KV_CONNECTOR not in KVConnectorFactory._registry:
         KVConnectorFactory.register_connector(_KV_CONNECTOR, "tensord.client.vllm.kv.connector", _KV_CONNECTOR)
     if _is_on(PROCESSOR_CACHE):
-        from .processor_factories import install
+        from .processor.factories import install
 
         install()
 

@@ -26,7 +26,7 @@ from typing import Final
 from weakref import ref
 
 from ...errors import LimitReached, TensordError, TimedOut, without_frames
-from ...shm.layout import LANE_WORDS, span_bytes
+from ...shm.ring.layout import LANE_WORDS, span_bytes
 from .connection import Granted, Wire
 from .memory import WritableMemory
 

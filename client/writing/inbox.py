@@ -21,11 +21,11 @@ from weakref import finalize, ref
 import numpy as np
 
 from ...errors import NotEnoughMemory
-from ...ipc.descriptors import no_descriptor
-from ...ipc.schema import PREFIX_BYTES_MAX
-from ...shm.inbox import create_inbox
-from ...shm.layout import PAGE_BYTES
-from ...shm.segments import address_limit, file_limit, punch
+from ...ipc.messages.schema import PREFIX_BYTES_MAX
+from ...ipc.wire.descriptors import no_descriptor
+from ...shm.ring.inbox import create_inbox
+from ...shm.ring.layout import PAGE_BYTES
+from ...shm.ring.segments import address_limit, file_limit, punch
 from .connection import Granted
 from .memory import WritableMemory
 

@@ -4,8 +4,8 @@ Owns: the writable mapping, and the pins of places in the ring. Does not own: wh
 inbox's pages (inbox.py).
 
 Invariants: no array over the mapping is kept, or returned to callers. A forked child does not share the mapping
-(shm/unshared.py). A place in the ring is written only under a pin that was published before the place's slot was seen
-unchanged; the pin ends with its last reference.
+(shm/ring/unshared.py). A place in the ring is written only under a pin that was published before the place's slot was
+seen unchanged; the pin ends with its last reference.
 
 The pages of a place are mapped by one call of the kernel when the place is lent, each page once. One by one, at their
 first access, they took longer than the copy: 13.6 ms in place of 5.7 ms for 16 MiB. The mapping stays writable: making
@@ -19,11 +19,11 @@ from typing import Final
 
 import numpy as np
 
-from ...shm.index import SPAN, IndexReader, slot_at
-from ...shm.lanes import Lane
-from ...shm.layout import PAGE_BYTES
-from ...shm.segments import prefault
-from ...shm.unshared import Unshared
+from ...shm.index.index import SPAN, IndexReader, slot_at
+from ...shm.lanes.lane import Lane
+from ...shm.ring.layout import PAGE_BYTES
+from ...shm.ring.segments import prefault
+from ...shm.ring.unshared import Unshared
 from .connection import Granted
 
 _NOTHING: Final = object()

@@ -25,10 +25,10 @@ from threading import RLock
 from typing import Final, Literal, Self, TypeAlias
 
 from ...errors import DaemonUnavailable, TensordError, TimedOut, without_frames
-from ...ipc.schema import DURATION_S_MAX
-from ...shm.layout import QUEUE_RECORDS
-from ...shm.records import WAITS_AT
-from ..core.fields import check_timeout
+from ...ipc.messages.schema import DURATION_S_MAX
+from ...shm.lanes.records import WAITS_AT
+from ...shm.ring.layout import QUEUE_RECORDS
+from ..arguments.checks import check_timeout
 from .connection import Wire
 
 LOOK_S: Final = 0.00015

@@ -15,8 +15,8 @@ from typing import Final, Protocol
 import xxhash
 
 from ...errors import ObjectTooLarge, TensordError, TimedOut, Unavailable
-from ...shm.layout import QUEUE_RECORDS, SPAN_HEADER_BYTES
-from ...shm.records import NO_KEY, Submissions
+from ...shm.lanes.records import NO_KEY, Submissions
+from ...shm.ring.layout import QUEUE_RECORDS, SPAN_HEADER_BYTES
 from .arena import Arena
 from .connection import Wire
 from .memory import WritableMemory
@@ -82,7 +82,7 @@ class Writer:
             ttl_s: seconds until the entry expires; 0: the daemon's default.
             claim: token of the claim under which the payload was computed; 0: none.
             agent: the number of the agent that the entry belongs to; 0: none.
-            prefix_bytes: bytes of the record that is the payload's first leaf (shm/prefix.py); 0: none.
+            prefix_bytes: bytes of the record that is the payload's first leaf (shm/payloads/prefix.py); 0: none.
             parent: key of the parent; NO_KEY: none.
         """
         payload_bytes = payload.payload_bytes

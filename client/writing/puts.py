@@ -26,28 +26,28 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ...errors import DaemonUnavailable, Invalidated, Refusal, TensordError, TimedOut, without_frames
-from ...ipc import messages
-from ...ipc.blocking import BlockingChannel
-from ...ipc.descriptors import no_descriptor
-from ...shm.layout import ASLEEP_AT, EPOCH_AT, LANE_PLACES
-from ...shm.records import NO_KEY, SUBMITTED_AT, Submissions, agent_number
-from ...shm.segments import ring_not_mapped
-from ..core.aside import aside, later
-from ..core.fields import check_key
-from ..core.silence import WORD_S
-from ..core.waiting import LockFuture
+from ...ipc.messages import control as messages
+from ...ipc.wire.blocking import BlockingChannel
+from ...ipc.wire.descriptors import no_descriptor
+from ...shm.lanes.records import NO_KEY, SUBMITTED_AT, Submissions, agent_number
+from ...shm.ring.layout import ASLEEP_AT, EPOCH_AT, LANE_PLACES
+from ...shm.ring.segments import ring_not_mapped
+from ..arguments.checks import check_key
+from ..arguments.put_options import PutOptions
+from ..link.silence import WORD_S
+from ..threads.aside import aside, later
+from ..threads.waiting import LockFuture
 from .arena import Arena
 from .connection import Granted
 from .inbox import Inbox
 from .memory import RingMemory, WritableMemory
-from .options import PutOptions
 from .outcomes import Outcomes, Put
 from .put import PutPayload, Writer, state_for
 from .wire import ChannelWire
 
 if TYPE_CHECKING:
-    from ..core.link import Link
-    from ..core.view import View
+    from ..link.link import Link
+    from ..reading.view import View
 
 ENDING: Final = "the interpreter ends, and no thread takes the daemon's answer: put before the program ends"
 WENT: Final = "the daemon went away before it acknowledged the payload"

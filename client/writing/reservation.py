@@ -12,9 +12,9 @@ from typing import Any, NoReturn
 import numpy as np
 
 from ...errors import NotEnoughMemory
-from ...shm.packing import Whole, pack_spec
-from ...shm.recipe import recipe
-from .options import PutOptions
+from ...shm.payloads.packing import Whole, pack_spec
+from ...shm.payloads.recipe import recipe
+from ..arguments.put_options import PutOptions
 from .outcomes import Put
 from .put import PutPayload, too_large
 

@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ...errors import TensordError
-from ...ipc import messages
-from ...ipc.blocking import BlockingChannel
-from ..core.waiting import LockEvent
+from ...ipc.messages import control as messages
+from ...ipc.wire.blocking import BlockingChannel
+from ..threads.waiting import LockEvent
 
 
 class ChannelWire:

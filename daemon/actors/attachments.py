@@ -11,15 +11,15 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ...errors import DaemonUnavailable, LimitReached, NotEnoughMemory, TensordError
-from ...ipc import messages
-from ...ipc.declared import handlers, id_of
-from ...ipc.descriptors import lacks_descriptor, no_descriptor
-from ...ipc.schema import PREFIX_BYTES_MAX
+from ...ipc.messages import control as messages
+from ...ipc.messages.declared import handlers, id_of
+from ...ipc.messages.schema import PREFIX_BYTES_MAX
+from ...ipc.wire.descriptors import lacks_descriptor, no_descriptor
 from ..config.config import Config
-from ..copier import Copier
 from ..core.store import Store
-from ..segments import Segments
-from .lane_room import LaneRoom
+from ..memory.copier import Copier
+from ..memory.lane_room import LaneRoom
+from ..memory.segments import Segments
 from .messages import Deliver, Joined, MemoryRequest
 from .queues import Queues
 

@@ -14,14 +14,14 @@ import time
 from collections.abc import Callable
 from typing import Any, Final, assert_never
 
-from ...ipc import messages
-from ...ipc.declared import handlers
+from ...ipc.messages import control as messages
+from ...ipc.messages.declared import handlers
 from ..core.effects import Announce, Send
 from ..core.events import AgentsTurned
 from ..core.host_memory import HostHolds, Pressed
-from ..governor import effects, events
+from ..governor.forms import effects, events
 from ..governor.governor import Governor
-from ..logs import logger
+from ..process.logs import logger
 from ..reports.request_times import RequestTimes
 from .mailbox import Mailbox
 from .messages import Deliver, Governed, GovernorMessage, Joined, Left, Queried, WatchEvent

@@ -20,13 +20,13 @@ from typing import Final
 
 import numpy as np
 
-from ...shm.lane_reader import LaneRecords
-from ...shm.layout import LANE_WORDS
+from ...shm.lanes.reader import LaneRecords
+from ...shm.ring.layout import LANE_WORDS
 from ..core import events
-from ..holders import Count, Holders
-from ..lane_scan import LANES_AT_ONCE, WORDS_AT_ONCE, LaneScan
-from ..logs import logger
-from ..segments import Segments
+from ..memory.holders import Count, Holders
+from ..memory.lane_scan import LANES_AT_ONCE, WORDS_AT_ONCE, LaneScan
+from ..memory.segments import Segments
+from ..process.logs import logger
 from .messages import Fenced
 
 DRAIN_EVERY_S: Final = 0.1

@@ -14,10 +14,9 @@ from typing import Any
 from msgspec import Struct, field
 
 from ...errors import TensordError
-from ...ipc import messages
-from ...ipc.descriptors import Peer
+from ...ipc.messages import control as messages
+from ...ipc.wire.descriptors import Peer
 from ..config.config import Config
-from ..copier import InboxCopied
 from ..core.effects import Move
 from ..core.events import (
     AgentsTurned,
@@ -36,7 +35,8 @@ from ..core.events import (
 )
 from ..core.host_memory import HostHolds, Pressed
 from ..core.limits import StoreLimits
-from ..governor import events as governor
+from ..governor.forms import events as governor
+from ..memory.copier import InboxCopied
 from .mailbox import Mailbox
 
 

@@ -17,8 +17,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
-from ..governor.effects import AskNeighbour
-from ..governor.events import NeighbourAnswered
+from ..governor.forms.effects import AskNeighbour
+from ..governor.forms.events import NeighbourAnswered
 from ..neighbours.registry import ask
 
 GRACE_S: Final = 1.0

@@ -15,11 +15,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
-from ...ipc import messages
+from ...ipc.messages import control as messages
 from ..gauges.gauges import Gauges
 from ..gauges.source_thread import DEADLINE_S
-from ..governor.events import Sampled
-from ..logs import logger
+from ..governor.forms.events import Sampled
+from ..process.logs import logger
 
 _log = logger("pressure")
 TOGETHER_S: Final = 0.2

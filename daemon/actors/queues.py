@@ -20,10 +20,10 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from ...errors import BadMessage, TensordError
-from ...shm.layout import RECORD_BYTES, SPAN_HEADER_BYTES
-from ...shm.records import AWAKE, NAPS, RECORD, SLEEPS
-from ..copier import Copier, InboxCopied, InboxCopy
-from ..segments import HeldLane, Segments
+from ...shm.lanes.records import AWAKE, NAPS, RECORD, SLEEPS
+from ...shm.ring.layout import RECORD_BYTES, SPAN_HEADER_BYTES
+from ..memory.copier import Copier, InboxCopied, InboxCopy
+from ..memory.segments import HeldLane, Segments
 from .mailbox import Mailbox
 
 AT_ONCE: Final = 64

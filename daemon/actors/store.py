@@ -17,22 +17,24 @@ from functools import partial
 from typing import Any, Final
 
 from ...errors import TensordError
-from ...ipc import messages
-from ...ipc.declared import handlers
-from ...shm.layout import unix_at_boot_s
+from ...ipc.messages import control as messages
+from ...ipc.messages.declared import handlers
+from ...shm.ring.layout import unix_at_boot_s
 from ..claims.claims import NOBODY
 from ..config.config import Config
-from ..copier import Copier, InboxCopied
 from ..core import effects, events
 from ..core.host_memory import HostHolds
 from ..core.store import Store
-from ..logs import logger
+from ..memory.copier import Copier, InboxCopied
+from ..memory.lane_room import LaneRoom
+from ..memory.pages import Pages
+from ..memory.scrub import applied
+from ..memory.segments import Segments
+from ..process.logs import logger
+from ..remote_stores.store import RemoteStore
+from ..remote_stores.threads import RemoteThreads, remote_turned
 from ..reports.request_times import RequestTimes
-from ..scrub import applied
-from ..segments import Segments
-from ..tiers.store import RemoteStore
 from .attachments import Attachments
-from .lane_room import LaneRoom
 from .lanes import LaneJobs
 from .mailbox import Mailbox
 from .messages import (
@@ -51,10 +53,8 @@ from .messages import (
     StoreMessage,
     WatchEvent,
 )
-from .pages import Pages
 from .pump import Pump
 from .queues import Lookout, Queues
-from .remote import RemoteThreads, remote_turned
 from .store_report import StoreReport
 
 TIMERS_S: Final = 0.002

@@ -17,17 +17,17 @@ from typing import Any, Final
 
 from tensord import __version__
 
-from ...ipc import messages
-from ...ipc.declared import handlers
+from ...ipc.messages import control as messages
+from ...ipc.messages.declared import handlers
 from ..config.config import Config
-from ..copier import Copier
 from ..core.store import Store
-from ..lane_scan import lanes_pinning, read_pins
+from ..memory.copier import Copier
+from ..memory.lane_room import LaneRoom
+from ..memory.lane_scan import lanes_pinning, read_pins
+from ..memory.segments import HeldLane, Segments
+from ..remote_stores.threads import RemoteThreads
 from ..reports.request_times import RequestTimes
-from ..segments import HeldLane, Segments
-from .lane_room import LaneRoom
 from .messages import Grown, Joined
-from .remote import RemoteThreads
 
 HELD_BY_MAX: Final = 4
 """Lanes listed of those that pin the entry of a query."""

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from ...errors import TensordError
-from ...shm.layout import NAMESPACE_TAG_BYTES
-from ..printable import escaped
+from ...shm.ring.layout import NAMESPACE_TAG_BYTES
+from ..process.printable import escaped
 
 REMEMBERED_S: Final = 60.0
 KEYS_MAX: Final = 4096

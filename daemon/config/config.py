@@ -20,10 +20,10 @@ from typing import Any, Final
 
 from ...errors import BadConfiguration
 from ...ipc import places
-from ...shm import cgroups, segments
-from ..policy.modes import Thresholds
+from ...shm.ring import cgroups, segments
+from ..governor.modes.modes import Thresholds
+from ..remote_stores.registry import open_store
 from ..replacement import POLICIES
-from ..tiers.registry import open_store
 from .governing import DeviceSection, GaugesSection, MetricsSection, PressureSection, QueueingSection
 from .neighbours import NeighboursSection, is_loopback
 from .remote import RemoteSection

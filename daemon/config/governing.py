@@ -8,9 +8,9 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from ...ipc.modes import Tier
+from ...ipc.messages.modes import Tier
 from ..gauges import registry
-from ..policy.modes import Thresholds
+from ..governor.modes.modes import Thresholds
 from .sections import DAY_S, HOUR_S, MIB, TIB
 from .settings import ADDRESS, COUNT, DURATION, MODE, PATH, SHARE, SIZE, SIZES, choice, setting
 

@@ -5,10 +5,10 @@ Owns: the mapping from settings to limits. Does not own the settings (config.py)
 
 from __future__ import annotations
 
-from ...ipc import schema
+from ...ipc.messages import schema
 from ..claims.quotas import Kind, Quota
 from ..core.limits import StoreLimits
-from ..governor.limits import GovernorLimits
+from ..governor.forms.limits import GovernorLimits
 from .config import Config
 
 

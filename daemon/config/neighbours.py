@@ -11,7 +11,7 @@ import re
 from ipaddress import ip_address
 from typing import Any, Final
 
-from ..governor.limits import NeighbourPlace
+from ..governor.forms.limits import NeighbourPlace
 from ..neighbours.registry import PORTS
 from .settings import DURATION, SWITCH, Kind, host_and_port, setting
 

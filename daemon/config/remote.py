@@ -1,7 +1,7 @@
 """The configuration table [remote]: the store behind the ring, which several hosts share.
 
-Owns: its settings and bounds, and how its URL is shown. Does not own the kinds of stores (`daemon.tiers`), nor what is
-read from the store and written to it (daemon/remote).
+Owns: its settings and bounds, and how its URL is shown. Does not own the kinds of stores
+(`daemon.remote_stores`), nor what is read from the store and written to it (daemon/remote).
 """
 
 from __future__ import annotations

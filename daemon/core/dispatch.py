@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from ...errors import TensordError
-from ...ipc import messages
+from ...ipc.messages import control as messages
 from ..store.table import LIVE, VICTIM
 from . import events
 from .host_memory import Pressed

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from ...ipc import messages
+from ...ipc.messages import control as messages
 from .events import RemoteFound
 from .host_memory import HostHolds
 

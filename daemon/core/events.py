@@ -20,8 +20,8 @@ import numpy.typing as npt
 from msgspec import Struct
 
 from ...errors import TensordError
-from ...ipc import messages
-from ...shm.prefix import PrefixRecord, Tokens
+from ...ipc.messages import control as messages
+from ...shm.payloads.prefix import PrefixRecord, Tokens
 from .host_memory import Pressed
 from .limits import StoreLimits
 

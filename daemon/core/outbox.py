@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from ...errors import TensordError
-from ...ipc import messages
+from ...ipc.messages import control as messages
 from ..claims.claims import Verdict
 from ..reports.counters import StoreCounters
 from .effects import Announce, Effect, Send

@@ -14,9 +14,9 @@ from typing import Any, Final
 
 from msgspec.structs import asdict
 
-from ...ipc import messages
-from ...shm.index import IndexWriter
-from ...shm.layout import IndexGeometry
+from ...ipc.messages import control as messages
+from ...shm.index.index import IndexWriter
+from ...shm.ring.layout import IndexGeometry
 from ..claims.claims import NOBODY, ClaimTable
 from ..claims.quotas import Quotas
 from ..claims.unstorable import Unstorable

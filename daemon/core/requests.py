@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ...errors import LimitReached, TensordError
-from ...ipc import messages
-from ...ipc.declared import handlers, id_of
+from ...ipc.messages import control as messages
+from ...ipc.messages.declared import handlers, id_of
 from ..claims.claims import Verdict
 from .effects import Again
 from .events import Received

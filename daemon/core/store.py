@@ -22,8 +22,8 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 from ...errors import CANNOT_BE_STORED, BadMessage, TensordError
-from ...ipc import messages
-from ...shm.layout import NAMESPACE_TAG_BYTES
+from ...ipc.messages import control as messages
+from ...shm.ring.layout import NAMESPACE_TAG_BYTES
 from ..claims.claims import NOBODY
 from ..claims.quotas import Quotas
 from ..recovery.recovery import Recovery

@@ -18,7 +18,7 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
-from ...ipc.modes import Tier
+from ...ipc.messages.modes import Tier
 from .library import LibrarySource, Unit
 from .offers import offer
 from .processes import computing, listed

@@ -21,9 +21,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
-from ...ipc.modes import Tier
-from ..governor.effects import GovernorLog
-from ..governor.events import Sample, SourceState
+from ...ipc.messages.modes import Tier
+from ..governor.forms.effects import GovernorLog
+from ..governor.forms.events import Sample, SourceState
 from .reading import GaugeAbsent, GaugeFailed, Reading, SourceAnswer
 
 STALE_AFTER: Final = 3

@@ -18,7 +18,7 @@ from typing import Final
 
 from ...errors import BadGaugeFile
 from ...ipc.gaugefile import FILE_CHARS_MAX, read_gauges
-from ...ipc.modes import HOST_GAUGE, Tier
+from ...ipc.messages.modes import HOST_GAUGE, Tier
 from .offers import Opening, offer
 from .reading import GaugeFailed, Reading, Result
 

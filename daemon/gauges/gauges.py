@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from ...ipc.modes import HOST_GAUGE, Tier
-from ..governor.events import Sample, Sampled, SourceState
+from ...ipc.messages.modes import HOST_GAUGE, Tier
+from ..governor.forms.events import Sample, Sampled, SourceState
 from . import registry
 from .chain import STALE_AFTER, STALE_S, Chain
 from .offers import Opening

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from ...ipc.modes import HOST_GAUGE, Tier
-from ...shm.cgroups import NO_LIMIT_BYTES, CgroupFolder, cgroup_folders, hierarchical_limit
+from ...ipc.messages.modes import HOST_GAUGE, Tier
+from ...shm.ring.cgroups import NO_LIMIT_BYTES, CgroupFolder, cgroup_folders, hierarchical_limit
 from .offers import offer
 from .reading import GaugeFailed, Reading, Result
 

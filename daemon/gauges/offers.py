@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from ...ipc.modes import Tier
+from ...ipc.messages.modes import Tier
 from .reading import Source
 
 

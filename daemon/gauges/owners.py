@@ -15,8 +15,8 @@ import threading
 from dataclasses import dataclass
 from typing import Final
 
-from ...ipc.modes import Tier
-from ..governor.events import OWNERS_EVERY_S
+from ...ipc.messages.modes import Tier
+from ..governor.forms.events import OWNERS_EVERY_S
 from .offers import offer
 from .reading import GaugeFailed, Reading, Result
 

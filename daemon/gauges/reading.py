@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Protocol
 
-from ...ipc.schema import SIZE_BYTES_MAX
+from ...ipc.messages.schema import SIZE_BYTES_MAX
 
 WHY_CHARS_MAX: Final = 2000
 

@@ -10,7 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
 
-from ...ipc.modes import Tier
+from ...ipc.messages.modes import Tier
 from .offers import OFFERS, Offer, Opening
 from .reading import Source
 

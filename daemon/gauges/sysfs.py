@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 from typing import Final
 
-from ...ipc.modes import Tier
+from ...ipc.messages.modes import Tier
 from .offers import offer
 from .processes import computing, listed
 from .reading import GaugeAbsent, GaugeFailed, Reading, Result

@@ -8,12 +8,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ...errors import DeviceFull, NoGauge
-from ...ipc.modes import HOST_GAUGE, Mode, Tier
-from ...ipc.schema import SIZE_BYTES_MAX
-from ..devices.passes import Circumstances
-from ..policy.tiers import Gauge
-from .events import Sample
+from ...ipc.messages.modes import HOST_GAUGE, Mode, Tier
+from ...ipc.messages.schema import SIZE_BYTES_MAX
+from .devices.passes import Circumstances
+from .forms.events import Sample
 from .host import accepts_offload
+from .modes.tiers import Gauge
 
 if TYPE_CHECKING:
     from .governor import Governor

@@ -15,15 +15,15 @@ from collections.abc import Callable
 from copy import deepcopy
 
 from ...errors import LimitReached, OwnedElsewhere
-from ...ipc import messages
-from ...ipc.modes import HOST_GAUGE, Mode, Tier
-from ...ipc.schema import SIZE_BYTES_MAX
-from ..devices.devices import Devices
-from ..devices.passes import Circumstances, PassPlan
-from ..policy.tiers import Changes, Gauge, Tiers
-from .events import Sample
+from ...ipc.messages import control as messages
+from ...ipc.messages.modes import HOST_GAUGE, Mode, Tier
+from ...ipc.messages.schema import SIZE_BYTES_MAX
+from .devices.devices import Devices
+from .devices.passes import Circumstances, PassPlan
+from .forms.events import Sample
+from .forms.limits import GovernorLimits
 from .host import Host
-from .limits import GovernorLimits
+from .modes.tiers import Changes, Gauge, Tiers
 
 
 def sample_of(message: messages.Drill, now: float) -> Sample:

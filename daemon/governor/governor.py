@@ -25,25 +25,19 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from ...errors import NoGauge, TensordError
-from ...ipc import messages
-from ...ipc.declared import handlers, id_of
-from ...ipc.modes import HOST_GAUGE, Tier
+from ...ipc.messages import control as messages
+from ...ipc.messages.declared import handlers, id_of
+from ...ipc.messages.modes import HOST_GAUGE, Tier
 from ..core.host_memory import HostHolds
-from ..devices.devices import Devices
-from ..devices.passes import Circumstances
-from ..policy.baselines import Baselines
-from ..policy.configured_cards import OWNERS_SOURCE, ConfiguredCards
-from ..policy.floors import Floors
-from ..policy.tiers import Changes, Gauge, Tiers
-from ..policy.workflows import Workflows
-from ..reservations.queue import FreeRoom, ReservationQueue
-from ..reservations.reservations import Reservations
-from ..reservations.rooms import Rooms
 from . import circumstances, report
-from .counters import GovernorCounters
+from .demand.floors import Floors
+from .demand.workflows import Workflows
+from .devices.devices import Devices
+from .devices.passes import Circumstances
 from .drills import Drills
-from .effects import Effect
-from .events import (
+from .forms.counters import GovernorCounters
+from .forms.effects import Effect
+from .forms.events import (
     OWNERS_EVERY_S,
     Event,
     FormerDaemonFound,
@@ -57,9 +51,15 @@ from .events import (
     Sampled,
     SourceState,
 )
+from .forms.limits import GovernorLimits
+from .forms.outbox import GovernorClient, GovernorOutbox
 from .host import Host
-from .limits import GovernorLimits
-from .outbox import GovernorClient, GovernorOutbox
+from .modes.baselines import Baselines
+from .modes.configured_cards import OWNERS_SOURCE, ConfiguredCards
+from .modes.tiers import Changes, Gauge, Tiers
+from .reservations.queue import FreeRoom, ReservationQueue
+from .reservations.reservations import Reservations
+from .reservations.rooms import Rooms
 
 DUE_MAX: Final = 128
 """Reservations that one Tick ends."""

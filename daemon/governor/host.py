@@ -20,9 +20,9 @@ from typing import Final
 from msgspec.structs import replace
 
 from ..core.host_memory import HostHolds, Pressed
-from ..policy.tiers import Gauge
-from .limits import GovernorLimits
-from .outbox import GovernorOutbox
+from .forms.limits import GovernorLimits
+from .forms.outbox import GovernorOutbox
+from .modes.tiers import Gauge
 
 MIB: Final = 1 << 20
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from ...ipc.modes import Tier
-from ..policy.tiers import Gauge
-from .events import SourceState
+from ...ipc.messages.modes import Tier
+from .forms.events import SourceState
+from .modes.tiers import Gauge
 
 if TYPE_CHECKING:
     from .governor import Governor

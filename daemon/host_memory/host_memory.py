@@ -21,7 +21,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Final, Protocol
 
 from ...errors import TensordError
-from ...shm.layout import PAGE_BYTES
+from ...shm.ring.layout import PAGE_BYTES
 from ..core.budget import RingBudget
 from ..core.host_memory import HostHolds, Pressed
 from ..core.outbox import StoreOutbox

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ...shm.generations import GenerationWriter
+from ...shm.index.generations import GenerationWriter
 from ..claims.claims import NOBODY
 from ..claims.quotas import Quotas
 from ..core.outbox import StoreOutbox

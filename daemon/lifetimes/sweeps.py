@@ -17,8 +17,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from ...ipc import messages
-from ...shm.generations import GenerationWriter
+from ...ipc.messages import control as messages
+from ...shm.index.generations import GenerationWriter
 from ..claims.claims import NOBODY
 from ..claims.quotas import Quotas
 from ..core.outbox import StoreOutbox

@@ -11,7 +11,7 @@ from pathlib import Path
 from pkgutil import iter_modules
 from typing import Final, Literal
 
-from ..governor.limits import NeighbourPlace
+from ..governor.forms.limits import NeighbourPlace
 from .http import Http, NeighbourFailed
 from .neighbour import ADAPTERS
 

@@ -19,9 +19,9 @@ from typing import Any, Final
 import numpy as np
 
 from ...errors import BadPrefix, LimitReached, TensordError
-from ...shm.keys import generation_of
-from ...shm.layout import NAMESPACE_TAG_BYTES, SPAN_HEADER_BYTES, aligned
-from ...shm.prefix import HEADER_BYTES, RECORD_BYTES_MAX, PrefixRecord, block_key
+from ...shm.index.keys import generation_of
+from ...shm.payloads.prefix import HEADER_BYTES, RECORD_BYTES_MAX, PrefixRecord, block_key
+from ...shm.ring.layout import NAMESPACE_TAG_BYTES, SPAN_HEADER_BYTES, aligned
 from ..store.slots import Slots
 from ..store.table import LIVE, VICTIM, RowTable
 from .index import PrefixIndex

@@ -21,8 +21,8 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from ...errors import BadPrefix, ParentGone
-from ...ipc.schema import BLOCKS_MAX
-from ...shm.prefix import PrefixRecord, Tokens, agreed, unpacked_media
+from ...ipc.messages.schema import BLOCKS_MAX
+from ...shm.payloads.prefix import PrefixRecord, Tokens, agreed, unpacked_media
 from ..store.table import RowTable
 from .nodes import Nodes, common
 from .query import Query, checked, initial_digest, next_digest

@@ -17,9 +17,9 @@ from collections.abc import Callable
 from typing import Final
 
 from ...errors import BadPrefix, LimitReached
-from ...ipc import messages
-from ...shm.layout import NAMESPACE_TAG_BYTES
-from ...shm.prefix import SCOPE_BYTES
+from ...ipc.messages import control as messages
+from ...shm.payloads.prefix import SCOPE_BYTES
+from ...shm.ring.layout import NAMESPACE_TAG_BYTES
 from ..core.events import PrefixAsked
 from ..core.outbox import StoreOutbox
 from ..store.agents import AgentNumbers

@@ -23,7 +23,7 @@ from typing import Final
 
 import numpy as np
 
-from ...shm.prefix import HEADER_BYTES, TOKEN_BYTES
+from ...shm.payloads.prefix import HEADER_BYTES, TOKEN_BYTES
 from ..store.table import LIVE, RowTable
 
 COUNT_BITS: Final = 13

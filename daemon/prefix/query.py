@@ -20,7 +20,7 @@ import numpy as np
 import xxhash
 
 from ...errors import BadPrefix
-from ...shm.prefix import MEDIA_BYTES, TOKEN_BYTES, Media, PrefixRecord, Tokens, packed_media
+from ...shm.payloads.prefix import MEDIA_BYTES, TOKEN_BYTES, Media, PrefixRecord, Tokens, packed_media
 
 _SEED: Final = (1 << 64) - 1
 _SNAPSHOT: Final = struct.Struct("@QQ")

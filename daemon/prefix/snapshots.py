@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from ...errors import BadPrefix
-from ...shm.prefix import MEDIA_BYTES, TOKEN_BYTES, unpacked_media
+from ...shm.payloads.prefix import MEDIA_BYTES, TOKEN_BYTES, unpacked_media
 from ..store.table import LIVE, RowTable
 from .nodes import Nodes
 from .query import Query, snapshot_digest

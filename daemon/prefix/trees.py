@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from ...errors import BadPrefix, LimitReached
-from ...shm.prefix import BLOCK_TOKENS_MAX, BLOCK_TOKENS_MIN, PrefixRecord
+from ...shm.payloads.prefix import BLOCK_TOKENS_MAX, BLOCK_TOKENS_MIN, PrefixRecord
 
 LAYOUTS_MAX: Final = 16
 """Layouts of one scope of a namespace generation; each has a tree that is searched separately."""

@@ -13,8 +13,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from ...shm.index import LENGTH, SPAN
-from ...shm.layout import SPAN_HEADER_BYTES, expiry_word
+from ...shm.index.index import LENGTH, SPAN
+from ...shm.ring.layout import SPAN_HEADER_BYTES, expiry_word
 
 Array = np.ndarray[Any, Any]
 

@@ -19,8 +19,8 @@ from typing import Any, Final
 import numpy as np
 
 from ...errors import LimitReached
-from ...shm.index import BUCKET_CELLS, LENGTH, PLACE, PLACE_OFFSET_MASK, PLACE_UNVERIFIED, SPAN, cells_of
-from ...shm.layout import BUCKET_SLOTS, SPAN_HEADER_BYTES, IndexGeometry
+from ...shm.index.index import BUCKET_CELLS, LENGTH, PLACE, PLACE_OFFSET_MASK, PLACE_UNVERIFIED, SPAN, cells_of
+from ...shm.ring.layout import BUCKET_SLOTS, SPAN_HEADER_BYTES, IndexGeometry
 from ..store.details import unpack_uses
 from ..store.slots import Slots
 from ..store.table import EDGE, FREE, LIVE, RowTable

@@ -28,8 +28,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from ...shm.index import SPAN
-from ...shm.layout import IndexGeometry
+from ...shm.index.index import SPAN
+from ...shm.ring.layout import IndexGeometry
 from ..replacement import Replacement
 from ..store.families import Families
 from ..store.grants import Grants, LentGrant

@@ -27,9 +27,9 @@ from itertools import chain, compress, islice
 from typing import Final
 
 from ...errors import LimitReached, TensordError, TierRefused
-from ...shm.generations import GenerationWriter
-from ...shm.keys import generation_of
-from ...shm.layout import NAMESPACE_TAG_BYTES
+from ...shm.index.generations import GenerationWriter
+from ...shm.index.keys import generation_of
+from ...shm.ring.layout import NAMESPACE_TAG_BYTES
 from ..claims.claims import NOBODY, ClaimTable
 from ..core.effects import AskGenerations, RaiseGeneration, RemoteTurned
 from ..core.limits import StoreLimits

@@ -19,8 +19,8 @@ from functools import partial
 from typing import Protocol
 
 from ...errors import Refusal, TensordError
-from ...shm.layout import span_bytes
-from ...shm.records import NO_KEY, RECORD
+from ...shm.lanes.records import NO_KEY, RECORD
+from ...shm.ring.layout import span_bytes
 from ..core.effects import ReadRemote
 from ..core.events import RemoteFound, RemoteRead
 from ..core.outbox import StoreOutbox

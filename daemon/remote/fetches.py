@@ -26,8 +26,8 @@ from collections.abc import Callable, Collection
 from typing import Final
 
 from ...errors import TensordError, TierRefused, TierUnavailable
-from ...ipc import messages
-from ...shm.layout import NAMESPACE_TAG_BYTES
+from ...ipc.messages import control as messages
+from ...shm.ring.layout import NAMESPACE_TAG_BYTES
 from ..claims.claims import ClaimTable, Verdict
 from ..claims.deadlines import Deadlines
 from ..core.effects import Seek

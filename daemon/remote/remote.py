@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ...shm.generations import GenerationWriter
+from ...shm.index.generations import GenerationWriter
 from ..claims.claims import ClaimTable
 from ..core.events import (
     ClaimWithdrawn,

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from itertools import islice, takewhile, zip_longest
 from typing import Final
 
-from ...ipc import messages
-from ...shm.keys import generation_of
-from ...shm.layout import NAMESPACE_TAG_BYTES
+from ...ipc.messages import control as messages
+from ...shm.index.keys import generation_of
+from ...shm.ring.layout import NAMESPACE_TAG_BYTES
 from ..core.effects import SeekRun
 from ..core.events import RunSought
 from ..core.outbox import StoreOutbox

@@ -12,8 +12,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from ...shm.layout import KEY_BYTES, NAMESPACE_TAG_BYTES
-from ...shm.prefix import PrefixRecord
+from ...shm.payloads.prefix import PrefixRecord
+from ...shm.ring.layout import KEY_BYTES, NAMESPACE_TAG_BYTES
 from ..store.agents import AgentNumbers
 from ..store.details import Details
 from ..store.table import LIVE, RowTable

@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from ...shm.layout import KEY_BYTES
+from ...shm.ring.layout import KEY_BYTES
 
 RECORDS_MAX: Final = 1 << 16
 LATEST: Final = 1024

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ...shm.generations import GenerationWriter
+    from ...shm.index.generations import GenerationWriter
     from ..claims.claims import ClaimTable
     from ..claims.unstorable import Unstorable
     from ..core.budget import RingBudget

@@ -24,8 +24,8 @@ from typing import Final
 import numpy as np
 
 from ...errors import StoreFull, TensordError
-from ...ipc import messages
-from ...shm.layout import span_bytes
+from ...ipc.messages import control as messages
+from ...shm.ring.layout import span_bytes
 from ..claims.claims import NOBODY
 from ..claims.turns import Turns
 from ..core.budget import RingBudget

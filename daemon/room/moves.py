@@ -18,8 +18,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from ...shm.index import PLACE
-from ...shm.layout import SPAN_EXPIRES_AT
+from ...shm.index.index import PLACE
+from ...shm.ring.layout import SPAN_EXPIRES_AT
 from ..core.effects import Move
 from ..store.holes import Holes
 from ..store.slots import Slots

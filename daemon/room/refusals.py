@@ -16,7 +16,7 @@ from ...errors import (
     TensordError,
     UnderPressure,
 )
-from ...shm.layout import SPAN_HEADER_BYTES, TREE_BYTES_MAX, span_bytes
+from ...shm.ring.layout import SPAN_HEADER_BYTES, TREE_BYTES_MAX, span_bytes
 from ..core.budget import RingBudget
 from ..core.limits import StoreLimits
 from ..store import commit

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from ...shm.records import agent_number
+from ...shm.lanes.records import agent_number
 
 AGENTS_MAX: Final = 1 << 16
 

@@ -21,8 +21,9 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from ...errors import BadMessage
-from ...shm.index import KEY_HASHES
-from ...shm.layout import (
+from ...shm.index.index import KEY_HASHES
+from ...shm.lanes.records import NO_KEY, RECORD, first_number
+from ...shm.ring.layout import (
     HEADER_CHECK,
     SPAN_CHECKSUM_AT,
     SPAN_EXPIRES_AT,
@@ -32,7 +33,6 @@ from ...shm.layout import (
     TREE_BYTES_MAX,
     expiry_word,
 )
-from ...shm.records import NO_KEY, RECORD, first_number
 from ..replacement import Replacement
 from .agents import AgentNumbers
 from .families import Families
@@ -292,7 +292,7 @@ class Commits:
                 line = first_word + bucket * BUCKET_WORDS
                 at: int = line + (cell + 1) * CELL_WORDS
                 pack_body(memory, (at + 1) * 8, key, tree << 48 | offset, payload)
-                # SYNC POINT: the span id after the rest of the slot, seq after the span id (shm/index.py).
+                # SYNC POINT: the span id after the rest of the slot, seq after the span id (shm/index/index.py).
                 words[at + 5] = span_id
                 words[at] = words[at] + 1
                 words[line + cell] = words[at + 3]

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from ...shm.index import (
+from ...shm.index.index import (
     PLACE,
     REUSE_HOLDERS_MAX,
     REUSE_HOLDERS_SHIFT,
@@ -24,7 +24,7 @@ from ...shm.index import (
     REUSE_USES_MAX,
     reuse_ticks,
 )
-from ...shm.layout import SPAN_EXPIRES_AT, expiry_word
+from ...shm.ring.layout import SPAN_EXPIRES_AT, expiry_word
 from .slots import Slots
 from .table import RowTable
 

@@ -21,8 +21,8 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Final
 
-from ...shm.index import KEY_HASHES, SPAN
-from ...shm.layout import KEY_BYTES
+from ...shm.index.index import KEY_HASHES, SPAN
+from ...shm.ring.layout import KEY_BYTES
 from .holes import Holes
 from .slots import BODY, BUCKET_WORDS, CELL_WORDS, COUNT, LOWEST, Slots
 from .table import EDGE, ENDED, LENT, REVOKED, RowTable

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from ...shm.layout import ALIGN_BYTES
+from ...shm.ring.layout import ALIGN_BYTES
 from .table import EDGE, FREE, ROW_BITS_MAX, Array, RowTable
 
 

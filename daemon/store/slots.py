@@ -3,7 +3,8 @@
 Owns: which slots of a bucket are free. Does not own: the index's layout (shm/layout, shm/index), nor which row a slot
 belongs to. `commit` has `taken` and `publish` of this module inline, since both are part of every put.
 
-Invariants: those of shm/index.py. A slot is stored with its span id last, and published by one store of an even seq.
+Invariants: those of shm/index/index.py. A slot is stored with its span id last, and published by one store of an even
+seq.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from ...shm.index import (
+from ...shm.index.index import (
     BUCKET_CELLS,
     KEY_HASHES,
     PLACE,
@@ -23,7 +24,7 @@ from ...shm.index import (
     cells_of,
     slots_of,
 )
-from ...shm.layout import BUCKET_SLOTS, IndexGeometry
+from ...shm.ring.layout import BUCKET_SLOTS, IndexGeometry
 
 Array = np.ndarray[Any, Any]
 

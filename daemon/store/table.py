@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from ...shm.layout import EPOCH_MAX, SPAN_COUNTER_BITS
+from ...shm.ring.layout import EPOCH_MAX, SPAN_COUNTER_BITS
 
 FREE: Final = 0
 LIVE: Final = 1

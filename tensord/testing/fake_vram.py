@@ -25,13 +25,13 @@ from typing import Any, Final
 
 import numpy as np
 
-from ..client.device.gate import Gate
-from ..client.device.interface import Mark, mapped
-from ..client.device.outgoing import Outgoing
+from ..client.gpu.gate import Gate
+from ..client.gpu.interface import Mark, mapped
+from ..client.gpu.outgoing import Outgoing
 from ..errors import DeviceFull, UnsupportedLeaf, UsageError
-from ..shm.dtypes import dtype_named, name_of
-from ..shm.places import Spec
-from ..shm.tensors import loaded_torch, tensor_leaf
+from ..shm.payloads.dtypes import dtype_named, name_of
+from ..shm.payloads.specs import Spec
+from ..shm.payloads.tensors import loaded_torch, tensor_leaf
 from .fake_allocator import BLOCK_BYTES, GARBAGE, Allocator, CountedStorage
 from .fake_card import FakeCard
 from .fake_stream import FakeMark, FakeStream, Hold

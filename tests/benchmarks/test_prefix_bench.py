@@ -12,7 +12,7 @@ from prefix import BARS_US, CALLS, Bench, Memory, Row
 from prefix_forest import BRANCH_EVERY, LONGEST, SHORTEST, TAG, Forest
 from prefix_rows import IndexedRows
 
-from tensord.shm.prefix import MEDIA_BYTES, PrefixRecord, packed_media
+from tensord.shm.payloads.prefix import MEDIA_BYTES, PrefixRecord, packed_media
 
 SEQUENCES = 40
 

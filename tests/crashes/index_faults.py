@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from tensord.shm.index import IndexWriter
-from tensord.shm.layout import PAGE_BYTES, Superblock, span_bytes
+from tensord.shm.index.index import IndexWriter
+from tensord.shm.ring.layout import PAGE_BYTES, Superblock, span_bytes
 
 from ..daemon_process import SHM_FOLDER
 

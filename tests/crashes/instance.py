@@ -16,9 +16,9 @@ from typing import Any, Final, Self
 import numpy as np
 
 import tensord
-from tensord.client.core import link
+from tensord.client.link import link
 from tensord.errors import TensordError, Unavailable
-from tensord.ipc import messages
+from tensord.ipc.messages import control as messages
 from tensord.testing.fake_vram import FakeCard, FakeVram
 
 from ..daemon_process import MIB, PATIENCE_S, Daemon

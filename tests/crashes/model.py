@@ -18,7 +18,7 @@ import numpy as np
 
 import tensord
 from tensord.errors import Corrupt
-from tensord.shm.layout import ALIGN_BYTES, SPAN_HEADER_BYTES
+from tensord.shm.ring.layout import ALIGN_BYTES, SPAN_HEADER_BYTES
 
 NUMBERS: Final = 40
 FAMILIES: Final = 3

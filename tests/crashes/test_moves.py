@@ -20,7 +20,7 @@ CHILDREN = range(1, ENTRIES, 2)
 LARGE_BYTES = 340 * KIB
 POINTS = {
     "daemon.room.moves:RingMoves.begin": (1, 4, 8, 12, 14),
-    "daemon.copier:Copier._move": (1, 5, 9, 12),
+    "daemon.memory.copier:Copier._move": (1, 5, 9, 12),
     "daemon.room.moves:RingMoves.end": (1, 4, 8, 12, 16),
     "daemon.store.slots:Slots.take": (1, 4, 7, 10),
     "daemon.store.table:RowTable.swap": (1, 4, 8),

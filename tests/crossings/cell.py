@@ -26,7 +26,7 @@ from typing import Any, Final
 
 import tensord
 from tensord.errors import TensordError
-from tensord.ipc import messages
+from tensord.ipc.messages import control as messages
 from tensord.testing.fake_card import FakeCard
 
 from ..daemon_process import MIB, PATIENCE_S, Daemon, until

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import tensord
 from tensord.errors import TensordError
-from tensord.ipc import messages
+from tensord.ipc.messages import control as messages
 
 from ..daemon_process import MIB, PATIENCE_S
 from ..faults.raw import RawClient

@@ -9,7 +9,7 @@ from unittest import mock
 
 from tensord.client.writing.puts import Puts
 from tensord.errors import LimitReached
-from tensord.shm.packing import Packed
+from tensord.shm.payloads.packing import Packed
 
 from ..daemon_process import MIB, until
 from .payloads import KIB, words

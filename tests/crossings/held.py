@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 import tensord
-from tensord.shm.layout import LANE_WORDS
+from tensord.shm.ring.layout import LANE_WORDS
 
 from .payloads import wrong
 from .state import State

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from tensord.daemon.tiers.directory import DirectoryStore
-from tensord.daemon.tiers.form import Meta
-from tensord.shm.copy import checksum_of
-from tensord.shm.packing import pack
+from tensord.daemon.remote_stores.directory import DirectoryStore
+from tensord.daemon.remote_stores.form import Meta
+from tensord.shm.payloads.copy import checksum_of
+from tensord.shm.payloads.packing import pack
 
 from ..daemon_process import until
 from .payloads import words, wrong

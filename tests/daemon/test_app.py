@@ -9,9 +9,10 @@ from typing import Any, cast
 
 import pytest
 
-from tensord.daemon import app, logs, reloading
+from tensord.daemon import app, reloading
 from tensord.daemon.actors.messages import Reloaded
 from tensord.daemon.config.config import Config
+from tensord.daemon.process import logs
 from tensord.errors import BadConfiguration
 
 

@@ -13,14 +13,14 @@ import pytest
 from msgspec.structs import replace
 
 from tensord.client.writing.inbox import Inbox
-from tensord.daemon import copier
-from tensord.daemon.copier import Copier, InboxCopied, InboxCopy
 from tensord.daemon.core.effects import Move
 from tensord.daemon.core.events import Moved
+from tensord.daemon.memory import copier
+from tensord.daemon.memory.copier import Copier, InboxCopied, InboxCopy
 from tensord.errors import BadMessage, BadPrefix, BadTree, Corrupt, LimitReached, SegmentError
-from tensord.shm.copy import checksum_of
-from tensord.shm.layout import SPAN_HEADER_BYTES, SpanHeader
-from tensord.shm.packing import Packed, pack
+from tensord.shm.payloads.copy import checksum_of
+from tensord.shm.payloads.packing import Packed, pack
+from tensord.shm.ring.layout import SPAN_HEADER_BYTES, SpanHeader
 
 from .core.blocks import TREE_BYTES, block
 

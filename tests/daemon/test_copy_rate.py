@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tensord.daemon.copy_rate import COPY_BYTES, memory_bytes_per_s
+from tensord.daemon.process.copy_rate import COPY_BYTES, memory_bytes_per_s
 
 
 def test_the_measured_rate_is_one_that_memory_may_have() -> None:

@@ -17,7 +17,7 @@ import pytest
 
 import tensord
 from tensord.errors import NoGauge
-from tensord.ipc import messages
+from tensord.ipc.messages import control as messages
 
 from ..daemon_process import Daemon, until
 from .gauges.cards import GIB, Card, Cards, Hang, compiled

@@ -7,7 +7,7 @@ import struct
 
 import pytest
 
-from tensord.shm import segments
+from tensord.shm.ring import segments
 
 from ..daemon_process import MIB, Daemon
 from ..faults.payloads import is_payload, key, payload

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tensord.ipc import messages
+from tensord.ipc.messages import control as messages
 
 from ..daemon_process import Daemon
 

@@ -10,7 +10,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensord.daemon.holders import Holders
+from tensord.daemon.memory.holders import Holders
 
 # Ids of clients' making: small ones that collide, and the largest there are.
 SPANS = st.one_of(st.integers(1, 9), st.integers(2**64 - 3, 2**64 - 1))

@@ -9,10 +9,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensord.daemon import lane_scan
-from tensord.daemon.lane_scan import LANES_AT_ONCE, UNCHECKED_MAX, LaneScan
-from tensord.shm.lane_reader import LaneReader
-from tensord.shm.layout import PAGE_BYTES
+from tensord.daemon.memory import lane_scan
+from tensord.daemon.memory.lane_scan import LANES_AT_ONCE, UNCHECKED_MAX, LaneScan
+from tensord.shm.lanes.reader import LaneReader
+from tensord.shm.ring.layout import PAGE_BYTES
 
 from ..memory_bench import lane_file
 

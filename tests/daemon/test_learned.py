@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 import tensord
-from tensord.daemon import learned
+from tensord.daemon.memory import learned
 from tensord.daemon.replacement import POLICIES
 from tensord.errors import NotEnoughMemory
-from tensord.shm import segments
+from tensord.shm.ring import segments
 
 from ..daemon_process import MIB, Daemon, until
 from ..memory_bench import key
@@ -138,7 +138,7 @@ def test_reads_before_a_restart_count_after_it(policy: str) -> None:
 
 def test_reads_some_time_before_a_kill_count_after_it() -> None:
     with small("hazard") as daemon:
-        daemon.constants = {"tensord.daemon.learned.SAVE_EVERY_S": 0.05}
+        daemon.constants = {"tensord.daemon.memory.learned.SAVE_EVERY_S": 0.05}
         daemon.start()
         filled_and_read(daemon)
         # The save that is under way may be of before the read; the one after the next is not.

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import structlog
 
-from tensord.daemon import logs
+from tensord.daemon.process import logs
 
 
 @pytest.fixture(autouse=True)

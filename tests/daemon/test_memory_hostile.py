@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from tensord.errors import NoFence
-from tensord.ipc import messages
-from tensord.shm import segments
+from tensord.ipc.messages import control as messages
+from tensord.shm.ring import segments
 
 from ..daemon_process import MIB, Daemon, until
 from ..faults.payloads import is_payload, key, lap, payload

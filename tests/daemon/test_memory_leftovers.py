@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tensord.shm import segments
+from tensord.shm.ring import segments
 
 from ..daemon_process import Daemon
 

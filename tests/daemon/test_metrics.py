@@ -8,8 +8,8 @@ from prometheus_client.core import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from tensord.daemon import metrics
-from tensord.ipc.modes import Mode
+from tensord.daemon.web import metrics
+from tensord.ipc.messages.modes import Mode
 
 from ..client.ctl import documents
 from ..client.ctl.documents import CARD, OTHER

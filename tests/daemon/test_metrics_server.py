@@ -20,8 +20,8 @@ from typing import Any, Final, Self
 import pytest
 import uvloop
 
-from tensord.daemon.actors.listening import Listening
-from tensord.daemon.actors.metrics import MetricsServer
+from tensord.daemon.connections.listening import Listening
+from tensord.daemon.web.metrics_server import MetricsServer
 from tensord.errors import DaemonUnavailable
 
 from ..client.ctl import documents

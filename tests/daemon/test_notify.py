@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tensord.daemon import notify
-from tensord.daemon.notify import Notifier, listen_sockets
+from tensord.daemon.process import notify
+from tensord.daemon.process.notify import Notifier, listen_sockets
 from tensord.errors import BadConfiguration
 
 PID = os.getpid()

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from tensord.errors import DeviceFull
-from tensord.ipc import messages
+from tensord.ipc.messages import control as messages
 
 from ..daemon_process import PATIENCE_S, Daemon
 from ..faults.raw import RawClient

@@ -15,12 +15,12 @@ from tensord.daemon.actors.pressure import PressureActor
 from tensord.daemon.gauges import source_thread
 from tensord.daemon.gauges.gauges import Gauges
 from tensord.daemon.gauges.reading import Reading, Result
-from tensord.daemon.governor.events import GovernorLimitsChanged, Sample, Sampled
+from tensord.daemon.governor.forms.events import GovernorLimitsChanged, Sample, Sampled
+from tensord.daemon.governor.forms.limits import GovernorLimits
 from tensord.daemon.governor.governor import Governor
-from tensord.daemon.governor.limits import GovernorLimits
-from tensord.daemon.logs import logger
+from tensord.daemon.process.logs import logger
 from tensord.daemon.reports.request_times import RequestTimes
-from tensord.ipc.modes import Tier
+from tensord.ipc.messages.modes import Tier
 
 PATIENCE_S = 30.0
 NEVER_S = 3600.0

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from tensord.daemon import learned, learned_state
-from tensord.daemon.copy_rate import report_memory_rate
-from tensord.daemon.scrub import Scrub
+from tensord.daemon.memory import learned, learned_state
+from tensord.daemon.memory.scrub import Scrub
+from tensord.daemon.process.copy_rate import report_memory_rate
 
 
 def no_thread_more(thread: threading.Thread) -> None:

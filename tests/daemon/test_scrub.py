@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tensord.daemon.actors.messages import Scrubbed
-from tensord.daemon.scrub import Scrub
+from tensord.daemon.memory.scrub import Scrub
 
 
 class Memory:

@@ -9,15 +9,15 @@ from contextlib import suppress
 
 from tensord.daemon.actors.mailbox import Mailbox
 from tensord.daemon.actors.messages import Deliver, GovernorMessage, Joined, StoreMessage
-from tensord.daemon.actors.session import Session, welcome_for
 from tensord.daemon.claims.rates import Rates
+from tensord.daemon.connections.session import Session, welcome_for
 from tensord.daemon.reports.request_times import RequestTimes
-from tensord.ipc import messages
-from tensord.ipc.channel import AsyncChannel
-from tensord.ipc.connection import Connection
-from tensord.ipc.descriptors import Peer
-from tensord.ipc.frames import pack
-from tensord.ipc.schema import PROTOCOL_VERSION, ClientLimits
+from tensord.ipc.messages import control as messages
+from tensord.ipc.messages.schema import PROTOCOL_VERSION, ClientLimits
+from tensord.ipc.wire.channel import AsyncChannel
+from tensord.ipc.wire.connection import Connection
+from tensord.ipc.wire.descriptors import Peer
+from tensord.ipc.wire.frames import pack
 
 from ..daemon_process import PATIENCE_S
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tensord.daemon.sizes import ConfiguredSizes, resolved_sizes
-from tensord.shm.layout import IndexGeometry, Superblock
+from tensord.daemon.memory.sizes import ConfiguredSizes, resolved_sizes
+from tensord.shm.ring.layout import IndexGeometry, Superblock
 
 MIB = 1 << 20
 BOTH = frozenset({"ring_bytes", "max_entries"})

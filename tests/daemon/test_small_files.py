@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tensord.daemon.small_files import BYTES_MAX, small_text
+from tensord.daemon.process.small_files import BYTES_MAX, small_text
 
 
 @pytest.mark.parametrize(

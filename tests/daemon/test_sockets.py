@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tensord.daemon.config.config import Config
-from tensord.daemon.sockets import Sockets
+from tensord.daemon.connections.sockets import Sockets
 from tensord.errors import BadConfiguration, InstanceBusy, SocketForbidden
 
 

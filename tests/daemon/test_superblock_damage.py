@@ -9,8 +9,8 @@ from mmap import mmap
 import pytest
 
 from tensord.daemon.store.slots import Slots
-from tensord.shm import segments
-from tensord.shm.layout import EPOCH_MAX, PAGE_BYTES, Superblock
+from tensord.shm.ring import segments
+from tensord.shm.ring.layout import EPOCH_MAX, PAGE_BYTES, Superblock
 
 from ..daemon_process import MIB, Daemon, until
 from ..faults.payloads import is_payload, key, lap, payload

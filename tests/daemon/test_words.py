@@ -7,8 +7,8 @@ import os
 
 from tensord.daemon.actors.mailbox import Mailbox
 from tensord.daemon.actors.messages import Deliver, HangUp, Joined
-from tensord.ipc import messages
-from tensord.ipc.descriptors import Peer
+from tensord.ipc.messages import control as messages
+from tensord.ipc.wire.descriptors import Peer
 
 
 def test_a_session_that_does_not_keep_up_is_disconnected_with_the_reason() -> None:

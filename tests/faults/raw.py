@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from tensord.errors import DaemonUnavailable
-from tensord.ipc import messages
-from tensord.ipc.blocking import BlockingChannel
-from tensord.ipc.schema import PROTOCOL_VERSION
-from tensord.shm import fence
-from tensord.shm.inbox import create_inbox
-from tensord.shm.lanes import Lane
-from tensord.shm.layout import ASLEEP_AT, LANE_PLACES, PAGE_BYTES, SPAN_HEADER_BYTES, Superblock, span_bytes
-from tensord.shm.packing import pack
-from tensord.shm.records import NO_KEY, SUBMITTED_AT, Submissions
+from tensord.ipc.messages import control as messages
+from tensord.ipc.messages.schema import PROTOCOL_VERSION
+from tensord.ipc.wire.blocking import BlockingChannel
+from tensord.shm.lanes import fence
+from tensord.shm.lanes.lane import Lane
+from tensord.shm.lanes.records import NO_KEY, SUBMITTED_AT, Submissions
+from tensord.shm.payloads.packing import pack
+from tensord.shm.ring.inbox import create_inbox
+from tensord.shm.ring.layout import ASLEEP_AT, LANE_PLACES, PAGE_BYTES, SPAN_HEADER_BYTES, Superblock, span_bytes
 
 from ..daemon_process import MIB, PATIENCE_S, until
 

@@ -25,8 +25,8 @@ from tensord.errors import (
     UnsupportedLeaf,
     VersionMismatch,
 )
-from tensord.ipc import messages
-from tensord.ipc.schema import PROTOCOL_VERSION
+from tensord.ipc.messages import control as messages
+from tensord.ipc.messages.schema import PROTOCOL_VERSION
 
 from ..daemon_process import MIB, PATIENCE_S, Daemon, until
 from ..processes import Child, Stage
@@ -214,8 +214,8 @@ def test_another_protocol_version_is_refused_with_both_named(tmp_path: Path) -> 
 
 
 def speaks_version_99(stage: Stage, path: Path) -> None:
-    from tensord.ipc.frames import pack
-    from tensord.ipc.schema import ClientLimits
+    from tensord.ipc.messages.schema import ClientLimits
+    from tensord.ipc.wire.frames import pack
 
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
         listening.bind(str(path))

@@ -8,10 +8,10 @@ from contextlib import contextmanager
 import pytest
 
 from tensord.daemon.actors.queues import AT_ONCE
-from tensord.ipc import messages
-from tensord.ipc.blocking import BlockingChannel
-from tensord.ipc.connection import Connection
-from tensord.shm.layout import span_bytes
+from tensord.ipc.messages import control as messages
+from tensord.ipc.wire.blocking import BlockingChannel
+from tensord.ipc.wire.connection import Connection
+from tensord.shm.ring.layout import span_bytes
 
 from ..daemon_process import MIB, PATIENCE_S, Daemon
 from .payloads import key, payload

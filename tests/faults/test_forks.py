@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import tensord
-from tensord.client.core import forks
-from tensord.shm.lanes import LOG_AT, PINS_AT, Lane
+from tensord.client.threads import forks
+from tensord.shm.lanes.lane import LOG_AT, PINS_AT, Lane
 
 from ..daemon_process import PATIENCE_S, Daemon, until
 from ..interruptions import interrupt
@@ -109,7 +109,7 @@ def forks_with_an_exception_in_each_place(stage: Stage, socket: Path) -> tuple[i
     raise AssertionError("the handlers have no end")
 
 
-WHERE_FORKS_ARE_HANDLED = ("core/forks.py", "core/link.py", "shm/lanes.py", "shm/unshared.py")
+WHERE_FORKS_ARE_HANDLED = ("core/forks.py", "core/link.py", "shm/lanes/lane.py", "shm/ring/unshared.py")
 
 
 def test_an_exception_of_a_signal_handler_during_a_fork_leaves_the_views_of_both_sides_pinned(small: Daemon) -> None:

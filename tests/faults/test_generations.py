@@ -18,10 +18,10 @@ import numpy as np
 import pytest
 
 import tensord
-from tensord.client.core.aio import AsyncClient
+from tensord.client.core.async_client import AsyncClient
 from tensord.errors import LimitReached
-from tensord.shm.generations import GenerationWriter
-from tensord.shm.layout import PAGE_BYTES, Superblock
+from tensord.shm.index.generations import GenerationWriter
+from tensord.shm.ring.layout import PAGE_BYTES, Superblock
 from tensord.testing.fake_vram import FakeCard, FakeVram
 
 from ..client.device.card import CARD, TOTAL_BYTES, card_folder, filled_until, values, watching

@@ -19,7 +19,7 @@ import numpy as np
 
 import tensord
 from tensord.errors import DeviceFull, Unavailable
-from tensord.ipc import messages
+from tensord.ipc.messages import control as messages
 from tensord.testing.fake_vram import FakeCard, FakeVram
 
 from ..client.device.card import CARD, filled, host_values, key, values, watching

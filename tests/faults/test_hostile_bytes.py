@@ -17,9 +17,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import tensord
-from tensord.ipc import messages
-from tensord.ipc.frames import pack
-from tensord.ipc.schema import PROTOCOL_VERSION
+from tensord.ipc.messages import control as messages
+from tensord.ipc.messages.schema import PROTOCOL_VERSION
+from tensord.ipc.wire.frames import pack
 
 from ..daemon_process import PATIENCE_S, Daemon, until
 

@@ -152,7 +152,7 @@ def test_a_stopped_client_keeps_its_pins_and_disturbs_nobody(small: Daemon) -> N
 
 
 def asks_and_never_reads(stage: Stage, socket: Path) -> None:
-    from tensord.ipc import messages
+    from tensord.ipc.messages import control as messages
 
     client = RawClient(socket)
     sent = 0

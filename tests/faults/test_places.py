@@ -14,10 +14,10 @@ import pytest
 
 import tensord
 from tensord.errors import LimitReached
-from tensord.ipc import messages
-from tensord.shm import segments
-from tensord.shm.lanes import VIEW_WORDS
-from tensord.shm.layout import PAGE_BYTES
+from tensord.ipc.messages import control as messages
+from tensord.shm.lanes.lane import VIEW_WORDS
+from tensord.shm.ring import segments
+from tensord.shm.ring.layout import PAGE_BYTES
 
 from ..daemon_process import MIB, PATIENCE_S, Daemon, until
 from .payloads import is_payload, key, payload

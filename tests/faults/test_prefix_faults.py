@@ -10,14 +10,14 @@ import pytest
 
 import tensord
 from tensord import NormalLayer, PrefixCache
-from tensord.client.core import silence
+from tensord.client.arguments.put_options import PutOptions
+from tensord.client.link import silence
 from tensord.client.prefix import query as prefix_query
-from tensord.client.writing.options import PutOptions
 from tensord.client.writing.outcomes import Put
 from tensord.errors import BadPrefix, LimitReached, TensordError
-from tensord.ipc import messages
-from tensord.shm.packing import pack
-from tensord.shm.prefix import Media, PrefixRecord, block_key
+from tensord.ipc.messages import control as messages
+from tensord.shm.payloads.packing import pack
+from tensord.shm.payloads.prefix import Media, PrefixRecord, block_key
 
 from ..daemon.core.blocks import LAYOUT, SCOPE, block, query, text
 from ..daemon_process import MIB, PATIENCE_S, Daemon, until

@@ -5,7 +5,7 @@ two is also switched off here, and must then be missed: else this test could not
 reader is held between reading the slot and publishing its pin, or with a lease in its hand, until the ring has been
 overwritten twice.
 
-The reader runs client/core/view.py as it stands. Pauses and switches sit in the lane and the index that it is given,
+The reader runs client/reading/view.py as it stands. Pauses and switches sit in the lane and the index that it is given,
 whose parts are properties here.
 """
 
@@ -25,11 +25,11 @@ from typing import Any, Final
 import numpy as np
 import pytest
 
-from tensord.client.core.lease import Lease
-from tensord.client.core.view import View
-from tensord.shm.index import IndexReader
-from tensord.shm.lanes import Lane
-from tensord.shm.layout import LANE_BYTES
+from tensord.client.reading.lease import Lease
+from tensord.client.reading.view import View
+from tensord.shm.index.index import IndexReader
+from tensord.shm.lanes.lane import Lane
+from tensord.shm.ring.layout import LANE_BYTES
 
 from ..daemon_process import PATIENCE_S
 from ..memory_bench import MemoryBench, key

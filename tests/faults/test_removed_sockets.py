@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from tensord.ipc import messages
+from tensord.ipc.messages import control as messages
 
 from ..daemon_process import Daemon, until
 
 NAMES = ("control.sock", "status.sock", "metrics.sock", "page.sock")
-OFTEN = {"tensord.daemon.sockets.LOOK_EVERY_S": 0.02}
+OFTEN = {"tensord.daemon.connections.sockets.LOOK_EVERY_S": 0.02}
 KEY, OTHER = b"k" * 32, b"o" * 32
 
 

@@ -19,7 +19,7 @@ import pytest
 
 import tensord
 from tensord import PrefixCache
-from tensord.client.core import sweep
+from tensord.client.reading import sweep
 from tensord.testing.fake_vram import FakeCard, FakeVram
 
 from ..daemon_process import MIB, PATIENCE_S, Daemon, until

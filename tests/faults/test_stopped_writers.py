@@ -12,7 +12,7 @@ from unittest import mock
 import pytest
 
 import tensord
-from tensord.shm.packing import Packed
+from tensord.shm.payloads.packing import Packed
 
 from ..daemon_process import MIB, PATIENCE_S, Daemon
 from ..processes import Child, Stage

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import tensord
-from tensord.ipc import messages
-from tensord.shm.layout import SPAN_HEADER_BYTES, SpanHeader
+from tensord.ipc.messages import control as messages
+from tensord.shm.ring.layout import SPAN_HEADER_BYTES, SpanHeader
 
 from ..daemon_process import Daemon, until
 from .payloads import key

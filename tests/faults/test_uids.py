@@ -14,9 +14,9 @@ import pytest
 
 import tensord
 from tensord.errors import DaemonUnavailable, LimitReached
-from tensord.ipc import messages
-from tensord.ipc.blocking import BlockingChannel
-from tensord.ipc.connection import Connection
+from tensord.ipc.messages import control as messages
+from tensord.ipc.wire.blocking import BlockingChannel
+from tensord.ipc.wire.connection import Connection
 
 from ..daemon_process import MIB, PATIENCE_S, Daemon, until
 from ..processes import Child, Stage

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import tensord
-from tensord.client.caches.references import Reference
+from tensord.client.caches.processor.references import Reference
 from tensord.errors import DaemonUnavailable, TensordError
 from tensord.testing.fake_vram import FakeCard, FakeVram
 

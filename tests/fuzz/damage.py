@@ -7,7 +7,7 @@ import random
 from pathlib import Path
 from typing import Final
 
-from tensord.shm.layout import (
+from tensord.shm.ring.layout import (
     ALIGN_BYTES,
     BUCKET_BYTES,
     PAGE_BYTES,

@@ -7,7 +7,7 @@ import random
 from typing import Final
 
 from tensord.errors import TensordError
-from tensord.shm.layout import LANE_BYTES, LANE_HEADER_WORDS, LANE_WORDS
+from tensord.shm.ring.layout import LANE_BYTES, LANE_HEADER_WORDS, LANE_WORDS
 
 from ..daemon_process import MIB, until
 from ..faults.payloads import key as other_key

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from tensord.errors import Corrupt, TensordError
-from tensord.ipc import messages
-from tensord.ipc.schema import PREFIX_BYTES_MAX
-from tensord.shm.inbox import create_inbox
-from tensord.shm.layout import LANE_BYTES, QUEUE_AT, QUEUE_RECORDS, RECORD_BYTES, SPAN_HEADER_BYTES
-from tensord.shm.records import NO_KEY, RECORD, SUBMITTED_AT, WAITS_AT
+from tensord.ipc.messages import control as messages
+from tensord.ipc.messages.schema import PREFIX_BYTES_MAX
+from tensord.shm.lanes.records import NO_KEY, RECORD, SUBMITTED_AT, WAITS_AT
+from tensord.shm.ring.inbox import create_inbox
+from tensord.shm.ring.layout import LANE_BYTES, QUEUE_AT, QUEUE_RECORDS, RECORD_BYTES, SPAN_HEADER_BYTES
 
 from ..faults.raw import RawClient
 from . import words

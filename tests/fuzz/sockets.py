@@ -7,10 +7,11 @@ import random
 from contextlib import ExitStack
 from typing import Any, Final
 
-from tensord.ipc import messages, states
-from tensord.ipc.frames import pack
-from tensord.ipc.schema import PROTOCOL_VERSION
-from tensord.shm.inbox import create_inbox
+from tensord.ipc.messages import control as messages
+from tensord.ipc.messages.schema import PROTOCOL_VERSION
+from tensord.ipc.wire import states
+from tensord.ipc.wire.frames import pack
+from tensord.shm.ring.inbox import create_inbox
 
 from . import words
 from .besieged import Besieged

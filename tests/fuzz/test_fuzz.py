@@ -44,7 +44,7 @@ def test_nothing_is_found_in_a_round(name: str, tmp_path: Path) -> None:
 
 
 def test_a_damaged_entry_that_is_shown_is_found_kept_and_said(tmp_path: Path) -> None:
-    sabotage = """from tensord.client.core import ring_mapping, view
+    sabotage = """from tensord.client.reading import ring_mapping, view
 view.check_span = ring_mapping.check_span = lambda header, payload: None
 """
     done = fuzzed(tmp_path, "--only", "segments", "--first", "1", "--rounds", "30", sabotage=sabotage)

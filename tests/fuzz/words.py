@@ -17,8 +17,8 @@ import msgpack
 import msgspec
 import numpy as np
 
-from tensord.shm.inbox import INBOX_SEALS, create_inbox
-from tensord.shm.packing import pack
+from tensord.shm.payloads.packing import pack
+from tensord.shm.ring.inbox import INBOX_SEALS, create_inbox
 
 INBOX_BYTES: Final = 1 << 17
 KEYS: Final = [b"fuzzfuzz" + bytes([number]) * 24 for number in range(6)]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tensord.errors import NotEnoughMemory
-from tensord.ipc import messages
+from tensord.ipc.messages import control as messages
 
 from ..daemon_process import MIB, Daemon
 from ..faults.payloads import is_payload, key, payload

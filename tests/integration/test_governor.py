@@ -10,7 +10,7 @@ import pytest
 
 import tensord
 from tensord.errors import DeviceFull
-from tensord.ipc.modes import Mode
+from tensord.ipc.messages.modes import Mode
 from tensord.testing.fake_vram import FakeCard, FakeVram
 
 from ..client.device.card import (

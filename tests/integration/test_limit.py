@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 
 import tensord
-from tensord.ipc import messages
-from tensord.shm import segments
+from tensord.ipc.messages import control as messages
+from tensord.shm.ring import segments
 
 from ..daemon_process import MIB, Daemon, until
 from ..faults.payloads import is_payload, key, payload

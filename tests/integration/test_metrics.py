@@ -12,9 +12,9 @@ from typing import Final
 import numpy as np
 from prometheus_client.parser import text_string_to_metric_families
 
-from tensord.ipc import messages
-from tensord.ipc.blocking import BlockingChannel
-from tensord.ipc.schema import PROTOCOL_VERSION
+from tensord.ipc.messages import control as messages
+from tensord.ipc.messages.schema import PROTOCOL_VERSION
+from tensord.ipc.wire.blocking import BlockingChannel
 
 from ..daemon_process import MIB, PATIENCE_S, Daemon, until
 

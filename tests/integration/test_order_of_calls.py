@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tensord.client.core.requests import send_evict
+from tensord.client.link.requests import send_evict
 
 from ..daemon_process import Daemon
 from ..memory_bench import key

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 import tensord
-from tensord.shm.lanes import LOG_AT, PINS_AT
+from tensord.shm.lanes.lane import LOG_AT, PINS_AT
 
 from ..daemon_process import PATIENCE_S, Daemon
 

@@ -15,8 +15,8 @@ from typing import Any, Final
 import numpy as np
 import pytest
 
-from tensord.daemon import page
-from tensord.daemon.actors.page import CONNECTIONS_MAX
+from tensord.daemon.web import page
+from tensord.daemon.web.page_server import CONNECTIONS_MAX
 
 from ..client.ctl import documents
 from ..daemon_process import PATIENCE_S, Daemon, until

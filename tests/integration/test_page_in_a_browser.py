@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 import pytest
 
-from tensord.daemon import page
+from tensord.daemon.web import page
 
 from ..browser import Browser, Tab, needs_chromium
 from ..client.ctl import documents

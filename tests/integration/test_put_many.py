@@ -10,7 +10,7 @@ import pytest
 
 import tensord
 from tensord.errors import BadKey, ObjectTooLarge, ParentGone, UnsupportedLeaf, UsageError
-from tensord.shm.layout import QUEUE_RECORDS
+from tensord.shm.ring.layout import QUEUE_RECORDS
 
 from ..daemon_process import MIB, PATIENCE_S, Daemon, until
 from ..faults.payloads import is_payload, key, payload

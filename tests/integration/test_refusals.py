@@ -14,8 +14,8 @@ import pytest
 
 import tensord
 from tensord.errors import LimitReached, ObjectTooLarge, StoreFull, TensordError
-from tensord.ipc import messages
-from tensord.shm.layout import LAYOUT_VERSION
+from tensord.ipc.messages import control as messages
+from tensord.shm.ring.layout import LAYOUT_VERSION
 
 from ..daemon_process import MIB, PATIENCE_S, Daemon, until
 from ..faults.payloads import is_payload, key, payload

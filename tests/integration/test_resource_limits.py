@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import tensord
-from tensord.ipc.schema import PREFIX_BYTES_MAX
+from tensord.ipc.messages.schema import PREFIX_BYTES_MAX
 
 from ..daemon_process import MIB, PATIENCE_S, Daemon
 from ..faults.payloads import key, payload

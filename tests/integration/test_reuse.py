@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import tensord
-from tensord.client.core.entry import Reuse
+from tensord.client.reading.entry import Reuse
 from tensord.errors import BadKey
 
 from ..daemon_process import COUNTING_OFTEN, PATIENCE_S, Daemon, until

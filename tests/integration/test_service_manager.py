@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 from typing import Final
 
 import tensord
-from tensord.shm.segments import existing, remove
+from tensord.shm.ring.segments import existing, remove
 
 from ..daemon_process import PATIENCE_S, until
 

@@ -9,7 +9,7 @@ from typing import Final
 
 import pytest
 
-from tensord.daemon.sockets import Sockets
+from tensord.daemon.connections.sockets import Sockets
 
 from ..daemon_process import Daemon, until
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tensord.shm.segments import existing
+from tensord.shm.ring.segments import existing
 
 from ..daemon_process import PATIENCE_S, Daemon
 

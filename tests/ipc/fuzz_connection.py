@@ -12,10 +12,10 @@ import sys
 import atheris
 
 with atheris.instrument_imports():
-    from tensord.ipc import messages as m
-    from tensord.ipc.connection import Connection
-    from tensord.ipc.frames import pack
-    from tensord.ipc.messages import PROTOCOL_VERSION, ClientLimits
+    from tensord.ipc.messages import control as m
+    from tensord.ipc.messages.control import PROTOCOL_VERSION, ClientLimits
+    from tensord.ipc.wire.connection import Connection
+    from tensord.ipc.wire.frames import pack
 
 LIMITS = ClientLimits(message_bytes_max=2048, requests_in_flight_max=8)
 

@@ -11,13 +11,13 @@ from collections.abc import Iterator
 import pytest
 
 from tensord.errors import BadMessage, DaemonUnavailable, LimitReached, TimedOut, UsageError
-from tensord.ipc import messages as m
-from tensord.ipc.blocking import BlockingChannel
-from tensord.ipc.connection import Connection
-from tensord.ipc.frames import FrameReader, decode, pack
-from tensord.ipc.messages import PROTOCOL_VERSION, ClientLimits
-from tensord.ipc.schema import Message
-from tensord.ipc.states import CONTROL_REQUESTS
+from tensord.ipc.messages import control as m
+from tensord.ipc.messages.control import PROTOCOL_VERSION, ClientLimits
+from tensord.ipc.messages.schema import Message
+from tensord.ipc.wire.blocking import BlockingChannel
+from tensord.ipc.wire.connection import Connection
+from tensord.ipc.wire.frames import FrameReader, decode, pack
+from tensord.ipc.wire.states import CONTROL_REQUESTS
 
 Sockets = tuple[socket.socket, socket.socket]
 

@@ -21,13 +21,13 @@ from tensord.errors import (
     TimedOut,
     UsageError,
 )
-from tensord.ipc import messages as m
-from tensord.ipc.blocking import BlockingChannel
-from tensord.ipc.channel import AsyncChannel
-from tensord.ipc.connection import FDS_MAX, Connection
-from tensord.ipc.descriptors import close_all
-from tensord.ipc.frames import FrameReader, pack, unpack
-from tensord.ipc.messages import PROTOCOL_VERSION, ClientLimits
+from tensord.ipc.messages import control as m
+from tensord.ipc.messages.control import PROTOCOL_VERSION, ClientLimits
+from tensord.ipc.wire.blocking import BlockingChannel
+from tensord.ipc.wire.channel import AsyncChannel
+from tensord.ipc.wire.connection import FDS_MAX, Connection
+from tensord.ipc.wire.descriptors import close_all
+from tensord.ipc.wire.frames import FrameReader, pack, unpack
 
 Sockets = tuple[socket.socket, socket.socket]
 Run = Callable[[Coroutine[Any, Any, Any]], Any]

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from tensord.errors import BadConfiguration, DaemonUnavailable, SocketForbidden, TimedOut
-from tensord.ipc.blocking import BlockingChannel
-from tensord.ipc.connect import connect
+from tensord.ipc.wire.blocking import BlockingChannel
+from tensord.ipc.wire.connect import connect
 
 NOBODY = 65534
 NO_NAME_GID = 54_321

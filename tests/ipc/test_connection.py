@@ -22,14 +22,14 @@ from tensord.errors import (
     UsageError,
     VersionMismatch,
 )
-from tensord.ipc import messages as m
-from tensord.ipc.connection import FDS_MAX, Arrival, Connection
-from tensord.ipc.declared import declared
-from tensord.ipc.frames import CONTROL_BYTES_MAX, FrameReader, pack, unpack
-from tensord.ipc.messages import PROTOCOL_VERSION, ClientLimits, Message
-from tensord.ipc.modes import Mode, Tier
-from tensord.ipc.schema import KEYS_MAX
-from tensord.ipc.states import (
+from tensord.ipc.messages import control as m
+from tensord.ipc.messages.control import PROTOCOL_VERSION, ClientLimits, Message
+from tensord.ipc.messages.declared import declared
+from tensord.ipc.messages.modes import Mode, Tier
+from tensord.ipc.messages.schema import KEYS_MAX
+from tensord.ipc.wire.connection import FDS_MAX, Arrival, Connection
+from tensord.ipc.wire.frames import CONTROL_BYTES_MAX, FrameReader, pack, unpack
+from tensord.ipc.wire.states import (
     ANSWERED_BY,
     CONTROL_ALLOWED,
     CONTROL_ANSWERS,

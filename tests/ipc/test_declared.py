@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tensord.ipc import messages as m
-from tensord.ipc.declared import handlers, id_of
-from tensord.ipc.states import ANSWERED_BY, CONTROL_ANSWERS, STATUS_ANSWERS
+from tensord.ipc.messages import control as m
+from tensord.ipc.messages.declared import handlers, id_of
+from tensord.ipc.wire.states import ANSWERED_BY, CONTROL_ANSWERS, STATUS_ANSWERS
 
 
 def test_a_handler_for_a_base_class_handles_all_messages_declared_with_it() -> None:

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tensord.errors import BadMessage, MessageTooLarge, ProtocolError
-from tensord.ipc import messages as m
-from tensord.ipc.frames import CONTROL_BYTES_MAX, FrameReader, pack, unpack
+from tensord.ipc.messages import control as m
+from tensord.ipc.wire.frames import CONTROL_BYTES_MAX, FrameReader, pack, unpack
 
 KEY = b"k" * 32
 

@@ -10,8 +10,8 @@ import pytest
 
 pytest.importorskip("atheris", reason="atheris is not installed: it has wheels for x86-64 only")
 
-from tensord.ipc import messages as m
-from tensord.ipc.frames import pack
+from tensord.ipc.messages import control as m
+from tensord.ipc.wire.frames import pack
 
 TARGET = Path(__file__).with_name("fuzz_connection.py")
 ROOT = Path(__file__).parents[2]

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from tensord.errors import BadGaugeFile
 from tensord.ipc.gaugefile import FILE_CHARS_MAX, READINGS_MAX, DrillReading, read_drill, read_gauges
-from tensord.ipc.governance import GAUGES_MAX
-from tensord.ipc.schema import DURATION_S_MAX, SIZE_BYTES_MAX
+from tensord.ipc.messages.governance import GAUGES_MAX
+from tensord.ipc.messages.schema import DURATION_S_MAX, SIZE_BYTES_MAX
 
 GIB = 1 << 30
 CARD = "0000:65:00.0"

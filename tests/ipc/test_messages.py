@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from tensord import errors
 from tensord.errors import BadMessage
-from tensord.ipc import messages as m
-from tensord.ipc.frames import UnknownMessage, decode, pack
-from tensord.ipc.messages import ErrorBody, Message
-from tensord.ipc.states import CONTROL_ANSWERS, CONTROL_REQUESTS, STATUS_ANSWERS, STATUS_REQUESTS
+from tensord.ipc.messages import control as m
+from tensord.ipc.messages.control import ErrorBody, Message
+from tensord.ipc.wire.frames import UnknownMessage, decode, pack
+from tensord.ipc.wire.states import CONTROL_ANSWERS, CONTROL_REQUESTS, STATUS_ANSWERS, STATUS_REQUESTS
 
 TABLES = [CONTROL_REQUESTS, CONTROL_ANSWERS, STATUS_REQUESTS, STATUS_ANSWERS]
 PAIRS = [(kind, known) for known in TABLES for kind in known.values()]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tensord.ipc.descriptors import Peer, peer_of
+from tensord.ipc.wire.descriptors import Peer, peer_of
 
 
 def test_a_peer_is_known_by_pid_uid_and_gid(tmp_path: Path) -> None:

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tensord.errors import BadGraph
-from tensord.ipc import messages as m
-from tensord.ipc.frames import FrameReader, decode, pack
-from tensord.ipc.states import CONTROL_REQUESTS
-from tensord.ipc.steps import DEPENDENCIES_MAX, STEPS_MAX, AgentStep, AgentStepGraph
+from tensord.ipc.messages import control as m
+from tensord.ipc.messages.steps import DEPENDENCIES_MAX, STEPS_MAX, AgentStep, AgentStepGraph
+from tensord.ipc.wire.frames import FrameReader, decode, pack
+from tensord.ipc.wire.states import CONTROL_REQUESTS
 
 
 def chain(*agents: str) -> AgentStepGraph:

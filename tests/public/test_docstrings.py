@@ -15,8 +15,8 @@ from types import FunctionType
 import pytest
 
 import tensord
-from tensord.client.core.async_subscription import AsyncSubscription
 from tensord.client.device.torch_device import TorchDevice
+from tensord.client.pressure.async_subscription import AsyncSubscription
 from tensord.testing.fake_card import FakeCard
 from tensord.testing.fake_vram import FakeVram
 

@@ -1,4 +1,4 @@
-"""A file opened at the root, as client/core/lease.py, is to an editor what it is as tensord/client/core/lease.py."""
+"""A file opened at the root, as client/reading/lease.py, is to an editor what it is below tensord/."""
 
 from __future__ import annotations
 

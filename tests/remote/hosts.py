@@ -12,7 +12,7 @@ from typing import Any, Self
 import numpy as np
 
 import tensord
-from tensord.shm.keys import make_key
+from tensord.shm.index.keys import make_key
 
 from ..daemon_process import PATIENCE_S, Daemon, until
 

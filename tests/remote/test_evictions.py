@@ -20,7 +20,7 @@ def test_an_eviction_that_waits_for_the_store_is_carried_out_when_the_daemon_end
     # The daemon does not find the server again by itself, and has long enough for it at its end.
     ready.daemon.constants = {
         "tensord.daemon.remote.breaker.FIRST_S": 3600.0,
-        "tensord.daemon.actors.remote.LAST_S": LONG_S,
+        "tensord.daemon.remote_stores.threads.LAST_S": LONG_S,
     }
     with ready as host, Redis(HOST, redis.port) as server:
         redis.kill()

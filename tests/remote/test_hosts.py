@@ -32,10 +32,10 @@ from pathlib import Path
 import pytest
 from redis import Redis
 
-from tensord.client.core import requests
-from tensord.client.core.claim import Claim
+from tensord.client.computing.claim import Claim
+from tensord.client.link import requests
 from tensord.daemon.config.config import Config
-from tensord.daemon.tiers.form import OBJECT_HEADER_BYTES
+from tensord.daemon.remote_stores.form import OBJECT_HEADER_BYTES
 from tensord.errors import BadConfiguration, DaemonUnavailable
 
 from ..daemon.tiers.redis_server import HOST, RedisServer

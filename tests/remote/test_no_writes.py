@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from redis import Redis
 
-from tensord.daemon import metrics
-from tensord.ipc import messages
+from tensord.daemon.web import metrics
+from tensord.ipc.messages import control as messages
 
 from ..daemon.tiers.redis_server import HOST, RedisServer
 from ..daemon.tiers.test_valkey_refusals import make_replica

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tensord.client.core import remote_run
-from tensord.client.core.remote_run import RemoteRun, RemoteRuns
+from tensord.client.computing import remote_run
+from tensord.client.computing.remote_run import RemoteRun, RemoteRuns
 
 from ..daemon_process import PATIENCE_S, Daemon, until
 from .hosts import LONG_S, Host, key, tree

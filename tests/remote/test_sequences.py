@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import tensord
-from tensord.client.core import remote_run
+from tensord.client.computing import remote_run
 from tensord.client.prefix import other_hosts
 from tensord.client.prefix.other_hosts import form_key
 

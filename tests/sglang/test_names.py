@@ -15,8 +15,8 @@ from sglang.srt import runtime_context
 from sglang.srt.mem_cache.utils import storage_namespace_seed
 from sglang.srt.server_args import ServerArgs
 
+from tensord.client.checkpoints.loading import loading_begins
 from tensord.client.identity.engine import Nameless
-from tensord.client.identity.loading import loading_begins
 from tensord.client.sglang import names
 from tensord.client.sglang.settings import StorageSettings
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tensord.shm.cgroups import Cgroup, available_bytes, cgroups
+from tensord.shm.ring.cgroups import Cgroup, available_bytes, cgroups
 
 from ..memory_cgroup import memory_cgroup
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import xxhash
 
-from tensord.shm.copy import PIECE_BYTES, checksum_of, copy_checked
+from tensord.shm.payloads.copy import PIECE_BYTES, checksum_of, copy_checked
 
 
 @pytest.mark.parametrize("size", [0, 1, 64, PIECE_BYTES - 1, PIECE_BYTES, PIECE_BYTES + 1, 3 * PIECE_BYTES + 17])

@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from tensord.shm.dtypes import dtype_named, name_of
+from tensord.shm.payloads.dtypes import dtype_named, name_of
 
 
 @pytest.mark.parametrize("code", "?bBhHiIlLqQefdgFDG")

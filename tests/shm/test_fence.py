@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tensord.shm import fence
+from tensord.shm.lanes import fence
 
 LITMUS = Path(__file__).with_name("litmus.c")
 ROUNDS = 200_000
@@ -81,7 +81,7 @@ def test_registration_survives_fork() -> None:
         pytest.skip("this kernel has no membarrier(GLOBAL_EXPEDITED)")
     # GET_REGISTRATIONS (kernel 6.3) tells which commands this process registered for.
     code = (
-        "import os; from tensord.shm import fence\n"
+        "import os; from tensord.shm.lanes import fence\n"
         "GET = 1 << 9\n"
         "if not fence._membarrier(0) & GET: raise SystemExit(77)\n"
         "assert not fence._membarrier(GET) & fence._REGISTER_GLOBAL_EXPEDITED\n"

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tensord.errors import LayoutMismatch, LimitReached
-from tensord.shm.generations import GenerationReader, GenerationWriter
-from tensord.shm.keys import DIGEST_BYTES, GENERATION_MAX, generation_of, make_key
-from tensord.shm.layout import IndexGeometry
+from tensord.shm.index.generations import GenerationReader, GenerationWriter
+from tensord.shm.index.keys import DIGEST_BYTES, GENERATION_MAX, generation_of, make_key
+from tensord.shm.ring.layout import IndexGeometry
 
 CAPACITY = 6
 GEOMETRY = IndexGeometry(1, CAPACITY)

@@ -11,9 +11,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tensord.errors import BadTree
-from tensord.shm import header as form
-from tensord.shm.packing import pack
-from tensord.shm.recipe import recipe
+from tensord.shm.payloads import header as form
+from tensord.shm.payloads.packing import pack
+from tensord.shm.payloads.recipe import recipe
 
 RING_BYTES_MAX = 1 << 48
 VALID = [

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tensord.errors import SegmentError
-from tensord.shm.inbox import INBOX_SEALS, check_inbox, create_inbox
+from tensord.shm.ring.inbox import INBOX_SEALS, check_inbox, create_inbox
 
 
 def test_an_inbox_can_be_resized_by_nobody() -> None:

@@ -14,8 +14,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from tensord.daemon.store.slots import Slots
 from tensord.errors import BadKey
-from tensord.shm.index import IndexReader, IndexWriter
-from tensord.shm.layout import IndexGeometry
+from tensord.shm.index.index import IndexReader, IndexWriter
+from tensord.shm.ring.layout import IndexGeometry
 
 from ..memory_bench import key, slots_for
 

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensord.shm.lane_reader import LaneReader, lane_name, read_lane_name
-from tensord.shm.lanes import HEAD_AT, MISSES_AT, Lane
-from tensord.shm.layout import LANE_LOG_WORDS
-from tensord.shm.segments import segment_name
+from tensord.shm.lanes.lane import HEAD_AT, MISSES_AT, Lane
+from tensord.shm.lanes.reader import LaneReader, lane_name, read_lane_name
+from tensord.shm.ring.layout import LANE_LOG_WORDS
+from tensord.shm.ring.segments import segment_name
 
 from ..memory_bench import attached, lane_file
 

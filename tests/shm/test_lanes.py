@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tensord.errors import LayoutMismatch
-from tensord.shm.lane_reader import LaneReader
-from tensord.shm.lanes import HEAD_AT, PINS_AT, SPARE_END, VIEW_WORDS, Lane
-from tensord.shm.layout import LANE_BYTES, LANE_HEADER_WORDS, LANE_LOG_WORDS, LANE_WORDS, PAGE_BYTES
+from tensord.shm.lanes.lane import HEAD_AT, PINS_AT, SPARE_END, VIEW_WORDS, Lane
+from tensord.shm.lanes.reader import LaneReader
+from tensord.shm.ring.layout import LANE_BYTES, LANE_HEADER_WORDS, LANE_LOG_WORDS, LANE_WORDS, PAGE_BYTES
 
 from ..memory_bench import MemoryBench, attached, key, lane_file, lent, memory_file
 

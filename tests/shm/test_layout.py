@@ -10,8 +10,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tensord.errors import Corrupt, LayoutMismatch
-from tensord.shm import layout
-from tensord.shm.layout import IndexGeometry, SpanHeader, Superblock
+from tensord.shm.ring import layout
+from tensord.shm.ring.layout import IndexGeometry, SpanHeader, Superblock
 
 U64 = st.integers(0, (1 << 64) - 1)
 TIMES = st.floats(0, 4e9)

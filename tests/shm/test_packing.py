@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tensord.errors import BadTree
-from tensord.shm.dtypes import dtype_named
-from tensord.shm.packing import pack, pack_spec, write
-from tensord.shm.places import Spec
-from tensord.shm.recipe import recipe
+from tensord.shm.payloads.dtypes import dtype_named
+from tensord.shm.payloads.packing import pack, pack_spec, write
+from tensord.shm.payloads.recipe import recipe
+from tensord.shm.payloads.specs import Spec
 
 from .test_recipe import ARRAYS, NAMES, SCALARS, array_of, assert_same, trees
 

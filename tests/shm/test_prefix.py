@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tensord.errors import BadPrefix
-from tensord.shm import prefix
-from tensord.shm.prefix import (
+from tensord.shm.payloads import prefix
+from tensord.shm.payloads.prefix import (
     MEDIA_MAX,
     MODALITIES,
     Media,

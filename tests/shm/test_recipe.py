@@ -15,9 +15,9 @@ import pytest
 from hypothesis import strategies as st
 
 from tensord.errors import BadTree
-from tensord.shm.dtypes import dtype_named
-from tensord.shm.packing import pack
-from tensord.shm.recipe import recipe
+from tensord.shm.payloads.dtypes import dtype_named
+from tensord.shm.payloads.packing import pack
+from tensord.shm.payloads.recipe import recipe
 
 Array = np.ndarray[Any, Any]
 

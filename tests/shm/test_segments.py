@@ -13,7 +13,7 @@ from mmap import mmap
 import pytest
 
 from tensord.errors import BadConfiguration, InstanceBusy, NameTaken, NotEnoughMemory, SegmentError
-from tensord.shm import segments
+from tensord.shm.ring import segments
 
 PAGE = 4096
 
@@ -169,7 +169,7 @@ def test_pages_that_were_given_back_are_found_again_by_whoever_comes_next(instan
 SMALL_TMPFS = """
 import os
 from tensord.errors import NotEnoughMemory
-from tensord.shm import segments
+from tensord.shm.ring import segments
 
 fd = segments.create("/tensord.tiny.ring", 8 << 20)
 segments.allocate(fd, 0, 1 << 20)
@@ -185,7 +185,7 @@ except NotEnoughMemory as error:
 
 READ_ONLY_TMPFS = """
 from tensord.errors import SegmentError
-from tensord.shm import segments
+from tensord.shm.ring import segments
 
 try:
     segments.create("/tensord.tiny.ring", 8 << 20)

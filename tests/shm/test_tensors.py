@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tensord.errors import BadTree, UnsupportedLeaf
-from tensord.shm.packing import pack, pack_spec, write
-from tensord.shm.places import Spec
-from tensord.shm.recipe import Recipe, recipe
+from tensord.shm.payloads.packing import pack, pack_spec, write
+from tensord.shm.payloads.recipe import Recipe, recipe
+from tensord.shm.payloads.specs import Spec
 
 from .test_packing import LEAF_CALLS_MAX, calls, packed
 

@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 
 from tensord.errors import BadTree, ObjectTooLarge, UnsupportedLeaf
-from tensord.shm.dtypes import dtype_named
-from tensord.shm.packing import pack, pack_spec
-from tensord.shm.places import Spec
-from tensord.shm.recipe import recipe
+from tensord.shm.payloads.dtypes import dtype_named
+from tensord.shm.payloads.packing import pack, pack_spec
+from tensord.shm.payloads.recipe import recipe
+from tensord.shm.payloads.specs import Spec
 
 
 class Colour(enum.IntEnum):

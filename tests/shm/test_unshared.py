@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tensord.shm import unshared
-from tensord.shm.unshared import Unshared
+from tensord.shm.ring import unshared
+from tensord.shm.ring.unshared import Unshared
 
 from ..interruptions import interrupt
 from ..memory_bench import memory_file
@@ -175,7 +175,7 @@ def test_memory_that_the_collector_frees_at_any_moment_in_a_child_ends_once_and_
             # Other files get the descriptors that have just been closed.
             opened.extend(os.open(os.devnull, os.O_RDONLY) for _ in range(4))
 
-        place = interrupt(number, unshared.after_fork_in_child, ("shm/unshared.py",), times=3, handler=collect)
+        place = interrupt(number, unshared.after_fork_in_child, ("shm/ring/unshared.py",), times=3, handler=collect)
         gc.collect()
         open_yet = all(os.path.samestat(os.fstat(other), os.stat(os.devnull)) for other in opened)
         gone = not any(is_mapped(address) or address in unshared._mapped for address in addresses)

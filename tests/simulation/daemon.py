@@ -15,27 +15,27 @@ from typing import TYPE_CHECKING, Any, assert_never
 
 import xxhash
 
-from tensord.client.core.lease import lease_over
+from tensord.client.reading.lease import lease_over
 from tensord.daemon.actors.lanes import LaneJobs
 from tensord.daemon.actors.queues import Queues
-from tensord.daemon.actors.remote import RemoteThreads, Request
-from tensord.daemon.copier import Copier, CopyJob, InboxCopied, InboxCopy
 from tensord.daemon.core import effects, events
 from tensord.daemon.core.host_memory import HostHolds, Pressed
 from tensord.daemon.core.parts import StoreMemory
 from tensord.daemon.core.store import Store
-from tensord.daemon.governor import events as governor_events
+from tensord.daemon.governor.forms import events as governor_events
 from tensord.daemon.governor.governor import Governor
-from tensord.daemon.segments import Segments
+from tensord.daemon.memory.copier import Copier, CopyJob, InboxCopied, InboxCopy
+from tensord.daemon.memory.segments import Segments
+from tensord.daemon.remote_stores.threads import RemoteThreads, Request
 from tensord.daemon.store.table import FREE
 from tensord.errors import NotEnoughMemory, TensordError
-from tensord.ipc import messages
-from tensord.ipc.modes import HOST_GAUGE, Tier
-from tensord.shm import segments
-from tensord.shm.layout import SPAN_HEADER_BYTES
-from tensord.shm.prefix import PrefixRecord
-from tensord.shm.recipe import recipe
-from tensord.shm.records import AWAKE, NAPS, SLEEPS
+from tensord.ipc.messages import control as messages
+from tensord.ipc.messages.modes import HOST_GAUGE, Tier
+from tensord.shm.lanes.records import AWAKE, NAPS, SLEEPS
+from tensord.shm.payloads.prefix import PrefixRecord
+from tensord.shm.payloads.recipe import recipe
+from tensord.shm.ring import segments
+from tensord.shm.ring.layout import SPAN_HEADER_BYTES
 
 from .payloads import TAGS, number_of, version_of
 from .settings import Settings

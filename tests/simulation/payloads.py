@@ -13,9 +13,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from tensord.shm.keys import generation_of, make_key
-from tensord.shm.places import Spec
-from tensord.shm.prefix import PrefixRecord, block_key
+from tensord.shm.index.keys import generation_of, make_key
+from tensord.shm.payloads.prefix import PrefixRecord, block_key
+from tensord.shm.payloads.specs import Spec
 
 from ..daemon.core.blocks import BLOCK, TAG, Block, block, query, text
 from ..memory_bench import key

@@ -1,6 +1,6 @@
 """A simulated process with a real client: puts, grants, view, lane and leases over a simulated connection.
 
-This module stands in for client/core/link.py. It attaches, receives, and handles forks and the end of a connection.
+This module stands in for client/link/link.py. It attaches, receives, and handles forks and the end of a connection.
 """
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ from mmap import MAP_SHARED, PROT_READ
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from tensord.client.core.lease import Lease
-from tensord.client.core.ring_mapping import Handle, RingMapping, mapping_under
-from tensord.client.core.ring_reader import RingReader
-from tensord.client.core.view import View
-from tensord.client.writing.options import PutOptions
+from tensord.client.arguments.put_options import PutOptions
+from tensord.client.reading.lease import Lease
+from tensord.client.reading.ring_mapping import Handle, RingMapping, mapping_under
+from tensord.client.reading.ring_reader import RingReader
+from tensord.client.reading.view import View
 from tensord.client.writing.outcomes import Put
 from tensord.client.writing.put import PutPayload
 from tensord.client.writing.puts import Puts
 from tensord.client.writing.reservation import Commit, Reservation
 from tensord.errors import DaemonUnavailable, LimitReached, ObjectTooLarge, TensordError, TimedOut
-from tensord.ipc import messages
-from tensord.ipc.schema import ClientLimits
-from tensord.shm.lanes import VIEW_WORDS, Lane
-from tensord.shm.packing import pack
+from tensord.ipc.messages import control as messages
+from tensord.ipc.messages.schema import ClientLimits
+from tensord.shm.lanes.lane import VIEW_WORDS, Lane
+from tensord.shm.payloads.packing import pack
 
 from .payloads import ALL, TAGS, array_of, at, before, block_of, is_block, payload, to_fill, version_of
 from .wire import Wire
 
 if TYPE_CHECKING:
-    from tensord.client.core.link import Link
+    from tensord.client.link.link import Link
 
     from .world import World
 

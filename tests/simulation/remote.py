@@ -8,8 +8,8 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from tensord.daemon.tiers.form import OBJECT_HEADER_BYTES, Buffer, Meta, RemoteEntry, object_header
-from tensord.daemon.tiers.store import HostClaim, RemoteStore
+from tensord.daemon.remote_stores.form import OBJECT_HEADER_BYTES, Buffer, Meta, RemoteEntry, object_header
+from tensord.daemon.remote_stores.store import HostClaim, RemoteStore
 from tensord.errors import TierUnavailable
 
 

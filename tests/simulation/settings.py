@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from tensord.daemon.core.limits import StoreLimits
-from tensord.daemon.governor.limits import GovernorLimits
+from tensord.daemon.governor.forms.limits import GovernorLimits
 from tensord.daemon.replacement import POLICIES
-from tensord.ipc.schema import ClientLimits
+from tensord.ipc.messages.schema import ClientLimits
 
 _POLICIES: Final = (*POLICIES, "hazard")
 """The default one more often than the others."""

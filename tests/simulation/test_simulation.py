@@ -65,7 +65,7 @@ from tensord.daemon.lifetimes.removals import Removals
 Removals._announce = lambda self, gone: None
 """,
     "the copier leaves out the end of a payload": """
-from tensord.daemon import copier
+from tensord.daemon.memory import copier
 copy = copier.copy_checked
 copier.copy_checked = lambda to, source, checksum: copy(to[:-8], source[:-8], checksum)
 """,

@@ -22,18 +22,19 @@ from unittest import mock
 
 import numpy as np
 
-from tensord.client.core.lease import Lease
-from tensord.client.core.view import View
+from tensord.client.reading.lease import Lease
+from tensord.client.reading.view import View
 from tensord.client.writing import arena, outcomes, put, puts
 from tensord.client.writing.wire import ChannelWire
-from tensord.daemon import copier
 from tensord.daemon.core.host_memory import Pressed
-from tensord.daemon.governor.events import FormerDaemonFound
+from tensord.daemon.governor.forms.events import FormerDaemonFound
+from tensord.daemon.memory import copier
 from tensord.daemon.room import lending
 from tensord.errors import Corrupt, TensordError
-from tensord.ipc import messages
-from tensord.shm import fence, segments
-from tensord.shm.packing import Packed, Whole
+from tensord.ipc.messages import control as messages
+from tensord.shm.lanes import fence
+from tensord.shm.payloads.packing import Packed, Whole
+from tensord.shm.ring import segments
 
 from .daemon import GPU, Daemon
 from .model import Model
@@ -45,9 +46,9 @@ from .settings import drawn, redrawn
 PIECE_BYTES: Final = 512
 """Bytes that a client copies at once."""
 TURN_BYTES: Final = 1024
-"""Bytes that the copier copies in one turn; 4 MiB in daemon/copier.py."""
+"""Bytes that the copier copies in one turn; 4 MiB in daemon/memory/copier.py."""
 SMALL_BYTES: Final = 1024
-"""Payloads up to this size are copied at once, and summed by their client; 128 KiB in daemon/copier.py and
+"""Payloads up to this size are copied at once, and summed by their client; 128 KiB in daemon/memory/copier.py and
 client/writing/put.py."""
 SHARE: Final = 8
 """The part of the ring that one request may ask for, and that one client may have unused; 256 in client/writing/puts.py

@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
 import tensord
 from tensord.client.transformers import prefix_cached
-from tensord.client.transformers.generation import cache_argument
+from tensord.client.transformers.language.generation import cache_argument
 
 VOCABULARY: Final = 96
 PROMPT: Final = 40

@@ -12,7 +12,7 @@ from transformers import DynamicCache, GenerationConfig, StaticCache
 
 import tensord
 from tensord.client.transformers import prefix_cached
-from tensord.client.transformers.generation import cache_argument
+from tensord.client.transformers.language.generation import cache_argument
 from tensord.errors import BadNamespace, BadPrefix, UsageError
 
 from ..daemon_process import Daemon

@@ -9,9 +9,9 @@ import torch
 
 import tensord
 from tensord.client.transformers import prefix_cached
-from tensord.client.transformers.cache_layers import empty_cache, needs_snapshots, parts_of
-from tensord.client.transformers.families import FAMILIES as LISTED
-from tensord.client.transformers.generation import cache_argument
+from tensord.client.transformers.language.cache_layers import empty_cache, needs_snapshots, parts_of
+from tensord.client.transformers.language.families import FAMILIES as LISTED
+from tensord.client.transformers.language.generation import cache_argument
 
 from .language_models import FAMILIES, cache_of, computed, generated, language_model, prompt, same
 

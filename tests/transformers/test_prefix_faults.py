@@ -16,8 +16,9 @@ import torch
 
 import tensord
 from tensord import NormalLayer, PrefixCache
-from tensord.client.transformers import prefix, prefix_cached
-from tensord.client.transformers.cache_layers import fill
+from tensord.client.transformers import prefix_cached
+from tensord.client.transformers.language import prefix
+from tensord.client.transformers.language.cache_layers import fill
 
 from ..daemon_process import MIB, PATIENCE_S, Daemon, until
 from ..processes import Child, Stage

@@ -14,8 +14,9 @@ from transformers import cache_utils
 from transformers.generation import GenerationMixin
 
 import tensord
-from tensord.client.transformers import cached, layer_parts, prefix_cached, tally
-from tensord.client.transformers.families import check_model
+from tensord.client.transformers import cached, prefix_cached, tally
+from tensord.client.transformers.language import layer_parts
+from tensord.client.transformers.language.families import check_model
 from tensord.client.transformers.reasons import NotShared
 
 from .language_models import PROMPT, generated, language_model, prompt, sharing

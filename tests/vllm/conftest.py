@@ -21,8 +21,8 @@ from typing import Any, Final
 import pytest
 
 import tensord
-from tensord.ipc import messages
-from tensord.ipc.schema import ENTRIES_MAX
+from tensord.ipc.messages import control as messages
+from tensord.ipc.messages.schema import ENTRIES_MAX
 
 from ..daemon_process import PATIENCE_S, Daemon, until
 from .engine import Answer, Engine
@@ -53,10 +53,10 @@ def librarys_log_goes_where_pytest_looks(monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that is busy with other things makes nobody late here, nor another engine slower than one's own."""
-    monkeypatch.setattr("tensord.client.vllm.background.LATE_S", PATIENCE_S)
-    monkeypatch.setattr("tensord.client.vllm.claims.ANSWER_S", PATIENCE_S)
-    monkeypatch.setattr("tensord.client.vllm.pace.WAIT_S_LEAST", PATIENCE_S)
-    monkeypatch.setattr("tensord.client.vllm.pace.SOONER", 0.0)
+    monkeypatch.setattr("tensord.client.vllm.engine.background.LATE_S", PATIENCE_S)
+    monkeypatch.setattr("tensord.client.vllm.encoder.claims.ANSWER_S", PATIENCE_S)
+    monkeypatch.setattr("tensord.client.vllm.encoder.pace.WAIT_S_LEAST", PATIENCE_S)
+    monkeypatch.setattr("tensord.client.vllm.encoder.pace.SOONER", 0.0)
 
 
 class Stand:

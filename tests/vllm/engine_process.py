@@ -230,7 +230,7 @@ class EngineProcess:
         so many others. None: it finds every block again."""
         from dataclasses import replace
 
-        from tensord.client.core.ring_mapping import Handle
+        from tensord.client.reading.ring_mapping import Handle
 
         worker = self._kv_worker
         vars(worker).pop("_borrow", None)

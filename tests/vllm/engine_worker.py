@@ -60,7 +60,7 @@ def _lie_on_a_card() -> None:
     """vLLM's CPU worker ignores a sleep. Here it holds bytes of a fake card until then, and again when it wakes up."""
     from vllm.v1.worker.cpu_worker import CPUWorker
 
-    from tensord.client.vllm import sleeping
+    from tensord.client.vllm.engine import sleeping
     from tensord.testing.fake_card import FakeCard
 
     folder, name, size = os.environ[CARD].split()

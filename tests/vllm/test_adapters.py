@@ -24,7 +24,7 @@ from vllm.lora.request import LoRARequest
 from vllm.lora.worker_manager import WorkerLoRAManager
 from vllm.v1.engine.core import EngineCore
 
-from tensord.client.vllm import adapters
+from tensord.client.vllm.engine import adapters
 from tests.daemon_process import Daemon, until
 
 from .step_bench import Steps, attached, feature, item, other_name, request, right

@@ -13,10 +13,10 @@ import pytest
 import torch
 
 import tensord
-from tensord.client.vllm.canary import TOLERANCES, difference
-from tensord.client.vllm.settings import Settings
+from tensord.client.vllm.encoder.canary import TOLERANCES, difference
+from tensord.client.vllm.engine.settings import Settings
 from tensord.errors import BadConfiguration
-from tensord.ipc import messages
+from tensord.ipc.messages import control as messages
 from tests.daemon_process import Daemon, until
 
 from .step_bench import ROWS, Steps, attached, encoded, item, other_name, request, right

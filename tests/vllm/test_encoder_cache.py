@@ -20,7 +20,8 @@ from vllm.v1.engine.core import EngineCore
 from vllm.v1.executor.abstract import Executor as TheirExecutor
 from vllm.v1.request import Request
 
-from tensord.client.vllm import TensordEncoderCacheManager, encoder_cache, weights
+from tensord.client.vllm import TensordEncoderCacheManager, encoder_cache
+from tensord.client.vllm.engine import weights
 from tensord.errors import BadConfiguration
 
 PLENTY = 1 << 30

@@ -16,8 +16,8 @@ from vllm.multimodal.media import MediaWithBytes
 from vllm.multimodal.parse import ModalityDataItems, MultiModalDataItems, MultiModalDataParser, VideoProcessorItems
 from vllm.multimodal.processing.inputs import ProcessorInputs
 
-from tensord.client.vllm import hashes
-from tensord.client.vllm.hashes import follows_from_content, note, note_hashes
+from tensord.client.vllm.processor import hashes
+from tensord.client.vllm.processor.hashes import follows_from_content, note, note_hashes
 
 FRAMES: Final = np.zeros((2, 8, 8, 3), np.uint8)
 METADATA: Final = {"fps": 2.0, "frames_indices": [0, np.int64(1)], "video_backend": "opencv"}

@@ -11,8 +11,8 @@ import pytest
 import torch
 from vllm.multimodal.inputs import MultiModalBatchedField, MultiModalFieldElem, MultiModalKwargsItem
 
+from tensord.client.checkpoints.fingerprint import weights_fingerprint
 from tensord.client.identity import content as contents
-from tensord.client.identity.checkpoints import weights_fingerprint
 from tensord.client.identity.content import Digests, content_digest
 from tensord.errors import UnsupportedLeaf
 

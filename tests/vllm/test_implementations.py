@@ -15,9 +15,9 @@ from typing import Any, Final
 
 import pytest
 
-from tensord.ipc import messages
-from tensord.ipc.schema import ENTRIES_MAX
-from tensord.shm.layout import NAMESPACE_TAG_BYTES
+from tensord.ipc.messages import control as messages
+from tensord.ipc.messages.schema import ENTRIES_MAX
+from tensord.shm.ring.layout import NAMESPACE_TAG_BYTES
 
 from ..daemon_process import Daemon, until
 from .conftest import StartEngine, fresh

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tensord.ipc import messages
-from tensord.ipc.schema import ENTRIES_MAX
+from tensord.ipc.messages import control as messages
+from tensord.ipc.messages.schema import ENTRIES_MAX
 
 from ..daemon_process import Daemon, until
 from .conftest import StartEngine, encoding, fresh

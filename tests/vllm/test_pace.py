@@ -7,10 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from tensord.client.vllm import pace
-from tensord.client.vllm.asking import Asking
-from tensord.client.vllm.lookups import Input
-from tensord.client.vllm.pace import WAIT_FACTOR, Pace
+from tensord.client.vllm.encoder import pace
+from tensord.client.vllm.encoder.asking import Asking
+from tensord.client.vllm.encoder.lookups import Input
+from tensord.client.vllm.encoder.pace import WAIT_FACTOR, Pace
 
 WAIT_S_MAX = 10.0
 FAR_S = 1e6

@@ -20,12 +20,12 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm.v1.metrics.prometheus import unregister_vllm_metrics
 
 from tensord.client.vllm.connector import TensordECConnector
+from tensord.client.vllm.encoder.stats import TensordECStats
 from tensord.client.vllm.plugin import log_with_vllm
-from tensord.client.vllm.processor import TensordReceiverCache, TensordSenderCache
-from tensord.client.vllm.stats import TensordECStats
-from tensord.ipc import messages
-from tensord.ipc.frames import pack
-from tensord.ipc.schema import PROTOCOL_VERSION, ClientLimits
+from tensord.client.vllm.processor.caches import TensordReceiverCache, TensordSenderCache
+from tensord.ipc.messages import control as messages
+from tensord.ipc.messages.schema import PROTOCOL_VERSION, ClientLimits
+from tensord.ipc.wire.frames import pack
 from tests.daemon_process import PATIENCE_S, Daemon, until
 
 from .conftest import Stand

@@ -43,17 +43,20 @@ from vllm.multimodal.processing import PromptIndexTargets, PromptInsertion, Prom
 from vllm.multimodal.processing.processor import PromptIndex, ResolvedPromptUpdate
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
-from tensord.client.caches.loans import LOAN_BYTES
 from tensord.client.caches.measures import item_bytes, leaf_count
+from tensord.client.caches.processor.loans import LOAN_BYTES
 from tensord.client.identity import content
 from tensord.client.identity.engine import processor_namespace
-from tensord.client.vllm import forms, plugin, processor, processor_factories
-from tensord.client.vllm.forms import Forms
-from tensord.client.vllm.hashes import note
-from tensord.client.vllm.items import StoredMask, item_tree, tree_item, tree_updates
-from tensord.client.vllm.processor import TensordReceiverCache, TensordSenderCache
+from tensord.client.vllm import plugin
+from tensord.client.vllm.processor import caches as processor
+from tensord.client.vllm.processor import factories as processor_factories
+from tensord.client.vllm.processor import forms
+from tensord.client.vllm.processor.caches import TensordReceiverCache, TensordSenderCache
+from tensord.client.vllm.processor.forms import Forms
+from tensord.client.vllm.processor.hashes import note
+from tensord.client.vllm.processor.items import StoredMask, item_tree, tree_item, tree_updates
 from tensord.errors import BadConfiguration, UnsupportedLeaf, UsageError
-from tensord.shm.layout import KEY_BYTES
+from tensord.shm.ring.layout import KEY_BYTES
 
 from ..daemon_process import PATIENCE_S, Daemon, until
 from .tiny_llava import IMAGE, PICTURE_TOKENS, write_tiny_llava
@@ -685,7 +688,7 @@ def test_prompt_updates_may_be_changed_by_whoever_gets_them(pair: Pair) -> None:
 
 
 def test_a_class_that_has_grown_a_field_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tensord.client.vllm import items
+    from tensord.client.vllm.processor import items
 
     monkeypatch.setattr(items, "_CHANGED", frozenset({MultiModalBatchedField}))
     with pytest.raises(UnsupportedLeaf, match="MultiModalBatchedField has other fields"):

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensord.ipc import messages
+from tensord.ipc.messages import control as messages
 from tests.daemon_process import Daemon, until
 
 from .step_bench import ROWS, Steps, answers, attached, other_name, request, right

@@ -21,8 +21,8 @@ from typing import Any, Final
 
 import pytest
 
-from tensord.client.vllm.settings import KVSettings, Settings
-from tensord.client.vllm.sleeping import together
+from tensord.client.vllm.engine.settings import KVSettings, Settings
+from tensord.client.vllm.engine.sleeping import together
 from tensord.errors import BadConfiguration
 from tensord.testing.fake_card import FakeCard
 

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensord.client.vllm import step_plan
-from tensord.client.vllm.stats import LookupCounts
-from tensord.client.vllm.step import NOTHING, Report, Save, StepMetadata
-from tensord.client.vllm.step_plan import StepPlan
+from tensord.client.vllm.encoder import step_plan
+from tensord.client.vllm.encoder.stats import LookupCounts
+from tensord.client.vllm.encoder.step import NOTHING, Report, Save, StepMetadata
+from tensord.client.vllm.encoder.step_plan import StepPlan
 
 RING, ANOTHER = b"r" * 16, b"a" * 16
 

@@ -20,9 +20,9 @@ import vllm.multimodal.cache as multimodal
 import vllm.v1.core.encoder_cache_manager as managers
 from vllm.multimodal.cache import factories, lru
 
-from tensord.client.core.namespace import Namespace
+from tensord.client.arguments.namespace import Namespace
 from tensord.client.vllm import TensordEncoderCacheManager
-from tensord.client.vllm import processor as ours
+from tensord.client.vllm.processor import caches as ours
 
 SECONDS: Final = 60.0
 _numbers = count(1)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from ....errors import LimitReached, SocketForbidden, TensordError
-from ....ipc.connect import ROOT_GID
+from ....ipc.wire.connect import ROOT_GID
 from ..orders.leftovers import Leftover
 from ..output import counted, size
 from .finding import Finding, fail, ok, warn

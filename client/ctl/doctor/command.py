@@ -11,10 +11,10 @@ import click
 from tensord import __version__
 
 from ....errors import BadConfiguration, TensordError
-from ....ipc.messages import HealthQuery
+from ....ipc.messages.control import HealthQuery
+from ....ipc.messages.schema import PROTOCOL_VERSION
 from ....ipc.quantities import read_size
-from ....ipc.schema import PROTOCOL_VERSION
-from ....shm import fence
+from ....shm.lanes import fence
 from ..daemon import NAME, Daemon, pass_daemon
 from ..orders import leftovers
 from ..output import as_json, show

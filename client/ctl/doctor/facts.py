@@ -12,8 +12,8 @@ import subprocess
 from pathlib import Path
 from typing import Final
 
-from ....shm import segments
-from ....shm.cgroups import cgroups as cgroups
+from ....shm.ring import segments
+from ....shm.ring.cgroups import cgroups as cgroups
 from .access import Caller, FileStat, Serving
 from .memory import RingRoom
 

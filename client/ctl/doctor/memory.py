@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from ....shm.cgroups import Cgroup
-from ....shm.layout import LANE_BYTES
-from ....shm.segments import MAKE_WRITABLE
+from ....shm.ring.cgroups import Cgroup
+from ....shm.ring.layout import LANE_BYTES
+from ....shm.ring.segments import MAKE_WRITABLE
 from ..output import share, size
 from .finding import Finding, fail, ok, warn
 

@@ -26,8 +26,8 @@ import click
 from tensord import __version__
 
 from ....errors import TensordError, UsageError
-from ....ipc.messages import ConfigQuery, HealthQuery
-from ...identity.packages import package_version
+from ....ipc.messages.control import ConfigQuery, HealthQuery
+from ...checkpoints.packages import package_version
 from ..daemon import Daemon, pass_daemon
 from ..parameters import FILE
 from . import facts

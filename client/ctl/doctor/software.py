@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from ....ipc.modes import HOST_GAUGE
+from ....ipc.messages.modes import HOST_GAUGE
 from ..show.status import unstorable
 from .finding import Finding, fail, ok, warn
 

@@ -11,8 +11,8 @@ from typing import Any, Final
 import click
 import msgspec
 
-from ....ipc import messages
-from ....ipc.modes import Tier
+from ....ipc.messages import control as messages
+from ....ipc.messages.modes import Tier
 from ..daemon import Daemon, pass_daemon
 from ..output import age, as_json, counted, pairs, show, size, words
 from ..parameters import DURATION, SIZE

@@ -17,9 +17,9 @@ from typing import Final
 import click
 
 from ....errors import BadGaugeFile
-from ....ipc import messages
 from ....ipc.gaugefile import FILE_CHARS_MAX, DrillReading, read_drill
-from ....ipc.modes import HOST_GAUGE
+from ....ipc.messages import control as messages
+from ....ipc.messages.modes import HOST_GAUGE
 from ..daemon import Daemon, pass_daemon
 from ..output import age, counted, number, printable, share, size
 from ..parameters import FILE

@@ -10,7 +10,7 @@ from typing import Final
 
 import click
 
-from ....ipc import messages
+from ....ipc.messages import control as messages
 from ....ipc.quantities import show_size
 from ..daemon import Daemon, pass_daemon
 from ..output import number, size

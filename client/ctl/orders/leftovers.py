@@ -1,6 +1,6 @@
 """The segments in /dev/shm with tensord's names, their owners, and whether a daemon serves them.
 
-Owns: finding them, and removing those that no daemon serves. Does not own: the names (shm/segments.py).
+Owns: finding them, and removing those that no daemon serves. Does not own: the names (shm/ring/segments.py).
 
 Invariants: an instance's lock is held here during the removal of its segments. A daemon that starts meanwhile is
 refused, as if another daemon served the instance.
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from ....errors import InstanceBusy, SegmentError
-from ....shm import segments
+from ....shm.ring import segments
 
 _PREFIX: Final = "tensord."
 _SECTOR_BYTES: Final = 512

@@ -23,7 +23,7 @@ from typing import IO, Any, Final
 import click
 
 from ....errors import TensordError
-from ....ipc.messages import Watch
+from ....ipc.messages.control import Watch
 from ..daemon import Daemon, pass_daemon
 from ..output import counted
 from ..parameters import DURATION, FILE, TAG_BYTES

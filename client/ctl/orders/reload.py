@@ -13,7 +13,7 @@ from typing import Any, Final
 import click
 
 from ....errors import SocketForbidden, TimedOut
-from ....ipc.messages import ConfigQuery
+from ....ipc.messages.control import ConfigQuery
 from ..daemon import Daemon, pass_daemon
 from ..output import counted
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from ....ipc.messages import AdviseQuery
+from ....ipc.messages.control import AdviseQuery
 from ..daemon import Daemon, pass_daemon
 from ..output import as_json, number, pairs, share, show, size, table
 

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 import click
 
 from ....errors import BadConfiguration
-from ....ipc.messages import ConfigQuery
+from ....ipc.messages.control import ConfigQuery
 from ..daemon import NAME, Daemon, pass_daemon
 from ..output import as_json, show, table
 from ..parameters import FILE

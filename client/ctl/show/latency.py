@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import click
 
-from ....ipc.messages import LatencyQuery, SlowQuery
+from ....ipc.messages.control import LatencyQuery, SlowQuery
 from ..daemon import Daemon, pass_daemon
 from ..output import as_json, name, number, show, size, table
 from ..parameters import DURATION

@@ -14,7 +14,7 @@ from typing import Any, Final
 import click
 
 from ....errors import TensordError
-from ....ipc.messages import HealthQuery
+from ....ipc.messages.control import HealthQuery
 from ..daemon import Daemon, pass_daemon
 from ..output import as_json, number, pairs, parts, share, show, size, words
 

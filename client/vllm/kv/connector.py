@@ -34,16 +34,17 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.kv_offload.base import CanonicalKVCaches
 
 from ....errors import BadConfiguration
-from ...core.namespace import Namespace
-from ...device.torch_blocks import TorchBlocks
+from ...arguments.namespace import Namespace
+from ...gpu.torch_blocks import TorchBlocks
 from ...identity.engine import Nameless, kv_namespace
-from .. import adapters, encoder_cache, sleeping
-from ..hooks import hook
+from .. import encoder_cache
+from ..engine import adapters, sleeping
+from ..engine.hooks import hook
+from ..engine.presence import engine_client_name
+from ..engine.settings import KVSettings
 from ..plugin import log_with_vllm
-from ..presence import engine_client_name
-from ..settings import KVSettings
-from .copies import Copies, HostCopies
-from .device_copies import DeviceCopies
+from .copying.copies import Copies, HostCopies
+from .copying.device_copies import DeviceCopies
 from .idle import IdleScheduler, IdleWorker
 from .jobs import WorkerReport, with_theirs
 from .layout import layout_of, why_not_covered

@@ -20,8 +20,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, Literal, NamedTuple
 
 from ....errors import UsageError
-from ....ipc.schema import AGENT_NAME_CHARS_MAX
-from ...core.fields import check_name
+from ....ipc.messages.schema import AGENT_NAME_CHARS_MAX
+from ...arguments.checks import check_name
 
 AGENT: Final = "tensord.agent"
 AGENT_ENDS: Final = "tensord.agent_ends"

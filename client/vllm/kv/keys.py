@@ -21,8 +21,8 @@ from typing import Any, Final
 
 import msgpack
 
-from ....shm.keys import make_key
-from ...core.namespace import Namespace
+from ....shm.index.keys import make_key
+from ...arguments.namespace import Namespace
 
 _WITHOUT_CONTENT: Final = b""
 

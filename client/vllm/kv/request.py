@@ -11,8 +11,8 @@ from collections.abc import Collection, Mapping, Sequence
 
 from vllm.v1.kv_offload.base import OffloadKey, get_offload_group_idx, make_offload_key
 
-from ...core.lease import Lease
-from ...core.remote_run import RemoteRun
+from ...computing.remote_run import RemoteRun
+from ...reading.lease import Lease
 from .hints import NO_HINTS, AgentHints
 from .keys import Naming
 

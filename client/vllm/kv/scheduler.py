@@ -39,17 +39,17 @@ from vllm.v1.kv_offload.base import (
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from ....errors import TensordError, UnsupportedLeaf
-from ...core import requests
-from ...core.cache import Client
-from ...core.namespace import Namespace
-from ...core.remote_run import RemoteRun, RemoteRuns
-from ...core.view import View
+from ...arguments.namespace import Namespace
+from ...computing.remote_run import RemoteRun, RemoteRuns
+from ...core.client import Client
 from ...identity.content import Digests
-from ..adapters import RankAdapters
-from ..background import IDLE_S, Background
+from ...link import requests
+from ...reading.view import View
+from ..encoder.stats import LookupCounts
 from ..encoder_cache import weights_are_kept
-from ..presence import Presence
-from ..stats import LookupCounts
+from ..engine.adapters import RankAdapters
+from ..engine.background import IDLE_S, Background
+from ..engine.presence import Presence
 from .hints import AgentTurns, Turn, hints_of
 from .jobs import DAMAGED_MAX, LoadChunks, StoreChunks, WorkerReport
 from .keys import Naming, RequestMedia, media_of

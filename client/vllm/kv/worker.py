@@ -29,19 +29,19 @@ import numpy as np
 from vllm.v1.kv_offload.base import GPULoadStoreSpec, OffloadingWorker, TransferResult
 
 from ....errors import Corrupt
-from ....shm.copy import checksum_of
-from ....shm.layout import SPAN_HEADER_BYTES, SpanHeader
-from ...core import requests
-from ...core.aside import aside
-from ...core.cache import Client
-from ...core.lease import Lease
-from ...core.ring_mapping import Handle
-from ...core.ring_reader import RingReader
-from ..background import IDLE_S, Background
-from ..stats import LookupCounts
-from .copies import Copies, Group, Saved
+from ....shm.payloads.copy import checksum_of
+from ....shm.ring.layout import SPAN_HEADER_BYTES, SpanHeader
+from ...core.client import Client
+from ...link import requests
+from ...reading.lease import Lease
+from ...reading.ring_mapping import Handle
+from ...reading.ring_reader import RingReader
+from ...threads.aside import aside
+from ..encoder.stats import LookupCounts
+from ..engine.background import IDLE_S, Background
+from .copying.copies import Copies, Group, Saved
+from .copying.transfers import Transfer, Transfers
 from .jobs import DAMAGED_MAX, LoadChunks, StoreChunks, WorkerReport
-from .transfers import Transfer, Transfers
 
 STORE_BYTES_MAX: Final = 512 << 20
 PUT_BYTES: Final = 32 << 20

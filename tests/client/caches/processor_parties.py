@@ -8,8 +8,8 @@ from typing import Any, Final
 import numpy as np
 
 import tensord
-from tensord.client.caches.processor import Feature, ProcessorCache
-from tensord.client.caches.references import Reference
+from tensord.client.caches.processor.cache import Feature, ProcessorCache
+from tensord.client.caches.processor.references import Reference
 from tensord.errors import ReferenceLost
 
 from ...daemon_process import PATIENCE_S

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 import tensord
-from tensord.client.caches import loans
-from tensord.client.caches.loans import LOAN_BYTES, Borrower, Lender
-from tensord.client.caches.processor import Feature, ProcessorCache
-from tensord.client.caches.references import Reference
-from tensord.client.core.lease import Lease
+from tensord.client.caches.processor import loans
+from tensord.client.caches.processor.cache import Feature, ProcessorCache
+from tensord.client.caches.processor.loans import LOAN_BYTES, Borrower, Lender
+from tensord.client.caches.processor.references import Reference
+from tensord.client.reading.lease import Lease
 from tensord.errors import ReferenceLost, UsageError
 
 from ...daemon_process import MIB, PATIENCE_S, Daemon, until

@@ -19,12 +19,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tensord
-from tensord.client.caches.processor import Feature, ProcessorCache
-from tensord.client.caches.processor_counts import Stats
-from tensord.client.caches.references import Reference
+from tensord.client.caches.processor.cache import Feature, ProcessorCache
+from tensord.client.caches.processor.counts import Stats
+from tensord.client.caches.processor.references import Reference
 from tensord.client.writing.outcomes import Put
 from tensord.errors import BadKey, ReferenceLost, UsageError
-from tensord.shm.lanes import HEAD_AT
+from tensord.shm.lanes.lane import HEAD_AT
 
 from ...daemon_process import MIB, PATIENCE_S, Daemon, until
 from ...processes import Child

@@ -10,9 +10,9 @@ from typing import Self
 
 import pytest
 
-from tensord.client.core import forks as _registers_the_handlers_of_forks  # noqa: F401
-from tensord.client.core.aside import aside
-from tensord.client.core.waiting import Condition, LockEvent, LockFuture
+from tensord.client.threads import forks as _registers_the_handlers_of_forks  # noqa: F401
+from tensord.client.threads.aside import aside
+from tensord.client.threads.waiting import Condition, LockEvent, LockFuture
 from tensord.errors import DaemonUnavailable
 
 from ...daemon_process import PATIENCE_S, until

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import tensord
-from tensord.client.core.claim import Claim
+from tensord.client.computing.claim import Claim
 from tensord.errors import BadKey, UsageError
 
 from ...daemon_process import PATIENCE_S, Daemon, until

@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 from typing import Any, cast
 
-from tensord.client.core.device_reservation import DeviceReservation, HeldReservations
-from tensord.client.core.governor import GovernorListener
-from tensord.client.core.listeners import Connected
+from tensord.client.link.listeners import Connected
+from tensord.client.pressure.device_reservation import DeviceReservation, HeldReservations
+from tensord.client.pressure.modes import GovernorListener
 
 CONNECTED = cast(Connected, object())
 

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 import tensord
-from tensord.client.core.device_reservation import DeviceReservation
+from tensord.client.pressure.device_reservation import DeviceReservation
 from tensord.errors import BadGraph, BadStep, DaemonUnavailable, DeviceFull, NoGauge, UsageError
-from tensord.ipc.modes import Mode, Tier
+from tensord.ipc.messages.modes import Mode, Tier
 
 from ...daemon_process import PATIENCE_S, Daemon, until
 from ...interruptions import interrupt
@@ -348,7 +348,7 @@ def test_a_reservation_that_a_signal_handler_cuts_short_at_any_point_is_withdraw
             held.append(client.reserve_device("card0", 500, for_s=PATIENCE_S, wait_s=0.01))  # noqa: B023
 
         try:
-            place = interrupt(number, reserve, ("client/core/device_reservation.py",))
+            place = interrupt(number, reserve, ("client/pressure/device_reservation.py",))
         except DeviceFull:
             place = ""
         for reservation in held:

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensord.client.core.lease import ArrayLease, Lease
-from tensord.shm.packing import pack
-from tensord.shm.recipe import recipe
+from tensord.client.reading.lease import ArrayLease, Lease
+from tensord.shm.payloads.packing import pack
+from tensord.shm.payloads.recipe import recipe
 
 from ...memory_bench import MemoryBench, key
 

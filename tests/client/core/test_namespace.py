@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensord.client.core.namespace import Namespace
+from tensord.client.arguments.namespace import Namespace
 from tensord.errors import BadNamespace
 
 BASE: dict[str, Any] = {"model": "m", "revision": "r", "dtype": "bfloat16", "processor": "p 1.0"}

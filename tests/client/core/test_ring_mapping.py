@@ -11,7 +11,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from tensord.client.core.ring_mapping import RingMapping
+from tensord.client.reading.ring_mapping import RingMapping
 
 from ...interruptions import interrupt
 from ...memory_bench import memory_file

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tensord.client.core.lease import Lease
-from tensord.client.core.ring_mapping import Handle
-from tensord.client.core.view import View
-from tensord.shm.lanes import VIEW_WORDS
-from tensord.shm.layout import SPAN_HEADER_BYTES, SpanHeader
-from tensord.shm.segments import punch
+from tensord.client.reading.lease import Lease
+from tensord.client.reading.ring_mapping import Handle
+from tensord.client.reading.view import View
+from tensord.shm.lanes.lane import VIEW_WORDS
+from tensord.shm.ring.layout import SPAN_HEADER_BYTES, SpanHeader
+from tensord.shm.ring.segments import punch
 
 from ...memory_bench import MemoryBench, key
 from .test_view import WAYS, gets

@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensord.client.core import forks, sweep
-from tensord.client.core.view import View
-from tensord.shm.lanes import LOG_AT, SPARE_END, Lane
+from tensord.client.reading import sweep
+from tensord.client.reading.view import View
+from tensord.client.threads import forks
+from tensord.shm.lanes.lane import LOG_AT, SPARE_END, Lane
 
 from ... import interruptions
 from ...memory_bench import MemoryBench, key
@@ -32,7 +33,7 @@ def bench() -> Iterator[MemoryBench]:
 
 def interrupt(number: int, act: Callable[[], object]) -> bool:
     """`act()` with an exception at its `number`-th point; False if it has fewer."""
-    return bool(interruptions.interrupt(number, act, ("client/core/view.py", "shm/lanes.py")))
+    return bool(interruptions.interrupt(number, act, ("client/reading/view.py", "shm/lanes/lane.py")))
 
 
 def kept(view: View) -> Lane:

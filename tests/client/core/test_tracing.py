@@ -15,7 +15,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 import tensord
-from tensord.client.core.cache import Client
+from tensord.client.core.client import Client
 
 from ...daemon_process import PATIENCE_S, Daemon
 

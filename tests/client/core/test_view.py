@@ -15,14 +15,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from tensord.client.core.lease import Batch, Lease
-from tensord.client.core.view import View
+from tensord.client.reading.lease import Batch, Lease
+from tensord.client.reading.view import View
 from tensord.daemon.store.slots import Slots
 from tensord.errors import BadKey, Corrupt, LayoutMismatch
-from tensord.shm.index import IndexReader
-from tensord.shm.lanes import VIEW_WORDS
-from tensord.shm.layout import PAGE_BYTES, SPAN_HEADER_BYTES, Superblock, unix_at_boot_s
-from tensord.shm.segments import punch
+from tensord.shm.index.index import IndexReader
+from tensord.shm.lanes.lane import VIEW_WORDS
+from tensord.shm.ring.layout import PAGE_BYTES, SPAN_HEADER_BYTES, Superblock, unix_at_boot_s
+from tensord.shm.ring.segments import punch
 
 from ...memory_bench import MemoryBench, key, memory_file, slots_for
 

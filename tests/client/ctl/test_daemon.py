@@ -6,7 +6,7 @@ import pytest
 
 from tensord.client.ctl.daemon import Daemon as Asked
 from tensord.errors import DaemonUnavailable, TimedOut
-from tensord.ipc import messages
+from tensord.ipc.messages import control as messages
 
 from ...daemon_process import PATIENCE_S, Daemon
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensord.client.device.interface import BlockDevice, BlockStream, Mark
+from tensord.client.gpu.interface import BlockDevice, BlockStream, Mark
 
 from ...daemon_process import PATIENCE_S
 

@@ -17,14 +17,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tensord.client.device import outgoing
-from tensord.client.device.interface import Device, Mark
-from tensord.client.device.outgoing import payload_of
+from tensord.client.gpu import outgoing
+from tensord.client.gpu.interface import Device, Mark
+from tensord.client.gpu.outgoing import payload_of
 from tensord.errors import DeviceFull, UsageError
-from tensord.shm.dtypes import dtype_named, name_of
-from tensord.shm.packing import pack
-from tensord.shm.recipe import recipe
-from tensord.shm.tensors import tensor_leaf
+from tensord.shm.payloads.dtypes import dtype_named, name_of
+from tensord.shm.payloads.packing import pack
+from tensord.shm.payloads.recipe import recipe
+from tensord.shm.payloads.tensors import tensor_leaf
 
 from ...daemon_process import PATIENCE_S, until
 

@@ -21,7 +21,7 @@ from typing import Any, Final, Self
 import torch
 from torch.overrides import TorchFunctionMode
 
-from tensord.client.device.gate import Gate
+from tensord.client.gpu.gate import Gate
 from tensord.testing.fake_stream import FakeMark, FakeStream, Hold
 
 GARBAGE: Final = 0xA5

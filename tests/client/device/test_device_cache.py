@@ -16,7 +16,7 @@ import tensord
 from tensord.client.device import cache as cache_module
 from tensord.client.device import upkeep
 from tensord.errors import BadKey, DaemonUnavailable, DeviceFull, NoGauge, UnderPressure, UsageError
-from tensord.ipc.modes import Mode
+from tensord.ipc.messages.modes import Mode
 from tensord.testing.fake_vram import FakeCard, FakeStream, FakeVram
 
 from ...daemon_process import PATIENCE_S, Daemon, until

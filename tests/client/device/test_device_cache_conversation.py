@@ -18,8 +18,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from tensord.client.device.entries import DeviceEntries, DeviceEntry, DeviceLease
 from tensord.client.device.registration import Registration
 from tensord.client.device.upkeep import Upkeep
-from tensord.daemon.governor.events import GovernorTick, Sample, Sampled
-from tensord.ipc.modes import Tier
+from tensord.daemon.governor.forms.events import GovernorTick, Sample, Sampled
+from tensord.ipc.messages.modes import Tier
 from tensord.testing.fake_vram import FakeCard, FakeVram
 
 from .wire import CARD, HostTier, Wire

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import tensord
-from tensord.ipc.modes import Mode
+from tensord.ipc.messages.modes import Mode
 from tensord.testing.fake_vram import FakeCard, FakeVram
 
 from ...daemon_process import PATIENCE_S, Daemon, until

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from tensord.errors import UsageError
-from tensord.shm.dtypes import _DTYPES
+from tensord.shm.payloads.dtypes import _DTYPES
 from tensord.testing.fake_allocator import BLOCK_BYTES
 from tensord.testing.fake_vram import FakeCard, FakeStream, FakeVram
 

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from tensord.client.device.host_registration import HostRegistration
-from tensord.client.device.interface import BlockStream
-from tensord.client.device.torch_blocks import TorchBlocks, TorchBlockStream
+from tensord.client.gpu.host_registration import HostRegistration
+from tensord.client.gpu.interface import BlockStream
+from tensord.client.gpu.torch_blocks import TorchBlocks, TorchBlockStream
 from tensord.errors import UsageError
 
 from .block_conformance import BLOCK_BYTES, BLOCKS, Array, BlockConformance, BlockRig, locked, whole

@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 import torch
 
-from tensord.client.device import gpu_name, stages
 from tensord.client.device.torch_device import TorchDevice
+from tensord.client.gpu import gpu_name, stages
 from tensord.errors import DeviceFull, UnsupportedLeaf, UsageError
-from tensord.shm.dtypes import _TORCH_NAMES
-from tensord.shm.tensors import tensor_over
+from tensord.shm.payloads.dtypes import _TORCH_NAMES
+from tensord.shm.payloads.tensors import tensor_over
 
 from .conformance import CAPACITY_BYTES, KIB, Conformance, Rig, bits
 from .standin import Accelerator, LateStream
@@ -251,7 +251,7 @@ def test_leaves_that_no_payload_can_have_are_refused_by_place(rig: StandinRig) -
 
 def test_the_interface_loads_no_torch() -> None:
     code = (
-        "import sys, tensord.client.device.interface, tensord.client.device.torch_device, "
+        "import sys, tensord.client.gpu.interface, tensord.client.device.torch_device, "
         "tensord.testing.fake_vram; assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

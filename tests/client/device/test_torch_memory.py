@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 
-from tensord.client.device import pools
-from tensord.client.device.gate import Gate, follow_torch
 from tensord.client.device.torch_device import TorchDevice
+from tensord.client.gpu import pools
+from tensord.client.gpu.gate import Gate, follow_torch
 
 from ...daemon_process import PATIENCE_S
 from .conformance import CAPACITY_BYTES, KIB, bits

@@ -11,17 +11,17 @@ from typing import Any
 
 import numpy as np
 
+from tensord.client.arguments.put_options import PutOptions
 from tensord.client.device.upkeep import Upkeep
-from tensord.client.writing.options import PutOptions
 from tensord.client.writing.outcomes import Put
 from tensord.client.writing.put import PutPayload
 from tensord.daemon.core.effects import Send
-from tensord.daemon.governor.events import Event, GovernorClientJoined, GovernorClientLeft, GovernorReceived
+from tensord.daemon.governor.forms.events import Event, GovernorClientJoined, GovernorClientLeft, GovernorReceived
+from tensord.daemon.governor.forms.limits import GovernorLimits
 from tensord.daemon.governor.governor import Governor
-from tensord.daemon.governor.limits import GovernorLimits
 from tensord.errors import DaemonUnavailable, TensordError
-from tensord.ipc import messages
-from tensord.shm.recipe import recipe
+from tensord.ipc.messages import control as messages
+from tensord.shm.payloads.recipe import recipe
 
 CARD = "card0"
 LIMITS = GovernorLimits(relaxed_idle_s=50.0, normal_idle_s=20.0, critical_idle_s=5.0, max_entries=5, retry_s=10.0)

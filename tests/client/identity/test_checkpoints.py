@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tensord.client.identity.checkpoints import weights_fingerprint
+from tensord.client.checkpoints.fingerprint import weights_fingerprint
 
 from ...vllm.tiny_llava import write_tiny_llava
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tensord.client.identity.checkpoints import weights_changed
-from tensord.client.identity.loading import _FILES_CLOCK, loading_began_with_process, loading_begins
+from tensord.client.checkpoints.fingerprint import weights_changed
+from tensord.client.checkpoints.loading import _FILES_CLOCK, loading_began_with_process, loading_begins
 
 from ...daemon_process import until
 

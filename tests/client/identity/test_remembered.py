@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tensord.client.identity import remembered as module
-from tensord.client.identity.remembered import remembered
+from tensord.client.checkpoints import remembered as module
+from tensord.client.checkpoints.remembered import remembered
 
 
 @pytest.fixture(autouse=True)

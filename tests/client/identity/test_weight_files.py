@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tensord.client.identity.weight_files import LANGUAGE, SAMPLE_BYTES, SAMPLED_BYTES_MIN, weight_file_digest
+from tensord.client.checkpoints.weight_files import LANGUAGE, SAMPLE_BYTES, SAMPLED_BYTES_MIN, weight_file_digest
 
 from .checkpoint_file import HEAD, LAYER, PROJECTOR, TOWER, header_of, write_safetensors
 
@@ -132,7 +132,7 @@ def test_files_of_other_formats_are_read_whole(tmp_path: Path, name: str) -> Non
 def test_a_file_hashed_in_many_parts_has_the_digest_that_one_thread_gives(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tensord.client.identity import weight_files
+    from tensord.client.checkpoints import weight_files
 
     monkeypatch.setattr(weight_files, "_PIECE_BYTES", 1000)
     tensors = {PROJECTOR: bytes(range(256)) * 64, LAYER: bytes(LARGE), TOWER: b"\1" * 4321}

@@ -30,9 +30,9 @@ from tensord.errors import (
     UnsupportedLeaf,
     UsageError,
 )
-from tensord.ipc import messages
-from tensord.shm.packing import pack
-from tensord.shm.prefix import PrefixRecord
+from tensord.ipc.messages import control as messages
+from tensord.shm.payloads.packing import pack
+from tensord.shm.payloads.prefix import PrefixRecord
 
 from ...daemon_process import MIB, PATIENCE_S, Daemon, until
 

@@ -18,7 +18,7 @@ from tensord.client.prefix.cache import PrefixCache
 from tensord.client.prefix.device import DeviceSequences
 from tensord.client.prefix.layers import NormalLayer, PrefixLayer, RecurrentLayer, RotatingLayer, SharedLayer
 from tensord.errors import UnderPressure, UsageError
-from tensord.shm.prefix import Media, block_key
+from tensord.shm.payloads.prefix import Media, block_key
 from tensord.testing.fake_vram import FakeCard, FakeTensor, FakeVram
 
 from ...daemon_process import PATIENCE_S, Daemon, until

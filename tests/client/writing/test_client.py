@@ -22,8 +22,8 @@ from tensord.errors import (
     UnsupportedLeaf,
     UsageError,
 )
-from tensord.shm.layout import ASLEEP_AT
-from tensord.shm.records import AWAKE
+from tensord.shm.lanes.records import AWAKE
+from tensord.shm.ring.layout import ASLEEP_AT
 
 from ...daemon_process import PATIENCE_S, until
 from ...interruptions import interrupt
@@ -250,7 +250,7 @@ def test_an_exception_at_any_point_of_a_put_leaves_a_client_whose_next_call_work
     while interrupt(
         number,
         lambda number=number: cache.put(key(number), tree, wait=True),  # type: ignore[misc]
-        ("client/core/calls/puts.py", "client/writing/puts.py", "client/writing/wire.py"),
+        ("client/core/puts.py", "client/writing/puts.py", "client/writing/wire.py"),
     ):
         number += 1
         assert cache.put(key(100_000 + number), tree, wait=True).state == "stored", number

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tensord.client.writing.connection import Granted
 from tensord.errors import ObjectTooLarge, StoreFull, TensordError, TimedOut
-from tensord.shm.layout import QUEUE_RECORDS
+from tensord.shm.ring.layout import QUEUE_RECORDS
 
 from ...daemon_process import PATIENCE_S, until
 from ...interruptions import interrupt

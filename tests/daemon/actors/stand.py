@@ -31,12 +31,12 @@ from tensord.daemon.config.config import Config
 from tensord.daemon.config.limits import store_limits
 from tensord.daemon.core.parts import StoreMemory
 from tensord.daemon.core.store import Store
-from tensord.daemon.segments import Segments
-from tensord.ipc import messages
-from tensord.ipc.descriptors import Peer
-from tensord.shm.layout import LANE_BYTES, QUEUE_AT, SPAN_HEADER_BYTES, span_bytes
-from tensord.shm.packing import pack
-from tensord.shm.records import NO_KEY, SUBMITTED_AT, Submissions
+from tensord.daemon.memory.segments import Segments
+from tensord.ipc.messages import control as messages
+from tensord.ipc.wire.descriptors import Peer
+from tensord.shm.lanes.records import NO_KEY, SUBMITTED_AT, Submissions
+from tensord.shm.payloads.packing import pack
+from tensord.shm.ring.layout import LANE_BYTES, QUEUE_AT, SPAN_HEADER_BYTES, span_bytes
 
 from ...memory_bench import key
 

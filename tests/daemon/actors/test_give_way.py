@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tensord.daemon.actors import give_way
-from tensord.daemon.actors.give_way import GivesWay
+from tensord.daemon.remote_stores import give_way
+from tensord.daemon.remote_stores.give_way import GivesWay
 
 from ...daemon_process import until
 

@@ -8,10 +8,10 @@ from itertools import pairwise
 from tensord.daemon.actors.governor import GovernorActor
 from tensord.daemon.actors.messages import Queried
 from tensord.daemon.actors.pump import ITEMS_MAX
+from tensord.daemon.governor.forms.limits import GovernorLimits
 from tensord.daemon.governor.governor import Governor
-from tensord.daemon.governor.limits import GovernorLimits
 from tensord.daemon.reports.request_times import RequestTimes
-from tensord.ipc import messages
+from tensord.ipc.messages import control as messages
 
 
 def test_between_two_turns_of_a_flood_everybody_else_on_the_loop_has_one() -> None:

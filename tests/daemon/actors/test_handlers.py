@@ -13,11 +13,11 @@ from pathlib import Path
 
 from tensord.daemon.actors.governor import GovernorActor
 from tensord.daemon.actors.mailbox import Mailbox
-from tensord.daemon.actors.status import Documents
+from tensord.daemon.connections.status import Documents
+from tensord.daemon.governor.forms.limits import GovernorLimits
 from tensord.daemon.governor.governor import Governor
-from tensord.daemon.governor.limits import GovernorLimits
 from tensord.daemon.reports.request_times import RequestTimes
-from tensord.ipc import messages
+from tensord.ipc.messages import control as messages
 
 from ..core.stand import Stand
 from .stand import serving
@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def a_session() -> None:
-    importlib.import_module("tensord.daemon.actors.session")
+    importlib.import_module("tensord.daemon.connections.session")
 
 
 def a_store() -> None:

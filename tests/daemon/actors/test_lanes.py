@@ -14,11 +14,11 @@ import pytest
 
 from tensord.daemon.actors.lanes import ACCESSED_AT_ONCE, DRAIN_EVERY_S, HOLDERS_EVERY_S, LaneJobs
 from tensord.daemon.core import events
-from tensord.daemon.holders import CHANGES_AT_ONCE
-from tensord.daemon.lane_scan import UNCHECKED_MAX, WORDS_AT_ONCE, LaneScan
-from tensord.shm.lane_reader import LaneReader
-from tensord.shm.lanes import LOG_AT, PINS_AT
-from tensord.shm.layout import LANE_WORDS
+from tensord.daemon.memory.holders import CHANGES_AT_ONCE
+from tensord.daemon.memory.lane_scan import UNCHECKED_MAX, WORDS_AT_ONCE, LaneScan
+from tensord.shm.lanes.lane import LOG_AT, PINS_AT
+from tensord.shm.lanes.reader import LaneReader
+from tensord.shm.ring.layout import LANE_WORDS
 
 from ...memory_bench import lane_file
 

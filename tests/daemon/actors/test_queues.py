@@ -9,8 +9,8 @@ from typing import Any, cast
 
 from tensord.daemon.actors.queues import Queues
 from tensord.errors import BadMessage
-from tensord.shm.layout import QUEUE_AT, RECORD_BYTES
-from tensord.shm.records import SUBMITTED_AT, SubmissionReader
+from tensord.shm.lanes.records import SUBMITTED_AT, SubmissionReader
+from tensord.shm.ring.layout import QUEUE_AT, RECORD_BYTES
 
 from ...memory_bench import lane_file
 

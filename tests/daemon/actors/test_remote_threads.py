@@ -14,15 +14,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensord.daemon.actors.remote import THREAD_NAME, Outcome, RemoteThreads, Request
 from tensord.daemon.core.effects import ReadRemote, RemoveRemote, SaveRemote, Seek, WithdrawClaim
 from tensord.daemon.core.events import RemoteFound, RemoteRead, RemoteSaved
-from tensord.daemon.tiers.directory import DirectoryStore
-from tensord.daemon.tiers.mooncake import MooncakeStore
-from tensord.daemon.tiers.store import RemoteStore
+from tensord.daemon.remote_stores.directory import DirectoryStore
+from tensord.daemon.remote_stores.mooncake import MooncakeStore
+from tensord.daemon.remote_stores.store import RemoteStore
+from tensord.daemon.remote_stores.threads import THREAD_NAME, Outcome, RemoteThreads, Request
 from tensord.errors import Corrupt
-from tensord.shm.copy import checksum_of
-from tensord.shm.layout import SpanHeader
+from tensord.shm.payloads.copy import checksum_of
+from tensord.shm.ring.layout import SpanHeader
 from tests.daemon_process import PATIENCE_S
 
 KEY = bytes(range(28)) + bytes(4)

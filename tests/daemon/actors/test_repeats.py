@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import socket
 
-from tensord.daemon.actors.repeats import Repeats
-from tensord.ipc import messages
-from tensord.ipc.frames import pack
-from tensord.ipc.schema import PROTOCOL_VERSION
+from tensord.daemon.connections.repeats import Repeats
+from tensord.ipc.messages import control as messages
+from tensord.ipc.messages.schema import PROTOCOL_VERSION
+from tensord.ipc.wire.frames import pack
 from tests.daemon_process import Daemon, until
 
 

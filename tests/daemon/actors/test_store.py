@@ -11,7 +11,7 @@ import numpy as np
 from tensord.daemon.actors.messages import Queried
 from tensord.daemon.actors.store import StoreActor
 from tensord.daemon.config.config import Config
-from tensord.ipc import messages
+from tensord.ipc.messages import control as messages
 
 from ...daemon_process import PATIENCE_S
 from ..core.stand import SPAN, Stand

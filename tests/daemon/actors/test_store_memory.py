@@ -11,8 +11,8 @@ from tensord.client.writing.inbox import Inbox
 from tensord.daemon.actors.messages import HangUp, Requested
 from tensord.daemon.room import ways
 from tensord.daemon.store import spans
-from tensord.ipc import messages
-from tensord.shm.packing import pack
+from tensord.ipc.messages import control as messages
+from tensord.shm.payloads.packing import pack
 
 from ...memory_bench import key
 from .stand import serving

@@ -6,11 +6,11 @@ import asyncio
 
 import pytest
 
-from tensord.daemon.actors import timing
-from tensord.daemon.actors.timing import RequestTimer, measure_lag
+from tensord.daemon.connections import timing
+from tensord.daemon.connections.timing import RequestTimer, measure_lag
 from tensord.daemon.reports.request_times import RequestTimes
 from tensord.errors import StoreFull
-from tensord.ipc import messages
+from tensord.ipc.messages import control as messages
 
 KEY = b"k" * 32
 

@@ -12,10 +12,10 @@ from tensord.daemon.config.config import Config
 from tensord.daemon.config.limits import governor_limits
 from tensord.daemon.config.sections import LimitsSection
 from tensord.daemon.config.settings import flag_of, settings_of, variable_of
-from tensord.daemon.policy.modes import Thresholds
+from tensord.daemon.governor.modes.modes import Thresholds
 from tensord.daemon.replacement import POLICIES
 from tensord.errors import BadConfiguration
-from tensord.ipc import schema
+from tensord.ipc.messages import schema
 
 GIB = 1 << 30
 NOWHERE = {"XDG_CONFIG_HOME": "/nowhere"}
@@ -333,11 +333,11 @@ def test_the_status_socket_stands_beside_a_given_control_socket() -> None:
 def test_the_ring_takes_a_quarter_of_a_small_machine_and_4_gib_of_a_large_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("tensord.shm.segments.shm_free_bytes", lambda: 1 << 50)
+    monkeypatch.setattr("tensord.shm.ring.segments.shm_free_bytes", lambda: 1 << 50)
     assert load(available_bytes=64 * GIB).ring_bytes == 4 * GIB
     assert load(available_bytes=2 * GIB).ring_bytes == GIB // 2
     assert load(available_bytes=1).ring_bytes == 1 << 20
-    monkeypatch.setattr("tensord.shm.segments.shm_free_bytes", lambda: 64 << 20)
+    monkeypatch.setattr("tensord.shm.ring.segments.shm_free_bytes", lambda: 64 << 20)
     assert load(available_bytes=64 * GIB).ring_bytes == 32 << 20
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from tensord.daemon.config.config import Config
 from tensord.daemon.config.limits import governor_limits
-from tensord.daemon.governor.limits import NeighbourPlace
+from tensord.daemon.governor.forms.limits import NeighbourPlace
 from tensord.errors import BadConfiguration
 
 

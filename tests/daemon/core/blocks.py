@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tensord.shm.layout import aligned
-from tensord.shm.prefix import PrefixRecord, Tokens, block_key
+from tensord.shm.payloads.prefix import PrefixRecord, Tokens, block_key
+from tensord.shm.ring.layout import aligned
 
 TAG = b"sequence"
 BLOCK = 16

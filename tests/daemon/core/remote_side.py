@@ -29,8 +29,8 @@ from tensord.daemon.core.events import (
     Sought,
 )
 from tensord.errors import TensordError
-from tensord.shm.keys import generation_of
-from tensord.shm.layout import SPAN_HEADER_BYTES, SpanHeader
+from tensord.shm.index.keys import generation_of
+from tensord.shm.ring.layout import SPAN_HEADER_BYTES, SpanHeader
 
 
 class RemoteSide:

@@ -33,12 +33,12 @@ from tensord.daemon.core.limits import StoreLimits
 from tensord.daemon.core.parts import StoreMemory
 from tensord.daemon.core.store import Store
 from tensord.errors import NotEnoughMemory, TensordError
-from tensord.ipc import messages
-from tensord.shm.index import IndexReader, IndexWriter
-from tensord.shm.keys import make_key
-from tensord.shm.layout import PAGE_BYTES, SPAN_HEADER_BYTES, IndexGeometry, SpanHeader, span_bytes
-from tensord.shm.prefix import PrefixRecord, Tokens
-from tensord.shm.records import NO_KEY, RECORD
+from tensord.ipc.messages import control as messages
+from tensord.shm.index.index import IndexReader, IndexWriter
+from tensord.shm.index.keys import make_key
+from tensord.shm.lanes.records import NO_KEY, RECORD
+from tensord.shm.payloads.prefix import PrefixRecord, Tokens
+from tensord.shm.ring.layout import PAGE_BYTES, SPAN_HEADER_BYTES, IndexGeometry, SpanHeader, span_bytes
 
 from .blocks import BLOCK, TAG, TREE_BYTES, Block, block, name, query, text
 from .remote_side import RemoteSide

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from tensord.ipc import messages
-from tensord.shm.layout import span_bytes
-from tensord.shm.records import NO_KEY, RECORD
+from tensord.ipc.messages import control as messages
+from tensord.shm.lanes.records import NO_KEY, RECORD
+from tensord.shm.ring.layout import span_bytes
 
 from .stand import Stand
 

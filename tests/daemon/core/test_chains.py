@@ -14,8 +14,8 @@ import pytest
 from tensord.daemon.core.events import FoundCorrupt
 from tensord.daemon.lifetimes.removals import SLICE
 from tensord.daemon.replacement import POLICIES
-from tensord.ipc import messages
-from tensord.shm.layout import PAGE_BYTES, SPAN_HEADER_BYTES
+from tensord.ipc.messages import control as messages
+from tensord.shm.ring.layout import PAGE_BYTES, SPAN_HEADER_BYTES
 
 from .blocks import TAG, block, name
 from .stand import SPAN, Stand, key

@@ -8,7 +8,7 @@ import pytest
 
 from tensord.daemon.claims import unstorable
 from tensord.errors import BadTree, NotEnoughMemory, ObjectTooLarge, TensordError, TimedOut
-from tensord.ipc import messages
+from tensord.ipc.messages import control as messages
 
 from .stand import SPAN, Make, Stand, key
 

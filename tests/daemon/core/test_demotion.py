@@ -16,8 +16,8 @@ from tensord.daemon.core.events import LimitsChanged, Tick
 from tensord.daemon.core.host_memory import Pressed
 from tensord.daemon.remote.demotion import DEMOTION_S
 from tensord.errors import TierFull
-from tensord.ipc import messages
-from tensord.shm.layout import PAGE_BYTES, SPAN_HEADER_BYTES
+from tensord.ipc.messages import control as messages
+from tensord.shm.ring.layout import PAGE_BYTES, SPAN_HEADER_BYTES
 
 from .blocks import block
 from .stand import Make, Stand, key

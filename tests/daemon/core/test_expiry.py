@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from tensord.daemon.core.events import Tick
-from tensord.ipc import messages
-from tensord.shm.layout import PAGE_BYTES, SPAN_HEADER_BYTES
+from tensord.ipc.messages import control as messages
+from tensord.shm.ring.layout import PAGE_BYTES, SPAN_HEADER_BYTES
 
 from .stand import SPAN, Make, key
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tensord.ipc import messages
+from tensord.ipc.messages import control as messages
 
 from .stand import SPAN, Make, key
 

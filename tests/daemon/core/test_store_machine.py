@@ -15,8 +15,8 @@ from tensord.daemon.core.events import Accessed, FoundCorrupt, LimitsChanged, Re
 from tensord.daemon.core.host_memory import Pressed
 from tensord.daemon.replacement import POLICIES
 from tensord.errors import BadTree, TierUnavailable
-from tensord.ipc import messages
-from tensord.shm.layout import PAGE_BYTES, span_bytes
+from tensord.ipc.messages import control as messages
+from tensord.shm.ring.layout import PAGE_BYTES, span_bytes
 
 from .blocks import TAG, TREE_BYTES, block, name
 from .stand import Place, Stand, View, key

@@ -11,8 +11,8 @@ import pytest
 
 from tensord.daemon.core.events import Accessed, Drained
 from tensord.daemon.replacement import POLICIES
-from tensord.ipc import messages
-from tensord.shm.layout import SPAN_HEADER_BYTES, span_bytes
+from tensord.ipc.messages import control as messages
+from tensord.shm.ring.layout import SPAN_HEADER_BYTES, span_bytes
 
 from .stand import SPAN, Stand, key
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from tensord.daemon.gauges.reading import GaugeFailed, Reading, Result, Source
-from tensord.ipc.modes import HOST_GAUGE, Tier
+from tensord.ipc.messages.modes import HOST_GAUGE, Tier
 
 GIB = 1 << 30
 

@@ -16,7 +16,7 @@ from typing import Any
 from tensord.daemon.gauges import registry
 from tensord.daemon.gauges.offers import Opening
 from tensord.daemon.gauges.reading import GaugeAbsent, GaugeFailed, Reading, Source
-from tensord.ipc.modes import Tier
+from tensord.ipc.messages.modes import Tier
 
 
 def answer(source: Source, now: float) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tensord.ipc.modes import Tier
+from tensord.ipc.messages.modes import Tier
 
 from .cards import GIB, Card, Cards, OneCard, Reader
 from .conformance import AnySource, Stage

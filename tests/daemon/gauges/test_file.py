@@ -7,7 +7,7 @@ import pytest
 
 from tensord.daemon.gauges.file import FileSource
 from tensord.daemon.gauges.reading import GaugeFailed, Reading
-from tensord.ipc.modes import HOST_GAUGE, Tier
+from tensord.ipc.messages.modes import HOST_GAUGE, Tier
 
 from .conformance import AnySource, Stage
 

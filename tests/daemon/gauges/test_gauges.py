@@ -13,9 +13,9 @@ from tensord.daemon.gauges.gauges import Gauges, open_gauges
 from tensord.daemon.gauges.owners import OwnersSource
 from tensord.daemon.gauges.reading import GaugeAbsent, Reading, Result
 from tensord.daemon.gauges.source_thread import ABSENT_S, DEADLINE_S
-from tensord.daemon.governor.events import Sample
-from tensord.daemon.logs import logger
-from tensord.ipc.modes import Tier
+from tensord.daemon.governor.forms.events import Sample
+from tensord.daemon.process.logs import logger
+from tensord.ipc.messages.modes import Tier
 
 from ...daemon_process import until
 from .test_sysfs import card

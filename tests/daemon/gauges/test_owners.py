@@ -6,7 +6,7 @@ import pytest
 
 from tensord.daemon.gauges.owners import OwnersSource
 from tensord.daemon.gauges.reading import GaugeFailed, Reading
-from tensord.ipc.modes import Tier
+from tensord.ipc.messages.modes import Tier
 
 from .conformance import AnySource, Stage
 

@@ -10,7 +10,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from tensord.daemon.gauges.psi import StallTrigger
-from tensord.daemon.logs import logger
+from tensord.daemon.process.logs import logger
 
 PATIENCE_S = 30.0
 MACHINE = Path("/proc/pressure/memory")

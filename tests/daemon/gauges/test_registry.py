@@ -9,7 +9,7 @@ import pytest
 
 from tensord.daemon.gauges import registry
 from tensord.daemon.gauges.offers import OFFERS, Offer, Opening
-from tensord.ipc.modes import Tier
+from tensord.ipc.messages.modes import Tier
 
 from .conformance import AnySource
 

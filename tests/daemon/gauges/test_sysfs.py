@@ -6,7 +6,7 @@ import pytest
 
 from tensord.daemon.gauges.reading import GaugeAbsent, GaugeFailed, Reading
 from tensord.daemon.gauges.sysfs import SysfsSource
-from tensord.ipc.modes import Tier
+from tensord.ipc.messages.modes import Tier
 
 from .conformance import AnySource, Stage
 

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from tensord.daemon.core.effects import Announce, Send
-from tensord.daemon.devices.devices import Circumstances, Devices
-from tensord.daemon.governor.effects import GovernorLog
-from tensord.daemon.governor.limits import GovernorLimits
-from tensord.daemon.governor.outbox import GovernorClient, GovernorOutbox
-from tensord.ipc import messages
-from tensord.ipc.modes import Mode
-from tensord.ipc.schema import SIZE_BYTES_MAX
+from tensord.daemon.governor.devices.devices import Circumstances, Devices
+from tensord.daemon.governor.forms.effects import GovernorLog
+from tensord.daemon.governor.forms.limits import GovernorLimits
+from tensord.daemon.governor.forms.outbox import GovernorClient, GovernorOutbox
+from tensord.ipc.messages import control as messages
+from tensord.ipc.messages.modes import Mode
+from tensord.ipc.messages.schema import SIZE_BYTES_MAX
 
 GPU = "0000:65:00.0"
 FINISHED = 2e9

@@ -8,8 +8,8 @@ from typing import Any
 
 from tensord.daemon.core.effects import Announce, Send
 from tensord.daemon.core.host_memory import HostHolds, Pressed
-from tensord.daemon.governor.effects import AskNeighbour, Effect, GovernorLog
-from tensord.daemon.governor.events import (
+from tensord.daemon.governor.forms.effects import AskNeighbour, Effect, GovernorLog
+from tensord.daemon.governor.forms.events import (
     Event,
     GovernorClientJoined,
     GovernorClientLeft,
@@ -19,10 +19,10 @@ from tensord.daemon.governor.events import (
     Sample,
     Sampled,
 )
+from tensord.daemon.governor.forms.limits import GovernorLimits
 from tensord.daemon.governor.governor import Governor
-from tensord.daemon.governor.limits import GovernorLimits
-from tensord.ipc import messages
-from tensord.ipc.modes import HOST_GAUGE, Mode, Tier
+from tensord.ipc.messages import control as messages
+from tensord.ipc.messages.modes import HOST_GAUGE, Mode, Tier
 
 UNIX_AT_ZERO_S = 1_000_000.0
 GPU = "0000:65:00.0"

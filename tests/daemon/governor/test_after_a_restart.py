@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tensord.daemon.governor.events import FormerDaemonFound
-from tensord.daemon.reservations.queue import REATTACH_S
-from tensord.ipc import messages
+from tensord.daemon.governor.forms.events import FormerDaemonFound
+from tensord.daemon.governor.reservations.queue import REATTACH_S
+from tensord.ipc.messages import control as messages
 
 from .stand import GPU, MIB, Make, Stand, refused
 

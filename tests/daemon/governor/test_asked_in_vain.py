@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from tensord.daemon.devices.record import WAITING_RETRY_S
-from tensord.ipc import messages
-from tensord.ipc.modes import Mode
+from tensord.daemon.governor.devices.record import WAITING_RETRY_S
+from tensord.ipc.messages import control as messages
+from tensord.ipc.messages.modes import Mode
 
 from .registry import GPU, Registry, ordered
 from .stand import Make

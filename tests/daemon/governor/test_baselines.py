@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from tensord.daemon.policy.baselines import BASELINE_SHARE_MAX, GAP_S
-from tensord.ipc import messages
-from tensord.ipc.modes import HOST_GAUGE, Mode
+from tensord.daemon.governor.modes.baselines import BASELINE_SHARE_MAX, GAP_S
+from tensord.ipc.messages import control as messages
+from tensord.ipc.messages.modes import HOST_GAUGE, Mode
 
 from .stand import GPU, MIB, TOTAL, Make, Stand, key, refused
 

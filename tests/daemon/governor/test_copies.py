@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from tensord.daemon.devices import copies
-from tensord.daemon.devices.copies import MEMORY_COUNTS, RATE_FRESH_S, RATES_KEPT, CopyRates
-from tensord.daemon.governor.events import MemoryCopyMeasured
-from tensord.daemon.governor.limits import GovernorLimits
-from tensord.ipc import messages
-from tensord.ipc.modes import Mode
+from tensord.daemon.governor.devices import copies
+from tensord.daemon.governor.devices.copies import MEMORY_COUNTS, RATE_FRESH_S, RATES_KEPT, CopyRates
+from tensord.daemon.governor.forms.events import MemoryCopyMeasured
+from tensord.daemon.governor.forms.limits import GovernorLimits
+from tensord.ipc.messages import control as messages
+from tensord.ipc.messages.modes import Mode
 
 from .registry import GPU, Registry, ordered
 from .stand import Make

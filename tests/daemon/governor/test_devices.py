@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from tensord.errors import BelowFloor, DeviceFull, LimitReached, OwnedElsewhere, UnknownOrder
-from tensord.ipc import messages
-from tensord.ipc.modes import Mode
+from tensord.ipc.messages import control as messages
+from tensord.ipc.messages.modes import Mode
 
 from .registry import GPU, Registry, key, ordered
 

@@ -8,9 +8,9 @@ import pytest
 
 from tensord.daemon.core.effects import Send
 from tensord.daemon.core.host_memory import Pressed
-from tensord.daemon.governor.events import GovernorReceived
-from tensord.ipc import messages
-from tensord.ipc.modes import HOST_GAUGE, Mode
+from tensord.daemon.governor.forms.events import GovernorReceived
+from tensord.ipc.messages import control as messages
+from tensord.ipc.messages.modes import HOST_GAUGE, Mode
 
 from .stand import GPU, MIB, TOTAL, Make, Stand, refused
 

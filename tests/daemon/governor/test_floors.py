@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tensord.ipc import messages
+from tensord.ipc.messages import control as messages
 
 from .stand import GPU, MIB, Make, Stand, refused
 

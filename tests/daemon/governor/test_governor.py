@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from tensord.daemon.governor.events import OWNERS_EVERY_S, Sampled, SourceState
-from tensord.daemon.governor.limits import NeighbourPlace
-from tensord.ipc import messages
-from tensord.ipc.messages import Step
-from tensord.ipc.modes import HOST_GAUGE, Mode, Tier
+from tensord.daemon.governor.forms.events import OWNERS_EVERY_S, Sampled, SourceState
+from tensord.daemon.governor.forms.limits import NeighbourPlace
+from tensord.ipc.messages import control as messages
+from tensord.ipc.messages.control import Step
+from tensord.ipc.messages.modes import HOST_GAUGE, Mode, Tier
 
 from .stand import GPU, MIB, TOTAL, Make, Stand, key, refused
 

@@ -17,14 +17,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tensord.daemon.core.effects import Send
-from tensord.daemon.devices.record import SLOW_S, WAITING_RETRY_S
-from tensord.daemon.governor.effects import AskNeighbour, Effect
-from tensord.daemon.governor.events import Event, FormerDaemonFound, GovernorTick, NeighbourAnswered, Sampled
-from tensord.daemon.governor.limits import NeighbourPlace
-from tensord.daemon.reservations.queue import REATTACH_S
-from tensord.ipc import messages
-from tensord.ipc.messages import Step
-from tensord.ipc.modes import HOST_GAUGE, Mode
+from tensord.daemon.governor.devices.record import SLOW_S, WAITING_RETRY_S
+from tensord.daemon.governor.forms.effects import AskNeighbour, Effect
+from tensord.daemon.governor.forms.events import Event, FormerDaemonFound, GovernorTick, NeighbourAnswered, Sampled
+from tensord.daemon.governor.forms.limits import NeighbourPlace
+from tensord.daemon.governor.reservations.queue import REATTACH_S
+from tensord.ipc.messages import control as messages
+from tensord.ipc.messages.control import Step
+from tensord.ipc.messages.modes import HOST_GAUGE, Mode
 
 from .stand import MIB, TOTAL, Stand, key
 

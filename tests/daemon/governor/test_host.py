@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tensord.daemon.core.host_memory import Pressed
-from tensord.ipc.modes import HOST_GAUGE, Mode
+from tensord.ipc.messages.modes import HOST_GAUGE, Mode
 
 from .stand import MIB, TOTAL, Make, Stand
 

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from tensord.daemon.core.effects import Effect as StoreEffect
 from tensord.daemon.core.host_memory import HostHolds, Pressed
-from tensord.ipc.modes import HOST_GAUGE, Mode
-from tensord.shm.layout import SPAN_HEADER_BYTES
+from tensord.ipc.messages.modes import HOST_GAUGE, Mode
+from tensord.shm.ring.layout import SPAN_HEADER_BYTES
 
 from ..core.stand import Stand as StoreStand
 from .stand import MIB, Stand

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from tensord.daemon.devices.record import SLOW_S
-from tensord.ipc import messages
-from tensord.ipc.modes import Mode
+from tensord.daemon.governor.devices.record import SLOW_S
+from tensord.ipc.messages import control as messages
+from tensord.ipc.messages.modes import Mode
 
 from .stand import GPU, MIB, TOTAL, Make, Stand, key, refused
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tensord.daemon.reservations.unseen import SUMS_MAX, UnseenBytes
-from tensord.ipc import messages
+from tensord.daemon.governor.reservations.unseen import SUMS_MAX, UnseenBytes
+from tensord.ipc.messages import control as messages
 
 from .stand import GPU, MIB, TOTAL, Make, Stand, refused
 

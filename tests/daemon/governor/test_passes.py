@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tensord.ipc.modes import Mode
+from tensord.ipc.messages.modes import Mode
 
 from .registry import FINISHED, GPU, Registry, ordered
 

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tensord.daemon.devices import ranking
-from tensord.daemon.devices.ranking import Amounts, at_once, enough, first
-from tensord.daemon.devices.table import Table
+from tensord.daemon.governor.devices import ranking
+from tensord.daemon.governor.devices.ranking import Amounts, at_once, enough, first
+from tensord.daemon.governor.devices.table import Table
 
 from .registry import FINISHED, UNKNOWN, key
 

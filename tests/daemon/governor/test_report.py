@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 
-from tensord.daemon.devices.copies import ASSUMED_BYTES_PER_S
-from tensord.daemon.governor.events import GovernorClientJoined
-from tensord.ipc import messages
-from tensord.ipc.modes import HOST_GAUGE
+from tensord.daemon.governor.devices.copies import ASSUMED_BYTES_PER_S
+from tensord.daemon.governor.forms.events import GovernorClientJoined
+from tensord.ipc.messages import control as messages
+from tensord.ipc.messages.modes import HOST_GAUGE
 
 from .stand import GPU, MIB, TOTAL, UNIX_AT_ZERO_S, Make
 

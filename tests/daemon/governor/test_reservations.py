@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tensord.ipc import messages
+from tensord.ipc.messages import control as messages
 
 from .stand import GPU, MIB, Make, Stand, refused
 

@@ -6,10 +6,10 @@ from typing import Any, Literal
 
 import pytest
 
-from tensord.daemon.governor.events import NeighbourAnswered
-from tensord.daemon.governor.limits import NeighbourPlace
-from tensord.daemon.reservations.rooms import SETTLE_S
-from tensord.ipc import messages
+from tensord.daemon.governor.forms.events import NeighbourAnswered
+from tensord.daemon.governor.forms.limits import NeighbourPlace
+from tensord.daemon.governor.reservations.rooms import SETTLE_S
+from tensord.ipc.messages import control as messages
 
 from .stand import GPU, MIB, TOTAL, Make, Stand, refused
 

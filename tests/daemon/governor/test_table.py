@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tensord.daemon.devices.table import USES_MAX, Table
+from tensord.daemon.governor.devices.table import USES_MAX, Table
 
 from .registry import key
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tensord.ipc import messages
-from tensord.ipc.modes import HOST_GAUGE, Mode, Tier
+from tensord.ipc.messages import control as messages
+from tensord.ipc.messages.modes import HOST_GAUGE, Mode, Tier
 
 from .stand import GPU, TOTAL, UNIX_AT_ZERO_S, Make
 

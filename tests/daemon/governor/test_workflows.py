@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tensord.daemon.core.events import AGENTS_MAX
-from tensord.daemon.policy.workflows import ENDED_AGENTS_MAX, FINISHED, UNKNOWN, Workflows
+from tensord.daemon.governor.demand.workflows import ENDED_AGENTS_MAX, FINISHED, UNKNOWN, Workflows
 from tensord.errors import BadGraph, BadStep, LimitReached, TensordError
-from tensord.ipc.messages import Step
+from tensord.ipc.messages.control import Step
 
 PLAN = [Step("planner", 0), Step("coder", 1, ["planner"]), Step("tester", 4, ["coder"]), Step("coder", 6, ["tester"])]
 

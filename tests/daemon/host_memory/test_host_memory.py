@@ -10,8 +10,8 @@ from tensord.daemon.core.effects import Punch
 from tensord.daemon.core.host_memory import Pressed
 from tensord.daemon.host_memory.page_victims import PageVictims
 from tensord.daemon.store.table import ENDED, LIVE
-from tensord.shm.layout import SPAN_HEADER_BYTES, span_bytes
-from tensord.shm.records import NO_KEY
+from tensord.shm.lanes.records import NO_KEY
+from tensord.shm.ring.layout import SPAN_HEADER_BYTES, span_bytes
 
 from ..store.rows import key_of
 from .host import Host

@@ -22,9 +22,9 @@ from tensord.daemon.reports.removal_history import RemovalHistory
 from tensord.daemon.reports.status import StatusReport
 from tensord.daemon.reports.why import Explanations
 from tensord.daemon.store.details import Details
-from tensord.ipc import messages
-from tensord.shm.generations import GenerationWriter
-from tensord.shm.records import NO_KEY
+from tensord.ipc.messages import control as messages
+from tensord.shm.index.generations import GenerationWriter
+from tensord.shm.lanes.records import NO_KEY
 
 from ..store.rows import RowStore, key_of
 

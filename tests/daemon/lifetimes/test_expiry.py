@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tensord.errors import LimitReached
-from tensord.ipc import messages
+from tensord.ipc.messages import control as messages
 
 from ..store.rows import TAG, key_of
 from .stand import SPAN, LifetimesStand

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from tensord.errors import LimitReached
-from tensord.ipc import messages
+from tensord.ipc.messages import control as messages
 
 from ..store.rows import TAG, key_of
 from .stand import SPAN, LifetimesStand

@@ -7,7 +7,7 @@ import pytest
 
 from tensord.daemon.replacement import POLICIES
 from tensord.daemon.store.details import unpack_uses
-from tensord.shm.index import REUSE_USES_MAX, IndexReader, IndexWriter
+from tensord.shm.index.index import REUSE_USES_MAX, IndexReader, IndexWriter
 
 from ..store.rows import key_of
 from .stand import SPAN, LifetimesStand

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tensord.daemon.governor.limits import NeighbourPlace
+from tensord.daemon.governor.forms.limits import NeighbourPlace
 from tensord.daemon.neighbours import http
 from tensord.daemon.neighbours.ollama import MODELS_MAX
 from tensord.daemon.neighbours.registry import PORTS, ask

@@ -10,9 +10,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from tensord.daemon.policy.modes import FALLS, Thresholds, TierMode
+from tensord.daemon.governor.modes.modes import FALLS, Thresholds, TierMode
 from tensord.errors import BadConfiguration
-from tensord.ipc.modes import LEVELS, Mode
+from tensord.ipc.messages.modes import LEVELS, Mode
 
 BEGINS = {Mode.NORMAL: 0.70, Mode.PRESSURE: 0.85, Mode.CRITICAL: 0.92, Mode.EMERGENCY: 0.96}
 LEFT = {Mode.NORMAL: 0.68, Mode.PRESSURE: 0.83, Mode.CRITICAL: 0.90, Mode.EMERGENCY: 0.94}

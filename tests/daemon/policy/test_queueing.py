@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from tensord.daemon.policy.queueing import BUCKETS, COVERED_BUCKETS_MIN, QueueingController
+from tensord.daemon.governor.demand.queueing import BUCKETS, COVERED_BUCKETS_MIN, QueueingController
 
 WINDOW_S = 64.0  # buckets of a second
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from tensord.ipc.layers import Layer, can_rewind_to
-from tensord.shm.prefix import Media
+from tensord.shm.payloads.prefix import Media
 
 
 @dataclass(slots=True)

@@ -16,8 +16,8 @@ from tensord.daemon.prefix.blocks import SequenceBlocks
 from tensord.daemon.prefix.index import Found
 from tensord.daemon.store.table import LIVE
 from tensord.ipc.layers import Layer, can_rewind_to, layout
-from tensord.shm.prefix import Media, PrefixRecord, Tokens, block_key, fold
-from tensord.shm.records import NO_KEY
+from tensord.shm.lanes.records import NO_KEY
+from tensord.shm.payloads.prefix import Media, PrefixRecord, Tokens, block_key, fold
 
 from ..store.rows import TAG, RowStore
 

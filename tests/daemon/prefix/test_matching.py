@@ -14,8 +14,8 @@ from tensord.daemon.core.outbox import StoreClient, StoreOutbox
 from tensord.daemon.prefix.matching import USES_MAX, USES_SLICE, Matching
 from tensord.daemon.reports.counters import StoreCounters
 from tensord.errors import BadPrefix, LimitReached
-from tensord.ipc import messages
-from tensord.shm.prefix import PrefixRecord
+from tensord.ipc.messages import control as messages
+from tensord.shm.payloads.prefix import PrefixRecord
 
 from ..store.rows import TAG
 from .stand import SCOPE, SequenceStore, query

@@ -8,7 +8,7 @@ import pytest
 
 from tensord.daemon.store.table import LIVE, VICTIM
 from tensord.ipc.layers import Layer
-from tensord.shm.prefix import Media, kept
+from tensord.shm.payloads.prefix import Media, kept
 
 from .oracle import Answer, Cached, answer
 from .stand import PutSequence, SequenceStore, item

@@ -13,10 +13,10 @@ import pytest
 from tensord.daemon.recovery.recovery import Recovery
 from tensord.daemon.store.grants import LentGrant
 from tensord.daemon.store.table import LIVE, REVOKED, WITHDRAWN
-from tensord.shm import segments
-from tensord.shm.index import PLACE, PLACE_UNVERIFIED
-from tensord.shm.layout import SPAN_HEADER_BYTES, span_bytes
-from tensord.shm.records import NO_KEY, RECORD
+from tensord.shm.index.index import PLACE, PLACE_UNVERIFIED
+from tensord.shm.lanes.records import NO_KEY, RECORD
+from tensord.shm.ring import segments
+from tensord.shm.ring.layout import SPAN_HEADER_BYTES, span_bytes
 
 from ..store.rows import RowStore, key_of, reuse_word
 

@@ -8,9 +8,9 @@ from typing import Any
 from tensord.daemon.core.events import RemoteFound, Tick
 from tensord.daemon.remote.remote import Remote
 from tensord.errors import TensordError, TierUnavailable
-from tensord.ipc import messages
-from tensord.shm.generations import GenerationWriter
-from tensord.shm.layout import SpanHeader
+from tensord.ipc.messages import control as messages
+from tensord.shm.index.generations import GenerationWriter
+from tensord.shm.ring.layout import SpanHeader
 
 from ..core.stand import SPAN as SPAN
 from ..core.stand import Stand, key

@@ -18,7 +18,7 @@ from tensord.daemon.remote import speed
 from tensord.daemon.remote.breaker import FAILURES_MAX
 from tensord.daemon.remote.fetches import SEEKS_MAX, WAIT_TIMES
 from tensord.errors import TierTimedOut, TierUnavailable
-from tensord.ipc import messages
+from tensord.ipc.messages import control as messages
 
 from ..core.stand import key
 from .stand import FOUND, REMOTE, Make, RemoteStand, ask, verdicts

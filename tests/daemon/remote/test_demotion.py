@@ -11,7 +11,7 @@ import pytest
 
 from tensord.daemon.core.effects import SaveRemote
 from tensord.daemon.remote.writes import WRITES_MAX
-from tensord.ipc import messages
+from tensord.ipc.messages import control as messages
 
 from ..core.stand import key
 from .stand import FOUND, REMOTE, Make, RemoteStand

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tensord.daemon.core.events import RemoteConnected
 from tensord.daemon.remote.breaker import FAILURES_MAX, FIRST_S, LONGEST_S
 from tensord.errors import TierFull, TierRefused, TierUnavailable
-from tensord.ipc import messages
+from tensord.ipc.messages import control as messages
 
 from ..core.stand import key
 from .stand import REMOTE, Make, ask, fail, publish

@@ -11,7 +11,7 @@ from tensord.daemon.core.events import GenerationsTold, RemoteSaved
 from tensord.daemon.remote.agreement import EVERY_S
 from tensord.daemon.remote.breaker import FAILURES_MAX
 from tensord.errors import TierReadOnly, TierTimedOut, TierUnavailable
-from tensord.ipc import messages
+from tensord.ipc.messages import control as messages
 
 from ..core.stand import key
 from .stand import FOUND, REMOTE, Make, RemoteStand, ask, fail, verdicts

@@ -11,7 +11,7 @@ from tensord.daemon.core.effects import RemoveRemote
 from tensord.daemon.core.events import RemoteSaved
 from tensord.daemon.remote.breaker import FIRST_S, LONGEST_S
 from tensord.errors import TierFull, TierReadOnly, TierTooLarge, TierUnavailable
-from tensord.ipc import messages
+from tensord.ipc.messages import control as messages
 
 from ..core.stand import key
 from .stand import FOUND, REMOTE, Make, RemoteStand, ask, publish, verdicts

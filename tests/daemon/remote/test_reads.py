@@ -23,7 +23,7 @@ from tensord.daemon.core.events import RemoteFound
 from tensord.daemon.remote import fetches, speed
 from tensord.daemon.remote.fetches import SEEKS_MAX, UNKNOWN_S
 from tensord.errors import Corrupt, TierTimedOut
-from tensord.ipc import messages
+from tensord.ipc.messages import control as messages
 
 from ..core.stand import key
 from .stand import FOUND, REMOTE, SPAN, Make, ask, verdicts

@@ -21,7 +21,7 @@ import pytest
 from tensord.daemon.core.events import RemoteFound
 from tensord.daemon.remote.runs import RUN_KEYS_MAX
 from tensord.errors import Corrupt, TierUnavailable
-from tensord.ipc import messages
+from tensord.ipc.messages import control as messages
 
 from ..core.stand import key
 from .stand import REMOTE, Make, RemoteStand, ask, verdicts

@@ -18,7 +18,7 @@ from tensord.daemon.core.events import RemoteFound
 from tensord.daemon.remote import speed, writes
 from tensord.daemon.remote.writes import WRITES_MAX
 from tensord.errors import TierTimedOut
-from tensord.ipc import messages
+from tensord.ipc.messages import control as messages
 
 from ..core.stand import key
 from .stand import FOUND, REMOTE, SPAN, Make, ask, publish, verdicts

@@ -17,9 +17,9 @@ from tensord.daemon.room.shares import OwnerShares
 from tensord.daemon.store.commit import Submitter
 from tensord.daemon.store.grants import LentGrant
 from tensord.errors import TensordError
-from tensord.ipc.messages import Answer, GrantsLent
-from tensord.shm.layout import SPAN_HEADER_BYTES, SpanHeader, span_bytes
-from tensord.shm.records import NO_KEY, RECORD
+from tensord.ipc.messages.control import Answer, GrantsLent
+from tensord.shm.lanes.records import NO_KEY, RECORD
+from tensord.shm.ring.layout import SPAN_HEADER_BYTES, SpanHeader, span_bytes
 
 from ..store.rows import RowStore, key_of
 

@@ -10,7 +10,7 @@ from tensord.daemon.room import lending
 from tensord.daemon.room.refusals import of_record
 from tensord.daemon.store.commit import TOO_MANY_TOKENS
 from tensord.errors import LimitReached, ObjectTooLarge, StoreFull, TensordError, UnderPressure
-from tensord.shm.layout import span_bytes
+from tensord.shm.ring.layout import span_bytes
 
 from ..store.rows import key_of
 from .room import RoomStore

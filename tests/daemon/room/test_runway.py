@@ -15,8 +15,8 @@ from tensord.daemon.store.commit import NOT_WORTH_IT
 from tensord.daemon.store.details import Details
 from tensord.daemon.store.table import ENDED, LIVE
 from tensord.errors import StoreFull, UnderPressure
-from tensord.ipc.messages import Answer
-from tensord.shm.layout import SPAN_HEADER_BYTES, span_bytes
+from tensord.ipc.messages.control import Answer
+from tensord.shm.ring.layout import SPAN_HEADER_BYTES, span_bytes
 
 from ..host_memory.host import Remote
 from ..store.rows import key_of

@@ -19,9 +19,9 @@ from tensord.daemon.store.slots import Slots
 from tensord.daemon.store.spans import Blocks, Spans
 from tensord.daemon.store.table import ENDED, WITHDRAWN, RowTable
 from tensord.daemon.store.tenants import Tenants
-from tensord.shm.index import REUSE_USED_SHIFT, IndexReader, IndexWriter, reuse_ticks
-from tensord.shm.layout import SPAN_HEADER_BYTES, IndexGeometry, SpanHeader, span_bytes
-from tensord.shm.records import NO_KEY, RECORD
+from tensord.shm.index.index import REUSE_USED_SHIFT, IndexReader, IndexWriter, reuse_ticks
+from tensord.shm.lanes.records import NO_KEY, RECORD
+from tensord.shm.ring.layout import SPAN_HEADER_BYTES, IndexGeometry, SpanHeader, span_bytes
 
 TAG = b"namespac"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from mmap import mmap
 from typing import Any
 
-from tensord.shm.index import IndexReader, IndexWriter
+from tensord.shm.index.index import IndexReader, IndexWriter
 
 from .rows import RowStore, key_of, reuse_word
 

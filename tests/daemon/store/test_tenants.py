@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hashlib import sha256
 
-from tensord.shm.layout import span_bytes
+from tensord.shm.ring.layout import span_bytes
 
 from ..room.room import RoomStore
 

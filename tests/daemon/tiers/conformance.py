@@ -14,13 +14,13 @@ from collections.abc import Callable, Collection, Iterator
 import numpy as np
 import pytest
 
-from tensord.daemon.tiers.form import OBJECT_HEADER_BYTES, Buffer, Meta, RemoteEntry
-from tensord.daemon.tiers.registry import open_store
-from tensord.daemon.tiers.store import RemoteStore
+from tensord.daemon.remote_stores.form import OBJECT_HEADER_BYTES, Buffer, Meta, RemoteEntry
+from tensord.daemon.remote_stores.registry import open_store
+from tensord.daemon.remote_stores.store import RemoteStore
 from tensord.errors import BadKey, TierTimedOut, TierUnavailable, UsageError
-from tensord.shm.layout import SpanHeader
-from tensord.shm.packing import pack
-from tensord.shm.recipe import recipe
+from tensord.shm.payloads.packing import pack
+from tensord.shm.payloads.recipe import recipe
+from tensord.shm.ring.layout import SpanHeader
 from tests.processes import Child, Stage
 
 from .entries import get, key_of, made, made_of, payload_of, put, soon

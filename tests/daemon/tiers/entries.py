@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tensord.daemon.tiers.form import OBJECT_HEADER_BYTES, Meta, RemoteEntry
-from tensord.daemon.tiers.store import RemoteStore
-from tensord.shm.copy import checksum_of
-from tensord.shm.keys import make_key
+from tensord.daemon.remote_stores.form import OBJECT_HEADER_BYTES, Meta, RemoteEntry
+from tensord.daemon.remote_stores.store import RemoteStore
+from tensord.shm.index.keys import make_key
+from tensord.shm.payloads.copy import checksum_of
 
 PATIENCE_S = 30.0
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from mooncake.store import MooncakeDistributedStore
 
-from tensord.daemon.tiers.mooncake_calls import MooncakeCalls
-from tensord.daemon.tiers.registry import open_store
-from tensord.daemon.tiers.store import RemoteStore
+from tensord.daemon.remote_stores.mooncake_calls import MooncakeCalls
+from tensord.daemon.remote_stores.registry import open_store
+from tensord.daemon.remote_stores.store import RemoteStore
 from tensord.errors import BadConfiguration, TierFull, TierTimedOut, TierUnavailable
 from tests.daemon_process import until
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tensord.daemon.tiers.store import RemoteStore
+from tensord.daemon.remote_stores.store import RemoteStore
 from tensord.errors import TierFull, TierTimedOut, TierUnavailable
 
 from .conformance import MIB, Backend

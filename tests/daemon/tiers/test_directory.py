@@ -17,10 +17,10 @@ from urllib.parse import quote
 
 import pytest
 
-from tensord.daemon.tiers import directory_room
-from tensord.daemon.tiers.directory import DirectoryStore
-from tensord.daemon.tiers.directory_room import LEFTOVER_S, DirectoryRoom
-from tensord.daemon.tiers.registry import open_store
+from tensord.daemon.remote_stores import directory_room
+from tensord.daemon.remote_stores.directory import DirectoryStore
+from tensord.daemon.remote_stores.directory_room import LEFTOVER_S, DirectoryRoom
+from tensord.daemon.remote_stores.registry import open_store
 from tensord.errors import BadConfiguration, TierFull, TierTooLarge, TierUnavailable
 from tests.daemon_process import PATIENCE_S, until
 from tests.processes import Child

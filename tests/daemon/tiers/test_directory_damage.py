@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tensord.daemon.tiers import directory_room
-from tensord.daemon.tiers.directory import DirectoryStore
+from tensord.daemon.remote_stores import directory_room
+from tensord.daemon.remote_stores.directory import DirectoryStore
 from tensord.errors import TierReadOnly, TierRefused, TierTimedOut, TierUnavailable
 from tests.daemon_process import PATIENCE_S
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensord.daemon.tiers.form import OBJECT_HEADER_BYTES, Meta, check, check_header, object_header
+from tensord.daemon.remote_stores.form import OBJECT_HEADER_BYTES, Meta, check, check_header, object_header
 from tensord.errors import Corrupt, UsageError
-from tensord.shm.layout import SPAN_HEADER_BYTES, TREE_BYTES_MAX, SpanHeader
+from tensord.shm.ring.layout import SPAN_HEADER_BYTES, TREE_BYTES_MAX, SpanHeader
 
 from .entries import key_of, made
 

@@ -16,7 +16,7 @@ import pytest
 import redis
 from redis.exceptions import OutOfMemoryError
 
-from tensord.daemon.tiers.registry import open_store
+from tensord.daemon.remote_stores.registry import open_store
 from tensord.errors import BadConfiguration, TierFull, TierRefused, TierTimedOut, TierUnavailable
 
 from .conformance import MIB, AnyStore, claims

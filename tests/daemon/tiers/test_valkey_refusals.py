@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import redis
 
-from tensord.daemon.tiers.registry import open_store
-from tensord.daemon.tiers.store import RemoteStore
+from tensord.daemon.remote_stores.registry import open_store
+from tensord.daemon.remote_stores.store import RemoteStore
 from tensord.errors import TierFull, TierReadOnly, TierTooLarge
 from tests.daemon_process import until
 
@@ -95,7 +95,7 @@ def test_a_claim_of_another_type_is_nobodys_and_counts_as_corrupt(kind: str) -> 
 
 
 def test_an_object_that_no_server_takes_does_not_mean_that_the_server_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tensord.daemon.tiers.valkey.VALUE_BYTES_MAX", MIB)
+    monkeypatch.setattr("tensord.daemon.remote_stores.valkey.VALUE_BYTES_MAX", MIB)
     with RedisServer() as server:
         store = open_store(f"redis://{HOST}:{server.port}")
         with pytest.raises(TierTooLarge, match="larger than a value"):

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tensord.daemon.tiers.valkey_wire import ServerError, ValkeyWire
+from tensord.daemon.remote_stores.valkey_wire import ServerError, ValkeyWire
 from tensord.errors import TierUnavailable
 
 from .entries import soon

@@ -6,7 +6,7 @@ from functools import partial
 from itertools import count
 from typing import Any
 
-from tensord.client.vllm.background import CLIENTS
+from tensord.client.vllm.engine.background import CLIENTS
 from tests.daemon_process import Daemon, until
 
 from ..step_bench import Steps, request, right
@@ -52,7 +52,7 @@ def counted(engine: Steps, name: str) -> float:
 
 
 def keys(daemon: Daemon) -> set[bytes]:
-    from tensord.ipc import messages
+    from tensord.ipc.messages import control as messages
 
     rows = daemon.ask(partial(messages.EntriesQuery, count=1000))["entries"]
     return {bytes.fromhex(row["key"]) for row in rows}

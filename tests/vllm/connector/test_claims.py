@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 import tensord
-from tensord.client.vllm import background, claims
-from tensord.client.vllm.pace import SOONER
-from tensord.client.vllm.scheduler import SchedulerSide
+from tensord.client.vllm.encoder import claims
+from tensord.client.vllm.encoder.pace import SOONER
+from tensord.client.vllm.encoder.scheduler import SchedulerSide
+from tensord.client.vllm.engine import background
 from tests.daemon_process import PATIENCE_S, Daemon, until
 from tests.processes import Child, Stage
 
@@ -193,7 +194,7 @@ def _waiting(side: SchedulerSide) -> int:
 
 @pytest.fixture
 def hurried(patient: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tensord.client.vllm.pace.WAIT_S_LEAST", 0.02)
+    monkeypatch.setattr("tensord.client.vllm.encoder.pace.WAIT_S_LEAST", 0.02)
 
 
 @pytest.mark.usefixtures("hurried")
@@ -249,7 +250,7 @@ def test_all_that_one_step_encodes_is_announced_for_the_steps_end(apart: tuple[S
 @pytest.fixture
 def comparing(patient: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """As outside of tests, engines do not wait for one that they take for slower."""
-    monkeypatch.setattr("tensord.client.vllm.pace.SOONER", SOONER)
+    monkeypatch.setattr("tensord.client.vllm.encoder.pace.SOONER", SOONER)
 
 
 @pytest.mark.usefixtures("comparing")

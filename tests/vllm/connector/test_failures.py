@@ -12,7 +12,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tensord.client.vllm.background import CLIENTS
+from tensord.client.vllm.engine.background import CLIENTS
 from tests.daemon_process import MIB, PATIENCE_S, Daemon, until
 
 from ..step_bench import Steps, feature, item, other_name, request, right
@@ -115,8 +115,8 @@ def test_an_engine_starts_without_a_daemon_and_uses_it_once_it_is_there() -> Non
 
 
 def test_a_stopped_daemon_keeps_no_step_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tensord.client.vllm.background.LATE_S", 0.25)
-    monkeypatch.setattr("tensord.client.vllm.claims.ANSWER_S", 0.02)
+    monkeypatch.setattr("tensord.client.vllm.engine.background.LATE_S", 0.25)
+    monkeypatch.setattr("tensord.client.vllm.encoder.claims.ANSWER_S", 0.02)
     with Daemon() as daemon, ExitStack() as engines:
         daemon.start()
         one = engines.enter_context(Steps(daemon.socket))
@@ -142,7 +142,7 @@ def test_a_stopped_daemon_keeps_no_step_waiting(monkeypatch: pytest.MonkeyPatch)
 
 
 def _open_answers(engine: Steps) -> list[Any]:
-    from tensord.client.vllm.background import CLIENTS
+    from tensord.client.vllm.engine.background import CLIENTS
 
     assert engine.connector._scheduler is not None
     client = CLIENTS._clients[engine.connector._scheduler._background._socket][0]
@@ -169,7 +169,7 @@ def test_a_full_ring_refuses_and_ends_the_claim() -> None:
 def test_a_waiting_engine_learns_at_once_that_nothing_is_stored_though_the_other_makes_no_steps(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("tensord.client.vllm.claims.SAVE_S", 10 * PATIENCE_S)
+    monkeypatch.setattr("tensord.client.vllm.encoder.claims.SAVE_S", 10 * PATIENCE_S)
     rows = 2048
     with Daemon(ring_bytes=2 * MIB) as daemon, ExitStack() as engines:
         client = daemon.start().client()

@@ -13,7 +13,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import ECConnectorOutput
 
 import tensord
-from tensord.client.vllm.step import NOTHING, Report
+from tensord.client.vllm.encoder.step import NOTHING, Report
 from tests.daemon_process import MIB, Daemon, until
 
 from ..step_bench import Steps, answers, encoded, feature, item, other_name, request, right
@@ -173,7 +173,7 @@ def test_a_preempted_request_never_stores_another_request_s_picture(first: Steps
 def test_a_rank_that_never_answers_keeps_a_lease_for_some_steps_only(
     shared: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tensord.client.vllm.step_plan.LAG_STEPS_MAX", 3)
+    monkeypatch.setattr("tensord.client.vllm.encoder.step_plan.LAG_STEPS_MAX", 3)
     picture = fresh()
     with Steps(shared.socket, ranks=2) as one, Steps(other_name(shared.socket, 1), ranks=2) as another:
         encode(one, picture)

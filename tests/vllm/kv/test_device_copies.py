@@ -11,13 +11,13 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from tensord.client.core.ring_mapping import RingMapping
-from tensord.client.vllm.kv import registered_ring, staging
-from tensord.client.vllm.kv.device_copies import DeviceCopies
-from tensord.client.vllm.kv.registered_ring import REFUSALS_MAX
-from tensord.client.vllm.settings import KVSettings
+from tensord.client.reading.ring_mapping import RingMapping
+from tensord.client.vllm.engine.settings import KVSettings
+from tensord.client.vllm.kv.copying import registered_ring, staging
+from tensord.client.vllm.kv.copying.device_copies import DeviceCopies
+from tensord.client.vllm.kv.copying.registered_ring import REFUSALS_MAX
 from tensord.errors import BadConfiguration
-from tensord.ipc import messages
+from tensord.ipc.messages import control as messages
 from tensord.testing.fake_stream import FakeStream, Hold
 
 from ...client.device.standin import Accelerator

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import tensord
-from tensord.client.core.ring_mapping import Handle
+from tensord.client.reading.ring_mapping import Handle
 from tensord.errors import Corrupt
-from tensord.shm.layout import SPAN_HEADER_BYTES
+from tensord.shm.ring.layout import SPAN_HEADER_BYTES
 
 from ...daemon_process import MIB, RING_BYTES, until
 from ..engine import Answer, Engine

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import tensord
-from tensord.client.device.torch_blocks import TorchBlocks
+from tensord.client.gpu.torch_blocks import TorchBlocks
 
 from ...client.device.standin import Accelerator
 from ...daemon_process import MIB, Daemon
@@ -76,7 +76,7 @@ def test_all_checks_hold_on_a_stand_in(gpu_kv: Any, daemon: Daemon) -> None:
 def test_a_card_that_waits_for_nothing_does_not_pass(
     gpu_kv: Any, daemon: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tensord.client.device.torch_blocks import BlockMark
+    from tensord.client.gpu.torch_blocks import BlockMark
 
     monkeypatch.setattr(BlockMark, "hold", lambda mark, stream: None)
     held = checked(gpu_kv, daemon, Accelerator(256 * MIB))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import tensord
-from tensord.ipc import messages
+from tensord.ipc.messages import control as messages
 
 from ...daemon_process import RING_BYTES, until
 from .conftest import BLOCK_BYTES, BLOCK_TOKENS, KVStand, asked, fresh_text

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensord.client.core.ring_mapping import Handle
-from tensord.shm.layout import SPAN_HEADER_BYTES
+from tensord.client.reading.ring_mapping import Handle
+from tensord.shm.ring.layout import SPAN_HEADER_BYTES
 
 from ...client.device.standin import Accelerator
 from ...daemon_process import MIB, Daemon, until

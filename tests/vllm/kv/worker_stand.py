@@ -20,9 +20,9 @@ from vllm.v1.kv_offload.base import (
 )
 
 import tensord
-from tensord.client.device.torch_blocks import TorchBlocks
-from tensord.client.vllm.kv.copies import Copies, HostCopies
-from tensord.client.vllm.kv.device_copies import DeviceCopies
+from tensord.client.gpu.torch_blocks import TorchBlocks
+from tensord.client.vllm.kv.copying.copies import Copies, HostCopies
+from tensord.client.vllm.kv.copying.device_copies import DeviceCopies
 from tensord.client.vllm.kv.jobs import LoadChunks, StoreChunks, WorkerReport
 from tensord.client.vllm.kv.worker import KVWorker
 

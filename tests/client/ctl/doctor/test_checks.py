@@ -17,8 +17,8 @@ from tensord.client.ctl.doctor.memory import RingRoom
 from tensord.client.ctl.orders.leftovers import Leftover, LeftoverSegment
 from tensord.client.ctl.output import WIDTH
 from tensord.errors import DaemonUnavailable, LimitReached, SocketForbidden
-from tensord.shm.cgroups import Cgroup
-from tensord.shm.layout import LANE_BYTES
+from tensord.shm.ring.cgroups import Cgroup
+from tensord.shm.ring.layout import LANE_BYTES
 
 from ..documents import CARD, gauge
 

@@ -44,7 +44,7 @@ def test_without_a_daemon_the_sockets_and_the_daemon_fail_and_the_rest_is_checke
 @pytest.mark.parametrize("put", ["", "file", "dead socket", "socket"])
 def test_a_daemon_whose_socket_was_removed_is_named_with_its_pid(daemon: Daemon, ctl: Ctl, put: str) -> None:
     daemon.terminate()
-    daemon.constants = {"tensord.daemon.sockets.LOOK_EVERY_S": 3600.0 if put != "socket" else 0.02}
+    daemon.constants = {"tensord.daemon.connections.sockets.LOOK_EVERY_S": 3600.0 if put != "socket" else 0.02}
     daemon.start()
     if put == "socket":
         with socket.socket(socket.AF_UNIX) as other:

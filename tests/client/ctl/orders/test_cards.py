@@ -10,7 +10,7 @@ import pytest
 
 from tensord.client.ctl.orders.cards import room_text
 from tensord.client.ctl.output import WIDTH
-from tensord.ipc import messages
+from tensord.ipc.messages import control as messages
 
 from ....daemon_process import Daemon
 from .. import documents

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from tensord.client.ctl.orders import drill
-from tensord.daemon.policy.modes import Thresholds, TierMode
+from tensord.daemon.governor.modes.modes import Thresholds, TierMode
 from tensord.ipc.gaugefile import DrillReading, read_drill
-from tensord.ipc.messages import Drilled, TierState
-from tensord.ipc.modes import Mode, Tier
+from tensord.ipc.messages.control import Drilled, TierState
+from tensord.ipc.messages.modes import Mode, Tier
 
 from ....daemon_process import PATIENCE_S, Daemon, until
 from ..conftest import Ctl

@@ -9,7 +9,7 @@ import pytest
 from tensord.client.ctl.orders import leftovers
 from tensord.client.ctl.orders.leftovers import Leftover, LeftoverSegment
 from tensord.errors import SegmentError
-from tensord.shm import segments
+from tensord.shm.ring import segments
 
 from ....daemon_process import Daemon, until
 from ..conftest import Ctl

@@ -15,7 +15,7 @@ import tensord
 from tensord.client.ctl.daemon import Daemon as Asked
 from tensord.client.ctl.orders.record import Recording
 from tensord.daemon.actors.messages import WatchEvent
-from tensord.daemon.actors.status import Watchers
+from tensord.daemon.connections.status import Watchers
 
 from ....daemon_process import PATIENCE_S, Daemon
 from ..conftest import Ctl

@@ -19,7 +19,7 @@ from tensord.client.ctl.output import WIDTH
 from tensord.client.ctl.show.advise import advice_text
 from tensord.client.ctl.show.entries import entries_text
 from tensord.client.ctl.show.latency import percentile_s, since
-from tensord.ipc.messages import Event
+from tensord.ipc.messages.control import Event
 
 from ....daemon_process import MIB, PATIENCE_S, Daemon, until
 from .. import documents

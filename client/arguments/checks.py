@@ -1,0 +1,191 @@
+"""Checks of the callers' arguments.
+
+Owns: the checks that several modules share. Does not own: limits, which the messages' schema declares.
+Invariants: each error names the field, its value and the limit. No check has an effect besides.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from itertools import zip_longest
+from math import inf, nan
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from ...errors import UsageError, shown
+from ...ipc.messages.governance import GAUGE_CHARS_MAX
+from ...ipc.messages.schema import DURATION_S_MAX
+from ...shm.index.index import bad_key
+from ...shm.ring.layout import KEY_BYTES
+
+Item = TypeVar("Item")
+_MISSING: Final[Any] = object()
+
+
+def check_key(key: object) -> bytes:
+    """Returns the key as bytes. Also takes a bytearray, or a one-dimensional memoryview of bytes.
+
+    Raises:
+        BadKey: `key` is not 32 bytes.
+    """
+    if type(key) is bytes and len(key) == KEY_BYTES:
+        return key
+    # A memoryview that was released raises ValueError.
+    with suppress(ValueError):
+        if isinstance(key, bytearray) or (isinstance(key, memoryview) and key.format == "B" and key.ndim == 1):
+            key = bytes(key)
+    if not isinstance(key, bytes) or len(key) != KEY_BYTES:
+        raise bad_key(key)
+    return key
+
+
+def check_pairs(items: object) -> Iterator[tuple[object, object]]:
+    """The pairs of a key and a tree, one by one. Does not check the keys.
+
+    Raises:
+        UsageError: `items` is not iterable, or an item is no tuple or list of two.
+    """
+    for number, item in enumerate(check_iterable("items", items, "pairs of a key and a tree")):
+        if not isinstance(item, tuple | list) or len(item) != 2:
+            raise UsageError(
+                f"item {number} is of type {type(item).__name__}; items must be pairs of a key and a tree. Of a dict, "
+                "pass items()"
+            )
+        yield item[0], item[1]
+
+
+def check_with_parents(items: Iterator[Item], parents: object) -> Iterator[tuple[Item, object]]:
+    """Pairs of an item and its parent; without `parents`, none has one. Does not check the keys.
+
+    Raises:
+        UsageError: `parents` is not iterable, or has another number of keys than there are items.
+    """
+    if parents is None:
+        yield from ((item, None) for item in items)
+        return
+    given = check_iterable("parents", parents, "a key or None for each item")
+    for number, (item, parent) in enumerate(zip_longest(items, given, fillvalue=_MISSING)):
+        if item is _MISSING or parent is _MISSING:
+            short, long = ("items", "parents") if item is _MISSING else ("parents", "items")
+            raise UsageError(
+                f"{short} ends after {number} and {long} does not: parents must have a key or None for each item"
+            )
+        yield item, parent
+
+
+def check_iterable(field: str, given: object, wants: str) -> Iterator[Any]:
+    """Iterates over `given`, which must be an iterable of `wants`.
+
+    Raises:
+        UsageError: it is none, as an array without dimensions, or a single text.
+    """
+    # An array without dimensions has `__iter__` too.
+    with suppress(TypeError):
+        if not isinstance(given, str | bytes):
+            return iter(given)  # type: ignore[call-overload,no-any-return]
+    raise UsageError(f"{field} is {shown(given)}; it must be {wants}")
+
+
+def check_flag(field: str, flag: object) -> bool:
+    """Returns whether `flag` is true.
+
+    Raises:
+        UsageError: it is neither true nor false, as an array of two.
+    """
+    if flag is True or flag is False:
+        return flag
+    with suppress(ValueError, TypeError, RuntimeError):
+        return bool(flag)
+    raise UsageError(f"{field} is {shown(flag)}; it must be True or False")
+
+
+def check_name(field: str, name: object, most: int = GAUGE_CHARS_MAX, least: int = 1) -> None:
+    """Checks a name, for example of a gauge or a device.
+
+    Raises:
+        UsageError: `name` is not a text of `least` to `most` characters, or has surrogates, which no message can carry.
+    """
+    if not isinstance(name, str) or not least <= len(name) <= most:
+        raise UsageError(f"{field} is {shown(name)}; it must be a text of {least} to {most} characters")
+    if printable(name) != name:
+        raise UsageError(f"{field} is {shown(name)}; it must be a text without surrogates")
+
+
+def printable(text: str) -> str:
+    """The text with a question mark for each surrogate. Surrogates stand for bytes of a file name that are no valid
+    UTF-8.
+    """
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def check_compute(compute: object) -> None:
+    """Checks the function of a `get_or_compute`.
+
+    Raises:
+        UsageError: `compute` cannot be called.
+    """
+    if not callable(compute):
+        raise UsageError(f"compute is {shown(compute)}; it must be a function without arguments that returns a tree")
+
+
+def check_socket(socket: str | os.PathLike[str]) -> Path:
+    """Returns the path of a socket.
+
+    Raises:
+        UsageError: `socket` cannot be the path of a file.
+    """
+    with suppress(ValueError, TypeError):
+        if (name := os.fsencode(socket)) and b"\0" not in name:
+            return Path(os.fsdecode(socket))
+    raise UsageError(f"socket is {shown(socket)}; it must be the path of a socket, or None for the default")
+
+
+def check_count(field: str, count: object, most: int, least: int = 0) -> int:
+    """Returns the whole number `count` as an int.
+
+    Raises:
+        UsageError: `count` is not a whole number from `least` to `most`.
+    """
+    # Arrays and tensors have `__index__` too. It raises TypeError unless they are a single whole number.
+    with suppress(TypeError):
+        if hasattr(count, "__index__") and not isinstance(count, bool):
+            whole = int(count.__index__())
+            if least <= whole <= most:
+                return whole
+    raise UsageError(f"{field} is {shown(count)}; it must be a whole number from {least} to {most}")
+
+
+def number(given: object) -> float:
+    """Returns `given` as a float, also a tensor of one element. Returns NaN, which is out of every range, for anything
+    else.
+    """
+    with suppress(TypeError, ValueError, OverflowError, RuntimeError):
+        if not isinstance(given, bool | str | bytes | bytearray):
+            return float(given)  # type: ignore[arg-type]
+    return nan
+
+
+def check_timeout(timeout_s: float | None, usual_s: float, field: str = "timeout_s") -> float:
+    """Returns a time limit in seconds: `usual_s` for None, ten years for infinity.
+
+    Raises:
+        UsageError: `timeout_s` is not a number from 0.
+    """
+    if timeout_s is None:
+        return usual_s
+    return DURATION_S_MAX if number(timeout_s) == inf else check_seconds(field, timeout_s)
+
+
+def check_seconds(field: str, seconds: object, *, above_0: bool = False) -> float:
+    """Returns `seconds` as a float.
+
+    Raises:
+        UsageError: `seconds` is not a number from 0 (with `above_0`: more than 0) to ten years.
+    """
+    value = number(seconds)
+    if 0 <= value <= DURATION_S_MAX and not (above_0 and value == 0):
+        return value
+    from_0 = "more than 0" if above_0 else "from 0"
+    raise UsageError(f"{field} is {shown(seconds)}; it must be a time {from_0} to {DURATION_S_MAX:g} seconds")

@@ -1,0 +1,74 @@
+"""The options of a put.
+
+Owns: their defaults and their checks. Does not own: what the daemon does with them.
+Invariants: `checked` returns only values that the daemon accepts.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from ...errors import UsageError, shown
+from ...ipc.messages.schema import AGENT_NAME_CHARS_MAX, COST_MS_MAX
+from .checks import check_count, check_key, check_name, check_seconds, number
+
+TOKENS_MAX: Final = (1 << 32) - 1
+
+
+class PutOptions(NamedTuple):
+    """The fields of a record that the caller sets.
+
+    Args:
+        tokens: encoder tokens that the payload stands for.
+        ttl_s: seconds until the entry expires; None: the daemon's default.
+        claim: token of the claim under which the payload was computed.
+        cost_ms: milliseconds that computing the payload took; 0 if unknown.
+        agent: the agent that the entry belongs to.
+        prefix_bytes: bytes of the record that is the payload's first leaf, if the entry is a block of a sequence
+            (`shm.prefix`), else 0.
+        parent: key of the parent, which the entry does not outlive; None without a parent.
+    """
+
+    tokens: int = 0
+    ttl_s: float | None = None
+    claim: int | None = None
+    cost_ms: float = 0.0
+    agent: str = ""
+    prefix_bytes: int = 0
+    parent: bytes | None = None
+
+    def checked(self) -> PutOptions:
+        """These options, checked and converted. A record holds no others.
+
+        Raises:
+            BadKey: `parent` is not 32 bytes.
+            UsageError: a value is out of its range; the message names it.
+        """
+        tokens, ttl_s, _, cost_ms, agent, _, parent = self
+        if (
+            ttl_s is None
+            and parent is None
+            and type(tokens) is int
+            and 0 <= tokens <= TOKENS_MAX
+            and type(cost_ms) is float
+            and 0.0 <= cost_ms <= COST_MS_MAX
+            and type(agent) is str
+            and agent == ""
+        ):
+            # The common case takes no further call.
+            return self
+        check_name("agent", self.agent, AGENT_NAME_CHARS_MAX, least=0)
+        return self._replace(
+            tokens=check_count("tokens", self.tokens, TOKENS_MAX),
+            ttl_s=None if self.ttl_s is None else check_seconds("ttl_s", self.ttl_s, above_0=True),
+            cost_ms=check_cost(self.cost_ms),
+            parent=None if self.parent is None else check_key(self.parent),
+        )
+
+
+def check_cost(cost_ms: object) -> float:
+    """Milliseconds that a payload took to compute. Raises UsageError for a value out of range."""
+    value = number(cost_ms)
+    if 0 <= value <= COST_MS_MAX:
+        return value
+    raise UsageError(f"cost_ms is {shown(cost_ms)}; it must be a time from 0 to {COST_MS_MAX:g} milliseconds")

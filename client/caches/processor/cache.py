@@ -1,0 +1,356 @@
+"""The processor cache: outputs of image, sound and video processors, shared by all frontends and engines of a host.
+
+A frontend is the sender: it asks which items are stored, processes the others, and sends References instead of trees.
+An engine is the receiver: it turns References into trees, which are views of shared memory. There may be several of
+both.
+
+    sender     there = cache.is_cached(hashes)                       # items with True are held
+               trees = [None if known else process(item) for item, known in zip(items, there)]
+               sent = cache.get_and_update(trees, hashes)            # a Reference, or the tree itself
+    receiver   features = cache.get_and_update_features([Feature(hash, data) for hash, data in zip(hashes, received)])
+
+Owns: the outcome of each item. Does not own: the entries (the daemon's), their format (processor_payload.py), which of
+them a sender may refer to (sender_entries.py) and for how long it holds them (holds.py), its puts (sender_puts.py).
+Invariants: neither side mirrors the state of the other. A sender refers only to entries that it holds pinned, long
+enough for the receiver to read them. A receiver that misses an entry raises one `ReferenceLost` for the whole request;
+then the sender calls `invalidate` and sends trees.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from typing import Any, Final
+
+from ....errors import ReferenceLost, UsageError, shown
+from ...arguments.checks import check_flag, check_iterable, check_seconds
+from ...arguments.namespace import Namespace, check_namespace
+from ...core.client import Client, check_client
+from ...reading.lease import Lease
+from ...threads import forks
+from .counts import ItemCounts, Stats
+from .holds import HeldLeases
+from .loans import Lender
+from .payload import Copy, Hash, check_hash, checked_tree, item_key, stored_tree, viewed_tree
+from .references import Reader, Reference
+from .sender_entries import SenderEntries
+from .sender_puts import SenderPuts
+
+_KEYS_KEPT: Final = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Feature:
+    """One item of a request, as the receiver gets and returns it.
+
+    `data` is a Reference, a tree, or None for the entry stored under `hash`. In returned features it is always the
+    tree.
+
+    Example:
+        >>> tree = {"pixel_values": np.zeros((4, 1176), np.float32)}
+        >>> receiver = tensord.ProcessorCache(cache, ns)
+        >>> [feature] = receiver.get_and_update_features([tensord.Feature("hash-1", tree)])
+        >>> feature.data["pixel_values"].shape
+        (4, 1176)
+    """
+
+    hash: Hash
+    data: Any
+
+
+class ProcessorCache:
+    """The processor outputs of one namespace. Thread-safe. A process may be sender, receiver or both.
+
+    Args:
+        cache: the client to use; the caller closes it.
+        namespace: namespace of the entries. `clear` drops all of its entries, so give the processor outputs one of
+            their own.
+        entries_max, bytes_max, seconds: limits of the leases that a sender holds for receivers, and for how many
+            seconds. `bytes_max` defaults to a quarter of the ring.
+        lend: whether a sender keeps entries that it referred to until the receiver has read them, instead of for
+            `seconds`. The receiver can then read them even if the entry, the ring or the daemon is gone. Both sides run
+            under one user, on one host, in one network namespace. Costs a thread and a socket, and pins up to
+            `bytes_max` more.
+        put_wait_s: seconds that a sender waits until its puts are visible, plus one second for each GiB.
+        accepts: returns whether a stored tree (numpy arrays for leaves) is one that this sender's processor makes. A
+            tree that it does not accept is a miss, and the item is sent as a tree. An accepted tree structure is not
+            checked again.
+        copy: the memory of a receiver's leaves. False: views of shared memory, read-only for numpy. Torch has no
+            read-only tensors: an in-place operation on such a tensor ends the process with SIGSEGV. "on_write":
+            copy-on-write views. True: copies.
+
+    Raises:
+        UsageError: `cache` is no Client, or an argument is out of its range.
+
+    Example:
+        >>> tree = {"pixel_values": np.zeros((4, 1176), np.float32)}
+        >>> sender = tensord.ProcessorCache(cache, ns, put_wait_s=10)
+        >>> [sent] = sender.get_and_update([tree], ["hash-1"])  # a Reference in place of the tree
+        >>> receiver = tensord.ProcessorCache(cache, ns)  # in another process
+        >>> [feature] = receiver.get_and_update_features([tensord.Feature("hash-1", sent)])
+        >>> type(sent).__name__, feature.data["pixel_values"].shape
+        ('Reference', (4, 1176))
+    """
+
+    def __init__(
+        self,
+        cache: Client,
+        namespace: Namespace,
+        *,
+        entries_max: int = 1024,
+        bytes_max: int | None = None,
+        seconds: float = 30.0,
+        put_wait_s: float = 0.02,
+        copy: Copy = False,
+        lend: bool = False,
+        accepts: Callable[[Any], bool] | None = None,
+    ) -> None:
+        given: object = copy
+        if not isinstance(given, bool | str) or given not in (False, True, "on_write"):
+            raise UsageError(f'copy is {shown(copy)}; it must be False, True or "on_write"')
+        self.namespace = check_namespace(namespace)
+        self._client = check_client(cache, "cache")
+        self._copy: Copy = copy
+        put_wait_s = check_seconds("put_wait_s", put_wait_s)
+        self._holds = HeldLeases(entries_max, sys.maxsize if bytes_max is None else bytes_max, seconds)
+        self._entries = SenderEntries(cache, self._holds, ring_share=bytes_max is None, accepts=accepts)
+        self._puts = SenderPuts(cache, self._entries, put_wait_s)
+        self._lender = Lender(seconds) if check_flag("lend", lend) else None
+        self._reader = Reader(cache)
+        self._counts = ItemCounts()
+        forks.follow(self, forks.Place.PROCESSOR_CACHES)
+        self.key: Callable[[Hash], bytes] = lru_cache(_KEYS_KEPT)(partial(item_key, namespace))
+
+    # ---- the sender
+
+    def is_cached(self, hashes: Iterable[Hash]) -> list[bool]:
+        """Returns for each item whether it is stored. Counts no use.
+
+        Items with True are held for this thread until it calls `get_and_update` with them, or `release`, or for
+        `seconds`. So they are not evicted while the other items are processed. An item that cannot be held is False.
+        """
+        return [self._entries.hold(key) for _, key in self._keys(hashes)]
+
+    def touch(self, hashes: Iterable[Hash]) -> int:
+        """Counts a use of each stored item, and holds it as `is_cached` does. Returns how many are stored."""
+        return sum(self._entries.use(key) is not None for _, key in self._keys(hashes))
+
+    def get_and_update(self, items: Sequence[Any], hashes: Sequence[Hash]) -> list[Any]:
+        """Returns the data to send for each item: a Reference if it is stored, or its tree, passed through.
+
+        All stored items are held before any is put. So storing one item evicts none of the others.
+
+        Args:
+            items: trees (see `Client.put`), or None for items that `is_cached` returned True for.
+            hashes: one for each item.
+
+        Raises:
+            ReferenceLost: an item is None, and neither stored nor held; the error's `hashes` names all such items.
+            UsageError: the numbers of hashes and items differ, or a hash is neither text nor bytes.
+        """
+        items = list(check_iterable("items", items, "trees, or None for those that are stored"))
+        named = self._keys(hashes)
+        hashes, keys = [hash for hash, _ in named], [key for _, key in named]
+        if len(items) != len(hashes):
+            raise UsageError(f"{len(items)} items with {len(hashes)} hashes; pass one hash for each item")
+        found = {key: self._entries.use(key) for key in dict.fromkeys(keys)}
+        trees = {
+            key: (hash, item)
+            for hash, key, item in zip(hashes, keys, items, strict=True)
+            if item is not None and found[key] is None
+        }
+        # The source of an item without a tree, even if another thread ends its hold meanwhile.
+        leases = {key: self._holds.get(key) if lease is None else lease for key, lease in found.items()}
+        lost = [
+            hash
+            for hash, key in zip(hashes, keys, strict=True)
+            if found[key] is None and key not in trees and stored_tree(leases[key]) is None
+        ]
+        if lost:
+            raise _lost(lost)
+        reasons = self._puts.store(trees)
+        sent = [
+            self._sent(
+                key, trees[key][1] if key in trees else item, leases[key], found[key] is not None, reasons.get(key)
+            )
+            for key, item in zip(keys, items, strict=True)
+        ]
+        if self._lender is not None:
+            # The loans keep the leases for as long as needed.
+            for key in found:
+                self._holds.recall(key)
+        lost = [hash for hash, outcome in zip(hashes, sent, strict=True) if outcome is None]
+        if lost:
+            raise _lost(lost)
+        return sent
+
+    def held(self, hash: Hash) -> Any:
+        """The tree that is held under `hash`, with read-only numpy views for leaves; None if none is held."""
+        return viewed_tree(self._holds.get(self.key(check_hash(hash))))
+
+    def release(self) -> None:
+        """Ends the holds of `is_cached` and `touch` for this thread. Entries that were referred to stay
+        for `seconds`.
+        """
+        self._holds.release()
+
+    def invalidate(self, hashes: Iterable[Hash]) -> None:
+        """Marks items that a receiver missed. For `seconds` this sender treats them as not stored, and sends their
+        trees.
+
+        From 64 such items at once, it treats all items as not stored: the receiver must be mapping another ring.
+        """
+        until = time.monotonic() + self._holds.seconds
+        for _, key in self._keys(hashes):
+            self._entries.distrust(key, until)
+
+    def pass_through(self, reason: str) -> None:
+        """Counts an item that the caller sends as a tree without a lookup."""
+        self._counts.sent(False, reason)
+
+    # ---- the receiver
+
+    def get_and_update_features(self, features: Iterable[Feature]) -> list[Feature]:
+        """Returns the features with trees for data. Features whose data is a tree stay as they are.
+
+        All references are pinned before any tree is made. Each tree pins its entry for as long as any leaf of it lives,
+        unless the leaves are copies. Lenders are told that their loans were read.
+
+        Raises:
+            ReferenceLost: entries are gone; the error's `hashes` names all of them.
+            UsageError: a reference's entry was not stored under the feature's hash.
+        """
+        asked = list(check_iterable("features", features, "Features"))
+        for each in asked:
+            if not isinstance(each, Feature):
+                raise UsageError(f"features has {shown(each)}; it must be tensord.Features")
+            check_hash(each.hash)
+        try:
+            return self._filled(asked)
+        finally:
+            self._reader.done(feature.data for feature in asked if isinstance(feature.data, Reference))
+
+    def _filled(self, asked: list[Feature]) -> list[Feature]:
+        leases = [self._lease_of(feature) for feature in asked]
+        lost = [
+            feature.hash
+            for feature, lease in zip(asked, leases, strict=True)
+            if lease is None and (feature.data is None or isinstance(feature.data, Reference))
+        ]
+        self._counts.received(len(asked), sum(lease is not None for lease in leases))
+        if lost:
+            raise ReferenceLost(f"{lost} are not stored any more; let the sender send their trees", lost)
+        return [
+            feature if lease is None else replace(feature, data=checked_tree(feature.hash, lease, self._copy))
+            for feature, lease in zip(asked, leases, strict=True)
+        ]
+
+    # ---- both
+
+    def make_stats(self, delta: bool = False) -> Stats:
+        """Returns the counts of `get_and_update` and `get_and_update_features` since the start, or since `clear`; with
+        `delta` since the last call with `delta`.
+        """
+        return self._counts.stats(delta)
+
+    def forget(self) -> None:
+        """Drops all holds and resets the counts. Entries stay stored."""
+        self._entries.forget()
+        self._counts.reset()
+
+    def clear(self) -> int:
+        """Calls `forget`, and removes all entries of the namespace, from all clients. Returns how many there were.
+
+        Raises:
+            DaemonUnavailable, TimedOut: the daemon did not answer; the entries stay.
+        """
+        self.forget()
+        return self._client.clear(self.namespace)
+
+    @property
+    def owed_s(self) -> float:
+        """For how many seconds the daemon has not answered a put that is not waited for any more; 0 if there is
+        none.
+        """
+        return self._puts.owed_s
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of the entries that this sender holds now."""
+        return self._holds.held_bytes
+
+    def lends(self, reference: Reference) -> bool:
+        """Whether the loan of a reference belongs to this sender."""
+        if not isinstance(reference, Reference):
+            raise UsageError(f"reference is {shown(reference)}; it must be a tensord.Reference")
+        return self._lender is not None and self._lender.made(reference.loan)
+
+    @property
+    def lent_bytes(self) -> int:
+        """Bytes of the entries that this sender lends, and that receivers have not read yet."""
+        return self._lender.lent_bytes if self._lender is not None else 0
+
+    def close(self) -> None:
+        """Ends all holds and loans. A sent Reference that was not read yet is lost if its entry is gone. Needed only
+        with `lend`, at the end. Idempotent.
+        """
+        self._holds.clear()
+        self._reader.close()
+        if self._lender is not None:
+            self._lender.close()
+
+    def after_fork_in_child(self) -> None:
+        """Threads of the parent may have held the locks. For the library."""
+        self._entries.after_fork_in_child()
+        self._counts.after_fork_in_child()
+
+    # ---- internal
+
+    def _keys(self, hashes: Iterable[Hash]) -> list[tuple[Hash, bytes]]:
+        """Each hash with its key."""
+        return [(hash, self.key(hash)) for hash in map(check_hash, check_iterable("hashes", hashes, "texts or bytes"))]
+
+    def _sent(self, key: bytes, item: Any, lease: Lease | None, was_there: bool, reason: str | None) -> Any:
+        """The data to send for one item, and its count. None without a count if neither the item nor its lease has a
+        tree.
+        """
+        if item is None and not was_there:
+            # Evicted on request or cleared since `is_cached`: the held lease is the only source left.
+            reason = "gone"
+        reference = self._lent(key) if reason is None else None
+        if reason is None and reference is None:
+            reason = "gone" if item is None else "held"
+        if reason is not None:
+            item = stored_tree(lease, copy=True) if item is None else item
+            if item is None:
+                return None
+        self._counts.sent(was_there, reason)
+        return item if reference is None else reference
+
+    def _lent(self, key: bytes) -> Reference | None:
+        """A Reference to an entry that is kept for receivers from now on; None if it cannot be kept."""
+        lease = self._holds.get(key)
+        if lease is None or not self._holds.lend(key):
+            return None
+        if self._lender is None:
+            return Reference(key)
+        handle = lease.handle()
+        loan = self._lender.lend(lease, self._holds.bytes_max) if handle is not None else None
+        return Reference(key, handle, loan) if handle is not None and loan is not None else None
+
+    def _lease_of(self, feature: Feature) -> Lease | None:
+        """The lease of the entry that a feature refers to. None if the entry is gone, or the feature has a tree."""
+        if feature.data is None:
+            return self._client.get(self.key(feature.hash))
+        return self._reader.lease(feature.data) if isinstance(feature.data, Reference) else None
+
+
+def _lost(hashes: list[Hash]) -> ReferenceLost:
+    return ReferenceLost(
+        f"no tree was given for {hashes}, which are neither stored nor held; call is_cached, and process the items "
+        "that are False",
+        hashes,
+    )

@@ -1,0 +1,379 @@
+"""Loans: leases that one process keeps until another process has read their payloads.
+
+    frontend:  loan = lender.lend(lease, bytes_max); send(lease.handle(), loan)
+    engine:    borrower.fetch(loan)          # a copy of the span, over a socket, if the ring itself cannot be read
+               borrower.done([loan, …])      # the lender ends the loan
+
+Owns: the lender's abstract Unix socket, its thread, and the account of loans. Does not own: how a handle is read
+(core/ring_reader.py).
+
+A loan is 16 bytes: the socket's random name, and a number. The lender answers only processes of its own user.
+
+Invariants:
+- A lease is kept until its loan is done, or for UNREAD_S_MAX seconds. Within `seconds` nothing else ends it: if
+  `bytes_max` has no room, the new lease is not lent. After `seconds` it may be dropped for a new lease.
+- Several loans of one lease count its bytes once.
+- No call raises because the other process is gone. `fetch` waits at most FETCH_S seconds; `done` and `lend` do not
+  wait.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import socket
+import struct
+import threading
+import time
+import weakref
+from collections import Counter
+from collections.abc import Iterable
+from contextlib import suppress
+from errno import EINVAL
+from functools import partial
+from itertools import count, groupby
+from mmap import MAP_PRIVATE, PROT_READ, PROT_WRITE, mmap
+from typing import Any, Final
+
+import numpy as np
+
+from ....errors import ProcessLimit
+from ...arguments.checks import check_seconds
+from ...reading.lease import Lease
+from ...threads import forks
+from ...threads.aside import begin
+
+Array = np.ndarray[Any, Any]
+
+LOAN_BYTES: Final = 16
+UNREAD_S_MAX: Final = 600.0
+FETCH_S: Final = 10.0
+_NAME_BYTES: Final = 8
+_NUMBER: Final = struct.Struct("<Q")
+_CREDENTIALS: Final = struct.Struct("3i")
+_DONE: Final = b"d"
+_FETCH: Final = b"f"
+_GONE: Final = b"-"
+_HERE: Final = b"+"
+_MESSAGE_BYTES: Final = 1 << 16
+_NUMBERS_MAX: Final = 1024
+_BACKLOG: Final = 64
+_SWEEP_S: Final = 5.0
+_SEND_S: Final = 1.0
+_AGAIN_S: Final = 0.01
+
+
+class Lender:
+    """Lends leases to other processes. Thread-safe. The child of a fork starts with no loans.
+
+    Args:
+        seconds: how long new leases cannot replace a loan.
+
+    Raises:
+        UsageError: `seconds` is out of its range.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = check_seconds("seconds", seconds, above_0=True)
+        self._start_lock = threading.Lock()
+        self._reset()
+        forks.follow(self, forks.Place.LENDERS)
+
+    def _reset(self) -> None:
+        self._book = _Book(self.seconds)
+        self._name = b""
+        self._ends: weakref.finalize[Any, Lender] | None = None
+        self._closed = False
+
+    def lend(self, lease: Lease, bytes_max: int) -> bytes | None:
+        """Keeps `lease` until the loan is done.
+
+        Returns:
+            The loan, LOAN_BYTES bytes. None if the lease is not kept: no room, or no socket or thread to serve it.
+        """
+        if not self._started():
+            return None
+        number = self._book.add(lease, bytes_max)
+        return None if number is None else self._name + _NUMBER.pack(number)
+
+    def made(self, loan: bytes) -> bool:
+        """Whether a loan is one of this lender's, done or not."""
+        return len(loan) == LOAN_BYTES and bool(self._name) and loan.startswith(self._name)
+
+    @property
+    def lent_bytes(self) -> int:
+        """Bytes of all leases on loan."""
+        return self._book.bytes
+
+    def close(self) -> None:
+        """Ends the thread and all loans. Idempotent."""
+        self._closed = True
+        if self._ends is not None:
+            self._ends()
+        self._book.clear()
+
+    def after_fork_in_child(self) -> None:
+        """The thread and the loans belong to the parent. For the library."""
+        detached = self._ends.detach() if self._ends is not None else None
+        if detached is not None:
+            # Closed, not shut down: a shutdown would end the parent's socket too.
+            detached[2][0].close()
+        closed = self._closed
+        self._start_lock = threading.Lock()
+        self._reset()
+        self._closed = closed
+
+    def _started(self) -> bool:
+        with self._start_lock:
+            if self._ends is not None or self._closed:
+                return not self._closed
+            name = os.urandom(_NAME_BYTES)
+            listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            try:
+                listening.bind(_address(name))
+                listening.listen(_BACKLOG)
+                # The thread refers to the book, not to the lender, so the lender can be collected.
+                serve = partial(_serve, listening, self._book)
+                begin(threading.Thread(target=serve, name="tensord-loans", daemon=True))
+            except (OSError, ProcessLimit):
+                listening.close()
+                return False
+            self._name = name
+            self._ends = weakref.finalize(self, _end, listening)
+            return True
+
+
+class _Book:
+    """The account of loans, by number. The lending threads add to it; the serving thread reads and ends loans."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._lock = threading.Lock()
+        self._numbers = count(1)
+        # Ordered by the time of lending.
+        self._lent: dict[int, tuple[Lease, float]] = {}
+        self._uses: Counter[Lease] = Counter()
+        self.bytes = 0
+
+    def add(self, lease: Lease, bytes_max: int) -> int | None:
+        with self._lock:
+            now = time.monotonic()
+            more = 0 if lease in self._uses else lease.payload_bytes
+            while self._lent and self.bytes + more > bytes_max:
+                number, (_, since) = next(iter(self._lent.items()))
+                if now - since < self._seconds:
+                    return None
+                self._drop(number)
+            if more > bytes_max:
+                return None
+            number = next(self._numbers)
+            self._lent[number] = lease, now
+            self._uses[lease] += 1
+            self.bytes += lease.payload_bytes if self._uses[lease] == 1 else 0
+            return number
+
+    def get(self, number: int) -> Lease | None:
+        with self._lock:
+            found = self._lent.get(number)
+            return found[0] if found is not None else None
+
+    def done(self, numbers: Iterable[int]) -> None:
+        with self._lock:
+            for number in numbers:
+                self._drop(number)
+
+    def end_unread(self) -> None:
+        with self._lock:
+            oldest_allowed = time.monotonic() - UNREAD_S_MAX
+            while self._lent and next(iter(self._lent.values()))[1] < oldest_allowed:
+                self._drop(next(iter(self._lent)))
+
+    def clear(self) -> None:
+        with self._lock:
+            self._lent.clear()
+            self._uses.clear()
+            self.bytes = 0
+
+    def _drop(self, number: int) -> None:
+        found = self._lent.pop(number, None)
+        if found is None:
+            return
+        lease, _ = found
+        self._uses[lease] -= 1
+        if not self._uses[lease]:
+            del self._uses[lease]
+            self.bytes -= lease.payload_bytes
+
+
+class Borrower:
+    """Fetches loans, and ends them. Thread-safe. Keeps one connection to each lender."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._connections: dict[bytes, socket.socket] = {}
+        weakref.finalize(self, _close_all, self._connections)
+
+    def fetch(self, loan: bytes) -> Array | None:
+        """A private copy of a loan's span, its header first, as uint8 of shape (n,).
+
+        Returns:
+            None if the lender is gone, does not answer in time, or has ended the loan.
+        """
+        name, number = loan[:_NAME_BYTES], loan[_NAME_BYTES:]
+        with self._lock:
+            connection = self._connection(name)
+            if connection is None:
+                return None
+            try:
+                connection.settimeout(FETCH_S)
+                connection.send(_FETCH + number)
+                answer, fds, *_ = socket.recv_fds(connection, 1, 1)
+            except OSError:
+                self._leave(name)
+                return None
+            if not answer:
+                self._leave(name)
+            return _mapped(fds[0]) if fds else None
+
+    def done(self, loans: Iterable[bytes]) -> None:
+        """Tells the lenders that these loans were read."""
+        for name, of_lender in groupby(sorted(loans), lambda loan: loan[:_NAME_BYTES]):
+            numbers = [loan[_NAME_BYTES:] for loan in of_lender]
+            with self._lock:
+                connection = self._connection(name)
+                for start in range(0, len(numbers) if connection is not None else 0, _NUMBERS_MAX):
+                    try:
+                        assert connection is not None
+                        connection.settimeout(0)
+                        connection.send(_DONE + b"".join(numbers[start : start + _NUMBERS_MAX]))
+                    except BlockingIOError:
+                        # The lender is stopped and its socket is full. The loans end by their time limit.
+                        break
+                    except OSError:
+                        self._leave(name)
+                        break
+
+    def close(self) -> None:
+        """Closes the connections. Idempotent."""
+        with self._lock:
+            _close_all(self._connections)
+
+    def _connection(self, name: bytes) -> socket.socket | None:
+        known = self._connections.get(name)
+        if known is not None:
+            return known
+        made = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            # Non-blocking: a lender with a full backlog counts as one that does not answer.
+            made.setblocking(False)
+            made.connect(_address(name))
+            if not _is_ours(made):
+                raise PermissionError("a lender of another user")
+        except OSError:
+            made.close()
+            return None
+        self._connections[name] = made
+        return made
+
+    def _leave(self, name: bytes) -> None:
+        self._connections.pop(name).close()
+
+
+def _address(name: bytes) -> bytes:
+    return b"\0tensord-loans-" + name.hex().encode()
+
+
+def _close_all(connections: dict[bytes, socket.socket]) -> None:
+    while connections:
+        connections.popitem()[1].close()
+
+
+def _is_ours(connection: socket.socket) -> bool:
+    """Whether the peer runs under the same user."""
+    packed = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return bool(_CREDENTIALS.unpack(packed)[1] == os.geteuid())
+
+
+def _end(listening: socket.socket) -> None:
+    """Wakes the thread, which then ends and closes the descriptor."""
+    with suppress(OSError):
+        listening.shutdown(socket.SHUT_RDWR)
+
+
+def _mapped(fd: int) -> Array | None:
+    """The memory behind a descriptor, mapped privately. Closes the descriptor."""
+    try:
+        return np.frombuffer(mmap(fd, 0, MAP_PRIVATE, PROT_READ | PROT_WRITE), np.uint8)
+    except (OSError, ValueError):
+        return None
+    finally:
+        os.close(fd)
+
+
+def _serve(listening: socket.socket, book: _Book) -> None:
+    """Answers borrowers until the lender closes."""
+    with selectors.DefaultSelector() as ready, listening:
+        ready.register(listening, selectors.EVENT_READ)
+        while True:
+            for key, _ in ready.select(_SWEEP_S):
+                if key.fileobj is listening:
+                    try:
+                        connection, _ = listening.accept()
+                    except OSError as error:
+                        if error.errno == EINVAL:
+                            # The lender was closed.
+                            for other in list(ready.get_map().values()):
+                                other.fileobj.close()  # type: ignore[union-attr]
+                            return
+                        # No descriptor is free, or the peer has gone already.
+                        time.sleep(_AGAIN_S)
+                        continue
+                    if _is_ours(connection):
+                        connection.settimeout(_SEND_S)
+                        ready.register(connection, selectors.EVENT_READ)
+                    else:
+                        connection.close()
+                elif not _answered(key.fileobj, book):  # type: ignore[arg-type]
+                    ready.unregister(key.fileobj)
+                    key.fileobj.close()  # type: ignore[union-attr]
+            book.end_unread()
+
+
+def _answered(connection: socket.socket, book: _Book) -> bool:
+    """Handles one message. Returns False if the connection is to be closed."""
+    try:
+        message = connection.recv(_MESSAGE_BYTES)
+        if not message or len(message) % _NUMBER.size != 1:
+            return False
+        numbers = [number for (number,) in _NUMBER.iter_unpack(message[1:])]
+        if message[:1] == _DONE:
+            book.done(numbers)
+            return True
+        if message[:1] != _FETCH or len(numbers) != 1:
+            return False
+        lease = book.get(numbers[0])
+        fd = _copied(lease) if lease is not None else -1
+        try:
+            socket.send_fds(connection, [_HERE if fd >= 0 else _GONE], [fd] if fd >= 0 else [])
+        finally:
+            if fd >= 0:
+                os.close(fd)
+        return True
+    except OSError:
+        return False
+
+
+def _copied(lease: Lease) -> int:
+    """A descriptor of a memfd with a copy of a lease's span; -1 if the lease has no span, or there is no memory."""
+    span = lease.span()
+    if span is None:
+        return -1
+    fd = os.memfd_create("tensord-loan", os.MFD_CLOEXEC)
+    try:
+        left = span.data
+        while left:
+            left = left[os.write(fd, left) :]
+    except OSError:
+        os.close(fd)
+        return -1
+    return fd

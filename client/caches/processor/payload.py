@@ -1,0 +1,97 @@
+"""The payload under which a processor's output is stored: the tree, and the hash of its item.
+
+Owns: the key, the format, and the memory of a read tree's leaves. Does not own: references (references.py).
+Invariants: a receiver gets a tree only under the hash under which it was stored. It checks the hash, since a reference
+comes from another process.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, Literal
+
+import numpy as np
+
+from ....errors import UsageError, shown
+from ...arguments.namespace import Namespace
+from ...reading.lease import ArrayLease, Lease
+from .private import private_view
+
+Hash = str | bytes
+Copy = bool | Literal["on_write"]
+
+_HASH: Final = "hash"
+_TREE: Final = "tree"
+_KIND: Final = "processor"
+
+
+def item_key(namespace: Namespace, hash: Hash) -> bytes:
+    """The key of the item with this hash."""
+    return namespace.key(_KIND, "", _hash_bytes(hash))
+
+
+def item_payload(hash: Hash, tree: Any) -> dict[str, Any]:
+    """The payload that is stored for an item."""
+    return {_HASH: np.frombuffer(_hash_bytes(hash), np.uint8), _TREE: tree}
+
+
+def stored_tree(lease: Lease | None, copy: Copy = False) -> Any:
+    """The tree of a lease's entry, its leaves as they were put; None without a lease, or in another format."""
+    return None if lease is None else _payload(lease, copy).get(_TREE)
+
+
+def viewed_tree(lease: Lease | None) -> Any:
+    """The tree of a lease's entry, with read-only numpy views for leaves; None without a lease, or in another
+    format.
+    """
+    payload = lease.tree if lease is not None else None
+    return payload.get(_TREE) if isinstance(payload, dict) else None
+
+
+def checked_tree(hash: Hash, lease: Lease, copy: Copy) -> Any:
+    """The tree of a lease's entry, its leaves as they were put.
+
+    Raises:
+        UsageError: the entry was not stored under `hash`.
+    """
+    payload = _payload(lease, copy)
+    named = payload.get(_HASH)
+    if payload.keys() != {_HASH, _TREE} or not isinstance(named, np.ndarray) or named.tobytes() != _hash_bytes(hash):
+        raise UsageError(
+            f"the entry referred to as {hash!r} was not stored under that hash; send this item's own reference"
+        )
+    return payload[_TREE]
+
+
+def check_hash(hash: object) -> Hash:
+    """Returns `hash`.
+
+    Raises:
+        UsageError: it is neither text nor bytes.
+    """
+    if not isinstance(hash, str | bytes):
+        raise UsageError(f"a hash is {shown(hash)}; it must be text or bytes")
+    return hash
+
+
+def _hash_bytes(hash: Hash) -> bytes:
+    return hash.encode("utf-8", "surrogatepass") if isinstance(hash, str) else hash
+
+
+def _payload(lease: Lease, copy: Copy) -> dict[str, Any]:
+    """The payload of a lease's entry, its leaves as they were put; empty if it is not in this module's format."""
+    if isinstance(lease, ArrayLease):
+        return {}
+    root = private_view(lease._root) if copy == "on_write" else lease._root
+    payload = lease._recipe.value(root, copy=copy is True)
+    if not isinstance(payload, dict):
+        return {}
+    return _owned(payload) if copy is True else payload
+
+
+def _owned(node: Any) -> Any:
+    """The same tree with arrays that own their memory."""
+    if isinstance(node, dict):
+        return {key: _owned(child) for key, child in node.items()}
+    if isinstance(node, list | tuple):
+        return type(node)(map(_owned, node))
+    return node.copy() if isinstance(node, np.ndarray) else node

@@ -1,0 +1,68 @@
+"""References: the messages of the processor cache that stand for a tree, and how a receiver reads them.
+
+Owns: the reference, and the order of the reads. Does not own: the contents of an entry (processor_payload.py).
+
+    1. by key, in the index: the entry is pinned and read in place
+    2. by handle, in the same ring: a checked copy. The entry was cleared or replaced since
+    3. by loan, from the lender's pin: a copy over a socket. Sender and receiver map different rings
+
+Invariants: a reference with a handle is read from exactly the span that the sender saw, or from a copy of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from ....shm.payloads.recipe import Recipe
+from ...core.client import Client
+from ...reading.lease import Lease
+from ...reading.ring_reader import lease_of_copy
+from .loans import Borrower
+
+
+class Reference(NamedTuple):
+    """A sender sends it in place of a tree. As msgpack: `msgpack.packb(reference)`, then `Reference(*unpacked)`.
+
+    `handle` and `loan` are empty unless the sender lends (see `ProcessorCache`).
+
+    Example:
+        >>> reference = tensord.Reference(key)
+        >>> tensord.Reference(*tuple(reference)) == reference       # as msgpack and other codecs send it
+        True
+    """
+
+    key: bytes
+    handle: bytes = b""
+    loan: bytes = b""
+
+
+class Reader:
+    """Reads references for a receiver. Thread-safe."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._borrower = Borrower()
+        self._recipes: dict[bytes, Recipe] = {}
+
+    def lease(self, reference: Reference) -> Lease | None:
+        """A lease on a reference's entry, or None if no way of reading finds it."""
+        lease = self._client.get(reference.key)
+        if not reference.handle or (lease is not None and lease.handle() == reference.handle):
+            return lease
+        view = self._client.link.view
+        found = view.ring.copied(reference.handle) if view is not None else None
+        if found is None and reference.loan:
+            span = self._borrower.fetch(reference.loan)
+            found = lease_of_copy(span, reference.handle, self._recipes) if span is not None else None
+        return found
+
+    def done(self, references: Iterable[Reference]) -> None:
+        """Tells the lenders that these references were read or given up, so that they end the loans."""
+        loans = [reference.loan for reference in references if reference.loan]
+        if loans:
+            self._borrower.done(loans)
+
+    def close(self) -> None:
+        """Closes the connections to lenders. Idempotent."""
+        self._borrower.close()

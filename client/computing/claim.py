@@ -1,0 +1,165 @@
+"""One single-flight claim, from the request to its end: the states that every way to compute once goes through.
+
+    asked ─→ waiting ─→ hit        stored by another client
+      │         ├─────→ compute ─→ hit, once it is stored; alone, if it is not
+      └─────────┴─────→ alone
+
+Owns: the states. Does not own: the decision which client computes (the daemon's), nor waiting. `once.py` drives a claim
+for a caller that computes in place and may wait, `vllm/claims.py` for the requests of an engine,
+`transformers/calls.py` for the items of a call.
+Invariants: a claim that is granted after its end is given back at once, however late the answer comes.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from functools import partial
+from typing import Literal, NoReturn
+
+from ...errors import TensordError, UsageError, shown
+from ...ipc.messages import control as messages
+from ..link.answers import PendingRequest
+from ..link.link import SAY_S, Link
+from ..threads.aside import aside
+
+State = Literal["asked", "waiting", "compute", "hit", "alone"]
+
+
+class Claim:
+    """A single-flight claim on `key`, pending or granted. Belongs to the process that created it.
+
+    The client renews a granted claim until it ends; other clients wait for as long. End each claim with `stored` or
+    `abandon`. A claim that is garbage-collected is given back. A put of the key by any client ends the claim for all
+    clients that wait.
+
+    Example:
+        >>> claim = cache.claim(key)
+        >>> claim.state in ("asked", "compute")                   # "compute" once the daemon has granted it
+        True
+        >>> cache.put(key, np.zeros(3), wait=True).state
+        'stored'
+        >>> claim.stored()
+        >>> claim.state
+        'hit'
+    """
+
+    def __init__(self, link: Link, key: bytes, timeout_s: float, within_s: float = 0.0) -> None:
+        """Sends the request, which may take up to `timeout_s` seconds if the daemon's socket is full. `within_s`: see
+        `Client.claim`.
+        """
+        self.key = key
+        self._link = link
+        self._ended: Literal["hit", "alone"] | None = None
+        self._answer: PendingRequest = link.ask(lambda number: messages.RequestClaim(number, key, within_s), timeout_s)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a claim belongs to a connection of this process, so it cannot be pickled or copied: end it here; another "
+            "process claims the key by itself (Client.claim)"
+        )
+
+    @property
+    def state(self) -> State:
+        """The state so far. Sends no message.
+
+        - "asked": the daemon has not answered.
+        - "waiting": another client computes the payload.
+        - "compute": the claim is granted. Compute the payload; other clients wait for it.
+        - "hit": the payload is stored.
+        - "alone": no claim: the daemon is away, a limit was reached, or the claim was given back. Compute the payload
+          if you need it; no client waits for it.
+        """
+        if self._ended is not None:
+            return self._ended
+        answer = self._answer
+        if not answer.done():
+            return "waiting" if answer.waits else "asked"
+        claimed = _outcome(answer)
+        if claimed is None or claimed.answer == "wait":
+            return "alone"
+        if claimed.answer == "compute" and claimed.token not in self._link.claims.held:
+            # The claim ended with the connection on which it was granted.
+            return "alone"
+        return claimed.answer
+
+    @property
+    def answer(self) -> PendingRequest:
+        """The future of the daemon's answer, for a caller that waits. `state` says what follows from it. For the
+        library.
+        """
+        return self._answer
+
+    @property
+    def expected_at(self) -> float:
+        """In the state "waiting": when the computing client expects to have stored the payload, by time.monotonic; 0 if
+        unknown.
+        """
+        return self._answer.expected_at
+
+    @property
+    def token(self) -> int:
+        """Names the claim in a put by another client of the same user; 0 while it is not granted."""
+        claimed = _outcome(self._answer) if self._answer.done() and self._ended is None else None
+        return claimed.token if claimed is not None and claimed.answer == "compute" else 0
+
+    def wait_no_longer(self) -> State:
+        """Ends a claim that the daemon has not decided, and leaves any other as it is. For the library.
+
+        Returns:
+            The state: "compute" if the claim was granted in this moment.
+        """
+        # The link gives back a claim that is granted to a cancelled request.
+        self._answer.cancel()
+        return self.state
+
+    def end(self, *, stored: bool, error: TensordError | None = None) -> None:
+        """Ends the claim as `stored` does, or as `abandon` does. For the library."""
+        self._end("hit" if stored else "alone", error)
+
+    def stored(self) -> None:
+        """Ends the claim because the key was stored, by any client. The client renews it no more."""
+        self._end("hit")
+
+    def abandon(self, error: TensordError | None = None) -> None:
+        """Gives the claim back, also one that is not granted yet. The daemon grants the key to the first waiting
+        client.
+
+        May take up to a second if the daemon's socket is full.
+
+        Args:
+            error: why the value was not stored (`Put.error`), if it was computed. If nobody could store it
+                (`ObjectTooLarge`, `UnsupportedLeaf`), all waiting clients compute at once, and the daemon grants nobody
+                a claim on the key for a minute.
+
+        Raises:
+            UsageError: `error` is neither a TensordError nor None.
+        """
+        if error is not None and not isinstance(error, TensordError):
+            raise UsageError(f"error is {shown(error)}; it must be a TensordError, as Put.error is, or None")
+        self._end("alone", error)
+
+    def _end(self, state_after: Literal["hit", "alone"], error: TensordError | None = None) -> None:
+        if self._ended is None:
+            aside(partial(self._end_now, state_after, error))
+
+    def _end_now(self, state_after: Literal["hit", "alone"], error: TensordError | None) -> None:
+        self._ended = state_after
+        # The link gives back a claim that is granted to a cancelled request.
+        if not self._answer.cancel():
+            give_back = partial(self._give_back, error=error)
+            self._answer.add_done_callback(self._drop if state_after == "hit" else give_back)
+
+    def _drop(self, answer: Future[messages.Claimed]) -> None:
+        claimed = _outcome(answer)
+        if claimed is not None and claimed.answer == "compute":
+            self._link.claims.drop(claimed.token)
+
+    def _give_back(self, answer: Future[messages.Claimed], error: TensordError | None) -> None:
+        claimed = _outcome(answer)
+        if claimed is not None and claimed.answer == "compute":
+            self._link.claims.give_back(claimed.token, SAY_S, error)
+
+
+def _outcome(answer: Future[messages.Claimed]) -> messages.Claimed | None:
+    """The answer to a settled request; None if it failed or was cancelled."""
+    return None if answer.cancelled() or answer.exception() is not None else answer.result()

@@ -1,0 +1,139 @@
+"""Computes a payload once per host: look up, else claim, else wait for the client that computes, else compute.
+
+Owns: the order of the steps, for threads and for asyncio. The generator yields each step, and its driver sends the
+outcome in. Does not own: the states of a claim (claim.py), waiting, computing.
+Invariants: it waits for another client once at most, and then computes; for a daemon that does not answer it waits
+WORD_S at most. A granted claim is committed or given back. A value that nobody could store ends the claim for all who
+wait.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Generator
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...errors import TensordError, UnsupportedLeaf, without_frames
+from ...ipc.messages import control as messages
+from ...ipc.messages.schema import COST_MS_MAX
+from ..link.answers import PendingRequest
+from ..link.link import Link
+from ..link.silence import WORD_S
+from ..reading.lease import Lease
+from ..writing.outcomes import Put
+from .claim import Claim
+from .unstored import Unstored
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitAnswer:
+    """Step: wait for this answer of the daemon."""
+
+    future: Future[messages.Claimed]
+
+
+@dataclass(frozen=True, slots=True)
+class Listen:
+    """Step: wait until this future is settled, for at most `within_s` seconds. Whatever its outcome, it raises nothing,
+    and the request stays."""
+
+    future: Future[Any]
+    within_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """Step: compute the value."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreValue:
+    """Step: put the value under the claim, or without one if None. `cost_ms`: milliseconds that computing it took."""
+
+    value: Any
+    claim: int | None
+    cost_ms: float
+
+
+@dataclass(slots=True)
+class ComputeTally:
+    """Counts of `get_or_compute` calls: value found at once, received from another client, or computed here.
+
+    `not_stored`: values that were computed here and refused, by the error's name. Values that were lost because the
+    daemon was away are not counted.
+    """
+
+    found: int = 0
+    waited: int = 0
+    computed: int = 0
+    not_stored: Counter[str] = field(default_factory=Counter)
+
+
+Steps = Generator[AwaitAnswer | Listen | Compute | StoreValue, Any, Any]
+
+
+def answers(link: Link, asked: PendingRequest) -> Generator[Listen, Any, bool]:
+    """The steps that find out whether the daemon answers at all, for a caller who can do without it: WORD_S seconds in
+    all, and none beside a daemon that has said nothing for so long. A daemon may have good reason not to answer this
+    request yet, so it is asked another one, which it answers at once."""
+    half_s = link.silence.patience_s / 2
+    if half_s:
+        yield Listen(asked, half_s)
+    if not half_s or asked.done() or asked.waits:
+        return asked.done() or asked.waits
+    probe = link.ask(lambda number: messages.Touch(number, []), 0.0)
+    yield Listen(probe, half_s)
+    probe.cancel()
+    return asked.done() or not (probe.cancelled() or probe.exception())
+
+
+def compute_once(
+    key: bytes,
+    look_up: Callable[[bytes], Lease | None],
+    link: Link,
+    tally: ComputeTally,
+    unstored: Unstored,
+    timeout_s: float,
+) -> Steps:
+    """The steps of one `get_or_compute`, as a generator whose return value is the payload.
+
+    The driver throws an exception of the computation in. The generator gives the claim back, and raises the exception
+    again.
+    """
+    lease = look_up(key)
+    if lease is not None:
+        tally.found += 1
+        return lease.value
+    claim = Claim(link, key, min(timeout_s, WORD_S))
+    try:
+        if (yield from answers(link, claim.answer)):
+            try:
+                yield AwaitAnswer(claim.answer)
+            except TensordError as error:
+                # No daemon, a limit was reached, or no answer in time: the value is computed without a claim. The
+                # answer keeps the error, and with its frames it would keep this one and all that called it.
+                without_frames(error)
+        if claim.wait_no_longer() == "hit":
+            lease = look_up(key)
+            if lease is not None:
+                tally.waited += 1
+                return lease.value
+        token = claim.token or None
+        began_s = time.perf_counter()
+        value = yield Compute()
+        cost_ms = min((time.perf_counter() - began_s) * 1000, COST_MS_MAX)
+        tally.computed += 1
+        try:
+            put: Put = yield StoreValue(value, token, cost_ms)
+        except UnsupportedLeaf as error:
+            unstored.refused(key, error)
+            claim.abandon(error)
+            raise
+    except BaseException:
+        claim.abandon()
+        raise
+    claim.end(stored=put.state not in ("lost", "refused"), error=put.error)
+    return value

@@ -1,0 +1,295 @@
+"""The same client for asyncio. Lookups run at once; calls that may wait are awaited.
+
+Owns: which call of `Client` runs in a thread, and what a cancelled task leaves behind; the asyncio driver of
+`compute_once`. Does not own: arguments, results and errors, which are those of `Client` but where a docstring says
+otherwise.
+Invariants: a call that waits for an answer of the daemon runs in a thread. A lookup waits in a thread for what this
+client has just put.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import os
+import time
+import weakref
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import Any, Concatenate, ParamSpec, Self, TypeAlias, TypeVar, cast
+
+from ...errors import TimedOut
+from ..arguments.checks import check_compute, check_flag, check_key, check_timeout
+from ..computing.once import AwaitAnswer, Compute, ComputeTally, Listen, StoreValue
+from ..link.silence import attach_limit_s
+from ..pressure.async_subscription import AsyncSubscription
+from ..pressure.device_reservation import DeviceReservation
+from ..pressure.modes import ModeChange
+from ..threads.aside import later
+from ..threads.event_loop import in_thread, to_its_end
+from ..writing.outcomes import Put, wait_for_all
+from .client import TIMEOUT_S, Client
+from .lookups import joined_keys
+from .tracing import key_of, span, traced
+
+Value = TypeVar("Value")
+Result = TypeVar("Result")
+Arguments = ParamSpec("Arguments")
+Call: TypeAlias = Callable[Concatenate[Client, Arguments], Result]
+AsyncCall: TypeAlias = Callable[Concatenate["AsyncClient", Arguments], Coroutine[Any, Any, Result]]
+
+
+def _like(
+    call: Call[Arguments, Result],
+) -> Callable[[Callable[..., Coroutine[Any, Any, Result]]], AsyncCall[Arguments, Result]]:
+    """A decorator for a method that takes and returns what a call of `Client` does, and has its docstring."""
+    decorate: Any = functools.wraps(call)
+    return cast("Callable[[Callable[..., Coroutine[Any, Any, Result]]], AsyncCall[Arguments, Result]]", decorate)
+
+
+def _at_once(call: Call[Arguments, Result]) -> AsyncCall[Arguments, Result]:
+    """A call that sends no message, or waits for none."""
+
+    @_like(call)
+    async def method(self: AsyncClient, *args: Any, **options: Any) -> Result:
+        return call(self.client, *args, **options)
+
+    return method
+
+
+def _lookup(call: Call[Arguments, Result], keys: Callable[[Any], Iterable[bytes]]) -> AsyncCall[Arguments, Result]:
+    """A lookup of what `keys` makes of its first argument."""
+
+    @_like(call)
+    async def method(self: AsyncClient, *args: Any, **options: Any) -> Result:
+        puts = self.client.link.puts
+        first = args[0] if args else options.get("key", options.get("keys"))
+        if (awaited := puts.awaited) and first is not None and (own := [key for key in keys(first) if key in awaited]):
+            await in_thread(puts.wait_for_any_own, own)
+        return call(self.client, *args, **options)
+
+    return method
+
+
+def _threaded(call: Call[Arguments, Result], run: Callable[..., Any] = in_thread) -> AsyncCall[Arguments, Result]:
+    """A call that may wait, in a thread."""
+
+    @_like(call)
+    async def method(self: AsyncClient, *args: Any, **options: Any) -> Result:
+        return cast(Result, await run(call, self.client, *args, **options))
+
+    return method
+
+
+def _stored(call: Call[Arguments, Result]) -> AsyncCall[Arguments, Result]:
+    """A call that copies payloads, and with `wait` waits for their outcomes. A cancelled task waits for the copies
+    only."""
+
+    @_like(call)
+    async def method(
+        self: AsyncClient, *args: Any, wait: bool = False, timeout_s: float | None = None, **options: Any
+    ) -> Result:
+        wait = check_flag("wait", wait)
+        deadline = time.monotonic() + check_timeout(timeout_s, self.client.timeout_s)
+        result: Any = await to_its_end(cast(Any, call), self.client, *args, timeout_s=timeout_s, **options)
+        puts = [result] if isinstance(result, Put) else result
+        if wait and any(put.state == "sent" for put in puts):
+            await in_thread(wait_for_all, puts, deadline)
+        return cast(Result, result)
+
+    return method
+
+
+def _one(key: bytes) -> list[bytes]:
+    return [check_key(key)]
+
+
+def _many(keys: Any) -> Iterable[bytes]:
+    return (key.tobytes() for key in joined_keys(keys))
+
+
+class AsyncClient:
+    """`Client` with `await`: the same arguments, results and errors.
+
+    Limit the time of a call by `timeout_s` or `asyncio.timeout`. On Python 3.11 `asyncio.wait_for` may leave a put
+    running if the waiting task is cancelled just when its time is over; an array that is changed then may be stored
+    half changed.
+
+    Example:
+        >>> import asyncio
+        >>> async def main() -> None:
+        ...     async with tensord.AsyncClient() as client:
+        ...         await client.put(key, np.arange(3), wait=True)
+        ...         with await client.get(key) as lease:
+        ...             print(lease.tree)
+        >>> asyncio.run(main())
+        [0 1 2]
+    """
+
+    def __init__(
+        self, socket: str | os.PathLike[str] | None = None, *, name: str | None = None, timeout_s: float = TIMEOUT_S
+    ) -> None:
+        self._client = Client(socket, name=name, timeout_s=timeout_s)
+        self._subscriptions: weakref.WeakSet[AsyncSubscription] = weakref.WeakSet()
+
+    @property
+    def client(self) -> Client:
+        """The synchronous client of this one, for calls that take a `Client`, for example `DeviceCache`."""
+        return self._client
+
+    @property
+    def connected(self) -> bool:
+        """Whether the daemon is there now. Lookups do not depend on it."""
+        return self._client.connected
+
+    @property
+    def tally(self) -> ComputeTally:
+        """Counts of what `get_or_compute` did in this client."""
+        return self._client.tally
+
+    async def close(self) -> None:
+        """Ends the connection and all subscriptions. Leases and their views stay valid for as long as they live."""
+        for subscription in list(self._subscriptions):
+            subscription.close()
+        await in_thread(self._client.close)
+
+    async def __aenter__(self) -> Self:
+        link = self._client.link
+        await self.wait_connected(attach_limit_s(link.path, self._client.timeout_s))
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    # ---- as the calls of Client
+
+    get = _lookup(Client.get, _one)
+    hold = _lookup(Client.hold, _one)
+    contains = _lookup(Client.contains, _one)
+    get_many = _lookup(Client.get_many, _many)
+    peek = _at_once(Client.peek)
+    reuse = _at_once(Client.reuse)
+    ring = _at_once(Client.ring)
+    current = _at_once(Client.current)
+    request_arrived = _at_once(Client.request_arrived)
+    request_completed = _at_once(Client.request_completed)
+    get_into = _threaded(Client.get_into, to_its_end)
+    put = _stored(Client.put)
+    put_many = _stored(Client.put_many)
+    wait_connected = _threaded(Client.wait_connected)
+    status = _threaded(Client.status)
+    reserve = _threaded(Client.reserve)
+    claim = _threaded(Client.claim)
+    touch = _threaded(Client.touch)
+    evict = _threaded(Client.evict)
+    clear = _threaded(Client.clear)
+    invalidate = _threaded(Client.invalidate)
+    pin = _threaded(Client.pin)
+    unpin = _threaded(Client.unpin)
+    modes = _threaded(Client.modes)
+    workflow = _threaded(Client.workflow)
+    declare_baseline = _threaded(Client.declare_baseline)
+
+    # ---- with a difference
+
+    @traced("tensord.get_or_compute", "key", key_of)
+    async def get_or_compute(
+        self,
+        key: bytes,
+        compute: Callable[[], Value | Awaitable[Value]],
+        *,
+        tokens: int = 0,
+        ttl_s: float | None = None,
+        timeout_s: float | None = None,
+    ) -> Value:
+        """As `Client.get_or_compute`. A coroutine function is awaited; any other function runs in a thread."""
+        check_compute(compute)
+        steps = self._client.steps(key)
+        deadline = time.monotonic() + check_timeout(timeout_s, self._client.timeout_s)
+        outcome: Any = None
+        error: BaseException | None = None
+        try:
+            while True:
+                try:
+                    step = steps.throw(error) if error is not None else steps.send(outcome)
+                except StopIteration as done:
+                    return cast(Value, done.value)
+                outcome, error = None, None
+                try:
+                    match step:
+                        case AwaitAnswer(future):
+                            with span("tensord.wait"):
+                                outcome = await _answer(future, deadline)
+                        case Listen(future, within_s):
+                            await _listen(future, min(within_s, deadline - time.monotonic()))
+                        case Compute():
+                            with span("tensord.compute"):
+                                outcome = await _computed(compute)
+                        case StoreValue(value, claim, cost_ms):
+                            outcome = await to_its_end(
+                                self._client.store, key, value, tokens=tokens, ttl_s=ttl_s, claim=claim, cost_ms=cost_ms
+                            )
+                except BaseException as raised:
+                    error = raised
+        finally:
+            # The error has this frame in its traceback.
+            error = None
+
+    async def on_mode(
+        self, callback: Callable[[ModeChange], object] | None = None, gauge: str | None = None
+    ) -> AsyncSubscription:
+        """As `Client.on_mode`. The event loop runs `callback`, which may be a coroutine function; or iterate over the
+        result.
+
+        `callback` is called until the result or this client is closed, or the loop ends.
+        """
+        subscription = await AsyncSubscription().open(self._client, callback, gauge)
+        self._subscriptions.add(subscription)
+        return subscription
+
+    @_like(Client.reserve_device)
+    async def reserve_device(
+        self,
+        device: str,
+        size_bytes: int,
+        for_s: float = 30.0,
+        *,
+        priority: int = 0,
+        wait_s: float | None = None,
+        timeout_s: float | None = None,
+    ) -> DeviceReservation:
+        request = self._client.device_request(device, size_bytes, for_s, priority, wait_s, timeout_s)
+        try:
+            return await in_thread(request.outcome)
+        except asyncio.CancelledError:
+            # Its thread may have the reservation by now, and nobody to give it to.
+            later(request.give_up)
+            raise
+
+
+async def _computed(compute: Callable[[], Any]) -> Any:
+    return await compute() if inspect.iscoroutinefunction(compute) else await in_thread(compute)
+
+
+async def _answer(future: Future[Any], deadline: float) -> Any:
+    try:
+        async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
+            return await asyncio.wrap_future(future)
+    except TimeoutError:
+        raise TimedOut("no other client stored the value in time; compute it here") from None
+
+
+async def _listen(future: Future[Any], within_s: float) -> None:
+    settled = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def settle(_: Future[Any]) -> None:
+        with suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(settled.set)
+
+    future.add_done_callback(settle)
+    with suppress(TimeoutError):
+        async with asyncio.timeout(max(0.0, within_s)):
+            await settled.wait()

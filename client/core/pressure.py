@@ -1,0 +1,155 @@
+"""Calls about memory pressure: modes, workflows, inference requests and reservations of device memory.
+
+Owns: the docstrings and default arguments of these calls. Does not own: modes (governor.py), workflows (workflow.py),
+reports for the queueing floor (queueing.py), reservations (device_reservation.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from ..arguments.checks import check_timeout
+from ..pressure import queueing
+from ..pressure.device_reservation import DeviceRequest, DeviceReservation
+from ..pressure.modes import ModeChange, Subscription, TierState
+from ..pressure.workflow import Workflow
+from .base import ClientBase
+
+if TYPE_CHECKING:
+    from ...ipc.messages.steps import AgentStepGraph
+
+
+class PressureCalls(ClientBase):
+    """The calls of `Client` for engines that share devices and the host's memory."""
+
+    def on_mode(self, callback: Callable[[ModeChange], object], gauge: str | None = None) -> Subscription:
+        """Calls `callback` whenever a tier changes its mode, so that an engine can shrink caches of its own.
+
+        One thread of this client calls all callbacks, one at a time and in order. It logs the exceptions that they
+        raise. It does not call them for the modes at the time of the subscription: see `Subscription.states`. Changes
+        that happen while the daemon is away are reported once it is back. The child of a fork subscribes anew.
+
+        Args:
+            gauge: a device's name, or "host" for the ring. Default: all gauges.
+
+        Raises:
+            UsageError: `callback` is no function, or `gauge` no valid name of a gauge.
+            ProcessLimit: this process can start no thread for the callbacks.
+        """
+        self._attach()
+        return self._governor.on_mode(callback, gauge, self._timeout_s)
+
+    def modes(self) -> dict[str, TierState]:
+        """Returns how full each tier is, in bytes: a device by its name, the ring by "host".
+
+        The byte counts are those of the tier's last change of mode.
+
+        Raises:
+            DaemonUnavailable, TimedOut: the daemon did not answer.
+        """
+        self._expect_answer(self._timeout_s)
+        self._governor.subscribe(self._timeout_s)
+        return self._governor.states
+
+    def workflow(self, name: str, graph: AgentStepGraph) -> Workflow:
+        """Tells the daemon which agents run in which order, until `Workflow.end`. Use the result in a `with`.
+
+        Without a daemon, sends the graph once there is one.
+
+        Raises:
+            UsageError: `name` is no valid name.
+            BadGraph: the steps cannot be run in any order, or another client has a workflow of this name.
+            LimitReached: workflows_max or workflow_steps_max.
+        """
+        self._expect_answer(self._timeout_s)
+        return Workflow(self._link, self._governor, name, graph, self._timeout_s)
+
+    def request_arrived(self, device: str, count: int = 1) -> None:
+        """Reports `count` new inference requests, for the queueing floor of `device`. Without a daemon, does nothing.
+
+        Raises:
+            UsageError: a value is out of its range; the message names it.
+        """
+        queueing.arrived(self._governor, device, count)
+
+    def request_completed(self, device: str, service_s: float, blocks: int) -> None:
+        """Reports an inference request served in `service_s` seconds. Without a daemon, does nothing.
+
+        Args:
+            blocks: blocks of the device's cache that the request used, of `queueing.block_bytes` bytes each.
+
+        Raises:
+            UsageError: a value is out of its range; the message names it.
+        """
+        queueing.completed(self._governor, device, service_s, blocks)
+
+    def declare_baseline(self, device: str, size_bytes: int, *, timeout_s: float | None = None) -> None:
+        """Says that this process holds `size_bytes` of a device by plan, as an engine's weights and KV cache. The
+        device's modes are about the rest.
+
+        Lasts until the client is closed, also with a new daemon; 0 ends it. The declarations of several clients add up.
+        Without a daemon, sends it once there is one.
+
+        Raises:
+            UsageError: a value is out of its range.
+            NoGauge: `device` is the host's gauge.
+            LimitReached: as many devices as the daemon allows have a declared baseline.
+        """
+        self._expect_answer(self._timeout_s)
+        self._baselines.declare(device, size_bytes, check_timeout(timeout_s, self._timeout_s))
+
+    def reserve_device(
+        self,
+        device: str,
+        size_bytes: int,
+        for_s: float = 30.0,
+        *,
+        priority: int = 0,
+        wait_s: float | None = None,
+        timeout_s: float | None = None,
+    ) -> DeviceReservation:
+        """Reserves `size_bytes` of a device's memory against other processes. Allocates nothing.
+
+        Use the result in a `with`, and allocate in it. If less is free, the call waits, and cached entries that are not
+        in use are ordered to leave the device.
+
+        Args:
+            for_s: seconds until the reservation ends by itself; the daemon may set a lower limit.
+            priority: from -100 to 100. Of the reservations that wait, the highest priority is served first, then the
+                first that came. Entries stay for a reservation below 0: it waits until memory is free otherwise.
+            wait_s: seconds to wait until so much is free, at most `device.reserve_s_max`; 0: refused at once. Default:
+                5 s, at most `timeout_s`.
+            timeout_s: seconds to wait for the daemon's answer, after `wait_s`.
+
+        Raises:
+            UsageError: a value is out of its range.
+            DeviceFull: less is free; the message says how much is free, cached and pinned.
+            NoGauge: nothing measures how full the device is, or its gauge cannot be read now.
+            LimitReached: reservations_max.
+            DaemonUnavailable, TimedOut: the daemon did not answer.
+        """
+        return self.device_request(device, size_bytes, for_s, priority, wait_s, timeout_s).outcome()
+
+    def device_request(
+        self,
+        device: str,
+        size_bytes: int,
+        for_s: float,
+        priority: int,
+        wait_s: float | None,
+        timeout_s: float | None,
+    ) -> DeviceRequest:
+        """The request of `reserve_device`, which waits for nothing before its `outcome`. For the library."""
+        limit_s = check_timeout(timeout_s, self._timeout_s)
+        return DeviceRequest(
+            self._link,
+            device,
+            size_bytes,
+            for_s,
+            priority,
+            wait_s,
+            limit_s,
+            expect=self._expect_answer,
+            hold=self._reservations.hold,
+        )

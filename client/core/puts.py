@@ -1,0 +1,285 @@
+"""Calls that store payloads: put, reserve, and compute once.
+
+Owns: the checks of a put, and the threads' driver of `compute_once`. Does not own: what a put does (writing), the
+order of the steps of a computation (once.py), the states of a claim (claim.py).
+Invariants: without a daemon a put ends as "lost", and `get_or_compute` computes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+from ...errors import ObjectTooLarge
+from ...ipc.messages.schema import NUMBER_MAX
+from ...shm.payloads.packing import Packed, pack
+from ..arguments.checks import (
+    check_compute,
+    check_count,
+    check_flag,
+    check_key,
+    check_pairs,
+    check_seconds,
+    check_timeout,
+    check_with_parents,
+)
+from ..arguments.put_options import PutOptions
+from ..computing.claim import Claim
+from ..computing.once import AwaitAnswer, Compute, Listen, Steps, StoreValue, compute_once
+from ..writing.outcomes import Put, wait_for_all
+from ..writing.put import PutPayload
+from ..writing.reservation import Reservation
+from .base import ClientBase
+from .tracing import count_of, key_of, span, state_of, traced
+
+Value = TypeVar("Value")
+
+
+class PutCalls(ClientBase):
+    """The calls of `Client` that store."""
+
+    @traced("tensord.put", "key", key_of, state_of)
+    def put(
+        self,
+        key: bytes,
+        tree: Any,
+        *,
+        tokens: int = 0,
+        ttl_s: float | None = None,
+        cost_ms: float = 0.0,
+        agent: str = "",
+        parent: bytes | None = None,
+        wait: bool = False,
+        timeout_s: float | None = None,
+    ) -> Put:
+        """Stores a payload under `key`. Returns once the payload is copied; `tree` may change from then on.
+
+        Args:
+            tree: dict, list, tuple, str, bytes, int, float, bool, None, numpy arrays and torch tensors, nested; up to
+                16,384 of them. A list of 64 ints or floats or more counts once, and costs what an array of them costs.
+            tokens: encoder tokens that the payload stands for; they count against max_tokens.
+            ttl_s: seconds until the entry expires, more than 0. Default: the daemon's setting. Only `touch` renews
+                them; lookups and further puts of the key do not. An entry that others were put with as `parent` stays
+                as long as it has one of them. Nothing expires while no daemon runs; the next daemon removes what has
+                expired by then.
+            cost_ms: milliseconds that computing the payload took. Policies that weigh cost keep expensive entries
+                longer.
+            agent: the agent that the entry belongs to; the policy may weigh it.
+            parent: key of the entry that this one continues, for example of the KV block before it. The entry is
+                evicted before its parent. If the parent is removed by `evict`, `clear` or `invalidate`, all entries
+                after it are removed too, some milliseconds later in a long chain. The parent is any entry of the same
+                namespace, stored or put before this one; the put is refused with ParentGone if there is none, and with
+                BadPrefix if the parent is of another namespace. A put of a stored key changes neither the entry nor its
+                parent.
+            wait: return only when every process can read the entry, or the put is refused or lost.
+            timeout_s: seconds to wait for room and, with `wait`, for the daemon.
+
+        Returns:
+            The put and its state. A refusal or an absent daemon is a state, and raises nothing.
+
+        Raises:
+            BadKey: `key` or `parent` is not 32 bytes.
+            UnsupportedLeaf: a leaf of `tree` is of another type, or a tensor whose memory was freed (as by FSDP).
+            UsageError: `tokens`, `ttl_s`, `cost_ms` or `agent` is out of its range.
+            TimedOut: with `wait`, the daemon did not answer in time; the put goes on.
+        """
+        put = Put(check_key(key))
+        if wait is not False:
+            wait = check_flag("wait", wait)
+        deadline = time.monotonic() + (self._timeout_s if timeout_s is None else check_timeout(timeout_s, 0.0))
+        options = PutOptions(tokens, ttl_s, None, cost_ms, agent, 0, parent).checked()
+        link = self._link
+        if link.view is None:
+            self._attach()
+        try:
+            packed = pack(tree, link.limits.tree_depth_max)
+        except ObjectTooLarge as error:
+            put.settle("refused", error)
+        else:
+            link.puts.put(put, packed, options, deadline)
+        return put.wait(max(0.0, deadline - time.monotonic())) if wait else put
+
+    @traced("tensord.put_many", result=count_of)
+    def put_many(
+        self,
+        items: Iterable[tuple[bytes, Any]],
+        *,
+        tokens: int = 0,
+        ttl_s: float | None = None,
+        cost_ms: float = 0.0,
+        agent: str = "",
+        parents: Iterable[bytes | None] | None = None,
+        wait: bool = False,
+        timeout_s: float | None = None,
+    ) -> list[Put]:
+        """Stores many payloads in one call.
+
+        Args:
+            items: pairs of a key and a tree as `put` takes it. All are checked before the first is stored.
+            tokens, ttl_s, cost_ms, agent: as for `put`; they apply to each payload.
+            parents: for each item its `parent` as for `put`, or None. An item before it in the same call may be one.
+            wait: return only when each put is stored, refused or lost.
+            timeout_s: seconds to wait for room and, with `wait`, for the daemon; for all puts together.
+
+        Returns:
+            The puts, in the order of `items`. Each has its own state: one may be refused while others are stored. Once
+            `timeout_s` is over, each put for which there is no room ends as "lost" with TimedOut.
+
+        Raises:
+            BadKey, UnsupportedLeaf, UsageError: as for `put`. No payload is stored then, nor if `items` and `parents`
+                differ in length.
+            TimedOut: with `wait`, the daemon did not answer in time; the puts go on.
+        """
+        options, deadline = PutOptions(tokens, ttl_s, None, cost_ms, agent).checked(), self._deadline(timeout_s)
+        wait = check_flag("wait", wait)
+        self._attach()
+        depth_max = self._link.limits.tree_depth_max
+        puts: list[Put] = []
+        packed: list[tuple[Put, Packed, PutOptions]] = []
+        for (key, tree), parent in check_with_parents(check_pairs(items), parents):
+            puts.append(Put(check_key(key)))
+            own = options if parent is None else options._replace(parent=check_key(parent))
+            try:
+                packed.append((puts[-1], pack(tree, depth_max), own))
+            except ObjectTooLarge as error:
+                puts[-1].settle("refused", error)
+        put = self._link.puts.put
+        for each, payload, own in packed:
+            put(each, payload, own, deadline)
+        if wait:
+            wait_for_all(puts, deadline)
+        return puts
+
+    def reserve(self, spec: Any, *, timeout_s: float | None = None) -> Reservation:
+        """Returns arrays to write a payload into, and to commit as an entry later.
+
+        Args:
+            spec: a tree as for `put`, with `tensord.Spec(shape, dtype)` in place of each array to be written.
+            timeout_s: not used; the arrays are this process's own.
+
+        Raises:
+            UnsupportedLeaf: a leaf of `spec` is of a type that `put` does not take.
+            ObjectTooLarge, NotEnoughMemory: there is no room; the message says why.
+        """
+        self._deadline(timeout_s)
+        self._attach()
+        limits = self._link.limits
+        return Reservation(spec, limits.tree_depth_max, limits.object_bytes_max, self._commit)
+
+    def _commit(self, key: bytes, payload: PutPayload, options: PutOptions, wait: bool, timeout_s: float | None) -> Put:
+        put, wait, options = Put(check_key(key)), check_flag("wait", wait), options.checked()
+        deadline = self._deadline(timeout_s)
+        self._link.puts.put(put, payload, options, deadline)
+        return put.wait(max(0.0, deadline - time.monotonic())) if wait else put
+
+    @traced("tensord.get_or_compute", "key", key_of)
+    def get_or_compute(
+        self,
+        key: bytes,
+        compute: Callable[[], Value],
+        *,
+        tokens: int = 0,
+        ttl_s: float | None = None,
+        timeout_s: float | None = None,
+    ) -> Value:
+        """Returns the payload of `key`; if it is missing, one process on the host computes and stores it.
+
+        Other callers of the same key wait for that process, up to `timeout_s`, and then compute the value themselves. A
+        daemon that does not answer is waited for 0.25 s at most, and not at all once it is known for that.
+        An exception of `compute` is raised in this caller only; the daemon then grants the claim to one of the waiting
+        clients. A value that cannot be stored (a tree with too many nodes, larger than the ring) is returned all the
+        same: all waiting clients compute at once, and for a minute nobody waits for that key. `tally.not_stored` counts
+        such values, and the log has a warning for each namespace and reason.
+
+        Args:
+            compute: called without arguments, at most once; returns a tree as `put` takes it.
+            tokens, ttl_s: as for `put`.
+            timeout_s: seconds to wait for another process's result.
+
+        Returns:
+            The value of `compute`, or the same tree from shared memory: numpy leaves as read-only views, torch leaves
+            as copied tensors.
+
+        Raises:
+            BadKey: `key` is not 32 bytes.
+            UnsupportedLeaf, UsageError: as for `put`.
+        """
+        check_compute(compute)
+        deadline = self._deadline(timeout_s)
+        steps = self.steps(key)
+        outcome: Any = None
+        error: BaseException | None = None
+        try:
+            while True:
+                try:
+                    step = steps.throw(error) if error is not None else steps.send(outcome)
+                except StopIteration as done:
+                    value: Value = done.value
+                    return value
+                outcome, error = None, None
+                try:
+                    match step:
+                        case AwaitAnswer(future):
+                            with span("tensord.wait"):
+                                outcome = self._link.answers.wait(future, deadline - time.monotonic())
+                        case Listen(future, within_s):
+                            self._link.answers.within(future, min(within_s, deadline - time.monotonic()))
+                        case Compute():
+                            with span("tensord.compute"):
+                                outcome = compute()
+                        case StoreValue(computed, claim, cost_ms):
+                            outcome = self.store(
+                                key, computed, tokens=tokens, ttl_s=ttl_s, claim=claim, cost_ms=cost_ms
+                            )
+                except BaseException as raised:
+                    error = raised
+        finally:
+            # The error has this frame in its traceback.
+            error = None
+
+    def claim(self, key: bytes, *, within_s: float = 0.0) -> Claim:
+        """Asks for the right to compute `key`, and returns before the daemon answers. `Claim.state` gives the answer.
+
+        Use it to compute in a place that must not wait, or to store through another client. `get_or_compute` waits
+        instead. If the daemon is stopped and its socket is full, sending the request may take the client's `timeout_s`.
+
+        Args:
+            within_s: estimated seconds until the payload is stored, if this client computes it; 0 if unknown. Clients
+                that wait for the key read it as `Claim.expected_at`.
+
+        Raises:
+            BadKey: `key` is not 32 bytes.
+            UsageError: `within_s` is out of its range.
+        """
+        key = check_key(key)
+        within_s = check_seconds("within_s", within_s)
+        self._attach()
+        return Claim(self._link, key, self._timeout_s, within_s)
+
+    def steps(self, key: bytes) -> Steps:
+        """Returns the steps of `get_or_compute`, as a generator that the caller drives. For the library."""
+        key = check_key(key)
+        self._attach()
+        return compute_once(key, self._look_up, self._link, self._tally, self._unstored, self._timeout_s)
+
+    @traced("tensord.put", "key", key_of, state_of)
+    def store(
+        self, key: bytes, value: Any, *, tokens: int, ttl_s: float | None, claim: int | None, cost_ms: float = 0.0
+    ) -> Put:
+        """Puts a computed value under the claim that was granted for its key. For the library.
+
+        A refusal is counted and logged (`tally`).
+        """
+        key, claim = check_key(key), claim if claim is None else check_count("claim", claim, NUMBER_MAX, 1)
+        put = Put(key, self._unstored.refused)
+        # Room is not waited for beside a daemon that does not answer.
+        deadline = self._deadline(None if self._link.silence.patience_s else 0.0)
+        options = PutOptions(tokens, ttl_s, claim, cost_ms).checked()
+        try:
+            packed = pack(value, self._link.limits.tree_depth_max)
+        except ObjectTooLarge as error:
+            put.settle("refused", error)
+        else:
+            self._link.puts.put(put, packed, options, deadline)
+        return put

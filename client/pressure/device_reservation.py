@@ -1,0 +1,244 @@
+"""Reservations of a device's free memory, for one process before it allocates.
+
+Owns: a request until its caller has the reservation, releasing it exactly once, and its repetition at each new daemon.
+Does not own: the memory, nor the account of free bytes. The daemon keeps that account for all processes.
+Invariants: two processes never reserve more together than was free (the daemon checks it). A new daemon is told of each
+reservation whose time is not over, with what is left of that time.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
+from itertools import count
+from typing import Any, Final, NoReturn, Self
+from weakref import ReferenceType, ref
+
+from ...errors import DaemonUnavailable, Unavailable
+from ...ipc.messages import control as messages
+from ...ipc.messages.governance import PRIORITY_MAX
+from ...ipc.messages.schema import SIZE_BYTES_MAX
+from ..arguments.checks import check_count, check_name, check_seconds
+from ..link.answers import PendingRequest
+from ..link.link import SAY_S, Connected, Link
+from ..threads.aside import aside
+from .modes import GovernorListener
+
+RESERVE_WAIT_S: Final = 5.0
+"""How long a reservation waits by default until memory is free."""
+_log = logging.getLogger("tensord")
+
+
+class DeviceReservation:
+    """Free memory of a device, reserved for this process until `release`, or for `lasts_s` seconds.
+
+    It keeps other processes from reserving the same memory. It allocates nothing.
+
+    Example:
+        >>> with cache.reserve_device("card0", 4096) as reservation:
+        ...     reservation.size_bytes                              # allocate so many bytes of card0 here
+        4096
+    """
+
+    def __init__(
+        self, link: Link, connected: Connected, device: str, size_bytes: int, answer: messages.Reserved
+    ) -> None:
+        self.device = device
+        self.size_bytes = size_bytes
+        self.lasts_s = answer.lasts_s
+        self._link = link
+        self._granted: tuple[Connected, int] | None = (connected, answer.reservation)
+        self._ends_at = time.monotonic() + answer.lasts_s
+        self._released = False
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a reservation belongs to a client of this process, so it cannot be pickled or copied: reserve in the "
+            "process that allocates"
+        )
+
+    def release(self) -> None:
+        """Ends the reservation, after the memory was allocated or is not needed. Further calls, or calls without the
+        daemon, do nothing.
+        """
+        self._released = True
+        self._give_back()
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until it ends by itself; 0 if it has ended."""
+        return 0.0 if self._released else max(0.0, self._ends_at - time.monotonic())
+
+    def hold_again(self, connected: Connected) -> None:
+        """Tells a new daemon of the memory. For the library: the link's thread calls it."""
+        device, size_bytes, left_s = self.device, self.size_bytes, self.left_s
+        if left_s:
+            self._link.ask(
+                lambda number: messages.ReserveDevice(number, device, size_bytes, left_s, held=True),
+                SAY_S,
+                connected=connected,
+                then=partial(self._granted_again, connected),
+            )
+
+    def _granted_again(self, connected: Connected, asked: Future[Any]) -> None:
+        error = asked.exception()
+        if error is None:
+            self._granted = connected, asked.result().reservation
+            if self._released:
+                self._give_back()
+        elif not isinstance(error, Unavailable):
+            _log.warning("the new daemon does not hold %d bytes of %s: %s", self.size_bytes, self.device, error)
+
+    def _give_back(self) -> None:
+        granted, self._granted = self._granted, None
+        if granted is not None:
+            # On its connection only: a reservation ends with its connection.
+            connected, number = granted
+            self._link.ask(lambda request: messages.ReleaseReservation(request, number), SAY_S, connected=connected)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+class HeldReservations:
+    """The reservations of one client whose time is not over. The governor's listener refers to them once there is one.
+    A reservation that was forgotten without a release is not held again."""
+
+    def __init__(self, governor: GovernorListener) -> None:
+        self._governor = governor
+        self._held: dict[tuple[int, int], ReferenceType[DeviceReservation]] = {}
+        """By process and number. What the parent of a fork holds is not the child's."""
+        self._numbers = count()
+        self._pid = 0
+
+    def hold(self, reservation: DeviceReservation) -> None:
+        """Tells each new daemon of it, until its end."""
+        here = os.getpid()
+        if self._pid != here:
+            self._pid = here
+            self._governor.restore(self)
+        # Threads hold reservations at the same time: each changes only what is over, and what is its own.
+        self._held[here, next(self._numbers)] = ref(reservation)
+        for place, each in list(self._held.items()):
+            found = each()
+            if found is None or not found.left_s:
+                self._held.pop(place, None)
+
+    def register_again(self, connected: Connected) -> None:
+        """Sends all reservations to a new daemon."""
+        here = os.getpid()
+        for (process, _), each in list(self._held.items()):
+            if process == here and (reservation := each()) is not None:
+                reservation.hold_again(connected)
+
+
+class DeviceRequest:
+    """One request for a reservation, until its caller has it. Nothing is left of a request that is given up, whether it
+    was sent, waits, or was granted meanwhile. The arguments are those of `Client.reserve_device`.
+
+    Args:
+        expect: waits for a connection, so many seconds.
+        hold: takes the reservation before the caller does.
+        promotes: for an entry of the host tier; the device must stay below pressure.
+
+    Raises:
+        UsageError: a value is out of its range.
+    """
+
+    def __init__(
+        self,
+        link: Link,
+        device: str,
+        size_bytes: int,
+        for_s: float,
+        priority: int,
+        wait_s: float | None,
+        timeout_s: float,
+        *,
+        expect: Callable[[float], None] = lambda _: None,
+        hold: Callable[[DeviceReservation], object] = lambda _: None,
+        promotes: bool = False,
+    ) -> None:
+        check_name("device", device)
+        size_bytes = check_count("size_bytes", size_bytes, SIZE_BYTES_MAX, least=1)
+        lasts_s = check_seconds("for_s", for_s, above_0=True)
+        waits_s = min(RESERVE_WAIT_S, timeout_s) if wait_s is None else check_seconds("wait_s", wait_s)
+        priority = check_count("priority", priority, PRIORITY_MAX, least=-PRIORITY_MAX)
+        self._wanted = (device, size_bytes, lasts_s, priority, waits_s, promotes)
+        self._link = link
+        self._device = device
+        self._size_bytes = size_bytes
+        self._expect = partial(expect, timeout_s)
+        self._hold = hold
+        self._limit_s = timeout_s + waits_s
+        self._asking = threading.Lock()
+        self._asked: PendingRequest | None = None
+        self._number = 0
+        self._connected: Connected | None = None
+        self._given_up = self._handed_over = False
+
+    def outcome(self) -> DeviceReservation:
+        """Asks for the reservation, and waits for it. Called once.
+
+        Raises:
+            DeviceFull, NoGauge, LimitReached, DaemonUnavailable, TimedOut: as `Client.reserve_device`.
+        """
+        try:
+            self._expect()
+            aside(self._ask)
+            assert self._asked is not None and self._connected is not None
+            answer = self._link.answers.wait(self._asked, self._limit_s)
+            granted = DeviceReservation(self._link, self._connected, self._device, self._size_bytes, answer)
+            self._hold(granted)
+            # From here to the end of the call, the interpreter runs no signal handler.
+            self._handed_over = True
+            return granted
+        finally:
+            if not self._handed_over:
+                aside(self.give_up)
+
+    def give_up(self) -> None:
+        """Withdraws the request, or gives back what was granted. May be called at any time, from any thread."""
+        with self._asking:
+            self._given_up = True
+            asked, connected = self._asked, self._connected
+        if asked is None:
+            return
+        if asked.cancel():
+            # The daemon's answer to this one comes after that to the request, if there is one.
+            self._link.ask(
+                lambda number: messages.WithdrawReservation(number, self._number),
+                SAY_S,
+                connected=connected,
+                then=self._withdrawn,
+            )
+        elif asked.exception() is None:
+            token = asked.result().reservation
+            self._link.ask(lambda number: messages.ReleaseReservation(number, token), SAY_S, connected=connected)
+        else:
+            # The error has the caller's frame in its traceback, and must not find itself from there.
+            self._asked = None
+
+    def _withdrawn(self, _: Future[Any]) -> None:
+        self._link.answers.take(self._number)
+
+    def _ask(self) -> None:
+        with self._asking:
+            if self._given_up:
+                raise DaemonUnavailable("the request was given up before it was sent")
+            self._connected = self._link.connection
+            if self._connected is None:
+                raise self._link.unavailable()
+            self._asked = self._link.ask(self._request, self._limit_s, connected=self._connected)
+
+    def _request(self, number: int) -> messages.ReserveDevice:
+        self._number = number
+        return messages.ReserveDevice(number, *self._wanted)

@@ -1,0 +1,290 @@
+"""Modes of the tiers, as the daemon reports them, and registrations that a new daemon needs.
+
+Owns: one client's subscription to modes, the thread that runs callbacks, and the objects that register again at a new
+daemon. Does not own: the effects of a mode, which the daemon's policy and the subscribed engine decide.
+Invariants: one callback runs at a time, in the order of the daemon's messages. An exception of a callback does not stop
+the next one. Subscribers get one change for each change of mode that this client learned of. Changes while the daemon
+was away are merged into one, reported once it is back.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, NoReturn, Protocol, Self
+
+from ...errors import LimitReached, ProcessLimit, Refusal, Unavailable, UsageError, shown
+from ...ipc.messages import control as messages
+from ...ipc.messages.modes import Mode, Tier
+from ..arguments.checks import check_name
+from ..link.link import SAY_S, Connected, Link
+from ..link.listeners import ListenerMessage
+from ..threads.aside import aside, begin
+from ..threads.waiting import Condition
+
+CHANGES_MAX: Final = 1024
+"""Limit of changes that wait for a callback. Beyond it the oldest are dropped."""
+_BRIEF_S: Final = 0.05
+_log = logging.getLogger("tensord")
+
+TierState = messages.TierState
+
+
+@dataclass(frozen=True, slots=True)
+class ModeChange:
+    """A tier's change from one mode to another. `refuses`: the tier admits no new entries in this mode.
+
+    Example:
+        >>> change = tensord.ModeChange(
+        ...     "host", tensord.Tier.HOST, tensord.Mode.NORMAL, tensord.Mode.CRITICAL, 15 << 30, 16 << 30, False
+        ... )
+        >>> change.mode == "critical", change.used_bytes / change.total_bytes
+        (True, 0.9375)
+    """
+
+    gauge: str
+    tier: Tier
+    before: Mode
+    mode: Mode
+    used_bytes: int
+    total_bytes: int
+    refuses: bool
+
+
+class Registrant(Protocol):
+    """An object whose registration a new daemon needs."""
+
+    def register_again(self, connected: Connected) -> None:
+        """Sends the registration on this connection. The link's thread calls it."""
+
+
+class Subscription:
+    """A callback for mode changes, until it is closed. Use it in a `with`, or keep it until the process ends.
+
+    `dropped`: changes that were dropped because CHANGES_MAX others waited for the callback.
+
+    Example:
+        >>> def listen(change: tensord.ModeChange) -> None:
+        ...     print(change.gauge, change.mode)
+        >>> with cache.on_mode(listen, gauge="host") as subscription:
+        ...     list(subscription.states)
+        ['host']
+    """
+
+    def __init__(self, governor: GovernorListener, callback: Callable[[ModeChange], object], gauge: str | None) -> None:
+        self._governor = governor
+        self._callback = callback
+        self.gauge = gauge
+        self.dropped = 0
+        self.closed = False
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a subscription calls a function of this process, so it cannot be pickled or copied: subscribe in each "
+            "process"
+        )
+
+    @property
+    def states(self) -> dict[str, TierState]:
+        """The last reported state of each subscribed gauge, by its name; empty before the first connection."""
+        states = self._governor.states
+        return {name: state for name, state in states.items() if self.gauge in (None, name)}
+
+    def close(self) -> None:
+        """Ends the subscription. Does not wait for a call of the callback that is under way."""
+        self.closed = True
+        self._governor.forget(self)
+
+    def tell(self, change: ModeChange) -> None:
+        """Calls the callback. For the library."""
+        if self.closed or self.gauge not in (None, change.gauge):
+            return
+        try:
+            self._callback(change)
+        except Exception:
+            _log.exception("on_mode callback failed; change to mode %s of gauge %s", change.mode, change.gauge)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class GovernorListener:
+    """A client's listener for the daemon's governor. The link refers to it weakly; the client holds it."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._begin()
+        link.listeners.add(self)
+
+    def _begin(self) -> None:
+        self._lock = Condition()
+        self._states: dict[str, TierState] = {}
+        self._subscriptions: tuple[Subscription, ...] = ()
+        self._registrants: tuple[Registrant, ...] = ()
+        self._wanted = False
+        self._unread = False
+        self._subscribed: Connected | None = None
+        self._changes: deque[ModeChange] = deque()
+        self._thread: threading.Thread | None = None
+
+    # ---- for callers
+
+    @property
+    def states(self) -> dict[str, TierState]:
+        """The last reported state of each gauge, by its name."""
+        return dict(self._states)
+
+    def on_mode(self, callback: Callable[[ModeChange], object], gauge: str | None, timeout_s: float) -> Subscription:
+        """Calls `callback` at every change from now on. Without a daemon, the changes begin once there is one."""
+        if not callable(callback):
+            raise UsageError(f"callback is {shown(callback)}; it must be a function of one ModeChange")
+        if gauge is not None:
+            check_name("gauge", gauge)
+        subscription = Subscription(self, callback, gauge)
+        aside(partial(self._listen, subscription))
+        with suppress(Unavailable, LimitReached):
+            self.subscribe(timeout_s)
+        return subscription
+
+    def _listen(self, subscription: Subscription) -> None:
+        with self._lock:
+            before, self._subscriptions = self._subscriptions, (*self._subscriptions, subscription)
+            if self._thread is not None:
+                return
+            self._thread = threading.Thread(target=self._run, name="tensord-modes", daemon=True)
+            try:
+                begin(self._thread)
+            except ProcessLimit:
+                self._thread, self._subscriptions = None, before
+                raise
+
+    def subscribe(self, timeout_s: float) -> None:
+        """Subscribes to modes on this connection and all later ones, and waits for the current state.
+
+        Raises:
+            DaemonUnavailable, TimedOut: the daemon did not answer. The client subscribes once there is a daemon.
+        """
+        self._wanted = True
+        connected = self._link.attached
+        if connected is None:
+            raise self._link.unavailable()
+        if self._subscribed is not connected:
+            self._link.answers.wait(self._link.ask(messages.Subscribe, timeout_s, connected=connected), timeout_s)
+
+    def watch(self) -> None:
+        """`subscribe` without waiting. Modes then reach all listeners of the link."""
+        self._wanted = True
+        connected = self._link.attached
+        if connected is not None and self._subscribed is not connected:
+            self._link.ask(messages.Subscribe, SAY_S, connected=connected)
+
+    def forget(self, subscription: Subscription) -> None:
+        """Ends a subscription."""
+        with self._lock:
+            self._subscriptions = tuple(each for each in self._subscriptions if each is not subscription)
+            self._lock.notify_all()
+
+    def restore(self, registrant: Registrant) -> None:
+        """Registers `registrant` again at every new daemon."""
+        with self._lock:
+            self._registrants = (*self._registrants, registrant)
+
+    def drop(self, registrant: Registrant) -> None:
+        """Registers `registrant` no more."""
+        with self._lock:
+            self._registrants = tuple(each for each in self._registrants if each is not registrant)
+
+    def tell(self, message: messages.Message) -> None:
+        """Sends a message that needs no answer. Drops it without a daemon, or if sending takes over 50 ms."""
+        with suppress(Unavailable, Refusal):
+            self._link.send(message, timeout_s=_BRIEF_S)
+
+    # ---- calls of the link
+
+    def attached(self, connected: Connected) -> None:
+        """Subscribes and registers at the new daemon."""
+        if self._wanted:
+            self._link.ask(messages.Subscribe, SAY_S, connected=connected)
+        for registrant in self._registrants:
+            registrant.register_again(connected)
+
+    def detached(self) -> None:
+        """Keeps the last states, to compare them with those of the next daemon."""
+        self._subscribed = None
+        if self._link.closed:
+            with self._lock:
+                self._lock.notify_all()
+
+    def received(self, message: ListenerMessage, connected: Connected) -> None:
+        """Runs in the link's thread: stores the state, and queues changes for the callbacks' thread."""
+        match message:
+            case messages.Modes():
+                self._subscribed = connected
+                # A daemon that has just started has no gauge's reading yet. It pushes each gauge at its first reading.
+                self._unread = not message.tiers
+                if message.tiers:
+                    self._learned({state.gauge: state for state in message.tiers})
+            case messages.ModeChanged(before=before, state=state):
+                if self._unread:
+                    # All gauges are read now. The answer shows which of the former daemon's gauges are gone.
+                    self._unread = False
+                    self._link.ask(messages.Subscribe, SAY_S, connected=connected)
+                known = self._states.get(state.gauge)
+                self._states = {**self._states, state.gauge: state}
+                self._compared(before if known is None else known.mode, state)
+            case _:
+                pass
+
+    def _learned(self, states: dict[str, TierState]) -> None:
+        """Takes over the states of all existing gauges. A gauge that is gone counts as relaxed."""
+        known, self._states = self._states, states
+        for name, last in known.items():
+            gone = TierState(name, last.tier, Mode.RELAXED, last.used_bytes, last.total_bytes)
+            self._compared(last.mode, states.get(name, gone))
+
+    def forked(self) -> None:
+        """Subscriptions and workflows belong to the parent: closes them in the child."""
+        for subscription in self._subscriptions:
+            subscription.closed = True
+        self._begin()
+
+    # ---- the thread of callbacks
+
+    def _compared(self, before: Mode, state: TierState) -> None:
+        if before is not state.mode:
+            self._changed(before, state)
+
+    def _changed(self, before: Mode, state: TierState) -> None:
+        change = ModeChange(
+            state.gauge, state.tier, before, state.mode, state.used_bytes, state.total_bytes, state.refuses
+        )
+        with self._lock:
+            if not self._subscriptions:
+                return
+            if len(self._changes) >= CHANGES_MAX:
+                self._changes.popleft()
+                for subscription in self._subscriptions:
+                    subscription.dropped += 1
+            self._changes.append(change)
+            self._lock.notify_all()
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                while not self._changes:
+                    if not self._subscriptions or self._link.closed:
+                        self._thread = None
+                        return
+                    self._lock.wait()
+                change = self._changes.popleft()
+                subscriptions = self._subscriptions
+            for subscription in subscriptions:
+                subscription.tell(change)

@@ -1,0 +1,168 @@
+"""transformers' caches as the layers of a token sequence, and back.
+
+Owns: the mapping between a `DynamicCache` and the layers of `PrefixCache`, and snapshots of a cache on the way. Does
+not own: the parts of a single layer (layer_parts), blocks and keys (client/prefix), the choice of calls that share
+(generation).
+
+    attention                  a NormalLayer
+    attention with a window    a RotatingLayer
+    a recurrent state          a RecurrentLayer
+    a part that is not used    a SharedLayer
+
+Invariants: a cache that was filled from a match holds the bytes that the stored cache had at that position, in memory
+of its own. A cache of any other class raises NotShared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers.cache_utils import DynamicCache
+
+from ...prefix.layers import NormalLayer, PrefixLayer, RecurrentLayer, RotatingLayer, SharedLayer
+from ...prefix.match import PrefixMatch
+from ..reasons import NotShared
+from .layer_parts import TOKEN_AXIS, LayerPart, parts_of_layer
+
+__all__ = [
+    "StateCopy",
+    "StoredCache",
+    "counts_tokens",
+    "empty_cache",
+    "fill",
+    "needs_snapshots",
+    "parts_of",
+    "snapshot_of",
+    "stored_of",
+    "tokens_in",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class StateCopy:
+    """A cache's state after `tokens` tokens: for each part, what a match at that position needs, or None."""
+
+    tokens: int
+    states: list[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredCache:
+    """The arguments of `PrefixCache.put` for a cache."""
+
+    layers: list[PrefixLayer]
+    snapshots: dict[int, list[Any]]
+
+
+def empty_cache(model: Any) -> DynamicCache:
+    """The cache that `generate` would make for the model.
+
+    Raises:
+        NotShared: a layer is of a class that cannot be shared.
+    """
+    cache = DynamicCache(config=model.config.get_text_config(decoder=True))
+    parts_of(cache)
+    return cache
+
+
+def parts_of(cache: Any) -> list[LayerPart]:
+    """The parts of a cache, in the order of its layers.
+
+    Raises:
+        NotShared: the cache, or one of its layers, is of a class that cannot be shared.
+    """
+    if type(cache) is not DynamicCache:
+        raise NotShared(f"the cache is a {type(cache).__name__}; only a DynamicCache can be shared")
+    if cache.offloading:
+        raise NotShared("the cache is offloaded; only one that stays on the device can be shared")
+    return [part for number, layer in enumerate(cache.layers) for part in parts_of_layer(number, layer)]
+
+
+def counts_tokens(cache: Any) -> bool:
+    """Whether some layer has attention, which counts the cache's tokens."""
+    return any(part.kind == "attention" for part in parts_of(cache))
+
+
+def needs_snapshots(cache: Any) -> bool:
+    """Whether some layer can only be continued from a snapshot, once the sequence is longer than its window."""
+    return any(part.kind == "recurrent" or part.window for part in parts_of(cache))
+
+
+def tokens_in(cache: Any, given: int) -> int:
+    """How many tokens the cache holds. `given`: the answer for a cache without attention, which does not count them."""
+    counts = {part.layer.get_seq_length() for part in parts_of(cache) if part.kind == "attention" and part.used}
+    if len(counts) > 1:
+        raise NotShared(f"the cache's layers hold different numbers of tokens: {sorted(counts)}")
+    return counts.pop() if counts else given
+
+
+def snapshot_of(cache: Any, tokens: int) -> StateCopy:
+    """The cache's state now, after `tokens` tokens. Copies recurrent states."""
+    states: list[Any] = []
+    for part in parts_of(cache):
+        if part.kind == "recurrent":
+            states.append(part.state() if part.used else None)
+        else:
+            states.append(part.arrays() if part.window and part.used else None)
+    return StateCopy(tokens, states)
+
+
+def stored_of(cache: Any, tokens: int, snapshots: Sequence[StateCopy], *, copied: bool) -> StoredCache:
+    """What to put for a cache of `tokens` tokens. Copies recurrent states, and tensors of other devices to the host;
+    with `copied` also keys and values in host memory.
+
+    Raises:
+        NotShared: the cache is of another class, or has more than one sequence.
+    """
+    layers: list[PrefixLayer] = []
+    needed: list[int] = []
+    for number, part in enumerate(parts_of(cache)):
+        if not part.used:
+            layers.append(SharedLayer())
+        elif part.kind == "recurrent":
+            layers.append(RecurrentLayer(_on_host(part.state())))
+            needed.append(number)
+        else:
+            _check_one(part.layer.keys)
+            arrays = _on_host(part.arrays(), copied=copied)
+            layers.append(
+                RotatingLayer(arrays, part.window, TOKEN_AXIS) if part.window else NormalLayer(arrays, TOKEN_AXIS)
+            )
+            if part.window and tokens > part.window:
+                needed.append(number)
+    found = {each.tokens: [_on_host(each.states[number]) for number in needed] for each in snapshots} if needed else {}
+    return StoredCache(layers, {at: states for at, states in found.items() if 0 < at < tokens})
+
+
+def fill(cache: DynamicCache, match: PrefixMatch, device: Any) -> None:
+    """Writes a match's layers into an empty cache, on a device.
+
+    Raises:
+        NotShared: the match is of other layers, so another program stored it.
+        TensordError: as for `PrefixMatch.torch`.
+    """
+    parts = parts_of(cache)
+    if len(match.layers) != len(parts):
+        raise NotShared(f"the cached prefix has {len(match.layers)} layers, the model {len(parts)}")
+    for number, part in enumerate(parts):
+        tree = match.torch(number)
+        if tree is None:
+            continue
+        try:
+            part.fill(tree, match.offset, device)
+        except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
+            raise NotShared(f"the cached prefix does not fit layer {number}: {error}") from None
+
+
+def _check_one(tensor: torch.Tensor) -> None:
+    if len(tensor) != 1:
+        raise NotShared(f"the cache has {len(tensor)} sequences; only one can be shared")
+
+
+def _on_host(tree: Any, *, copied: bool = False) -> Any:
+    if isinstance(tree, dict):
+        return {name: _on_host(each, copied=copied) for name, each in tree.items()}
+    return tree if tree is None else tree.to("cpu", copy=copied)

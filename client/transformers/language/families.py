@@ -1,0 +1,74 @@
+"""The families of language models whose caches are shared: each is run by tests/transformers/test_prefix_families.py.
+
+Owns: the list, settings within a family that make keys and values depend on later tokens, and the check that the
+installed transformers has for a model what sharing needs. Does not own: these needs (generation, continuing,
+layer_parts), nor the state of a model at a call (conditions).
+
+Invariants: in a listed family, keys and values of a token depend on that token and those before it only, and the model
+continues from a cache as if it had computed the whole sequence. Not listed, since transformers does not continue them
+from a cache with more than one token: Mamba, FalconMamba, Jamba and Bamba. Their logits differ from those of the whole
+prompt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from ..reasons import NotShared
+from .cache_layers import counts_tokens, empty_cache
+from .continuing import check_continuing
+from .generation import cache_argument, check_methods
+
+__all__ = ["FAMILIES", "check_family", "check_model"]
+
+_ATTENTION: Final = """
+arcee bloom cohere2 deepseek_v3 ernie4_5 exaone4 gemma gemma2 gemma3_text glm4 glm4_moe gpt2 gpt_neox
+gpt_oss gptj granite hunyuan_v1_dense llama llama4_text ministral mistral mixtral nemotron olmo2 olmo3 opt
+phi phi3 qwen2 qwen2_moe qwen3 qwen3_moe seed_oss smollm3 stablelm starcoder2
+"""
+_RECURRENT: Final = """
+falcon_h1 granitemoehybrid lfm2 lfm2_moe mamba2 nemotron_h olmo_hybrid qwen3_5_text qwen3_next zamba2
+"""
+FAMILIES: Final = frozenset((_ATTENTION + _RECURRENT).split())
+"""The `model_type` of each family."""
+_MOVING_ROPE: Final = frozenset({"dynamic", "longrope"})
+"""Kinds of rotary embedding whose frequencies change with the length of the whole sequence."""
+
+
+def check_model(model: Any) -> None:
+    """Checks that the model is of a family in the list, and that the installed transformers has what sharing needs: the
+    methods of the model, and the classes of its cache.
+
+    Raises:
+        NotShared: something is missing. The message names it.
+    """
+    check_family(model)
+    check_methods(model)
+    cache_argument(model)
+    if not counts_tokens(empty_cache(model)):
+        check_continuing(model)
+
+
+def check_family(model: Any) -> None:
+    """Checks that the model is of a family in the list.
+
+    Raises:
+        NotShared: it is not, or a setting makes keys depend on the sequence's length.
+    """
+    config = getattr(model, "config", None)
+    family = getattr(config, "model_type", None)
+    if not type(model).__module__.startswith("transformers.models.") or family not in FAMILIES:
+        raise NotShared(f"{type(model).__name__} ({family}) is not among the families in docs/transformers.md")
+    if getattr(config, "use_bidirectional_attention", None) or getattr(config, "is_causal", None) is False:
+        raise NotShared(f"{type(model).__name__} attends to later tokens too, so a prompt's keys depend on all of it")
+    if config is not None and (kind := next(_rope_kinds(config.to_dict()), None)):
+        raise NotShared(f"rope_type is {kind!r}, with which the keys of a prompt depend on its length")
+
+
+def _rope_kinds(value: Any) -> Iterator[str]:
+    if isinstance(value, Mapping):
+        for name, each in value.items():
+            if name in ("rope_type", "type") and each in _MOVING_ROPE:
+                yield each
+            yield from _rope_kinds(each)

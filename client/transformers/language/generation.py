@@ -1,0 +1,198 @@
+"""Decides which calls of `generate` start from a cached prefix, and reads their prompts.
+
+Owns: the conditions on a call's arguments. Does not own: the conditions on the model (families, conditions), nor the
+cache. Invariants: an argument that is not known to leave the prompt's keys and values as they are ends sharing for the
+call.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import torch
+import transformers
+from transformers.generation import GenerationMixin, GenerationMode
+
+from ...identity.origin import is_from
+from ..reasons import NotShared
+
+__all__ = ["Prompt", "cache_argument", "check_methods", "check_parameters", "prompt_of", "tokens_of"]
+
+_SIGNATURE: Final = inspect.signature(GenerationMixin.generate)
+_REFUSED: Final[Mapping[str, str]] = {
+    "assistant_model": "the assistant rolls the cache back",
+    "assistant_tokenizer": "the assistant rolls the cache back",
+    "custom_generate": "other code generates",
+    "inputs_embeds": "embeddings have no tokens to be found by",
+    "negative_prompt_ids": "a second prompt is computed beside the first",
+    "negative_prompt_attention_mask": "a second prompt is computed beside the first",
+    "cache": "the call brings a cache of its own",
+    "cache_params": "the call brings a cache of its own",
+    "past_key_values": "the call brings a cache of its own",
+    "position_ids": "other positions give other keys",
+    "synced_gpus": "several devices generate together",
+    "token_type_ids": "they may change the keys of tokens",
+}
+"""Argument of `generate` → why a call with it is not shared."""
+_AFTERWARDS: Final = frozenset({"streamer", "tokenizer", "trust_remote_code"})
+"""Arguments of `generate` that are no settings, and change nothing about the prompt."""
+_SETTINGS: Final[Mapping[str, tuple[Any, ...]]] = {
+    "cache_implementation": (None,),
+    "guidance_scale": (None, 1, 1.0),
+    "num_return_sequences": (None, 1),
+    "output_attentions": (None, False),
+    "output_hidden_states": (None, False),
+    "prefill_chunk_size": (None,),
+    "token_healing": (None, False),
+    "use_cache": (None, True),
+}
+"""Setting of a GenerationConfig → the values with which a call is shared."""
+_METHODS: Final = ("generate", "_prefill", "_sample", "prepare_inputs_for_generation")
+"""Methods of a model that take the prompt and the cache apart."""
+_CALLED: Final[Mapping[str, tuple[str, ...]]] = {
+    **dict.fromkeys(_METHODS, ()),
+    "_prepare_generation_config": ("generation_config",),
+}
+"""Method that a model must have → parameters that this module gives it."""
+_CACHES: Final = ("cache", "cache_params", "past_key_values")
+"""Names of the argument of `forward` and `generate` with the cache: since transformers 5.24; before that, of state
+space models and of all others."""
+_MODES: Final = frozenset({GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE})
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A prompt of one sequence: its ids (1, n), and the same as uint32 (n,)."""
+
+    ids: torch.Tensor
+    tokens: np.ndarray[Any, np.dtype[np.uint32]]
+
+
+def check_methods(model: Any) -> None:
+    """Checks that the model has the methods that sharing relies on.
+
+    Raises:
+        NotShared: one is missing, or has other parameters.
+    """
+    for name, parameters in _CALLED.items():
+        check_parameters(model, name, parameters)
+
+
+def check_parameters(model: Any, method: str, parameters: Iterable[str]) -> None:
+    """Checks that a method of the model exists and takes these parameters by name.
+
+    Raises:
+        NotShared: it does not.
+    """
+    where = f"{type(model).__name__}.{method} of transformers {transformers.__version__}"
+    if not callable(getattr(type(model), method, None)):
+        raise NotShared(f"there is no {where}, which sharing needs")
+    for name in parameters:
+        if not _takes(type(model), method, name):
+            raise NotShared(f"{where} has no parameter {name}, which sharing needs")
+
+
+def _takes(kind: type, method: str, parameter: str) -> bool:
+    """Whether a class's method takes a parameter: its own, or through **kwargs that of the method that it overrides."""
+    for base in kind.__mro__:
+        if method not in vars(base):
+            continue
+        taken = inspect.signature(vars(base)[method]).parameters
+        if parameter in taken:
+            return True
+        if all(each.kind is not each.VAR_KEYWORD for each in taken.values()):
+            return False
+    return False
+
+
+def cache_argument(model: Any) -> str:
+    """The name of the argument with which the model's `forward` and `generate` take a cache.
+
+    Raises:
+        NotShared: they take none under a known name.
+    """
+    taken = inspect.signature(model.forward).parameters
+    for name in _CACHES:
+        if name in taken:
+            return name
+    where = f"{type(model).__name__}.forward of transformers {transformers.__version__}"
+    raise NotShared(f"{where} has no parameter {', '.join(_CACHES[:-1])} or {_CACHES[-1]}, which sharing needs")
+
+
+def tokens_of(input_ids: Any) -> np.ndarray[Any, np.dtype[np.uint32]]:
+    """The tokens of one sequence, ids of shape (1, n) or (n,), as uint32 (n,).
+
+    Raises:
+        NotShared: they are not such ids.
+    """
+    if not isinstance(input_ids, torch.Tensor) or input_ids.dtype not in (torch.int32, torch.int64):
+        kind = getattr(input_ids, "dtype", type(input_ids).__name__)
+        raise NotShared(f"input_ids is a {kind}; it must be a tensor of whole numbers")
+    if input_ids.ndim == 2 and len(input_ids) != 1:
+        raise NotShared(f"a batch of {len(input_ids)} sequences; only one sequence can be shared")
+    if input_ids.ndim not in (1, 2):
+        raise NotShared(f"input_ids has the shape {list(input_ids.shape)}; it must be (1, tokens)")
+    ids = input_ids.reshape(-1).cpu().numpy()
+    if len(ids) and ids.min() < 0:
+        raise NotShared(f"a token is {ids.min()}; tokens must be at least 0")
+    return ids.astype(np.uint32)
+
+
+def prompt_of(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Prompt:
+    """The prompt of a call of `generate`.
+
+    Raises:
+        NotShared: the call must run without sharing.
+    """
+    for name in _METHODS:
+        if name in vars(model) or not is_from(getattr(type(model), name)):
+            raise NotShared(f"{type(model).__name__}.{name} was replaced by other code")
+    given = dict(_SIGNATURE.bind(model, *args, **kwargs).arguments)
+    given |= given.pop("kwargs", {})
+    given = {name: value for name, value in given.items() if value is not None}
+    del given["self"]
+    for name, why in _REFUSED.items():
+        if name in given and given[name] is not False:
+            raise NotShared(f"{name} is given: {why}")
+    for name in ("logits_processor", "stopping_criteria", "prefix_allowed_tokens_fn", *_AFTERWARDS):
+        given.pop(name, None)
+    ids = given.pop("input_ids", None)
+    inputs = given.pop("inputs", None)
+    if (ids is None) == (inputs is None):
+        raise NotShared("there must be input_ids, or inputs, and not both")
+    ids = inputs if ids is None else ids
+    mask = given.pop("attention_mask", None)
+    config, left = model._prepare_generation_config(given.pop("generation_config", None), **given)
+    _check_settings(config)
+    left = {name for name, value in left.items() if value is not None and name not in _SETTINGS}
+    if left:
+        raise NotShared(f"{', '.join(sorted(left))} may change the keys of the prompt, and no name covers that")
+    tokens = tokens_of(ids)
+    if ids.ndim != 2 or len(tokens) < 2:
+        raise NotShared(f"input_ids has the shape {list(ids.shape)}; it must be (1, tokens) with at least 2 tokens")
+    _check_mask(ids, mask, config)
+    return Prompt(ids, tokens)
+
+
+def _check_settings(config: Any) -> None:
+    for name, values in _SETTINGS.items():
+        value = getattr(config, name, None)
+        if value not in values:
+            raise NotShared(f"{name} is {value!r}; calls are shared with {values[-1]!r} only")
+    mode = config.get_generation_mode()
+    if mode not in _MODES:
+        raise NotShared(f"the generation mode is {mode.value}; only greedy search and sampling are shared")
+
+
+def _check_mask(ids: torch.Tensor, mask: Any, config: Any) -> None:
+    """Checks that no token of the prompt is padding."""
+    if mask is not None:
+        if not isinstance(mask, torch.Tensor) or mask.shape != ids.shape or not bool((mask == 1).all()):
+            raise NotShared("attention_mask hides tokens; only a prompt without padding is shared")
+    elif config.pad_token_id is not None and bool((ids == config.pad_token_id).any()):
+        # `generate` takes such tokens for padding.
+        raise NotShared(f"the prompt has the padding token {config.pad_token_id}; pass an attention_mask of ones")

@@ -1,0 +1,64 @@
+"""Names a language model as it is at a call: everything that its keys and values depend on besides the tokens.
+
+Owns: the parts of this name, and the checks without which there is none. Does not own: single parts (identity,
+conditions).
+
+Invariants: two models with equal names compute the same keys and values for the same tokens.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import transformers
+
+from ....errors import TensordError
+from ...arguments.namespace import Namespace
+from ...identity.described import digest_of
+from ...identity.modules import Fingerprint
+from ...identity.settings import machine, settings
+from ..conditions import Untouchable, attention_of, check_still
+from ..reasons import NotShared
+from .families import check_family
+
+__all__ = ["name_of"]
+
+
+def name_of(model: Any, input_ids: torch.Tensor, fingerprint: Fingerprint, tenant: str) -> Namespace:
+    """The namespace of the model's keys and values.
+
+    Args:
+        input_ids: the prompt, on the device that the model computes on.
+        fingerprint: of the model's weights; keeps their hash from call to call.
+
+    Raises:
+        NotShared: there is no name, because something in the model has none.
+    """
+    check_family(model)
+    modules = list(model.modules())
+    try:
+        # `generate` computes without gradients.
+        with torch.no_grad():
+            check_still(input_ids, [model])
+    except Untouchable:
+        raise NotShared(
+            f"{type(model).__name__} is in training mode, lies on another device than the prompt, or has hooks, "
+            "adapters or other code that is not torch's or transformers'"
+        ) from None
+    try:
+        parts = [
+            settings(modules),
+            attention_of(modules),
+            machine(input_ids.device),
+            fingerprint.current({"": model}),
+        ]
+    except TensordError as error:
+        raise NotShared(str(error)) from None
+    return Namespace(
+        model=f"{type(model).__module__}.{type(model).__qualname__}",
+        revision=digest_of(parts),
+        dtype=str(model.dtype),
+        processor=f"transformers {transformers.__version__}",
+        tenant=tenant,
+    )

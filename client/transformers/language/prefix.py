@@ -1,0 +1,370 @@
+"""transformers' language models through the prefix cache: `generate` starts from the longest prefix that a process of
+the host has computed.
+
+Owns: one call's sequence of match, prefill with snapshots, generation and put. Does not own: which calls share
+(generation), the model's name (model_name), a cache's layers (cache_layers), the thread that puts (prefix_process),
+blocks (client/prefix).
+
+Invariants: only exceptions of the model are raised by `generate`. A call that cannot share runs as without this module.
+The cache that the model continues from holds the bytes that a model of the same name computed for the same tokens.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+import torch
+from transformers.cache_utils import DynamicCache
+
+from ....errors import TensordError, UsageError
+from ....ipc.messages.schema import AGENT_NAME_CHARS_MAX
+from ...arguments.checks import check_count, check_name, check_timeout
+from ...arguments.namespace import Namespace
+from ...core.client import Client, check_client
+from ...prefix.cache import BLOCK_TOKENS, PrefixCache
+from ...prefix.put import PrefixPut
+from ..reasons import NotShared, Reasons
+from .cache_layers import (
+    StateCopy,
+    StoredCache,
+    counts_tokens,
+    empty_cache,
+    fill,
+    needs_snapshots,
+    snapshot_of,
+    stored_of,
+    tokens_in,
+)
+from .continuing import continuing
+from .families import check_model
+from .generation import cache_argument, prompt_of, tokens_of
+from .model_name import name_of
+from .process import ProcessState
+
+__all__ = ["Past", "PrefixCached", "PrefixTally", "prefix_cached"]
+
+SNAPSHOT_TOKENS: Final = 512
+_SNAPSHOT_TOKENS_MAX: Final = 1 << 20
+_MATCH_S: Final = 1.0
+"""Seconds to wait for a match at most. It takes one round trip, and up to a second after the daemon's start."""
+_PUT_S: Final = 1.0
+"""Seconds to wait for room, for all blocks of a call."""
+
+
+@dataclass(slots=True)
+class PrefixTally:
+    """Counts of one `PrefixCached`.
+
+    Attributes:
+        calls: calls that shared.
+        passed: calls that ran without sharing.
+        found_tokens: tokens of prompts that were found.
+        computed_tokens: tokens of prompts that were computed.
+        dropped: caches that were not stored, because too many waited, or the put failed.
+        reasons: why calls ran without sharing, with the number of calls. A reason that is known from the beginning is
+            there before the first call.
+    """
+
+    calls: int = 0
+    passed: int = 0
+    found_tokens: int = 0
+    computed_tokens: int = 0
+    dropped: int = 0
+    reasons: Reasons = field(default_factory=Reasons)
+
+
+class Past(NamedTuple):
+    """A cache of transformers, and how many tokens of the prompt it holds."""
+
+    cache: DynamicCache
+    tokens: int
+
+
+def prefix_cached(
+    model: Any,
+    client: Client,
+    *,
+    tenant: str = "",
+    block_tokens: int = BLOCK_TOKENS,
+    snapshot_tokens: int = SNAPSHOT_TOKENS,
+    agent: str = "",
+) -> PrefixCached:
+    """Returns an object whose `generate` starts from the longest cached prefix. Does not change the model. One line in
+    the log says why, if no call of this model can be shared with the installed transformers.
+
+    Args:
+        model: a language model of transformers, of a family in docs/transformers.md.
+        client: the client whose daemon keeps the blocks.
+        tenant: a salt that makes a tenant's blocks its own.
+        block_tokens: tokens of a block, as of `PrefixCache`.
+        snapshot_tokens: for models with sliding windows or recurrent states: how many tokens lie between two positions
+            of a prompt at which another prompt can continue. The prompt is computed in parts that end there.
+        agent: the agent that the sequences belong to.
+
+    Raises:
+        UsageError: the model has no `generate`, `client` is no Client, or `snapshot_tokens` or `agent` is out of its
+            range.
+        BadPrefix: `block_tokens` is not a power of two from 16 to 4096.
+        BadNamespace: `tenant` is no text.
+    """
+    if not isinstance(model, torch.nn.Module) or not hasattr(model, "generate"):
+        raise UsageError(f"model is a {type(model).__name__}; give a language model of transformers, with generate()")
+    return PrefixCached(model, client, tenant, block_tokens, snapshot_tokens, agent)
+
+
+class PrefixCached:
+    """A language model whose prompts start from the longest prefix that any process of the host has computed.
+    Thread-safe as far as the model is. `prefix_cached` makes it.
+
+    Example:
+        from tensord.client.transformers import prefix_cached
+
+        shared = prefix_cached(model, tensord.Client())
+        output = shared.generate(**tokenizer("…", return_tensors="pt"), max_new_tokens=20)
+    """
+
+    def __init__(
+        self, model: Any, client: Client, tenant: str, block_tokens: int, snapshot_tokens: int, agent: str
+    ) -> None:
+        self._model = model
+        self._client = check_client(client)
+        self._tenant = tenant
+        self._block_tokens = block_tokens
+        self._snapshot_tokens = check_count("snapshot_tokens", snapshot_tokens, _SNAPSHOT_TOKENS_MAX, 1)
+        self._agent = agent
+        self._cache_name = ""  # until the model is known to be one that shares
+        self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
+        self._process = ProcessState()
+        self.tally = PrefixTally()
+        check_name("agent", agent, AGENT_NAME_CHARS_MAX, least=0)
+        # Checks block_tokens and tenant now rather than at the first call.
+        namespace = Namespace(model="none", revision="none", dtype="none", processor="none", tenant=tenant)
+        PrefixCache(client, namespace, block_tokens=block_tokens)
+        try:
+            self._check()
+        except Exception as error:
+            self.tally.reasons.tell(error, f"prompts of {type(model).__name__} are not shared")
+
+    @property
+    def model(self) -> Any:
+        """The model that was given."""
+        return self._model
+
+    @property
+    def namespace(self) -> Namespace | None:
+        """The namespace of the blocks, as the last call that shared made it. None before the first one."""
+        prefixes = self._here().prefixes
+        return None if prefixes is None else prefixes.namespace
+
+    def generate(self, *args: Any, **kwargs: Any) -> Any:
+        """Does what `model.generate` does, with the same arguments and the same result. Computes only the part of the
+        prompt after the longest cached prefix, and stores the sequence in the background afterwards.
+
+        A call that cannot be shared runs as `model.generate`; `tally.reasons` says why.
+        """
+        began_s = time.perf_counter()
+        try:
+            self._check()
+            prompt = prompt_of(self._model, args, kwargs)
+            (cache, found), prefixes = self._started(prompt.ids, prompt.tokens)
+        except Exception as error:
+            self._passed(error)
+            return self._model.generate(*args, **kwargs)
+        snapshots = self._prefilled(prompt.ids, cache, found)
+        model = self._model
+        if not counts_tokens(cache):
+            model = continuing(model, snapshots[-1].tokens if snapshots else found)
+        output = model.generate(*args, **{**kwargs, self._cache_name: cache})
+        self._count(found, len(prompt.tokens))
+        cost_ms = (time.perf_counter() - began_s) * 1000
+        # A cache that the caller gets may change before the thread has read it.
+        copied = not isinstance(output, torch.Tensor)
+        # The last generated token was never an input.
+        self._keep(prefixes, _sequences(output), -1, cache, snapshots, cost_ms, copied=copied)
+        return output
+
+    def past_key_values(self, input_ids: torch.Tensor) -> Past:
+        """Returns the longest cached prefix of a prompt as a cache, for a loop of your own. Its memory belongs to the
+        caller. At least one token remains to be computed.
+
+        Args:
+            input_ids: the tokens of one prompt, of shape (1, n).
+
+        Returns:
+            The cache, and how many tokens it holds. Without a match, or for a model that cannot share: an empty cache,
+            and 0.
+
+        Example:
+            cache, found = shared.past_key_values(input_ids)
+            output = model(input_ids=input_ids[:, found:], cache=cache, use_cache=True)  # transformers 5.24 and newer
+            shared.store(input_ids, cache)
+        """
+        try:
+            past, _ = self._started(input_ids, tokens_of(input_ids))
+        except Exception as error:
+            self._passed(error)
+            return Past(DynamicCache(config=self._model.config.get_text_config(decoder=True)), 0)
+        self._count(past.tokens, input_ids.shape[-1])
+        return past
+
+    def store(self, input_ids: torch.Tensor, cache: Any) -> bool:
+        """Stores a cache in the background. The caller may go on using it.
+
+        Args:
+            input_ids: the tokens that the cache holds, of shape (1, n).
+            cache: the model's cache, a DynamicCache.
+
+        Returns:
+            Whether it is stored as far as known so far; `tally.reasons` says why not.
+        """
+        try:
+            return self._keep(self._prefixes(input_ids), input_ids, 0, cache, [], 0.0, copied=True)
+        except Exception as error:
+            self._passed(error)
+            return False
+
+    def flush(self, timeout_s: float | None = None) -> bool:
+        """Waits until everything that was to be stored in the background is stored, or lost.
+
+        Args:
+            timeout_s: seconds to wait at most. Default: the client's `timeout_s`.
+
+        Returns:
+            Whether that was so in time.
+        """
+        return self._here().flush(check_timeout(timeout_s, self._client.timeout_s))
+
+    # ---- before
+
+    def _check(self) -> None:
+        """Checks once that the installed transformers has what sharing needs for this model.
+
+        Raises:
+            NotShared: it has not.
+        """
+        if not self._cache_name:
+            check_model(self._model)
+            self._cache_name = cache_argument(self._model)
+
+    def _started(self, input_ids: torch.Tensor, tokens: Any) -> tuple[Past, PrefixCache]:
+        """A cache with the longest cached prefix, and what stores the rest.
+
+        Raises:
+            NotShared: the model has no name.
+        """
+        prefixes = self._prefixes(input_ids)
+        cache = empty_cache(self._model)
+        match = prefixes.match(tokens, agent=self._agent, timeout_s=min(_MATCH_S, self._client.timeout_s))
+        if match is None:
+            return Past(cache, 0), prefixes
+        with match:
+            try:
+                fill(cache, match, input_ids.device)
+            except (NotShared, TensordError) as error:
+                self.tally.reasons.add(error, "a cached prefix is not used")
+                return Past(empty_cache(self._model), 0), prefixes
+            return Past(cache, match.offset), prefixes
+
+    def _prefixes(self, input_ids: torch.Tensor) -> PrefixCache:
+        """The prefix cache of the model as it is now, at the present generation of its namespace."""
+        self._check()
+        here = self._here()
+        namespace = self._client.current(name_of(self._model, input_ids, here.fingerprint, self._tenant))
+        if here.prefixes is None or here.prefixes.namespace != namespace:
+            here.prefixes = PrefixCache(self._client, namespace, block_tokens=self._block_tokens)
+        return here.prefixes
+
+    def _prefilled(self, ids: torch.Tensor, cache: DynamicCache, found: int) -> list[StateCopy]:
+        """Computes the prompt up to the last position at which other prompts may continue, and keeps the state at each
+        such position. Without layers that need it, and without a daemon, `generate` computes all."""
+        if not self._client.connected or not needs_snapshots(cache):
+            return []
+        snapshots = []
+        more: dict[str, Any] = {"logits_to_keep": 1} if self._keeps_logits else {}
+        step, last = self._snapshot_tokens, ids.shape[1] - 1
+        with torch.no_grad():
+            for stop in range(found - found % step + step, last + 1, step):
+                self._model(input_ids=ids[:, found:stop], use_cache=True, **{self._cache_name: cache, **more})
+                snapshots.append(snapshot_of(cache, stop))
+                found = stop
+        return snapshots
+
+    # ---- after
+
+    def _keep(
+        self,
+        prefixes: PrefixCache,
+        ids: torch.Tensor,
+        beyond: int,
+        cache: Any,
+        snapshots: Sequence[StateCopy],
+        cost_ms: float,
+        *,
+        copied: bool,
+    ) -> bool:
+        """Has the thread put what the cache holds of a sequence.
+
+        Args:
+            beyond: how many tokens a cache that does not count them holds beyond the sequence's.
+            copied: put a copy of its keys and values.
+        """
+        try:
+            tokens = tokens_of(ids)
+            held = tokens_in(cache, len(tokens) + beyond)
+            if not 0 < held <= len(tokens):
+                raise NotShared(f"the cache holds {held} tokens, but there are {len(tokens)}")
+            stored = stored_of(cache, held, snapshots, copied=copied)
+            if self._prefixes(ids).namespace != prefixes.namespace:
+                raise NotShared("the model's weights or settings changed, or its namespace was invalidated meanwhile")
+        except Exception as error:
+            self._passed(error, stored=False)
+            return False
+        if self._client.connected and self._here().submit(self._put, prefixes, tokens[:held], stored, cost_ms):
+            return True
+        self.tally.dropped += 1
+        return False
+
+    def _put(self, prefixes: PrefixCache, tokens: Any, stored: StoredCache, cost_ms: float) -> PrefixPut | None:
+        try:
+            put = prefixes.put(
+                tokens,
+                stored.layers,
+                snapshots=stored.snapshots,
+                agent=self._agent,
+                cost_ms=cost_ms,
+                timeout_s=_PUT_S,
+            )
+        except Exception as error:
+            self._passed(error, stored=False)
+            self.tally.dropped += 1
+            return None
+        self.tally.dropped += put.state in ("refused", "lost")
+        return put
+
+    def _count(self, found: int, tokens: int) -> None:
+        self.tally.calls += 1
+        self.tally.found_tokens += found
+        self.tally.computed_tokens += tokens - found
+
+    def _passed(self, error: Exception, *, stored: bool = True) -> None:
+        """Counts a call that does not share."""
+        self.tally.passed += stored
+        what = "generated without the prefix cache" if stored else "not stored in the prefix cache"
+        self.tally.reasons.add(error, what)
+
+    def _here(self) -> ProcessState:
+        """What belongs to this process. The child of a fork begins with its own."""
+        if self._process.pid != os.getpid():
+            self._process = ProcessState()
+        return self._process
+
+
+def _sequences(output: Any) -> torch.Tensor:
+    """The generated sequences, with the prompts, of shape (1, n)."""
+    sequences: torch.Tensor = output if isinstance(output, torch.Tensor) else output.sequences
+    return sequences

@@ -1,0 +1,400 @@
+"""The scheduler's side of the connector: decides which encoder inputs are loaded instead of encoded, and which engine
+stores the others.
+
+Owns: the state of each request's inputs (asking.py), from the first time that the request may be scheduled until its
+end. Does not own: keys and lookups (lookups.py), claims (claims.py), how long another engine is waited for (pace.py),
+what the workers do in a step (step_plan.py). Only the step's thread uses this state, except for the results that the
+background thread writes into an `Input`.
+
+The states of one input, by the scheduler's calls:
+
+    ensure    asked ─┬→ unshared          no name, so no lookup: encoded, not stored
+                     ├→ found ──────────┐ the lease is held from here on
+                     └→ missed          │
+                          │ claims, in the order of the request's keys
+                          ├→ found ─────┤ another engine has stored it meanwhile
+                          └→ compute,   │
+                             or alone   │
+    alloc                 │             └→ load: the lease is held until all ranks are done with the step
+                          └→ save: the claim is held until the output is stored
+    preempted, aborted, finished, no longer needed: lease and claim are released in any state
+
+Invariants
+- `has` returns True only while the lease is held, and only for inputs of the request that was ensured last.
+- A request asks for the claim of a key only once the claims of all its smaller keys are settled, so engines never wait
+  for each other in a circle.
+- Requests claim no more than one step takes; other engines may claim the rest. A request that has a claim may always
+  ask for its next one, so two requests never block each other.
+- An input that is in the engine's own encoder cache, according to the engine's calls, costs nothing.
+- The step's thread never waits, hashes, or talks to the daemon.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Final
+
+from ....shm.ring.layout import NAMESPACE_TAG_BYTES
+from ...arguments.namespace import Namespace
+from ...core.client import Client
+from ...link import requests
+from ..engine.adapters import RankAdapters
+from ..engine.background import Background
+from ..engine.presence import Presence
+from .asking import Asking, end_of, inputs_of
+from .canary import Canary
+from .claims import EncodeClaims
+from .lookups import Input, Lookups
+from .pace import Pace
+from .stats import CONNECTED, LookupCounts, TensordECStats
+from .step import Report, Save, StepMetadata
+from .step_plan import StepPlan
+
+LOOK_UP_S: Final = 0.25
+"""Seconds that lookups may take at least, even if `wait_s_max` is shorter."""
+PAUSE_S: Final = 0.0001
+ANSWER_S_MAX: Final = 30.0
+UNSHARED_MODALITIES: Final = frozenset({"prompt_embeds"})
+"""Inputs that the model receives as they are, without an encoder."""
+
+
+class SchedulerSide:
+    """The scheduler's side.
+
+    Args:
+        client_name: the name that `tensorctl clients` shows.
+        shares: what is shared, or why nothing is, for the first log line.
+        namespace: the namespace of the engine's outputs; None shares nothing.
+        ranks: the number of workers that load each input.
+        width_fits: whether outputs of a modality may have a given number of columns.
+        dtype: the name of the outputs' dtype in torch.
+        canary: the share of hits that are encoded anyway and compared.
+        step_requests, step_rows: the most requests, and the most rows of encoder outputs, in one step.
+    """
+
+    def __init__(
+        self,
+        socket: str | None,
+        client_name: str,
+        namespace: Namespace | None,
+        *,
+        shares: str,
+        ranks: int,
+        dtype: str,
+        width_fits: Callable[[str, int], bool],
+        wait_s_max: float,
+        producer: bool,
+        consumer: bool,
+        tower_lora: bool,
+        step_requests: int,
+        step_rows: int,
+        canary: float,
+    ) -> None:
+        self._wait_s_max = wait_s_max
+        self._producer = producer
+        self._consumer = consumer
+        self._tower_lora = tower_lora
+        self._step_requests = step_requests
+        self._step_rows = step_rows
+        self._canary = Canary(canary)
+        self._shares = shares
+        self._presence: Presence | None = None
+        self._connected_told: bool | None = None
+        self._counts = LookupCounts()
+        self._lookups = Lookups(namespace, dtype, width_fits, self._counts)
+        self._asking: dict[str, Asking] = {}
+        self._current: Asking | None = None
+        self._damaged: set[str] = set()
+        self._unavailable: set[str] = set()
+        self._adapters = RankAdapters(ranks)
+        self._deferred = False
+        self._plan = StepPlan(ranks, self._counts)
+        self._pace = Pace(
+            self._asking.values(), wait_s_max=wait_s_max, step_requests=step_requests, step_rows=step_rows
+        )
+        self._background = Background(socket, client_name, "tensord-vllm-scheduler", self._tick, self._counts)
+        self._claims = EncodeClaims(self._background, computes=producer)
+        self._background.start()
+
+    # ---- lookups for a request
+
+    def ensure(self, request: Any, computed: int) -> bool:
+        """Whether the request may be scheduled now. False defers it to a later step."""
+        features = request.mm_features
+        if self._damaged and any(feature.identifier in self._damaged for feature in features):
+            self._unavailable.add(request.request_id)
+            self._current = None
+            return False
+        asking = self._current = self._asking.get(request.request_id)
+        if asking is None:
+            if computed >= end_of(features):
+                return True
+        elif computed >= asking.end and asking.count == len(features):
+            if asking.inputs:
+                self._release(asking)
+            return True
+        if asking is None or self._outdated(asking, features, computed):
+            asking = self._begin(request, computed)
+        if not asking.settled:
+            asking.settled = self._settled(asking)
+            self._deferred |= not asking.settled
+        return asking.settled
+
+    def has(self, identifier: str) -> bool:
+        """Whether an input of the request that was ensured last is held here, and is to be loaded."""
+        if self._current is None or not self._consumer:
+            return False
+        found = self._current.inputs.get(identifier)
+        if found is None or found.lease is None or found.key is None:
+            return False
+        if found.check is None:
+            found.check = self._canary.chooses(found.key)
+        return not found.check
+
+    def allocated(self, request: Any, index: int) -> None:
+        """Records that the encoder cache has space for the input: it is loaded, or encoded, in the present step."""
+        identifier = request.mm_features[index].identifier
+        # A second allocation in one step: the first request was preempted, and may have had another input of this name.
+        undone = self._plan.allocate(identifier)
+        if undone is not None:
+            self._claims.settled(undone.key)
+        asking = self._asking.get(request.request_id)
+        wanted = asking.inputs.pop(identifier, None) if asking is not None else None
+        if wanted is not None and wanted.lease is not None and self._consumer and not wanted.check:
+            self._counts.add("hits")
+            self._plan.load(identifier, wanted.lease)
+        else:
+            self._counts.add("misses")
+            self._pace.allocate(request.mm_features[index].mm_position.get_num_embeds())
+            if wanted is not None and wanted.key is not None:
+                self._encode(identifier, wanted, wanted.key)
+        if wanted is not None:
+            self._let_go(wanted, asking)
+
+    def _encode(self, identifier: str, wanted: Input, key: bytes) -> None:
+        """Tells the workers what to do with the output of an input that is encoded in the present step."""
+        if wanted.lease is not None and wanted.check:
+            self._canary.compares(key)
+            self._plan.check(identifier, key, wanted.lease, wanted.adapter)
+        if self._stores(wanted, key):
+            claim = self._claims.save(wanted.wanted) if wanted.wanted is not None else 0
+            self._plan.save(identifier, Save(key, wanted.rows, claim), wanted.adapter)
+
+    def finished(self, request_id: str) -> None:
+        """Releases everything that the request holds, however it ended."""
+        asking = self._asking.pop(request_id, None)
+        if asking is not None:
+            self._release(asking)
+            if self._current is asking:
+                self._current = None
+        self._unavailable.discard(request_id)
+
+    def caches_reset(self, *, weights_kept: bool) -> None:
+        """The engine's caches are empty. With other weights, the next lookup has the daemon raise the generation."""
+        if not weights_kept:
+            self._lookups.weights_changed()
+            self._claims.end_saves()
+        for asking in self._asking.values():
+            self._release(asking)
+        self._plan.free_all()
+        self._damaged.clear()
+
+    def adapters_changed(self, held: dict[int, dict[int, str]]) -> None:
+        """Receives the LoRA adapters that the workers hold: by rank, their digests by vLLM's number of the adapter."""
+        self._adapters.held = held
+        for asking in self._asking.values():
+            if any(found.adapter and not self._adapters.hold(*found.adapter) for found in asking.inputs.values()):
+                # It is looked up again under its new name.
+                self._release(asking)
+
+    # ---- the step's metadata
+
+    def metadata(self, scheduler_output: Any) -> StepMetadata:
+        """The metadata for the workers of the step that was just made."""
+        if scheduler_output.free_encoder_mm_hashes:
+            self._plan.free(scheduler_output.free_encoder_mm_hashes)
+        tokens = scheduler_output.total_num_scheduled_tokens
+        if not self._plan.advance(tokens) and self._deferred:
+            # No tokens are scheduled in this step, so the background thread gets the interpreter to settle the lookups.
+            time.sleep(PAUSE_S)
+        self._deferred = False
+        return self._plan.make(tokens, self._pace.end_step())
+
+    def take_in(self, report: Report) -> None:
+        """Processes the workers' reports on their steps."""
+        self._plan.take_in(report)
+        if report.adapters:
+            self.adapters_changed({**self._adapters.held, **report.adapters})
+        for key in report.settled:
+            self._claims.settled(key)
+        if report.encoded_rows:
+            self._pace.learn(report.encoded_rows, report.encode_s)
+        if report.failed:
+            # The model has computed with zeros. All requests with that input are ended. Later requests for it are ended
+            # too, since results computed with the zeros may be cached.
+            self._damaged |= report.failed
+        for key, by in report.differs:
+            if self._lookups.distrust(key, by):
+                for asking in self._asking.values():
+                    self._release(asking)
+                self._background.post_end(partial(_evict_namespace, key[:NAMESPACE_TAG_BYTES]))
+        for name, amount in report.counts.items():
+            self._counts.add(name, amount)
+
+    def take_unavailable(self) -> set[str]:
+        """Returns, once, the requests that vLLM has to end with an error."""
+        taken, self._unavailable = self._unavailable, set()
+        return taken
+
+    def stats(self) -> TensordECStats | None:
+        """The counts since the last call, and whether the daemon is connected; None if neither has changed."""
+        taken = self._counts.take()
+        presence = self._presence
+        connected = presence is not None and presence.connected
+        if taken is None and connected == self._connected_told:
+            return None
+        self._connected_told = connected
+        return TensordECStats({**(taken or {}), CONNECTED: int(connected)})
+
+    @property
+    def held(self) -> dict[str, int]:
+        """Numbers of held objects by kind: requests, inputs, leases, claims, steps in progress. For tests and
+        diagnosis."""
+        inputs = [found for asking in self._asking.values() for found in asking.inputs.values()]
+        return {
+            "requests": len(self._asking),
+            "inputs": len(inputs),
+            "leases": sum(found.lease is not None for found in inputs),
+            "claims": self._claims.open,
+            "steps": len(self._plan),
+        }
+
+    def close(self) -> None:
+        """Releases everything and ends the thread. Idempotent."""
+        for request_id in list(self._asking):
+            self.finished(request_id)
+        self._plan.close()
+        self._background.close()
+
+    # ---- a request's inputs
+
+    def _outdated(self, asking: Asking, features: Sequence[Any], computed: int) -> bool:
+        """Whether the request needs an input without state here: its prompt grew, or the engine's cache dropped an
+        input."""
+        return asking.count != len(features) or any(asking.unknown(features, computed, self._plan.is_local))
+
+    def _begin(self, request: Any, computed: int) -> Asking:
+        asking = self._asking.get(request.request_id)
+        if asking is None:
+            asking = self._asking[request.request_id] = self._current = Asking()
+        asking.begin(request.mm_features)
+        lora = request.lora_request if self._tower_lora else None
+        adapter = self._adapters.of(lora) if lora is not None else None
+        for found in asking.inputs.values():
+            self._leave(found, asking)
+        fresh = inputs_of(asking.unknown(request.mm_features, computed, self._plan.is_local), adapter)
+        for found in fresh.values():
+            nameless = (
+                None in found.datas
+                or (lora is not None and adapter is None)
+                or found.rows < 1
+                or found.modality in UNSHARED_MODALITIES
+                or not self._lookups.named
+            )
+            if nameless:
+                self._counts.add("unshared")
+                found.state = "unshared"
+            elif self._background.late or not self._background.post(partial(self._lookups.look_up, found)):
+                self._counts.add("late")
+                found.state = "unshared"
+        asking.inputs.update(fresh)
+        return asking
+
+    def _settled(self, asking: Asking) -> bool:
+        """Whether no result is left that is worth waiting for."""
+        now = time.monotonic()
+        for name in [name for name in asking.inputs if self._plan.is_local(name)]:
+            # Encoded or loaded meanwhile for another request of this engine.
+            self._let_go(asking.inputs.pop(name), asking)
+        if asking.order is None:
+            for name, found in asking.inputs.items():
+                if found.state == "asked":
+                    if now - asking.since < max(self._wait_s_max, LOOK_UP_S) and not self._background.late:
+                        return False
+                    # The input is replaced by a new one, so that a late result of the background thread has no effect.
+                    self._counts.add("late")
+                    asking.inputs[name] = late = Input(found.modality, found.rows, None)
+                    late.state = "unshared"
+            asking.order = asking.missed()
+        while asking.reached < len(asking.order):
+            needed = asking.inputs.get(asking.order[asking.reached])
+            if needed is not None and self._waits(asking, needed, now):
+                return False
+            asking.reached += 1
+        return True
+
+    def _waits(self, asking: Asking, found: Input, now: float) -> bool:
+        """Whether the request waits for another engine, or for the daemon's answer."""
+        assert found.key is not None
+        if found.wanted is None:
+            full = not asking.claims and self._claims.fill(found.rows, self._step_rows, self._step_requests)
+            if full and now - asking.since < self._wait_s_max:
+                return True
+            own_s = self._pace.own_s(self._claims.rows_ahead() + found.rows)
+            found.wanted = self._claims.want(found.key, found.rows, asking, now, own_s)
+        wanted = found.wanted
+        if wanted is None:
+            return False
+        if wanted.state == "asked" and not self._claims.unanswered(wanted, now):
+            return True
+        if wanted.state == "waiting" and self._consumer:
+            if self._pace.is_sooner(wanted.expected_at, now):
+                self._counts.add("overtaken")
+            else:
+                if not asking.waits_since:
+                    asking.waits_since = now
+                    self._counts.add("waits")
+                if now - asking.waits_since < self._pace.patience_s(wanted.expected_at, asking.waits_since):
+                    return True
+                self._counts.add("wait_timeouts")
+        elif wanted.state == "waiting":
+            # This engine has to encode the input anyway, and the other engine stores it.
+            found.key = None
+        elif wanted.state == "hit" and wanted.lease is not None:
+            self._lookups.take(found, wanted.lease)
+        if wanted.state != "compute":
+            self._leave(found, asking)
+        return False
+
+    def _stores(self, found: Input, key: bytes) -> bool:
+        """Whether the encoded output is to be stored: not by a mere consumer, not if it is stored already, not while a
+        change of weights is unconfirmed, and not in a namespace whose sharing has ended."""
+        return self._producer and found.lease is None and self._lookups.confirmed and self._lookups.trusts(key)
+
+    def _release(self, asking: Asking) -> None:
+        for found in asking.inputs.values():
+            self._let_go(found, asking)
+        asking.inputs.clear()
+
+    def _let_go(self, found: Input, asking: Asking | None) -> None:
+        found.lease = None
+        self._leave(found, asking)
+
+    def _leave(self, found: Input, asking: Asking | None) -> None:
+        if found.wanted is not None:
+            self._claims.leave(found.wanted, asking)
+            found.wanted = None
+
+    # ---- the background thread
+
+    def _tick(self, client: Client) -> float:
+        again_s = self._claims.tick(client)
+        self._presence = self._presence or Presence(client, self._shares)
+        self._presence.look(silent=self._claims.silent)
+        return again_s
+
+
+def _evict_namespace(tag: bytes, client: Client) -> None:
+    requests.ask_clear(client.link, tag).result(ANSWER_S_MAX)

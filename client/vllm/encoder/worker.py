@@ -1,0 +1,306 @@
+"""A worker's side of the connector: copies loads into the encoder cache, and stores the encoder's outputs.
+
+Owns: the rings that this rank has reported as mapped, saves in progress, and the next report. Does not own: decisions.
+The step's metadata says what to load and what to store.
+
+Invariants
+- A load is a copy: the ring is not read after `load`.
+- A reported ring stays mapped until a step lists it in `left`; from then on the scheduler sends no handles in it.
+- A step waits for no save: an output is kept alive, its copy is queued behind the stream that makes it. Outputs beyond
+  SAVE_BYTES_MAX in progress are dropped, and reported as settled.
+- No load fails silently: an output that cannot be read is replaced by zeros in the encoder cache, since vLLM needs an
+  entry there. The scheduler is told, and ends the requests that use the output.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from threading import Lock
+from typing import Any, Final
+
+import torch
+
+from ....errors import TensordError
+from ....shm.payloads.tensors import tensor_copy
+from ...core.client import Client
+from ...link.held_claims import abandon
+from ...link.link import SAY_S
+from ...reading.ring_reader import RingReader
+from ...writing.outcomes import Put
+from ..engine.background import IDLE_S, SOON_S, Background
+from .canary import TOLERANCES, difference
+from .stats import LookupCounts
+from .step import Load, Report, Save, StepMetadata
+
+SAVE_BYTES_MAX: Final = 512 << 20
+SETTLED_S: Final = 30.0
+_log = logging.getLogger("tensord")
+
+
+class WorkerSide:
+    """The worker's side.
+
+    Args:
+        rank: this worker's number among the workers that load the same outputs.
+        saves: whether this worker stores outputs for all of them.
+        dtype: the dtype of the outputs.
+        adapters: returns the digests of the held LoRA adapters by vLLM's number; None if no adapter affects the
+            encoder.
+    """
+
+    def __init__(
+        self,
+        socket: str | None,
+        client_name: str,
+        *,
+        rank: int,
+        saves: bool,
+        dtype: torch.dtype,
+        device: torch.device,
+        adapters: Callable[[], dict[int, str]] | None = None,
+    ) -> None:
+        self._rank = rank
+        self._adapters = adapters
+        self._told_adapters: dict[int, str] = {}
+        self._saves = saves
+        self._dtype = dtype
+        self._device = device
+        self._counts = LookupCounts()
+        # Shared by the threads. Each is replaced or appended to in one operation.
+        self._ring: RingReader | None = None
+        self._lock = Lock()
+        self._news = Report()
+        self._has_news = False
+        self._saving_bytes = 0
+        # Used by the step's thread.
+        self._loaded = 0
+        self._rings: dict[bytes, RingReader] = {}
+        self._told = b""
+        self._found: dict[str, tuple[bytes, torch.Tensor]] = {}
+        self._began_s = 0.0
+        self._step_rows = 1
+        # Used by the background thread.
+        self._puts: list[tuple[Put, Save, int, float, float]] = []
+        self._copies: Any = None
+        self._background = Background(socket, client_name, "tensord-vllm-worker", self._tick, self._counts)
+        self._background.start()
+
+    # ---- the step's thread
+
+    def bound(self, metadata: StepMetadata) -> None:
+        """Begins a step."""
+        self._found.clear()
+        if metadata.saves:
+            self._began_s = time.monotonic()
+            self._step_rows = max(metadata.rows, sum(save.rows for save in metadata.saves.values()))
+        for identity in metadata.left.get(self._rank, ()) if metadata.left else ():
+            if identity != self._told:
+                self._rings.pop(identity, None)
+
+    def load(self, metadata: StepMetadata, encoder_cache: dict[str, torch.Tensor]) -> None:
+        """Puts the step's loads into the encoder cache, and keeps the stored outputs that are to be compared."""
+        if not metadata.loads and not metadata.checks:
+            return
+        for identifier, check in metadata.checks.items() if self._rank == 0 else ():
+            with suppress(Exception):
+                found = self._read(check.found)
+                if found is not None:
+                    self._found[identifier] = check.key, found
+        for identifier, load in metadata.loads.items():
+            try:
+                found = self._read(load)
+            except Exception:
+                _log.exception("tensord: a stored encoder output could not be loaded; its requests end with an error")
+                found = None
+            if found is None:
+                found = torch.zeros(load.shape, dtype=self._dtype, device=self._device)
+                self._counts.add("load_failures")
+                self._tell(failed=identifier)
+            else:
+                self._counts.add("loads")
+                self._counts.add("load_bytes", found.nbytes)
+            encoder_cache[identifier] = found
+        self._loaded = metadata.step
+
+    def save(self, metadata: StepMetadata, encoder_cache: dict[str, torch.Tensor], identifier: str) -> None:
+        """Starts to store an output that was just made, if the step says so."""
+        encoded_as_named = self._has_adapter(metadata.adapters.get(identifier))
+        if identifier in self._found:
+            key, found = self._found.pop(identifier)
+            compare = partial(self._compare, key, found, encoder_cache[identifier].detach(), self._made())
+            if encoded_as_named and not self._background.late:
+                self._background.post(compare)
+        wanted = metadata.saves.get(identifier)
+        if wanted is None or not self._saves:
+            return
+        output = encoder_cache[identifier]
+        if not encoded_as_named:
+            self._counts.add("unshared")
+            self._tell(settled=wanted.key)
+            return
+        if output.ndim != 2 or output.shape[0] != wanted.rows or output.dtype != self._dtype:
+            self._counts.add("mismatches")
+            self._tell(settled=wanted.key)
+            return
+        with self._lock:
+            room = self._saving_bytes + output.nbytes <= SAVE_BYTES_MAX
+            self._saving_bytes += output.nbytes if room else 0
+        job = partial(self._store, wanted, output.detach(), self._made(), self._began_s, wanted.rows / self._step_rows)
+        if not room:
+            self._counts.add("dropped")
+            self._tell(settled=wanted.key)
+        elif self._background.late or not self._background.post(job):
+            self._stored(output.nbytes)
+            self._counts.add("dropped")
+            self._tell(settled=wanted.key)
+
+    def report(self) -> Report | None:
+        """This rank's news for the scheduler since the last report; None if there are none."""
+        ring = self._ring
+        attached = ring is not None and ring.identity != self._told
+        adapters = self._adapters() if self._adapters is not None else {}
+        changed = adapters != self._told_adapters
+        report = None
+        if self._has_news:
+            with self._lock:
+                report, self._news, self._has_news = self._news, Report(), False
+        # After the news: a save is counted before it is told, so it is counted by the report that says it is over.
+        counts = self._counts.take()
+        if report is None:
+            if not (self._loaded or attached or counts or changed):
+                return None
+            report = Report()
+        if self._loaded:
+            report.loaded[self._rank] = self._loaded
+            self._loaded = 0
+        if ring is not None and attached:
+            self._told = report.rings[self._rank] = ring.identity
+            self._rings[ring.identity] = ring
+        if changed:
+            self._told_adapters = report.adapters[self._rank] = adapters
+        if counts:
+            report.counts = counts
+        return report
+
+    def close(self) -> None:
+        """Ends the thread once queued outputs are stored or given up, then unmaps the rings. Idempotent."""
+        self._background.close()
+        self._ring, self._rings = None, {}
+
+    def _read(self, load: Load) -> torch.Tensor | None:
+        if load.handle is None:
+            assert load.payload is not None
+            copied: torch.Tensor = tensor_copy(torch, load.payload)
+        else:
+            ring = self._rings.get(load.handle[:16])
+            lease = ring.borrow(load.handle) if ring is not None else None
+            if lease is None:
+                return None
+            # For a device, the data is copied to it directly from the ring.
+            copied = lease.torch(copy=self._device.type == "cpu")
+        if tuple(copied.shape) != tuple(load.shape) or copied.dtype != self._dtype:
+            return None
+        return copied.to(self._device)
+
+    def _has_adapter(self, adapter: tuple[int, str] | None) -> bool:
+        """Whether the worker still holds the adapter that the key stands for. True without an adapter."""
+        if adapter is None:
+            return True
+        number, digest = adapter
+        return self._adapters is not None and self._adapters().get(number) == digest
+
+    def _made(self) -> Any:
+        """An event after the work queued on the step's stream so far; None on the CPU, where that work is done."""
+        if self._device.type != "cuda":
+            return None
+        made = torch.cuda.Event()  # type: ignore[no-untyped-call, unused-ignore]
+        made.record()
+        return made
+
+    # ---- both threads
+
+    def _tell(
+        self, *, failed: str | None = None, settled: bytes | None = None, rows: int = 0, took_s: float = 0.0
+    ) -> None:
+        with self._lock:
+            self._has_news = True
+            if failed is not None:
+                self._news.failed.add(failed)
+            if settled is not None:
+                self._news.settled.append(settled)
+            self._news.encoded_rows += rows
+            self._news.encode_s += took_s
+
+    def _stored(self, size_bytes: int) -> None:
+        with self._lock:
+            self._saving_bytes -= size_bytes
+
+    # ---- the background thread
+
+    def _tick(self, client: Client) -> float:
+        if client.connected:
+            self._ring = client.ring() or self._ring
+        now = time.monotonic()
+        for entry in self._puts.copy():
+            put, save, size_bytes, began_s, share = entry
+            if put.state == "sent" and now < began_s + SETTLED_S:
+                continue
+            self._puts.remove(entry)
+            if put.state in ("stored", "existed"):
+                self._counts.add("saves")
+                self._counts.add("save_bytes", size_bytes)
+                self._tell(settled=save.key, rows=save.rows, took_s=(now - began_s) * share)
+            else:
+                self._counts.add("refused")
+                if put.state == "refused":
+                    self._abandon(save, put.error, client)
+                self._tell(settled=save.key)
+        return SOON_S if self._puts else IDLE_S
+
+    def _store(self, save: Save, output: torch.Tensor, made: Any, began_s: float, share: float, client: Client) -> None:
+        try:
+            if client.connected:
+                fetched = self._fetched(output, made)
+                put = client.store(save.key, fetched, tokens=save.rows, ttl_s=None, claim=save.claim or None)
+                self._puts.append((put, save, output.nbytes, began_s, share))
+            else:
+                self._counts.add("refused")
+                self._tell(settled=save.key)
+        except (TensordError, RuntimeError) as error:
+            self._abandon(save, error, client)
+            self._tell(settled=save.key)
+            raise
+        finally:
+            self._stored(output.nbytes)
+
+    def _abandon(self, save: Save, error: BaseException | None, client: Client) -> None:
+        """Gives a save's claim up. The scheduler's side learns of it only in its next step, which may be far off."""
+        if save.claim:
+            with suppress(TensordError):
+                client.link.send(abandon(save.claim, error), timeout_s=SAY_S)
+
+    def _compare(self, key: bytes, found: torch.Tensor, output: torch.Tensor, made: Any, client: Client) -> None:
+        self._counts.add("canaries")
+        by = difference(found.cpu(), self._fetched(output, made))
+        if by > TOLERANCES.get(self._dtype, 0.0):
+            self._counts.add("canary_failures")
+            with self._lock:
+                self._has_news = True
+                self._news.differs.append((key, by))
+
+    def _fetched(self, output: torch.Tensor, made: Any) -> torch.Tensor:
+        """The output in host memory, once the step's stream has made it. Only a separate stream waits for that."""
+        if made is None:
+            return output
+        with torch.cuda.device(self._device):
+            self._copies = self._copies or torch.cuda.Stream()  # type: ignore[no-untyped-call, unused-ignore]
+            with torch.cuda.stream(self._copies):
+                self._copies.wait_event(made)
+                # `output` is referenced until the copy is done, so its memory is not reused meanwhile.
+                fetched = output.to("cpu", non_blocking=True)
+                self._copies.synchronize()
+        return fetched

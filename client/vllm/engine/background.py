@@ -1,0 +1,159 @@
+"""A thread for work that must not delay an engine's step: hashing, lookups, claims, puts.
+
+Owns: the thread, its queue of jobs, and the process's client, which all connectors of one daemon share. Does not own:
+the jobs' results. An error in a job is counted, logged once of its kind, and does not end the thread.
+
+Invariants: `post` and `late` never wait, even if the thread is blocked.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Final
+
+from ....errors import TensordError
+from ....ipc.places import control_socket
+from ...core.client import Client
+from ...link.absence import told_elsewhere
+from ...threads.aside import aside
+from ..encoder.stats import LookupCounts
+
+JOBS_MAX: Final = 1024
+LATE_S: Final = 0.25
+"""A job that takes longer delays the jobs behind it too much. Callers then skip sharing instead of queueing."""
+TIMEOUT_S: Final = 1.0
+SOON_S: Final = 0.001
+IDLE_S: Final = 0.5
+
+Job = Callable[[Client], None]
+_log = logging.getLogger("tensord")
+
+
+class SharedClients:
+    """The clients of this process by socket. A client is made for its first user and closed after its last."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._clients: dict[str | None, tuple[Client, int]] = {}
+
+    def take(self, socket: str | None, name: str) -> Client:
+        """The client for the socket. `name` is the client's name if this is its first user. May take a second if the
+        daemon does not answer."""
+        with self._lock:
+            client, users = self._clients.get(socket, (None, 0))
+            if client is None:
+                # What an engine says of an absent daemon is presence.py's.
+                told_elsewhere(Path(socket) if socket is not None else control_socket(os.environ))
+                client = Client(socket, name=name, timeout_s=TIMEOUT_S)
+            self._clients[socket] = (client, users + 1)
+            return client
+
+    def give_back(self, socket: str | None) -> None:
+        with self._lock:
+            client, users = self._clients.pop(socket)
+            if users > 1:
+                self._clients[socket] = (client, users - 1)
+                return
+        client.close()
+
+
+CLIENTS: Final = SharedClients()
+
+
+class Background:
+    """The thread. It runs jobs in order, and calls `tick` after each job and when idle.
+
+    Args:
+        client_name: the name that `tensorctl clients` shows.
+        tick: periodic work; returns the seconds until its next call.
+    """
+
+    def __init__(
+        self, socket: str | None, client_name: str, name: str, tick: Callable[[Client], float], counts: LookupCounts
+    ) -> None:
+        self._socket = socket
+        self._client_name = client_name
+        self._tick = tick
+        self._counts = counts
+        self._jobs: SimpleQueue[Job | None] = SimpleQueue()
+        self._busy_since = 0.0
+        self._errors: set[tuple[str, type]] = set()
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        """Starts the thread. Call it once `tick` may be called."""
+        aside(self._thread.start)
+
+    def post(self, job: Job) -> bool:
+        """Queues a job. False if JOBS_MAX jobs are queued already, or the thread is closing."""
+        if self._jobs.qsize() >= JOBS_MAX or self._closing:
+            return False
+        self._jobs.put(job)
+        return True
+
+    def post_end(self, job: Job) -> None:
+        """Queues a job that gives a resource back, without a limit. There is at most one for each job queued by
+        `post`."""
+        self._jobs.put(job)
+
+    @property
+    def late(self) -> bool:
+        """Whether the present job has taken longer than LATE_S."""
+        since = self._busy_since
+        return since != 0.0 and time.monotonic() - since > LATE_S
+
+    def close(self) -> None:
+        """Ends the thread after the queued jobs. Waits at most two seconds. Idempotent."""
+        if not self._closing:
+            self._closing = True
+            self._jobs.put(None)
+            self._thread.join(2 * TIMEOUT_S)
+
+    def _run(self) -> None:
+        self._busy_since = time.monotonic()
+        client = CLIENTS.take(self._socket, self._client_name)
+        try:
+            self._serve(client)
+        finally:
+            CLIENTS.give_back(self._socket)
+
+    def _serve(self, client: Client) -> None:
+        again_s = SOON_S
+        while True:
+            self._busy_since = 0.0
+            try:
+                job = self._jobs.get(timeout=again_s)
+            except Empty:
+                pass
+            else:
+                if job is None:
+                    return
+                self._busy_since = time.monotonic()
+                self._guarded(job, client)
+                # The job may hold objects that its queuer has released already.
+                del job
+            self._busy_since = time.monotonic()
+            again_s = self._guarded(self._tick, client) or IDLE_S
+
+    def _guarded(self, call: Callable[[Client], float | None], client: Client) -> float | None:
+        try:
+            return call(client)
+        except Exception as error:
+            self._counts.add("errors")
+            kind = (getattr(call, "__qualname__", "job"), type(error))
+            if kind not in self._errors:
+                self._errors.add(kind)
+                _log.warning("tensord: %s; the tensor concerned is not shared", error, exc_info=_trace(error))
+            return None
+
+
+def _trace(error: Exception) -> Exception | None:
+    """The exception to log with its traceback; None for tensord's errors, whose messages are complete."""
+    return None if isinstance(error, TensordError) else error

@@ -1,0 +1,310 @@
+"""Puts an idle engine to sleep while its cards are full, and wakes it up for its next request.
+
+Owns: when the engine's core sleeps and wakes up by itself, and the requests that arrive in between. Does not own: how
+it sleeps (vLLM's sleep mode, level 1: the weights go to host memory, the KV cache is dropped), nor the modes of cards.
+
+The core sleeps if it has no work, had none for `sleep_idle_s` seconds, and a card of its workers is in the mode
+`sleep_at` or a fuller one. What arrives while it sleeps is held back in order. Before it wakes up, the memory that it
+needs is reserved, so that cached tensors make room, and the engine does not wake up into a full card. If there is no
+daemon to ask, it wakes up at once.
+
+Invariants
+- The core sleeps and wakes up in its own thread, between two steps, with no request in it.
+- No request is lost, none overtakes another, and none reaches a core that sleeps by itself.
+- A sleep or wake-up that somebody asks for wins: the core wakes up by itself only from a sleep of its own.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import wraps
+from typing import Any, Final
+
+import torch
+from vllm import envs
+from vllm.device_allocator import get_mem_allocator_instance
+from vllm.v1.engine import EngineCoreRequestType
+
+from ....errors import DeviceFull, LimitReached, TensordError
+from ....ipc.messages.modes import LEVELS, Mode
+from ...core.client import Client
+from ...gpu.gpu_name import gpu_name
+from ...pressure.modes import ModeChange, Subscription
+from ..encoder.stats import LookupCounts
+from .background import IDLE_S, Background
+from .hooks import hook
+from .presence import client_name
+from .settings import SharedSettings
+
+LEVEL: Final = 1
+"""vLLM's level of sleep: the weights are kept in host memory."""
+ROOM_S: Final = 60.0
+"""The most seconds from the reservation of memory until the engine has taken it."""
+ROOM_WAIT_S: Final = 5.0
+# Calls that a sleeping core answers, or that decide about its sleep.
+_ANSWERED: Final = frozenset({"is_sleeping", "is_scheduler_paused", "sleep", "wake_up", "pause_scheduler", "shutdown"})
+_DECIDES: Final = frozenset({"sleep", "wake_up", "pause_scheduler"})
+_HELD: Final = frozenset({EngineCoreRequestType.ADD, EngineCoreRequestType.ABORT, EngineCoreRequestType.UTILITY})
+
+# What the connectors of the engine core that this process is making ask for.
+_asked: Final[list[SharedSettings]] = []
+
+_log = logging.getLogger("tensord")
+
+
+def install(settings: SharedSettings) -> None:
+    """Has the engine core that this process is making sleep as the settings say.
+
+    The scheduler's side of each connector calls it. The core acts on the settings of all of them (`together`).
+    """
+    if not envs.VLLM_ENABLE_V1_MULTIPROCESSING:
+        _log.warning(
+            "tensord: tensord.sleep_at has no effect in an engine without a process of its own "
+            "(VLLM_ENABLE_V1_MULTIPROCESSING=0): it does nothing between requests"
+        )
+        return
+    from vllm.v1.engine.core import DPEngineCoreProc, EngineCoreProc
+
+    _asked.append(settings)
+    for core in (EngineCoreProc, DPEngineCoreProc):
+        hook(core, "run_busy_loop", _watched_loops)
+
+
+def _watched_loops(original: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(original)
+    def run_busy_loop(self: Any, *args: Any, **kwargs: Any) -> Any:
+        sleeper = begun(self)
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            if sleeper is not None:
+                sleeper.close()
+
+    return run_busy_loop
+
+
+def begun(core: Any) -> Sleeper | None:
+    """The sleeper of an engine's core, begun; None if no connector asks for it, and with a line in the log if the
+    engine cannot sleep by itself."""
+    if not _asked:
+        return None
+    config = core.vllm_config
+    settings = together(_asked)
+    _asked.clear()
+    cards = dict.fromkeys(name for name, _ in core.model_executor.collective_rpc(sleeping_bytes))
+    why = ""
+    if not all(cards):
+        why = "its workers use no GPU"
+    elif config.parallel_config.data_parallel_size > 1:
+        why = "with data parallelism all engines have to sleep together"
+    elif not config.model_config.enable_sleep_mode:
+        why = "vLLM's sleep mode is off: start the engine with enable_sleep_mode"
+    if why:
+        _log.warning("tensord: this engine does not sleep by itself: %s", why)
+        return None
+    return Sleeper(core, settings, list(cards), client_name(config, "sleep"))
+
+
+def together(asked: Sequence[SharedSettings]) -> SharedSettings:
+    """What the settings of an engine's connectors, each with a mode, ask for together.
+
+    The engine sleeps at the less full one of two modes, and after the shorter idle time.
+    """
+    return SharedSettings(
+        socket=next((settings.socket for settings in asked if settings.socket), None),
+        sleep_at=min((Mode(settings.sleep_at) for settings in asked), key=LEVELS.index).value,
+        sleep_idle_s=min(settings.sleep_idle_s for settings in asked),
+    )
+
+
+def sleeping_bytes(worker: Any) -> tuple[str, int]:
+    """The gauge's name of the worker's card, and the bytes that a sleep frees there; ("", 0) without a GPU.
+
+    Runs in the worker. The bytes are those of the allocator of vLLM's sleep mode, for its backend "cumem". They do not
+    depend on what other processes do with the card.
+    """
+    device = getattr(worker, "device", None)
+    if device is None or device.type != "cuda":
+        return "", 0
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return gpu_name(torch, torch.cuda, index), get_mem_allocator_instance().get_current_usage()
+
+
+class Sleeper:
+    """Decides for one engine's core. Begins with its construction.
+
+    Args:
+        cards: the names of the gauges of the engine's cards.
+    """
+
+    def __init__(self, core: Any, settings: SharedSettings, cards: list[str], name: str) -> None:
+        self._core = core
+        self._cards = frozenset(cards)
+        self._sleep_at = settings.sleep_at
+        self._idle_s = settings.sleep_idle_s
+        # Written by the core's thread.
+        self._idle_since: float | None = None
+        self._asleep = False
+        self._held: deque[tuple[Any, Any]] = deque()
+        self._needs: Counter[str] = Counter()
+        # Written by the background thread.
+        self._level = 0
+        self._room = ExitStack()
+        self._has_room = False
+        self._told_full = False
+        self._subscription: Subscription | None = None
+        self._handle = core._handle_client_request
+        self._notify = core._notify_idle_state_callbacks
+        core._handle_client_request = self.handle
+        core._notify_idle_state_callbacks = self.idle
+        self._background = Background(settings.socket, name, "tensord-vllm-sleep", self._tick, LookupCounts())
+        self._background.start()
+        _log.info(
+            "tensord: this engine sleeps from mode %r on, after %g s without requests; cards: %s",
+            *(self._sleep_at, self._idle_s, ", ".join(sorted(cards))),
+        )
+
+    def close(self) -> None:
+        """Ends the thread, when the core's loop has ended. Idempotent."""
+        self._background.close()
+
+    # ---- the core's thread
+
+    def handle(self, request_type: Any, request: Any) -> None:
+        """Takes what a frontend sends: passes it to the core, or holds it back until the core is awake."""
+        if self._asleep and request_type in _HELD and not _is_answered(request_type, request):
+            self._held.append((request_type, request))
+            if len(self._held) == 1:
+                self._background.post(self._seek_room)
+            return
+        if request_type is EngineCoreRequestType.ADD:
+            self._idle_since = None
+        self._handle(request_type, request)
+        if self._asleep and request_type is EngineCoreRequestType.UTILITY and request[2] in _DECIDES:
+            _log.info("tensord: this engine's sleep is in the hands of who called %s", request[2])
+            self._end_sleep()
+
+    def idle(self) -> None:
+        """Runs whenever the core has no work, before it waits for the next request."""
+        self._notify()
+        if self._idle_since is None:
+            self._idle_since = time.monotonic()
+        if self._asleep:
+            if self._has_room and self._held:
+                self._wake_up()
+        elif self._is_due() and not self._core.is_sleeping():
+            self._sleep()
+
+    def _sleep(self) -> None:
+        executor = self._core.model_executor
+        try:
+            held = executor.collective_rpc(sleeping_bytes)
+            with _processor_items_kept(self._core):
+                # "keep": there are no requests to abort, and held ones are none of the scheduler's.
+                self._core.sleep(LEVEL, "keep")
+        except Exception:
+            _log.exception("tensord: this engine could not fall asleep, and does not try again")
+            self._sleep_at = ""
+            if not executor.is_sleeping:
+                self._core.resume_scheduler()
+            return
+        self._needs = Counter()
+        for card, size_bytes in held:
+            self._needs[card] += size_bytes
+        self._has_room = False
+        self._asleep = True
+        _log.info("tensord: the card is full, and this engine idle: it sleeps; freed %s", dict(self._needs))
+
+    def _wake_up(self) -> None:
+        began_s = time.monotonic()
+        self._core.wake_up()
+        _log.info("tensord: this engine woke up in %.3f s for %d requests", time.monotonic() - began_s, len(self._held))
+        self._end_sleep()
+
+    def _end_sleep(self) -> None:
+        self._asleep = False
+        self._idle_since = None
+        self._background.post(self._give_room_back)
+        while self._held:
+            self._handle(*self._held.popleft())
+        # The loop that called `idle` would wait for one more request before it steps.
+        self._nudge()
+
+    # ---- both threads
+
+    def _is_due(self) -> bool:
+        """Whether the engine is idle, and a card as full as `sleep_at` says."""
+        since = self._idle_since
+        if not self._sleep_at or since is None or self._level < LEVELS.index(Mode(self._sleep_at)):
+            return False
+        return time.monotonic() - since >= self._idle_s
+
+    # ---- the background thread
+
+    def _tick(self, client: Client) -> float:
+        if self._subscription is None:
+            self._subscription = client.on_mode(self._changed)
+        states = self._subscription.states if client.connected else {}
+        levels = [
+            LEVELS.index(state.mode) for name, state in states.items() if name in self._cards and state.mode in LEVELS
+        ]
+        self._level = max(levels, default=0)
+        if self._asleep:
+            if self._held:
+                self._seek_room(client)
+        elif self._is_due():
+            self._nudge()
+        return IDLE_S
+
+    def _changed(self, change: ModeChange) -> None:
+        if change.gauge in self._cards:
+            self._background.post(lambda client: None)  # a tick follows each job
+
+    def _seek_room(self, client: Client) -> None:
+        """Reserves what the engine gave back, then lets the core wake up. Otherwise the next tick tries again."""
+        if not self._asleep or self._has_room:
+            return
+        with ExitStack() as reserved:
+            try:
+                for card, size_bytes in self._needs.items():
+                    if size_bytes:
+                        reserved.enter_context(client.reserve_device(card, size_bytes, ROOM_S, wait_s=ROOM_WAIT_S))
+            except (DeviceFull, LimitReached) as error:
+                if not self._told_full:
+                    _log.warning("tensord: this engine has requests, and waits for memory to wake up: %s", error)
+                self._told_full = True
+                return
+            except TensordError as error:
+                _log.info("tensord: this engine wakes up without a reservation: %s", error)
+            self._room = reserved.pop_all()
+        self._told_full = False
+        self._has_room = True
+        self._nudge()
+
+    def _give_room_back(self, client: Client) -> None:
+        self._room.close()
+
+    def _nudge(self) -> None:
+        """Has the core's loop call `idle`."""
+        self._core.input_queue.put_nowait((EngineCoreRequestType.WAKEUP, None))
+
+
+@contextmanager
+def _processor_items_kept(core: Any) -> Iterator[None]:
+    """Within it, the core keeps the items that its frontends no longer send.
+
+    vLLM drops them in a sleep, since the frontend that asks for the sleep drops its account of them too.
+    """
+    core.reset_mm_cache = lambda: None
+    try:
+        yield
+    finally:
+        del core.reset_mm_cache
+
+
+def _is_answered(request_type: Any, request: Any) -> bool:
+    return request_type is EngineCoreRequestType.UTILITY and request[2] in _ANSWERED

@@ -1,0 +1,273 @@
+"""Detects changes of an engine's weights.
+
+Owns: the hooks, and the comparison of a model before and after a call. Does not own: the reaction to a change.
+
+vLLM 0.32 leaves it to the caller to reset the encoder cache after an update of the weights (update_weights and its
+session, reload_weights, reset_weights, an extension's own method). All of these reach the workers through the engine
+core's `collective_rpc`, in the scheduler's process and between two steps. That method is hooked.
+
+A call that vLLM documents as changing weights counts as a change, also if it failed. A call of vLLM's that leaves
+weights alone does not. Around any other call (`apply_model`, an extension's method, a function) the model is compared:
+its weights, and its modules' classes, hooks and attributes (identity.attributes).
+
+A reset of caches, a sleep and a wake-up change no weights by themselves, but a caller that changed them around vLLM's
+methods resets the caches afterwards. There the weights are compared with those at the last comparison, the first of
+which is made when the engine starts. A sleep of level 2 discards the weights, and counts as a change.
+
+Invariants: a call that may have changed the weights is reported before the next step is scheduled. A needless report
+costs encoding again; a missing report would serve another model's outputs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Any, Final
+
+import torch
+
+from ...identity.attributes import attributes_now
+from ..encoder_cache import keeping_weights, tell_listeners, weights_are_kept
+from . import adapters
+from .hooks import hook
+
+SAMPLES: Final = 256
+"""Number of values of each tensor that are compared, evenly spread."""
+
+_log = logging.getLogger("tensord")
+
+# Methods of vLLM's workers that change the weights or free their memory.
+CHANGES_WEIGHTS: Final = frozenset(
+    {
+        "checkpoint_prepare",
+        "checkpoint_restore",
+        "discard",
+        "elastic_ep_execute",
+        "finish_weight_update",
+        "initialize_from_config",
+        "load_model",
+        "reload_weights",
+        "reset_weights",
+        "sleep",
+        "start_draft_weight_update",
+        "start_weight_update",
+        "update_config",
+        "update_weights",
+        "wake_up",
+    }
+)
+# Methods of vLLM's workers that leave the weights alone.
+LEAVES_WEIGHTS: Final = frozenset(
+    {
+        "check_health",
+        "compute_weight_checksums",
+        "get_cache_block_size_bytes",
+        "get_compilation_match_table",
+        "get_encoder_timing_stats",
+        "get_kv_cache_spec",
+        "get_kv_connector_handshake_metadata",
+        "get_model_inspection",
+        "get_supported_tasks",
+        "init_weight_transfer_engine",
+        "list_loras",
+        "profile",
+        "reset_encoder_cache",
+        "reset_mm_cache",
+        "save_sharded_state",
+        "save_tensorized_model",
+        "shutdown_weight_transfer_engine",
+        "supports_draft_weight_updates",
+        "synchronize_device",
+        "update_max_model_len",
+    }
+)
+
+
+def install() -> None:
+    """Hooks the engine core of this process. Idempotent. `listen_for_resets` calls it; no other process needs the
+    hooks."""
+    from vllm.v1.engine.core import EngineCore
+    from vllm.v1.executor.abstract import Executor
+
+    hook(EngineCore, "collective_rpc", _watched_calls)
+    hook(EngineCore, "set_weight_version", _watched_versions)
+    # `_reset_caches` resets the KV connector too: for a sleep, and for a pause that clears caches.
+    for name in ("reset_encoder_cache", "_reset_caches"):
+        hook(EngineCore, name, _watched_resets)
+    hook(EngineCore, "sleep", _watched_sleeps)
+    hook(EngineCore, "wake_up", _watched_wakes)
+    # The engine core calls one of these when it starts, after it has made its connectors.
+    for name in ("init_ec_output_aggregator", "init_kv_output_aggregator"):
+        hook(Executor, name, _marked_starts)
+
+
+def _watched_calls(original: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(original)
+    def collective_rpc(self: Any, method: Any, *args: Any, **kwargs: Any) -> Any:
+        named = isinstance(method, str)
+        if named and method in LEAVES_WEIGHTS:
+            return original(self, method, *args, **kwargs)
+        before = None if named and method in CHANGES_WEIGHTS else _marks(original, self, keep=True)
+        try:
+            return original(self, method, *args, **kwargs)
+        finally:
+            # Also after an error: some workers may have changed their weights, or a part of them.
+            if before is None or _marks(original, self, keep=False) != before:
+                tell_listeners()
+            adapters.tell_engine(self)
+
+    return collective_rpc
+
+
+def _marks(collective_rpc: Callable[..., Any], core: Any, *, keep: bool) -> list[bytes] | None:
+    """`model_marks` of all workers; None if they are not available, for example while the engine sleeps."""
+    if getattr(core.model_executor, "is_sleeping", False):
+        return None
+    try:
+        marks: list[bytes] = collective_rpc(core, model_marks, None, (keep,))
+    except Exception:
+        _log.debug("tensord: the model could not be compared", exc_info=True)
+        return None
+    return marks
+
+
+def model_marks(worker: Any, keep: bool) -> bytes:
+    """A digest of the worker's model as it is now. Takes about 0.1 s for a thousand modules. Runs in the worker.
+
+    Args:
+        keep: whether to keep the objects that the digest identifies by address, until the next call. Tensors are not
+            kept.
+
+    Returns:
+        SHA-256 over `attributes_now`, and over each parameter's and buffer's name, dtype, shape, address, count of
+        in-place operations, and SAMPLES of its values. Operations on `tensor.data` are not counted; only the samples
+        show them, so an operation that changes none of the samples is not detected. Weights that a layer keeps packed
+        in a form of its own, as linear layers on the CPU do, are not covered; operations on the parameters of such
+        layers have no effect.
+    """
+    kept: list[Any] = []
+    inside: list[torch.Tensor] = []
+    digest = hashlib.sha256(attributes_now(worker.get_model(), kept, inside).encode())
+    worker._tensord_kept = kept if keep else None
+    digest.update(_values(inside))
+    digest.update(weight_marks(worker))
+    return digest.digest()
+
+
+def weight_marks(worker: Any) -> bytes:
+    """A digest of the worker's weights as they are now: the part of `model_marks` about parameters and buffers."""
+    digest = hashlib.sha256()
+    model = worker.get_model()
+    found: list[torch.Tensor] = []
+    for tensors in (model.named_parameters, model.named_buffers):
+        for name, tensor in tensors(remove_duplicate=False):
+            operations = -1 if tensor.is_inference() else tensor._version
+            told = (name, tensor.dtype, tuple(tensor.shape), tensor.data_ptr(), operations)
+            digest.update(repr(told).encode())
+            found.append(tensor)
+    digest.update(_values(found))
+    return digest.digest()
+
+
+def _values(tensors: Sequence[torch.Tensor]) -> bytes:
+    """Samples of all tensors' values. Those of a device are copied at once."""
+    samples: dict[torch.device, list[torch.Tensor]] = defaultdict(list)
+    for tensor in tensors:
+        if tensor.numel():
+            samples[tensor.device].append(_sample(tensor.detach()))
+    return b"".join(torch.cat(found).cpu().numpy().tobytes() for found in samples.values())
+
+
+def _sample(tensor: torch.Tensor) -> torch.Tensor:
+    """Up to about SAMPLES of the tensor's values, as (n,) uint8."""
+    if tensor.is_contiguous():
+        flat = tensor.view(-1)
+        taken = flat[:: max(1, len(flat) // SAMPLES)]
+    else:
+        each = max(1, round(SAMPLES ** (1 / tensor.ndim)))
+        taken = tensor[tuple(slice(None, None, max(1, size // each)) for size in tensor.shape)].reshape(-1)
+    return taken.contiguous().view(torch.uint8)
+
+
+def _watched_versions(original: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(original)
+    def set_weight_version(self: Any, weight_version: str) -> Any:
+        known = getattr(self, "_weight_version", None)
+        try:
+            return original(self, weight_version)
+        finally:
+            if known != weight_version:
+                tell_listeners()
+
+    return set_weight_version
+
+
+# ---- resets, sleep
+
+
+def _watched_resets(original: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(original)
+    def reset(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if weights_are_kept():
+            return original(self, *args, **kwargs)
+        if not _are_same(self.model_executor):
+            tell_listeners()
+            return original(self, *args, **kwargs)
+        with keeping_weights():
+            # vLLM's own encoder cache manager tells nobody.
+            tell_listeners()
+            return original(self, *args, **kwargs)
+
+    return reset
+
+
+def _watched_sleeps(original: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(original)
+    def sleep(self: Any, level: int = 1, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return original(self, level, *args, **kwargs)
+        finally:
+            if level > 1:
+                tell_listeners()
+
+    return sleep
+
+
+def _watched_wakes(original: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(original)
+    def wake_up(self: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            if not _are_same(self.model_executor):
+                tell_listeners()
+
+    return wake_up
+
+
+def _marked_starts(original: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(original)
+    def init_output_aggregator(self: Any, *args: Any, **kwargs: Any) -> Any:
+        _are_same(self)
+        return original(self, *args, **kwargs)
+
+    return init_output_aggregator
+
+
+def _are_same(executor: Any) -> bool:
+    """Whether the weights in all workers are as at the last call. False if they cannot be compared.
+
+    The weights of a sleeping engine count as the same: they are compared when it wakes up.
+    """
+    if "weights" in getattr(executor, "sleeping_tags", ()):
+        return True
+    known = getattr(executor, "_tensord_marks", None)
+    try:
+        executor._tensord_marks = executor.collective_rpc(weight_marks)
+    except Exception:
+        executor._tensord_marks = None
+        _log.debug("tensord: the weights could not be compared", exc_info=True)
+    return known is not None and executor._tensord_marks == known

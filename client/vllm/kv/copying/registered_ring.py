@@ -1,0 +1,173 @@
+"""The parts of the ring that are registered with a GPU's driver, which then copies from there without a buffer.
+
+Owns: which chunks of which mappings are registered, and their limit. Does not own: the driver's calls (client.device),
+the copies, nor when they are complete.
+
+A chunk is registered when an entry in it is loaded for the first time. The driver keeps the pages that it has
+registered. If the daemon returns them to the system and takes others later, copies would read the former bytes. So
+every registration of a ring ends once its count of punches differs, and the ring is left alone for REST_S: memory that
+was given back under pressure is not to be taken again at once. For the same reason a chunk with missing pages is not
+registered.
+
+Invariants
+- A chunk that is registered holds the bytes of the ring, for entries that were pinned before `edges`.
+- A mapping lives as long as a registration in it.
+- No registration ends before `settle`, which waits for all copies, has returned.
+- At most `bytes_max` bytes are registered.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+
+from ....gpu.interface import BlockDevice
+from ....reading.ring_mapping import RingMapping, mapping_under
+
+CHUNK_BYTES: Final = 64 << 20
+"""Bytes of one registration. It takes the driver about 6 ms, in which the engine's own calls of the driver may wait."""
+REST_S: Final = 10.0
+REFUSALS_MAX: Final = 3
+"""After so many refusals the ring is not registered any more."""
+
+Array = np.ndarray[Any, Any]
+_log = logging.getLogger("tensord")
+
+
+@dataclass(slots=True)
+class _Ring:
+    """A mapping with registrations: their numbers, and the count of punches before the first of them."""
+
+    mapping: RingMapping
+    address: int
+    punches: int
+    chunks: set[int] = field(default_factory=set)
+
+
+class RegisteredRing:
+    """The registrations of one GPU. One thread uses them.
+
+    Args:
+        settle: waits until all copies from registered memory are complete.
+        bytes_max: the most bytes to register; 0 registers nothing.
+        clock: the time in seconds.
+    """
+
+    def __init__(
+        self,
+        device: BlockDevice,
+        settle: Callable[[], object],
+        bytes_max: int,
+        *,
+        chunk_bytes: int = CHUNK_BYTES,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._device = device
+        self._settle = settle
+        self._bytes_max = bytes_max
+        self._chunk_bytes = chunk_bytes
+        self._clock = clock
+        self._rings: dict[int, _Ring] = {}
+        self._rest_until_s = 0.0
+        self._refusals = 0
+        self.refusal = ""
+        """The driver's last refusal."""
+        self.registered_bytes = 0
+
+    def edges(self, array: Array) -> Array | None:
+        """Registers the memory of an array over a pinned entry of the ring.
+
+        Returns:
+            The addresses within it at which one registration ends and the next one begins, (n,) int64; None if the
+            memory is not registered: copy through a buffer.
+        """
+        mapping = mapping_under(array)
+        if mapping is None:
+            return None
+        self._check(mapping)
+        at = array.__array_interface__["data"][0]
+        ring = self._rings.get(id(mapping)) or self._begun(mapping)
+        first, last = (
+            (at - ring.address) // self._chunk_bytes,
+            (at + array.nbytes - 1 - ring.address) // self._chunk_bytes,
+        )
+        for number in range(first, last + 1):
+            if number not in ring.chunks and not self._register(ring, number):
+                return None
+        return ring.address + np.arange(first + 1, last + 1, dtype=np.int64) * self._chunk_bytes
+
+    def keep_only(self, mappings: Collection[RingMapping]) -> None:
+        """Ends registrations in other mappings, and those whose pages are not the ring's any more."""
+        kept = {id(mapping) for mapping in mappings}
+        for ring in list(self._rings.values()):
+            if id(ring.mapping) not in kept:
+                self._end(ring)
+            else:
+                self._check(ring.mapping)
+
+    def close(self) -> None:
+        """Ends all registrations. Idempotent."""
+        self.keep_only(())
+
+    def _begun(self, mapping: RingMapping) -> _Ring:
+        # The count is read before the first registration: a punch in between ends it.
+        address = np.frombuffer(mapping, np.uint8).__array_interface__["data"][0]
+        return _Ring(mapping, address, mapping.punches)
+
+    def _register(self, ring: _Ring, number: int) -> bool:
+        start = number * self._chunk_bytes
+        size_bytes = min(self._chunk_bytes, len(ring.mapping) - start)
+        if (
+            ring.punches == 0
+            or self._refusals >= REFUSALS_MAX
+            or self.registered_bytes + size_bytes > self._bytes_max
+            or self._clock() < self._rest_until_s
+            or not ring.mapping.is_resident(start, size_bytes)
+        ):
+            return False
+        refusal = self._device.register(ring.address + start, size_bytes)
+        if refusal:
+            self._refuse(refusal, size_bytes)
+            return False
+        ring.chunks.add(number)
+        self._rings[id(ring.mapping)] = ring
+        self.registered_bytes += size_bytes
+        return True
+
+    def _refuse(self, refusal: str, size_bytes: int) -> None:
+        self.refusal = refusal
+        self._refusals += 1
+        if self._refusals == REFUSALS_MAX:
+            _log.warning(
+                "tensord: %d bytes of the ring cannot be registered with the GPU's driver: %s. KV blocks are copied "
+                "through a page-locked buffer from now on, which takes the CPU longer",
+                size_bytes,
+                refusal,
+            )
+
+    def _check(self, mapping: RingMapping) -> None:
+        ring = self._rings.get(id(mapping))
+        if ring is not None and ring.punches != mapping.punches:
+            self._end(ring)
+            self._rest_until_s = self._clock() + REST_S
+
+    def _end(self, ring: _Ring) -> None:
+        """Ends a ring's registrations once no copy reads from them."""
+        del self._rings[id(ring.mapping)]
+        try:
+            self._settle()
+        except RuntimeError as error:
+            # The GPU has failed, and copies nothing more.
+            _log.warning("tensord: copies of KV blocks from the ring failed: %s", error)
+        for number in ring.chunks:
+            start = number * self._chunk_bytes
+            self.registered_bytes -= min(self._chunk_bytes, len(ring.mapping) - start)
+            try:
+                self._device.unregister(ring.address + start)
+            except RuntimeError as error:
+                _log.warning("tensord: memory of the ring stays registered with the GPU's driver: %s", error)

@@ -1,0 +1,329 @@
+"""vLLM's processor cache on tensord: the sender in each frontend process, the receiver in each engine core.
+
+Owns: the classes that vLLM calls, and the hash under which an item is stored. Does not own: the form of items
+(items.py) and of references (processor_reference.py), the storage (caches/processor.py), nor how vLLM comes to use
+these classes (processor_factories.py).
+
+vLLM's own cache works with exactly one frontend, whose cache the engine mirrors. With several API processes or data
+parallel engines each frontend has a separate cache. Here any number of frontends and engines share items by content.
+
+Invariants: no call raises because the daemon is away or the ring is full. An item whose hash is determined by its
+content (hashes.py) is shared by all processes. Any other hash, such as a client's UUID, may name other content in
+another process; its item is stored for this frontend alone, for as long as that runs.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import cache
+from typing import Any, Final
+
+import numpy as np
+import torch
+from prometheus_client import Counter
+from vllm.config import VllmConfig
+from vllm.multimodal.cache import BaseMultiModalProcessorCache, BaseMultiModalReceiverCache, MultiModalCacheMissError
+from vllm.multimodal.inputs import MultiModalFeatureSpec, MultiModalKwargsItem
+from vllm.multimodal.processing.processor import ResolvedPromptUpdate
+from vllm.platforms import current_platform
+from vllm.utils.cache import CacheInfo
+
+from ....errors import ReferenceLost, TensordError, UnsupportedLeaf, UsageError
+from ...caches.processor.cache import ProcessorCache
+from ...caches.processor.payload import Copy
+from ...caches.processor.references import Reference
+from ...core.client import Client
+from ...identity.content import DIGEST_ATTRIBUTE, content_digest
+from ...identity.engine import processor_namespace
+from ..encoder.claims import ANSWER_S
+from ..engine.presence import ATTACH_S, Presence, client_name
+from .forms import forms_of
+from .hashes import follows_from_content
+from .items import item_tree, tree_item, tree_updates
+from .reference import (
+    SCOPE_BYTES,
+    SHARED_SCOPE,
+    feature_of,
+    reference_in,
+    reference_item,
+    remove_loan,
+    scoped_hash,
+)
+
+_DIGEST: Final = "digest"
+_log = logging.getLogger("tensord")
+
+Updates = Sequence[ResolvedPromptUpdate]
+InItem = tuple[MultiModalKwargsItem, Updates] | None
+OutItem = tuple[MultiModalKwargsItem | None, Updates]
+
+
+class TensordSenderCache(BaseMultiModalProcessorCache):
+    """The frontend's side. Stored items go to the engine as references of a few bytes.
+
+    Args:
+        vllm_config: names the model and its processor.
+        socket: the daemon's socket; by default $TENSORD_SOCKET, the user's own, or the system's.
+        limits: `entries_max`, `bytes_max`, `seconds` and `put_wait_s` of ProcessorCache.
+    """
+
+    def __init__(self, vllm_config: VllmConfig, socket: str | os.PathLike[str] | None = None, **limits: Any) -> None:
+        super().__init__()
+        self._client = Client(socket, name=client_name(vllm_config, "frontend"), attach_s=ATTACH_S)
+        self._presence = Presence(self._client, "processor outputs are found and stored")
+        namespace = self._client.current(processor_namespace(vllm_config.model_config))
+        self.model_name = f"tensord {namespace.tag.hex()}"
+        """The name that replaces the model's name in items' hashes. For a model in a folder, the model's name is a
+        path."""
+        self._forms = forms_of(namespace.tag)
+        self.cache = ProcessorCache(self._client, namespace, lend=True, accepts=self._forms.has, **limits)
+        self._told: set[str] = set()
+        self._silent = False
+        self._take_scopes()
+
+    def is_cached_item(self, mm_hash: str) -> bool:
+        return self._found(mm_hash) is not None
+
+    def get_and_update_item(self, mm_item: InItem, mm_hash: str) -> OutItem:
+        """The item or its reference for the engine, and the item's prompt updates.
+
+        Raises:
+            MultiModalCacheMissError: `mm_item` is None, and the item is neither stored nor held.
+        """
+        found = self._found(mm_hash)
+        if mm_item is not None:
+            sent = self._store(mm_item, mm_hash) if found is None else self._send(mm_item, mm_hash, found)
+            silent = self.cache.owed_s > ANSWER_S
+            if silent != self._silent:
+                self._silent = silent
+                self._presence.look(silent=silent)
+            return sent
+        for scope in self._scopes(mm_hash) if found is None else [found]:
+            tree = self.cache.held(scoped_hash(scope, mm_hash))
+            if tree is not None:
+                return self._send((None, tree_updates(tree)), mm_hash, scope)
+        raise MultiModalCacheMissError([mm_hash])
+
+    def touch_sender_cache_item(self, mm_hash: str) -> None:
+        # The item is held until the lookup that follows. Only the lookup counts as a use.
+        self._found(mm_hash)
+
+    def release_sender_touches(self) -> None:
+        self.cache.release()
+
+    def invalidate(self, mm_hash: str) -> None:
+        self.cache.invalidate(
+            [scoped_hash(scope, mm_hash) for scope in (SHARED_SCOPE, self._named_scope, self._bare_scope)]
+        )
+
+    def validate_input_item(self, mm_item: MultiModalKwargsItem, mm_hash: str) -> None:
+        """Checks an item that a client sent: if it is a reference, it must be the one of `mm_hash`.
+
+        Raises:
+            UsageError: it is a reference to another item, or not a complete reference.
+        """
+        found = reference_in(mm_item, mm_hash)
+        if found is None:
+            return
+        scope, feature = found
+        known = (SHARED_SCOPE, self._named_scope, self._bare_scope)
+        if scope not in known or feature.data.key != self.cache.key(feature.hash):
+            raise UsageError(f"the reference sent with the hash {mm_hash!r} is of another item; send the item itself")
+        if not self.cache.lends(feature.data):
+            # A reference that a client sent must not make the engine send messages to another process.
+            remove_loan(mm_item)
+
+    def clear_cache(self) -> None:
+        """Forgets the items that this frontend holds, its statistics, and the meaning of clients' UUIDs. Items stored
+        by content stay: they are still right, and other engines use them.
+        """
+        self.cache.forget()
+        self._take_scopes()
+
+    def make_stats(self, *, delta: bool = False) -> CacheInfo:
+        stats = self.cache.make_stats(delta)
+        if delta:
+            # vLLM calls with delta=True when it updates its own metrics.
+            for reason, amount in stats.passed_through.items():
+                _passed_through().labels(reason).inc(amount)
+        return CacheInfo(hits=stats.hits, total=stats.total)
+
+    def close(self) -> None:
+        self.cache.close()
+        self._client.close()
+
+    # ---- private
+
+    def _take_scopes(self) -> None:
+        self._named_scope = os.urandom(SCOPE_BYTES)
+        self._bare_scope = os.urandom(SCOPE_BYTES)
+
+    def _scopes(self, mm_hash: str) -> list[bytes]:
+        """The scopes in which an item may be stored: first the one used with prompt updates, last the one used
+        without."""
+        if not follows_from_content(mm_hash):
+            return [self._named_scope]
+        # An item without updates may come from a program that expanded the prompt itself. Other processes could not
+        # place it.
+        return [SHARED_SCOPE, self._bare_scope]
+
+    def _found(self, mm_hash: str) -> bytes | None:
+        """The first scope in which the item is stored, or None. The item is held from now on."""
+        return next(
+            (scope for scope in self._scopes(mm_hash) if self.cache.is_cached([scoped_hash(scope, mm_hash)])[0]), None
+        )
+
+    def _send(self, mm_item: OutItem, mm_hash: str, scope: bytes) -> OutItem:
+        """A reference to the stored item; if it is no longer stored, the item itself."""
+        item, updates = mm_item
+        hash = scoped_hash(scope, mm_hash)
+        try:
+            (sent,) = self.cache.get_and_update([None], [hash])
+        except ReferenceLost:
+            # Another thread has cleared the cache since the item was found.
+            if item is None:
+                raise MultiModalCacheMissError([mm_hash]) from None
+            return mm_item
+        if isinstance(sent, Reference):
+            return reference_item(sent, scope), updates
+        return item if item is not None else tree_item(sent), updates
+
+    def _store(self, mm_item: OutItem, mm_hash: str) -> OutItem:
+        item, updates = mm_item
+        assert item is not None
+        scope = self._scopes(mm_hash)[0 if updates else -1]
+        try:
+            tree = item_tree(item, updates)
+        except TensordError as error:
+            self.cache.pass_through("unsupported")
+            self._tell("unsupported", str(error))
+            return mm_item
+        self._forms.learn(tree)
+        # An item without tensors has no digest.
+        with suppress(UnsupportedLeaf):
+            tree[_DIGEST] = np.frombuffer(content_digest(item), np.uint8)
+        (sent,) = self.cache.get_and_update([tree], [scoped_hash(scope, mm_hash)])
+        return (reference_item(sent, scope), updates) if isinstance(sent, Reference) else mm_item
+
+    def _tell(self, reason: str, text: str) -> None:
+        if reason not in self._told:
+            self._told.add(reason)
+            _log.warning("tensord: a processor output goes to the engine uncached, %s: %s (logged once)", reason, text)
+
+
+class TensordReceiverCache(BaseMultiModalReceiverCache):
+    """The engine core's side. It stores nothing: references are replaced by items over shared memory, items stay as
+    they are.
+
+    Args:
+        vllm_config: as for the sender.
+        socket: as for the sender.
+        copy: as for ProcessorCache. By default, views if there is an accelerator, since data is copied to it before a
+            model reads the data; else private copy-on-write pages. Fields that stay on the CPU are small, and are
+            always copied.
+    """
+
+    def __init__(
+        self,
+        vllm_config: VllmConfig,
+        socket: str | os.PathLike[str] | None = None,
+        *,
+        copy: Copy | None = None,
+    ) -> None:
+        super().__init__()
+        if copy is None:
+            copy = "on_write" if current_platform.is_cpu() else False
+        self._client = Client(socket, name=client_name(vllm_config, "receiver"), attach_s=ATTACH_S)
+        namespace = self._client.current(processor_namespace(vllm_config.model_config))
+        self.cache = ProcessorCache(self._client, namespace, copy=copy)
+        self._told = False
+
+    def get_and_update_features(self, mm_features: list[MultiModalFeatureSpec]) -> list[MultiModalFeatureSpec]:
+        """Fills in the data of all features. Pins all entries before it fills in the first.
+
+        Raises:
+            MultiModalCacheMissError: some items are not stored; it names all of those, and no feature was filled in.
+            UsageError: a reference names another item than the feature's.
+        """
+        hashes = [feature.mm_hash or feature.identifier for feature in mm_features]
+        asked = [feature_of(feature.data, hash) for feature, hash in zip(mm_features, hashes, strict=True)]
+        try:
+            filled = self.cache.get_and_update_features(asked)
+        except ReferenceLost as lost:
+            gone = set(lost.hashes)
+            missing = [hash for feature, hash in zip(asked, hashes, strict=True) if feature.hash in gone]
+            raise MultiModalCacheMissError(list(dict.fromkeys(missing))) from None
+        made = [
+            given.data if found is given else self._item(found.data, hash)
+            for given, found, hash in zip(asked, filled, hashes, strict=True)
+        ]
+        malformed = [hash for hash, item in zip(hashes, made, strict=True) if item is None]
+        if malformed:
+            raise MultiModalCacheMissError(list(dict.fromkeys(malformed)))
+        for feature, item in zip(mm_features, made, strict=True):
+            feature.data = item
+        return mm_features
+
+    def get_and_update_item(self, mm_item: MultiModalKwargsItem | None, mm_hash: str) -> MultiModalKwargsItem:
+        """The item itself, or the item that it refers to, or for None the item stored under `mm_hash`.
+
+        Raises:
+            MultiModalCacheMissError, UsageError: as for `get_and_update_features`.
+        """
+        asked = feature_of(mm_item, mm_hash)
+        try:
+            (found,) = self.cache.get_and_update_features([asked])
+        except ReferenceLost:
+            raise MultiModalCacheMissError([mm_hash]) from None
+        if found is asked:
+            return asked.data
+        item = self._item(found.data, mm_hash)
+        if item is None:
+            raise MultiModalCacheMissError([mm_hash])
+        return item
+
+    def touch_receiver_cache_item(self, mm_hash: str, mm_item: MultiModalKwargsItem | None = None) -> None:
+        """Checks a reference. Pins are taken when features are filled in."""
+        if mm_item is not None:
+            reference_in(mm_item, mm_hash)
+
+    def clear_cache(self) -> None:
+        self.cache.forget()
+
+    def _item(self, tree: Any, mm_hash: str) -> MultiModalKwargsItem | None:
+        """The item of a tree; None if the tree is not an item."""
+        try:
+            return _item(tree)
+        except Exception:
+            self.cache.pass_through("malformed")
+            if not self._told:
+                self._told = True
+                _log.warning("tensord: %s is stored but not an item, so a miss (logged once)", mm_hash, exc_info=True)
+            return None
+
+
+@cache
+def _passed_through() -> Counter:
+    """This process's counter. vLLM's /metrics shows it, summed over all API processes."""
+    return Counter("tensord_processor_passed_through", "Processed items that went to the engine whole.", ["reason"])
+
+
+def _item(tree: dict[str, Any]) -> MultiModalKwargsItem:
+    """The item of a tree, with the stored `content_digest`, since computing it would read all of the item."""
+    item = tree_item(tree)
+    for elem in item.values():
+        if elem.field.keep_on_cpu:
+            elem.data = _owned(elem.data)
+    digest = tree.get(_DIGEST)
+    if digest is not None:
+        setattr(item, DIGEST_ATTRIBUTE, bytes(digest))
+    return item
+
+
+def _owned(data: Any) -> Any:
+    if isinstance(data, torch.Tensor):
+        return data.clone()
+    return type(data)(map(_owned, data)) if isinstance(data, list | tuple) else data

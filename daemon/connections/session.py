@@ -1,0 +1,256 @@
+"""A session actor: serves the connection of one client on the control socket.
+
+Owns: the channel of one connection, and the client's outgoing messages. Turns a client's messages into messages for the
+store and the governor, and their answers into bytes. Does not own the protocol (`ipc.connection`), nor the meaning of a
+request (the store and the governor).
+
+Invariants: the store and the governor get exactly one Left for each Joined. At most `outbox_max` messages wait for the
+client; a client that does not read is disconnected.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from typing import Any, Final
+
+from tensord import __version__
+
+from ...errors import ProtocolError, TensordError
+from ...ipc.messages import control as messages
+from ...ipc.messages.declared import handlers, id_of
+from ...ipc.messages.schema import ClientLimits
+from ...ipc.wire.channel import AsyncChannel
+from ...ipc.wire.descriptors import Peer
+from ..actors.mailbox import Mailbox, Sender
+from ..actors.messages import (
+    Deliver,
+    Governed,
+    GovernorMessage,
+    HangUp,
+    Joined,
+    Left,
+    MemoryRequest,
+    Requested,
+    SessionInbox,
+    StoreMessage,
+)
+from ..claims.rates import Rates
+from ..process.logs import logger
+from ..reports.request_times import RequestTimes
+from .pace import paced
+from .repeats import Repeats
+from .timing import RequestTimer
+
+_log = logger("session")
+_logged = Repeats()
+_TURN_MESSAGES = 64
+
+
+class Session:
+    """Serves the client with the number `client` on `channel`, until one side closes the connection.
+
+    `outbox_max`: the most messages that may wait for the client. `hello_s_max`: the time in which Hello must come.
+    """
+
+    def __init__(
+        self,
+        client: int,
+        channel: AsyncChannel,
+        peer: Peer,
+        store: Mailbox[StoreMessage],
+        governor: Mailbox[GovernorMessage],
+        rates: Rates,
+        times: RequestTimes,
+        *,
+        welcome: Callable[[messages.Hello], messages.Welcome],
+        outbox_max: int,
+        hello_s_max: float,
+    ) -> None:
+        self.inbox: SessionInbox = Mailbox(outbox_max)
+        self._client = client
+        self._channel = channel
+        self._peer = peer
+        self._sender: Sender = (peer.uid, client)
+        self._store = store
+        self._governor = governor
+        self._rates = rates
+        self._timer = RequestTimer(times, client)
+        self._welcome = welcome
+        self._hello_s_max = hello_s_max
+        self._joined = False
+        self._passing = False
+        self._query: int | None = None
+        self._answered = asyncio.Event()
+
+    async def run(self) -> None:
+        """Serves until the connection is closed."""
+        sending = asyncio.create_task(self._send_messages())
+        try:
+            if await self._greet():
+                async for message, fds in self._channel:
+                    self._passing = True
+                    self._timer.began(message)
+                    if self._rates.limits(self._peer.uid):
+                        await paced(self._channel, self._rates, self._peer.uid)
+                    await _ROUTES[type(message)](self, message, fds)
+                    self._passing = False
+            if self._channel.failure is not None:
+                raise self._channel.failure
+        except ProtocolError as error:
+            if self._should_log("protocol error", type(error)):
+                fields = {"client": self._client, "pid": self._peer.pid, "why": str(error)}
+                _log.warning("protocol error; connection closed", **fields)
+        except (TensordError, OSError) as error:
+            if self._should_log("ended", type(error)):
+                _log.info("connection ended", client=self._client, pid=self._peer.pid, why=str(error))
+        finally:
+            sending.cancel()
+            self._channel.close()
+            self._return_descriptors()
+            if self._joined:
+                self._rates.left(self._peer.uid)
+                self._store.tell_now(Left(self._client), self._sender)
+                self._governor.tell_now(Left(self._client), self._sender)
+
+    def stop_reading(self) -> None:
+        """Handles the messages that have arrived, and reads no more."""
+        self._channel.stop_reading()
+
+    @property
+    def settled(self) -> bool:
+        """True if all messages that arrived are passed on, and all answers given to this session are sent."""
+        channel = self._channel
+        return channel.closed or not (self._passing or channel.unconsumed or len(self.inbox) or channel.unsent_bytes)
+
+    async def _greet(self) -> bool:
+        try:
+            async with asyncio.timeout(self._hello_s_max):
+                async for message, _ in self._channel:
+                    self._timer.name = message.name
+                    joined = Joined(
+                        self._client,
+                        self._peer,
+                        message.name,
+                        message.pid,
+                        message.fence,
+                        self.inbox,
+                        message.version,
+                    )
+                    await self._store.tell(joined, self._sender)
+                    self._governor.tell_now(joined, self._sender)
+                    # From here on the store and the governor must get a Left, however the connection ends.
+                    self._joined = True
+                    self._rates.joined(self._peer.uid)
+                    self._channel.send(self._welcome(message))
+                    return True
+        except TimeoutError:
+            if self._should_log("no Hello"):
+                _log.warning(
+                    "no Hello in time; connection closed",
+                    client=self._client,
+                    pid=self._peer.pid,
+                    hello_s_max=self._hello_s_max,
+                )
+        return False
+
+    def _should_log(self, *what: object) -> bool:
+        """True if the event is to be logged. A refused client retries every second."""
+        return _logged.is_new((self._peer.uid, self._peer.pid, *what), asyncio.get_running_loop().time())
+
+    # ---- the routes of messages, by the base class with which a message is declared
+
+    async def _greeted(self, message: messages.GreetingRequest, fds: Sequence[int]) -> None:
+        """Does nothing. `_greet` has handled the Hello, and the protocol allows no second one."""
+
+    async def _attach(self, message: messages.AttachmentRequest, fds: Sequence[int]) -> None:
+        await self._store.tell(MemoryRequest(self._client, message, fds), self._sender)
+
+    async def _ask_store(self, message: messages.StoreRequest, fds: Sequence[int]) -> None:
+        await self._store.tell(Requested(self._client, message), self._sender)
+
+    async def _match(self, message: messages.PrefixRequest, fds: Sequence[int]) -> None:
+        # One prefix query at a time: a client that sends many long queries waits only for its own.
+        self._answered.clear()
+        self._query = id_of(message)
+        await self._store.tell(Requested(self._client, message), self._sender)
+        await self._answered.wait()
+
+    async def _ask_governor(
+        self, message: messages.GovernorRequest | messages.GaugeRequest, fds: Sequence[int]
+    ) -> None:
+        await self._governor.tell(Governed(self._client, message), self._sender)
+
+    async def _send_messages(self) -> None:
+        while True:
+            deliveries = await self.inbox.take(_TURN_MESSAGES)
+            with self._channel.batched():
+                for delivery in deliveries:
+                    if isinstance(delivery, HangUp):
+                        break
+                    self._deliver(delivery)
+            if isinstance(delivery, HangUp):
+                _log.warning(
+                    "connection closed by the daemon", client=self._client, pid=self._peer.pid, why=delivery.reason
+                )
+                self._channel.close()
+                self._answered.set()
+                return
+
+    def _deliver(self, delivery: Deliver) -> None:
+        message = delivery.message
+        try:
+            self._channel.send(message, fds=delivery.fds)
+        except TensordError as error:
+            kind = type(message).__name__
+            _log.info("answer not delivered", client=self._client, message=kind, why=str(error))
+            self._send_error(message, error)
+        finally:
+            _close(delivery.close)
+            self._note_answer(message)
+
+    def _note_answer(self, message: messages.Answer) -> None:
+        """Ends the request that `message` answers: `_match` goes on. Called even if the answer could not be sent."""
+        self._timer.answered(message)
+        if self._query is not None and id_of(message) == self._query:
+            self._query = None
+            self._answered.set()
+
+    def _send_error(self, message: messages.Answer, error: TensordError) -> None:
+        """Sends the client an Error in place of an answer that cannot be sent."""
+        number = id_of(message)
+        if number is None or isinstance(message, messages.Error):
+            return
+        with suppress(TensordError):
+            self._channel.send(messages.Error.of(error, number))
+
+    def _return_descriptors(self) -> None:
+        for delivery in self.inbox.close():
+            if isinstance(delivery, Deliver):
+                _close(delivery.close)
+
+
+_BY_BASE: Final[dict[type[Any], Callable[[Session, Any, Sequence[int]], Awaitable[None]]]] = {
+    messages.GreetingRequest: Session._greeted,
+    messages.AttachmentRequest: Session._attach,
+    messages.StoreRequest: Session._ask_store,
+    messages.PrefixRequest: Session._match,
+    messages.GovernorRequest: Session._ask_governor,
+    messages.GaugeRequest: Session._ask_governor,
+}
+_ROUTES: Final = handlers(messages.ControlRequest, _BY_BASE)
+
+
+def welcome_for(
+    instance: str, epoch: int, limits: ClientLimits, *, remote: bool = False
+) -> Callable[[messages.Hello], messages.Welcome]:
+    """A function that makes the answer to Hello. It has the client's protocol version, which the connection has
+    accepted."""
+    return lambda hello: messages.Welcome(hello.id, hello.protocol, __version__, instance, epoch, limits, remote)
+
+
+def _close(fds: Sequence[int]) -> None:
+    for fd in fds:
+        os.close(fd)

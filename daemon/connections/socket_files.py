@@ -1,0 +1,207 @@
+"""The files of the daemon's Unix sockets: made, looked at while the daemon serves, made anew, removed.
+
+Owns: the file of one listening socket, with its mode, its group and its folder. Does not own which sockets there are
+(`sockets`), nor the acceptance of connections (`actors.listener`).
+
+A cleaner of /tmp may remove the file of a socket on which a daemon listens: no new client reaches it then. A bound
+socket keeps its inode, so no other file has the inode's number: device and inode tell whether a file is this socket's.
+
+Invariants: no process can connect to a socket before its mode is set. A file that is not this socket's is never removed
+while the daemon serves. At a start the socket of a killed daemon is removed, and one on which a process listens is not.
+"""
+
+from __future__ import annotations
+
+import grp
+import os
+import socket
+import stat
+import threading
+from contextlib import suppress
+from pathlib import Path
+from typing import Final, Self
+
+from ...errors import BadConfiguration, InstanceBusy, SocketForbidden, TensordError
+from ...ipc.places import make_folder
+from ...ipc.wire.descriptors import peer_of
+
+BACKLOG: Final = 512
+_FOLDER_MODE: Final = 0o700
+
+
+class SocketFile:
+    """The socket at `path`.
+
+    `problem`: why no new client can reach the socket, with what to do; empty while its file is there. `look` and `end`
+    may be called in different threads.
+    """
+
+    def __init__(self, path: Path, mode: int, group: str | int | None) -> None:
+        self.path = path
+        self.problem = ""
+        self._mode = mode
+        self._group = group
+        self._own: tuple[int, int] | None = None
+        self._made_here = False
+        self._folder: tuple[int, int] | None = None
+        self._ended = False
+        self._looking = threading.Lock()
+
+    @classmethod
+    def made(cls, path: Path, mode: int, group: str | None) -> tuple[Self, socket.socket]:
+        """A new file with its socket, at a start.
+
+        Raises:
+            SocketForbidden, InstanceBusy, BadConfiguration: the socket cannot be created. No file is left behind then.
+        """
+        file = cls(path, mode, group)
+        try:
+            make_folder(path.parent)
+            _clear(path)
+            return file, file._listening()
+        except OSError as error:
+            raise SocketForbidden(f"cannot listen at {path}: {error.strerror}; set another socket") from error
+
+    @classmethod
+    def given(cls, listening: socket.socket, mode: int, group: str | None) -> Self | None:
+        """The file of a socket that a service manager has passed. None if the socket has no file.
+
+        A service manager does not look at its sockets' files. If this one is gone, the next `look` makes it, with
+        `mode` and `group`. If a killed daemon has left a file that it had made anew, with those of that file.
+        """
+        name = listening.getsockname()
+        if not isinstance(name, str) or not name.startswith("/"):
+            return None
+        file = cls(Path(name), mode, group)
+        with suppress(OSError):
+            found = os.lstat(name)
+            if stat.S_ISSOCK(found.st_mode):
+                file._mode, file._group = stat.S_IMODE(found.st_mode), found.st_gid
+                if _answers(file.path, listening):
+                    file._keep(found)
+                else:
+                    with suppress(InstanceBusy):
+                        _clear(file.path)
+        return file
+
+    def look(self) -> socket.socket | None:
+        """Sets `problem`. If the file is gone and the path is free, makes both anew, and returns the new socket."""
+        with self._looking:
+            if self._ended:
+                return None
+            try:
+                there = os.lstat(self.path)
+            except (FileNotFoundError, NotADirectoryError):
+                return self._made_anew()
+            except OSError as error:
+                self.problem = f"the socket {self.path} cannot be looked at: {error.strerror}"
+                return None
+            mine = (there.st_dev, there.st_ino) == self._own
+            self.problem = "" if mine else self._taken(there)
+            return None
+
+    def end(self) -> None:
+        """Removes the file, if this process has made it. `look` does nothing from then on."""
+        with self._looking:
+            self._ended = True
+            with suppress(OSError):
+                there = os.lstat(self.path)
+                if self._made_here and (there.st_dev, there.st_ino) == self._own:
+                    self.path.unlink(missing_ok=True)
+
+    def _made_anew(self) -> socket.socket | None:
+        try:
+            self._make_folder_anew()
+            listening = self._listening()
+        except (OSError, TensordError) as error:
+            why = error.strerror if isinstance(error, OSError) else error
+            self.problem = (
+                f"the file of the socket {self.path} was removed and cannot be made anew: {why}. New clients do not "
+                "reach the daemon, attached ones go on. Let the daemon write to the folder, or restart the daemon"
+            )
+            return None
+        self.problem = ""
+        return listening
+
+    def _make_folder_anew(self) -> None:
+        """Makes the folder as it was. Its own folder is only made if it is a default one."""
+        folder = self.path.parent
+        if self._folder is not None:
+            mode, gid = self._folder
+            with suppress(FileExistsError, FileNotFoundError):
+                folder.mkdir(_FOLDER_MODE)
+                if folder.stat().st_gid != gid:
+                    os.chown(folder, -1, gid)
+                folder.chmod(mode)
+        make_folder(folder)
+
+    def _listening(self) -> socket.socket:
+        """A new socket with its file. No file is left behind by an error."""
+        listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        try:
+            listening.bind(str(self.path))
+            try:
+                if self._group is not None:
+                    _give_to_group(self.path, self._group)
+                self.path.chmod(self._mode)
+                # Until here every connect is refused, whatever mode the umask has left.
+                listening.listen(BACKLOG)
+                listening.setblocking(False)
+                self._keep(os.lstat(self.path))
+                self._made_here = True
+            except BaseException:
+                self.path.unlink(missing_ok=True)
+                raise
+        except BaseException:
+            listening.close()
+            raise
+        return listening
+
+    def _keep(self, own: os.stat_result) -> None:
+        self._own = own.st_dev, own.st_ino
+        folder = self.path.parent.stat()
+        self._folder = stat.S_IMODE(folder.st_mode), folder.st_gid
+
+    def _taken(self, there: os.stat_result) -> str:
+        kind = "another socket" if stat.S_ISSOCK(there.st_mode) else "something that is no socket"
+        return (
+            f"at {self.path}, the daemon's socket, stands {kind}, of uid {there.st_uid}. It is left alone, and new "
+            "clients do not reach the daemon. Stop what made it, and remove it: the daemon then makes its own anew"
+        )
+
+
+def _answers(path: Path, listening: socket.socket) -> bool:
+    """Whether the process that made `listening` listens at `path`."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(str(path))
+        except BlockingIOError:
+            return True  # A backlog is full.
+        except OSError:
+            return False
+        return peer_of(probe) == peer_of(listening)
+
+
+def _clear(path: Path) -> None:
+    """Removes the socket of a killed daemon. Raises InstanceBusy if a process listens on it."""
+    if not path.is_socket():
+        if path.exists():
+            raise SocketForbidden(f"{path} exists and is not a socket; remove it, or set another socket")
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(str(path))
+        except OSError:
+            path.unlink(missing_ok=True)
+            return
+    raise InstanceBusy(f"another process listens at {path}; stop it, or set another path for this socket")
+
+
+def _give_to_group(path: Path, group: str | int) -> None:
+    try:
+        gid = group if isinstance(group, int) else grp.getgrnam(group).gr_gid
+        if os.lstat(path).st_gid != gid:
+            os.chown(path, -1, gid)
+    except (KeyError, OSError) as error:
+        raise BadConfiguration(f"socket_group = {group!r}: {error}; create the group, or set another one") from error

@@ -1,0 +1,257 @@
+"""The status actor: serves the read-only status socket.
+
+Owns: the sessions of readers, the merging of the store's and the governor's answers, and the events that wait for each
+watcher. Does not own the figures (the store's and the governor's actors).
+
+Invariants: no request on this socket changes any state. A watcher that does not keep up loses the oldest events, and
+gets the number of lost events with the next one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final
+
+from ...errors import ProtocolError, TensordError
+from ...ipc.messages import control as messages
+from ...ipc.messages.declared import handlers
+from ...ipc.wire.channel import AsyncChannel
+from ..actors.mailbox import Mailbox, Sender
+from ..actors.messages import GovernorMessage, Queried, StoreMessage, WatchEvent
+from ..claims.rates import Rates
+from ..core.store import REQUESTS
+from ..process.logs import logger, shows
+from ..reports.request_times import RequestTimes
+from .pace import paced
+from .timing import RequestTimer
+
+INTEGER_MAX: Final = (1 << 64) - 1
+QUERY_COST: Final = 20.0
+"""The cost of a query, in requests: a query may return 1,024 entries, or read all lanes."""
+OWN: Final[Sender] = (-1, 0)
+"""The sender of the daemon's own queries. It takes turns with the uids."""
+
+_log = logger("status")
+_event_log = logger("event")
+
+
+class Watchers:
+    """All watchers, and the events that wait for each of them: at most `outbox_max` each. At level debug the log has
+    all events too.
+
+    Args:
+        unix_s: gives the Unix time, which each event gets as `unix_s`.
+    """
+
+    def __init__(self, outbox_max: int, unix_s: Callable[[], float] = time.time) -> None:
+        self._outbox_max = outbox_max
+        self._unix_s = unix_s
+        self._watchers: set[_Watcher] = set()
+
+    def tell(self, event: WatchEvent) -> None:
+        """Queues an event for the watchers that want it. Never blocks."""
+        requests = event.body["event"] == REQUESTS
+        if shows("debug") and not requests:
+            _event_log.debug(**event.body)
+        if self._watchers:
+            body = {**event.body, "unix_s": self._unix_s()}
+            for watcher in self._watchers:
+                if watcher.requests == requests:
+                    watcher.tell(body)
+
+    @property
+    def are_told(self) -> bool:
+        """Whether an event goes anywhere."""
+        return bool(self._watchers) or shows("debug")
+
+    @property
+    def want_requests(self) -> bool:
+        """Whether a watcher wants the events `requests`. Without one, the store does not make them."""
+        return any(watcher.requests for watcher in self._watchers)
+
+    def add(self, *, requests: bool) -> _Watcher:
+        watcher = _Watcher(self._outbox_max, requests=requests)
+        self._watchers.add(watcher)
+        return watcher
+
+    def remove(self, watcher: _Watcher) -> None:
+        self._watchers.discard(watcher)
+
+
+class _Watcher:
+    def __init__(self, outbox_max: int, *, requests: bool) -> None:
+        self.requests = requests
+        self._events: deque[dict[str, Any]] = deque()
+        self._outbox_max = outbox_max
+        self._dropped = 0
+        self._arrived = asyncio.Event()
+
+    def tell(self, body: dict[str, Any]) -> None:
+        if len(self._events) >= self._outbox_max:
+            self._events.popleft()
+            self._dropped += 1
+        self._events.append(body)
+        self._arrived.set()
+
+    async def next(self) -> messages.Event:
+        while not self._events:
+            self._arrived.clear()
+            await self._arrived.wait()
+        dropped, self._dropped = self._dropped, 0
+        return messages.Event(self._events.popleft(), dropped)
+
+
+class Documents:
+    """The bodies of answers to queries, merged from the answers of the store and of the governor.
+
+    Args:
+        socket_problems: which sockets no new client can reach, and why.
+    """
+
+    def __init__(
+        self,
+        store: Mailbox[StoreMessage],
+        governor: Mailbox[GovernorMessage],
+        socket_problems: Callable[[], list[str]] = list,
+    ) -> None:
+        self._store = store
+        self._governor = governor
+        self._socket_problems = socket_problems
+        merges: dict[type[Any], Callable[[dict[str, Any], dict[str, Any]], dict[str, Any]]] = {
+            messages.StatusQuery: lambda store, governor: {
+                **store,
+                "socket_problems": socket_problems(),
+                "governor": governor,
+            },
+            messages.HealthQuery: self._health,
+        }
+        self._merges = handlers(messages.DaemonQuery, merges)
+
+    async def answer(self, message: messages.StatusRequest, sender: Sender = OWN) -> dict[str, Any]:
+        """The body of one answer."""
+        if isinstance(message, messages.EntriesQuery):
+            return await self._entries(message, sender)
+        answer = _new_answer()
+        await self._store.tell(Queried(message, answer), sender)
+        if not isinstance(message, messages.DaemonQuery):
+            return await answer
+        governed = _new_answer()
+        await self._governor.tell(Queried(message, governed), sender)
+        return self._merges[type(message)](await answer, await governed)
+
+    async def _entries(self, message: messages.EntriesQuery, sender: Sender) -> dict[str, Any]:
+        """The requested number of entries, or fewer at the end of the list, and `behind`: the cursor of the next ones,
+        hexadecimal, None at the end. The store returns them in parts."""
+        rows: list[dict[str, Any]] = []
+        after = message.after
+        while True:
+            answer = _new_answer()
+            asked = messages.EntriesQuery(message.id, after, message.count - len(rows), message.namespace)
+            await self._store.tell(Queried(asked, answer), sender)
+            part = await answer
+            rows += part["entries"]
+            after = part["behind"]
+            if after is None or len(rows) == message.count:
+                return {"entries": rows, "behind": None if after is None else after.hex()}
+
+    async def status(self) -> dict[str, Any]:
+        """The body of the answer to a StatusQuery, with that to a LatencyQuery as `latency`."""
+        status, latency = messages.StatusQuery(0), messages.LatencyQuery(0)
+        return {**await self.answer(status), "latency": await self.answer(latency)}
+
+    async def health(self) -> dict[str, Any]:
+        """The body of the answer to a HealthQuery."""
+        return await self.answer(messages.HealthQuery(0))
+
+    def _health(self, store: dict[str, Any], governor: dict[str, Any]) -> dict[str, Any]:
+        problems = store["problems"] + governor["problems"] + self._socket_problems()
+        return {**store, "problems": problems, "healthy": not problems}
+
+
+def _limited(figures: Any) -> Any:
+    """`figures` with every integer limited to INTEGER_MAX, the largest on the wire. Sums of sizes that clients report
+    may exceed 64 bits."""
+    match figures:
+        case dict():
+            return {name: _limited(figure) for name, figure in figures.items()}
+        case list():
+            return [_limited(figure) for figure in figures]
+        case int():
+            return min(figures, INTEGER_MAX)
+        case _:
+            return figures
+
+
+def _new_answer() -> asyncio.Future[dict[str, Any]]:
+    return asyncio.get_running_loop().create_future()
+
+
+class StatusSession:
+    """One reader of the status socket."""
+
+    def __init__(
+        self,
+        number: int,
+        uid: int,
+        channel: AsyncChannel,
+        documents: Documents,
+        watchers: Watchers,
+        rates: Rates,
+        times: RequestTimes,
+    ) -> None:
+        """`number`: the number of the connection on the status socket."""
+        self._timer = RequestTimer(times, 0, f"a reader of uid {uid}")
+        self._rates = rates
+        # Negative, because the numbers of clients are positive.
+        self._sender: Sender = (uid, -number)
+        self._channel = channel
+        self._documents = documents
+        self._watchers = watchers
+
+    async def run(self) -> None:
+        """Answers until the reader closes the connection."""
+        watching: asyncio.Task[None] | None = None
+        try:
+            async for message, _ in self._channel:
+                self._timer.began(message)
+                await paced(self._channel, self._rates, self._sender[0], QUERY_COST)
+                answer = await self._answer(message)
+                self._channel.send(answer)
+                self._timer.answered(answer)
+                if isinstance(message, messages.Watch) and watching is None:
+                    watching = asyncio.create_task(self._send_events(requests=message.requests))
+            if self._channel.failure is not None:
+                raise self._channel.failure
+        except ProtocolError as error:
+            _log.warning("protocol error; status connection closed", why=str(error))
+        except (TensordError, OSError) as error:
+            _log.info("status connection ended", why=str(error))
+        finally:
+            if watching is not None:
+                watching.cancel()
+            self._channel.close()
+
+    async def _answer(self, message: messages.StatusRequest) -> messages.Answer:
+        try:
+            body = await self._documents.answer(message, self._sender)
+            # The figures of entries came in messages, so they fit into messages. The check is skipped, because there
+            # may be a thousand entries.
+            fits = isinstance(message, messages.EntriesQuery)
+            return messages.Document(message.id, body if fits else _limited(body))
+        except TensordError as error:
+            return messages.Error.of(error, message.id)
+
+    async def _send_events(self, *, requests: bool) -> None:
+        watcher = self._watchers.add(requests=requests)
+        try:
+            while True:
+                event = await watcher.next()
+                await self._channel.drained()
+                self._channel.send(event)
+        except (TensordError, OSError):
+            self._channel.close()
+        finally:
+            self._watchers.remove(watcher)

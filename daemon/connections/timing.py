@@ -1,0 +1,65 @@
+"""When requests of one connection begin and end, and how late the event loop is.
+
+Owns: the open requests of a connection, with their begin. Does not own: the histograms (`reports.request_times`).
+
+Invariant: as many requests are open as the connection's protocol allows to be unanswered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any, Final
+
+from ...ipc.messages import control as messages
+from ...ipc.messages.declared import Answer, Request, id_of
+from ..reports.request_times import RequestTimes
+
+LAG_EVERY_S: Final = 0.5
+"""How often the lag is measured."""
+
+
+class RequestTimer:
+    """Measures the requests of one connection, from their arrival until the connection has their answer.
+
+    `client`: 0 for a reader of the status socket. `name`: the client's, once it is known.
+    """
+
+    def __init__(self, times: RequestTimes, client: int, name: str = "") -> None:
+        self.name = name
+        self._times = times
+        self._client = client
+        self._open: dict[int, tuple[type[Request], int, float]] = {}
+
+    def began(self, request: Request) -> None:
+        """A request has arrived. One without an answer is not measured."""
+        number = id_of(request)
+        if number is not None and request.answered_by is not None:
+            size_bytes = sum(request.sizes) if isinstance(request, messages.AskForGrants) else 0
+            self._open[number] = (type(request), size_bytes, time.monotonic())
+
+    def answered(self, answer: Answer) -> None:
+        """The connection has an answer. Pushes, and the second answer to a claim, are ignored."""
+        found = self._open.get(id_of(answer) or 0)
+        if found is None:
+            return
+        kind, size_bytes, began = found
+        expected: Any = kind.answered_by
+        if isinstance(answer, (expected, messages.Error)):
+            del self._open[id_of(answer) or 0]
+            self._times.took(
+                kind.__name__,
+                time.monotonic() - began,
+                size_bytes=size_bytes,
+                client=self._client,
+                name=self.name,
+                unix_s=time.time(),
+            )
+
+
+async def measure_lag(times: RequestTimes) -> None:
+    """Measures the event loop's lag until it is cancelled."""
+    while True:
+        due = time.monotonic() + LAG_EVERY_S
+        await asyncio.sleep(LAG_EVERY_S)
+        times.lagged(time.monotonic() - due)

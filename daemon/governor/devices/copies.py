@@ -1,0 +1,96 @@
+"""Whether an entry is worth its copy in the host tier: copying it takes no longer than computing it again.
+
+Owns the rate of copies of each device, measured from acknowledged offloads, and the estimate of computing from the
+reported milliseconds or from tokens. Does not own who copies (the owners), nor whether the host accepts a copy.
+
+The rate is the median of the last RATES_KEPT offloads and of MEMORY_COUNTS times the rate of memory, which is measured
+at the daemon's start. So a copy during which its process was stopped does not count, and a device without offloads has
+the rate of memory. Rates are forgotten after RATE_FRESH_S: a slow rate that kept all entries from being copied would
+otherwise never be measured again.
+
+Invariant: a device has at most RATES_KEPT rates, and only while an owner has it open.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from statistics import median
+from typing import Final, get_args
+
+import numpy as np
+
+from ....ipc.messages.governance import EntryKind
+from ..forms.limits import GovernorLimits
+from .table import Mask, Rows, Table
+
+ASSUMED_BYTES_PER_S: Final = 4 << 30
+"""The rate before any measurement: a copy by one thread of a small machine."""
+MEASURED_BYTES_MIN: Final = 1 << 20
+"""Offloads of fewer bytes measure the messages around a copy, and not the copy."""
+RATES_KEPT: Final = 15
+MEMORY_COUNTS: Final = 2
+RATE_FRESH_S: Final = 600.0
+KINDS: Final[tuple[EntryKind, ...]] = get_args(EntryKind)
+
+
+class CopyRates:
+    """Bytes a second at which each open device's entries are copied to the host."""
+
+    def __init__(self, limits: GovernorLimits) -> None:
+        self._limits = limits
+        self._memory_bytes_per_s = float(ASSUMED_BYTES_PER_S)
+        self._rates: dict[str, deque[tuple[float, float]]] = {}
+
+    def change_limits(self, limits: GovernorLimits) -> None:
+        """Applies from now on."""
+        self._limits = limits
+
+    def memory_measured(self, bytes_per_s: float) -> None:
+        """Takes the rate of a copy in host memory, for devices without a rate of their own."""
+        self._memory_bytes_per_s = bytes_per_s
+
+    def copied(self, device: str, size_bytes: int, seconds: float, now: float) -> None:
+        """Takes an acknowledged offload of so many bytes, of which the owner says how long copying took."""
+        if size_bytes >= MEASURED_BYTES_MIN and seconds > 0:
+            rates = self._rates.setdefault(device, deque(maxlen=RATES_KEPT))
+            rates.append((now, size_bytes / seconds))
+
+    def closed(self, device: str) -> None:
+        """The device has no owner left."""
+        self._rates.pop(device, None)
+
+    def bytes_per_s(self, device: str, now: float) -> float:
+        """The rate to count with: the configured one, else the measured one."""
+        if self._limits.copy_bytes_per_s is not None:
+            return float(self._limits.copy_bytes_per_s)
+        fresh = [rate for at, rate in self._rates.get(device, ()) if at > now - RATE_FRESH_S]
+        return median([*fresh, *[self._memory_bytes_per_s] * MEMORY_COUNTS])
+
+    def offloads(self, device: str, table: Table, rows: Rows, host_accepts: bool, now: float) -> Mask:
+        """One bool for each row of a device: true if it is offloaded to the host tier, false if it is dropped."""
+        if not host_accepts:
+            return np.zeros(len(rows), np.bool_)
+        return worth_copying(table, rows, self.bytes_per_s(device, now), self._limits)
+
+    def check_invariants(self, devices: set[str]) -> None:
+        """Asserts what the module's docstring promises."""
+        assert self._rates.keys() <= devices
+        assert all(0 < len(rates) <= RATES_KEPT for rates in self._rates.values())
+
+
+def worth_copying(table: Table, rows: Rows, bytes_per_s: float, limits: GovernorLimits) -> Mask:
+    """One bool for each row: whether copying takes no longer than computing again.
+
+    Computing takes the reported milliseconds; without them it is estimated from the tokens, by kind. An entry of which
+    neither is known is worth its copy.
+    """
+    by_kind = {
+        "unknown": limits.compute_s_per_token,
+        "encoder": limits.encoder_s_per_token,
+        "kv": limits.kv_s_per_token,
+    }
+    s_per_token = np.array([by_kind[kind] for kind in KINDS])[table.kind[rows]]
+    reported, tokens = table.cost_ms[rows] > 0, table.tokens[rows]
+    compute_s = np.where(reported, table.cost_ms[rows] / 1000, tokens * s_per_token)
+    worth: Mask = (~reported & (tokens == 0)) | (table.size_bytes[rows] / bytes_per_s <= compute_s)
+    return worth

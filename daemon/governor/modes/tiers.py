@@ -1,0 +1,274 @@
+"""The last reading and the mode of every gauge, and the subscribers to changes of mode.
+
+Owns readings, made-up ones included, the time at which each gauge entered its mode, the last transitions, and
+subscribers. Does not own when a mode is entered (`policy.modes`), nor what follows from it (devices, host).
+
+A gauge that a client drills has two readings. The real one is still taken, with a mode of its own, and is in force
+again as soon as the drill ends. `find` gives the drilled one while there is one.
+
+Invariants: every change of the mode that `find` gives is announced once as a transition, also that of a vanished gauge
+(to relaxed). A new gauge is pushed to subscribers even if it is relaxed, which is no transition. A reading that is
+stale, or not newer than the last, changes no mode; an older one changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from ....ipc.messages import control as messages
+from ....ipc.messages.modes import LEVELS, Mode, Tier
+from ..forms.events import Sample
+from ..forms.outbox import GovernorOutbox
+from .baselines import Baseline
+from .modes import Thresholds, TierMode
+
+TRANSITIONS_SHOWN: Final = 32
+"""The latest transitions that status lists."""
+
+
+def no_baseline(sample: Sample) -> Baseline:
+    """The whole tier counts."""
+    return Baseline(0, "")
+
+
+@dataclass(slots=True)
+class Gauge:
+    """One gauge's last reading, and the mode that its readings have led to. `baseline_of`: gives the baseline."""
+
+    sample: Sample
+    state: TierMode
+    baseline_of: Callable[[Sample], Baseline] = no_baseline
+
+    @property
+    def baseline(self) -> Baseline:
+        """What is held by plan."""
+        return self.baseline_of(self.sample)
+
+    @property
+    def share(self) -> float:
+        """Used bytes divided by total bytes, both without the baseline. May exceed 1."""
+        baseline_bytes = self.baseline.size_bytes
+        used_bytes = max(0, self.sample.used_bytes - baseline_bytes)
+        return used_bytes / max(self.sample.total_bytes - baseline_bytes, 1)
+
+    @property
+    def mode(self) -> Mode:
+        return self.state.mode
+
+    @property
+    def level(self) -> Mode:
+        return self.state.level
+
+    @property
+    def pressed(self) -> bool:
+        """Whether the level is pressure or above."""
+        return self.state.pressed
+
+    @property
+    def refuses(self) -> bool:
+        """Whether new entries are refused."""
+        return self.level is Mode.EMERGENCY
+
+    def take(self, sample: Sample) -> bool:
+        """Takes a reading. True if it is newer and not stale."""
+        newer = sample.began_at - self.sample.began_at
+        fresh = newer > 0 and not sample.stale
+        if newer >= 0 or sample.stale:
+            self.sample = sample
+        if fresh:
+            self.state.sample(self.share)
+        return fresh
+
+    def to_message(self) -> messages.TierState:
+        sample = self.sample
+        baseline_bytes = self.baseline.size_bytes
+        return messages.TierState(
+            sample.gauge, sample.tier, self.mode, sample.used_bytes, sample.total_bytes, self.refuses, baseline_bytes
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """Changed gauges. `fresh`: with a new reading; `moved`: with a new mode; `gone`: vanished."""
+
+    fresh: tuple[Gauge, ...] = ()
+    moved: tuple[Gauge, ...] = ()
+    gone: tuple[Gauge, ...] = ()
+
+
+class Tiers:
+    """All gauges by name. Every method that changes gauges returns the changes."""
+
+    def __init__(
+        self,
+        thresholds: Thresholds,
+        outbox: GovernorOutbox,
+        baseline_of: Callable[[Sample], Baseline] = no_baseline,
+    ) -> None:
+        self.baseline_of = baseline_of
+        self.subscribers: set[int] = set()
+        self.transitions: deque[tuple[float, dict[str, Any]]] = deque(maxlen=TRANSITIONS_SHOWN)
+        self.thresholds = thresholds
+        self._outbox = outbox
+        self._workflow: frozenset[str] = frozenset()
+        self._real: dict[str, Gauge] = {}
+        self._drilled: dict[str, Gauge] = {}
+        self._drillers: dict[str, int] = {}
+        self._announced: dict[str, tuple[Mode, float]] = {}
+
+    def __iter__(self) -> Iterator[Gauge]:
+        return iter(list((self._real | self._drilled).values()))
+
+    def __len__(self) -> int:
+        return len(self._announced)
+
+    def find(self, name: str) -> Gauge | None:
+        """The gauge with the reading in force."""
+        return self._drilled.get(name) or self._real.get(name)
+
+    def find_device(self, name: str) -> Gauge | None:
+        """The same; None for the host's gauge too."""
+        gauge = self.find(name)
+        return gauge if gauge is not None and gauge.sample.tier is Tier.DEVICE else None
+
+    def driller(self, name: str) -> int | None:
+        """The client that drills the gauge."""
+        return self._drillers.get(name)
+
+    @property
+    def pressed(self) -> bool:
+        """Whether any tier is at pressure or above."""
+        return any(gauge.pressed for gauge in self)
+
+    def in_mode_s(self, name: str, now: float) -> float:
+        """How long the gauge has been in its mode."""
+        return max(0.0, now - self._announced[name][1])
+
+    def new_state(self, name: str) -> TierMode:
+        """The mode of a gauge without any reading."""
+        state = TierMode(self.thresholds)
+        state.workflow = name in self._workflow
+        return state
+
+    def sampled(self, samples: Iterable[Sample], now: float) -> Changes:
+        """Takes the readings of all gauges. A gauge without one has vanished."""
+        read = {sample.gauge: sample for sample in samples}
+        fresh: list[Gauge] = []
+        for name, sample in read.items():
+            gauge = self._real.get(name)
+            if gauge is None:
+                before = replace(sample, began_at=float("-inf"))
+                gauge = self._real[name] = Gauge(before, self.new_state(name), self.baseline_of)
+            if gauge.take(sample) and name not in self._drilled:
+                fresh.append(gauge)
+        lost = {name: self._real.pop(name) for name in list(self._real) if name not in read}
+        gone = tuple(gauge for name, gauge in lost.items() if name not in self._drilled)
+        moved = self._announce_modes(now)
+        for gauge in gone:
+            self._announce_gone(gauge, now)
+        return Changes(tuple(fresh), moved, gone)
+
+    def drill(self, client: int, sample: Sample, now: float) -> Changes:
+        """Replaces a gauge's reading by the client's, until the client leaves."""
+        name = sample.gauge
+        self._drillers[name] = client
+        gauge = self._drilled.get(name)
+        if gauge is None:
+            real = self._real.get(name)
+            state = self.new_state(name) if real is None else deepcopy(real.state)
+            gauge = self._drilled[name] = Gauge(sample, state, self.baseline_of)
+        gauge.sample = sample
+        gauge.state.sample(gauge.share)
+        return Changes((gauge,), self._announce_modes(now))
+
+    def client_left(self, client: int, now: float) -> Changes:
+        """Ends the client's drills: the gauges' own readings are in force again."""
+        self.subscribers.discard(client)
+        ended = [name for name, driller in self._drillers.items() if driller == client]
+        gone = []
+        for name in ended:
+            del self._drillers[name]
+            drilled = self._drilled.pop(name)
+            if name not in self._real:
+                gone.append(drilled)
+        moved = self._announce_modes(now)
+        for gauge in gone:
+            self._announce_gone(gauge, now)
+        return Changes((), moved, tuple(gone))
+
+    def set_workflow(self, devices: Iterable[str], now: float) -> Changes:
+        """Sets the devices that a step graph concerns. It never concerns the host."""
+        workflow = frozenset(devices)
+        if workflow == self._workflow:
+            return Changes()
+        self._workflow = workflow
+        for gauge in [*self._real.values(), *self._drilled.values()]:
+            gauge.state.workflow = gauge.sample.gauge in workflow
+        return Changes((), self._announce_modes(now))
+
+    def change_thresholds(self, thresholds: Thresholds) -> None:
+        """Applies to later readings."""
+        self.thresholds = thresholds
+        for gauge in [*self._real.values(), *self._drilled.values()]:
+            gauge.state.change_thresholds(thresholds)
+
+    def to_messages(self) -> list[messages.TierState]:
+        """The state of every gauge, for a client."""
+        return [gauge.to_message() for gauge in self]
+
+    def check_invariants(self) -> None:
+        """Asserts what the module's docstring promises."""
+        assert self._drilled.keys() == self._drillers.keys()
+        assert self._announced.keys() == self._real.keys() | self._drilled.keys()
+        for gauge in self:
+            name = gauge.sample.gauge
+            assert gauge is self.find(name)
+            assert gauge.mode is self._announced[name][0], f"the mode {gauge.mode} of {name} was not announced"
+            assert gauge.state.workflow == (name in self._workflow)
+        assert self.subscribers <= self._outbox.clients.keys()
+        assert set(self._drillers.values()) <= self._outbox.clients.keys()
+
+    def _announce_modes(self, now: float) -> tuple[Gauge, ...]:
+        moved = []
+        for gauge in self:
+            name = gauge.sample.gauge
+            is_new = name not in self._announced
+            before, _ = self._announced.setdefault(name, (Mode.RELAXED, now))
+            if is_new and gauge.mode is before:
+                # A subscriber may know another mode of the gauge from before the daemon's restart.
+                self._push(messages.ModeChanged(before, gauge.to_message()))
+            if gauge.mode is not before:
+                self._announced[name] = (gauge.mode, now)
+                self._announce_transition(gauge, before, gauge.to_message(), now)
+                moved.append(gauge)
+        return tuple(moved)
+
+    def _announce_gone(self, gauge: Gauge, now: float) -> None:
+        before, _ = self._announced.pop(gauge.sample.gauge)
+        if before is not Mode.RELAXED:
+            sample = gauge.sample
+            state = messages.TierState(sample.gauge, sample.tier, Mode.RELAXED, sample.used_bytes, sample.total_bytes)
+            self._announce_transition(gauge, before, state, now)
+
+    def _announce_transition(self, gauge: Gauge, before: Mode, state: messages.TierState, now: float) -> None:
+        transition = {
+            "gauge": state.gauge,
+            "tier": state.tier.value,
+            "before": before.value,
+            "mode": state.mode.value,
+            "share": round(gauge.share, 4),
+        }
+        self._outbox.counters.transitions[state.mode.value] += 1
+        self.transitions.append((now, transition))
+        pressed = state.mode in LEVELS[LEVELS.index(Mode.PRESSURE) :]
+        self._outbox.log("warning" if pressed else "info", "mode", source=gauge.sample.source, **transition)
+        self._outbox.announce("mode", **transition)
+        self._push(messages.ModeChanged(before, state))
+
+    def _push(self, change: messages.ModeChanged) -> None:
+        for client in sorted(self.subscribers):
+            self._outbox.send(client, change)

@@ -1,0 +1,292 @@
+"""A thread that copies payloads into the ring, so that the event loop never waits for a large copy.
+
+    records of a client of another uid ─ InboxCopy → its inbox → the ring, checked → InboxCopied
+    entries that make room             ─ Move → another place of the ring          → Moved
+
+Owns: the mappings of inboxes, and the check of what comes from them. Does not own places in the ring: the core has lent
+them, and gets the result of each copy through `done`.
+
+The event loop itself reads queries (`read_query`), and copies and moves small payloads (`copy_now`). This is faster
+than waking a thread, and a small payload does not wait for other clients' large ones. Large trees are read in the
+thread, which rests meanwhile, so that the event loop does not wait for the interpreter's lock.
+
+Invariants: uids take turns, and the clients of a uid take turns, TURN_BYTES a turn. The copies of one client are done
+in the order in which they were requested.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from mmap import MAP_SHARED, PROT_READ, mmap
+from queue import SimpleQueue
+from typing import Any, Final
+
+import numpy as np
+import xxhash
+from msgspec import Struct
+
+from ...errors import BadMessage, BadPrefix, BadTree, LimitReached, TensordError
+from ...shm.index.keys import generation_of
+from ...shm.payloads.copy import copy_checked
+from ...shm.payloads.header import may_be_long
+from ...shm.payloads.prefix import HEADER_BYTES, MEDIA_BYTES, MEDIA_MAX, TOKEN_BYTES, PrefixRecord, Tokens, block_key
+from ...shm.payloads.recipe import Recipe, recipe
+from ...shm.ring.inbox import check_inbox
+from ...shm.ring.layout import NAMESPACE_TAG_BYTES, SPAN_HEADER_BYTES, SpanHeader, aligned
+from ..claims.turns import Turns
+from ..core.effects import Move
+from ..core.events import Moved
+
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+TURN_BYTES: Final = 4 << 20
+"""The bytes copied for one client before the next client's turn."""
+SMALL_BYTES: Final = 128 << 10
+"""The most bytes of a small payload. Copying it takes 20 to 50 µs."""
+SMALL_TREE_BYTES: Final = 8 << 10
+"""The most bytes of a tree header that the event loop reads: up to 11 ms for the worst, 0.1 ms for 40 arrays."""
+REST_S: Final = 50e-6
+KNOWN_TREES_MAX: Final = 256
+KNOWN_TREE_BYTES_MAX: Final = 128
+"""The most trees that are kept once they were validated, and the most bytes of such a tree. Each takes 10 KB."""
+
+
+class InboxCopy(Struct, frozen=True):
+    """Copies the payload of `key` from a client's inbox to the ring, where it has the same offset, and checks it.
+    Answered by InboxCopied. `offset`: of the payload, in bytes."""
+
+    client: int
+    uid: int
+    key: bytes
+    offset: int
+    payload_bytes: int
+    tree_bytes: int
+    prefix_bytes: int
+
+
+class InboxCopied(Struct, frozen=True):
+    """An InboxCopy was carried out, or failed with `error`. `checksum`: xxh3-64 of the payload in the ring."""
+
+    client: int
+    checksum: int = 0
+    error: TensordError | None = None
+
+
+@dataclass(slots=True)
+class CopyJob:
+    """A payload to be copied, or a span to be moved. `copied_bytes` of it are done."""
+
+    part: InboxCopy | Move
+    checksum: xxhash.xxh3_64
+    copied_bytes: int = 0
+
+    @property
+    def client(self) -> int:
+        """The client whose turn the job takes. 0 for a move, which belongs to no client."""
+        return 0 if isinstance(self.part, Move) else self.part.client
+
+
+class Copier:
+    """One worker thread that writes into `ring`, (ring_bytes,) uint8."""
+
+    def __init__(self, ring: Bytes, tree_depth_max: int, done: Callable[[InboxCopied | Moved], object]) -> None:
+        """`done` takes the result of each copy. It is called in the worker thread."""
+        self._ring = ring
+        # Payloads of one shape have identical trees, which are validated once.
+        self._new_recipe = partial(recipe, depth_max=tree_depth_max)
+        self._recipe = lru_cache(KNOWN_TREES_MAX)(self._new_recipe)
+        self._done = done
+        self._inboxes: dict[int, Bytes] = {}
+        # Requested jobs, and None at the end. The worker moves them into `_jobs`.
+        self._asked: SimpleQueue[CopyJob | None] = SimpleQueue()
+        self._jobs: Turns[CopyJob] = Turns()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._work, name="tensord-copier", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends the thread once all requested copies are done."""
+        self._asked.put(None)
+        self._thread.join()
+
+    @property
+    def inboxes(self) -> int:
+        """The number of open inboxes."""
+        return len(self._inboxes)
+
+    def open_inbox(self, client: int, fd: int, size_bytes: int) -> None:
+        """Maps the inbox of a client, which takes the place of the one before. The caller still owns `fd`.
+
+        Raises:
+            SegmentError: `fd` is not a sealed memfd of that size.
+        """
+        check_inbox(fd, size_bytes)
+        self._inboxes[client] = np.frombuffer(mmap(fd, size_bytes, MAP_SHARED, PROT_READ), np.uint8)
+
+    def read_query(self, client: int, offset: int, size_bytes: int, tokens_max: int) -> tuple[PrefixRecord, Tokens]:
+        """Copies a prefix query out of a client's inbox, in the caller's thread. The client may write there meanwhile,
+        so only the copy is used.
+
+        Returns:
+            The query's record, and its tokens, (n,) uint32.
+
+        Raises:
+            LimitReached: the client has no inbox, the bytes exceed it, or are too many for prefix_tokens_max.
+            BadPrefix: the bytes have no valid record.
+        """
+        if size_bytes > HEADER_BYTES + MEDIA_MAX * MEDIA_BYTES + tokens_max * TOKEN_BYTES:
+            raise LimitReached(
+                f"the query has {size_bytes} bytes, too many for prefix_tokens_max = {tokens_max}: send fewer tokens, "
+                "or raise it"
+            )
+        packed = self._part_of(client, offset, size_bytes, "a query").tobytes()
+        record = PrefixRecord.unpack(packed)
+        return record, np.frombuffer(packed, np.uint32, record.count, record.text_at)
+
+    def close_inbox(self, client: int) -> None:
+        """Unmaps a client's inbox. Copies from it that have not begun fail."""
+        self._inboxes.pop(client, None)
+
+    def copy(self, part: InboxCopy | Move) -> None:
+        """Requests the copy of a payload, or the move of a span. `done` gets the result."""
+        self._asked.put(CopyJob(part, xxhash.xxh3_64()))
+
+    @staticmethod
+    def is_small(part: InboxCopy | Move) -> bool:
+        """Whether the payload, or the entry to move, is small enough for `copy_now`."""
+        if isinstance(part, Move):
+            return part.size_bytes <= SMALL_BYTES
+        small = part.payload_bytes <= SMALL_BYTES and part.tree_bytes <= SMALL_TREE_BYTES
+        return small and not may_be_long(part.tree_bytes, part.payload_bytes)
+
+    def copy_now(self, part: InboxCopy | Move) -> InboxCopied | Moved:
+        """Copies or moves a small payload, in the caller's thread."""
+        done = self._outcome(CopyJob(part, xxhash.xxh3_64()))
+        assert done is not None, "a small payload is copied in one turn"
+        return done
+
+    def _next(self) -> CopyJob | None:
+        """The next job, by turns. Waits for one. None once the thread is stopping and all jobs are done."""
+        while not self._stopping and (not self._jobs or not self._asked.empty()):
+            job = self._asked.get()
+            if job is None:
+                self._stopping = True
+            else:
+                self._jobs.push(job.part.uid, job.client, job)
+        return self._jobs.take() if self._jobs else None
+
+    def _work(self) -> None:
+        while (job := self._next()) is not None:
+            outcome = self._outcome(job)
+            if outcome is not None:
+                self._done(outcome)
+            else:
+                self._jobs.push_first(job.part.uid, job.client, job)
+
+    def _outcome(self, job: CopyJob) -> InboxCopied | Moved | None:
+        """Works on a job for one turn. None if the job is not done yet."""
+        part = job.part
+        try:
+            return self._move(job, part) if isinstance(part, Move) else self._carry_out(job, part)
+        except TensordError as error:
+            return _failed(part, error)
+        except Exception as error:
+            # The error concerns one put. The store must get a result, or the place of that put is never free.
+            return _failed(part, TensordError(f"the copy failed: {error!r}"))
+
+    def _move(self, job: CopyJob, move: Move) -> Moved | None:
+        """Copies a span for one turn. The header is written last; it names the new span.
+
+        Raises:
+            Corrupt: the old span has no valid header.
+        """
+        low = max(job.copied_bytes, SPAN_HEADER_BYTES)
+        high = min(job.copied_bytes + TURN_BYTES, move.size_bytes)
+        np.copyto(
+            self._ring[move.to_offset + low : move.to_offset + high],
+            self._ring[move.from_offset + low : move.from_offset + high],
+        )
+        job.copied_bytes = high
+        if high < move.size_bytes:
+            return None
+        header = SpanHeader.unpack(self._ring[move.from_offset : move.from_offset + SPAN_HEADER_BYTES].tobytes())
+        packed = np.frombuffer(header.moved_to(move.number).pack(), np.uint8)
+        self._ring[move.to_offset : move.to_offset + SPAN_HEADER_BYTES] = packed
+        return Moved(move.number)
+
+    def _carry_out(self, job: CopyJob, part: InboxCopy) -> InboxCopied | None:
+        """Copies a payload for one turn. None if it is not done yet."""
+        inbox = self._part_of(part.client, part.offset, part.payload_bytes, "a payload")
+        low, high = job.copied_bytes, min(job.copied_bytes + TURN_BYTES, part.payload_bytes)
+        copy_checked(self._ring[part.offset + low : part.offset + high], inbox[low:high], job.checksum)
+        job.copied_bytes = high
+        if high < part.payload_bytes:
+            return None
+        self.check(part.offset, part.key, part.payload_bytes, part.tree_bytes, part.prefix_bytes)
+        return InboxCopied(part.client, job.checksum.intdigest())
+
+    def _part_of(self, client: int, offset: int, size_bytes: int, what: str) -> Bytes:
+        inbox = self._inboxes.get(client)
+        if inbox is None:
+            raise LimitReached(f"{what} lies in the client's inbox, which is not open: send OpenInbox first")
+        if offset + size_bytes > len(inbox):
+            raise LimitReached(
+                f"{what} ends at byte {offset + size_bytes} of an inbox of {len(inbox)} bytes: write it within the "
+                "inbox"
+            )
+        return inbox[offset : offset + size_bytes]
+
+    def check(self, offset: int, key: bytes, payload_bytes: int, tree_bytes: int, prefix_bytes: int) -> None:
+        """Checks the tree, and a block's record, of a payload in the ring. Any thread may call it.
+
+        Raises:
+            BadTree, BadPrefix: the payload is not what its record says.
+        """
+        # The checks read the bytes in the ring: a client may change its inbox now, but not what was copied.
+        payload = self._ring[offset : offset + payload_bytes]
+        if not 0 < tree_bytes <= payload_bytes:
+            raise BadMessage(f"a tree of {tree_bytes} bytes in a payload of {payload_bytes}: it is a part of it")
+        tree = payload[:tree_bytes].tobytes()
+        known = self._recipe(tree) if len(tree) <= KNOWN_TREE_BYTES_MAX else self._new_recipe(tree, rest=_rest)
+        described = known.whole(payload, _rest)
+        if described.end_bytes > payload_bytes:
+            raise BadTree(f"the tree describes {described.end_bytes} bytes; the payload has only {payload_bytes}")
+        if prefix_bytes:
+            check_block(payload, described, key, tree_bytes, prefix_bytes)
+
+
+def check_block(payload: Bytes, described: Recipe, key: bytes, tree_bytes: int, prefix_bytes: int) -> None:
+    """Checks the record in a payload's first leaf.
+
+    The key must be the digest of the record. Clients that match trust keys; with a wrong key they would get the payload
+    of another sequence.
+
+    Raises:
+        BadPrefix: the payload has no record, or its record has another key.
+    """
+    leaves = described.leaves
+    first = min(leaves, key=lambda leaf: leaf.offset) if leaves else None
+    at = aligned(tree_bytes)
+    is_record = first is not None and first.dtype == np.uint8 and (first.offset, first.shape) == (at, (prefix_bytes,))
+    if not is_record:
+        raise BadPrefix(f"the payload's first leaf is not a record of prefix_bytes = {prefix_bytes} bytes")
+    packed = payload[at : at + prefix_bytes].tobytes()
+    PrefixRecord.unpack(packed)
+    if block_key(key[:NAMESPACE_TAG_BYTES], packed, generation_of(key)) != key:
+        raise BadPrefix(f"the key {key.hex()[:16]}… is not the digest of the payload's record")
+
+
+def _rest() -> None:
+    """Lets the event loop have the interpreter's lock."""
+    time.sleep(REST_S)
+
+
+def _failed(part: InboxCopy | Move, error: TensordError) -> InboxCopied | Moved:
+    if isinstance(part, Move):
+        return Moved(part.number, error)
+    return InboxCopied(part.client, error=error)

@@ -1,0 +1,273 @@
+"""Opens or creates the lock, the ring and the index of an instance when a daemon starts.
+
+Owns: the order in which they are opened and created, and the checks of existing memory. Does not own their contents,
+nor the lanes (`segments`).
+
+Invariants:
+- Everything here happens under the instance's lock.
+- The superblock is written last, so a ring and an index with a superblock are complete.
+- Files of another user are neither opened nor removed.
+- Memory of another layout version is removed, with its entries, which this release cannot read. Mappings that clients
+  have of it stay valid.
+- The daemon's epoch is above the epochs of all existing lanes and confirmed slots, even if the superblock is damaged.
+  So no id of a lane or a span is used twice.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from mmap import PROT_READ, mmap
+
+from ...errors import Corrupt, LayoutMismatch, NotEnoughMemory, SegmentError
+from ...shm.index.index import IndexReader
+from ...shm.lanes import fence
+from ...shm.lanes.reader import read_lane_name
+from ...shm.ring import segments
+from ...shm.ring.layout import (
+    ALIGN_BYTES,
+    EPOCH_MAX,
+    LANE_COUNTER_BITS,
+    LAYOUT_VERSION,
+    PAGE_BYTES,
+    RING_BYTES_MAX,
+    SPAN_COUNTER_BITS,
+    SPAN_HEADER_BYTES,
+    IndexGeometry,
+    SpanHeader,
+    Superblock,
+    aligned,
+    span_bytes,
+)
+from .sizes import ConfiguredSizes, resolved_sizes
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """The memory of an instance, without its lanes. The receiver owns the descriptors.
+
+    `superblock`: the new superblock, not yet written. `recovered`: there was a superblock of a former daemon.
+    `ready_bytes`: the first bytes of the ring, which the former daemon had allocated; the bytes after them are not
+    allocated yet. `missing`: ranges of these bytes, (offset, bytes) of whole pages, that are not in memory: the former
+    daemon had returned them to the kernel, or never had them. `notices`: for an operator. `shortage`: why the ring
+    could not be enlarged to the configured size.
+    """
+
+    superblock: Superblock
+    lock_fd: int
+    ring_fd: int
+    index_fd: int
+    recovered: bool
+    ready_bytes: int = 0
+    missing: tuple[tuple[int, int], ...] = ()
+    notices: tuple[str, ...] = ()
+    shortage: str = ""
+
+
+def opened(instance: str, asked: ConfiguredSizes) -> Opened:
+    """The instance's ring and index as a former daemon left them. Without them, new ones with nothing allocated yet.
+
+    Raises:
+        InstanceBusy: another daemon serves the instance.
+        LayoutMismatch: the existing memory is damaged, or has impossible sizes.
+        NotEnoughMemory: the machine has no room for a new ring.
+        NoFence: the kernel has no membarrier fence, without which no memory can be reused.
+        SegmentError: a file of the same name belongs to another user, or the epochs are used up.
+    """
+    if not fence.works(expedited=True):
+        fence.check(expedited=False)
+    lock_fd = segments.claim_instance(instance)
+    try:
+        return _existing(instance, lock_fd, asked) or _created(instance, lock_fd, asked, _other_release(instance))
+    except BaseException:
+        lock = segments.segment_name(instance, "lock")
+        if segments.existing(instance) == [lock]:
+            segments.remove(lock)
+        os.close(lock_fd)
+        raise
+
+
+def _existing(instance: str, lock_fd: int, asked: ConfiguredSizes) -> Opened | None:
+    """The memory of a former daemon; None if it is not complete, or has another layout version."""
+    ring_name, index_name = (segments.segment_name(instance, part) for part in ("ring", "index"))
+    there = segments.existing(instance)
+    # Both are opened before either is checked: opening refuses files of other users, which must not be removed later.
+    with ExitStack() as closing:
+        ring_fd, index_fd = (_attached(closing, name) if name in there else None for name in (ring_name, index_name))
+        if ring_fd is None or index_fd is None:
+            return None
+        former = _former_superblock(instance, ring_fd, index_fd)
+        if former is None:
+            # Another release wrote it, or a daemon was killed while it created its memory. No client can have attached
+            # to that.
+            return None
+        missing = _unused(segments.missing(ring_fd), former, ring_fd, index_fd)
+        for start, size_bytes in missing:
+            # Pages that were allocated and never written look like missing pages. Punching makes them missing.
+            segments.punch(ring_fd, start, size_bytes)
+        superblock, notices = resolved_sizes(former, asked)
+        shortage = ""
+        if superblock.ring_bytes > former.ring_bytes:
+            try:
+                segments.check_memory(
+                    superblock.ring_bytes - former.ring_bytes,
+                    f"enlarging the ring from {former.ring_bytes} to {superblock.ring_bytes} bytes",
+                )
+                # Before the superblock is written: clients map as many bytes as the superblock says.
+                os.ftruncate(ring_fd, superblock.ring_bytes)
+            except (NotEnoughMemory, OSError) as error:
+                shortage = segments.file_limit() if getattr(error, "errno", None) == errno.EFBIG else str(error)
+                superblock = replace(superblock, ring_bytes=former.ring_bytes, limit_bytes=former.ring_bytes)
+        closing.pop_all()
+    return Opened(
+        superblock,
+        lock_fd,
+        ring_fd,
+        index_fd,
+        recovered=True,
+        ready_bytes=former.ring_bytes,
+        missing=tuple(missing),
+        notices=tuple(notices),
+        shortage=shortage,
+    )
+
+
+def _unused(missing: list[tuple[int, int]], former: Superblock, ring_fd: int, index_fd: int) -> list[tuple[int, int]]:
+    """The ranges without the pages of spans that were never published.
+
+    These pages look missing because nothing was written to them yet. A client of the former daemon may still write
+    there: it was told of the span, and pins it.
+    """
+    if not missing:
+        return missing
+    index = IndexReader(mmap(index_fd, former.geometry.index_bytes, prot=PROT_READ), former.geometry)
+    for slot in index.unpublished():
+        low = slot.offset // PAGE_BYTES * PAGE_BYTES
+        # A grant has no tree, and its length is that of all its bytes.
+        size_bytes = span_bytes(slot.payload_bytes) if slot.tree_bytes else slot.payload_bytes
+        high = -(-(slot.offset + size_bytes) // PAGE_BYTES) * PAGE_BYTES
+        if not any(low < start + size_bytes and start < high for start, size_bytes in missing):
+            continue
+        try:
+            # Changes nothing, unless the slot is damaged and names pages that are missing.
+            segments.allocate(ring_fd, low, min(high, former.ring_bytes) - low)
+        except (NotEnoughMemory, OSError):
+            continue
+        missing = [
+            (start, stop - start)
+            for first, size_bytes in missing
+            for start, stop in ((first, min(first + size_bytes, low)), (max(first, high), first + size_bytes))
+            if start < stop
+        ]
+    return missing
+
+
+def _attached(closing: ExitStack, name: str) -> int:
+    fd = segments.attach(name)
+    closing.callback(os.close, fd)
+    return fd
+
+
+def _former_superblock(instance: str, ring_fd: int, index_fd: int) -> Superblock | None:
+    """The superblock of a former daemon, with this daemon's epoch; None if the index was never completed, or has
+    another layout version."""
+    page = os.pread(index_fd, PAGE_BYTES, 0)
+    if not any(page) or Superblock.other_version(page) is not None:
+        return None
+    former = Superblock.unpack(page)
+    ring_bytes, index_bytes = os.fstat(ring_fd).st_size, os.fstat(index_fd).st_size
+    if ring_bytes < former.ring_bytes or index_bytes != former.geometry.index_bytes:
+        raise LayoutMismatch(
+            f"the superblock says {former.ring_bytes} bytes of ring and {former.geometry.index_bytes} of index, but "
+            f"the files have {ring_bytes} and {index_bytes}; remove them with `tensorctl purge --instance NAME`"
+        )
+    sizes = former.limit_bytes, former.ring_bytes
+    if not 0 < former.limit_bytes <= former.ring_bytes <= RING_BYTES_MAX or any(size % ALIGN_BYTES for size in sizes):
+        raise LayoutMismatch(
+            f"the superblock says {former.limit_bytes} usable bytes in a ring of {former.ring_bytes}, which is "
+            "impossible; remove ring and index with `tensorctl purge --instance NAME`"
+        )
+    last = _last_epoch(instance, former, ring_fd, index_fd)
+    if last >= EPOCH_MAX:
+        raise SegmentError(
+            f"epoch {last} is the last possible one; remove the memory with `tensorctl purge --instance NAME`"
+        )
+    # A daemon may have been killed while it enlarged the ring. No client has mapped more than the superblock says.
+    os.ftruncate(ring_fd, former.ring_bytes)
+    return replace(former, epoch=last + 1)
+
+
+def _last_epoch(instance: str, former: Superblock, ring_fd: int, index_fd: int) -> int:
+    """The highest epoch of the superblock, of this user's lanes (from their names), and of confirmed slots.
+
+    An undamaged superblock has the highest one. The epoch of a slot that no header confirms is ignored, because it is
+    damaged and could be EPOCH_MAX.
+    """
+    lanes = [read_lane_name(instance, name) for name in segments.own(instance)]
+    of_lanes = [lane[0] >> LANE_COUNTER_BITS for lane in lanes if lane is not None]
+    last = max([former.epoch, *(epoch for epoch in of_lanes if epoch <= EPOCH_MAX)])
+    index = IndexReader(mmap(index_fd, former.geometry.index_bytes, prot=PROT_READ), former.geometry)
+    for slot in index.later_than(last):
+        header = header_at(ring_fd, slot.offset)
+        if header is not None and (header.key, header.span_id) == (slot.key, slot.span_id):
+            return slot.span_id >> SPAN_COUNTER_BITS
+    return last
+
+
+def header_at(ring_fd: int, offset: int) -> SpanHeader | None:
+    """The header of the span at ring offset `offset`; None if there is no valid header, or its page is missing."""
+    span = os.pread(ring_fd, SPAN_HEADER_BYTES, offset)
+    if len(span) < SPAN_HEADER_BYTES:
+        return None
+    try:
+        return SpanHeader.unpack(span)
+    except Corrupt:
+        return None
+
+
+def _other_release(instance: str) -> tuple[str, ...]:
+    """What an operator should know of memory that another release left, and that `_created` removes."""
+    name = segments.segment_name(instance, "index")
+    if name not in segments.existing(instance):
+        return ()
+    with ExitStack() as closing:
+        page = os.pread(_attached(closing, name), PAGE_BYTES, 0)
+    version = Superblock.other_version(page) if any(page) else None
+    if version is None:
+        return ()
+    told = (
+        f"the ring of the daemon before had layout version {version}, this release reads {LAYOUT_VERSION}: it was "
+        "freed with its entries, and the new ring is empty. Clients of the other release cannot use the new ring and "
+        "compute for themselves: install this release for them as well"
+    )
+    return (told,)
+
+
+def _created(instance: str, lock_fd: int, asked: ConfiguredSizes, notices: tuple[str, ...]) -> Opened:
+    """A new ring and a new index."""
+    ring_name, index_name, lock_name = (segments.segment_name(instance, part) for part in ("ring", "index", "lock"))
+    # Lanes too: their pins belong to a ring that no longer exists, and a new lane may need the name of an old one.
+    for name in segments.own(instance):
+        if name != lock_name:
+            segments.remove(name)
+    geometry = IndexGeometry.for_entries(asked.max_entries, asked.namespaces_max)
+    size_bytes = aligned(asked.ring_bytes)
+    segments.check_memory(size_bytes + geometry.index_bytes, f"a ring of {asked.ring_bytes} bytes with its index")
+    with ExitStack() as undoing:
+        ring_fd = _created_segment(undoing, ring_name, size_bytes)
+        index_fd = _created_segment(undoing, index_name, geometry.index_bytes)
+        segments.allocate(index_fd, 0, geometry.index_bytes)
+        undoing.pop_all()
+    instance_id = secrets.randbits(63) | 1
+    superblock = Superblock(instance_id, 1, size_bytes, geometry, size_bytes, asked.max_entries)
+    return Opened(superblock, lock_fd, ring_fd, index_fd, recovered=False, notices=notices)
+
+
+def _created_segment(undoing: ExitStack, name: str, size_bytes: int) -> int:
+    fd = segments.create(name, size_bytes)
+    undoing.callback(os.close, fd)
+    undoing.callback(segments.remove, name)
+    return fd

@@ -1,0 +1,92 @@
+"""The scrub: looks at payloads in a thread, one after the other, and says whether they are as they were stored.
+
+    entries of a former daemon, unverified ─┐
+    entries whose clients took no checksum ─┴→ one at a time → Scrubbed
+
+Until the scrub has come to a recovered entry, every reader checks it itself. A large payload is put without a checksum,
+which would take as long as half of its copy; until the scrub has come to it, its header has 0.
+
+Owns: which slot is looked at next, and what a result changes in the memory. Does not own: what follows for an entry
+that is not as it was stored (the core).
+
+Invariant: nothing is ever ended because it has no checksum.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Iterable
+from typing import Final
+
+from ...shm.index.index import Slot
+from ..actors.mailbox import Mailbox
+from ..actors.messages import Scrubbed, StoreMessage
+from ..core.events import FoundCorrupt
+from ..process import logs
+from ..process.limits import NO_MEMORY_OR_THREAD
+from .segments import Segments
+
+_log, _store_log = logs.logger("tensord"), logs.logger("store")
+_SLOTS_AT_ONCE: Final = 256
+DUE_MAX: Final = 1 << 16
+"""Slots that wait. Of more than these, the oldest keep no checksum."""
+
+
+def applied(memory: Segments, scrubbed: Scrubbed) -> FoundCorrupt | None:
+    """Applies the result of a look, if the slot still belongs to that span. Returns what the core has to hear."""
+    slot = memory.index.read(scrubbed.slot)
+    if not slot.published or slot.span_id != scrubbed.span_id:
+        return None
+    if not scrubbed.sound:
+        _store_log.error("the checksum of an entry is wrong; entry evicted", key=slot.key.hex())
+        return FoundCorrupt(scrubbed.span_id)
+    memory.write_checksum(slot.offset, scrubbed.checksum)
+    memory.index.mark(scrubbed.slot, unverified=False)
+    return None
+
+
+class Scrub:
+    """Looks at the entries of one ring."""
+
+    def __init__(self, memory: Segments, inbox: Mailbox[StoreMessage]) -> None:
+        self._memory = memory
+        self._inbox = inbox
+        self._due: deque[int] = deque(maxlen=DUE_MAX)
+        self._wake = asyncio.Event()
+        self._begun = asyncio.Event()
+
+    def begin(self) -> None:
+        """The entries of a former daemon are taken over: only then are they marked as unverified."""
+        self._begun.set()
+
+    def add(self, slots: Iterable[int]) -> None:
+        """The entries in these slots have no checksum. The store calls this when it has nothing else to do."""
+        self._due.extend(slots)
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Looks at all that there is, for as long as the daemon runs."""
+        try:
+            if self._memory.recovered:
+                await self._begun.wait()
+                for number, slot in enumerate(self._memory.index.slots()):
+                    if number % _SLOTS_AT_ONCE == 0:
+                        # Reading all slots takes half a second of the loop at 262,000 entries.
+                        await asyncio.sleep(0)
+                    if slot.published and slot.unverified:
+                        await self._look_at(slot)
+            while True:
+                await self._wake.wait()
+                self._wake.clear()
+                while self._due:
+                    slot = self._memory.index.read(self._due.popleft())
+                    if slot.published:
+                        await self._look_at(slot)
+        except NO_MEMORY_OR_THREAD as error:
+            why = str(error) or type(error).__name__
+            _log.warning("cannot check entries; each reader checks those that it reads", why=why)
+
+    async def _look_at(self, slot: Slot) -> None:
+        sound, checksum = await asyncio.to_thread(self._memory.summed, slot)
+        await self._inbox.tell(Scrubbed(slot.number, slot.span_id, sound, checksum))

@@ -1,0 +1,137 @@
+"""The page actor: serves the page for browsers, and its figures, over HTTP on the given sockets.
+
+Owns: the two paths, the headers that keep other sites out, and how often the daemon is asked. Does not own HTTP and its
+limits (http.py), the figures (daemon/web/page.py), nor their display (daemon/page.html).
+
+Invariants:
+- The figures are asked for at most every FRESH_S, and the entries every ENTRIES_FRESH_S, however many browsers read.
+- A request whose Host is not this host's own is refused, so that a name of another site that resolves to the loopback
+  address reads nothing (DNS rebinding).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import re
+import time
+from collections.abc import Callable, Sequence
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any, Final
+
+import h11
+import msgspec
+
+from ...ipc.messages import control as messages
+from ...ipc.messages.schema import ENTRIES_MAX
+from ..connections.listening import Listening
+from ..connections.status import Documents
+from . import page
+from .http import HttpAnswer, HttpServer, refusal
+
+FRESH_S: Final = 0.5
+ENTRIES_FRESH_S: Final = 5.0
+CONNECTIONS_MAX: Final = 32
+"""The most connections. A browser opens up to six, some of them in advance."""
+PAGE: Final = Path(__file__).parents[1] / "page.html"
+
+_HOST: Final = re.compile(rb"(localhost|127\.0\.0\.1|\[::1\])(:[0-9]{1,5})?", re.IGNORECASE)
+_INLINE: Final = re.compile(rb"<(script|style)>(.*?)</\1>", re.DOTALL)
+
+
+class PageServer:
+    """Serves `/`, the page, and `/page.json`, its figures.
+
+    Args:
+        listening: non-blocking sockets, Unix or TCP. The caller still owns and closes them. Empty: nothing is served.
+        documents: answers the queries.
+        clock: gives seconds.
+        unix_s: gives the Unix time in seconds.
+    """
+
+    def __init__(
+        self,
+        listening: Sequence[Listening],
+        documents: Documents,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        unix_s: Callable[[], float] = time.time,
+    ) -> None:
+        self._documents = documents
+        self._clock = clock
+        self._unix_s = unix_s
+        self._asking = asyncio.Lock()
+        self._told = b""
+        self._told_at = self._entries_at = float("-inf")
+        self._entries: list[dict[str, Any]] = []
+        self._page = PAGE.read_bytes() if listening else b""
+        self._server = HttpServer(
+            "page",
+            listening,
+            {b"/": self._show, b"/page.json": self._tell},
+            "the page is at /, its figures are at /page.json",
+            guard=_foreign,
+            headers=_headers(self._page),
+            connections_max=CONNECTIONS_MAX,
+        )
+
+    async def run(self) -> None:
+        """Serves until it is cancelled. Then it ends every connection."""
+        await self._server.run()
+
+    async def _show(self, request: h11.Request) -> HttpAnswer:
+        return HttpAnswer(HTTPStatus.OK, self._page, "text/html; charset=utf-8")
+
+    async def _tell(self, request: h11.Request) -> HttpAnswer:
+        async with self._asking:
+            if self._clock() >= self._told_at + FRESH_S:
+                self._told = msgspec.json.encode(await self._figures())
+                self._told_at = self._clock()
+        return HttpAnswer(HTTPStatus.OK, self._told, "application/json")
+
+    async def _figures(self) -> dict[str, Any]:
+        ask = self._documents.answer
+        if self._clock() >= self._entries_at + ENTRIES_FRESH_S:
+            self._entries = (await ask(messages.EntriesQuery(0, None, ENTRIES_MAX)))["entries"]
+            self._entries_at = self._clock()
+        return page.figures(
+            await ask(messages.StatusQuery(0)),
+            await self._documents.health(),
+            (await ask(messages.ClientsQuery(0)))["clients"],
+            self._entries,
+            await ask(messages.SlowQuery(0)),
+            await ask(messages.AdviseQuery(0)),
+            self._unix_s(),
+        )
+
+
+def _foreign(request: h11.Request) -> HttpAnswer | None:
+    """The refusal of a request that was not sent to this host by one of its own names."""
+    host = b",".join(value for name, value in request.headers if name == b"host")
+    if _HOST.fullmatch(host):
+        return None
+    return refusal(
+        HTTPStatus.FORBIDDEN,
+        f"the Host of the request is {host.decode('latin-1')!r}; use localhost, 127.0.0.1 or [::1], with any port",
+    )
+
+
+def _headers(html: bytes) -> list[tuple[str, str]]:
+    """Headers by which a browser runs the page's own script and style, and nothing else, and shows the page in no other
+    site."""
+    own = {b"script": "", b"style": ""}
+    for kind, text in _INLINE.findall(html):
+        own[kind] += f" 'sha256-{base64.b64encode(hashlib.sha256(text).digest()).decode()}'"
+    policy = (
+        f"default-src 'none'; script-src{own[b'script']}; style-src{own[b'style']}; connect-src 'self'; img-src data:; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
+    return [
+        ("Cache-Control", "no-store"),
+        ("Content-Security-Policy", policy),
+        ("Cross-Origin-Resource-Policy", "same-origin"),
+        ("Referrer-Policy", "no-referrer"),
+        ("X-Content-Type-Options", "nosniff"),
+    ]

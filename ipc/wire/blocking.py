@@ -1,0 +1,304 @@
+"""A connected socket that several threads share: a client's callers and its background thread.
+
+Owns: the socket, its locks, and the messages that were not received by a caller yet. Does not own the protocol
+(`connection`), nor which thread waits for which answer.
+
+Any thread may send. One thread at a time may receive. Any thread may close the channel: all waiting threads then
+leave it, and the last of them closes the descriptors.
+
+Invariants: those of `channel`. No call waits for a lock longer than its time limit, and `close` for none: a signal
+handler may call it, or wait for a thread that does, while its own thread is in the channel. No message is written into
+the middle of another.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Final, Self, TypeVar
+
+from ...errors import DaemonUnavailable, TensordError, TimedOut
+from ..messages.control import Attach, Error, Hello
+from ..messages.schema import Message
+from .connect import connect
+from .connection import Connection, Delivery
+from .descriptors import close_all, read, write
+
+_POLL_MS_MAX: Final = (1 << 31) - 1
+"""The longest timeout that poll() takes, in milliseconds: 24 days."""
+
+
+Answer = TypeVar("Answer", bound=Message)
+
+
+class BlockingChannel:
+    """The connection to one daemon. Any thread may `send`, one at a time may `receive`, any may `close`."""
+
+    def __init__(self, sock: socket.socket, connection: Connection, name: str = "the peer") -> None:
+        sock.setblocking(False)
+        self.connection = connection
+        self.closed = False
+        self._name = name
+        self._sock = sock
+        self._ready: deque[Delivery] = deque()
+        self._failure: TensordError | None = None
+        self._served = False
+        self._inside: set[object] = set()
+        """One object for each call that may use the socket. Changed in single steps, without a lock."""
+        self._over = False
+        self._unclosed = [None]
+        """Empty once a thread closes the descriptors."""
+        self._writing = False
+        # Reentrant: only the thread that has one can give it back, and `send` tries to in any case.
+        self._receiving = threading.RLock()
+        self._sending = threading.RLock()
+        self._state = threading.Lock()
+
+    @classmethod
+    def connect(
+        cls,
+        path: str | os.PathLike[str],
+        timeout_s: float,
+        connection: Connection | None = None,
+    ) -> Self:
+        """Connects to the socket at `path`. `connection` defaults to a control client's.
+
+        Raises what `connect.connect` raises.
+        """
+        sock = connect(path, timeout_s)
+        return cls(sock, connection or Connection.control_client(), f"the daemon at {path}")
+
+    def send(self, *messages: Message, fds: Sequence[int] = (), timeout_s: float) -> None:
+        """Sends the messages in one call. Raises TimedOut, DaemonUnavailable, or what `Connection.send` raises.
+
+        On a new connection, also raises the error with which the daemon has refused it.
+
+        After TimedOut either nothing was sent, or the channel is closed (if part of a message was sent, or if the
+        message was Hello or Attach). A signal handler that has interrupted a send of its own thread gets TimedOut.
+        After an exception of a signal handler the channel is closed.
+        """
+        here = object()
+        deadline = time.monotonic() + timeout_s
+        wait_s = max(0.0, timeout_s)
+        try:
+            self._inside.add(here)
+            # The acquire is inside the try: a signal handler may raise right after the lock was taken.
+            if self._sending.acquire(timeout=wait_s):
+                self._send(messages, fds, deadline, timeout_s)
+                return
+        except TensordError:
+            raise
+        except BaseException:
+            # An exception of a signal handler: part of a message may have been sent.
+            self.shut()
+            raise
+        finally:
+            try:
+                self._sending.release()
+            except RuntimeError:
+                # The lock was not taken.
+                pass
+            finally:
+                self._leave(here)
+        raise self._timed_out("other threads are sending", timeout_s)
+
+    def _send(self, messages: Sequence[Message], fds: Sequence[int], deadline: float, timeout_s: float) -> None:
+        self._check_open()
+        if self._writing:
+            raise self._timed_out("the signal handler that sends has interrupted a send of its thread", timeout_s)
+        try:
+            self._writing = True
+            self._send_alone(messages, fds, deadline, timeout_s)
+        finally:
+            self._writing = False
+
+    def _send_alone(self, messages: Sequence[Message], fds: Sequence[int], deadline: float, timeout_s: float) -> None:
+        with self._state:
+            data = self.connection.send(*messages, fds=len(fds))
+        try:
+            sent = self._write(data, fds, deadline)
+        except DaemonUnavailable:
+            # These requests get no answer. They must not count as open until the end of the connection is noticed.
+            if not isinstance(messages[0], Hello | Attach):
+                with self._state:
+                    self.connection.revert_send(*messages)
+            if (refusal := self._refusal()) is not None:
+                raise refusal from None
+            raise
+        if sent == len(data):
+            return
+        if sent or isinstance(messages[0], Hello | Attach):
+            self.shut()
+        else:
+            with self._state:
+                self.connection.revert_send(*messages)
+        raise self._timed_out("the peer does not read", timeout_s)
+
+    def receive(self, timeout_s: float) -> Delivery:
+        """The next message and its descriptors. The caller owns the descriptors.
+
+        Raises:
+            TimedOut: no message came in time.
+            DaemonUnavailable: the daemon has closed the connection. Close the channel.
+            ProtocolError: the daemon broke the protocol. Close the channel.
+        """
+        deadline = time.monotonic() + timeout_s
+        here = object()
+        try:
+            self._inside.add(here)
+            return self._receive(deadline, timeout_s)
+        finally:
+            self._leave(here)
+
+    def _receive(self, deadline: float, timeout_s: float) -> Delivery:
+        if self._over:
+            self._check_open()
+        if not self._receiving.acquire(timeout=max(0.0, timeout_s)):
+            raise self._timed_out("another thread is receiving", timeout_s)
+        try:
+            while not self._ready:
+                if self._failure is not None:
+                    raise self._failure
+                self._check_open()
+                if not self._read() and not self._wait(select.POLLIN, deadline):
+                    raise self._timed_out("the peer sent nothing", timeout_s)
+            self._served = True
+            return self._ready.popleft()
+        finally:
+            self._receiving.release()
+
+    def receive_one(self, kind: type[Answer], deadline: float) -> tuple[Answer, tuple[int, ...]]:
+        """The next message, which must be of this kind, and its descriptors. `deadline`: a time of `time.monotonic`.
+
+        Raises:
+            TensordError: the peer sent an error instead, or `receive` raised one.
+            DaemonUnavailable: the peer sent another message.
+        """
+        message, fds = self.receive(max(0.0, deadline - time.monotonic()))
+        if isinstance(message, kind):
+            return message, fds
+        close_all(fds)
+        if isinstance(message, Error):
+            raise message.to_error()
+        raise DaemonUnavailable(f"the daemon answered {type(message).__name__}, expected {kind.__name__}")
+
+    def close(self) -> None:
+        """Ends the channel, wakes all threads that wait in it, and closes the socket and the descriptors of unreceived
+        messages. Waits for nothing: if a thread is in the channel, the last one that leaves it closes them."""
+        self.shut()
+        self._over = True
+        self._end()
+
+    def _leave(self, here: object) -> None:
+        self._inside.discard(here)
+        if self._over:
+            self._end()
+
+    def _end(self) -> None:
+        """SYNC POINT: a call enters `_inside` before it looks whether the channel is closed; `close` says so before it
+        looks into `_inside`. So the socket's descriptor number is not reused while a call may use it."""
+        if self._inside:
+            return
+        try:
+            self._unclosed.pop()
+        except IndexError:
+            return
+        self._sock.close()
+        self._drop()
+
+    def close_in_child(self) -> None:
+        """For the child of a fork: closes the child's copies. The parent's connection goes on."""
+        self.closed = True
+        self._sock.close()
+        self._drop()
+
+    def _drop(self) -> None:
+        while self._ready:
+            close_all(self._ready.popleft()[1])
+        close_all(self.connection.close())
+
+    def shut(self) -> None:
+        """Ends the channel and wakes all threads that wait in it. Takes no lock. Call `close` afterwards."""
+        self.closed = True
+        try:
+            self._sock.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass
+
+    def _read(self) -> bool:
+        """One read. Returns False if the socket had no bytes. A failure is noted in `_failure`."""
+        try:
+            chunk = read(self._sock)
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            self._failure = self._gone(error.strerror)
+            return True
+        if not chunk.data:
+            self._failure = self._gone("the peer closed the connection")
+            return True
+        with self._state:
+            arrival = self.connection.receive_data(*chunk)
+        close_all(arrival.discarded)
+        self._ready.extend(arrival.messages)
+        if arrival.failure is not None:
+            self._failure = arrival.failure
+            if not self._served and not self._ready:
+                self._failure = type(arrival.failure)(
+                    f"{self._name} does not speak tensord's protocol: it may be the socket of another program, or "
+                    f"tensord's metrics or page, which speak HTTP. Name the control or the status socket "
+                    f"({arrival.failure})"
+                )
+        return True
+
+    def _write(self, data: bytes, fds: Sequence[int], deadline: float) -> int:
+        """How many bytes were written before the deadline."""
+        sent = 0
+        view = memoryview(data)
+        while sent < len(data):
+            try:
+                sent += write(self._sock, view[sent:], () if sent else fds)
+            except BlockingIOError:
+                if not self._wait(select.POLLOUT, deadline):
+                    break
+            except OSError as error:
+                raise self._gone(error.strerror) from None
+        return sent
+
+    def _refusal(self) -> TensordError | None:
+        """The error with which the peer has refused a new connection. It is sent before the connection is closed, and a
+        write notices the close first."""
+        if self._served or not self._receiving.acquire(blocking=False):
+            return None
+        try:
+            while not self._ready and self._failure is None and self._read():
+                pass
+            first = self._ready[0][0] if self._ready else None
+            return first.to_error() if isinstance(first, Error) else None
+        finally:
+            self._receiving.release()
+
+    def _wait(self, events: int, deadline: float) -> bool:
+        # In the child of a fork the socket has no descriptor.
+        self._check_open()
+        poll = select.poll()
+        poll.register(self._sock, events)
+        while (left_s := deadline - time.monotonic()) > 0:
+            if poll.poll(min(left_s * 1000, _POLL_MS_MAX)):
+                return True
+        return False
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise DaemonUnavailable(f"the connection to {self._name} is closed: connect anew")
+
+    def _gone(self, reason: str | None) -> DaemonUnavailable:
+        return DaemonUnavailable(f"{self._name} is gone ({reason}): connect anew")
+
+    def _timed_out(self, reason: str, timeout_s: float) -> TimedOut:
+        return TimedOut(f"{self._name} did not respond within {timeout_s:.3g} s: {reason}")

@@ -1,0 +1,245 @@
+"""A connected socket on an event loop: reads and writes typed messages and descriptors.
+
+Owns: the socket, the bytes that the socket did not take yet, and the messages that were not consumed yet. Does not own
+the protocol (`connection`), nor the meaning of messages.
+
+The raw socket has one reader, on asyncio or uvloop. Transports are not used: uvloop's transports lose descriptors.
+
+Invariants:
+- Messages are delivered in the order in which they were sent. Messages that came before the peer closed the
+  connection, or before it broke the protocol, are delivered too.
+- A delivered descriptor belongs to the consumer of its message. All other descriptors are closed by `close`.
+- Descriptors given to `send` stay the caller's, who may close them at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import select
+import socket
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Final, Self
+
+from ...errors import LimitReached, TensordError
+from ..messages.schema import Message
+from .connection import Connection, Delivery
+from .descriptors import READ_BYTES, OutBuffer, close_all, read, write
+
+OUT_BYTES_MAX: Final = 1 << 20
+INBOX_MESSAGES_MAX: Final = 256
+LAST_READS_MAX: Final = 64
+
+
+class AsyncChannel:
+    """The connection to one peer, on the running loop. Call all methods on that loop's thread.
+
+    An asynchronous iterator of (message, fds), which ends with the connection: `failure` is the peer's error, or None.
+    It stops reading while `inbox_messages_max` messages wait to be consumed.
+    """
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        connection: Connection,
+        *,
+        out_bytes_max: int = OUT_BYTES_MAX,
+        inbox_messages_max: int = INBOX_MESSAGES_MAX,
+        read_bytes: int = READ_BYTES,
+    ) -> None:
+        sock.setblocking(False)
+        self.connection = connection
+        self.closed = False
+        self.failure: TensordError | None = None
+        self._sock = sock
+        self._fd = sock.fileno()
+        self._loop = asyncio.get_running_loop()
+        self._inbox: deque[Delivery] = deque()
+        self._inbox_max = inbox_messages_max
+        self._read_bytes = read_bytes
+        self._out = OutBuffer(out_bytes_max)
+        self._batch: bytearray | None = None
+        self._out_broken = False  # the peer no longer reads; messages that it sent are still read
+        self._reading = False
+        self._reading_ended = False
+        self._hang_up = select.poll()
+        self._hang_up.register(self._fd, 0)
+        self._consumer: asyncio.Future[None] | None = None
+        self._drainer: asyncio.Future[None] | None = None
+        self.resume()
+
+    @property
+    def unsent_bytes(self) -> int:
+        return self._out.held_bytes
+
+    @property
+    def unconsumed(self) -> int:
+        """The number of messages that arrived and were not consumed."""
+        return len(self._inbox)
+
+    def pause(self) -> None:
+        """Stops reading. The peer gets backpressure once the socket's buffer is full."""
+        if self._reading:
+            self._reading = False
+            self._loop.remove_reader(self._fd)
+
+    def resume(self) -> None:
+        if not self._reading and not self.closed and not self._reading_ended:
+            self._reading = True
+            self._loop.add_reader(self._fd, self._read)
+
+    def stop_reading(self) -> None:
+        """Reads the bytes that the socket has now, in LAST_READS_MAX reads at most, and never reads again."""
+        for _ in range(LAST_READS_MAX):
+            if not self._reading or not self._read():
+                break
+        self._reading_ended = True
+        self.pause()
+
+    def send(self, *messages: Message, fds: Sequence[int] = ()) -> bool:
+        """Sends the messages in one call, and buffers the bytes that the socket does not take. Never blocks.
+
+        Returns False if the channel is closed, or if this call closed it because the peer left too many bytes unread.
+        Raises what `Connection.send` raises for messages that may not be sent.
+        """
+        if self.closed or self.connection.closed:
+            return False
+        self._write(self.connection.send(*messages, fds=len(fds)), fds)
+        self._follow()
+        return not self.closed
+
+    @contextmanager
+    def batched(self) -> Iterator[None]:
+        """A context that batches sends: its messages are written in one call when it ends. A message with descriptors
+        is written in a call of its own, in order."""
+        self._batch = bytearray()
+        try:
+            yield
+        finally:
+            data, self._batch = self._batch, None
+            if data:
+                self._write(data)
+
+    async def drained(self) -> None:
+        """Waits until the socket has taken all sent bytes, or the channel is closed. One task at a time may wait."""
+        while self._out and not self.closed:
+            self._drainer = self._loop.create_future()
+            await self._drainer
+
+    def close(self) -> None:
+        """Ends the channel. Messages that were not consumed are dropped, and their descriptors are closed."""
+        self._end(None)
+        while self._inbox:
+            close_all(self._inbox.popleft()[1])
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Delivery:
+        while not self._inbox:
+            if self.closed:
+                raise StopAsyncIteration
+            self._consumer = self._loop.create_future()
+            await self._consumer
+        delivery = self._inbox.popleft()
+        if len(self._inbox) <= self._inbox_max // 2:
+            self.resume()
+        return delivery
+
+    def _read(self) -> bool:
+        """One read. Returns False if the socket had no bytes, or the connection has ended."""
+        try:
+            chunk = read(self._sock, self._read_bytes)
+        except BlockingIOError:
+            return False
+        except OSError:
+            self._end(None)
+            return False
+        if not chunk.data:
+            self._end(None)
+            return False
+        arrival = self.connection.receive_data(*chunk)
+        close_all(arrival.discarded)
+        self._inbox.extend(arrival.messages)
+        if len(self._inbox) >= self._inbox_max:
+            self.pause()
+        self._wake()
+        if arrival.replies:
+            self._write(arrival.replies)
+        self._follow(arrival.failure)
+        if self._reading and self._hang_up.poll(0):
+            # The peer has closed its end. If the peer left answers unread, the socket reports an error, and libuv
+            # stops watching the socket. The rest of the bytes, and the end of the stream, would never be read.
+            self.pause()
+            self.resume()
+        return True
+
+    def _follow(self, failure: TensordError | None = None) -> None:
+        """Ends the channel if the connection is closed: after a failure, or after a refused Hello."""
+        if self.connection.closed:
+            self._end(failure)
+
+    def _write(self, data: bytes | bytearray, fds: Sequence[int] = ()) -> None:
+        if self._out_broken or self.closed:
+            return
+        if self._batch is not None:
+            if not fds:
+                self._batch += data
+                return
+            before, self._batch = self._batch, None
+            if before:
+                self._write(before)
+            self._write(data, fds)
+            self._batch = bytearray()
+            return
+        sent = 0
+        try:
+            if not self._out:
+                try:
+                    sent = write(self._sock, data, fds)
+                except BlockingIOError:
+                    pass
+                if sent == len(data):
+                    return
+                self._loop.add_writer(self._fd, self._writable)
+            self._out.push(memoryview(data)[sent:], () if sent else fds)
+        except LimitReached as unread:
+            self._end(unread)
+        except OSError:
+            self._break_out()
+
+    def _writable(self) -> None:
+        try:
+            self._out.flush(self._sock)
+        except OSError:
+            self._break_out()
+        else:
+            if not self._out:
+                self._loop.remove_writer(self._fd)
+                self._wake_drainer()
+
+    def _break_out(self) -> None:
+        self._out_broken = True
+        self._out.clear()
+        self._loop.remove_writer(self._fd)
+        self._wake_drainer()
+
+    def _end(self, failure: TensordError | None) -> None:
+        if self.closed:
+            return
+        self.pause()
+        self.closed = True
+        self.failure = failure
+        self._break_out()
+        close_all(self.connection.close())
+        self._sock.close()
+        self._wake()
+
+    def _wake_drainer(self) -> None:
+        if self._drainer is not None and not self._drainer.done():
+            self._drainer.set_result(None)
+
+    def _wake(self) -> None:
+        if self._consumer is not None and not self._consumer.done():
+            self._consumer.set_result(None)

@@ -1,0 +1,192 @@
+"""Splits a stream of bytes into frames, a frame into a typed message, and packs messages into bytes.
+
+A message is one MessagePack map and ends where the map ends. A length prefix is not needed.
+
+Owns: framing, the limit on the size of one message, and the errors that name field, value and limit. A message of an
+unknown type can be answered, and the connection goes on. Any other bad message ends the connection. Does not own the
+ranges of fields (`schema`) nor the message classes (`messages`).
+
+Invariants: a decoded message has every field within its range. Nothing is built of a message before it is complete and
+within its size. An array's header alone would make a parser allocate memory for all announced items. So an incomplete
+message costs at most twice `bytes_max` plus one feed of memory, however the stream is cut into reads.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Final, cast
+
+import msgpack
+from msgspec import MsgspecError
+from msgspec.msgpack import Encoder
+
+from ...errors import BadMessage, MessageTooLarge
+from ..messages.declared import Kinds
+from ..messages.schema import Message
+
+CONTROL_BYTES_MAX: Final = 65_536
+"""The most bytes of an answer on the control socket, and of a request on the status socket."""
+DOCUMENT_BYTES_MAX: Final = 16 << 20
+"""The most bytes of an answer or push on the status socket."""
+
+
+def _plain(value: object) -> object:
+    """The plain str or bytes for a subclass, such as numpy's scalars, which the encoder does not take."""
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, bytes):
+        return bytes(value)
+    raise TypeError(f"a value of type {type(value).__name__} cannot be part of a message")
+
+
+_encode = Encoder(enc_hook=_plain).encode
+
+
+def pack(message: Message) -> bytes:
+    """The bytes of `message` on the wire."""
+    return _encode(message)
+
+
+def unpack(frame: bytes) -> object:
+    """The object of a whole message, of any type. Raises BadMessage if the bytes are not MessagePack."""
+    try:
+        return msgpack.unpackb(frame, max_ext_len=0, ext_hook=_no_extension, strict_map_key=False)
+    except (ValueError, TypeError, msgpack.UnpackException) as error:
+        raise _bad(error) from None
+
+
+class FrameReader:
+    """Takes the bytes of a stream and returns the bytes of its messages, in order."""
+
+    __slots__ = ("_at", "_bytes_max", "_ends", "_held")
+
+    def __init__(self, bytes_max: int = CONTROL_BYTES_MAX) -> None:
+        self._bytes_max = bytes_max
+        self._held = bytearray()  # the bytes of the incomplete message
+        self._at = 0  # the position in the stream at which `_held` begins
+        # Finds the ends of messages by skipping over objects. It builds no object.
+        self._ends = msgpack.Unpacker(read_size=4096)
+
+    @property
+    def held_bytes(self) -> int:
+        """How many bytes of the incomplete message have arrived."""
+        return len(self._held)
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """The messages that `data` completes. Read the iterator to its end before the next feed.
+
+        After an error the start of the next message is unknown: feed no more.
+
+        Raises:
+            MessageTooLarge: a message, complete or not, has more than `bytes_max`.
+            BadMessage: the bytes are not MessagePack.
+        """
+        begin = self._at + len(self._held)  # the position in the stream at which `data` begins
+        used = 0
+        self._ends.feed(data)
+        while used < len(data):
+            try:
+                self._ends.skip()
+            except msgpack.OutOfData:
+                break
+            except (ValueError, msgpack.UnpackException) as error:
+                raise _bad(error) from None
+            stop = self._ends.tell() - begin
+            frame = bytes(self._held) + data[used:stop]
+            self._check(len(frame))
+            self._held.clear()
+            used, self._at = stop, begin + stop
+            yield frame
+        self._held += data[used:]
+        self._check(len(self._held))
+
+    def _check(self, size: int) -> None:
+        if size > self._bytes_max:
+            self._held.clear()
+            raise MessageTooLarge(
+                f"a message of {size} bytes or more; message_bytes_max is {self._bytes_max}: send smaller messages"
+            )
+
+
+def _bad(error: Exception) -> BadMessage:
+    if isinstance(error, msgpack.FormatError):
+        reason = "a byte that begins no MessagePack type"
+    elif isinstance(error, msgpack.StackError):
+        reason = "nested too deeply"
+    else:
+        reason = str(error) or type(error).__name__
+    return BadMessage(f"the received bytes are not a message: {reason}")
+
+
+def _no_extension(code: int, data: bytes) -> object:
+    raise ValueError(f"extension type {code} of {len(data)} bytes; only the standard MessagePack types are allowed")
+
+
+class UnknownMessage(BadMessage):
+    """A message of a type that this side does not know. It can be answered, and the connection goes on.
+
+    `id` and `fds`: the message's fields of that name, None and 0 where they are missing or out of range. `name`: the
+    unknown type.
+    """
+
+    def __init__(self, text: str, id: int | None, fds: int, name: str = "") -> None:
+        super().__init__(text)
+        self.name = name
+        self.id = id
+        self.fds = fds
+
+    @property
+    def code(self) -> str:
+        return BadMessage.__name__
+
+
+def decode(frame: bytes, known: Kinds) -> Message:
+    """The typed message of one frame. Its class is one of `known`.
+
+    Raises:
+        UnknownMessage: the message's type is not in `known`.
+        BadMessage: the message is wrong in another way. The text names field, value and limit.
+    """
+    try:
+        return known.decode(frame)
+    except (MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise _refusal(frame, known, error) from None
+
+
+def _refusal(frame: bytes, known: Kinds, error: Exception) -> BadMessage:
+    found = unpack(frame)
+    if type(found) is not dict:
+        return BadMessage(f"a message is a map with a 'type', got {_shown(found)}")
+    name = found.get("type")
+    if type(name) is not str:
+        return BadMessage(f"the 'type' of a message is a string, got {_shown(name)}")
+    if name not in known:
+        return UnknownMessage(
+            f"unknown message type {_shown(name)}; known here: {', '.join(known)}",
+            _number_or_none(found.get("id")),
+            _number_or_none(found.get("fds")) or 0,
+            name,
+        )
+    if isinstance(error, RecursionError):
+        return BadMessage(f"{name}: nested too deeply")
+    field = _FIELD.search(str(error))
+    return BadMessage(f"{name}: {error}" + (f", got {_shown(found.get(field[1]))}" if field else ""))
+
+
+_FIELD: Final = re.compile(r" - at `\$\.(\w+)")
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, (bytes, bytearray)):
+        return f"{len(value)} bytes"
+    if isinstance(value, (list, dict)):
+        return f"{type(value).__name__} of {len(value)}"
+    if isinstance(value, str) and len(value) > 64:
+        return f"{value[:64]!r}… ({len(value)} characters)"
+    return repr(value)
+
+
+def _number_or_none(value: object) -> int | None:
+    fits = type(value) is int and 0 <= value < 1 << 63
+    return cast(int, value) if fits else None

@@ -1,0 +1,385 @@
+"""Named shared memory: creation, sizes, locks, prefaulting, removal.
+
+Owns: the names under /dev/shm, the check that memory exists before it is promised, the check of a segment's owner, the
+lock that makes a daemon the only one of its instance. Does not own: the content of the memory, the rest of a lane's
+name (lane_reader.py), nor inboxes, which have no name (inbox.py).
+
+Names: `/tensord.<instance>.lock`, `.ring`, `.index`, `.learned`, `.lane.<id>[.u<uid>][.fenced]`. All have mode 0600, so
+that only the daemon's user can map one for writing, whatever descriptors other users were passed.
+
+Invariants: every user can write to /dev/shm, so an existing segment is opened only if it is a regular file of this user
+with mode 0600. The daemon trusts only a lane's name, not its memory, which the lane's client writes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import mmap
+import os
+import re
+import resource
+import stat
+import time
+from pathlib import Path
+from typing import Final
+
+import posix_ipc
+
+from ...errors import BadConfiguration, InstanceBusy, NameTaken, NotEnoughMemory, ProcessLimit, SegmentError
+from .cgroups import available_bytes
+from .layout import PAGE_BYTES
+
+SHM_FOLDER: Final = Path("/dev/shm")
+MAKE_WRITABLE: Final = (
+    "mount -o remount,rw /dev/shm (in a container: a writable tmpfs at /dev/shm, such as --tmpfs /dev/shm)"
+)
+"""What a user does about a read-only SHM_FOLDER."""
+PREFAULT_PIECE_BYTES: Final = 64 << 20
+SEGMENT_MODE: Final = 0o600
+_INSTANCE: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
+_CLAIM_TRIES: Final = 10
+_CLAIM_EVERY_S: Final = 0.01
+_MADV_HUGEPAGE, _MADV_POPULATE_READ, _MADV_POPULATE_WRITE = 14, 22, 23
+_BLOCK_BYTES: Final = 512
+_FALLOC_FL_KEEP_SIZE, _FALLOC_FL_PUNCH_HOLE = 1, 2
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+_libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
+
+
+def segment_name(instance: str, part: str) -> str:
+    """`/tensord.<instance>.<part>`.
+
+    Raises:
+        BadConfiguration: the instance name is not 1 to 32 characters of a-z, 0-9, _ and -, or begins with _ or -.
+    """
+    if not _INSTANCE.fullmatch(instance):
+        raise BadConfiguration(
+            f"instance {instance!r}: a name is 1 to 32 of a-z, 0-9, _ and -, beginning with a letter or digit"
+        )
+    return f"/tensord.{instance}.{part}"
+
+
+def existing(instance: str) -> list[str]:
+    """The names of all present segments of `instance`, other users' included."""
+    prefix = segment_name(instance, "").removeprefix("/")
+    return sorted(f"/{path.name}" for path in SHM_FOLDER.glob(f"{prefix}*"))
+
+
+def own(instance: str) -> list[str]:
+    """The names from `existing` that are regular files of this user."""
+    found = []
+    for name in existing(instance):
+        try:
+            status = _path(name).lstat()
+        except FileNotFoundError:
+            continue
+        if status.st_uid == os.geteuid() and stat.S_ISREG(status.st_mode):
+            found.append(name)
+    return found
+
+
+def instances() -> list[str]:
+    """The names of all instances with a ring in /dev/shm, of any user."""
+    rings = (path.name for path in SHM_FOLDER.glob("tensord.*.ring"))
+    return sorted(name.removeprefix("tensord.").removesuffix(".ring") for name in rings)
+
+
+def create(name: str, size_bytes: int) -> int:
+    """Creates a segment of `size_bytes`, without allocating any page.
+
+    Returns:
+        A read-write descriptor. The caller closes it.
+
+    Raises:
+        NameTaken: a file of that name exists; the message describes the file and its owner.
+        NotEnoughMemory: /dev/shm has no room for another file, or RLIMIT_FSIZE is smaller.
+        SegmentError: the system refuses for another reason.
+    """
+    try:
+        # posix_ipc hides the number of the error that the process can open no more files.
+        os.close(os.open(SHM_FOLDER, os.O_PATH | os.O_DIRECTORY))
+        fd = int(posix_ipc.SharedMemory(name, posix_ipc.O_CREX, mode=SEGMENT_MODE).fd)
+    except posix_ipc.ExistentialError:
+        raise NameTaken(f"cannot create {SHM_FOLDER}{name}: there is {_whose(name)} already") from None
+    except (posix_ipc.Error, OSError) as error:
+        raise _not_created(name, size_bytes, error) from error
+    try:
+        # fchmod, since the umask may have removed bits of the mode.
+        os.fchmod(fd, SEGMENT_MODE)
+        os.ftruncate(fd, size_bytes)
+    except OSError as error:
+        _path(name).unlink(missing_ok=True)
+        os.close(fd)
+        raise _not_created(name, size_bytes, error) from error
+    return fd
+
+
+def _not_created(name: str, size_bytes: int, error: Exception) -> SegmentError:
+    number = error.errno if isinstance(error, OSError) else None
+    kind = NotEnoughMemory if number in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG) else SegmentError
+    why = {errno.EROFS: f"{error}; {MAKE_WRITABLE}", errno.EFBIG: file_limit()}.get(number or 0, error)
+    return kind(f"cannot create {name} of {size_bytes} bytes in {SHM_FOLDER}: {why}")
+
+
+def attach(name: str, *, read_only: bool = False, uid: int | None = None) -> int:
+    """Opens an existing segment of `uid`, by default of this user, with a file description (and locks) of its own.
+
+    Raises:
+        SegmentError: the segment does not exist, or is not a regular file of that user with mode 0600; the message
+            describes the file, its owner, and what to do.
+    """
+    mode = os.O_RDONLY if read_only else os.O_RDWR
+    try:
+        # Not shm_open(3), which blocks if a user has placed a FIFO there.
+        fd = os.open(_path(name), mode | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError as error:
+        raise SegmentError(f"cannot open {name} in {SHM_FOLDER}: {error.strerror}; there is {_whose(name)}") from error
+    uid = os.geteuid() if uid is None else uid
+    status = os.fstat(fd)
+    if (status.st_uid, stat.S_IMODE(status.st_mode)) == (uid, SEGMENT_MODE) and stat.S_ISREG(status.st_mode):
+        return fd
+    os.close(fd)
+    raise SegmentError(
+        f"{SHM_FOLDER}{name} is {_described(status)}; a daemon of uid {uid} takes only regular files of uid {uid} with "
+        f"mode {SEGMENT_MODE:04o}, since any user may make files in {SHM_FOLDER}: remove the file, or set another "
+        "--instance"
+    )
+
+
+def remove(name: str) -> bool:
+    """Unlinks the segment. Its memory is freed with its last mapping.
+
+    Returns:
+        False if there was none.
+
+    Raises:
+        SegmentError: the file is another user's, or a folder.
+    """
+    try:
+        _path(name).unlink()
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise SegmentError(f"cannot remove {SHM_FOLDER}{name}, {_whose(name)}: {error.strerror}") from error
+    return True
+
+
+def rename(name: str, to: str) -> None:
+    """Renames a segment. An existing segment named `to` is replaced.
+
+    Raises:
+        SegmentError: the system refuses.
+    """
+    try:
+        _path(name).rename(_path(to))
+    except OSError as error:
+        raise SegmentError(
+            f"cannot rename {SHM_FOLDER}{name} to {to}: {error.strerror}; there is {_whose(to)}"
+        ) from error
+
+
+def claim_instance(instance: str, *, uid: int | None = None) -> int:
+    """Locks the instance, so that only this process serves or purges it, until the descriptor is closed.
+
+    The lock is on a separate file that no client is ever passed, since processes that share a descriptor share its
+    lock.
+
+    Args:
+        uid: the required owner of the file; by default this user.
+
+    Returns:
+        A descriptor that holds the lock.
+
+    Raises:
+        InstanceBusy: another daemon, or a purge, holds the lock.
+        SegmentError: the file is another user's.
+    """
+    name = segment_name(instance, "lock")
+    for _ in range(_CLAIM_TRIES):
+        try:
+            fd = create(name, 0)
+        except NameTaken:
+            try:
+                fd = attach(name, uid=uid)
+            except SegmentError:
+                if not os.path.lexists(_path(name)):
+                    continue
+                raise
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(fd)
+            # `tensorctl doctor` takes the lock for a moment to see whether a daemon holds it.
+            time.sleep(_CLAIM_EVERY_S)
+            continue
+        if _leads_to(name, fd):
+            return fd
+        # A purge removed the file between the open and the lock.
+        os.close(fd)
+    pid = serving_pid(instance)
+    by = "another tensord" if pid is None else f"another tensord (pid {pid})"
+    raise InstanceBusy(f"instance {instance!r} is served by {by}; stop it, or set another --instance")
+
+
+def serving_pid(instance: str, proc: Path = Path("/proc")) -> int | None:
+    """The process that holds the instance's lock. None if there is none, or it is in another pid namespace."""
+    try:
+        lock = _path(segment_name(instance, "lock")).lstat()
+        locks = (proc / "locks").read_text()
+    except OSError:
+        return None
+    where = f"{os.major(lock.st_dev):02x}:{os.minor(lock.st_dev):02x}:{lock.st_ino}"
+    found = re.search(rf"FLOCK +ADVISORY +WRITE +(\d+) {where} ", locks)
+    return int(found[1]) if found and int(found[1]) else None
+
+
+def _path(name: str) -> Path:
+    return SHM_FOLDER / name.removeprefix("/")
+
+
+def _leads_to(name: str, fd: int) -> bool:
+    try:
+        return os.path.samestat(_path(name).lstat(), os.fstat(fd))
+    except FileNotFoundError:
+        return False
+
+
+def _whose(name: str) -> str:
+    """Describes the file under a name, for messages."""
+    try:
+        return _described(_path(name).lstat())
+    except OSError:
+        return "nothing now"
+
+
+def _described(status: os.stat_result) -> str:
+    kinds = {stat.S_IFREG: "a file", stat.S_IFDIR: "a folder", stat.S_IFLNK: "a symbolic link"}
+    kind = kinds.get(stat.S_IFMT(status.st_mode), "no regular file, and")
+    return f"{kind} of uid {status.st_uid} with mode {stat.S_IMODE(status.st_mode):04o}"
+
+
+def allocate(fd: int, start: int, size_bytes: int) -> None:
+    """Allocates the range's pages now, so that a full /dev/shm raises an error here instead of a SIGBUS later.
+
+    Raises:
+        NotEnoughMemory: the pages cannot be allocated.
+    """
+    try:
+        os.posix_fallocate(fd, start, size_bytes)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG):
+            raise
+        if error.errno == errno.EFBIG:
+            raise NotEnoughMemory(f"{start + size_bytes} bytes of a file in {SHM_FOLDER}: {file_limit()}") from error
+        raise NotEnoughMemory(
+            f"{SHM_FOLDER} has no room for {size_bytes} bytes at {start} ({error.strerror}); "
+            f"{shm_free_bytes()} bytes are free there: take a smaller ring, or remount it with a larger size="
+        ) from error
+
+
+def file_limit() -> str:
+    """Why this process cannot make a file of some size, and what to do, after an EFBIG."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if limit == resource.RLIM_INFINITY:
+        return "the file system takes no file of that size"
+    return (
+        f"a file of this process may have {limit} bytes (RLIMIT_FSIZE): raise the limit (`ulimit -f unlimited`, "
+        "LimitFSIZE=infinity of a service)"
+    )
+
+
+def address_limit() -> str:
+    """Why this process cannot map memory of some size, and what to do, after an ENOMEM."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit == resource.RLIM_INFINITY:
+        return "the kernel has too little memory for it, or the process too many mappings (vm.max_map_count)"
+    return (
+        f"process {os.getpid()} may map {limit} bytes in all (RLIMIT_AS): raise the limit (`ulimit -v unlimited`, "
+        "LimitAS=infinity of a service)"
+    )
+
+
+def ring_not_mapped(ring_bytes: int) -> ProcessLimit:
+    """The error of a process that cannot map the ring, after an ENOMEM."""
+    return ProcessLimit(
+        f"the ring of {ring_bytes} bytes cannot be mapped: {address_limit()}, or give the daemon a smaller ring_bytes"
+    )
+
+
+def missing(fd: int) -> list[tuple[int, int]]:
+    """The ranges of a segment without pages: the daemon punched them out, or was killed before it had allocated them.
+
+    Pages that were allocated but never written are reported as missing too, unless all pages are allocated. A partial
+    page at the end is allocated here instead of reported.
+
+    Returns:
+        (offset, bytes) of each range of whole pages, in ascending order.
+
+    Raises:
+        NotEnoughMemory: the partial page cannot be allocated.
+    """
+    status = os.fstat(fd)
+    if status.st_blocks * _BLOCK_BYTES >= status.st_size:
+        return []
+    whole = status.st_size // PAGE_BYTES * PAGE_BYTES
+    if whole < status.st_size:
+        allocate(fd, whole, status.st_size - whole)
+    found, at = [], 0
+    while at < whole:
+        try:
+            data = min(os.lseek(fd, at, os.SEEK_DATA), whole)
+        except OSError as error:
+            if error.errno != errno.ENXIO:
+                raise
+            data = whole
+        if data > at:
+            found.append((at, data - at))
+        at = os.lseek(fd, data, os.SEEK_HOLE) if data < whole else whole
+    return found
+
+
+def punch(fd: int, start: int, size_bytes: int) -> None:
+    """Frees the range's pages. The range then reads as zeros and must be allocated (`allocate`) before it is
+    written."""
+    if _libc.fallocate(fd, _FALLOC_FL_PUNCH_HOLE | _FALLOC_FL_KEEP_SIZE, start, size_bytes):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+def prefault(address: int, size_bytes: int, *, write: bool) -> None:
+    """Maps the pages without the GIL, which `mmap.madvise` would hold. A kernel before 5.14 does nothing; each page is
+    then mapped at its first access."""
+    _libc.madvise(address, size_bytes, _MADV_POPULATE_WRITE if write else _MADV_POPULATE_READ)
+
+
+def advise_huge(address: int, size_bytes: int) -> None:
+    """Asks for huge pages. A /dev/shm that is not mounted with `huge=advise` gives none."""
+    _libc.madvise(address, size_bytes, _MADV_HUGEPAGE)
+
+
+def address_of(memory: mmap.mmap) -> int:
+    """The address of a writable mapping, for `prefault`."""
+    return ctypes.addressof(ctypes.c_char.from_buffer(memory))
+
+
+def shm_free_bytes() -> int:
+    """Free bytes in /dev/shm; 0 if it can hold no more files."""
+    stat = os.statvfs(SHM_FOLDER)
+    if stat.f_files and not stat.f_favail:
+        return 0
+    return stat.f_bavail * stat.f_frsize
+
+
+def check_memory(size_bytes: int, what: str, remedy: str = ": set a smaller ring_bytes, or free memory") -> None:
+    """Checks that /dev/shm and this process can hold `size_bytes` more.
+
+    Raises:
+        NotEnoughMemory: they cannot; the message names the need (`what`), the free bytes, where, and the remedy.
+    """
+    for there, where in ((shm_free_bytes(), f"free in {SHM_FOLDER}"), (available_bytes(), "available to this process")):
+        if size_bytes > there:
+            raise NotEnoughMemory(f"{what} needs {size_bytes} bytes, and {there} are {where}{remedy}")
