@@ -32,32 +32,37 @@ Describe = Callable[[Any], Attributes]
 _KEY_BYTES: Final = 32
 
 
-def _tracer() -> Any:
-    """OpenTelemetry's tracer; None if its SDK is not installed."""
+def _is_installed() -> bool:
+    """Whether there is an SDK. OpenTelemetry itself is not imported: it takes a tenth of tensord's own import."""
     try:
-        if find_spec("opentelemetry.sdk") is None:
-            return None
-        from opentelemetry import trace
+        return find_spec("opentelemetry.sdk") is not None
     except ImportError:
-        return None
-    return trace.get_tracer("tensord", __version__)
+        return False
 
 
-_TRACER: Final = _tracer()
+_INSTALLED: Final = _is_installed()
 _PROVIDER: Final = "_TRACER_PROVIDER"
 """Where OpenTelemetry keeps the provider that the application has set."""
-_NAMES: Final = {} if _TRACER is None else vars(sys.modules["opentelemetry.trace"])
-"""OpenTelemetry's names. At the interpreter's end it is not among the modules any more."""
+_tracer: Any = None
+"""OpenTelemetry's tracer, from the first span on. A provider that was set stays."""
 
 
-def _goes_nowhere() -> bool:
-    """Whether the application has set no provider, as far as this release of OpenTelemetry tells."""
-    return _NAMES.get(_PROVIDER, _TRACER) is None
+def _start(name: str) -> AbstractContextManager[Any] | None:
+    """A new span. None while the application has set no provider, as far as this release of OpenTelemetry tells."""
+    global _tracer
+    if _tracer is None:
+        # The application cannot have set a provider without this import.
+        names = getattr(sys.modules.get("opentelemetry.trace"), "__dict__", {})
+        if "get_tracer" not in names or names.get(_PROVIDER, names) is None:
+            return None
+        _tracer = names["get_tracer"]("tensord", __version__)
+    started: AbstractContextManager[Any] = _tracer.start_as_current_span(name)
+    return started
 
 
 def span(name: str) -> AbstractContextManager[Any]:
     """A span around a block."""
-    return nullcontext() if _TRACER is None or _goes_nowhere() else _TRACER.start_as_current_span(name)
+    return _start(name) or nullcontext()
 
 
 def nothing(_: object) -> Attributes:
@@ -75,18 +80,15 @@ def traced(name: str, first: str = "", given: Describe = nothing, result: Descri
     """
 
     def decorated(call: Call) -> Call:
-        if _TRACER is None:
+        if not _INSTALLED:
             return call
-        start = _TRACER.start_as_current_span
-        names = _NAMES
-        names.setdefault(_PROVIDER, _TRACER)
 
         @functools.wraps(call)
         def spanned(self: Any, *args: Any, **options: Any) -> Any:
-            # As `_goes_nowhere`.
-            if names[_PROVIDER] is None:
+            started = _start(name)
+            if started is None:
                 return call(self, *args, **options)
-            with start(name) as current:
+            with started as current:
                 recording = current.is_recording()
                 if recording:
                     current.set_attributes(given(args[0] if args else options.get(first)))
@@ -97,9 +99,10 @@ def traced(name: str, first: str = "", given: Describe = nothing, result: Descri
 
         @functools.wraps(call)
         async def awaited(self: Any, *args: Any, **options: Any) -> Any:
-            if names[_PROVIDER] is None:
+            started = _start(name)
+            if started is None:
                 return await call(self, *args, **options)
-            with start(name) as current:
+            with started as current:
                 recording = current.is_recording()
                 if recording:
                     current.set_attributes(given(args[0] if args else options.get(first)))
