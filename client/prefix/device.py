@@ -137,18 +137,14 @@ class DeviceSequences:
         with self._lock:
             self._forget_gone()
             residents = list(self._residents.items())
-        found = [
-            (offset, key)
-            for key, resident in residents
-            if (offset := longest(resident.sequence, resident.rewinds, query, media))
-        ]
+        found = [(offset, key) for key, resident in residents if (offset := longest(resident.sequence, query, media))]
         for _, key in sorted(found, key=lambda one: -one[0]):
             lease = self._cache.get(key) if self._cache.contains(key) else None
             if lease is None or lease.tier != "device":
                 continue
             # If a replacing put was refused meanwhile, the former sequence is still there under the key.
             resident = lease.tree["resident"]
-            offset = longest(resident.sequence, resident.rewinds, query, media)
+            offset = longest(resident.sequence, query, media)
             if offset:
                 return offset, HeldOnDevice(lease, self._cache.device, offset)
         return None

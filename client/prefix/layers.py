@@ -1,10 +1,17 @@
 """A model's layers: what each keeps of a sequence, and how its arrays are cut along the token axis.
 
+Where a sequence can be continued follows the rules of mistral.rs (PrefixCacheManagerV2):
+- a normal layer: after any of its tokens;
+- a rotating layer: after any token until its window has rolled over. After that only at the end, because the tokens
+  that other positions need are overwritten;
+- a shared layer: anywhere;
+- a recurrent layer: only where there is a snapshot of its state.
+
 A layer's arrays are any tree (dict, list, tuple) of numpy arrays or tensors, each with its tokens along `axis`. Scalars
 and text in the tree are copied into every block.
 
 Owns: the check that layers fit their sequence, the choice which go into blocks and which into snapshots, and cutting.
-Does not own: the rule where a layer can rewind to (`ipc.layers`), nor the arrays.
+Does not own: the arrays.
 Invariants: every part is a view of the caller's arrays.
 """
 
@@ -16,7 +23,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from ...errors import BadPrefix, UsageError, shown
-from ...ipc.layers import Layer, layout
+from ...shm.payloads.prefix import LAYOUT_BYTES
 from ...shm.payloads.tensors import check_tensor
 from ..arguments.checks import check_count
 from ..gpu.interface import mapped
@@ -144,18 +151,24 @@ def layers_of(given: Sequence[PrefixLayer], tokens: int, snapshots: Snapshots, b
         raise BadPrefix("layers are empty; a sequence needs at least one")
     if not isinstance(snapshots, Mapping):
         raise BadPrefix(f"snapshots are a {type(snapshots).__name__}; pass a dict from position to a list of states")
-    described: list[Layer] = []
+    described: list[str] = []
     shapes: list[str] = []
+    whole: list[bool] = []
+    needed: list[int] = []
     for number, layer in enumerate(listed):
-        described.append(_described(number, layer, tokens))
-        if described[-1].whole:
+        kind, window = _kind_of(number, layer)
+        whole.append(kind == "normal" or (kind == "rotating" and tokens <= window))
+        described.append(f"{kind} {window} {whole[-1]}")
+        if whole[-1]:
             shapes += _shapes(f"layer {number}", layer, tokens)
-        elif isinstance(layer, RotatingLayer):
-            _shapes(f"layer {number}", layer, layer.window)
-    digest, exact = layout(described, block_tokens)
-    digest = hashlib.sha256(digest + "\n".join(shapes).encode()).digest()[: len(digest)]
-    whole = tuple(layer.whole for layer in described)
-    return Layers(tokens, listed, digest, exact, whole, _snapshots(listed, described, tokens, snapshots))
+        elif kind != "shared":
+            needed.append(number)
+            if isinstance(layer, RotatingLayer):
+                _shapes(f"layer {number}", layer, window)
+    digest = _digest([str(block_tokens), *described])
+    digest = _digest(shapes, digest)
+    found = _snapshots(listed, needed, tokens, snapshots)
+    return Layers(tokens, listed, digest, bool(needed), tuple(whole), found)
 
 
 def cut(tree: Any, axis: int, start: int, stop: int) -> Any:
@@ -186,16 +199,22 @@ def check_layer(layer: int, count: int) -> None:
         raise UsageError(f"layer {layer} does not exist; the sequence has {count} layers, counted from 0")
 
 
-def _described(number: int, layer: object, tokens: int) -> Layer:
+def _digest(lines: list[str], before: bytes = b"") -> bytes:
+    """16 bytes."""
+    return hashlib.sha256(before + "\n".join(lines).encode()).digest()[:LAYOUT_BYTES]
+
+
+def _kind_of(number: int, layer: object) -> tuple[str, int]:
+    """The kind of a layer as it is in the digest, and its window."""
     match layer:
         case NormalLayer():
-            return Layer("normal", tokens)
+            return "normal", 0
         case RotatingLayer():
-            return Layer("rotating", tokens, check_count(f"layer {number}: window", layer.window, _WINDOW_MAX, 1))
+            return "rotating", check_count(f"layer {number}: window", layer.window, _WINDOW_MAX, 1)
         case SharedLayer():
-            return Layer("shared")
+            return "shared", 0
         case RecurrentLayer():
-            return Layer("recurrent", tokens)
+            return "recurrent", 0
         case _:
             raise BadPrefix(
                 f"layer {number} is a {type(layer).__name__}; pass a NormalLayer, RotatingLayer, SharedLayer or "
@@ -233,9 +252,9 @@ def _shapes(place: str, layer: NormalLayer | RotatingLayer | Any, tokens: int) -
 
 
 def _snapshots(
-    listed: Sequence[PrefixLayer], described: Sequence[Layer], tokens: int, given: Snapshots
+    listed: Sequence[PrefixLayer], needed: Sequence[int], tokens: int, given: Snapshots
 ) -> dict[int, list[Any]]:
-    needed = [number for number, layer in enumerate(described) if layer.exact]
+    """All snapshots by position, in order, the states at the end among them. `needed`: the layers that need one."""
     found: dict[int, list[Any]] = {}
     for position, states in given.items():
         if isinstance(position, bool) or not hasattr(position, "__index__") or not 0 < position < tokens:

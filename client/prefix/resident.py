@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...ipc.layers import Layer, can_rewind_to
 from ...shm.payloads.dtypes import dtype_named
 from ...shm.payloads.prefix import Media, Tokens, agreed, uncut
 from ...shm.payloads.tensors import loaded_torch, tensor_copy, tensor_leaf
 from ..gpu.interface import Device, mapped
-from .layers import Layers, PrefixLayer, RecurrentLayer, RotatingLayer, SharedLayer, check_layer, cut
+from .layers import Layers, PrefixLayer, RecurrentLayer, SharedLayer, check_layer, cut
 from .put import PrefixPut, PrefixSequence
 
 if TYPE_CHECKING:
@@ -37,7 +36,6 @@ class Resident:
     """
 
     sequence: PrefixSequence
-    rewinds: tuple[Layer, ...]
     ends_at: float | None
     offered: bool = False
     unwanted: bool = False
@@ -88,13 +86,9 @@ class HeldOnDevice:
         return None if snapshot is None else snapshot[layer]
 
 
-def longest(sequence: PrefixSequence, rewinds: Sequence[Layer], query: Tokens, media: Sequence[Media]) -> int:
+def longest(sequence: PrefixSequence, query: Tokens, media: Sequence[Media]) -> int:
     """After how many tokens of a query a sequence can be continued: tokens and media agree up to there, no media item
     is cut, every layer can rewind to there, and at least one token of the query is left.
-
-    Args:
-        rewinds: the sequence's layers. Those that need a snapshot stand as recurrent ones, with the snapshots'
-            positions.
     """
     ours = sequence.tokens
     most = min(len(ours), len(query) - 1)
@@ -104,40 +98,21 @@ def longest(sequence: PrefixSequence, rewinds: Sequence[Layer], query: Tokens, m
     first = int(differs.argmax())
     most = agreed(media, sequence.media, first if differs[first] else most)
     if not sequence.layers.exact:
-        most = uncut(most, media)
-        return most if all(can_rewind_to(layer, most) for layer in rewinds) else 0
-    return max(
-        (
-            position
-            for position in sequence.layers.snapshots
-            if position <= most and uncut(position, media) == position
-            if all(can_rewind_to(layer, position) for layer in rewinds)
-        ),
-        default=0,
-    )
+        return uncut(most, media)
+    positions = sequence.layers.snapshots
+    return max((at for at in positions if at <= most and uncut(at, media) == at), default=0)
 
 
 def resident_of(sequence: PrefixSequence) -> Resident:
     """The Resident of a sequence. Copies the tokens."""
     layers = sequence.layers
-    positions = tuple(layers.snapshots)
-    rewinds = tuple(
-        Layer("shared")
-        if isinstance(layer, SharedLayer)
-        else Layer("recurrent", layers.tokens, snapshots=positions)
-        if not whole
-        else Layer("rotating", layers.tokens, layer.window)
-        if isinstance(layer, RotatingLayer)
-        else Layer("normal", layers.tokens)
-        for layer, whole in zip(layers.given, layers.whole, strict=True)
-    )
     bare = replace(
         layers,
         given=tuple(_with(layer, None) for layer in layers.given),
         snapshots={position: [state is not None for state in states] for position, states in layers.snapshots.items()},
     )
     ends_at = None if sequence.ttl_s is None else time.monotonic() + sequence.ttl_s
-    return Resident(replace(sequence, tokens=sequence.tokens.copy(), layers=bare), rewinds, ends_at)
+    return Resident(replace(sequence, tokens=sequence.tokens.copy(), layers=bare), ends_at)
 
 
 def tree_of(layers: Layers, resident: Resident | None) -> dict[str, Any]:

@@ -2,11 +2,50 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
-from tensord.ipc.layers import Layer, can_rewind_to
-from tensord.shm.payloads.prefix import Media
+from tensord.shm.payloads.prefix import LAYOUT_BYTES, Media
+
+Kind = Literal["normal", "rotating", "shared", "recurrent"]
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """What one layer keeps of a sequence of `length` tokens: all of them, the last `window` ones, or a state after each
+    of the positions in `snapshots`."""
+
+    kind: Kind
+    length: int = 0
+    window: int = 0
+    snapshots: tuple[int, ...] = ()
+
+    @property
+    def exact(self) -> bool:
+        """True if the layer can be continued only at a position with a snapshot."""
+        return self.kind == "recurrent" or (self.kind == "rotating" and self.length > self.window)
+
+
+def can_rewind_to(layer: Layer, position: int) -> bool:
+    """True if the layer can be continued after its first `position` tokens."""
+    match layer.kind:
+        case "shared":
+            return True
+        case "recurrent":
+            return position in layer.snapshots
+        case "rotating" if layer.length > layer.window:
+            return position == layer.length
+        case _:
+            return position <= layer.length
+
+
+def layout(layers: Sequence[Layer], block_tokens: int) -> tuple[bytes, bool]:
+    """A digest by which sequences with equal layers share blocks, and whether they need snapshots."""
+    described = [f"{layer.kind} {layer.window} {layer.exact}" for layer in layers]
+    digest = hashlib.sha256("\n".join([str(block_tokens), *described]).encode()).digest()[:LAYOUT_BYTES]
+    return digest, any(layer.exact for layer in layers)
 
 
 @dataclass(slots=True)

@@ -13,11 +13,11 @@ from tensord.daemon.prefix.blocks import PATH_MAX, SequenceBlocks
 from tensord.daemon.prefix.snapshots import LOOKS_MAX
 from tensord.daemon.prefix.trees import LAYOUTS_MAX
 from tensord.daemon.store.commit import BAD_BLOCK, NO_PARENT
-from tensord.ipc.layers import Layer
 from tensord.ipc.messages.schema import BLOCKS_MAX
 from tensord.shm.payloads.prefix import RECORD_BYTES_MAX, PrefixRecord, block_key
 
 from ..store.rows import TAG, key_of
+from .oracle import Layer
 from .stand import SCOPE, SequenceStore, item
 
 

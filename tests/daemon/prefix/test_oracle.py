@@ -7,10 +7,9 @@ from random import Random
 import pytest
 
 from tensord.daemon.store.table import LIVE, VICTIM
-from tensord.ipc.layers import Layer
 from tensord.shm.payloads.prefix import Media, kept
 
-from .oracle import Answer, Cached, answer
+from .oracle import Answer, Cached, Layer, answer
 from .stand import PutSequence, SequenceStore, item
 
 CASES = 2_000
