@@ -1,16 +1,14 @@
-"""Replays recorded and synthetic workloads through the store and other policies. Prints a table, and all goals.
+"""Replays recorded and synthetic workloads through the store and other policies. Prints a table.
 
     python benchmarks/replay.py (--traces DIR [--warm DIR] | --synthetic) [--json PATH] [--only NAMES]
         [--policies NAMES] [--sizes PERCENTS] [--concurrency N,N] [--policy NAME] [--jobs N]
 
-Owns: the command. Does not own: traces, drivers, other policies, goals (replaying/).
+Owns: the command. Does not own: traces, drivers, other policies (replaying/).
 
 With --warm the traces of that folder come first, uncounted, and those of --traces are counted. Without --warm the first
 60 % of each trace are uncounted. The synthetic workloads follow; --synthetic replays only those. Sizes are shares of
 all distinct blocks, counted and uncounted. tensord-pinned, which holds pins, replays only the middle size, and no trace
 of agents. tensord+steps, with agents' steps, replays only the three smallest sizes. --sizes lifts these limits.
-
-A missed goal is printed, and does not change the exit status.
 """
 
 from __future__ import annotations
@@ -29,7 +27,6 @@ from typing import Final
 from harness import table
 from replaying import peers, policies, synthetic
 from replaying.counts import Row
-from replaying.goals import STEPS_WAY, Goal, goals, way
 from replaying.traces import RING_BYTES_MIN, SOURCES, Request, Source, Trace, load
 
 from tensord.daemon.config.config import Config
@@ -40,7 +37,7 @@ Told = Callable[[str], None]
 Task = tuple[str, str, float]
 """Trace, policy and share."""
 
-JUDGED_WITH_STEPS: Final = len(STEPS_WAY)
+SIZES_WITH_STEPS: Final = 3
 
 # Worker processes inherit the traces by fork: a trace is too large to send for each task.
 _replayed: tuple[dict[str, Trace], str] | None = None
@@ -126,12 +123,12 @@ def tasks_of(trace: Trace, names: Sequence[str], sizes: Sequence[float], *, all_
     """The replays of one trace.
 
     Unless `all_sizes`, pins are held only at the middle size and never for a trace of agents, and steps are sent only
-    at sizes with a goal for them: a replay through the store takes up to four minutes.
+    at the three smallest sizes: a replay through the store takes up to four minutes.
     """
     middle = sizes[len(sizes) // 2 : len(sizes) // 2 + 1]
     some = {
         "tensord-pinned": () if policies.tells_steps(trace) else middle,
-        "tensord+steps": sizes[:JUDGED_WITH_STEPS],
+        "tensord+steps": sizes[:SIZES_WITH_STEPS],
     }
     return [
         (trace.name, name, size)
@@ -214,23 +211,14 @@ def way_table(rows: Sequence[Row]) -> str:
         if lru is None or belady is None:
             continue
         ours = [found.get((trace, name, size)) for name in policies.OURS]
-        ways = [f"{way(row.prefix_hit, lru.prefix_hit, belady.prefix_hit):.0f} %" if row else "" for row in ours]
+        ways = [f"{_way(row.prefix_hit, lru.prefix_hit, belady.prefix_hit):.0f} %" if row else "" for row in ours]
         lines.append([f"{trace} {_percent(size)}", f"{lru.prefix_hit:.1f}", f"{belady.prefix_hit:.1f}", *ways])
     return table(["of the way from LRU to Belady", "LRU", "Belady", *policies.OURS], lines)
 
 
-def goals_table(found: Sequence[Goal]) -> str:
-    """Every goal with the measured value."""
-    lines = [
-        [
-            f"{goal.trace} {_percent(goal.size)}: {goal.what}",
-            f"{goal.value:.2f}",
-            f"≥ {goal.least:g}",
-            "reached" if goal.reached else "missed",
-        ]
-        for goal in found
-    ]
-    return table(["goal", "here", "asked", ""], lines)
+def _way(value: float, lru: float, belady: float) -> float:
+    """Percent of the way from LRU to Belady; 100 if the two are equal."""
+    return 100 * (value - lru) / (belady - lru) if belady > lru else 100.0
 
 
 def write_json(path: Path, rows: Sequence[Row]) -> None:
@@ -291,8 +279,7 @@ def main() -> int:
     print(f"the store's policy: {arguments.policy}; Python {sys.version.split()[0]}\n")
     print("hits in percent: of blocks, of their bytes, of blocks as a prefix; and tokens saved in percent\n")
     print(rows_table(rows))
-    print(f"\n{way_table(rows)}\n")
-    print(goals_table(goals(rows, judged=arguments.warm is not None)))
+    print(f"\n{way_table(rows)}")
     return 0
 
 

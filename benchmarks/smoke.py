@@ -42,7 +42,6 @@ class Command:
 COMMANDS: Final = (
     Command("examples/shared_vision.py", ("--processes", "2", "--passes", "1")),
     Command("examples/pressure.py"),
-    Command("examples/one_card.py", ("--minutes", "0.1")),
     Command("examples/chat_prefix.py"),
     Command("examples/cluster.py"),
     Command("benchmarks/hotpath.py", ("--quick", "--sizes", "64K,1M")),

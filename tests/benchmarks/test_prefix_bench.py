@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import numpy as np
 import prefix
 import pytest
-from prefix import BARS_US, CALLS, Bench, Memory, Row
-from prefix_forest import BRANCH_EVERY, LONGEST, SHORTEST, TAG, Forest
+from prefix import BARS_US, CALLS, Bench, Row
+from prefix_forest import LONGEST, SHORTEST, TAG, Forest
 from prefix_rows import IndexedRows
 
 from tensord.shm.payloads.prefix import MEDIA_BYTES, PrefixRecord, packed_media
@@ -71,37 +70,6 @@ def test_blocks_are_cut_and_chained_as_they_say(forest: Forest) -> None:
     assert any(record.media for record in known.values())
 
 
-def test_shared_blocks_have_one_text(forest: Forest) -> None:
-    texts = {key: bytes(forest.read(at, 4 * p.count)) for n in range(SEQUENCES) for key, p, at in forest.blocks(n)}
-    for number in range(SEQUENCES):
-        sequence = forest.sequence(number)
-        whole = b"".join(texts[forest.key(number, block)] for block in range(-(-len(sequence) // forest.block_tokens)))
-        assert whole == sequence.tobytes()
-
-
-def test_a_spine_is_left_every_64_tokens(forest: Forest) -> None:
-    spine = forest.sequence(forest.spines[0])
-    assert len(spine) == LONGEST
-    left = []
-    for number in range(1, SEQUENCES):
-        length = min(len(forest.sequence(number)), LONGEST)
-        differs = np.flatnonzero(forest.sequence(number)[:length] != spine[:length])
-        left.append(int(differs[0]))
-    assert {place * BRANCH_EVERY for place in range(1, SEQUENCES * 3 // 4)} <= set(left)
-
-
-def test_a_query_has_what_it_says_of_a_sequence_and_nothing_after_it(forest: Forest) -> None:
-    number = next(iter(forest.media))
-    (item, *_) = forest.media[number]
-    for cut, shared in ((1000, 1000), (item.start + 10, item.start), (item.end, item.end)):
-        record, folded = forest.query(number, cut)
-        assert record.count == len(folded) == LONGEST
-        agrees = folded[: len(forest.sequence(number))] == forest.sequence(number)
-        assert agrees[:shared].all()
-        assert not agrees[shared : shared + 5].any()
-        assert (item in record.media) == (shared >= item.end)
-
-
 @pytest.mark.parametrize("kind", ["going_on", "deep", "branching", "unknown"])
 def test_the_scan_finds_what_the_index_finds(forest: Forest, kind: str) -> None:
     index, blocks = indexed(forest)
@@ -119,16 +87,3 @@ def test_another_answer_than_the_scans_ends_the_run(forest: Forest, monkeypatch:
     monkeypatch.setattr(prefix, "scan", lambda *_: 3)
     with pytest.raises(RuntimeError, match="the scan 3"):
         Bench(forest, index, None).round()
-
-
-def test_memory_stands_against_tokens_and_nodes_together() -> None:
-    memory = Memory(nodes=10, tokens=2000, size_bytes=2500)
-    assert memory.allowed_bytes == 5000
-    figure = prefix.figures([], memory)[-1]
-    assert (figure.value, figure.limit) == (0.5, 1)
-    assert all(other.value is None for other in prefix.figures([], memory)[:-1])
-
-
-def test_a_row_is_of_all_samples() -> None:
-    samples = [1000.0 * number for number in range(1, 102)]
-    assert prefix.row("match", 7, samples) == Row("match", 7, 51.0, 96.0)

@@ -20,10 +20,6 @@ GOOD = [
 ]
 
 
-def test_answers_as_expected_are_no_failure() -> None:
-    assert shared_kv.failures(GOOD) == []
-
-
 @pytest.mark.parametrize(
     ("at", "wrong", "said"),
     [

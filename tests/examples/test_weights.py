@@ -119,14 +119,6 @@ def test_nothing_but_tensors_is_ever_called(tmp_path: Path, module: str, name: s
     assert not there.exists()
 
 
-def test_the_preamble_may_not_call_even_what_tensors_may(tmp_path: Path) -> None:
-    path = tmp_path / "a.pth"
-    with path.open("wb") as file:
-        _Pickler(file, 2).dump(_Call("collections", "OrderedDict"))
-    with pytest.raises(UnsafeCheckpoint, match=r"collections\.OrderedDict"):
-        read_checkpoint(path)
-
-
 @pytest.mark.parametrize(
     ("shape", "strides", "at"),
     [((7,), (1,), 0), ((6,), (1,), 1), ((2, 3), (4, 1), 0), ((2,), (-1,), 0), ((2,), (1, 1), 0)],
@@ -140,13 +132,6 @@ def test_a_tensor_never_reaches_outside_its_storage(
         read_checkpoint(path)
 
 
-def test_a_huge_storage_is_refused_before_memory_is_asked_for(tmp_path: Path) -> None:
-    tensor = _tensor(_Storage("FloatStorage", "1", 1 << 60), (1,), (1,))
-    path = _write(tmp_path / "a.pth", OrderedDict(x=tensor), {"1": SIX})
-    with pytest.raises(UnsafeCheckpoint, match=f"{1 << 60} elements; the limit is"):
-        read_checkpoint(path)
-
-
 def test_a_file_cut_short_is_refused(tmp_path: Path) -> None:
     tensor = _tensor(_Storage("FloatStorage", "1", 6), (6,), (1,))
     whole = _write(tmp_path / "a.pth", OrderedDict(x=tensor), {"1": SIX}).read_bytes()
@@ -155,20 +140,3 @@ def test_a_file_cut_short_is_refused(tmp_path: Path) -> None:
         cut.write_bytes(whole[:length])
         with pytest.raises(UnsafeCheckpoint):
             read_checkpoint(cut)
-
-
-def test_a_storage_of_another_length_than_its_tensors_say_is_refused(tmp_path: Path) -> None:
-    tensor = _tensor(_Storage("FloatStorage", "1", 5), (5,), (1,))
-    with pytest.raises(UnsafeCheckpoint, match="storage"):
-        read_checkpoint(_write(tmp_path / "a.pth", OrderedDict(x=tensor), {"1": SIX}))
-
-
-def test_another_form_or_content_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UnsafeCheckpoint, match="magic"):
-        read_checkpoint(_write(tmp_path / "a.pth", OrderedDict(), {}, magic=1))
-    with pytest.raises(UnsafeCheckpoint, match="protocol"):
-        read_checkpoint(_write(tmp_path / "a.pth", OrderedDict(), {}, protocol=1))
-    with pytest.raises(UnsafeCheckpoint, match="tensors by name"):
-        read_checkpoint(_write(tmp_path / "a.pth", OrderedDict(x=3), {}))
-    with pytest.raises(UnsafeCheckpoint, match="storages"):
-        read_checkpoint(_write(tmp_path / "a.pth", OrderedDict(), {"1": SIX}))
