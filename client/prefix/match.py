@@ -8,7 +8,7 @@ Invariants: every view of a match keeps its pins. Views are given only after the
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, Protocol, Self
 
 import numpy as np
 
@@ -134,10 +134,10 @@ class PrefixMatch:
 class HeldBlocks:
     """Blocks in the ring, pinned by a batch: its first `blocks` entries, and the snapshot if there is one.
 
-    Any client may have stored them. So their arrays are checked, for the number of tokens too, before any is given.
+    Any client may have stored them. So the number of their arrays' tokens is checked before any is given.
     """
 
-    __slots__ = ("_batch", "_blocks", "_form", "_keys", "_layers", "_offset", "_snapshot_at")
+    __slots__ = ("_axes", "_batch", "_blocks", "_keys", "_layers", "_offset", "_snapshot_at")
 
     def __init__(self, batch: Batch, keys: Sequence[bytes], blocks: int, offset: int, snapshot_at: int | None) -> None:
         """`keys`: of all of the batch's entries. `snapshot_at`: the snapshot's position among them."""
@@ -147,13 +147,13 @@ class HeldBlocks:
         self._offset = offset
         self._snapshot_at = snapshot_at
         self._layers: list[list[Any]] | None = None
-        self._form = _Form([], [])
+        self._axes: list[int | None] = []
 
     @property
     def layers(self) -> list[list[Any]]:
         if self._layers is None:
             leases = self._leases()
-            self._form = self._checked(leases)
+            self._axes = self._checked(leases)
             self._layers = self._cut([lease.tree for lease in leases])
         return self._layers
 
@@ -202,10 +202,10 @@ class HeldBlocks:
     def _chosen(self, layer: int) -> tuple[list[Any], int | None]:
         layers = self.layers
         check_layer(layer, len(layers))
-        return layers[layer], self._form.axes[layer]
+        return layers[layer], self._axes[layer]
 
-    def _checked(self, leases: Sequence[Lease]) -> _Form:
-        """The form that all blocks share. Checks that the blocks fit together and cover the match.
+    def _checked(self, leases: Sequence[Lease]) -> list[int | None]:
+        """The token axis of each layer. Checks that the blocks cover the match, and hold the tokens that they say.
 
         Of all blocks with the same tree header only the first is checked: their arrays have the same shapes.
 
@@ -218,32 +218,22 @@ class HeldBlocks:
                 f"{self._named(self._blocks - 1)}: it has the tokens from {record.start} to {end} in blocks of "
                 f"{record.block_tokens}, but the match ends at {self._offset}; evict it"
             )
-        first: _Form | None = None
+        axes: list[int | None] = _part(leases[0].tree, "axes", self._named(0))
         seen: set[tuple[int, int]] = set()
         for at, lease in enumerate(leases):
             count = record.count if at == self._blocks - 1 else record.block_tokens
             # The leases keep the recipes alive, so two different recipes have different ids.
             known = id(lease._recipe), count
-            if known in seen:
-                continue
-            form = _form_of(lease.tree, count, self._named(at))
-            if first is None:
-                first = form
-            elif form != first:
-                raise Corrupt(f"{self._named(at)}: its layers differ from those of the blocks before it; evict it")
-            seen.add(known)
-        assert first is not None
-        if self._snapshot_at is None and first.without:
-            raise Corrupt(
-                f"{self._named(0)}, layer {first.without[0]}: it has no array, and there is no snapshot; evict it"
-            )
-        return first
+            if known not in seen:
+                _check_block(lease.tree, axes, count, self._named(at))
+                seen.add(known)
+        return axes
 
     def _cut(self, trees: list[Any]) -> list[list[Any]]:
         """Each layer's parts in the checked blocks' trees. The last part is cut at the end of the match."""
         end, record = self.end_of(self._blocks)
         layers: list[list[Any]] = []
-        for number, axis in enumerate(self._form.axes):
+        for number, axis in enumerate(self._axes):
             parts = [] if axis is None else [part for tree in trees if (part := tree["layers"][number]) is not None]
             if parts and axis is not None and end > self._offset:
                 parts[-1] = cut(parts[-1], axis, 0, self._offset - record.start)
@@ -263,65 +253,34 @@ class HeldBlocks:
                 f"{self._named(self._snapshot_at)}: it has states for {len(states)} layers, but the blocks have "
                 f"{len(self.layers)}; evict it"
             )
-        for layer in self._form.without:
-            if states[layer] is None:
-                raise Corrupt(f"{self._named(self._snapshot_at)}, layer {layer}: it has no state; evict it")
         return states
 
 
-class _Form(NamedTuple):
-    """The form of a sequence's blocks: each layer's token axis, and the places, dtypes and shapes (without the token
-    axis) of its arrays; None for a layer without arrays in blocks.
-    """
-
-    axes: list[int | None]
-    arrays: list[list[tuple[str, Any, tuple[int, ...]]] | None]
-
-    @property
-    def without(self) -> list[int]:
-        """The layers that have tokens but no arrays in blocks. They need a snapshot."""
-        return [at for at, axis in enumerate(self.axes) if axis is not None and self.arrays[at] is None]
-
-
-def _form_of(tree: Any, count: int, named: str) -> _Form:
-    """The form of a block of `count` tokens.
+def _check_block(tree: Any, axes: list[int | None], count: int, named: str) -> None:
+    """Checks that a block has an item for each layer, whose arrays have `count` tokens along the layer's axis.
 
     Raises:
-        Corrupt: the tree is not such a block.
+        Corrupt: it has not.
     """
-    axes, layers = _part(tree, "axes", named), _part(tree, "layers", named)
-    if len(axes) != len(layers):
-        raise Corrupt(f"{named}: it has {len(axes)} axes for {len(layers)} layers; evict it")
-    arrays: list[list[tuple[str, Any, tuple[int, ...]]] | None] = []
+    layers = _part(tree, "layers", named)
+    if _part(tree, "axes", named) != axes or len(layers) != len(axes):
+        raise Corrupt(f"{named}: its {len(layers)} layers are not those of the first block; evict it")
+
     for number, (axis, part) in enumerate(zip(axes, layers, strict=True)):
-        if axis is not None and type(axis) is not int:
-            raise Corrupt(f"{named}, layer {number}: its axis is {axis!r:.40}; evict it")
-        arrays.append(None if part is None else _arrays_of(part, axis, count, f"{named}, layer {number}"))
-    return _Form(axes, arrays)
+        _check_arrays(part, axis, count, f"{named}, layer {number}")
 
 
-def _arrays_of(part: Any, axis: int | None, count: int, named: str) -> list[tuple[str, Any, tuple[int, ...]]]:
-    arrays: list[tuple[str, Any, tuple[int, ...]]] = []
-
+def _check_arrays(part: Any, axis: int | None, count: int, named: str) -> None:
     def look(leaf: Any, place: str) -> None:
         if not is_array(leaf):
-            arrays.append((place, None, ()))
             return
-        shape = list(leaf.shape)
-        if axis is None or not -len(shape) <= axis < len(shape):
-            raise Corrupt(f"{named}: its array {place} of shape {shape} has no axis {axis}; evict it")
-        if shape[axis] != count:
+        shape = tuple(leaf.shape)
+        if axis is None or not -len(shape) <= axis < len(shape) or shape[axis] != count:
             raise Corrupt(
-                f"{named}: its array {place} has {shape[axis]} tokens along axis {axis}, but the block {count}; "
-                "evict it"
+                f"{named}: its array {place} of shape {list(shape)} has not {count} tokens along axis {axis}; evict it"
             )
-        shape[axis] = -1
-        arrays.append((place, leaf.dtype, tuple(shape)))
 
     mapped(part, look)
-    if all(dtype is None for _, dtype, _ in arrays):
-        raise Corrupt(f"{named}: it has no array, but the block has {count} tokens; evict it")
-    return arrays
 
 
 def _part(tree: Any, name: str, named: str) -> list[Any]:
