@@ -1,4 +1,4 @@
-"""The replay of recorded workloads through caches: traces, drivers, other policies, goals.
+"""The replay of recorded workloads through caches: traces, drivers, other policies.
 
 The command is `replay.py`.
 """

@@ -327,7 +327,7 @@ def _flagged(warm: Iterable[bytes], judged: Iterable[bytes] | None) -> Iterator[
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The file of one trace, without .xz, and its reader. `shares`: the sizes of a cache that have goals."""
+    """The file of one trace, without .xz, and its reader. `shares`: the sizes of a cache to replay."""
 
     name: str
     file: str

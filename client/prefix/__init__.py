@@ -1,5 +1,6 @@
-"""Prefix KV cache shared by all processes on the host.
+"""Prefix KV: what a model's layers keep of token sequences, stored as blocks, and the longest prefix of a prompt.
 
-Owns: blocks, their keys and layers, matches, and the sequences that this process keeps on a device. Does not own: the
-ring and its eviction (the daemon's), nor a device's memory (`client/device`).
+May import the client's core, its rooms for puts and arguments, and `gpu`; no other cache and no adapter. Owns blocks,
+their keys and layers, matches, and the sequences that this process keeps on a device; the ring and its eviction are the
+daemon's.
 """

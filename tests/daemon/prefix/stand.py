@@ -15,8 +15,8 @@ import numpy as np
 from tensord.daemon.prefix.blocks import SequenceBlocks
 from tensord.daemon.prefix.index import Found
 from tensord.daemon.store.table import LIVE
-from tensord.shm.payloads.prefix import Media, PrefixRecord, Tokens, block_key, fold
 from tensord.shm.lanes.records import NO_KEY
+from tensord.shm.payloads.prefix import Media, PrefixRecord, Tokens, block_key, fold
 
 from ..store.rows import TAG, RowStore
 from .oracle import Layer, can_rewind_to, layout
