@@ -47,7 +47,7 @@ from .connections.timing import measure_lag
 from .core.parts import StoreMemory
 from .core.store import Store
 from .gauges.gauges import open_gauges
-from .gauges.psi import StallTrigger
+from .gauges.psi import STALL_S, StallTrigger
 from .gauges.source_thread import THREAD_NAME
 from .governor.forms import events as governor_events
 from .governor.forms.limits import DEVICES_MAX
@@ -184,7 +184,7 @@ class _Daemon:
         former.take_over(memory, parts.store, policy, scrub)
         parts.store.scrub = scrub.add
         documents = Documents(parts.store.inbox, parts.governor.inbox, lambda: sockets.problems)
-        stalls = StallTrigger(self._config.gauges.psi_stall_s, parts.pressure.sample_now, _log)
+        stalls = StallTrigger(STALL_S, parts.pressure.sample_now, _log)
         sessions: set[Session] = set()
         listeners = self._listeners(memory, sockets, parts, documents, sessions)
         metrics = MetricsServer(sockets.metrics, documents.status, documents.health)

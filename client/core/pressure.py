@@ -60,7 +60,7 @@ class PressureCalls(ClientBase):
         Raises:
             UsageError: `name` is no valid name.
             BadGraph: the steps cannot be run in any order, or another client has a workflow of this name.
-            LimitReached: workflows_max or workflow_steps_max.
+            LimitReached: there are 256 workflows, or 16,384 steps of all workflows.
         """
         self._expect_answer(self._timeout_s)
         return Workflow(self._link, self._governor, name, graph, self._timeout_s)
@@ -118,7 +118,7 @@ class PressureCalls(ClientBase):
             for_s: seconds until the reservation ends by itself; the daemon may set a lower limit.
             priority: from -100 to 100. Of the reservations that wait, the highest priority is served first, then the
                 first that came. Entries stay for a reservation below 0: it waits until memory is free otherwise.
-            wait_s: seconds to wait until so much is free, at most `device.reserve_s_max`; 0: refused at once. Default:
+            wait_s: seconds to wait until so much is free, at most 60; 0: refused at once. Default:
                 5 s, at most `timeout_s`.
             timeout_s: seconds to wait for the daemon's answer, after `wait_s`.
 
@@ -126,7 +126,7 @@ class PressureCalls(ClientBase):
             UsageError: a value is out of its range.
             DeviceFull: less is free; the message says how much is free, cached and pinned.
             NoGauge: nothing measures how full the device is, or its gauge cannot be read now.
-            LimitReached: reservations_max.
+            LimitReached: this client has 64 reservations.
             DaemonUnavailable, TimedOut: the daemon did not answer.
         """
         return self.device_request(device, size_bytes, for_s, priority, wait_s, timeout_s).outcome()

@@ -12,7 +12,7 @@ from ...ipc.messages.modes import Tier
 from ..gauges import registry
 from ..governor.modes.modes import Thresholds
 from .sections import DAY_S, HOUR_S, MIB, TIB
-from .settings import ADDRESS, COUNT, DURATION, MODE, PATH, SHARE, SIZE, SIZES, choice, setting
+from .settings import ADDRESS, DURATION, MODE, PATH, SHARE, SIZE, SIZES, choice, setting
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,13 +37,6 @@ class GaugesSection:
         low=0.01,
         high=HOUR_S,
         reload=True,
-    )
-    psi_stall_s: float = setting(
-        DURATION,
-        "take a sample at once if tasks waited for memory for this time within 2 s; 0: never",
-        0.15,
-        low=0.0,
-        high=1.0,
     )
 
 
@@ -89,15 +82,6 @@ class PressureSection:
         high=365 * DAY_S,
         reload=True,
     )
-    pass_share: float = setting(
-        SHARE,
-        """pressure and critical: the largest share of a device's entries that one pass evicts to bring the device under
-        `pressure`""",
-        0.25,
-        low=0.01,
-        high=1.0,
-        reload=True,
-    )
     ack_s: float = setting(
         DURATION,
         "time in which an owner must carry out an order; after it the owner counts as not answering",
@@ -115,36 +99,6 @@ class PressureSection:
         high=DAY_S,
         reload=True,
     )
-    copy_bytes_per_s: int | None = setting(
-        SIZE,
-        """offload: speed of a copy between a device and the host, in bytes a second; an entry whose copy takes longer
-        than computing it again is dropped; none: measured, at the start (4GiB where that fails) and by each offload""",
-        None,
-        low=1 * MIB,
-        high=16 * TIB,
-        optional=True,
-        reload=True,
-    )
-    encoder_s_per_token: float = setting(
-        DURATION,
-        "offload: time to compute a token of an encoder's output again; a cost that the put reports counts instead",
-        100e-6,
-        low=0.0,
-        high=10.0,
-        reload=True,
-    )
-    kv_s_per_token: float = setting(
-        DURATION, "offload: time to compute a token of KV again", 60e-6, low=0.0, high=10.0, reload=True
-    )
-    compute_s_per_token: float = setting(
-        DURATION,
-        """offload: time to compute a token of any other entry again. An entry without tokens and cost is always
-        copied""",
-        60e-6,
-        low=0.0,
-        high=10.0,
-        reload=True,
-    )
 
     def thresholds(self) -> Thresholds:
         """The thresholds of the modes. Raises BadConfiguration if they are inconsistent."""
@@ -153,7 +107,7 @@ class PressureSection:
 
 @dataclasses.dataclass(frozen=True)
 class DeviceSection:
-    """Budgets of each device's entries, and limits on reservations and workflows."""
+    """The budget of each device's entries, and what is held there by plan."""
 
     max_bytes: int | None = setting(
         SIZE,
@@ -163,23 +117,6 @@ class DeviceSection:
         high=16 * TIB,
         optional=True,
         reload=True,
-    )
-    max_tokens: int | None = setting(
-        COUNT,
-        "encoder tokens of entries on one device; none: no limit",
-        None,
-        low=1,
-        high=1 << 48,
-        optional=True,
-        reload=True,
-    )
-    max_entries: int = setting(COUNT, "entries on one device", 1_000_000, low=1, high=1 << 24, reload=True)
-    reservations_max: int = setting(COUNT, "reservations of one client", 64, low=1, high=65_536, reload=True)
-    reserve_s_max: float = setting(
-        DURATION, "time after which a reservation ends", 60.0, low=0.05, high=DAY_S, reload=True
-    )
-    room_s_max: float = setting(
-        DURATION, "time after which room that `tensorctl room` has made ends", HOUR_S, low=0.05, high=DAY_S, reload=True
     )
     baseline: tuple[tuple[str, int], ...] | None = setting(
         SIZES,
@@ -198,18 +135,6 @@ class DeviceSection:
         optional=True,
         reload=True,
     )
-    workflows_max: int = setting(COUNT, "workflows registered at once", 256, low=1, high=65_536, reload=True)
-    workflow_steps_max: int = setting(
-        COUNT, "steps of all workflows together", 16_384, low=1, high=1 << 20, reload=True
-    )
-    lookahead_steps: int = setting(
-        COUNT,
-        "entries of agents that run within this many steps are promoted",
-        1,
-        low=0,
-        high=1024,
-        reload=True,
-    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -218,14 +143,6 @@ class QueueingSection:
 
     block_bytes: int = setting(
         SIZE, "size of one block, as clients count blocks", 2 * MIB, low=1, high=1 * TIB, reload=True
-    )
-    window_s: float = setting(
-        DURATION,
-        "the time over which arrivals and completions of requests are counted",
-        60.0,
-        low=0.1,
-        high=DAY_S,
-        reload=True,
     )
 
 

@@ -73,7 +73,7 @@ def wire_limits(config: Config, ring_bytes: int) -> schema.ClientLimits:
 
 def governor_limits(config: Config) -> GovernorLimits:
     """The limits of the governor's core."""
-    gauges, pressure, device, queueing = config.gauges, config.pressure, config.device, config.queueing
+    gauges, pressure, device = config.gauges, config.pressure, config.device
     return GovernorLimits(
         thresholds=pressure.thresholds(),
         sample_s=gauges.sample_s,
@@ -81,27 +81,13 @@ def governor_limits(config: Config) -> GovernorLimits:
         relaxed_idle_s=pressure.relaxed_idle_s,
         normal_idle_s=pressure.normal_idle_s,
         critical_idle_s=pressure.critical_idle_s,
-        pass_share=pressure.pass_share,
         ack_s=pressure.ack_s,
         retry_s=pressure.retry_s,
-        copy_bytes_per_s=pressure.copy_bytes_per_s,
-        compute_s_per_token=pressure.compute_s_per_token,
-        encoder_s_per_token=pressure.encoder_s_per_token,
-        kv_s_per_token=pressure.kv_s_per_token,
         max_bytes=device.max_bytes,
-        max_tokens=device.max_tokens,
-        max_entries=device.max_entries,
         keys_per_request_max=config.limits.keys_per_request_max,
-        reservations_max=device.reservations_max,
-        reserve_s_max=device.reserve_s_max,
-        room_s_max=device.room_s_max,
         neighbours=config.neighbours.servers or (),
         neighbour_answer_s=config.neighbours.answer_s,
-        workflows_max=device.workflows_max,
-        workflow_steps_max=device.workflow_steps_max,
-        lookahead_steps=device.lookahead_steps,
         baselines=device.baseline or (),
         baseline_learn_s=device.baseline_learn_s,
-        block_bytes=queueing.block_bytes,
-        window_s=queueing.window_s,
+        block_bytes=config.queueing.block_bytes,
     )

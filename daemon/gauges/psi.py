@@ -21,6 +21,8 @@ from typing import Any, Final
 
 from .host import HostSource
 
+STALL_S: Final = 0.15
+"""Seconds in which tasks waited for memory, within a window, after which a sample is taken at once."""
 WINDOW_S: Final = 2.0
 _JOIN_S: Final = 5.0
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ...errors import DeviceFull, NoGauge
 from ...ipc.messages.modes import HOST_GAUGE, Mode, Tier
 from ...ipc.messages.schema import SIZE_BYTES_MAX
-from .devices.passes import Circumstances
+from .devices.circumstances import Circumstances
 from .forms.events import Sample
 from .host import accepts_offload
 from .modes.tiers import Gauge

@@ -18,8 +18,8 @@ from ...errors import LimitReached, OwnedElsewhere
 from ...ipc.messages import control as messages
 from ...ipc.messages.modes import HOST_GAUGE, Mode, Tier
 from ...ipc.messages.schema import SIZE_BYTES_MAX
-from .devices.devices import Devices
-from .devices.passes import Circumstances, PassPlan
+from .devices.circumstances import Circumstances
+from .devices.devices import Devices, PassPlan
 from .forms.events import Sample
 from .forms.limits import GovernorLimits
 from .host import Host

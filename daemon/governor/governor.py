@@ -32,8 +32,8 @@ from ..core.host_memory import HostHolds
 from . import circumstances, report
 from .demand.floors import Floors
 from .demand.workflows import Workflows
+from .devices.circumstances import Circumstances
 from .devices.devices import Devices
-from .devices.passes import Circumstances
 from .drills import Drills
 from .forms.counters import GovernorCounters
 from .forms.effects import Effect
@@ -90,7 +90,7 @@ class Governor:
             passing=self.devices.is_passing,
             clock=lambda: self._now,
         )
-        self.floors = Floors(limits, lambda device: circumstances.known(self, device))
+        self.floors = Floors(limits.devices_max, lambda device: circumstances.known(self, device))
         self.host = Host(limits, self._outbox)
         self.sources: tuple[SourceState, ...] | None = None
         self._drills = Drills(self.tiers, self.devices, self.host, self._circumstances, limits)
@@ -236,9 +236,7 @@ class Governor:
         self.cards.change_limits(limits)
         self.queue.change_limits(limits)
         self.rooms.change_limits(limits)
-        self.floors.change_limits(limits, now)
         self.host.change_limits(limits)
-        self.workflows.change_limits(limits.workflows_max, limits.workflow_steps_max)
         self._drills.change_limits(limits)
 
     def _tick(self, event: GovernorTick, now: float) -> None:
@@ -357,7 +355,7 @@ class Governor:
                 self._device_gone(gauge.sample.gauge, now)
         for gauge in changes.moved:
             if gauge.sample.tier is Tier.DEVICE:
-                self.devices.mode_changed(gauge.sample.gauge, now)
+                self.devices.mode_changed(gauge.sample.gauge)
             elif gauge.sample.gauge not in fresh:
                 self.host.mode_changed(gauge, now)
         for gauge in changes.fresh:
@@ -370,7 +368,7 @@ class Governor:
                 self.rooms.sampled(gauge.sample.gauge, now)
 
     def _device_gone(self, device: str, now: float) -> None:
-        self.devices.gauge_gone(device, now)
+        self.devices.mode_changed(device)
         gone = NoGauge(f"device {device!r} has no gauge any more, so no memory of it can be reserved")
         self.queue.refuse_all(device, gone)
 

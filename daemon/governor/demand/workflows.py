@@ -10,7 +10,7 @@ evicted before those of any agent that is waited for. Without any workflow, ever
 Workflows may share agents. Each agent therefore has a distance in each of its workflows. After a change of one
 workflow, its distances are computed at the next query, in one pass over its own steps only.
 
-Invariants: a workflow's step only rises. Every answer refers to the present steps; `version` counts their changes.
+Invariants: a workflow's step only rises. Every answer refers to the present steps.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class Workflows:
     """All workflows by name. They are also the outlook by which entries are ranked."""
 
     def __init__(self, workflows_max: int, workflow_steps_max: int) -> None:
-        self.version = 0
-        self.change_limits(workflows_max, workflow_steps_max)
+        self._workflows_max = workflows_max
+        self._workflow_steps_max = workflow_steps_max
         self._workflows: dict[str, WorkflowProgress] = {}
         self._steps = 0  # of all workflows together
         self._of_agent: dict[str, dict[str, float]] = {}  # an agent's distance in each of its workflows
@@ -62,11 +62,6 @@ class Workflows:
     def __len__(self) -> int:
         return len(self._workflows)
 
-    def change_limits(self, workflows_max: int, workflow_steps_max: int) -> None:
-        """Applies to workflows registered from now on."""
-        self._workflows_max = workflows_max
-        self._workflow_steps_max = workflow_steps_max
-
     def register(self, client: int, name: str, steps: Sequence[messages.Step]) -> int:
         """Registers a workflow, or replaces the steps of this client's workflow, which stays at its present step.
 
@@ -75,22 +70,20 @@ class Workflows:
 
         Raises:
             BadGraph: the steps are no graph that can be run, or another client has the name.
-            LimitReached: there are as many workflows, or steps of all workflows, as allowed; the text names
-                workflows_max or workflow_steps_max.
+            LimitReached: there are as many workflows, or steps of all workflows, as allowed; the text names the limit.
         """
         known = self._workflows.get(name)
         if known is not None and known.client != client:
             raise BadGraph(f"client {known.client} has a workflow {name!r}: choose another name, or end that one first")
         if known is None and len(self._workflows) >= self._workflows_max:
             raise LimitReached(
-                f"{len(self._workflows)} workflows, and workflows_max is {self._workflows_max}: "
-                "end one first, or raise it"
+                f"{len(self._workflows)} workflows, and {self._workflows_max} may be (a fixed limit): end one first"
             )
         more = len(steps) - (0 if known is None else known.graph.size())
         if more > 0 and self._steps + more > self._workflow_steps_max:
             raise LimitReached(
                 f"{len(steps)} steps, and all workflows' would be {self._steps + more}; "
-                f"workflow_steps_max is {self._workflow_steps_max}: end a workflow first, or raise it"
+                f"{self._workflow_steps_max} may be (a fixed limit): end a workflow first"
             )
         graph = AgentStepGraph.from_steps(steps)
         agents = tuple(sorted(graph.get_all_agents()))
@@ -261,5 +254,4 @@ class Workflows:
             del self._ended[next(iter(self._ended))]
 
     def _changed(self) -> None:
-        self.version += 1
         self._up_next.clear()

@@ -15,13 +15,10 @@ from __future__ import annotations
 
 from collections import deque
 from statistics import median
-from typing import Final, get_args
+from typing import Final
 
-import numpy as np
-
-from ....ipc.messages.governance import EntryKind
 from ..forms.limits import GovernorLimits
-from .table import Mask, Rows, Table
+from .record import HeldEntry
 
 ASSUMED_BYTES_PER_S: Final = 4 << 30
 """The rate before any measurement: a copy by one thread of a small machine."""
@@ -30,7 +27,6 @@ MEASURED_BYTES_MIN: Final = 1 << 20
 RATES_KEPT: Final = 15
 MEMORY_COUNTS: Final = 2
 RATE_FRESH_S: Final = 600.0
-KINDS: Final[tuple[EntryKind, ...]] = get_args(EntryKind)
 
 
 class CopyRates:
@@ -66,31 +62,21 @@ class CopyRates:
         fresh = [rate for at, rate in self._rates.get(device, ()) if at > now - RATE_FRESH_S]
         return median([*fresh, *[self._memory_bytes_per_s] * MEMORY_COUNTS])
 
-    def offloads(self, device: str, table: Table, rows: Rows, host_accepts: bool, now: float) -> Mask:
-        """One bool for each row of a device: true if it is offloaded to the host tier, false if it is dropped."""
-        if not host_accepts:
-            return np.zeros(len(rows), np.bool_)
-        return worth_copying(table, rows, self.bytes_per_s(device, now), self._limits)
+    def is_worth(self, entry: HeldEntry, bytes_per_s: float) -> bool:
+        """Whether copying takes no longer than computing again.
+
+        Computing takes the reported milliseconds; without them it is estimated from the tokens, by kind. An entry of
+        which neither is known is worth its copy.
+        """
+        if entry.cost_ms > 0:
+            compute_s = entry.cost_ms / 1000
+        elif entry.tokens:
+            compute_s = entry.tokens * self._limits.s_per_token(entry.kind)
+        else:
+            return True
+        return entry.size_bytes / bytes_per_s <= compute_s
 
     def check_invariants(self, devices: set[str]) -> None:
         """Asserts what the module's docstring promises."""
         assert self._rates.keys() <= devices
         assert all(0 < len(rates) <= RATES_KEPT for rates in self._rates.values())
-
-
-def worth_copying(table: Table, rows: Rows, bytes_per_s: float, limits: GovernorLimits) -> Mask:
-    """One bool for each row: whether copying takes no longer than computing again.
-
-    Computing takes the reported milliseconds; without them it is estimated from the tokens, by kind. An entry of which
-    neither is known is worth its copy.
-    """
-    by_kind = {
-        "unknown": limits.compute_s_per_token,
-        "encoder": limits.encoder_s_per_token,
-        "kv": limits.kv_s_per_token,
-    }
-    s_per_token = np.array([by_kind[kind] for kind in KINDS])[table.kind[rows]]
-    reported, tokens = table.cost_ms[rows] > 0, table.tokens[rows]
-    compute_s = np.where(reported, table.cost_ms[rows] / 1000, tokens * s_per_token)
-    worth: Mask = (~reported & (tokens == 0)) | (table.size_bytes[rows] / bytes_per_s <= compute_s)
-    return worth

@@ -1,7 +1,8 @@
 """The registry of the device tier: the entries of all owners, the orders to evict them, and the acknowledgements.
 
-Owns devices, their tables, orders and acknowledgements, promotion. Does not own the course of a pass (device_passes),
-modes, workflows, reservations or queueing: the governor passes a device's `Circumstances` with each sample and request.
+Owns devices and their entries, and what becomes of an entry that an owner acknowledges, or does not. Does not own the
+choice of a pass (passes), the records of orders (orders), modes, workflows, reservations or queueing: the governor
+passes a device's `Circumstances` with each sample and request.
 
     registered ──→ resident ──order──→ ordered ──acknowledged──→ gone (offloaded: remembered)
                        ↑                  │
@@ -13,32 +14,32 @@ nothing.
 
 from __future__ import annotations
 
-from typing import Any, Final
-
-import numpy as np
+from dataclasses import dataclass
+from typing import Any
 
 from ....errors import LimitReached, NoGauge, OwnedElsewhere, UnderPressure
 from ....ipc.messages import control as messages
-from ..demand.workflows import Workflows
 from ..forms.limits import GovernorLimits
 from ..forms.outbox import GovernorOutbox
+from ..demand.workflows import Workflows
 from ..reservations.queue import FreeRoom
-from . import passes
 from . import room as device_room
-from .acknowledgement import carry_out, take_back
-from .copies import KINDS, CopyRates
-from .course import DevicePasses
+from .circumstances import Circumstances
+from .copies import CopyRates
 from .orders import DeviceOrders
-from .passes import Circumstances, Outlook, PassPlan
+from .passes import DevicePasses, Outlook
 from .promotion import Promotions
-from .ranking import at_once
-from .record import DeviceRecord, Owner
-from .table import Rows, runs
+from .record import DeviceRecord, HeldEntry, Owner
 
-__all__ = ["Circumstances", "Devices", "Outlook", "PassPlan"]
 
-ORDERS_A_SLICE: Final = 4
-"""Orders sent at a time, of keys_per_request_max keys each."""
+@dataclass(frozen=True, slots=True)
+class PassPlan:
+    """What a pass would order."""
+
+    offload_entries: int = 0
+    offload_bytes: int = 0
+    drop_entries: int = 0
+    drop_bytes: int = 0
 
 
 class Devices:
@@ -57,7 +58,7 @@ class Devices:
     @property
     def remembered(self) -> int:
         """The number of offloaded entries that may be promoted."""
-        return len(self._promotions.remembered)
+        return len(self._promotions)
 
     def change_limits(self, limits: GovernorLimits) -> None:
         """Applies from now on."""
@@ -83,7 +84,8 @@ class Devices:
                 )
             known = self._devices[device] = DeviceRecord(device)
             self._promotions.opened(device)
-        known.open(client)
+        if client not in known.owners:
+            known.owners[client] = Owner(known, client)
 
     def is_open(self, client: int, device: str) -> bool:
         """Whether the client may register entries on the device, and so may report about it."""
@@ -102,32 +104,28 @@ class Devices:
             BelowFloor: only entries that the queueing floor protects could go.
         """
         self._now = now
-        device = self._devices.get(message.device)
-        owner = device.owners.get(client) if device else None
-        if device is None or owner is None:
+        owner = self._owner(client, message.device)
+        if owner is None:
             raise NoGauge(
                 f"device {message.device!r} was not opened by this client: open it before registering entries"
             )
-        table = device.table
-        row = table.find(message.key)
-        if row is not None and table.owner[row] != owner.slot:
-            other = device.owner_of_slot(int(table.owner[row])).client
-            raise OwnedElsewhere(self._outbox.owned_elsewhere(other, message.key, device.name))
-        if row is None and circumstances.refuses:
+        device = owner.device
+        entry = device.entries.get(message.key)
+        if entry is not None and entry.owner is not owner:
+            raise OwnedElsewhere(self._outbox.owned_elsewhere(entry.owner.client, message.key, device.name))
+        if entry is None and circumstances.refuses:
             raise UnderPressure(circumstances.refuses)
-        rows = device_room.victims(device, row, message, circumstances, self._limits, now)
+        victims = device_room.victims(device, entry, message, circumstances, self._limits, now)
         # The owner drops the entries that the host does not accept.
-        self._orders.order_away(device, rows, circumstances.host_accepts, "budget", now)
-        self._orders.send(ORDERS_A_SLICE, self._now)
+        self._orders.order_away(device, victims, circumstances.host_accepts, "budget", now)
         self._mark_responsive(owner)
-        if row is None:
+        if entry is None:
             self._add(device, owner, message, now)
         else:
-            kind = KINDS.index(message.kind)
-            table.replace(row, message.size_bytes, message.tokens, message.agent, message.cost_ms, kind)
-            table.use(np.array([row]), now)
+            device.renew(entry, message)
+            device.use(entry, now)
             self._outbox.counters.renewed += 1
-        return messages.Registered(message.id, renewed=row is not None)
+        return messages.Registered(message.id, renewed=entry is not None)
 
     def use(self, client: int, message: messages.UseEntries, now: float) -> None:
         """Counts one use for each time that a key is listed. Keys that are not the client's are ignored."""
@@ -135,11 +133,11 @@ class Devices:
         owner = self._owner(client, message.device)
         if owner is None:
             return
-        table = owner.device.table
-        rows = table.rows(message.keys)
-        used = rows[(rows >= 0) & (table.owner[rows] == owner.slot)]
-        table.use(used, now)
-        self._outbox.counters.used += len(used)
+        for key in message.keys:
+            entry = owner.device.entries.get(key)
+            if entry is not None and entry.owner is owner:
+                owner.device.use(entry, now)
+                self._outbox.counters.used += 1
         self._mark_responsive(owner)
 
     def release(self, client: int, message: messages.ReleaseEntries, now: float) -> int:
@@ -148,14 +146,14 @@ class Devices:
         owner = self._owner(client, message.device)
         if owner is None:
             return 0
-        table = owner.device.table
         self._promotions.released(message.device, client, message.keys)
-        rows = np.array([row for row, _ in runs(table.rows(message.keys))], np.int64)
-        rows = rows[(rows >= 0) & (table.owner[rows] == owner.slot)]
-        self._remove(owner.device, rows, now)
-        self._outbox.counters.released += len(rows)
+        entries = owner.device.entries
+        released = [entries[key] for key in dict.fromkeys(message.keys) if key in entries]
+        released = [entry for entry in released if entry.owner is owner]
+        self._remove(owner.device, released, now)
+        self._outbox.counters.released += len(released)
         self._mark_responsive(owner)
-        return len(rows)
+        return len(released)
 
     def acknowledge(self, client: int, message: messages.AcknowledgeOrder, now: float) -> None:
         """Processes an owner's acknowledgement of an order, even a late one.
@@ -164,12 +162,38 @@ class Devices:
             UnknownOrder: the order, or one of the keys, is not the client's.
         """
         self._now = now
-        order, rows = self._orders.find(client, message)
-        kept_until = now + self._limits.retry_s
-        carry_out(order, rows, message, self._orders, self._promotions, self.copies, self._outbox, kept_until, now)
-        self._mark_responsive(order.owner)
-        if len(rows):
-            self._orders.extend_deadline(order.owner, now)
+        order, counters = self._orders.find(client, message), self._outbox.counters
+        owner, device = order.owner, order.owner.device
+        offloaded = [order.entries[key] for key in message.offloaded]
+        dropped = [order.entries[key] for key in message.dropped]
+        kept = [order.entries[key] for key in message.kept]
+        gone = [*offloaded, *dropped]
+        offloaded_bytes = sum(entry.size_bytes for entry in offloaded)
+        self.copies.copied(device.name, offloaded_bytes, message.copy_s, now)
+        if offloaded:
+            self._outbox.offload_took(client, now - order.sent_at, offloaded_bytes)
+        counters.offloaded += len(offloaded)
+        counters.offloaded_bytes += offloaded_bytes
+        counters.dropped += len(dropped)
+        counters.dropped_bytes += sum(entry.size_bytes for entry in dropped)
+        counters.kept += len(kept)
+        counters.freed_bytes += message.freed_bytes
+        if order.part_of is not None:
+            order.part_of.left += len(gone)
+            order.part_of.freed_bytes += message.freed_bytes
+            if gone:
+                order.part_of.left_of.add(client)
+        device.freed_by_driver(message.freed_bytes, now)
+        if message.freed_bytes:
+            owner.vain_s = 0.0
+        self._promotions.offloaded(device.name, offloaded)
+        self._remove(device, gone, now)
+        for entry in kept:  # in use
+            self._orders.detach(entry, now)
+            device.take_back(entry, now + self._limits.retry_s)
+        self._mark_responsive(owner)
+        if gone or kept:
+            self._orders.extend_deadline(owner, now)
 
     def client_left(self, client: int, now: float) -> None:
         """Removes the client's entries, which ended with it."""
@@ -178,15 +202,15 @@ class Devices:
             owner = device.owners.get(client)
             if owner is None:
                 continue
-            rows = device.table.where(owner=owner.slot)
-            self._remove(device, rows, now)
-            self._outbox.counters.gone_with_owner += len(rows)
-            device.close(client)
+            own = [entry for entry in device.entries.values() if entry.owner is owner]
+            self._remove(device, own, now)
+            self._outbox.counters.gone_with_owner += len(own)
+            del device.owners[client]
             if not device.owners:
                 del self._devices[device.name]
                 self._promotions.closed(device.name)
                 self.copies.closed(device.name)
-        self._promotions.remembered.client_left(client)
+        self._promotions.client_left(client)
 
     # ---- gauges
 
@@ -199,8 +223,9 @@ class Devices:
             return
         self._passes.settle(device, circumstances, now)
         self._passes.begin(device, circumstances, now)
-        self._promote(device, circumstances, now)
-        self._orders.send(ORDERS_A_SLICE, self._now)
+        for client, wanted in self._promotions.take(device, circumstances, self._limits, now).items():
+            keys, size_bytes = [entry.key for entry in wanted], sum(entry.size_bytes for entry in wanted)
+            self._orders.promote(device.name, client, keys, size_bytes, circumstances.mode.value)
 
     def make_room(self, name: str, circumstances: Circumstances, now: float) -> None:
         """Begins a pass for a waiting reservation, without a new sample."""
@@ -209,7 +234,6 @@ class Devices:
         if device is not None and circumstances.wanted_bytes:
             self._passes.ask_again(device)
             self._passes.begin(device, circumstances, now)
-            self._orders.send(ORDERS_A_SLICE, self._now)
 
     def room(self, name: str, circumstances: Circumstances, now: float) -> FreeRoom:
         """A device's memory, for a reservation."""
@@ -219,65 +243,64 @@ class Devices:
     def held_bytes(self, name: str) -> int:
         """The bytes of a device's entries."""
         device = self._devices.get(name)
-        return 0 if device is None else device.table.bytes
+        return 0 if device is None else device.held.bytes
 
     def size_bytes(self, name: str, key: bytes) -> int:
         """The bytes of an entry; 0 if the key is not registered."""
         device = self._devices.get(name)
-        row = None if device is None else device.table.find(key)
-        return 0 if device is None or row is None else int(device.table.size_bytes[row])
+        entry = None if device is None else device.entries.get(key)
+        return 0 if entry is None else entry.size_bytes
 
     def is_passing(self, name: str) -> bool:
         """Whether a pass over a device's entries is under way."""
         device = self._devices.get(name)
         return device is not None and device.current_pass is not None
 
-    def mode_changed(self, name: str, now: float) -> None:
-        """Ends `stuck`: the next pass is of another kind, and repeats nothing."""
+    def mode_changed(self, name: str) -> None:
+        """Ends `stuck`: the next pass is of another kind, and repeats nothing. Orders stay in force."""
         device = self._devices.get(name)
         if device is not None:
             self._passes.mode_changed(device)
-
-    def gauge_gone(self, name: str, now: float) -> None:
-        """The device's fill level is unknown from now on. Orders stay in force."""
-        self.mode_changed(name, now)
 
     def plan(self, name: str, circumstances: Circumstances, now: float) -> PassPlan:
         """What a pass would order now. Changes nothing."""
         device = self._devices.get(name)
         if device is None:
             return PassPlan()
-        rows = at_once(self._passes.choose(device, circumstances, now))
-        offload = self.copies.offloads(name, device.table, rows, circumstances.host_accepts, now)
-        return passes.plan_of(device.table, rows, offload)
+        chosen = self._passes.choose(device, circumstances, now)
+        offloads = self._orders.offloads(device, chosen, circumstances.host_accepts, now)
+        offload_bytes = sum(entry.size_bytes for entry in offloads)
+        all_bytes = sum(entry.size_bytes for entry in chosen)
+        return PassPlan(len(offloads), offload_bytes, len(chosen) - len(offloads), all_bytes - offload_bytes)
 
     def concerned_by(self, workflows: Workflows) -> set[str]:
         """The devices whose entries the workflows' steps may rank: open by a workflow's client, or with entries of its
         agents, resident or offloaded."""
-        remembered = self._promotions.remembered
         return {
             name
             for name, device in self._devices.items()
-            if workflows.concerns(device.owners, device.table.agents.known() | remembered.agents(name))
+            if workflows.concerns(
+                device.owners, {entry.agent for entry in device.entries.values()} | self._promotions.agents(name)
+            )
         }
 
     # ---- time
 
     def next_timer(self) -> float | None:
-        """When `tick` is due: at once while orders wait to be sent."""
-        return self._now if self._passes.unfinished or self._orders.unsent else self._orders.next_timer()
+        """When `tick` is due."""
+        return self._orders.next_timer()
 
     def tick(self, now: float) -> None:
-        """Sends the next orders, continues a pass, and processes missed deadlines."""
+        """Processes missed deadlines: entries of late owners are resident again, since they are not known to be
+        gone."""
         self._now = now
-        if self._passes.unfinished:
-            self._passes.go_on(now)
-            self._orders.send(1, self._now)
-        else:
-            self._orders.send(ORDERS_A_SLICE, self._now)
         while late := self._orders.pop_late_owner(now):
-            owner, rows = late
-            take_back(owner, rows, self._outbox, now + self._limits.retry_s)
+            owner, entries = late
+            for entry in entries:
+                owner.device.take_back(entry, now + self._limits.retry_s)
+            self._outbox.counters.timed_out += len(entries)
+            if not owner.unresponsive:
+                self._mark_unresponsive(owner, len(entries))
 
     # ---- questions
 
@@ -307,7 +330,7 @@ class Devices:
         self._promotions.check_invariants(self._devices)
         self.copies.check_invariants(set(self._devices))
         count = self._outbox.counters
-        resident = sum(len(device.table) for device in self._devices.values())
+        resident = sum(len(device.entries) for device in self._devices.values())
         gone = count.offloaded + count.dropped + count.released + count.gone_with_owner
         assert count.registered == resident + gone, "entries were lost, or counted twice"
         assert count.promoted <= count.registered
@@ -317,11 +340,23 @@ class Devices:
         return known.owners.get(client) if known else None
 
     def _mark_responsive(self, owner: Owner) -> None:
-        """Records that the owner responds."""
         if owner.unresponsive:
             owner.unresponsive = False
-            owner.device.coldest.thaw(self._now)
             self._outbox.announce("owner", client=owner.client, device=owner.device.name, unresponsive=False)
+
+    def _mark_unresponsive(self, owner: Owner, entries: int) -> None:
+        owner.unresponsive = True
+        client, device = self._outbox.clients.get(owner.client), owner.device.name
+        self._outbox.announce("owner", client=owner.client, device=device, unresponsive=True)
+        self._outbox.log(
+            "warning",
+            "owner does not answer",
+            client=owner.client,
+            name=client.name if client else "",
+            pid=client.pid if client else 0,
+            device=device,
+            entries=entries,
+        )
 
     def _add(self, device: DeviceRecord, owner: Owner, message: messages.RegisterEntry, now: float) -> None:
         counters = self._outbox.counters
@@ -331,17 +366,11 @@ class Devices:
             uses = max(trace.uses + 1, message.uses)
             counters.promoted += 1
         sizes = message.size_bytes, message.tokens
-        kind = KINDS.index(message.kind)
-        device.table.add(message.key, owner.slot, *sizes, message.agent, uses, now, message.cost_ms, kind)
+        device.add(HeldEntry(message.key, owner, *sizes, message.agent, uses, message.cost_ms, message.kind, now))
         counters.registered += 1
         self._passes.clear_stuck(device)
 
-    def _remove(self, device: DeviceRecord, rows: Rows, now: float) -> None:
-        self._orders.detach(device, rows, now)
-        device.table.remove(rows)
-
-    def _promote(self, device: DeviceRecord, circumstances: Circumstances, now: float) -> None:
-        for client, entries in self._promotions.take(device, circumstances, self._limits, now).items():
-            keys = [key for key, _ in entries]
-            order = messages.Order(self._orders.number(), device.name, "promote", keys, circumstances.mode.value)
-            self._orders.send_order(client, order, sum(trace.size_bytes for _, trace in entries))
+    def _remove(self, device: DeviceRecord, entries: list[HeldEntry], now: float) -> None:
+        for entry in entries:
+            self._orders.detach(entry, now)
+            device.remove(entry)

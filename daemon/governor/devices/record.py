@@ -1,26 +1,27 @@
-"""The record of one device: its table of entries, its owners, and its current pass.
+"""The record of one device: its entries, their owners, and its current pass.
 
-Owns the owners' slots, and which rows may be ordered away now. Does not own what is ordered (passes), order numbers
-(device_orders), or promotion.
+Owns the entries in the order of their last uses, the sums of each owner, and which entries may be ordered away now.
+Does not own what is ordered (passes), the orders themselves (orders), or promotion.
 
-Invariants: a slot has one owner at a time; every row that is not free belongs to a slot with an owner.
+Invariants: `entries` is in the order of `used_at`. The sums of an owner are exactly those of its entries; those of the
+device are the sums of its owners.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
-from typing import Any, Final
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import reduce
+from typing import Any, Final, Literal, NamedTuple
 
-import numpy as np
+from ....ipc.messages import control as messages
+from ....ipc.messages.governance import EntryKind
+from .circumstances import Circumstances
 
-from .passes import STUCK_FALL, Circumstances, Distances, Pass
-from .table import FREE, ORDERED, RESIDENT, Mask, Rows, Table, exact_sum
-
-_AHEAD: Final = 4096
-_HEAD: Final = 64
+STUCK_FALL: Final = 0.01
+"""A device is no longer stuck once its gauge has fallen by this share of the total."""
 _RETURNS_MAX: Final = 1024
 SLOW_S: Final = 1.0
 """An owner acknowledges at least each 256 MiB that it has copied, so it is rarely silent for so long."""
@@ -29,18 +30,63 @@ WAITING_RETRY_S: Final = 1.0
 owner that returned nothing is asked again after so long, then after twice as long each time, up to retry_s."""
 
 
+class Sums(NamedTuple):
+    """The sums of some entries."""
+
+    entries: int = 0
+    bytes: int = 0
+    tokens: int = 0
+
+    def plus(self, other: Sums) -> Sums:
+        """The sums with these added."""
+        return Sums(self.entries + other.entries, self.bytes + other.bytes, self.tokens + other.tokens)
+
+    def minus(self, other: Sums) -> Sums:
+        """The sums without these; negative where there are more."""
+        return Sums(self.entries - other.entries, self.bytes - other.bytes, self.tokens - other.tokens)
+
+
+@dataclass(slots=True, eq=False)
+class HeldEntry:
+    """An entry that an owner keeps on a device.
+
+    `used_at`: of its last use; `not_before`: until then no order names it. `ordered`: it is ordered away, else it is
+    resident. `order`: the last order that names it, also of a resident entry whose owner was late.
+    """
+
+    key: bytes
+    owner: Owner
+    size_bytes: int
+    tokens: int
+    agent: str
+    uses: int
+    cost_ms: float
+    kind: EntryKind
+    used_at: float
+    not_before: float = 0.0
+    ordered: bool = False
+    order: OpenOrder | None = None
+
+    @property
+    def sums(self) -> Sums:
+        """Its share of the sums."""
+        return Sums(1, self.size_bytes, self.tokens)
+
+
 @dataclass(slots=True, eq=False)
 class Owner:
-    """A client's entries on one device. `orders`: its open orders; `waits_since`: when it was sent the first of them,
-    or last acknowledged a part; `unresponsive`: it missed a deadline and has sent nothing since.
+    """A client's entries on one device, those `ordered` away among all that are `held`. `orders`: its open orders by
+    number; `waits_since`: when it was sent the first of them, or last acknowledged a part; `unresponsive`: it missed a
+    deadline and has sent nothing since.
 
     `vain_at`: when a pass that took its entries and lowered nothing was last judged; `vain_s`: for how long from then
     on no pass takes its entries; 0 if it returned something since."""
 
     device: DeviceRecord
     client: int
-    slot: int
-    orders: set[int] = field(default_factory=set)
+    held: Sums = field(default_factory=Sums)
+    ordered: Sums = field(default_factory=Sums)
+    orders: dict[int, OpenOrder] = field(default_factory=dict)
     waits_since: float = 0.0
     unresponsive: bool = False
     vain_at: float = -math.inf
@@ -50,112 +96,154 @@ class Owner:
         """Whether the owner acknowledges nothing for SLOW_S, as if it were stopped. Others do not wait for it."""
         return bool(self.orders) and now >= self.waits_since + SLOW_S
 
+    def silent(self, now: float) -> bool:
+        """Whether the owner does not answer, or is slow."""
+        return self.unresponsive or self.slow(now)
+
     def returned_nothing(self, now: float, most_s: float) -> None:
         """Records that a pass took its entries in vain."""
         self.vain_at, self.vain_s = now, min(max(2 * self.vain_s, WAITING_RETRY_S), most_s)
 
 
-class ColdestRows:
-    """The least recently used rows that may go, found in advance, so that a registration over budget need not rank the
-    whole table.
+@dataclass(slots=True, eq=False)
+class OpenOrder:
+    """An order. `entries`: those that it names and that are not acknowledged, by key; `open`: neither done nor late;
+    `sent_at`: in the governor's seconds."""
 
-    Rows that were used, ordered away or removed since are skipped; new rows are warmer than those listed. Only rows
-    that may go *again* could be missed: the list ends when the first of them may (`thaw`).
+    number: int
+    owner: Owner
+    kind: Literal["offload", "drop"]
+    entries: dict[bytes, HeldEntry]
+    part_of: Pass | None
+    sent_at: float
+    open: bool = True
+
+
+@dataclass(slots=True, eq=False)
+class Pass:
+    """A pass whose orders are sent, and that is not settled.
+
+    `open_orders`: orders neither acknowledged nor late; `closed_at`: when the last of them was closed. `left`: entries
+    that are gone, of the clients `left_of`; `freed_bytes`: bytes that drivers got back for them. `fell`: a reading that
+    was begun after `began_at` showed less than the `used_bytes` before: memory that came back, and may have been taken
+    since. `lowers`: the pass is meant to lower the gauge. Below pressure a pass
+    evicts idle entries whatever the gauge shows afterwards.
     """
 
-    def __init__(self) -> None:
-        self._rows: Rows = np.zeros(0, np.int64)
-        self._used_at = np.zeros(0, np.float64)
-        self._thaws_at = -math.inf
+    used_bytes: int
+    lowers: bool
+    began_at: float
+    open_orders: int = 0
+    closed_at: float = 0.0
+    left: int = 0
+    left_of: set[int] = field(default_factory=set)
+    freed_bytes: int = 0
+    fell: bool = False
 
-    def thaw(self, at: float) -> None:
-        """Records that from `at` on rows may go that may not go before; -inf: from now on."""
-        self._thaws_at = min(self._thaws_at, at)
+    def watch(self, circumstances: Circumstances) -> None:
+        """Takes a sample that came while the pass was not over, or the one that ends it."""
+        if circumstances.began_at > self.began_at and circumstances.used_bytes < self.used_bytes:
+            self.fell = True
 
-    def ahead(self, device: DeviceRecord, now: float) -> Iterator[Rows]:
-        """The rows, coldest first: few, then more, finally all that may go. Each yield starts with the first row
-        again."""
-        stale = now >= self._thaws_at
-        if not stale:
-            for count in (_HEAD, len(self._rows)):
-                self._pass_over(device, now, count)
-                yield self._rows[:count]
-        if not self._find(device, now, _AHEAD):
-            yield self._rows
-            self._find(device, now, len(device.table))
-        yield self._rows
+    def over(self, circumstances: Circumstances) -> bool:
+        """Whether the sample can show the whole effect of the pass."""
+        return self.open_orders == 0 and circumstances.began_at > self.closed_at
 
-    def _pass_over(self, device: DeviceRecord, now: float, count: int) -> None:
-        rows, used_at = self._rows[:count], self._used_at[:count]
-        stay = device.may_go(rows, now) & (device.table.used_at[rows] == used_at)
-        if not stay.all():
-            self._rows = np.concatenate([rows[stay], self._rows[count:]])
-            self._used_at = np.concatenate([used_at[stay], self._used_at[count:]])
-
-    def _find(self, device: DeviceRecord, now: float, most: int) -> bool:
-        table = device.table
-        found = np.flatnonzero(device.may_go(slice(table.end), now))
-        whole = len(found) <= most
-        if not whole:
-            found = found[np.argpartition(table.used_at[found], most)[:most]]
-        self._rows = found[np.argsort(table.used_at[found], kind="stable")]
-        self._used_at = table.used_at[self._rows]
-        later = table.not_before[: table.end][table.state[: table.end] == RESIDENT]
-        self._thaws_at = float(later[later > now].min(initial=math.inf))
-        return whole
+    def why_stuck(self, circumstances: Circumstances) -> str:
+        """Why another pass would be useless: entries left, and the gauge did not fall. Empty otherwise."""
+        if not self.lowers or not self.left or self.freed_bytes or self.fell:
+            return ""
+        return (
+            f"{self.left} entries left in the last pass, and {circumstances.used_bytes} bytes are still used "
+            f"({self.used_bytes} before): their owners returned nothing to the driver. They are not asked again until "
+            f"the mode changes, an entry is registered, the gauge falls by {STUCK_FALL:.0%}, or a reservation waits"
+        )
 
 
 class DeviceRecord:
-    """State to read. Changes of a device's rows go through Devices."""
+    """State to read. Changes of a device's entries go through Devices."""
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.table = Table()
+        self.entries: dict[bytes, HeldEntry] = {}
         self.owners: dict[int, Owner] = {}
-        self.distances = Distances()
-        self.coldest = ColdestRows()
         self.current_pass: Pass | None = None
         self.stuck = ""
         self._stuck_used_bytes = 0
-        self._slots: list[Owner | None] = []
         self._freed: deque[tuple[float, int]] = deque(maxlen=_RETURNS_MAX)
 
-    def open(self, client: int) -> None:
-        """Makes the client an owner here, if it is not one already."""
-        if client in self.owners:
-            return
-        slot = next((slot for slot, owner in enumerate(self._slots) if owner is None), len(self._slots))
-        owner = self.owners[client] = Owner(self, client, slot)
-        self._slots[slot : slot + 1] = [owner]
+    @property
+    def held(self) -> Sums:
+        """The sums of all entries."""
+        return _total(owner.held for owner in self.owners.values())
 
-    def close(self, client: int) -> None:
-        """Ends the ownership of a client without rows."""
-        self._slots[self.owners.pop(client).slot] = None
+    @property
+    def ordered(self) -> Sums:
+        """The sums of the entries that are ordered away."""
+        return _total(owner.ordered for owner in self.owners.values())
 
-    def owner_of_slot(self, slot: int) -> Owner:
-        """The owner of the rows with this slot."""
-        owner = self._slots[slot]
-        assert owner is not None
-        return owner
+    # ---- entries
 
-    def may_go(self, rows: Rows | slice, now: float) -> Mask:
-        """One bool for each row: it is resident, was not kept recently, and its owner responds."""
-        table = self.table
-        mask: Mask = (table.state[rows] == RESIDENT) & (table.not_before[rows] <= now)
-        silent = [owner for owner in self.owners.values() if owner.unresponsive]
-        return mask & ~self._owned_by(rows, silent) if silent else mask
+    def add(self, entry: HeldEntry) -> None:
+        """Adds an entry that was used now."""
+        self.entries[entry.key] = entry
+        entry.owner.held = entry.owner.held.plus(entry.sums)
 
-    def may_go_soon(self, rows: Rows | slice, now: float, *, retry_s: float, waiting: bool) -> Mask:
-        """As `may_go`, without the rows that a pass would choose in vain: those of slow owners, and of owners that
-        returned nothing lately. `waiting`: a reservation waits, so both they and rows that were kept are tried earlier
-        than after `retry_s`."""
-        mask = self.may_go(rows, now + max(0.0, retry_s - WAITING_RETRY_S) if waiting else now)
-        vain = [
+    def renew(self, entry: HeldEntry, message: messages.RegisterEntry) -> None:
+        """Replaces what a registration says of an entry; its uses, owner and order are kept."""
+        before = entry.sums
+        entry.size_bytes, entry.tokens, entry.agent = message.size_bytes, message.tokens, message.agent
+        entry.cost_ms, entry.kind = message.cost_ms, message.kind
+        owner, more = entry.owner, entry.sums.minus(before)
+        owner.held = owner.held.plus(more)
+        if entry.ordered:
+            owner.ordered = owner.ordered.plus(more)
+
+    def use(self, entry: HeldEntry, now: float) -> None:
+        """Counts a use."""
+        entry.uses += 1
+        entry.used_at = now
+        del self.entries[entry.key]
+        self.entries[entry.key] = entry
+
+    def order(self, entry: HeldEntry, order: OpenOrder) -> None:
+        """Marks a resident entry as ordered away."""
+        entry.ordered, entry.order = True, order
+        entry.owner.ordered = entry.owner.ordered.plus(entry.sums)
+
+    def take_back(self, entry: HeldEntry, not_before: float) -> None:
+        """Makes an entry resident, if it was ordered away; it is not ordered before `not_before`."""
+        if entry.ordered:
+            entry.ordered = False
+            entry.owner.ordered = entry.owner.ordered.minus(entry.sums)
+        entry.not_before = not_before
+
+    def remove(self, entry: HeldEntry) -> None:
+        """Removes an entry that no order names any more."""
+        self.take_back(entry, 0.0)
+        del self.entries[entry.key]
+        entry.owner.held = entry.owner.held.minus(entry.sums)
+
+    def may_go(self, now: float) -> Iterator[HeldEntry]:
+        """The entries that are resident, were not kept recently, and whose owners respond; least recently used
+        first."""
+        for entry in self.entries.values():
+            if not entry.ordered and entry.not_before <= now and not entry.owner.unresponsive:
+                yield entry
+
+    def may_go_soon(self, now: float, *, retry_s: float, waiting: bool) -> list[HeldEntry]:
+        """As `may_go`, without the entries that a pass would choose in vain: those of slow owners, and of owners that
+        returned nothing lately. `waiting`: a reservation waits, so both they and entries that were kept are tried
+        earlier than after `retry_s`."""
+        vain = {
             owner
             for owner in self.owners.values()
             if owner.slow(now) or now < owner.vain_at + owner.vain_s or (self.stuck and not waiting and owner.vain_s)
-        ]
-        return mask & ~self._owned_by(rows, vain) if vain else mask
+        }
+        until = now + max(0.0, retry_s - WAITING_RETRY_S) if waiting else now
+        return [entry for entry in self.may_go(until) if entry.owner not in vain]
+
+    # ---- memory
 
     def freed_by_driver(self, freed_bytes: int, now: float) -> None:
         """Records memory that drivers got back. Samples begun before do not show it."""
@@ -170,22 +258,22 @@ class DeviceRecord:
 
     def going_bytes(self, now: float) -> int:
         """Bytes that are ordered away from owners that are not slow."""
-        table, slow = self.table, self._slow(now)
-        if not slow:
-            return table.ordered_bytes
-        every = slice(table.end)
-        held = (table.state[every] == ORDERED) & self._owned_by(every, slow)
-        return table.ordered_bytes - exact_sum(table.size_bytes[np.flatnonzero(held)])
+        return sum(owner.ordered.bytes for owner in self.owners.values() if not owner.slow(now))
 
     def pinned_bytes(self, now: float) -> int:
         """Bytes of resident entries that their owners use. Owners that do not answer say nothing of their use."""
-        table, every = self.table, slice(self.table.end)
-        pinned = (table.state[every] == RESIDENT) & (table.not_before[every] > now)
-        return exact_sum(table.size_bytes[np.flatnonzero(pinned & ~self._owned_by(every, self._silent(now)))])
+        silent = {owner for owner in self.owners.values() if owner.silent(now)}
+        return sum(
+            entry.size_bytes
+            for entry in self.entries.values()
+            if entry.not_before > now and not entry.ordered and entry.owner not in silent
+        )
 
     def silent_bytes(self, now: float) -> int:
         """Bytes of the entries of owners that do not answer, or are slow, as if they were stopped."""
-        return sum(self.table.owned(owner.slot).bytes for owner in self._silent(now))
+        return sum(owner.held.bytes for owner in self.owners.values() if owner.silent(now))
+
+    # ---- passes
 
     def settle(self, circumstances: Circumstances, now: float, retry_s: float) -> None:
         """Processes a sample: ends a pass that is over, and ends `stuck` if the sample shows a fall."""
@@ -201,16 +289,18 @@ class DeviceRecord:
             self._judge(self.current_pass, circumstances, now, retry_s)
             self.current_pass = None
 
+    # ---- questions
+
     def status(self) -> dict[str, Any]:
         """The device for status, in plain values."""
-        table = self.table
+        held, ordered = self.held, self.ordered
         return {
             "device": self.name,
-            "entries": len(table),
-            "bytes": table.bytes,
-            "tokens": table.all_tokens,
-            "ordered_entries": table.ordered_entries,
-            "ordered_bytes": table.ordered_bytes,
+            "entries": held.entries,
+            "bytes": held.bytes,
+            "tokens": held.tokens,
+            "ordered_entries": ordered.entries,
+            "ordered_bytes": ordered.bytes,
             "owners": len(self.owners),
             "stuck": self.stuck,
         }
@@ -221,11 +311,26 @@ class DeviceRecord:
             {
                 "client": owner.client,
                 "device": self.name,
-                **asdict(self.table.owned(owner.slot)),
+                "entries": owner.held.entries,
+                "bytes": owner.held.bytes,
+                "ordered_entries": owner.ordered.entries,
                 "unresponsive": owner.unresponsive,
             }
             for owner in self.owners.values()
         ]
+
+    def check_invariants(self) -> None:
+        """Asserts what the module's docstring promises."""
+        entries: Collection[HeldEntry] = self.entries.values()
+        assert all(entry.key == key for key, entry in self.entries.items())
+        used_at = [entry.used_at for entry in entries]
+        assert used_at == sorted(used_at), "not in the order of the last uses"
+        for owner in self.owners.values():
+            own = [entry for entry in entries if entry.owner is owner]
+            assert owner.held == _total(entry.sums for entry in own), "an owner's entries were miscounted"
+            assert owner.ordered == _total(entry.sums for entry in own if entry.ordered)
+        assert self.held.entries == len(entries), "an entry without an owner"
+        assert all(entry.order is not None for entry in entries if entry.ordered), "ordered away by no order"
 
     def _judge(self, ended: Pass, circumstances: Circumstances, now: float, retry_s: float) -> None:
         """A pass that was not meant to lower the gauge, or by which no entry left, shows nothing."""
@@ -237,21 +342,6 @@ class DeviceRecord:
             if client in self.owners:
                 self.owners[client].returned_nothing(now, retry_s)
 
-    def _silent(self, now: float) -> list[Owner]:
-        return [owner for owner in self.owners.values() if owner.unresponsive or owner.slow(now)]
 
-    def _slow(self, now: float) -> list[Owner]:
-        return [owner for owner in self.owners.values() if owner.slow(now)]
-
-    def _owned_by(self, rows: Rows | slice, owners: list[Owner]) -> Mask:
-        """One bool for each row: it is of one of these owners."""
-        mask: Mask = np.isin(self.table.owner[rows], [owner.slot for owner in owners])
-        return mask
-
-    def check_invariants(self) -> None:
-        """Asserts what the module's docstring promises."""
-        self.table.check_invariants()
-        assert {o.slot: o for o in self.owners.values()} == {s: o for s, o in enumerate(self._slots) if o is not None}
-        live = self.table.state[: self.table.end] != FREE
-        slots = set(self.table.owner[: self.table.end][live].tolist())
-        assert slots <= {owner.slot for owner in self.owners.values()}, "rows without an owner"
+def _total(sums: Iterable[Sums]) -> Sums:
+    return reduce(Sums.plus, sums, Sums())

@@ -1,55 +1,44 @@
 """Makes room for a registration: checks a device's budgets and chooses the entries that must go.
 
-Owns the checks of max_bytes, max_tokens and max_entries, the floor as a limit on what may go, and the refusals. Does
+Owns the checks of max_bytes and max_entries, the floor as a limit on what may go, and the refusals. Does
 not own orders.
 
-Invariant: nothing here changes a table. A refusal is found after at most one look at each row.
+Invariant: nothing here changes a device. A refusal is found after at most two looks at each entry.
 """
 
 from __future__ import annotations
-
-import numpy as np
 
 from ....errors import BelowFloor, DeviceFull
 from ....ipc.messages import control as messages
 from ..forms.limits import GovernorLimits
 from ..reservations.queue import FreeRoom
-from . import passes, ranking
-from .passes import Circumstances
-from .ranking import Amounts
-from .record import DeviceRecord
-from .table import ORDERED, Rows
+from .circumstances import Circumstances, calm_bytes
+from .record import DeviceRecord, HeldEntry, Sums
 
 
 def victims(
     device: DeviceRecord,
-    row: int | None,
+    entry: HeldEntry | None,
     message: messages.RegisterEntry,
     circumstances: Circumstances,
     limits: GovernorLimits,
     now: float,
-) -> Rows:
-    """The rows to order away so that an entry fits, least recently used first. `row`: the entry's present row, if any.
+) -> list[HeldEntry]:
+    """The entries to order away so that one fits, least recently used first. `entry`: the present one of its key.
 
     Raises:
         DeviceFull: evicting every entry that may go would not make room; the text names the budget.
         BelowFloor: it would, but the rest would be below the queueing floor.
     """
     _check_alone(message, limits)
-    table = device.table
-    nothing = np.zeros(0, np.int64)
-    if row is not None and table.state[row] == ORDERED:
-        return nothing  # ordered away already, whatever its size
-    known_bytes, known_tokens = (0, 0) if row is None else (int(table.size_bytes[row]), int(table.tokens[row]))
-    after_bytes = table.bytes - table.ordered_bytes - known_bytes + message.size_bytes
-    after = Amounts(
-        after_bytes,
-        table.all_tokens - table.ordered_tokens - known_tokens + message.tokens,
-        len(table) - table.ordered_entries + (row is None),
-    )
+    if entry is not None and entry.ordered:
+        return []  # ordered away already, whatever its size
+    after = device.held.minus(device.ordered).plus(Sums(1, message.size_bytes, message.tokens))
+    if entry is not None:
+        after = after.minus(entry.sums)
     needs = lacking(after, limits)
-    if not needs:
-        return nothing
+    if max(needs) <= 0:
+        return []
     floor_bytes = circumstances.floor_blocks * limits.block_bytes
     capacity = limits.capacity_blocks(circumstances.total_bytes)
     if floor_bytes and circumstances.floor_blocks >= capacity:
@@ -58,12 +47,12 @@ def victims(
             f"{circumstances.floor_blocks} blocks of {limits.block_bytes} bytes and the capacity {capacity}; "
             "serve fewer requests at once, or raise max_bytes"
         )
-    found = _find_victims(device, row, needs, after_bytes - floor_bytes, now)
+    found = _coldest(device, entry, needs, after.bytes - floor_bytes, now)
     if found is not None:
         return found
-    if floor_bytes and _find_victims(device, row, needs, after_bytes, now) is not None:
+    if floor_bytes and _coldest(device, entry, needs, after.bytes, now) is not None:
         raise BelowFloor(
-            f"{device.name}: {_exceeded(after, limits)}, and only {max(0, after_bytes - floor_bytes)} bytes are above "
+            f"{device.name}: {_exceeded(after, limits)}, and only {max(0, after.bytes - floor_bytes)} bytes are above "
             f"the queueing floor of {floor_bytes}, of a capacity of {capacity} blocks of {limits.block_bytes} bytes; "
             "serve fewer requests at once, or raise max_bytes"
         )
@@ -78,42 +67,40 @@ def room(
 ) -> FreeRoom:
     """A device's memory, for a reservation. `coming_bytes`: of promotions under way."""
     total_bytes, free_bytes = circumstances.total_bytes, circumstances.total_bytes - circumstances.used_bytes
-    calm_bytes = passes.calm_bytes(circumstances, limits) - coming_bytes
+    left_bytes = calm_bytes(circumstances, limits) - coming_bytes
     if device is None:
-        return FreeRoom(total_bytes, free_bytes, calm_bytes)
-    cached = device.table.bytes, device.pinned_bytes(now), device.going_bytes(now), device.silent_bytes(now)
-    return FreeRoom(total_bytes, free_bytes, calm_bytes, *cached)
+        return FreeRoom(total_bytes, free_bytes, left_bytes)
+    cached = device.held.bytes, device.pinned_bytes(now), device.going_bytes(now), device.silent_bytes(now)
+    return FreeRoom(total_bytes, free_bytes, left_bytes, *cached)
 
 
-def has_room(device: DeviceRecord, more: Amounts, limits: GovernorLimits) -> bool:
+def has_room(device: DeviceRecord, more: Sums, limits: GovernorLimits) -> bool:
     """Whether these amounts fit every budget without an eviction."""
-    table = device.table
-    after = Amounts(
-        table.bytes - table.ordered_bytes + more.bytes,
-        table.all_tokens - table.ordered_tokens + more.tokens,
-        len(table) - table.ordered_entries + more.entries,
-    )
-    return not lacking(after, limits)
+    return max(lacking(device.held.minus(device.ordered).plus(more), limits)) <= 0
 
 
-def lacking(after: Amounts, limits: GovernorLimits) -> Amounts:
-    """By how much each budget would be exceeded."""
-    return Amounts(
-        0 if limits.max_bytes is None else max(0, after.bytes - limits.max_bytes),
-        0 if limits.max_tokens is None else max(0, after.tokens - limits.max_tokens),
-        max(0, after.entries - limits.max_entries),
+def lacking(after: Sums, limits: GovernorLimits) -> Sums:
+    """By how much each budget would be exceeded; 0 or less: not at all."""
+    return Sums(
+        after.entries - limits.max_entries,
+        0 if limits.max_bytes is None else after.bytes - limits.max_bytes,
     )
 
 
-def _find_victims(device: DeviceRecord, row: int | None, needs: Amounts, spare_bytes: int, now: float) -> Rows | None:
-    if spare_bytes < needs.bytes:
-        return None
-    table = device.table
-    for rows in device.coldest.ahead(device, now):
-        others = rows if row is None else rows[rows != row]
-        found = ranking.enough(table.size_bytes[others], table.tokens[others], needs, spare_bytes)
-        if found is not None:
-            return others[found]
+def _coldest(
+    device: DeviceRecord, entry: HeldEntry | None, needs: Sums, spare_bytes: int, now: float
+) -> list[HeldEntry] | None:
+    """The least recently used entries that meet every need and are at most `spare_bytes` together; None if there are
+    none. One that exceeds these bytes is passed over."""
+    found: list[HeldEntry] = []
+    for each in device.may_go(now):
+        if each is entry or each.size_bytes > spare_bytes:
+            continue
+        found.append(each)
+        needs = needs.minus(each.sums)
+        spare_bytes -= each.size_bytes
+        if max(needs) <= 0:
+            return found
     return None
 
 
@@ -121,17 +108,14 @@ def _check_alone(message: messages.RegisterEntry, limits: GovernorLimits) -> Non
     """Refuses an entry that would not fit even alone."""
     if limits.max_bytes is not None and message.size_bytes > limits.max_bytes:
         raise DeviceFull(f"size_bytes = {message.size_bytes} alone is over max_bytes = {limits.max_bytes}: raise it")
-    if limits.max_tokens is not None and message.tokens > limits.max_tokens:
-        raise DeviceFull(f"tokens = {message.tokens} alone is over max_tokens = {limits.max_tokens}: raise it")
 
 
-def _exceeded(after: Amounts, limits: GovernorLimits) -> str:
+def _exceeded(after: Sums, limits: GovernorLimits) -> str:
     """The budgets that would be exceeded, in words."""
     passed = [
         f"{name} = {most} would be exceeded ({would_be} with this entry)"
         for name, most, would_be in (
             ("max_bytes", limits.max_bytes, after.bytes),
-            ("max_tokens", limits.max_tokens, after.tokens),
             ("max_entries", limits.max_entries, after.entries),
         )
         if most is not None and would_be > most

@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
+from ....ipc.messages.governance import EntryKind
 from ..modes.modes import Thresholds
 
 DEVICES_MAX: Final = 64
-REMEMBERED_MAX: Final = 65_536
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +37,10 @@ class NeighbourPlace:
 class GovernorLimits:
     """Bytes, counts, seconds and shares. None stands for "no limit"; for `copy_bytes_per_s`: measured.
 
-    Two are not settings: at most `devices_max` devices are known by name, and at most `remembered_max` offloaded
-    entries are remembered for promotion; the oldest are forgotten first. `baselines`: bytes by device; the empty name:
-    of all other devices. `neighbours`: in the order in which they are asked for memory.
+    `baselines`: bytes by device; the empty name: of all other devices. `neighbours`: in the order in which they are
+    asked for memory. Those from `pass_share` on are no settings. `pass_share`: the share of a device's entries that one
+    pass in pressure and critical evicts at most. At most `devices_max` devices are known by name, and at most
+    `remembered_max` offloaded entries are remembered for promotion; the oldest are forgotten first.
     """
 
     thresholds: Thresholds = field(default_factory=Thresholds)
@@ -48,31 +49,32 @@ class GovernorLimits:
     relaxed_idle_s: float = 600.0
     normal_idle_s: float = 120.0
     critical_idle_s: float = 30.0
-    pass_share: float = 0.25
     ack_s: float = 10.0
     retry_s: float = 30.0
-    copy_bytes_per_s: int | None = None
-    compute_s_per_token: float = 60e-6
-    encoder_s_per_token: float = 100e-6
-    kv_s_per_token: float = 60e-6
     max_bytes: int | None = None
-    max_tokens: int | None = None
-    max_entries: int = 1_000_000
-    devices_max: int = DEVICES_MAX
     keys_per_request_max: int = 1024
-    reservations_max: int = 64
-    reserve_s_max: float = 60.0
-    room_s_max: float = 3600.0
     neighbours: tuple[NeighbourPlace, ...] = ()
     neighbour_answer_s: float = 20.0
-    remembered_max: int = REMEMBERED_MAX
-    workflows_max: int = 256
-    workflow_steps_max: int = 16_384
-    lookahead_steps: int = 1
     baselines: tuple[tuple[str, int], ...] = ()
     baseline_learn_s: float | None = None
     block_bytes: int = 2 << 20
-    window_s: float = 60.0
+    pass_share: float = 0.25
+    copy_bytes_per_s: int | None = None
+    compute_s_per_token: float = 60e-6
+    encoder_s_per_token: float = 100e-6
+    max_entries: int = 65_536
+    devices_max: int = DEVICES_MAX
+    remembered_max: int = 65_536
+    reservations_max: int = 64
+    reserve_s_max: float = 60.0
+    room_s_max: float = 3600.0
+    workflows_max: int = 256
+    workflow_steps_max: int = 16_384
+    lookahead_steps: int = 1
+
+    def s_per_token(self, kind: EntryKind) -> float:
+        """The seconds that computing a token of an entry of this kind takes."""
+        return self.encoder_s_per_token if kind == "encoder" else self.compute_s_per_token
 
     def capacity_blocks(self, total_bytes: int | None) -> int:
         """The capacity of a device of `total_bytes` for entries, in blocks of the queueing floor.

@@ -119,7 +119,7 @@ class ReservationQueue:
         place of the client. The client waits for it all the same.
 
         Raises:
-            LimitReached: the client has as many reservations as allowed; the text names reservations_max.
+            LimitReached: the client has as many reservations as allowed; the text names the limit.
             DeviceFull: the device is smaller; or fewer bytes are free, and the request does not wait.
         """
         self._reservations.check_count(client, self._of_client[client])

@@ -77,8 +77,8 @@ class Reservations:
         held = len(self._of_client.get(client, ())) + waiting
         if held >= self._limits.reservations_max:
             raise LimitReached(
-                f"{held} reservations of this client, and reservations_max is "
-                f"{self._limits.reservations_max}: release one first"
+                f"{held} reservations of this client, and {self._limits.reservations_max} may be (a fixed limit): "
+                "release one first"
             )
 
     def grant(self, client: int, message: messages.ReserveDevice, now: float) -> messages.Reserved:

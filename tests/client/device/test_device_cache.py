@@ -222,11 +222,11 @@ def test_promotions_leave_the_card_below_pressure(
 def test_the_cost_that_a_put_reports_decides_whether_its_entry_is_copied_or_dropped(
     card: FakeCard, vram: FakeVram
 ) -> None:
-    with watching(card, pressure_copy_bytes_per_s="1MiB") as daemon:  # 31 ms for an entry
+    with watching(card) as daemon:
         daemon.start()
         with tensord.DeviceCache(daemon.client(), vram) as cache:
             put_some(cache, vram, range(1), tokens=1, cost_ms=1000.0, kind="kv")
-            put_some(cache, vram, range(1, 2), tokens=1_000_000, cost_ms=1.0, kind="kv")
+            put_some(cache, vram, range(1, 2), tokens=1_000_000, cost_ms=1e-6, kind="kv")
             filled_until(card, 0.93, lambda: cache.size == 0, "both to leave")
             assert (cache.client.contains(key(0)), cache.client.contains(key(1))) == (True, False)
 

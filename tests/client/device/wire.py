@@ -124,14 +124,12 @@ class Wire:
 
     def registered(self) -> set[bytes]:
         device = self.governor.devices._devices.get(CARD)
-        return set(device.table._rows) if device else set()
+        return set(device.entries) if device else set()
 
     def sizes(self) -> dict[bytes, int]:
         """The bytes that the daemon counts for each key."""
         device = self.governor.devices._devices.get(CARD)
-        if device is None:
-            return {}
-        return {key: int(device.table.size_bytes[row]) for key, row in device.table._rows.items()}
+        return {key: entry.size_bytes for key, entry in device.entries.items()} if device else {}
 
 
 class HostTier:

@@ -36,4 +36,4 @@ def test_a_limit_that_an_error_names_is_a_setting_or_said_to_be_fixed(place: str
 
 
 def test_the_errors_of_the_daemon_name_limits() -> None:
-    assert sum(bool(LIMIT.search(text)) for _, text in refusals()) > 20
+    assert sum(bool(LIMIT.search(text)) for _, text in refusals()) > 10

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from tensord.daemon.core.effects import Announce, Send
-from tensord.daemon.governor.devices.devices import Circumstances, Devices
+from tensord.daemon.governor.devices.circumstances import Circumstances
+from tensord.daemon.governor.devices.devices import Devices
 from tensord.daemon.governor.forms.effects import GovernorLog
 from tensord.daemon.governor.forms.limits import GovernorLimits
 from tensord.daemon.governor.forms.outbox import GovernorClient, GovernorOutbox
@@ -34,12 +35,10 @@ class Workflows:
     """What workflows say of agents."""
 
     def __init__(self) -> None:
-        self.version = 0
         self.steps: dict[str, float] = {}
 
     def set(self, **steps: float) -> None:
         self.steps = steps
-        self.version += 1
 
     def distance(self, agent: str) -> float:
         return self.steps.get(agent, UNKNOWN)

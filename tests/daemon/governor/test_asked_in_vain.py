@@ -100,7 +100,7 @@ def test_another_mode_asks_every_owner_again() -> None:
     registry = Two()
     registry.leave(2)
     assert len(registry.asked(4.0, wanted_bytes=10)) == 3
-    registry.devices.mode_changed(GPU, registry.now)
+    registry.devices.mode_changed(GPU)
     assert registry.reading(970, Mode.EMERGENCY) == [4, 5]
 
 

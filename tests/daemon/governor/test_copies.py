@@ -43,10 +43,10 @@ def test_a_reported_cost_decides_and_not_the_tokens() -> None:
 
 
 def test_without_a_reported_cost_the_kind_says_what_a_token_takes() -> None:
-    limits: dict[str, Any] = {"compute_s_per_token": 1e-3, "encoder_s_per_token": 3e-3, "kv_s_per_token": 2e-3}
+    limits: dict[str, Any] = {"compute_s_per_token": 1e-3, "encoder_s_per_token": 3e-3}
     registry = Registry(copy_bytes_per_s=1000, **limits)
     for each, (kind, size) in enumerate(
-        [("unknown", 1), ("unknown", 2), ("kv", 2), ("kv", 3), ("encoder", 3), ("encoder", 4)], 1
+        [("unknown", 1), ("unknown", 2), ("kv", 1), ("kv", 2), ("encoder", 3), ("encoder", 4)], 1
     ):
         registry.register(1, each, size, tokens=1, kind=kind)
     registry.register(1, 7, 10**9, tokens=0, kind="kv")

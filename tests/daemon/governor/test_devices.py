@@ -33,7 +33,7 @@ def test_uses_of_before_a_restart_and_of_before_a_renewal_count() -> None:
 # ---- budgets
 
 
-@pytest.mark.parametrize("budget", [{"max_bytes": 50}, {"max_tokens": 5}, {"max_entries": 5}])
+@pytest.mark.parametrize("budget", [{"max_bytes": 50}, {"max_entries": 5}])
 def test_every_budget_is_kept_by_ordering_the_least_recently_used_away(budget: dict[str, int]) -> None:
     registry = Registry(**budget)
     for each in range(5):
@@ -54,25 +54,22 @@ def test_every_budget_is_kept_by_ordering_the_least_recently_used_away(budget: d
     registry.devices.check_invariants()
 
 
-def test_tokens_are_counted_and_enforced_not_only_counted() -> None:
-    registry = Registry(max_tokens=100)
-    registry.register(1, 1, tokens=60)
-    registry.register(1, 2, tokens=40)
-    registry.register(1, 3, tokens=50)
+def test_an_entry_that_grows_is_not_its_own_victim() -> None:
+    registry = Registry(max_bytes=100)
+    registry.register(1, 1, 60)
+    registry.register(1, 2, 40)
+    registry.register(1, 3, 50)
     assert ordered([order for _, order in registry.orders]) == [1]
-    registry.register(1, 2, tokens=51)
-    assert ordered([order for _, order in registry.orders]) == [1, 3], "a renewed entry grew, and is not its own victim"
+    registry.register(1, 2, 51)
+    assert ordered([order for _, order in registry.orders]) == [1, 3]
 
 
-@pytest.mark.parametrize(
-    ("budget", "size", "tokens"), [({"max_bytes": 50}, 51, 1), ({"max_tokens": 5}, 1, 6)], ids=["bytes", "tokens"]
-)
-def test_an_entry_over_a_budget_by_itself_is_refused(budget: dict[str, int], size: int, tokens: int) -> None:
-    registry = Registry(**budget)
+def test_an_entry_over_a_budget_by_itself_is_refused() -> None:
+    registry = Registry(max_bytes=50)
     registry.register(1, 1, 1)
     before = registry.snapshot()
-    with pytest.raises(DeviceFull, match=f"{next(iter(budget))} = "):
-        registry.register(1, 2, size, tokens)
+    with pytest.raises(DeviceFull, match="max_bytes = 50"):
+        registry.register(1, 2, 51)
     assert registry.snapshot() == before
 
 

@@ -8,7 +8,7 @@ from .stand import GPU, MIB, Make, Stand, refused
 
 
 def test_a_devices_floor_keeps_its_entries_and_ends_when_its_requests_do(make: Make) -> None:
-    stand = make(block_bytes=MIB, window_s=60.0)
+    stand = make(block_bytes=MIB)
     stand.open(1)
     for number in range(10):
         stand.register(1, number, MIB)
@@ -26,7 +26,7 @@ def test_a_devices_floor_keeps_its_entries_and_ends_when_its_requests_do(make: M
 
 
 def test_a_floor_holds_and_victims_are_offloaded_though_nobody_knows_the_size_of_the_device(make: Make) -> None:
-    stand = make(block_bytes=MIB, window_s=60.0, max_entries=3)
+    stand = make(block_bytes=MIB, max_entries=3)
     stand.open(1)
     for number in range(3):
         stand.register(1, number, MIB, tokens=0)
@@ -40,23 +40,8 @@ def test_a_floor_holds_and_victims_are_offloaded_though_nobody_knows_the_size_of
     assert len(stand.orders()) == 1
 
 
-def test_another_window_lowers_no_floor_before_it_is_full(make: Make) -> None:
-    stand = make(window_s=60.0)
-    for _ in range(60):
-        stand.now += 1
-        stand.say(2, messages.RequestsArrived(GPU, 1))
-        stand.say(2, messages.RequestCompleted(GPU, 2.0, 4))
-    floor = stand.device()["floor_blocks"]
-    assert floor > 0
-    stand.change_limits(window_s=10.0)
-    assert stand.device()["floor_blocks"] == floor
-    stand.pass_time(10)
-    stand.say(2, messages.RequestsArrived(GPU, 1))
-    assert stand.device()["floor_blocks"] == 0
-
-
 def test_devices_that_are_no_longer_reported_are_forgotten(make: Make) -> None:
-    stand = make(window_s=60.0)
+    stand = make()
     stand.sample(0.5)
     for number in range(3):
         stand.say(1, messages.RequestsArrived(f"dev{number}", 1))
@@ -78,7 +63,7 @@ def test_devices_that_are_no_longer_reported_are_forgotten(make: Make) -> None:
 
 
 def test_made_up_devices_keep_no_real_one_out(make: Make) -> None:
-    stand = make(devices_max=2, window_s=60.0)
+    stand = make(devices_max=2)
     stand.sample(0.5)
     for device in ("dev0", "dev1", "dev2"):
         stand.now += 1

@@ -118,7 +118,6 @@ class AnyOrder(RuleBasedStateMachine):
     @initialize(
         budget=st.sampled_from([None, None, 150 * MIB]),
         entries=st.sampled_from([1000, 1000, 6]),
-        tokens=st.sampled_from([None, None, 90]),
         disturbed=st.sampled_from(["", "", "floors", "drills", "limits", "gauges", "baselines", "restart"]),
         neighbours=st.sampled_from([(), NEIGHBOURS]),
     )
@@ -126,14 +125,12 @@ class AnyOrder(RuleBasedStateMachine):
         self,
         budget: int | None,
         entries: int,
-        tokens: int | None,
         disturbed: str,
         neighbours: tuple[NeighbourPlace, ...],
     ) -> None:
         self.stand = Seen(
             max_bytes=budget,
             max_entries=entries,
-            max_tokens=tokens,
             relaxed_idle_s=IDLE_S["relaxed"],
             normal_idle_s=IDLE_S["normal"],
             critical_idle_s=IDLE_S["critical"],
@@ -141,7 +138,6 @@ class AnyOrder(RuleBasedStateMachine):
             retry_s=RETRY_S,
             pass_share=PASS_SHARE,
             block_bytes=BLOCK,
-            window_s=30.0,
             remembered_max=3,
             workflows_max=2,
             reservations_max=2,
@@ -376,10 +372,8 @@ class AnyOrder(RuleBasedStateMachine):
     def fits(self, card: Card, number: int, size: int, tokens: int) -> bool:
         """Whether the budgets have room for this entry beside those that stay."""
         limits, others = self.stand.limits, [e for n, e in card.entries.items() if n != number and not e.open]
-        return (
-            len(others) < limits.max_entries
-            and (limits.max_bytes is None or sum(e.size for e in others) + size <= limits.max_bytes)
-            and (limits.max_tokens is None or sum(e.tokens for e in others) + tokens <= limits.max_tokens)
+        return len(others) < limits.max_entries and (
+            limits.max_bytes is None or sum(e.size for e in others) + size <= limits.max_bytes
         )
 
     @rule(data=st.data(), device=ONE_DEVICE, numbers=st.lists(NUMBERS, max_size=4), uses=st.booleans())

@@ -294,7 +294,7 @@ def test_each_room_that_is_refused_is_told_why(make: Make) -> None:
     site.stand.pass_time(60.0)
     site.sample(800)
     assert site.answer(site.make_room(50)).made
-    assert "reservations_max is 2" in why("LimitReached", 1)
+    assert "2 may be (a fixed limit)" in why("LimitReached", 1)
     site.sample(stale=True)
     assert "cannot be read" in why("NoGauge", 1)
 

@@ -91,11 +91,11 @@ def test_a_graph_that_cannot_be_run_is_refused_and_nothing_changes(
 ) -> None:
     workflows = make()
     workflows.register(1, "w", PLAN)
-    before = (workflows.version, workflows.status())
+    before = workflows.status()
     for name in ("w", "new"):
         with pytest.raises(BadGraph, match=named):
             workflows.register(1, name, steps)
-    assert (workflows.version, workflows.status()) == before
+    assert workflows.status() == before
     assert workflows.distance("tester") == 4
 
 
@@ -113,7 +113,7 @@ def test_there_are_no_more_workflows_than_workflows_max(make: Callable[..., Work
     workflows = make(2)
     workflows.register(1, "a", PLAN)
     workflows.register(1, "b", PLAN)
-    with pytest.raises(LimitReached, match="workflows_max is 2"):
+    with pytest.raises(LimitReached, match=r"2 may be \(a fixed limit"):
         workflows.register(2, "c", PLAN)
     workflows.register(1, "b", PLAN[:1])
     workflows.end(1, "a")
@@ -124,18 +124,14 @@ def test_all_workflows_together_have_no_more_steps_than_workflow_steps_max(make:
     workflows = make(8, 9)
     workflows.register(1, "a", PLAN)
     workflows.register(2, "b", PLAN)
-    before = (workflows.version, workflows.status())
+    before = workflows.status()
     for client, name, steps in ((2, "c", PLAN[:2]), (1, "a", [*PLAN, Step("x", 0), Step("y", 0)])):
-        with pytest.raises(LimitReached, match="10; workflow_steps_max is 9"):
+        with pytest.raises(LimitReached, match=r"10; 9 may be \(a fixed limit"):
             workflows.register(client, name, steps)
-    assert (workflows.version, workflows.status()) == before
+    assert workflows.status() == before
     workflows.register(2, "c", PLAN[:1])
     workflows.end(1, "a")
     workflows.register(2, "c", PLAN)
-    workflows.change_limits(8, 1)
-    workflows.register(2, "c", PLAN[:3])  # fewer than it had: that is never over the limit
-    with pytest.raises(LimitReached, match="workflow_steps_max is 1"):
-        workflows.register(2, "c", PLAN)
 
 
 def calls(work: Callable[[], object]) -> int:
@@ -217,20 +213,6 @@ def test_agents_up_next_are_those_within_the_lookahead_nearest_first(make: Calla
     workflows.end(2, "other")
     assert list(workflows.up_next(1)) == []
     assert list(workflows.up_next(4)) == ["tester", "coder"]
-
-
-def test_version_changes_with_everything_that_may_change_a_distance(make: Callable[..., Workflows]) -> None:
-    workflows = make()
-    versions = [workflows.version]
-    for change in (
-        lambda: workflows.register(1, "w", PLAN),
-        lambda: workflows.register(1, "w", PLAN[:2]),
-        lambda: workflows.advance(1, "w", 1),
-        lambda: workflows.end(1, "w"),
-    ):
-        change()
-        versions.append(workflows.version)
-    assert len(set(versions)) == 5
 
 
 AGENTS = ["a", "b", "c", "d"]
