@@ -1,5 +1,5 @@
-"""Tensors in this process's VRAM.
+"""Tensors that stay in this process's VRAM until the daemon orders their eviction: `DeviceCache` and `TorchDevice`.
 
-Owns: `DeviceCache`; the interface of a device (interface.py); a GPU through torch (torch_device.py). Does not own: the
-fake GPU in `tensord.testing`, which needs neither torch nor a GPU. Invariants: only making a TorchDevice imports torch.
+It imports the client's core and the parts of a GPU (`client.gpu`); only making a TorchDevice imports torch. It owns the
+table of entries and leases, what the daemon knows of them, and the moves between the card and the ring.
 """

@@ -21,7 +21,7 @@ from typing import Any, Final
 from ...errors import BadConfiguration
 from ...ipc import places
 from ...shm.ring import cgroups, segments
-from ..governor.modes.modes import Thresholds
+from ..governor.forms.thresholds import Thresholds
 from ..remote_stores.registry import open_store
 from ..replacement import POLICIES
 from .governing import DeviceSection, GaugesSection, MetricsSection, PressureSection, QueueingSection

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ...ipc.messages.modes import Tier
 from ..gauges import registry
-from ..governor.modes.modes import Thresholds
+from ..governor.forms.thresholds import Thresholds
 from .sections import DAY_S, HOUR_S, MIB, TIB
 from .settings import ADDRESS, DURATION, MODE, PATH, SHARE, SIZE, SIZES, choice, setting
 

@@ -1,7 +1,5 @@
-"""The governor: which clients must give memory back, and when. Events in, effects out; time is an argument.
+"""The governor decides which clients must give memory back, and when: events in, effects out, and time is an argument.
 
-    from .governor import Governor; Governor(limits).handle(event, now)
-
-Owns: the order of the steps of an event, limits, effects, drills, and what the ring may keep under pressure. Its parts
-are in `policy` (modes of gauges), `devices` (entries on cards) and `reservations`. Imports no loop, socket or clock.
+It imports its rooms below this one, the store's forms of effects, and messages, and no loop, socket or clock. It owns
+the order of the steps of an event, drills, status, and how much of the ring may be kept under pressure.
 """

@@ -19,9 +19,9 @@ from typing import Any
 
 from ....errors import LimitReached, NoGauge, OwnedElsewhere, UnderPressure
 from ....ipc.messages import control as messages
+from ..demand.workflows import Workflows
 from ..forms.limits import GovernorLimits
 from ..forms.outbox import GovernorOutbox
-from ..demand.workflows import Workflows
 from ..reservations.queue import FreeRoom
 from . import room as device_room
 from .circumstances import Circumstances

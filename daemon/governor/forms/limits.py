@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from ....ipc.messages.governance import EntryKind
-from ..modes.modes import Thresholds
+from .thresholds import Thresholds
 
 DEVICES_MAX: Final = 64
 

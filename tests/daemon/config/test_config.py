@@ -12,7 +12,7 @@ from tensord.daemon.config.config import Config
 from tensord.daemon.config.limits import governor_limits
 from tensord.daemon.config.sections import LimitsSection
 from tensord.daemon.config.settings import flag_of, settings_of, variable_of
-from tensord.daemon.governor.modes.modes import Thresholds
+from tensord.daemon.governor.forms.thresholds import Thresholds
 from tensord.daemon.replacement import POLICIES
 from tensord.errors import BadConfiguration
 from tensord.ipc.messages import schema

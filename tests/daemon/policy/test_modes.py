@@ -10,7 +10,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from tensord.daemon.governor.modes.modes import FALLS, Thresholds, TierMode
+from tensord.daemon.governor.forms.thresholds import Thresholds
+from tensord.daemon.governor.modes.modes import FALLS, TierMode
 from tensord.errors import BadConfiguration
 from tensord.ipc.messages.modes import LEVELS, Mode
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from tensord.client.ctl.orders import drill
-from tensord.daemon.governor.modes.modes import Thresholds, TierMode
+from tensord.daemon.governor.forms.thresholds import Thresholds
+from tensord.daemon.governor.modes.modes import TierMode
 from tensord.ipc.gaugefile import DrillReading, read_drill
 from tensord.ipc.messages.control import Drilled, TierState
 from tensord.ipc.messages.modes import Mode, Tier
