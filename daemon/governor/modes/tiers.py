@@ -23,8 +23,9 @@ from ....ipc.messages import control as messages
 from ....ipc.messages.modes import LEVELS, Mode, Tier
 from ..forms.events import Sample
 from ..forms.outbox import GovernorOutbox
+from ..forms.thresholds import Thresholds
 from .baselines import Baseline
-from .modes import Thresholds, TierMode
+from .modes import TierMode
 
 TRANSITIONS_SHOWN: Final = 32
 """The latest transitions that status lists."""
