@@ -53,10 +53,6 @@ def test_every_page_of_the_documentation_is_in_its_index() -> None:
     assert pages - set(links_of(index)) == set()
 
 
-def test_the_readme_leads_to_the_index() -> None:
-    assert "docs/README.md" in links_of(ROOT / "README.md")
-
-
 def figures_of(text: str) -> set[tuple[str, ...]]:
     """The rows of tables, without empty cells: two tables may differ in columns."""
     rows = [line for line in text.splitlines() if line.startswith("| ")]

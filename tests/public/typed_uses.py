@@ -13,7 +13,6 @@ from typing import Any, Literal, assert_type
 import numpy as np
 
 import tensord
-from tensord.errors import DaemonUnavailable
 
 Array = np.ndarray[Any, np.dtype[np.float32]]
 
@@ -77,52 +76,6 @@ async def right_with_await(client: tensord.AsyncClient, key: bytes, hidden: Arra
     async for change in await client.on_mode():
         assert_type(change, tensord.ModeChange)
     del embedding
-
-
-def right_prefixes(cache: tensord.Client, ns: tensord.Namespace, kv: Array) -> None:
-    prefixes = tensord.PrefixCache(cache, ns, block_tokens=128)
-    tokens = np.arange(1000, dtype=np.uint32)
-    media = [tensord.Media(200, 64, "image", bytes(32))]
-    put = prefixes.put(tokens, [tensord.NormalLayer({"k": kv}), tensord.RotatingLayer(kv, window=128)], media=media)
-    assert_type(put, tensord.PrefixPut)
-    match = prefixes.match([1, 2, 3], media=media)
-    assert_type(match, tensord.PrefixMatch | None)
-    if match is not None:
-        assert_type(match.offset, int)
-
-
-def right_engines(cache: tensord.Client, ns: tensord.Namespace, key: bytes) -> None:
-    manager = tensord.EncoderCacheManager(2048, cache)
-    request = tensord.EncoderRequest("request-1", [tensord.EncoderInput(key, 576)])
-    assert_type(manager.can_allocate(request, 0, 8192), bool)
-    assert_type(manager.lease(request, 0), tensord.Lease | None)
-    visual = tensord.VisualCache(cache, ns, entries_max=4096)
-    assert_type(visual.lookup("image", b"picture").hit, bool)
-    processors = tensord.ProcessorCache(cache, ns)
-    features = processors.get_and_update_features([tensord.Feature("hash-1", tensord.Reference(key))])
-    assert_type(features, list[tensord.Feature])
-    advice = tensord.recommend_dp_mode(batch_images=3, resolution=(1024, 1024), encoder_depth=45)
-    assert_type(advice, tensord.Recommendation)
-
-
-def right_pressure(cache: tensord.Client, held: tensord.DeviceCache, key: bytes) -> None:
-    def listen(change: tensord.ModeChange) -> None:
-        assert_type(change.mode, tensord.Mode)
-
-    assert_type(cache.on_mode(listen, gauge="host"), tensord.Subscription)
-    assert_type(cache.modes(), dict[str, tensord.TierState])
-    assert_type(held.get(key, promote=True), tensord.DeviceLease | None)
-    with held.reserve(1 << 30) as reservation:
-        assert_type(reservation, tensord.DeviceReservation)
-    with cache.workflow("ticket-17", tensord.AgentStepGraph([tensord.AgentStep("planner")])) as workflow:
-        assert_type(workflow, tensord.Workflow)
-
-
-def right_errors(cache: tensord.Client) -> None:
-    try:
-        cache.status()
-    except DaemonUnavailable as error:
-        assert_type(error.code, str)
 
 
 def wrong_arguments(cache: tensord.Client, ns: tensord.Namespace, key: bytes) -> None:

@@ -67,20 +67,6 @@ def test_one_computes_the_other_waits_and_a_put_by_anybody_is_a_hit_for_it(
     assert shared.store("claims_handed_over") == 0
 
 
-def test_a_caller_that_waits_no_longer_keeps_a_granted_claim_and_ends_any_other(
-    clients: tuple[tensord.Client, tensord.Client], wanted: bytes
-) -> None:
-    first, second = clients
-    mine = first.claim(wanted)
-    becomes(mine, "compute")
-    theirs = second.claim(wanted)
-    becomes(theirs, "waiting")
-    assert mine.wait_no_longer() == "compute"
-    assert theirs.wait_no_longer() == "alone"
-    mine.end(stored=False)
-    assert mine.state == "alone"
-
-
 def test_a_claim_ended_as_stored_before_its_commit_arrives_makes_nobody_compute_again(
     clients: tuple[tensord.Client, tensord.Client], wanted: bytes
 ) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import weakref
 from typing import Any
 
 import numpy as np
@@ -64,19 +62,6 @@ def test_a_released_lease_says_so_and_views_taken_before_stay(tree: Any) -> None
     with pytest.raises(ValueError, match="was released"):
         lease.torch()
     lease.release()
-
-
-def test_the_last_view_and_nothing_else_holds_the_memory() -> None:
-    lease, whole = lease_on({"a": np.arange(100), "b": np.ones(3)})
-    gone = weakref.ref(whole)
-    del whole
-    view = lease.tree["a"][10:][::2]
-    del lease
-    gc.collect()
-    assert gone() is not None
-    assert view[1] == 12
-    del view
-    assert gone() is None
 
 
 def test_tensors_are_copies_unless_asked_otherwise() -> None:

