@@ -1,5 +1,6 @@
-"""The client: the connection to the daemon, puts, gets, leases, claims and the memory pressure of this host.
+"""The public client: Client, AsyncClient, and their calls, a module for each topic.
 
-Owns: all code that talks to the daemon or reads shared memory, and every message that a client sends (`requests.py`).
-Does not own: the caches on top. It imports no other package of `client/`.
+It owns the docstrings, default arguments and checks of the calls, and the spans of tracing. It may import all rooms
+below: `computing` and `pressure`, `link`, `reading` and `writing`, `arguments` and `threads`.
+None of the caches on top is known here.
 """

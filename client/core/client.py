@@ -2,8 +2,8 @@
 
 Owns: how a client is made. Lookups read shared memory through the View; calls that change something send messages over
 the Link.
-Does not own: the public calls (calls/, a module for each topic), the connection (link.py), puts in flight (puts.py),
-reads (view.py).
+Does not own: the public calls (lookups, puts, entries, pressure, base), the connection (link/), puts in flight
+(writing/), reads (reading/).
 Invariants: while the daemon is away, lookups go on, and puts end as "lost". Only calls that need an answer of the
 daemon raise DaemonUnavailable.
 """
