@@ -14,9 +14,9 @@ from typing import Any
 import click
 
 from tensord.client.ctl.app import cli
-from tensord.daemon.web import metrics
 from tensord.daemon.config.config import Config
 from tensord.daemon.config.settings import Setting, settings_of
+from tensord.daemon.web import metrics
 from tests.client.ctl import documents
 
 

@@ -1,4 +1,4 @@
-"""What a reader of the code may rely on: each class name has one definition, and messages are built in one place."""
+"""What a reader of the code may rely on: each class name has one definition, and one module knows of forks."""
 
 import ast
 import subprocess
@@ -19,23 +19,6 @@ def test_no_class_name_is_defined_twice_in_the_shipped_packages() -> None:
                     places[node.name].add(f"{file.resolve().relative_to(ROOT)}:{node.lineno}")
     assert len(places) > 400, f"{len(places)} classes in {ROOT}: the packages were not found"
     assert {name: sorted(found) for name, found in places.items() if len(found) > 1} == {}
-
-
-def test_only_the_core_and_the_writing_of_the_client_build_messages() -> None:
-    built: list[str] = []
-    files = sorted((ROOT / "client").rglob("*.py"))
-    for file in files:
-        room = file.relative_to(ROOT / "client").parts[0]
-        # ctl has no client: it asks over a connection of its own.
-        if room in ("arguments", "computing", "core", "ctl", "link", "pressure", "reading", "writing"):
-            continue
-        built += [
-            f"{file.relative_to(ROOT)}:{node.lineno}: {ast.unparse(node.func)}"
-            for node in ast.walk(ast.parse(file.read_text()))
-            if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("messages.")
-        ]
-    assert len(files) > 100, "the client was not found"
-    assert built == [], "add a function to client/link/requests.py"
 
 
 def test_only_one_module_of_the_client_registers_fork_handlers() -> None:

@@ -18,10 +18,10 @@ import numpy as np
 
 from tensord.client.reading.view import View
 from tensord.client.writing.arena import Arena
-from tensord.client.writing.connection import Granted
 from tensord.client.writing.memory import RingMemory, WritableMemory
 from tensord.client.writing.outcomes import Outcomes, Put
 from tensord.client.writing.put import Writer
+from tensord.client.writing.wire import Granted
 from tensord.errors import DaemonUnavailable, LimitReached, ObjectTooLarge, StoreFull, TensordError
 from tensord.shm.index.index import IndexReader
 from tensord.shm.lanes.records import AWAKE, RECORD, SLEEPS, SUBMITTED_AT, WAITS_AT, Submissions
@@ -99,9 +99,10 @@ class WritingBench:
 
     def new_writer(self, share_bytes: int) -> Writer:
         submissions = Submissions(self.words, SUBMITTED_AT, self.lane.queue, self.settled, LANE, self.asleep)
-        outcomes = Outcomes(self.words, self.settled, self.refusals, LANE, self)
-        arena = Arena(self.memory, self, share_bytes)
-        return Writer(self.memory, arena, submissions, outcomes, self)
+        wire: Any = self
+        outcomes = Outcomes(self.words, self.settled, self.refusals, LANE, wire)
+        arena = Arena(self.memory, wire, share_bytes)
+        return Writer(self.memory, arena, submissions, outcomes, wire)
 
     def __enter__(self) -> Self:
         return self

@@ -18,7 +18,6 @@ from ...errors import BelowFloor, ObjectTooLarge, UsageError, shown
 from ..arguments.checks import check_count, check_name
 from ..arguments.namespace import Content, Namespace, check_namespace
 from ..core.client import Client, check_client
-from ..link import requests
 from ..threads import forks
 from ..writing.outcomes import Put
 from .budget import Budget, TrackedPut
@@ -309,7 +308,7 @@ class VisualCache:
         """
         with self._lock:
             keys = self._budget.take_due()
-        requests.send_evict(self._cache.link, keys)
+        self._cache.link.puts.evict(keys)
 
     def _reset_statistics(self) -> None:
         self._hits = self._misses = self._saved_bytes = self._recommendations = 0

@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 from ...errors import TensordError
-from ..link import requests
+from ...ipc.messages import control as messages
 from ..link.answers import Answers
 from ..link.link import Link
 from ..threads.waiting import LockEvent
@@ -67,7 +67,9 @@ class RemoteRun:
 
     def _ask(self, link: Link) -> None:
         wanted = self._keys[self.count : self.count + link.limits.keys_per_request_max]
-        requests.ask_fetch(link, wanted, FETCH_S, lambda answer: self._answered(link, answer))
+        link.ask(
+            lambda number: messages.FetchRun(number, wanted), FETCH_S, then=lambda answer: self._answered(link, answer)
+        )
 
     def _answered(self, link: Link, answer: Future[Any]) -> None:
         fetched = 0

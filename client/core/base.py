@@ -21,8 +21,6 @@ from ..arguments.checks import check_timeout
 from ..computing.once import ComputeTally
 from ..computing.unstored import Unstored
 from ..link.link import Link
-from ..pressure.baselines import DeclaredBaselines
-from ..pressure.device_reservation import HeldReservations
 from ..pressure.modes import GovernorListener
 from ..reading.lease import Lease
 from ..reading.view import View
@@ -40,8 +38,6 @@ class ClientBase:
         self._tally = ComputeTally()
         self._unstored = Unstored(self._tally.not_stored)
         self._governor = GovernorListener(link)
-        self._baselines = DeclaredBaselines(link, self._governor)
-        self._reservations = HeldReservations(self._governor)
         self._closed = weakref.finalize(self, link.end)
         link.owner = weakref.ref(self)
         forks.watch(link)

@@ -1,7 +1,7 @@
 """Calls about memory pressure: modes, workflows, inference requests and reservations of device memory.
 
-Owns: the docstrings and default arguments of these calls. Does not own: modes (governor.py), workflows (workflow.py),
-reports for the queueing floor (queueing.py), reservations (device_reservation.py).
+Owns: the docstrings and default arguments of these calls, and the reports of requests, which are sent once, without
+waiting. Does not own: modes (modes.py), workflows (workflow.py), reservations (device_reservation.py).
 """
 
 from __future__ import annotations
@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ..arguments.checks import check_timeout
-from ..pressure import queueing
+from ...ipc.messages import control as messages
+from ...ipc.messages.governance import ARRIVALS_MAX, DEVICE_BLOCKS_MAX
+from ..arguments.checks import check_count, check_name, check_seconds, check_timeout
+from ..pressure import baselines
 from ..pressure.device_reservation import DeviceRequest, DeviceReservation
 from ..pressure.modes import ModeChange, Subscription, TierState
 from ..pressure.workflow import Workflow
@@ -71,7 +73,10 @@ class PressureCalls(ClientBase):
         Raises:
             UsageError: a value is out of its range; the message names it.
         """
-        queueing.arrived(self._governor, device, count)
+        check_name("device", device)
+        count = check_count("count", count, ARRIVALS_MAX)
+        if count:
+            self._governor.tell(messages.RequestsArrived(device, count))
 
     def request_completed(self, device: str, service_s: float, blocks: int) -> None:
         """Reports an inference request served in `service_s` seconds. Without a daemon, does nothing.
@@ -82,7 +87,9 @@ class PressureCalls(ClientBase):
         Raises:
             UsageError: a value is out of its range; the message names it.
         """
-        queueing.completed(self._governor, device, service_s, blocks)
+        check_name("device", device)
+        served_s, blocks = check_seconds("service_s", service_s), check_count("blocks", blocks, DEVICE_BLOCKS_MAX)
+        self._governor.tell(messages.RequestCompleted(device, served_s, blocks))
 
     def declare_baseline(self, device: str, size_bytes: int, *, timeout_s: float | None = None) -> None:
         """Says that this process holds `size_bytes` of a device by plan, as an engine's weights and KV cache. The
@@ -97,7 +104,7 @@ class PressureCalls(ClientBase):
             LimitReached: as many devices as the daemon allows have a declared baseline.
         """
         self._expect_answer(self._timeout_s)
-        self._baselines.declare(device, size_bytes, check_timeout(timeout_s, self._timeout_s))
+        baselines.declare(self._link, self._governor, device, size_bytes, check_timeout(timeout_s, self._timeout_s))
 
     def reserve_device(
         self,
@@ -151,5 +158,5 @@ class PressureCalls(ClientBase):
             wait_s,
             limit_s,
             expect=self._expect_answer,
-            hold=self._reservations.hold,
+            hold=lambda reservation: reservation.hold(self._governor),
         )

@@ -23,8 +23,8 @@ from itertools import islice
 from typing import Any, Final
 
 from ...errors import TensordError, Unavailable
-from ..link import requests
-from ..link.link import Connected, Link
+from ...ipc.messages import control as messages
+from ..link.link import SAY_S, Connected, Link
 from .entries import DeviceEntries, DeviceEntry
 
 _WINDOW: Final = 256
@@ -187,19 +187,23 @@ class Ledger:
                 if not entries.unreported_uses[key]:
                     del entries.unreported_uses[key]
         with suppress(Unavailable):
-            requests.send_uses(self._link, connected, self._device_name, said)
+            for some in self._link.batches(said):
+                self._link.send(messages.UseEntries(self._device_name, some), timeout_s=SAY_S, connected=connected)
 
     # ---- private
 
     def _release(self, keys: list[bytes], connected: Connected) -> None:
-        for some in requests.batches(self._link, keys):
+        for some in self._link.batches(keys):
             for key in some:
                 self.forget(key)
+
+            def release(number: int, some: list[bytes] = some) -> messages.ReleaseEntries:
+                return messages.ReleaseEntries(number, self._device_name, some)
 
             def then(answer: Future[Any], some: list[bytes] = some) -> None:
                 self._post(partial(self._on_released, some, connected, answer))
 
-            requests.ask_release(self._link, connected, self._device_name, some, then)
+            self._link.ask(release, connected=connected, then=then)
 
     def _on_released(self, keys: list[bytes], connected: Connected, answer: Future[Any]) -> None:
         if connected is self.connected and answer.exception() is not None:
@@ -221,18 +225,20 @@ class Ledger:
             version = entry.version
         self.registered[key] = version
         self.under_way[key] = entry
-        requests.ask_register(
-            self._link,
-            connected,
-            self._device_name,
-            key,
-            size_bytes=version[1],
-            tokens=entry.tokens,
-            agent=entry.agent,
-            uses=uses,
-            cost_ms=entry.cost_ms,
-            kind=entry.kind,
-            new_bytes=entry.new_bytes,
+        self._link.ask(
+            lambda number: messages.RegisterEntry(
+                number,
+                self._device_name,
+                key,
+                version[1],
+                entry.tokens,
+                entry.agent,
+                uses,
+                entry.cost_ms,
+                entry.kind,
+                entry.new_bytes,
+            ),
+            connected=connected,
             then=lambda answer: self._post(partial(self._on_registered, entry, version, before, connected, answer)),
         )
 

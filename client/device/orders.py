@@ -25,7 +25,6 @@ from typing import Any, Final, Literal
 
 from ...errors import UnknownOrder
 from ...ipc.messages import control as messages
-from ..link import requests
 from ..link.link import Connected, Link
 from ..threads.waiting import LockEvent
 from .entries import DeviceEntries
@@ -258,16 +257,18 @@ class OrderRunner:
             self._entries.unsynced.update(dict.fromkeys(keys))
 
     def _acknowledge(self, order: int, moved: MoveResult, connected: Connected) -> None:
-        requests.ask_acknowledge(
-            self._link,
-            connected,
-            self._device_name,
-            order,
-            offloaded=moved.offloaded,
-            dropped=moved.dropped,
-            kept=moved.kept,
-            freed_bytes=moved.freed_bytes,
-            copy_s=moved.copy_s,
+        self._link.ask(
+            lambda number: messages.AcknowledgeOrder(
+                number,
+                self._device_name,
+                order,
+                moved.offloaded,
+                moved.dropped,
+                moved.kept,
+                moved.freed_bytes,
+                moved.copy_s,
+            ),
+            connected=connected,
             then=lambda answer: self._post(partial(self._on_acknowledged, order, moved, connected, answer)),
         )
 

@@ -26,8 +26,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ...errors import DaemonUnavailable, Unavailable, UsageError, without_frames
 from ...ipc.messages import control as messages
 from ..gpu.interface import Device
-from ..link import requests
-from ..link.link import Connected, Link
+from ..link.link import SAY_S, Connected, Link
 from ..link.listeners import ListenerMessage, PushListener
 from ..threads.aside import aside, begin
 from ..threads.waiting import LockEvent, SimpleQueue
@@ -255,8 +254,10 @@ class Upkeep:
     def _on_attached(self, connected: Connected) -> None:
         self._forget_daemon()
         self.ledger.attach(connected)
-        requests.ask_open_device(
-            self._link, connected, self.device.name, lambda answer: self._events.put(partial(self._on_opened, answer))
+        self._link.ask(
+            lambda number: messages.OpenDevice(number, self.device.name),
+            connected=connected,
+            then=lambda answer: self._events.put(partial(self._on_opened, answer)),
         )
 
     def _forget_daemon(self) -> None:
@@ -285,9 +286,8 @@ class Upkeep:
             return
         self._reading_failed = False
         with suppress(Unavailable):
-            requests.send_reading(
-                self._link, self.ledger.connected, self.device.name, used_bytes, total_bytes, read_at_s
-            )
+            reading = messages.ReadDevice(self.device.name, used_bytes, total_bytes, read_at_s)
+            self._link.send(reading, timeout_s=SAY_S, connected=self.ledger.connected)
 
     # ---- the end
 

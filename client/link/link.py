@@ -13,7 +13,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
@@ -193,7 +193,7 @@ class Link:
     def ask(
         self,
         make: Callable[[int], messages.Message],
-        timeout_s: float,
+        timeout_s: float = SAY_S,
         *,
         connected: Connected | None = None,
         then: Callable[[Future[Any]], None] | None = None,
@@ -208,6 +208,12 @@ class Link:
         answer = PendingRequest()
         aside(partial(self.answers.ask, answer, make, timeout_s, connected, then, fds))
         return answer
+
+    def batches(self, keys: list[bytes]) -> Iterator[list[bytes]]:
+        """`keys` in order, in batches that one message may carry."""
+        most = self.limits.keys_per_request_max
+        for start in range(0, len(keys), most):
+            yield keys[start : start + most]
 
     def unavailable(self) -> TensordError:
         """Why there is no daemon, as a new error for each caller."""

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from ...errors import BadPrefix, DaemonUnavailable, LimitReached, Refusal, UsageError, shown
+from ...ipc.messages import control as messages
 from ...ipc.messages.schema import AGENT_NAME_CHARS_MAX, BLOCKS_MAX
 from ...shm.payloads.prefix import BLOCK_TOKENS_MAX, BLOCK_TOKENS_MIN, kept, uncut
 from ..arguments.checks import check_count, check_flag, check_name, check_timeout
@@ -22,7 +23,6 @@ from ..arguments.put_options import PutOptions
 from ..core.client import Client, check_client
 from ..core.tracing import length_of, matched_of, traced
 from ..device.cache import DeviceCache
-from ..link import requests
 from ..writing.outcomes import Put
 from ..writing.puts import ENDING
 from .device import DeviceSequences
@@ -254,7 +254,7 @@ class PrefixCache:
         link.start()
         timeout_s = self._client.timeout_s
         link.attachment.wait_renewed(timeout_s)
-        asked = requests.ask_evict_prefixes(link, self._namespace.tag, timeout_s)
+        asked = link.ask(lambda number: messages.EvictPrefixes(number, self._namespace.tag), timeout_s)
         count: int = link.answers.wait(asked, timeout_s).count
         return on_device + self._paged.clear() + count
 
@@ -348,7 +348,7 @@ class PrefixCache:
 
     def _say(self, agent: str, state: Literal["tool_call", "turn_ended", "finished"]) -> None:
         check_name("agent", agent, AGENT_NAME_CHARS_MAX)
-        requests.send_agent_turn(self._client.link, agent, state)
+        self._client.link.ask(lambda number: messages.AgentTurn(number, agent, state))
 
     def _deadline(self, timeout_s: float | None) -> float:
         limit_s = check_timeout(timeout_s, self._client.timeout_s)

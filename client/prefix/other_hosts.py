@@ -26,7 +26,6 @@ from ...errors import TensordError
 from ...shm.index.keys import make_key
 from ...shm.payloads.prefix import LAYOUT_BYTES, Media, Tokens, fold, uncut
 from ..computing.remote_run import RemoteRuns
-from ..link.requests import send_evict
 from .keys import chain_of
 
 if TYPE_CHECKING:
@@ -75,7 +74,7 @@ class OtherHosts:
                 return
             if self._told != layers.digest:
                 # Something else may be in its place, here or in the store. The daemon evicts it before the put.
-                send_evict(self._client.link, [self._key])
+                self._client.link.puts.evict([self._key])
                 self._told = layers.digest
             form, left_s = np.frombuffer(layers.digest, np.uint8), max(0.0, deadline - time.monotonic())
             self._client.put(self._key, form, cost_ms=cost_ms, timeout_s=left_s)

@@ -18,7 +18,6 @@ from ...errors import BadPrefix, shown
 from ...ipc.messages.schema import BLOCKS_MAX
 from ..arguments.checks import check_timeout
 from ..arguments.namespace import Namespace
-from ..link import requests
 from ..threads import forks
 from ..writing.outcomes import Put
 
@@ -147,7 +146,7 @@ class PagedSnapshots:
             self._due = [(key, put) for key, put in due if put.state == "sent"]
             # A snapshot that was put again meanwhile stays.
             keys = [key for key, put in due if put.state == "stored" and key not in self._own]
-        requests.send_evict(self._client.link, keys)
+        self._client.link.puts.evict(keys)
 
     def after_fork_in_child(self) -> None:
         """The snapshots belong to the parent, and a thread of the parent may have held the lock. For the library."""

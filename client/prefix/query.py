@@ -19,7 +19,6 @@ from ...ipc.messages import control as messages
 from ...shm.payloads.prefix import LAYOUT_BYTES, Media, PrefixRecord, Tokens, fold, kept, uncut
 from ...shm.ring.layout import KEY_BYTES
 from ..computing.once import answers
-from ..link import requests
 from ..link.answers import PendingRequest
 from ..link.link import Link
 from ..writing.inbox import QUERY_BYTES
@@ -103,7 +102,9 @@ class Asker:
         at, size_bytes = inbox.query_at, record.record_bytes
         record.pack_into(np.frombuffer(inbox.bytes[at : at + size_bytes], np.uint8), folded)
         left_s = max(0.0, deadline - time.monotonic())
-        asked = requests.ask_match(link, channel, self._tag, at, size_bytes, agent, left_s)
+        asked = link.ask(
+            lambda number: messages.MatchPrefix(number, self._tag, at, size_bytes, agent), left_s, connected=channel
+        )
         if not self._answers(link, asked, deadline):
             asked.cancel()
             return None

@@ -1,7 +1,7 @@
 """Mode changes as an async iterator of one event loop.
 
 Owns: the loop's queue of changes, and the task that calls a callback. Does not own: the subscription at the daemon
-(governor.py).
+(modes.py).
 Invariants: only the loop changes the queue; the link's thread hands each change over. A full queue drops its oldest
 change, and counts it.
 """

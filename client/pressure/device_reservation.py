@@ -9,15 +9,13 @@ reservation whose time is not over, with what is left of that time.
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
-from itertools import count
 from typing import Any, Final, NoReturn, Self
-from weakref import ReferenceType, ref
+from weakref import ref
 
 from ...errors import DaemonUnavailable, Unavailable
 from ...ipc.messages import control as messages
@@ -74,8 +72,19 @@ class DeviceReservation:
         """Seconds until it ends by itself; 0 if it has ended."""
         return 0.0 if self._released else max(0.0, self._ends_at - time.monotonic())
 
-    def hold_again(self, connected: Connected) -> None:
-        """Tells a new daemon of the memory. For the library: the link's thread calls it."""
+    def hold(self, governor: GovernorListener) -> None:
+        """Has each new daemon told of the memory, until the end of the reservation. One that was forgotten without a
+        release is not held again. For the library."""
+        name = object()
+        mine = ref(self, lambda _: governor.keep(name, None))
+
+        def tell(connected: Connected) -> None:
+            if (reservation := mine()) is not None:
+                reservation._hold_again(connected)
+
+        governor.keep(name, tell)
+
+    def _hold_again(self, connected: Connected) -> None:
         device, size_bytes, left_s = self.device, self.size_bytes, self.left_s
         if left_s:
             self._link.ask(
@@ -106,38 +115,6 @@ class DeviceReservation:
 
     def __exit__(self, *_: object) -> None:
         self.release()
-
-
-class HeldReservations:
-    """The reservations of one client whose time is not over. The governor's listener refers to them once there is one.
-    A reservation that was forgotten without a release is not held again."""
-
-    def __init__(self, governor: GovernorListener) -> None:
-        self._governor = governor
-        self._held: dict[tuple[int, int], ReferenceType[DeviceReservation]] = {}
-        """By process and number. What the parent of a fork holds is not the child's."""
-        self._numbers = count()
-        self._pid = 0
-
-    def hold(self, reservation: DeviceReservation) -> None:
-        """Tells each new daemon of it, until its end."""
-        here = os.getpid()
-        if self._pid != here:
-            self._pid = here
-            self._governor.restore(self)
-        # Threads hold reservations at the same time: each changes only what is over, and what is its own.
-        self._held[here, next(self._numbers)] = ref(reservation)
-        for place, each in list(self._held.items()):
-            found = each()
-            if found is None or not found.left_s:
-                self._held.pop(place, None)
-
-    def register_again(self, connected: Connected) -> None:
-        """Sends all reservations to a new daemon."""
-        here = os.getpid()
-        for (process, _), each in list(self._held.items()):
-            if process == here and (reservation := each()) is not None:
-                reservation.hold_again(connected)
 
 
 class DeviceRequest:

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, NoReturn, Protocol, Self
+from typing import Final, NoReturn, Self
 
 from ...errors import LimitReached, ProcessLimit, Refusal, Unavailable, UsageError, shown
 from ...ipc.messages import control as messages
@@ -54,13 +54,6 @@ class ModeChange:
     used_bytes: int
     total_bytes: int
     refuses: bool
-
-
-class Registrant(Protocol):
-    """An object whose registration a new daemon needs."""
-
-    def register_again(self, connected: Connected) -> None:
-        """Sends the registration on this connection. The link's thread calls it."""
 
 
 class Subscription:
@@ -128,7 +121,8 @@ class GovernorListener:
         self._lock = Condition()
         self._states: dict[str, TierState] = {}
         self._subscriptions: tuple[Subscription, ...] = ()
-        self._registrants: tuple[Registrant, ...] = ()
+        self._kept: dict[object, Callable[[Connected], object]] = {}
+        """What is told to each new daemon. No lock: each change is one step."""
         self._wanted = False
         self._unread = False
         self._subscribed: Connected | None = None
@@ -192,15 +186,15 @@ class GovernorListener:
             self._subscriptions = tuple(each for each in self._subscriptions if each is not subscription)
             self._lock.notify_all()
 
-    def restore(self, registrant: Registrant) -> None:
-        """Registers `registrant` again at every new daemon."""
-        with self._lock:
-            self._registrants = (*self._registrants, registrant)
-
-    def drop(self, registrant: Registrant) -> None:
-        """Registers `registrant` no more."""
-        with self._lock:
-            self._registrants = tuple(each for each in self._registrants if each is not registrant)
+    def keep(self, name: object, tell: Callable[[Connected], object] | None) -> Callable[[Connected], object] | None:
+        """Has `tell` send a registration to each new daemon, in place of what is returned: the former one of this name.
+        None: nothing is sent. The link's thread calls it. The child of a fork has none of its parent's."""
+        before = self._kept.get(name)
+        if tell is not None:
+            self._kept[name] = tell
+        else:
+            self._kept.pop(name, None)
+        return before
 
     def tell(self, message: messages.Message) -> None:
         """Sends a message that needs no answer. Drops it without a daemon, or if sending takes over 50 ms."""
@@ -213,8 +207,8 @@ class GovernorListener:
         """Subscribes and registers at the new daemon."""
         if self._wanted:
             self._link.ask(messages.Subscribe, SAY_S, connected=connected)
-        for registrant in self._registrants:
-            registrant.register_again(connected)
+        for tell in list(self._kept.values()):
+            tell(connected)
 
     def detached(self) -> None:
         """Keeps the last states, to compare them with those of the next daemon."""

@@ -52,13 +52,13 @@ class Workflow:
         self._graph = graph
         self._timeout_s = timeout_s
         self._ended = False
-        governor.restore(self)
+        governor.keep(self, self._register_again)
         try:
             self._register()
         except Unavailable as error:
             self.error = without_frames(error)
         except BaseException:
-            governor.drop(self)
+            governor.keep(self, None)
             raise
 
     def __reduce__(self) -> NoReturn:
@@ -116,13 +116,12 @@ class Workflow:
         if self._ended:
             return
         self._ended = True
-        self._governor.drop(self)
+        self._governor.keep(self, None)
         connected = self._link.attached
         if connected is not None:
             self._ask(connected, lambda number: messages.EndWorkflow(number, self.name))
 
-    def register_again(self, connected: Connected) -> None:
-        """Registers the workflow on a new connection."""
+    def _register_again(self, connected: Connected) -> None:
         self._ask(connected, self._registration)
         if self.step:
             self._ask(connected, lambda number: messages.AdvanceWorkflow(number, self.name, self.step))

@@ -4,8 +4,8 @@
     less than half of what was asked for is left ─ asks for more, and waits for nothing
     nothing is large enough ─ asks for a place of that size and twice as many others, and waits
 
-Owns: the grants of one connection, and the sizes that were put lately. Does not own: the memory (memory.py), messages
-(connection.py), records.
+Owns: the grants of one connection, and the sizes that were put lately. Does not own: the memory (memory.py),
+messages (wire.py), records.
 
 Invariants: the bytes of two places never overlap. A grant is pinned as long as it is in the arena or a copy into it is
 under way: each put holds the grant until its record is written, also if an exception ends the put. With its last
@@ -27,8 +27,8 @@ from weakref import ref
 
 from ...errors import LimitReached, TensordError, TimedOut, without_frames
 from ...shm.ring.layout import LANE_WORDS, span_bytes
-from .connection import Granted, Wire
 from .memory import WritableMemory
+from .wire import Granted, Wire
 
 AHEAD_MAX: Final = 256
 """The most places that one request asks for."""

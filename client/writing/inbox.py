@@ -26,8 +26,8 @@ from ...ipc.wire.descriptors import no_descriptor
 from ...shm.ring.inbox import create_inbox
 from ...shm.ring.layout import PAGE_BYTES
 from ...shm.ring.segments import address_limit, file_limit, punch
-from .connection import Granted
 from .memory import WritableMemory
+from .wire import Granted
 
 QUERY_BYTES: Final = PREFIX_BYTES_MAX
 

@@ -24,7 +24,7 @@ from ...shm.lanes.lane import Lane
 from ...shm.ring.layout import PAGE_BYTES
 from ...shm.ring.segments import prefault
 from ...shm.ring.unshared import Unshared
-from .connection import Granted
+from .wire import Granted
 
 _NOTHING: Final = object()
 

@@ -29,7 +29,7 @@ from ...ipc.messages.schema import DURATION_S_MAX
 from ...shm.lanes.records import WAITS_AT
 from ...shm.ring.layout import QUEUE_RECORDS
 from ..arguments.checks import check_timeout
-from .connection import Wire
+from .wire import Wire
 
 LOOK_S: Final = 0.00015
 """How long a wait looks before it sleeps: a daemon that is awake has carried a put out by then, and waking this thread

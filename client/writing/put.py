@@ -18,9 +18,9 @@ from ...errors import ObjectTooLarge, TensordError, TimedOut, Unavailable
 from ...shm.lanes.records import NO_KEY, Submissions
 from ...shm.ring.layout import QUEUE_RECORDS, SPAN_HEADER_BYTES
 from .arena import Arena
-from .connection import Wire
 from .memory import WritableMemory
 from .outcomes import Outcomes, Put, PutState
+from .wire import Wire
 
 CHECKED_BYTES_MAX: Final = 128 << 10
 """Payloads up to this size are summed here, while they are in the processor's cache: 1.3 µs for 64 KB. A sum of 1 MB

@@ -4,7 +4,7 @@
                                                               └ no: an Inbox ───┘
 
 Owns: which writer there is, the inbox of queries, and what the daemon says about puts. Does not own: the connection
-(core/link.py), nor the steps of a put (put.py).
+(link/link.py), nor the steps of a put (put.py).
 
 Invariants: without a connection, or beside a daemon that does not answer, a put ends at once. While the interpreter
 ends, no lock is waited for: the threads that held one do not run any more. A writer is used on its connection only.
@@ -34,16 +34,14 @@ from ...shm.ring.layout import ASLEEP_AT, EPOCH_AT, LANE_PLACES
 from ...shm.ring.segments import ring_not_mapped
 from ..arguments.checks import check_key
 from ..arguments.put_options import PutOptions
-from ..link.silence import WORD_S
 from ..threads.aside import aside, later
 from ..threads.waiting import LockFuture
 from .arena import Arena
-from .connection import Granted
 from .inbox import Inbox
 from .memory import RingMemory, WritableMemory
 from .outcomes import Outcomes, Put
 from .put import PutPayload, Writer, state_for
-from .wire import ChannelWire
+from .wire import Granted, Wire
 
 if TYPE_CHECKING:
     from ..link.link import Link
@@ -76,7 +74,7 @@ class Puts:
         self.writer: Writer | None = None
         self.why_lost = WENT
         self._attached: PutAttachment | None = None
-        self._opened: tuple[PutAttachment, Writer, ChannelWire] | None = None
+        self._opened: tuple[PutAttachment, Writer, Wire] | None = None
         self._beginning, self._making = threading.Lock(), threading.Lock()
         """Held in threads that no signal handler interrupts."""
         self._opening: tuple[PutAttachment, LockFuture] | None = None
@@ -109,11 +107,16 @@ class Puts:
         lasts_s, token, above = ttl_s or 0.0, claim or 0, parent or NO_KEY
         writer.put(put, payload, deadline, tokens, lasts_s, token, cost_ms, number, prefix_bytes, above)
 
-    def evicts(self, keys: Iterable[bytes], answer: Future[Any]) -> None:
-        """The daemon was asked to evict entries. It takes records sooner than messages, so a put waits for the answer,
-        for WORD_S at most: beside a daemon that does not answer, what is put may be evicted, and is put again."""
-        evicts = {key: before for key, before in list(self._evicts.items()) if not before.done()}
-        self._evicts = evicts | dict.fromkeys(keys, answer)
+    def evict(self, keys: list[bytes]) -> None:
+        """Asks the daemon to evict entries, and waits for no answer. Without a daemon nothing happens.
+
+        Puts of these keys that follow come after it. The daemon takes records sooner than messages, so a put waits for
+        the answer, for 0.25 s at most: beside a daemon that does not answer, what is put may be evicted, and is put
+        again."""
+        for some in self._link.batches(keys):
+            answer = self._link.ask(lambda number, some=some: messages.Evict(number, some))  # type: ignore[misc]
+            evicts = {key: before for key, before in list(self._evicts.items()) if not before.done()}
+            self._evicts = evicts | dict.fromkeys(some, answer)
 
     def wait_for_own(self, key: bytes) -> bool:
         """Waits for this client's last put of a key (`Outcomes.wait_for_own`)."""
@@ -225,7 +228,7 @@ class Puts:
         answer = self._evicts.pop(key, None)
         if answer is not None:
             with suppress(TensordError, TimeoutError):
-                answer.result(min(WORD_S, max(0.0, deadline - time.monotonic())))
+                answer.result(min(self._link.silence.patience_s, max(0.0, deadline - time.monotonic())))
 
     # ---- opening
 
@@ -287,7 +290,7 @@ class Puts:
             raise DaemonUnavailable("this process forked while it attached")
         submissions = Submissions(lane_words, SUBMITTED_AT, queue, settled, place, asleep)
         memory = self._memory(attached, submissions)
-        wire = ChannelWire(channel, asleep, self._link.next_id)
+        wire = Wire(channel, asleep, self._link.next_id)
         outcomes = Outcomes(lane_words, settled, refusals, place, wire, words[EPOCH_AT >> 3 : (EPOCH_AT >> 3) + 1])
         arena = Arena(memory, wire, view.ring_bytes // SHARE)
         writer = Writer(memory, arena, submissions, outcomes, wire, self._link.limits.object_bytes_max)

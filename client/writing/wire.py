@@ -1,7 +1,12 @@
-"""The wire over a client's connection.
+"""The wire: what writing says over a client's connection, and hears from it.
+
+    the client asks                              the connection tells
+    ask_for_grants(request, sizes, returned)     Arena.granted(request, grants, error)
+    ring_bell()                                  Outcomes.refused(number, error)
+    wait_for_bell(seen, timeout_s)               Arena.end(error), Outcomes.end(error): it is lost
 
 Owns: the messages of writing, and the bell: the count of what was carried out, and waiting for it. Does not own: the
-channel, nor its thread (core/link.py), which calls `rang`.
+channel, nor its thread (link/link.py), which calls `rang`.
 
 Invariants: no lock: a signal handler may interrupt any step. A message that is not sent is not needed any more, because
 the connection is lost or the daemon has others to read, or its sender is told.
@@ -10,6 +15,7 @@ the connection is lost or the daemon has others to read, or its sender is told.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from ...errors import TensordError
 from ...ipc.messages import control as messages
@@ -17,18 +23,36 @@ from ...ipc.wire.blocking import BlockingChannel
 from ..threads.waiting import LockEvent
 
 
-class ChannelWire:
-    """See `Wire`.
+class Granted(NamedTuple):
+    """A place that the daemon lends to this client to write in: `size_bytes` bytes from `offset`, a multiple of 64.
+
+    `number` names it to the daemon. `span_id`: of the span that the client pins meanwhile; 0 for a place in the
+    client's own memory, which needs no pin. The place is the client's as long as the index's slot `slot` has the
+    sequence number `seq` and that span id.
+    """
+
+    number: int
+    offset: int
+    size_bytes: int
+    span_id: int = 0
+    slot: int = 0
+    seq: bytes = b""
+
+
+class Wire:
+    """One connection to the daemon, as writing uses it. Thread-safe. No method raises an error because the connection
+    is lost. `bells`: how many messages of the daemon were carried out: grants, refusals, bells, and the end of the
+    connection. Only rises.
 
     Args:
         asleep: the daemon's word that says whether it waits for a bell.
-        next_id: returns the next request id.
+        next_request: returns the number of the next request, above 0.
     """
 
-    def __init__(self, channel: BlockingChannel, asleep: memoryview, next_id: Callable[[], int]) -> None:
+    def __init__(self, channel: BlockingChannel, asleep: memoryview, next_request: Callable[[], int]) -> None:
         self._channel = channel
         self._asleep = asleep
-        self.next_request = next_id
+        self.next_request = next_request
         self.bells = 0
         self._bell = LockEvent()
         self._named: set[str] = set()
@@ -42,19 +66,36 @@ class ChannelWire:
         *,
         ahead: bool = False,
     ) -> bool:
+        """Asks for a place of each size, in bytes of spans, the most urgent first. Does not wait for an answer.
+
+        The daemon answers each request once, with as many grants as it can lend, and an error if it lends none. With
+        no sizes it does not answer.
+
+        Args:
+            returned: numbers of grants in which nothing more is written. The records of all that was written there are
+                in the queue: the daemon takes these first, and then has the rest of each place back.
+            timeout_s: how long it may take to send the message.
+            ahead: no put waits for the places.
+
+        Returns:
+            Whether the message was sent.
+        """
         if sizes:
             return self._said(messages.AskForGrants(request, list(sizes), list(returned), ahead), timeout_s)
         return self._said(messages.ReturnGrants(list(returned)), timeout_s)
 
     def ring_bell(self) -> None:
+        """Wakes the daemon for records that were added."""
         # A daemon whose socket is full has messages to read: it does not sleep.
         self._said(messages.Doorbell())
 
     def ring_to_wait(self) -> None:
+        """Wakes the daemon, unless it is awake, for a client that waits."""
         if self._asleep[0]:
             self._said(messages.Doorbell())
 
     def wait_for_bell(self, seen: int, timeout_s: float) -> None:
+        """Returns once `bells` is not `seen`, or after `timeout_s` seconds."""
         # SYNC POINT: the event is read before the count, which `rang` changes first.
         bell = self._bell
         if self.bells == seen:

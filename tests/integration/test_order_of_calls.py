@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from tensord.client.link.requests import send_evict
-
 from ..daemon_process import Daemon
 from ..memory_bench import key
 
@@ -14,7 +12,7 @@ def test_a_put_comes_after_an_eviction_whose_answer_nobody_waits_for(daemon: Dae
     client = daemon.client()
     for number in range(50):
         assert client.put(key(1), np.full(4, number), wait=True).state == "stored"
-        send_evict(client.link, [key(1)])
+        client.link.puts.evict([key(1)])
         assert client.put(key(1), np.full(4, -number - 1), wait=True).state == "stored"
         lease = client.get(key(1))
         assert lease is not None and lease.tree[0] == -number - 1

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import os
 import signal
+from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -33,10 +34,10 @@ import pytest
 from redis import Redis
 
 from tensord.client.computing.claim import Claim
-from tensord.client.link import requests
 from tensord.daemon.config.config import Config
 from tensord.daemon.remote_stores.form import OBJECT_HEADER_BYTES
 from tensord.errors import BadConfiguration, DaemonUnavailable
+from tensord.ipc.messages import control as messages
 
 from ..daemon.tiers.redis_server import HOST, RedisServer
 from ..daemon_process import PATIENCE_S, Daemon, until
@@ -512,10 +513,14 @@ def chain(host: Host, count: int, payload_bytes: int = 100_000) -> list[bytes]:
     return [key(number) for number in range(count)]
 
 
+def fetch_run(host: Host, keys: list[bytes]) -> Future[messages.Counted]:
+    return host.client.link.ask(lambda number: messages.FetchRun(number, keys), PATIENCE_S)
+
+
 def fetch(host: Host, keys: list[bytes]) -> int:
     """Has the host's daemon fetch a run. Returns how many of its keys are in the ring then."""
     assert host.client.link.remote
-    count: int = requests.ask_fetch(host.client.link, keys, PATIENCE_S).result(PATIENCE_S).count
+    count: int = fetch_run(host, keys).result(PATIENCE_S).count
     return count
 
 
@@ -567,7 +572,7 @@ def test_a_host_whose_store_is_stopped_or_killed_answers_what_it_has(redis: Redi
 def test_a_daemon_that_ends_during_a_run_costs_an_error_and_no_wrong_byte(url: str, ends: str) -> None:
     with Host(url) as first, Host(url) as second:
         keys = chain(first, 5, 3 * MIB)
-        asked = requests.ask_fetch(second.client.link, keys, PATIENCE_S)
+        asked = fetch_run(second, keys)
         getattr(second.daemon, ends)()
         with suppress(DaemonUnavailable):
             asked.result(PATIENCE_S)

@@ -25,7 +25,7 @@ import numpy as np
 from tensord.client.reading.lease import Lease
 from tensord.client.reading.view import View
 from tensord.client.writing import arena, outcomes, put, puts
-from tensord.client.writing.wire import ChannelWire
+from tensord.client.writing.wire import Wire
 from tensord.daemon.core.host_memory import Pressed
 from tensord.daemon.governor.forms.events import FormerDaemonFound
 from tensord.daemon.memory import copier
@@ -158,7 +158,7 @@ class World:
         rings."""
         chance, clock = self.chance, SimpleNamespace(monotonic=lambda: self.now)
 
-        def wait_for_bell(wire: ChannelWire, seen: int, timeout_s: float) -> None:
+        def wait_for_bell(wire: Wire, seen: int, timeout_s: float) -> None:
             for _ in range(chance.choice([1, 4, 16, 60])):
                 self.meanwhile()
                 if wire.bells != seen:
@@ -181,7 +181,7 @@ class World:
             *(mock.patch.object(module, "time", clock) for module in (arena, outcomes, puts)),
             # Time passes while a client waits, and not while it looks.
             mock.patch.object(outcomes, "LOOK_S", 0.0),
-            mock.patch.object(ChannelWire, "wait_for_bell", wait_for_bell),
+            mock.patch.object(Wire, "wait_for_bell", wait_for_bell),
             mock.patch.object(Packed, "write", slowly(Packed.write)),
             mock.patch.object(Whole, "write", slowly(Whole.write)),
             # What other threads do is done in place.

@@ -36,10 +36,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
 
+from ....ipc.messages import control as messages
 from ....shm.ring.layout import NAMESPACE_TAG_BYTES
 from ...arguments.namespace import Namespace
 from ...core.client import Client
-from ...link import requests
 from ..engine.adapters import RankAdapters
 from ..engine.background import Background
 from ..engine.presence import Presence
@@ -397,4 +397,4 @@ class SchedulerSide:
 
 
 def _evict_namespace(tag: bytes, client: Client) -> None:
-    requests.ask_clear(client.link, tag).result(ANSWER_S_MAX)
+    client.link.ask(lambda number: messages.Clear(number, tag)).result(ANSWER_S_MAX)

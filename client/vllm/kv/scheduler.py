@@ -39,11 +39,11 @@ from vllm.v1.kv_offload.base import (
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from ....errors import TensordError, UnsupportedLeaf
+from ....ipc.messages import control as messages
 from ...arguments.namespace import Namespace
 from ...computing.remote_run import RemoteRun, RemoteRuns
 from ...core.client import Client
 from ...identity.content import Digests
-from ...link import requests
 from ...reading.view import View
 from ..encoder.stats import LookupCounts
 from ..encoder_cache import weights_are_kept
@@ -150,7 +150,10 @@ class KVManager(OffloadingManager):  # type: ignore[misc, unused-ignore]
                 self._release(request_id)
 
     def _report_turn(self, agent: str, state: Turn) -> None:
-        self._background.post(lambda client: requests.send_agent_turn(client.link, agent, state))
+        def tell(client: Client) -> None:
+            client.link.ask(lambda number: messages.AgentTurn(number, agent, state))
+
+        self._background.post(tell)
 
     def _begin(self, request: Any) -> RequestBlocks:
         view, adapter = self._view(), None

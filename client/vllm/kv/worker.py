@@ -32,7 +32,6 @@ from ....errors import Corrupt
 from ....shm.payloads.copy import checksum_of
 from ....shm.ring.layout import SPAN_HEADER_BYTES, SpanHeader
 from ...core.client import Client
-from ...link import requests
 from ...reading.lease import Lease
 from ...reading.ring_mapping import Handle
 from ...reading.ring_reader import RingReader
@@ -214,7 +213,7 @@ class KVWorker(OffloadingWorker):  # type: ignore[misc, unused-ignore]
                 self._news.damaged |= damaged
         if damaged:
             self._damaged = (self._damaged if len(self._damaged) < DAMAGED_MAX else set()) | damaged
-            self._background.post(lambda client: requests.send_evict(client.link, list(damaged)))
+            self._background.post(lambda client: client.link.puts.evict(list(damaged)))
 
     def _borrow(self, handle: bytes) -> Lease | None:
         self._map_ring()

@@ -648,9 +648,9 @@ def test_a_report_about_an_agent_is_sent_without_waiting(
     asked: list[Future[Any]] = []
     real = client.link.ask
 
-    def ask(make: Any, timeout_s: float) -> Future[Any]:
+    def ask(make: Any) -> Future[Any]:
         said.append(make(0))
-        asked.append(real(make, timeout_s))
+        asked.append(real(make))
         return asked[-1]
 
     monkeypatch.setattr(client.link, "ask", ask)

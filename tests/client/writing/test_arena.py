@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from tensord.client.writing.arena import LEAST_BYTES, Arena
-from tensord.client.writing.connection import Granted
 from tensord.client.writing.memory import WritableMemory
+from tensord.client.writing.wire import Granted
 from tensord.errors import StoreFull, TensordError
 
 from ...daemon_process import PATIENCE_S
@@ -72,7 +72,7 @@ class Asked:
 
 def arena(size_bytes: int = 1 << 20, share_bytes: int = 1 << 20) -> tuple[Arena, Asked]:
     wire = Asked()
-    return Arena(WritableMemory(memory_file(size_bytes)), wire, share_bytes), wire
+    return Arena(WritableMemory(memory_file(size_bytes)), cast(Any, wire), share_bytes), wire
 
 
 def test_a_place_is_of_the_smallest_grant_that_is_large_enough() -> None:

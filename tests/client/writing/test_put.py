@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tensord.client.writing.connection import Granted
+from tensord.client.writing.wire import Granted
 from tensord.errors import ObjectTooLarge, StoreFull, TensordError, TimedOut
 from tensord.shm.ring.layout import QUEUE_RECORDS
 
